@@ -10,12 +10,12 @@ Telemetry: Alibaba's GenAI serving trace (one-minute duty cycle, GPU memory, pod
 in it counts as a false alarm), the healthy phases of our own H200 recordings in real time, and two ByteDance traces
 of imbalance without a slow worker.
 
-Memory leaks: the tail is fitted on half of the pods by `detectors.calibration` (as `nightshift calibrate` does
-it) and the detector, at the strength that the tail asks for each granted rate, is counted on the other half;
+Memory leaks: the tail is fitted on half of the pods by `detectors.alarms.calibration` (as `nightshift calibrate`
+does it) and the detector, at the strength that the tail asks for each granted rate, is counted on the other half;
 the same with the halves swapped, so that every series is once held out. *Later*: fitted on the first half of
 the time, counted in the second as well. The shapes that the detector looks for were chosen on this trace:
 others may differ by more than these pods do among themselves. `--write` fits all pods and writes
-`detectors/calibration.json`.
+`detectors/alarms/calibration.json`.
 
 Multivariate: trained on a third of the serving pods, calibrated on another, both in the first half of the trace,
 and counted on the last third in the second half (in turn, so that every third is once the test). Beside it a
@@ -39,14 +39,14 @@ from benchmarks.budget_telemetry import DAY_S, GPU_METRICS, imbalance, recording
 from benchmarks.report import write
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
+from nightshift.detectors.alarms.calibration import Heard, fitted, listen, loosened, save
+from nightshift.detectors.alarms.tail import Tail
 from nightshift.detectors.base import Detector, RateBasis, State
-from nightshift.detectors.calibration import Heard, fitted, listen, loosened, save
-from nightshift.detectors.evaluate import AlarmAt, Score, garwood, score
-from nightshift.detectors.learning import Plan, learn_from, looks
-from nightshift.detectors.memory_leak import MemoryLeak
-from nightshift.detectors.multivariate import Multivariate, MultivariateSettings
+from nightshift.detectors.contract.evaluate import AlarmAt, Score, garwood, score
+from nightshift.detectors.memory.leak import MemoryLeak
+from nightshift.detectors.outliers.learning import Plan, learn_from, looks
+from nightshift.detectors.outliers.multivariate import Multivariate, MultivariateSettings
 from nightshift.detectors.plugins import ALL
-from nightshift.detectors.tail import Tail
 
 LADDER = (1000.0, 600.0, 300.0, 100.0, 10.0)
 LEAK_LADDER = (400.0, 250.0, 125.0, 50.0, 10.0)
@@ -55,7 +55,7 @@ SIGNALS = {
     "GPU counters and clocks": ("ecc", "throttle", "interconnect", "gpu_lost"),
 }
 PLAN = Plan("serving", GPU_METRICS, look_s=300.0, persist=2, settle=12, usual=0.95)
-SHIPPED = Path(__file__).parent.parent / "nightshift" / "detectors" / "calibration.json"
+SHIPPED = Path(__file__).parent.parent / "nightshift/detectors/alarms/calibration.json"
 TRACE = "Alibaba clusterdata v2026-GenAI, GPU and pod memory of serving pods"
 
 
@@ -250,7 +250,7 @@ def events() -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--write", action="store_true", help="fit all pods and write nightshift/detectors/calibration.json"
+        "--write", action="store_true", help="fit all pods and write nightshift/detectors/alarms/calibration.json"
     )
     arguments = parser.parse_args()
     folder = os.environ.get("NIGHTSHIFT_DATA")

@@ -31,13 +31,13 @@ from benchmarks.report import write
 from nightshift.collectors.frame import Frame, Instant, SeriesIndex, StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
+from nightshift.detectors.alarms.budget import Budget, BudgetSettings
+from nightshift.detectors.alarms.calibration import Heard, Loosened, listen, loosened
+from nightshift.detectors.alarms.promise import promises
 from nightshift.detectors.base import Fault, Finding, RateBasis, Severity, State
-from nightshift.detectors.budget import Budget, BudgetSettings
-from nightshift.detectors.calibration import Heard, Loosened, listen, loosened
-from nightshift.detectors.evaluate import garwood
-from nightshift.detectors.memory_leak import MemoryLeak
+from nightshift.detectors.contract.evaluate import garwood
+from nightshift.detectors.memory.leak import MemoryLeak
 from nightshift.detectors.plugins import ALL
-from nightshift.detectors.promise import promises
 
 WEEKS, HOUR_S, FLEETS = 26, 3600.0, 3
 SIZES = (16, 190, 1000)

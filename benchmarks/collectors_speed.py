@@ -74,7 +74,7 @@ def node_page(node: int, rng: random.Random) -> bytes:
 def exposition() -> dict[str, Any]:
     from prometheus_client.parser import text_string_to_metric_families
 
-    from nightshift.collectors.exposition import PageParser
+    from nightshift.collectors.telemetry.exposition import PageParser
 
     rng = random.Random(1)
     pages = [[node_page(node, rng) for _ in range(2)] for node in range(200)]
@@ -99,9 +99,9 @@ def exposition() -> dict[str, Any]:
 
 def tick(n_gpus: int) -> dict[str, Any]:
     from nightshift.collectors.merge import Merger
-    from nightshift.collectors.metrics import of_kind
-    from nightshift.collectors.prometheus import PrometheusCollector
+    from nightshift.collectors.prometheus.live import PrometheusCollector
     from nightshift.collectors.subject import Inventory, SubjectKind
+    from nightshift.collectors.telemetry.metrics import of_kind
 
     command = [sys.executable, __file__, "--serve", str(n_gpus)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -150,9 +150,9 @@ def peer_tick(url: str, names: list[str]) -> float | None:
 
 
 def frame() -> dict[str, Any]:
-    from nightshift.collectors.metrics import of_kind
-    from nightshift.collectors.rows import Rows, cells
     from nightshift.collectors.subject import Subject, SubjectKind
+    from nightshift.collectors.telemetry.metrics import of_kind
+    from nightshift.collectors.telemetry.rows import Rows, cells
 
     metrics = of_kind(SubjectKind.GPU)[:N_METRICS]
     took: dict[str, float] = {}
@@ -178,7 +178,7 @@ def frame() -> dict[str, Any]:
 
 def kernel_log() -> dict[str, Any]:
     from nightshift.collectors.frame import Instant, LogRecord
-    from nightshift.collectors.kernel_log import KernelLogParser
+    from nightshift.collectors.kernel_log.lines import KernelLogParser
     from nightshift.collectors.subject import Subject, SubjectKind
 
     node = Subject(SubjectKind.NODE, "n1")
@@ -203,7 +203,7 @@ def kernel_log() -> dict[str, Any]:
 def tensorboard() -> dict[str, Any]:
     import struct
 
-    from nightshift.collectors.tfevents import EventFile, crc32c, masked
+    from nightshift.collectors.training.tfevents import EventFile, crc32c, masked
 
     def record(step: int) -> bytes:
         tag = b"\n\x0atrain/loss"
@@ -245,8 +245,8 @@ def nvml() -> dict[str, Any]:
             ["cc", "-shared", "-fPIC", "-O1", "-o", library, stub, "-Wl,-soname,libnvidia-ml.so.1"], check=True
         )
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-        from nightshift.collectors.nvml import NvmlCollector
         from nightshift.collectors.subject import Inventory
+        from nightshift.collectors.telemetry.nvml import NvmlCollector
 
         of, inventory = NvmlCollector(NvmlCollector.Settings(node="n1")), Inventory()
         of.collect(time.time(), inventory, 1.0)

@@ -1,9 +1,9 @@
 """What every detector bears, counted by the words of its contract: `python -m benchmarks.detect_contract`.
 
-Each clause is checked alone (`detectors.check`) and in mixtures (`detectors.check_walks`: `--walks` seeds from
-`--first` on, each over every detector). `--add` adds to the counts that are there, so that a run can be made in
-parts; `--only` walks some detectors and leaves the others' rows as they are. A walk that fails names its seed,
-which is its reproduction.
+Each clause is checked alone (`detectors.contract.check`) and in mixtures (`detectors.contract.walks`: `--walks`
+seeds from `--first` on, each over every detector). `--add` adds to the counts that are there, so that a run can be
+made in parts; `--only` walks some detectors and leaves the others' rows as they are. A walk that fails names its
+seed, which is its reproduction.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 
 from benchmarks.report import RESULTS, write
 from nightshift.collectors.tick import Tick
-from nightshift.detectors.check import CONTRACT, Kind, calls, make, problems, run
-from nightshift.detectors.check_streams import faults, played
-from nightshift.detectors.check_walks import LENGTH, draw, walk
-from nightshift.detectors.check_world import World
+from nightshift.detectors.contract.check import CONTRACT, Kind, calls, make, problems, run
+from nightshift.detectors.contract.streams import faults, played
+from nightshift.detectors.contract.walks import LENGTH, draw, walk
+from nightshift.detectors.contract.world import World
 from nightshift.detectors.plugins import ALL
 
 SAVED = Path(__file__).parent.parent / "tests" / "detectors" / "snapshots"

@@ -29,14 +29,14 @@ from sklearn.ensemble import RandomForestClassifier
 
 from benchmarks.report import write
 from nightshift.collectors.frame import Frame, Instant, LogRecord, SeriesIndex
-from nightshift.collectors.kernel_event import KernelEvent, KernelEventKind
+from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, State
-from nightshift.detectors.ecc import Ecc
-from nightshift.detectors.ecc_counters import CORRECTED, UNCORRECTED
-from nightshift.detectors.ecc_hazard import BURST_S, IMMINENT_FROM, OFTEN, OFTEN_FROM, STRATA, History
-from nightshift.detectors.evaluate import exact_interval
+from nightshift.detectors.contract.evaluate import exact_interval
+from nightshift.detectors.ecc.counters import CORRECTED, UNCORRECTED
+from nightshift.detectors.ecc.detector import Ecc
+from nightshift.detectors.ecc.hazard import BURST_S, IMMINENT_FROM, OFTEN, OFTEN_FROM, STRATA, History
 
 DATA = "readonly/hbm/hbm_errors_dev_half.csv.gz"
 HORIZON_S = 86400.0
@@ -202,7 +202,7 @@ def score(points: pd.DataFrame, said: np.ndarray) -> dict[str, Any]:
 
 
 def strata(points: pd.DataFrame) -> dict[str, Any]:
-    """The table of `detectors.ecc_hazard`, from these moments; bursts within five minutes count once."""
+    """The table of `detectors.ecc.hazard`, from these moments; bursts within five minutes count once."""
     kept = points.groupby("device").at_s.diff().fillna(np.inf) >= BURST_S
     corrected = points.stratum == STRATA[0].name
     found = {}

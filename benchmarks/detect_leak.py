@@ -5,10 +5,10 @@ Leaks are added that reach the limit 2 to 72 hours after their onset (log-unifor
 and sawtooth. Found means alarmed between the onset and 15 minutes before the limit, on the recorded stretch; leaks
 whose limit lies within the recording are scored apart as well. Any alarm on a series without a leak is a false one.
 
-The shapes of `detectors.climb` were chosen on these pods with the leaks of seeds 11 and 99; those of the default
-seed were not looked at. The two halves of the pods (by a hash of their names) are told apart, and so are the GPU
-memory series of the same pods, in which nothing is known to leak: a second set for false alarms. The 72 series-days
-are too few to tell a rate of 10 per 1,000 (that needs 1,600): the interval says what they can.
+The shapes of `detectors.memory.climb` were chosen on these pods with the leaks of seeds 11 and 99; those of the
+default seed were not looked at. The two halves of the pods (by a hash of their names) are told apart, and so are
+the GPU memory series of the same pods, in which nothing is known to leak: a second set for false alarms. The 72
+series-days are too few to tell a rate of 10 per 1,000 (that needs 1,600): the interval says what they can.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from nightshift.collectors.frame import Frame, SeriesIndex
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import State
-from nightshift.detectors.evaluate import exact_interval, garwood
-from nightshift.detectors.memory_leak import MemoryLeak
+from nightshift.detectors.contract.evaluate import exact_interval, garwood
+from nightshift.detectors.memory.leak import MemoryLeak
 
 LIMIT_BYTES = 64.0 * 2**30
 LEAD_S = 900.0

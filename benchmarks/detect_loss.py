@@ -20,8 +20,8 @@ from nightshift.collectors.frame import StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import State
-from nightshift.detectors.divergence import Divergence
-from nightshift.detectors.evaluate import exact_interval
+from nightshift.detectors.contract.evaluate import exact_interval
+from nightshift.detectors.loss.divergence import Divergence
 from tests.recordings.truth import Truth, truth
 
 RECORDINGS = Path(__file__).parent.parent / "tests" / "recordings"

@@ -21,11 +21,11 @@ import numpy as np  # noqa: E402
 
 from benchmarks.report import write  # noqa: E402
 from nightshift.collectors.frame import Frame, SeriesIndex, SourceStatus  # noqa: E402
-from nightshift.collectors.metrics import METRICS  # noqa: E402
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind  # noqa: E402
+from nightshift.collectors.telemetry.metrics import METRICS  # noqa: E402
 from nightshift.collectors.tick import Tick  # noqa: E402
-from nightshift.detectors.budget import Budget, BudgetSettings  # noqa: E402
-from nightshift.detectors.check import make  # noqa: E402
+from nightshift.detectors.alarms.budget import Budget, BudgetSettings  # noqa: E402
+from nightshift.detectors.contract.check import make  # noqa: E402
 from nightshift.detectors.plugins import ALL  # noqa: E402
 
 _RARE = ("gpu_remap_banks", "gpu_retired")  # not on every kind of GPU

@@ -19,7 +19,7 @@ from nightshift.collectors.frame import StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import State
-from nightshift.detectors.straggler import STAGE, Straggler
+from nightshift.detectors.progress.straggler import STAGE, Straggler
 
 RECORDING = Path(__file__).parent.parent / "tests" / "recordings" / "h200_ranks_steps.csv.gz"
 PHASES = {

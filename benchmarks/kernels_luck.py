@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kernels_exploits import FOLDER, MUTANTS, ROOT, limits
-from nightshift.detectors.evaluate import exact_interval
+from nightshift.detectors.contract.evaluate import exact_interval
 from nightshift.kernels.judge.gallery import Piece, read_gallery, show
 from nightshift.kernels.judge.inputs import CPU, INTERPRETER
 from nightshift.kernels.judge.judge import Judge

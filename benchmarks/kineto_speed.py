@@ -49,14 +49,14 @@ def repeat(target: Path, size_bytes: int) -> int:
 
 
 def ours(path: Path) -> int:
-    from nightshift.collectors.kineto_reader import read_trace
+    from nightshift.collectors.training.kineto_reader import read_trace
 
     return len(read_trace(path).events)
 
 
 def ours_with_steps(path: Path) -> int:
-    from nightshift.collectors.kineto_reader import read_trace
-    from nightshift.collectors.kineto_steps import activities_of, step_times
+    from nightshift.collectors.training.kineto_reader import read_trace
+    from nightshift.collectors.training.kineto_steps import activities_of, step_times
 
     trace = read_trace(path)
     step_times(trace, activities_of(trace))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from nightshift.detectors.density import BUILT_IN
-from nightshift.detectors.learning import METRICS, Plan, learn_from
+from nightshift.detectors.outliers.density import BUILT_IN
+from nightshift.detectors.outliers.learning import METRICS, Plan, learn_from
 from tests.recordings.replay import GPU_METRICS, TICK_S, h200, h200_rank
 
 PHASES = ("idle", "gemm_bf16", "copy_hbm", "sdpa", "train_ok", "train_spike_recovers", "train_varlen_benign")

@@ -33,7 +33,7 @@ from nightshift.controllers.power.evaluate import interval
 from nightshift.controllers.power.rack import RANGE, Believed, CommonCap
 from nightshift.controllers.power.rack_run import RackScore, Scene, Told, at_once, oracle, rack
 from nightshift.controllers.power.share import Sharing
-from nightshift.detectors.throttle import POWER_CAP
+from nightshift.detectors.hardware.throttle import POWER_CAP
 
 GPUS, WINDOWS, SHARES = 16, 240, (0.7, 0.8)
 LEAST_MEAN, LEAST_GAP = -0.005, 0.5

@@ -32,17 +32,17 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from nightshift.collectors.dcgm_exporter import DcgmExporterCollector
 from nightshift.collectors.frame import Frame, SeriesIndex, SourceStatus
+from nightshift.collectors.kernel_log.node_log import NodeLogCollector
 from nightshift.collectors.merge import Merger
-from nightshift.collectors.metrics import of_kind
-from nightshift.collectors.node_log import NodeLogCollector
-from nightshift.collectors.pages import source_subject
 from nightshift.collectors.recording import RecordingWriter
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.telemetry.dcgm_exporter import DcgmExporterCollector
+from nightshift.collectors.telemetry.metrics import of_kind
+from nightshift.collectors.telemetry.pages import source_subject
 from nightshift.collectors.tick import Batch
-from nightshift.collectors.training_logs import TrainingLogsCollector
-from nightshift.collectors.workload import container_subject, pod_subject, rank_of
+from nightshift.collectors.training.logs import TrainingLogsCollector
+from nightshift.collectors.training.workload import container_subject, pod_subject, rank_of
 
 TICK_S = 0.25
 PORT = 19400
@@ -201,7 +201,7 @@ class Meter:
 
         self.nvml = pynvml
         pynvml.nvmlInit()
-        from nightshift.collectors.nvml import open_device
+        from nightshift.collectors.telemetry.nvml import open_device
 
         self.device = open_device(0)
         self.before_s, self.before_mj = 0.0, 0

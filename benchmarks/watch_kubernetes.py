@@ -111,7 +111,7 @@ def serve(nodes: int, pods: int) -> None:
 
 
 def measure(nodes: int, pods: int, events: int) -> dict[str, Any]:
-    from nightshift.collectors.kubernetes import KubernetesCollector
+    from nightshift.collectors.kubernetes.nodes_and_pods import KubernetesCollector
     from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 
     server = subprocess.Popen(

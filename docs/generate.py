@@ -58,7 +58,7 @@ def pages() -> dict[str, str]:
 
 
 def telemetry_page() -> str:
-    from nightshift.collectors.metrics import table
+    from nightshift.collectors.telemetry.metrics import table
 
     return _NOTE + table()
 
@@ -117,7 +117,7 @@ def detectors_page() -> str:
     """What each detector promises, in its own words."""
     from nightshift.agent.history.lookback_signals import LOGS, NEEDS
     from nightshift.detectors.base import RateBasis
-    from nightshift.detectors.ecc_sku import page as ecc_sku_page
+    from nightshift.detectors.ecc.sku import page as ecc_sku_page
     from nightshift.detectors.plugins import ALL
 
     lines = [

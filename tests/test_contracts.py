@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 PLANTS = {
     "floors": [
-        ("nightshift/collectors/rates.py", "import nightshift.detectors.base"),
+        ("nightshift/collectors/telemetry/rates.py", "import nightshift.detectors.base"),
         ("nightshift/controllers/guard.py", "import nightshift.kernels.ledger"),
         ("nightshift/kernels/ledger.py", "import nightshift.agent.clock"),
     ],
@@ -27,8 +27,8 @@ PLANTS = {
     "rca": [("nightshift/agent/rca/redact.py", "import nightshift.controllers.actuators.kubernetes")],
     "heavy": [
         ("nightshift/agent/control/power_loop.py", "import torch"),
-        ("nightshift/detectors/hang.py", "import triton"),
-        ("nightshift/collectors/rates.py", "import torch.nn"),
+        ("nightshift/detectors/progress/hang.py", "import triton"),
+        ("nightshift/collectors/telemetry/rates.py", "import torch.nn"),
     ],
     "slack": [
         ("nightshift/agent/control/power_loop.py", "import slack_sdk"),
@@ -37,12 +37,12 @@ PLANTS = {
     ],
     "kubernetes": [
         ("nightshift/agent/rca/redact.py", "import kubernetes"),
-        ("nightshift/collectors/rates.py", "from kubernetes import client"),
+        ("nightshift/collectors/telemetry/rates.py", "from kubernetes import client"),
         ("nightshift/controllers/actuators/kube_client.py", "import kubernetes.client"),
     ],
     "nvml": [
         ("nightshift/agent/rca/redact.py", "import pynvml"),
-        ("nightshift/collectors/rates.py", "import pynvml"),
+        ("nightshift/collectors/telemetry/rates.py", "import pynvml"),
     ],
     "langchain": [
         ("nightshift/agent/approvals/gate.py", "import langchain"),

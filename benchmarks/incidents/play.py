@@ -28,13 +28,13 @@ from nightshift.agent.rca.model import Model, ModelSettings
 from nightshift.agent.rca.redact import Redactor
 from nightshift.agent.store.diagnosis import Diagnosis
 from nightshift.agent.store.incident import Incident, IncidentState, Step, StoredFinding
-from nightshift.collectors.cadvisor import CadvisorCollector
-from nightshift.collectors.dcgm_exporter import DcgmExporterCollector
 from nightshift.collectors.history import History
+from nightshift.collectors.kernel_log.node_log import NodeLogCollector
 from nightshift.collectors.merge import Merger
-from nightshift.collectors.node_log import NodeLogCollector
 from nightshift.collectors.subject import Inventory, SubjectKind
-from nightshift.collectors.training_logs import TrainingLogsCollector
+from nightshift.collectors.telemetry.cadvisor import CadvisorCollector
+from nightshift.collectors.telemetry.dcgm_exporter import DcgmExporterCollector
+from nightshift.collectors.training.logs import TrainingLogsCollector
 from nightshift.controllers.action import Action, ActionKind
 from nightshift.controllers.guard import Commitment
 from nightshift.controllers.playbooks.plugins import build

@@ -22,7 +22,7 @@ from nightshift.agent.store.incident import Incident
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Frame, Instant, LogRecord, SeriesIndex, SourceStatus
 from nightshift.collectors.history import History
-from nightshift.collectors.kernel_log import KernelLogParser
+from nightshift.collectors.kernel_log.lines import KernelLogParser
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.action import Action

@@ -14,9 +14,9 @@ from prometheus_client.process_collector import ProcessCollector
 
 from nightshift.agent.store.incident import IncidentState
 from nightshift.collectors.tick import Tick
+from nightshift.detectors.alarms.budget import Budget
+from nightshift.detectors.alarms.history import DAY_S
 from nightshift.detectors.base import Finding, State
-from nightshift.detectors.budget import Budget
-from nightshift.detectors.ledger import DAY_S
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -16,7 +16,7 @@ from nightshift.agent.policy_setup import stood_up
 from nightshift.agent.settings import Settings
 from nightshift.agent.store import audit
 from nightshift.agent.store.incident_store import Store
-from nightshift.collectors.node_objects import NodeObjects
+from nightshift.collectors.kubernetes.node_objects import NodeObjects
 from nightshift.collectors.subject import Inventory, SubjectKind
 from nightshift.controllers.actuators.power_nodes import PowerNodes
 from nightshift.controllers.power.features import INTERFACE

@@ -37,7 +37,7 @@ from nightshift.controllers.playbooks.ladder import Ladder
 from nightshift.controllers.playbooks.plan import Economy
 from nightshift.controllers.power.settings import PowerSettings
 from nightshift.controllers.scheduling.settings import SchedulingSettings
-from nightshift.detectors.budget import BudgetSettings
+from nightshift.detectors.alarms.budget import BudgetSettings
 from nightshift.detectors.plugins import ALL as DETECTORS
 from nightshift.kernels.profile.trigger import Settings as KernelSettings
 

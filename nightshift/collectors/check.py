@@ -13,8 +13,8 @@ import numpy as np
 from pydantic import BaseModel
 
 from nightshift.collectors.base import Collector
-from nightshift.collectors.metrics import BY_NAME
 from nightshift.collectors.subject import Inventory, SubjectKind
+from nightshift.collectors.telemetry.metrics import BY_NAME
 from nightshift.collectors.tick import Batch
 
 _KNOWN = set(BY_NAME)

@@ -65,7 +65,7 @@ class SeriesIndex:
 class Frame:
     """One tick of one kind of subject.
 
-    values: [n_series, n_metrics], NaN = missing; metric names and units as in `collectors.metrics`.
+    values: [n_series, n_metrics], NaN = missing; metric names and units as in `collectors.telemetry.metrics`.
     observed_at_s: broadcastable to `values` (Unix s): [1, n_metrics] by column or [n_series, 1] by scraped page.
     epoch: [n_series]; it changes where the subject's counters started anew (reboot, driver reload, swapped GPU).
     """

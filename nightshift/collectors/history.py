@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.collectors.frame import Floats, Frame, LogRecord, SeriesIndex, SourceStatus, StepSeries
-from nightshift.collectors.kernel_event import KernelEvent
+from nightshift.collectors.kernel_log.event import KernelEvent
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 

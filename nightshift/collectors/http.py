@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.frame import Reason
-from nightshift.collectors.rotation import Renewed
+from nightshift.collectors.telemetry.certificate_rotation import Renewed
 
 _PARALLEL = 64
 _KEEP_S = 60.0

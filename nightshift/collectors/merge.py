@@ -14,11 +14,11 @@ from dataclasses import replace
 import numpy as np
 
 from nightshift.collectors.clocks import Clocks
-from nightshift.collectors.derive import Deriver
 from nightshift.collectors.frame import Frame, LogRecord, SeriesIndex, SourceStatus
-from nightshift.collectors.kernel_event import KernelEvent
-from nightshift.collectors.pci import gpu_at
+from nightshift.collectors.kernel_log.event import KernelEvent
+from nightshift.collectors.kernel_log.pci import gpu_at
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.telemetry.derived_metrics import Deriver
 from nightshift.collectors.tick import Batch, Tick
 
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import Final
 
-from nightshift.collectors.alertmanager import AlertmanagerCollector
-from nightshift.collectors.cadvisor import CadvisorCollector
-from nightshift.collectors.dcgm_exporter import DcgmExporterCollector
-from nightshift.collectors.inference import InferenceCollector
-from nightshift.collectors.kineto import KinetoCollector
-from nightshift.collectors.kube_events import KubernetesEventsCollector
-from nightshift.collectors.kubernetes import KubernetesCollector
-from nightshift.collectors.local_kernel_log import LocalKernelLogCollector
-from nightshift.collectors.node_agents import NodeAgentsCollector
-from nightshift.collectors.node_exporter import NodeExporterCollector
-from nightshift.collectors.node_log import NodeLogCollector
-from nightshift.collectors.nvml import NvmlCollector
-from nightshift.collectors.prometheus import PrometheusCollector
+from nightshift.collectors.kernel_log.local import LocalKernelLogCollector
+from nightshift.collectors.kernel_log.node_agents import NodeAgentsCollector
+from nightshift.collectors.kernel_log.node_log import NodeLogCollector
+from nightshift.collectors.kubernetes.events import KubernetesEventsCollector
+from nightshift.collectors.kubernetes.nodes_and_pods import KubernetesCollector
+from nightshift.collectors.prometheus.alertmanager import AlertmanagerCollector
+from nightshift.collectors.prometheus.live import PrometheusCollector
 from nightshift.collectors.replay import ReplayCollector
-from nightshift.collectors.tensorboard import TensorboardCollector
-from nightshift.collectors.training_logs import TrainingLogsCollector
-from nightshift.collectors.training_metrics import TrainingMetricsCollector
+from nightshift.collectors.telemetry.cadvisor import CadvisorCollector
+from nightshift.collectors.telemetry.dcgm_exporter import DcgmExporterCollector
+from nightshift.collectors.telemetry.inference import InferenceCollector
+from nightshift.collectors.telemetry.node_exporter import NodeExporterCollector
+from nightshift.collectors.telemetry.nvml import NvmlCollector
+from nightshift.collectors.training.kineto import KinetoCollector
+from nightshift.collectors.training.logs import TrainingLogsCollector
+from nightshift.collectors.training.metrics import TrainingMetricsCollector
+from nightshift.collectors.training.tensorboard import TensorboardCollector
 
 ALL: Final = (
     PrometheusCollector,

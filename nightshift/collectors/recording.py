@@ -18,7 +18,6 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from nightshift.collectors.alert import Alert, Silence
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import (
     Floats,
@@ -30,7 +29,8 @@ from nightshift.collectors.frame import (
     SourceStatus,
     StepSeries,
 )
-from nightshift.collectors.kernel_event import KernelEvent, KernelEventKind
+from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
+from nightshift.collectors.prometheus.alert import Alert, Silence
 from nightshift.collectors.subject import Inventory, Membership, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 

@@ -14,9 +14,9 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.collectors.frame import Reason, SourceStatus
-from nightshift.collectors.pages import source_subject
 from nightshift.collectors.recording import Recorded, RecordingError, read, read_header
 from nightshift.collectors.subject import Inventory
+from nightshift.collectors.telemetry.pages import source_subject
 from nightshift.collectors.tick import Batch
 
 

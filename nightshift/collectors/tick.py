@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nightshift.collectors.alert import Alert, Silence
 from nightshift.collectors.clocks import ClockOffset
 from nightshift.collectors.frame import Frame, LogRecord, SourceStatus, StepSeries
-from nightshift.collectors.kernel_event import KernelEvent
+from nightshift.collectors.kernel_log.event import KernelEvent
+from nightshift.collectors.prometheus.alert import Alert, Silence
 from nightshift.collectors.subject import SubjectKind
 
 

@@ -11,7 +11,7 @@ from nightshift.collectors.frame import Instant, LogRecord
 from nightshift.collectors.seal import fingerprint
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
-from nightshift.detectors.tail import Tail
+from nightshift.detectors.alarms.tail import Tail
 
 CERTAIN = 1e15
 """The score of what hardware or software says of itself (an uncorrected error, a loss that is no number): an event,
@@ -85,7 +85,7 @@ class Finding:
 
     score is on the detector's own scale and fires above `threshold`; `p_value` where the method has one.
     `budget_cost` is what it costs of the false-alarm budget: the false alarms at least this strong that are
-    expected per week on this fleet (`detectors.budget`). `facts` are figures for people and rules (`eta_s`).
+    expected per week on this fleet (`detectors.alarms.budget`). `facts` are figures for people and rules (`eta_s`).
     """
 
     detector: str

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from nightshift.detectors.divergence import Divergence
-from nightshift.detectors.ecc import Ecc
-from nightshift.detectors.gpu_lost import GpuLost
-from nightshift.detectors.hang import Hang
-from nightshift.detectors.interconnect import Interconnect
-from nightshift.detectors.kernel_events import KernelEvents
-from nightshift.detectors.memory_leak import MemoryLeak
-from nightshift.detectors.multivariate import Multivariate
-from nightshift.detectors.nccl_watchdog import NcclWatchdog
+from nightshift.detectors.ecc.detector import Ecc
+from nightshift.detectors.hardware.gpu_lost import GpuLost
+from nightshift.detectors.hardware.interconnect import Interconnect
+from nightshift.detectors.hardware.kernel_events import KernelEvents
+from nightshift.detectors.hardware.throttle import Throttle
+from nightshift.detectors.hardware.xid import XidDetector
+from nightshift.detectors.loss.divergence import Divergence
+from nightshift.detectors.memory.leak import MemoryLeak
+from nightshift.detectors.outliers.multivariate import Multivariate
+from nightshift.detectors.progress.hang import Hang
+from nightshift.detectors.progress.nccl_watchdog import NcclWatchdog
+from nightshift.detectors.progress.stall import DataStall
+from nightshift.detectors.progress.straggler import Straggler
 from nightshift.detectors.serving import Serving
-from nightshift.detectors.source import SourceLost
-from nightshift.detectors.stall import DataStall
-from nightshift.detectors.straggler import Straggler
-from nightshift.detectors.throttle import Throttle
-from nightshift.detectors.xid import XidDetector
+from nightshift.detectors.source_lost import SourceLost
 
 ALL = (
     Divergence,

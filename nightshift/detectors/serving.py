@@ -17,11 +17,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from nightshift.collectors.frame import Floats, Frame
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
+from nightshift.detectors.alarms.promise import stated
 from nightshift.detectors.base import Fault, Finding, SeriesExhibit, Severity, SnapshotError, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
-from nightshift.detectors.promise import stated
+from nightshift.detectors.series_table import Column, Table
 from nightshift.detectors.snapshot import pack, unpack
-from nightshift.detectors.table import Column, Table
 
 VERSION = 1
 RING = 64

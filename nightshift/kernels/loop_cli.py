@@ -234,7 +234,7 @@ def trace(
     """Asks a running job for a trace with shapes, through dynolog (its processes need KINETO_USE_DAEMON=1)."""
     from pathlib import PurePosixPath
 
-    from nightshift.collectors.dynolog import request_trace
+    from nightshift.collectors.training.dynolog import request_trace
 
     for name in request_trace(
         host, PurePosixPath(file), job_id=job_id, iterations=iterations, process_limit=processes, port=port

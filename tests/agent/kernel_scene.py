@@ -14,7 +14,7 @@ from nightshift.agent.approvals.kernel_search import KernelSearch
 from nightshift.agent.approvals.policy import ApprovalSettings, Person, Role
 from nightshift.agent.kernels.runner import KernelRunner
 from nightshift.agent.store.incident_store import Store
-from nightshift.collectors.kube_api import Object
+from nightshift.collectors.kubernetes.api import Object
 from nightshift.collectors.seal import Signer, canonical_json
 from nightshift.controllers.action import Action, ActionKind
 from nightshift.controllers.actuators.kube_kernel_jobs import KernelJobActuator, KernelJobSettings, job_name

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nightshift.agent.cli.node import answer_lease, tell_lease
-from nightshift.collectors.exporter import NodeExporter
-from nightshift.collectors.exporter import Settings as ExporterSettings
-from nightshift.collectors.local_kernel_log import LocalKernelLogCollector
-from nightshift.collectors.nvml import NvmlCollector
+from nightshift.collectors.kernel_log.local import LocalKernelLogCollector
+from nightshift.collectors.telemetry.exporter import NodeExporter
+from nightshift.collectors.telemetry.exporter import Settings as ExporterSettings
+from nightshift.collectors.telemetry.nvml import NvmlCollector
 from nightshift.controllers.actuators.nvml_power import NvmlPower
 from nightshift.controllers.actuators.power_leases import PowerLeases
 from nightshift.controllers.actuators.power_nodes import Settings as NodeSettings

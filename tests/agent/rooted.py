@@ -12,8 +12,8 @@ from nightshift.agent.store.diagnosis import Diagnosis
 from nightshift.agent.store.incident import Incident, IncidentState, StoredFinding
 from nightshift.collectors.frame import Frame, Instant, LogRecord, SeriesIndex, SourceStatus, StepSeries
 from nightshift.collectors.history import History
-from nightshift.collectors.kernel_event import KERNEL_LOGS
-from nightshift.collectors.kernel_log import KernelLogParser
+from nightshift.collectors.kernel_log.event import KERNEL_LOGS
+from nightshift.collectors.kernel_log.lines import KernelLogParser
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding, LogExhibit, SeriesExhibit, Severity, State

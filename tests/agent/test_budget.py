@@ -13,11 +13,11 @@ from nightshift.agent.metrics import Metrics
 from nightshift.collectors.frame import Instant
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
+from nightshift.detectors.alarms.budget import BudgetSettings
+from nightshift.detectors.alarms.calibration import CalibrationError, save
+from nightshift.detectors.alarms.tail import Tail
 from nightshift.detectors.base import Fault, Finding, RateBasis, Severity, State, StatedRate
-from nightshift.detectors.budget import BudgetSettings
-from nightshift.detectors.calibration import CalibrationError, save
-from nightshift.detectors.hang import Hang
-from nightshift.detectors.tail import Tail
+from nightshift.detectors.progress.hang import Hang
 from tests.detectors.test_budget import gpu_tick
 
 

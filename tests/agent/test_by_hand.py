@@ -10,7 +10,7 @@ from nightshift.agent.approvals.manual_fixes import ByHand, Fix, is_same, read
 from nightshift.agent.approvals.scoreboard import Scoreboard, Settings
 from nightshift.agent.incidents.lifecycle import Lifecycle
 from nightshift.collectors.frame import Instant, LogRecord
-from nightshift.collectors.kube_events import CHANGES, EVENTS
+from nightshift.collectors.kubernetes.events import CHANGES, EVENTS
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.action import ActionKind
 from tests.agent.incidents import NODE, ManualClock, a_finding, an_action

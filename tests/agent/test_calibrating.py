@@ -11,9 +11,9 @@ from nightshift.agent.history.calibration import excused_by, table
 from nightshift.agent.history.lookback import OwnEvent
 from nightshift.agent.settings import load as load_settings
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
-from nightshift.detectors.budget import BudgetSettings
-from nightshift.detectors.calibration import load
-from nightshift.detectors.tail import Tail
+from nightshift.detectors.alarms.budget import BudgetSettings
+from nightshift.detectors.alarms.calibration import load
+from nightshift.detectors.alarms.tail import Tail
 from tests.agent.forks import nightshift
 from tests.agent.test_lookback import server  # noqa: F401  a Prometheus with four hours of past
 from tests.conftest import PrometheusServer

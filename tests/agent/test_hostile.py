@@ -16,7 +16,7 @@ from nightshift.agent.rca.summary import as_markdown, as_text, summarise
 from nightshift.agent.store.incident import Incident
 from nightshift.collectors.frame import Instant, LogRecord
 from nightshift.collectors.history import History
-from nightshift.collectors.kube_events import CHANGES, EVENTS
+from nightshift.collectors.kubernetes.events import CHANGES, EVENTS
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.action import ActionKind

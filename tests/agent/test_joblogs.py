@@ -11,7 +11,7 @@ from nightshift.agent.rca.evidence import gather
 from nightshift.agent.rca.redact import Redactor
 from nightshift.collectors.frame import Instant, LogRecord
 from nightshift.collectors.history import History
-from nightshift.collectors.kube_events import CHANGES, EVENTS
+from nightshift.collectors.kubernetes.events import CHANGES, EVENTS
 from nightshift.collectors.subject import Subject
 from nightshift.collectors.tick import Tick
 from tests.agent.rooted import INVENTORY, JOB, NODE, NOW_S, ONSET_S, RANKS, diverged, history

@@ -15,8 +15,8 @@ from nightshift.agent.kernels.watch import KernelWatch, order
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Instant, LogRecord
-from nightshift.collectors.kineto import KinetoCollector
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.training.kineto import KinetoCollector
 from nightshift.controllers.action import ActionKind
 from nightshift.controllers.actuators.kube_kernel_jobs import arguments
 from nightshift.kernels.profile.hotspots import Profile, profile

@@ -8,8 +8,8 @@ import pytest
 
 from nightshift.collectors.recording import RecordingWriter
 from nightshift.collectors.subject import Inventory
-from nightshift.detectors.density import load
-from nightshift.detectors.multivariate import Multivariate, MultivariateSettings
+from nightshift.detectors.outliers.density import load
+from nightshift.detectors.outliers.multivariate import Multivariate, MultivariateSettings
 from tests.agent.forks import nightshift
 from tests.detectors.test_multivariate import METRICS, gpu, healthy
 

@@ -16,12 +16,12 @@ from nightshift.agent.history.lookback_report import as_text
 from nightshift.agent.history.lookback_signals import LOGS, NEEDS, blind_signals
 from nightshift.collectors.frame import Frame, Instant, SeriesIndex
 from nightshift.collectors.http import SourceError
-from nightshift.collectors.prometheus import PrometheusCollector
-from nightshift.collectors.prometheus_range import RangeReader, Reading
+from nightshift.collectors.prometheus.live import PrometheusCollector
+from nightshift.collectors.prometheus.range import RangeReader, Reading
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
+from nightshift.detectors.alarms.budget import BudgetSettings
 from nightshift.detectors.base import Fault, Finding, RateBasis, Severity, State, StatedRate
-from nightshift.detectors.budget import BudgetSettings
 from nightshift.detectors.plugins import ALL
 from tests.agent.forks import nightshift
 from tests.conftest import PrometheusFactory, PrometheusServer

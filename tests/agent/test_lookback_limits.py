@@ -18,11 +18,11 @@ from nightshift.agent.history.lookback_signals import NEEDS, blind_signals
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Instant
 from nightshift.collectors.http import SourceError
-from nightshift.collectors.prometheus import PrometheusCollector
-from nightshift.collectors.prometheus_range import RangeReader, Reading
+from nightshift.collectors.prometheus.live import PrometheusCollector
+from nightshift.collectors.prometheus.range import RangeReader, Reading
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.detectors.alarms.budget import BudgetSettings
 from nightshift.detectors.base import Fault, Finding, Severity, State
-from nightshift.detectors.budget import BudgetSettings
 from tests.agent.test_daemon import nightshift
 from tests.agent.test_lookback import STEP_S, server
 from tests.conftest import PrometheusServer

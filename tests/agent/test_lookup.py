@@ -18,8 +18,8 @@ from nightshift.agent.rca.measured import invents
 from nightshift.agent.rca.promql import range_query
 from nightshift.agent.rca.redact import Redactor
 from nightshift.collectors.frame import Instant, LogRecord
-from nightshift.collectors.kube_events import CHANGES
-from nightshift.collectors.prometheus import PrometheusCollector
+from nightshift.collectors.kubernetes.events import CHANGES
+from nightshift.collectors.prometheus.live import PrometheusCollector
 from nightshift.collectors.tick import Tick
 from tests.agent.rooted import GPUS, INVENTORY, JOB, NODE, NOW_S, ONSET_S, history
 from tests.agent.test_hostile import SECRET

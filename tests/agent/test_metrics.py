@@ -10,8 +10,8 @@ from nightshift.agent.store.incident import IncidentState
 from nightshift.collectors.frame import Reason, SourceStatus
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.collectors.tick import Tick
+from nightshift.detectors.alarms.budget import Budget, BudgetSettings
 from nightshift.detectors.base import RateBasis, StatedRate
-from nightshift.detectors.budget import Budget, BudgetSettings
 from tests.conftest import absent
 
 SOURCE = Subject(SubjectKind.SOURCE, "dcgm_exporter http://n1:9400/metrics")

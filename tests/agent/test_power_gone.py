@@ -15,8 +15,8 @@ from nightshift.agent.control.power_absence import Gone
 from nightshift.agent.control.power_interfaces import Around
 from nightshift.collectors.base import Temporary
 from nightshift.collectors.frame import Frame, SeriesIndex
-from nightshift.collectors.node_objects import NodeObjects
-from nightshift.collectors.node_objects import Settings as ObjectSettings
+from nightshift.collectors.kubernetes.node_objects import NodeObjects
+from nightshift.collectors.kubernetes.node_objects import Settings as ObjectSettings
 from nightshift.collectors.subject import SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.power.settings import PowerSettings

@@ -13,12 +13,12 @@ import pytest
 import yaml
 
 from nightshift.agent.cli.node import answer_lease, tell_lease
-from nightshift.collectors import agent_pods
-from nightshift.collectors.exporter import NodeExporter
-from nightshift.collectors.exporter import Settings as ExporterSettings
-from nightshift.collectors.local_kernel_log import LocalKernelLogCollector
-from nightshift.collectors.nvml import NvmlCollector
+from nightshift.collectors.kernel_log.local import LocalKernelLogCollector
+from nightshift.collectors.kubernetes import agent_pods
 from nightshift.collectors.subject import Inventory
+from nightshift.collectors.telemetry.exporter import NodeExporter
+from nightshift.collectors.telemetry.exporter import Settings as ExporterSettings
+from nightshift.collectors.telemetry.nvml import NvmlCollector
 from nightshift.collectors.tick import Batch
 from nightshift.controllers.actuators.power_leases import PowerLeases, Range
 from nightshift.controllers.actuators.power_nodes import PowerNodes, Settings

@@ -16,7 +16,7 @@ import yaml
 from nightshift.agent.cli.replay import record
 from nightshift.agent.settings import Settings
 from nightshift.collectors.frame import Frame, Instant, LogRecord, SeriesIndex, SourceStatus
-from nightshift.collectors.kernel_event import KernelEvent, KernelEventKind
+from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
 from nightshift.collectors.recording import RecordingWriter, read
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick

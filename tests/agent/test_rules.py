@@ -19,7 +19,7 @@ from nightshift.agent.store.diagnosis import Confidence, Diagnosis
 from nightshift.agent.store.incident import Incident
 from nightshift.collectors.frame import Instant, LogRecord
 from nightshift.collectors.history import History
-from nightshift.collectors.kernel_log import KernelLogParser
+from nightshift.collectors.kernel_log.lines import KernelLogParser
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.action import ActionKind, Situation

@@ -11,7 +11,7 @@ import pytest
 from nightshift.agent.control.scheduling_loads import Loads
 from nightshift.agent.control.scheduling_loop import SchedulingLoop, Surroundings
 from nightshift.collectors.base import Temporary
-from nightshift.collectors.kube_api import Refused
+from nightshift.collectors.kubernetes.api import Refused
 from nightshift.collectors.subject import Inventory
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.actuators.kube_queue_follow import StaleView

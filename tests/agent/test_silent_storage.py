@@ -15,7 +15,7 @@ from nightshift.agent.rca.rules import diagnose
 from nightshift.agent.store.incident import IncidentState
 from nightshift.collectors.frame import Instant, LogRecord
 from nightshift.collectors.history import History
-from nightshift.collectors.kernel_log import KernelLogParser
+from nightshift.collectors.kernel_log.lines import KernelLogParser
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.action import ActionKind, Situation

@@ -13,7 +13,7 @@ from nightshift.agent.incidents.silent_faults import is_unrepaired
 from nightshift.agent.store.incident import IncidentState
 from nightshift.collectors.base import Temporary
 from nightshift.collectors.frame import Instant, LogRecord
-from nightshift.collectors.kernel_event import KernelEvent, KernelEventKind
+from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.action import ActionKind, Proposal
 from nightshift.detectors.base import Fault, Severity, State

@@ -18,9 +18,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nightshift.collectors.alertmanager import AlertmanagerCollector
 from nightshift.collectors.check import check_collect
 from nightshift.collectors.frame import Reason
+from nightshift.collectors.prometheus.alertmanager import AlertmanagerCollector
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from tests.processes import await_answer, end, free_port
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from nightshift.collectors.cadvisor import CadvisorCollector
 from nightshift.collectors.check import check_collect
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.telemetry.cadvisor import CadvisorCollector
 
 NOW = 1_795_260_000.0
 BOX = Subject(SubjectKind.CONTAINER, "ml/job-2/trainer")

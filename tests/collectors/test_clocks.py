@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightshift.collectors.clocks import DRIFT, ClockOffset, Clocks, measured
-from nightshift.collectors.dcgm_exporter import NODE_TIME, DcgmExporterCollector
 from nightshift.collectors.frame import Instant, Order
 from nightshift.collectors.merge import merge
-from nightshift.collectors.node_exporter import NodeExporterCollector
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.telemetry.dcgm_exporter import NODE_TIME, DcgmExporterCollector
+from nightshift.collectors.telemetry.node_exporter import NodeExporterCollector
 from tests.collectors.conftest import answer
 
 NOW = 1_795_260_000.0

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightshift.collectors.check import check_collect
-from nightshift.collectors.dcgm_exporter import DcgmExporterCollector
 from nightshift.collectors.frame import Frame, Reason
-from nightshift.collectors.metrics import of_kind
-from nightshift.collectors.pci import PCI_FACT, gpu_at
-from nightshift.collectors.rows import Rows, cells
+from nightshift.collectors.kernel_log.pci import PCI_FACT, gpu_at
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.telemetry.dcgm_exporter import DcgmExporterCollector
+from nightshift.collectors.telemetry.metrics import of_kind
+from nightshift.collectors.telemetry.rows import Rows, cells
 from nightshift.collectors.tick import Batch
 from tests.collectors.conftest import answer
 

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from nightshift.collectors.check import check_collect
-from nightshift.collectors.dcgm_exporter import DcgmExporterCollector
-from nightshift.collectors.exporter import KernelLines, NodeExporter, Settings, page
 from nightshift.collectors.frame import Frame, SeriesIndex
-from nightshift.collectors.kernel_event import KernelEventKind
-from nightshift.collectors.local_kernel_log import LocalKernelLogCollector
-from nightshift.collectors.metrics import of_kind
-from nightshift.collectors.node_log import NodeLogCollector
-from nightshift.collectors.nvml import NvmlCollector
-from nightshift.collectors.pci import PCI_FACT
+from nightshift.collectors.kernel_log.event import KernelEventKind
+from nightshift.collectors.kernel_log.local import LocalKernelLogCollector
+from nightshift.collectors.kernel_log.node_log import NodeLogCollector
+from nightshift.collectors.kernel_log.pci import PCI_FACT
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.telemetry.dcgm_exporter import DcgmExporterCollector
+from nightshift.collectors.telemetry.exporter import KernelLines, NodeExporter, Settings, page
+from nightshift.collectors.telemetry.metrics import of_kind
+from nightshift.collectors.telemetry.nvml import NvmlCollector
 
 NODE = Subject(SubjectKind.NODE, "n1")
 XID = "NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus."

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from nightshift.collectors.exposition import MAX_LINE_BYTES, Page, PageParser
 from nightshift.collectors.frame import Reason
+from nightshift.collectors.telemetry.exposition import MAX_LINE_BYTES, Page, PageParser
 
 Sample = tuple[str, tuple[tuple[str, str], ...], float, float | None]
 

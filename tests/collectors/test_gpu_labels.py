@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nightshift.collectors.gpu_labels import GpuLabels
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
-from nightshift.collectors.workload import WorkloadRule
+from nightshift.collectors.telemetry.gpu_labels import GpuLabels
+from nightshift.collectors.training.workload import WorkloadRule
 
 
 class Timer:

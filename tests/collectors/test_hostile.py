@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nightshift.collectors.cadvisor import CadvisorCollector
 from nightshift.collectors.check import check_collect
-from nightshift.collectors.dcgm_exporter import DcgmExporterCollector
-from nightshift.collectors.inference import InferenceCollector
-from nightshift.collectors.node_exporter import NodeExporterCollector
 from nightshift.collectors.subject import MAX_NAME_CHARS, Inventory
-from nightshift.collectors.training_metrics import TrainingMetricsCollector
+from nightshift.collectors.telemetry.cadvisor import CadvisorCollector
+from nightshift.collectors.telemetry.dcgm_exporter import DcgmExporterCollector
+from nightshift.collectors.telemetry.inference import InferenceCollector
+from nightshift.collectors.telemetry.node_exporter import NodeExporterCollector
+from nightshift.collectors.training.metrics import TrainingMetricsCollector
 
 NOW = 1_795_260_000.0
 PAGES: dict[Any, tuple[str, ...]] = {

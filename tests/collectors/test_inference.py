@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from nightshift.collectors.check import check_collect
 from nightshift.collectors.frame import Frame, Reason
-from nightshift.collectors.inference import InferenceCollector, quantile
 from nightshift.collectors.merge import Merger
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.telemetry.inference import InferenceCollector, quantile
 
 NOW = 1_795_260_000.0
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"

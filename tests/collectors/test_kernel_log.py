@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightshift.collectors.frame import Instant, LogRecord
-from nightshift.collectors.kernel_event import KernelEvent, KernelEventKind
-from nightshift.collectors.kernel_log import KernelLogParser
+from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
+from nightshift.collectors.kernel_log.lines import KernelLogParser
 from nightshift.collectors.subject import Subject, SubjectKind
 
 NODE = Subject(SubjectKind.NODE, "n1")

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightshift.collectors.kernel_use import KernelUse, read_use
 from nightshift.collectors.subject import Inventory
-from nightshift.collectors.training_logs import TrainingLogsCollector
+from nightshift.collectors.training.kernel_use import KernelUse, read_use
+from nightshift.collectors.training.logs import TrainingLogsCollector
 from nightshift.kernels.apply.job import state as runtime
 
 LINE = (

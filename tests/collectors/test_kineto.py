@@ -20,13 +20,13 @@ from typer.testing import CliRunner
 
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.check import check_collect
-from nightshift.collectors.dynolog import request_trace
 from nightshift.collectors.frame import Reason
-from nightshift.collectors.kineto import KinetoCollector
-from nightshift.collectors.kineto_reader import TraceReader, read_trace
-from nightshift.collectors.kineto_steps import activities_of, exclusive_ns, step_times
-from nightshift.collectors.kineto_trace import CATEGORIES, TraceError
 from nightshift.collectors.subject import Inventory
+from nightshift.collectors.training.dynolog import request_trace
+from nightshift.collectors.training.kineto import KinetoCollector
+from nightshift.collectors.training.kineto_reader import TraceReader, read_trace
+from nightshift.collectors.training.kineto_steps import activities_of, exclusive_ns, step_times
+from nightshift.collectors.training.kineto_trace import CATEGORIES, TraceError
 from nightshift.kernels.cli import app
 
 RECORDED = Path(__file__).parents[1] / "recordings" / "h200_train_trace.json.gz"
@@ -86,7 +86,7 @@ def test_the_gpu_time_of_the_recorded_steps_is_the_profilers_own_total() -> None
 def test_any_layout_of_the_same_events_reads_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, style: str
 ) -> None:
-    monkeypatch.setattr("nightshift.collectors.kineto_reader.CHUNK_BYTES", 700)  # many cuts
+    monkeypatch.setattr("nightshift.collectors.training.kineto_reader.CHUNK_BYTES", 700)  # many cuts
     rng = random.Random(7)
     hostile = 'a}, {"b": "traceEvents": [ \\" é ] },{ '
     events = [
@@ -218,7 +218,7 @@ def test_a_folder_of_traces_becomes_the_ranks_steps_once(tmp_path: Path) -> None
 
 
 def test_a_large_trace_is_read_over_several_ticks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nightshift.collectors.kineto_reader.CHUNK_BYTES", 1 << 18)
+    monkeypatch.setattr("nightshift.collectors.training.kineto_reader.CHUNK_BYTES", 1 << 18)
     (tmp_path / "a-0.json.gz").write_bytes(RECORDED.read_bytes())
     at = iter(np.arange(0.0, 1e6, 0.5))
     settings = KinetoCollector.Settings(path=tmp_path, settle_s=0.0)
@@ -243,7 +243,7 @@ def test_a_bad_trace_is_a_reason_and_the_good_one_beside_it_is_read(tmp_path: Pa
 
 
 def test_reading_is_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nightshift.collectors.kineto_reader.CHUNK_BYTES", 1 << 19)
+    monkeypatch.setattr("nightshift.collectors.training.kineto_reader.CHUNK_BYTES", 1 << 19)
     assert len(list(TraceReader(RECORDED).steps())) >= 6
 
 

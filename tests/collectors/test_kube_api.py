@@ -18,8 +18,8 @@ import yaml
 from kubernetes import client
 from kubernetes.config import incluster_config
 
-from nightshift.collectors.kube_api import Busy, Expired, KubeApi, Object, Refused
-from nightshift.collectors.kube_follow import Follower
+from nightshift.collectors.kubernetes.api import Busy, Expired, KubeApi, Object, Refused
+from nightshift.collectors.kubernetes.follow import Follower
 from tests.kubernetes_api.api import Api, Options
 from tests.kubernetes_api.cluster import Cluster, eventually
 from tests.kubernetes_api.faults import Fault
@@ -226,7 +226,7 @@ def test_what_a_stranger_streams_is_no_event(cluster: Cluster) -> None:
     """A line without an object is said, with its words."""
     if cluster.server is None:
         pytest.skip("a real server streams events only")
-    from nightshift.collectors import kube_api
+    from nightshift.collectors.kubernetes import api
 
     class Response:
         status, headers = 200, {}
@@ -246,7 +246,7 @@ def test_what_a_stranger_streams_is_no_event(cluster: Cluster) -> None:
             return Response()
 
     with pytest.raises(Busy, match="a line is no event"):
-        next(Odd(cluster.api).watch("/api/v1/nodes", "1", quiet_s=1.0, stop=kube_api.Stop()))
+        next(Odd(cluster.api).watch("/api/v1/nodes", "1", quiet_s=1.0, stop=api.Stop()))
 
 
 def dripping(body: bytes, pause_s: float) -> Iterator[int]:

@@ -13,7 +13,12 @@ import yaml
 from kubernetes import client
 
 from nightshift.collectors.frame import LogRecord, Reason, SourceStatus
-from nightshift.collectors.kube_events import CHANGES, EVENTS, KubernetesEventsCollector, KubernetesEventsSettings
+from nightshift.collectors.kubernetes.events import (
+    CHANGES,
+    EVENTS,
+    KubernetesEventsCollector,
+    KubernetesEventsSettings,
+)
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from tests.kubernetes_api.cluster import Cluster
 

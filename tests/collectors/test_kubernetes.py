@@ -12,7 +12,7 @@ import yaml
 from kubernetes import client
 
 from nightshift.collectors.frame import Reason
-from nightshift.collectors.kubernetes import KubernetesCollector, KubernetesSettings
+from nightshift.collectors.kubernetes.nodes_and_pods import KubernetesCollector, KubernetesSettings
 from nightshift.collectors.subject import TAKES_WORK_SINCE, Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Batch
 from tests.kubernetes_api.cluster import Cluster

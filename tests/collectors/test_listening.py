@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nightshift.collectors.listening import EVERYWHERE, listening
+from nightshift.collectors.telemetry.listening import EVERYWHERE, listening
 
 SOCKET = socket.socket
 

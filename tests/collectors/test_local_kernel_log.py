@@ -17,11 +17,11 @@ import pytest
 
 from nightshift.collectors.check import check_collect
 from nightshift.collectors.frame import Reason
-from nightshift.collectors.kernel_event import KernelEventKind
-from nightshift.collectors.kernel_log_readers import KMSG
-from nightshift.collectors.local_kernel_log import LocalKernelLogCollector
+from nightshift.collectors.kernel_log.event import KernelEventKind
+from nightshift.collectors.kernel_log.local import LocalKernelLogCollector
+from nightshift.collectors.kernel_log.readers import KMSG
+from nightshift.collectors.kernel_log.syslog_line import SyslogLine, read_syslog
 from nightshift.collectors.subject import Inventory
-from nightshift.collectors.syslog_line import SyslogLine, read_syslog
 from nightshift.collectors.tick import Batch
 
 NOW = 1_795_266_000.0  # 2026-11-21T13:00:00Z
@@ -93,7 +93,7 @@ def test_an_overrun_buffer_is_told_as_a_gap(
             raise answer
         return bytes(answer)
 
-    monkeypatch.setattr("nightshift.collectors.kernel_log_readers.os.read", read)
+    monkeypatch.setattr("nightshift.collectors.kernel_log.readers.os.read", read)
     assert kinds(take(of)) == [KernelEventKind.GAP, KernelEventKind.XID]
 
 

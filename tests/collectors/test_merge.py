@@ -9,9 +9,9 @@ import pytest
 
 from nightshift.collectors.clocks import ClockOffset
 from nightshift.collectors.frame import Frame, Instant, LogRecord, Order, Reason, SeriesIndex, SourceStatus
-from nightshift.collectors.kernel_event import KernelEvent, KernelEventKind
+from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
+from nightshift.collectors.kernel_log.pci import PCI_FACT, canonical_pci
 from nightshift.collectors.merge import Merger, merge
-from nightshift.collectors.pci import PCI_FACT, canonical_pci
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Batch
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nightshift.collectors.metrics import BY_EXPORTED, BY_NAME, DERIVED, METRICS, NVML, MetricType, table
+from nightshift.collectors.telemetry.metrics import BY_EXPORTED, BY_NAME, DERIVED, METRICS, NVML, MetricType, table
 
 
 def test_names_are_unique_and_ranges_can_be_met() -> None:

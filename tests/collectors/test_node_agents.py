@@ -13,15 +13,15 @@ import pytest
 import yaml
 
 from nightshift.collectors.check import check_collect
-from nightshift.collectors.exporter import NodeExporter, Settings
 from nightshift.collectors.frame import Reason
 from nightshift.collectors.http import HttpSettings
-from nightshift.collectors.kernel_event import KernelEventKind
-from nightshift.collectors.local_kernel_log import LocalKernelLogCollector
-from nightshift.collectors.node_agents import NodeAgentsCollector
-from nightshift.collectors.nvml import NvmlCollector
-from nightshift.collectors.rotation import Renewed
+from nightshift.collectors.kernel_log.event import KernelEventKind
+from nightshift.collectors.kernel_log.local import LocalKernelLogCollector
+from nightshift.collectors.kernel_log.node_agents import NodeAgentsCollector
 from nightshift.collectors.subject import Inventory
+from nightshift.collectors.telemetry.certificate_rotation import Renewed
+from nightshift.collectors.telemetry.exporter import NodeExporter, Settings
+from nightshift.collectors.telemetry.nvml import NvmlCollector
 from tests.certificates import Authority
 from tests.kubernetes_api.cluster import Cluster
 

@@ -16,8 +16,8 @@ import pytest
 from nightshift.collectors.check import check_collect
 from nightshift.collectors.frame import Reason
 from nightshift.collectors.merge import Merger
-from nightshift.collectors.node_exporter import NodeExporterCollector
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.telemetry.node_exporter import NodeExporterCollector
 from tests.processes import await_answer, end, free_port
 
 NOW = 1_795_260_000.0

@@ -13,8 +13,8 @@ import pytest
 
 from nightshift.collectors.check import check_collect
 from nightshift.collectors.frame import Reason
-from nightshift.collectors.kernel_event import KernelEventKind
-from nightshift.collectors.node_log import NodeAddress, NodeLogCollector
+from nightshift.collectors.kernel_log.event import KernelEventKind
+from nightshift.collectors.kernel_log.node_log import NodeAddress, NodeLogCollector
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Batch
 

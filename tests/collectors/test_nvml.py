@@ -13,9 +13,9 @@ import pytest
 
 from nightshift.collectors.check import check_collect
 from nightshift.collectors.frame import Frame, Reason
-from nightshift.collectors.nvml import NvmlCollector
-from nightshift.collectors.pci import PCI_FACT
+from nightshift.collectors.kernel_log.pci import PCI_FACT
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.telemetry.nvml import NvmlCollector
 from nightshift.collectors.tick import Batch
 
 NODE = Subject(SubjectKind.NODE, "n1")

@@ -10,7 +10,7 @@ import pytest
 
 from nightshift.agent.cli.node import Power, answer_lease, run
 from nightshift.collectors.base import Permanent, Temporary
-from nightshift.collectors.exporter import Settings
+from nightshift.collectors.telemetry.exporter import Settings
 from nightshift.controllers.actuators.nvml_power import NvmlPower
 from nightshift.controllers.actuators.power_leases import PowerLeases, Refused
 

@@ -25,7 +25,7 @@ from cryptography.x509.oid import NameOID
 
 from nightshift.collectors.check import check_collect
 from nightshift.collectors.frame import Frame, Reason
-from nightshift.collectors.prometheus import PrometheusCollector
+from nightshift.collectors.prometheus.live import PrometheusCollector
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Batch
 from tests.processes import await_answer, end, free_port

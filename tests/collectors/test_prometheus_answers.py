@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightshift.collectors.http import Answer, SourceError
-from nightshift.collectors.prometheus_api import VectorReader, over_range, read_matrix, read_vector
+from nightshift.collectors.prometheus.api import VectorReader, over_range, read_matrix, read_vector
 from tests.collectors.test_prometheus import vector
 
 

@@ -9,12 +9,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightshift.collectors.derive import Deriver
 from nightshift.collectors.frame import Frame, SeriesIndex
 from nightshift.collectors.merge import Merger
-from nightshift.collectors.metrics import of_kind
-from nightshift.collectors.rates import MAX_GAP_S, Rates
 from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.collectors.telemetry.derived_metrics import Deriver
+from nightshift.collectors.telemetry.metrics import of_kind
+from nightshift.collectors.telemetry.rates import MAX_GAP_S, Rates
 from nightshift.collectors.tick import Batch
 
 NODE = Subject(SubjectKind.NODE, "n1")

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nightshift.collectors.alert import Alert, Silence
 from nightshift.collectors.check import check_collect
 from nightshift.collectors.frame import Frame, Instant, LogRecord, Reason, SeriesIndex, SourceStatus, StepSeries
-from nightshift.collectors.kernel_event import KernelEvent, KernelEventKind
+from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
+from nightshift.collectors.prometheus.alert import Alert, Silence
 from nightshift.collectors.recording import RecordingError, RecordingWriter, read, read_header
 from nightshift.collectors.replay import ReplayCollector, span
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from nightshift.collectors.check import check_collect
 from nightshift.collectors.frame import Reason, StepSeries
-from nightshift.collectors.nccl_line import behind, read_nccl_line
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tail import Tail
 from nightshift.collectors.tick import Batch
-from nightshift.collectors.trainer_line import LinePattern, read_line
-from nightshift.collectors.training_logs import TrainingLogsCollector
-from nightshift.collectors.workload import WorkloadRule
+from nightshift.collectors.training.line import LinePattern, read_line
+from nightshift.collectors.training.logs import TrainingLogsCollector
+from nightshift.collectors.training.nccl_line import behind, read_nccl_line
+from nightshift.collectors.training.workload import WorkloadRule
 
 NOW = 1_795_266_100.0
 RANK = Subject(SubjectKind.RANK, "ml/job#3")

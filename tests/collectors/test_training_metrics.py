@@ -11,7 +11,7 @@ import pytest
 from nightshift.collectors.check import check_collect
 from nightshift.collectors.frame import Reason
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
-from nightshift.collectors.training_metrics import TrainingMetricsCollector
+from nightshift.collectors.training.metrics import TrainingMetricsCollector
 
 NOW = 1_795_260_000.0
 

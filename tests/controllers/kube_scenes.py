@@ -10,7 +10,7 @@ from typing import Any
 from kubernetes import client, config
 
 from nightshift.collectors.base import Temporary
-from nightshift.collectors.kube_api import Busy
+from nightshift.collectors.kubernetes.api import Busy
 from nightshift.controllers.action import Action, Outcome
 from nightshift.controllers.actuators import kube_rights
 from nightshift.controllers.actuators.kube_client import KubeClient

@@ -8,7 +8,7 @@ import pytest
 from kubernetes import client
 
 from nightshift.collectors.base import Permanent
-from nightshift.collectors.kube_api import Refused
+from nightshift.collectors.kubernetes.api import Refused
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, OutcomeStatus, UnderWay, Undo
 from nightshift.controllers.actuators.kube_client import KubeClient

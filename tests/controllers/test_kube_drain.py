@@ -10,7 +10,7 @@ import pytest
 from kubernetes import client
 
 from nightshift.collectors.base import Permanent, Temporary
-from nightshift.collectors.kube_api import Busy, Refused, refusal
+from nightshift.collectors.kubernetes.api import Busy, Refused, refusal
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, OutcomeStatus, Undo
 from nightshift.controllers.actuators.kube_client import KubeClient, Object

@@ -11,7 +11,7 @@ import pytest
 from kubernetes import client
 
 from nightshift.collectors.base import Permanent, Temporary
-from nightshift.collectors.kube_api import NotFound, refusal
+from nightshift.collectors.kubernetes.api import NotFound, refusal
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, OutcomeStatus, UnderWay, Undo
 from nightshift.controllers.actuators import kube_nodes

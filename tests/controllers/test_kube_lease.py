@@ -8,7 +8,7 @@ import pytest
 from kubernetes import client
 
 from nightshift.collectors.base import Temporary
-from nightshift.collectors.kube_api import Refused
+from nightshift.collectors.kubernetes.api import Refused
 from nightshift.controllers.actuators.kube_client import KubeClient
 from nightshift.controllers.actuators.kube_lease import RIGHTS, KubeLease
 from tests.controllers.kube_scenes import client_with, rules_of

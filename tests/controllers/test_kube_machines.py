@@ -10,7 +10,7 @@ import pytest
 from kubernetes import client
 
 from nightshift.collectors.base import Permanent
-from nightshift.collectors.kube_api import refusal
+from nightshift.collectors.kubernetes.api import refusal
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.action import (
     Action,

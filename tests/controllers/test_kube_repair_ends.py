@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nightshift.collectors.kube_api import Object, Refused
+from nightshift.collectors.kubernetes.api import Object, Refused
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import ActionKind, OutcomeStatus
 from nightshift.controllers.actuators.kube_client import KubeClient

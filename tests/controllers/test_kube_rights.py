@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from nightshift.collectors.kube_follow import Follower
+from nightshift.collectors.kubernetes.follow import Follower
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, Precondition, Undo
 from nightshift.controllers.actuators.kube_client import KubeClient

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightshift.collectors.base import Permanent
-from nightshift.collectors.kube_api import Busy, NotFound, Refused
+from nightshift.collectors.kubernetes.api import Busy, NotFound, Refused
 from nightshift.controllers.actuators.kube_queue import CONTROLLER, Gate, KubernetesQueue, QueueSettings, pod_gate
 from nightshift.controllers.actuators.kube_queue_follow import GangDoors
 from nightshift.controllers.decision import Decision, Mode, Trust

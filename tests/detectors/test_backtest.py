@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.detectors.backtest import EventsError, load_events, main
-from nightshift.detectors.evaluate import AlarmAt, Event, score
+from nightshift.detectors.contract.backtest import EventsError, load_events, main
+from nightshift.detectors.contract.evaluate import AlarmAt, Event, score
 from nightshift.detectors.plugins import ALL
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"

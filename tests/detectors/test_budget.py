@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from nightshift.collectors.frame import Frame, Instant, SeriesIndex, StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
+from nightshift.detectors.alarms.budget import DAY_S, Budget, BudgetSettings, words
+from nightshift.detectors.alarms.tail import Tail, fit
 from nightshift.detectors.base import CERTAIN, Fault, Finding, RateBasis, Severity, SnapshotError, State, StatedRate
-from nightshift.detectors.budget import DAY_S, Budget, BudgetSettings, words
-from nightshift.detectors.tail import Tail, fit
 
 TAIL = Tail(1.0, 100.0, 0.5, 0.2, 50, 500.0, "test")
 MEASURED = StatedRate(100.0, RateBasis.STATISTICAL, "test", tail=TAIL)

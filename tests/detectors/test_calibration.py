@@ -12,14 +12,23 @@ from hypothesis import strategies as st
 from nightshift.collectors.frame import Frame, SeriesIndex
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
+from nightshift.detectors.alarms.budget import DAY_S, Budget, BudgetSettings
+from nightshift.detectors.alarms.calibration import (
+    CalibrationError,
+    Heard,
+    fitted,
+    listen,
+    load,
+    loosened,
+    save,
+    tail_of,
+)
+from nightshift.detectors.alarms.promise import Graded, promises
+from nightshift.detectors.alarms.tail import Tail, calibrated
 from nightshift.detectors.base import RateBasis
-from nightshift.detectors.budget import DAY_S, Budget, BudgetSettings
-from nightshift.detectors.calibration import CalibrationError, Heard, fitted, listen, load, loosened, save, tail_of
-from nightshift.detectors.check_world import World
-from nightshift.detectors.memory_leak import MemoryLeak
+from nightshift.detectors.contract.world import World
+from nightshift.detectors.memory.leak import MemoryLeak
 from nightshift.detectors.plugins import ALL
-from nightshift.detectors.promise import Graded, promises
-from nightshift.detectors.tail import Tail, calibrated
 
 CLIMBS = 40
 

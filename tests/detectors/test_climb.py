@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nightshift.collectors.frame import Floats
-from nightshift.detectors.climb import LENGTHS, SHAPES, climbs
+from nightshift.detectors.memory.climb import LENGTHS, SHAPES, climbs
 
 LIMIT = 64.0
 WIDTH_S = 300.0

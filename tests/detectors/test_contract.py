@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 import nightshift.detectors
-from nightshift.collectors.metrics import DERIVED
 from nightshift.collectors.subject import SubjectKind
-from nightshift.detectors import check, check_streams
+from nightshift.collectors.telemetry.metrics import DERIVED
 from nightshift.detectors.base import Detector, SnapshotError
-from nightshift.detectors.check import CONTRACT, make, problems, run
-from nightshift.detectors.check_streams import HOSTILE, SILENT, faults, played
-from nightshift.detectors.check_world import World
+from nightshift.detectors.contract import check, streams
+from nightshift.detectors.contract.check import CONTRACT, make, problems, run
+from nightshift.detectors.contract.streams import HOSTILE, SILENT, faults, played
+from nightshift.detectors.contract.world import World
 from nightshift.detectors.episodes import Episodes
 from nightshift.detectors.plugins import ALL
 from nightshift.detectors.snapshot import unpack
@@ -47,7 +47,7 @@ def test_every_detector_class_in_the_package_is_in_the_tuple_and_counted() -> No
 def test_every_item_of_the_contract_is_enumerated_and_checked_by_something_that_exists() -> None:
     """Fourteen items; every stream belongs to one, so none can be dropped unseen."""
     assert len(CONTRACT) == 14
-    assert all(callable(getattr(check, name, getattr(check_streams, name, None))) for name in CONTRACT.values())
+    assert all(callable(getattr(check, name, getattr(streams, name, None))) for name in CONTRACT.values())
     assert {stream.__name__ for stream in (*SILENT, *HOSTILE)} <= set(CONTRACT.values())
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.detectors.check_walks import BENIGN, CLAUSES, TROUBLES, Draw, draw, walk
+from nightshift.detectors.contract.walks import BENIGN, CLAUSES, TROUBLES, Draw, draw, walk
 from nightshift.detectors.plugins import ALL
 
 SAVED = Path(__file__).parent / "snapshots"

@@ -10,7 +10,7 @@ from nightshift.collectors.frame import StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, State
-from nightshift.detectors.divergence import Divergence
+from nightshift.detectors.loss.divergence import Divergence
 
 JOB = Subject(SubjectKind.JOB, "ml/llm")
 

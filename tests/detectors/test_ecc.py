@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightshift.collectors.frame import Frame, Instant, LogRecord, SeriesIndex
-from nightshift.collectors.kernel_event import KernelEvent, KernelEventKind
+from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding, Severity, State
-from nightshift.detectors.ecc import Ecc, EccSettings
-from nightshift.detectors.ecc_clusters import Cell, groups, pattern, together
-from nightshift.detectors.ecc_counters import CORRECTED, UNCORRECTED, Counters, CusumSettings
-from nightshift.detectors.ecc_hazard import STRATA, History
+from nightshift.detectors.ecc.clusters import Cell, groups, pattern, together
+from nightshift.detectors.ecc.counters import CORRECTED, UNCORRECTED, Counters, CusumSettings
+from nightshift.detectors.ecc.detector import Ecc, EccSettings
+from nightshift.detectors.ecc.hazard import STRATA, History
 
 NODE = Subject(SubjectKind.NODE, "n1")
 GPUS = tuple(Subject(SubjectKind.GPU, f"GPU-{n}") for n in range(8))

@@ -9,8 +9,8 @@ from nightshift.collectors.frame import Frame, SeriesIndex
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Finding, State
-from nightshift.detectors.ecc import Ecc
-from nightshift.detectors.ecc_counters import COUNTERS, GAUGES
+from nightshift.detectors.ecc.counters import COUNTERS, GAUGES
+from nightshift.detectors.ecc.detector import Ecc
 
 GPU = Subject(SubjectKind.GPU, "GPU-1")
 INDEX = SeriesIndex(SubjectKind.GPU, (GPU,))

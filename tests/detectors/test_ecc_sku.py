@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nightshift.agent.history.lookback_signals import NEEDS, blind_signals
-from nightshift.detectors.ecc_counters import CORRECTED, FAILURE, RETIRED, RETIRED_UNCORRECTED, SIGNALS
-from nightshift.detectors.ecc_sku import FAMILIES, cannot_have, family_of, told_of
+from nightshift.detectors.ecc.counters import CORRECTED, FAILURE, RETIRED, RETIRED_UNCORRECTED, SIGNALS
+from nightshift.detectors.ecc.sku import FAMILIES, cannot_have, family_of, told_of
 
 V100, A100, H200 = "Tesla V100-SXM2-32GB", "NVIDIA A100-SXM4-80GB", "NVIDIA H200"
 

@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest, poisson
 
-from nightshift.detectors.evaluate import SECONDS_PER_DAY, AlarmAt, Event, Score, exact_interval, garwood, score
+from nightshift.detectors.contract.evaluate import (
+    SECONDS_PER_DAY,
+    AlarmAt,
+    Event,
+    Score,
+    exact_interval,
+    garwood,
+    score,
+)
 
 SERIES = ("a", "b", "c")
 stretches = st.tuples(st.sampled_from(SERIES), st.integers(0, 60), st.integers(0, 25))

@@ -11,7 +11,7 @@ from nightshift.collectors.frame import Frame, Reason, SeriesIndex
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Severity, State
-from nightshift.detectors.gpu_lost import GpuLost
+from nightshift.detectors.hardware.gpu_lost import GpuLost
 from tests.detectors.gpus import NODE, START_S, gpu, inventory, tick, told
 
 ALIVE = {"gpu_power_w": 100.0}

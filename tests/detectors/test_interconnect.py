@@ -7,7 +7,7 @@ import pytest
 from nightshift.collectors.subject import SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, State
-from nightshift.detectors.interconnect import Interconnect
+from nightshift.detectors.hardware.interconnect import Interconnect
 from tests.detectors.gpus import START_S, gpu, inventory, tick, told
 
 REPLAY, CRC = "gpu_pcie_replay_total", "gpu_nvlink_crc_errors_total"

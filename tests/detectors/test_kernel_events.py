@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from nightshift.collectors.frame import Instant, LogRecord, SourceStatus
-from nightshift.collectors.kernel_log import KernelLogParser
-from nightshift.collectors.pci import PCI_FACT
+from nightshift.collectors.kernel_log.lines import KernelLogParser
+from nightshift.collectors.kernel_log.pci import PCI_FACT
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding
-from nightshift.detectors.kernel_events import KernelEvents
+from nightshift.detectors.hardware.kernel_events import KernelEvents
 
 NODE = Subject(SubjectKind.NODE, "n1")
 GPU = Subject(SubjectKind.GPU, "GPU-3f1c1111-2222-3333-4444-555555555555")

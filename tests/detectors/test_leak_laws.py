@@ -12,7 +12,7 @@ from nightshift.collectors.frame import Frame, SeriesIndex
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import CERTAIN, Fault, Finding, State
-from nightshift.detectors.memory_leak import MemoryLeak
+from nightshift.detectors.memory.leak import MemoryLeak
 
 GIB = 2.0**30
 LIMIT = 64.0 * GIB

@@ -9,8 +9,8 @@ import pytest
 
 from nightshift.collectors.subject import SubjectKind
 from nightshift.detectors.base import Fault, State
-from nightshift.detectors.check_world import START_S, World
-from nightshift.detectors.memory_leak import MemoryLeak
+from nightshift.detectors.contract.world import START_S, World
+from nightshift.detectors.memory.leak import MemoryLeak
 
 USED, FREE = "gpu_memory_used_bytes", "gpu_memory_free_bytes"
 

@@ -9,8 +9,8 @@ from nightshift.collectors.frame import Frame, SeriesIndex
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Finding, State
-from nightshift.detectors.contrast import growth_over
-from nightshift.detectors.memory_leak import MemoryLeak
+from nightshift.detectors.memory.contrast import growth_over
+from nightshift.detectors.memory.leak import MemoryLeak
 
 GIB = 2.0**30
 LIMIT = 80.0 * GIB

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nightshift.detectors.ledger import DAY_S, JUDGED_S, KEPT, MEMORY_S, History, Purse, spend
+from nightshift.detectors.alarms.history import DAY_S, JUDGED_S, KEPT, MEMORY_S, History, Purse, spend
 
 SCORES = st.lists(st.floats(1.0, 1e6), max_size=30)
 

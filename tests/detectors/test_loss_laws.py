@@ -18,7 +18,7 @@ from nightshift.collectors.frame import StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding, State
-from nightshift.detectors.divergence import Divergence
+from nightshift.detectors.loss.divergence import Divergence
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 STEPS = 700

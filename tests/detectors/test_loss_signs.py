@@ -9,7 +9,7 @@ from nightshift.collectors.frame import Floats, StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Finding
-from nightshift.detectors.divergence import Divergence
+from nightshift.detectors.loss.divergence import Divergence
 
 JOB = Subject(SubjectKind.JOB, "ml/llm")
 ONSET = 500

@@ -15,7 +15,7 @@ from nightshift.controllers.playbooks.reset_gpu import ResetGpu
 from nightshift.controllers.playbooks.restart_job import RestartJob
 from nightshift.controllers.playbooks.restart_pod import RestartPod
 from nightshift.detectors.base import Fault, Finding, Severity, State
-from nightshift.detectors.memory_leak import MemoryLeak
+from nightshift.detectors.memory.leak import MemoryLeak
 
 K = SubjectKind
 GIB = 2.0**30

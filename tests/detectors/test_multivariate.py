@@ -13,9 +13,9 @@ from nightshift.collectors.seal import fingerprint
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, SnapshotError, State
-from nightshift.detectors.density import BUILT_IN, Density, ModelError, find, load
-from nightshift.detectors.learning import LearningError, Plan, episodes, learn, looks
-from nightshift.detectors.multivariate import Multivariate, MultivariateSettings
+from nightshift.detectors.outliers.density import BUILT_IN, Density, ModelError, find, load
+from nightshift.detectors.outliers.learning import LearningError, Plan, episodes, learn, looks
+from nightshift.detectors.outliers.multivariate import Multivariate, MultivariateSettings
 from tests.detectors.gpus import START_S, gpu, inventory, tick, told
 
 METRICS = ("gpu_utilization_percent", "gpu_power_w")

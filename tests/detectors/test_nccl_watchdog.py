@@ -6,8 +6,8 @@ from nightshift.collectors.frame import Instant, LogRecord, SourceStatus
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, LogExhibit, State
-from nightshift.detectors.check_world import START_S, World
-from nightshift.detectors.nccl_watchdog import NcclWatchdog
+from nightshift.detectors.contract.world import START_S, World
+from nightshift.detectors.progress.nccl_watchdog import NcclWatchdog
 from tests.detectors.gpus import told
 
 LINE = (

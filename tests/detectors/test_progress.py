@@ -6,7 +6,7 @@ import numpy as np
 
 from nightshift.collectors.frame import StepSeries
 from nightshift.collectors.subject import Subject, SubjectKind
-from nightshift.detectors.progress import Progress, Rhythm
+from nightshift.detectors.progress.rhythm import Progress, Rhythm
 
 RANK = Subject(SubjectKind.RANK, "ml/llm#0")
 

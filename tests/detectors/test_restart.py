@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from nightshift.detectors.base import State
-from nightshift.detectors.check import make, run
-from nightshift.detectors.check_streams import faults
-from nightshift.detectors.check_world import World
+from nightshift.detectors.contract.check import make, run
+from nightshift.detectors.contract.streams import faults
+from nightshift.detectors.contract.world import World
 from nightshift.detectors.plugins import ALL
 
 

@@ -12,8 +12,8 @@ from nightshift.collectors.frame import StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Detector, Fault, State
-from nightshift.detectors.hang import Hang
-from nightshift.detectors.stall import DataStall
+from nightshift.detectors.progress.hang import Hang
+from nightshift.detectors.progress.stall import DataStall
 from tests.detectors.gpus import JOB, START_S, gpu, inventory, tick, told
 
 TICK_S, RANKS = 5.0, 4

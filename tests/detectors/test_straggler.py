@@ -10,8 +10,8 @@ import pytest
 from nightshift.collectors.subject import SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Finding
-from nightshift.detectors.check_world import World
-from nightshift.detectors.straggler import Straggler
+from nightshift.detectors.contract.world import World
+from nightshift.detectors.progress.straggler import Straggler
 
 LIMIT = "gpu_power_limit_w"
 

@@ -8,7 +8,7 @@ import pytest
 
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, State
-from nightshift.detectors.throttle import Throttle
+from nightshift.detectors.hardware.throttle import Throttle
 from tests.detectors.gpus import START_S, gpu, tick, told
 from tests.recordings.replay import Job, cut, h200
 

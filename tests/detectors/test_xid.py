@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from nightshift.collectors.frame import Instant, LogRecord, Reason, SourceStatus
-from nightshift.collectors.kernel_event import KernelEvent, KernelEventKind
+from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Severity, State
-from nightshift.detectors.ecc import Ecc
-from nightshift.detectors.xid import XidDetector
-from nightshift.detectors.xid_catalogue import CATALOGUE, Recovery, Tier, announced_action
+from nightshift.detectors.ecc.detector import Ecc
+from nightshift.detectors.hardware.xid import XidDetector
+from nightshift.detectors.hardware.xid_catalogue import CATALOGUE, Recovery, Tier, announced_action
 
 NODE = Subject(SubjectKind.NODE, "n1")
 GPU = Subject(SubjectKind.GPU, "GPU-1")

@@ -14,8 +14,8 @@ import yaml
 
 from nightshift.agent.metrics import Metrics
 from nightshift.agent.store.incident import IncidentState
-from nightshift.collectors.metrics import METRICS, MetricType
 from nightshift.collectors.subject import SubjectKind
+from nightshift.collectors.telemetry.metrics import METRICS, MetricType
 from tests.conftest import absent
 from tests.helm.chart import CHART, objects
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nightshift.collectors.kineto_reader import read_trace
+from nightshift.collectors.training.kineto_reader import read_trace
 from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.judge import inputs
 from nightshift.kernels.problem import Case, ProblemError

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nightshift.collectors.kineto_trace import Signature
+from nightshift.collectors.training.kineto_trace import Signature
 from nightshift.kernels.profile.bent import UNKNOWN_FORM
 from nightshift.kernels.profile.hotspots import profile
 from nightshift.kernels.profile.match import segments

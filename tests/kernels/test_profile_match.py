@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
-from nightshift.collectors.kineto_reader import read_trace
-from nightshift.collectors.kineto_trace import Signature
+from nightshift.collectors.training.kineto_reader import read_trace
+from nightshift.collectors.training.kineto_trace import Signature
 from nightshift.kernels.optimise import from_profile
 from nightshift.kernels.problem import Case
 from nightshift.kernels.problems import ALL, BY_NAME

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from nightshift.collectors.kineto_reader import read_trace
-from nightshift.collectors.kineto_trace import TraceError
+from nightshift.collectors.training.kineto_reader import read_trace
+from nightshift.collectors.training.kineto_trace import TraceError
 from nightshift.kernels.cli import app
 from nightshift.kernels.profile.hotspots import Profile, as_text, profile, profile_of
 from nightshift.kernels.profile.roofline import Peaks

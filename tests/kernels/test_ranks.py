@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from nightshift.collectors.kernel_use import read_use
 from nightshift.collectors.seal import Signer
+from nightshift.collectors.training.kernel_use import read_use
 from nightshift.kernels.apply.bundle import kernel_record, write_bundle
 from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.certificate import issue

@@ -9,7 +9,7 @@ from typing import Any
 from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as torch_profile
 
-from nightshift.collectors.kineto_trace import Signature
+from nightshift.collectors.training.kineto_trace import Signature
 from nightshift.kernels.profile.hotspots import Profile, profile
 from nightshift.kernels.profile.operators import Unit
 

@@ -1,8 +1,8 @@
 """What people did themselves about an incident, against what was proposed for it: the scoreboard counts both.
 
 Where nobody clicked, people may have decided all the same: they cordoned the node, or rebooted it. The API server
-says so and by whom (`collectors.kube_events`). Each such fix of an open incident's node is written to the audit
-log, once, with the plan that stood then and whether it was the same. What controllers do is no decision of a
+says so and by whom (`collectors.kubernetes.events`). Each such fix of an open incident's node is written to the
+audit log, once, with the plan that stood then and whether it was the same. What controllers do is no decision of a
 person, and what leaves no trace of its author (a deleted pod) is not counted.
 """
 
@@ -24,7 +24,7 @@ from nightshift.agent.store.incident_store import Store
 from nightshift.agent.store.tables import audit as audit_log
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.frame import LogRecord
-from nightshift.collectors.kube_events import CHANGES, EVENTS
+from nightshift.collectors.kubernetes.events import CHANGES, EVENTS
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind
 

@@ -67,7 +67,7 @@ def node(
     """Serves this machine's GPUs as a dcgm-exporter page, and its kernel log, until SIGTERM."""
     from nightshift.agent.cli.node import Power
     from nightshift.agent.cli.node import run as run_node
-    from nightshift.collectors.exporter import Settings
+    from nightshift.collectors.telemetry.exporter import Settings
 
     run_node(
         Settings(

@@ -25,8 +25,8 @@ from nightshift.agent.rca.model import Failed, Model, ModelSettings, try_out
 from nightshift.agent.settings import Settings
 from nightshift.agent.store.database import Database
 from nightshift.collectors.base import Permanent, Temporary
-from nightshift.collectors.listening import listening
 from nightshift.collectors.subject import Inventory
+from nightshift.collectors.telemetry.listening import listening
 
 _SECRET_WORDS = ("token", "password", "secret", "key", "cert")
 

@@ -15,7 +15,7 @@ from nightshift.agent.cli.terminal import AsJson, Config
 
 if TYPE_CHECKING:
     from nightshift.agent.history.lookback import OwnEvent
-    from nightshift.collectors.prometheus_range import RangeReader
+    from nightshift.collectors.prometheus.range import RangeReader
     from nightshift.collectors.tick import Tick
 
 
@@ -35,7 +35,7 @@ def lookback(
     from nightshift.agent.history.lookback_signals import blind_signals
     from nightshift.agent.settings import load as load_settings
     from nightshift.collectors.subject import Inventory
-    from nightshift.detectors.ecc_sku import told_of
+    from nightshift.detectors.ecc.sku import told_of
 
     settings = load_settings(config)
     reader, start_s, end_s = _opened(prometheus, matchers, days, step_s, load)
@@ -79,8 +79,8 @@ def _opened(
     """A reader of the last `days`, and from when to when they are (Unix s), in whole steps."""
     from nightshift.collectors.base import Permanent
     from nightshift.collectors.http import checked_url
-    from nightshift.collectors.prometheus import PrometheusCollector
-    from nightshift.collectors.prometheus_range import RangeReader
+    from nightshift.collectors.prometheus.live import PrometheusCollector
+    from nightshift.collectors.prometheus.range import RangeReader
 
     try:
         source = PrometheusCollector.Settings(url=checked_url(prometheus), matchers=matchers)
@@ -159,7 +159,7 @@ def calibrate(
     from nightshift.collectors.base import Permanent
     from nightshift.collectors.http import checked_url
     from nightshift.collectors.subject import Inventory
-    from nightshift.detectors.calibration import fitted, listen, loosened, save
+    from nightshift.detectors.alarms.calibration import fitted, listen, loosened, save
     from nightshift.detectors.plugins import ALL
 
     settings = load_settings(config)
@@ -202,9 +202,9 @@ def learn(
 ) -> None:
     """Learns what GPUs usually look like, for the multivariate detector. Needs scikit-learn."""
     from nightshift.agent.config_file import ConfigError
-    from nightshift.collectors.metrics import BY_NAME
-    from nightshift.detectors.learning import METRICS, Plan, looks
-    from nightshift.detectors.learning import learn as learn_model
+    from nightshift.collectors.telemetry.metrics import BY_NAME
+    from nightshift.detectors.outliers.learning import METRICS, Plan, looks
+    from nightshift.detectors.outliers.learning import learn as learn_model
 
     chosen = tuple(name.strip() for name in metrics.split(",") if name.strip()) or METRICS
     if unknown := [name for name in chosen if name not in BY_NAME]:

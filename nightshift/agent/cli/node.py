@@ -14,9 +14,9 @@ import structlog
 
 from nightshift.agent import logs
 from nightshift.collectors.base import Permanent, Temporary
-from nightshift.collectors.exporter import NodeExporter, Settings
-from nightshift.collectors.local_kernel_log import LocalKernelLogCollector
-from nightshift.collectors.nvml import NvmlCollector
+from nightshift.collectors.kernel_log.local import LocalKernelLogCollector
+from nightshift.collectors.telemetry.exporter import NodeExporter, Settings
+from nightshift.collectors.telemetry.nvml import NvmlCollector
 from nightshift.controllers.actuators.power_leases import Device, PowerLeases, Refused
 
 

@@ -18,8 +18,8 @@ from nightshift.agent.presentation.line_chart import Chart
 from nightshift.agent.rca.summary import as_shown
 from nightshift.agent.store.diagnosis import Evidence
 from nightshift.agent.store.incident import Incident, taken_on
-from nightshift.collectors.metrics import METRICS
 from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.collectors.telemetry.metrics import METRICS
 
 _PAGE = 100
 _GPU_SPAN_S = 3600.0

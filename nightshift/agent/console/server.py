@@ -10,7 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from nightshift.collectors.base import Permanent
-from nightshift.collectors.listening import listening
+from nightshift.collectors.telemetry.listening import listening
 
 _START_S = 10.0
 

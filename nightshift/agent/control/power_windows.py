@@ -18,7 +18,7 @@ import numpy as np
 from nightshift.collectors.frame import Frame, StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
-from nightshift.detectors.throttle import POWER_CAP, REASONS
+from nightshift.detectors.hardware.throttle import POWER_CAP, REASONS
 
 _COLUMNS = {
     "draw_w": "gpu_power_w",

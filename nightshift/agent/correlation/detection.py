@@ -16,10 +16,10 @@ import structlog
 from nightshift.agent.metrics import Metrics
 from nightshift.collectors.subject import Inventory
 from nightshift.collectors.tick import Tick
+from nightshift.detectors.alarms.budget import Budget, BudgetSettings, words
+from nightshift.detectors.alarms.calibration import load
+from nightshift.detectors.alarms.promise import promises
 from nightshift.detectors.base import Detector, Finding, SnapshotError
-from nightshift.detectors.budget import Budget, BudgetSettings, words
-from nightshift.detectors.calibration import load
-from nightshift.detectors.promise import promises
 
 _PREFIX = "detector/"
 _BUDGET = "budget"

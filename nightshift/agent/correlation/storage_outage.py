@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from nightshift.agent.correlation.decisions import Group, Known
 from nightshift.agent.correlation.kinship import Kin, Places, first_cause, kin_of, onset_key
-from nightshift.collectors.kernel_event import KernelEvent, KernelEventKind
+from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.detectors.base import Finding, State
 

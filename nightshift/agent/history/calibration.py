@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from nightshift.agent.history.lookback import AFTER_S, LEAD_S, OwnEvent, same_node
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
-from nightshift.detectors.budget import BudgetSettings
-from nightshift.detectors.tail import Tail
+from nightshift.detectors.alarms.budget import BudgetSettings
+from nightshift.detectors.alarms.tail import Tail
 
 
 def excused_by(own: Sequence[OwnEvent], inventory: Inventory) -> Callable[[Subject, float], bool]:

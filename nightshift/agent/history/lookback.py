@@ -22,11 +22,11 @@ from nightshift.agent.history.lookback_signals import Blind
 from nightshift.agent.store.incident import IncidentState
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
+from nightshift.detectors.alarms.budget import Budget, BudgetSettings
+from nightshift.detectors.alarms.calibration import load
+from nightshift.detectors.alarms.promise import promises
 from nightshift.detectors.base import Detector, Finding, RateBasis, State
-from nightshift.detectors.budget import Budget, BudgetSettings
-from nightshift.detectors.calibration import load
-from nightshift.detectors.evaluate import garwood
-from nightshift.detectors.promise import promises
+from nightshift.detectors.contract.evaluate import garwood
 
 WEEK_S = 7 * 86400.0
 LEAD_S = 24 * 3600.0

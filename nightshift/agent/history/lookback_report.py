@@ -8,7 +8,7 @@ from typing import Any
 from nightshift.agent.history.lookback import LEAD_S, Report, Seen, Warned
 from nightshift.agent.store.records import plain
 from nightshift.agent.units import duration, full_time
-from nightshift.collectors.prometheus_range import Reading
+from nightshift.collectors.prometheus.range import Reading
 
 
 def as_text(told: Report, reading: Reading) -> str:

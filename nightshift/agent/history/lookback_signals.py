@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from nightshift.collectors.metrics import METRICS
 from nightshift.collectors.subject import SubjectKind
-from nightshift.detectors.ecc_counters import RETIRED, RETIRED_UNCORRECTED
-from nightshift.detectors.ecc_sku import cannot_have, family_of
+from nightshift.collectors.telemetry.metrics import METRICS
+from nightshift.detectors.ecc.counters import RETIRED, RETIRED_UNCORRECTED
+from nightshift.detectors.ecc.sku import cannot_have, family_of
 
 LOGS = {
     "divergence": "training logs (loss)",

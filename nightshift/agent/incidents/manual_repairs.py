@@ -23,7 +23,7 @@ from nightshift.agent.store.incident_store import Store
 from nightshift.agent.store.records import dump
 from nightshift.agent.store.tables import findings, incidents
 from nightshift.collectors.base import Permanent, Temporary
-from nightshift.collectors.kernel_event import KernelEvent, KernelEventKind
+from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.detectors.base import LogExhibit, Severity, State
 

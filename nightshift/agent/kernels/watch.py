@@ -18,8 +18,8 @@ import structlog
 from nightshift.agent.approvals.kernel_gate import KernelGate, ProposalState, search
 from nightshift.agent.clock import Clock
 from nightshift.collectors.frame import LogRecord
-from nightshift.collectors.kernel_use import KernelUse, read_use
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.training.kernel_use import KernelUse, read_use
 from nightshift.controllers.action import Action
 from nightshift.kernels.profile.gradients import searches_of
 from nightshift.kernels.profile.hotspots import Hotspot, Profile, profile, timed_sizes

@@ -19,8 +19,8 @@ from nightshift.agent.store.incident import Incident, IncidentState, IncidentSum
 from nightshift.agent.store.records import plain
 from nightshift.agent.units import clock_time, duration, full_time, gpu_hours, sentence
 from nightshift.controllers.action import Action
+from nightshift.detectors.alarms.budget import words as budget_words
 from nightshift.detectors.base import Severity, State
-from nightshift.detectors.budget import words as budget_words
 
 MARKS = {
     Severity.CRITICAL: ("✕", "bold red"),

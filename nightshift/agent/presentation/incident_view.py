@@ -14,11 +14,11 @@ from nightshift.agent.store.diagnosis import FACTS, SERIES, Evidence
 from nightshift.agent.store.incident import Incident, IncidentState, entered_s
 from nightshift.agent.units import clock_time, duration, gpu_hours, sentence
 from nightshift.collectors.history import History
-from nightshift.collectors.metrics import BY_NAME
 from nightshift.collectors.subject import Subject
+from nightshift.collectors.telemetry.metrics import BY_NAME
 from nightshift.controllers.action import Action
+from nightshift.detectors.alarms.budget import words as budget_words
 from nightshift.detectors.base import SeriesExhibit, State
-from nightshift.detectors.budget import words as budget_words
 
 _LEAD_S = 600.0
 

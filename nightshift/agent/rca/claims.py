@@ -12,7 +12,7 @@ from nightshift.agent.rca.grounding import MAX_QUOTE_CHARS, bind, lines_of
 from nightshift.agent.store.diagnosis import LOG, Claim, Evidence, Predicate, Quote
 from nightshift.collectors.frame import Order
 from nightshift.detectors.base import Fault, Finding
-from nightshift.detectors.xid_catalogue import CATALOGUE
+from nightshift.detectors.hardware.xid_catalogue import CATALOGUE
 
 _P = Predicate
 XID_PATTERNS = "Xid (\nSXid ("

@@ -20,10 +20,10 @@ from nightshift.agent.rca.departure import first_to_leave
 from nightshift.agent.rca.joblogs import condensed, first_lines, sources_of
 from nightshift.collectors.frame import LogRecord
 from nightshift.collectors.history import History
-from nightshift.collectors.kernel_event import KERNEL_LOGS, KernelEventKind
-from nightshift.collectors.kube_events import CHANGES, EVENTS
-from nightshift.collectors.metrics import BY_NAME
+from nightshift.collectors.kernel_log.event import KERNEL_LOGS, KernelEventKind
+from nightshift.collectors.kubernetes.events import CHANGES, EVENTS
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.telemetry.metrics import BY_NAME
 from nightshift.detectors.base import Finding, LogExhibit, SeriesExhibit
 
 _K = SubjectKind

@@ -20,8 +20,8 @@ from nightshift.agent.rca.measured import invents
 from nightshift.agent.store.diagnosis import SERIES, Evidence
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.history import History
-from nightshift.collectors.kube_events import CHANGES, EVENTS
-from nightshift.collectors.prometheus_api import Matrix
+from nightshift.collectors.kubernetes.events import CHANGES, EVENTS
+from nightshift.collectors.prometheus.api import Matrix
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 
 MORE_ITEMS = 24

@@ -8,8 +8,8 @@ from typing import Any
 from nightshift.agent.rca.lookup import RangeQuery
 from nightshift.collectors.base import Temporary
 from nightshift.collectors.http import Fetcher, SourceError
-from nightshift.collectors.prometheus import PrometheusCollector
-from nightshift.collectors.prometheus_api import Matrix, over_range, read_matrix
+from nightshift.collectors.prometheus.api import Matrix, over_range, read_matrix
+from nightshift.collectors.prometheus.live import PrometheusCollector
 
 TIMEOUT_S = 10.0
 MAX_BYTES = 8 * 2**20

@@ -24,7 +24,7 @@ from nightshift.agent.rca.grounding import ground
 from nightshift.agent.store.diagnosis import Claim, Diagnosis, Predicate
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.detectors.base import Fault, Finding
-from nightshift.detectors.xid_catalogue import CATALOGUE, GRAVITY, Recovery, action_of, announced_action
+from nightshift.detectors.hardware.xid_catalogue import CATALOGUE, GRAVITY, Recovery, action_of, announced_action
 
 _K = SubjectKind
 RESET = frozenset({Recovery.RESET_GPU, Recovery.DRAIN_AND_RESET, Recovery.DRAIN_P2P, Recovery.RESET_GPU_IF_UVM})

@@ -1,4 +1,4 @@
-"""Writes to a Kubernetes API server, on top of the reads of `collectors.kube_api`."""
+"""Writes to a Kubernetes API server, on top of the reads of `collectors.kubernetes.api`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nightshift.collectors.base import Permanent
-from nightshift.collectors.kube_api import Busy, KubeApi, NotFound, Object, Refused, named
+from nightshift.collectors.kubernetes.api import Busy, KubeApi, NotFound, Object, Refused, named
 
 __all__ = ["KubeClient", "NotFound", "Object", "named"]
 MERGE = "application/merge-patch+json"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from nightshift.collectors.base import Permanent
-from nightshift.collectors.kube_api import Refused
+from nightshift.collectors.kubernetes.api import Refused
 from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus, UnderWay
 from nightshift.controllers.actuators import kube_nodes
 from nightshift.controllers.actuators.kube_client import KubeClient, Object

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nightshift.collectors.base import Permanent
-from nightshift.collectors.kube_api import Refused
+from nightshift.collectors.kubernetes.api import Refused
 from nightshift.collectors.subject import Subject
 from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, Object, named
 

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.collectors.base import Permanent
-from nightshift.collectors.kube_api import Refused
+from nightshift.collectors.kubernetes.api import Refused
 from nightshift.collectors.seal import fingerprint
 from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus, UnderWay
 from nightshift.controllers.actuators import kube_rights

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from nightshift.collectors.kube_api import Busy, Refused
+from nightshift.collectors.kubernetes.api import Busy, Refused
 from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, Object
 from nightshift.controllers.actuators.kube_rights import LEASE_RIGHTS as RIGHTS
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nightshift.collectors.base import Permanent, Temporary
-from nightshift.collectors.kube_api import KubeApi, Object
-from nightshift.collectors.kube_follow import Follower
-from nightshift.collectors.kubernetes import JOB_LABELS, OPT_OUT, QUEUE_LABEL
+from nightshift.collectors.kubernetes.api import KubeApi, Object
+from nightshift.collectors.kubernetes.follow import Follower
+from nightshift.collectors.kubernetes.nodes_and_pods import JOB_LABELS, OPT_OUT, QUEUE_LABEL
 from nightshift.controllers.actuators.kube_jobs import KINDS, JobKind
 from nightshift.controllers.actuators.kube_place import HOST
 from nightshift.controllers.actuators.kube_queue import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 
-from nightshift.collectors.kube_api import Refused
+from nightshift.collectors.kubernetes.api import Refused
 from nightshift.collectors.seal import fingerprint
 from nightshift.controllers.action import Action
 from nightshift.controllers.actuators import kube_nodes

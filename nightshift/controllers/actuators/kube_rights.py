@@ -50,12 +50,13 @@ OBSERVE = (
     | _rights("list watch", "deployments", "apps")
     | _rights("list watch", "daemonsets", "apps")
 )
-"""What following the cluster takes (`collectors.kubernetes`, `collectors.kube_events`); no action among it."""
+"""What following the cluster takes (`collectors.kubernetes.nodes_and_pods`, `collectors.kubernetes.events`); no
+action among it."""
 
 OBSERVE_EVENTS = _rights("list watch", "events") | frozenset(
     right for plural in ("deployments", "daemonsets") for right in _rights("list watch", plural, "apps")
 )
-"""What following events and changes takes beside that (`collectors.kube_events`)."""
+"""What following events and changes takes beside that (`collectors.kubernetes.events`)."""
 
 RIGHTS: Mapping[ActionKind, frozenset[Right]] = {
     ActionKind.SUGGEST_SCALING: _rights("get", "replicasets", "apps")

@@ -1,6 +1,7 @@
 """Power leases on their way to the nodes: one request per node, over mutual TLS, all at once, each with a deadline.
 
-Agents that are pods are found anew as they move (`collectors.agent_pods`). A lease must not reach another node:
+Agents that are pods are found anew as they move (`collectors.kubernetes.agent_pods`). A lease must not reach
+another node:
 
 - two agents that run on one node: neither is asked, neither gets a lease
 - a certificate that is not of the agent's own pod: TLS ends the connection, and none is kept from one request to
@@ -29,10 +30,10 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from nightshift.collectors import agent_pods
-from nightshift.collectors.agent_pods import AgentPods
 from nightshift.collectors.base import Permanent
-from nightshift.collectors.rotation import Renewed
+from nightshift.collectors.kubernetes import agent_pods
+from nightshift.collectors.kubernetes.agent_pods import AgentPods
+from nightshift.collectors.telemetry.certificate_rotation import Renewed
 
 _PARALLEL = 32
 _MAX_BYTES = 1 << 20

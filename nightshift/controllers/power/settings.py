@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from nightshift.collectors.node_objects import Settings as NodeObjectsSettings
+from nightshift.collectors.kubernetes.node_objects import Settings as NodeObjectsSettings
 from nightshift.controllers.actuators.power_nodes import Settings as NodesSettings
 from nightshift.controllers.power.breaker import Settings as BreakerSettings
 from nightshift.controllers.power.clocks import Settings as ClockSettings

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from nightshift.collectors.base import Permanent
-from nightshift.detectors.xid_catalogue import CATALOGUE, MEMORY, Tier
+from nightshift.detectors.hardware.xid_catalogue import CATALOGUE, MEMORY, Tier
 from nightshift.kernels.judge.timing import Board, board
 
 DRIFT = ("gpu", "capability", "driver", "cuda", "torch", "triton", "container")

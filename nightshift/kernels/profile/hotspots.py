@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nightshift.collectors.kineto_reader import read_trace
-from nightshift.collectors.kineto_steps import activities_of
-from nightshift.collectors.kineto_trace import Trace, TraceError
+from nightshift.collectors.training.kineto_reader import read_trace
+from nightshift.collectors.training.kineto_steps import activities_of
+from nightshift.collectors.training.kineto_trace import Trace, TraceError
 from nightshift.kernels.profile.cost import cost
 from nightshift.kernels.profile.match import segments
 from nightshift.kernels.profile.operators import Operators, Unit, operators_of

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from nightshift.collectors.frame import Floats, Ints
-from nightshift.collectors.kineto_steps import COMMUNICATION, Activities, activities_of
-from nightshift.collectors.kineto_trace import Signature, Trace
+from nightshift.collectors.training.kineto_steps import COMMUNICATION, Activities, activities_of
+from nightshift.collectors.training.kineto_trace import Signature, Trace
 
 _OPERATOR = re.compile(r"(?!autograd::|torch::autograd)\w+::\w+")
 _BACKWARD = "autograd::engine::evaluate_function: "

@@ -1,4 +1,4 @@
-/* A libnvidia-ml.so.1 of eight pretend GPUs, with the symbols that nightshift/collectors/nvml.py uses, its structures and its
+/* A libnvidia-ml.so.1 of eight pretend GPUs, with the symbols that nightshift/collectors/telemetry/nvml.py uses, its structures and its
  * error codes (NVML API reference). stub_* functions, called through ctypes, make a GPU disappear, hang, or move. */
 #include <stdio.h>
 #include <string.h>

@@ -1,0 +1,1 @@
+"""Kernel logs: this machine's and every node's, line by line into events."""

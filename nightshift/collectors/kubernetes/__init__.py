@@ -1,0 +1,1 @@
+"""What a Kubernetes API server says: nodes, pods, events. Reads only."""

@@ -1,0 +1,264 @@
+"""Nodes and GPU pods of a Kubernetes cluster, kept as relations over time: who runs where, of which job and rank.
+
+What the API server says outweighs what a pod's name suggests. A rank is told only where it is certain: the
+completion index of an indexed Job, or the RANK that an operator (PyTorchJob) put into the environment, of pods that
+hold one GPU each. Needs `list` and `watch` on nodes and pods.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from nightshift.collectors.frame import SourceStatus
+from nightshift.collectors.kubernetes.api import KubeApi, Object
+from nightshift.collectors.kubernetes.follow import Follower
+from nightshift.collectors.subject import TAKES_WORK_SINCE, Inventory, Subject, SubjectKind
+from nightshift.collectors.telemetry.pages import source_subject
+from nightshift.collectors.tick import Batch
+from nightshift.collectors.training.workload import pod_subject, rank_of
+
+AUTHORITY = 1
+"""Of relations that the API server told, over inferred ones."""
+JOB_LABELS = {
+    "jobset.sigs.k8s.io/jobset-name": "JobSet",
+    "training.kubeflow.org/job-name": "PyTorchJob",
+    "ray.io/originated-from-cr-name": "RayJob",
+    "ray.io/cluster": "RayCluster",
+    "leaderworkerset.sigs.k8s.io/name": "LeaderWorkerSet",
+    "volcano.sh/job-name": "VolcanoJob",
+    "kueue.x-k8s.io/pod-group-name": "PodGroup",
+    "batch.kubernetes.io/job-name": "Job",
+    "job-name": "Job",
+}
+"""Labels that carry a pod's job and what kind of job that is, the outermost owner first (each operator's label
+reference). A Kueue Workload stands for one of these and has no pods of its own; its queue is a fact of the pod."""
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+ZONE_LABEL = "topology.kubernetes.io/zone"
+INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+OPT_OUT = "nightshift-opt-out"
+_K = SubjectKind
+
+
+class KubernetesSettings(BaseModel):
+    """Reads nodes and pods from the API server."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kubeconfig: Path | None = Field(default=None, description="kubeconfig file; none: the pod's service account.")
+    context: str | None = Field(default=None, description="Context of the kubeconfig; none: its current one.")
+    timeout_s: float = Field(default=10.0, gt=0, description="Longest wait for one answer (s).")
+    stale_s: float = Field(
+        default=180.0, gt=0, description="Not heard for so long (s), the API server counts as lost."
+    )
+    rack_label: str = Field(
+        default="topology.kubernetes.io/rack", description="Node label that names the rack; empty: none."
+    )
+    nvlink_domain_label: str = Field(
+        default="nvidia.com/gpu.clique", description="Node label that names the NVLink domain; empty: none."
+    )
+    gpu_resource: str = Field(
+        default="nvidia.com/gpu",
+        description="Resource that GPU pods ask for; shares of it and the vendor's MIG instances count, too.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    rack: str | None
+    domain: str | None
+    facts: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pod:
+    node: str | None
+    job: str | None
+    rank: int | None
+    facts: tuple[tuple[str, str], ...]
+    job_uid: str = ""
+    """Of the job's own object, where that made the pod and the pod is not going."""
+
+
+class KubernetesCollector:
+    """Two followed lists (nodes, pods); every tick their changes go into the inventory."""
+
+    plugin: ClassVar[str] = "kubernetes"
+    Settings = KubernetesSettings
+
+    def __init__(self, settings: KubernetesSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._settings = settings
+        self._nodes: Follower[_Node] = Follower(self._connect, "/api/v1/nodes", self._node, clock)
+        self._pods: Follower[_Pod] = Follower(self._connect, "/api/v1/pods", self._pod, clock)
+        self._held: dict[str, set[tuple[Subject, Subject]]] = {}
+        self._started = False
+
+    @property
+    def name(self) -> str:
+        return self.plugin
+
+    def collect(self, now_s: float, inventory: Inventory, timeout_s: float) -> Batch:
+        if not self._started:
+            self._started = True
+            self._nodes.start()
+            self._pods.start()
+        deadline = time.monotonic() + 0.8 * timeout_s
+        for follower in (self._nodes, self._pods):
+            follower.synced.wait(max(0.0, deadline - time.monotonic()))
+        for name, node in self._nodes.take().items():
+            self._place_node(name, node, inventory, now_s)
+        for name, pod in self._pods.take().items():
+            self._place_pod(name, pod, inventory, now_s)
+        return Batch([self._status("nodes", self._nodes, now_s), self._status("pods", self._pods, now_s)])
+
+    def close(self) -> None:
+        if self._started:
+            self._nodes.close()
+            self._pods.close()
+
+    def _connect(self) -> KubeApi:
+        settings = self._settings
+        return KubeApi.connect(settings.kubeconfig, settings.context, timeout_s=settings.timeout_s)
+
+    def _status(self, what: str, follower: Follower[Any], now_s: float) -> SourceStatus:
+        return follower.status(source_subject(self.plugin, what), what, now_s, self._settings.stale_s)
+
+    # what is kept of an object
+
+    def _node(self, obj: Object) -> _Node:
+        meta, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
+        labels = meta.get("labels") or {}
+        ready = next((c["status"] for c in status.get("conditions") or [] if c.get("type") == "Ready"), "Unknown")
+        wrong = sorted(
+            str(c.get("type"))
+            for c in status.get("conditions") or []
+            if c.get("type") != "Ready" and c.get("status") == "True"
+        )
+        facts = {
+            "uid": str(meta.get("uid", "")),
+            "zone": str(labels.get(ZONE_LABEL, ""))[:200],
+            "conditions": ",".join(wrong)[:200],
+            "unschedulable": _word(spec.get("unschedulable") is True),
+            "ready": {"True": "true", "False": "false"}.get(ready, "unknown"),
+            "taints": ",".join(sorted(str(t.get("key")) for t in spec.get("taints") or [])),
+            OPT_OUT: _opted_out(meta),
+        }
+        settings = self._settings
+        rack, domain = labels.get(settings.rack_label), labels.get(settings.nvlink_domain_label)
+        return _Node(rack or None, domain or None, tuple(facts.items()))
+
+    def _pod(self, obj: Object) -> _Pod | None:
+        meta, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
+        gpus = sum(
+            int(count)
+            for c in spec.get("containers") or []
+            for resource, count in ((c.get("resources") or {}).get("limits") or {}).items()
+            if self._is_gpu(resource)
+        )
+        if not gpus or status.get("phase") in ("Succeeded", "Failed"):
+            return None
+        labels, notes = meta.get("labels") or {}, meta.get("annotations") or {}
+        label = next((name for name in JOB_LABELS if labels.get(name)), None)
+        job = None if label is None else labels[label]
+        owner: Object = next((r for r in meta.get("ownerReferences") or [] if r.get("controller")), {})
+        kind = JOB_LABELS[label] if label is not None else str(owner.get("kind", ""))
+        if label == "ray.io/originated-from-cr-name":
+            kind = labels.get("ray.io/originated-from-crd") or kind
+        if label == "training.kubeflow.org/job-name" and str(owner.get("apiVersion", "")).startswith(
+            "kubeflow.org/"
+        ):
+            kind = str(owner.get("kind", kind))  # an MPIJob's, too
+        indexed = job is not None and job == labels.get("batch.kubernetes.io/job-name", labels.get("job-name"))
+        index = labels.get(INDEX_LABEL) or notes.get(INDEX_LABEL) or ""
+        rank = int(index) if indexed and gpus == 1 and index.isdigit() else None
+        if rank is None and gpus == 1:
+            rank = _rank_of(spec)
+        facts = {
+            "uid": str(meta["uid"]),
+            "gpus": str(gpus),
+            "job_kind": kind[:100],
+            "queue": str(labels.get(QUEUE_LABEL, ""))[:200],
+            OPT_OUT: _opted_out(meta),
+        }
+        name = job or owner.get("name")
+        is_its_own = owner.get("name") == name and not meta.get("deletionTimestamp")
+        uid = str(owner.get("uid") or "") if is_its_own else ""
+        return _Pod(spec.get("nodeName") or None, name, rank, tuple(facts.items()), uid)
+
+    def _is_gpu(self, resource: str) -> bool:
+        """A whole GPU, a share of one (`nvidia.com/gpu.shared`: time-slicing and MPS, renamed), or a MIG instance
+        (`nvidia.com/mig-1g.10gb`), as NVIDIA's device plugin names them."""
+        whole = self._settings.gpu_resource
+        return resource == whole or resource.startswith((f"{whole}.", f"{whole.partition('/')[0]}/mig-"))
+
+    # into the inventory
+
+    def _place_node(self, name: str, node: _Node | None, inventory: Inventory, now_s: float) -> None:
+        subject = Subject(_K.NODE, name)
+        relations = set()
+        if node is not None:
+            relations.add((subject, inventory.cluster))
+            if node.rack:
+                relations.add((subject, Subject(_K.RACK, node.rack)))
+            if node.domain:
+                relations.add((subject, Subject(_K.NVLINK_DOMAIN, node.domain)))
+            facts = dict(node.facts)
+            if facts["unschedulable"] == "false" and inventory.fact(subject, "unschedulable") != "false":
+                facts[TAKES_WORK_SINCE] = str(now_s)
+            inventory.describe(subject, **facts)
+        else:
+            inventory.describe(subject, ready="gone")
+        self._replace(f"node {name}", relations, inventory, now_s)
+
+    def _place_pod(self, name: str, pod: _Pod | None, inventory: Inventory, now_s: float) -> None:
+        namespace, _, short = name.partition("/")
+        subject = pod_subject(namespace, short)
+        relations = set()
+        if pod is not None:
+            if pod.node:
+                relations.add((subject, Subject(_K.NODE, pod.node)))
+            if pod.job:
+                job = Subject(_K.JOB, f"{namespace}/{pod.job}")
+                relations.add((subject, job))
+                if pod.job_uid:  # the same name submitted anew is another job
+                    inventory.describe(job, uid=pod.job_uid)
+                if pod.rank is not None:
+                    rank = rank_of(job, pod.rank)
+                    relations |= {(rank, subject), (rank, job)}
+            inventory.describe(subject, **dict(pod.facts))
+        self._replace(f"pod {name}", relations, inventory, now_s)
+
+    def _replace(
+        self, key: str, relations: set[tuple[Subject, Subject]], inventory: Inventory, now_s: float
+    ) -> None:
+        for child, parent in self._held.get(key, set()) - relations:
+            inventory.end(child, parent, now_s)
+        for child, parent in sorted(relations):
+            inventory.observe(child, parent, now_s, AUTHORITY)
+        if relations:
+            self._held[key] = relations
+        else:
+            self._held.pop(key, None)
+
+
+def _rank_of(spec: Object) -> int | None:
+    """The RANK that stands in a container's environment."""
+    for container in spec.get("containers") or []:
+        for variable in container.get("env") or []:
+            text = variable.get("value") or ""
+            if variable.get("name") == "RANK" and text.isdecimal() and len(text) < 7:
+                return int(text)
+    return None
+
+
+def _opted_out(meta: Object) -> str:
+    return _word("true" in ((meta.get("labels") or {}).get(OPT_OUT), (meta.get("annotations") or {}).get(OPT_OUT)))
+
+
+def _word(value: bool) -> str:
+    return "true" if value else "false"

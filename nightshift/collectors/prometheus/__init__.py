@@ -1,0 +1,1 @@
+"""What a Prometheus and its Alertmanager say, now and in the past."""

@@ -1,0 +1,200 @@
+"""Alertmanager's alerts and silences (API v2): what other rules hold to be wrong, and what people keep quiet.
+
+An alert is told once when it begins and once when it ends as a line of its subject, so that a diagnosis can quote
+it; what stands now is in `Tick.alerts` and `Tick.silences`. API: github.com/prometheus/alertmanager,
+api/v2/openapi.yaml (gettableAlert, gettableSilence).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, ClassVar, TypeVar
+from urllib.parse import urlencode
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.frame import Instant, LogRecord, Reason, SourceStatus
+from nightshift.collectors.http import Answer, Fetcher, HttpSettings, Request, SourceError, checked_url
+from nightshift.collectors.prometheus.alert import Alert, Silence
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.telemetry.pages import source_subject
+from nightshift.collectors.tick import Batch
+from nightshift.collectors.training.workload import pod_subject
+
+T = TypeVar("T")
+_MAX_LABELS, _MAX_CHARS, _MAX_SUMMARY = 64, 200, 500
+_GPU_LABELS = ("UUID", "uuid", "gpu_uuid", "gpu_id")
+_NODE_LABELS = ("node", "kubernetes_node", "Hostname", "hostname", "nodename", "instance")
+
+
+class AlertmanagerCollector:
+    """All alerts and the silences that are active or to come."""
+
+    plugin: ClassVar[str] = "alertmanager"
+
+    class Settings(BaseModel):
+        """An Alertmanager's API."""
+
+        model_config = ConfigDict(extra="forbid")
+
+        url: str = Field(description="Base address, such as http://alertmanager:9093")
+        matchers: list[str] = Field(
+            default_factory=list, description='Only alerts with these labels, such as team="gpu"; none: all'
+        )
+        max_bytes: int = Field(16 * 2**20, ge=1024, description="Largest answer that is read (bytes)")
+        max_alerts: int = Field(5_000, ge=1, description="Most alerts, and most silences, that are kept")
+        http: HttpSettings = Field(default_factory=HttpSettings, description="Credentials and TLS")
+
+        @field_validator("url")
+        @classmethod
+        def _is_address(cls, url: str) -> str:
+            try:
+                return checked_url(url).rstrip("/")
+            except Permanent as error:
+                raise ValueError(str(error)) from error
+
+    def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._settings = settings
+        self._timer = clock
+        self._source = source_subject(self.plugin, settings.url)
+        self._fetcher = Fetcher(settings.http, max_bytes=settings.max_bytes, accept="application/json", timer=clock)
+        asked = urlencode([("filter", matcher) for matcher in settings.matchers])
+        api = f"{settings.url}/api/v2"
+        self._requests = [
+            Request(f"{api}/alerts?{asked}" if asked else f"{api}/alerts"),
+            Request(f"{api}/silences"),
+        ]
+        self._firing: dict[str, Alert] = {}
+
+    @property
+    def name(self) -> str:
+        return self.plugin
+
+    def collect(self, now_s: float, inventory: Inventory, timeout_s: float) -> Batch:
+        started = self._timer()
+        rejected: dict[Reason, int] = {}
+        try:
+            first, second = (
+                _rows(answer, rejected, self._settings.max_alerts)
+                for answer in self._fetcher.fetch(self._requests, timeout_s)
+            )
+        except SourceError as error:
+            took_s = self._timer() - started
+            return Batch([SourceStatus(self._source, now_s, False, error.reason, error.detail, took_s=took_s)])
+        alerts = [alert for row in first if (alert := _read(_alert, row, rejected)) is not None]
+        silences = [s for row in second if (s := _read(_silence, row, rejected)) is not None and s.ends_s > now_s]
+        logs = self._changes(alerts, now_s)
+        status = SourceStatus(
+            self._source,
+            now_s,
+            True,
+            samples=len(alerts) + len(silences),
+            rejected=rejected,
+            took_s=self._timer() - started,
+        )
+        return Batch([status], logs=logs, alerts=alerts, silences=silences)
+
+    def close(self) -> None:
+        self._fetcher.close()
+
+    def _changes(self, alerts: list[Alert], now_s: float) -> list[LogRecord]:
+        now = {alert.fingerprint: alert for alert in alerts}
+        begun = [alert for key, alert in now.items() if key not in self._firing]
+        ended = [alert for key, alert in self._firing.items() if key not in now]
+        self._firing = now
+        return [self._line(alert, "firing", alert.since_s) for alert in begun] + [
+            self._line(alert, "resolved", now_s) for alert in ended
+        ]
+
+    def _line(self, alert: Alert, state: str, at_s: float) -> LogRecord:
+        quiet = " (silenced)" if alert.silenced_by else " (inhibited)" if alert.inhibited_by else ""
+        text = f"alert {alert.name} {state}{quiet} severity={alert.severity or 'none'}: {alert.summary}"
+        subject = alert.subject or self._source
+        return LogRecord(Instant(at_s), self._source.name, subject, text, int(alert.since_s))
+
+
+def _rows(answer: Answer | SourceError, rejected: dict[Reason, int], most: int) -> list[Any]:
+    """The list that an answer holds. Raises SourceError where it holds none."""
+    if isinstance(answer, SourceError):
+        raise answer
+    try:
+        rows = orjson.loads(answer.body)
+    except orjson.JSONDecodeError as error:
+        raise SourceError(Reason.MALFORMED, f"no JSON: {error}") from error
+    if not isinstance(rows, list):
+        raise SourceError(Reason.MALFORMED, "the answer is no list")
+    if len(rows) > most:
+        rejected[Reason.TOO_LARGE] = rejected.get(Reason.TOO_LARGE, 0) + len(rows) - most
+    return rows[:most]
+
+
+def _read(read: Callable[[Any], T], row: Any, rejected: dict[Reason, int]) -> T | None:
+    try:
+        return read(row)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        rejected[Reason.MALFORMED] = rejected.get(Reason.MALFORMED, 0) + 1
+        return None
+
+
+def _alert(row: Any) -> Alert:
+    labels = {_plain(k): _plain(v) for k, v in list(row["labels"].items())[:_MAX_LABELS]}
+    notes = row.get("annotations") or {}
+    summary = notes.get("summary") or notes.get("message") or notes.get("description") or ""
+    status = row.get("status") or {}
+    return Alert(
+        labels.get("alertname", ""),
+        _plain(row["fingerprint"]),
+        _subject(labels),
+        _seconds(row["startsAt"]),
+        _seconds(row["endsAt"]),
+        labels.get("severity", ""),
+        _plain(summary, _MAX_SUMMARY),
+        labels,
+        tuple(_plain(one) for one in status.get("silencedBy") or ()),
+        tuple(_plain(one) for one in status.get("inhibitedBy") or ()),
+    )
+
+
+def _silence(row: Any) -> Silence:
+    if row["status"]["state"] == "expired":
+        return Silence("", (), 0.0, -math.inf, "", "")
+    signs = {(True, False): "=", (False, False): "!=", (True, True): "=~", (False, True): "!~"}
+    matchers = tuple(
+        f'{_plain(m["name"])}{signs[bool(m.get("isEqual", True)), bool(m["isRegex"])]}"{_plain(m["value"])}"'
+        for m in row["matchers"][:_MAX_LABELS]
+    )
+    starts_s, ends_s = _seconds(row["startsAt"]), _seconds(row["endsAt"])
+    by, comment = _plain(row.get("createdBy", "")), _plain(row.get("comment", ""), _MAX_SUMMARY)
+    return Silence(_plain(row["id"]), matchers, starts_s, ends_s, by, comment)
+
+
+def _subject(labels: Mapping[str, str]) -> Subject | None:
+    """The narrowest thing that the labels name."""
+    uuid = next((labels[name] for name in _GPU_LABELS if labels.get(name, "").startswith(("GPU-", "MIG-"))), "")
+    pod, namespace = labels.get("exported_pod") or labels.get("pod"), labels.get("exported_namespace")
+    namespace = namespace or labels.get("namespace")
+    if uuid:
+        return Subject(SubjectKind.MIG if uuid.startswith("MIG-") else SubjectKind.GPU, uuid)
+    if pod and namespace:
+        return pod_subject(namespace, pod)
+    node = next((labels[name] for name in _NODE_LABELS if labels.get(name)), "")
+    host = node.rpartition(":")[0] or node
+    return Subject(SubjectKind.NODE, host) if host else None
+
+
+def _plain(text: Any, most: int = _MAX_CHARS) -> str:
+    """At most so many characters, control characters shown as spaces. Raises TypeError where it is no text."""
+    if not isinstance(text, str):
+        raise TypeError(f"{type(text).__name__} instead of text")
+    cut = text[:most]
+    return cut if cut.isprintable() else "".join(c if c.isprintable() else " " for c in cut)
+
+
+def _seconds(stamp: Any) -> float:
+    """Unix s of an RFC 3339 time. Raises ValueError or TypeError where it is none."""
+    return datetime.fromisoformat(stamp).timestamp()

@@ -1,0 +1,324 @@
+"""The past of a Prometheus as ticks: range queries, one at a time, resting as long as the server worked.
+
+A look-back must not disturb the server that a rota depends on: one query is under way at any time, each answer is
+bounded in samples, and after each the reader waits at least as long as the answer took. A metric that nobody
+exports is asked for once. A server that refuses an answer as too large, or does not end it in time, is asked for
+shorter stretches. What could not be read is a gap: its ticks say that the source was lost.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.frame import Floats, Frame, Instant, LogRecord, Reason, SeriesIndex, SourceStatus
+from nightshift.collectors.http import Answer, Fetcher, Request, SourceError
+from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
+from nightshift.collectors.prometheus.api import Matrix, instant, over_range, read_matrix, read_vector
+from nightshift.collectors.prometheus.live import PrometheusCollector
+from nightshift.collectors.prometheus.queries import KEYS, query_for, subject_of
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.telemetry.gpu_labels import IDENTITY, GpuLabels
+from nightshift.collectors.telemetry.metrics import Metric, of_kind
+from nightshift.collectors.telemetry.pages import source_subject
+from nightshift.collectors.tick import Tick
+
+KINDS = (SubjectKind.GPU, SubjectKind.CONTAINER, SubjectKind.NODE)
+MOST_VALUES = 8_000_000
+"""Values held at once: a chunk of the past is as long as that allows."""
+MOST_POINTS = 10_000
+"""Points per series and answer: Prometheus refuses more than 11,000."""
+LABELS_EVERY_S, SOONER_S = 3600.0, 600.0
+"""How often who holds what is asked for; sooner where more GPUs are seen than when it was last asked."""
+TRIES = 3
+SMALLEST = 16
+"""An answer is asked for in parts down to this share of its length (or this many points)."""
+GIVE_UP = 6
+"""Stretches in a row that cannot be read: the server is gone, and the rest is one gap."""
+UNKNOWN_SERIES = 4096
+"""How many series a metric is taken to have whose count could not be read."""
+
+
+@dataclass
+class Reading:
+    """What reading the past cost and did not get. series: most series at once per metric; 0 = nobody exports it; a
+    metric of which that could not be read is not in it."""
+
+    queries: int = 0
+    samples: int = 0
+    busy_s: float = 0.0
+    rested_s: float = 0.0
+    series: dict[str, int] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+
+
+class RangeReader:
+    """Ticks of a time range. `load` is the share of the time in which a query may be under way."""
+
+    def __init__(
+        self,
+        settings: PrometheusCollector.Settings,
+        step_s: float,
+        *,
+        load: float = 0.5,
+        timeout_s: float = 60.0,
+        sleep: Callable[[float], None] = time.sleep,
+        timer: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not (0 < load <= 1 and step_s > 0):
+            raise ValueError("load is a share of the time, step_s is positive")
+        self._settings, self.step_s, self._load = settings, step_s, load
+        self._timeout_s, self._sleep, self._timer = timeout_s, sleep, timer
+        self._fetcher = Fetcher(
+            settings.http, max_bytes=256 * 2**20, accept="application/json", compress=True, parallel=1, timer=timer
+        )
+        self._source = source_subject("prometheus", settings.url)
+        self._labels = GpuLabels(settings.workload, timer)
+        self.reading = Reading()
+
+    def close(self) -> None:
+        self._fetcher.close()
+
+    def probe(self, at_s: float) -> None:
+        """Asks for next to nothing. Raises Permanent where not even that is answered as Prometheus does."""
+        try:
+            read_vector(self._ask(instant(self._settings.url, "vector(1)", at_s, self._timeout_s)))
+        except SourceError as error:
+            raise Permanent(f"{self._settings.url}: {error}") from error
+
+    def matrix(self, query: str, start_s: float, end_s: float, step_s: float) -> Matrix:
+        """One range query of at most MOST_POINTS points. Raises SourceError after three tries (at once where the
+        server calls it too large), Permanent at once where credentials or the address are wrong."""
+        answer = self._ask(over_range(self._settings.url, query, start_s, end_s, step_s))
+        found = read_matrix(answer, start_s, end_s, step_s)
+        self.reading.samples += int(np.isfinite(found.values).sum())
+        return found
+
+    def matrices(self, query: str, start_s: float, end_s: float) -> Iterator[Matrix]:
+        """The range in parts, which overlap by a point, as long as the server answers them. Raises SourceError."""
+        span_s = min((MOST_POINTS - 1) * self.step_s, end_s - start_s)
+        least_s = max(span_s / SMALLEST, self.step_s)
+        while start_s < end_s:
+            try:
+                found = self.matrix(query, start_s, min(start_s + span_s, end_s), self.step_s)
+            except SourceError as error:
+                if not _too_much(error) or span_s <= least_s:
+                    raise
+                span_s = max(span_s / 4.0 // self.step_s * self.step_s, least_s)
+                continue
+            yield found
+            start_s += span_s
+
+    def ticks(self, start_s: float, end_s: float, inventory: Inventory) -> Iterator[Tick]:
+        """Oldest first, `step_s` apart, aligned to multiples of it."""
+        start_s = math.ceil(start_s / self.step_s) * self.step_s
+        wanted = [(kind, self._exported(kind, start_s, end_s)) for kind in KINDS if kind in self._settings.kinds]
+        indices: dict[SubjectKind, SeriesIndex] = {}
+        labelled_s, labelled, xids = -math.inf, 0, _Xids(self._source.name)
+        chunk = min(self._steps(wanted), math.floor((end_s - start_s) / self.step_s + 1e-9) + 1)
+        least = max(chunk // SMALLEST, min(chunk, SMALLEST))
+        first_s, lost = start_s, 0
+        while first_s <= end_s:
+            last_s = min(first_s + (chunk - 1) * self.step_s, end_s) if lost < GIVE_UP else end_s
+            blocks, failed = self._blocks(wanted if lost < GIVE_UP else (), first_s, last_s, indices)
+            if chunk > least and any(_too_much(error) for error in failed.values()):
+                chunk = max(chunk // 4, least)
+                continue
+            problem = "; ".join(map(str, failed.values())) or ("given up" if lost >= GIVE_UP else "")
+            self.reading.failed += [f"{kind} at {first_s:.0f}: {error}" for kind, error in failed.items()]
+            if lost == GIVE_UP:
+                self.reading.failed.append(f"everything from {first_s:.0f} on: {lost} stretches in a row failed")
+            lost = lost + 1 if (failed and not blocks) or lost >= GIVE_UP else 0
+            for number in range(math.floor((last_s - first_s) / self.step_s + 1e-9) + 1):
+                at_s = first_s + number * self.step_s
+                frames = {
+                    kind: self._frame(kind, metrics, values[number], indices, at_s)
+                    for kind, (metrics, values) in blocks.items()
+                }
+                gpus = frames.get(SubjectKind.GPU)
+                seen = 0 if gpus is None else int(np.isfinite(gpus.values).any(axis=1).sum())
+                if seen and at_s - labelled_s >= (SOONER_S if seen > labelled else LABELS_EVERY_S):
+                    labelled_s, labelled = at_s, seen
+                    self._tell_labels(inventory, at_s)
+                yield self._tick(at_s, frames, problem, xids, inventory)
+            first_s = last_s + self.step_s
+
+    def _blocks(
+        self,
+        wanted: Sequence[tuple[SubjectKind, list[Metric]]],
+        first_s: float,
+        last_s: float,
+        indices: dict[SubjectKind, SeriesIndex],
+    ) -> tuple[dict[SubjectKind, tuple[tuple[str, ...], Floats]], dict[SubjectKind, SourceError]]:
+        """What could be read of a stretch by kind, and why the rest could not."""
+        blocks: dict[SubjectKind, tuple[tuple[str, ...], Floats]] = {}
+        failed: dict[SubjectKind, SourceError] = {}
+        for kind, metrics in wanted:
+            try:
+                blocks[kind] = self._block(kind, metrics, first_s, last_s, indices)
+            except SourceError as error:
+                failed[kind] = error
+        return blocks, failed
+
+    def _tick(
+        self, at_s: float, frames: dict[SubjectKind, Frame], problem: str, xids: _Xids, inventory: Inventory
+    ) -> Tick:
+        status = SourceStatus(
+            self._source,
+            at_s,
+            not problem,
+            Reason.UNREACHABLE if problem else None,
+            problem,
+            covers=self._labels.nodes(),
+        )
+        shown = {kind: frame for kind, frame in frames.items() if len(frame.index)}
+        gpus = shown.get(SubjectKind.GPU)
+        events = xids.take(gpus, inventory) if gpus is not None else ()
+        return Tick(at_s, shown, logs=[e.record for e in events], events=events, sources=(status,))
+
+    def _exported(self, kind: SubjectKind, start_s: float, end_s: float) -> list[Metric]:
+        """The metrics of a kind that anybody exported in the range: one small query each."""
+        found = []
+        step_s = max((end_s - start_s) / 50.0, self.step_s)
+        for metric in of_kind(kind):
+            query = f"count({query_for(kind, metric, self._settings.matchers)})"
+            try:
+                counts = self.matrix(query, start_s, end_s, step_s).values
+            except SourceError as error:
+                self.reading.failed.append(f"how many have {metric.name}: {error}")
+                found.append(metric)  # not known is not absent: it is asked for
+                continue
+            most = int(np.nanmax(counts)) if np.isfinite(counts).any() else 0
+            self.reading.series[metric.name] = most
+            if most:
+                found.append(metric)
+        return found
+
+    def _steps(self, wanted: Sequence[tuple[SubjectKind, list[Metric]]]) -> int:
+        known = self.reading.series
+        guess = max(known.values(), default=0) or UNKNOWN_SERIES
+        cells = sum(known.get(m.name, guess) for _, metrics in wanted for m in metrics)
+        return max(1, min(MOST_POINTS, MOST_VALUES // max(cells, 1)))
+
+    def _block(
+        self,
+        kind: SubjectKind,
+        metrics: Sequence[Metric],
+        first_s: float,
+        last_s: float,
+        indices: dict[SubjectKind, SeriesIndex],
+    ) -> tuple[tuple[str, ...], Floats]:
+        """([metric names], values [n_times, n_subjects, n_metrics]); adds new subjects to the kind's index."""
+        index = indices.get(kind, SeriesIndex(kind, ()))
+        rows, answers = dict(index.rows), []
+        for metric in metrics:
+            matrix = self.matrix(query_for(kind, metric, self._settings.matchers), first_s, last_s, self.step_s)
+            places = []
+            for labels in matrix.labels:
+                try:
+                    subject = subject_of(kind, tuple(labels.get(key) or "" for key in KEYS[kind]))
+                    places.append(rows.setdefault(subject, len(rows)))
+                except (ValueError, TypeError, AttributeError):
+                    places.append(-1)
+            answers.append((metric, places, matrix.values))
+        if len(rows) > len(index):
+            indices[kind] = SeriesIndex(kind, tuple(rows))
+        indices.setdefault(kind, index)
+        n_times = math.floor((last_s - first_s) / self.step_s + 1e-9) + 1
+        values = np.full((n_times, len(rows), len(metrics)), np.nan)
+        for column, (metric, places, found) in enumerate(answers):
+            known = np.array(places, dtype=np.int64)
+            scaled = found[:, known >= 0] * metric.scale
+            with np.errstate(invalid="ignore"):
+                possible = (scaled >= metric.low) & (scaled <= metric.high)
+            if metric.zero_is_missing:
+                possible &= scaled != 0.0
+            values[:, known[known >= 0], column] = np.where(possible, scaled, np.nan)
+        return tuple(m.name for m in metrics), values
+
+    def _frame(
+        self,
+        kind: SubjectKind,
+        metrics: tuple[str, ...],
+        values: Floats,
+        indices: dict[SubjectKind, SeriesIndex],
+        at_s: float,
+    ) -> Frame:
+        index = indices[kind]
+        if len(values) < len(index):
+            values = np.vstack([values, np.full((len(index) - len(values), len(metrics)), np.nan)])
+        epoch = np.zeros(len(index), dtype=np.int64)
+        return Frame(at_s, index, metrics, values, np.full((1, len(metrics)), at_s), epoch)
+
+    def _tell_labels(self, inventory: Inventory, at_s: float) -> None:
+        query = f"{IDENTITY}{{{self._settings.matchers}}}"
+        try:
+            vector = read_vector(self._ask(instant(self._settings.url, query, at_s, self._timeout_s)))
+        except SourceError as error:
+            self.reading.failed.append(f"labels at {at_s:.0f}: {error}")
+            return
+        self._labels.take(vector.labels)
+        self._labels.tell(inventory, at_s, self._timeout_s)
+
+    def _ask(self, request: Request) -> Answer:
+        failed = SourceError(Reason.UNREACHABLE, "not asked")
+        for attempt in range(TRIES):
+            began_s = self._timer()
+            (answer,) = self._fetcher.fetch([request], self._timeout_s)
+            took_s = self._timer() - began_s
+            self.reading.queries += 1
+            self.reading.busy_s += took_s
+            rest_s = took_s * (1.0 / self._load - 1.0) * (1 if isinstance(answer, Answer) else 2**attempt)
+            if isinstance(answer, SourceError):
+                rest_s = max(rest_s, 0.2 * 2**attempt)
+            self.reading.rested_s += rest_s
+            self._sleep(rest_s)
+            if isinstance(answer, Answer):
+                return answer
+            failed = answer
+            if _refused(answer):
+                break
+            if answer.reason in (Reason.UNAUTHORISED, Reason.NOT_FOUND):
+                raise Permanent(f"{self._settings.url}: {answer}")
+        raise failed
+
+
+def _refused(error: SourceError) -> bool:
+    """The server, or our own limit, calls the answer too large: Prometheus, Thanos, Mimir and VictoriaMetrics all
+    say it with a 422."""
+    return error.reason is Reason.TOO_LARGE or error.detail.startswith("HTTP 422")
+
+
+def _too_much(error: SourceError) -> bool:
+    """Whether a shorter stretch may be answered: refused, or not ended in time (Prometheus then says 503)."""
+    late = error.reason is Reason.TIMEOUT or error.detail.startswith(("HTTP 503", "HTTP 504"))
+    return late or _refused(error)
+
+
+class _Xids:
+    """Xids by the gauge of the last one: it never clears, so what tells an event is that it changes."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._last: dict[Subject, float] = {}
+        self._count = 0
+
+    def take(self, frame: Frame, inventory: Inventory) -> tuple[KernelEvent, ...]:
+        column = frame.column("gpu_xid_last")
+        found = []
+        for row in np.flatnonzero(np.isfinite(column)).tolist():
+            gpu, code = frame.index.subjects[row], float(column[row])
+            before, self._last[gpu] = self._last.get(gpu, code), code
+            node = inventory.above(gpu, SubjectKind.NODE, frame.at_s) if code != before and code else None
+            if node is None:
+                continue
+            self._count += 1
+            text = f"DCGM_FI_DEV_XID_ERRORS of {gpu.name}: {before:.0f} → {code:.0f}"
+            record = LogRecord(Instant(frame.at_s), self._source, node, text, self._count)
+            found.append(KernelEvent(KernelEventKind.XID, record, node, code=int(code), gpu=gpu))
+        return tuple(found)

@@ -1,0 +1,1 @@
+"""GPUs, hosts and servers: exporters' pages, NVML, and the names and units of every metric."""

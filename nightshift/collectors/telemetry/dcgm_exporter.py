@@ -1,0 +1,193 @@
+"""dcgm-exporter's pages, scraped directly: GPUs, MIG instances and NVLinks, and who holds them.
+
+Labels as dcgm-exporter writes them (NVIDIA/dcgm-exporter, internal/pkg/rendermetrics/render_metrics.go):
+`gpu, UUID, pci_bus_id, device, modelName, Hostname` on GPU rows (other releases: `uuid`, `hostname`), with
+`GPU_I_PROFILE, GPU_I_ID` on MIG rows; `nvlink, gpu_uuid, hostname` on link rows; `container, namespace, pod` where
+it maps pods. A Prometheus in between may have renamed these to `exported_…`, which then are the true ones.
+
+Of a GPU in MIG mode there are no rows but its instances', each of which repeats what is the whole board's: memory
+errors, Xid, bus (`collectors.telemetry.metrics.BOARD`). They are the GPU's own row, the highest where they differ.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+from pydantic import Field
+
+from nightshift.collectors.frame import Reason
+from nightshift.collectors.kernel_log.pci import PCI_FACT, canonical_pci
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.collectors.telemetry.exposition import Layout, Page
+from nightshift.collectors.telemetry.metrics import BOARD, of_kind
+from nightshift.collectors.telemetry.pages import PageCollector, PageSettings, Plan, Relation
+from nightshift.collectors.telemetry.rows import Cells, Rows, cells
+from nightshift.collectors.training.workload import WorkloadRule, pod_subject
+
+_LANE = re.compile(r"(DCGM_FI_DEV_NVLINK_[A-Z_]+)_L(\d{1,2})")
+NODE_TIME = "nightshift_node_time_seconds"
+"""What `nightshift node` adds to its page: its clock when it answered."""
+KINDS = (SubjectKind.GPU, SubjectKind.MIG, SubjectKind.LINK)
+
+
+class DcgmExporterCollector(PageCollector):
+    """One row per GPU, MIG instance and NVLink of all pages; NaN where a page did not say."""
+
+    plugin: ClassVar[str] = "dcgm_exporter"
+    blanks = True
+
+    class Settings(PageSettings):
+        """Scrapes dcgm-exporter, or `nightshift node`, which serves the same page."""
+
+        workload: WorkloadRule = Field(
+            default_factory=WorkloadRule, description="How a pod's name tells its job and rank"
+        )
+
+    def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(settings, gpu_rows(settings.forget_after_s), clock)
+        self._workload = settings.workload
+
+    def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> Plan:
+        columns = {kind: rows.column for kind, rows in self._rows.items()}
+        return plan_of(layout, columns, self._workload, node, host)
+
+
+def gpu_rows(forget_after_s: float) -> dict[SubjectKind, Rows]:
+    """Empty rows for what DCGM tells of. MIG instances have the GPU's metrics."""
+    return {
+        SubjectKind.GPU: Rows(SubjectKind.GPU, of_kind(SubjectKind.GPU), forget_after_s),
+        SubjectKind.MIG: Rows(SubjectKind.MIG, of_kind(SubjectKind.GPU), forget_after_s),
+        SubjectKind.LINK: Rows(SubjectKind.LINK, of_kind(SubjectKind.LINK), forget_after_s),
+    }
+
+
+def plan_of(
+    layout: Layout,
+    columns: Mapping[SubjectKind, Mapping[str, int]],
+    workload: WorkloadRule,
+    node: str | None,
+    host: str,
+) -> Plan:
+    """Where the samples of DCGM series belong: `columns` by kind and exported name. `node` overrides the Hostname
+    label, `host` stands in for it."""
+    entries: dict[SubjectKind, list[tuple[int, Subject, int, float]]] = defaultdict(list)
+    relations: set[Relation] = set()
+    facts: dict[Subject, dict[str, str]] = {}
+    holders: dict[Subject, set[Subject]] = defaultdict(set)
+    rejected: Counter[Reason] = Counter()
+    described: set[tuple[tuple[str, str], ...]] = set()
+    repeated: list[tuple[int, Subject, int, float]] = []
+    boards = {name: column for name, column in columns[SubjectKind.GPU].items() if name in BOARD}
+    scales = {kind: [m.scale for m in of_kind(_metrics_of(kind))] for kind in KINDS}
+    for position, series in enumerate(layout.series):
+        name, lane = series.name, None
+        if (match := _LANE.fullmatch(name)) is not None:
+            name, lane = match.groups()
+        labels = dict(series.labels)
+        kind = SubjectKind.LINK if lane is not None or "nvlink" in labels else SubjectKind.GPU
+        if kind is SubjectKind.GPU and labels.get("GPU_I_ID"):
+            kind = SubjectKind.MIG
+        column = columns[kind].get(name)
+        if column is None:  # OpenTelemetry's collector and others end counters so
+            name = name.removesuffix("_total")
+            column = columns[kind].get(name)
+        if column is None:
+            continue
+        if layout.types.get(series.name) in ("histogram", "summary"):
+            rejected[Reason.MALFORMED] += 1
+            continue
+        try:
+            subject, gpu = _subject(kind, labels, lane)
+        except ValueError:
+            rejected[Reason.MALFORMED] += 1
+            continue
+        entries[kind].append((position, subject, column, scales[kind][column]))
+        if kind is SubjectKind.MIG and (of_board := boards.get(name)) is not None:
+            repeated.append((position, gpu, of_board, scales[SubjectKind.GPU][of_board]))
+        if series.labels in described:
+            continue
+        described.add(series.labels)
+        where = node or labels.get("Hostname") or labels.get("hostname") or labels.get("node")
+        where = where or labels.get("instance", "").rpartition(":")[0] or host  # a gathered page names its nodes
+        try:
+            _describe(subject, gpu, labels, where, relations, facts, holders)
+        except ValueError:
+            rejected[Reason.MALFORMED] += 1
+    _place(holders, workload, relations)
+    nodes = tuple(sorted({parent for _, parent in relations if parent.kind is SubjectKind.NODE}))
+    placed: list[Cells] = [cells(SubjectKind.GPU, repeated, highest=True)] if repeated else []
+    placed += [cells(kind, found) for kind, found in entries.items()]
+    at = next((n for n, series in enumerate(layout.series) if series.name == NODE_TIME), None)
+    clock = (nodes[0], at) if len(nodes) == 1 else None
+    return Plan(layout, placed, frozenset(relations), facts, nodes, dict(rejected), clock)
+
+
+def _metrics_of(kind: SubjectKind) -> SubjectKind:
+    return SubjectKind.GPU if kind is SubjectKind.MIG else kind
+
+
+def _subject(kind: SubjectKind, labels: Mapping[str, str], lane: str | None) -> tuple[Subject, Subject]:
+    """(the row's subject, its GPU). Raises ValueError where no usable UUID stands in the labels."""
+    uuid = labels.get("UUID") or labels.get("uuid") or labels.get("gpu_uuid") or ""
+    if not uuid.isprintable():
+        raise ValueError("UUID with control characters")
+    gpu = Subject(SubjectKind.GPU, uuid)
+    if kind is SubjectKind.GPU:
+        return gpu, gpu
+    part = f"mig{labels['GPU_I_ID']}" if kind is SubjectKind.MIG else f"link{lane or labels['nvlink']}"
+    if not part.isprintable():
+        raise ValueError("an instance or link with control characters")
+    return Subject(kind, f"{uuid}/{part}"), gpu
+
+
+def _describe(
+    subject: Subject,
+    gpu: Subject,
+    labels: Mapping[str, str],
+    node_name: str,
+    relations: set[Relation],
+    facts: dict[Subject, dict[str, str]],
+    holders: dict[Subject, set[Subject]],
+) -> None:
+    if not node_name.isprintable():
+        raise ValueError("a host's name with control characters")
+    node = Subject(SubjectKind.NODE, node_name)
+    relations.add((gpu, node))
+    if subject != gpu:
+        relations.add((subject, gpu))
+    index, address = labels.get("gpu", ""), canonical_pci(labels.get("pci_bus_id", "")) or ""
+    known = {
+        "index": index,
+        "slot": address or index,
+        "model": labels.get("modelName") or labels.get("model_name") or "",
+        "driver": labels.get("DCGM_FI_DRIVER_VERSION", ""),
+        PCI_FACT: address,
+    }
+    facts.setdefault(gpu, {}).update({key: _plain(value) for key, value in known.items() if value})
+    pod = labels.get("exported_pod") or labels.get("pod") or ""
+    namespace = labels.get("exported_namespace") or labels.get("namespace") or ""
+    if pod and namespace:
+        holder = pod_subject(namespace, pod)
+        relations.update(((gpu, holder), (holder, node)))
+        if subject.kind is SubjectKind.MIG:
+            relations.add((subject, holder))
+        holders[holder].add(gpu)
+
+
+def _plain(text: str) -> str:
+    """To display: short, control characters as spaces."""
+    return "".join(c if c.isprintable() else " " for c in text[:200])
+
+
+def _place(holders: Mapping[Subject, set[Subject]], workload: WorkloadRule, relations: set[Relation]) -> None:
+    """Jobs and ranks of the pods, by the workload rule."""
+    for pod, gpus in holders.items():
+        job, rank = workload.place(*pod.name.split("/", 1))
+        if job is not None:
+            relations.add((pod, job))
+        if job is not None and rank is not None and len(gpus) == 1:
+            relations.update(((next(iter(gpus)), rank), (rank, pod), (rank, job)))

@@ -1,0 +1,125 @@
+"""node_exporter's pages: a node's pressure, memory, disks, filesystems, network ports and clock.
+
+Series are told apart by their labels: none for the node; `device` for interfaces and block devices; `device, port`
+for InfiniBand; `mountpoint` for filesystems. Loopback, virtual interfaces and pseudo-filesystems are left out: a
+node of Kubernetes has hundreds that nobody asks about. Label names as node_exporter v1.9 writes them.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import ClassVar
+
+from pydantic import Field, field_validator
+
+from nightshift.collectors.frame import Reason
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.collectors.telemetry.exposition import Layout, Page, Series
+from nightshift.collectors.telemetry.metrics import of_kind
+from nightshift.collectors.telemetry.pages import PageCollector, PageSettings, Plan, Relation
+from nightshift.collectors.telemetry.rows import Rows, cells
+
+KINDS = (SubjectKind.NODE, SubjectKind.NIC, SubjectKind.DISK)
+_REAL_MOUNT = ("ext", "xfs", "btrfs", "zfs", "nfs", "lustre", "beegfs", "ceph", "fuse", "gpfs", "wekafs", "overlay")
+
+
+class NodeExporterCollector(PageCollector):
+    """One row per node, network port, disk and filesystem of all pages; NaN where a page did not say."""
+
+    plugin: ClassVar[str] = "node_exporter"
+
+    class Settings(PageSettings):
+        """Scrapes node_exporter: a host's pressure, memory, disks, fabric and clock."""
+
+        ignored_devices: str = Field(
+            r"lo|veth.*|cali.*|cilium.*|lxc.*|docker.*|cni.*|flannel.*|br-.*|ifb.*|tunl.*|kube-.*|dummy.*|nodelocaldns"
+            r"|loop.*|ram.*|zram.*|sr\d+|dm-\d+|nbd.*",
+            description="Network and block devices that are left out: a pattern of their whole name",
+        )
+        ignored_mounts: str = Field(
+            r"/(?:dev|proc|sys|run|snap|boot)(?:/.*)?|/var/lib/(?:kubelet|containerd|docker)/.*",
+            description="Mount points that are left out: a pattern of their whole path",
+        )
+
+        @field_validator("ignored_devices", "ignored_mounts")
+        @classmethod
+        def _is_pattern(cls, text: str) -> str:
+            try:
+                re.compile(text)
+            except re.error as error:
+                raise ValueError(f"{text!r} is no pattern: {error}") from error
+            return text
+
+    def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
+        rows = {kind: Rows(kind, of_kind(kind), settings.forget_after_s) for kind in KINDS}
+        super().__init__(settings, rows, clock)
+        self._devices = re.compile(settings.ignored_devices)
+        self._mounts = re.compile(settings.ignored_mounts)
+
+    def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> Plan:
+        entries: dict[SubjectKind, list[tuple[int, Subject, int, float]]] = defaultdict(list)
+        relations: set[Relation] = set()
+        rejected: Counter[Reason] = Counter()
+        known = {name: kind for kind, rows in self._rows.items() for name in rows.column}
+        scales = {kind: [metric.scale for metric in of_kind(kind)] for kind in self._rows}
+        uname = next((s.label("nodename") for s in layout.series if s.name == "node_uname_info"), "")
+        try:
+            here = Subject(SubjectKind.NODE, _printable(node or uname or host))
+        except ValueError:
+            return Plan(layout, (), rejected={Reason.MALFORMED: len(layout.series)})
+        clock = boot = None
+        for position, series in enumerate(layout.series):
+            if series.name == "node_time_seconds":
+                clock = position
+            elif series.name == "node_boot_time_seconds":
+                boot = position
+            kind = known.get(series.name)
+            if kind is None:
+                continue
+            try:
+                subject = self._subject(kind, series, here)
+            except ValueError:
+                rejected[Reason.MALFORMED] += 1
+                continue
+            if subject is None:
+                continue
+            column = self._rows[kind].column[series.name]
+            entries[kind].append((position, subject, column, scales[kind][column]))
+            if subject != here:
+                relations.add((subject, here))
+        subjects = (here, *(subject for subject, _ in relations))
+        return Plan(
+            layout,
+            [cells(kind, found) for kind, found in entries.items()],
+            frozenset(relations),
+            {},
+            (here,),
+            dict(rejected),
+            (here, clock),
+            None if boot is None else (subjects, boot),
+        )
+
+    def _subject(self, kind: SubjectKind, series: Series, here: Subject) -> Subject | None:
+        """Whom a series is of, or None where it is left out. Raises ValueError where its labels name nothing."""
+        if kind is SubjectKind.NODE:
+            return None if series.labels else here
+        mount, device = series.label("mountpoint"), series.label("device")
+        if mount:
+            if self._mounts.fullmatch(mount) or not series.label("fstype", "ext4").startswith(_REAL_MOUNT):
+                return None
+            return Subject(kind, _printable(f"{here.name}:{mount}"))
+        if not device:
+            raise ValueError("no device")
+        if self._devices.fullmatch(device):
+            return None
+        port = series.label("port")
+        return Subject(kind, _printable(f"{here.name}/{device}" + (f":{port}" if port else "")))
+
+
+def _printable(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError("a name with control characters")
+    return name

@@ -1,0 +1,241 @@
+"""What the collectors of exposition pages share: fetch all, read each, place the samples, say how each answered.
+
+The placing is worked out once per layout of a page (a `Plan`) and again only when its rows change.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.clocks import ClockOffset, measured
+from nightshift.collectors.frame import Floats, Frame, Reason, SourceStatus
+from nightshift.collectors.http import Answer, Fetcher, HttpSettings, Request, SourceError, checked_url
+from nightshift.collectors.subject import MAX_NAME_CHARS, Inventory, Subject, SubjectKind
+from nightshift.collectors.telemetry.exposition import Layout, Page, PageParser
+from nightshift.collectors.telemetry.rows import Cells, Rows
+from nightshift.collectors.tick import Batch
+
+ACCEPT = "text/plain;version=0.0.4;q=1,application/openmetrics-text;version=1.0.0;q=0.5"
+Relation = tuple[Subject, Subject]
+BOOT_JITTER_S = 30.0
+"""The kernel works its boot time out of two clocks, so it wanders by a little without a reboot."""
+
+
+class PageSettings(BaseModel):
+    """Pages to scrape."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    urls: list[str] = Field(min_length=1, description="Addresses of the pages, one per node")
+    nodes: dict[str, str] = Field(
+        default_factory=dict, description="Node name by address, for pages that do not say it"
+    )
+    max_bytes: int = Field(32 * 2**20, ge=1024, description="Largest page that is read (bytes, decompressed)")
+    forget_after_s: float = Field(3600.0, gt=0, description="How long a vanished subject keeps its row (s)")
+    http: HttpSettings = Field(default_factory=HttpSettings, description="Credentials and TLS")
+
+    @field_validator("urls")
+    @classmethod
+    def _are_addresses(cls, urls: list[str]) -> list[str]:
+        if len(set(urls)) != len(urls):
+            raise ValueError("urls: an address stands twice")
+        try:
+            return [checked_url(url) for url in urls]
+        except Permanent as error:
+            raise ValueError(str(error)) from error
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Where a layout's samples belong and which relations its labels tell."""
+
+    layout: Layout
+    cells: Sequence[Cells]
+    relations: frozenset[Relation] = frozenset()
+    facts: Mapping[Subject, Mapping[str, str]] = field(default_factory=dict)
+    nodes: tuple[Subject, ...] = ()
+    rejected: Mapping[Reason, int] = field(default_factory=dict)
+    clock: tuple[Subject, int | None] | None = None
+    """The node whose clock stamped this page, and the sample that tells its time, if one does."""
+    boot: tuple[tuple[Subject, ...], int] | None = None
+    """Whose counters began at the time that this sample tells."""
+
+
+@dataclass
+class _Source:
+    url: str
+    subject: Subject
+    node: str | None
+    parser: PageParser = field(default_factory=PageParser)
+    openmetrics: PageParser = field(default_factory=lambda: PageParser(openmetrics=True))
+    plan: Plan | None = None
+    told: Inventory | None = None
+    booted_s: float = math.nan
+
+
+class PageCollector(ABC):
+    """Scrapes pages; a subclass says what their labels mean."""
+
+    plugin: ClassVar[str]
+    blanks = False
+
+    def __init__(
+        self, settings: PageSettings, rows: Mapping[SubjectKind, Rows], timer: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._rows = rows
+        self._timer = timer
+        self._clocks: list[ClockOffset] = []
+        self._fetcher = Fetcher(settings.http, max_bytes=settings.max_bytes, accept=ACCEPT, timer=timer)
+        self._sources = [
+            _Source(url, source_subject(self.plugin, url), settings.nodes.get(url)) for url in settings.urls
+        ]
+
+    @property
+    def name(self) -> str:
+        return self.plugin
+
+    @abstractmethod
+    def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> Plan:
+        """Says where the samples of a new layout belong. `node` is the configured name, `host` and `place`
+        (`host:port`) are the address's."""
+
+    def collect(self, now_s: float, inventory: Inventory, timeout_s: float) -> Batch:
+        answers = self._fetcher.fetch([Request(source.url) for source in self._sources], timeout_s)
+        statuses = [
+            self._take(source, answer, now_s, inventory)
+            for source, answer in zip(self._sources, answers, strict=True)
+        ]
+        frames = [rows.frame(now_s) for rows in self._rows.values()]
+        clocks, self._clocks = self._clocks, []
+        return Batch(statuses, [frame for frame in frames if isinstance(frame, Frame)], clocks=clocks)
+
+    def shaped(self, plan: Plan, page: Page, now_s: float) -> tuple[Floats, Floats]:
+        """Values and times (Unix s) that the plan's cells stand in; a subclass may join samples here."""
+        return page.values, page.times_s
+
+    def close(self) -> None:
+        self._fetcher.close()
+
+    def _take(
+        self, source: _Source, answer: Answer | SourceError, now_s: float, inventory: Inventory
+    ) -> SourceStatus:
+        covers = source.plan.nodes if source.plan is not None else ()
+        if not covers and source.node is not None:
+            covers = (Subject(SubjectKind.NODE, source.node),)
+        if isinstance(answer, SourceError):
+            return SourceStatus(source.subject, now_s, False, answer.reason, answer.detail, covers=covers)
+        body, whole = answer.body, not answer.body or answer.body.endswith(b"\n")
+        openmetrics = answer.content_type.startswith("application/openmetrics-text")
+        if openmetrics:  # it has to say where it ends, and Prometheus refuses it otherwise
+            whole = body.rstrip().endswith(b"# EOF")
+        if not body.endswith(b"\n"):
+            body = body[: body.rfind(b"\n") + 1]  # the last value may be cut: 12345 reads as 123
+        page = (source.openmetrics if openmetrics else source.parser).parse(body)
+        plan = source.plan
+        if plan is None or plan.layout is not page.layout:
+            address = urlsplit(source.url)
+            plan = self.plan(page.layout, page, address.hostname or "", source.node, address.netloc)
+        if plan is not source.plan or source.told is not inventory:
+            tell(inventory, source.plan if source.told is inventory else None, plan, now_s)
+            if source.plan is not None:
+                for rows in self._rows.values():
+                    rows.renew(_with_other_driver(source.plan, plan))
+            source.plan, source.told = plan, inventory
+        rejected = dict(page.rejected)
+        _add(rejected, plan.rejected)
+        self._look_at_clocks(source, plan, page, answer)
+        values, times_s = self.shaped(plan, page, now_s)
+        used = 0
+        for where in plan.cells:
+            used += len(where.position)
+            rows = self._rows[where.kind]
+            _add(rejected, rows.put(where, values, times_s, now_s, blanks=self.blanks))
+        reason, detail = None, ""
+        if not whole:
+            cut = "inside a line" if len(body) < len(answer.body) else "without # EOF"
+            reason, detail = Reason.TRUNCATED, f"the page ends {cut} after {len(answer.body)} bytes"
+        elif not used and not any(
+            name in rows.column for name in page.layout.types for rows in self._rows.values()
+        ):
+            reason, detail = Reason.NOT_FOUND, f"none of {len(page.values)} samples is one that {self.plugin} knows"
+        elif not used and rejected:
+            reason, detail = Reason.MALFORMED, f"no sample can be used, {sum(rejected.values())} were refused"
+        return SourceStatus(
+            source.subject,
+            now_s,
+            reason is None,
+            reason,
+            detail,
+            samples=used,
+            rejected=rejected,
+            took_s=answer.took_s,
+            covers=plan.nodes or covers,
+        )
+
+    def _look_at_clocks(self, source: _Source, plan: Plan, page: Page, answer: Answer) -> None:
+        """Measures the node's clock, and notes a reboot."""
+        if plan.clock is not None:
+            node, at = plan.clock
+            told_s = math.nan if at is None else float(page.values[at])
+            offset = measured(node.name, answer.sent_s, answer.took_s, told_s, answer.date_s)
+            if offset is not None:
+                self._clocks.append(offset)
+        if plan.boot is not None:
+            subjects, at = plan.boot
+            booted_s = float(page.values[at])
+            if abs(booted_s - source.booted_s) > BOOT_JITTER_S:
+                for rows in self._rows.values():
+                    rows.renew(subjects)
+            source.booted_s = source.booted_s if math.isnan(booted_s) else booted_s
+
+
+def source_subject(plugin: str, place: str) -> Subject:
+    return Subject(SubjectKind.SOURCE, f"{plugin} {place}"[:MAX_NAME_CHARS])
+
+
+def _with_other_driver(before: Plan, now: Plan) -> list[Subject]:
+    """The GPUs whose driver was replaced: it counts anew."""
+    drivers = {gpu: facts["driver"] for gpu, facts in before.facts.items() if "driver" in facts}
+    return [gpu for gpu, facts in now.facts.items() if facts.get("driver", "") not in (drivers.get(gpu), "")]
+
+
+def _add(total: dict[Reason, int], more: Mapping[Reason, int]) -> None:
+    for reason, count in more.items():
+        total[reason] = total.get(reason, 0) + count
+
+
+def tell(inventory: Inventory, before: Plan | None, now: Plan, at_s: float) -> None:
+    """Observes what the labels say and ends what they no longer say.
+
+    A GPU that merely vanished from its page stays on its node, where its fault will be looked for; it leaves when
+    its slot (node and PCI address, or index) is taken by a board that is new there. The boards that were there
+    before may have been numbered anew.
+    """
+    for subject, facts in now.facts.items():
+        if before is None or before.facts.get(subject) != facts:
+            inventory.describe(subject, **facts)
+    known = before.relations if before is not None else frozenset()
+    for child, parent in known - now.relations:
+        if parent.kind is not SubjectKind.NODE:
+            inventory.end(child, parent, at_s)
+    taken: dict[Subject, set[str]] = defaultdict(set)
+    for child, parent in now.relations - known:
+        if parent.kind is SubjectKind.NODE and (slot := now.facts.get(child, {}).get("slot")):
+            taken[parent].add(slot)
+    here = {child for child, _ in now.relations}
+    for node, slots in taken.items():
+        for gpu in inventory.children(node, at_s, SubjectKind.GPU):
+            if gpu not in here and inventory.fact(gpu, "slot") in slots:
+                inventory.end(gpu, node, at_s)
+    for child, parent in now.relations - known:
+        inventory.observe(child, parent, at_s)

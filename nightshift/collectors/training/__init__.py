@@ -1,0 +1,1 @@
+"""What jobs say of themselves: logs, TensorBoard, metrics pages and profiler traces."""

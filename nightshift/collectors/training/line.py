@@ -1,0 +1,378 @@
+"""What one line of a trainer's log says: the step and its figures, in the formats that trainers print.
+
+    Megatron-LM   [2026-11-21 13:00:00] iteration 9/ 500 | elapsed time per iteration (ms): 250.0 | lm loss: 2E+00 |
+    torchtitan    [titan] … step: 10  loss:  8.0  grad_norm:  1.2  memory: 10.0GiB(20%)  tps: 1,234  mfu: 20%
+    nanoGPT       iter 100: loss 2.3456, time 123.45ms, mfu 12.3%
+    HF Trainer    {'loss': 2.3, 'grad_norm': 1.2, 'learning_rate': 5e-05, 'epoch': 0.1}   step: tqdm's `100/1000 [`
+    Lightning     Epoch 0:  10%|█ | 100/1000 [00:10<01:30, 9.90it/s, v_num=0, train_loss=2.30]
+    Keras         Epoch 2/10, then lines such as 100/1875 ━━━━━━ 4s 2ms/step - accuracy: 0.9 - loss: 0.3
+    key=value     step=100 loss=2.3 grad_norm=1.2 lr=1e-4 step_time=0.25s tokens_per_s=1000 rank=3, also as JSON
+    others        that tell their step otherwise: `collectors.training.line_formats`
+
+A printed NaN or infinity of a figure is +inf here, because NaN means "not printed". Numbers may be grouped
+(1,234.5) or have a decimal comma (2,3456); what may be either (2,345) is grouped only where it counts something.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from nightshift.collectors.training.line_formats import counted, in_parts, of_another, spaced
+
+_NUMBER = (
+    r"[-+]?(?:\d{1,3}(?:\.\d{3})+,\d+|\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?"
+    r"|(?i:nan|inf(?:inity)?)(?:\.0)?)"
+)
+_GROUPED = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
+_GROUPED_BY_DOTS = re.compile(r"[-+]?\d{1,3}(?:\.\d{3})+,\d+")
+_ANSI = re.compile(r"(?:\x1b|#033|\^\[)\[[0-9;?]*[A-Za-z]|\[\d{1,2}(?:;\d{1,3})*m|\x08+")
+"""Colours and moves of the cursor, also as syslog and log shippers leave them: escaped, or without escape."""
+_KERAS = re.compile(r"^\s*(\d+)/(\d+|Unknown) (?:\[[=>.]*\]|[\u2500-\u257f]+|-(?= \d+m?s\b)) ")
+_KERAS_EPOCH = re.compile(r"^Epoch (\d{1,9})/\d+\s*$")
+_MEGATRON = re.compile(r"\biteration\s+(\d+)\s*/\s*\d+\s*\|(.*)")
+_NANOGPT = re.compile(rf"^(?:.* )?iter (\d+): loss ({_NUMBER}), time ({_NUMBER})ms")
+_NANOGPT_EVAL = re.compile(r"\bstep \d+: train loss \S+, val loss")
+_PROGRESS = re.compile(r"\|\s*(\d+)/(\d+) \[[^,\]]*(?:,\s*([\d.]+|\?)\s*(it/s|s/it))?(.*)\]")
+_ITER_TIME = re.compile(rf"\biter time \(s\): ({_NUMBER})")
+_EPOCH = re.compile(r"\bepoch[:\s]\s*\[?(\d+)", re.IGNORECASE)
+_HF = re.compile(rf"'(loss|grad_norm|learning_rate|step)': '?({_NUMBER})'?")
+_PAIR = re.compile(
+    rf"""["']?(?<![\w/])([A-Za-z_][\w/.-]*?)["']?\s*[=:]\s*["']?(?:tensor\()?({_NUMBER})(ms|s)?"""
+    r"""(?=[\s,;|\]})"']|\.?$|\.\s)"""
+)
+_RANK = re.compile(
+    r"(?:\[(?:default)?rank\s?(\d+)\]|\b(?:global_)?rank[=: ]?\s?(\d+)\b|^\[\d+,(\d+)\]<std)", re.IGNORECASE
+)
+_SAVED = re.compile(
+    r"(?:\bsaved\b.*\bcheckpoint|\bcheckpoint\b.*\bsaved\b|finished saving.*checkpoint|saving model checkpoint to"
+    r"|^saving checkpoint to\b)",
+    re.IGNORECASE,
+)
+_SAVED_STEP = re.compile(r"(?:step[=: ]+|iteration\s+|checkpoint-|global_step_?|iter[_ ])(\d+)", re.IGNORECASE)
+_STARTED = re.compile(
+    r"\b(?:initializing process group|loading checkpoint|loaded checkpoint|resum(?:e|ed|ing) (?:from|training)"
+    r"|start(?:ing)? training|training starts|(?<=\*\s)running training)\b",
+    re.IGNORECASE,
+)
+_STARTING = ("process group", "checkpoint", "resum", "start", "running training")
+"""A word of each start, to look for first: most lines have none, and a plain search is ten times as fast."""
+_STAMP = re.compile(r"\[?(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?\s?(Z|[+-]\d\d:?\d\d)?")
+_GLOG = re.compile(r"^[IWEF](\d\d)(\d\d) (\d\d:\d\d:\d\d)\.(\d{1,9})\s+\d+ ")
+"""glog's and absl's stamp, which has no year: `I1123 12:00:01.123456 1234 train.py:10]`."""
+CRI = re.compile(r"^(\d{4}-\d\d-\d\dT\S+) (?:stdout|stderr) ([FP]) ")
+"""What the container runtime puts before each line (CRI log format); P: the line goes on in the next one."""
+
+_NAMES = {
+    "step": (
+        *("step", "iteration", "iter", "global_step", "train/step", "train/global_step", "num_updates"),
+        *("_step", "trainer/global_step"),
+    ),
+    "loss": (
+        *("loss", "train_loss", "train/loss", "lm_loss", "lm loss", "training_loss", "train_loss_step"),
+        *("reduced_train_loss", "step_loss", "total_loss", "loss/train/total", "train/loss_step"),
+    ),
+    "grad_norm": (
+        *("grad_norm", "gnorm", "gradnorm", "grad-norm", "grad norm", "train/grad_norm", "gradient_norm", "norm"),
+    ),
+    "learning_rate": ("lr", "learning_rate", "learning rate", "train/learning_rate", "train/lr"),
+    "step_time_s": (
+        *("step_time", "step_time_s", "iter_time", "time_per_step", "step_time_ms", "iter_time_ms", "dt"),
+        "train_step_timing in s",
+    ),
+    "tokens_per_s": (
+        "tokens_per_s",
+        "tokens_per_sec",
+        "tokens/s",
+        "tok/s",
+        "tok/sec",
+        "tps",
+        "wps",
+        "tokens_per_second",
+        "throughput/tokens_per_sec",
+    ),
+    "compute_s": ("compute_s", "compute_time", "compute_time_s", "fwd_bwd_time"),
+    "data_s": ("data_s", "data_time", "data_time_s", "dataloader_time", "data_load_time"),
+    "comm_s": ("comm_s", "comm_time", "comm_time_s", "allreduce_time"),
+    "rank": ("rank", "global_rank"),
+}
+_IN_EPOCH = {"time": "step_time_s", "data": "data_s"}
+"""What PyTorch's examples, timm and MMEngine call them."""
+_COLUMN_OF = {alias: column for column, aliases in _NAMES.items() for alias in aliases}
+FIGURES = (
+    "loss",
+    "grad_norm",
+    "learning_rate",
+    "step_time_s",
+    "tokens_per_s",
+    "compute_s",
+    "data_s",
+    "comm_s",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerLine:
+    """step: None where the line gives none; figures: column of `STEP_COLUMNS` → value (+inf: printed, not finite);
+    t_s: the line's own time (Unix s) or None; `zoned`: it names its time zone, else it was taken for UTC;
+    `started`: the process began anew; `epoch`: the epoch (from 0) that begins with this line; `of`: how many steps
+    the epoch has within which `step` counts (0: not known yet), None where steps go on over epochs."""
+
+    step: int | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
+    t_s: float | None = None
+    rank: int | None = None
+    started: bool = False
+    zoned: bool = True
+    epoch: int | None = None
+    of: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinePattern:
+    """A format of the user's own: named groups `step`, the figures (`step_time_ms` too), `rank`, `t_s`,
+    `checkpoint_saved` (matching is enough)."""
+
+    expression: re.Pattern[str]
+
+    @classmethod
+    def parse(cls, text: str) -> LinePattern:
+        """Raises ValueError where the expression is none, or names no known group."""
+        try:
+            expression = re.compile(text)
+        except re.error as error:
+            raise ValueError(f"pattern {text!r}: {error}") from error
+        known = {"step", "rank", "t_s", "step_time_ms", "checkpoint_saved", *FIGURES}
+        if unknown := set(expression.groupindex) - known:
+            raise ValueError(f"pattern {text!r}: unknown groups {sorted(unknown)}; known: {sorted(known)}")
+        if not set(expression.groupindex) & {"checkpoint_saved", *FIGURES, "step_time_ms"}:
+            raise ValueError(f"pattern {text!r}: names no figure")
+        return cls(expression)
+
+
+def read_line(text: str, patterns: Sequence[LinePattern] = (), now_s: float | None = None) -> TrainerLine | None:
+    """What the line says, or None where it says nothing of training. Never raises. `now_s` (Unix s; none: this
+    machine's clock) tells the year of stamps that have none."""
+    if "\x1b" in text or "\x08" in text or ("m" in text and "[" in text):
+        text = _ANSI.sub("", text)
+    t_s, text = _without_runtime(text)
+    if t_s is not None:
+        return _read(text, patterns, t_s)
+    t_s, zoned = _stamp(text, now_s)
+    line = _read(text, patterns, t_s)
+    return line if zoned or line is None or line.t_s != t_s else replace(line, zoned=False)
+
+
+def _read(text: str, patterns: Sequence[LinePattern], t_s: float | None) -> TrainerLine | None:
+    rank = _rank(text) if "rank" in text or "RANK" in text or "Rank" in text or "]<std" in text else None
+    for pattern in patterns:
+        if (match := pattern.expression.search(text)) is not None:
+            return _own(match, t_s, rank)
+    lower = text.lower()
+    if "checkpoint" in lower and _SAVED.search(text):
+        found = _SAVED_STEP.search(text)
+        step = int(found.group(1)) if found and len(found.group(1)) < 16 else None
+        return TrainerLine(step, {"checkpoint_saved": 1.0}, t_s, rank)
+    if any(word in lower for word in _STARTING) and _STARTED.search(text):
+        return TrainerLine(None, {}, t_s, rank, started=True)
+    if (begins := _KERAS_EPOCH.match(text)) is not None:
+        epoch = max(int(begins.group(1)) - 1, 0)
+        return TrainerLine(None, {}, t_s, rank, started=epoch == 0, epoch=epoch)
+    if "/" in text and (bar := _KERAS.match(text)) is not None:
+        of = int(bar.group(2)[:12]) if bar.group(2).isdigit() else 0
+        figures = {"loss": loss} if (loss := _named(text[bar.end() :], "loss")) is not None else {}
+        return TrainerLine(_step(bar.group(1)), figures, t_s, rank, of=of) if figures else None
+    step, figures, told = _figures(text)
+    if step is None and not figures:
+        return None
+    if told is not None:
+        rank = told
+    return TrainerLine(step, figures, t_s, rank)
+
+
+def _figures(text: str) -> tuple[int | None, dict[str, float], int | None]:
+    figures: dict[str, float] = {}
+    if "iteration" in text and (match := _MEGATRON.search(text)) is not None:
+        for part in match.group(2).split("|"):
+            key, _, value = part.partition(":")
+            key = key.strip().lower()
+            if key == "elapsed time per iteration (ms)":  # some forks add the mean: 284.1/283.9
+                _set(figures, "step_time_s", value.partition("/")[0], 1e-3)
+            elif (column := _COLUMN_OF.get(key)) in FIGURES:
+                _set(figures, str(column), value)
+        return _step(match.group(1)), figures, None
+    if "iter " in text and (match := _NANOGPT.search(text)) is not None:
+        _set(figures, "loss", match.group(2))
+        _set(figures, "step_time_s", match.group(3), 1e-3)
+        return _step(match.group(1)), figures, None
+    if "val loss" in text and _NANOGPT_EVAL.search(text):
+        return None, {}, None
+    if "{'" in text and "'loss'" in text:
+        step_text = None
+        for key, value in _HF.findall(text):
+            if key == "step":
+                step_text = value
+            else:
+                _set(figures, key, value)
+        return _step(step_text) if step_text else _progress(text)[0], figures, None
+    if ("[batch=" in text or "Train loss/" in text) and any(parts := in_parts(text)):
+        _set(figures, "loss", parts[1] or "")
+        return _step(parts[0] or ""), figures, None
+    return _pairs(text)
+
+
+def _pairs(text: str) -> tuple[int | None, dict[str, float], int | None]:
+    """A line of names and values, after a progress bar or without one."""
+    step, figures, rest = _progress(text)
+    is_bar, in_epoch = step is not None, False
+    rest = rest if is_bar else text
+    told_rank: int | None = None
+    pairs = [(m.group(1).lower(), m.group(2), m.group(3), m.start(1)) for m in _PAIR.finditer(rest)]
+    if not is_bar and any(_COLUMN_OF.get(key) == "step" for key, _, _, _ in pairs):
+        pass
+    elif not is_bar and ("loss" in text or "Loss" in text):
+        told, in_epoch = counted(text)
+        step = None if told is None else _step(told)
+        pairs += [(key, value, "", at) for key, value, at in spaced(rest)]
+    for key, value, unit, at in pairs:
+        column = _COLUMN_OF.get(key) or (_IN_EPOCH.get(key) if in_epoch else None)
+        if column == "step":
+            step = _step(value) if step is None else step
+        elif column == "rank":
+            told_rank = _step(value)
+        elif column is not None and column not in figures and not of_another(column, rest, at):
+            in_ms = unit == "ms" or key.endswith("_ms")
+            _set(figures, column, value, 1e-3 if in_ms else 1.0)
+    if "step_time_s" not in figures and (match := _ITER_TIME.search(rest)) is not None:  # DeepSpeed's pipelines
+        _set(figures, "step_time_s", match.group(1))
+    if step is None:
+        return None, {}, told_rank  # a loss without a step is an evaluation or a summary
+    if is_bar and figures.keys() <= {"step_time_s"}:
+        return step, {}, told_rank  # a bare progress bar may count anything
+    return step, figures, told_rank
+
+
+def _progress(text: str) -> tuple[int | None, dict[str, float], str]:
+    """Step, step time and what follows of a tqdm bar; Lightning counts anew in each epoch."""
+    match = _PROGRESS.search(text) if "|" in text else None
+    if match is None:
+        return None, {}, ""
+    number, total, speed, unit, rest = match.groups()
+    step, figures = _step(number), {}
+    epoch = _EPOCH.search(text, 0, match.start())
+    if step is not None and epoch is not None:
+        step += int(epoch.group(1)[:9]) * int(total[:12])
+    if speed and speed != "?" and float(speed) > 0:
+        figures["step_time_s"] = float(speed) if unit == "s/it" else 1 / float(speed)
+    return step, figures, rest
+
+
+def _named(text: str, column: str) -> float | None:
+    """The first figure of that column among names and values; None where there is none."""
+    figures: dict[str, float] = {}
+    for match in _PAIR.finditer(text):
+        if _COLUMN_OF.get(match.group(1).lower()) == column and column not in figures:
+            _set(figures, column, match.group(2))
+    return figures.get(column)
+
+
+def _own(match: re.Match[str], t_s: float | None, rank: int | None) -> TrainerLine:
+    groups = {key: value for key, value in match.groupdict().items() if value is not None}
+    figures: dict[str, float] = {}
+    for key in FIGURES:
+        if key in groups:
+            _set(figures, key, groups[key])
+    if "step_time_ms" in groups:
+        _set(figures, "step_time_s", groups["step_time_ms"], 1e-3)
+    if "checkpoint_saved" in groups:
+        figures["checkpoint_saved"] = 1.0
+    stamp: dict[str, float] = {}
+    _set(stamp, "t_s", groups.get("t_s", ""))
+    own_rank = _step(groups["rank"]) if "rank" in groups else rank
+    return TrainerLine(
+        _step(groups["step"]) if "step" in groups else None,
+        figures,
+        stamp["t_s"] if math.isfinite(stamp.get("t_s", math.inf)) else t_s,
+        own_rank,
+    )
+
+
+def _set(figures: dict[str, float], column: str, text: str, scale: float = 1.0) -> None:
+    clean = text.strip().rstrip(",")
+    if "," in clean:
+        clean = _without_commas(clean, counts=column == "tokens_per_s" or scale != 1.0)
+    if "n" in clean.lower():  # Lightning pads what its bar shows: nan.0
+        clean = clean.partition(".")[0]
+    try:
+        value = float(clean) * scale
+    except ValueError:
+        return
+    figures[column] = value if math.isfinite(value) else math.inf
+
+
+def _without_commas(text: str, counts: bool) -> str:
+    """A number with commas as Python writes it. `counts`: 1,234 is a thousand and some, else one and some."""
+    if _GROUPED_BY_DOTS.fullmatch(text):
+        return text.replace(".", "").replace(",", ".")
+    is_clear = "." in text or text.count(",") > 1
+    if _GROUPED.fullmatch(text) and (counts or is_clear):
+        return text.replace(",", "")
+    return text.replace(",", ".") if not is_clear else ""
+
+
+def _step(text: str) -> int | None:
+    digits = text.replace(",", "").strip()
+    if digits.endswith(".0"):
+        digits = digits[:-2]
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 16 else None
+
+
+def _rank(text: str) -> int | None:
+    match = _RANK.search(text)
+    return None if match is None else _step(next(group for group in match.groups() if group is not None))
+
+
+def _without_runtime(text: str) -> tuple[float | None, str]:
+    """Takes off what the container runtime puts around each line: CRI's log format, or Docker's JSON."""
+    if text.startswith('{"log":"'):
+        try:
+            told = json.loads(text)
+            return _stamp(told["time"])[0], str(told["log"]).rstrip("\r\n")
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return None, text
+    match = CRI.match(text)
+    return (None, text) if match is None else (_stamp(match.group(1))[0], text[match.end() :])
+
+
+def _stamp(text: str, now_s: float | None = None) -> tuple[float | None, bool]:
+    """The first ISO-like time in a line's first 80 characters, or glog's at its beginning (Unix s), and whether it
+    names its zone; without one it is taken for UTC."""
+    if (glog := _GLOG.match(text)) is not None:
+        return _of_no_year(glog, time.time() if now_s is None else now_s), False
+    match = _STAMP.search(text[:80])
+    if match is None:
+        return None, True
+    day, clock, fraction, zone = match.groups()
+    try:
+        at = datetime.fromisoformat(f"{day}T{clock}{'+00:00' if zone in (None, 'Z') else zone}").astimezone(UTC)
+    except ValueError:
+        return None, True
+    return at.timestamp() + (float(f"0.{fraction}") if fraction else 0.0), zone is not None
+
+
+def _of_no_year(match: re.Match[str], now_s: float) -> float | None:
+    """The time of month, day and clock in the year that brings it nearest to `now_s` (both Unix s)."""
+    month, day, clock, fraction = match.groups()
+    near = []
+    for year in (datetime.fromtimestamp(now_s, UTC).year + n for n in (-1, 0, 1)):
+        try:
+            at = datetime.fromisoformat(f"{year}-{month}-{day}T{clock}+00:00")
+        except ValueError:
+            continue
+        near.append(at.timestamp() + float(f"0.{fraction}"))
+    return min(near, key=lambda t_s: abs(t_s - now_s), default=None)

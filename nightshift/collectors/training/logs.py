@@ -1,0 +1,373 @@
+"""Training signals without code changes: follows the trainers' log files and reads their steps.
+
+The file's path tells namespace, pod and container; the pod's name tells job and rank
+(`collectors.training.workload`), unless the line itself says `rank=`. What a step line may look like stands in
+`collectors.training.line`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from nightshift.collectors.frame import STEP_COLUMNS, Instant, LogRecord, Reason, SourceStatus, StepSeries
+from nightshift.collectors.local_time import zone_of
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tail import Tail
+from nightshift.collectors.telemetry.pages import source_subject
+from nightshift.collectors.tick import Batch
+from nightshift.collectors.training.line import CRI, LinePattern, TrainerLine, read_line
+from nightshift.collectors.training.nccl_line import read_nccl_line
+from nightshift.collectors.training.workload import WorkloadRule, container_subject, pod_subject, rank_of
+
+FILE_PATTERNS = (
+    r"(?P<namespace>[^_/]+)_(?P<pod>[^_/]+)_[0-9a-f-]{32,36}/(?P<container>[^/]+)/\d+\.log",
+    r"(?P<pod>[^_/]+)_(?P<namespace>[^_/]+)_(?P<container>.+)-[0-9a-f]{64}\.log",
+    r"(?P<namespace>[^_/]+)_(?P<pod>[^_/]+)_(?P<container>[^_/]+)\.log",
+)
+"""The kubelet's /var/log/pods and /var/log/containers, and `<namespace>_<pod>_<container>.log`."""
+FUTURE_S = 300.0
+MAX_TEXT = 2048
+_NOTABLE = re.compile(
+    r"Traceback|[Ee]rror|ERROR|FATAL|NCCL|[Ww]atchdog|[Oo]ut of memory|CUDA|Killed|SIG(?:KILL|TERM|SEGV|ABRT)"
+    r"|[Cc]heckpoint|nightshift kernels:"
+)
+
+
+@dataclass
+class _Points:
+    """New steps of one subject in one run."""
+
+    step: list[int] = field(default_factory=list)
+    t_s: list[float] = field(default_factory=list)
+    figures: list[dict[str, float]] = field(default_factory=list)
+
+
+@dataclass
+class _File:
+    tail: Tail
+    source: str
+    pod: Subject
+    job: Subject
+    rank: Subject | None
+    container: Subject | None
+    runs: int = 0
+    last_step: dict[Subject, int] = field(default_factory=dict)
+    highest: dict[Subject, int] = field(default_factory=dict)
+    """The furthest step of each subject in this run."""
+    begins: bool = False
+    """A line said that a process starts, or the file is another; whether it trains anew, its first step tells: an
+    evaluation loads checkpoints, and logs are rotated."""
+    loss_step: dict[Subject, int] = field(default_factory=dict)
+    """The step of each subject's last loss."""
+    zone_s: float = 0.0
+    """What to add to a time that names no zone and is not in UTC."""
+    epoch: int = 0
+    of: int = 0
+    """The epoch within which Keras' bars count, and how many steps it has; 0: not known yet."""
+    rest: bytes = b""
+    """What was told of a bar's state that the container runtime cut in two."""
+
+    def over_epochs(self, line: TrainerLine) -> TrainerLine | None:
+        """The line with a step that goes on over epochs; None where its bar is an evaluation's."""
+        if line.epoch is not None:
+            self.epoch, self.of = line.epoch, self.of if line.epoch else 0
+        if line.of is None or line.step is None:
+            return line
+        self.of = self.of or line.of
+        if line.of not in (0, self.of):
+            return None
+        return replace(line, step=self.epoch * self.of + line.step)
+
+    def step_of(self, subject: Subject, line: TrainerLine) -> tuple[int, bool]:
+        """The step of a line, and whether it was counted: where losses follow each other and no step is told, as by
+        HF Trainer without its bar, each is one."""
+        told = self.last_step.get(subject, 0) if line.step is None else line.step
+        is_counted = line.step is None and "loss" in line.figures and self.loss_step.get(subject) == told
+        step = told + is_counted
+        self.last_step[subject] = step
+        if "loss" in line.figures:
+            self.loss_step[subject] = step
+        return step, is_counted
+
+    def keep_zone(self, lines: Sequence[TrainerLine | None], changed_s: float, now_s: float) -> None:
+        """Lines that were just written tell how far their clock is from UTC."""
+        t_s = next((line.t_s for line in reversed(lines) if line is not None and not line.zoned), None)
+        zone_s = None if t_s is None else zone_of(t_s, changed_s, now_s)
+        self.zone_s = self.zone_s if zone_s is None else zone_s
+
+
+class TrainingLogsCollector:
+    """New training steps per rank (or job), and the lines worth quoting."""
+
+    plugin: ClassVar[str] = "training_logs"
+
+    class Settings(BaseModel):
+        """Follows the log files of training pods."""
+
+        model_config = ConfigDict(extra="forbid")
+
+        directory: Path = Field(description="Folder of the log files, searched with its subfolders")
+        file_patterns: list[str] = Field(
+            list(FILE_PATTERNS),
+            min_length=1,
+            description="Patterns of a file's path within the folder, with the groups namespace, pod and container",
+        )
+        line_patterns: list[str] = Field(
+            default_factory=list,
+            description="Patterns of step lines in a format of your own, tried first; named groups: step, loss, "
+            "grad_norm, learning_rate, step_time_s, step_time_ms, tokens_per_s, rank, t_s, checkpoint_saved",
+        )
+        workload: WorkloadRule = Field(
+            default_factory=WorkloadRule, description="How a pod's name tells its job and rank"
+        )
+        max_files: int = Field(4096, ge=1, description="Most files that are followed; the newest")
+        max_bytes: int = Field(2**22, ge=2**12, description="Most that is read of one file in one tick (bytes)")
+        max_lines: int = Field(200, ge=1, description="Most quotable lines that are kept of one file in one tick")
+        idle_s: float = Field(86400.0, gt=0, description="Files untouched for this long are not followed (s)")
+
+        @field_validator("file_patterns")
+        @classmethod
+        def _name_pods(cls, patterns: list[str]) -> list[str]:
+            for text in patterns:
+                try:
+                    groups = set(re.compile(text).groupindex)
+                except re.error as error:
+                    raise ValueError(f"file_patterns: {text!r}: {error}") from error
+                if missing := {"namespace", "pod"} - groups:
+                    raise ValueError(f"file_patterns: {text!r} lacks the groups {sorted(missing)}")
+            return patterns
+
+        @field_validator("line_patterns")
+        @classmethod
+        def _are_patterns(cls, patterns: list[str]) -> list[str]:
+            for text in patterns:
+                LinePattern.parse(text)
+            return patterns
+
+    def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._settings = settings
+        self._timer = clock
+        self._paths = [re.compile(text) for text in settings.file_patterns]
+        self._lines = [LinePattern.parse(text) for text in settings.line_patterns]
+        self._files: dict[Path, _File] = {}
+        self._source = source_subject(self.plugin, str(settings.directory))
+
+    @property
+    def name(self) -> str:
+        return self.plugin
+
+    def collect(self, now_s: float, inventory: Inventory, timeout_s: float) -> Batch:
+        started = self._timer()
+        rejected: dict[Reason, int] = {}
+        try:
+            self._find(inventory, now_s, rejected)
+        except OSError as error:
+            return Batch([self._status(now_s, started, 0, rejected, error)])
+        points: dict[tuple[Subject, str], _Points] = {}
+        logs: list[LogRecord] = []
+        n_lines = 0
+        for path, file in list(self._files.items()):
+            if self._timer() - started > timeout_s:
+                rejected[Reason.TIMEOUT] = rejected.get(Reason.TIMEOUT, 0) + 1
+                break
+            try:
+                n_lines += self._follow(file, now_s, points, logs, rejected, inventory)
+            except FileNotFoundError:
+                del self._files[path]  # its pod is gone
+            except OSError:
+                rejected[Reason.UNAUTHORISED] = rejected.get(Reason.UNAUTHORISED, 0) + 1
+        steps = [_series(subject, run, found, self._source.name) for (subject, run), found in points.items()]
+        return Batch([self._status(now_s, started, n_lines, rejected, None)], steps=steps, logs=logs)
+
+    def close(self) -> None:
+        self._files.clear()
+
+    def _status(
+        self, now_s: float, started: float, n_lines: int, rejected: dict[Reason, int], error: OSError | None
+    ) -> SourceStatus:
+        reason = None
+        if error is not None:
+            missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+            reason = Reason.NOT_FOUND if missing else Reason.UNAUTHORISED
+        covers = tuple(sorted({file.job for file in self._files.values()}))
+        detail = "" if error is None else f"{self._settings.directory}: {error.strerror}"
+        return SourceStatus(
+            self._source,
+            now_s,
+            error is None,
+            reason,
+            detail,
+            samples=n_lines,
+            rejected=rejected,
+            took_s=self._timer() - started,
+            covers=covers,
+        )
+
+    def _find(self, inventory: Inventory, now_s: float, rejected: dict[Reason, int]) -> None:
+        """Takes up new files. Raises OSError where the folder cannot be read."""
+        root = self._settings.directory
+        next(root.iterdir(), None)
+        newest = time.time() - self._settings.idle_s
+        found: list[tuple[float, Path, re.Match[str]]] = []
+        for path in root.rglob("*.log"):
+            if path in self._files:
+                continue
+            relative = path.relative_to(root).as_posix()
+            match = next((m for p in self._paths if (m := p.fullmatch(relative)) is not None), None)
+            try:
+                changed_s = path.stat().st_mtime
+            except OSError:
+                continue  # removed since it was listed
+            if match is not None and changed_s >= newest:
+                found.append((changed_s, path, match))
+        found.sort(key=lambda entry: entry[0], reverse=True)
+        room = self._settings.max_files - len(self._files)
+        if len(found) > room:
+            rejected[Reason.TOO_LARGE] = len(found) - room
+        for _, path, match in found[:room]:
+            try:
+                self._files[path] = self._file(path, match)
+            except ValueError:
+                rejected[Reason.MALFORMED] = rejected.get(Reason.MALFORMED, 0) + 1
+                continue
+            _observe(self._files[path], inventory, now_s)
+
+    def _file(self, path: Path, match: re.Match[str]) -> _File:
+        groups = match.groupdict()
+        namespace, name, container = groups["namespace"], groups["pod"], groups.get("container")
+        pod = pod_subject(namespace, name)
+        job, rank = self._settings.workload.place(namespace, name)
+        return _File(
+            Tail(path, self._settings.max_bytes),
+            f"{self._source.name}/{path.relative_to(self._settings.directory)}"[:500],
+            pod,
+            job or Subject(SubjectKind.JOB, pod.name),
+            rank,
+            container_subject(namespace, name, container) if container else None,
+        )
+
+    def _follow(
+        self,
+        file: _File,
+        now_s: float,
+        points: dict[tuple[Subject, str], _Points],
+        logs: list[LogRecord],
+        rejected: dict[Reason, int],
+        inventory: Inventory,
+    ) -> int:
+        read = file.tail.read()
+        if read.replaced:
+            file.begins = True  # or it was only rotated: its first step tells
+        if read.skipped_bytes:
+            rejected[Reason.TOO_LARGE] = rejected.get(Reason.TOO_LARGE, 0) + 1
+        kept: list[LogRecord] = []
+        last: LogRecord | None = None
+        file.rest = b"" if read.replaced else file.rest
+        told = [(offset, text, read_line(text, self._lines, now_s)) for offset, text in _texts(read.lines, file)]
+        file.keep_zone([line for _, _, line in told], read.changed_s, now_s)
+        for offset, text, read_as in told:
+            line = None if read_as is None else file.over_epochs(read_as)
+            t_s = now_s if line is None or line.t_s is None else line.t_s
+            t_s += file.zone_s if line is not None and not line.zoned else 0.0
+            if t_s > now_s + FUTURE_S:
+                rejected[Reason.CLOCK] = rejected.get(Reason.CLOCK, 0) + 1
+                t_s = now_s
+            nccl = read_nccl_line(text) if "NCCL" in text else None
+            if line is None and nccl is not None and nccl.rank is not None:
+                line = TrainerLine(rank=nccl.rank)
+            subject = self._subject(file, line, inventory, now_s)
+            record = LogRecord(Instant(t_s, clock=file.pod.name), file.source, subject, text[:MAX_TEXT], offset)
+            if line is not None and line.started:
+                file.begins = True
+            if line is not None and (line.figures or line.step is not None):
+                last = record if line.figures else last
+                self._add(file, subject, line, t_s, points)
+            room = self._settings.max_lines - len(kept)
+            if (room > 0 and _NOTABLE.search(text)) or (nccl is not None and room > -self._settings.max_lines):
+                kept.append(record)  # a watchdog's word is kept in a flood of other errors too
+        if last is not None and last not in kept:
+            kept.append(last)
+        logs += kept
+        return len(read.lines)
+
+    def _subject(self, file: _File, line: TrainerLine | None, inventory: Inventory, now_s: float) -> Subject:
+        if line is None or line.rank is None:
+            return file.rank or file.job
+        rank = rank_of(file.job, line.rank)
+        if rank != file.rank:
+            inventory.observe(rank, file.job, now_s)
+            inventory.observe(rank, file.pod, now_s)
+            file.rank = rank if file.rank is None else file.rank
+        return rank
+
+    def _add(
+        self,
+        file: _File,
+        subject: Subject,
+        line: TrainerLine,
+        t_s: float,
+        points: dict[tuple[Subject, str], _Points],
+    ) -> None:
+        step, is_counted = file.step_of(subject, line)
+        is_step = line.step is not None or "loss" in line.figures
+        if file.begins and is_step and line.figures.keys() - {"checkpoint_saved"}:
+            file.begins = False
+            if step < file.highest.get(subject, step + 1) or is_counted:
+                file.runs += 1
+                file.highest.clear()
+        file.highest[subject] = max(step, file.highest.get(subject, step))
+        if not line.figures:
+            return
+        known = points.setdefault((subject, f"{file.pod.name}:{file.runs}"), _Points())
+        if known.step and known.step[-1] == step and not known.figures[-1].keys() & line.figures.keys():
+            known.figures[-1].update(line.figures)  # one step told in two lines
+            return
+        known.step.append(step)
+        known.t_s.append(t_s)
+        known.figures.append(dict(line.figures))
+
+
+def _texts(lines: tuple[tuple[int, bytes], ...], file: _File) -> Iterator[tuple[int, str]]:
+    """Printable lines; a progress bar's carriage returns separate its states. A state that the container runtime
+    cut in two is joined: of `loss=12.3` it may have left `loss=1`."""
+    for offset, raw in lines:
+        runtime = CRI.match(raw[:80].decode(errors="replace"))
+        head, body = b"", raw
+        if runtime is not None:
+            head, body = raw[: runtime.end()], file.rest + raw[runtime.end() :]
+            file.rest = b""
+        parts = body.removesuffix(b"\r").split(b"\r")
+        if runtime is not None and runtime.group(2) == "P" and len(parts[-1]) < MAX_TEXT:
+            file.rest = parts.pop() + (b"\r" if body.endswith(b"\r") else b"")
+        for part in parts:
+            if part.strip():
+                yield offset, (head + part).decode(errors="replace")
+
+
+def _series(subject: Subject, run: str, points: _Points, source: str) -> StepSeries:
+    names = [name for name in STEP_COLUMNS if any(name in figures for figures in points.figures)]
+    return StepSeries(
+        subject,
+        run,
+        np.array(points.step, dtype=np.int64),
+        np.array(points.t_s),
+        {name: np.array([figures.get(name, np.nan) for figures in points.figures]) for name in names},
+        source,
+    )
+
+
+def _observe(file: _File, inventory: Inventory, now_s: float) -> None:
+    inventory.observe(file.pod, file.job, now_s)
+    if file.container is not None:
+        inventory.observe(file.container, file.pod, now_s)
+    if file.rank is not None:
+        inventory.observe(file.rank, file.job, now_s)
+        inventory.observe(file.rank, file.pod, now_s)

@@ -1,0 +1,363 @@
+"""The false-alarm budget, in words that a rota understands: false pages per week on this fleet, all detectors.
+
+The budget is split over the statistical detectors by the number of series that each watches; what one does not
+need goes to others. Each alarm costs the false alarms at least this strong that are to be expected per week on this
+fleet: by what this fleet has shown so far (`detectors.alarms.history.History`), which begins with what a tail says
+where there is one, and with one alarm per share where there is none. One that costs more than its detector's
+share, times the pages that quiet times have saved up, does not page: it is kept, told and counted, and pages once
+it is strong enough. So a small fleet hears weak alarms and a large one only strong ones. (Testing many series at
+once by a rate per tick does not hold a rate per week, because the ticks of one series are not independent:
+episodes are counted.)
+
+Whatever the tails are worth, every page of a statistical detector takes one from a purse that fills at the budget's
+pace, and gives it back where somebody acted on it; one that may drain a node takes one of a second purse too.
+So an operator who installs and does nothing has the budget kept from the first day, under any noise. While the
+purse is empty, alarms are *not yet promised*: told, counted, part of incidents that are open, but no page.
+
+Alarms of one job merge (`merge_s`); one that returns soon is the same page (`refractory_s`). An event is an event:
+it pages, and states its base rate and the precision that follows; so does what is CERTAIN (`detectors.base`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.alarms.accounts import Account, Kept, Line, Said
+from nightshift.detectors.alarms.history import DAY_S, Purse, spend
+from nightshift.detectors.base import CERTAIN, Fault, Finding, RateBasis, Severity, State, StatedRate
+
+WEEK_DAYS = 7.0
+OF_A_JOB = frozenset(
+    {
+        Fault.GPU_MEMORY_LEAK,
+        Fault.HOST_MEMORY_LEAK,
+        Fault.LOSS_DIVERGED,
+        Fault.LOSS_NONFINITE,
+        Fault.DATA_STALL,
+        Fault.HANG,
+        Fault.OOM_KILL,
+    }
+)
+"""Faults whose remedy is the job's own restart: urgent perhaps, but no node is drained for them."""
+_STEPPERS = (SubjectKind.RANK, SubjectKind.JOB)
+_FORGET_S, _TIDY_S = 3600.0, 60.0
+TRUSTED = 10.0
+CONFIRMED_S = 30 * DAY_S
+"""A page can be confirmed for this long after it ended."""
+
+
+class BudgetSettings(BaseModel):
+    """The false-alarm budget."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    false_pages_per_week: float = Field(
+        default=1.0, gt=0, description="False pages per week on this fleet, all detectors together"
+    )
+    drain_share: float = Field(
+        default=0.1,
+        gt=0,
+        le=1,
+        description="Share of it for alarms that can drain a node (critical ones of hardware)",
+    )
+    calibration: str = Field(
+        default="",
+        description="File that `nightshift calibrate` wrote from your telemetry; empty: what is shipped",
+    )
+    burst: float = Field(
+        default=3.0,
+        ge=1,
+        description="False pages that may come at once; what the budget saves up to in quiet times",
+    )
+    merge_s: float = Field(
+        default=600.0,
+        ge=0,
+        description="Alarms on a job or node while one of its alarms pages, and this long after, are the same page",
+    )
+    refractory_s: float = Field(
+        default=3600.0, ge=0, description="An alarm that returns on its subject within this time is no new page"
+    )
+
+
+class Budget:
+    """Weighs every finding of a tick against the budget; one instance for all detectors."""
+
+    def __init__(self, settings: BudgetSettings, stated: Mapping[str, StatedRate]) -> None:
+        self.settings = settings
+        self.stated = dict(stated)
+        self._accounts = {name: Account() for name in stated}
+        weekly, most = settings.false_pages_per_week, settings.burst
+        self._purse = Purse(weekly, most, most)
+        self._drains = Purse(weekly * settings.drain_share, 1.0, 1.0)
+        self._series: dict[SubjectKind, int] = {}
+        self._steppers: dict[Subject, float] = {}
+        self._open: dict[str, Said] = {}
+        self._spent: dict[str, tuple[str, Said, float]] = {}
+        """Episode → (detector, what it spent, when), while it may still be confirmed."""
+        self._why: dict[str, str] = {}
+        self._waiting: dict[str, Finding] = {}
+        self._paged_s: dict[tuple[str, str], float] = {}
+        self._last_s: float | None = None
+        self._tidied_s = -math.inf
+
+    @property
+    def left(self) -> float:
+        """Pages of statistics that may still be false now."""
+        return self._purse.left
+
+    def why(self, episode: str) -> str:
+        """Why an open alarm does not page; empty where it does."""
+        return self._why.get(episode, "")
+
+    def waiting(self) -> list[tuple[Finding, str]]:
+        """Open alarms that do not page, as last heard, strongest for their detector first, and why not. What was
+        withheld before a restart is there again once its detector speaks of it."""
+        found = [(finding, self.why(episode)) for episode, finding in list(self._waiting.items())]
+        return sorted(found, key=lambda pair: (pair[0].budget_cost, pair[0].since.t_s))
+
+    def weigh(self, findings: Sequence[Finding], tick: Tick, inventory: Inventory) -> list[Finding]:
+        """The same findings in the same order, with what each costs and whether it pages."""
+        self._watch(tick)
+        shares = self.shares()
+        return [self._one(finding, shares, tick.at_s, inventory) for finding in findings]
+
+    def confirm(self, episodes: Iterable[str]) -> None:
+        """Somebody let act on these alarms: they were not false, and what they spent comes back. Told again, it
+        changes nothing."""
+        for episode in episodes:
+            detector, said, _ = self._spent.pop(episode, ("", Said.WITHHELD, 0.0))
+            if detector in self._accounts:
+                self._accounts[detector].confirmed += 1
+                self._purse.give_back()
+                if said is Said.DRAINS:
+                    self._drains.give_back()
+            for account in self._accounts.values():
+                account.history.confirmed(episode)
+
+    def shares(self) -> dict[str, float]:
+        """Pages per week by statistical detector: by number of series, no more than it needs."""
+        left = self.settings.false_pages_per_week
+        wants = {
+            name: self._needs(name)
+            for name, rate in self.stated.items()
+            if rate.basis is RateBasis.STATISTICAL and self._count(name) > 0 and rate.per_1000_series_days > 0
+        }
+        given: dict[str, float] = {}
+        while wants:
+            total = sum(self._count(name) for name in wants)
+            part = {name: left * self._count(name) / total for name in wants}
+            sated = [name for name in wants if wants[name] <= part[name]]
+            if not sated:
+                return given | part
+            for name in sated:
+                given[name] = wants.pop(name)
+                left -= given[name]
+        return given
+
+    def _needs(self, name: str) -> float:
+        """Pages per week if all alarms of a detector paged: by its tail or by what this fleet has shown."""
+        tail, history = self.stated[name].tail, self._accounts[name].history
+        prior_days = 0.0 if tail is None else 1000.0 / max(tail.rate_per_1000, 1e-300)
+        return self._weekly(name, 1000.0 * history.rate(-math.inf, prior_days, self._last_s or 0.0))
+
+    def lines(self) -> list[Line]:
+        """What every detector was given, promises on this fleet, and did."""
+        shares = self.shares()
+        found = []
+        for name, stated in self.stated.items():
+            account = self._accounts[name]
+            share = shares.get(name, math.nan)
+            days = account.series_days
+            if stated.basis is RateBasis.EVENT:
+                expected, rate = self._weekly(name, self._false_rate(stated)), stated.per_1000_series_days
+                realised = account.alarms
+            else:
+                expected = share
+                rate = self._per_1000(name, share) if share >= 0 else stated.per_1000_series_days
+                realised = account.paged - account.confirmed
+            line = Line(
+                name,
+                stated,
+                self._count(name),
+                share,
+                expected,
+                rate,
+                1000.0 * realised / days if days > 0 else math.nan,
+                days,
+                account.alarms,
+                account.withheld,
+                account.paged,
+                account.confirmed,
+            )
+            found.append(line)
+        return found
+
+    def _watch(self, tick: Tick) -> None:
+        for kind in list(self._series):
+            if kind not in tick.frames and tick.frames:
+                self._series[kind] = 0
+        for kind, frame in tick.frames.items():
+            self._series[kind] = len(frame.index)
+        for series in tick.steps:
+            self._steppers[series.subject] = tick.at_s
+        elapsed_s = 0.0 if self._last_s is None else tick.at_s - self._last_s
+        if 0 < elapsed_s <= _FORGET_S:
+            for name, account in self._accounts.items():
+                count = self._count(name)
+                account.series_days += elapsed_s / DAY_S * count
+                account.history.watch(count, elapsed_s, tick.at_s)
+            self._purse.fill(elapsed_s)
+            self._drains.fill(elapsed_s)
+        if self._last_s is None or not 0 <= self._last_s - tick.at_s <= _FORGET_S:
+            self._last_s = tick.at_s  # also where the clock was set back; not where a tick came late
+        if not 0 <= tick.at_s - self._tidied_s < _TIDY_S:
+            self._tidied_s = tick.at_s
+            horizon_s = max(self.settings.merge_s, self.settings.refractory_s)
+            self._steppers = {s: t for s, t in self._steppers.items() if tick.at_s - t <= _FORGET_S}
+            self._paged_s = {k: t for k, t in self._paged_s.items() if tick.at_s - t <= horizon_s}
+            self._spent = {
+                e: s for e, s in self._spent.items() if e in self._open or tick.at_s - s[2] <= CONFIRMED_S
+            }
+
+    def _count(self, name: str) -> int:
+        stated = self.stated[name]
+        kinds = (stated.series, *stated.also)
+        steppers = len(self._steppers) if any(kind in _STEPPERS for kind in kinds) else 0
+        return steppers + sum(self._series.get(kind, 0) for kind in kinds if kind not in _STEPPERS)
+
+    def _weekly(self, name: str, per_1000: float) -> float:
+        return per_1000 / 1000.0 * self._count(name) * WEEK_DAYS
+
+    def _per_1000(self, name: str, weekly: float) -> float:
+        return 1000.0 * weekly / (max(self._count(name), 1) * WEEK_DAYS)
+
+    @staticmethod
+    def _false_rate(stated: StatedRate) -> float:
+        wrong = 1.0 if stated.precision is None else 1.0 - stated.precision
+        return stated.per_1000_series_days * wrong
+
+    def _one(self, finding: Finding, shares: Mapping[str, float], at_s: float, inventory: Inventory) -> Finding:
+        stated = self.stated.get(finding.detector)
+        if stated is None:
+            return finding
+        account, key = self._accounts[finding.detector], finding.episode
+        known, certain = self._open.get(key), self._is_certain(finding, stated)
+        allowed = shares.get(finding.detector, 0.0) or self.settings.false_pages_per_week / len(self.stated)
+        allowed *= self.settings.drain_share if _drains(finding) else 1.0
+        # what quiet times saved up may be spent on weaker alarms (alpha-investing: Foster and Stine, 2008)
+        allowed *= max(self._purse.left, 1.0)
+        if certain:
+            cost = self._weekly(finding.detector, self._false_rate(stated)) if _is_event(stated) else 0.0
+        else:
+            cost = self._price(finding.detector, finding.score, allowed, at_s)
+        if finding.state is not State.FIRING:
+            if finding.state is State.CLEAR:
+                self._open.pop(key, None)
+                self._why.pop(key, None)
+                self._waiting.pop(key, None)
+                if known is not None and known >= Said.PAGED:
+                    self._paged_s[self._key(finding)] = at_s
+            return replace(finding, pages=known is not Said.WITHHELD, budget_cost=cost)
+        if not certain and (known is None or key in account.history.young):
+            account.history.heard(key, finding.score, at_s)
+        said = known
+        if not known:
+            said = Said.MERGED if certain else self._decide(finding, cost, allowed, at_s, inventory)
+        assert said is not None
+        if known is None:
+            account.alarms += 1
+            account.withheld += said is Said.WITHHELD
+        elif said and not known:
+            account.withheld -= 1
+        self._open[key] = said
+        weighed = replace(finding, pages=bool(said), budget_cost=cost)
+        if said:
+            self._why.pop(key, None)
+            self._waiting.pop(key, None)
+        else:
+            self._waiting[key] = weighed
+        if said >= Said.PAGED:
+            self._paged_s[self._place(finding, at_s, inventory)] = at_s
+        return weighed
+
+    def _is_certain(self, finding: Finding, stated: StatedRate) -> bool:
+        return _is_event(stated) or finding.score >= CERTAIN
+
+    def _price(self, name: str, score: float, allowed: float, at_s: float) -> float:
+        """False alarms at least this strong that are to be expected per week on this fleet."""
+        count, tail = max(self._count(name), 1), self.stated[name].tail
+        enough = count * WEEK_DAYS / allowed
+        fitted = math.inf if tail is None else 1000.0 / max(tail.rate(score), 1e-300)
+        # No tail is trusted further than TRUSTED times what the share needs: a few alarms that it calls impossible
+        # outweigh it. Without one, one alarm costs the share.
+        prior_days = enough if tail is None else min(fitted, TRUSTED * enough)
+        return self._accounts[name].history.rate(score, prior_days, at_s) * count * WEEK_DAYS
+
+    def _decide(self, finding: Finding, cost: float, allowed: float, at_s: float, inventory: Inventory) -> Said:
+        here, there = self._key(finding), self._place(finding, at_s, inventory)
+        same_s, near_s = self._paged_s.get(here, -math.inf), self._paged_s.get(there, -math.inf)
+        if at_s - same_s <= self.settings.refractory_s or at_s - near_s <= self.settings.merge_s:
+            return Said.MERGED
+        if cost > allowed * (1.0 + 1e-9):
+            self._why[finding.episode] = f"over its detector's part of the budget, {allowed:.2g} per week"
+            return Said.WITHHELD
+        drains = _drains(finding)
+        if not spend([self._purse, self._drains] if drains else [self._purse]):
+            self._why[finding.episode] = "the false pages of this week are spent, and nobody has confirmed one"
+            return Said.WITHHELD
+        said = Said.DRAINS if drains else Said.PAGED
+        self._accounts[finding.detector].paged += 1
+        self._spent[finding.episode] = (finding.detector, said, at_s)
+        self._paged_s[here] = at_s
+        return said
+
+    @staticmethod
+    def _key(finding: Finding) -> tuple[str, str]:
+        return f"{finding.detector}/{finding.fault}", str(finding.subject)
+
+    @staticmethod
+    def _place(finding: Finding, at_s: float, inventory: Inventory) -> tuple[str, str]:
+        """The job or node, whatever the detector: what goes wrong there at once is one page to a rota."""
+        above = inventory.ancestors(finding.subject, at_s)
+        places = [s for s in above if s.kind is SubjectKind.JOB] or [s for s in above if s.kind is SubjectKind.NODE]
+        return "at", str(min(places) if places else finding.subject)
+
+    def snapshot(self) -> bytes:
+        """Accounts and open episodes as JSON, so that a restart neither pays twice nor forgets what was said."""
+        kept = Kept(
+            self._accounts,
+            (self._purse.left, self._drains.left),
+            self._open,
+            self._spent,
+            self._paged_s,
+            self._last_s,
+        )
+        return kept.dump()
+
+    def restore(self, state: bytes) -> None:
+        """Takes back a snapshot of this or the previous version. Raises SnapshotError and stays fresh."""
+        kept = Kept.load(state)
+        self._accounts = {name: kept.accounts.get(name, Account()) for name in self.stated}
+        self._purse.left = min(kept.left[0], self._purse.most)
+        self._drains.left = min(kept.left[1], self._drains.most)
+        self._spent, self._paged_s, self._open, self._last_s = kept.spent, kept.paged_s, kept.open, kept.last_s
+
+
+def _is_event(stated: StatedRate) -> bool:
+    return stated.basis is RateBasis.EVENT
+
+
+def _drains(finding: Finding) -> bool:
+    return finding.severity is Severity.CRITICAL and finding.fault not in OF_A_JOB
+
+
+def words(finding: Finding) -> str:
+    """What an alarm cost of the budget, for people."""
+    said = f"{finding.budget_cost:.2g} false alarms at least this strong are expected per week on this fleet"
+    return said if finding.pages else f"not yet promised, so it does not page by itself; {said}"

@@ -1,0 +1,1 @@
+"""The contract that every detector passes, and how detectors are scored."""

@@ -1,0 +1,173 @@
+"""The contract that every detector passes, whatever its method: `problems(kind)` lists what it breaks.
+
+Telemetry comes missing, late, twice and out of order; counters start anew; GPUs are swapped, join and leave. A
+detector that raises, invents a fault or forgets one over any of that cannot be on call. A detector is checked by
+adding it to `detectors.plugins.ALL`; nothing here knows any detector by name.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from types import FrameType
+from typing import Protocol
+
+from nightshift.collectors.frame import SourceStatus
+from nightshift.collectors.subject import Inventory
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Detector, Finding, SeriesExhibit, SnapshotError, State
+from nightshift.detectors.contract.streams import HOSTILE, SILENT, faults, played, silence_after_faults
+from nightshift.detectors.contract.world import START_S, TICK_S, World
+
+
+class Kind(Protocol):
+    """A detector class, as the tuple of plug-ins holds them."""
+
+    plugin: str
+
+    def __call__(self) -> Detector: ...
+
+
+def make(kind: Kind) -> Detector:
+    """The detector as it is checked: by `for_check` where it is of no use without a trained model."""
+    built: Detector = getattr(kind, "for_check", kind)()
+    return built
+
+
+def run(detector: Detector, ticks: Sequence[Tick], inventory: Inventory) -> list[Finding]:
+    return [finding for tick in ticks for finding in detector.update(tick, inventory)]
+
+
+def lawful(findings: Sequence[Finding], ticks: Sequence[Tick], begun_earlier: bool = False) -> Iterator[str]:
+    """What findings break of the contract by themselves. begun_earlier: episodes may be a restored state's."""
+    last = max((t.at_s for t in ticks), default=math.inf)
+    open_now: dict[str, State] = {}
+    for finding in findings:
+        for name, value in (("since", finding.since.t_s), ("at", finding.at.t_s)):
+            if not math.isfinite(value):
+                yield f"{finding.summary!r}: {name} is {value}"
+        if finding.at.t_s > last:
+            yield f"{finding.summary!r} is said in the future"
+        if not finding.summary or not math.isfinite(finding.score) or not math.isfinite(finding.threshold):
+            yield f"{finding.fault} of {finding.subject}: no summary, or no finite score and threshold"
+        for exhibit in finding.evidence:
+            if isinstance(exhibit, SeriesExhibit) and not all(map(math.isfinite, (*exhibit.t_s, *exhibit.values))):
+                yield f"{finding.fault} of {finding.subject}: an exhibit holds NaN or infinity"
+        known = open_now.get(finding.episode)
+        if known is None and finding.state is not State.FIRING and not begun_earlier:
+            yield f"{finding.fault} of {finding.subject} is {finding.state} without having fired"
+        if known is finding.state and finding.state is State.NO_DATA:
+            yield f"{finding.fault} of {finding.subject} says {finding.state} twice"
+        open_now[finding.episode] = finding.state
+        if finding.state is State.CLEAR:
+            del open_now[finding.episode]
+
+
+def key(findings: Sequence[Finding]) -> list[str]:
+    return [repr((f.episode, f.state, f.at, f.summary, f.score, sorted(f.facts.items()))) for f in findings]
+
+
+def problems(kind: Kind) -> list[str]:
+    """What a detector class breaks of the contract; empty where it keeps it."""
+    found: list[str] = []
+    if make(kind).name != kind.plugin or not make(kind).faults:
+        found.append("its name is not its plug-in's name, or it names no fault")
+    for stream in (*SILENT, *HOSTILE):
+        ticks, inventory = played(stream)
+        findings = run(make(kind), ticks, inventory)
+        found += [f"{stream.__name__}: {problem}" for problem in lawful(findings, ticks)]
+        if stream in SILENT and findings:
+            found.append(f"{stream.__name__}: nothing is wrong, and it said {findings[0].summary!r}")
+        if key(run(make(kind), ticks, inventory)) != key(findings):
+            found.append(f"{stream.__name__}: the same ticks gave other findings")
+    return found + _no_data(kind) + _snapshots(kind) + _columnar(kind)
+
+
+CONTRACT = {
+    "missing samples": "missing",
+    "late samples": "late",
+    "duplicated samples": "duplicated",
+    "reordered samples": "reordered",
+    "a counter reset": "counter_reset",
+    "a UUID swap": "swapped",
+    "devices that join and leave": "membership",
+    "all-constant input": "constant",
+    "float extremes": "extremes",
+    "slow scrapes": "slow_scrapes",
+    "a saved state, never a pickle": "_snapshots",
+    "determinism": "problems",
+    "time per sample": "_columnar",
+    "no_data is never clear": "_no_data",
+}
+"""Every item of the contract and what checks it here. That a state of the previous version is taken back is checked
+on files which that version wrote (tests/detectors/snapshots)."""
+
+
+def _columnar(kind: Kind) -> list[str]:
+    """The work of a tick must not grow series by series. Calls are counted: a stopwatch would time the machine."""
+    few, many = (calls(kind, World(gpus=gpus)) for gpus in (8, 256))
+    if many <= 1.5 * few + 200:
+        return []
+    return [f"columnar: {few} calls for 30 ticks of 8 GPUs, {many} for 256"]
+
+
+def calls(kind: Kind, world: World) -> int:
+    """Python calls of 30 healthy ticks after five of warm-up; frames keep their index, as collectors do."""
+    detector, inventory = make(kind), world.inventory()
+    first = {frame_kind: world.frame(frame_kind, 0, START_S) for frame_kind in world.kinds}
+    count = 0
+
+    def called(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    before = sys.getprofile()
+    for number in range(35):
+        at_s = START_S + number * TICK_S
+        fresh = {k: world.frame(k, number, at_s) for k in world.kinds}
+        frames = {
+            k: replace(first[k], at_s=at_s, values=f.values, observed_at_s=f.observed_at_s)
+            for k, f in fresh.items()
+        }
+        tick = Tick(at_s, frames, sources=(SourceStatus(world.source, at_s, ok=True, covers=(world.node,)),))
+        if number >= 5:
+            sys.setprofile(called)
+        try:
+            detector.update(tick, inventory)
+        finally:
+            sys.setprofile(before)
+    return count
+
+
+def _no_data(kind: Kind) -> list[str]:
+    (ticks, inventory), detector = played(faults), make(kind)
+    findings = run(detector, ticks, inventory)
+    found = [f"faults: {problem}" for problem in lawful(findings, ticks)]
+    if not findings:
+        found.append("faults: it found nothing where everything is broken")
+    quiet = run(detector, played(silence_after_faults)[0], inventory)
+    found += [f"silence: {f.fault} of {f.subject} cleared without data" for f in quiet if f.state is State.CLEAR]
+    return found
+
+
+def _snapshots(kind: Kind) -> list[str]:
+    found: list[str] = []
+    (ticks, inventory), whole = played(faults), make(kind)
+    for half in (37, 120, 180):
+        detector, resumed = make(kind), make(kind)
+        run(detector, ticks[:half], inventory)
+        saved = detector.snapshot()
+        if saved[:2] != b"PK":
+            found.append("snapshot: not an npz")
+        resumed.restore(saved)
+        if key(run(resumed, ticks[half:], inventory)) != key(run(detector, ticks[half:], inventory)):
+            found.append(f"snapshot: restored after {half} ticks it goes on differently")
+    for broken in (b"", b"PK\x03\x04", saved[: len(saved) // 2], b"\x80\x04N."):
+        try:
+            whole.restore(broken)
+        except SnapshotError:
+            continue
+        found.append(f"snapshot: {broken[:8]!r}… was taken for a state")
+    return found

@@ -1,0 +1,1 @@
+"""Memory errors of GPUs: which cluster, and which foretell worse."""

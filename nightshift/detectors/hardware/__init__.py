@@ -1,0 +1,1 @@
+"""Faults that hardware or its driver reports: Xids, lost GPUs, links, clocks."""

@@ -1,0 +1,217 @@
+"""A GPU that is gone: it vanishes from its node's telemetry while the node's other telemetry goes on.
+
+A silent page says nothing about a GPU, so a node that is silent as a whole is no loss (`detectors.source_lost` says
+that). A page that goes on with one device fewer does: the driver no longer enumerates it, it fell off the bus, or
+someone took it away. Not lost, or no longer, is a GPU whose place another took (a swapped board has a new UUID: the
+node counts as many as before), one that was cut into MIG instances, and one that is away for shorter than a reset
+takes. Of a page that was cut short nothing follows. On a node that a person took out of service the loss is told
+quietly: somebody is at work there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from nightshift.collectors.frame import Frame, Reason
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, SnapshotError, StatedRate
+from nightshift.detectors.episodes import Alarm, Episodes
+from nightshift.detectors.series_table import Column, Table
+from nightshift.detectors.snapshot import pack, unpack
+
+VERSION = 1
+
+
+class GpuLostSettings(BaseModel):
+    """When a GPU that is not seen is lost."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    lost_s: float = Field(default=120.0, gt=0, description="Not seen for this long while its node is (s)")
+    lost_looks: int = Field(default=3, ge=1, description="... and missing from this many looks in a row")
+    settled_s: float = Field(default=60.0, ge=0, description="Seen for at least this long before (s)")
+    forget_s: float = Field(
+        default=6 * 3600.0, gt=0, description="A GPU away for this long without an alarm is forgotten (s)"
+    )
+
+
+class GpuLost:
+    """GPU_LOST on the GPU that its node's telemetry no longer shows."""
+
+    plugin: ClassVar[str] = "gpu_lost"
+    Settings = GpuLostSettings
+
+    def __init__(self, settings: GpuLostSettings | None = None) -> None:
+        self.settings = settings or GpuLostSettings()
+        self._table = self._fresh()
+        self._episodes = Episodes(self.name)
+
+    def _fresh(self) -> Table:
+        columns = {
+            "first_s": Column(np.float64, np.nan),
+            "last_s": Column(np.float64, np.nan),
+            "looks": Column(np.int32, 0),  # since it was last seen
+        }
+        return Table(columns, self.settings.forget_s)
+
+    @property
+    def name(self) -> str:
+        return self.plugin
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        return (Fault.GPU_LOST,)
+
+    @property
+    def stated(self) -> StatedRate:
+        # Llama 3 405B: 148 interruptions by a faulty GPU (NVLink included) in 54 days on 16,384 GPUs
+        return StatedRate(
+            1000.0 * 148 / (54 * 16384), RateBasis.EVENT, "arXiv 2407.21783, table 5: faulty GPUs per GPU-day"
+        )
+
+    def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
+        frame = tick.frames.get(SubjectKind.GPU)
+        missing: list[int] = []
+        seen = np.zeros(0, dtype=np.bool_)
+        if frame is not None and len(frame.index):
+            missing, seen = self._take(frame, tick.at_s)
+        mig = tick.frames.get(SubjectKind.MIG)
+        cut = {s.name.partition("/")[0] for s in mig.index.subjects} if mig is not None and missing else set()
+        nodes: dict[Subject, tuple[int, int]] = {}
+        cut_short = {
+            subject
+            for s in tick.sources
+            if s.reason is Reason.TRUNCATED or Reason.TRUNCATED in s.rejected
+            for subject in s.covers
+        }
+        for slot in missing:
+            self._missing(slot, nodes, cut, cut_short, tick.at_s, inventory)
+        return self._episodes.report(lambda fault, gpu: self._word(fault, gpu, seen, tick.at_s, inventory))
+
+    def _take(self, frame: Frame, at_s: float) -> tuple[list[int], NDArray[np.bool_]]:
+        """Takes a look: the slots of GPUs that were seen before and are not in it, and [slot] whether it is."""
+        table = self._table
+        rows = table.rows(frame.index, at_s)
+        seen = _observed(frame)
+        first = table["first_s"][rows]
+        table["first_s"][rows] = np.where(seen & np.isnan(first), at_s, first)
+        table["last_s"][rows] = np.where(seen, np.fmax(table["last_s"][rows], at_s), table["last_s"][rows])
+        table["looks"][rows] = np.where(seen, 0, table["looks"][rows])
+        away = table["last_s"] < at_s
+        table["looks"][away] += 1
+        late = (
+            away & (at_s - table["last_s"] >= self.settings.lost_s) & (table["looks"] >= self.settings.lost_looks)
+        )
+        here = np.zeros(len(away), dtype=np.bool_)
+        here[rows] = seen
+        return np.flatnonzero(late).tolist(), here
+
+    def _missing(
+        self,
+        slot: int,
+        nodes: dict[Subject, tuple[int, int]],
+        cut: set[str],
+        cut_short: set[Subject],
+        at_s: float,
+        inventory: Inventory,
+    ) -> None:
+        s, table = self.settings, self._table
+        gpu, last_s = table.subjects[slot], float(table["last_s"][slot])
+        if (Fault.GPU_LOST, gpu) in self._episodes or gpu.name in cut:
+            return
+        if inventory.children(gpu, at_s, SubjectKind.MIG):
+            return
+        node = inventory.above(gpu, SubjectKind.NODE, at_s) or inventory.above(gpu, SubjectKind.NODE, last_s)
+        if node is None or node in cut_short:  # the rest of its page may have told of it
+            return
+        if node not in nodes:
+            nodes[node] = self._seen_on(node, last_s, at_s, inventory)
+        before, now = nodes[node]
+        if now == 0 or now >= before or last_s - float(table["first_s"][slot]) < s.settled_s:
+            return
+        self._episodes.fire(self._alarm(gpu, node, last_s, before, now, at_s, inventory), at_s)
+
+    def _seen_on(self, node: Subject, then_s: float, at_s: float, inventory: Inventory) -> tuple[int, int]:
+        """How many of a node's GPUs were seen when this one was last, and how many are now."""
+        on = {*inventory.children(node, then_s, SubjectKind.GPU), *inventory.children(node, at_s, SubjectKind.GPU)}
+        slots = [k for k in (self._table.slot(g) for g in on) if k is not None]
+        last, first = self._table["last_s"][slots], self._table["first_s"][slots]
+        return int(((first <= then_s) & (last >= then_s)).sum()), int((last >= at_s).sum())
+
+    def _alarm(
+        self, gpu: Subject, node: Subject, last_s: float, before: int, now: int, at_s: float, inventory: Inventory
+    ) -> Alarm:
+        away = inventory.fact(node, "unschedulable") == "true"
+        exhibit = SeriesExhibit(
+            node,
+            "gpus_seen",
+            "GPUs",
+            (last_s, at_s),
+            (float(before), float(now)),
+            float(before),
+            "",
+            "GPUs that the node's telemetry shows: when this one was last seen, and now",
+        )
+        words = f"Not seen for {at_s - last_s:.0f} s while {now} other GPUs of {node.name} are"
+        return Alarm(
+            Fault.GPU_LOST,
+            gpu,
+            last_s,
+            Severity.WARNING if away else Severity.CRITICAL,
+            f"{words}; the node is out of service" if away else words,
+            score=at_s - last_s,
+            threshold=self.settings.lost_s,
+            evidence=(exhibit,),
+            facts={"gpus_before": float(before), "gpus_now": float(now), "out_of_service": "yes" if away else "no"},
+        )
+
+    def _word(
+        self, fault: Fault, gpu: Subject, seen: NDArray[np.bool_], at_s: float, inventory: Inventory
+    ) -> Finding | None:
+        slot = self._table.slot(gpu)
+        if slot is not None and slot < len(seen) and seen[slot]:
+            return self._episodes.clear(fault, gpu, at_s, "The GPU is seen again")
+        lost = self._episodes.get(fault, gpu)
+        since_s = at_s if lost is None else lost.since.t_s
+        node = inventory.above(gpu, SubjectKind.NODE, at_s) or inventory.above(gpu, SubjectKind.NODE, since_s)
+        others = inventory.children(node, at_s, SubjectKind.GPU) if node is not None else []
+        slots = [k for k in (self._table.slot(g) for g in others) if k is not None]
+        here = self._table["last_s"][slots] >= at_s
+        if node is not None and not here.any():
+            return self._episodes.no_data(fault, gpu, at_s, f"Nothing of {node.name} is seen any more")
+        if self._is_replaced(fault, gpu, here, self._table["first_s"][slots]):
+            return self._episodes.clear(fault, gpu, at_s, "Another GPU has taken its place")
+        return self._episodes.again(fault, gpu, at_s)
+
+    def _is_replaced(
+        self, fault: Fault, gpu: Subject, here: NDArray[np.bool_], first_s: NDArray[np.float64]
+    ) -> bool:
+        """Whether its node shows as many GPUs as before the loss, one of them new since: a swapped board never
+        shows the lost UUID again. `here`, `first_s` [n] of the node's GPUs: seen now, first seen (Unix s)."""
+        lost = self._episodes.get(fault, gpu)
+        before = float(lost.facts.get("gpus_before", np.inf)) if lost is not None else np.inf
+        return lost is not None and here.sum() >= before and bool((here & (first_s > lost.since.t_s)).any())
+
+    def snapshot(self) -> bytes:
+        subjects, arrays = self._table.saved()
+        return pack(self.name, VERSION, {"subjects": subjects, "episodes": self._episodes.saved()}, arrays)
+
+    def restore(self, state: bytes) -> None:
+        _, meta, arrays = unpack(state, self.name, (VERSION,))
+        table, episodes = self._fresh(), Episodes(self.name)
+        try:
+            table.load(meta["subjects"], arrays)
+            episodes.load(meta["episodes"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise SnapshotError(f"{self.name}: {error!r}") from error
+        self._table, self._episodes = table, episodes
+
+
+def _observed(frame: Frame) -> Any:
+    """[n] whether any metric of the row was read: a row may outlive its device as NaN."""
+    return np.isfinite(frame.values).any(axis=1)

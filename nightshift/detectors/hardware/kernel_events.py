@@ -1,0 +1,150 @@
+"""Kernel-log events that are faults by themselves: an OOM kill, a GPU that fell off the bus, a failing link."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
+from nightshift.collectors.kernel_log.pci import PCI_FACT, canonical_pci
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Fault, Finding, RateBasis, Severity, SnapshotError, StatedRate
+from nightshift.detectors.episodes import Alarm, Episodes
+from nightshift.detectors.quiet_periods import Quiet, exhibits
+from nightshift.detectors.snapshot import pack, unpack
+
+VERSION = 1
+_FELL_OFF = 79
+_NVLINK_XID = 74
+
+
+class KernelEventSettings(BaseModel):
+    """When an episode of events is over, and how many soft link events make one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    quiet_s: float = Field(default=600.0, gt=0, description="Nothing more for this long clears")
+    aer_events: int = Field(default=10, ge=1, description="PCIe AER lines within the quiet time before it is said")
+
+
+class KernelEvents:
+    """OOM_KILL on the node; GPU_LOST, NVLINK_DEGRADED and PCIE_DEGRADED on the GPU of the line, else its node."""
+
+    plugin: ClassVar[str] = "kernel_events"
+    Settings = KernelEventSettings
+
+    def __init__(self, settings: KernelEventSettings | None = None) -> None:
+        self.settings = settings or KernelEventSettings()
+        self._aer: dict[Subject, list[float]] = {}
+        self._counts: dict[tuple[Fault, Subject], int] = {}
+        self._episodes = Episodes(self.name)
+        self._quiet = Quiet(self._episodes, self.settings.quiet_s, by_kernel_log=True)
+
+    @property
+    def name(self) -> str:
+        return self.plugin
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        return (Fault.OOM_KILL, Fault.GPU_LOST, Fault.NVLINK_DEGRADED, Fault.PCIE_DEGRADED)
+
+    @property
+    def stated(self) -> StatedRate:
+        return StatedRate(
+            0.0, RateBasis.EVENT, "the kernel says what it did", series=SubjectKind.NODE, precision=1.0
+        )
+
+    def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
+        told: dict[tuple[Fault, Subject], list[KernelEvent]] = {}
+        for event in tick.events:
+            fault = self._fault(event, tick.at_s, inventory)
+            if fault is not None:
+                subject = event.node if fault is Fault.OOM_KILL else event.gpu or event.node
+                told.setdefault((fault, subject), []).append(event)
+        findings = [self._fire(fault, subject, events, tick.at_s) for (fault, subject), events in told.items()]
+        findings += self._quiet.rest(tick, inventory, set(told))
+        open_now = set(self._episodes)
+        self._counts = {key: n for key, n in self._counts.items() if key in open_now}
+        return findings
+
+    def _fault(self, event: KernelEvent, at_s: float, inventory: Inventory) -> Fault | None:
+        if event.kind is KernelEventKind.OOM_KILL:
+            return Fault.OOM_KILL
+        if event.kind is KernelEventKind.FELL_OFF_BUS or (
+            event.kind is KernelEventKind.XID and event.code == _FELL_OFF
+        ):
+            return Fault.GPU_LOST
+        if event.kind is KernelEventKind.NVLINK or (
+            event.kind is KernelEventKind.XID and event.code == _NVLINK_XID
+        ):
+            return Fault.NVLINK_DEGRADED
+        if event.kind is KernelEventKind.PCIE_AER and not _is_of_another_device(event, inventory, at_s):
+            subject = event.gpu or event.node
+            recent = [t for t in self._aer.get(subject, []) if t > at_s - self.settings.quiet_s]
+            self._aer[subject] = [*recent, at_s][-1000:]
+            return Fault.PCIE_DEGRADED if len(self._aer[subject]) >= self.settings.aer_events else None
+        return None
+
+    def _fire(self, fault: Fault, subject: Subject, events: list[KernelEvent], at_s: float) -> Finding:
+        known = self._episodes.get(fault, subject)
+        count = self._counts[(fault, subject)] = self._counts.get((fault, subject), 0) + len(events)
+        self._quiet.event(fault, subject, at_s)
+        latest = events[-1]
+        facts: dict[str, float | str] = {"events": float(count)}
+        facts |= {name: value for name, value in latest.attributes.items() if len(value) <= 200}
+        if latest.process:
+            facts["process"] = latest.process
+        words = {
+            Fault.OOM_KILL: f"The kernel killed {latest.process or 'a process'} for want of memory",
+            Fault.GPU_LOST: "The GPU has fallen off the bus",
+            Fault.NVLINK_DEGRADED: "NVLink errors",
+            Fault.PCIE_DEGRADED: "PCIe errors keep coming",
+        }
+        alarm = Alarm(
+            fault,
+            subject,
+            min(e.record.at.t_s for e in events),
+            Severity.CRITICAL if fault is Fault.GPU_LOST else Severity.WARNING,
+            f"{words[fault]} ({count} lines)" if count > 1 else words[fault],
+            score=float(count),
+            threshold=float(self.settings.aer_events) if fault is Fault.PCIE_DEGRADED else 0.0,
+            evidence=exhibits(known, {e.record: "" for e in events}),
+            facts=facts,
+        )
+        return self._episodes.fire(alarm, at_s)
+
+    def snapshot(self) -> bytes:
+        meta = {
+            "aer": {str(s): times for s, times in self._aer.items()},
+            "counts": [[f.value, str(s), n] for (f, s), n in self._counts.items()],
+            "last": self._quiet.saved(),
+            "episodes": self._episodes.saved(),
+        }
+        return pack(self.name, VERSION, meta, {})
+
+    def restore(self, state: bytes) -> None:
+        _, meta, _ = unpack(state, self.name, (VERSION,))
+        fresh = KernelEvents(self.settings)
+        try:
+            fresh._aer = {Subject.parse(s): [float(t) for t in times] for s, times in meta["aer"].items()}
+            fresh._counts = {(Fault(f), Subject.parse(s)): int(n) for f, s, n in meta["counts"]}
+            fresh._quiet.load(meta["last"])
+            fresh._episodes.load(meta["episodes"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise SnapshotError(f"{self.name}: {error!r}") from error
+        self._aer, self._counts = fresh._aer, fresh._counts
+        self._quiet, self._episodes = fresh._quiet, fresh._episodes
+
+
+def _is_of_another_device(event: KernelEvent, inventory: Inventory, at_s: float) -> bool:
+    """Whether the line tells of a corrected error of a disk or a network card: where the addresses of the node's
+    GPUs are known, the device that it names is neither one of them nor a port above one. What was not corrected
+    counts whosever it is."""
+    told = event.attributes
+    if event.gpu is not None or not told.get("severity", "").lower().startswith("correct"):
+        return False
+    of_port = told.get("driver") == "pcieport" and canonical_pci(told.get("port", "")) in (None, event.pci_address)
+    gpus = inventory.children(event.node, at_s, SubjectKind.GPU)
+    return not of_port and any(inventory.fact(gpu, PCI_FACT) for gpu in gpus)

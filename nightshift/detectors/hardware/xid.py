@@ -1,0 +1,242 @@
+"""Xids from the kernel log, read by the catalogue: one episode per GPU, told by its first cause.
+
+An Xid is an event, not a statistic. What needs judgement is which of a burst was first: 45 is the tear-down after
+another and never the cause; and what to do: an Xid 154 announces the driver's own recovery action, which overrides
+the table (NVIDIA, "Xid Errors", docs.nvidia.com/deploy/xid-errors).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
+from nightshift.collectors.subject import Inventory, Subject
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Fault, Finding, RateBasis, Severity, SnapshotError, StatedRate
+from nightshift.detectors.episodes import Alarm, Episodes
+from nightshift.detectors.hardware.xid_catalogue import (
+    CATALOGUE,
+    GRAVITY,
+    SYMPATHETIC,
+    Recovery,
+    Tier,
+    action_of,
+    announced_action,
+)
+from nightshift.detectors.quiet_periods import Quiet, exhibits, node_of
+from nightshift.detectors.snapshot import pack, unpack
+
+VERSION = 1
+RECOVERY_ACTION_CHANGED = 154
+_BROKEN = (Recovery.RESET_GPU, Recovery.REBOOT_NODE)
+"""What the driver announces of a GPU that works no more; one to be drained and reset goes on meanwhile."""
+
+
+class XidSettings(BaseModel):
+    """When an episode of Xids is over."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    quiet_s: float = Field(default=600.0, gt=0, description="No further Xid on the GPU for this long clears")
+
+
+@dataclass(slots=True)
+class _Burst:
+    """The Xids of one GPU in one episode: (time, code) in order of arrival, what a 154 announced, and the gravest
+    severity that the lines of an NVLink 5 code told."""
+
+    codes: list[tuple[float, int]] = field(default_factory=list)
+    announced: str = ""
+    severities: dict[int, str] = field(default_factory=dict)
+    instances: set[str] = field(default_factory=set)
+    """The MIG instances that the lines named."""
+    switch: set[int] = field(default_factory=set)
+    """Codes that are a switch's (SXid): they stand on the node, as do Xids of an unknown PCI address."""
+
+    @property
+    def cause(self) -> int:
+        """The first code that can be one; a lone 45 stands for itself."""
+        ordered = sorted(self.codes, key=lambda entry: entry[0])
+        own = [code for _, code in ordered if code not in SYMPATHETIC and code != RECOVERY_ACTION_CHANGED]
+        return own[0] if own else ordered[0][1]
+
+
+class XidDetector:
+    """XID on the GPU of the line, or on its node where the PCI address is unknown."""
+
+    plugin: ClassVar[str] = "xid"
+    Settings = XidSettings
+
+    def __init__(self, settings: XidSettings | None = None) -> None:
+        self.settings = settings or XidSettings()
+        self._bursts: dict[Subject, _Burst] = {}
+        self._episodes = Episodes(self.name)
+        self._quiet = Quiet(self._episodes, self.settings.quiet_s, by_kernel_log=True)
+
+    @property
+    def name(self) -> str:
+        return self.plugin
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        return (Fault.XID,)
+
+    @property
+    def stated(self) -> StatedRate:
+        # Llama 3 405B: 54 days, 16,384 H100s, 419 unexpected interruptions (arXiv 2407.21783, table 5)
+        return StatedRate(
+            1000.0 * 419 / (54 * 16384),
+            RateBasis.EVENT,
+            "arXiv 2407.21783, section 3.3.4: unexpected interruptions per GPU-day; 78 % confirmed hardware",
+            precision=0.78,
+        )
+
+    def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
+        told: dict[Subject, list[KernelEvent]] = {}
+        anew_s: dict[Subject, float] = {}
+        for event in tick.events:
+            if event.kind is KernelEventKind.BOOT:
+                anew_s[event.node] = max(event.record.at.t_s, anew_s.get(event.node, event.record.at.t_s))
+            if event.kind in (KernelEventKind.XID, KernelEventKind.SXID) and event.code is not None:
+                told.setdefault(event.gpu or event.node, []).append(event)
+        said = {subject: self._fire(subject, events, tick.at_s) for subject, events in told.items()}
+        said |= self._repaired(anew_s, tick.at_s, inventory)
+        spoken = {(Fault.XID, subject) for subject in said}
+        findings = [*said.values(), *self._quiet.rest(tick, inventory, spoken)]
+        still = {subject for _, subject in tuple(self._episodes)}
+        self._bursts = {s: b for s, b in self._bursts.items() if s in still}
+        return findings
+
+    def _fire(self, subject: Subject, events: list[KernelEvent], at_s: float) -> Finding:
+        burst = self._bursts.setdefault(subject, _Burst())
+        lines = {}
+        for event in events:
+            code = int(event.code or 0)
+            burst.codes.append((event.record.at.t_s, code))
+            if event.kind is KernelEventKind.SXID:
+                burst.switch.add(code)
+            if code != RECOVERY_ACTION_CHANGED and announced_action(burst.announced) is Recovery.NONE:
+                burst.announced = ""  # of what came before this error
+            burst.announced = event.attributes.get("recovery_action") or burst.announced
+            if instance := event.attributes.get("gpu_instance"):
+                burst.instances.add(instance)
+            if (word := event.attributes.get("severity", "").lower().replace("-", "")) in GRAVITY[1:]:
+                burst.severities[code] = max(word, burst.severities.get(code, ""), key=GRAVITY.index)
+            lines[event.record] = CATALOGUE[code].meaning if code in CATALOGUE else "not in the catalogue"
+            self._quiet.event(Fault.XID, subject, min(event.record.at.t_s, at_s))
+        burst.codes = burst.codes[:32] + burst.codes[32:][-32:]
+        self._quiet.event(Fault.XID, subject, at_s)
+        known = self._episodes.get(Fault.XID, subject)
+        return self._episodes.fire(self._alarm(subject, burst, exhibits(known, lines)), at_s)
+
+    def _repaired(self, anew_s: dict[Subject, float], at_s: float, inventory: Inventory) -> dict[Subject, Finding]:
+        """What began before its node, or its driver, began anew: told still, and grave no more."""
+        found = {}
+        for subject, burst in self._bursts.items() if anew_s else ():
+            node = node_of(subject, inventory, at_s)
+            known = self._episodes.get(Fault.XID, subject)
+            since_s = anew_s.get(node, -math.inf) if node is not None else -math.inf
+            if known is None or max(t_s for t_s, _ in burst.codes) >= since_s:
+                continue
+            alarm = self._alarm(subject, burst, known.evidence)
+            if alarm.severity is Severity.CRITICAL:
+                summary = f"{alarm.summary}; its driver has begun anew since"
+                found[subject] = self._episodes.fire(
+                    replace(alarm, severity=Severity.WARNING, summary=summary), at_s
+                )
+        return found
+
+    def _alarm(self, subject: Subject, burst: _Burst, evidence: tuple[Any, ...]) -> Alarm:
+        code = burst.cause
+        sxid = code in burst.switch
+        entry = None if sxid else CATALOGUE.get(code)
+        told = burst.severities.get(code, "")
+        action = (action_of(code, told) if entry else None) or Recovery.CONTACT_SUPPORT
+        tier = _tier(code, burst)
+        if burst.announced:
+            action = announced_action(burst.announced) or action
+        codes = sorted({c for _, c in burst.codes})
+        facts: dict[str, float | str] = {
+            "xid": float(code),
+            "codes": " ".join(map(str, codes)),
+            "events": float(len(burst.codes)),
+            "recovery": action.value,
+            "tier": tier.value,
+            "sympathetic": "yes" if set(codes) <= SYMPATHETIC else "no",
+        }
+        if burst.severities:
+            facts["severities"] = " ".join(f"{c}:{word}" for c, word in sorted(burst.severities.items()))
+        if burst.announced:
+            facts["announced_recovery"] = burst.announced
+        if burst.instances:
+            facts["mig_instances"] = " ".join(sorted(burst.instances))
+        if entry is not None:
+            facts |= {"xid_name": entry.name, "meaning": entry.meaning}
+            facts |= {"sources_disagree": entry.disagreement} if entry.disagreement else {}
+            facts |= {"note": entry.note} if entry.note else {}
+        severity = Severity.WARNING
+        # whichever came first: an application's may; and the line of the error itself may be lost
+        broken = any(_tier(c, burst) is Tier.FATAL for c in codes) or announced_action(burst.announced) in _BROKEN
+        if broken:
+            severity = Severity.CRITICAL
+        elif set(codes) <= SYMPATHETIC:
+            severity = Severity.INFO
+        meaning = entry.meaning if entry else "not in NVIDIA's catalogue as we know it"
+        others = [_named(c, burst) for c in codes if c != code]
+        also = f", with {', '.join(others)}" if others else ""
+        where = f" in MIG instance {', '.join(sorted(burst.instances))}" if burst.instances else ""
+        summary = f"{_named(code, burst)} ({meaning}){where}{also}; recovery: {action.value}"
+        since_s = min(t for t, _ in burst.codes)
+        score = float(len(burst.codes))
+        return Alarm(Fault.XID, subject, since_s, severity, summary, score, 0.0, evidence=evidence, facts=facts)
+
+    def snapshot(self) -> bytes:
+        bursts = {
+            str(s): {
+                "codes": [list(c) for c in b.codes],
+                "announced": b.announced,
+                "severities": {str(code): word for code, word in b.severities.items()},
+                "switch": sorted(b.switch),
+                "instances": sorted(b.instances),
+            }
+            for s, b in self._bursts.items()
+        }
+        meta = {"bursts": bursts, "last": self._quiet.saved(), "episodes": self._episodes.saved()}
+        return pack(self.name, VERSION, meta, {})
+
+    def restore(self, state: bytes) -> None:
+        _, meta, _ = unpack(state, self.name, (VERSION,))
+        fresh = XidDetector(self.settings)
+        try:
+            fresh._episodes.load(meta["episodes"])
+            fresh._quiet.load(meta["last"])
+            fresh._bursts = {
+                Subject.parse(name): _Burst(
+                    [(float(t), int(c)) for t, c in entry["codes"]],
+                    entry["announced"],
+                    {int(code): str(word) for code, word in entry.get("severities", {}).items()},
+                    {str(name) for name in entry.get("instances", ())},
+                    {int(code) for code in entry.get("switch", ())},
+                )
+                for name, entry in meta["bursts"].items()
+            }
+        except (KeyError, TypeError, ValueError) as error:
+            raise SnapshotError(f"{self.name}: {error!r}") from error
+        self._episodes, self._quiet, self._bursts = fresh._episodes, fresh._quiet, fresh._bursts
+
+
+def _named(code: int, burst: _Burst) -> str:
+    return f"{'SXid' if code in burst.switch else 'Xid'} {code}"
+
+
+def _tier(code: int, burst: _Burst) -> Tier:
+    """How grave a code is: by the catalogue, or by the severity that its line told."""
+    entry = None if code in burst.switch else CATALOGUE.get(code)
+    tier, told = entry.tier if entry else Tier.WARNING, burst.severities.get(code, "")
+    if told and tier in (Tier.BY_SUBCODE, Tier.WARNING):
+        return Tier.FATAL if told == "fatal" else Tier.WARNING
+    return tier

@@ -1,0 +1,400 @@
+"""Memory that leaks, on GPUs, in MIG instances and in containers: a floor that climbs, where the others' does not.
+
+Two tests on the floor after collection (`detectors.memory.floors`):
+
+- *contrast*, minutes: this rank climbs and the other ranks of its job do not. The job's own ranks are the best
+  control there is: they warm up, cache and grow with longer sequences alike.
+- *patience*, hours: no peers (or all climb alike), so only a climb that outlives the stated patience, keeps its
+  pace and heads for the limit counts; warm-up, allocator plateaus and caches end before that. Beside it, a
+  saw counts whose troughs rise where the other ranks' do not (`detectors.memory.teeth`).
+
+A restart or a free drops the floor and starts the test anew. A climb that was told and then freed while its process
+went on was a tooth of a saw (a cache that is flushed, steps between evaluations): the next one is told once it is
+well above it, as a leak's teeth come to be, or fills nine tenths of the limit.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nightshift.collectors.frame import Floats, Frame
+from nightshift.collectors.subject import Inventory, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.alarms.promise import stated
+from nightshift.detectors.base import CERTAIN, Fault, Finding, SeriesExhibit, Severity, State, StatedRate
+from nightshift.detectors.episodes import Alarm, Episodes
+from nightshift.detectors.memory import teeth
+from nightshift.detectors.memory.climb import SHAPES, climbs
+from nightshift.detectors.memory.contrast import Climb, assess, growth_over, risen
+from nightshift.detectors.memory.floors import Floors
+from nightshift.detectors.memory.signals import (
+    LeakSettings,
+    LeakSignal,
+    level_and_limit,
+    peers_of,
+    rank_of,
+    slots_of,
+)
+from nightshift.detectors.snapshot import pack, unpack
+
+VERSION = 2
+"""1: a shorter patience ring and no life_s, lowest; its patience test starts anew, its episodes go on."""
+GIB = float(2**30)
+SHAPE_NAMES = (*(shape.name for shape in SHAPES), "near", "stairs")
+SOON_S, NEARLY_FULL = 3600.0, 0.8
+"""A leak that has filled four fifths of a hard limit and needs less than an hour for the rest pages whatever the
+budget says: who waits for more hears it from the kernel. One that lasts two hours is so told 20 minutes before."""
+UNLIMITED_HEADROOM_BYTES = 16 * GIB
+"""Where no limit is known, growth is judged as if this much (or as much again as is used) were left."""
+
+
+class MemoryLeak:
+    """GPU_MEMORY_LEAK on GPUs and MIG instances, HOST_MEMORY_LEAK on containers."""
+
+    plugin: ClassVar[str] = "memory_leak"
+    LOOSE: ClassVar[float] = 0.2
+    Settings = LeakSettings
+
+    def __init__(self, settings: LeakSettings | None = None) -> None:
+        self.settings = settings or LeakSettings()
+        self._episodes = Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
+        self._signals = self._fresh()
+
+    def _fresh(self) -> tuple[LeakSignal, ...]:
+        kinds = (SubjectKind.GPU, SubjectKind.MIG, SubjectKind.CONTAINER)
+        return tuple(LeakSignal(kind, self.settings) for kind in kinds)
+
+    @property
+    def name(self) -> str:
+        return self.plugin
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        return (Fault.GPU_MEMORY_LEAK, Fault.HOST_MEMORY_LEAK)
+
+    @property
+    def strength(self) -> float:
+        return self.settings.strength
+
+    @property
+    def stated(self) -> StatedRate:
+        source = "benchmarks/detect_leak.py: healthy pod memory"
+        also = (SubjectKind.MIG, SubjectKind.CONTAINER)
+        return stated(self.plugin, 10.0, source, self.settings.strength, also=also)
+
+    def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
+        findings: list[Finding] = []
+        for signal in self._signals:
+            frame = tick.frames.get(signal.kind)
+            if frame is not None and len(frame.index):
+                signal.pace(tick.at_s)
+                self._take(signal, frame, tick.at_s, inventory)
+            findings += self._report(signal, frame, tick.at_s)
+        return findings
+
+    def _take(self, signal: LeakSignal, frame: Frame, at_s: float, inventory: Inventory) -> None:
+        table = signal.table
+        rows = table.rows(frame.index, at_s)
+        values, limit = level_and_limit(signal.kind, frame)
+        known = np.isfinite(values)
+        signal.observed = np.zeros(len(table), dtype=bool)
+        signal.observed[rows] = known
+        new_epoch = (table["epoch"][rows] != frame.epoch) & (table["epoch"][rows] != -1)
+        table["epoch"][rows] = frame.epoch
+        level = table["level"][rows]
+        ended = signal.ended(rows, values) | new_epoch
+        with np.errstate(invalid="ignore"):
+            dropped = (values < 0.7 * level - self.settings.min_growth_bytes) | new_epoch
+            restarted = (dropped & (values < 1.1 * table["lowest"][rows])) | new_epoch
+        if dropped.any():
+            slots = slots_of(rows, len(values))
+            signal.start_anew(slots[dropped], slots[restarted], slots[ended], at_s)
+        for since in ("born_s", "life_s"):
+            known_since = table[since][rows]
+            table[since][rows] = np.where(np.isnan(known_since) & known, at_s, known_since)
+        table["level"][rows] = np.where(known, values, level)
+        table["limit"][rows] = np.where(np.isfinite(limit), limit, table["limit"][rows])
+        signal.top(rows, values, ended, at_s)
+        settled = dropped | (at_s - table["life_s"][rows] >= self.settings.settle_s)
+        table["lowest"][rows] = np.where(settled, np.fmin(table["lowest"][rows], values), table["lowest"][rows])
+        judged = np.where(at_s - table["born_s"][rows] >= self.settings.warmup_s, values, np.nan)
+        if signal.contrast.add(table, rows, judged, at_s):
+            self._test_contrast(signal, at_s, inventory)
+        if signal.patience.add(table, rows, values, at_s):
+            self._test_patience(signal, at_s, inventory)
+
+    def _test_contrast(self, signal: LeakSignal, at_s: float, inventory: Inventory) -> None:
+        s, table = self.settings, signal.table
+        window = signal.contrast.window(table)
+        candidates, width_s = risen(window, s.min_growth_bytes), signal.contrast.width_s
+        if len(candidates) == 0:
+            return
+        climb = assess(window[candidates], signal.contrast.times_s(), width_s, s.min_growth_bytes)
+        enough = climb.lasted_s >= (s.contrast_min_buckets - 1) * width_s
+        for row in np.flatnonzero(climb.steady & enough).tolist():
+            slot = int(candidates[row])
+            subject = table.subjects[slot]
+            if not signal.observed[slot] or (
+                (signal.fault, subject) not in self._episodes and signal.is_tooth(slot)
+            ):
+                continue  # not seen now: what it did before is no news
+            if rank_of(subject, inventory, at_s) is None:
+                continue  # replicas of a service hold what their own users bring them: no control
+            peers = peers_of(subject, signal, inventory, at_s)
+            if len(peers) == 0 or not self._heads_for_limit(signal, slot, climb, row):
+                continue
+            grown = growth_over(window[peers], climb.lasted_s[row], width_s, climb.growth_bytes[row])
+            grown = grown[np.isfinite(grown)]
+            if len(grown) == 0:
+                continue
+            usual = max(float(np.median(grown)), 0.0)
+            with_it = float(np.mean(grown > climb.growth_bytes[row] / s.contrast_ratio))
+            strength = float(climb.growth_bytes[row]) / (s.contrast_ratio * usual + 0.5 * s.min_growth_bytes)
+            if strength > s.strength and with_it <= 0.34:
+                facts: dict[str, float | str] = {
+                    "peers": float(len(grown)),
+                    "peer_growth_bytes": usual,
+                    "test": "contrast",
+                }
+                self._fire(signal, signal.contrast, slot, climb, row, at_s, strength, facts, inventory)
+
+    def _test_patience(self, signal: LeakSignal, at_s: float, inventory: Inventory) -> None:
+        s, table = self.settings, signal.table
+        window = signal.patience.window(table)
+        candidates = risen(window, s.min_growth_bytes)
+        if len(candidates) == 0:
+            table["suspect"][:] = False
+            return
+        floors = window[candidates].astype(float)
+        limit = table["limit"][candidates]
+        lowest = np.fmin.reduce(floors, axis=1)
+        limit = np.where(np.isfinite(limit), limit, lowest + np.maximum(lowest, UNLIMITED_HEADROOM_BYTES))
+        width_s = signal.patience.width_s
+        age = np.nan_to_num((at_s - table["life_s"][candidates]) // width_s).astype(np.int64)
+        seen = climbs(floors, limit, age, width_s, s.horizon_s, s.strength)
+        lasted_s: Floats = (seen.buckets * width_s).astype(np.float64)
+        climb = Climb(
+            seen.found,
+            seen.growth,
+            lasted_s,
+            seen.slope / width_s,
+            seen.slope_low / width_s,
+            seen.slope_high / width_s,
+            seen.end,
+        )
+        found = seen.found & (seen.growth >= s.min_growth_bytes)
+        confirmed = found & table["suspect"][candidates]
+        table["suspect"][:] = False
+        table["suspect"][candidates] = found
+        saw, told = teeth.told(signal, window, candidates, s, inventory, at_s)
+        for row, strength, facts in told:
+            self._fire(signal, signal.patience, int(candidates[row]), saw, row, at_s, strength, facts, inventory)
+        saws = {row for row, *_ in told}
+        for row in np.flatnonzero(confirmed & signal.observed[candidates]).tolist():
+            if row in saws:
+                continue  # told by its troughs: what rises on the last of them is a tooth
+            slot = int(candidates[row])
+            if (signal.fault, table.subjects[slot]) not in self._episodes and signal.is_tooth(slot):
+                continue
+            facts = {"test": "patience", "shape": SHAPE_NAMES[int(seen.shape[row])]}
+            strength = float(seen.strength[row])
+            self._fire(signal, signal.patience, slot, climb, row, at_s, strength, facts, inventory)
+
+    def _heads_for_limit(self, signal: LeakSignal, slot: int, climb: Climb, row: int) -> bool:
+        eta_s = signal.eta_s(slot, float(climb.slope[row]))
+        return bool(climb.slope[row] > 0) and not (eta_s > self.settings.horizon_s)
+
+    def _fire(
+        self,
+        signal: LeakSignal,
+        floors: Floors,
+        slot: int,
+        climb: Climb,
+        row: int,
+        at_s: float,
+        strength: float,
+        facts: dict[str, float | str],
+        inventory: Inventory,
+    ) -> None:
+        table, subject = signal.table, signal.table.subjects[slot]
+        slope, level = float(climb.slope[row]), float(table["level"][slot])
+        since_s = at_s - float(climb.lasted_s[row]) - floors.width_s
+        window, t_s = floors.window(table, np.array([slot]))[0], floors.times_s()
+        floor = float(climb.end[row])  # the level, and the last bucket, may be a tooth's
+        start = floor - float(climb.growth_bytes[row])
+        if (signal.fault, subject) not in self._episodes:
+            table["floor_at_onset"][slot], table["slope"][slot] = start, slope
+        crest = floors is signal.patience
+        eta_s = signal.eta_s(slot, slope, crest)
+        interval = [signal.eta_s(slot, float(v), crest) for v in (climb.slope_high[row], climb.slope_low[row])]
+        told: dict[str, float | str] = {
+            **facts,
+            "slope_bytes_per_h": 3600.0 * slope,
+            "growth_bytes": float(climb.growth_bytes[row]),
+            "level_bytes": level,
+            "floor_bytes": floor,
+        }
+        if np.isfinite(eta_s):
+            told |= {"eta_s": eta_s, "eta_low_s": interval[0], "limit_bytes": float(table["limit"][slot])}
+            told |= {"eta_high_s": interval[1]} if np.isfinite(interval[1]) else {}
+        rank = rank_of(subject, inventory, at_s)
+        told |= {"rank": rank.name} if rank else {}
+        seen = np.isfinite(window)
+        place = "GPU memory" if signal.fault is Fault.GPU_MEMORY_LEAK else "Anonymous memory"
+        summary = f"{place} climbs {3600 * slope / GIB:+.2f} GiB/h for {climb.lasted_s[row] / 60:.0f} min"
+        if "peer_growth_bytes" in facts:
+            pace = float(facts["peer_growth_bytes"]) / max(float(climb.lasted_s[row]), 1.0)
+            summary += f"; the job's {int(float(facts['peers']))} other ranks {3600 * pace / GIB:+.2f} GiB/h"
+        if np.isfinite(eta_s):
+            summary += f"; limit in {eta_s / 3600:.1f} h"
+        exhibit = SeriesExhibit(
+            subject,
+            signal.metric,
+            "bytes",
+            tuple(t_s[seen].tolist()),
+            tuple(window[seen].astype(float).tolist()),
+            start,
+            "",
+            f"lowest value in every {floors.width_s:.0f} s",
+        )
+        severity = Severity.CRITICAL if eta_s < SOON_S else Severity.WARNING
+        pressing = self._pressing(signal, slot, eta_s) if strength >= 1.0 else {}
+        alarm = Alarm(
+            signal.fault,
+            subject,
+            since_s,
+            severity,
+            summary,
+            score=CERTAIN if pressing else min(strength, 1e12),
+            threshold=self.settings.strength,
+            evidence=(exhibit,),
+            facts=told | pressing,
+        )
+        self._episodes.fire(alarm, at_s)
+
+    def _pressing(self, signal: LeakSignal, slot: int, eta_s: float) -> dict[str, float | str]:
+        """Why a leak can wait for no budget: it is about to fill a hard limit. Empty where it can."""
+        level, limit = float(signal.table["level"][slot]), float(signal.table["limit"][slot])
+        if not (eta_s < SOON_S and level >= NEARLY_FULL * limit):
+            return {}
+        return {"pages_because": f"{level / limit:.0%} of the limit in use, full within the hour at this pace"}
+
+    def _press(self, signal: LeakSignal, slot: int, at_s: float) -> Finding | None:
+        """The open episode of this slot, certain from now on where its climb, as it was told, is about to end."""
+        known = self._episodes.get(signal.fault, signal.table.subjects[slot])
+        if known is None or known.state is not State.FIRING or not 1.0 <= known.score < CERTAIN:
+            return None
+        slope = float(known.facts["slope_bytes_per_h"]) / 3600.0
+        eta_s = signal.eta_s(slot, slope, crest=known.facts.get("test") == "patience")
+        pressing = self._pressing(signal, slot, eta_s)
+        if not pressing:
+            return None
+        alarm = Alarm(
+            signal.fault,
+            known.subject,
+            known.since.t_s,
+            Severity.CRITICAL,
+            known.summary,
+            score=CERTAIN,
+            threshold=known.threshold,
+            evidence=known.evidence,
+            facts={**known.facts, "eta_s": eta_s, **pressing},
+        )
+        return self._episodes.fire(alarm, at_s)
+
+    def _report(self, signal: LeakSignal, frame: Frame | None, at_s: float) -> list[Finding]:
+        """What each open episode of this signal says in this tick: still firing, dropped, stopped or unseen."""
+        findings: list[Finding] = []
+        for fault, subject in tuple(self._episodes):
+            if fault is not signal.fault or subject.kind is not signal.kind:
+                continue
+            slot, row = signal.table.slot(subject), None if frame is None else frame.index.rows.get(subject)
+            if slot is None:
+                continue
+            value = np.nan if row is None or frame is None else level_and_limit(signal.kind, frame)[0][row]
+            found: Finding | None
+            if not np.isfinite(value):
+                found = self._episodes.no_data(fault, subject, at_s, f"{signal.metric} is missing")
+            elif self._dropped(signal, slot, float(value)):
+                signal.freed(slot, self.settings.min_growth_bytes)
+                found = self._episodes.clear(fault, subject, at_s, "Memory was freed: back near its level before")
+            elif self._stopped(signal, slot):
+                signal.freed(slot, self.settings.min_growth_bytes)
+                found = self._episodes.clear(fault, subject, at_s, "Memory no longer climbs")
+            else:
+                found = self._press(signal, slot, at_s) or self._episodes.again(fault, subject, at_s)
+            findings += [found] if found else []
+        return findings
+
+    def _dropped(self, signal: LeakSignal, slot: int, value: float) -> bool:
+        known = self._episodes.get(signal.fault, signal.table.subjects[slot])
+        told = known.facts if known else {}
+        highest = float(told.get("floor_bytes", told.get("level_bytes", np.nan)))
+        start = float(signal.table["floor_at_onset"][slot])
+        if not np.isfinite(start):  # away for so long that its slot was forgotten; its alarm was not
+            start = highest - float(told.get("growth_bytes", np.nan))
+        return bool(value < start + 0.5 * (highest - start))
+
+    def _stopped(self, signal: LeakSignal, slot: int) -> bool:
+        """No tenth of the climb that fired goes on: over a full window against peers, or over half the time that
+        the climb of hours took (between two stairs it is no news that nothing rises)."""
+        known = self._episodes.get(signal.fault, signal.table.subjects[slot])
+        if known is not None and known.facts.get("test") == "patience":
+            return self._levelled_off(signal, slot, known)
+        window = signal.contrast.window(signal.table, np.array([slot]))[0]
+        if not np.isfinite(window).sum() >= self.settings.contrast_buckets - 1:
+            return False
+        seen = window[np.isfinite(window)]
+        span_s = (len(seen) - 1) * signal.contrast.width_s
+        slope = float(signal.table["slope"][slot])
+        if known and not np.isfinite(slope):
+            slope = float(known.facts["slope_bytes_per_h"]) / 3600.0
+        return bool(seen[-1] - seen[0] < 0.1 * slope * span_s)
+
+    @staticmethod
+    def _levelled_off(signal: LeakSignal, slot: int, known: Finding) -> bool:
+        pace = float(known.facts["slope_bytes_per_h"]) / 3600.0
+        lasted_s = float(known.facts["growth_bytes"]) / max(pace, 1e-9)
+        buckets = max(round(0.5 * lasted_s / signal.patience.width_s), 4)
+        window = signal.patience.window(signal.table, np.array([slot]))[0, -buckets - 1 :]
+        if len(window) <= buckets or not (np.isfinite(window[0]) and np.isfinite(window[-1])):
+            return False
+        grown = window[-1] - np.fmin.reduce(window)  # the first may stand on a tooth
+        return bool(grown < 0.1 * pace * buckets * signal.patience.width_s)
+
+    def snapshot(self) -> bytes:
+        meta: dict[str, Any] = {"episodes": self._episodes.saved(), "signals": {}}
+        arrays: dict[str, NDArray[Any]] = {}
+        for signal in self._signals:
+            subjects, columns = signal.table.saved()
+            buckets = [signal.contrast.bucket, signal.patience.bucket]
+            meta["signals"][signal.kind.value] = {
+                "subjects": subjects,
+                "buckets": buckets,
+                "widths_s": [signal.contrast.width_s, signal.patience.width_s],
+                "looked_s": signal.looked_s,
+            }
+            arrays |= {f"{signal.kind.value}/{name}": array for name, array in columns.items()}
+        return pack(self.name, VERSION, meta, arrays)
+
+    def restore(self, state: bytes) -> None:
+        version, meta, arrays = unpack(state, self.name, (1, VERSION))
+        signals, episodes = self._fresh(), Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
+        episodes.load(meta["episodes"])
+        for signal in signals:
+            saved = meta["signals"].get(signal.kind.value)
+            if saved is None and signal.kind is SubjectKind.MIG:
+                continue  # of before its instances were judged
+            prefix = f"{signal.kind.value}/"
+            columns = {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
+            if version == 1:
+                columns = {name: a for name, a in columns.items() if not name.startswith("table.patience.")}
+            signal.table.load(saved["subjects"], columns)
+            signal.contrast.bucket, signal.patience.bucket = saved["buckets"]
+            widths_s = saved.get("widths_s", [signal.contrast.width_s, signal.patience.width_s])
+            signal.contrast.width_s, signal.patience.width_s = (float(width_s) for width_s in widths_s)
+            signal.looked_s = [float(at_s) for at_s in saved.get("looked_s", [])]
+        self._signals, self._episodes = signals, episodes

@@ -1,0 +1,1 @@
+"""GPUs that behave like no known workload."""

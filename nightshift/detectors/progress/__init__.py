@@ -1,0 +1,1 @@
+"""Runs that hang, stall or wait for one rank."""

@@ -1,0 +1,121 @@
+"""What NCCL's watchdog says in a training log: a collective that did not end, told by the run itself.
+
+PyTorch's watchdog (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp) writes one line per rank that waited:
+`[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=15, OpType=ALLREDUCE, …) ran for 600029
+milliseconds before timing out`. It is an event and taken at its word; what it names is a rank that waited. The one
+that was waited for is the rank of the group that says nothing, or whose sequence number is behind.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from nightshift.collectors.frame import LogRecord
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.collectors.training.workload import rank_of
+from nightshift.detectors.base import Fault, Finding, RateBasis, Severity, SnapshotError, StatedRate
+from nightshift.detectors.episodes import Alarm, Episodes
+from nightshift.detectors.quiet_periods import Quiet, exhibits
+from nightshift.detectors.snapshot import pack, unpack
+
+VERSION = 1
+TIMEOUT = re.compile(
+    r"(?:\[Rank (?P<rank>\d{1,6})\][^\n]{0,200})?Watchdog caught collective operation timeout: "
+    r"WorkNCCL\(SeqNum=(?P<seq>\d+), OpType=(?P<op>[A-Z_]+)[^)\n]{0,400}"
+)
+RAN = re.compile(r"ran for (?P<ms>\d{1,12}) milliseconds")
+
+
+class NcclWatchdogSettings(BaseModel):
+    """When an episode of watchdog lines is over."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    quiet_s: float = Field(default=600.0, gt=0, description="No further line for this long clears (s)")
+
+
+class NcclWatchdog:
+    """HANG on the rank that waited in the collective, or on its pod or job where the line does not say the rank."""
+
+    plugin: ClassVar[str] = "nccl_watchdog"
+    Settings = NcclWatchdogSettings
+
+    def __init__(self, settings: NcclWatchdogSettings | None = None) -> None:
+        self.settings = settings or NcclWatchdogSettings()
+        self._episodes = Episodes(self.name)
+        self._quiet = Quiet(self._episodes, self.settings.quiet_s)
+
+    @property
+    def name(self) -> str:
+        return self.plugin
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        return (Fault.HANG,)
+
+    @property
+    def stated(self) -> StatedRate:
+        return StatedRate(
+            0.0, RateBasis.EVENT, "the run itself says that it hangs", series=SubjectKind.RANK, precision=1.0
+        )
+
+    def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
+        findings: list[Finding] = []
+        spoken: set[tuple[Fault, Subject]] = set()
+        for record in tick.logs:
+            match = TIMEOUT.search(record.text) if "Watchdog" in record.text else None
+            if match is not None:
+                subject = _subject(record, match["rank"], tick.at_s, inventory)
+                findings.append(self._fire(record, match, subject, tick.at_s))
+                spoken.add((Fault.HANG, subject))
+        stepped = {s.subject for s in tick.steps if len(s.step)}
+        jobs = {inventory.above(s, SubjectKind.JOB, tick.at_s) for s in stepped}
+        for fault, subject in tuple(self._episodes):
+            job = inventory.above(subject, SubjectKind.JOB, tick.at_s)
+            if (fault, subject) not in spoken and (subject in stepped or (job is not None and job in jobs)):
+                done = self._episodes.clear(fault, subject, tick.at_s, "Steps come again")
+                findings += [done] if done else []
+        return findings + self._quiet.rest(tick, inventory, spoken)
+
+    def _fire(self, record: LogRecord, match: re.Match[str], subject: Subject, at_s: float) -> Finding:
+        ran = RAN.search(record.text)
+        ran_s = float(ran["ms"]) / 1000.0 if ran else 0.0
+        known = self._episodes.get(Fault.HANG, subject)
+        self._quiet.event(Fault.HANG, subject, at_s)
+        since_s = min(record.at.t_s, at_s) - ran_s
+        alarm = Alarm(
+            Fault.HANG,
+            subject,
+            since_s,
+            Severity.CRITICAL,
+            f"NCCL's watchdog: {match['op']} number {match['seq']} did not end in {ran_s:.0f} s",
+            score=ran_s,
+            threshold=0.0,
+            evidence=exhibits(known, {record: "the watchdog's own line"}),
+            facts={"collective": match["op"], "sequence": float(match["seq"]), "silent_s": ran_s},
+        )
+        return self._episodes.fire(alarm, at_s)
+
+    def snapshot(self) -> bytes:
+        return pack(self.name, VERSION, {"last": self._quiet.saved(), "episodes": self._episodes.saved()}, {})
+
+    def restore(self, state: bytes) -> None:
+        _, meta, _ = unpack(state, self.name, (VERSION,))
+        fresh = NcclWatchdog(self.settings)
+        try:
+            fresh._quiet.load(meta["last"])
+            fresh._episodes.load(meta["episodes"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise SnapshotError(f"{self.name}: {error!r}") from error
+        self._quiet, self._episodes = fresh._quiet, fresh._episodes
+
+
+def _subject(record: LogRecord, rank: str | None, at_s: float, inventory: Inventory) -> Subject:
+    job = inventory.above(record.subject, SubjectKind.JOB, at_s)
+    if record.subject.kind is SubjectKind.RANK or rank is None or job is None:
+        return record.subject
+    return rank_of(job, int(rank))

@@ -1,0 +1,228 @@
+"""Data stalls: a run that stops again and again, or waits at every step, while its GPU has nothing to do.
+
+A single pause proves nothing (an evaluation, a checkpoint, a slow file). A stall is a repeated gap between steps
+that costs a stated share of the time, is not a checkpoint, and during which the GPU really idles: in an evaluation
+it computes, and while other ranks are at fault it spins in a collective, which shows as busy. A loader that is too
+slow for every step leaves no gaps: there the log's own waits are asked (`detectors.progress.starvation`), and the
+GPU has to draw less than it did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Fault, Finding, SeriesExhibit, Severity
+from nightshift.detectors.episodes import Alarm
+from nightshift.detectors.progress.activity import Activity
+from nightshift.detectors.progress.rhythm import Gap, Progress, Rhythm
+from nightshift.detectors.progress.starvation import Starvation, Waits
+from nightshift.detectors.progress.stopped_runs import RunDetector, Runs
+
+DRAWS = 0.95
+"""A GPU that waits more than it did draws less than this share of what it drew."""
+PEERS_ASKED = 16
+
+
+class StallSettings(BaseModel):
+    """What a stall is. Times in seconds of the steps' own clock."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    gap_ratio: float = Field(
+        default=8.0, gt=1, description="A gap is a step this many times longer than the typical one"
+    )
+    gap_s: float = Field(default=2.0, gt=0, description="... and at least this long")
+    gaps: int = Field(default=3, ge=2, description="Gaps within the window before it is a stall")
+    window_s: float = Field(default=900.0, gt=0, description="The window in which gaps are counted")
+    lost_share: float = Field(default=0.15, gt=0, lt=1, description="Share of the window that the gaps must cost")
+    strength: float = Field(default=1.0, gt=0, description="Gaps that cost this many times as much are a stall")
+    idle_share: float = Field(
+        default=0.5, gt=0, le=1, description="Share of the lost time in which the GPU must idle"
+    )
+    clear_s: float = Field(default=120.0, gt=0, description="Steps without a gap for at least this long clear")
+    silent_after_s: float = Field(default=900.0, gt=0, description="No step for this long while firing is no_data")
+
+
+class DataStall(RunDetector):
+    """DATA_STALL on the rank or job whose steps stop while its GPUs idle."""
+
+    plugin: ClassVar[str] = "stall"
+    fault: ClassVar[Fault] = Fault.DATA_STALL
+    CLAIM: ClassVar[float] = 5.0
+    LOOSE: ClassVar[float] = 0.1
+    Settings = StallSettings
+    settings: StallSettings
+
+    def __init__(self, settings: StallSettings | None = None) -> None:
+        self.settings = settings or StallSettings()
+        self._runs = self._fresh()
+
+    def _fresh(self) -> Runs:
+        s = self.settings
+        progress = Progress(s.gap_ratio, s.gap_s, s.window_s)
+        activity = Activity(count=int(s.window_s / 15.0) + 4)
+        cost = self.stated.per_1000_series_days / 1000.0
+        return Runs(self.name, progress, activity, cost, Starvation())
+
+    def _stepped(
+        self, subject: Subject, rhythm: Rhythm, count: int, tick: Tick, inventory: Inventory
+    ) -> Finding | None:
+        at_s = tick.at_s
+        s = self.settings
+        gaps = [g for g in rhythm.gaps if g.end_s > at_s - s.window_s and not g.checkpoint]
+        open_now = (Fault.DATA_STALL, subject) in self._runs.episodes
+        waits = self._runs.waits.of.get(subject) if self._runs.waits is not None else None
+        starved = None if waits is None else self._starved(subject, rhythm, waits, open_now, at_s, inventory)
+        if starved is not None:
+            return starved
+        if len(gaps) >= s.gaps and (open_now or gaps[-1].end_s > at_s - s.clear_s):
+            alarm = self._weigh(subject, rhythm, gaps, at_s, inventory)
+            if alarm is not None and not self._over(rhythm, gaps):
+                return self._runs.episodes.fire(alarm, at_s)
+        if open_now and self._over(rhythm, gaps):
+            return self._runs.episodes.clear(Fault.DATA_STALL, subject, at_s, "Steps come without gaps again")
+        return self._runs.episodes.again(Fault.DATA_STALL, subject, at_s)
+
+    def _starved(
+        self, subject: Subject, rhythm: Rhythm, waits: Waits, open_now: bool, at_s: float, inventory: Inventory
+    ) -> Finding | None:
+        """The word on a run whose steps all wait longer than they did; None where the gaps decide."""
+        if not waits.news:  # by the minute: nothing else can have changed
+            goes_on = open_now and waits.usual is not None
+            return self._runs.episodes.again(Fault.DATA_STALL, subject, at_s) if goes_on else None
+        waits.news = False
+        lost, s, limit = waits.lost(), self.settings, self.settings.strength * self.settings.lost_share
+        if waits.usual is not None:
+            if not open_now:
+                waits.usual = None
+            elif lost and max(lost[-2:]) < 0.5 * limit:
+                waits.usual = None
+                return self._runs.episodes.clear(Fault.DATA_STALL, subject, at_s, "Steps wait as little as before")
+            else:
+                return self._runs.episodes.again(Fault.DATA_STALL, subject, at_s)
+        before = waits.before()
+        if open_now or before is None or not lost or min(lost) < limit:
+            return None
+        if not self._others_wait(subject, 0.5 * limit, at_s, inventory):
+            return None
+        since_s = waits.stretches[-len(lost) - 1][0]
+        slots = self._runs.slots(inventory.gpus(subject, at_s))
+        now_w = self._runs.activity.power_w(slots, since_s, at_s)
+        then_w = self._runs.activity.power_w(slots, since_s - s.window_s / 2.0, since_s)
+        with np.errstate(invalid="ignore"):
+            if not (now_w < DRAWS * then_w).any():
+                return None
+        waits.usual = before
+        _, step_s, wait_s = waits.stretches[-1]
+        share = float(np.mean(lost))
+        exhibit = SeriesExhibit(
+            subject,
+            "data_s",
+            "s",
+            tuple(end_s for end_s, _, _ in waits.stretches),
+            tuple(wait for _, _, wait in waits.stretches),
+            before[1],
+            rhythm.source,
+            "mean wait of a step in each minute; the reference is what it was before",
+        )
+        alarm = Alarm(
+            Fault.DATA_STALL,
+            subject,
+            since_s,
+            Severity.WARNING,
+            f"Every step waits {wait_s:.2g} s for data, {before[1]:.2g} s before: {100 * share:.0f} % of the time",
+            score=share / s.lost_share,
+            threshold=s.strength,
+            evidence=(exhibit,),
+            facts={
+                "lost_share": share,
+                "wait_s_per_step": wait_s,
+                "usual_wait_s_per_step": before[1],
+                "step_s": step_s,
+                "typical_step_s": before[0],
+            },
+        )
+        return self._runs.episodes.fire(alarm, at_s)
+
+    def _others_wait(self, subject: Subject, limit: float, at_s: float, inventory: Inventory) -> bool:
+        """Whether half of the job's other ranks that load at all, of some, wait too: one whose own loader is slow
+        is a straggler."""
+        job = inventory.above(subject, SubjectKind.JOB, at_s)
+        ranks = inventory.children(job, at_s, SubjectKind.RANK)[: PEERS_ASKED + 1] if job is not None else []
+        known = self._runs.waits.of if self._runs.waits is not None else {}
+        others = [known[rank] for rank in ranks if rank != subject and rank in known]
+        lost = [waits.lost() for waits in others if waits.loads]
+        return sum(bool(of) and max(of) >= limit for of in lost) >= 0.5 * len(lost)
+
+    def _over(self, rhythm: Rhythm, gaps: list[Gap]) -> bool:
+        """Steps for longer than two and a half times the usual distance between gaps, or a new run without one."""
+        if not gaps:
+            return rhythm.last_s - rhythm.first_s >= self.settings.clear_s
+        quiet_since_s = max(gaps[-1].end_s, rhythm.first_s)
+        new_run = rhythm.run_since_s > gaps[-1].end_s
+        spacing = (gaps[-1].end_s - gaps[0].end_s) / max(len(gaps) - 1, 1)
+        wait_s = self.settings.clear_s if new_run else max(self.settings.clear_s, 2.5 * spacing)
+        return rhythm.last_s - quiet_since_s >= wait_s
+
+    def _weigh(
+        self, subject: Subject, rhythm: Rhythm, gaps: list[Gap], at_s: float, inventory: Inventory
+    ) -> Alarm | None:
+        s = self.settings
+        start_s = max(at_s - s.window_s, gaps[0].start_s)
+        lost_s = sum(g.end_s - max(g.start_s, start_s) for g in gaps)
+        lost = lost_s / max(at_s - start_s, 1.0)
+        idle = self._runs.activity.idle(self._runs.slots(inventory.gpus(subject, at_s)), start_s, at_s)
+        idle = idle[np.isfinite(idle)]
+        if lost < s.strength * s.lost_share or len(idle) == 0 or float(idle.max()) < s.idle_share * lost:
+            return None
+        typical = rhythm.typical_s
+        longest = max(g.end_s - g.start_s for g in gaps)
+        took = SeriesExhibit(
+            subject,
+            "step_time_s",
+            "s",
+            tuple(g.end_s for g in gaps),
+            tuple(g.end_s - g.start_s for g in gaps),
+            typical if np.isfinite(typical) else None,
+            rhythm.source,
+            "steps that took long; the reference is the typical step",
+        )
+        return Alarm(
+            Fault.DATA_STALL,
+            subject,
+            gaps[0].start_s,
+            Severity.WARNING,
+            f"{len(gaps)} stalls of up to {longest:.0f} s cost {100 * lost:.0f} % of the time while the GPU idles",
+            score=lost / s.lost_share,
+            threshold=s.strength,
+            evidence=(took,),
+            facts={
+                "stalls": float(len(gaps)),
+                "lost_share": lost,
+                "gpu_idle_share": float(idle.max()),
+                "typical_step_s": typical,
+                "longest_stall_s": longest,
+            },
+        )
+
+    def _others(self, read: set[Subject], tick: Tick, inventory: Inventory) -> Iterator[Finding | None]:
+        at_s = tick.at_s
+        for fault, subject in tuple(self._runs.episodes):
+            if subject in read:
+                continue
+            rhythm = self._runs.progress.rhythms.get(subject)
+            gone = rhythm is None or at_s - rhythm.last_s > self.settings.silent_after_s
+            if gone:
+                yield self._runs.episodes.no_data(fault, subject, at_s, "No training step any more")
+            else:
+                yield self._runs.episodes.again(fault, subject, at_s)
+        oldest_s = at_s - 4 * self.settings.window_s
+        self._runs.progress.forget(oldest_s)
+        if self._runs.waits is not None:
+            self._runs.waits.forget(oldest_s)

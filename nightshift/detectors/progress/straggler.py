@@ -1,0 +1,372 @@
+"""The one rank that makes the others wait: slower than its peers at its own work, step after step.
+
+The step time of a synchronous job is everyone's; only what a rank does alone tells it apart: its compute and its
+data time (all-reduce time holds the wait for the slowest). Ranks are compared within their pipeline stage, since
+stages are not equal, and step by step, since sequences are not equal either. A rank is accused only where it is
+slower in most steps, since random imbalance makes every rank slow at times, a slow GPU or loader all the time; and
+only where the slow ones are few and apart from all others (`detectors.progress.pipeline_stages`): work that is
+shared out unevenly (context, experts) makes many ranks slow, by degrees. Compute is compared between GPUs of one
+model alone. (Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025.)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from nightshift.collectors.frame import Floats, Frame, StepSeries
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.alarms.promise import stated
+from nightshift.detectors.base import Fault, Finding, SeriesExhibit, Severity, SnapshotError, StatedRate
+from nightshift.detectors.episodes import Alarm, Episodes
+from nightshift.detectors.progress.pipeline_stages import by_stage, few_and_apart
+from nightshift.detectors.series_table import Column, Table
+from nightshift.detectors.snapshot import pack, unpack
+
+VERSION = 1
+RING = 128
+SIGNALS = ("compute_s", "data_s")
+CAPPED, PEERS_ASKED = 0.97, 16
+"""A power limit under this share of its peers' (of that many at most) is a cap."""
+STAGE = "pipeline_stage"
+"""The rank's fact in the inventory that names its stage; ranks without one are compared with each other, but for a
+stage that shows (`detectors.progress.pipeline_stages`)."""
+
+
+class StragglerSettings(BaseModel):
+    """When a rank is a straggler."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    steps: int = Field(default=30, ge=10, le=RING, description="Steps that a rank and its peers must share")
+    persist_s: float = Field(default=90.0, ge=0, description="... and be slower in, at every look for this long")
+    ratio: float = Field(default=1.05, gt=1, description="Slower than its peers by this factor, in the median step")
+    often: float = Field(default=0.8, gt=0.5, le=1, description="Share of steps in which it is slower at all")
+    cost: float = Field(default=0.03, gt=0, description="Share of the peers' own time that the excess must cost")
+    strength: float = Field(
+        default=1.0, gt=0, description="An excess that is this many times all three of them is an alarm"
+    )
+    every_s: float = Field(default=30.0, gt=0, description="Jobs are judged this often")
+    silent_after_s: float = Field(default=900.0, gt=0, description="No step for this long while firing is no_data")
+    forget_s: float = Field(default=86400.0, gt=0, description="A rank unseen for this long is forgotten")
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """How much slower one rank is: the median ratio to its peers, how often, and the excess per step (s)."""
+
+    ratio: float
+    often: float
+    excess_s: float
+    share: float
+    peers: int
+
+
+class Straggler:
+    """STRAGGLER on the rank; its GPUs are among the facts."""
+
+    plugin: ClassVar[str] = "straggler"
+    LOOSE: ClassVar[float] = 0.3
+    Settings = StragglerSettings
+
+    def __init__(self, settings: StragglerSettings | None = None) -> None:
+        self.settings = settings or StragglerSettings()
+        columns = {name: Column(np.float64, np.nan, (RING,)) for name in SIGNALS}
+        columns |= {"step": Column(np.int64, -1, (RING,)), "last_s": Column(np.float64, -np.inf)}
+        columns |= {"suspect_s": Column(np.float64, np.inf), "news": Column(np.bool_, 0)}
+        self._table = Table(columns, self.settings.forget_s)
+        self._judged_s = -np.inf
+        self._limits: dict[Subject, tuple[float, float]] = {}
+        """GPU → (power limit in W, when it was seen), of ranks that were slow and of their peers."""
+        self._episodes = Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
+
+    @property
+    def name(self) -> str:
+        return self.plugin
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        return (Fault.STRAGGLER,)
+
+    @property
+    def strength(self) -> float:
+        return self.settings.strength
+
+    @property
+    def stated(self) -> StatedRate:
+        source = "benchmarks/detect_straggler.py: imbalance without a slow rank"
+        return stated(self.plugin, 1.0, source, self.settings.strength, SubjectKind.RANK)
+
+    def _strength(self, e: Excess) -> float:
+        """The excess over what each of the three conditions asks for, by the one that it meets least."""
+        s = self.settings
+        often = (e.often - 0.5) / (s.often - 0.5)
+        return max(min((e.ratio - 1.0) / (s.ratio - 1.0), often, e.share / s.cost), 0.0)
+
+    def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
+        ranks = [s for s in tick.steps if s.subject.kind is SubjectKind.RANK and self._speaks(s)]
+        if ranks:
+            self._table.take([series.subject for series in ranks], tick.at_s)  # a job's ranks come all at once
+        for series in ranks:
+            self._take(series, tick.at_s)
+        findings: list[Finding] = []
+        if tick.at_s - self._judged_s >= self.settings.every_s or tick.at_s < self._judged_s:
+            self._judged_s = tick.at_s
+            oldest = tick.at_s - self.settings.silent_after_s
+            self._limits = {gpu: known for gpu, known in self._limits.items() if known[1] >= oldest}
+            findings += self._judge(tick.frames.get(SubjectKind.GPU), tick.at_s, inventory)
+        said = {f.subject for f in findings}
+        return findings + self._rest(tick.at_s, said)
+
+    @staticmethod
+    def _speaks(series: StepSeries) -> bool:
+        return any(name in series.columns for name in SIGNALS) and len(series.step) > 0
+
+    def _take(self, series: StepSeries, at_s: float) -> None:
+        table = self._table
+        slot = table.slot(series.subject)
+        place = series.step[-RING:] % RING
+        table["step"][slot, place] = series.step[-RING:]
+        for name in SIGNALS:
+            took = series.column(name)[-RING:]
+            table[name][slot, place] = np.where((took >= 0) & (took < 1e6), took, np.nan)
+        latest = series.t_s[np.isfinite(series.t_s)]
+        if len(latest):  # a time of the future (another clock) keeps no rank alive that has gone
+            table["last_s"][slot] = min(max(float(table["last_s"][slot]), float(latest.max())), at_s)
+        table["news"][slot] = True
+        table.seen_s()[slot] = at_s
+
+    def _judge(self, gpus: Frame | None, at_s: float, inventory: Inventory) -> list[Finding]:
+        groups: dict[tuple[Subject, str], list[int]] = {}
+        fresh = at_s - self.settings.silent_after_s
+        for slot, subject in enumerate(self._table.subjects):
+            job = inventory.above(subject, SubjectKind.JOB, at_s)
+            if job is not None and self._table["last_s"][slot] >= fresh:
+                groups.setdefault((job, inventory.fact(subject, STAGE) or ""), []).append(slot)
+        findings: list[Finding] = []
+        for (_, stage), slots in groups.items():
+            for alike in self._stages(np.array(slots)) if not stage else [np.array(slots)]:
+                if len(alike) > 1:
+                    findings += self._compare(alike, gpus, at_s, inventory)
+        return findings
+
+    def _stages(self, slots: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """These ranks, whose stage is not known, apart where blocks of them differ in compute, or in loading, as
+        stages would."""
+        names = [self._table.subjects[slot].name.rpartition("#")[2] for slot in slots.tolist()]
+        if not all(name.isdecimal() for name in names):
+            return [slots]
+        groups = [slots[np.argsort([int(name) for name in names], kind="stable")]]
+        for name in SIGNALS:
+            groups = [part for group in groups for part in self._parted(group, name)]
+        return groups
+
+    def _parted(self, slots: NDArray[np.int64], name: str) -> list[NDArray[np.int64]]:
+        """Ranks in their order, apart where blocks of them take unlike times of this signal."""
+        step = self._table["step"][slots]
+        took = np.where(step == step.max(axis=0), self._table[name][slots], np.nan)
+        if (np.isfinite(took).sum(axis=1) < self.settings.steps).any():
+            return [slots]
+        return [slots[group] for group in by_stage(np.nanmedian(took, axis=1))]
+
+    def _compare(
+        self, slots: NDArray[np.int64], gpus: Frame | None, at_s: float, inventory: Inventory
+    ) -> list[Finding]:
+        table, s = self._table, self.settings
+        step = table["step"][slots]
+        newest = step.max(axis=0)
+        took = {name: np.where(step == newest, table[name][slots], np.nan) for name in SIGNALS}
+        own = np.nansum([np.nan_to_num(took[name]) for name in SIGNALS], axis=0)
+        typical_s = float(np.median(own[own > 0])) if (own > 0).any() else 0.0
+        worst: dict[int, tuple[str, Excess]] = {}
+        seen, shared_out = np.zeros(len(slots), dtype=bool), set[int]()
+        alike = self._kinds([table.subjects[slot] for slot in slots.tolist()], at_s, inventory)
+        compared = [("compute_s", rows) for rows in alike] + [("data_s", np.arange(len(slots)))]
+        for name, rows in compared:
+            found_of = excesses(took[name][rows], typical_s, s.steps)
+            strong = [excess is not None and self._strength(excess) >= s.strength for excess in found_of]
+            few = few_and_apart([np.nan if e is None else e.ratio for e in found_of], strong)
+            for place, (row, excess) in enumerate(zip(rows.tolist(), found_of, strict=True)):
+                if excess is None:
+                    continue
+                if strong[place] and place not in few:
+                    shared_out.add(row)
+                    continue
+                seen[row] = True
+                known = worst.get(row)
+                if known is None or excess.share > known[1].share:
+                    worst[row] = (name, excess)
+        seen &= table["news"][slots]  # steps judged before say nothing new, neither slow nor as fast as its peers
+        table["news"][slots] = False
+        findings: list[Finding] = []
+        for row in np.flatnonzero(seen).tolist():
+            subject = table.subjects[int(slots[row])]
+            name, e = worst[row]
+            found: Finding | None = None
+            slow = self._strength(e) >= s.strength
+            if slow and name == "compute_s":
+                slow = not self._held_back(subject, [table.subjects[k] for k in slots], gpus, at_s, inventory)
+            slot = int(slots[row])
+            table["suspect_s"][slot] = min(float(table["suspect_s"][slot]), at_s) if slow else np.inf
+            if slow and at_s - float(table["suspect_s"][slot]) >= s.persist_s:
+                found = self._episodes.fire(self._alarm(subject, name, e, typical_s, at_s, inventory), at_s)
+            elif row not in shared_out and (e.ratio < 0.5 * (1.0 + s.ratio) or e.often < 0.5 * (0.5 + s.often)):
+                found = self._episodes.clear(Fault.STRAGGLER, subject, at_s, "As fast as its peers again")
+            findings += [found] if found else []
+        return findings
+
+    @staticmethod
+    def _kinds(ranks: list[Subject], at_s: float, inventory: Inventory) -> list[NDArray[np.int64]]:
+        """Rows of the ranks by their model of GPU: an H100 beside H200s computes slower and is well. One whose
+        model is not known counts to the commonest."""
+        models = [
+            " ".join(sorted({inventory.fact(gpu, "model") or "" for gpu in inventory.gpus(rank, at_s)}))
+            for rank in ranks
+        ]
+        known = Counter(model for model in models if model)
+        commonest = known.most_common(1)[0][0] if known else ""
+        named = np.array([model or commonest for model in models])
+        return [np.flatnonzero(named == model) for model in np.unique(named)]
+
+    def _held_back(
+        self, subject: Subject, ranks: list[Subject], gpus: Frame | None, at_s: float, inventory: Inventory
+    ) -> bool:
+        """Whether its GPUs may draw less power than those of its peers: who caps one GPU of a job, as we may
+        ourselves, has decided that its rank is slower. A limit that is missing now is the one that was seen within
+        `silent_after_s`: an exporter that is down makes no capped rank a slow one."""
+        theirs = [self._limit_w(rank, gpus, at_s, inventory) for rank in ranks[:PEERS_ASKED] if rank != subject]
+        known = [one for one in theirs if np.isfinite(one)]
+        own = self._limit_w(subject, gpus, at_s, inventory)
+        return bool(known) and own < CAPPED * float(np.median(known))
+
+    def _limit_w(self, rank: Subject, gpus: Frame | None, at_s: float, inventory: Inventory) -> float:
+        """The lowest power limit of a rank's GPUs (W); NaN where none is known."""
+        if gpus is not None:
+            limits = gpus.column("gpu_power_limit_w")
+            for gpu in inventory.gpus(rank, at_s):
+                row = gpus.index.rows.get(gpu)
+                if row is not None and np.isfinite(limits[row]):
+                    self._limits[gpu] = (float(limits[row]), at_s)
+        oldest = at_s - self.settings.silent_after_s
+        seen = [self._limits.get(gpu, (np.nan, -np.inf)) for gpu in inventory.gpus(rank, at_s)]
+        return min((limit_w for limit_w, seen_s in seen if seen_s >= oldest), default=np.nan)
+
+    def _alarm(
+        self, subject: Subject, name: str, e: Excess, typical_s: float, at_s: float, inventory: Inventory
+    ) -> Alarm:
+        slot = self._table.slot(subject)
+        recent = self._table[name][slot]
+        seen = np.isfinite(recent)
+        order = np.argsort(self._table["step"][slot][seen])
+        gpus = " ".join(g.name for g in inventory.gpus(subject, at_s)[:8])
+        work = "compute" if name == "compute_s" else "data loading"
+        exhibit = SeriesExhibit(
+            subject,
+            name,
+            "s",
+            tuple(self._table["step"][slot][seen][order].astype(float).tolist()),
+            tuple(recent[seen][order].tolist()),
+            float(np.median(recent[seen])) - e.excess_s,
+            "",
+            "by step number; the reference is what its peers take",
+        )
+        return Alarm(
+            Fault.STRAGGLER,
+            subject,
+            at_s,
+            Severity.WARNING,
+            f"{work} takes {e.ratio:.2f} times as long as at {e.peers} peers ({100 * e.often:.0f} % of steps)",
+            score=self._strength(e),
+            threshold=self.settings.strength,
+            evidence=(exhibit,),
+            facts={
+                "resource": "compute" if name == "compute_s" else "data",
+                "ratio": e.ratio,
+                "slower_share_of_steps": e.often,
+                "excess_s_per_step": e.excess_s,
+                "typical_own_time_s": typical_s,
+                "peers": float(e.peers),
+                "gpus": gpus,
+            },
+        )
+
+    def _rest(self, at_s: float, said: set[Subject]) -> list[Finding]:
+        findings: list[Finding] = []
+        for fault, subject in tuple(self._episodes):
+            if subject in said:
+                continue
+            slot = self._table.slot(subject)
+            silent = slot is None or at_s - self._table["last_s"][slot] > self.settings.silent_after_s
+            found = (
+                self._episodes.no_data(fault, subject, at_s, "No step of this rank any more")
+                if silent
+                else self._episodes.again(fault, subject, at_s)
+            )
+            findings += [found] if found else []
+        return findings
+
+    def snapshot(self) -> bytes:
+        subjects, arrays = self._table.saved()
+        meta = {"subjects": subjects, "judged_s": self._judged_s, "episodes": self._episodes.saved()}
+        meta["limits"] = {str(gpu): list(known) for gpu, known in self._limits.items()}
+        return pack(self.name, VERSION, meta, arrays)
+
+    def restore(self, state: bytes) -> None:
+        _, meta, arrays = unpack(state, self.name, (VERSION,))
+        fresh = Straggler(self.settings)
+        try:
+            fresh._table.load(meta["subjects"], arrays)
+            fresh._judged_s = float(meta["judged_s"])
+            fresh._episodes.load(meta["episodes"])
+            limits = {Subject.parse(gpu): (float(w), float(at)) for gpu, (w, at) in meta.get("limits", {}).items()}
+        except (KeyError, TypeError, ValueError) as error:
+            raise SnapshotError(f"{self.name}: {error!r}") from error
+        self._table, self._judged_s, self._episodes = fresh._table, fresh._judged_s, fresh._episodes
+        self._limits = limits
+
+
+def excesses(took: Floats, typical_s: float, steps: int) -> list[Excess | None]:
+    """Each rank of `took` [ranks, steps] (s, NaN = not known) against the others in the same steps.
+
+    The reference of a rank is the median of the *other* ranks, so that of two ranks the slower is told. None where
+    a rank shares fewer than `steps` steps with another. `share` is the excess over `typical_s`.
+    """
+    found: list[Excess | None] = []
+    many = len(took) > 16
+    seen = np.isfinite(took)
+    filled = np.where(seen, took, 0.0)
+    alone = seen.sum(axis=0) < 2
+    whole = np.full(took.shape[1], np.nan)
+    if many and (~alone).any():
+        whole[~alone] = np.nanmedian(took[:, ~alone], axis=0)
+    for row in range(len(took)):
+        if many:
+            reference = whole
+        else:
+            others = np.delete(took, row, axis=0)
+            known = np.isfinite(others).any(axis=0)
+            reference = np.full(took.shape[1], np.nan)
+            if known.any():
+                reference[known] = np.nanmedian(others[:, known], axis=0)
+        shared = seen[row] & (reference > 0)
+        if shared.sum() < steps:
+            found.append(None)
+            continue
+        own, theirs = filled[row, shared], reference[shared]
+        excess_s = float(np.median(own - theirs))
+        found.append(
+            Excess(
+                ratio=float(np.median(np.minimum(own / np.maximum(theirs, 1e-9), 1e6))),
+                often=float((own > theirs).mean()),
+                excess_s=excess_s,
+                share=excess_s / typical_s if typical_s > 0 else 0.0,
+                peers=len(took) - 1,
+            )
+        )
+    return found
