@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from nightshift.kernels.judge.isolation import NOBODY
+from nightshift.kernels.judge.host.isolation import NOBODY
 
 ROOT = Path(__file__).resolve().parents[1]
 CLASSES = ("bad input", "out-of-memory counted as skip", "forged result pipe")

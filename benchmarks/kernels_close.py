@@ -20,15 +20,15 @@ from benchmarks.kernels_rows import ANCHORS, losing, told
 from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.generate.families import family_named
 from nightshift.kernels.generate.template import candidate
-from nightshift.kernels.judge.contest import FULL
-from nightshift.kernels.judge.inputs import QUICK_GPU, Scope
 from nightshift.kernels.judge.judge import Judge, Request
-from nightshift.kernels.judge.timing import interval
+from nightshift.kernels.judge.probes.inputs import QUICK_GPU, Scope
+from nightshift.kernels.judge.race.contest import FULL
+from nightshift.kernels.judge.race.timing import interval
 from nightshift.kernels.judge.verdict import Comparison, Status, Verdict
-from nightshift.kernels.kernelbench import CORRECT
+from nightshift.kernels.loop.search import CAREFUL
 from nightshift.kernels.problem import Case
 from nightshift.kernels.problems import named
-from nightshift.kernels.search import CAREFUL
+from nightshift.kernels.suites.kernelbench import CORRECT
 
 Choice = tuple[str, dict[str, int | str]]
 Note = Callable[[str, Any], None]

@@ -32,13 +32,13 @@ from typer.testing import CliRunner
 from nightshift.collectors.seal import Signer
 from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.candidate_file import CandidateFile, read_candidate
-from nightshift.kernels.certificate import issue, verify
-from nightshift.kernels.executor import Job, LocalExecutor
-from nightshift.kernels.judge import inputs
-from nightshift.kernels.judge.contest import FULL
-from nightshift.kernels.judge.contestants import Baseline, graphed
+from nightshift.kernels.certification.certificate import issue, verify
 from nightshift.kernels.judge.judge import Judge, Request
+from nightshift.kernels.judge.probes import inputs
+from nightshift.kernels.judge.race.contest import FULL
+from nightshift.kernels.judge.race.contestants import Baseline, graphed
 from nightshift.kernels.judge.verdict import Verdict
+from nightshift.kernels.loop.executor import Job, LocalExecutor
 from nightshift.kernels.problems import ALL, named
 
 ROOT = Path(__file__).resolve().parents[1]

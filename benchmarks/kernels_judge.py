@@ -32,15 +32,15 @@ from benchmarks.kernels_close import BALLAST_BYTES
 from benchmarks.kernels_compile import load
 from nightshift.kernels.candidate import Candidate, Domain
 from nightshift.kernels.candidate_file import read_candidate
-from nightshift.kernels.executor import Job, LocalExecutor
-from nightshift.kernels.judge import inputs
-from nightshift.kernels.judge.contest import FULL, QUICK, Race, slot_count
-from nightshift.kernels.judge.contestants import Baseline, Replayed, Stir
 from nightshift.kernels.judge.judge import Judge, Request
-from nightshift.kernels.judge.plan import Plan
-from nightshift.kernels.judge.timing import MARGIN, WIDTH, interval
-from nightshift.kernels.judge.track import Track
+from nightshift.kernels.judge.launch_plan import Plan
+from nightshift.kernels.judge.probes import inputs
+from nightshift.kernels.judge.race.contest import FULL, QUICK, Race, slot_count
+from nightshift.kernels.judge.race.contestants import Baseline, Replayed, Stir
+from nightshift.kernels.judge.race.timing import MARGIN, WIDTH, interval
+from nightshift.kernels.judge.race.track import Track
 from nightshift.kernels.judge.verdict import Interval, Refusal, Status
+from nightshift.kernels.loop.executor import Job, LocalExecutor
 from nightshift.kernels.problem import Case
 from nightshift.kernels.problems import named
 

@@ -27,8 +27,8 @@ from typing import Any
 from benchmarks.kernels_exploits import FOLDER, MUTANTS, ROOT, limits
 from nightshift.detectors.contract.evaluate import exact_interval
 from nightshift.kernels.judge.gallery import Piece, read_gallery, show
-from nightshift.kernels.judge.inputs import CPU, INTERPRETER
 from nightshift.kernels.judge.judge import Judge
+from nightshift.kernels.judge.probes.inputs import CPU, INTERPRETER
 
 PARTS = (*MUTANTS, "exploits", "good")
 Row = dict[str, Any]

@@ -32,7 +32,7 @@ from nightshift.kernels.generate.families import family_named
 from nightshift.kernels.generate.template import candidate
 from nightshift.kernels.judge import cuda
 from nightshift.kernels.judge.environment import environment
-from nightshift.kernels.judge.replay import timed
+from nightshift.kernels.judge.host.replay import timed
 from nightshift.kernels.problem import Case, Inputs
 from nightshift.kernels.problems import named
 

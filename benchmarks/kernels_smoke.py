@@ -12,8 +12,8 @@ from pathlib import Path
 
 from nightshift.kernels.generate.families import family_named
 from nightshift.kernels.generate.template import candidate
-from nightshift.kernels.judge.inputs import QUICK_GPU
 from nightshift.kernels.judge.judge import Judge, Request
+from nightshift.kernels.judge.probes.inputs import QUICK_GPU
 from nightshift.kernels.problem import Case
 from nightshift.kernels.problems import named
 

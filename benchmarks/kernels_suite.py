@@ -21,16 +21,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from nightshift.kernels.executor import LocalExecutor
-from nightshift.kernels.judge.contest import Pace
-from nightshift.kernels.judge.inputs import QUICK_GPU
 from nightshift.kernels.judge.judge import Judge, Request
-from nightshift.kernels.kernelbench import CORRECT, load_task, speedup
-from nightshift.kernels.ledger import Ledger, Provenance
-from nightshift.kernels.optimise import ON_CPU
+from nightshift.kernels.judge.probes.inputs import QUICK_GPU
+from nightshift.kernels.judge.race.contest import Pace
+from nightshift.kernels.loop.executor import LocalExecutor
+from nightshift.kernels.loop.ledger import Ledger, Provenance
+from nightshift.kernels.loop.optimise import ON_CPU
+from nightshift.kernels.loop.search import Budget, Ladder, Search
 from nightshift.kernels.problem import ProblemError
-from nightshift.kernels.search import Budget, Ladder, Search
-from nightshift.kernels.suite import from_suite
+from nightshift.kernels.suites.kernelbench import CORRECT, load_task, speedup
+from nightshift.kernels.suites.suite import from_suite
 
 SUITE = Path(__file__).parent / "kernelbench_suite"
 OUT = Path(os.environ.get("OUT", Path(__file__).parent / "results"))

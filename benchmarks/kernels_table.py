@@ -46,11 +46,11 @@ from benchmarks.kernels_rows import OUT, dearest_first, resummarise, rows, summa
 from nightshift.kernels.generate import known
 from nightshift.kernels.generate.base import GeneratorError
 from nightshift.kernels.generate.families import interprets
-from nightshift.kernels.judge.contest import FULL
-from nightshift.kernels.judge.inputs import FULL_GPU, INTERPRETER, QUICK_GPU
+from nightshift.kernels.judge.host.replay import timed
 from nightshift.kernels.judge.judge import Judge, Request
-from nightshift.kernels.judge.replay import timed
-from nightshift.kernels.optimise import TINY
+from nightshift.kernels.judge.probes.inputs import FULL_GPU, INTERPRETER, QUICK_GPU
+from nightshift.kernels.judge.race.contest import FULL
+from nightshift.kernels.loop.optimise import TINY
 from nightshift.kernels.problem import Case
 from nightshift.kernels.problems import named
 
@@ -147,7 +147,7 @@ def dry(only: list[str], out: Path) -> None:
 
 def serve(gpu: int, todo: Any, told: Any, full: bool, top: int, until_s: float, threads: int) -> None:
     """One GPU's judge: rows from a queue until it gets None. With several threads one row is examined while another
-    waits for its compilers; whatever is timed has the GPU alone (`kernels.judge.quiet`)."""
+    waits for its compilers; whatever is timed has the GPU alone (`kernels.judge.race.gpu_access`)."""
     own_gpu(gpu)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"/tmp/inductor-{os.getpid()}")
     sys.setswitchinterval(5e-4)  # a race's own Python must not wait long for another thread's

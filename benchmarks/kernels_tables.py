@@ -34,8 +34,9 @@ from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.generate.base import Config
 from nightshift.kernels.generate.families import families_of, family_named
 from nightshift.kernels.generate.template import Family, candidate
-from nightshift.kernels.judge import cuda, plan, record
-from nightshift.kernels.judge.replay import timed
+from nightshift.kernels.judge import cuda, launch_plan
+from nightshift.kernels.judge.host import recorder
+from nightshift.kernels.judge.host.replay import timed
 from nightshift.kernels.problem import Case, Inputs, Problem, as_outputs
 from nightshift.kernels.problems import ALL as PROBLEMS
 from nightshift.kernels.problems import named
@@ -128,13 +129,13 @@ class Bench:
             return lambda: entry(*work)
         numbers = {i: float(x) for i, x in enumerate(work) if isinstance(x, int | float)}
         data = Path(cubin).read_bytes()
-        made = plan.cuda_plan(written, data, self.case.sizes, numbers)
+        made = launch_plan.cuda_plan(written, data, self.case.sizes, numbers)
         outputs = tuple(torch.empty_like(x) for x in self.eager)
         scratch = [torch.empty(max(1, n), dtype=torch.uint8, device="cuda") for n in made.scratch_bytes]
         self._own = [*outputs, *scratch]
         rooms: dict[str, Any] = {"in": work, "out": outputs, "tmp": scratch}
         module = cuda.Module(data)
-        actions = plan.prepare(
+        actions = launch_plan.prepare(
             made, lambda _, name, shared: module.function(name, shared), lambda p: rooms[p.room][p.index].data_ptr()
         )
 
@@ -172,7 +173,7 @@ def measure(gpu: int, todo: Any, told: Any, folder: str) -> None:
     own_gpu(gpu)
     torch.cuda.init()  # type: ignore[no-untyped-call]
     torch.empty(1, device="cuda")
-    record.replace_launcher()
+    recorder.replace_launcher()
     cuda.enter()
     while (item := todo.get()) is not None:
         number, family, name, case, configs, cubins, start = item

@@ -83,20 +83,20 @@ def trace(job: Job, data: list[torch.Tensor], path: Path) -> None:
 def optimise(run: Path, path: Path, given: argparse.Namespace, peers: Part | None) -> dict[str, Any]:
     """Trace → hotspots → searches → certificates → the job's file. Nobody chooses anything."""
     from nightshift.collectors.seal import Signer
-    from nightshift.kernels import loop_cli
-    from nightshift.kernels import optimise as loop
     from nightshift.kernels.apply.bundle import FILE, kernel_record, write_bundle
     from nightshift.kernels.apply.job.problems import SPECS, UNTRAINED
-    from nightshift.kernels.fan_out import Means, as_it_is, search_all
-    from nightshift.kernels.judge.contest import Pace
-    from nightshift.kernels.judge.inputs import QUICK_GPU
     from nightshift.kernels.judge.judge import Request
+    from nightshift.kernels.judge.probes.inputs import QUICK_GPU
+    from nightshift.kernels.judge.race.contest import Pace
+    from nightshift.kernels.loop import cli
+    from nightshift.kernels.loop import optimise as loop
+    from nightshift.kernels.loop.fan_out import Means, as_it_is, search_all
+    from nightshift.kernels.loop.report import write_report
+    from nightshift.kernels.loop.run_folder import write_json
+    from nightshift.kernels.loop.search import Budget, Ladder
     from nightshift.kernels.profile.hotspots import as_text
     from nightshift.kernels.profile.hotspots import profile as read_profile
     from nightshift.kernels.profile.roofline import probe
-    from nightshift.kernels.report import write_report
-    from nightshift.kernels.run_folder import write_json
-    from nightshift.kernels.search import Budget, Ladder
 
     on_gpu = not given.tiny
     peaks = probe("cuda") if on_gpu else None
@@ -104,17 +104,17 @@ def optimise(run: Path, path: Path, given: argparse.Namespace, peers: Part | Non
     works, decisions = loop.from_profile(
         found, run, peaks, given.most, 0.002, problems=frozenset(SPECS), untrained=UNTRAINED
     )
-    write_json(run / "profile.json", loop_cli._profile_json(found, decisions))
+    write_json(run / "profile.json", cli._profile_json(found, decisions))
     print(as_text(found), flush=True)
     if not on_gpu:
-        works = [loop_cli._tiny(work) for work in works][:2]
+        works = [cli._tiny(work) for work in works][:2]
     signer = Signer.generate()
     # searches race eager only: torch.compile's baselines cost half a minute each, and the step is what counts here
     means = Means(
         run, signer.to_bytes(), given.commit, Budget(given.trials, given.search_s, patience=24, batch=16),
         Ladder(full=Request(QUICK_GPU, Pace(min_rounds=15, max_rounds=30))) if on_gpu else loop.ON_CPU, peaks,
         device="cuda" if on_gpu else "cpu", gpus=tuple(range(given.gpus)), threads=12 if on_gpu else 1,
-        compiled=False, finish=as_it_is if on_gpu else loop_cli._tiny,
+        compiled=False, finish=as_it_is if on_gpu else cli._tiny,
     )  # fmt: skip
     began = time.time()
 

@@ -13,7 +13,9 @@ class Part:
     """It writes its log beside the results."""
 
     def __init__(self, out: Path, module: str, gpu: int, *arguments: str) -> None:
-        from nightshift.kernels.fan_out import visible  # not before TRITON_INTERPRET is set: it brings triton along
+        from nightshift.kernels.loop.fan_out import (
+            visible,  # not before TRITON_INTERPRET is set: it brings triton along
+        )
 
         gpus = visible(gpu, os.environ.get("CUDA_VISIBLE_DEVICES"))
         self._log = (out / f"{module}_{gpu}.log").open("w")

@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PLANTS = {
     "floors": [
         ("nightshift/collectors/telemetry/rates.py", "import nightshift.detectors.base"),
-        ("nightshift/controllers/guard.py", "import nightshift.kernels.ledger"),
-        ("nightshift/kernels/ledger.py", "import nightshift.agent.clock"),
+        ("nightshift/controllers/guard.py", "import nightshift.kernels.loop.ledger"),
+        ("nightshift/kernels/loop/ledger.py", "import nightshift.agent.clock"),
     ],
     "agent": [
         ("nightshift/agent/store/audit.py", "import nightshift.agent.incidents.stages"),
@@ -33,7 +33,7 @@ PLANTS = {
     "slack": [
         ("nightshift/agent/control/power_loop.py", "import slack_sdk"),
         ("nightshift/agent/notify/outlets/courier.py", "from slack_bolt import App"),
-        ("nightshift/kernels/ledger.py", "import slack_sdk.web"),
+        ("nightshift/kernels/loop/ledger.py", "import slack_sdk.web"),
     ],
     "kubernetes": [
         ("nightshift/agent/rca/redact.py", "import kubernetes"),

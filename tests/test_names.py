@@ -42,9 +42,9 @@ def test_other_packages_of_these_names_are_untouched(monkeypatch: pytest.MonkeyP
     with former_names():
         import kernels.ledger
 
-        assert kernels.ledger.__name__ == "nightshift.kernels.ledger"
+        assert kernels.ledger.__name__ == "nightshift.kernels.loop.ledger"
     assert sys.modules["kernels"] is theirs
-    assert "kernels.ledger" not in sys.modules
+    assert "kernels.loop.ledger" not in sys.modules
 
 
 def test_no_former_name_is_importable_by_itself() -> None:

@@ -27,7 +27,7 @@ Kind = Literal["own_kernel", "library", "in_place"]
 Determinism = Literal["bitwise", "run_to_run", "none"]
 
 LAYOUTS = ("contiguous", "padded", "transposed", "offset", "sliced")
-"""How inputs may lie in memory; `kernels.judge.layouts.place` says what each means."""
+"""How inputs may lie in memory; `kernels.judge.probes.layouts.place` says what each means."""
 
 MIXED: Mapping[str, tuple[str, str]] = {
     "odd_padded": ("contiguous", "padded"),

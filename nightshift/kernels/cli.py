@@ -15,16 +15,16 @@ import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from nightshift.collectors.seal import SealError, Signer, trusted_keys
-from nightshift.kernels import loop_cli
+from nightshift.kernels.loop import cli
 
 app = typer.Typer(help="Find faster GPU kernels: profile, search, judge, certify, apply.", no_args_is_help=True)
 
-app.command()(loop_cli.optimize)
-app.command()(loop_cli.profile)
-app.command("probe")(loop_cli.probe_peaks)
-app.command()(loop_cli.trace)
-app.command()(loop_cli.report)
-app.command()(loop_cli.replay)
+app.command()(cli.optimize)
+app.command()(cli.profile)
+app.command("probe")(cli.probe_peaks)
+app.command()(cli.trace)
+app.command()(cli.report)
+app.command()(cli.replay)
 
 _WORDS = {"ok": "ok    ", "stale": "STALE ", "broken": "BROKEN"}
 
@@ -96,12 +96,12 @@ def judge(
     """Judge one candidate file. Exit code 0: fit (whatever its speed); 1: refused; 3: machine fault."""
     from nightshift.kernels.candidate import CandidateError
     from nightshift.kernels.candidate_file import read_candidate
-    from nightshift.kernels.certificate import issue
-    from nightshift.kernels.envelope import CertificateError
-    from nightshift.kernels.judge.baselines import shelf_folder
-    from nightshift.kernels.judge.contest import FULL
-    from nightshift.kernels.judge.inputs import CPU, FULL_GPU, INTERPRETER
+    from nightshift.kernels.certification.certificate import issue
+    from nightshift.kernels.certification.envelope import CertificateError
     from nightshift.kernels.judge.judge import Judge, Request
+    from nightshift.kernels.judge.probes.inputs import CPU, FULL_GPU, INTERPRETER
+    from nightshift.kernels.judge.race.baselines import shelf_folder
+    from nightshift.kernels.judge.race.contest import FULL
     from nightshift.kernels.judge.verdict import Status
     from nightshift.kernels.problem import ProblemError
     from nightshift.kernels.problems import named
@@ -115,7 +115,7 @@ def judge(
         problem = named(read.problem)
     except (CandidateError, ProblemError) as error:
         raise _fail(str(error)) from error
-    where = loop_cli.where_of(device)
+    where = cli.where_of(device)
     interpret = where == "cpu" and read.candidate.language == "triton"
     scope = FULL_GPU if where == "cuda" else INTERPRETER if interpret else CPU
     request = Request(scope, FULL if timing and where == "cuda" else None, static=static, promote=promote)
@@ -157,8 +157,8 @@ def verify(
     rerun: Annotated[bool, typer.Option(help="judge it again on this machine's GPU")] = False,
 ) -> None:
     """Check a certificate: signature, anchors, drift; on the hardware judge again. Exit code 0: valid; 4: stale."""
-    from nightshift.kernels.certificate import verify as check
-    from nightshift.kernels.envelope import CertificateError
+    from nightshift.kernels.certification.certificate import verify as check
+    from nightshift.kernels.certification.envelope import CertificateError
     from nightshift.kernels.judge.environment import environment
     from nightshift.kernels.problems import named
 
@@ -166,7 +166,7 @@ def verify(
         envelope: Any = json.loads(certificate.read_text())
     except (OSError, ValueError) as error:
         raise _fail(f"{certificate}: {error}") from error
-    where = loop_cli.where_of("auto")
+    where = cli.where_of("auto")
     here = environment(where) if where == "cuda" else None
     if rerun and here is None:
         raise _fail("--rerun needs the GPU; without it, signature, anchors and drift are checked")
@@ -189,10 +189,10 @@ def verify(
 
 
 def _rerun(candidate: Any, problem: Any, then: Mapping[str, Any]) -> Any:
-    from nightshift.kernels.judge.baselines import shelf_folder
-    from nightshift.kernels.judge.contest import FULL
-    from nightshift.kernels.judge.inputs import FULL_GPU
     from nightshift.kernels.judge.judge import Judge, Request
+    from nightshift.kernels.judge.probes.inputs import FULL_GPU
+    from nightshift.kernels.judge.race.baselines import shelf_folder
+    from nightshift.kernels.judge.race.contest import FULL
 
     with Judge("cuda", shelf=shelf_folder()) as court:
         promoted = "sanitizer" in (then.get("stages") or ())

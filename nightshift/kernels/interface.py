@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nightshift.kernels.candidate import Candidate
-from nightshift.kernels.judge.contest import FULL, Pace
 from nightshift.kernels.judge.judge import Judge, Request
-from nightshift.kernels.judge.sizes import Scope
+from nightshift.kernels.judge.probes.sizes import Scope
+from nightshift.kernels.judge.race.contest import FULL, Pace
 from nightshift.kernels.judge.verdict import Verdict
-from nightshift.kernels.kernelbench import CORRECT, speedup
 from nightshift.kernels.problem import Problem
+from nightshift.kernels.suites.kernelbench import CORRECT, speedup
 
 _SMOKE = Scope(1 << 14, 1 << 12, 64, 320, sweep_random=0, benchmark=False, huge=False, repeats=2)
 

@@ -20,7 +20,7 @@ from nightshift.controllers.action import Action, ActionKind
 from nightshift.controllers.actuators.kube_kernel_jobs import KernelJobActuator, KernelJobSettings, job_name
 from nightshift.controllers.actuators.kube_rights import OWN_RIGHTS
 from nightshift.kernels.candidate import Candidate
-from nightshift.kernels.envelope import PAYLOAD_TYPE, PREDICATE_TYPE, STATEMENT_TYPE
+from nightshift.kernels.certification.envelope import PAYLOAD_TYPE, PREDICATE_TYPE, STATEMENT_TYPE
 from nightshift.kernels.profile.trigger import Settings
 from tests.agent.incidents import ManualClock
 from tests.controllers.kube_scenes import client_with, rules_of

@@ -15,8 +15,8 @@ from nightshift.agent.kernels.runner import ledger_of
 from nightshift.controllers.action import Action, ActionKind
 from nightshift.controllers.actuators.kube_client import KubeClient
 from nightshift.controllers.actuators.kube_kernel_jobs import KernelJobActuator, job_name
-from nightshift.kernels import told
-from nightshift.kernels.envelope import certificate_sha256
+from nightshift.kernels.certification.envelope import certificate_sha256
+from nightshift.kernels.loop import progress_lines
 from tests.agent.kernel_scene import ANN, HOURS, ORDER, STRANGER, Scene, envelope
 from tests.kubernetes_api.cluster import Cluster
 
@@ -57,12 +57,22 @@ def test_an_approved_search_gets_its_gpu_and_its_certificate_goes_to_the_gate(sc
     name = scene.runs(action)
     line = {"trial": 1, "status": "faster"}
     good, backward = envelope(), envelope(problem="softmax_backward", status="correct")
-    scene.prints(name, told.trial("softmax", line), told.trial("softmax", line), told.certificate("softmax", good))
+    scene.prints(
+        name,
+        progress_lines.trial("softmax", line),
+        progress_lines.trial("softmax", line),
+        progress_lines.certificate("softmax", good),
+    )
     scene.clock.advance(1800.0)
     scene.runner.turn()
     assert scene.one().gpu_hours == 0.5
     assert scene.one().trials == 1
-    scene.prints(name, told.trial("softmax", line), told.trial("backward", line), told.certificate("b", backward))
+    scene.prints(
+        name,
+        progress_lines.trial("softmax", line),
+        progress_lines.trial("backward", line),
+        progress_lines.certificate("b", backward),
+    )
     scene.ends(action, name)
     scene.runner.turn()
     ended = scene.one()
@@ -91,7 +101,12 @@ def test_nothing_counts_that_no_configured_key_signed_for_this_plan(scene: Scene
     scene.clock.advance(60.0)
     changed = envelope(status="correct") | {"payload": envelope()["payload"]}
     lies = [envelope(STRANGER), envelope(problem="gelu"), envelope(m=8), changed, {"payload": 1}]
-    scene.prints(name, *(told.certificate("x", lie) for lie in lies), told.WORD + "[", told.WORD + '{"trial": 3}')
+    scene.prints(
+        name,
+        *(progress_lines.certificate("x", lie) for lie in lies),
+        progress_lines.WORD + "[",
+        progress_lines.WORD + '{"trial": 3}',
+    )
     scene.ends(action, name)
     scene.runner.turn()
     ended = scene.one()
@@ -116,7 +131,7 @@ def test_a_product_s_certificates_are_those_of_its_gradients_too(scene: Scene) -
         scene.runner.turn()
         name = scene.runs(action)
         scene.clock.advance(60.0)
-        scene.prints(name, *(told.certificate("x", one) for one in (*given, *refused)))
+        scene.prints(name, *(progress_lines.certificate("x", one) for one in (*given, *refused)))
         scene.ends(action, name)
         scene.runner.turn()
         (ended,) = (one for one in scene.gate.searches() if one.action.id == action.id)
@@ -174,7 +189,7 @@ def test_killed_at_any_call_the_search_goes_on_and_is_never_begun_twice(
         if job is not None and not job.spec.suspend:
             if not name:
                 name = scene.runs(action)
-                scene.prints(name, told.certificate("softmax", envelope()))
+                scene.prints(name, progress_lines.certificate("softmax", envelope()))
             elif scene.one().gpu_hours and scene.state(action) is ProposalState.RUNNING:
                 scene.ends(action, name)
     assert died == 1
@@ -228,7 +243,7 @@ def test_a_search_gives_its_gpu_back_when_it_must(
     action = scene.approved()
     scene.runner.turn()
     name = scene.runs(action)
-    scene.prints(name, told.certificate("softmax", envelope()))
+    scene.prints(name, progress_lines.certificate("softmax", envelope()))
     scene.clock.advance(900.0)
     scene.runner.turn()
     what(scene, action)

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from nightshift.kernels.judge.hosts import Zygote
+from nightshift.kernels.judge.host.launcher import Zygote
+from nightshift.kernels.judge.host.process import Limits
 from nightshift.kernels.judge.judge import Judge
-from nightshift.kernels.judge.process import Limits
 from tests.kernels.held import Job, of_a_file
 
 LIMITS = Limits(import_s=300.0, call_s=300.0, memory_bytes=2 << 30, scratch_bytes=64 << 20, output_bytes=1 << 20)

@@ -13,11 +13,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from nightshift.kernels.candidate import Candidate
-from nightshift.kernels.fan_out import Means, search_all
 from nightshift.kernels.generate.base import Outcome, Proposal, Spent, Task
-from nightshift.kernels.optimise import ON_CPU, Done, Work, from_problem
+from nightshift.kernels.loop.fan_out import Means, search_all
+from nightshift.kernels.loop.optimise import ON_CPU, Done, Work, from_problem
+from nightshift.kernels.loop.search import Budget
 from nightshift.kernels.problem import Case
-from nightshift.kernels.search import Budget
 
 TRIALS = 6
 COLUMNS = (24, 40)

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 from nightshift.collectors.seal import Signer
-from nightshift.kernels.ledger import Provenance
-from nightshift.kernels.optimise import ON_CPU, Done, Run, from_problem
+from nightshift.kernels.loop.ledger import Provenance
+from nightshift.kernels.loop.optimise import ON_CPU, Done, Run, from_problem
+from nightshift.kernels.loop.ray_executor import RayExecutor
+from nightshift.kernels.loop.search import Budget
 from nightshift.kernels.problem import Case
-from nightshift.kernels.ray_executor import RayExecutor
-from nightshift.kernels.search import Budget
 from tests.kernels.fanned import TRIALS, by_plain
 
 

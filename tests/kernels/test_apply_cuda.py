@@ -13,7 +13,7 @@ import pytest
 from nightshift.kernels.apply.bundle import candidate_record
 from nightshift.kernels.apply.job import cuda_source
 from nightshift.kernels.candidate import Bound, Candidate, Domain, Launch
-from nightshift.kernels.judge import cuda, plan
+from nightshift.kernels.judge import cuda, launch_plan
 from tests.kernels.applied_records import record
 from tests.kernels.test_apply import run
 
@@ -74,9 +74,9 @@ def test_a_job_encodes_a_tile_descriptor_as_the_judge_does(text: str, monkeypatc
     launches, _ = cuda_source.CudaSource(made).plan((("m", 24), ("n", 128)))
     argument = launches[0][-1][0]
     cuda_source._argument(argument, {"in": [SimpleNamespace(data_ptr=lambda: 4096)]})
-    declared = plan._declared(text, {"m": 24, "n": 128}, {})
-    assert isinstance(declared, plan.TensorMap)
-    plan.tensor_map(declared, 4096)
+    declared = launch_plan._declared(text, {"m": 24, "n": 128}, {})
+    assert isinstance(declared, launch_plan.TensorMap)
+    launch_plan.tensor_map(declared, 4096)
     assert asked[0] == asked[1]
     assert asked[0][:4] == [declared.element, 2, 4096, [128, 24]]
 

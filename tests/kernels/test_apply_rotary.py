@@ -9,7 +9,7 @@ import pytest
 from nightshift.kernels.apply.job.start import unfit
 from nightshift.kernels.generate.families.rotary import Rotary
 from nightshift.kernels.generate.template import Apart, candidate
-from nightshift.kernels.optimise import work_of
+from nightshift.kernels.loop.optimise import work_of
 from nightshift.kernels.problem import Case
 from nightshift.kernels.problems import named
 from tests.kernels.applied_records import pair_records, record, rotary_records

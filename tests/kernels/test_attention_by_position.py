@@ -14,8 +14,8 @@ from nightshift.kernels.generate.families import ALL
 from nightshift.kernels.generate.families.flash_attention import FlashAttention
 from nightshift.kernels.generate.families.flash_backward import FlashBackward
 from nightshift.kernels.generate.template import Family, candidate, rewritten
-from nightshift.kernels.judge.inputs import INTERPRETER
 from nightshift.kernels.judge.judge import Judge, Request
+from nightshift.kernels.judge.probes.inputs import INTERPRETER
 from nightshift.kernels.problem import Case
 from nightshift.kernels.problems import named
 

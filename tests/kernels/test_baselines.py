@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from nightshift.kernels.judge import baselines
-from nightshift.kernels.judge.baselines import Known, Shelf, Solo, far_slower, measure
 from nightshift.kernels.judge.environment import Environment
-from nightshift.kernels.kernelbench import load_task
+from nightshift.kernels.judge.race import baselines
+from nightshift.kernels.judge.race.baselines import Known, Shelf, Solo, far_slower, measure
 from nightshift.kernels.problem import Case, Problem
 from nightshift.kernels.problems import named
+from nightshift.kernels.suites.kernelbench import load_task
 
 CASE = Case.of("float32", m=8, n=64)
 HERE = Environment("H200", "9.0", "580", "13.0", "2.11", "3.6", "none", "3.12", "Linux")

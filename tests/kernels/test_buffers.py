@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightshift.kernels.judge.buffers import GUARD_BYTES, Borrower, CpuLender, View
-from nightshift.kernels.judge.footprint import Footprint
-from nightshift.kernels.judge.host import Host
-from nightshift.kernels.judge.layouts import place
+from nightshift.kernels.judge.host.footprint import Footprint
+from nightshift.kernels.judge.host.service import Host
+from nightshift.kernels.judge.probes.buffers import GUARD_BYTES, Borrower, CpuLender, View
+from nightshift.kernels.judge.probes.layouts import place
 
 
 @pytest.fixture

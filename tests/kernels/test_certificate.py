@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from nightshift.collectors.seal import Signer, canonical_json
 from nightshift.kernels.candidate import Candidate, Domain
-from nightshift.kernels.certificate import issue, verify
+from nightshift.kernels.certification.certificate import issue, verify
+from nightshift.kernels.certification.envelope import CertificateError, read
 from nightshift.kernels.cli import app
-from nightshift.kernels.envelope import CertificateError, read
 from nightshift.kernels.judge.environment import Environment
 from nightshift.kernels.judge.sanitizer import judge_output
 from nightshift.kernels.judge.verdict import Comparison, Interval, JudgeBroken, Reason, Refusal, Status, Verdict

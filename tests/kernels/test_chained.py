@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from nightshift.kernels.judge.contest import QUICK, Race
-from nightshift.kernels.judge.contestants import Replayed
-from nightshift.kernels.judge.plan import Plan
-from nightshift.kernels.judge.timing import Board
+from nightshift.kernels.judge.launch_plan import Plan
+from nightshift.kernels.judge.race.contest import QUICK, Race
+from nightshift.kernels.judge.race.contestants import Replayed
+from nightshift.kernels.judge.race.timing import Board
 from nightshift.kernels.judge.verdict import Reason, Refusal
 
 _MESSAGE_S, _SPOIL_S = 150e-6, 2e-6

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightshift.kernels.judge.channel import Channel, ChannelClosed, ChannelForged, ChannelTimeout
+from nightshift.kernels.judge.host.channel import Channel, ChannelClosed, ChannelForged, ChannelTimeout
 
 KEY = bytes(range(32))
 

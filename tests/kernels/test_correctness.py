@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nightshift.kernels.judge.correctness import Expected, Finding, compare, repeats_agree, same_bits, ulp
-from nightshift.kernels.judge.inputs import Probe
-from nightshift.kernels.judge.layouts import laid_out
-from nightshift.kernels.judge.oracle import allowance, eager_is_deterministic, expected
+from nightshift.kernels.judge.probes.correctness import Expected, Finding, compare, repeats_agree, same_bits, ulp
+from nightshift.kernels.judge.probes.inputs import Probe
+from nightshift.kernels.judge.probes.layouts import laid_out
+from nightshift.kernels.judge.probes.oracle import allowance, eager_is_deterministic, expected
 from nightshift.kernels.judge.verdict import Reason
 from nightshift.kernels.problem import Case, Inputs, Outputs, Problem
 from nightshift.kernels.problems import ALL, named
@@ -302,7 +302,7 @@ def test_a_long_vector_is_pooled_over_draws_too(monkeypatch: pytest.MonkeyPatch)
         return found
 
     pooled = allowed()
-    monkeypatch.setattr("nightshift.kernels.judge.oracle._POOL_VECTOR", {"cpu": 0})
+    monkeypatch.setattr("nightshift.kernels.judge.probes.oracle._POOL_VECTOR", {"cpu": 0})
     alone = allowed()
     assert all(a >= b for a, b in zip(pooled, alone, strict=True))
     assert min(pooled) > 1.2 * min(alone)

@@ -10,9 +10,9 @@ import torch
 from nightshift.kernels.candidate import Candidate, Domain
 from nightshift.kernels.differentiate import differentiated, input_count, training_step
 from nightshift.kernels.judge import trial as trial_module
-from nightshift.kernels.judge.contest import Pace
-from nightshift.kernels.judge.inputs import INTERPRETER
 from nightshift.kernels.judge.judge import Judge, Request
+from nightshift.kernels.judge.probes.inputs import INTERPRETER
+from nightshift.kernels.judge.race.contest import Pace
 from nightshift.kernels.problem import Case, gradients_of
 from nightshift.kernels.problems import ALL, named
 

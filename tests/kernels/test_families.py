@@ -13,8 +13,8 @@ from nightshift.kernels.generate.space import Space
 from nightshift.kernels.generate.template import Family, Template, Warm, candidate
 from nightshift.kernels.judge import static
 from nightshift.kernels.judge.declaration import misfit
-from nightshift.kernels.judge.inputs import INTERPRETER
 from nightshift.kernels.judge.judge import Judge, Request
+from nightshift.kernels.judge.probes.inputs import INTERPRETER
 from nightshift.kernels.problem import Case
 from nightshift.kernels.problems import ALL as PROBLEMS
 from nightshift.kernels.problems import named

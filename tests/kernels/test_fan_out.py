@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.kernels.fan_out import NOT_BEGUN, visible
-from nightshift.kernels.ledger import read_run
-from nightshift.kernels.optimise import tasks_of
+from nightshift.kernels.loop.fan_out import NOT_BEGUN, visible
+from nightshift.kernels.loop.ledger import read_run
+from nightshift.kernels.loop.optimise import tasks_of
 from tests.kernels.fanned import COLUMNS, TRIALS, by_dying, candidate, main
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.nn.modules import module
 
-from nightshift.kernels.judge.footprint import Footprint
+from nightshift.kernels.judge.host.footprint import Footprint
 from nightshift.kernels.judge.verdict import STATUS_OF, Reason, Status
 
 
@@ -131,8 +131,8 @@ def test_an_optimiser_that_is_made_changes_nothing() -> None:
 
 COMPILING = """
 import torch
-from nightshift.kernels.judge.footprint import Footprint
-from nightshift.kernels.judge.surroundings import watch_registrations
+from nightshift.kernels.judge.host.footprint import Footprint
+from nightshift.kernels.judge.host.surroundings import watch_registrations
 
 watch_registrations()
 footprint = Footprint("cpu")
@@ -150,8 +150,8 @@ def test_what_torch_compile_does_to_torch_at_its_first_use_is_no_change_and_what
 
 
 AT_FIRST_USE = """
-from nightshift.kernels.judge.footprint import Footprint
-from nightshift.kernels.judge.surroundings import watch_registrations
+from nightshift.kernels.judge.host.footprint import Footprint
+from nightshift.kernels.judge.host.surroundings import watch_registrations
 
 watch_registrations()
 footprint = Footprint("cpu")
@@ -223,7 +223,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from nightshift.kernels.judge.footprint import Footprint
+from nightshift.kernels.judge.host.footprint import Footprint
 
 footprint = Footprint("cpu")
 

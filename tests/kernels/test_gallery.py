@@ -11,9 +11,9 @@ import pytest
 from nightshift.kernels.candidate_file import read_candidate
 from nightshift.kernels.judge import static
 from nightshift.kernels.judge.gallery import Piece, Showing, placeless, read_gallery, show
-from nightshift.kernels.judge.inputs import CPU, INTERPRETER
+from nightshift.kernels.judge.host.process import Limits
 from nightshift.kernels.judge.judge import Judge
-from nightshift.kernels.judge.process import Limits
+from nightshift.kernels.judge.probes.inputs import CPU, INTERPRETER
 from nightshift.kernels.judge.verdict import Reason
 from nightshift.kernels.problems import BY_NAME
 
@@ -213,7 +213,7 @@ def test_reasons_in_headers_are_the_verdicts_own_words() -> None:
 
 def test_a_record_does_not_say_where_it_was_made() -> None:
     root = HERE.parents[1]
-    text = f'File "{root}/nightshift/kernels/judge/host.py", line 1\n'
+    text = f'File "{root}/nightshift/kernels/judge/host/service.py", line 1\n'
     text += 'File "/tmp/a/judge-x1/host17/candidate.py", line 2'
-    told = 'File "nightshift/kernels/judge/host.py", line 1\nFile "host17/candidate.py", line 2'
+    told = 'File "nightshift/kernels/judge/host/service.py", line 1\nFile "host17/candidate.py", line 2'
     assert placeless(text) == told

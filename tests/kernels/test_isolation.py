@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.kernels.judge import hosts, isolation, seccomp
-from nightshift.kernels.judge.hosts import Zygote, user_of
-from nightshift.kernels.judge.process import Limits, Process
-from nightshift.kernels.judge.usage import exceeds, resident_bytes
+from nightshift.kernels.judge.host import isolation, launcher, seccomp
+from nightshift.kernels.judge.host.launcher import Zygote, user_of
+from nightshift.kernels.judge.host.process import Limits, Process
+from nightshift.kernels.judge.host.usage import exceeds, resident_bytes
+from nightshift.kernels.judge.host.zygote import policy_of
 from nightshift.kernels.judge.verdict import JudgeBroken, Reason, Refusal
-from nightshift.kernels.judge.zygote import policy_of
 
 LIMITS = Limits(
     import_s=20.0,
@@ -150,9 +150,9 @@ def test_an_order_may_name_more_packages_than_a_packet_holds(
     zygote: Zygote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder of thousands of packages on the path must not end the process that starts all others."""
-    known = hosts.paths("cpu", False)
+    known = launcher.paths("cpu", False)
     many = [*known["readable"], *(f"/nowhere/{'x' * 80}/{number}" for number in range(5000))]
-    monkeypatch.setattr(hosts, "paths", lambda *_: {**known, "readable": many})
+    monkeypatch.setattr(launcher, "paths", lambda *_: {**known, "readable": many})
     with zygote.start("candidate", LIMITS) as process:
         assert "still here" in attempt(process, "return 'still here'")
 
@@ -282,9 +282,9 @@ def test_what_a_killed_judge_left_is_cleared_away_and_nothing_else(monkeypatch: 
             root = Path(other.stdout.readline().strip())
             (folder / "judge-of-somebody").mkdir()  # no judge's: nothing in it says that it is held
             (folder / "judge-link").symlink_to(root)
-            mine, held = hosts._scratch_root()
+            mine, held = launcher._scratch_root()
             assert (root / "host0").is_dir()
             other.kill()
         with held:
-            left = {mine.name, hosts._scratch_root()[0].name, "judge-of-somebody", "judge-link"}
+            left = {mine.name, launcher._scratch_root()[0].name, "judge-of-somebody", "judge-link"}
             assert {path.name for path in folder.iterdir()} == left

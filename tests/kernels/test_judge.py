@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from nightshift.kernels.candidate import Candidate, Domain
-from nightshift.kernels.judge.contest import Pace, Race
-from nightshift.kernels.judge.contestants import Hosted
-from nightshift.kernels.judge.inputs import CPU, INTERPRETER
+from nightshift.kernels.judge.host.process import Process, Role
+from nightshift.kernels.judge.host.usage import state
 from nightshift.kernels.judge.judge import Judge, Request
-from nightshift.kernels.judge.process import Process, Role
-from nightshift.kernels.judge.runners import HostRunner
-from nightshift.kernels.judge.track import Track, Truths
-from nightshift.kernels.judge.usage import state
+from nightshift.kernels.judge.probes.inputs import CPU, INTERPRETER
+from nightshift.kernels.judge.probes.runners import HostRunner
+from nightshift.kernels.judge.race.contest import Pace, Race
+from nightshift.kernels.judge.race.contestants import Hosted
+from nightshift.kernels.judge.race.track import Track, Truths
 from nightshift.kernels.judge.verdict import Comparison, Interval, Reason, Refusal, Status
 from nightshift.kernels.problem import Case, Problem
 from nightshift.kernels.problems import named

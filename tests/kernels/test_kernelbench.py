@@ -11,12 +11,12 @@ import torch
 
 from nightshift.kernels import interface
 from nightshift.kernels.candidate import Candidate
-from nightshift.kernels.judge.inputs import CPU
 from nightshift.kernels.judge.judge import Judge
+from nightshift.kernels.judge.probes.inputs import CPU
 from nightshift.kernels.judge.verdict import STATUS_OF, Comparison, Interval, Reason, Verdict
-from nightshift.kernels.kernelbench import candidate_of, fast_p, load_suite, load_task, scores
 from nightshift.kernels.problem import ProblemError
 from nightshift.kernels.problems import named
+from nightshift.kernels.suites.kernelbench import candidate_of, fast_p, load_suite, load_task, scores
 
 SUITE = Path(__file__).parent / "kernelbench"
 MODEL_NEW = """

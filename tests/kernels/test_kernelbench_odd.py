@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from nightshift.kernels import interface
-from nightshift.kernels.judge.inputs import CPU
 from nightshift.kernels.judge.judge import Judge
+from nightshift.kernels.judge.probes.inputs import CPU
 from nightshift.kernels.judge.verdict import Reason, Status, Verdict
-from nightshift.kernels.kernelbench import arguments_of, candidate_of, load_task, names_of
 from nightshift.kernels.problem import ProblemError
+from nightshift.kernels.suites.kernelbench import arguments_of, candidate_of, load_task, names_of
 
 TASK = """
 import torch

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from nightshift.collectors.base import Permanent
 from nightshift.kernels.candidate import Candidate
-from nightshift.kernels.ledger import Ledger, LedgerError, Line, on_disk, read_candidate_of, read_run
+from nightshift.kernels.loop.ledger import Ledger, LedgerError, Line, on_disk, read_candidate_of, read_run
 
 LINE = Line(
     trial=1, at_s=1.5, seed=7, commit="c0ffee", gpu="NVIDIA H200", container="none", generator="softmax",
@@ -131,7 +131,7 @@ def test_a_full_disk_is_told_and_what_it_tore_is_no_trial(tmp_path: Path) -> Non
     code = """
 import resource, sys
 from pathlib import Path
-from nightshift.kernels.ledger import Ledger, on_disk
+from nightshift.kernels.loop.ledger import Ledger, on_disk
 from tests.kernels.test_ledger import LINE, replace
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
 with on_disk(Path(sys.argv[1])), Ledger(Path(sys.argv[1]), {}) as ledger:

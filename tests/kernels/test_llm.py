@@ -14,7 +14,6 @@ import pytest
 
 from nightshift.collectors.base import Temporary
 from nightshift.kernels.candidate import Candidate
-from nightshift.kernels.executor import LocalExecutor
 from nightshift.kernels.generate import prompt
 from nightshift.kernels.generate.base import Outcome, Proposal, Spent, Task
 from nightshift.kernels.generate.llm import Allowance, LanguageModel, Reply, connect
@@ -29,14 +28,15 @@ from nightshift.kernels.generate.prompt import (
     kernel_of,
     messages,
 )
-from nightshift.kernels.judge.contest import Pace
-from nightshift.kernels.judge.inputs import INTERPRETER
 from nightshift.kernels.judge.judge import Judge, Request
+from nightshift.kernels.judge.probes.inputs import INTERPRETER
+from nightshift.kernels.judge.race.contest import Pace
 from nightshift.kernels.judge.verdict import Status
-from nightshift.kernels.ledger import Ledger, Provenance, read_run
+from nightshift.kernels.loop.executor import LocalExecutor
+from nightshift.kernels.loop.ledger import Ledger, Provenance, read_run
+from nightshift.kernels.loop.search import Budget, Ladder, Search
 from nightshift.kernels.problem import Case
 from nightshift.kernels.problems import named
-from nightshift.kernels.search import Budget, Ladder, Search
 from tests.kernels.scripted_model import Answer, served
 
 if importlib.util.find_spec("langchain_openai") is None:

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from nightshift.collectors.base import Permanent
 from nightshift.kernels.cli import app
-from nightshift.kernels.ledger import Line
-from nightshift.kernels.report import Section, write_report
+from nightshift.kernels.loop.ledger import Line
+from nightshift.kernels.loop.report import Section, write_report
 
 RUNNER = CliRunner()
 SOFTMAX = ["optimize", "--problem", "softmax", "--device", "cpu", "--case"]

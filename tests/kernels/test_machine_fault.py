@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nightshift.kernels.executor import Job, LocalExecutor
-from nightshift.kernels.judge.inputs import INTERPRETER
 from nightshift.kernels.judge.judge import Judge, Request
+from nightshift.kernels.judge.probes.inputs import INTERPRETER
 from nightshift.kernels.judge.verdict import Reason, Status
+from nightshift.kernels.loop.executor import Job, LocalExecutor
 from nightshift.kernels.problems import named
 from tests.kernels.conftest import LIMITS
 from tests.kernels.test_judge import TINY, library

@@ -21,9 +21,9 @@ from nightshift.kernels.candidate import Bound, Candidate, Domain
 from nightshift.kernels.candidate_file import read_candidate
 from nightshift.kernels.judge import static
 from nightshift.kernels.judge.gallery import Piece, read_gallery, show
-from nightshift.kernels.judge.inputs import CPU, INTERPRETER, QUICK_GPU, Probe, Scope, plan
 from nightshift.kernels.judge.judge import Judge
-from nightshift.kernels.judge.oracle import gradient_seeds
+from nightshift.kernels.judge.probes.inputs import CPU, INTERPRETER, QUICK_GPU, Probe, Scope, plan
+from nightshift.kernels.judge.probes.oracle import gradient_seeds
 from nightshift.kernels.problem import Case, Problem, unusual
 from nightshift.kernels.problems import ALL, named
 

@@ -11,10 +11,10 @@ import torch
 from nightshift.kernels.candidate import Bound, Candidate, Domain
 from nightshift.kernels.candidate_file import read_candidate
 from nightshift.kernels.draw import Draw
-from nightshift.kernels.judge.correctness import compare
-from nightshift.kernels.judge.inputs import CPU, FULL_GPU, INTERPRETER, QUICK_GPU, Probe, Scope, plan
 from nightshift.kernels.judge.judge import Judge, Request
-from nightshift.kernels.judge.oracle import expected, gradient_seeds
+from nightshift.kernels.judge.probes.correctness import compare
+from nightshift.kernels.judge.probes.inputs import CPU, FULL_GPU, INTERPRETER, QUICK_GPU, Probe, Scope, plan
+from nightshift.kernels.judge.probes.oracle import expected, gradient_seeds
 from nightshift.kernels.judge.verdict import Reason
 from nightshift.kernels.problem import Case, Problem, gradients_of, kind
 from nightshift.kernels.problems import ALL, named

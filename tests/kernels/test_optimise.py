@@ -16,25 +16,25 @@ from typer.testing import CliRunner
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.seal import trusted_keys
 from nightshift.kernels.apply.job.problems import SPECS, UNTRAINED
-from nightshift.kernels.bind import bind, call
 from nightshift.kernels.candidate import Candidate
+from nightshift.kernels.certification.envelope import read
 from nightshift.kernels.cli import app
-from nightshift.kernels.envelope import read
 from nightshift.kernels.judge.verdict import Reason
-from nightshift.kernels.kernelbench import load_task
-from nightshift.kernels.ledger import Ledger, Line, read_run
-from nightshift.kernels.model_trace import trace_model
-from nightshift.kernels.optimise import find_trial, from_problem, from_profile, slug_of
+from nightshift.kernels.loop.ledger import Ledger, Line, read_run
+from nightshift.kernels.loop.optimise import find_trial, from_problem, from_profile, slug_of
+from nightshift.kernels.loop.progress_lines import WORD, hear
+from nightshift.kernels.loop.report import write_report
+from nightshift.kernels.loop.search import Budget, Search
 from nightshift.kernels.problem import Case
 from nightshift.kernels.problems import named
 from nightshift.kernels.profile.hotspots import profile
 from nightshift.kernels.profile.pattern import BIASED
 from nightshift.kernels.profile.products import backward_of
 from nightshift.kernels.profile.roofline import Peaks
-from nightshift.kernels.report import write_report
-from nightshift.kernels.search import Budget, Search
-from nightshift.kernels.suite import SuiteAuthor, binding_of
-from nightshift.kernels.told import WORD, hear
+from nightshift.kernels.suites.argument_binding import bind, call
+from nightshift.kernels.suites.kernelbench import load_task
+from nightshift.kernels.suites.model_trace import trace_model
+from nightshift.kernels.suites.suite import SuiteAuthor, binding_of
 from tests.kernels.test_search import NOWHERE, TASK, Counting, Told
 
 RECORDED = Path(__file__).parents[1] / "recordings" / "h200_train_trace.json.gz"

@@ -16,18 +16,18 @@ from typer.testing import CliRunner
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.seal import Signer
 from nightshift.kernels.cli import app
-from nightshift.kernels.executor import Job
 from nightshift.kernels.generate.base import Outcome, Proposal, Task
 from nightshift.kernels.judge.verdict import Status, Verdict
-from nightshift.kernels.ledger import Ledger, LedgerError, read_run
-from nightshift.kernels.model_trace import trace_model
-from nightshift.kernels.optimise import ON_CPU, Run, from_profile, tasks_of, work_of
+from nightshift.kernels.loop.executor import Job
+from nightshift.kernels.loop.ledger import Ledger, LedgerError, read_run
+from nightshift.kernels.loop.optimise import ON_CPU, Run, from_profile, tasks_of, work_of
+from nightshift.kernels.loop.search import PAUSE_S, Budget, Ladder, Search
 from nightshift.kernels.problems import named
 from nightshift.kernels.profile.hotspots import profile
 from nightshift.kernels.profile.problem_file import load_problem, problem_path, write_problem
 from nightshift.kernels.profile.roofline import Peaks
-from nightshift.kernels.search import PAUSE_S, Budget, Ladder, Search
-from nightshift.kernels.suite import from_suite
+from nightshift.kernels.suites.model_trace import trace_model
+from nightshift.kernels.suites.suite import from_suite
 from tests.kernels.test_search import NOWHERE, TASK, Counting, Told
 
 RECORDED = Path(__file__).parents[1] / "recordings" / "h200_train_trace.json.gz"

@@ -11,13 +11,13 @@ import torch
 
 from nightshift.collectors.seal import Signer, open_envelope
 from nightshift.kernels.candidate import Candidate, Domain
-from nightshift.kernels.certificate import issue
-from nightshift.kernels.envelope import PAYLOAD_TYPE
-from nightshift.kernels.judge import baselines as baselines_module
+from nightshift.kernels.certification.certificate import issue
+from nightshift.kernels.certification.envelope import PAYLOAD_TYPE
 from nightshift.kernels.judge import trial as trial_module
-from nightshift.kernels.judge.contest import Pace
-from nightshift.kernels.judge.inputs import INTERPRETER
 from nightshift.kernels.judge.judge import Judge, Request
+from nightshift.kernels.judge.probes.inputs import INTERPRETER
+from nightshift.kernels.judge.race import baselines as baselines_module
+from nightshift.kernels.judge.race.contest import Pace
 from nightshift.kernels.judge.trial import Trial
 from nightshift.kernels.judge.verdict import Comparison, Interval, LeftOut, Reason
 from nightshift.kernels.problem import Case, Problem

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from nightshift.kernels.candidate import Candidate, Launch
 from nightshift.kernels.judge import cuda
-from nightshift.kernels.judge.plan import (
+from nightshift.kernels.judge.host.recorder import Recorder
+from nightshift.kernels.judge.launch_plan import (
     Clear,
     Fire,
     Plan,
@@ -23,7 +24,6 @@ from nightshift.kernels.judge.plan import (
     cuda_plan,
     scalar,
 )
-from nightshift.kernels.judge.record import Recorder
 
 SHAPE = cuda.Shape((4, 1, 1), (128, 1, 1), 1024)
 PLAN = Plan(

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from nightshift.kernels.candidate import PARTS, Bound, Candidate, Domain
-from nightshift.kernels.judge.correctness import compare
-from nightshift.kernels.judge.inputs import CPU, FULL_GPU, INTERPRETER, Stage, plan
-from nightshift.kernels.judge.layouts import laid_out, lay_out, place
-from nightshift.kernels.judge.oracle import expected
+from nightshift.kernels.judge.probes.correctness import compare
+from nightshift.kernels.judge.probes.inputs import CPU, FULL_GPU, INTERPRETER, Stage, plan
+from nightshift.kernels.judge.probes.layouts import laid_out, lay_out, place
+from nightshift.kernels.judge.probes.oracle import expected
 from nightshift.kernels.problem import Case, Problem, ProblemError
 from nightshift.kernels.problems import ALL, BY_NAME, named
 

@@ -14,7 +14,7 @@ import pytest
 
 from nightshift.collectors.training.kineto_reader import read_trace
 from nightshift.kernels.candidate import Candidate
-from nightshift.kernels.judge import inputs
+from nightshift.kernels.judge.probes import inputs
 from nightshift.kernels.problem import Case, ProblemError
 from nightshift.kernels.profile.hotspots import Hotspot, Profile, as_text, profile, profile_of, timed_sizes
 from nightshift.kernels.profile.operators import operators_of

@@ -13,7 +13,7 @@ from torch.profiler import profile as torch_profile
 
 from nightshift.collectors.training.kineto_reader import read_trace
 from nightshift.collectors.training.kineto_trace import Signature
-from nightshift.kernels.optimise import from_profile
+from nightshift.kernels.loop.optimise import from_profile
 from nightshift.kernels.problem import Case
 from nightshift.kernels.problems import ALL, BY_NAME
 from nightshift.kernels.profile.cost import cost

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from nightshift.collectors.training.kineto_reader import read_trace
 from nightshift.collectors.training.kineto_trace import TraceError
 from nightshift.kernels.cli import app
+from nightshift.kernels.loop.report import write_report
 from nightshift.kernels.profile.hotspots import Profile, as_text, profile, profile_of
 from nightshift.kernels.profile.roofline import Peaks
-from nightshift.kernels.report import write_report
 
 PEAKS = Peaks(4e12, {"float32": 5e13}, "probe")
 STEP_US = 100.0

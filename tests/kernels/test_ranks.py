@@ -14,11 +14,11 @@ from nightshift.collectors.seal import Signer
 from nightshift.collectors.training.kernel_use import read_use
 from nightshift.kernels.apply.bundle import kernel_record, write_bundle
 from nightshift.kernels.candidate import Candidate
-from nightshift.kernels.certificate import issue
+from nightshift.kernels.certification.certificate import issue
+from nightshift.kernels.certification.registry import Registry, State
 from nightshift.kernels.judge.verdict import Reason, Status, Verdict
 from nightshift.kernels.problem import Case
 from nightshift.kernels.problems import named
-from nightshift.kernels.registry import Registry, State
 from tests.kernels.applied_records import RMS
 
 SCRIPT = Path(__file__).parent / "ranked.py"

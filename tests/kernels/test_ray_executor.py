@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 
 from nightshift.collectors.base import Permanent
-from nightshift.kernels import ray_executor
-from nightshift.kernels.executor import Job
 from nightshift.kernels.generate.families.softmax import Softmax
 from nightshift.kernels.generate.template import candidate
-from nightshift.kernels.judge.inputs import INTERPRETER
 from nightshift.kernels.judge.judge import Request
+from nightshift.kernels.judge.probes.inputs import INTERPRETER
 from nightshift.kernels.judge.verdict import Reason, Status, Verdict
+from nightshift.kernels.loop import ray_executor
+from nightshift.kernels.loop.executor import Job
+from nightshift.kernels.loop.ray_executor import RayExecutor
 from nightshift.kernels.problem import Case
 from nightshift.kernels.problems import named
-from nightshift.kernels.ray_executor import RayExecutor
 
 pytestmark = pytest.mark.full
 

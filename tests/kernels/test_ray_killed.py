@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.kernels.ledger import read_run
-from nightshift.kernels.optimise import tasks_of
+from nightshift.kernels.loop.ledger import read_run
+from nightshift.kernels.loop.optimise import tasks_of
 from tests.kernels.fanned import TRIALS, candidate
 
 pytestmark = pytest.mark.full

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from nightshift.kernels.judge.beside import amid_others
 from nightshift.kernels.judge.gallery import read_gallery, show
-from nightshift.kernels.judge.inputs import CPU, INTERPRETER, QUICK_GPU, plan
+from nightshift.kernels.judge.host.interference import amid_others
+from nightshift.kernels.judge.host.recorder import Recorder, unseen
 from nightshift.kernels.judge.judge import Judge
-from nightshift.kernels.judge.record import Recorder, unseen
+from nightshift.kernels.judge.probes.inputs import CPU, INTERPRETER, QUICK_GPU, plan
 from nightshift.kernels.judge.verdict import Reason
 from nightshift.kernels.problems import named
 

@@ -21,13 +21,13 @@ from nightshift.collectors.base import Permanent
 from nightshift.collectors.seal import Signer
 from nightshift.kernels.apply.bundle import kernel_record
 from nightshift.kernels.candidate_file import read_candidate
-from nightshift.kernels.certificate import issue
-from nightshift.kernels.envelope import CertificateError, certificate_sha256
+from nightshift.kernels.certification.certificate import issue
+from nightshift.kernels.certification.envelope import CertificateError, certificate_sha256
+from nightshift.kernels.certification.registry import Move, Registry, RegistryError, State
+from nightshift.kernels.certification.registry_oci import _component, read_layout, write_layout
 from nightshift.kernels.judge.verdict import Comparison, Interval, Reason, Status, Verdict
 from nightshift.kernels.problem import Case
 from nightshift.kernels.problems import named
-from nightshift.kernels.registry import Move, Registry, RegistryError, State
-from nightshift.kernels.registry_oci import _component, read_layout, write_layout
 from tests.agent.incidents import ManualClock
 
 SIGNER = Signer.from_bytes(bytes(range(32)))
@@ -107,7 +107,7 @@ def test_a_demotion_that_broke_off_before_the_jobs_were_told_is_told_at_the_next
     assert not (tmp_path / "demoted.json").exists()
     with monkeypatch.context() as patch:
         patch.setattr(
-            "nightshift.kernels.registry.write_whole",
+            "nightshift.kernels.certification.registry.write_whole",
             lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")),
         )
         with pytest.raises(RegistryError, match="No space left"):

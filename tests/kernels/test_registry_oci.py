@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.kernels.registry import Registry, RegistryError, State
-from nightshift.kernels.registry_oci import read_layout, write_layout
+from nightshift.kernels.certification.registry import Registry, RegistryError, State
+from nightshift.kernels.certification.registry_oci import read_layout, write_layout
 from tests.kernels.test_registry import PLAN, TRUSTED, certificate
 
 

@@ -10,11 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightshift.kernels.judge import cuda, replay
-from nightshift.kernels.judge.blend import PLAIN, blended
-from nightshift.kernels.judge.contestants import Replayed
-from nightshift.kernels.judge.plan import Plan
-from nightshift.kernels.judge.replay import Replayer, timed
+from nightshift.kernels.judge import cuda
+from nightshift.kernels.judge.host import replay
+from nightshift.kernels.judge.host.replay import Replayer, timed
+from nightshift.kernels.judge.launch_plan import Plan
+from nightshift.kernels.judge.probes.blend import PLAIN, blended
+from nightshift.kernels.judge.race.contestants import Replayed
 
 
 def _replayer(slots: int) -> tuple[Replayer, list[torch.Tensor], list[torch.Tensor]]:

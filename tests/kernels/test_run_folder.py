@@ -13,10 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from nightshift.collectors.base import Permanent
-from nightshift.kernels import model_trace
 from nightshift.kernels.cli import app
+from nightshift.kernels.loop.run_folder import held, keep_question, peaks_of, question, signer_of
 from nightshift.kernels.profile.problem_file import keep_problem, problem_path
-from nightshift.kernels.run_folder import held, keep_question, peaks_of, question, signer_of
+from nightshift.kernels.suites import model_trace
 
 SUITE = Path(__file__).parent / "kernelbench"
 RUNNER = CliRunner()
@@ -59,7 +59,7 @@ def test_killed_at_any_write_a_folder_is_taken_up_with_the_key_that_it_has(
 
 def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from nightshift.kernels.run_folder import held\n"
+        "import sys, time; from pathlib import Path; from nightshift.kernels.loop.run_folder import held\n"
         "with held(Path(sys.argv[1]), {}): print('held', flush=True); time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
@@ -121,7 +121,7 @@ def test_a_full_disk_is_told_wherever_a_run_meets_it(tmp_path: Path, step: str) 
 import resource, sys
 from pathlib import Path
 from nightshift.kernels.profile.roofline import Peaks
-from nightshift.kernels.run_folder import held, keep_question, peaks_of, signer_of
+from nightshift.kernels.loop.run_folder import held, keep_question, peaks_of, signer_of
 run = Path(sys.argv[1])
 steps = {{
     "signer_of": lambda: signer_of(None, run),

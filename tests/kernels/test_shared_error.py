@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nightshift.kernels.judge.correctness import Expected, compare
-from nightshift.kernels.judge.errors import errors_of
-from nightshift.kernels.judge.inputs import Probe
-from nightshift.kernels.judge.oracle import allowance, expected
+from nightshift.kernels.judge.probes.correctness import Expected, compare
+from nightshift.kernels.judge.probes.errors import errors_of
+from nightshift.kernels.judge.probes.inputs import Probe
+from nightshift.kernels.judge.probes.oracle import allowance, expected
 from nightshift.kernels.judge.verdict import Reason
 from nightshift.kernels.problem import Case
 from nightshift.kernels.problems import named

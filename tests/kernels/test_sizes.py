@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from nightshift.kernels.candidate import Bound, Candidate, Domain
-from nightshift.kernels.judge.inputs import CPU, INTERPRETER, QUICK_GPU, plan
-from nightshift.kernels.judge.sizes import Scope
+from nightshift.kernels.judge.probes.inputs import CPU, INTERPRETER, QUICK_GPU, plan
+from nightshift.kernels.judge.probes.sizes import Scope
 from nightshift.kernels.problem import Problem
 from nightshift.kernels.problems import ALL, named
 

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightshift.kernels.judge import contestants
-from nightshift.kernels.judge.contestants import Baseline, Stir
-from nightshift.kernels.judge.timing import Board, Rounds, board, decide, interval, rounds_disagree
+from nightshift.kernels.judge.race import contestants
+from nightshift.kernels.judge.race.contestants import Baseline, Stir
+from nightshift.kernels.judge.race.timing import Board, Rounds, board, decide, interval, rounds_disagree
 from nightshift.kernels.judge.verdict import Comparison, Interval, Reason
 
 

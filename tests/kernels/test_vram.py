@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightshift.kernels.executor import Job, LocalExecutor
+from nightshift.kernels.judge.host.process import Limits, Process
+from nightshift.kernels.judge.host.vram import RESERVE_BYTES, Vram
 from nightshift.kernels.judge.judge import Request
-from nightshift.kernels.judge.process import Limits, Process
 from nightshift.kernels.judge.verdict import JudgeBroken, Reason, Refusal, Status, Verdict
-from nightshift.kernels.judge.vram import RESERVE_BYTES, Vram
+from nightshift.kernels.loop.executor import Job, LocalExecutor
 from nightshift.kernels.problems import named
 from tests.kernels.conftest import LIMITS
 from tests.kernels.test_judge import TINY, library
@@ -206,7 +206,7 @@ def test_a_real_host_in_a_real_verdict_is_ended_when_memory_is_short(
 
 
 def _lives(pid: int) -> bool:
-    from nightshift.kernels.judge.usage import state
+    from nightshift.kernels.judge.host.usage import state
 
     return state(pid) not in ("Z", "")
 

@@ -41,7 +41,7 @@ def promote(
     from nightshift.agent.cli.terminal import operator, stored
     from nightshift.agent.settings import load
     from nightshift.agent.store.process_clock import ToldClock
-    from nightshift.kernels.registry import RegistryError, State
+    from nightshift.kernels.certification.registry import RegistryError, State
 
     if to not in ("canary", "active"):
         raise typer.BadParameter(f"--to: {to!r} is neither canary nor active")
@@ -115,7 +115,7 @@ def demote(
 ) -> None:
     """Takes a kernel out for good: the safe direction, so nobody has to approve. Jobs notice at their next step."""
     from nightshift.agent.cli.terminal import operator, stored
-    from nightshift.kernels.registry import RegistryError
+    from nightshift.kernels.certification.registry import RegistryError
 
     try:
         with stored(config) as (store, _, now_s):
@@ -148,9 +148,9 @@ def registry(
     import time
 
     from nightshift.kernels.apply.bundle import write_bundle
-    from nightshift.kernels.envelope import CertificateError
-    from nightshift.kernels.registry import RegistryError
-    from nightshift.kernels.registry_oci import read_layout, write_layout
+    from nightshift.kernels.certification.envelope import CertificateError
+    from nightshift.kernels.certification.registry import RegistryError
+    from nightshift.kernels.certification.registry_oci import read_layout, write_layout
 
     try:
         held = _registry(registry, key)
@@ -235,8 +235,8 @@ def _listed(search: KernelSearch) -> dict[str, Any]:
 
 
 def _registry(folder: Path, keys: list[Path]) -> Any:
+    from nightshift.kernels.certification.registry import Registry
     from nightshift.kernels.cli import _trusted
-    from nightshift.kernels.registry import Registry
 
     return Registry(folder, _trusted(keys))
 

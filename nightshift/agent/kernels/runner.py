@@ -39,8 +39,8 @@ from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.seal import SealError, canonical_json, trusted_keys
 from nightshift.controllers.action import Action, ActionKind, Outcome
 from nightshift.controllers.actuators.kube_kernel_jobs import Seen, job_name
-from nightshift.kernels import told
-from nightshift.kernels.envelope import CertificateError, certificate_sha256, read
+from nightshift.kernels.certification.envelope import CertificateError, certificate_sha256, read
+from nightshift.kernels.loop import progress_lines
 from nightshift.kernels.profile.gradients import searches_of
 from nightshift.kernels.profile.trigger import Settings
 
@@ -231,7 +231,7 @@ class KernelRunner:
 
     def _hear(self, search: KernelSearch, text: str) -> KernelSearch:
         """Keeps the ledger's lines, and of the certificates those that are to be believed."""
-        heard = told.hear(text)
+        heard = progress_lines.hear(text)
         lines = ledger_of(self._gate.store, search)
         if not heard.trials.items() <= lines.items():
             lines |= heard.trials

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from nightshift.kernels.apply.job import PARTS
 from nightshift.kernels.candidate import Candidate
-from nightshift.kernels.envelope import CertificateError, certificate_sha256, read
-from nightshift.kernels.ledger import write_whole
+from nightshift.kernels.certification.envelope import CertificateError, certificate_sha256, read
+from nightshift.kernels.loop.ledger import write_whole
 
 FILE = "nightshift_kernels.py"
 _PLACE = "KERNELS: list[dict[str, Any]] = []\n"

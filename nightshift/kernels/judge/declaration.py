@@ -8,7 +8,7 @@ import torch
 
 from nightshift.kernels.candidate import Candidate, CandidateError
 from nightshift.kernels.differentiate import smallest_inputs
-from nightshift.kernels.judge.plan import Fire, PlanError, Pointer, cuda_plan
+from nightshift.kernels.judge.launch_plan import Fire, PlanError, Pointer, cuda_plan
 from nightshift.kernels.problem import Problem
 
 

@@ -13,7 +13,7 @@ import torch
 
 from nightshift.collectors.base import Permanent
 from nightshift.detectors.hardware.xid_catalogue import CATALOGUE, MEMORY, Tier
-from nightshift.kernels.judge.timing import Board, board
+from nightshift.kernels.judge.race.timing import Board, board
 
 DRIFT = ("gpu", "capability", "driver", "cuda", "torch", "triton", "container")
 """Fields whose change makes a certificate stale."""

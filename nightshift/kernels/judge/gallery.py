@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from nightshift.kernels.candidate_file import CandidateFile, read_candidate
-from nightshift.kernels.judge.contest import Pace
 from nightshift.kernels.judge.judge import Judge, Request
-from nightshift.kernels.judge.sizes import Scope
+from nightshift.kernels.judge.probes.sizes import Scope
+from nightshift.kernels.judge.race.contest import Pace
 from nightshift.kernels.judge.verdict import Reason, Verdict
 from nightshift.kernels.problems import named
 
@@ -118,7 +118,7 @@ def show(
         gradients=False,
     )
     verdict = judge.verdict(piece.file.candidate, problem, request, secret)
-    if verdict.reason is Reason.vram_taken:  # by a piece beside it, maybe: as `kernels.executor` does
+    if verdict.reason is Reason.vram_taken:  # by a piece beside it, maybe: as `kernels.loop.executor` does
         verdict = judge.verdict(piece.file.candidate, problem, request, secret, alone=True)
     if piece.refused:
         allowed = piece.refused | piece.neutralised | (STATIC_REASONS if static else frozenset())

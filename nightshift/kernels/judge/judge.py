@@ -20,21 +20,22 @@ from typing import Any
 import torch
 
 from nightshift.kernels.candidate import Candidate
-from nightshift.kernels.judge import cuda, inputs
-from nightshift.kernels.judge.baselines import Shelf, Solo, measure, measure_again
-from nightshift.kernels.judge.buffers import CudaLender
+from nightshift.kernels.judge import cuda
 from nightshift.kernels.judge.environment import Environment, Nvml, environment
 from nightshift.kernels.judge.gaps import unchecked
-from nightshift.kernels.judge.hosts import Zygote
-from nightshift.kernels.judge.launches import plan
-from nightshift.kernels.judge.plan import Plan
-from nightshift.kernels.judge.process import Limits, Process, Role
-from nightshift.kernels.judge.quiet import Quiet
-from nightshift.kernels.judge.timing import Board
-from nightshift.kernels.judge.track import Pool, Track
+from nightshift.kernels.judge.host.launcher import Zygote
+from nightshift.kernels.judge.host.process import Limits, Process, Role
+from nightshift.kernels.judge.host.vram import Vram
+from nightshift.kernels.judge.launch_plan import Plan
+from nightshift.kernels.judge.probes import inputs
+from nightshift.kernels.judge.probes.buffers import CudaLender
+from nightshift.kernels.judge.race.baselines import Shelf, Solo, measure, measure_again
+from nightshift.kernels.judge.race.gpu_access import Quiet
+from nightshift.kernels.judge.race.timing import Board
+from nightshift.kernels.judge.race.track import Pool, Track
+from nightshift.kernels.judge.recorded_launches import plan
 from nightshift.kernels.judge.trial import Request, Trial
 from nightshift.kernels.judge.verdict import FIT, STATUS_OF, JudgeBroken, Reason, Refusal, Verdict, readable
-from nightshift.kernels.judge.vram import Vram
 from nightshift.kernels.problem import Case, Problem
 
 __all__ = ["Judge", "Request", "Solo"]
@@ -64,7 +65,7 @@ class Judge:
         """`entropy`: where secrets come from, `fresh` where None. `machine_fault`: asked after every verdict, tells
         the Xid or loss that it met, if one; where None, NVML and the GPU are asked. `compiled`: race torch.compile
         too; without (it takes minutes for many problems) every verdict says that it was left out. `shelf`: a folder
-        in which baselines' times alone are kept for later judges (see `kernels.judge.baselines`)."""
+        in which baselines' times alone are kept for later judges (see `kernels.judge.race.baselines`)."""
         self.device = device
         self._compiled = compiled
         self.limits = limits

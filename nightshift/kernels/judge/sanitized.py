@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from nightshift.kernels.judge import cuda
-from nightshift.kernels.judge.plan import Plan, Pointer, prepare
+from nightshift.kernels.judge.launch_plan import Plan, Pointer, prepare
 
 
 def replay(folder: Path) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from nightshift.kernels.judge.plan import Plan
+from nightshift.kernels.judge.launch_plan import Plan
 from nightshift.kernels.judge.verdict import JudgeBroken, Reason, Refusal
 from nightshift.kernels.problem import Inputs
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from nightshift.kernels.candidate import Candidate
-from nightshift.kernels.judge import words
+from nightshift.kernels.judge import static_rules
 from nightshift.kernels.judge.verdict import Reason
 
 
@@ -108,7 +108,7 @@ def _own_names(node: ast.AST) -> set[ast.AST]:
 
 def _asks_whether_it_is_main(node: ast.AST) -> bool:
     """`if __name__ == "__main__":`, the one question to which a judge's answer is everybody's."""
-    return isinstance(node, ast.If) and ast.unparse(node.test) in words.MAIN
+    return isinstance(node, ast.If) and ast.unparse(node.test) in static_rules.MAIN
 
 
 def _harmless(node: ast.AST) -> set[ast.AST]:
@@ -119,7 +119,9 @@ def _harmless(node: ast.AST) -> set[ast.AST]:
             return {name}
         case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=str() as name), *_], keywords=[]):
             return (
-                set() if name in words.ATTRIBUTES or (_dunder(name) and name not in words.DUNDERS) else {node.func}
+                set()
+                if name in static_rules.ATTRIBUTES or (_dunder(name) and name not in static_rules.DUNDERS)
+                else {node.func}
             )
     return set()
 
@@ -155,7 +157,9 @@ def _plainly_annotated(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     ]
     called = {chain[-1:] for chain in chains}
     tensor = node.returns is not None and "Tensor" in ast.unparse(node.returns)
-    return None not in notes and a.kwarg is None and not tensor and called <= {(word,) for word in words.PLAIN}
+    return (
+        None not in notes and a.kwarg is None and not tensor and called <= {(word,) for word in static_rules.PLAIN}
+    )
 
 
 class _Reader:
@@ -163,7 +167,7 @@ class _Reader:
         self._candidate = candidate
         self._tree = tree
         self._own = candidate.kind != "library"
-        self._allowed = words.MODULES if self._own else words.LIBRARY_MODULES
+        self._allowed = static_rules.MODULES if self._own else static_rules.LIBRARY_MODULES
         self._roots = {name.split(".")[0] for name in self._allowed}
         self._modules: dict[str, str] = {}  # local name → dotted module or object
         self._excused: set[ast.AST] = set()  # nodes that mean something else than their name says
@@ -180,10 +184,10 @@ class _Reader:
                 for alias in node.names:
                     self._modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
             elif isinstance(node, ast.Call):
-                self._spaces |= _spaces(node) - words.OF_TORCH
+                self._spaces |= _spaces(node) - static_rules.OF_TORCH
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 self._functions.add(node.name)
-                if isinstance(node, ast.FunctionDef) and _decorators(node) & set(words.JIT):
+                if isinstance(node, ast.FunctionDef) and _decorators(node) & set(static_rules.JIT):
                     self._kernels.add(node)
             self._excused |= _own_names(node) | _harmless(node)
             if isinstance(node, ast.Try) and _only_imports(node):
@@ -267,7 +271,7 @@ class _Reader:
 
     def _reached(self, line: int, chain: Sequence[str]) -> Iterator[Observation]:
         """Modules of others that an allowed module happens to hold, and names that stand in texts."""
-        if tuple(chain) in words.BY_TEXT:
+        if tuple(chain) in static_rules.BY_TEXT:
             yield Observation(Reason.static_refusal, line, f"uses {'.'.join(chain)}")
             return
         module = _module_at(chain).split(".")[0] if len(chain) > 1 else ""
@@ -278,13 +282,17 @@ class _Reader:
         line = _line(node)
         if node in self._excused:
             return
-        if isinstance(node, ast.Name) and (node.id in words.BUILTINS or (_dunder(node.id) and _loaded(node))):
+        if isinstance(node, ast.Name) and (
+            node.id in static_rules.BUILTINS or (_dunder(node.id) and _loaded(node))
+        ):
             yield Observation(Reason.static_refusal, line, f"uses {node.id}")
         elif isinstance(node, ast.Attribute):
-            if node.attr in words.ATTRIBUTES or (_dunder(node.attr) and node.attr not in words.DUNDERS):
+            if node.attr in static_rules.ATTRIBUTES or (
+                _dunder(node.attr) and node.attr not in static_rules.DUNDERS
+            ):
                 yield Observation(Reason.static_refusal, line, f"reaches for .{node.attr}")
             chain = self._absolute(node)
-            if chain[:2] == ("torch", "cuda") and len(chain) > 2 and chain[2] not in words.TORCH_CUDA:
+            if chain[:2] == ("torch", "cuda") and len(chain) > 2 and chain[2] not in static_rules.TORCH_CUDA:
                 yield Observation(Reason.static_refusal, line, f"uses {'.'.join(chain)}")
             yield from self._reached(line, chain)
         elif isinstance(node, ast.Global | ast.Nonlocal):
@@ -319,17 +327,23 @@ class _Reader:
             yield Observation(Reason.library_call, _line(node), "multiplies matrices with @")
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
             chain = self._absolute(node.func)
-            if chain[:2] == ("torch", "library") and _spaces(node) & words.OF_TORCH:
+            if chain[:2] == ("torch", "library") and _spaces(node) & static_rules.OF_TORCH:
                 yield Observation(
                     Reason.static_refusal, _line(node), "registers something for torch's own operators"
                 )
             elif chain[:1] == ("torch",) and len(chain) > 1:
-                inner = chain[1] in words.TORCH_ROOMS and chain[:3] != ("torch", "nn", "functional")
+                inner = chain[1] in static_rules.TORCH_ROOMS and chain[:3] != ("torch", "nn", "functional")
                 inner |= chain[1] == "ops" and bool(self._spaces & {*chain[2:3]})
-                if chain[1] not in words.TORCH_MAKERS and not inner and chain[1:3] not in words.TORCH_NAMED:
+                if (
+                    chain[1] not in static_rules.TORCH_MAKERS
+                    and not inner
+                    and chain[1:3] not in static_rules.TORCH_NAMED
+                ):
                     yield Observation(Reason.library_call, _line(node), f"calls {'.'.join(chain)}")
             elif (
-                isinstance(node.func, ast.Attribute) and node.func.attr in words.METHODS and chain[:1] != ("math",)
+                isinstance(node.func, ast.Attribute)
+                and node.func.attr in static_rules.METHODS
+                and chain[:1] != ("math",)
             ):
                 yield Observation(Reason.library_call, _line(node), f"calls .{node.func.attr}()")
 

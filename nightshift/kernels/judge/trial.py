@@ -11,19 +11,27 @@ from typing import TYPE_CHECKING, Any
 
 from nightshift.kernels.candidate import Candidate, CandidateError
 from nightshift.kernels.differentiate import input_count, training_step
-from nightshift.kernels.judge import inputs, static
-from nightshift.kernels.judge import plan as launch_plan
-from nightshift.kernels.judge.contest import FULL, Pace, Race, slot_count
-from nightshift.kernels.judge.contestants import Baseline, Hosted, Replayed, Stir
+from nightshift.kernels.judge import launch_plan
+from nightshift.kernels.judge import static
 from nightshift.kernels.judge.declaration import misfit
-from nightshift.kernels.judge.examine import Examiner
-from nightshift.kernels.judge.inputs import Probe
-from nightshift.kernels.judge.launches import Recording, exhibits, hold_to_launches, plan, replay, replay_some
-from nightshift.kernels.judge.runners import HostRunner, PlanRunner, class_refusal, hold_to_footprint
+from nightshift.kernels.judge.probes import inputs
+from nightshift.kernels.judge.probes.examine import Examiner
+from nightshift.kernels.judge.probes.inputs import Probe
+from nightshift.kernels.judge.probes.runners import HostRunner, PlanRunner, class_refusal, hold_to_footprint
+from nightshift.kernels.judge.probes.sizes import Scope
+from nightshift.kernels.judge.race.contest import FULL, Pace, Race, slot_count
+from nightshift.kernels.judge.race.contestants import Baseline, Hosted, Replayed, Stir
+from nightshift.kernels.judge.race.timing import decide
+from nightshift.kernels.judge.race.track import Track, Truths
+from nightshift.kernels.judge.recorded_launches import (
+    Recording,
+    exhibits,
+    hold_to_launches,
+    plan,
+    replay,
+    replay_some,
+)
 from nightshift.kernels.judge.sanitizer import sanitize
-from nightshift.kernels.judge.sizes import Scope
-from nightshift.kernels.judge.timing import decide
-from nightshift.kernels.judge.track import Track, Truths
 from nightshift.kernels.judge.verdict import RESULTS, Comparison, JudgeBroken, LeftOut, Reason, Refusal
 from nightshift.kernels.problem import Case, Inputs, Problem
 

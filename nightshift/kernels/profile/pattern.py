@@ -90,7 +90,8 @@ def dtype(unit: Unit, position: int) -> str:
 
 
 def layout(unit: Unit, position: int) -> str:
-    """contiguous, padded (rows further apart than they are long) or transposed, as `kernels.judge.inputs` says."""
+    """contiguous, padded (rows further apart than they are long) or transposed, as `kernels.judge.probes.inputs`
+    says."""
     sizes, apart = dims(unit, position), strides(unit, position)
     if not sizes or len(apart) != len(sizes):
         return "contiguous"
@@ -111,7 +112,8 @@ def turned(unit: Unit, position: int) -> bool:
 
 def side_by_side(unit: Unit, position: int) -> str:
     """How (b, h, s, d) lies of which a projection made (b, s, h, d): contiguous, or sliced, positions further apart
-    than their heads are long (`kernels.judge.layouts.place`); empty where it lies otherwise, or heads are first."""
+    than their heads are long (`kernels.judge.probes.layouts.place`); empty where it lies otherwise, or heads are
+    first."""
     sizes, apart = dims(unit, position), strides(unit, position)
     if len(sizes) != 4 or len(apart) != 4:
         return ""

@@ -1,0 +1,1 @@
+"""Certificates, and the registry of kernels that jobs may use."""

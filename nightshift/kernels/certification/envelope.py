@@ -1,0 +1,53 @@
+"""A certificate's outside: whose signature it bears, and whether it is one. Needs no torch, so the daemon can ask.
+
+What it certifies, and whether that still holds, `kernels.certification.certificate` checks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from nightshift.collectors.seal import SealError, fingerprint, open_envelope
+from nightshift.kernels.candidate import Candidate, CandidateError
+
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "https://nightshift.example/kernel-certificate/v1"
+
+
+class CertificateError(ValueError):
+    """A certificate is malformed, not signed by a trusted key, or cannot be issued. The message names the field."""
+
+
+def read(envelope: object, trusted: Mapping[str, Ed25519PublicKey]) -> tuple[dict[str, Any], str]:
+    """(predicate, signer's key id) of a certificate. Raises CertificateError."""
+    try:
+        payload, key = open_envelope(envelope, PAYLOAD_TYPE, trusted)
+        statement = json.loads(payload)
+    except (SealError, ValueError) as error:
+        raise CertificateError(str(error)) from error
+    if not isinstance(statement, dict) or statement.get("_type") != STATEMENT_TYPE:
+        raise CertificateError("_type: not an in-toto statement")
+    if statement.get("predicateType") != PREDICATE_TYPE or not isinstance(statement.get("predicate"), dict):
+        raise CertificateError(f"predicateType: {statement.get('predicateType')!r} is not a kernel certificate")
+    predicate = statement["predicate"]
+    for name in ("issued_at", "commit", "candidate", "problem", "anchors", "verdict"):
+        if name not in predicate:
+            raise CertificateError(f"predicate.{name}: missing")
+    digests = {entry.get("name"): entry.get("digest", {}).get("sha256") for entry in statement.get("subject", [])}
+    try:
+        candidate = Candidate.from_json(predicate["candidate"])
+    except CandidateError as error:
+        raise CertificateError(f"predicate.candidate: {error}") from error
+    if digests.get("candidate") != candidate.sha256 or digests.get("source") != candidate.source_sha256:
+        raise CertificateError("subject: the digests are not those of the candidate in the predicate")
+    return predicate, key
+
+
+def certificate_sha256(envelope: Mapping[str, Any]) -> str:
+    """A certificate's identity: the hash of its canonical JSON."""
+    return fingerprint(envelope)

@@ -1,0 +1,355 @@
+"""Promoted kernels in a folder: each with its certificate, where it came from, and who let it in or out.
+
+    REGISTRY/kernels/SHA256/certificate.json    the signed certificate; SHA256 is its own hash
+    REGISTRY/kernels/SHA256/history.jsonl       one line per move: state, by, why, at, plan
+    REGISTRY/demoted.json                       what jobs must not use any more; they read it (kernels.apply)
+    REGISTRY/mismatches/*.json                  what jobs' shadow checks found; read by `collect_mismatches`
+
+States: proposed → canary (some jobs, shadow-checked often) → active; from each to demoted, which is final: a kernel
+that was wrong once needs a new certificate. Nothing here decides who may promote: that is the gate's. Moves are
+made one at a time, whoever makes them (`.lock`); a line that a crash tore is no move.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from nightshift.kernels.apply.bundle import kernel_record
+from nightshift.kernels.certification.envelope import CertificateError, certificate_sha256, read
+from nightshift.kernels.loop.ledger import write_whole
+
+
+class RegistryError(ValueError):
+    """A move is not allowed, or the registry's folder is damaged. The message names the certificate or file."""
+
+
+class Damaged(RegistryError):
+    """One kernel's folder cannot be used. The message names the file; the others stand."""
+
+
+class State(StrEnum):
+    proposed = "proposed"
+    canary = "canary"
+    active = "active"
+    demoted = "demoted"
+
+
+_UNKNOWN_S = 0.0
+"""`at_s` of what is damaged, and was not demoted by anybody."""
+_NAME = re.compile(r"[0-9a-f]{64}")
+_MOVES = {
+    State.proposed: {State.canary, State.demoted},
+    State.canary: {State.active, State.demoted},
+    State.active: {State.demoted},
+    State.demoted: set(),
+}
+
+
+@dataclass(frozen=True)
+class Move:
+    """One line of a kernel's history. plan_sha256: the approved plan's, "" where none is needed (demotion)."""
+
+    state: State
+    by: str
+    why: str
+    at_s: float
+    plan_sha256: str = ""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One kernel of the registry."""
+
+    certificate: str
+    envelope: Mapping[str, Any]
+    predicate: Mapping[str, Any]
+    history: tuple[Move, ...]
+
+    @property
+    def state(self) -> State:
+        return _state(self.history)
+
+    @property
+    def problem(self) -> str:
+        return str(self.predicate["problem"]["name"])
+
+    @property
+    def summary(self) -> str:
+        """The verdict in words: status, speed-up on each case, GPU."""
+        verdict = self.predicate["verdict"]
+        cases: dict[str, Mapping[str, Any]] = {}
+        for comparison in verdict["comparisons"]:
+            known = cases.get(comparison["case"])
+            if known is None or comparison["speedup"]["point"] < known["speedup"]["point"]:
+                cases[comparison["case"]] = comparison
+        told = [f"{c['speedup']['point']:.2f}× over {c['baseline']} on {name}" for name, c in cases.items()]
+        return f"{verdict['status']}; {'; '.join(told) or 'not raced'}; {verdict['environment'].get('gpu', 'none')}"
+
+
+class Registry:
+    """The folder. `trusted`: whose certificates it takes."""
+
+    def __init__(self, folder: Path, trusted: Mapping[str, Ed25519PublicKey]) -> None:
+        self.folder = folder
+        self._trusted = trusted
+        try:
+            (folder / "kernels").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RegistryError(f"{folder}: cannot hold a registry: {error.strerror}") from error
+
+    def propose(self, envelope: Mapping[str, Any], by: str, why: str, at_s: float) -> Entry:
+        """Takes a certificate in. The same one again changes nothing. Raises CertificateError."""
+        self.check(envelope)
+        sha256 = certificate_sha256(envelope)
+        folder = self.folder / "kernels" / sha256
+        with self._alone():
+            if not _history(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                write_whole(folder / "certificate.json", json.dumps(envelope, indent=1) + "\n")
+                self._append(sha256, Move(State.proposed, by, why, at_s))
+                told = self._told().get(sha256, {})
+                if told.get("at_s", _UNKNOWN_S) != _UNKNOWN_S:  # its folder was removed since; a demotion is final
+                    self._append(sha256, Move(State.demoted, by, str(told.get("why", "")), at_s))
+        return self.entry(sha256)
+
+    def check(self, envelope: Mapping[str, Any]) -> None:
+        """Raises CertificateError where a certificate may not come in: by signature, content or verdict."""
+        predicate, _ = read(envelope, self._trusted)
+        try:
+            kernel_record(envelope, self._trusted)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CertificateError(f"predicate.verdict: {type(error).__name__}: {error}") from error
+        if predicate["verdict"]["status"] not in ("faster", "inconclusive", "correct"):
+            raise CertificateError(f"status: {predicate['verdict']['status']} is not worth a place in the registry")
+
+    def move(self, certificate: str, state: State, by: str, why: str, at_s: float, plan_sha256: str = "") -> Entry:
+        """Moves a kernel on. Raises RegistryError where it cannot go there, or an approved plan is missing."""
+        with self._alone():
+            entry = self.entry(certificate)
+            if state not in _MOVES[entry.state]:
+                raise RegistryError(f"{certificate[:16]}: it is {entry.state}, and cannot become {state}")
+            if state is not State.demoted and len(plan_sha256) != 64:
+                raise RegistryError(f"{certificate[:16]}: becoming {state} needs an approved plan")
+            self._append(entry.certificate, Move(state, by, why, at_s, plan_sha256))
+            if state is State.demoted:
+                self._write_demotions()
+            return self.entry(entry.certificate)
+
+    def demote(self, certificate: str, by: str, why: str, at_s: float) -> Entry:
+        """Out, for good. Jobs notice at their next start or step boundary. Already demoted: nothing changes.
+
+        A damaged kernel goes out as well, and its damage is raised once the jobs are told.
+        """
+        name = self._name(certificate)
+        try:
+            entry = self.entry(name)
+        except Damaged as error:
+            with self._alone():
+                self._write_demotions()  # first: its history may be what is damaged
+                self._append(name, Move(State.demoted, by, why, at_s))
+                self._write_demotions()
+            raise Damaged(f"{error}; it is demoted, and jobs are told") from error
+        if entry.state is State.demoted:
+            with self._alone():
+                self._write_demotions()
+            return entry
+        return self.move(entry.certificate, State.demoted, by, why, at_s)
+
+    def collect_mismatches(self, at_s: float) -> list[Entry]:
+        """Demotes every kernel that a job's shadow check found wrong; those that were. What was demoted before, and
+        did not come into the list for the jobs, comes into it now."""
+        gone = []
+        for path in sorted((self.folder / "mismatches").glob("*.json")):
+            try:
+                note = json.loads(path.read_text())
+                name, why = self._name(str(note["certificate"])), str(note["why"])[:300]
+            except (OSError, ValueError, KeyError, TypeError, RecursionError):
+                continue  # half-written, or about a kernel that is not ours
+            try:
+                demoted = self.entry(name).state is State.demoted
+            except RegistryError:
+                demoted = name in self._told()
+            if not demoted:
+                with contextlib.suppress(Damaged):  # the jobs are told; `damaged` says why
+                    gone.append(self.demote(name, "shadow check", f"rank {note.get('rank', '?')}: {why}", at_s))
+        if not self._all_told():
+            with self._alone():
+                self._write_demotions()
+        return gone
+
+    def _all_told(self) -> bool:
+        """Whether the list for the jobs names every demoted kernel: a crash or a full disk may come between."""
+        try:
+            listed = {item["certificate"] for item in json.loads((self.folder / "demoted.json").read_text())}
+        except FileNotFoundError:
+            listed = set()
+        except (OSError, ValueError, TypeError, KeyError):
+            return False
+        for name in self._names():
+            with contextlib.suppress(Damaged):
+                if _state(self._moves(name)) is State.demoted and name not in listed:
+                    return False
+        return True
+
+    def entry(self, certificate: str) -> Entry:
+        """By the certificate's hash, or by the beginning of one. Raises RegistryError."""
+        name = self._name(certificate)
+        envelope, history = self._held(name)
+        try:
+            predicate, _ = read(envelope, self._trusted)
+        except CertificateError as error:
+            raise Damaged(f"{self.folder / 'kernels' / name / 'certificate.json'}: {error}") from error
+        return Entry(name, envelope, predicate, history)
+
+    def entries(self) -> list[Entry]:
+        """All kernels whose folders are sound, those in use first. What is damaged, `damaged` names."""
+        order = [State.active, State.canary, State.proposed, State.demoted]
+        found = []
+        for name in self._names():
+            with contextlib.suppress(Damaged):
+                found.append(self.entry(name))
+        return sorted(found, key=lambda entry: (order.index(entry.state), entry.problem, entry.certificate))
+
+    def damaged(self) -> dict[str, str]:
+        """Kernels whose folder cannot be used, or whose certificate no trusted key signed: the file and why."""
+        found = {}
+        for name in self._names():
+            try:
+                self.entry(name)
+            except Damaged as error:
+                found[name] = str(error)
+        return found
+
+    def _held(self, name: str) -> tuple[Mapping[str, Any], tuple[Move, ...]]:
+        """A kernel's certificate as it was taken in, whoever signed it, and its moves. Raises Damaged."""
+        path = self.folder / "kernels" / name / "certificate.json"
+        with _named(path):
+            envelope = json.loads(path.read_text())
+            if certificate_sha256(envelope) != name:
+                raise ValueError("the certificate is not the one that was taken in")
+        return envelope, self._moves(name)
+
+    def _moves(self, name: str) -> tuple[Move, ...]:
+        folder = self.folder / "kernels" / name
+        with _named(folder / "history.jsonl"):
+            history = tuple(_move(json.loads(line)) for line in _history(folder))
+            if not history:
+                raise ValueError("no move in it")
+        return history
+
+    def _name(self, certificate: str) -> str:
+        names = [p.name for p in (self.folder / "kernels").glob(f"{certificate}*")] if certificate.isalnum() else []
+        if len(names) != 1:
+            raise RegistryError(f"{certificate[:64]!r}: {len(names)} kernels of that name")
+        return names[0]
+
+    def _names(self) -> list[str]:
+        """The kernels that were taken in. Where that broke off, or something else lies there, is none."""
+        listed = sorted((self.folder / "kernels").iterdir())
+        return [path.name for path in listed if _NAME.fullmatch(path.name) and _begun(path)]
+
+    def records(self, states: tuple[State, ...] = (State.canary, State.active)) -> list[dict[str, Any]]:
+        """What a job's file takes of the kernels in these states, the newest first; of one case on one machine only
+        the newest. A job takes the first that fits it, of matrix products one for each shape."""
+        found: dict[tuple[Any, ...], dict[str, Any]] = {}
+        entries = [entry for entry in self.entries() if entry.state in states]
+        for entry in sorted(entries, key=lambda entry: -entry.history[-1].at_s):
+            record = kernel_record(entry.envelope, self._trusted)
+            where = (record[name] for name in ("problem", "dtype", "architecture", "torch", "triton"))
+            found.setdefault((*where, *sorted(record["sizes"].items())), record)
+        return list(found.values())
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other process moves a kernel meanwhile: what was demoted could be promoted past it."""
+        try:
+            with (self.folder / ".lock").open("a") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                yield
+        except OSError as error:
+            raise RegistryError(f"{self.folder}: cannot be written: {error.strerror}") from error
+
+    def _append(self, certificate: str, move: Move) -> None:
+        path = self.folder / "kernels" / certificate / "history.jsonl"
+        with path.open("ab") as file:
+            torn = path.read_bytes()
+            file.truncate(torn.rfind(b"\n") + 1)
+            file.write(json.dumps(asdict(move), sort_keys=True).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _told(self) -> dict[str, dict[str, Any]]:
+        """The list that the jobs read, by certificate; empty where it is not there or not to be read."""
+        try:
+            listed = json.loads((self.folder / "demoted.json").read_text())
+            return {str(item["certificate"]): dict(item) for item in listed}
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            return {}
+
+    def _write_demotions(self) -> None:
+        """All that are demoted, those too that were removed from the registry since, and those whose folder is
+        damaged: no other's damage may keep a demotion from the jobs. Whose keys are trusted here is no matter."""
+        gone = self._told()
+        for name in self._names():
+            try:
+                moves = self._moves(name)
+                if _state(moves) is State.demoted:
+                    move = next(move for move in moves if move.state is State.demoted)
+                    gone[name] = {"certificate": name, "why": move.why, "at_s": move.at_s}
+                    continue
+                self._held(name)
+            except Damaged as error:
+                gone.setdefault(name, {"certificate": name, "why": f"damaged: {error}"[:300], "at_s": _UNKNOWN_S})
+            else:
+                gone.pop(name, None)
+        write_whole(self.folder / "demoted.json", json.dumps(list(gone.values()), indent=1) + "\n")
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """What is wrong with a file is told with its path, as Damaged."""
+    try:
+        yield
+    except OSError as error:
+        raise Damaged(f"{path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Damaged(f"{path}: {type(error).__name__}: {error}") from error
+
+
+def _begun(folder: Path) -> bool:
+    try:
+        return bool(_history(folder))
+    except OSError:
+        return True  # it is there, and cannot be read
+
+
+def _state(history: Sequence[Move]) -> State:
+    """Demoted once, demoted for good."""
+    moves = [move.state for move in history]
+    return State.demoted if State.demoted in moves else moves[-1]
+
+
+def _history(folder: Path) -> list[bytes]:
+    """The whole lines of a kernel's history; none where there is none yet."""
+    try:
+        text = (folder / "history.jsonl").read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return text[: text.rfind(b"\n") + 1].splitlines()
+
+
+def _move(value: Mapping[str, Any]) -> Move:
+    return Move(
+        State(value["state"]), str(value["by"]), str(value["why"]), float(value["at_s"]), value["plan_sha256"]
+    )

@@ -1,0 +1,1 @@
+"""A candidate's process: started, confined, watched, and what runs inside it."""

@@ -1,0 +1,291 @@
+"""Runs inside the candidate's host: watches what an entry launches, and writes the launch plan down.
+
+Triton's own launcher is replaced by one that launches through the driver and notes binary, shape and arguments
+(it also spares a C compiler run per signature). torch operations are seen by a dispatch mode: views and
+allocations cost nothing, zero fills become a step, anything else does GPU work that no plan holds and is listed as
+*opaque*. Memory that a kernel is given, but that is neither an input nor made during the call, outlives calls: two
+calls on two streams would share it. The candidate shares this process and may lie to this code; `plan` says why
+that gains it nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nightshift.kernels.judge import cuda, launch_plan
+
+_ALLOCATE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+_ZERO = {"zeros", "zeros_like", "new_zeros", "zero_"}
+_FREE = {"detach", "alias", "lift_fresh"}
+_SAME = {"detach", "alias"}  # another tensor, the same memory
+current: list[Recorder] = []
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes one call of an entry. `opaque`: names of torch operations that did work outside any plan. `kept`: bytes
+    by address of memory that launches were given and that was there before the call."""
+
+    def __init__(
+        self, resident: Sequence[tuple[launch_plan.Pointer, int, int]], lent: Sequence[torch.Tensor] = ()
+    ) -> None:
+        """`resident`: (pointer, address, bytes) of each input. `lent`: inputs and upstream gradients."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._resident = list(resident)
+        self._tensors: list[torch.Tensor] = []  # kept alive, so that no address is used twice in one call
+        self.steps: list[tuple[Any, ...]] = []
+        self._binaries: dict[bytes, int] = {}
+        self.opaque: list[str] = []
+        self.launches = 0
+        self._made = {x.untyped_storage().data_ptr() for x in lent}
+        self.kept: dict[int, int] = {}
+
+    def __enter__(self) -> Recorder:
+        current.append(self)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        super().__exit__(*details)  # type: ignore[no-untyped-call]
+        current.remove(self)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace not in ("aten", "prims", "prim") and (inside := _implementation(func, args)) is not None:
+            with self:  # an operator of the candidate's own: what it is made of counts
+                return inside(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name == "lift_fresh" or (not func.is_view and name not in _SAME and not name.endswith("_")):
+            self._note_made(result)
+        if name in _ALLOCATE or name in _ZERO:
+            self._tensors.append(result)
+            if name in _ZERO:
+                span = result.untyped_storage().nbytes() if name != "zero_" else result.numel() * result.itemsize
+                if name == "zero_" and not result.is_contiguous():
+                    self.opaque.append(name)
+                elif span:
+                    self.steps.append(("clear", result.data_ptr(), span))
+        elif not func.is_view and name not in _FREE:
+            self.opaque.append(name)
+        return result
+
+    def _note_made(self, result: Any) -> None:
+        """An operation's new tensors: what a call makes is its own."""
+        for item in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(item, torch.Tensor):
+                self._made.add(item.untyped_storage().data_ptr())
+
+    def given(self, values: Sequence[Any]) -> None:
+        """What a launch is given: tensors, descriptors of tensors, tuples of them, and numbers."""
+        for value in values:
+            if isinstance(value, tuple | list):
+                self.given(value)
+                continue
+            tensor = getattr(value, "base", value)
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                if storage.nbytes() and storage.data_ptr() not in self._made:
+                    self.kept[storage.data_ptr()] = storage.nbytes()
+
+    def fire(
+        self, binary: bytes, name: str, shape: cuda.Shape, arguments: Sequence[tuple[str, Any]], kept: Sequence[Any]
+    ) -> None:
+        """A launch: `arguments` are (Triton type, value), pointers as ("*", address)."""
+        self.launches += 1
+        number = self._binaries.setdefault(binary, len(self._binaries))
+        self._tensors += [value for value in kept if isinstance(value, torch.Tensor)]
+        self.steps.append(("fire", number, name, shape, tuple(arguments)))
+
+    def plan(self, outputs: Sequence[torch.Tensor]) -> launch_plan.Plan:
+        """The plan, once the entry has returned `outputs`. Raises PlanError where no plan can say what happened."""
+        if self.opaque:
+            raise launch_plan.PlanError(f"opaque: {', '.join(sorted(set(self.opaque)))}")
+        places = list(self._resident)
+        for index, output in enumerate(outputs):
+            if not output.is_contiguous():
+                raise launch_plan.PlanError(f"opaque: output {index} is not contiguous")
+            address = output.data_ptr()
+            if not any(start <= address < start + size for _, start, size in self._resident):
+                places.append((launch_plan.Pointer("out", index), address, output.numel() * output.itemsize))
+        scratch: list[int] = []
+        for tensor in self._tensors:
+            storage = tensor.untyped_storage()
+            address, size = storage.data_ptr(), storage.nbytes()
+            at = (
+                tensor.data_ptr()
+            )  # an input is a view of a lent buffer, which an earlier case may have made larger
+            if size and not any(start <= at < start + max(1, n) for _, start, n in places):
+                places.append((launch_plan.Pointer("tmp", len(scratch)), address, size))
+                scratch.append(size)
+        steps: list[launch_plan.Fire | launch_plan.Clear] = []
+        for step in self.steps:
+            if step[0] == "clear":
+                steps.append(launch_plan.Clear(_locate(places, step[1]), step[2]))
+            else:
+                arguments = tuple(_argument(places, kind, value) for kind, value in step[4])
+                steps.append(launch_plan.Fire(step[1], step[2], step[3], arguments))
+        return launch_plan.Plan(tuple(self._binaries), tuple(steps), tuple(scratch))
+
+
+def _implementation(func: Any, args: Sequence[Any]) -> Callable[..., Any] | None:
+    """What an operator that was registered from Python does on the device of its first tensor; None where nothing
+    was registered for that."""
+    device = next((x.device.type for x in args if isinstance(x, torch.Tensor)), "cpu")
+    key = torch._C.DispatchKey.CUDA if device == "cuda" else torch._C.DispatchKey.CPU
+    if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), key.name):
+        return None
+    return functools.partial(func.redispatch, torch._C.DispatchKeySet(key))
+
+
+def unseen() -> contextlib.AbstractContextManager[Any]:
+    """For what the host itself computes in the middle of a recorded call."""
+    return torch._C._DisableTorchDispatch()
+
+
+def _argument(
+    places: Sequence[tuple[launch_plan.Pointer, int, int]], kind: str, value: Any
+) -> launch_plan.Argument:
+    if isinstance(value, _Tile):
+        return replace(value.form, pointer=_locate(places, value.base.data_ptr()))
+    if kind.startswith("*"):
+        return _locate(places, value) if value else launch_plan.Scalar("u64", 0)
+    return launch_plan.scalar(kind, value)
+
+
+def _locate(places: Sequence[tuple[launch_plan.Pointer, int, int]], address: int) -> launch_plan.Pointer:
+    for pointer, start, size in places:
+        if start <= address < start + max(1, size):
+            return launch_plan.Pointer(pointer.room, pointer.index, pointer.offset_bytes + address - start)
+    raise launch_plan.PlanError("opaque: a kernel was given an address that belongs to no buffer")
+
+
+class PlanLauncher:
+    """Stands in for Triton's CudaLauncher (3.6 to 3.9): `(src, metadata)`, then called once per launch."""
+
+    binaries: dict[int, tuple[str, bytes]] = {}  # function handle → (kernel name, cubin)  # noqa: RUF012
+
+    def __init__(self, src: Any, metadata: Any) -> None:
+        self._types = list(src.signature.values())
+        self._metadata = metadata
+        self._maps: list[Any] = list(getattr(metadata, "tensordesc_meta", None) or [])
+        self._functions: dict[int, ctypes.c_void_p] = {}
+
+    def __call__(self, grid_x: int, grid_y: int, grid_z: int, stream: int, function: int, *rest: Any) -> None:
+        metadata = self._metadata
+        types, values = _expand(self._types, rest[4:], self._maps)
+        scratch_bytes = metadata.global_scratch_size * grid_x * grid_y * grid_z * metadata.num_ctas
+        scratch = torch.empty(scratch_bytes, dtype=torch.uint8, device="cuda") if scratch_bytes else None
+        typed = [
+            (kind, _address(value) if kind.startswith("*") else value)
+            for kind, value in zip(types, values, strict=True)
+            if kind != "constexpr"
+        ]
+        typed += [("*i8", scratch.data_ptr() if scratch is not None else 0), ("*i8", 0)]
+        shape = cuda.Shape(
+            (grid_x * metadata.num_ctas, grid_y, grid_z),
+            (32 * metadata.num_warps, 1, 1),
+            metadata.shared,
+            metadata.num_ctas,
+            bool(metadata.launch_cooperative_grid),
+            bool(metadata.launch_pdl),
+        )
+        parameters = [_parameter(kind, value) for kind, value in typed]
+        cuda.enter()
+        cuda.Launch(ctypes.c_void_p(function), shape, parameters)(stream)
+        if current:
+            name, binary = self.binaries[function]
+            kept = [value.base if isinstance(value, _Tile) else value for value in values]
+            current[-1].given(kept)
+            current[-1].fire(binary, name, shape, typed, [*kept, scratch])
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """A host-side tensor descriptor that became a CUtensorMap: its tensor, and its form, whose pointer is unset."""
+
+    base: torch.Tensor
+    form: launch_plan.TensorMap
+
+
+def _parameter(kind: str, value: Any) -> Any:
+    if isinstance(value, _Tile):
+        return launch_plan.tensor_map(value.form, value.base.data_ptr())
+    return ctypes.c_uint64(value) if kind.startswith("*") else launch_plan.storage(launch_plan.scalar(kind, value))
+
+
+_HOST_ELEMENT = {8: 10, 9: 8, 10: 9}
+"""Triton's element types as CUtensorMapDataType, where they differ (triton/backends/nvidia/driver.py, 3.6)."""
+
+
+def _expand(types: Any, values: Any, maps: Sequence[Any]) -> tuple[list[str], list[Any]]:
+    """The signature as the compiled kernel has it, with descriptors taken apart as Triton's own launcher does: a
+    CUtensorMap (or base, shape and strides, where the kernel was lowered without), then shape and strides."""
+    kinds: list[str] = []
+    found: list[Any] = []
+    rest = list(maps)
+    for kind, value in zip(types, values, strict=True):
+        if isinstance(kind, tuple):
+            inner_kinds, inner = _expand(kind, value, ())
+            kinds += inner_kinds
+            found += inner
+        elif isinstance(kind, str) and kind.startswith("tensordesc"):
+            shape, strides = [int(n) for n in value.shape], [int(n) for n in value.strides]
+            rank, meta = len(shape), rest.pop(0) if rest else None
+            if meta is None:
+                kinds += ["*i8", *["i64"] * (2 * rank), "i1"]
+                found += [value.base, *shape, *strides, value.padding == "nan"]
+            else:
+                kinds.append("map")
+                found.append(_tile(value, meta, shape, strides))
+            kinds += ["i32"] * rank + ["i64"] * rank
+            found += [*shape, *strides]
+        else:
+            kinds.append(kind)
+            found.append(value)
+    return kinds, found
+
+
+def _tile(value: Any, meta: Any, shape: list[int], strides: list[int]) -> _Tile:
+    sizes = [*shape[:-1], shape[-1] * (2 if meta["fp4_padded"] else 1)]
+    size_bytes = int(meta["elem_size"])
+    form = launch_plan.TensorMap(
+        launch_plan.Pointer("in", 0),
+        _HOST_ELEMENT.get(int(meta["elem_type"]), int(meta["elem_type"])),
+        tuple(reversed(sizes)),
+        tuple(size_bytes * stride for stride in reversed(strides[:-1])),
+        tuple(int(n) for n in reversed(meta["block_size"])),
+        int(meta["swizzle"]),
+        value.padding == "nan",
+    )
+    return _Tile(value.base, form)
+
+
+def _address(value: Any) -> int:
+    if value is None:
+        return 0
+    if isinstance(value, int):
+        return value
+    return int(value.data_ptr())
+
+
+def replace_launcher() -> None:
+    """Make Triton in this process launch through PlanLauncher. Call once CUDA may be initialised."""
+    from triton.runtime import driver
+
+    active = driver.active
+    load = active.utils.load_binary
+
+    def load_binary(name: str, binary: bytes, shared_bytes: int, device: int) -> Any:
+        loaded = load(name, binary, shared_bytes, device)
+        PlanLauncher.binaries[loaded[1]] = (name, binary)
+        return loaded
+
+    active.utils.load_binary = load_binary
+    active.launcher_cls = PlanLauncher

@@ -1,0 +1,355 @@
+"""Runs inside the candidate's process: loads its source and calls its entry on lent buffers. It judges nothing.
+
+Everything here shares an address space with hostile code, so nothing it reports in the candidate's favour counts.
+It reports failures (a candidate may always fail itself) and "done"; the judge then looks into its own buffers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.func
+
+from nightshift.kernels.differentiate import differentiated
+from nightshift.kernels.judge import cuda, launch_plan
+from nightshift.kernels.judge.host import recorder as recording
+from nightshift.kernels.judge.host.channel import Channel
+from nightshift.kernels.judge.host.footprint import Footprint
+from nightshift.kernels.judge.host.interference import amid_others, another_layers, late_inputs, load_beside
+from nightshift.kernels.judge.host.return_value import Unfit, as_tensors, attached, frugal, usable
+from nightshift.kernels.judge.host.surroundings import Functions, watch_registrations
+from nightshift.kernels.judge.probes.buffers import Borrower, Lent, View
+from nightshift.kernels.judge.verdict import Reason
+
+_IDLE_S = 3600.0
+_PIECE_BYTES = 1 << 28
+_functions: list[Functions] = []
+
+
+def warm() -> None:
+    """Before hosts are forked: look at all functions once for all of them."""
+    torch.func.vmap(torch.neg)(torch.zeros(1))  # its first use teaches some of torch's operators
+    watch_registrations()
+    _functions.append(Functions())
+
+
+def serve(channel: Channel, device: str, arena: int | None) -> None:
+    """Answer the judge until it hangs up."""
+    host = Host(device, Borrower(device, arena))
+    while True:
+        message = channel.receive(_IDLE_S)
+        try:
+            body, blob = host.answer(message.body)
+        except Unfit as error:
+            body, blob = {"ok": False, "reason": error.reason, "text": str(error)[:2000]}, b""
+        except BaseException as error:  # noqa: BLE001  whatever the candidate raises, to end too, is its failure
+            body, blob = {"ok": False, "reason": reason_of(error), "text": told(error)}, b""
+        channel.send(body, blob)
+
+
+def _source() -> Path:
+    return Path("candidate.py").absolute()
+
+
+def told(error: BaseException) -> str:
+    """An exception's class, words and line of the source, where it can say any."""
+    try:
+        words = str(error)[:2000]
+    except BaseException as again:  # noqa: BLE001  the candidate's own class
+        words = f"(its words cannot be told: {type(again).__name__})"
+    last, trace = 0, error.__traceback__
+    while trace is not None:
+        last = trace.tb_lineno if trace.tb_frame.f_code.co_filename == str(_source()) else last
+        trace = trace.tb_next
+    return f"{type(error).__name__}: {words or 'no words'}" + f" (line {last})" * bool(last)
+
+
+def reason_of(error: BaseException) -> Reason:
+    """What an exception of the candidate means."""
+    names = {cls.__name__ for cls in type(error).__mro__}
+    text = told(error)
+    if isinstance(error, SyntaxError):
+        return Reason.syntax
+    if isinstance(error, BlockingIOError) and error.errno == errno.EAGAIN:
+        return Reason.process_limit
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+        return Reason.disk_limit
+    if isinstance(error, MemoryError) or "OutOfMemoryError" in names or "out of memory" in text:
+        return Reason.out_of_memory
+    if names & {"CompilationError", "CompileError", "OutOfResources", "PTXASError", "UnsupportedLanguageConstruct"}:
+        return Reason.compile_failed
+    if "illegal memory access" in text or "misaligned address" in text or "CUDA_ERROR_ILLEGAL" in text:
+        return Reason.illegal_access
+    return Reason.raised
+
+
+class Host:
+    """State of one candidate: its entry and the buffers lent to it."""
+
+    def __init__(self, device: str, borrower: Borrower) -> None:
+        self._device = device
+        self._borrower = borrower
+        self._entry: Callable[..., Any] | None = None
+        self._footprint: Footprint | None = None
+        self._slots: list[tuple[list[Any], list[Any]]] = []
+        self._leaves: list[torch.Tensor] = []
+        self._calls = 0  # examined ones, of each with tensors of their own
+
+    def answer(self, order: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """Carry out one order; (body, blob) of the reply."""
+        match order["op"]:
+            case "load":
+                self._load(order)
+                return {"ok": True, **self._left_behind("imported")}, b""
+            case "compile":
+                return {"ok": True}, cuda.compile_source(order["source"], order["arch"])
+            case "attach":
+                for lent in order["buffers"]:
+                    self._borrower.attach(Lent(**lent))
+                return {"ok": True}, b""
+            case "call":
+                self._calls += 1
+                body, blob, outputs = self._call(order)
+                later = self._changed_later(outputs, order)  # what the call was given is let go of by now
+                return {**body, "later": later, **self._left_behind()}, blob
+            case "slots":
+                self._slots = [(self._inputs(slot["in"]), slot["out"]) for slot in order["slots"]]
+                return {"ok": True}, b""
+            case "run":
+                for number in order["order"]:
+                    values, outputs = self._slots[number]
+                    self._store(self._run(values), outputs, order["mutates"])
+                self._wait()
+                return {"ok": True}, b""
+            case "left":
+                return {"ok": True, **self._left_behind("examined")}, b""
+            case "profile":
+                return self._profile(order), b""
+            case other:
+                raise ValueError(f"host: no order {other!r}")
+
+    def _load(self, order: Mapping[str, Any]) -> None:
+        if self._device == "cuda":
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+            total = torch.cuda.get_device_properties(0).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, order["vram_bytes"] / total))
+            if order["language"] == "triton":
+                recording.replace_launcher()
+        torch.manual_seed(order.get("seed", 0))
+        path = _source()
+        self._footprint = Footprint(self._device, _functions[0] if _functions else None)
+        path.write_text(order["source"])
+        spec = importlib.util.spec_from_file_location("candidate", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["candidate"] = module
+        try:
+            spec.loader.exec_module(module)
+        except SyntaxError:
+            raise
+        except MemoryError as error:
+            raise Unfit(Reason.out_of_memory, f"at import: {told(error)}") from error
+        except BaseException as error:
+            raise Unfit(Reason.compile_failed, f"at import: {told(error)}") from error
+        self._entry = getattr(module, order["entry"], None)
+        if not callable(self._entry):
+            raise Unfit(Reason.entry_missing, f"the source defines no callable {order['entry']!r}")
+        if order.get("step"):
+            positions, count = order["step"]
+            self._entry = differentiated(self._entry, tuple(positions), count)
+
+    def _left_behind(self, once: Literal["imported", "examined", "called"] = "called") -> dict[str, Any]:
+        """What the candidate has changed in its process, how many outputs it keeps, and how many threads run."""
+        assert self._footprint is not None
+        seen, outlived = self._footprint, self._footprint.outlived()
+        if once == "examined":
+            ours = 2 * (self._borrower.count + sum(len(values) for values, _ in self._slots))  # views and theirs
+            outlived = outlived or seen.grown(self._calls, ours)
+        changed = seen.changed(once != "called", once == "examined")
+        return {"changed": changed, "outlived": outlived, "threads": seen.threads()}
+
+    def _inputs(self, items: Sequence[Any]) -> list[Any]:
+        return [
+            self._borrower.tensor(View.from_json(item)) if isinstance(item, Mapping) else item[0] for item in items
+        ]
+
+    def _run(self, inputs: Sequence[Any]) -> Any:
+        assert self._entry is not None
+        with torch.no_grad():
+            return self._entry(*inputs)
+
+    def _leaf(self, given: torch.Tensor) -> torch.Tensor:
+        """An input as a layer's parameter is: it asks for a gradient."""
+        self._leaves.append(given.detach().requires_grad_(True))
+        return self._leaves[-1]
+
+    def _plain(self, given: Sequence[Any], order: Mapping[str, Any]) -> Any:
+        """As a training job calls it: gradients are enabled, whether any of the inputs asks for one or not."""
+        assert self._entry is not None
+        inputs = list(given)
+        required = order.get("required", ())
+        for position in required:
+            inputs[position] = self._leaf(inputs[position])
+        outputs = self._entry(*inputs)
+        return [x.detach() for x in as_tensors(outputs)] if required else outputs
+
+    def _call(self, order: Mapping[str, Any]) -> tuple[dict[str, Any], bytes, Sequence[torch.Tensor]]:
+        inputs, self._leaves = self._inputs(order["inputs"]), []
+        body: dict[str, Any] = {"ok": True}
+        blob = b""
+        with contextlib.ExitStack() as stack:
+            if order.get("load"):
+                stack.enter_context(load_beside(self._device))
+            if order.get("stream"):
+                inputs = stack.enter_context(late_inputs(inputs, self._device))
+            run = functools.partial(self._gradients if order.get("gradients") else self._plain, order=order)
+            if order.get("record"):
+                resident = [
+                    (launch_plan.Pointer("in", index), tensor.data_ptr(), _span(tensor))
+                    for index, tensor in enumerate(inputs)
+                    if isinstance(tensor, torch.Tensor) and tensor.numel()
+                ]
+                lent = [x for x in (*inputs, *self._inputs(order["seeds"])) if isinstance(x, torch.Tensor)]
+                with recording.Recorder(resident, lent) as recorder:
+                    outputs = run(inputs)
+                if not order.get("gradients") or self._device == "cpu":  # else in another thread, partly unseen
+                    body["kept_bytes"] = sum(recorder.kept.values())
+                body.update(launches=recorder.launches, opaque=sorted(set(recorder.opaque)))
+                body["launched"] = sorted({step[2] for step in recorder.steps if step[0] == "fire"})[:64]
+                if self._device == "cuda":
+                    try:
+                        made = recorder.plan([] if order["mutates"] else as_tensors(outputs))
+                        body["plan"], blob = made.to_message()
+                    except launch_plan.PlanError as error:
+                        body["no_plan"] = str(error)[:500]
+            elif order.get("overlap") and not order.get("gradients"):
+                outputs = amid_others(run, inputs, self._device)
+            else:
+                outputs = run(inputs)
+            if not order["mutates"]:
+                body["strided"] = [n for n, x in enumerate(as_tensors(outputs)) if not x.is_contiguous()]
+                places = {
+                    x.untyped_storage().data_ptr() for x in inputs if isinstance(x, torch.Tensor) and x.numel()
+                }
+                body["aliases"] = [
+                    number
+                    for number, x in enumerate(as_tensors(outputs))
+                    if x.numel() and x.untyped_storage().data_ptr() in places
+                ]
+                if not order.get("gradients"):
+                    usable(as_tensors(outputs), inputs)
+                    assert self._footprint is not None
+                    fresh = [x for n, x in enumerate(as_tensors(outputs)) if n not in body["aliases"]]
+                    frugal(fresh)
+                    self._footprint.handed_over(fresh)
+            self._store(outputs, order["outputs"], order["mutates"])
+            outputs = () if order["mutates"] else as_tensors(outputs)
+            body["attached"] = [*attached("input", inputs), *attached("output", outputs)]
+            body["attached"] += attached("input that asks for a gradient", self._leaves)
+            self._leaves = []
+        self._wait()
+        return body, blob, outputs
+
+    def _changed_later(self, outputs: Sequence[torch.Tensor], order: Mapping[str, Any]) -> list[int]:
+        """Positions of outputs that no longer are what was stored of them."""
+        self._wait()
+        with recording.unseen():
+            pairs = [
+                (output, self._borrower.tensor(View.from_json(item)))
+                for output, item in zip(outputs, order["outputs"], strict=True)
+            ]
+            return [n for n, (output, stored) in enumerate(pairs) if not _same_bits(output, stored)]
+
+    def _gradients(self, given: Sequence[Any], order: Mapping[str, Any]) -> Any:
+        assert self._entry is not None
+        inputs = list(given)
+        for position in order["gradients"]:
+            inputs[position] = self._leaf(inputs[position])
+        outputs = as_tensors(self._entry(*inputs))
+        later = self._entry(*another_layers(inputs)) if order.get("overlap") else ()
+        seeds = self._inputs(order["seeds"])
+        if len(seeds) != len(outputs):
+            raise Unfit(Reason.wrong_type, f"{len(outputs)} outputs, expected {len(seeds)}")
+        leaves = [inputs[position] for position in order["gradients"]]
+        only = order["only"]
+        pairs = list(zip(outputs, seeds, strict=True))
+        reached = [(o, g) for o, g in (pairs if only < 0 else pairs[only : only + 1]) if o.requires_grad]
+        upstream = [o for o, _ in reached], leaves, [g for _, g in reached]
+        with recording.unseen():
+            before = [_bits(output).clone() for output in outputs]
+        if order["twice"]:
+            others = [-2 * g for _, g in reached]
+            torch.autograd.grad(*upstream[:2], others, retain_graph=True, allow_unused=only >= 0)
+        made = torch.autograd.grad(*upstream, allow_unused=only >= 0)
+        self._wait()
+        del later
+        with recording.unseen():
+            for number, (output, old) in enumerate(zip(outputs, before, strict=True)):
+                if not torch.equal(_bits(output), old):
+                    raise Unfit(Reason.gradient, f"output {number} was changed by the backward pass")
+        return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, made, strict=True)]
+
+    def _profile(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """GPU seconds per call and the kernels' names, by CUPTI; the judge holds this against its own clock."""
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            for number in order["order"]:
+                values, outputs = self._slots[number]
+                self._store(self._run(values), outputs, order["mutates"])
+            self._wait()
+        busy: dict[str, float] = {}
+        for event in seen.events():
+            if event.device_type.name == "CUDA":
+                busy[event.name] = busy.get(event.name, 0.0) + event.time_range.elapsed_us() * 1e-6
+        names = sorted(busy, key=lambda name: -busy[name])[:16]
+        return {"ok": True, "seconds": sum(busy.values()) / len(order["order"]), "kernels": names}
+
+    def _store(self, result: Any, wanted: Sequence[Any], mutates: Sequence[int]) -> None:
+        """Copy outputs into the lent buffers, once their form is right; in-place results are already there."""
+        if mutates:
+            return
+        outputs = as_tensors(result)
+        if len(outputs) != len(wanted):
+            raise Unfit(Reason.wrong_type, f"{len(outputs)} outputs, expected {len(wanted)}")
+        for number, (output, item) in enumerate(zip(outputs, wanted, strict=True)):
+            target = self._borrower.tensor(View.from_json(item))
+            if output.device.type != self._device:
+                raise Unfit(Reason.wrong_device, f"output {number} is on {output.device}, expected {self._device}")
+            if output.dtype != target.dtype:
+                raise Unfit(Reason.wrong_dtype, f"output {number} is {output.dtype}, expected {target.dtype}")
+            if output.shape != target.shape:
+                text = f"output {number} is {tuple(output.shape)}, expected {tuple(target.shape)}"
+                raise Unfit(Reason.wrong_shape, text)
+            target.copy_(output.detach())
+
+    def _wait(self) -> None:
+        if self._device == "cuda":
+            torch.cuda.synchronize()
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's bytes; a copy of them where it is not contiguous."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one form hold the same bits; in pieces, for a comparison takes memory."""
+    mine, others = _bits(one), _bits(other)
+    pieces = (slice(start, start + _PIECE_BYTES) for start in range(0, len(mine), _PIECE_BYTES))
+    return all(torch.equal(mine[piece], others[piece]) for piece in pieces)
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Bytes from a view's first element to its last."""
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.itemsize

@@ -1,0 +1,1 @@
+"""What a candidate is asked, and whether its answers are right."""

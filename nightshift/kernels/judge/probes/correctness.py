@@ -1,0 +1,306 @@
+"""Is an output right? Pure functions over tensors that the parent holds; no candidate code, no clock, no process.
+
+A fixed tolerance is no oracle: it passes a softmax with a constant denominator wherever the outputs are small. Here
+an output is compared with a float64 oracle, and its error with the error that torch's own eager result makes on
+the same problem: RMSE(candidate) ≤ m · RMSE(eager), m = 3 for float16 and bfloat16 and 2 for float32, the rule of
+`torch._dynamo.utils.same` (PyTorch 2.11), made stricter: per row and per element as well as in the mean, with the
+placement of NaN and ±inf, and bit for bit where the operation is exact.
+
+Two things keep the rule fair. A correctly rounded result is off by up to half a unit in the last place (ULP), so
+no allowance is below that; and eager's error on a handful of elements is a matter of luck, so for small outputs it
+is pooled over further draws of the same case (`kernels.judge.probes.oracle`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from nightshift.kernels.judge.probes.errors import errors_of, parts, positive, rows_of, ulp
+from nightshift.kernels.judge.verdict import Reason
+from nightshift.kernels.problem import Outputs
+
+RMSE_FACTOR = {torch.float16: 3.0, torch.bfloat16: 3.0, torch.float32: 2.0, torch.float64: 2.0}
+"""m of `torch._dynamo.utils.same`."""
+ELEMENT_FACTOR = 4.0
+"""Allowed multiple, beyond m, of eager's worst element: extremes of two equally good results differ that much.
+An RMSE over n rows gets 1 + 3/√n, which is the same for one row and nothing for many: all elements of a row may
+share one error, that of the row's sum or maximum. Of a float32 output the part that all its elements share
+(`kernels.judge.probes.errors`) counts as one row's, however many there are: it is the rounding of one sum over the
+whole output, where eager's own is a matter of luck (its orders of summation err by ~√n · 2⁻²⁴ at random: Higham
+and Mary 2019, SIAM J. Sci. Comput. 41 (5)), while each element's own error is held to the strict factor. In 16
+bits a float32 sum's rounding is far below the output's, so nothing is granted there."""
+ELEMENT_FLOOR_ULP = {torch.float16: 2.0, torch.bfloat16: 2.0, torch.float32: 128.0, torch.float64: 128.0}
+"""One element's error always allowed, in ULP. For float32 it is what rounding the argument of exp costs in the far
+tail of a softmax: |x · log₂e| ≤ 126 at 2⁻²⁴ each, where libm's expf (eager) splits the argument in two."""
+CANCELLING_ULP = 16.0
+"""Where a row holds both signs, or eager's own worst element is beyond this, an output near zero may come of
+cancellation, and ULP say little: the element is then held against the RMS of eager's error in its row, times the
+same m and ELEMENT_FACTOR as any other element, or m times the worst element that eager has in that row."""
+EQUAL_TERMS = (torch.float32, torch.float64)
+"""Dtypes in which a sum of m equal terms may always err by √m units: equal roundings do not cancel, so that the
+order of summation decides alone. One of √m blocks of √m, as good a kernel as any, is bound by 2√m · u (Higham 1993,
+SIAM J. Sci. Comput. 14 (4)), where eager's tree may be exact."""
+SHORT_ROW = 8
+"""Rows of fewer elements may cancel as a whole, so they are held against eager's worst absolute error only."""
+MIXED_ROW = 32
+"""Of rows of fewer elements, thousands of which stand in one output, some have one sign by luck."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The comparison of one output: reason is None where it passed. Ratios are to the allowance (≤ 1 passes)."""
+
+    reason: Reason | None
+    detail: str
+    rmse_ratio: float = 0.0
+    row_ratio: float = 0.0
+    element_ratio: float = 0.0
+    max_ulp: float = 0.0
+    rmse_to_eager: float = 0.0
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What eager's own errors permit for one output: absolute RMSE, worst row (absolute and relative to the row's
+    RMS), worst element in ULP. Pooled: the largest, or the root mean square, over draws. mixed: of short rows,
+    whether both signs came up in any draw: two sums may share their sign by luck, and one still cancel."""
+
+    rmse: float
+    row: float
+    row_relative: float
+    ulp: float
+    eager_rmse: float
+    mixed: bool = False
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the parent holds a call's outputs against. rows: indices compared, or None for all. spoilt: of each
+    output the elements that must not be finite; where given, nothing else is compared. terms: of each output how
+    many equal terms it is a sum of, 1 where they are not known to be equal (`EQUAL_TERMS`)."""
+
+    truth: Outputs
+    eager: Outputs
+    allowances: tuple[Allowance, ...]
+    rows: torch.Tensor | None
+    exact: bool
+    signed_zero: bool
+    gradients: bool
+    elementwise: bool = False
+    placed: bool = False
+    spoilt: tuple[torch.Tensor, ...] = ()
+    terms: tuple[int, ...] = ()
+
+
+def compare(expected: Expected, outputs: Sequence[torch.Tensor]) -> Finding:
+    """The first output that fails, or the worst ratios of those that pass."""
+    if len(outputs) != len(expected.eager):
+        return Finding(Reason.wrong_type, f"{len(outputs)} outputs, expected {len(expected.eager)}")
+    worst = Finding(None, "")
+    for i, (output, truth, eager) in enumerate(zip(outputs, expected.truth, expected.eager, strict=True)):
+        rows = expected.rows
+        found = _one(expected, i, output if rows is None else output.index_select(0, rows), truth, eager)
+        if found.reason is not None:
+            reason = Reason.gradient if expected.gradients else found.reason
+            what = "gradient" if expected.gradients else "output"
+            return replace(found, reason=reason, detail=f"{what} {i}: {found.detail}")
+        worst = Finding(
+            None,
+            "",
+            max(worst.rmse_ratio, found.rmse_ratio),
+            max(worst.row_ratio, found.row_ratio),
+            max(worst.element_ratio, found.element_ratio),
+            max(worst.max_ulp, found.max_ulp),
+            max(worst.rmse_to_eager, found.rmse_to_eager),
+        )
+    return worst
+
+
+def _one(expected: Expected, i: int, got: torch.Tensor, truth: torch.Tensor, eager: torch.Tensor) -> Finding:
+    if got.shape != eager.shape:
+        return Finding(Reason.wrong_shape, f"{tuple(got.shape)}, expected {tuple(eager.shape)}")
+    if got.dtype != eager.dtype:
+        return Finding(Reason.wrong_dtype, f"{got.dtype}, expected {eager.dtype}")
+    if got.device != eager.device:
+        return Finding(Reason.wrong_device, f"{got.device}, expected {eager.device}")
+    if got.numel() == 0:
+        return Finding(None, "")
+    if expected.spoilt:
+        hidden = expected.spoilt[i] & torch.isfinite(got)
+        if not bool(hidden.any()):
+            return Finding(None, "")
+        text = f"{int(hidden.sum())} elements, first at {_first(hidden)}: finite, but infinite gradients reach them"
+        return Finding(Reason.nan_placement, text)
+    if expected.exact:
+        return same_bits(got, eager, expected.signed_zero)
+    if not got.is_floating_point():
+        return _integers(got, truth, expected.allowances[i])
+    placed = _placement(got, truth, eager)
+    if placed is not None:
+        return placed
+    if expected.placed:
+        return Finding(None, "")
+    terms = expected.terms[i] if expected.terms and got.dtype in EQUAL_TERMS else 1
+    return _accuracy(got, truth, eager, expected.allowances[i], expected.elementwise, math.sqrt(terms))
+
+
+def same_bits(got: torch.Tensor, want: torch.Tensor, signed_zero: bool = True) -> Finding:
+    """Bit for bit; any NaN equals any NaN (payloads are not part of IEEE 754's contract)."""
+    equal = got == want
+    if got.is_floating_point():
+        equal |= torch.isnan(got) & torch.isnan(want)
+        if signed_zero:
+            equal &= torch.isnan(got) | (torch.signbit(got) == torch.signbit(want))
+    if bool(equal.all()):
+        return Finding(None, "")
+    bad, at = int((~equal).sum()), _first(~equal)
+    told = f"{bad} of {got.numel()} elements differ, first at {_values(at, got, want)}"
+    return Finding(Reason.not_exact, told)
+
+
+def _values(at: tuple[int, ...], got: torch.Tensor, want: torch.Tensor) -> str:
+    """An element's place, what it is and what it should be."""
+    return f"{at}: {got[at].item():.9g}, expected {want[at].item():.9g}"
+
+
+def _first(mask: torch.Tensor) -> tuple[int, ...]:
+    return _index(int(torch.argmax(mask.flatten().to(torch.int8))), mask.shape)
+
+
+def _index(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
+    place = []
+    for size in reversed(shape):
+        place.append(flat % size)
+        flat //= size
+    return tuple(reversed(place))
+
+
+def _classes(x: torch.Tensor) -> torch.Tensor:
+    """0 finite, 1 NaN, 2 +inf, 3 −inf."""
+    return (
+        torch.isnan(x).to(torch.int8) + 2 * torch.isposinf(x).to(torch.int8) + 3 * torch.isneginf(x).to(torch.int8)
+    )
+
+
+def _placement(got: torch.Tensor, truth: torch.Tensor, eager: torch.Tensor) -> Finding | None:
+    """NaN and ±inf must stand where the oracle, rounded to the output's dtype, or eager has them."""
+    seen = _classes(got)
+    wrong = (seen != _classes(truth.to(got.dtype))) & (seen != _classes(eager))
+    if not bool(wrong.any()):
+        return None
+    at = _first(wrong)
+    names = ("finite", "NaN", "+inf", "-inf")
+    was, should = names[int(seen[at])], names[int(_classes(truth.to(got.dtype))[at])]
+    return Finding(Reason.nan_placement, f"{int(wrong.sum())} elements, first at {at}: {was}, expected {should}")
+
+
+def _integers(got: torch.Tensor, truth: torch.Tensor, allowed: Allowance) -> Finding:
+    distance = (got.double() - truth.double()).abs()
+    worst = float(distance.max())
+    ratio = worst / allowed.rmse
+    if ratio > 1:
+        at = _first(distance == worst)
+        return Finding(
+            Reason.not_exact, f"off by {worst:.4g} at {at}, allowed {allowed.rmse:.4g}", element_ratio=ratio
+        )
+    return Finding(None, "", element_ratio=ratio)
+
+
+def _luck(count: int) -> float:
+    return 1.0 + (ELEMENT_FACTOR - 1.0) / math.sqrt(max(1, count))
+
+
+def _accuracy(
+    got: torch.Tensor,
+    truth: torch.Tensor,
+    eager: torch.Tensor,
+    allowed: Allowance,
+    elementwise: bool,
+    floors: float,
+) -> Finding:
+    factor = RMSE_FACTOR[got.dtype]
+    count, columns = rows_of(got).shape
+    mine = errors_of(got, truth, (eager,))
+    own = errors_of(eager, truth, (got,))
+    base = factor * max(allowed.rmse, own.rmse, floors * own.floor, torch.finfo(torch.float64).tiny)
+    limit, rmse_ratio = _luck(count) * base, mine.rmse / (_luck(count) * base)
+    if rmse_ratio > 1 and got.itemsize >= 4 and mine.residual <= limit:
+        limit = math.hypot(mine.residual, _luck(1) * base)
+        rmse_ratio = mine.rmse / limit
+    beside = torch.maximum(own.rows, floors * own.row_floors)
+    pooled = torch.full_like(beside, allowed.row)
+    if columns >= SHORT_ROW:
+        pooled = torch.minimum(pooled, mine.row_scales * allowed.row_relative)
+    row_limits = factor * _luck(min(count, columns)) * torch.maximum(beside, pooled)
+    high, row = (mine.rows / positive(row_limits)).max(dim=0)
+    row_ratio = float(high)
+    eager_ulp = max(allowed.ulp, own.worst_ulp)
+    ulp_limit = max(ELEMENT_FLOOR_ULP[got.dtype], factor * ELEMENT_FACTOR * min(eager_ulp, CANCELLING_ULP))
+    cancels = (_mixed_signs(truth) | allowed.mixed) & (not elementwise)
+    if eager_ulp > CANCELLING_ULP:
+        cancels = torch.ones_like(cancels)
+    usual = factor * torch.maximum(ELEMENT_FACTOR * torch.maximum(beside, pooled), own.row_worst)
+    row_elements = torch.where(cancels, usual, 0.0)
+    element_ratio, at = _worst_element(got, truth, eager, ulp_limit, row_elements)
+    figures = (rmse_ratio, row_ratio, element_ratio, mine.worst_ulp, mine.rmse / max(own.rmse, 1e-300))
+    if rmse_ratio > 1:
+        told = f"RMSE {mine.rmse:.3g}, allowed {limit:.3g} (eager {own.rmse:.3g}), most at {_farthest(got, truth)}"
+        return Finding(Reason.rmse, told, *figures)
+    if row_ratio > 1:
+        told = f"row {int(row)}: RMSE {float(mine.rows[row]):.3g}, allowed {float(row_limits[row]):.3g}"
+        told += f", most at {_farthest(got, truth, int(row))}"
+        return Finding(Reason.worst_row, told, *figures)
+    if element_ratio > 1:
+        place = _values(_index(at, got.shape), got, truth)
+        told = f"{element_ratio:.3g} times the allowed error ({ulp_limit:.3g} ULP) at {place}"
+        return Finding(Reason.max_ulp, told, *figures)
+    return Finding(None, "", *figures)
+
+
+def _farthest(got: torch.Tensor, truth: torch.Tensor, row: int | None = None) -> str:
+    """The element with the largest error, of all or of one row."""
+    rows = slice(None) if row is None else slice(row, row + 1)
+    start = 0 if row is None else row * rows_of(got).shape[1]
+    worst, at = -1.0, start
+    for values, exact in parts(rows_of(got)[rows], rows_of(truth)[rows]):
+        high, place = torch.nan_to_num((values - exact).abs(), 0.0, 0.0, 0.0).flatten().max(dim=0)
+        if float(high) > worst:
+            worst, at = float(high), start + int(place)
+        start += values.numel()
+    return _values(_index(at, got.shape), got, truth)
+
+
+def _mixed_signs(truth: torch.Tensor) -> torch.Tensor:
+    """For each row, whether it holds values of both signs; short rows are asked together (`Allowance.mixed`)."""
+    rows = rows_of(truth)
+    return (rows < 0).any(dim=1) & (rows > 0).any(dim=1)
+
+
+def _worst_element(
+    got: torch.Tensor, truth: torch.Tensor, eager: torch.Tensor, ulp_limit: float, row_limits: torch.Tensor
+) -> tuple[float, int]:
+    """The largest ratio of an element's error to its allowance, and its flat index."""
+    worst, worst_at, start = 0.0, 0, 0
+    for values, exact, beside in parts(got, truth, eager):
+        mask = torch.isfinite(values) & torch.isfinite(exact) & torch.isfinite(beside)
+        true = torch.where(mask, exact, 0.0)
+        limits = torch.maximum(ulp(true, got.dtype) * ulp_limit, row_limits[start : start + len(values), None])
+        ratio = torch.where(mask, values - true, 0.0).abs() / limits
+        if ratio.numel():
+            high, at = ratio.flatten().max(dim=0)
+            if float(high) > worst:
+                worst, worst_at = float(high), start * values.shape[1] + int(at)
+        start += len(values)
+    return worst, worst_at
+
+
+def repeats_agree(first: Sequence[torch.Tensor], again: Sequence[torch.Tensor]) -> bool:
+    """Whether two calls on the same inputs gave the same bits (NaN equals NaN)."""
+    return len(first) == len(again) and all(
+        a.shape == b.shape and a.dtype == b.dtype and same_bits(a, b).reason is None
+        for a, b in zip(first, again, strict=True)
+    )

@@ -1,0 +1,1 @@
+"""A candidate against its baselines, on paired times."""

@@ -1,0 +1,225 @@
+"""A problem's baselines on one case: made, compared with the oracle, warmed and timed with no candidate alive.
+
+Kept for as long as a judge lives. Across judges a folder keeps what each took alone, by problem, case and
+environment: what was far slower than the best need not be compiled again to lose again, which is most of the
+minutes that torch.compile takes. Nothing else is believed of an earlier day: whatever may be raced, and whatever
+could not run, is tried anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nightshift.kernels.draw import mix
+from nightshift.kernels.judge.environment import DRIFT, Environment
+from nightshift.kernels.judge.probes.correctness import compare
+from nightshift.kernels.judge.probes.inputs import Probe
+from nightshift.kernels.judge.probes.oracle import expected
+from nightshift.kernels.judge.race.contestants import Baseline, baseline_modes
+from nightshift.kernels.judge.verdict import JudgeBroken, LeftOut
+from nightshift.kernels.problem import Case, Inputs, Problem, ProblemError, as_outputs
+
+_NEAR = 1.25
+"""A baseline this much slower than the best one, run alone, is not raced again."""
+_FAR = 1.6
+"""One this much slower on an earlier day is not run again."""
+_DAYS = 30.0
+_LIBRARIES = ("liger_kernel", "flash_attn", "xformers", "nvidia-cudnn-cu13", "nvidia-cublas")
+_FAULTS = (ImportError, RuntimeError, TypeError, NotImplementedError, ProblemError, AttributeError)
+
+
+@dataclass
+class Solo:
+    """A problem's baselines on one case: callables, made and warmed once, and their times alone.
+
+    missing: baselines that could not run there or computed something else, and why. seconds holds also those that
+    were far slower than the best on an earlier day, which have no callable.
+    """
+
+    functions: dict[str, Callable[..., Any]]
+    seconds: dict[str, float]
+    missing: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def near(self) -> dict[str, Callable[..., Any]]:
+        """The baselines worth racing: eager, and whatever is close to the best."""
+        best = min(self.seconds.values())
+        return {n: f for n, f in self.functions.items() if n == "eager" or self.seconds[n] <= _NEAR * best}
+
+    def left_out(self, case: str) -> list[LeftOut]:
+        """Every baseline that a race on this case goes without, with the reason."""
+        best = min(self.seconds.values())
+        slow = [
+            LeftOut(case, name, f"{seconds / best:.2f} times the best baseline's time, alone", False)
+            for name, seconds in self.seconds.items()
+            if name not in self.near
+        ]
+        return slow + [LeftOut(case, name, why, True) for name, why in self.missing.items()]
+
+
+def shelf_folder() -> Path:
+    """Where this user's judges keep what baselines took alone (XDG's cache folder)."""
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(root) / "nightshift" / "baselines"
+
+
+@dataclass(frozen=True)
+class Known:
+    """A baseline's time alone, and when it was measured (seconds since the epoch)."""
+
+    seconds: float
+    measured: float
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """Times alone of earlier judges, one file for each problem, case and environment. Never in a candidate's reach:
+    a host may write to its scratch folder only. A file that cannot be read counts as none."""
+
+    folder: Path
+    environment: Environment
+    now: Callable[[], float] = time.time
+
+    def read(self, problem: Problem, case: Case) -> Mapping[str, Known]:
+        """What is known of each baseline, and not too old."""
+        place = self._place(problem, case)
+        try:
+            told = json.loads(place.read_text())["baselines"] if place else {}
+            known = {str(name): Known(float(s), float(when)) for name, (s, when) in told.items()}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return {}
+        if not all(math.isfinite(k.seconds) and k.seconds > 0 for k in known.values()):
+            return {}
+        return {name: k for name, k in known.items() if 0 <= self.now() - k.measured < 86400 * _DAYS}
+
+    def write(self, problem: Problem, case: Case, known: Mapping[str, Known]) -> None:
+        """Whole or not at all; a folder that cannot be written costs the next judge its time, nothing else."""
+        place = self._place(problem, case)
+        if place is None:
+            return
+        body = {"problem": problem.name, "case": str(case), "environment": self.environment.to_json()}
+        half = place.with_suffix(f".{os.getpid()}")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            told = {name: (k.seconds, k.measured) for name, k in known.items()}
+            half.write_text(json.dumps({**body, "baselines": told}, indent=1) + "\n")
+            half.replace(place)
+        except OSError:
+            with contextlib.suppress(OSError):
+                half.unlink()
+
+    def _place(self, problem: Problem, case: Case) -> Path | None:
+        """None where the problem's code cannot be read: a name alone does not say what it computes."""
+        digest = hashlib.sha256(json.dumps([problem.name, case.to_json()], sort_keys=True).encode())
+        facts = self.environment.to_json()
+        digest.update(repr([facts[name] for name in DRIFT]).encode())
+        for library in _LIBRARIES:
+            try:
+                digest.update(f"{library} {metadata.version(library)}".encode())
+            except metadata.PackageNotFoundError:
+                continue
+        functions = [problem.reference, problem.oracle, problem.make_inputs, *problem.libraries.values()]
+        try:
+            for function in functions:
+                if function is not None:
+                    digest.update(Path(inspect.getsourcefile(inspect.unwrap(function)) or "").read_bytes())
+        except (OSError, TypeError):
+            return None
+        return self.folder / f"{digest.hexdigest()[:40]}.json"
+
+
+def far_slower(known: Mapping[str, Known]) -> dict[str, Known]:
+    """Those not worth another run: never eager, which every verdict needs."""
+    best = min((k.seconds for k in known.values()), default=0.0)
+    return {name: k for name, k in known.items() if name != "eager" and k.seconds > _FAR * best}
+
+
+def measure_again(
+    solo: Solo,
+    problem: Problem,
+    case: Case,
+    device: str,
+    flush: Callable[[], torch.Tensor | None],
+    clock: Callable[[], float],
+) -> None:
+    """The times alone of those worth racing, as they are today: a GPU's clocks may have gone down since."""
+    values = [problem.inputs(case, "normal", mix(7, n), device) for n in range(2)]
+    for name, function in solo.near.items():
+        solo.seconds[name] = _alone(Baseline(name, function, _copies(values), flush(), clock))
+
+
+def _copies(values: Sequence[Inputs]) -> list[Inputs]:
+    return [tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in made) for made in values]
+
+
+def _alone(baseline: Baseline) -> float:
+    """Seconds a call: the median of several medians, after a few calls to warm up."""
+    for n in (0, 1, 0):
+        baseline.call(n)
+    return sorted(baseline.seconds([0, 1, 0, 1, 0, 1, 1, 0, 0, 1]) for _ in range(5))[2]
+
+
+def measure(
+    problem: Problem,
+    case: Case,
+    device: str,
+    compiled: bool,
+    flush: Callable[[], torch.Tensor | None],
+    clock: Callable[[], float],
+    shelf: Shelf | None = None,
+) -> Solo:
+    """Every baseline, compared and timed alone. Raises JudgeBroken where not even eager runs."""
+    values = [problem.inputs(case, "normal", mix(7, n), device) for n in range(2)]
+    want = expected(problem, Probe("accuracy", case, "normal", (mix(7, 0),)), mix(7, 0), values[0])
+    solo = Solo({}, {})
+
+    def run(name: str, function: Callable[..., Any]) -> None:
+        baseline = Baseline(name, function, _copies(values), flush(), clock)
+        try:
+            found = compare(want, as_outputs(baseline.call(0)))
+            if found.reason is not None and name != "eager":
+                solo.missing[name] = f"computes something else: {found.reason}: {found.detail}"[:300]
+                return
+            seconds = _alone(baseline)
+        except _FAULTS as error:
+            solo.missing[name] = f"{type(error).__name__}: {error}"[:300]
+            return
+        solo.functions[name], solo.seconds[name] = function, seconds
+
+    modes = baseline_modes(problem, device)
+    earlier = far_slower(shelf.read(problem, case)) if shelf is not None else {}
+    for name, function in modes.items():
+        if name.startswith("compile") and not compiled:
+            solo.missing[name] = "left out by this judge's settings"
+        elif name not in earlier:
+            run(name, function)
+    if "eager" not in solo.functions:
+        raise JudgeBroken(f"baselines: eager does not run on {problem.name}, {case}: {solo.missing['eager']}")
+    best = min(solo.seconds.values())
+    now = shelf.now() if shelf is not None else math.nan
+    known = {name: Known(s, now) for name, s in solo.seconds.items()}
+    for name, then in earlier.items():
+        if name not in modes or name in solo.missing:
+            continue
+        if then.seconds > _FAR * best:
+            solo.seconds[name], known[name] = then.seconds, then
+            continue
+        run(name, modes[name])  # what was faster then is not so today
+        if name in solo.seconds:
+            known[name] = Known(solo.seconds[name], now)
+    if shelf is not None:
+        shelf.write(problem, case, known)
+    return solo

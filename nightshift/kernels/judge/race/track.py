@@ -1,0 +1,190 @@
+"""The ground a race is run on: slots of buffers in the candidate's process, their values, and what must come out.
+
+A slot is a set of input and output buffers with its own values. Before each timed call it is given a blend of
+them with its neighbour's (`kernels.judge.probes.blend`), its outputs are spoiled, and after any call the judge may
+look into it; reference outputs stay in the judge's memory.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from nightshift.kernels.judge.host.process import Process, order_inputs
+from nightshift.kernels.judge.probes.blend import PLAIN, blended
+from nightshift.kernels.judge.probes.buffers import View
+from nightshift.kernels.judge.probes.correctness import Expected, compare
+from nightshift.kernels.judge.probes.examine import contiguous
+from nightshift.kernels.judge.probes.inputs import Probe
+from nightshift.kernels.judge.probes.oracle import expected
+from nightshift.kernels.judge.verdict import Reason, Refusal
+from nightshift.kernels.problem import Case, Inputs, Outputs, Problem
+
+_PER_SLOT = 100  # buffer numbers: slot s, input i → 1000 + 100 s + i; outputs from 50
+
+
+@dataclass
+class Slot:
+    """One set of buffers lent to the candidate's process, and its current values."""
+
+    inputs: list[Any]  # View, or a Python number
+    outputs: list[View]
+    seed: int = 0
+    values: Inputs = ()
+    blend: int = PLAIN  # seed of what its buffers hold
+
+
+class Truths:
+    """Where a race's values and their oracle come from: made anew for each seed."""
+
+    def seed(self, rng: random.Random) -> int:
+        return rng.getrandbits(63)
+
+    def inputs(self, problem: Problem, case: Case, seed: int, device: str) -> Inputs:
+        """Tensors of the seed; numbers always those of seed 1, because a launch plan holds them."""
+        made = problem.inputs(case, "normal", seed, device)
+        if all(isinstance(x, torch.Tensor) for x in made):
+            return made
+        fixed = problem.inputs(case, "normal", 1, device)
+        return tuple(x if isinstance(x, torch.Tensor) else y for x, y in zip(made, fixed, strict=True))
+
+    def expected(self, problem: Problem, case: Case, seed: int, values: Inputs) -> Expected:
+        return expected(problem, Probe("accuracy", case, "normal", (seed,)), seed, values)
+
+
+class Pool(Truths):
+    """A few secret seeds for a whole search: their oracles are computed once, which is most of a quick race's time.
+
+    A full verdict never draws from it.
+    """
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self._seeds = list(seeds)
+        self._inputs: dict[tuple[str, Case, int], Inputs] = {}
+        self._expected: dict[tuple[str, Case, int], Expected] = {}
+
+    def seed(self, rng: random.Random) -> int:
+        return rng.choice(self._seeds)
+
+    def inputs(self, problem: Problem, case: Case, seed: int, device: str) -> Inputs:
+        key = (problem.name, case, seed)
+        if key not in self._inputs:
+            self._inputs[key] = super().inputs(problem, case, seed, device)
+        return self._inputs[key]
+
+    def expected(self, problem: Problem, case: Case, seed: int, values: Inputs) -> Expected:
+        key = (problem.name, case, seed)
+        if key not in self._expected:
+            self._expected[key] = super().expected(problem, case, seed, self._inputs[key])
+        return self._expected[key]
+
+
+class Track:
+    """The slots of one case, in buffers lent to one process."""
+
+    def __init__(
+        self,
+        process: Process,
+        problem: Problem,
+        case: Case,
+        mutates: Sequence[int],
+        count: int,
+        device: str,
+        truths: Truths,
+    ) -> None:
+        self.process, self.problem, self.case, self.device, self.truths = process, problem, case, device, truths
+        self.mutates = tuple(mutates)
+        self.races = 0
+        self.kept = False  # whether the process keeps copies of the slots' values to blend
+        sample = problem.inputs(case, "normal", 1, device)
+        self.forms = [(tuple(x.shape), x.dtype) for x in problem.eager(sample)]
+        self.slots: list[Slot] = []
+        sizes: dict[int, int] = {}
+        for number in range(count):
+            base = 1000 + _PER_SLOT * number
+            views: list[Any] = [
+                contiguous(base + i, tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else x
+                for i, x in enumerate(sample)
+            ]
+            outputs = [contiguous(base + 50 + k, shape, dtype) for k, (shape, dtype) in enumerate(self.forms)]
+            outputs = [] if self.mutates else outputs
+            for view in (*(v for v in views if isinstance(v, View)), *outputs):
+                sizes[view.index] = math.prod(view.shape) * getattr(torch, view.dtype).itemsize
+            self.slots.append(Slot(views, outputs))
+        process.lend(sizes)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The slots as an order names them."""
+        return [
+            {"in": order_inputs(slot.inputs), "out": [view.to_json() for view in slot.outputs]}
+            for slot in self.slots
+        ]
+
+    def refresh(self, number: int, seed: int) -> None:
+        """Fresh values under the slot's old pointers, and an output that shows what is not written."""
+        slot = self.slots[number]
+        slot.seed = seed
+        slot.values = self.truths.inputs(self.problem, self.case, seed, self.device)
+        self._fill(slot, slot.values, PLAIN)
+        _settle(self.device)
+        if self.kept:
+            self.process.request({"op": "keep", "slot": number}, self.process.limits.call_s, stage="timing")
+
+    def blend(self, numbers: Iterable[int], rng: random.Random) -> None:
+        """Give slots values that no earlier call has seen, from here (tier B; a replay does it between calls)."""
+        for number in set(numbers):
+            slot, seed = self.slots[number], rng.getrandbits(62) + 1
+            self._fill(slot, blended(slot.values, self.beside(number).values, seed), seed)
+        _settle(self.device)
+
+    def beside(self, number: int) -> Slot:
+        """The slot that a slot's values are blended with."""
+        return self.slots[(number + 1) % len(self.slots)]
+
+    def _fill(self, slot: Slot, values: Inputs, seed: int) -> None:
+        slot.blend = seed
+        for view, value in zip(slot.inputs, values, strict=True):
+            if isinstance(view, View) and isinstance(value, torch.Tensor):
+                view.of(self.process.lender.payload(view.index)).copy_(value)
+        for view in slot.outputs:
+            self.process.lender.payload(view.index).fill_(0xFF)
+
+    def outputs(self, number: int) -> Outputs:
+        slot = self.slots[number]
+        chosen = slot.outputs or [slot.inputs[position] for position in self.mutates]
+        return tuple(view.of(self.process.lender.payload(view.index)).clone() for view in chosen)
+
+    def check(self, number: int) -> None:
+        """The slot's outputs, as its last call left them, against the oracle. Raises Refusal."""
+        slot = self.slots[number]
+        values = slot.values
+        if slot.blend != PLAIN:
+            values = blended(slot.values, self.beside(number).values, slot.blend)
+        taken = self.outputs(number)
+        if slot.blend == PLAIN:
+            want = self.truths.expected(self.problem, self.case, slot.seed, values)
+        else:
+            want = Truths().expected(self.problem, self.case, slot.seed, values)
+        finding = compare(want, taken)
+        if finding.reason is not None:
+            text = f"a timed call's output: {finding.reason}: {finding.detail} ({self.case})"
+            raise Refusal(Reason.timed_output_wrong, text, "timing")
+        for position, (view, value) in enumerate(zip(slot.inputs, values, strict=True)):
+            if isinstance(view, View) and isinstance(value, torch.Tensor) and position not in self.mutates:
+                now = view.of(self.process.lender.payload(view.index))
+                if not torch.equal(_bytes(now), _bytes(value)):
+                    raise Refusal(Reason.input_mutated, f"a timed call changed input {position}", "timing")
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)  # a single number has no dimension to split
+
+
+def _settle(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()

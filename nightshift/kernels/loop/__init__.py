@@ -1,0 +1,1 @@
+"""From a trace, model, problem or suite to certified kernels: search, judge, keep."""

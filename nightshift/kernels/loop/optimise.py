@@ -1,0 +1,379 @@
+"""From a trace, a model, a problem or a suite to certified kernels: one run, in one folder, that can be killed.
+
+    RUN/run.json            what was asked
+    RUN/profile.json        where the step's time goes, and each hotspot's decision (traces and models)
+    RUN/peaks.json          the GPU's measured peaks
+    RUN/problems/*.py       what was searched: problem files that stand alone
+    RUN/tasks/NAME/         one search each: ledger.jsonl, results.tsv, candidates/, certificate.json, and
+                            model.jsonl: tokens of each of a language model's replies
+    RUN/report.md, .html    written from the ledgers
+    RUN/nightshift_kernels.py   the certified kernels, for the job (`kernels.apply`)
+
+Started again with the same folder, a run goes on: finished tasks are read, a broken-off search resumes its ledger.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nightshift.collectors.seal import Signer
+from nightshift.kernels.certification.certificate import issue
+from nightshift.kernels.generate.base import Generator, Task
+from nightshift.kernels.generate.families import families_of
+from nightshift.kernels.generate.known import templates
+from nightshift.kernels.generate.template import Apart
+from nightshift.kernels.judge.judge import Request
+from nightshift.kernels.judge.probes.inputs import INTERPRETER
+from nightshift.kernels.judge.race.contest import Pace
+from nightshift.kernels.judge.verdict import Status, Verdict
+from nightshift.kernels.loop import progress_lines
+from nightshift.kernels.loop.executor import Executor
+from nightshift.kernels.loop.ledger import Ledger, Provenance, write_whole
+from nightshift.kernels.loop.ledger_git import GitBook
+from nightshift.kernels.loop.search import Budget, Ladder, Progress, Result, Search
+from nightshift.kernels.problem import Case, Problem, ProblemError
+from nightshift.kernels.problems import BY_NAME, named
+from nightshift.kernels.profile.casts import cast_problems, copies_gain
+from nightshift.kernels.profile.hotspots import Hotspot, Profile
+from nightshift.kernels.profile.hotspots import profile as read_profile
+from nightshift.kernels.profile.pattern import BIASED
+from nightshift.kernels.profile.problem_file import case_of, load_problem, problem_path, write_problem
+from nightshift.kernels.profile.products import backward_of, expected_gain
+from nightshift.kernels.profile.roofline import Peaks
+
+TINY = Pace(min_rounds=2, max_rounds=2, round_s=1e-4, max_calls=3, max_slots=2)
+ON_CPU = Ladder((TINY,), INTERPRETER, Request(INTERPRETER, None))
+"""Without a GPU: tiny shapes on Triton's interpreter. Times are of the interpreter and mean nothing."""
+FIT = frozenset({Status.faster, Status.slower, Status.inconclusive, Status.correct})
+
+
+class OptimiseError(ValueError):
+    """Nothing can be searched for what was asked. The message says why, and what would help."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One thing to search: a slug for its folder, the task, its authors, and where it came from in words.
+
+    source, for_jobs: what `work_again` makes it of in another process.
+    """
+
+    slug: str
+    task: Task
+    generators: tuple[Generator, ...]
+    origin: str
+    source: str = ""
+    for_jobs: bool = False
+
+
+@dataclass(frozen=True)
+class Done:
+    """One finished search. `certified`: its certificate's file, None where none was issued and `why`."""
+
+    work: Work
+    result: Result | None
+    certified: Path | None
+    why: str
+    trials: int = 0
+
+
+@dataclass
+class Run:
+    """A run's folder and means. `tell` gets one line of progress at a time."""
+
+    folder: Path
+    executor: Executor
+    provenance: Provenance
+    signer: Signer
+    budget: Budget = field(default_factory=Budget)
+    ladder: Ladder = field(default_factory=Ladder)
+    peaks: Peaks | None = None
+    seed: int = 0
+    clock: Callable[[], float] = time.time
+    tell: Callable[[str], None] = print
+    git: bool = False  # keep each search as git commits too
+    stream: Callable[[str], None] = lambda _line: (
+        None
+    )  # `kernels.loop.progress_lines`: ledger lines, those of before a kill too
+    _voice: threading.Lock = field(default_factory=threading.Lock, init=False)  # one line at a time
+
+    def search(self, works: Sequence[Work]) -> list[Done]:
+        """Searches each work in turn, and issues certificates for what the judge found fit: each while the next
+        work is searched already, for a whole verdict waits longer than it keeps the GPU busy."""
+        with ThreadPoolExecutor(1) as judged:
+            found: list[Future[Done]] = []
+            for work in works:
+                conclude = self.explore(work)
+                if found:
+                    found[-1].result()  # one at a time; where the last one failed, no more is searched
+                found.append(judged.submit(conclude))
+            return [one.result() for one in found]
+
+    def explore(self, work: Work) -> Callable[[], Done]:
+        """Searches one work. What comes back asks for its whole verdicts and issues the certificate; it may be
+        called in another thread, and until it has been, the search's ledger is open."""
+        folder = self.folder / "tasks" / work.slug
+        if (before := self._before(folder / "certificate.json")) is not None:
+            self._stream(progress_lines.certificate(work.slug, before))
+            return lambda: Done(work, None, folder / "certificate.json", "certified before")
+        asked = {"origin": work.origin, "task": work.task.name, "seed": self.seed, "authors":
+                 [g.name for g in work.generators]}  # fmt: skip
+        self._tell(f"{work.slug}: {work.task.name}, from {work.origin}")
+        with ExitStack() as open_until:
+            ledger = open_until.enter_context(Ledger(folder, asked))
+            for line in ledger.lines:
+                self._stream(progress_lines.trial(work.slug, line.to_json()))
+            search = Search(
+                work.task, work.generators, self.executor, ledger, self.provenance, self.budget, self.ladder,
+                self.seed, self.clock, partial(self._progress, work.slug),
+                GitBook(ledger).write if self.git else lambda: None,
+            )  # fmt: skip
+            stopped = search.explore()
+            return partial(self._conclude, work, search, stopped, open_until.pop_all())
+
+    def _conclude(self, work: Work, search: Search, stopped: str, open_until: ExitStack) -> Done:
+        with open_until:
+            result = search.conclude(stopped)
+            for line in search.ledger.lines:
+                if line.full:  # whole verdicts are no steps of the search, and told of here alone
+                    self._stream(progress_lines.trial(work.slug, line.to_json()))
+        done = self._certify(work, self.folder / "tasks" / work.slug, result)
+        self._tell(f"{work.slug}: {result.stopped}; {done.why}")
+        return done
+
+    def _tell(self, text: str) -> None:
+        with self._voice:
+            self.tell(text)
+
+    def _stream(self, line: str) -> None:
+        with self._voice:
+            self.stream(line)
+
+    def _before(self, path: Path) -> dict[str, Any] | None:
+        """The certificate that an earlier process issued; None where there is none, or a damaged one."""
+        try:
+            found = json.loads(path.read_text())
+            if not isinstance(found, dict):
+                raise ValueError("no JSON object")
+        except FileNotFoundError:
+            return None
+        except (ValueError, RecursionError) as error:
+            self._tell(f"{path}: damaged ({error}); its kernel is judged again")
+            return None
+        return found
+
+    def _progress(self, slug: str, progress: Progress) -> None:
+        line = progress.line
+        self._stream(progress_lines.trial(slug, line.to_json()))
+        best = f"best {progress.best_s * 1e6:.1f} µs" if math.isfinite(progress.best_s) else "nothing kept yet"
+        ratio = f", {progress.best_speedup:.2f}×" if math.isfinite(progress.best_speedup) else ""
+        self._tell(f"  {line.trial:4} {line.decision:8} {line.status}: {line.reason}; {best}{ratio}")
+
+    def _certify(self, work: Work, folder: Path, result: Result) -> Done:
+        verdict, winner = result.verdict, result.winner
+        if verdict is None or winner is None or verdict.status not in FIT:
+            why = f"no certificate: {verdict.status} ({verdict.detail})" if verdict else "no candidate stood"
+            return Done(work, result, None, why, result.trials)
+        moment = datetime.fromtimestamp(self.clock(), UTC).isoformat(timespec="seconds")
+        candidate = winner.proposal.candidate
+        envelope = issue(verdict, candidate, work.task.problem, self.signer, moment, self.provenance.commit)
+        path = folder / "certificate.json"
+        write_whole(path, json.dumps(envelope, indent=1) + "\n")
+        self._stream(progress_lines.certificate(work.slug, envelope))
+        why = f"certified as {verdict.status}: {speedup_text(verdict)}"
+        return Done(work, result, path, why, result.trials)
+
+
+def speedup_text(verdict: Verdict) -> str:
+    """The race's outcome in words: against the closest baseline of the slowest case."""
+    if not verdict.comparisons:
+        return "correct, not raced"
+    worst = min(verdict.comparisons, key=lambda c: c.speedup.point)
+    low, high = worst.speedup.low, worst.speedup.high
+    return f"{worst.speedup.point:.2f}× [{low:.2f}, {high:.2f}] over {worst.baseline} on {worst.case}"
+
+
+# What to search --------------------------------------------------------------------------------------------------
+
+
+def from_problem(
+    name: str,
+    peaks: Peaks | None = None,
+    case: Case | None = None,
+    seed: int = 0,
+    for_jobs: bool = False,
+    backward: bool = False,
+) -> list[Work]:
+    """Each timed case of a reference problem or a problem file (`….py`), or one; backward: gradients too."""
+    problem = load_problem(Path(name)) if name.endswith(".py") else named(name)
+    if case is not None and (why := problem.outside(case)):
+        raise ProblemError(f"{name}, case {str(case)!r}: {why}")
+    cases = (case,) if case is not None else problem.cases
+    works: list[Work] = []
+    for c in cases:
+        gradients = [(replace(one, cases=(of,)), of) for one, of in backward_of(problem.name, c) if backward]
+        works.append(work_of(replace(problem, cases=(c,)), c, f"problem {name}", peaks, seed, for_jobs, name))
+        works += [work_of(one, of, f"problem {name}, backward", peaks, seed, for_jobs) for one, of in gradients]
+    return works
+
+
+def from_trace(
+    path: Path, folder: Path, peaks: Peaks | None, most: int = 6, min_gain: float = 0.005, seed: int = 0
+) -> tuple[Profile, list[Work], list[tuple[Hotspot, str]]]:
+    """(profile, works, decisions): what would gain the step `min_gain`, best first, and why not others."""
+    found = read_profile(path, peaks)
+    return found, *from_profile(found, folder, peaks, most, min_gain, seed)
+
+
+def from_profile(
+    found: Profile,
+    folder: Path,
+    peaks: Peaks | None,
+    most: int = 6,
+    min_gain: float = 0.005,
+    seed: int = 0,
+    problems: frozenset[str] = frozenset(),
+    untrained: Collection[str] = (),
+) -> tuple[list[Work], list[tuple[Hotspot, str]]]:
+    """(works, decisions) of a profile, what the step would gain most by first: casts that a kernel saves count.
+
+    Of a hotspot first what writes or reads its casts too; its kernels for code that casts nothing come last of all.
+    Matrix products come where `expected_gain` puts them, with the products that their gradients are. problems: only
+    these; untrained: of them those that a job's file has a place for only where nothing is differentiated."""
+    works: list[Work] = []
+    covered: list[Work] = []
+    decisions: list[tuple[Hotspot, str]] = []
+    searched = 0
+    rate = (peaks or found.peaks).bytes_per_s
+    alike: dict[tuple[str, str], list[Hotspot]] = {}  # one shape in several layouts is one search
+    for hotspot in found.hotspots:
+        key = (hotspot.name, hotspot.why) if hotspot.problem else ("", str(len(alike)))
+        alike.setdefault(key, []).append(hotspot)
+    gains = [(same, _gain_of(same) + copies_gain(found, same[0], rate)) for same in alike.values()]
+    for same, gain in sorted(gains, key=lambda one: (-expected_gain(found, one[0][0], one[1]), -one[1])):
+        hotspot = same[0]
+        why = _not_searched(replace(hotspot, gain=gain), min_gain)
+        if not why and problems and hotspot.problem not in problems:
+            why = "the job's file has no place for it"
+        if not why and hotspot.problem in untrained and hotspot.backward_s > 0:
+            why = "the job's file has a place for it only where nothing is trained"
+        biased = bool(problems) and BIASED in hotspot.why
+        if not why and biased and not hotspot.backward_s > 0:
+            why = "the job's file has a place for it only without a bias"
+        if not why and searched >= most:
+            why = f"after the {most} best"
+        if not why:
+            try:
+                path = problem_path(folder, slug_of(f"{hotspot.problem} {case_of(hotspot)}"))
+                problem = write_problem(same, path, Path(found.source).name)
+                origin = f"trace {found.source}"
+                plain = [] if biased else [work_of(problem, problem.cases[0], origin, peaks, seed, True, str(path))]
+                plain += [
+                    work_of(gradient, case, f"{origin}, backward", peaks, seed, True)
+                    for gradient, case in backward_of(hotspot.problem, problem.cases[0])
+                    if hotspot.backward_s > 0
+                ]
+                casts = cast_problems(found, hotspot)
+                works += [
+                    work_of(BY_NAME[name], case, f"{origin}, {saving}", peaks, seed, True)
+                    for name, case, saving in casts
+                ]
+                (covered if casts else works).extend(plain)
+                layouts = f", in {len(same)} layouts" if len(same) > 1 else ""
+                searched += 1
+                why = f"searched: the step would gain {gain:.1%}{layouts}"
+            except (ProblemError, OptimiseError) as error:
+                why = str(error)
+        decisions += [(one, why) for one in same]
+    return list({work.slug: work for work in reversed(works + covered)}.values())[::-1], decisions
+
+
+def _gain_of(hotspots: Sequence[Hotspot]) -> float:
+    """What the step gains if each of these does."""
+    left = 1.0 - sum(h.gain / (1.0 + h.gain) for h in hotspots)
+    return 1.0 / left - 1.0 if 0.0 < left <= 1.0 else 0.0
+
+
+def _not_searched(hotspot: Hotspot, min_gain: float) -> str:
+    if not hotspot.problem:
+        return hotspot.why
+    if not families_of(hotspot.problem):
+        return f"no family writes {hotspot.problem}"
+    if hotspot.gain < min_gain:
+        reach = (
+            f"{hotspot.utilisation:.0%} of the roofline" if math.isfinite(hotspot.utilisation) else "no roofline"
+        )
+        return f"the step would gain {hotspot.gain:.2%} ({hotspot.share:.1%} of it, {reach})"
+    return ""
+
+
+def work_of(
+    problem: Problem,
+    case: Case,
+    origin: str,
+    peaks: Peaks | None,
+    seed: int,
+    for_jobs: bool = False,
+    source: str = "",
+) -> Work:
+    """`for_jobs`: only authors whose kernels the job's file can hold."""
+    if not families_of(problem.name):
+        raise OptimiseError(f"{problem.name}: no family writes kernels for it")
+    floor_s = math.nan
+    if peaks is not None:
+        floor_s = peaks.floor_s(problem.compulsory_bytes(case), problem.flops(case), case.dtype)
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    authors = tuple(templates(gpu, problem.name, case, seed))
+    if for_jobs:
+        authors = tuple(author for author in authors if not author.name.endswith("_cuda"))
+        if not problem.mutates:  # a job may read its tensors again
+            authors = tuple(replace(author, family=Apart(author.family)) for author in authors)
+    slug = slug_of(f"{problem.name} {case}")
+    return Work(slug, Task(problem, case, floor_s), authors, origin, source or problem.name, for_jobs)
+
+
+def slug_of(text: str) -> str:
+    """A folder's name: letters, digits and dashes."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-").lower()[:80] or "task"
+
+
+# Reading a run ---------------------------------------------------------------------------------------------------
+
+
+def tasks_of(run: Path) -> Iterator[tuple[str, Path]]:
+    """(slug, folder) of each search in a run."""
+    for folder in sorted((run / "tasks").glob("*")):
+        if (folder / "ledger.jsonl").exists():
+            yield folder.name, folder
+
+
+def find_trial(run: Path, text: str) -> tuple[Path, int]:
+    """`SLUG:NUMBER`, or NUMBER where the run has one search. Raises OptimiseError."""
+    slug, colon, number = text.rpartition(":")
+    folders = dict(tasks_of(run))
+    if not folders and (run / "ledger.jsonl").exists():
+        folders = {run.name: run}
+    if not folders:
+        raise OptimiseError(f"{run}: holds no search")
+    if not colon and len(folders) != 1:
+        raise OptimiseError(
+            f"{text}: the run has {len(folders)} searches; say SEARCH:NUMBER, one of {sorted(folders)}"
+        )
+    folder = folders.get(slug) if colon else next(iter(folders.values()))
+    if folder is None or not number.isdecimal():
+        raise OptimiseError(f"{text}: no trial; searches are {', '.join(sorted(folders))}")
+    return folder, int(number)

@@ -1,0 +1,309 @@
+"""Problems in KernelBench's format, judged like our own, and its score for a suite.
+
+A KernelBench task (Ouyang et al., arXiv 2502.10517) is a Python file with `class Model(nn.Module)`, `get_inputs()`
+and `get_init_inputs()`. The file is the reference, so it is run here, in the judge: load only suites that you
+trust. The contestant's `ModelNew` is not: `candidate_of` turns its source into a candidate that runs confined.
+
+`get_inputs` and `get_init_inputs` give a list, a mapping by name, or both as [[…], {…}].
+
+A model's parameters and buffers become inputs after its own, in the order of `named_parameters` and
+`named_buffers`, so that a candidate cannot keep them and the judge can vary them. A task has one shape; what the
+plan varies are values, layouts and, where asked for, dtypes. `Model` and `ModelNew` are judged in evaluation mode:
+in training mode a dropout is random and a batch norm writes to its buffers. A task that no oracle can be made of
+(random outputs, shapes that depend on values, complex numbers, inputs that are neither tensors nor numbers) is
+refused when it is loaded, with its file and the reason. A model that writes to its inputs is a reference all the
+same; its contestant leaves them alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import inspect
+import math
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from nightshift.kernels.candidate import Candidate, Language
+from nightshift.kernels.draw import Draw, mix
+from nightshift.kernels.judge.verdict import Status, Verdict
+from nightshift.kernels.problem import DTYPES, Axis, Case, Inputs, Outputs, Problem, ProblemError, as_outputs
+from nightshift.kernels.suites.process_settings import as_it_was
+
+CORRECT = frozenset({Status.faster, Status.slower, Status.inconclusive, Status.correct})
+
+
+@dataclass(frozen=True)
+class Task:
+    """A loaded file: the problem, and what a `ModelNew` needs to be built and called like `Model`.
+
+    inputs: how many it is called with, the last of them by the names in `named`; state: of parameters and buffers.
+    """
+
+    problem: Problem
+    init_inputs: tuple[Any, ...]
+    init_named: Mapping[str, Any]
+    inputs: int
+    named: tuple[str, ...]
+    state: tuple[str, ...]
+
+
+@as_it_was()
+def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> Task:
+    """The task of a file. Raises ProblemError that names the file and what it lacks."""
+    with as_it_was():
+        module = _module(path)
+    for name in ("Model", "get_inputs", "get_init_inputs"):
+        if not callable(getattr(module, name, None)):
+            raise ProblemError(f"{path}: defines no {name}")
+    try:
+        init, init_named = arguments_of(module.Model, module.get_init_inputs())
+        torch.manual_seed(0)
+        model: torch.nn.Module = module.Model(*init, **init_named).eval()
+        first, by_name = arguments_of(model, module.get_inputs())
+        sample, named = (*first, *by_name.values()), tuple(by_name)
+        made, counted, writes = _looked_at(module, model, sample, named)
+    except (Exception, SystemExit) as error:
+        told = str(error) if isinstance(error, ProblemError) else f"{type(error).__name__}: {error}"
+        raise ProblemError(f"{path}: Model or its inputs fail: {told}") from error
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    names = tuple(state)
+    values = (*sample, *(tensor.detach() for tensor in state.values()))
+    moved = _elements(values) + _elements(made)
+
+    def reference(*arguments: Any) -> Any:
+        arguments = _copies(arguments) if writes else arguments
+        rest, given, by_name = arguments[len(sample) :], *_parted(arguments[: len(sample)], named)
+        return torch.func.functional_call(model, dict(zip(names, rest, strict=True)), given, by_name)
+
+    @functools.wraps(module.get_inputs)  # what is kept of a problem is known by its code: this file's, not ours
+    def make_inputs(case: Case, draw: Draw) -> Inputs:
+        with as_it_was():
+            torch.manual_seed(draw.seed % (1 << 63))
+            fresh = _drawn(module, model, named)
+        inputs = (*(_vary(x, draw) for x in fresh), *(_weights(x, draw) for x in state.values()))
+        return tuple(_placed(x, case, draw.device) for x in inputs)
+
+    problem = Problem(
+        name=f"kernelbench/{path.stem}",
+        family="kernelbench",
+        reference=reference,
+        make_inputs=make_inputs,
+        cases=tuple(Case.of(dtype, task=1) for dtype in dtypes),
+        axes=(Axis("task", (1,), 1, 1),),
+        compulsory_bytes=lambda case: moved * case.element_bytes,
+        flops=lambda case: max(counted, _elements(made)),
+        dtypes=dtypes,
+        distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny"),
+    )
+    return Task(problem, init, init_named, len(sample), named, names)
+
+
+def arguments_of(what: Any, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(in order, by name) that a class or a model is called with: of a list, a mapping, one tensor, or
+    [[…], {…}]. The last is two arguments where `what` takes it so alone."""
+    if isinstance(given, torch.Tensor):
+        return (given,), {}
+    if isinstance(given, Mapping):
+        return (), dict(given)
+    items = tuple(given)
+    if len(items) == 2 and isinstance(items[0], list | tuple) and isinstance(items[1], Mapping):
+        try:
+            called = what.forward if isinstance(what, torch.nn.Module) else what
+            inspect.signature(called).bind(*items[0], **items[1])
+        except TypeError:
+            return items, {}
+        return tuple(items[0]), dict(items[1])
+    return items, {}
+
+
+def _parted(inputs: Sequence[Any], named: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(in order, by name): the last inputs are the named ones."""
+    count = len(inputs) - len(named)
+    return tuple(inputs[:count]), dict(zip(named, inputs[count:], strict=True))
+
+
+def _drawn(module: ModuleType, model: torch.nn.Module, named: Sequence[str]) -> tuple[Any, ...]:
+    """Inputs anew."""
+    first, by_name = arguments_of(model, module.get_inputs())
+    return (*first, *(by_name[name] for name in named))
+
+
+def load_suite(folder: Path, dtypes: tuple[str, ...] = ("float32",)) -> dict[str, Task]:
+    """All tasks of a folder, by path below it. Raises ProblemError where there is none."""
+    return {name: load_task(folder / name, dtypes) for name in names_of(folder)}
+
+
+def names_of(folder: Path) -> list[str]:
+    """The tasks' paths below a folder. Raises ProblemError where there is none."""
+    if not folder.is_dir():
+        raise ProblemError(f"{folder}: no folder of tasks")
+    paths = [p for p in sorted(folder.rglob("*.py")) if p.is_file() and not p.name.startswith("_")]
+    if not paths:
+        raise ProblemError(f"{folder}: holds no .py files")
+    return [str(path.relative_to(folder)) for path in paths]
+
+
+def candidate_of(
+    task: Task, source: str, language: Language = "triton", kind: Any = "own_kernel", determinism: Any = "bitwise"
+) -> Candidate:
+    """A contestant's `ModelNew` as a candidate; it gets the inputs and the state of `Model` with every call.
+
+    Raises ProblemError where the constructor's arguments cannot be written as Python text.
+    """
+    try:
+        init = repr((list(task.init_inputs), dict(task.init_named)))
+        ast.literal_eval(init)
+    except (ValueError, SyntaxError) as error:
+        raise ProblemError(f"get_init_inputs: {init[:80]} cannot be passed on as text") from error
+    first = task.inputs - len(task.named)
+    glue = f"""
+
+import torch.func
+
+_given, _named = {init}
+_model = ModelNew(*_given, **_named).eval()
+
+
+def entry(*arguments):
+    state = dict(zip({list(task.state)!r}, arguments[{task.inputs}:]))
+    named = dict(zip({list(task.named)!r}, arguments[{first}:{task.inputs}]))
+    return torch.func.functional_call(_model, state, arguments[:{first}], named)
+"""
+    return Candidate(source + glue, "entry", language, kind, determinism)
+
+
+def fast_p(verdicts: Iterable[Verdict], p: float, baseline: str = "eager", bound: str = "low") -> float:
+    """KernelBench's fast_p: the share of tasks whose candidate is correct and more than p times a baseline's speed.
+
+    One verdict a task. fast_0 is the share that is correct. `bound` says which figure of the speed-up's interval
+    must clear p: "low" (ours: what is certain) or "point" (what KernelBench compares). A task with several timed
+    cases counts by its slowest. NaN for no verdicts.
+    """
+    scores = [speedup(verdict, baseline, bound) if verdict.status in CORRECT else -math.inf for verdict in verdicts]
+    if not scores:
+        return math.nan
+    return sum(score > p or (p == 0 and score > -math.inf) for score in scores) / len(scores)
+
+
+def speedup(verdict: Verdict, baseline: str = "eager", bound: str = "low") -> float:
+    """The smallest speed-up over the baseline of a verdict's timed cases; 0 where none was timed."""
+    found = [getattr(c.speedup, bound) for c in verdict.comparisons if c.baseline == baseline]
+    return float(min(found, default=0.0))
+
+
+def _module(path: Path) -> ModuleType:
+    name = f"kernelbench_{mix(*os.fsencode(os.path.realpath(path))):016x}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or not path.is_file():
+        raise ProblemError(f"{path}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        # not by the loader: its bytecode is known by time and size, and a file written twice in a second has both
+        exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
+    except (Exception, SystemExit) as error:
+        raise ProblemError(f"{path}: does not load: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _vary(value: Any, draw: Draw) -> Any:
+    """The task's own values, changed in the draw's way; integers and numbers stay (they may be indices)."""
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
+        return value
+    out = value.clone()
+    if draw.distribution == "large_mean":
+        out = out + 10.0
+    elif draw.distribution == "heavy_tail":
+        noise = Draw(draw.integer(0, 1 << 30), "heavy_tail", "cpu").values(value.shape, value.dtype)
+        out = out * noise
+    elif draw.distribution == "ties":
+        out = (out * 4).round() / 4
+    elif draw.distribution == "tiny":
+        out = out * 2.0**-16
+    if draw.twin:
+        cell = out.view(-1)[mix(draw.seed, 5) % out.numel()] if out.is_contiguous() else out[(0,) * out.dim()]
+        cell.add_(1.0)
+    return out
+
+
+def _weights(value: torch.Tensor, draw: Draw) -> torch.Tensor:
+    """Parameters near their initial ones but not trivial: scaled by 0.75 to 1.25; all-zero ones become 0 to 0.5."""
+    value = value.detach()
+    if not value.is_floating_point() or not value.numel():
+        return value
+    factor = Draw(draw.integer(0, 1 << 30), "normal", "cpu").uniform(value.shape, value.dtype, 0.75, 1.25)
+    flat = bool((value == value.view(-1)[0] if value.is_contiguous() else value == value.flatten()[0]).all())
+    return factor - 0.75 if flat and float(value.flatten()[0]) == 0.0 else value * factor
+
+
+def _placed(value: Any, case: Case, device: torch.device) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.to(device=device, dtype=DTYPES[case.dtype] if value.is_floating_point() else value.dtype)
+
+
+def _elements(values: Sequence[Any] | Outputs) -> int:
+    return sum(value.numel() for value in values if isinstance(value, torch.Tensor))
+
+
+def _copies(values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in values)
+
+
+def _looked_at(
+    module: ModuleType, model: torch.nn.Module, sample: Sequence[Any], named: Sequence[str]
+) -> tuple[Outputs, int, bool]:
+    """The model's outputs, its FLOPs and whether it writes to its inputs.
+
+    Raises ProblemError where no oracle can be made of it.
+    """
+    for i, value in enumerate(sample):
+        if not isinstance(value, torch.Tensor | int | float) or (
+            isinstance(value, torch.Tensor) and value.is_complex()
+        ):
+            what = f"complex ({value.dtype})" if isinstance(value, torch.Tensor) else type(value).__name__
+            raise ProblemError(f"get_inputs: item {i} is {what}; real tensors and numbers can be judged")
+
+    def called(inputs: Sequence[Any]) -> Outputs:
+        given, by_name = _parted(inputs, named)
+        return as_outputs(model(*given, **by_name))
+
+    before = _copies(sample)
+    made = called(sample)
+    tensors = [(a, b) for a, b in zip(before, sample, strict=True) if isinstance(a, torch.Tensor)]
+    writes = not all(a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in tensors)
+    for i, out in enumerate(made):
+        if out.is_complex():
+            raise ProblemError(f"output {i} is complex ({out.dtype}); real ones can be judged")
+    with FlopCounterMode(display=False) as counter:
+        again = called(_copies(before))
+    if not all(map(_alike, made, again)):
+        raise ProblemError("two calls on the same inputs differ: a random model has no oracle")
+    other = called(_drawn(module, model, named))
+    if [x.shape for x in other] != [x.shape for x in made]:
+        raise ProblemError("the outputs' shapes depend on the inputs' values")
+    return made, int(counter.get_total_flops()), writes
+
+
+def _alike(first: torch.Tensor, again: torch.Tensor) -> bool:
+    """Whether they differ by roundings at most, which another order of threads may leave."""
+    a, b = first.detach().double(), again.detach().double()
+    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-6, equal_nan=True)
+
+
+Score = Mapping[str, float]
+
+
+def scores(verdicts: Mapping[str, Verdict], thresholds: Sequence[float] = (0.0, 1.0, 1.5, 2.0)) -> Score:
+    """fast_p of a suite at several p, by name: {"fast_0": …, "fast_1": …}."""
+    return {f"fast_{p:g}": fast_p(verdicts.values(), p) for p in thresholds}
