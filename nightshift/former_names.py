@@ -1,20 +1,31 @@
 """Load what was saved when our packages were named `agent`, `collectors`, `controllers`, `detectors`, `kernels`.
 
-A pickle stores the name of a class's module. Inside `former_names()` those five names lead to the modules of today.
+A pickle stores the name of a class's module. Inside `former_names()` the former names, which `former_names.csv`
+lists where more than the prefix changed, lead to the modules of today.
 Nothing changes outside it: `kernels` is also the name of a package of Hugging Face's, which transformers looks for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import csv
+import functools
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 PACKAGES = ("agent", "collectors", "controllers", "detectors", "kernels")
+
+
+@functools.cache
+def moved() -> Mapping[str, str]:
+    """Former module name: today's, both without `nightshift.`."""
+    text = (resources.files("nightshift") / "former_names.csv").read_text(encoding="utf-8")
+    return {row["former"]: row["today"] for row in csv.DictReader(text.splitlines())}
 
 
 def _is_former(name: str) -> bool:
@@ -31,7 +42,7 @@ class _Former(MetaPathFinder, Loader):
         return ModuleSpec(fullname, self) if _is_former(fullname) else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = importlib.import_module(f"nightshift.{spec.name}")
+        module = importlib.import_module(f"nightshift.{moved().get(spec.name, spec.name)}")
         self._specs[spec.name] = module.__spec__
         return module
 

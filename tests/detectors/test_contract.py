@@ -35,8 +35,8 @@ def test_a_detector_keeps_the_contract(kind) -> None:  # type: ignore[no-untyped
 def test_every_detector_class_in_the_package_is_in_the_tuple_and_counted() -> None:
     """A class with a plug-in name that is not in ALL would be skipped silently."""
     found = set()
-    for module in pkgutil.iter_modules(nightshift.detectors.__path__):
-        for _, member in inspect.getmembers(import_module(f"detectors.{module.name}"), inspect.isclass):
+    for module in pkgutil.walk_packages(nightshift.detectors.__path__, "nightshift.detectors."):
+        for _, member in inspect.getmembers(import_module(module.name), inspect.isclass):
             if "plugin" in vars(member) and isinstance(vars(member)["plugin"], str):
                 found.add(member)
     assert found == set(ALL)

@@ -272,9 +272,9 @@ def test_what_a_killed_judge_left_is_cleared_away_and_nothing_else(monkeypatch: 
         folder = Path(name)
         folder.chmod(0o711)
         monkeypatch.setattr(tempfile, "tempdir", name)
-        source = "import signal, os, sys, tempfile; from nightshift.kernels.judge import hosts\n"
+        source = "import signal, os, sys, tempfile; from nightshift.kernels.judge.host import launcher\n"
         source += "tempfile.tempdir = sys.argv[1]\n"
-        source += "root, held = hosts._scratch_root(); (root / 'host0').mkdir(); print(root, flush=True)\n"
+        source += "root, held = launcher._scratch_root(); (root / 'host0').mkdir(); print(root, flush=True)\n"
         source += "sys.stdin.read()"
         command = [sys.executable, "-c", source, name]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:

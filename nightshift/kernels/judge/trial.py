@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nightshift.kernels.candidate import Candidate, CandidateError
 from nightshift.kernels.differentiate import input_count, training_step
-from nightshift.kernels.judge import launch_plan
-from nightshift.kernels.judge import static
+from nightshift.kernels.judge import launch_plan, static
 from nightshift.kernels.judge.declaration import misfit
 from nightshift.kernels.judge.probes import inputs
 from nightshift.kernels.judge.probes.examine import Examiner
