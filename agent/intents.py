@@ -12,12 +12,11 @@ from agent.database import Database
 from agent.records import dump, load, plain
 from agent.tables import audit_head, intents, plans
 from collectors.base import Permanent
-from controllers.action import Action, ActionKind, Outcome, OutcomeStatus
-from controllers.cordon import CORDONS, GIVES_BACK_ITSELF, TAKES_OUT, node_of
+from controllers.action import Action, ActionKind, Outcome, OutcomeStatus, traits_of
+from controllers.cordon import TAKES_OUT, node_of
 from controllers.guard import Commitment
 
 _HAPPENED = (OutcomeStatus.DONE, OutcomeStatus.ALREADY_DONE, OutcomeStatus.UNKNOWN)
-_GIVES_BACK = (ActionKind.UNCORDON, ActionKind.RETURN_NODE)
 
 
 def store_intent(
@@ -75,17 +74,18 @@ def commitments(
         if row.phase != "act":
             continue
         action, end = load(Action, row.body), ends.get((row.action_id, "act"))
-        if end is not None and end.status not in _HAPPENED and not (action.kind in CORDONS and end.left_cordoned):
+        traits = traits_of(action.kind)
+        if end is not None and end.status not in _HAPPENED and not (traits.cordons and end.left_cordoned):
             continue
         undone = ends.get((row.action_id, "undo"))
         released_s = None
         if undone is not None and undone.status in _HAPPENED[:2]:
             released_s = undone.at_s
-        elif end is not None and end.status in _HAPPENED[:2] and action.kind in GIVES_BACK_ITSELF:
+        elif end is not None and end.status in _HAPPENED[:2] and traits.gives_back_itself:
             released_s = end.at_s
         found.append(Commitment(action, row.at_s, None if end is None else end.at_s, released_s))
     known = {action_id for (action_id, _), end in ends.items() if end.status is not OutcomeStatus.UNKNOWN}
-    back = [item for item in found if item.action.kind in _GIVES_BACK and item.action.id in known]
+    back = [item for item in found if traits_of(item.action.kind).gives_back and item.action.id in known]
     return [_released(item, back) for item in found if item.action.kind is not ActionKind.UNCORDON]
 
 
@@ -96,7 +96,7 @@ def standing_cordons(connection: Connection, incident: int) -> list[Action]:
     repaired = {
         node_of(item.action): item.begun_s
         for item in found
-        if item.action.kind in GIVES_BACK_ITSELF and item.released_s is not None
+        if traits_of(item.action.kind).gives_back_itself and item.released_s is not None
     }
     return [
         item.action
@@ -112,7 +112,7 @@ def _released(item: Commitment, back: list[Commitment]) -> Commitment:
     later = [
         other.ended_s
         for other in back
-        if item.action.kind in CORDONS
+        if traits_of(item.action.kind).cordons
         and node_of(other.action) == node_of(item.action)
         and other.begun_s >= item.begun_s
         and other.ended_s is not None

@@ -22,13 +22,13 @@ from agent.access import Sight, Verb, may, sight
 from agent.clock import Clock
 from agent.gate import NIGHTSHIFT, Approval, Gate, GateAnswer
 from agent.kernel_search import ANSWERED, SEARCH, KernelSearch, put_search, search_of
-from agent.policy import PEOPLE, Person, Rule, may_not_approve, rule_for
+from agent.policy import PEOPLE, Person, may_not_approve, rule_for
 from agent.records import dump, load
 from agent.store import Store
 from agent.tables import controls
 from agent.tenancy import namespaces_of
 from collectors.subject import Subject, SubjectKind
-from controllers.action import Action, ActionKind, BlastRadius, Undo
+from controllers.action import Action, ActionKind, BlastRadius, Rule, Undo
 
 VALID_S = 7 * 86400.0
 _PREFIX = "kernel/"

@@ -33,11 +33,11 @@ from agent.kernel_search import (
     KernelSearch,
     evidence,
 )
-from agent.policy import Rule, rule_for
+from agent.policy import rule_for
 from agent.store import Store
 from collectors.base import Permanent, Temporary
 from collectors.seal import SealError, canonical_json, trusted_keys
-from controllers.action import Action, ActionKind, Outcome
+from controllers.action import Action, ActionKind, Outcome, Rule
 from controllers.actuators.kube_kernel_jobs import Seen, job_name
 from kernels import told
 from kernels.envelope import CertificateError, certificate_sha256, read

@@ -19,7 +19,6 @@ import structlog
 from agent.giving_back import may_be_proposed, stays
 from agent.incident import NEEDS_A_PERSON, Cause, IncidentState
 from agent.lease import LEASE_S, Election, Leadership
-from agent.policy import Rule
 from agent.stage_parts import Parts
 from agent.stage_queue import POLL_S, Run, StageQueue
 from agent.stages import ACTS_ON_THE_WORLD, STAGE_OF, Later, Lost, Stages
@@ -27,7 +26,7 @@ from agent.store import Conflict, name_of
 from agent.tables import findings, incidents
 from agent.unrepaired import unrepaired
 from collectors.base import Permanent, Temporary
-from controllers.action import ActionKind
+from controllers.action import ActionKind, Rule
 from controllers.cordon import TAKES_OUT
 from detectors.base import State
 

@@ -11,32 +11,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.kinship import APPLICATION_XIDS, FOLLOWER_XIDS
-from controllers.action import ActionKind, Playbook, Proposal, Situation
+from controllers.action import KINDS, ActionKind, Playbook, Proposal, Situation
 from controllers.playbooks.plan import number
 from detectors.base import Fault
 
 _A, _F = ActionKind, Fault
-_HARDWARE = (_A.REBOOT_NODE, _A.RESET_GPU, _A.QUARANTINE_GPU)
-
 REMEDIES: Mapping[Fault, tuple[ActionKind, ...]] = {
-    _F.GPU_MEMORY_LEAK: (_A.RESTART_POD, _A.RESTART_JOB),
-    _F.HOST_MEMORY_LEAK: (_A.RESTART_POD, _A.RESTART_JOB),
-    _F.LOSS_DIVERGED: (_A.RESTART_JOB,),
-    _F.LOSS_NONFINITE: (_A.RESTART_JOB,),
-    _F.DATA_STALL: (_A.RESTART_JOB,),
-    _F.HANG: (_A.RESTART_JOB,),
-    _F.STRAGGLER: (),
-    _F.HBM_IMMINENT: _HARDWARE,
-    _F.HBM_DEGRADED: _HARDWARE,
-    _F.XID: _HARDWARE,
-    _F.GPU_LOST: (_A.REBOOT_NODE, _A.CORDON, _A.TAINT),
-    _F.NVLINK_DEGRADED: (_A.RESET_GPU, _A.DRAIN, _A.CORDON, _A.TAINT),
-    _F.PCIE_DEGRADED: (_A.REBOOT_NODE, _A.DRAIN, _A.CORDON, _A.TAINT),
-    _F.NETWORK_DEGRADED: (_A.DRAIN, _A.CORDON, _A.TAINT),
-    _F.THROTTLE: (_A.DRAIN, _A.CORDON, _A.TAINT),
-    _F.OOM_KILL: (),
-    _F.SOURCE_LOST: (),
-    _F.ANOMALY: (),
+    fault: tuple(
+        kind
+        for _, kind in sorted(
+            (row.order, kind) for kind, row in KINDS.items() if row.order is not None and fault in row.repairs
+        )
+    )
+    for fault in Fault
 }
 """What can repair each cause. Hardware goes by what its Xid calls for: a playbook that is not called for refuses,
 so the order among reset, reboot and quarantine is the order of being called for, not of preference."""
@@ -60,7 +47,9 @@ def choose(situation: Situation, playbooks: Sequence[Playbook], can: frozenset[A
     if watch is not None:
         return Choice(Proposal(None, watch))
     for kind in (*remedies(situation), _A.SUGGEST_SCALING, _A.NOTIFY_OWNER):
-        if kind not in by_kind:
+        if kind not in KINDS:
+            considered.append((kind, "what it does is not known"))
+        elif kind not in by_kind:
             considered.append((kind, "no playbook for it is installed"))
         elif can is not None and kind not in can:
             considered.append((kind, "no actuator here can do it"))

@@ -24,13 +24,13 @@ from agent import under_way
 from agent.giving_back import LOOK_AGAIN_S, GivingBack, stays
 from agent.incident import Cause, Incident, IncidentState
 from agent.intents import commitments, end_intent, has_intent, store_intent
-from agent.policy import Rule, rule_for
+from agent.policy import rule_for
 from agent.rca.diagnosis import Diagnosis
 from agent.stage_parts import Parts
 from agent.store import Move, number_of
 from agent.unrepaired import is_unrepaired
 from collectors.base import Permanent, Temporary
-from controllers.action import Action, ActionKind, Actuator, Outcome, OutcomeStatus, UnderWay
+from controllers.action import Action, ActionKind, Actuator, Outcome, OutcomeStatus, Rule, UnderWay, traits_of
 from controllers.guard import Ruling
 from detectors.base import State
 
@@ -56,8 +56,6 @@ STAGE_OF = {
 """The stage that an incident in a state needs; in the other states it waits for a person or for the signals."""
 
 ACTS_ON_THE_WORLD = frozenset({Stage.ACT, Stage.UNDO})
-CONTAINMENT = frozenset({ActionKind.TAINT, ActionKind.CORDON, ActionKind.QUARANTINE_GPU, ActionKind.DRAIN})
-"""Taking these back while the fault is still there would put it back to work."""
 
 
 class Lost(Exception):
@@ -309,7 +307,7 @@ class Stages:
             if incident.news:
                 self._take_up_news(incident, action)
             return
-        if action.kind in CONTAINMENT:
+        if traits_of(action.kind).contains:
             self._move(incident, _C.CONTAINMENT_KEPT, f"{failure}; {action.kind} of {action.target} stays in place")
         else:
             self._move(incident, _C.NOT_CONFIRMED, failure)

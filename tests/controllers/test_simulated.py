@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from collectors.base import Permanent, Temporary
 from collectors.subject import Subject, SubjectKind
-from controllers.action import Action, ActionKind, Actuator, BlastRadius, OutcomeStatus, Precondition, Undo
+from controllers.action import KINDS, Action, ActionKind, Actuator, BlastRadius, OutcomeStatus, Precondition, Undo
 from controllers.actuators.simulated import EFFECTS, Mishap, SimulatedActuator, SimulatedCluster
 
 NODE = Subject(SubjectKind.NODE, "n1")
@@ -26,7 +26,7 @@ TARGETS = {
 
 
 def action(kind: ActionKind, identity: str = "a1", *conditions: Precondition, undo: bool = True) -> Action:
-    target = TARGETS[EFFECTS[kind][0]] if kind in EFFECTS else NODE
+    target = TARGETS[min(KINDS[kind].targets)] if kind in EFFECTS else NODE
     return Action(identity, kind, target, "test", BlastRadius(), Undo(undo, "test"), 1e9, preconditions=conditions)
 
 
