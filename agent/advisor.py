@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from agent.incident import Incident, IncidentState, entered_s
+from agent.incident import Incident, IncidentState, entered_s, findings_of
 from agent.kinship import first_cause
 from agent.mitigate import choose
 from agent.rca.bundle import Limits, PastIncident
@@ -17,9 +17,9 @@ from agent.rca.diagnosis import Confidence, Diagnosis
 from agent.rca.evidence import gather
 from agent.rca.investigate import Investigator
 from agent.rca.lookup import Lookup, RangeQuery
-from agent.rca.rules import diagnose
-from agent.unrepaired import is_unrepaired
-from collectors.frame import Instant
+from agent.rca.rules import RECOVERY_FACTS, diagnose, fault_of, recovery_facts
+from agent.rca.targets import at_issue, objection
+from agent.unrepaired import is_unrepaired, open_findings
 from collectors.history import History
 from collectors.subject import Inventory, Subject, SubjectKind
 from controllers.action import Action, ActionKind, Playbook, Proposal, Situation
@@ -27,7 +27,7 @@ from controllers.guard import Commitment, Ruling, rule
 from controllers.guard import Settings as GuardSettings
 from controllers.playbooks.ladder import Ladder, record_of, rung
 from controllers.playbooks.plan import place_of
-from detectors.base import Fault, Finding
+from detectors.base import Fault
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class Advisor:
 
     def diagnose(self, incident: Incident) -> Diagnosis:
         """The rules' diagnosis as of now, with its evidence, and what a configured model proved beside it."""
-        found = findings_of(incident)
+        found, open_ = at_issue(incident), open_findings(incident)
         at_s, past = self.now_s(), list(self.past(incident))
         bundle = gather(found, self.history, self.inventory, at_s, past, self.limits, redact=self.redact)
-        told = diagnose(found, bundle, self.inventory)
+        told = diagnose(found, bundle, self.inventory, open_)
         if self.investigate is None:
             return told
         onset_s = first_cause(found).since.t_s
@@ -73,7 +73,11 @@ class Advisor:
             return Proposal(None, "every finding has become clear: nothing is done, it is watched")
         if incident.diagnosis.confidence is Confidence.UNKNOWN:
             return Proposal(None, "the cause is not known well enough to act on: watched")
-        choice = choose(self._situation(incident), self.playbooks, self.can)
+        if is_outdated(incident):
+            return Proposal(None, "what the diagnosis is about is over, and something else is open", outdated=True)
+        open_, now_s = open_findings(incident), self.now_s()
+        situation = self._situation(incident)
+        choice = choose(situation, self.playbooks, self.can, lambda a: objection(a, open_, self.inventory, now_s))
         action = choice.proposal.action
         if action is None:
             return choice.proposal
@@ -134,24 +138,27 @@ def out_of_use(inventory: Inventory, at_s: float) -> frozenset[Subject]:
     )
 
 
-def findings_of(incident: Incident) -> list[Finding]:
-    """An incident's findings, each in its newest firing form but with the state that it has now."""
-    return [
-        replace(
-            s.finding, state=s.state, at=Instant(max(s.last_seen_s, s.finding.at.t_s), clock=s.finding.at.clock)
-        )
-        for s in incident.findings
-    ]
+def is_outdated(incident: Incident) -> bool:
+    """Whether a diagnosis speaks of another place or fault than what is at issue now."""
+    diagnosis = incident.diagnosis
+    if diagnosis is None or "subject" not in diagnosis.facts:
+        return False
+    found = at_issue(incident)
+    now = (str(first_cause(found).subject), fault_of(found))
+    return (diagnosis.facts["subject"], diagnosis.cause) != now
 
 
 def situation_of(incident: Incident, inventory: Inventory, at_s: float) -> Situation:
     """What the playbooks look at: the diagnosed cause and its facts, never text."""
     if incident.diagnosis is None:
         raise ValueError(f"{incident.id} has no diagnosis")
-    found = findings_of(incident)
+    found = at_issue(incident)
+    cause = first_cause(found)
     repaired = len(entered_s(incident.history, IncidentState.CONFIRMING))
-    facts = {**incident.diagnosis.facts, "attempt": float(incident.attempt), "repairs": float(repaired)}
-    subject = first_cause(found).subject
+    told = {name: value for name, value in incident.diagnosis.facts.items() if name not in RECOVERY_FACTS}
+    asked = recovery_facts(cause, open_findings(incident))
+    facts = {**told, **asked, "attempt": float(incident.attempt), "repairs": float(repaired)}
+    subject = cause.subject
     if incident.diagnosis.cause is Fault.OOM_KILL and "job" in facts:
         subject = Subject(SubjectKind.JOB, str(facts["job"]))
     return Situation(incident.id, incident.diagnosis.cause, subject, tuple(found), inventory, at_s, facts)

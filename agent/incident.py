@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from agent.rca.diagnosis import Diagnosis
+from collectors.frame import Instant
 from collectors.subject import Subject
 from controllers.action import Action, ActionKind
 from detectors.base import Fault, Finding, Severity, State
@@ -257,3 +258,13 @@ class IncidentSummary:
     expires_s: float | None
     findings: tuple[FindingSummary, ...]
     namespaces: tuple[str, ...] = ()
+
+
+def findings_of(incident: Incident) -> list[Finding]:
+    """An incident's findings, each in its newest firing form but with the state that it has now."""
+    return [
+        replace(
+            s.finding, state=s.state, at=Instant(max(s.last_seen_s, s.finding.at.t_s), clock=s.finding.at.clock)
+        )
+        for s in incident.findings
+    ]

@@ -45,6 +45,17 @@ def end_intent(connection: Connection, incident: int, action: Action, phase: str
     audit.append(connection, at_s=outcome.at_s, kind="outcome", by=phase, incident=incident, body=body)
 
 
+def begun(connection: Connection, incident: int) -> list[Commitment]:
+    """Every action of an incident that was begun, oldest first; those that failed, too: half of one has effects."""
+    query = (
+        sa.select(intents.c.at_s, intents.c.ended_s, plans.c.body)
+        .join(plans, (plans.c.incident == intents.c.incident) & (plans.c.plan_sha256 == intents.c.plan_sha256))
+        .where(intents.c.incident == incident, intents.c.phase == "act")
+        .order_by(intents.c.at_s)
+    )
+    return [Commitment(load(Action, row.body), row.at_s, row.ended_s) for row in connection.execute(query)]
+
+
 def has_intent(database: Database, action: Action, phase: str) -> bool:
     """Whether an earlier run has stored this intent."""
     mine = (intents.c.action_id == action.id) & (intents.c.phase == phase)

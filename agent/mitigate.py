@@ -7,11 +7,11 @@ told. Free text never becomes an action: a cause is a `Fault`, an action a playb
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.kinship import APPLICATION_XIDS, FOLLOWER_XIDS
-from controllers.action import KINDS, ActionKind, Playbook, Proposal, Situation
+from controllers.action import KINDS, Action, ActionKind, Playbook, Proposal, Situation
 from controllers.playbooks.plan import number
 from detectors.base import Fault
 
@@ -39,8 +39,14 @@ class Choice:
     considered: tuple[tuple[ActionKind, str], ...] = ()
 
 
-def choose(situation: Situation, playbooks: Sequence[Playbook], can: frozenset[ActionKind] | None = None) -> Choice:
-    """The remedy for a situation. `can` are the kinds that some actuator carries out (None: all of them)."""
+def choose(
+    situation: Situation,
+    playbooks: Sequence[Playbook],
+    can: frozenset[ActionKind] | None = None,
+    objection: Callable[[Action], str] = lambda _: "",
+) -> Choice:
+    """The remedy for a situation. `can` are the kinds that some actuator carries out (None: all of them);
+    `objection` says why a proposed action does not fit the evidence, empty where it does."""
     by_kind = {playbook.kind: playbook for playbook in playbooks}
     considered: list[tuple[ActionKind, str]] = []
     watch = watched_only(situation)
@@ -55,9 +61,10 @@ def choose(situation: Situation, playbooks: Sequence[Playbook], can: frozenset[A
             considered.append((kind, "no actuator here can do it"))
         else:
             proposal = by_kind[kind].propose(situation)
-            if proposal.action is not None:
+            reason = proposal.reason if proposal.action is None else objection(proposal.action)
+            if proposal.action is not None and not reason:
                 return Choice(proposal, tuple(considered))
-            considered.append((kind, proposal.reason))
+            considered.append((kind, reason))
     reasons = "; ".join(f"{kind}: {reason}" for kind, reason in considered)
     return Choice(Proposal(None, f"watched only ({reasons})"), tuple(considered))
 

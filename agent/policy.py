@@ -14,7 +14,6 @@ from fnmatch import fnmatchcase
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from collectors.subject import SubjectKind
 from controllers.action import STOPPED_GPUS, Action, ActionKind, Rule, kinds_where, traits_of
 
 
@@ -140,17 +139,9 @@ def rule_for(action: Action, policy: ApprovalSettings) -> Rule:
     gpus = max(len(set(radius.gpus)), int(action.params.get(STOPPED_GPUS, 0)))
     wide = gpus > policy.wide_gpus or len(set(radius.nodes)) > policy.wide_nodes
     rules = [rule, traits.least_approval, *([policy.wide] if wide else [])]
-    touched = _touched(action)
+    touched = [str(subject) for subject in action.named]
     rules += [r for pattern, r in policy.places.items() if any(fnmatchcase(name, pattern) for name in touched)]
     return max(rules, key=_STRICTNESS.index)
-
-
-def _touched(action: Action) -> set[str]:
-    """Every subject that a plan names, as `kind:name`."""
-    radius = action.blast_radius
-    named = {SubjectKind.NODE: radius.nodes, SubjectKind.GPU: radius.gpus}
-    named |= {SubjectKind.JOB: radius.jobs, SubjectKind.POD: radius.pods}
-    return {str(action.target)} | {f"{kind}:{name}" for kind, names in named.items() for name in names}
 
 
 def may_not_approve(

@@ -144,6 +144,8 @@ class Stages:
                 if why:
                     rule, reason = Rule.ONE, f"{reason}. A person decides, since {why}"
             self._store.save_plan(incident, proposal.action, reason, by=Stage.PLAN, rule=rule)
+        elif proposal.outdated:
+            self._move(incident, _C.NEW_EVIDENCE, proposal.reason)
         elif proposal.refused:
             self._move(incident, _C.GUARD_REFUSED, proposal.reason)
         else:

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 
 import structlog
 
-from agent.advisor import findings_of
 from agent.collection import Collection
 from agent.correlate import Decision, Verb, correlate
 from agent.correlate import Settings as CorrelateSettings
 from agent.detection import Detected, Detection
-from agent.incident import Incident
+from agent.incident import Incident, findings_of
 from agent.known import KnownIncidents
 from agent.metrics import Metrics
 from agent.records import dump, load

@@ -379,6 +379,13 @@ class Action:
         return plain
 
     @property
+    def named(self) -> frozenset[Subject]:
+        """Every subject that the plan names: its target, and whom its blast radius reaches."""
+        radius = self.blast_radius
+        kinds = {_K.NODE: radius.nodes, _K.GPU: radius.gpus, _K.JOB: radius.jobs, _K.POD: radius.pods}
+        return frozenset(Subject(kind, name) for kind, names in kinds.items() for name in names) | {self.target}
+
+    @property
     def plan_sha256(self) -> str:
         """The hash that an approval binds to: over every field above."""
         return fingerprint(self.to_json())
@@ -474,11 +481,13 @@ class Situation:
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """A playbook's answer: an action, or None; either way with the reason. `refused`: something would fit, but the
-    guard does not let it happen, so a person has to look."""
+    guard does not let it happen, so a person has to look. `outdated`: the diagnosis is of what is over; another is
+    needed first."""
 
     action: Action | None
     reason: str
     refused: bool = False
+    outdated: bool = False
 
 
 @runtime_checkable

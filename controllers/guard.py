@@ -175,15 +175,8 @@ class _Guard:
         )
         return refusal or Ruling(True, self._margin(action, begun, unavailable))
 
-    def _named(self, action: Action) -> set[Subject]:
-        radius = action.blast_radius
-        named = {action.target}
-        for kind, names in ((_K.NODE, radius.nodes), (_K.GPU, radius.gpus), (_K.JOB, radius.jobs)):
-            named |= {Subject(kind, name) for name in names}
-        return named | {Subject(_K.POD, name) for name in radius.pods}
-
     def _touched(self, action: Action) -> set[Subject]:
-        return {above for s in self._named(action) for above in self._inventory.ancestors(s, self._at_s)} | {
+        return {above for s in action.named for above in self._inventory.ancestors(s, self._at_s)} | {
             self._inventory.cluster
         }
 
@@ -202,7 +195,7 @@ class _Guard:
 
     def _nodes(self, action: Action) -> set[Subject]:
         """The nodes that an action works on: those it names, or those of its target's GPUs and pods."""
-        named = self._named(action)
+        named = action.named
         own = {s for s in named if s.kind is _K.NODE}
         for subject in named - own:
             below = {subject, *self._inventory.gpus(subject, self._at_s)}
