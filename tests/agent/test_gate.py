@@ -15,6 +15,7 @@ from agent.people import Directory
 from agent.people import Settings as People
 from agent.policy import ApprovalSettings, Grant, Person, Role, Rule, rule_for
 from agent.store import NoSuchIncident, Store
+from agent.terminal import operator
 from controllers.action import Action, ActionKind, BlastRadius
 from tests.agent.incidents import NODE, ManualClock, a_diagnosis, a_finding, an_action
 
@@ -161,6 +162,7 @@ def test_a_reboot_asks_for_a_fresh_sign_in(store: Store, gate: Gate, clock: Manu
     clock.advance(301)
     assert "sign in again" in gate.approve(name, plan.plan_sha256, ANN).message
     assert "sign in again" in gate.approve(name, plan.plan_sha256, replace(ANN, signed_in_s=9e9)).message
+    assert "approve it there" in gate.approve(name, plan.plan_sha256, operator()).message
     assert gate.approve(name, plan.plan_sha256, replace(ANN, signed_in_s=clock.now_s())).changed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -15,12 +16,15 @@ from agent.rca.targets import at_issue, objection
 from collectors.frame import Instant
 from collectors.history import History
 from collectors.subject import Inventory, Subject, SubjectKind
-from controllers.action import Action, ActionKind, BlastRadius, Situation, Undo
+from controllers.action import Action, ActionKind, BlastRadius, Proposal, Situation, Undo
 from controllers.guard import Commitment
 from controllers.guard import Settings as GuardSettings
 from controllers.playbooks.plugins import build
 from controllers.playbooks.return_node import return_node
 from detectors.base import Fault, Finding, Severity, State
+from tests.agent.incidents import ManualClock, a_finding
+from tests.agent.lives import causes_of, running
+from tests.agent.world import World
 
 A, F, K = ActionKind, Fault, SubjectKind
 NODES, GPUS_PER_NODE, NOW_S = 3, 2, 10_000.0
@@ -228,6 +232,31 @@ def test_a_fault_of_one_node_does_not_reboot_another_that_is_healthy_again() -> 
     action = planned(two_nodes(State.CLEAR, State.FIRING), [], 9074.0)
     assert action is not None
     assert (action.kind, str(action.target)) == (A.REBOOT_NODE, "node:n0")
+
+
+def test_a_plan_is_not_made_by_a_diagnosis_of_what_is_over_since() -> None:
+    told, asked = two_nodes(State.CLEAR, State.FIRING), advisor([])
+    now, before = (incident(told, planned=at, done_s=9074.0) for at in (True, False))
+    proposal = asked.plan(replace(now, diagnosis=asked.diagnose(before)))
+    assert (proposal.action, proposal.outdated) == (None, True)
+    assert asked.plan(replace(now, diagnosis=asked.diagnose(now))).action is not None
+
+
+def test_the_lifecycle_diagnoses_again_what_is_outdated(
+    sqlite_url: str, tmp_path: Path, clock: ManualClock
+) -> None:
+    world = World(sqlite_url, tmp_path, clock)
+    plans = [Proposal(None, "of what is over", outdated=True), Proposal(None, "fits")]
+
+    def plan(found: Incident) -> Proposal:
+        proposal = plans.pop(0)
+        return proposal if proposal.outdated else replace(proposal, action=world.action(found))
+
+    with running(world, plan=plan) as lifecycle:
+        name = world.store.open_incident("leak", [a_finding()])
+        assert lifecycle.wait_idle()
+    assert causes_of(world, name)[1:] == ["diagnosis_stored", "new_evidence", "diagnosis_stored", "plan_proposed"]
+    world.store.close()
 
 
 def test_what_another_node_asks_for_is_not_done_to_the_first_while_both_are_open() -> None:
