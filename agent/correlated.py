@@ -23,7 +23,7 @@ class Settings(BaseModel):
         default=1800.0, ge=0, description="A fault that returns within this time re-opens its incident"
     )
     settle_s: float = Field(
-        default=600.0, ge=0, description="What our action can cause, this long after its end, belongs to it (s)"
+        default=600.0, ge=0, description="How long after its end an action of ours can still cause findings (s)"
     )
     refresh_s: float = Field(
         default=60.0, gt=0, description="A finding that goes on is written again this often (s)"
