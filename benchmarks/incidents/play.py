@@ -198,9 +198,10 @@ class Player:
             self._advise(entry)
             return
         self.world.act(entry.plan)
-        self.begun.append(Commitment(entry.plan, now_s, now_s))
+        act = Commitment(entry.plan, now_s, now_s)
+        self.begun.append(act)
         entry.acted.append((now_s, entry.plan))
-        entry.known = replace(entry.known, state=_S.CONFIRMING, acted_s=now_s)
+        entry.known = replace(entry.known, state=_S.CONFIRMING, acted_s=now_s, begun=(*entry.known.begun, act))
         entry.planned_s = None
 
     def _holds(self, plan: Action) -> bool:

@@ -27,11 +27,21 @@ from nightshift.agent.store.intents import commitments
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.history import History
 from nightshift.collectors.subject import Inventory
-from nightshift.controllers.action import Action, ActionKind, Actuator, Proposal
+from nightshift.controllers.action import KINDS, Action, ActionKind, Actuator, Proposal
 from nightshift.controllers.guard import Commitment, Ruling
 from nightshift.controllers.playbooks import plugins as playbooks
 
 _PAST = 50
+
+
+def actuator_of(kind: ActionKind, actuators: Iterable[Actuator]) -> Actuator:
+    """The first actuator that carries a kind out. Raises Permanent where there is none, or the kind has no row."""
+    if kind not in KINDS:  # an actuator from outside may claim any kind
+        raise Permanent(f"{kind} has no row in nightshift.controllers.action.KINDS: what it does is not known")
+    for actuator in actuators:
+        if kind in actuator.kinds():
+            return actuator
+    raise Permanent(f"no configured actuator carries out {kind}: do it by hand, or name one under `actuators`")
 
 
 class Practice:
@@ -100,13 +110,9 @@ class Practice:
 
     def actuator_for(self, incident: Incident) -> Actuator:
         """Who carries out an incident's plan; a drill's never leaves its simulated cluster."""
-        kind = incident.action.kind if incident.action is not None else ActionKind.NONE
         if is_drill(incident):
             return self.drills.actuator
-        for actuator in self.actuators:
-            if kind in actuator.kinds():
-                return actuator
-        raise Permanent(f"no configured actuator carries out {kind}: do it by hand, or name one under `actuators`")
+        return actuator_of(incident.action.kind if incident.action is not None else ActionKind.NONE, self.actuators)
 
     def _spent(self, outcome: str, spent: Spent) -> None:
         self._metrics.model_outcomes.labels(outcome).inc()

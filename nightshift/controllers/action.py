@@ -1,5 +1,8 @@
 """What may be done to the world: an Action is a plan that a person can read, approve, and see undone.
 
+`KINDS` is the one table of action kinds. Guard, approval policy, correlation, actuators and pages read it; a kind
+without a row is refused by all of them.
+
 A plan's hash covers everything that was shown to the approver. An approval binds to the hash, so a plan that
 changes in any way needs a new approval.
 """
@@ -7,14 +10,14 @@ changes in any way needs a new approval.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
 from nightshift.collectors.base import Temporary
 from nightshift.collectors.seal import fingerprint
-from nightshift.collectors.subject import Inventory, Subject
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.detectors.base import Fault, Finding
 
 
@@ -46,6 +49,278 @@ class ActionKind(StrEnum):
     """Let jobs use a certified kernel: first a few (canary), then all."""
     PROMOTE_POLICY = "promote_policy"
     """Let a learned policy act a step further: shadow, trial, canary, active."""
+
+
+class Rule(StrEnum):
+    """How many people an action needs."""
+
+    AUTOMATIC = "automatic"
+    ONE = "one"
+    TWO = "two"
+    """Two different people, neither of whom asked for it."""
+    NEVER = "never"
+    """Shown as advice; carried out by hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consequence:
+    """A finding that an action can cause: this fault, joined to the action by a subject of the kind `through`.
+
+    An Xid counts only if all of its codes are among `codes`.
+    """
+
+    fault: Fault
+    through: SubjectKind
+    codes: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ActionTraits:
+    """All that the rest of Nightshift has to know of one kind of action. The defaults are the strict side."""
+
+    targets: frozenset[SubjectKind]
+    does: str
+    """For people, after "Plan:"."""
+    changes: tuple[tuple[str, str, str], ...] = ()
+    """What differs at the target: (what, before, after)."""
+    harmless: bool = False
+    """Changes nothing in the cluster, so the guard has nothing to count."""
+    takes_capacity: bool = False
+    cordons: bool = False
+    gives_back_itself: bool = False
+    """Ends by giving back the node that it cordoned."""
+    gives_back: bool = False
+    """Takes back what an earlier action cordoned."""
+    contains: bool = False
+    """Taking it back while the fault is there would put the fault back to work."""
+    stops_jobs: bool = False
+    approval: Rule = Rule.ONE
+    """Without a rule of the operator's. AUTOMATIC holds only for a plan that asks for no approval."""
+    least_approval: Rule = Rule.AUTOMATIC
+    """No setting makes it laxer than this."""
+    fresh_sign_in: bool = False
+    repairs: frozenset[Fault] = frozenset()
+    """Faults that it can repair or contain."""
+    order: int | None = None
+    """Its place among the remedies of a fault; None: no remedy that is tried by itself."""
+    rung: int | None = None
+    """Its place on the ladder of hardware repairs; None: not on it."""
+    rights: tuple[str, ...] | None = None
+    """What it needs on Kubernetes, as `kubectl auth can-i` writes it; None: nothing there carries it out."""
+    own_rights: tuple[str, ...] = ()
+    """What it needs beside that in the one namespace where Jobs of ours run."""
+    causes: tuple[Consequence, ...] = ()
+
+
+WHOLE_JOBS = "whole jobs"
+"""The right to stop and start jobs of every kind; `controllers.actuators.kube_rights` lists the resources."""
+_CORDONING = ("get patch nodes",)
+_EMPTYING = ("get patch nodes", "list pods", "create pods/eviction", WHOLE_JOBS)
+_A, _F, _K = ActionKind, Fault, SubjectKind
+_ENDS_A_PROCESS = frozenset({43, 45})
+"""Xids that the driver logs for a process that was stopped, whoever stopped it."""
+_STOPS_A_JOB = (
+    Consequence(_F.HANG, _K.JOB),
+    Consequence(_F.XID, _K.JOB, _ENDS_A_PROCESS),
+    Consequence(_F.SOURCE_LOST, _K.JOB),
+)
+_RESTARTS_THE_DRIVER = (
+    *_STOPS_A_JOB,
+    Consequence(_F.XID, _K.NODE, _ENDS_A_PROCESS | {154}),
+    Consequence(_F.GPU_LOST, _K.NODE),
+    Consequence(_F.SOURCE_LOST, _K.NODE),
+)
+_MEMORY = frozenset({_F.HBM_IMMINENT, _F.HBM_DEGRADED})
+_DEGRADED = frozenset({_F.NVLINK_DEGRADED, _F.PCIE_DEGRADED, _F.NETWORK_DEGRADED, _F.THROTTLE})
+_LEAKS = frozenset({_F.GPU_MEMORY_LEAK, _F.HOST_MEMORY_LEAK})
+
+KINDS: Mapping[ActionKind, ActionTraits] = {
+    _A.NONE: ActionTraits(frozenset(_K), "nothing", harmless=True, approval=Rule.AUTOMATIC),
+    _A.OBSERVE: ActionTraits(frozenset(_K), "watch", harmless=True, approval=Rule.AUTOMATIC),
+    _A.NOTIFY_OWNER: ActionTraits(
+        frozenset({_K.JOB, _K.POD, _K.NODE, _K.GPU}),
+        "tell the owner",
+        harmless=True,
+        approval=Rule.AUTOMATIC,
+    ),
+    _A.SUGGEST_SCALING: ActionTraits(
+        frozenset({_K.JOB}),
+        "suggest more replicas",
+        harmless=True,
+        approval=Rule.AUTOMATIC,
+        rights=("get replicasets.apps", "get deployments.apps", "list horizontalpodautoscalers.autoscaling"),
+    ),
+    _A.RESTART_JOB: ActionTraits(
+        frozenset({_K.JOB}),
+        "restart the job once",
+        (("its processes", "run on", "stopped once, started from the checkpoint"),),
+        stops_jobs=True,
+        repairs=_LEAKS | {_F.LOSS_DIVERGED, _F.LOSS_NONFINITE, _F.DATA_STALL, _F.HANG},
+        order=2,
+        rights=("list pods", WHOLE_JOBS),
+        causes=_STOPS_A_JOB,
+    ),
+    _A.RESTART_POD: ActionTraits(
+        frozenset({_K.POD}),
+        "restart the pod",
+        (("its processes", "run on", "stopped and started anew"),),
+        repairs=_LEAKS,
+        order=1,
+        rights=("get patch delete pods", "get jobs.batch"),
+        causes=(
+            Consequence(_F.HANG, _K.POD),
+            Consequence(_F.XID, _K.POD, _ENDS_A_PROCESS),
+            Consequence(_F.SOURCE_LOST, _K.POD),
+        ),
+    ),
+    _A.QUARANTINE_GPU: ActionTraits(
+        frozenset({_K.GPU}),
+        "take the GPU out of use",
+        (("is offered to jobs", "yes", "no"),),
+        takes_capacity=True,
+        contains=True,
+        repairs=_MEMORY | {_F.XID},
+        order=5,
+        rights=("get list patch nodes",),
+        causes=_STOPS_A_JOB,  # its job moves off it, by our hand or by its own
+    ),
+    _A.TAINT: ActionTraits(
+        frozenset({_K.NODE}),
+        "taint the node",
+        (("tolerates every pod", "yes", "no"),),
+        takes_capacity=True,
+        contains=True,
+        repairs=_DEGRADED | {_F.GPU_LOST},
+        order=8,
+        rights=_CORDONING,
+    ),
+    _A.CORDON: ActionTraits(
+        frozenset({_K.NODE}),
+        "cordon the node",
+        (("takes new pods", "yes", "no"),),
+        takes_capacity=True,
+        cordons=True,
+        contains=True,
+        repairs=_DEGRADED | {_F.GPU_LOST},
+        order=7,
+        rights=_CORDONING,
+    ),
+    _A.UNCORDON: ActionTraits(
+        frozenset({_K.NODE}),
+        "uncordon the node",
+        (("takes new pods", "no", "yes"),),
+        gives_back=True,
+        rights=_CORDONING,
+    ),
+    _A.RETURN_NODE: ActionTraits(
+        frozenset({_K.NODE}),
+        "probe the node and, where that passes, uncordon it",
+        (("takes new pods", "no", "yes, where the probe passes"),),
+        gives_back=True,
+        least_approval=Rule.ONE,  # whether the hardware was repaired, only people know
+        rights=_CORDONING,
+        own_rights=("get create jobs.batch", "list pods"),
+    ),
+    _A.DRAIN: ActionTraits(
+        frozenset({_K.NODE}),
+        "drain the node",
+        (("takes new pods", "yes", "no"), ("its jobs", "run here", "stop whole and start elsewhere")),
+        takes_capacity=True,
+        cordons=True,
+        contains=True,
+        stops_jobs=True,
+        repairs=_DEGRADED,
+        order=6,
+        rights=_EMPTYING,
+        causes=_STOPS_A_JOB,
+    ),
+    _A.RESET_GPU: ActionTraits(
+        frozenset({_K.GPU}),
+        "reset the GPU",
+        (("GPU state", "as it is", "reset, empty, and given back"),),
+        takes_capacity=True,
+        cordons=True,
+        gives_back_itself=True,
+        stops_jobs=True,
+        repairs=_MEMORY | {_F.XID, _F.NVLINK_DEGRADED},
+        order=4,
+        rung=1,
+        rights=_EMPTYING,
+        own_rights=("get create jobs.batch",),
+        causes=_RESTARTS_THE_DRIVER,  # what reads the node's GPUs is paused for it
+    ),
+    _A.REBOOT_NODE: ActionTraits(
+        frozenset({_K.NODE}),
+        "reboot the node",
+        (("boot", "this one", "the next one"),),
+        takes_capacity=True,
+        cordons=True,
+        gives_back_itself=True,
+        stops_jobs=True,
+        fresh_sign_in=True,
+        repairs=_MEMORY | {_F.XID, _F.GPU_LOST, _F.PCIE_DEGRADED},
+        order=3,
+        rung=2,
+        rights=_EMPTYING,
+        own_rights=("get create jobs.batch",),
+        causes=_RESTARTS_THE_DRIVER,
+    ),
+    _A.OPEN_RMA: ActionTraits(
+        frozenset({_K.GPU}),
+        "open a return case",
+        (("return to the vendor", "none", "opened"),),
+        harmless=True,
+        fresh_sign_in=True,
+        rung=3,
+    ),
+    _A.KERNEL_JOB: ActionTraits(
+        frozenset({_K.JOB}),
+        "search for a faster kernel on one free GPU",
+        rights=(),
+        own_rights=("get create patch delete jobs.batch", "list pods", "get pods/log"),
+    ),
+    _A.PROMOTE_KERNEL: ActionTraits(
+        frozenset({_K.CLUSTER}),
+        "let jobs use the kernel",
+        (("kernel in use", "as it is", "the certified one"),),
+    ),
+    _A.PROMOTE_POLICY: ActionTraits(
+        frozenset({_K.CLUSTER}),
+        "let the policy act one step further",
+        (("decides", "as it does", "one step further"),),
+    ),
+}
+"""One row per kind. What is not here is refused (`traits_of`)."""
+
+UNCLASSIFIED = ActionTraits(
+    targets=frozenset(),
+    does="do something that is not classified",
+    takes_capacity=True,
+    stops_jobs=True,
+    approval=Rule.NEVER,
+    least_approval=Rule.NEVER,
+    fresh_sign_in=True,
+)
+
+
+def traits_of(kind: ActionKind) -> ActionTraits:
+    """The row of a kind; the strictest one where it has none."""
+    return KINDS.get(kind, UNCLASSIFIED)
+
+
+def kinds_where(holds: Callable[[ActionTraits], bool]) -> frozenset[ActionKind]:
+    """The kinds whose row fulfils a condition.
+
+    >>> sorted(kinds_where(lambda row: row.gives_back))
+    [<ActionKind.RETURN_NODE: 'return_node'>, <ActionKind.UNCORDON: 'uncordon'>]
+    """
+    return frozenset(kind for kind, row in KINDS.items() if holds(row))
+
+
+def target_of(kind: ActionKind) -> SubjectKind:
+    """The one kind of subject that a kind acts on. Raises KeyError without a row, ValueError without just one."""
+    (only,) = KINDS[kind].targets
+    return only
 
 
 STOPPED_GPUS = "stopped_gpus"
@@ -102,6 +377,13 @@ class Action:
         """Plain JSON values; figures that are not known are null."""
         plain: dict[str, Any] = _plain(asdict(self))
         return plain
+
+    @property
+    def named(self) -> frozenset[Subject]:
+        """Every subject that the plan names: its target, and whom its blast radius reaches."""
+        radius = self.blast_radius
+        kinds = {_K.NODE: radius.nodes, _K.GPU: radius.gpus, _K.JOB: radius.jobs, _K.POD: radius.pods}
+        return frozenset(Subject(kind, name) for kind, names in kinds.items() for name in names) | {self.target}
 
     @property
     def plan_sha256(self) -> str:
@@ -199,11 +481,13 @@ class Situation:
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """A playbook's answer: an action, or None; either way with the reason. `refused`: something would fit, but the
-    guard does not let it happen, so a person has to look."""
+    guard does not let it happen, so a person has to look. `outdated`: the diagnosis is of what is over; another is
+    needed first."""
 
     action: Action | None
     reason: str
     refused: bool = False
+    outdated: bool = False
 
 
 @runtime_checkable

@@ -9,13 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from nightshift.controllers.action import Action, ActionKind
+from nightshift.controllers.action import Action, kinds_where
 
-TAKES_OUT = frozenset({ActionKind.CORDON, ActionKind.DRAIN})
+TAKES_OUT = kinds_where(lambda row: row.cordons and not row.gives_back_itself)
 """Mitigations that leave a node cordoned: no check runs after them, and nothing gives the node back by itself."""
-GIVES_BACK_ITSELF = frozenset({ActionKind.RESET_GPU, ActionKind.REBOOT_NODE})
-"""Repairs that cordon their node and give it back themselves."""
-CORDONS = TAKES_OUT | GIVES_BACK_ITSELF
 CORDON_OF = "cordon_of"
 NOBODY, SOMEBODY_ELSE = "nobody", "somebody else"
 

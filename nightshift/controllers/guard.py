@@ -21,12 +21,10 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nightshift.collectors.subject import TAKES_WORK_SINCE, Inventory, Subject, SubjectKind
-from nightshift.controllers.action import Action, ActionKind
-from nightshift.controllers.cordon import CORDONS, node_of
+from nightshift.controllers.action import KINDS, Action, traits_of
+from nightshift.controllers.cordon import node_of
 
-_A, _K = ActionKind, SubjectKind
-TAKES_CAPACITY = frozenset({_A.QUARANTINE_GPU, _A.TAINT, _A.CORDON, _A.DRAIN, _A.RESET_GPU, _A.REBOOT_NODE})
-HARMLESS = frozenset({_A.NONE, _A.OBSERVE, _A.NOTIFY_OWNER, _A.SUGGEST_SCALING, _A.OPEN_RMA})
+_K = SubjectKind
 OPT_OUT_FACT = "nightshift-opt-out"
 """An inventory fact (a label or annotation of the node, job or pod) that keeps us away when it is `true`."""
 
@@ -130,6 +128,7 @@ class Limit(StrEnum):
     OPTED_OUT = "opted_out"
     BUSY = "busy"
     UNKNOWN_PLACE = "unknown_place"
+    UNKNOWN_KIND = "unknown_kind"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +152,10 @@ def rule(
 ) -> Ruling:
     """Whether an action may begin now. `unavailable` are nodes and GPUs out of use for other reasons (cordoned by
     people, not ready, their source lost); they count against the limits."""
-    if action.kind in HARMLESS:
+    if action.kind not in KINDS:
+        message = f"{action.kind} has no row in nightshift.controllers.action.KINDS: what it does is not known"
+        return Ruling(False, message, Limit.UNKNOWN_KIND)
+    if traits_of(action.kind).harmless:
         return Ruling(True, "changes nothing in the cluster")
     begun = [c for c in commitments if c.action.id != action.id]
     return _Guard(inventory, at_s, settings or Settings()).rule(action, begun, unavailable)
@@ -173,15 +175,8 @@ class _Guard:
         )
         return refusal or Ruling(True, self._margin(action, begun, unavailable))
 
-    def _named(self, action: Action) -> set[Subject]:
-        radius = action.blast_radius
-        named = {action.target}
-        for kind, names in ((_K.NODE, radius.nodes), (_K.GPU, radius.gpus), (_K.JOB, radius.jobs)):
-            named |= {Subject(kind, name) for name in names}
-        return named | {Subject(_K.POD, name) for name in radius.pods}
-
     def _touched(self, action: Action) -> set[Subject]:
-        return {above for s in self._named(action) for above in self._inventory.ancestors(s, self._at_s)} | {
+        return {above for s in action.named for above in self._inventory.ancestors(s, self._at_s)} | {
             self._inventory.cluster
         }
 
@@ -200,7 +195,7 @@ class _Guard:
 
     def _nodes(self, action: Action) -> set[Subject]:
         """The nodes that an action works on: those it names, or those of its target's GPUs and pods."""
-        named = self._named(action)
+        named = action.named
         own = {s for s in named if s.kind is _K.NODE}
         for subject in named - own:
             below = {subject, *self._inventory.gpus(subject, self._at_s)}
@@ -211,7 +206,7 @@ class _Guard:
     def _busy(self, action: Action, begun: list[Commitment]) -> Ruling | None:
         nodes = self._nodes(action)
         for commitment in begun:
-            if commitment.ended_s is not None or commitment.action.kind in HARMLESS:
+            if commitment.ended_s is not None or traits_of(commitment.action.kind).harmless:
                 continue
             shared = nodes & self._nodes(commitment.action)
             if shared or commitment.action.target == action.target:
@@ -221,7 +216,7 @@ class _Guard:
         return None
 
     def _taken(self, action: Action) -> set[Subject]:
-        if action.kind not in TAKES_CAPACITY:
+        if not traits_of(action.kind).takes_capacity:
             return set()
         found: set[Subject] = set()
         for subject in {action.target} | {Subject(_K.NODE, n) for n in action.blast_radius.nodes}:
@@ -239,7 +234,7 @@ class _Guard:
         """Whether the API server has said that the node of an ended action takes work, and was seen to since then:
         a person has uncordoned it. Counted for good, a few of those would leave nothing to be done any more."""
         action, ended_s = commitment.action, commitment.ended_s
-        if ended_s is None or action.kind not in CORDONS:
+        if ended_s is None or not traits_of(action.kind).cordons:
             return False
         node = Subject(_K.NODE, node_of(action))
         since = self._inventory.fact(node, TAKES_WORK_SINCE)
@@ -268,7 +263,7 @@ class _Guard:
         return max(math.floor(share * len(gpus)), sum(largest))
 
     def _capacity(self, action: Action, begun: list[Commitment], unavailable: frozenset[Subject]) -> Ruling | None:
-        if action.kind not in TAKES_CAPACITY:
+        if not traits_of(action.kind).takes_capacity:
             return None
         taken = self._taken(action)
         if not taken:
@@ -293,7 +288,9 @@ class _Guard:
 
     def _rate(self, action: Action, begun: list[Commitment]) -> Ruling | None:
         recent = [
-            c for c in begun if c.action.kind not in HARMLESS and self._at_s - c.begun_s < self._settings.rate_s
+            c
+            for c in begun
+            if not traits_of(c.action.kind).harmless and self._at_s - c.begun_s < self._settings.rate_s
         ]
         limits = {
             _K.CLUSTER: (self._settings.cluster_rate, Limit.CLUSTER_RATE),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,8 @@ from nightshift.agent.correlation.kinship import EFFECTS, SAME, STAGE, Kin, firs
 from nightshift.agent.store.incident import IncidentState
 from nightshift.collectors.frame import Instant
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.controllers.action import KINDS, Action, ActionKind, BlastRadius, Undo
+from nightshift.controllers.guard import Commitment
 from nightshift.detectors.base import Fault, Finding, Severity, State
 
 K = SubjectKind
@@ -60,8 +63,18 @@ def xid(code: int, subject: str, since_s: float) -> Finding:
     return replace(finding(Fault.XID, subject, since_s, xid=float(code)), detector=f"xid{code}")
 
 
-def known(*findings: Finding, state: IncidentState = IncidentState.OPEN, **more: float) -> Known:
-    return Known("INC-1", state, findings, min(f.since.t_s for f in findings), **more)
+def known(
+    *findings: Finding, state: IncidentState = IncidentState.OPEN, begun: tuple[Commitment, ...] = (), **more: float
+) -> Known:
+    return Known("INC-1", state, findings, min(f.since.t_s for f in findings), begun=begun, **more)
+
+
+def act(kind: ActionKind, target: str, begun_s: float, **radius: tuple[str, ...]) -> Commitment:
+    """An action of ours, done 10 s after it began."""
+    subject = Subject.parse(target)
+    node = {"node": f"n{subject.name.split('-')[1]}"} if subject.kind is K.GPU else {}
+    action = Action("a1", kind, subject, "test", BlastRadius(**radius), Undo(False, ""), 1e9, node)  # type: ignore[arg-type]
+    return Commitment(action, begun_s, begun_s + 10.0)
 
 
 def opened(decisions: list[Decision]) -> list[frozenset[Finding]]:
@@ -199,9 +212,92 @@ def test_a_further_xid_in_a_burst_is_stored_at_once_and_is_news() -> None:
 
 def test_the_stop_that_our_own_restart_causes_belongs_to_its_incident() -> None:
     leak = finding(Fault.GPU_MEMORY_LEAK, "gpu:GPU-0-1", 100.0, 900.0)
-    acting = known(leak, state=IncidentState.CONFIRMING, acted_s=920.0)
+    acting = known(leak, state=IncidentState.CONFIRMING, begun=(act(ActionKind.RESTART_JOB, "job:ml/a", 920.0),))
     (decision,) = correlate([finding(Fault.HANG, "job:ml/a", 925.0)], [acting], fleet(), 960.0)
     assert decision.verb is Verb.ATTACH
+
+
+def reboot_of_n0(begun_s: float) -> Commitment:
+    return act(ActionKind.REBOOT_NODE, "node:n0", begun_s, jobs=("ml/a",), nodes=("n0",))
+
+
+@pytest.mark.parametrize(
+    ("found", "joins"),
+    [
+        (finding(Fault.HANG, "job:ml/a", 1030.0), True),
+        (xid(45, "gpu:GPU-1-3", 1030.0), True),  # the stopped job's process on another node
+        (finding(Fault.GPU_LOST, "gpu:GPU-0-5", 1030.0), True),
+        (finding(Fault.SOURCE_LOST, "source:dcgm n0", 1030.0, covers="node:n0"), True),
+        (finding(Fault.GPU_LOST, "gpu:GPU-1-5", 1030.0), False),
+        (xid(79, "gpu:GPU-0-5", 1030.0), False),
+        (xid(79, "gpu:GPU-1-5", 1030.0), False),
+        (finding(Fault.SOURCE_LOST, "source:dcgm n1", 1030.0, covers="node:n1"), False),
+        (finding(Fault.HANG, "job:ml/b", 1030.0), False),
+        (finding(Fault.HANG, "job:ml/a", 1000.0), False),  # before it
+        (finding(Fault.HANG, "job:ml/a", 1700.0), False),  # long after it
+    ],
+)
+def test_only_what_our_action_can_cause_where_it_acted_is_its_consequence(found: Finding, joins: bool) -> None:
+    cause = finding(Fault.PCIE_DEGRADED, "gpu:GPU-0-1", 100.0, 110.0)
+    acting = known(cause, state=IncidentState.CONFIRMING, begun=(reboot_of_n0(1020.0),))
+    (decision,) = correlate([found], [acting], fleet(), 1710.0)
+    assert (decision.verb is Verb.ATTACH) is joins
+
+
+def test_a_gpu_that_falls_off_the_bus_beside_what_our_reboot_explains_is_a_fault_of_its_own() -> None:
+    cause = finding(Fault.PCIE_DEGRADED, "gpu:GPU-0-1", 100.0, 110.0)
+    acting = known(cause, state=IncidentState.CONFIRMING, begun=(reboot_of_n0(1020.0),))
+    found = [finding(Fault.GPU_LOST, "gpu:GPU-0-5", 1030.0), xid(79, "gpu:GPU-0-5", 1031.0)]
+    (decision,) = correlate(found, [acting], fleet(), 1040.0)
+    assert (decision.verb, len(decision.findings)) == (Verb.OPEN, 2)
+
+
+def test_a_gpu_lost_on_another_node_soon_after_a_quarantine_is_no_consequence_of_it() -> None:
+    """One job over two nodes: a label on a GPU of one stops nothing on the other."""
+    first = replace(xid(48, "gpu:GPU-1-5", 100.0), state=State.CLEAR)
+    quarantine = act(ActionKind.QUARANTINE_GPU, "gpu:GPU-1-5", 164.0, gpus=("GPU-1-5",), jobs=("ml/a",))
+    acting = known(first, state=IncidentState.CONFIRMING, acted_s=164.0, begun=(quarantine,))
+    found = [
+        finding(Fault.GPU_LOST, "gpu:GPU-0-4", 671.0),
+        xid(79, "gpu:GPU-0-4", 675.0),
+        replace(finding(Fault.GPU_LOST, "gpu:GPU-0-4", 675.0), detector="kernel_events"),
+    ]
+    for arrived in ([found[0]], [found[1]], [found[2]], found):
+        (decision,) = correlate(arrived, [acting], fleet(), 680.0)
+        assert (decision.verb, decision.incident_id) == (Verb.OPEN, None)
+
+
+@given(
+    st.sampled_from(sorted(ActionKind)),
+    st.sampled_from(["node:n0", "node:n2", "gpu:GPU-0-1", "gpu:GPU-2-1", "job:ml/a", "job:ml/b", "pod:ml/b-3"]),
+    st.sampled_from(sorted(Fault)),
+    st.sampled_from(["node:n1", "node:n0", "gpu:GPU-0-6", "gpu:GPU-1-1", "gpu:GPU-2-1", "job:ml/a", "job:ml/b"]),
+    st.sampled_from([13, 43, 45, 48, 74, 79, 154]),
+    st.floats(900.0, 2000.0),
+)
+def test_no_fault_is_blamed_on_an_action_that_did_not_reach_it(
+    kind: ActionKind, target: str, fault: Fault, subject: str, code: int, since_s: float
+) -> None:
+    jobs = ("ml/a",) if target in ("node:n0", "gpu:GPU-0-1") else ("ml/b",)
+    ours = act(kind, target, 1000.0, jobs=jobs if KINDS[kind].stops_jobs else ())
+    old = finding(Fault.ANOMALY, "gpu:GPU-3-7", 1.0, 2.0)
+    new = finding(fault, subject, since_s, **({"xid": float(code)} if fault is Fault.XID else {}))
+    (decision,) = correlate([new], [known(old, begun=(ours,))], fleet(), 2000.0)
+    if decision.verb is not Verb.ATTACH:
+        return
+    assert 1000.0 <= since_s <= 1610.0
+    assert fault in (Fault.HANG, Fault.GPU_LOST, Fault.SOURCE_LOST) or code in (43, 45, 154)
+    side = {"a": ("n0", "n1", "GPU-0-6", "GPU-1-1", "ml/a"), "b": ("GPU-2-1", "ml/b")}
+    assert subject.partition(":")[2] in side["a" if target in ("node:n0", "gpu:GPU-0-1", "job:ml/a") else "b"]
+    if fault is Fault.GPU_LOST:
+        assert (kind, target, subject) in {
+            (k, t, s)
+            for k in (ActionKind.RESET_GPU, ActionKind.REBOOT_NODE)
+            for t, s in (
+                ("node:n0", "node:n0"), ("node:n0", "gpu:GPU-0-6"), ("node:n2", "gpu:GPU-2-1"),
+                ("gpu:GPU-0-1", "node:n0"), ("gpu:GPU-0-1", "gpu:GPU-0-6"), ("gpu:GPU-2-1", "gpu:GPU-2-1"),
+            )
+        }  # fmt: skip
 
 
 def test_a_hang_after_two_gpu_faults_joins_one_and_leaves_the_faults_apart() -> None:

@@ -13,6 +13,7 @@ from nightshift.agent.approvals.gate import Gate, GateAnswer
 from nightshift.agent.approvals.people import Directory
 from nightshift.agent.approvals.people import Settings as People
 from nightshift.agent.approvals.policy import ApprovalSettings, Grant, Person, Role, Rule, rule_for
+from nightshift.agent.cli.terminal import operator
 from nightshift.agent.store.incident import Cause, IncidentState
 from nightshift.agent.store.incident_store import NoSuchIncident, Store
 from nightshift.controllers.action import Action, ActionKind, BlastRadius
@@ -161,6 +162,7 @@ def test_a_reboot_asks_for_a_fresh_sign_in(store: Store, gate: Gate, clock: Manu
     clock.advance(301)
     assert "sign in again" in gate.approve(name, plan.plan_sha256, ANN).message
     assert "sign in again" in gate.approve(name, plan.plan_sha256, replace(ANN, signed_in_s=9e9)).message
+    assert "approve it there" in gate.approve(name, plan.plan_sha256, operator()).message
     assert gate.approve(name, plan.plan_sha256, replace(ANN, signed_in_s=clock.now_s())).changed
 
 

@@ -12,9 +12,8 @@ from nightshift.agent.incidents.lifecycle import Lifecycle
 from nightshift.agent.store.incident import IncidentState
 from nightshift.agent.store.incident_store import number_of
 from nightshift.agent.store.intents import commitments, standing_cordons
-from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus
+from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus, traits_of
 from nightshift.controllers.actuators.simulated import SimulatedActuator
-from nightshift.controllers.guard import TAKES_CAPACITY
 from tests.agent.incidents import NODE, ManualClock, an_action
 from tests.agent.lives import approved, cleared, opened, running, state_of
 from tests.agent.world import UNDOABLE, World
@@ -54,7 +53,7 @@ def out_of_use(world: World) -> list[ActionKind]:
         return [
             item.action.kind
             for item in commitments(connection)
-            if item.released_s is None and item.action.kind in TAKES_CAPACITY
+            if item.released_s is None and traits_of(item.action.kind).takes_capacity
         ]
 
 

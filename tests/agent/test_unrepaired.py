@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from nightshift.agent.correlation.silent_faults import is_unrepaired
 from nightshift.agent.incidents.manual_repairs import Repaired
-from nightshift.agent.incidents.silent_faults import is_unrepaired
 from nightshift.agent.store.incident import IncidentState
 from nightshift.collectors.base import Temporary
 from nightshift.collectors.frame import Instant, LogRecord

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightshift.collectors.subject import TAKES_WORK_SINCE, Inventory, Subject, SubjectKind
-from nightshift.controllers.action import Action, ActionKind, BlastRadius, Undo
-from nightshift.controllers.guard import HARMLESS, TAKES_CAPACITY, Commitment, Limit, Settings, Window, rule
+from nightshift.controllers.action import Action, ActionKind, BlastRadius, Undo, kinds_where, traits_of
+from nightshift.controllers.guard import Commitment, Limit, Settings, Window, rule
 
 K, A = SubjectKind, ActionKind
 NODES, GPUS = 10, 8
@@ -137,7 +137,7 @@ def test_what_cannot_be_counted_is_refused() -> None:
     assert rule(action(A.DRAIN, "node:never-seen"), [], FLEET, 0.0).limit is Limit.UNKNOWN_PLACE
 
 
-@pytest.mark.parametrize("kind", sorted(HARMLESS))
+@pytest.mark.parametrize("kind", sorted(kinds_where(lambda row: row.harmless)))
 def test_what_changes_nothing_is_always_allowed(kind: ActionKind) -> None:
     nothing = Settings(cluster_rate=0, cluster_fraction=0, least_nodes=0)
     assert rule(action(kind, "job:ml/j0"), [], FLEET, 0.0, nothing).allowed
@@ -191,7 +191,7 @@ def _holds(begun: list[Commitment], now_s: float, chosen: Settings) -> None:
     """The limits, counted here anew and in another way than the guard counts them."""
     out: set[tuple[int, int]] = set()
     for held in begun:
-        if held.released_s is None and held.action.kind in TAKES_CAPACITY:
+        if held.released_s is None and traits_of(held.action.kind).takes_capacity:
             parts = held.action.target.name.split("-")
             out |= (
                 {(int(parts[1]), int(parts[2]))}

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import (
+    KINDS,
     Action,
     ActionKind,
     Actuator,
@@ -34,7 +35,7 @@ TARGETS = {
 
 
 def action(kind: ActionKind, identity: str = "a1", *conditions: Precondition, undo: bool = True) -> Action:
-    target = TARGETS[EFFECTS[kind][0]] if kind in EFFECTS else NODE
+    target = TARGETS[min(KINDS[kind].targets)] if kind in EFFECTS else NODE
     return Action(identity, kind, target, "test", BlastRadius(), Undo(undo, "test"), 1e9, preconditions=conditions)
 
 

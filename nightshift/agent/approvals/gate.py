@@ -25,28 +25,19 @@ from sqlalchemy import Connection
 
 from nightshift.agent.approvals.access import Sight, Verb, may, sight
 from nightshift.agent.approvals.people import Directory
-from nightshift.agent.approvals.policy import (
-    PEOPLE,
-    ApprovalSettings,
-    Person,
-    Role,
-    Rule,
-    may_not_approve,
-    rule_for,
-)
+from nightshift.agent.approvals.policy import PEOPLE, ApprovalSettings, Person, Role, may_not_approve, rule_for
 from nightshift.agent.clock import Clock
 from nightshift.agent.store import audit
 from nightshift.agent.store.incident import Cause, Incident, IncidentState
 from nightshift.agent.store.incident_store import Conflict, Move, NoSuchIncident, Store, number_of
 from nightshift.agent.store.records import dump, load
 from nightshift.agent.store.tables import approvals, controls
-from nightshift.controllers.action import Action, ActionKind
+from nightshift.controllers.action import Action, Rule, traits_of
 
 _S = IncidentState
 _DECIDED = (_S.APPROVED, _S.ACTING, _S.CONFIRMING, _S.UNDOING)
 _PENDING = (_S.AWAITING_APPROVAL, *_DECIDED)
 _CLOSABLE = (_S.OPEN, _S.DIAGNOSED, _S.AWAITING_APPROVAL, _S.MONITORING, _S.ESCALATED)
-_STOPS_JOBS = (ActionKind.RESTART_JOB, ActionKind.DRAIN, ActionKind.RESET_GPU, ActionKind.REBOOT_NODE)
 _NAMED = 5
 NIGHTSHIFT = "nightshift"
 """Who asks for plans that nobody asked for."""
@@ -383,7 +374,7 @@ def _left(incident: Incident) -> str:
     undo = "taking back " if incident.state is _S.UNDOING else ""
     said = f"{undo}{action.kind.replace('_', ' ')} of {action.target}"
     jobs = action.blast_radius.jobs
-    if action.kind in _STOPS_JOBS and jobs and not undo:
+    if traits_of(action.kind).stops_jobs and jobs and not undo:
         more = f" and {len(jobs) - _NAMED} more jobs" if len(jobs) > _NAMED else ""
         said += f"; what it has stopped of {', '.join(jobs[:_NAMED])}{more} stays stopped"
     return f"{incident.id} ({said})"

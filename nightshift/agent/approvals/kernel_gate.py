@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 from nightshift.agent.approvals.access import Sight, Verb, may, sight
 from nightshift.agent.approvals.gate import NIGHTSHIFT, Approval, Gate, GateAnswer
 from nightshift.agent.approvals.kernel_search import ANSWERED, SEARCH, KernelSearch, put_search, search_of
-from nightshift.agent.approvals.policy import PEOPLE, Person, Rule, may_not_approve, rule_for
+from nightshift.agent.approvals.policy import PEOPLE, Person, may_not_approve, rule_for
 from nightshift.agent.clock import Clock
 from nightshift.agent.store import audit
 from nightshift.agent.store.incident_store import Store
@@ -28,7 +28,7 @@ from nightshift.agent.store.records import dump, load
 from nightshift.agent.store.tables import controls
 from nightshift.agent.store.tenancy import namespaces_of
 from nightshift.collectors.subject import Subject, SubjectKind
-from nightshift.controllers.action import Action, ActionKind, BlastRadius, Undo
+from nightshift.controllers.action import Action, ActionKind, BlastRadius, Rule, Undo
 
 VALID_S = 7 * 86400.0
 _PREFIX = "kernel/"

@@ -26,7 +26,7 @@ from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.frame import LogRecord
 from nightshift.collectors.kubernetes.events import CHANGES, EVENTS
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
-from nightshift.controllers.action import Action, ActionKind
+from nightshift.controllers.action import Action, ActionKind, traits_of
 
 _A = ActionKind
 KIND = "by_hand"
@@ -43,7 +43,6 @@ _OPEN = frozenset(
         IncidentState.ESCALATED,
     }
 )
-_BEGINS_WITH_A_CORDON = frozenset({_A.CORDON, _A.DRAIN, _A.REBOOT_NODE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +72,9 @@ def read(line: LogRecord) -> Fix | None:
 
 def is_same(fix: Fix, plan: Action) -> bool:
     """Whether a person did what the plan says, or began it: a drain and a reboot begin with a cordon."""
-    if fix.kind is _A.UNCORDON and plan.kind is _A.RETURN_NODE:
-        return True
-    return fix.kind is plan.kind or (fix.kind is _A.CORDON and plan.kind in _BEGINS_WITH_A_CORDON)
+    plans = traits_of(plan.kind)
+    begins = fix.kind is _A.CORDON and plans.cordons and SubjectKind.NODE in plans.targets
+    return fix.kind is plan.kind or begins or (fix.kind is _A.UNCORDON and plans.gives_back)
 
 
 class ByHand:

@@ -14,8 +14,7 @@ from fnmatch import fnmatchcase
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nightshift.collectors.subject import SubjectKind
-from nightshift.controllers.action import STOPPED_GPUS, Action, ActionKind
+from nightshift.controllers.action import STOPPED_GPUS, Action, ActionKind, Rule, kinds_where, traits_of
 
 
 class Role(StrEnum):
@@ -82,21 +81,8 @@ class Person:
         return bool(namespaces) and all(any(grant.covers(name) for grant in strong) for name in namespaces)
 
 
-class Rule(StrEnum):
-    AUTOMATIC = "automatic"
-    ONE = "one"
-    TWO = "two"
-    """Two different people, neither of whom asked for it."""
-    NEVER = "never"
-    """Shown as advice; carried out by hand."""
-
-
 PEOPLE: Mapping[Rule, int] = {Rule.AUTOMATIC: 0, Rule.ONE: 1, Rule.TWO: 2}
 _STRICTNESS = list(Rule)
-_HARMLESS = frozenset({ActionKind.NONE, ActionKind.OBSERVE, ActionKind.NOTIFY_OWNER, ActionKind.SUGGEST_SCALING})
-_A_PERSON_DECIDES = frozenset({ActionKind.RETURN_NODE})
-"""Never automatic, whatever is configured: whether the hardware was repaired, only people know."""
-_MUST_SIGN_IN = frozenset({ActionKind.REBOOT_NODE, ActionKind.OPEN_RMA})
 
 
 class ApprovalSettings(BaseModel):
@@ -123,7 +109,8 @@ class ApprovalSettings(BaseModel):
         default=3600.0, gt=0, description="An approval counts for this long, and never beyond the plan's expiry."
     )
     fresh_sign_in: frozenset[ActionKind] = Field(
-        default=_MUST_SIGN_IN, description="Kinds whose approver must have signed in lately."
+        default=kinds_where(lambda row: row.fresh_sign_in),
+        description="Kinds whose approver must have signed in lately.",
     )
     fresh_sign_in_s: float = Field(default=300.0, gt=0, description="How lately, in seconds.")
 
@@ -140,28 +127,21 @@ def lacks(person: Person, needed: Role, doing: str, namespaces: Collection[str])
 
 
 def rule_for(action: Action, policy: ApprovalSettings) -> Rule:
-    """The rule that a plan falls under: the strictest of its kind's, its places' and, if wide, the wide one."""
-    named = policy.kinds.get(action.kind)
-    rule = named or policy.default
-    if named is None and rule is Rule.ONE and not action.needs_approval and action.kind in _HARMLESS:
-        rule = Rule.AUTOMATIC
+    """The rule that a plan falls under: the strictest of its kind's, its places' and, if wide, the wide one. Never
+    for a kind without a row in `controllers.action.KINDS`."""
+    traits = traits_of(action.kind)
+    named, rule = policy.kinds.get(action.kind), policy.default
+    asks_nobody = traits.approval is Rule.AUTOMATIC and not action.needs_approval
+    if rule is Rule.ONE and (traits.approval is not Rule.AUTOMATIC or asks_nobody):
+        rule = traits.approval
+    rule = named or rule
     radius = action.blast_radius
     gpus = max(len(set(radius.gpus)), int(action.params.get(STOPPED_GPUS, 0)))
     wide = gpus > policy.wide_gpus or len(set(radius.nodes)) > policy.wide_nodes
-    if action.kind in _A_PERSON_DECIDES:
-        rule = max(rule, Rule.ONE, key=_STRICTNESS.index)
-    rules = [rule, *([policy.wide] if wide else [])]
-    touched = _touched(action)
+    rules = [rule, traits.least_approval, *([policy.wide] if wide else [])]
+    touched = [str(subject) for subject in action.named]
     rules += [r for pattern, r in policy.places.items() if any(fnmatchcase(name, pattern) for name in touched)]
     return max(rules, key=_STRICTNESS.index)
-
-
-def _touched(action: Action) -> set[str]:
-    """Every subject that a plan names, as `kind:name`."""
-    radius = action.blast_radius
-    named = {SubjectKind.NODE: radius.nodes, SubjectKind.GPU: radius.gpus}
-    named |= {SubjectKind.JOB: radius.jobs, SubjectKind.POD: radius.pods}
-    return {str(action.target)} | {f"{kind}:{name}" for kind, names in named.items() for name in names}
 
 
 def may_not_approve(

@@ -62,8 +62,8 @@ def _asked(config: Path | None) -> Iterator[_Here | Remote]:
     if there is not None:
         yield there
         return
-    with stored(config) as (store, gate, now_s):
-        yield _Here(store, gate, operator(now_s))
+    with stored(config) as (store, gate, _now_s):
+        yield _Here(store, gate, operator())
 
 
 def approve(

@@ -30,7 +30,7 @@ def drill(
 
     with stored(config) as (store, _, now_s):
         told = stage(name, float(round(now_s)))
-        by = operator(now_s).identity
+        by = operator().identity
         incident_id = store.open_incident(f"TEST: drill {name}", told.findings, by=by, note="a drill, not a fault")
         typer.echo(f"{incident_id} is open: a TEST. Approve or reject it in Slack, in the console, or by")
         typer.echo(f"  nightshift approve {incident_id}")

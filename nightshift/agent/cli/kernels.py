@@ -47,7 +47,7 @@ def promote(
         raise typer.BadParameter(f"--to: {to!r} is neither canary nor active")
     with stored(config) as (store, gate, now_s):
         held = _registry(registry, key)
-        who = operator(now_s)
+        who = operator()
         try:
             entry = (
                 held.propose(json.loads(Path(certificate).read_text()), who.identity, "proposed", now_s)
@@ -102,8 +102,8 @@ def _gate(config: Path | None) -> Iterator[tuple[KernelGate, Person]]:
     from nightshift.agent.cli.terminal import operator, stored
     from nightshift.agent.store.process_clock import ToldClock
 
-    with stored(config) as (store, gate, now_s):
-        yield KernelGate(gate, store, ToldClock(store.database)), operator(now_s)
+    with stored(config) as (store, gate, _now_s):
+        yield KernelGate(gate, store, ToldClock(store.database)), operator()
 
 
 def demote(
@@ -121,7 +121,7 @@ def demote(
         with stored(config) as (store, _, now_s):
             from nightshift.agent.store import audit
 
-            who = operator(now_s)
+            who = operator()
             entry = _registry(registry, key).demote(certificate, who.identity, reason, now_s)
             with store.database.write() as connection:
                 body = {"certificate": entry.certificate, "reason": reason}

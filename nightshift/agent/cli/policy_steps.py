@@ -27,9 +27,9 @@ def _opened(config: Path | None) -> Iterator[tuple[PolicyGate, Receipts, Person]
     from nightshift.agent.store.process_clock import ToldClock
     from nightshift.agent.store.receipts import Receipts
 
-    with stored(config) as (store, gate, now_s):
+    with stored(config) as (store, gate, _now_s):
         policies = PolicyGate(gate, store, ToldClock(store.database), load(config).cluster)
-        yield policies, Receipts(store.database), operator(now_s)
+        yield policies, Receipts(store.database), operator()
 
 
 def stand(
@@ -153,7 +153,7 @@ def release(name: Annotated[str, typer.Argument(help="A GPU's UUID, or a node")]
     from nightshift.agent.power_setup import release as give_back
 
     with stored(config) as (store, _, now_s):
-        who = operator(now_s)
+        who = operator()
         if not (allowed := may(who, Verb.RESUME)):
             raise Permanent(allowed.reason)
         give_back(store, name, who.identity, now_s)

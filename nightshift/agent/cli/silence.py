@@ -27,8 +27,8 @@ def add(
     """Tells nobody of incidents that it covers whole, until it ends."""
     from nightshift.agent.units import full_time
 
-    with stored(config) as (store, _, now_s):
-        silence = _silences(store).add(matcher, hours * 3600.0, operator(now_s), reason)
+    with stored(config) as (store, _, _now_s):
+        silence = _silences(store).add(matcher, hours * 3600.0, operator(), reason)
     if as_json:
         print_json(asdict(silence))
     else:
@@ -56,8 +56,8 @@ def end(
     number: Annotated[int, typer.Argument(help="As `nightshift silence list` says")], config: Config = None
 ) -> None:
     """Ends a silence now; what it held back is told."""
-    with stored(config) as (store, _, now_s):
-        done = _silences(store).end(number, operator(now_s))
+    with stored(config) as (store, _, _now_s):
+        done = _silences(store).end(number, operator())
     typer.echo(f"silence {number} ended" if done else f"no silence {number} holds", err=not done)
     if not done:
         raise typer.Exit(1)

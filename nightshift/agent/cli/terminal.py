@@ -52,10 +52,11 @@ def stored(config: Path | None) -> Iterator[tuple[Store, Gate, float]]:
         database.close()
 
 
-def operator(now_s: float) -> Person:
+def operator() -> Person:
     """Who sits at the terminal, by user id (variables such as USER prove nothing); behind sudo, who called it.
 
-    Whoever can open the store can change it, so the command line gives every role.
+    Whoever can open the store can change it, so the command line gives every role. A terminal that was left open
+    proves nobody's presence, so it is no fresh sign-in: what needs one is approved in the console.
     """
     import os
     import pwd
@@ -69,7 +70,7 @@ def operator(now_s: float) -> Person:
         name = pwd.getpwuid(uid).pw_name
     except KeyError:
         name = f"uid {uid}"
-    return Person(name, frozenset({Role.ADMIN}), "cli", now_s)
+    return Person(name, frozenset({Role.ADMIN}), "cli")
 
 
 def tell(answer: GateAnswer, as_json: bool) -> None:

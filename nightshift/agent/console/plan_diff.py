@@ -6,24 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nightshift.agent.units import gpu_hours, sentence
-from nightshift.controllers.action import Action, ActionKind
-
-_K = ActionKind
-_FACTS: dict[ActionKind, tuple[tuple[str, str, str], ...]] = {
-    _K.CORDON: (("takes new pods", "yes", "no"),),
-    _K.UNCORDON: (("takes new pods", "no", "yes"),),
-    _K.RETURN_NODE: (("takes new pods", "no", "yes, where the probe passes"),),
-    _K.DRAIN: (("takes new pods", "yes", "no"), ("its jobs", "run here", "stop whole and start elsewhere")),
-    _K.QUARANTINE_GPU: (("is offered to jobs", "yes", "no"),),
-    _K.RESTART_JOB: (("its processes", "run on", "stopped once, started from the checkpoint"),),
-    _K.RESTART_POD: (("its processes", "run on", "stopped and started anew"),),
-    _K.RESET_GPU: (("GPU state", "as it is", "reset, empty, and given back"),),
-    _K.REBOOT_NODE: (("boot", "this one", "the next one"),),
-    _K.OPEN_RMA: (("return to the vendor", "none", "opened"),),
-    _K.TAINT: (("tolerates every pod", "yes", "no"),),
-    _K.PROMOTE_POLICY: (("decides", "as it does", "one step further"),),
-    _K.PROMOTE_KERNEL: (("kernel in use", "as it is", "the certified one"),),
-}
+from nightshift.controllers.action import Action, traits_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +20,7 @@ class Line:
 def effect(action: Action) -> list[Line]:
     """The target before and after; then what the plan sets. Empty where it changes nothing."""
     found: list[Line] = []
-    for name, before, after in _FACTS.get(action.kind, ()):
+    for name, before, after in traits_of(action.kind).changes:
         target = action.target.name
         found += [Line("-", f"{target}: {name}: {before}"), Line("+", f"{target}: {name}: {after}")]
     if found:

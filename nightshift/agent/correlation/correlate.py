@@ -3,7 +3,8 @@
 Pure: the same findings, incidents and inventory give the same decisions in whatever order they are handed over.
 Findings of one kin that touch the same place within a stated window are one fault
 (`agent.correlation.kinship.SAME`); a finding that another explains joins that one's incident as a symptom
-(`EFFECTS`); a fault that comes back soon after its incident was resolved re-opens it; jobs that wait for one
+(`EFFECTS`); what an action of ours can cause, on what it touched (`controllers.action.KINDS`), joins the incident
+that it acted for; a fault that comes back soon after its incident was resolved re-opens it; jobs that wait for one
 storage server are one fault (`agent.correlation.storage_outage`); the same fault in many places at once is one
 storm (`agent.correlation.storms`).
 
@@ -22,7 +23,6 @@ from nightshift.agent.correlation.kinship import (
     EFFECTS,
     SAME,
     Effect,
-    Kin,
     Places,
     Same,
     causal_key,
@@ -31,11 +31,14 @@ from nightshift.agent.correlation.kinship import (
     in_order,
     kin_of,
     onset_key,
+    xids_of,
 )
 from nightshift.agent.correlation.storage_outage import Events, Waiting, no_events
 from nightshift.agent.correlation.storms import Storms
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
-from nightshift.detectors.base import Finding, State
+from nightshift.controllers.action import traits_of
+from nightshift.controllers.guard import Commitment
+from nightshift.detectors.base import Fault, Finding, State
 
 __all__ = ["Decision", "Known", "Settings", "Verb", "correlate"]
 
@@ -78,6 +81,7 @@ class _Correlation:
         self._settings = settings
         self._places = Places(inventory)
         self._waiting = Waiting(self._places, events, at_s)
+        self._acts = [(i, act) for i in self._known if not i.resolved for act in i.begun]
         self._live: dict[Subject, list[tuple[Known, Finding]]] = defaultdict(list)
         for incident in self._known:
             for finding in incident.findings:
@@ -178,7 +182,7 @@ class _Correlation:
                     if best is None or (rank, incident.opened_s, incident.id) < best:
                         best = (rank, incident.opened_s, incident.id)
                         group.incident, group.reason = incident, reason
-        return None if best is None else group
+        return self._consequence(group) if best is None else group
 
     def _relation(self, new: Finding, incident: Known, member: Finding) -> tuple[int, str] | None:
         """How a new finding relates to a known incident's finding: (rank, why), the lowest rank the closest."""
@@ -203,8 +207,6 @@ class _Correlation:
         for effect in self._matching(EFFECTS, lambda r: kin_of(new) in r.causes, new, member):
             if kin_of(member) in effect.effects and self._follows(new, member, effect):
                 return 4, f"explains {member.fault} on {member.subject}: {effect.why}"
-        if self._our_doing(new, incident, member):
-            return 5, "our own action stopped it"
         return None
 
     def _matching(
@@ -219,14 +221,31 @@ class _Correlation:
             return False
         return gap_s(cause, effect, rule.ongoing) <= rule.window_s
 
-    def _our_doing(self, new: Finding, incident: Known, member: Finding) -> bool:
-        if incident.acted_s is None or kin_of(new) not in (Kin.HANG, Kin.FOLLOWER, Kin.SOURCE, Kin.GONE):
+    def _consequence(self, group: Group) -> Group | None:
+        """The group with the incident of an action of ours that can have caused all of it, or None. All, because a
+        GPU that falls off the bus while we reboot its node is a fault, though the reboot explains that it is gone.
+        """
+        for incident, act in self._acts:
+            if all(self._can_cause(act, finding) for finding in group.findings):
+                group.incident = incident
+                group.reason = f"our own {act.action.kind} of {act.action.target} caused it"
+                return group
+        return None
+
+    def _can_cause(self, act: Commitment, finding: Finding) -> bool:
+        """Whether the action's kind can cause such a finding, in time, on a subject that the action touched."""
+        ended_s = self._at_s if act.ended_s is None else act.ended_s
+        if not act.begun_s <= finding.since.t_s <= ended_s + self._settings.settle_s:
             return False
-        if not 0 <= new.since.t_s - incident.acted_s <= self._settings.settle_s:
-            return False
+        node = act.action.params.get("node")  # of the GPU that it is about
+        touched = act.action.named | ({Subject(SubjectKind.NODE, str(node))} if node is not None else set())
+        here = {subject.kind for subject in self._places.of(finding) & touched}
+        codes = xids_of(finding)
         return any(
-            s.kind in (SubjectKind.JOB, SubjectKind.NODE, SubjectKind.GPU)
-            for s in self._places.of(new) & self._places.of(member)
+            finding.fault is cause.fault
+            and (finding.fault is not Fault.XID or (codes and codes <= cause.codes))
+            and cause.through in here
+            for cause in traits_of(act.action.kind).causes
         )
 
     def _new_home(self, group: Group, placed: dict[Subject, list[tuple[Group, Finding]]]) -> Group | None:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.agent.correlation.kinship import STAGE, first_cause, kin_of
 from nightshift.agent.store.incident import IncidentState
+from nightshift.controllers.guard import Commitment
 from nightshift.detectors.base import Finding, Severity
 
 
@@ -22,7 +23,7 @@ class Settings(BaseModel):
         default=1800.0, ge=0, description="A fault that returns within this time re-opens its incident"
     )
     settle_s: float = Field(
-        default=600.0, ge=0, description="A stop of a job this long after our action belongs to it (s)"
+        default=600.0, ge=0, description="How long after its end an action of ours can still cause findings (s)"
     )
     refresh_s: float = Field(
         default=60.0, gt=0, description="A finding that goes on is written again this often (s)"
@@ -37,7 +38,7 @@ class Settings(BaseModel):
 @dataclass(frozen=True)
 class Known:
     """What the correlator needs of a stored incident: its findings as last stored (cleared ones too), when it was
-    resolved and by whom, and when our action on it began (Unix s; None = not)."""
+    resolved and by whom, when our last action on it began (Unix s; None = not), and the actions that were begun."""
 
     id: str
     state: IncidentState
@@ -45,6 +46,7 @@ class Known:
     opened_s: float
     resolved_s: float | None = None
     acted_s: float | None = None
+    begun: tuple[Commitment, ...] = ()
 
     @property
     def resolved(self) -> bool:

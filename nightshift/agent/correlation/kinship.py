@@ -103,13 +103,22 @@ def kin_of(finding: Finding) -> Kin:
     if finding.fault is not Fault.XID:
         return _BY_FAULT[finding.fault]
     first = xid_of(finding)
-    others = [int(code) for code in str(finding.facts.get("codes", "")).split() if code.isdigit()]
-    classes = [_class_of(code) for code in [*([] if first is None else [first]), *others]]
+    classes = [_class_of(code) for code in [*([] if first is None else [first]), *_listed(finding)]]
     for wanted in (HARDWARE, {Kin.APPLICATION}, {Kin.FOLLOWER}):
         for kin in classes:
             if kin in wanted:
                 return kin
     return Kin.FIRMWARE
+
+
+def xids_of(finding: Finding) -> frozenset[int]:
+    """Every Xid that a finding speaks of."""
+    first = xid_of(finding)
+    return frozenset(_listed(finding)) | (frozenset() if first is None else {first})
+
+
+def _listed(finding: Finding) -> list[int]:
+    return [int(code) for code in str(finding.facts.get("codes", "")).split() if code.isdigit()]
 
 
 def _class_of(code: int) -> Kin:

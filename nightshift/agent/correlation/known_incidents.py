@@ -6,11 +6,18 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from nightshift.agent.correlation.correlate import Known
+from nightshift.agent.store.archive import number_of
+from nightshift.agent.store.database import Database
 from nightshift.agent.store.incident import Incident, IncidentState, IncidentSummary, entered_s, findings_of
+from nightshift.agent.store.intents import begun
+from nightshift.controllers.guard import Commitment
 
 
 class Reads(Protocol):
     """The part of the store that is read here."""
+
+    @property
+    def database(self) -> Database: ...
 
     def incident(self, incident_id: str) -> Incident: ...
 
@@ -46,18 +53,23 @@ class KnownIncidents:
         for incident_id, (stamp, cached) in list(self._cache.items()):
             if incident_id in summaries:
                 continue
-            known = cached if cached.resolved else known_of(self._store.incident(incident_id))
+            known = cached if cached.resolved else self._known(incident_id)
             self._cache[incident_id] = (stamp, known)
             if known.resolved_s is None or now_s - known.resolved_s > self._keep_s:
                 del self._cache[incident_id]
         return sorted((known for _, known in self._cache.values()), key=lambda k: (k.opened_s, k.id))
 
     def _load(self, summary: IncidentSummary) -> tuple[tuple[object, ...], Known]:
-        return _stamp(summary), known_of(self._store.incident(summary.id))
+        return _stamp(summary), self._known(summary.id)
+
+    def _known(self, incident_id: str) -> Known:
+        incident = self._store.incident(incident_id)
+        with self._store.database.read() as connection:
+            return known_of(incident, begun(connection, number_of(incident.id)))
 
 
-def known_of(incident: Incident) -> Known:
-    """An incident as the correlator takes it."""
+def known_of(incident: Incident, acts: Iterable[Commitment] = ()) -> Known:
+    """An incident as the correlator takes it, with the actions of ours that were begun on it."""
     resolved = entered_s(incident.history, IncidentState.RESOLVED)
     acted = entered_s(incident.history, IncidentState.ACTING)
     return Known(
@@ -67,6 +79,7 @@ def known_of(incident: Incident) -> Known:
         opened_s=incident.opened_s,
         resolved_s=resolved[-1] if resolved and incident.state is IncidentState.RESOLVED else None,
         acted_s=acted[-1] if acted else None,
+        begun=tuple(acts),
     )
 
 

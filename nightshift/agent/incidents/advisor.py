@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from nightshift.agent.correlation.kinship import first_cause
+from nightshift.agent.correlation.silent_faults import is_unrepaired, open_findings
 from nightshift.agent.incidents.remedies import choose
-from nightshift.agent.incidents.silent_faults import is_unrepaired
 from nightshift.agent.rca.bundle import Limits, PastIncident
 from nightshift.agent.rca.evidence import gather
 from nightshift.agent.rca.investigate import Investigator
 from nightshift.agent.rca.lookup import Lookup, RangeQuery
-from nightshift.agent.rca.rules import diagnose
+from nightshift.agent.rca.rules import RECOVERY_FACTS, diagnose, fault_of, recovery_facts
+from nightshift.agent.rca.targets import at_issue, objection
 from nightshift.agent.store.diagnosis import Confidence, Diagnosis
 from nightshift.agent.store.incident import Incident, IncidentState, entered_s, findings_of
 from nightshift.collectors.history import History
@@ -50,10 +51,10 @@ class Advisor:
 
     def diagnose(self, incident: Incident) -> Diagnosis:
         """The rules' diagnosis as of now, with its evidence, and what a configured model proved beside it."""
-        found = findings_of(incident)
+        found, open_ = at_issue(incident), open_findings(incident)
         at_s, past = self.now_s(), list(self.past(incident))
         bundle = gather(found, self.history, self.inventory, at_s, past, self.limits, redact=self.redact)
-        told = diagnose(found, bundle, self.inventory)
+        told = diagnose(found, bundle, self.inventory, open_)
         if self.investigate is None:
             return told
         onset_s = first_cause(found).since.t_s
@@ -72,7 +73,11 @@ class Advisor:
             return Proposal(None, "every finding has become clear: nothing is done, it is watched")
         if incident.diagnosis.confidence is Confidence.UNKNOWN:
             return Proposal(None, "the cause is not known well enough to act on: watched")
-        choice = choose(self._situation(incident), self.playbooks, self.can)
+        if is_outdated(incident):
+            return Proposal(None, "what the diagnosis is about is over, and something else is open", outdated=True)
+        open_, now_s = open_findings(incident), self.now_s()
+        situation = self._situation(incident)
+        choice = choose(situation, self.playbooks, self.can, lambda a: objection(a, open_, self.inventory, now_s))
         action = choice.proposal.action
         if action is None:
             return choice.proposal
@@ -133,14 +138,27 @@ def out_of_use(inventory: Inventory, at_s: float) -> frozenset[Subject]:
     )
 
 
+def is_outdated(incident: Incident) -> bool:
+    """Whether a diagnosis speaks of another place or fault than what is at issue now."""
+    diagnosis = incident.diagnosis
+    if diagnosis is None or "subject" not in diagnosis.facts:
+        return False
+    found = at_issue(incident)
+    now = (str(first_cause(found).subject), fault_of(found))
+    return (diagnosis.facts["subject"], diagnosis.cause) != now
+
+
 def situation_of(incident: Incident, inventory: Inventory, at_s: float) -> Situation:
     """What the playbooks look at: the diagnosed cause and its facts, never text."""
     if incident.diagnosis is None:
         raise ValueError(f"{incident.id} has no diagnosis")
-    found = findings_of(incident)
+    found = at_issue(incident)
+    cause = first_cause(found)
     repaired = len(entered_s(incident.history, IncidentState.CONFIRMING))
-    facts = {**incident.diagnosis.facts, "attempt": float(incident.attempt), "repairs": float(repaired)}
-    subject = first_cause(found).subject
+    told = {name: value for name, value in incident.diagnosis.facts.items() if name not in RECOVERY_FACTS}
+    asked = recovery_facts(cause, open_findings(incident))
+    facts = {**told, **asked, "attempt": float(incident.attempt), "repairs": float(repaired)}
+    subject = cause.subject
     if incident.diagnosis.cause is Fault.OOM_KILL and "job" in facts:
         subject = Subject(SubjectKind.JOB, str(facts["job"]))
     return Situation(incident.id, incident.diagnosis.cause, subject, tuple(found), inventory, at_s, facts)

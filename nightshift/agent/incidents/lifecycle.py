@@ -16,9 +16,8 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 import structlog
 
-from nightshift.agent.approvals.policy import Rule
+from nightshift.agent.correlation.silent_faults import unrepaired
 from nightshift.agent.incidents.node_return import may_be_proposed, stays
-from nightshift.agent.incidents.silent_faults import unrepaired
 from nightshift.agent.incidents.stage_parts import Parts
 from nightshift.agent.incidents.stage_queue import POLL_S, Run, StageQueue
 from nightshift.agent.incidents.stages import ACTS_ON_THE_WORLD, STAGE_OF, Later, Lost, Stages
@@ -27,7 +26,7 @@ from nightshift.agent.store.incident_store import Conflict, name_of
 from nightshift.agent.store.lease import LEASE_S, Election, Leadership
 from nightshift.agent.store.tables import findings, incidents
 from nightshift.collectors.base import Permanent, Temporary
-from nightshift.controllers.action import ActionKind
+from nightshift.controllers.action import ActionKind, Rule
 from nightshift.controllers.cordon import TAKES_OUT
 from nightshift.detectors.base import State
 

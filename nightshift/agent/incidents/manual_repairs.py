@@ -1,7 +1,7 @@
 """Repairs that nobody told us of: a node, or its driver, that began anew after a fatal Xid had fallen silent.
 
 While its detector still calls the Xid an open episode, the detector says so itself. Later only the incident
-remembers it (`agent.incidents.silent_faults`): somebody rebooted the node, replaced the board or reloaded the
+remembers it (`agent.correlation.silent_faults`): somebody rebooted the node, replaced the board or reloaded the
 driver, and the kernel log tells of the new beginning. From there on the finding is grave no more and its quiet is
 counted anew, so that the incident is over once nothing came back for the set time. Silence alone, or a node that
 is seen again, says nothing of a repair.
@@ -15,7 +15,7 @@ from dataclasses import replace
 import sqlalchemy as sa
 import structlog
 
-from nightshift.agent.incidents.silent_faults import is_grave, is_unrepaired
+from nightshift.agent.correlation.silent_faults import is_grave, is_unrepaired
 from nightshift.agent.store import audit
 from nightshift.agent.store.archive import number_of
 from nightshift.agent.store.incident import Incident, IncidentState, StoredFinding

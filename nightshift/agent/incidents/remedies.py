@@ -7,36 +7,23 @@ told. Free text never becomes an action: a cause is a `Fault`, an action a playb
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nightshift.agent.correlation.kinship import APPLICATION_XIDS, FOLLOWER_XIDS
-from nightshift.controllers.action import ActionKind, Playbook, Proposal, Situation
+from nightshift.controllers.action import KINDS, Action, ActionKind, Playbook, Proposal, Situation
 from nightshift.controllers.playbooks.plan import number
 from nightshift.detectors.base import Fault
 
 _A, _F = ActionKind, Fault
-_HARDWARE = (_A.REBOOT_NODE, _A.RESET_GPU, _A.QUARANTINE_GPU)
-
 REMEDIES: Mapping[Fault, tuple[ActionKind, ...]] = {
-    _F.GPU_MEMORY_LEAK: (_A.RESTART_POD, _A.RESTART_JOB),
-    _F.HOST_MEMORY_LEAK: (_A.RESTART_POD, _A.RESTART_JOB),
-    _F.LOSS_DIVERGED: (_A.RESTART_JOB,),
-    _F.LOSS_NONFINITE: (_A.RESTART_JOB,),
-    _F.DATA_STALL: (_A.RESTART_JOB,),
-    _F.HANG: (_A.RESTART_JOB,),
-    _F.STRAGGLER: (),
-    _F.HBM_IMMINENT: _HARDWARE,
-    _F.HBM_DEGRADED: _HARDWARE,
-    _F.XID: _HARDWARE,
-    _F.GPU_LOST: (_A.REBOOT_NODE, _A.CORDON, _A.TAINT),
-    _F.NVLINK_DEGRADED: (_A.RESET_GPU, _A.DRAIN, _A.CORDON, _A.TAINT),
-    _F.PCIE_DEGRADED: (_A.REBOOT_NODE, _A.DRAIN, _A.CORDON, _A.TAINT),
-    _F.NETWORK_DEGRADED: (_A.DRAIN, _A.CORDON, _A.TAINT),
-    _F.THROTTLE: (_A.DRAIN, _A.CORDON, _A.TAINT),
-    _F.OOM_KILL: (),
-    _F.SOURCE_LOST: (),
-    _F.ANOMALY: (),
+    fault: tuple(
+        kind
+        for _, kind in sorted(
+            (row.order, kind) for kind, row in KINDS.items() if row.order is not None and fault in row.repairs
+        )
+    )
+    for fault in Fault
 }
 """What can repair each cause. Hardware goes by what its Xid calls for: a playbook that is not called for refuses,
 so the order among reset, reboot and quarantine is the order of being called for, not of preference."""
@@ -52,23 +39,32 @@ class Choice:
     considered: tuple[tuple[ActionKind, str], ...] = ()
 
 
-def choose(situation: Situation, playbooks: Sequence[Playbook], can: frozenset[ActionKind] | None = None) -> Choice:
-    """The remedy for a situation. `can` are the kinds that some actuator carries out (None: all of them)."""
+def choose(
+    situation: Situation,
+    playbooks: Sequence[Playbook],
+    can: frozenset[ActionKind] | None = None,
+    objection: Callable[[Action], str] = lambda _: "",
+) -> Choice:
+    """The remedy for a situation. `can` are the kinds that some actuator carries out (None: all of them);
+    `objection` says why a proposed action does not fit the evidence, empty where it does."""
     by_kind = {playbook.kind: playbook for playbook in playbooks}
     considered: list[tuple[ActionKind, str]] = []
     watch = watched_only(situation)
     if watch is not None:
         return Choice(Proposal(None, watch))
     for kind in (*remedies(situation), _A.SUGGEST_SCALING, _A.NOTIFY_OWNER):
-        if kind not in by_kind:
+        if kind not in KINDS:
+            considered.append((kind, "what it does is not known"))
+        elif kind not in by_kind:
             considered.append((kind, "no playbook for it is installed"))
         elif can is not None and kind not in can:
             considered.append((kind, "no actuator here can do it"))
         else:
             proposal = by_kind[kind].propose(situation)
-            if proposal.action is not None:
+            reason = proposal.reason if proposal.action is None else objection(proposal.action)
+            if proposal.action is not None and not reason:
                 return Choice(proposal, tuple(considered))
-            considered.append((kind, proposal.reason))
+            considered.append((kind, reason))
     reasons = "; ".join(f"{kind}: {reason}" for kind, reason in considered)
     return Choice(Proposal(None, f"watched only ({reasons})"), tuple(considered))
 

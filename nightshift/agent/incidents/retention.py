@@ -39,7 +39,7 @@ from nightshift.agent.store.tables import (
     tenancies,
 )
 from nightshift.collectors.base import Permanent, Temporary
-from nightshift.controllers.guard import TAKES_CAPACITY
+from nightshift.controllers.action import traits_of
 
 DAY_S = 86_400.0
 _OF_AN_INCIDENT = (
@@ -144,7 +144,7 @@ class Keeping:
 
     def _outdated(self, connection: Connection, now_s: float) -> list[int]:
         begun = commitments(connection)
-        held = {c.action.id for c in begun if c.released_s is None and c.action.kind in TAKES_CAPACITY}
+        held = {c.action.id for c in begun if c.released_s is None and traits_of(c.action.kind).takes_capacity}
         holding = sa.select(intents.c.incident).where(intents.c.action_id.in_(held))
         c = incidents.c
         ended = (c.state == str(IncidentState.RESOLVED)) & c.number.not_in(holding)

@@ -20,17 +20,26 @@ from enum import StrEnum
 
 from sqlalchemy import Connection
 
-from nightshift.agent.approvals.policy import Rule, rule_for
+from nightshift.agent.approvals.policy import rule_for
+from nightshift.agent.correlation.silent_faults import is_unrepaired
 from nightshift.agent.incidents import progress_notes
 from nightshift.agent.incidents.node_return import LOOK_AGAIN_S, GivingBack, stays
-from nightshift.agent.incidents.silent_faults import is_unrepaired
 from nightshift.agent.incidents.stage_parts import Parts
 from nightshift.agent.store.diagnosis import Diagnosis
 from nightshift.agent.store.incident import Cause, Incident, IncidentState
 from nightshift.agent.store.incident_store import Move, number_of
 from nightshift.agent.store.intents import commitments, end_intent, has_intent, store_intent
 from nightshift.collectors.base import Permanent, Temporary
-from nightshift.controllers.action import Action, ActionKind, Actuator, Outcome, OutcomeStatus, UnderWay
+from nightshift.controllers.action import (
+    Action,
+    ActionKind,
+    Actuator,
+    Outcome,
+    OutcomeStatus,
+    Rule,
+    UnderWay,
+    traits_of,
+)
 from nightshift.controllers.guard import Ruling
 from nightshift.detectors.base import State
 
@@ -56,8 +65,6 @@ STAGE_OF = {
 """The stage that an incident in a state needs; in the other states it waits for a person or for the signals."""
 
 ACTS_ON_THE_WORLD = frozenset({Stage.ACT, Stage.UNDO})
-CONTAINMENT = frozenset({ActionKind.TAINT, ActionKind.CORDON, ActionKind.QUARANTINE_GPU, ActionKind.DRAIN})
-"""Taking these back while the fault is still there would put it back to work."""
 
 
 class Lost(Exception):
@@ -146,6 +153,8 @@ class Stages:
                 if why:
                     rule, reason = Rule.ONE, f"{reason}. A person decides, since {why}"
             self._store.save_plan(incident, proposal.action, reason, by=Stage.PLAN, rule=rule)
+        elif proposal.outdated:
+            self._move(incident, _C.NEW_EVIDENCE, proposal.reason)
         elif proposal.refused:
             self._move(incident, _C.GUARD_REFUSED, proposal.reason)
         else:
@@ -309,7 +318,7 @@ class Stages:
             if incident.news:
                 self._take_up_news(incident, action)
             return
-        if action.kind in CONTAINMENT:
+        if traits_of(action.kind).contains:
             self._move(incident, _C.CONTAINMENT_KEPT, f"{failure}; {action.kind} of {action.target} stays in place")
         else:
             self._move(incident, _C.NOT_CONFIRMED, failure)

@@ -33,11 +33,11 @@ from nightshift.agent.approvals.kernel_search import (
     KernelSearch,
     evidence,
 )
-from nightshift.agent.approvals.policy import Rule, rule_for
+from nightshift.agent.approvals.policy import rule_for
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.seal import SealError, canonical_json, trusted_keys
-from nightshift.controllers.action import Action, ActionKind, Outcome
+from nightshift.controllers.action import Action, ActionKind, Outcome, Rule
 from nightshift.controllers.actuators.kube_kernel_jobs import Seen, job_name
 from nightshift.kernels.certification.envelope import CertificateError, certificate_sha256, read
 from nightshift.kernels.loop import progress_lines

@@ -23,10 +23,12 @@ from nightshift.agent.rca.confidence import confidence_of, jumped, right_share
 from nightshift.agent.rca.grounding import ground
 from nightshift.agent.store.diagnosis import Claim, Diagnosis, Predicate
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
-from nightshift.detectors.base import Fault, Finding
+from nightshift.detectors.base import Fault, Finding, State
 from nightshift.detectors.hardware.xid_catalogue import CATALOGUE, GRAVITY, Recovery, action_of, announced_action
 
 _K = SubjectKind
+REMAP_FAILED = 64
+"""The Xid of a row remapping that failed: NVIDIA's criterion for a return."""
 RESET = frozenset({Recovery.RESET_GPU, Recovery.DRAIN_AND_RESET, Recovery.DRAIN_P2P, Recovery.RESET_GPU_IF_UVM})
 _WORST = (Recovery.REBOOT_NODE, *sorted(RESET), Recovery.CONTACT_SUPPORT, Recovery.RESTART_APP)
 SILENT = (
@@ -56,8 +58,13 @@ _SAYS: dict[Fault, str] = {
 }
 
 
-def diagnose(findings: Sequence[Finding], bundle: Bundle, inventory: Inventory) -> Diagnosis:
-    """The rules' diagnosis of an incident with these findings. Deterministic."""
+def diagnose(
+    findings: Sequence[Finding], bundle: Bundle, inventory: Inventory, open_: Sequence[Finding] | None = None
+) -> Diagnosis:
+    """The rules' diagnosis of an incident with these findings. Deterministic. `open_`: those of them that a repair
+    may rest on; None: all that are not clear."""
+    if open_ is None:
+        open_ = [finding for finding in findings if finding.state is not State.CLEAR]
     cause = first_cause(findings)
     case = Case(cause, tuple(findings), bundle, where_of(findings, inventory, bundle))
     grounded = ground(draft(case), bundle.items)
@@ -73,7 +80,8 @@ def diagnose(findings: Sequence[Finding], bundle: Bundle, inventory: Inventory) 
         caveats=tuple(_caveats(case, grounded.held)),
         hypothesis=_hypothesis(case, grounded.held),
         dropped=len(grounded.fell),
-        facts=_facts(case, inventory, grounded.held) | ({} if share is None else {"confidence_right": share}),
+        facts=_facts(case, inventory, grounded.held, open_)
+        | ({} if share is None else {"confidence_right": share}),
     )
 
 
@@ -162,6 +170,22 @@ def recovery_of(findings: Sequence[Finding]) -> tuple[str, str] | None:
         code = next(iter(sorted(actions.values())))
         return "none", f"NVIDIA's catalogue asks for nothing to be done about Xid {code}"
     return None
+
+
+_BY_XID = HARDWARE | {Kin.APPLICATION, Kin.FOLLOWER}
+RECOVERY_FACTS = frozenset({"recovery_action", "recovery_reason", "remap_failure", "remap"})
+
+
+def recovery_facts(cause: Finding, open_: Iterable[Finding]) -> dict[str, str | float]:
+    """What the Xids ask for at the cause's own place (`RECOVERY_FACTS`). What has cleared asks for nothing, and
+    what another GPU asks for says nothing of this one."""
+    here = [finding for finding in open_ if finding.subject == cause.subject]
+    codes = codes_of(here)
+    if kin_of(cause) not in _BY_XID or (called := recovery_of(here)) is None:
+        return {}
+    facts: dict[str, str | float] = {"recovery_action": called[0], "recovery_reason": called[1]}
+    failed = {"remap_failure": 1.0} if REMAP_FAILED in codes else {}
+    return facts | failed | ({"remap": 1.0} if 63 in codes else {})
 
 
 def severities_of(findings: Iterable[Finding]) -> dict[int, str]:
@@ -264,7 +288,9 @@ def _hypothesis(case: Case, held: Sequence[Claim]) -> str:
     }.get(kin, "")
 
 
-def _facts(case: Case, inventory: Inventory, held: Sequence[Claim]) -> dict[str, str | float]:
+def _facts(
+    case: Case, inventory: Inventory, held: Sequence[Claim], open_: Sequence[Finding]
+) -> dict[str, str | float]:
     """Figures that the playbooks and the summary go by; only what is known."""
     cause, where = case.cause, case.where
     facts: dict[str, str | float] = {"subject": str(cause.subject), "since_s": cause.since.t_s}
@@ -285,19 +311,13 @@ def _facts(case: Case, inventory: Inventory, held: Sequence[Claim]) -> dict[str,
     facts |= {to: case.fact(name) for name, to in known.items() if math.isfinite(case.fact(name))}
     if kin_of(cause) in (Kin.STALL, Kin.HANG) and (silent := silent_storage(held)):
         facts["silent_storage"] = silent
-    codes = codes_of(case.findings)
-    if codes and kin_of(cause) in HARDWARE | {Kin.APPLICATION, Kin.FOLLOWER}:
+    codes = codes_of(f for f in case.findings if f.subject == cause.subject)
+    if codes and kin_of(cause) in _BY_XID:
         code = xid_of(cause)
         facts["xid"] = float(code if code is not None else codes[0])
-        recovery = recovery_of(case.findings)
-        if recovery is not None:
-            facts["recovery_action"], facts["recovery_reason"] = recovery
-        if 64 in codes:
-            facts["remap_failure"] = 1.0
-        if 63 in codes:
-            facts["remap"] = 1.0
         if MEMORY_XIDS & set(codes):
             facts["memory_xids"] = " ".join(str(c) for c in codes if c in MEMORY_XIDS)
+    facts |= recovery_facts(cause, open_)
     damaged = _damaged_since(case)
     if kin_of(cause) is Kin.LOSS and math.isfinite(damaged[0]):
         facts["damaged_step"] = damaged[0]

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from nightshift.agent.rca.grounding import reground
 from nightshift.agent.store.diagnosis import Claim, Diagnosis
 from nightshift.agent.store.incident import Incident, IncidentState
-from nightshift.controllers.action import Action, ActionKind
+from nightshift.controllers.action import Action, traits_of
 from nightshift.detectors.base import Fault, Severity
 
 MAX_CLAIMS = 6
@@ -27,23 +27,6 @@ MAX_QUOTE = 110
 MAX_CAVEATS = 3
 _MARK = {Severity.CRITICAL: "🔴", Severity.WARNING: "🟠", Severity.INFO: "🟡"}
 _DAMAGED = frozenset({Fault.LOSS_DIVERGED, Fault.LOSS_NONFINITE})
-_DOES = {
-    ActionKind.NOTIFY_OWNER: "tell the owner",
-    ActionKind.SUGGEST_SCALING: "suggest more replicas",
-    ActionKind.RESTART_JOB: "restart the job once",
-    ActionKind.RESTART_POD: "restart the pod",
-    ActionKind.QUARANTINE_GPU: "take the GPU out of use",
-    ActionKind.TAINT: "taint the node",
-    ActionKind.CORDON: "cordon the node",
-    ActionKind.UNCORDON: "uncordon the node",
-    ActionKind.RETURN_NODE: "probe the node and, where that passes, uncordon it",
-    ActionKind.DRAIN: "drain the node",
-    ActionKind.RESET_GPU: "reset the GPU",
-    ActionKind.REBOOT_NODE: "reboot the node",
-    ActionKind.OPEN_RMA: "open a return case",
-    ActionKind.OBSERVE: "watch",
-    ActionKind.NONE: "nothing",
-}
 
 
 @dataclass(frozen=True)
@@ -156,7 +139,7 @@ def _plan(incident: Incident, now_s: float) -> list[Line]:
     action = incident.action
     if action is None:
         return [Line("Plan", incident.plan_reason or _no_plan(incident))]
-    radius = action.blast_radius
+    radius, does = action.blast_radius, traits_of(action.kind).does
     hit = [
         f"{len(names)} {word}{'s' if len(names) > 1 else ''}"
         for word, names in (
@@ -168,7 +151,10 @@ def _plan(incident: Incident, now_s: float) -> list[Line]:
         if names
     ]
     lines = [
-        Line("Plan", f"{_DOES[action.kind]}: {action.target.name}{_details(action)}. {_sentence(action.why)}"),
+        Line(
+            "Plan",
+            f"{does}: {action.target.name}{_details(action)}. {_sentence(action.why)}",
+        ),
         Line("Cost", f"{_hours(radius)}. Hit: {', '.join(hit) or 'nobody'}"),
     ]
     if radius.note:

@@ -12,12 +12,11 @@ from nightshift.agent.store.database import Database
 from nightshift.agent.store.records import dump, load, plain
 from nightshift.agent.store.tables import audit_head, intents, plans
 from nightshift.collectors.base import Permanent
-from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus
-from nightshift.controllers.cordon import CORDONS, GIVES_BACK_ITSELF, TAKES_OUT, node_of
+from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus, traits_of
+from nightshift.controllers.cordon import TAKES_OUT, node_of
 from nightshift.controllers.guard import Commitment
 
 _HAPPENED = (OutcomeStatus.DONE, OutcomeStatus.ALREADY_DONE, OutcomeStatus.UNKNOWN)
-_GIVES_BACK = (ActionKind.UNCORDON, ActionKind.RETURN_NODE)
 
 
 def store_intent(
@@ -44,6 +43,17 @@ def end_intent(connection: Connection, incident: int, action: Action, phase: str
     connection.execute(sa.update(intents).where(mine).values(ended_s=outcome.at_s, outcome=dump(outcome)))
     body = {"action_id": action.id, "phase": phase, "outcome": plain(outcome)}
     audit.append(connection, at_s=outcome.at_s, kind="outcome", by=phase, incident=incident, body=body)
+
+
+def begun(connection: Connection, incident: int) -> list[Commitment]:
+    """Every action of an incident that was begun, oldest first; those that failed, too: half of one has effects."""
+    query = (
+        sa.select(intents.c.at_s, intents.c.ended_s, plans.c.body)
+        .join(plans, (plans.c.incident == intents.c.incident) & (plans.c.plan_sha256 == intents.c.plan_sha256))
+        .where(intents.c.incident == incident, intents.c.phase == "act")
+        .order_by(intents.c.at_s)
+    )
+    return [Commitment(load(Action, row.body), row.at_s, row.ended_s) for row in connection.execute(query)]
 
 
 def has_intent(database: Database, action: Action, phase: str) -> bool:
@@ -75,17 +85,18 @@ def commitments(
         if row.phase != "act":
             continue
         action, end = load(Action, row.body), ends.get((row.action_id, "act"))
-        if end is not None and end.status not in _HAPPENED and not (action.kind in CORDONS and end.left_cordoned):
+        traits = traits_of(action.kind)
+        if end is not None and end.status not in _HAPPENED and not (traits.cordons and end.left_cordoned):
             continue
         undone = ends.get((row.action_id, "undo"))
         released_s = None
         if undone is not None and undone.status in _HAPPENED[:2]:
             released_s = undone.at_s
-        elif end is not None and end.status in _HAPPENED[:2] and action.kind in GIVES_BACK_ITSELF:
+        elif end is not None and end.status in _HAPPENED[:2] and traits.gives_back_itself:
             released_s = end.at_s
         found.append(Commitment(action, row.at_s, None if end is None else end.at_s, released_s))
     known = {action_id for (action_id, _), end in ends.items() if end.status is not OutcomeStatus.UNKNOWN}
-    back = [item for item in found if item.action.kind in _GIVES_BACK and item.action.id in known]
+    back = [item for item in found if traits_of(item.action.kind).gives_back and item.action.id in known]
     return [_released(item, back) for item in found if item.action.kind is not ActionKind.UNCORDON]
 
 
@@ -96,7 +107,7 @@ def standing_cordons(connection: Connection, incident: int) -> list[Action]:
     repaired = {
         node_of(item.action): item.begun_s
         for item in found
-        if item.action.kind in GIVES_BACK_ITSELF and item.released_s is not None
+        if traits_of(item.action.kind).gives_back_itself and item.released_s is not None
     }
     return [
         item.action
@@ -112,7 +123,7 @@ def _released(item: Commitment, back: list[Commitment]) -> Commitment:
     later = [
         other.ended_s
         for other in back
-        if item.action.kind in CORDONS
+        if traits_of(item.action.kind).cordons
         and node_of(other.action) == node_of(item.action)
         and other.begun_s >= item.begun_s
         and other.ended_s is not None

@@ -32,7 +32,7 @@ from pydantic import BaseModel
 
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.subject import Subject, SubjectKind
-from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus, UnderWay
+from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus, UnderWay, target_of
 from nightshift.controllers.actuators import kube_nodes, kube_rights
 from nightshift.controllers.actuators import kube_repair_jobs as jobs
 from nightshift.controllers.actuators.kube_client import KubeClient, Object
@@ -59,9 +59,7 @@ class KubernetesRepairActuator:
     plugin: ClassVar[str] = "kubernetes_repair"
     Settings: ClassVar[type[BaseModel]] = RepairSettings
     TARGETS: ClassVar[dict[ActionKind, SubjectKind]] = {
-        _A.RESET_GPU: SubjectKind.GPU,
-        _A.REBOOT_NODE: SubjectKind.NODE,
-        _A.RETURN_NODE: SubjectKind.NODE,
+        kind: target_of(kind) for kind in (_A.RESET_GPU, _A.REBOOT_NODE, _A.RETURN_NODE)
     }
 
     def __init__(

@@ -1,8 +1,9 @@
 """What each action asks of the API server, and what the actuator's identity may not do, asked without doing it.
 
-`RIGHTS` is the one list: the Helm chart grants it (`helm/nightshift/files/rights.yaml`, held equal by a test),
-doctor asks for it, and a test compares it with the requests that an API server sees. SelfSubjectAccessReview
-(authorization.k8s.io/v1) answers for the caller, and every authenticated user may ask.
+`RIGHTS` is the one list, read from the table of action kinds: the Helm chart grants it
+(`helm/nightshift/files/rights.yaml`, held equal by a test), doctor asks for it, and a test compares it with the
+requests that an API server sees. SelfSubjectAccessReview (authorization.k8s.io/v1) answers for the caller, and
+every authenticated user may ask.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from nightshift.controllers.action import ActionKind
+from nightshift.controllers.action import KINDS as ACTION_KINDS
+from nightshift.controllers.action import WHOLE_JOBS, ActionKind
 from nightshift.controllers.actuators.kube_client import KubeClient
 from nightshift.controllers.actuators.kube_jobs import KINDS
 
@@ -58,38 +60,23 @@ OBSERVE_EVENTS = _rights("list watch", "events") | frozenset(
 )
 """What following events and changes takes beside that (`collectors.kubernetes.events`)."""
 
+
+def _all(texts: Iterable[str]) -> frozenset[Right]:
+    """Rights as `kubectl auth can-i` writes them: `get patch nodes`, `create pods/eviction`, `get jobs.batch`."""
+    found: frozenset[Right] = frozenset()
+    for text in texts:
+        *verbs, what = text.split()
+        name, _, subresource = what.partition("/")
+        plural, _, group = name.partition(".")
+        found |= _JOBS if text == WHOLE_JOBS else _rights(" ".join(verbs), plural, group, subresource)
+    return found
+
+
 RIGHTS: Mapping[ActionKind, frozenset[Right]] = {
-    ActionKind.SUGGEST_SCALING: _rights("get", "replicasets", "apps")
-    | _rights("get", "deployments", "apps")
-    | _rights("list", "horizontalpodautoscalers", "autoscaling"),
-    ActionKind.TAINT: _rights("get patch", "nodes"),
-    ActionKind.CORDON: _rights("get patch", "nodes"),
-    ActionKind.UNCORDON: _rights("get patch", "nodes"),
-    ActionKind.DRAIN: _rights("get patch", "nodes")
-    | _rights("list", "pods")
-    | _rights("create", "pods", subresource="eviction")
-    | _JOBS,
-    ActionKind.QUARANTINE_GPU: _rights("get list patch", "nodes"),
-    ActionKind.RESTART_POD: _rights("get patch delete", "pods") | _rights("get", "jobs", "batch"),
-    ActionKind.RESTART_JOB: _rights("list", "pods") | _JOBS,
-    ActionKind.RESET_GPU: _rights("get patch", "nodes")
-    | _rights("list", "pods")
-    | _rights("create", "pods", subresource="eviction")
-    | _JOBS,
-    ActionKind.REBOOT_NODE: _rights("get patch", "nodes")
-    | _rights("list", "pods")
-    | _rights("create", "pods", subresource="eviction")
-    | _JOBS,
-    ActionKind.RETURN_NODE: _rights("get patch", "nodes"),
-    ActionKind.KERNEL_JOB: frozenset(),
+    kind: _all(row.rights) for kind, row in ACTION_KINDS.items() if row.rights is not None
 }
 OWN_RIGHTS: Mapping[ActionKind, frozenset[Right]] = {
-    ActionKind.RESET_GPU: _rights("get create", "jobs", "batch"),
-    ActionKind.REBOOT_NODE: _rights("get create", "jobs", "batch"),
-    ActionKind.RETURN_NODE: _rights("get create", "jobs", "batch") | _rights("list", "pods"),
-    ActionKind.KERNEL_JOB: _rights("get create patch delete", "jobs", "batch")
-    | _rights("list", "pods")
-    | _rights("get", "pods", subresource="log"),
+    kind: _all(row.own_rights) for kind, row in ACTION_KINDS.items() if row.own_rights
 }
 """Beside those, in the one namespace where repairs and searches run as Jobs."""
 LEASE_RIGHTS = _rights("get create update", "leases", "coordination.k8s.io")

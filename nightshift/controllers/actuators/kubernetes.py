@@ -20,7 +20,15 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.subject import SubjectKind
-from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus, Precondition
+from nightshift.controllers.action import (
+    Action,
+    ActionKind,
+    Outcome,
+    OutcomeStatus,
+    Precondition,
+    target_of,
+    traits_of,
+)
 from nightshift.controllers.actuators import kube_jobs, kube_nodes, kube_rights, kube_scaling
 from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, Object
 from nightshift.controllers.actuators.kube_drain import Drains, Limits
@@ -80,14 +88,17 @@ class KubernetesActuator:
     plugin: ClassVar[str] = "kubernetes"
     Settings: ClassVar[type[BaseModel]] = KubernetesSettings
     TARGETS: ClassVar[dict[ActionKind, SubjectKind]] = {
-        _A.SUGGEST_SCALING: _K.JOB,
-        _A.TAINT: _K.NODE,
-        _A.CORDON: _K.NODE,
-        _A.UNCORDON: _K.NODE,
-        _A.DRAIN: _K.NODE,
-        _A.QUARANTINE_GPU: _K.GPU,
-        _A.RESTART_POD: _K.POD,
-        _A.RESTART_JOB: _K.JOB,
+        kind: target_of(kind)
+        for kind in (
+            _A.SUGGEST_SCALING,
+            _A.TAINT,
+            _A.CORDON,
+            _A.UNCORDON,
+            _A.DRAIN,
+            _A.QUARANTINE_GPU,
+            _A.RESTART_POD,
+            _A.RESTART_JOB,
+        )
     }
 
     def __init__(
@@ -194,8 +205,10 @@ class KubernetesActuator:
                 return self._quarantine(action)
             case _A.RESTART_POD:
                 return self.work.restart_pod(action)
-            case _:
+            case _A.RESTART_JOB:
                 return self.work.restart_job(action)
+            case _:
+                raise Permanent(f"action {action.id}: this actuator does no {action.kind}")
 
     def _check_target(self, action: Action) -> None:
         expected = self.TARGETS.get(action.kind)
@@ -310,7 +323,7 @@ class KubernetesActuator:
     def undo(self, action: Action) -> Outcome:
         """Takes our own cordon or quarantine back; never somebody else's."""
         self._check_target(action)
-        if not action.undo.possible or action.kind not in (_A.TAINT, _A.CORDON, _A.DRAIN, _A.QUARANTINE_GPU):
+        if not action.undo.possible or not traits_of(action.kind).contains:
             return self._refused(action, f"{action.kind} cannot be taken back")
         name = str(action.params.get("node", "")) if action.kind is _A.QUARANTINE_GPU else action.target.name
         node = self._kube.get(kube_nodes.path(name))

@@ -24,8 +24,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.subject import Subject, SubjectKind
-from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus
-from nightshift.controllers.cordon import CORDON_OF, NOBODY, SOMEBODY_ELSE, cordon_ids
+from nightshift.controllers.action import KINDS, Action, ActionKind, Outcome, OutcomeStatus
+from nightshift.controllers.cordon import CORDON_OF, NOBODY, SOMEBODY_ELSE, TAKES_OUT, cordon_ids
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS fact (subject TEXT, name TEXT, value TEXT NOT NULL, PRIMARY KEY (subject, name));
@@ -39,20 +39,20 @@ CREATE TABLE IF NOT EXISTS mishap (number INTEGER PRIMARY KEY AUTOINCREMENT, mod
 _COUNT, _YES, _NO = "+1", "true", "false"
 _K, _A = SubjectKind, ActionKind
 
-EFFECTS: Mapping[ActionKind, tuple[SubjectKind, Mapping[str, str]]] = {
-    _A.RESTART_JOB: (_K.JOB, {"restarts": _COUNT, "running": _YES}),
-    _A.RESTART_POD: (_K.POD, {"restarts": _COUNT, "running": _YES}),
-    _A.TAINT: (_K.NODE, {"tainted": _YES}),
-    _A.CORDON: (_K.NODE, {"cordoned": _YES}),
-    _A.UNCORDON: (_K.NODE, {"cordoned": _NO, "drained": _NO}),
-    _A.RETURN_NODE: (_K.NODE, {"cordoned": _NO, "drained": _NO, "probes": _COUNT}),
-    _A.DRAIN: (_K.NODE, {"cordoned": _YES, "drained": _YES}),
-    _A.QUARANTINE_GPU: (_K.GPU, {"quarantined": _YES}),
-    _A.RESET_GPU: (_K.GPU, {"resets": _COUNT}),
-    _A.REBOOT_NODE: (_K.NODE, {"boots": _COUNT}),
-    _A.NOTIFY_OWNER: (_K.JOB, {"owner_notified": _COUNT}),
+EFFECTS: Mapping[ActionKind, Mapping[str, str]] = {
+    _A.RESTART_JOB: {"restarts": _COUNT, "running": _YES},
+    _A.RESTART_POD: {"restarts": _COUNT, "running": _YES},
+    _A.TAINT: {"tainted": _YES},
+    _A.CORDON: {"cordoned": _YES},
+    _A.UNCORDON: {"cordoned": _NO, "drained": _NO},
+    _A.RETURN_NODE: {"cordoned": _NO, "drained": _NO, "probes": _COUNT},
+    _A.DRAIN: {"cordoned": _YES, "drained": _YES},
+    _A.QUARANTINE_GPU: {"quarantined": _YES},
+    _A.RESET_GPU: {"resets": _COUNT},
+    _A.REBOOT_NODE: {"boots": _COUNT},
+    _A.NOTIFY_OWNER: {"owner_notified": _COUNT},
 }
-"""What each kind changes, and on what kind of subject."""
+"""What each kind changes in this world; on what kind of subject, `controllers.action.KINDS` says."""
 _TAKE_BACK: Mapping[ActionKind, Mapping[str, str]] = {
     _A.TAINT: {"tainted": _NO},
     _A.CORDON: {"cordoned": _NO},
@@ -60,7 +60,8 @@ _TAKE_BACK: Mapping[ActionKind, Mapping[str, str]] = {
     _A.DRAIN: {"cordoned": _NO, "drained": _NO},
     _A.QUARANTINE_GPU: {"quarantined": _NO},
 }
-_CORDONS = "target = ? AND undone_at_s IS NULL AND kind IN ('cordon', 'drain')"
+_TAKES_OUT = ", ".join(f"'{kind}'" for kind in sorted(TAKES_OUT))
+_CORDONS = f"target = ? AND undone_at_s IS NULL AND kind IN ({_TAKES_OUT})"
 _DEFAULTS: Mapping[SubjectKind, Mapping[str, str]] = {
     _K.NODE: {"cordoned": _NO, "tainted": _NO, "drained": _NO, "boots": "1", "probes": "0"},
     _K.GPU: {"quarantined": _NO, "resets": "0"},
@@ -205,7 +206,7 @@ class SimulatedActuator:
         return self.plugin
 
     def kinds(self) -> frozenset[ActionKind]:
-        return frozenset(EFFECTS) - (frozenset() if self._probes else {_A.RETURN_NODE})
+        return frozenset(EFFECTS).intersection(KINDS) - (frozenset() if self._probes else {_A.RETURN_NODE})
 
     def changed(self, action: Action) -> list[str]:
         """Sentences on preconditions that no longer hold, each with what was expected and what was read."""
@@ -241,7 +242,7 @@ class SimulatedActuator:
             done = self._marker(db, action)
             if done is None:
                 if mishap is not Mishap.NO_EFFECT:
-                    self._change(db, action, EFFECTS[action.kind][1], undo=False)
+                    self._change(db, action, EFFECTS[action.kind], undo=False)
                 if mishap is not Mishap.UNKNOWN:
                     db.execute(
                         "INSERT INTO marker VALUES (?, ?, ?, ?, NULL)",
@@ -287,11 +288,12 @@ class SimulatedActuator:
         return self._outcome(OutcomeStatus.DONE, f"{action.kind} of {action.target} taken back", action)
 
     def _refuse_misfit(self, action: Action) -> None:
-        if action.kind not in EFFECTS:
+        if action.kind not in EFFECTS or action.kind not in KINDS:
             raise Permanent(f"action {action.id}: the simulated cluster has no {action.kind}")
-        expected = EFFECTS[action.kind][0]
-        if action.target.kind is not expected and action.kind is not ActionKind.NOTIFY_OWNER:
-            raise Permanent(f"action {action.id}: {action.kind} is for a {expected}, not {action.target}")
+        expected = KINDS[action.kind].targets
+        if action.target.kind not in expected:
+            wanted = " or ".join(sorted(expected))
+            raise Permanent(f"action {action.id}: {action.kind} is for a {wanted}, not {action.target}")
         if not self.cluster.facts(action.target):
             raise Permanent(f"action {action.id}: {action.target} does not exist")
 

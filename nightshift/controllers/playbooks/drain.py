@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nightshift.collectors.subject import SubjectKind
+from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import ActionKind, Precondition, Proposal, Situation, Undo
 from nightshift.controllers.playbooks.plan import (
     Economy,
@@ -13,7 +13,7 @@ from nightshift.controllers.playbooks.plan import (
     place_of,
     restart_gpu_hours,
 )
-from nightshift.detectors.base import Fault
+from nightshift.detectors.base import Fault, Finding, State
 
 _SUFFERING = frozenset({Fault.STRAGGLER, Fault.HANG, Fault.LOSS_DIVERGED, Fault.LOSS_NONFINITE})
 
@@ -30,7 +30,7 @@ class Drain:
         node = place_of(situation, SubjectKind.NODE)
         if node is None:
             return Proposal(None, "it is not known which one node this concerns")
-        suffering = sorted({f.fault.value for f in situation.findings if f.fault in _SUFFERING})
+        suffering = sorted({f.fault.value for f in situation.findings if self._suffers(situation, f, node)})
         if not suffering:
             return Proposal(None, "no job suffers yet: a cordon is enough")
         reach = Reach.of(situation, node)
@@ -52,3 +52,8 @@ class Drain:
             preconditions=(Precondition(node, "drained", "false"),),
         )
         return Proposal(action, why)
+
+    def _suffers(self, situation: Situation, finding: Finding, node: Subject) -> bool:
+        """Whether a finding says that work on this node suffers now."""
+        now = finding.fault in _SUFFERING and finding.state is not State.CLEAR
+        return now and node in Reach.of(situation, finding.subject).nodes

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
-from nightshift.controllers.action import ActionKind
+from nightshift.controllers.action import KINDS, ActionKind
 from nightshift.controllers.guard import Commitment
 
-RUNGS = (ActionKind.RESET_GPU, ActionKind.REBOOT_NODE, ActionKind.OPEN_RMA)
+RUNGS = tuple(kind for _, kind in sorted((row.rung, kind) for kind, row in KINDS.items() if row.rung is not None))
 
 
 class Ladder(BaseModel):
@@ -65,10 +65,10 @@ def rung(called_for: ActionKind, record: Record, ladder: Ladder) -> Rung:
             f"repeat offender: {record.offences + 1} hardware faults of this GPU within {days:.0f} days",
         )
     used = {ActionKind.RESET_GPU: (record.resets, ladder.gpu_resets)}
-    used[ActionKind.REBOOT_NODE] = (record.reboots, ladder.node_reboots)
+    used |= {ActionKind.REBOOT_NODE: (record.reboots, ladder.node_reboots), ActionKind.OPEN_RMA: (0, 1)}
     reasons: list[str] = []
     for kind in RUNGS[RUNGS.index(called_for) :]:
-        done, most = used.get(kind, (0, 1))
+        done, most = used.get(kind, (0, 0))  # a rung without a budget is not tried
         if done < most:
             return Rung(kind, "; ".join(reasons))
         reasons.append(f"{kind.replace('_', ' ')} was tried {done} times in {ladder.window_s / 86_400:.0f} days")

@@ -20,11 +20,12 @@ _WAITS_S = 12 * 3600.0
 
 
 def return_node(situation: Situation, standing: Sequence[Action], economy: Economy | None = None) -> Action:
-    """The plan for the node that these actions of ours took out of use. Raises ValueError without any."""
+    """The plan for the node that the last of these actions took out of use. Raises ValueError without any."""
     if not standing:
         raise ValueError(f"{situation.incident_id}: nothing of ours is out of use")
     economy = economy or Economy()
     node, probe = standing[-1].target, probe_for(situation.cause)
+    standing = [action for action in standing if action.target == node]  # an incident may have cordoned several
     action = draw_up(
         situation,
         economy,

@@ -11,17 +11,25 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from nightshift.agent.store.incident import Cause, Incident, last_cause
+from nightshift.agent.store.incident import Cause, Incident, findings_of, last_cause
 from nightshift.agent.store.tables import findings, incidents, steps
-from nightshift.detectors.base import Fault, Finding, Severity
+from nightshift.detectors.base import Fault, Finding, Severity, State
 
 
 def is_unrepaired(incident: Incident) -> bool:
     """Whether silence alone is what speaks for an incident."""
+    return any(_outlasts_silence(incident, stored.finding) for stored in incident.findings)
+
+
+def open_findings(incident: Incident) -> list[Finding]:
+    """The findings that a plan may rest on: those that fire, those whose signal went away while they did, and those
+    whose silence says nothing."""
+    return [f for f in findings_of(incident) if f.state is not State.CLEAR or _outlasts_silence(incident, f)]
+
+
+def _outlasts_silence(incident: Incident, finding: Finding) -> bool:
     done_s = max((step.at_s for step in incident.history if step.cause == Cause.ACTION_DONE), default=-float("inf"))
-    return last_cause(incident) != Cause.REJECTED and any(
-        is_grave(stored.finding) and stored.finding.since.t_s > done_s for stored in incident.findings
-    )
+    return last_cause(incident) != Cause.REJECTED and is_grave(finding) and finding.since.t_s > done_s
 
 
 def is_grave(finding: Finding) -> bool:

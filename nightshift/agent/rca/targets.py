@@ -1,0 +1,84 @@
+"""Where a plan may act: only where an open finding asks for that action.
+
+An incident joins findings of several places, and some of them are over. The recovery that a plan carries out and
+the place that it acts on come from the same finding, open, on the same subject. `controllers.action.KINDS` says
+what a kind of action repairs, and how far up the ladder of hardware repairs it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from nightshift.agent.correlation.kinship import BEFORE_CRASH_S, Places, first_cause
+from nightshift.agent.correlation.silent_faults import open_findings
+from nightshift.agent.rca.rules import REMAP_FAILED, codes_of, fault_of, recovery_of
+from nightshift.agent.store.incident import Incident, findings_of
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.controllers.action import KINDS, Action, ActionTraits, traits_of
+from nightshift.detectors.base import Finding
+
+_K = SubjectKind
+_MACHINES = frozenset({_K.NODE, _K.GPU})
+
+
+def at_issue(incident: Incident) -> list[Finding]:
+    """The findings that diagnosis and plan are about.
+
+    All of them, as long as the first cause is open, or nothing else that is open calls for work on a machine: a job
+    may hang still though the crash that stopped it says nothing more. Where the first cause is over and another
+    machine's fault is open, only what is open: a repair of the first would be aimed at a healthy machine.
+    """
+    found, open_ = findings_of(incident), open_findings(incident)
+    if not open_ or first_cause(found) in open_ or not _is_of_a_machine(first_cause(open_)):
+        return found
+    return open_
+
+
+def _is_of_a_machine(finding: Finding) -> bool:
+    fault = fault_of([finding])
+    return any(fault in row.repairs and row.targets & _MACHINES for row in KINDS.values())
+
+
+def objection(action: Action, open_: Sequence[Finding], inventory: Inventory, at_s: float) -> str:
+    """Why no open finding asks for an action at its target; empty where one does."""
+    traits, target = traits_of(action.kind), action.target
+    if traits.harmless and target.kind not in _MACHINES:
+        return ""
+    places = Places(inventory)
+    here = [f for f in open_ if _is_at(f, target, places, inventory, at_s)]
+    if not here:
+        return f"no finding is open on {target}"
+    if target.kind not in _MACHINES:
+        return ""
+    by_subject = [[f for f in here if f.subject == subject] for subject in {f.subject for f in here}]
+    asked = any(_asks(traits, found) for found in by_subject)
+    return "" if asked else f"no open finding on {target} asks for it"
+
+
+def _is_at(finding: Finding, target: Subject, places: Places, inventory: Inventory, at_s: float) -> bool:
+    subject = finding.subject
+    if target == subject:
+        return True
+    times = (at_s, finding.at.t_s, finding.since.t_s, finding.since.t_s - BEFORE_CRASH_S)
+    if target.kind not in _MACHINES:
+        instances = (mig for t_s in times for mig in inventory.children(subject, t_s, _K.MIG))
+        holders = (above for mig in instances for t_s in times for above in inventory.ancestors(mig, t_s))
+        return target in places.of(finding) or target in holders
+    only = subject.kind is _K.NODE and any(set(inventory.gpus(subject, t_s)) == {target} for t_s in times)
+    return only or any(target in inventory.ancestors(subject, t_s) for t_s in times)
+
+
+def _asks(traits: ActionTraits, found: Iterable[Finding]) -> bool:
+    """Whether one place's open findings ask for a kind: by what they call for, or by a fault that it repairs."""
+    found = list(found)
+    called = recovery_of(found)
+    rung = None if called is None else next((r.rung for kind, r in KINDS.items() if kind.value == called[0]), None)
+    broken = REMAP_FAILED in codes_of(found)
+    if traits.rung is not None:  # what was tried in vain before leads further up, never down
+        is_last = traits.rung == max(row.rung for row in KINDS.values() if row.rung is not None)
+        return (rung is not None and rung <= traits.rung) or (is_last and broken)
+    if traits.harmless:
+        return True
+    if traits.contains and _K.GPU in traits.targets and (rung is not None or broken):
+        return True  # kept out of use until it is repaired or returned
+    return any(fault_of([finding]) in traits.repairs for finding in found)
