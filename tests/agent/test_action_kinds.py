@@ -92,7 +92,7 @@ def lists_of_kinds(tree: ast.AST) -> Iterator[int]:
 def test_no_other_list_says_what_a_kind_is() -> None:
     found = {
         str(path.relative_to(ROOT)): len(list(lists_of_kinds(ast.parse(path.read_text()))))
-        for folder in ("agent", "controllers")
+        for folder in ("nightshift/agent", "nightshift/controllers")
         for path in (ROOT / folder).rglob("*.py")
         if path != ROOT / "nightshift/controllers/action.py"
     }
