@@ -33,7 +33,7 @@ MOST_RESOLVED = 500
 
 
 class KnownIncidents:
-    """Open incidents, and those resolved within `keep_s`, as the correlator takes them. One query per call, and one
+    """Open incidents, and those resolved within `keep_s`, as the correlator takes them. One query per call, and two
     more per incident whose state, findings or sights have changed since the last."""
 
     def __init__(self, store: Reads, keep_s: float) -> None:
