@@ -81,7 +81,9 @@ class Allowance:
 class Expected:
     """What the parent holds a call's outputs against. rows: indices compared, or None for all. spoilt: of each
     output the elements that must not be finite; where given, nothing else is compared. terms: of each output how
-    many equal terms it is a sum of, 1 where they are not known to be equal (`EQUAL_TERMS`)."""
+    many equal terms it is a sum of, 1 where they are not known to be equal (`EQUAL_TERMS`). bound: 0.0, or the
+    largest relative error of an element, all of which are positive. doubt: of a question that was meant to have
+    one right answer, why it is judged by its error instead (`kernels.judge.exact`)."""
 
     truth: Outputs
     eager: Outputs
@@ -94,6 +96,8 @@ class Expected:
     placed: bool = False
     spoilt: tuple[torch.Tensor, ...] = ()
     terms: tuple[int, ...] = ()
+    bound: float = 0.0
+    doubt: str = ""
 
 
 def compare(expected: Expected, outputs: Sequence[torch.Tensor]) -> Finding:
@@ -144,8 +148,20 @@ def _one(expected: Expected, i: int, got: torch.Tensor, truth: torch.Tensor, eag
         return placed
     if expected.placed:
         return Finding(None, "")
+    if expected.bound:
+        return _bounded(got, truth, expected.bound)
     terms = expected.terms[i] if expected.terms and got.dtype in EQUAL_TERMS else 1
     return _accuracy(got, truth, eager, expected.allowances[i], expected.elementwise, math.sqrt(terms))
+
+
+def _bounded(got: torch.Tensor, truth: torch.Tensor, bound: float) -> Finding:
+    ratios = ((got.double() - truth) / truth).abs() / bound
+    worst, at = (float(x) for x in ratios.flatten().max(dim=0))
+    if worst <= 1:
+        return Finding(None, "", element_ratio=worst)
+    told = f"{_values(_index(int(at), got.shape), got, truth)}: off by 2^{math.log2(worst * bound):.1f} of it, and"
+    told += f" float32 in any order by at most 2^{math.log2(bound):.1f}: as with operands of fewer than 24 bits"
+    return Finding(Reason.max_ulp, told, element_ratio=worst)
 
 
 def same_bits(got: torch.Tensor, want: torch.Tensor, signed_zero: bool = True) -> Finding:

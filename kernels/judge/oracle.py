@@ -13,6 +13,7 @@ import torch
 from kernels.draw import Draw, mix
 from kernels.judge.correctness import MIXED_ROW, Allowance, Expected, repeats_agree
 from kernels.judge.errors import errors_of, positive, rows_of
+from kernels.judge.exact import doubt
 from kernels.judge.inputs import Probe
 from kernels.judge.layouts import laid_out, lay_out, made_one, repeats
 from kernels.problem import Inputs, Outputs, Problem, gradients_of
@@ -42,7 +43,8 @@ def allowance(draws: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Allowance:
 def expected(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> Expected:
     """Oracle, eager result and allowance for one call of a probe; `inputs` are the call's, in their layout.
 
-    For a small output eager's errors are pooled over further draws. With `probe.rows`, everything is computed on
+    A question with one right answer is exact where the references bear that out. For a small output eager's errors
+    are pooled over further draws. With `probe.rows`, everything is computed on
     sampled rows only, the first, the last and those around element 2³¹ among them.
     """
     rows = None
@@ -53,6 +55,13 @@ def expected(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> Expec
     truth, eager = _pair(problem, probe, seed, inputs)
     if problem.exact and not probe.backward:
         return Expected(truth, eager, (), rows, True, problem.signed_zero, False)
+    if probe.bound:
+        return Expected(truth, eager, (), rows, False, problem.signed_zero, False, bound=probe.bound)
+    rule, doubted = problem.rule(probe.distribution), ""
+    if rule is not None:
+        doubted = doubt(problem, inputs, eager, truth, rule.reordered)
+        if not doubted:  # a sum of 0 has either sign by its order
+            return Expected(truth, eager, (), rows, True, False, False)
     draws = [(eager, truth)]
     device = next((x.device for x in inputs if isinstance(x, torch.Tensor)), torch.device("cpu"))
     few = (_POOL_VECTOR[device.type], POOL_ELEMENTS)
@@ -82,6 +91,7 @@ def expected(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> Expec
         elementwise,
         probe.placed,
         terms=terms,
+        doubt=doubted,
     )
 
 

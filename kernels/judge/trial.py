@@ -17,6 +17,8 @@ from kernels.judge.contest import FULL, Pace, Race, slot_count
 from kernels.judge.contestants import Baseline, Hosted, Replayed, Stir
 from kernels.judge.declaration import misfit
 from kernels.judge.examine import Examiner
+from kernels.judge.fingerprints import output_hashes
+from kernels.judge.gaps import exactness
 from kernels.judge.inputs import Probe
 from kernels.judge.launches import Recording, exhibits, hold_to_launches, plan, replay, replay_some
 from kernels.judge.runners import HostRunner, PlanRunner, class_refusal, hold_to_footprint
@@ -67,6 +69,8 @@ class Trial:
     layers: Mapping[str, str] = field(default_factory=dict)
     timed: tuple[Case, ...] = ()
     binaries: tuple[str, ...] = ()
+    exact: Mapping[str, Any] = field(default_factory=dict)
+    outputs: tuple[Mapping[str, str], ...] = ()
     hosts: int = 0  # candidate's processes so far
     smoke: tuple[Probe, ...] = ()  # the first probe, once it has passed
 
@@ -209,9 +213,13 @@ class Trial:
                     self._hold_to_class(runner, examiner, probe)
         finally:
             self.errors.update(examiner.found.worst)
+            self.exact = exactness(self.candidate, self.problem, examiner.found)
         if isinstance(runner, HostRunner) and not self.request.search:
             with self.judge.quiet.shared():
                 self._endure(runner, probes[0].case.with_(layout="contiguous"))
+        if self.candidate.determinism == "bitwise" and not self.request.search:
+            with self.judge.quiet.shared():
+                self.outputs = output_hashes(examiner)
         self.stages.append(probes[-1].stage)
         self.stages[:] = list(dict.fromkeys(self.stages))
 

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from kernels.draw import Draw
-from kernels.problem import Axis, Case, Inputs, Problem
+from kernels.problem import Axis, Case, Inputs, Problem, Rule
+from kernels.problems.softmax import chosen
 
 
 def reference(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -18,6 +19,16 @@ def reference(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 def make_inputs(case: Case, draw: Draw) -> Inputs:
     return draw.values((case["m"], case["v"]), case.torch_dtype), draw.integers((case["m"],), case["v"])
+
+
+def one_hot(case: Case, draw: Draw) -> Inputs:
+    """In each row one logit of 0, of the target in half of the rows, and others of −128 to −384: the logarithm of
+    the sum is 0."""
+    shape = (case["m"], case["v"])
+    mask, _ = chosen(shape, draw, most=1)
+    logits = torch.where(mask, 0, -128 * (1 + draw.integers(shape, 3))).to(case.torch_dtype)
+    hit = draw.integers((case["m"],), 2) == 0
+    return logits, torch.where(hit, mask.long().argmax(-1), draw.integers((case["m"],), case["v"]))
 
 
 def _liger(logits: torch.Tensor, target: torch.Tensor) -> Any:
@@ -57,6 +68,7 @@ CROSS_ENTROPY = Problem(
     ),
     gradients=(0,),
     libraries={"liger": _liger},
+    rules=(Rule("one_hot", one_hot),),
     huge=(Case.of("float16", m=17408, v=131072),),
     row_inputs=(0, 1),
 )

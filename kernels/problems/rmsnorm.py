@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from kernels.draw import Draw
-from kernels.problem import Axis, Case, Inputs, Problem, epsilon
+from kernels.problem import Axis, Case, Inputs, Problem, Rule, epsilon, nearest
 
 EPS = 1e-6
 OTHER_EPS = (1e-3, 1e-8)
@@ -43,6 +44,32 @@ def make_residual_inputs(case: Case, draw: Draw) -> Inputs:
     return x, residual, draw.weights((case["n"],), case.torch_dtype), epsilon(case, EPS, OTHER_EPS)
 
 
+SIZE = 1 << 13
+"""Of every value in a question about a norm: its mean square is 2^26, which no epsilon changes in float32."""
+
+
+def even_means(case: Case, least: int = 1, wide: bool = False) -> Iterator[Case]:
+    """A mean by n is exact, by its reciprocal as well, for a power of two; outputs of 16 bits do not show the
+    difference. `wide`: outputs are of 32 bits whatever the case's dtype is."""
+    if case.dtype != "float32" and not wide:
+        return nearest(case, "n", lambda near: near["n"] >= least)
+    power = max(least, 1 << max(0, case["n"].bit_length() - 1))
+    return nearest(case.with_(n=power), "n", lambda near: near["n"].bit_count() == 1 and near["n"] >= least)
+
+
+def powers_of_two(case: Case, draw: Draw) -> Inputs:
+    sign = 1 - 2 * draw.integers((case["m"], case["n"]), 2)
+    weight = draw.weights((case["n"],), case.torch_dtype)
+    return (sign * SIZE).to(case.torch_dtype), weight, epsilon(case, EPS, OTHER_EPS)
+
+
+def powers_of_two_residual(case: Case, draw: Draw) -> Inputs:
+    total, weight, eps = powers_of_two(case, draw)
+    assert isinstance(total, torch.Tensor)
+    x = draw.whole(total.shape, total.dtype, reach=4) * (SIZE // 16)
+    return x, total - x, weight, eps
+
+
 def _liger(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Any:
     from liger_kernel.transformers.functional import liger_rms_norm
 
@@ -71,6 +98,7 @@ RMSNORM = Problem(
     huge=(Case.of("float16", m=69632, n=32768),),
     row_inputs=(0,),
     numbers=len(OTHER_EPS),
+    rules=(Rule("powers_of_two", powers_of_two, even_means),),
 )
 
 RMSNORM_RESIDUAL = Problem(
@@ -87,4 +115,5 @@ RMSNORM_RESIDUAL = Problem(
     libraries={"liger": _liger_residual},
     row_inputs=(0, 1),
     numbers=len(OTHER_EPS),
+    rules=(Rule("powers_of_two", powers_of_two_residual, even_means),),
 )

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.draw import Draw
-from kernels.problem import Axis, Case, Inputs, Problem
+from kernels.problem import Axis, Case, Inputs, Problem, Rule
 
 
 def reference(x: torch.Tensor) -> torch.Tensor:
@@ -18,6 +18,23 @@ def reference(x: torch.Tensor) -> torch.Tensor:
 
 def make_inputs(case: Case, draw: Draw) -> Inputs:
     return (draw.values((case["m"], case["n"]), case.torch_dtype),)
+
+
+def chosen(shape: tuple[int, int], draw: Draw, most: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    """(mask (m, n) of a few columns in each row, (m, 1) how many): a power of two up to `most`, wherever they
+    lie."""
+    m, n = shape
+    count = (2 ** draw.integers((m, 1), most.bit_length())).clamp(max=1 << n.bit_length() - 1)
+    first, step = draw.integers((m, 1), n), n // count
+    away = (torch.arange(n, device=draw.device) - first) % n
+    return (away % step == 0) & (away // step < count), count
+
+
+def one_hot(case: Case, draw: Draw) -> Inputs:
+    """Logits of 0 at a few places, and of −128 to −384 elsewhere: the results are 0 and powers of two."""
+    shape, dtype = (case["m"], case["n"]), case.torch_dtype
+    mask, _ = chosen(shape, draw)
+    return (torch.where(mask, 0, -128 * (1 + draw.integers(shape, 3))).to(dtype),)
 
 
 def _liger(x: torch.Tensor) -> Any:
@@ -59,6 +76,7 @@ SOFTMAX = Problem(
     ),
     gradients=(0,),
     libraries={"liger": _liger},
+    rules=(Rule("one_hot", one_hot),),
     huge=(Case.of("float16", m=69632, n=32768),),
     row_inputs=(0,),
 )
