@@ -6,20 +6,19 @@ refused?
 On the CPU, without a race. Of every reference problem, and of a convolution in KernelBench's format, a good
 candidate of `tests/kernels/good` is taken, and one element of one output is moved by one ULP: at a drawn place, at
 the first, the last and the first of the last tile of 128; only in large outputs (more elements than half of the
-sweep's largest); only where the last axis is not whole tiles. Each is judged twice: as it is, and with the plan
-without its exact probes, as the judge was before. `good`: the unchanged candidates, each held to the same probes;
-with `--good` every candidate of that folder that this device can show, through the whole judge.
+sweep's largest); only where the last axis is not whole tiles. The drawn place is also judged with a plan without
+its exact probes, as the judge was before. `good`: the unchanged candidates, each held to the same probes; with
+`--good` every candidate of that folder that this device can show, through the whole judge.
 
-A family counts as refused where every one of its operations refuses the drawn place, and its first operation all
-other corruptions. Writes benchmarks/results/kernels_ulp.json.
+A family counts by its first operation (the one with its name, where there is one): refused where that refuses every
+corruption of every output. All its other operations are asked about the drawn place, and counted by themselves.
+Writes benchmarks/results/kernels_ulp.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import tempfile
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -174,19 +173,20 @@ def rows_of(judge: Judge, problem: Problem, candidate: Candidate, corruptions: S
     start = judged(judge, replace(candidate, differentiable=False), problem)
     found: dict[str, Any] = {"family": problem.family, "good": told(start), "compared": start.exact["compared"]}
     found["doubted"] = start.exact["doubted"]
-    found["refused"], found["before"], found["details"], found["details_before"] = {}, {}, {}, {}
+    found |= {"refused": {}, "without": {}, "details": {}, "details_without": {}}
     large = threshold(problem, candidate)
     outputs = len(problem.eager(problem.inputs(_small(problem), "normal", 1, "cpu")))
     for condition, place in corruptions:
         for output in range(outputs if (condition, place) == ("always", "drawn") else 1):
             name = f"{condition}, {place}" + (f", output {output}" if output else "")
             bad = moved(candidate, CONDITIONS[condition].format(large=large), place, output)
-            now, before = (judged(judge, replace(bad, exact=exact), problem) for exact in (True, False))
+            now = judged(judge, bad, problem)
             found["refused"][name] = now.refused
-            found["before"][name] = before.refused
             found["details"][name] = told(now)
-            if before.refused:
-                found["details_before"][name] = told(before)
+            if (condition, place) == CORRUPTIONS[0]:
+                without = judged(judge, replace(bad, exact=False), problem)
+                found["without"][name] = without.refused
+                found["details_without"][name] = told(without)
     return found
 
 
@@ -197,20 +197,23 @@ def _small(problem: Problem) -> Case:
 
 
 def summary(rows: dict[str, Any]) -> dict[str, Any]:
-    """By family: whether all of its rows were refused, and what was missed."""
-    families: dict[str, list[str]] = defaultdict(list)
-    for name, row in rows.items():
-        families[row["family"]] += [f"{name}: {what}" for what, refused in row["refused"].items() if not refused]
+    """What was refused, by family and by operation, and every corruption that was missed, by name."""
+    missed = {name: [what for what, refused in row["refused"].items() if not refused] for name, row in rows.items()}
+    families = {row["family"]: missed[name] for name, row in rows.items() if row["first"]}
     every = [refused for row in rows.values() for refused in row["refused"].values()]
-    before = [refused for row in rows.values() for refused in row["before"].values()]
+    without = [refused for row in rows.values() for refused in row["without"].values()]
     return {
         "families": len(families),
-        "families_refused": sorted(family for family, missed in families.items() if not missed),
-        "families_refused_count": sum(not missed for missed in families.values()),
-        "missed": sorted(itertools.chain.from_iterable(families.values())),
+        "families_refused": sum(not found for found in families.values()),
+        "families_missed": {name: found for name, found in families.items() if found},
+        "operations": len(rows),
+        "operations_refused": sum(not found for found in missed.values()),
+        "operations_missed": {name: found for name, found in missed.items() if found},
         "corruptions": len(every),
         "corruptions_refused": sum(every),
-        "corruptions_refused_without_exact_probes": sum(before),
+        "drawn": len(without),
+        "drawn_refused_without_exact_probes": sum(without),
+        "good": len(rows),
         "good_refused": sorted(name for name, row in rows.items() if row["good"]["status"] != "correct"),
     }
 
@@ -238,14 +241,16 @@ def main() -> None:
     pieces = read_gallery(GOOD, "cpu")
     pairs = [(problem, good_candidate(pieces, problem)) for problem in ALL] + [convolution()]
     firsts = {problem.family: problem.name for problem, _ in reversed(pairs)}
+    firsts |= {problem.name: problem.name for problem, _ in pairs if problem.name in firsts}
     rows: dict[str, Any] = {}
     with Judge("cpu", interpret=True, limits=LIMITS) as judge:
         for problem, candidate in pairs:
             if asked.only and problem.name not in asked.only:
                 continue
             first = firsts[problem.family] == problem.name
-            rows[problem.name] = rows_of(judge, problem, candidate, CORRUPTIONS if first else CORRUPTIONS[:1])
-            print(problem.name, rows[problem.name]["refused"], rows[problem.name]["before"], flush=True)
+            found = rows_of(judge, problem, candidate, CORRUPTIONS if first else CORRUPTIONS[:1])
+            rows[problem.name] = {"first": first, **found}
+            print(problem.name, rows[problem.name]["refused"], rows[problem.name]["without"], flush=True)
         results = {"summary": summary(rows), "operations": rows}
         if asked.good:
             results["good"] = gallery(judge)

@@ -111,6 +111,7 @@ class Rule:
     inputs: as a problem's `make_inputs`, for cases that `near` names.
     near: cases near one that a plan has drawn on which the rule holds, the nearest first.
     terms: of a mantissa rule, how many terms the longest chain of sums has.
+    outputs: those that are compared bit for bit, where honest approximations change the others; empty: all.
     reordered: the reference with another order of summation, where its sums are no reductions of torch's.
     """
 
@@ -118,11 +119,18 @@ class Rule:
     inputs: Callable[[Case, Draw], Inputs]
     near: Callable[[Case], Iterable[Case]] = lambda case: (case,)
     terms: Callable[[Case], int] | None = None
+    outputs: tuple[int, ...] = ()
     reordered: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         if self.name not in RULES or (self.name == "mantissa") != (self.terms is not None):
             raise ProblemError(f"rule: {self.name!r} is none of {', '.join(RULES)}, or has no bound")
+
+
+def narrow(case: Case) -> Iterable[Case]:
+    """Of outputs of 16 bits, whose rounding hides what an approximation of an exponential, a root or a quotient
+    leaves in float32."""
+    return () if case.dtype == "float32" else (case,)
 
 
 def mantissa(inputs: Callable[[Case, Draw], Inputs], terms: Callable[[Case], int]) -> Rule:

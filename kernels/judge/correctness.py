@@ -82,8 +82,9 @@ class Expected:
     """What the parent holds a call's outputs against. rows: indices compared, or None for all. spoilt: of each
     output the elements that must not be finite; where given, nothing else is compared. terms: of each output how
     many equal terms it is a sum of, 1 where they are not known to be equal (`EQUAL_TERMS`). bound: 0.0, or the
-    largest relative error of an element, all of which are positive. doubt: of a question that was meant to have
-    one right answer, why it is judged by its error instead (`kernels.judge.exact`)."""
+    largest relative error of an element, all of which are positive. bits: outputs that are compared as of an exact
+    operation. doubt: of a question that was meant to have one right answer, why it is judged by its error instead
+    (`kernels.judge.exact`)."""
 
     truth: Outputs
     eager: Outputs
@@ -97,6 +98,7 @@ class Expected:
     spoilt: tuple[torch.Tensor, ...] = ()
     terms: tuple[int, ...] = ()
     bound: float = 0.0
+    bits: tuple[int, ...] = ()
     doubt: str = ""
 
 
@@ -139,8 +141,8 @@ def _one(expected: Expected, i: int, got: torch.Tensor, truth: torch.Tensor, eag
             return Finding(None, "")
         text = f"{int(hidden.sum())} elements, first at {_first(hidden)}: finite, but infinite gradients reach them"
         return Finding(Reason.nan_placement, text)
-    if expected.exact:
-        return same_bits(got, eager, expected.signed_zero)
+    if expected.exact or i in expected.bits:
+        return same_bits(got, eager, expected.signed_zero and not expected.bits)
     if not got.is_floating_point():
         return _integers(got, truth, expected.allowances[i])
     placed = _placement(got, truth, eager)

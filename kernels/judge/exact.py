@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.judge.correctness import same_bits
 from kernels.judge.errors import ulp
-from kernels.problem import NARROWER, Inputs, Outputs, Problem, as_outputs
+from kernels.problem import NARROWER, Inputs, Outputs, Problem, Rule, as_outputs
 
 GRID_ULP = 2.0**-10
 """Farthest from the output's grid that the oracle's value may lie: what exp(-128) or an epsilon leaves is far
@@ -125,9 +125,11 @@ def reordered(problem: Problem, inputs: Inputs, other: Callable[..., Any] | None
         return as_outputs((problem.oracle or problem.reference)(*wide))
 
 
-def doubt(problem: Problem, inputs: Inputs, eager: Outputs, truth: Outputs, other: Any = None) -> str:
+def doubt(problem: Problem, rule: Rule, inputs: Inputs, eager: Outputs, truth: Outputs) -> str:
     """Why these inputs have no single right answer; empty where they have: eager's."""
-    for i, (e, t, r) in enumerate(zip(eager, truth, reordered(problem, inputs, other), strict=True)):
+    for i, (e, t, r) in enumerate(zip(eager, truth, reordered(problem, inputs, rule.reordered), strict=True)):
+        if rule.outputs and i not in rule.outputs:
+            continue
         if e.is_floating_point() and not bool(torch.isfinite(e).all()):
             return f"output {i}: eager's is not finite"
         rounded = (t if e.is_floating_point() else t.round()).to(e.dtype)

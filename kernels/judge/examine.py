@@ -50,6 +50,7 @@ class Examination:
     def note_bits(self, probe: Probe, want: Expected) -> None:
         """Of a probe of a problem's own rule, which has passed, how its outputs were compared."""
         name = f"{probe.distribution} {probe.case.dtype}"
+        name += f" (output {', '.join(map(str, want.bits))})" if want.bits else ""
         if want.doubt:
             self.doubts.setdefault(name, f"{probe.case}: {want.doubt}")
         else:

@@ -79,6 +79,10 @@ def _by_error(candidate: Candidate, problem: Problem, dtypes: Sequence[str], exa
     if not candidate.exact:
         return ["outputs bit for bit: the candidate declares itself not exact"]
     compared = exact.get("compared", {})
-    dtypes = [d for d in dtypes if not any(n.endswith(f" {d}") and not n.startswith("mantissa") for n in compared)]
+    bits = {name.split()[1] for name in compared if not name.startswith("mantissa")}
+    dtypes = [dtype for dtype in dtypes if dtype not in bits]
     said = [f"outputs bit for bit in {', '.join(dtypes)}: no probe there has one right answer"] if dtypes else []
+    some = sorted({output for rule in problem.rules for output in rule.outputs})
+    if some:
+        said.append(f"outputs other than {', '.join(map(str, some))} bit for bit: honest kernels round them apart")
     return [*said, *(f"outputs bit for bit, {name}: {why}" for name, why in exact.get("doubted", {}).items())]

@@ -59,8 +59,8 @@ def expected(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> Expec
         return Expected(truth, eager, (), rows, False, problem.signed_zero, False, bound=probe.bound)
     rule, doubted = problem.rule(probe.distribution), ""
     if rule is not None:
-        doubted = doubt(problem, inputs, eager, truth, rule.reordered)
-        if not doubted:  # a sum of 0 has either sign by its order
+        doubted = doubt(problem, rule, inputs, eager, truth)
+        if not doubted and not rule.outputs:  # a sum of 0 has either sign by its order
             return Expected(truth, eager, (), rows, True, False, False)
     draws = [(eager, truth)]
     device = next((x.device for x in inputs if isinstance(x, torch.Tensor)), torch.device("cpu"))
@@ -91,6 +91,7 @@ def expected(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> Expec
         elementwise,
         probe.placed,
         terms=terms,
+        bits=rule.outputs if rule is not None and not doubted else (),
         doubt=doubted,
     )
 

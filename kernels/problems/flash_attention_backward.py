@@ -126,7 +126,9 @@ def _drawn(case: Case, draw: Draw, order: str) -> Inputs:
 
 
 def one_hot(case: Case, draw: Draw) -> Inputs:
-    """Each query chooses itself or the key before it; all else are small integers, the upstream gradient's few."""
+    """Each query chooses itself or the key before it; all else are small integers, the upstream gradient's few. The
+    gradient of v is exact; who scales q or k by log2(e)/sqrt(d) before they are multiplied, as is usual, rounds the
+    others."""
     shape, dtype = tuple(case[axis] for axis in "bhsd"), case.torch_dtype
     place = torch.arange(case["s"], device=draw.device)
     choice = (place - draw.integers(shape[:3], 2)).clamp(min=0)
@@ -164,7 +166,7 @@ FLASH_ATTENTION_BACKWARD = Problem(
     dtypes=("float16", "bfloat16"),
     distributions=("normal", "ties", "near_constant", "tiny"),
     layouts=("contiguous",),
-    rules=(Rule("one_hot", one_hot, _even_scale),),
+    rules=(Rule("one_hot", one_hot, _even_scale, outputs=(2,)),),
     libraries={"flash": _flash, "cudnn": _cudnn},
 )
 
@@ -174,7 +176,7 @@ FLASH_ATTENTION_BY_POSITION_BACKWARD = replace(
     reference=by_position_reference,
     oracle=by_position_oracle,
     make_inputs=make_by_position,
-    rules=(Rule("one_hot", one_hot_by_position, _even_scale),),
+    rules=(Rule("one_hot", one_hot_by_position, _even_scale, outputs=(2,)),),
     layouts=("contiguous", "sliced"),
     libraries={"flash": _flash_by_position, "cudnn": _cudnn_by_position},
 )

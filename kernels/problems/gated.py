@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.draw import Draw
-from kernels.problem import Axis, Case, Inputs, Problem, Rule
+from kernels.problem import Axis, Case, Inputs, Problem, Rule, narrow
 
 
 def swiglu_reference(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -105,7 +105,7 @@ GEGLU = Problem(
     distributions=_DISTRIBUTIONS,
     gradients=(0, 1),
     elementwise=True,
-    rules=(Rule("saturated", saturated),),
+    rules=(Rule("saturated", saturated, narrow),),
     libraries={"liger": _liger_geglu},
     huge=(Case.of("float16", m=69632, n=32768),),
     row_inputs=(0, 1),

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.draw import WHOLE, Draw
-from kernels.problem import Axis, Case, Inputs, Problem, Rule, mantissa
+from kernels.problem import Axis, Case, Inputs, Problem, Rule, mantissa, narrow
 
 
 def bias_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -79,7 +79,7 @@ def _problem(name: str, reference: Callable[..., Any], rule: Rule) -> Problem:
     )
 
 
-_INTEGERS, _SATURATED = Rule("integers", whole), Rule("saturated", saturated)
+_INTEGERS, _SATURATED = Rule("integers", whole), Rule("saturated", saturated, narrow)
 LINEAR_BIAS = replace(_problem("linear_bias", bias_reference, _INTEGERS), gradients=(0, 1, 2))
 LINEAR_GELU = _problem("linear_gelu", gelu_reference, _SATURATED)
 LINEAR_GELU_TANH = _problem("linear_gelu_tanh", gelu_tanh_reference, _SATURATED)

@@ -48,7 +48,8 @@ def _scales(case: Case, draw: Draw) -> torch.Tensor:
 
 
 def powers_of_two(case: Case, draw: Draw) -> Inputs:
-    """Rows of integers up to 127, which each row has, times a power of two: the scale."""
+    """Rows of integers up to 127, which each row has, times a power of two: the scale, as far as a fast division by
+    127 leaves it one, which the codes do not show."""
     shape = (case["m"], case["n"])
     code = draw.integers(shape, 253) - 126
     most = torch.arange(case["n"], device=draw.device) == draw.integers((case["m"], 1), case["n"])
@@ -86,7 +87,7 @@ QUANTISE = Problem(
         "huge",
     ),
     row_inputs=(0,),
-    rules=(Rule("powers_of_two", powers_of_two),),
+    rules=(Rule("powers_of_two", powers_of_two, outputs=(0,)),),
 )
 
 DEQUANTISE = Problem(
