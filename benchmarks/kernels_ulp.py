@@ -6,9 +6,10 @@ refused?
 On the CPU, without a race. Of every reference problem, and of a convolution in KernelBench's format, a good
 candidate of `tests/kernels/good` is taken, and one element of one output is moved by one ULP: at a drawn place, at
 the first, the last and the first of the last tile of 128; only in large outputs (more elements than half of the
-sweep's largest); only where the last axis is not whole tiles. The drawn place is also judged with a plan without
-its exact probes, as the judge was before. `good`: the unchanged candidates, each held to the same probes; with
-`--good` every candidate of that folder that this device can show, through the whole judge.
+sweep's largest); only where the last axis is not whole tiles. They meet the exact stage of the judge's plan alone.
+The drawn place is also judged by all of the plan but its exact probes, as the judge was before, for each family's
+first operation. `good`: the unchanged candidates, held to the same probes; with `--good` every candidate of that
+folder that this device can show, through the whole judge.
 
 A family counts by its first operation (the one with its name, where there is one): refused where that refuses every
 corruption of every output. All its other operations are asked about the drawn place, and counted by themselves.
@@ -23,9 +24,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from benchmarks.report import write
 from kernels.candidate import Candidate
+from kernels.judge import inputs, probe_rules
 from kernels.judge.gallery import Piece, read_gallery, show
 from kernels.judge.inputs import CPU, INTERPRETER, plan
 from kernels.judge.judge import Judge, Request
@@ -38,6 +41,7 @@ from kernels.problems import ALL
 
 GOOD = Path(__file__).parents[1] / "tests" / "kernels" / "good"
 LIMITS = Limits(import_s=300.0, call_s=300.0, memory_bytes=3 << 30, scratch_bytes=64 << 20, file_bytes=64 << 20)
+SCOPE = replace(CPU, max_bytes=1 << 16, base_bytes=1 << 13, max_rows=96, largest=320)
 SECRET = b"one unit in the last place"
 TILE = 128
 
@@ -143,17 +147,15 @@ def good_candidate(pieces: Sequence[Piece], problem: Problem) -> Candidate:
     return min(fitting, key=lambda candidate: candidate.language != "python")
 
 
-def scope_of(candidate: Candidate) -> Any:
-    return INTERPRETER if candidate.language == "triton" else replace(CPU, max_bytes=1 << 18, base_bytes=1 << 15)
-
-
-def judged(judge: Judge, candidate: Candidate, problem: Problem) -> Verdict:
-    return judge.verdict(candidate, problem, Request(scope_of(candidate), None, static=False), SECRET)
+def judged(judge: Judge, candidate: Candidate, problem: Problem, whole: bool = False) -> Verdict:
+    """By the exact stage of its plan, behind the smoke stage; `whole`: by all of the plan."""
+    with mock.patch.object(inputs, "RULES", probe_rules.RULES if whole else (probe_rules.smoke, probe_rules.exact)):
+        return judge.verdict(candidate, problem, Request(SCOPE, None, static=False), SECRET)
 
 
 def threshold(problem: Problem, candidate: Candidate) -> int:
     """Half as many elements as the largest output has among the cases of the plan."""
-    probes: Sequence[Probe] = plan(problem, candidate, SECRET, scope_of(candidate))
+    probes: Sequence[Probe] = plan(problem, candidate, SECRET, SCOPE)
     large = max((p for p in probes if p.stage == "sweep"), key=lambda p: problem.compulsory_bytes(p.case))
     made = problem.eager(problem.inputs(large.case, "normal", 1, "cpu"))
     return max(x.numel() for x in made[:1]) // 2
@@ -183,8 +185,8 @@ def rows_of(judge: Judge, problem: Problem, candidate: Candidate, corruptions: S
             now = judged(judge, bad, problem)
             found["refused"][name] = now.refused
             found["details"][name] = told(now)
-            if (condition, place) == CORRUPTIONS[0]:
-                without = judged(judge, replace(bad, exact=False), problem)
+            if (condition, place) == CORRUPTIONS[0] and len(corruptions) > 1:
+                without = judged(judge, replace(bad, exact=False), problem, whole=True)
                 found["without"][name] = without.refused
                 found["details_without"][name] = told(without)
     return found

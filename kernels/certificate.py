@@ -166,9 +166,9 @@ def verify(
             Check("environment", "stale", "; ".join(drift)) if drift else Check("environment", "ok", "same")
         )
     now = rerun(candidate, problem, predicate["verdict"]) if rerun is not None else None
+    checks.append(_compare_outputs(predicate["verdict"].get("outputs"), now))
     if now is not None:
         checks.append(_compare_verdicts(predicate["verdict"], now))
-    checks.append(_compare_outputs(predicate["verdict"].get("outputs"), now))
     return Verification(tuple(checks), predicate)
 
 

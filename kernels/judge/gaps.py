@@ -41,8 +41,8 @@ def unchecked(
     if problem.gradients and not candidate.differentiable:
         said.append("gradients: the problem has some, the candidate declares none")
     elif problem.gradients:
-        said.append("gradients bit for bit: they are judged by their error")
-        said.append("gradients of gradients: a backward pass of a kernel's own is constant to a second one")
+        said.append("gradients of gradients (a backward pass of a kernel's own is constant to a second one)")
+        said[-1] += ", and gradients bit for bit: they are judged by their error"
     shapes = [math.prod(max(1, n) for n in case.sizes.values()) for case in probed]
     if problem.huge and max(shapes, default=0) < _LARGE:
         said.append("indices beyond 2^31")
