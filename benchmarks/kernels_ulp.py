@@ -28,7 +28,7 @@ from unittest import mock
 
 from benchmarks.report import write
 from kernels.candidate import Candidate
-from kernels.judge import inputs, probe_rules
+from kernels.judge import inputs
 from kernels.judge.gallery import Piece, read_gallery, show
 from kernels.judge.inputs import CPU, INTERPRETER, plan
 from kernels.judge.judge import Judge, Request
@@ -148,17 +148,21 @@ def good_candidate(pieces: Sequence[Piece], problem: Problem) -> Candidate:
 
 
 def judged(judge: Judge, candidate: Candidate, problem: Problem, whole: bool = False) -> Verdict:
-    """By the exact stage of its plan, behind the smoke stage; `whole`: by all of the plan."""
-    with mock.patch.object(inputs, "RULES", probe_rules.RULES if whole else (probe_rules.smoke, probe_rules.exact)):
+    """By the smoke and exact stages of its plan; by all of it with `whole`, or where every answer is exact."""
+
+    def asked(*of: Any) -> tuple[Probe, ...]:
+        return tuple(probe for probe in plan(*of) if whole or problem.exact or probe.stage in ("smoke", "exact"))
+
+    with mock.patch.object(inputs, "plan", asked):
         return judge.verdict(candidate, problem, Request(SCOPE, None, static=False), SECRET)
 
 
 def threshold(problem: Problem, candidate: Candidate) -> int:
     """Half as many elements as the largest output has among the cases of the plan."""
     probes: Sequence[Probe] = plan(problem, candidate, SECRET, SCOPE)
-    large = max((p for p in probes if p.stage == "sweep"), key=lambda p: problem.compulsory_bytes(p.case))
-    made = problem.eager(problem.inputs(large.case, "normal", 1, "cpu"))
-    return max(x.numel() for x in made[:1]) // 2
+    sizes = {probe.case.with_(dtype=problem.dtypes[0], layout="contiguous") for probe in probes}
+    large = max(sizes, key=problem.compulsory_bytes)
+    return problem.eager(problem.inputs(large, "normal", 1, "cpu"))[0].numel() // 2
 
 
 def told(verdict: Verdict) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from kernels.candidate import PARTS, REPEATED
 from kernels.draw import TWIN, mix
 from kernels.judge.exact import mantissa_bound
 from kernels.judge.probes import Ground, Probe
-from kernels.judge.sizes import beyond, of_each_residue, of_equal_axes, of_one_count, of_whole_tiles
+from kernels.judge.sizes import beyond, of_each_residue, of_equal_axes, of_one_count
 from kernels.problem import Case
 
 _GRADIENT_BYTES = 1 << 29
@@ -50,8 +50,7 @@ def equal_axes(on: Ground) -> Probes:
 
 
 def whole_tiles(on: Ground) -> Probes:
-    cases = of_whole_tiles(on.problem, on.candidate, on.rng, on.scope)
-    yield from (Probe("sweep", case, "normal", (on.seed(),)) for case in cases)
+    yield from (Probe("sweep", case, "normal", (on.seed(),)) for case in on.tiles)
 
 
 def mixed_layouts(on: Ground) -> Probes:
@@ -176,12 +175,12 @@ def of_ragged_sizes(on: Ground, rng: random.Random) -> list[Case]:
 
 def of_tiles(on: Ground, rng: random.Random) -> list[Case]:
     """A case that needs no mask."""
-    found = of_whole_tiles(on.problem, on.candidate, rng, on.scope)
-    return rng.sample(found, min(1, len(found)))
+    return rng.sample(on.tiles, min(1, len(on.tiles)))
 
 
 def of_largest(on: Ground, rng: random.Random) -> list[Case]:
-    return on.of_each_dtype(max(on.admitted, key=on.problem.compulsory_bytes))
+    asked = (*on.admitted, *on.parted, *on.tiles)
+    return on.of_each_dtype(max(asked, key=lambda case: on.problem.compulsory_bytes(case) / case.element_bytes))
 
 
 def of_timed(on: Ground, rng: random.Random) -> list[Case]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from kernels.candidate import Candidate
 from kernels.draw import mix
-from kernels.judge.sizes import Scope, admits, between, rows, within
+from kernels.judge.sizes import Scope, admits, between, of_whole_tiles, rows, within
 from kernels.problem import Case, Problem, kind
 
 Stage = Literal["smoke", "sweep", "values", "determinism", "accuracy", "exact", "integrity"]
@@ -154,6 +154,11 @@ class Ground:
     def parted(self) -> list[Case]:
         """Sizes between powers of two; drawn when a rule first asks."""
         return list(between(self.problem, self.candidate, self.rng, self.scope))
+
+    @cached_property
+    def tiles(self) -> list[Case]:
+        """Sizes that need no mask; drawn when a rule first asks."""
+        return of_whole_tiles(self.problem, self.candidate, self.rng, self.scope)
 
     @property
     def long(self) -> list[Case]:

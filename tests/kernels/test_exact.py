@@ -114,6 +114,7 @@ def test_a_fault_of_some_sizes_is_refused_by_the_rule_that_asks_them(
         others = tuple(r for r in probe_rules.EXACT_CASES if r.__name__ != rule)
         patch.setattr(probe_rules, "EXACT_CASES", others)
         alone = every - asked()
+        alone = {found for found in alone if found[1] is torch.float32} or alone  # where a tolerance is widest
         assert alone
         shapes = ", ".join(f"({shape}, '{dtype}')" for shape, dtype in alone)
         mutant = moved(candidate, f"(tuple(x.shape), str(x.dtype)) in [{shapes}]", "first")
