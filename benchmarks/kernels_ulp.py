@@ -6,19 +6,20 @@ refused?
 On the CPU, without a race. Of every reference problem, and of a convolution in KernelBench's format, a good
 candidate of `tests/kernels/good` is taken, and one element of one output is moved by one ULP: at a drawn place, at
 the first, the last and the first of the last tile of 128; only in large outputs (more elements than half of the
-sweep's largest); only where the last axis is not whole tiles. They meet the exact stage of the judge's plan alone.
-The drawn place is also judged by all of the plan but its exact probes, as the judge was before, for each family's
-first operation. `good`: the unchanged candidates, held to the same probes; with `--good` every candidate of that
-folder that this device can show, through the whole judge.
+sweep's largest); only where one of the last two axes is not whole tiles. They meet the exact stage of the judge's
+plan alone. The drawn place is also judged by all of the plan but its exact probes, as the judge was before, for
+each family's first operation. `good`: the unchanged candidates, held to the same probes; with `--good` every
+candidate of that folder that this device can show, through the whole judge.
 
 A family counts by its first operation (the one with its name, where there is one): refused where that refuses every
 corruption of every output. All its other operations are asked about the drawn place, and counted by themselves.
-Writes benchmarks/results/kernels_ulp.json.
+Writes benchmarks/results/kernels_ulp.json; with `--only`, rows of other problems in it stay.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchmarks.report import write
+from benchmarks.report import RESULTS, write
 from kernels.candidate import Candidate
 from kernels.judge import inputs
 from kernels.judge.gallery import Piece, read_gallery, show
@@ -54,7 +55,7 @@ PLACES = {
 CONDITIONS = {
     "always": "True",
     "large": "x.numel() > {large}",
-    "ragged": "inputs[0].shape[-1] % 16 != 0",
+    "ragged": "any(n % 16 for n in inputs[0].shape[-2:])",
 }
 CORRUPTIONS = (*(("always", place) for place in PLACES), ("large", "last"), ("ragged", "last"))
 
@@ -247,8 +248,10 @@ def main() -> None:
     pieces = read_gallery(GOOD, "cpu")
     pairs = [(problem, good_candidate(pieces, problem)) for problem in ALL] + [convolution()]
     firsts = {problem.family: problem.name for problem, _ in reversed(pairs)}
-    firsts |= {problem.name: problem.name for problem, _ in pairs if problem.name in firsts}
-    rows: dict[str, Any] = {}
+    firsts |= {problem.name: problem.name for problem, _ in pairs if problem.name == problem.family}
+    stored = RESULTS / f"{asked.out}.json"
+    results = json.loads(stored.read_text())["results"] if asked.only and stored.exists() else {"operations": {}}
+    rows: dict[str, Any] = results["operations"]
     with Judge("cpu", interpret=True, limits=LIMITS) as judge:
         for problem, candidate in pairs:
             if asked.only and problem.name not in asked.only:
@@ -257,7 +260,7 @@ def main() -> None:
             found = rows_of(judge, problem, candidate, CORRUPTIONS if first else CORRUPTIONS[:1])
             rows[problem.name] = {"first": first, **found}
             print(problem.name, rows[problem.name]["refused"], rows[problem.name]["without"], flush=True)
-        results = {"summary": summary(rows), "operations": rows}
+        results |= {"summary": summary(rows), "operations": rows}
         if asked.good:
             results["good"] = gallery(judge)
     write(asked.out, results)

@@ -128,7 +128,12 @@ def powers_of_two_cast(case: Case, draw: Draw) -> Inputs:
 
 
 def powers_of_two_many(case: Case, draw: Draw) -> Inputs:
+    """Its tensors lie in orders of their own, so that any gradient may meet any moment: all gradients are 2."""
     *tensors, rate, beta1, beta2, eps, decay, step = powers_of_two_cast(case, draw)
+    shape = (case["n"],)
+    tensors[1] = torch.full(shape, 2.0, device=draw.device)
+    tensors[2] = 128 * draw.whole(shape, torch.float32, reach=1) - 2
+    tensors[3] = torch.full(shape, 124.0, device=draw.device)
     return *tensors, make_many(case, draw)[5], rate, beta1, beta2, eps, decay, step
 
 
