@@ -9,10 +9,9 @@ from __future__ import annotations
 import torch
 
 from kernels.draw import Draw
+from kernels.exact_inputs import SIZE, cancelling, even_means, one_hot_logits, some_rows
 from kernels.problem import Axis, Case, Inputs, Problem, Rule, epsilon
-from kernels.problems.rmsnorm import EPS, OTHER_EPS, SIZE, even_means
-from kernels.problems.row_backward import cancelling, some_rows
-from kernels.problems.softmax import one_hot as one_hot_logits
+from kernels.problems.rmsnorm import EPS, OTHER_EPS
 
 
 def rmsnorm_reference(
@@ -62,7 +61,7 @@ def powers_of_two(case: Case, draw: Draw) -> Inputs:
 
 
 def one_hot(case: Case, draw: Draw) -> Inputs:
-    (logits,) = one_hot_logits(Case.of(case.dtype, m=case["m"], n=case["v"]), draw)
+    logits = one_hot_logits((case["m"], case["v"]), case.torch_dtype, draw)
     return draw.whole((case["m"],), case.torch_dtype), logits, draw.integers((case["m"],), case["v"])
 
 

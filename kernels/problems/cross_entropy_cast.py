@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from kernels.draw import Draw
+from kernels.exact_inputs import one_hot_logits
 from kernels.problem import Axis, Case, Inputs, Problem, Rule
 from kernels.problems.cross_entropy import one_hot
-from kernels.problems.softmax import one_hot as one_hot_logits
 
 
 def reference(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -39,7 +39,7 @@ def make_backward(case: Case, draw: Draw) -> Inputs:
 
 
 def one_hot_backward(case: Case, draw: Draw) -> Inputs:
-    (logits,) = one_hot_logits(Case.of(case.dtype, m=case["m"], n=case["v"]), draw)
+    logits = one_hot_logits((case["m"], case["v"]), case.torch_dtype, draw)
     return draw.whole((case["m"],), torch.float32), logits, draw.integers((case["m"],), case["v"])
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from kernels.draw import Draw
-from kernels.problem import Axis, Case, Inputs, Problem, Rule, epsilon, nearest
+from kernels.exact_inputs import SIZE, even_means
+from kernels.problem import Axis, Case, Inputs, Problem, Rule, epsilon
 
 EPS = 1e-6
 OTHER_EPS = (1e-3, 1e-8)
@@ -42,19 +42,6 @@ def make_residual_inputs(case: Case, draw: Draw) -> Inputs:
     if draw.distribution == "zero_rows":  # a sum of zero, too
         residual = torch.where((x == 0).all(-1, keepdim=True), 0.0, residual)
     return x, residual, draw.weights((case["n"],), case.torch_dtype), epsilon(case, EPS, OTHER_EPS)
-
-
-SIZE = 1 << 13
-"""Of every value in a question about a norm: its mean square is 2^26, which no epsilon changes in float32."""
-
-
-def even_means(case: Case, least: int = 1, wide: bool = False) -> Iterator[Case]:
-    """A mean by n is exact, by its reciprocal as well, for a power of two; outputs of 16 bits do not show the
-    difference. `wide`: outputs are of 32 bits whatever the case's dtype is."""
-    if case.dtype != "float32" and not wide:
-        return nearest(case, "n", lambda near: near["n"] >= least)
-    power = max(least, 1 << max(0, case["n"].bit_length() - 1))
-    return nearest(case.with_(n=power), "n", lambda near: near["n"].bit_count() == 1 and near["n"] >= least)
 
 
 def powers_of_two(case: Case, draw: Draw) -> Inputs:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import torch
 
 from kernels.draw import Draw
+from kernels.exact_inputs import SIZE, even_means
 from kernels.problem import Axis, Case, Inputs, Problem, Rule, epsilon
 from kernels.problems.backward import powers
-from kernels.problems.rmsnorm import EPS, OTHER_EPS, SIZE, even_means
+from kernels.problems.rmsnorm import EPS, OTHER_EPS
 
 
 def backward_reference(

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from kernels.draw import WHOLE, Draw
+from kernels.draw import Draw
+from kernels.exact_inputs import cancelling, chosen, some_rows
 from kernels.problem import Axis, Case, Inputs, Problem, Rule, nearest
-from kernels.problems.softmax import chosen
 
 
 def softmax_reference(gradient: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -75,23 +75,6 @@ def whole_softmax(case: Case, draw: Draw) -> Inputs:
     shape, dtype = (case["m"], case["n"]), case.torch_dtype
     mask, count = chosen(shape, draw)
     return draw.whole(shape, dtype, reach=4), (mask / count).to(dtype)
-
-
-def cancelling(m: int, n: int, draw: Draw) -> tuple[torch.Tensor, torch.Tensor]:
-    """((m, n) of 2 or 4, and of twice that at most in one column; (n,) signs): their products add up to 0 in each
-    row, by pairs of neighbours, and by the last three columns where n is odd."""
-    signs = 1 - 2 * (torch.arange(n, device=draw.device) % 2)
-    size = 2 * (1 + draw.integers((m, (n + 1) // 2), 2)).repeat_interleave(2, dim=1)[:, :n]
-    if n % 2:
-        signs[-2], signs[-1] = 1, -1
-        size[:, -3:] = size[:, -3:-2] * torch.tensor((1, 1, 2), device=draw.device)
-    return size, signs
-
-
-def some_rows(m: int, dtype: torch.dtype, each: int, draw: Draw) -> torch.Tensor:
-    """(m, 1) of 1 and 0: so few rows that their sum, each element at most `each`, is exact in the dtype."""
-    step = -(-m * each // (WHOLE[dtype] - each))
-    return ((torch.arange(m, device=draw.device) + draw.integer(0, step)) % step == 0)[:, None].long()
 
 
 def whole_layernorm(case: Case, draw: Draw) -> Inputs:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.draw import Draw
+from kernels.exact_inputs import one_hot_logits
 from kernels.problem import Axis, Case, Inputs, Problem, Rule
 
 
@@ -20,22 +21,8 @@ def make_inputs(case: Case, draw: Draw) -> Inputs:
     return (draw.values((case["m"], case["n"]), case.torch_dtype),)
 
 
-def chosen(shape: tuple[int, int], draw: Draw, most: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
-    """(mask (m, n) of a few columns in each row, (m, 1) how many): a power of two up to `most`, wherever they
-    lie."""
-    m, n = shape
-    count = (2 ** draw.integers((m, 1), most.bit_length())).clamp(max=1 << n.bit_length() - 1)
-    first, step = draw.integers((m, 1), n), n // count
-    away = (torch.arange(n, device=draw.device) - first) % n
-    return (away % step == 0) & (away // step < count), count
-
-
 def one_hot(case: Case, draw: Draw) -> Inputs:
-    """Logits of 0 at a few places, and of −128 to −384 elsewhere: the results are 0 and powers of two. In float32
-    at one place a row: who subtracts the logarithm of a sum of 2 is a unit off, and as good as any."""
-    shape, dtype = (case["m"], case["n"]), case.torch_dtype
-    mask, _ = chosen(shape, draw, most=1 if case.dtype == "float32" else 8)
-    return (torch.where(mask, 0, -128 * (1 + draw.integers(shape, 3))).to(dtype),)
+    return (one_hot_logits((case["m"], case["n"]), case.torch_dtype, draw),)
 
 
 def _liger(x: torch.Tensor) -> Any:
