@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -54,3 +55,33 @@ def some_rows(m: int, dtype: torch.dtype, each: int, draw: Draw) -> torch.Tensor
     """(m, 1) of 1 and 0: so few rows that their sum, each element at most `each`, is exact in the dtype."""
     step = -(-m * each // (WHOLE[dtype] - each))
     return ((torch.arange(m, device=draw.device) + draw.integer(0, step)) % step == 0)[:, None].long()
+
+
+def one_hot_targets(shape: tuple[int, int], dtype: torch.dtype, draw: Draw) -> tuple[torch.Tensor, torch.Tensor]:
+    """(logits, targets): in each row one logit of 0, of the target in half of the rows, and others of −128 to −384:
+    the logarithm of the sum is 0."""
+    mask, _ = chosen(shape, draw, most=1)
+    logits = torch.where(mask, 0, -128 * (1 + draw.integers(shape, 3))).to(dtype)
+    hit = draw.integers((shape[0],), 2) == 0
+    return logits, torch.where(hit, mask.long().argmax(-1), draw.integers((shape[0],), shape[1]))
+
+
+def coded(case: Case, choice: torch.Tensor, draw: Draw) -> tuple[torch.Tensor, torch.Tensor]:
+    """q and k (b, h, s, d), ± powers of two, such that the scaled score of query i and key j is 0 where j is
+    `choice` (b, h, s) of i, and at most −2^7 elsewhere: half of the first 2L places hold the key's number in
+    binary, against the chosen one's, and half a constant, so that what scales or rounds every element alike keeps
+    the 0."""
+    s, d = case["s"], case["d"]
+    length, size = max(1, (s - 1).bit_length()), 1 << math.ceil(math.log2(64 * d**0.5))
+    bits = torch.arange(length, device=draw.device)
+    codes = 1 - 2 * (torch.arange(s, device=draw.device)[:, None] >> bits & 1)
+    shape = (case["b"], case["h"], s, d - 2 * length)
+    ones = torch.ones_like(codes).expand(*shape[:3], length)
+    k = torch.cat((codes.expand(*shape[:3], length), ones, 1 - 2 * draw.integers(shape, 2)), dim=-1)
+    q = torch.cat((codes[choice], -ones, torch.zeros(shape, dtype=torch.int64, device=draw.device)), dim=-1) * size
+    return q.to(case.torch_dtype), k.to(case.torch_dtype)
+
+
+def room(case: Case) -> Iterable[Case]:
+    """A key's number has to fit into half of a head."""
+    return (case,) if 2 * (case["s"] - 1).bit_length() <= case["d"] else ()

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.draw import Draw
-from kernels.exact_inputs import chosen
+from kernels.exact_inputs import one_hot_targets
 from kernels.problem import Axis, Case, Inputs, Problem, Rule
 
 
@@ -22,13 +22,7 @@ def make_inputs(case: Case, draw: Draw) -> Inputs:
 
 
 def one_hot(case: Case, draw: Draw) -> Inputs:
-    """In each row one logit of 0, of the target in half of the rows, and others of −128 to −384: the logarithm of
-    the sum is 0."""
-    shape = (case["m"], case["v"])
-    mask, _ = chosen(shape, draw, most=1)
-    logits = torch.where(mask, 0, -128 * (1 + draw.integers(shape, 3))).to(case.torch_dtype)
-    hit = draw.integers((case["m"],), 2) == 0
-    return logits, torch.where(hit, mask.long().argmax(-1), draw.integers((case["m"],), case["v"]))
+    return one_hot_targets((case["m"], case["v"]), case.torch_dtype, draw)
 
 
 def _liger(logits: torch.Tensor, target: torch.Tensor) -> Any:

@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from kernels.draw import Draw
-from kernels.exact_inputs import one_hot_logits
+from kernels.exact_inputs import one_hot_logits, one_hot_targets
 from kernels.problem import Axis, Case, Inputs, Problem, Rule
-from kernels.problems.cross_entropy import one_hot
 
 
 def reference(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -36,6 +35,10 @@ def make_inputs(case: Case, draw: Draw) -> Inputs:
 def make_backward(case: Case, draw: Draw) -> Inputs:
     logits = draw.values((case["m"], case["v"]), case.torch_dtype)
     return draw.normal((case["m"],), torch.float32), logits, draw.integers((case["m"],), case["v"])
+
+
+def one_hot(case: Case, draw: Draw) -> Inputs:
+    return one_hot_targets((case["m"], case["v"]), case.torch_dtype, draw)
 
 
 def one_hot_backward(case: Case, draw: Draw) -> Inputs:

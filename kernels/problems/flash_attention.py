@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -11,6 +9,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernels.draw import Draw
+from kernels.exact_inputs import coded, room
 from kernels.problem import Axis, Case, Inputs, Problem, Rule
 
 
@@ -88,22 +87,6 @@ def _drawn(case: Case, draw: Draw, order: str) -> Inputs:
     return q, draw.normal(shape, case.torch_dtype), draw.values(shape, case.torch_dtype)
 
 
-def coded(case: Case, choice: torch.Tensor, draw: Draw) -> tuple[torch.Tensor, torch.Tensor]:
-    """q and k (b, h, s, d), ± powers of two, such that the scaled score of query i and key j is 0 where j is
-    `choice` (b, h, s) of i, and at most −2^7 elsewhere: half of the first 2L places hold the key's number in
-    binary, against the chosen one's, and half a constant, so that what scales or rounds every element alike keeps
-    the 0."""
-    s, d = case["s"], case["d"]
-    length, size = max(1, (s - 1).bit_length()), 1 << math.ceil(math.log2(64 * d**0.5))
-    bits = torch.arange(length, device=draw.device)
-    codes = 1 - 2 * (torch.arange(s, device=draw.device)[:, None] >> bits & 1)
-    shape = (case["b"], case["h"], s, d - 2 * length)
-    ones = torch.ones_like(codes).expand(*shape[:3], length)
-    k = torch.cat((codes.expand(*shape[:3], length), ones, 1 - 2 * draw.integers(shape, 2)), dim=-1)
-    q = torch.cat((codes[choice], -ones, torch.zeros(shape, dtype=torch.int64, device=draw.device)), dim=-1) * size
-    return q.to(case.torch_dtype), k.to(case.torch_dtype)
-
-
 def one_hot(case: Case, draw: Draw) -> Inputs:
     """Each query sees one key that it chooses among those before it, whose value, of all the dtype's bits, is the
     result."""
@@ -114,11 +97,6 @@ def one_hot(case: Case, draw: Draw) -> Inputs:
 
 def one_hot_by_position(case: Case, draw: Draw) -> Inputs:
     return tuple(x.transpose(1, 2).contiguous() for x in one_hot(case, draw) if isinstance(x, torch.Tensor))
-
-
-def room(case: Case) -> Iterable[Case]:
-    """A key's number has to fit into half of a head."""
-    return (case,) if 2 * (case["s"] - 1).bit_length() <= case["d"] else ()
 
 
 FLASH_ATTENTION = Problem(

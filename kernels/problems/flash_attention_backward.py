@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from kernels.draw import Draw
+from kernels.exact_inputs import coded, room
 from kernels.problem import Axis, Case, Inputs, Problem, Rule
-from kernels.problems.flash_attention import coded, room
 
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
