@@ -109,7 +109,9 @@ class Launch:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A kernel and its declaration. `mutates`: positions of the inputs that it writes (kind "in_place" only)."""
+    """A kernel and its declaration. `mutates`: positions of the inputs that it writes (kind "in_place" only).
+    `exact`: it rounds nowhere where the operation's own sums and products would not; False for those of Winograd's
+    or Strassen's kind, which are then not checked bit for bit, as every verdict says."""
 
     source: str
     entry: str
@@ -121,11 +123,14 @@ class Candidate:
     domain: Domain = Domain()
     launches: tuple[Launch, ...] = ()
     scratch_bytes: tuple[str, ...] = ()
+    exact: bool = True
 
     def __post_init__(self) -> None:
         _choice("language", self.language, get_args(Language))
         _choice("kind", self.kind, get_args(Kind))
         _choice("determinism", self.determinism, get_args(Determinism))
+        if not isinstance(self.exact, bool):
+            raise CandidateError(f"exact: {self.exact!r} is neither true nor false")
         if not self.entry.isidentifier() or keyword.iskeyword(self.entry):
             raise CandidateError(f"entry: {self.entry!r} is not a Python identifier")
         if bool(self.mutates) != (self.kind == "in_place"):
@@ -146,7 +151,11 @@ class Candidate:
             raise CandidateError(f"source: {size} bytes, more than {MAX_SOURCE_BYTES}")
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """What was not there when the first certificates were written is left out where it says nothing."""
+        record = asdict(self)
+        if self.exact:
+            del record["exact"]
+        return record
 
     @property
     def sha256(self) -> str:

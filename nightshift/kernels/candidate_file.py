@@ -11,7 +11,8 @@ C++, `//` instead of `#`). The header stays part of the source, so the hash cove
     # dtypes: float16 bfloat16
     # bounds: n 1..4096 /8, m 1..
 
-Keys: problem, entry (default ``entry``), language, kind, determinism, mutates, differentiable, dtypes, layouts,
+Keys: problem, entry (default ``entry``), language, kind, determinism, exact (default ``yes``; ``no`` for products
+of Winograd's or Strassen's kind, which are not checked bit for bit), mutates, differentiable, dtypes, layouts,
 bounds (``name low..high /multiple``, high and multiple optional), launch (repeated; see `_launch`), scratch_bytes.
 Each but `launch` is given once. Any other key is a note: kept, not interpreted, unless it is nearly one of these.
 """
@@ -30,7 +31,8 @@ FIRST_LINE = "nightshift candidate"
 _KNOWN = frozenset(
     re.findall(
         r"\w+",
-        "bounds determinism differentiable dtypes entry kind language launch layouts mutates problem scratch_bytes",
+        "bounds determinism differentiable dtypes entry exact kind language launch layouts mutates problem "
+        "scratch_bytes",
     )
 )
 _BOUND = re.compile(r"(\w+)\s+(\d+)\.\.(\d*)(?:\s*/(\d+))?")
@@ -78,7 +80,8 @@ def parse_candidate(text: str, name: str = "candidate") -> CandidateFile:
             kind=keys.get("kind", "own_kernel"),  # type: ignore[arg-type]
             determinism=keys.get("determinism", "bitwise"),  # type: ignore[arg-type]
             mutates=tuple(_position(word) for word in _listed(keys.get("mutates", ""))),
-            differentiable=_flag(keys.get("differentiable", "no")),
+            differentiable=_flag("differentiable", keys.get("differentiable", "no")),
+            exact=_flag("exact", keys.get("exact", "yes")),
             domain=Domain(
                 _listed(keys.get("dtypes", "")),
                 _listed(keys.get("layouts", "")),
@@ -135,9 +138,9 @@ def _position(word: str) -> int:
     return int(word)
 
 
-def _flag(text: str) -> bool:
+def _flag(key: str, text: str) -> bool:
     if text not in ("yes", "no"):
-        raise CandidateError(f"differentiable: {text!r} is neither yes nor no")
+        raise CandidateError(f"{key}: {text!r} is neither yes nor no")
     return text == "yes"
 
 

@@ -146,6 +146,15 @@ TWIN = 1 << 64
 A result that was remembered under a fingerprint of a few elements is wrong for the twin."""
 
 
+WHOLE: dict[torch.dtype, int] = {
+    torch.float16: 1 << 11,
+    torch.bfloat16: 1 << 8,
+    torch.float32: 1 << 24,
+    torch.float64: 1 << 53,
+}
+"""Up to here a dtype holds every integer."""
+
+
 class Draw:
     """Deterministic inputs: each call takes the next stream of one (seed, distribution) on one device."""
 
@@ -262,6 +271,47 @@ class Draw:
         key = self._key()
         span = min(high, 3) if self.distribution == "ties" else high
         return self._fill(shape, dtype, lambda index: _shift_right(hash64(index, key), 1) % max(1, span))
+
+    def whole(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        terms: int = 1,
+        factor: int = 1,
+        axis: int = -1,
+        reach: int = 8,
+        limit: int = 0,
+    ) -> torch.Tensor:
+        """Integers of at most ±reach, so small that the magnitudes of `terms` of them along `axis`, each times
+        `factor`, add up to no more than `limit` (0: the last integer up to which `dtype` holds all): a sum of them
+        is exact in any order. Where even ±1 are too many, most are zero; no place along the axis is so in every
+        line.
+        """
+        key, limit = self._key(), limit or WHOLE[dtype]
+        most = min(reach, limit // max(1, terms * factor))
+        inner, along = math.prod(shape[axis % len(shape) + 1 :]), max(1, shape[axis])
+        step = -(-terms * factor // max(1, limit - factor))
+
+        def make(index: torch.Tensor) -> torch.Tensor:
+            bits = _shift_right(hash64(index, key), 1)
+            if most:
+                return (bits % (2 * most + 1) - most).to(torch.float32)
+            line = index // (along * max(1, inner)) * max(1, inner) + index % max(1, inner)
+            place = index // max(1, inner) % along + _shift_right(hash64(line, mix(key, 1)), 1) % step
+            return torch.where(place % step == 0, _sign(bits), 0.0)
+
+        return self._fill(shape, dtype, make)
+
+    def mantissas(self, shape: Sequence[int]) -> torch.Tensor:
+        """Float32 in [1, 2) that need all 24 bits: whoever rounds or cuts them to TF32 (11 bits) or bfloat16 (8)
+        makes each smaller, by more than a fifth of that format's last place, so that errors of a sum add up."""
+        key = self._key()
+
+        def make(index: torch.Tensor) -> torch.Tensor:
+            bits = _shift_right(hash64(index, key), 1)
+            return 1.0 + ((bits & 0x7F2FFE) | 0x4C01).to(torch.float32) * 2.0**-23
+
+        return self._fill(shape, torch.float32, make)
 
     def integer(self, low: int, high: int) -> int:
         """A Python integer in [low, high)."""

@@ -8,7 +8,7 @@ bits on every machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,6 +91,57 @@ class Axis:
     summed: bool = False
 
 
+RULES: dict[str, str] = {
+    "integers": "sums and products of small integers: exact in any order, as none leaves the dtype's integers",
+    "powers_of_two": "roots, quotients and means of powers of two, or of rows whose sums cancel: none is rounded",
+    "one_hot": "logits of 0 and of at most -2^7: exponentials are 1 and, to any rounding, 0",
+    "saturated": "an activation far in its linear end, where it is the identity to any rounding",
+    "mantissa": "positive operands that need 24 bits: float32 in any order stays below a bound, TF32 above it",
+}
+"""Ways to ask a question that has one right answer (or, with "mantissa", one that a narrower dtype cannot give)."""
+NARROWER = 1000
+"""Most terms of a sum in a mantissa probe: float32's error grows with them, TF32's (at least 2^-12 of it) does
+not."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Inputs by which a candidate is held to bits: see RULES. Whether they are exact is found by the judge.
+
+    inputs: as a problem's `make_inputs`, for cases that `near` names.
+    near: cases near one that a plan has drawn on which the rule holds, the nearest first.
+    terms: of a mantissa rule, how many terms the longest chain of sums has.
+    outputs: those that are compared bit for bit, where honest approximations change the others; empty: all.
+    reordered: the reference with another order of summation, where its sums are no reductions of torch's.
+    """
+
+    name: str
+    inputs: Callable[[Case, Draw], Inputs]
+    near: Callable[[Case], Iterable[Case]] = lambda case: (case,)
+    terms: Callable[[Case], int] | None = None
+    outputs: tuple[int, ...] = ()
+    reordered: Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in RULES or (self.name == "mantissa") != (self.terms is not None):
+            raise ProblemError(f"rule: {self.name!r} is none of {', '.join(RULES)}, or has no bound")
+
+
+def narrow(case: Case) -> Iterable[Case]:
+    """Of outputs of 16 bits, whose rounding hides what an approximation of an exponential, a root or a quotient
+    leaves in float32."""
+    return () if case.dtype == "float32" else (case,)
+
+
+def mantissa(inputs: Callable[[Case, Draw], Inputs], terms: Callable[[Case], int]) -> Rule:
+    """The mantissa rule of an operation on positive float32 values."""
+
+    def near(case: Case) -> Iterable[Case]:
+        return (case.with_(dtype="float32"),) if terms(case) <= NARROWER else ()
+
+    return Rule("mantissa", inputs, near, terms)
+
+
 @dataclass(frozen=True)
 class Problem:
     """An operation and everything needed to judge a kernel for it.
@@ -110,6 +161,7 @@ class Problem:
       unusual ones (`kind`).
     elementwise: each output is a product of functions of single inputs, so that nothing can cancel.
     signed_zero: whether an exact operation must also tell +0 from −0.
+    rules: how it is asked questions with one right answer; none where `exact` (each question has one).
     forward: of a training step (`kernels.differentiate`), the problem that it differentiates and how it does that
       to a function, so that baselines compile the forward pass.
     """
@@ -150,6 +202,7 @@ class Problem:
     signed_zero: bool = True
     numbers: int = 0
     elementwise: bool = False
+    rules: tuple[Rule, ...] = ()
     forward: tuple[Problem, Callable[[Callable[..., Any]], Callable[..., Any]]] | None = None
 
     def outside(self, case: Case) -> str:
@@ -166,7 +219,14 @@ class Problem:
 
     def inputs(self, case: Case, distribution: str, seed: int, device: torch.device | str) -> Inputs:
         """Contiguous inputs; the same bits for the same (case, distribution, seed) on every device."""
+        rule = self.rule(distribution)
+        if rule is not None:
+            return rule.inputs(case, Draw(seed, "normal", device))
         return self.make_inputs(case, Draw(seed, distribution, device))
+
+    def rule(self, distribution: str) -> Rule | None:
+        """The rule of that name, where a probe's distribution is one."""
+        return next((rule for rule in self.rules if rule.name == distribution), None)
 
     def eager(self, inputs: Inputs) -> Outputs:
         return as_outputs(self.reference(*inputs))
@@ -196,6 +256,14 @@ def kind(case: Case, kinds: int) -> int:
 def epsilon(case: Case, usual: float, others: Sequence[float] = (1e-3,)) -> float:
     """The usual epsilon of a normalisation, or one of the others (the problem's `numbers` are as many)."""
     return (usual, *others)[kind(case, len(others))]
+
+
+def nearest(case: Case, axis: str, fits: Callable[[Case], bool]) -> Iterator[Case]:
+    """The case, and those with a few more or fewer along the axis, as far as they fit."""
+    steps = (0, 1, -1, 2, -2, 4, -4, 8, -8, 16, -16, 24, -24, 32, -32, 40, -40, 48, -48, 64, -64)
+    sizes = ({**case.sizes, axis: case[axis] + by} for by in steps if case[axis] + by >= 0)
+    near = (Case.of(case.dtype, case.layout, **each) for each in sizes)
+    return (other for other in near if fits(other))
 
 
 def as_outputs(result: Any) -> Outputs:

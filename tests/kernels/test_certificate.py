@@ -225,3 +225,48 @@ def test_the_sanitizers_words_are_read_and_its_silence_is_not_approval() -> None
         judge_output(Reason.memcheck, 1, "========= COMPUTE-SANITIZER\n")
     with pytest.raises(JudgeBroken):
         judge_output(Reason.memcheck, 0, "")
+
+
+HASHES = ({"probe": "normal, m=1", "sha256": "0a"}, {"probe": "one_hot, m=1", "sha256": "0b"})
+
+
+@pytest.mark.parametrize(
+    ("certified", "now", "state", "told"),
+    [
+        ((), HASHES, "ok", "no output hash"),
+        (HASHES, HASHES, "ok", "same bits on 2 probes"),
+        (HASHES, HASHES[::-1], "ok", "same bits on 2 probes"),
+        (HASHES, ({**HASHES[0], "sha256": "0c"}, HASHES[1]), "stale", "other bits: normal, m=1"),
+        (HASHES, HASHES[:1], "stale", "not run: one_hot, m=1"),
+    ],
+)
+def test_a_rerun_names_each_probe_whose_output_has_other_bits(
+    certified: Any, now: Any, state: str, told: str
+) -> None:
+    made = issue(replace(VERDICT, outputs=certified), CANDIDATE, COPY, SIGNER, "2026-11-21T00:00:00+00:00", "abc")
+    found = verify(made, TRUSTED, named, HERE, lambda *_: replace(VERDICT, outputs=now))
+    check = next(check for check in found.checks if check.name == "outputs")
+    assert (check.state, check.detail) == (state, told)
+    assert found.valid
+    assert found.stale is (state == "stale")
+
+
+def test_without_a_rerun_hashes_of_outputs_are_told_and_a_malformed_one_breaks() -> None:
+    made = issue(replace(VERDICT, outputs=HASHES), CANDIDATE, COPY, SIGNER, "2026-11-21T00:00:00+00:00", "abc")
+    assert verify(made, TRUSTED, named, HERE).checks[-1].detail == "hashes of 2 probes; --rerun compares them"
+    for bad in ([{"probe": "normal"}], ["normal"], 7):
+        broken = reseal(made, lambda s, bad=bad: s["predicate"]["verdict"].update(outputs=bad))
+        assert not verify(broken, TRUSTED, named, HERE).valid
+
+
+def test_a_certificate_of_before_output_hashes_is_read_and_says_so(envelope: dict[str, Any]) -> None:
+    """Its verdict has neither hashes nor what was compared bit for bit; its candidate no word about exactness."""
+
+    def older(statement: dict[str, Any]) -> None:
+        for name in ("outputs", "exact"):
+            del statement["predicate"]["verdict"][name]
+
+    found = verify(reseal(envelope, older), TRUSTED, named, HERE)
+    assert found.valid
+    assert not found.stale
+    assert [check.detail for check in found.checks if check.name == "outputs"] == ["no output hash"]

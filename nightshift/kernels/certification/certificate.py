@@ -1,7 +1,8 @@
 """A verdict that anyone can check again: an in-toto statement in a DSSE envelope, signed with Ed25519.
 
 It carries the candidate itself and its declared domain, what was measured and where, the secret that every probe
-follows from, and *anchors*: hashes of the problem's inputs and of its float64 oracle's outputs on small cases.
+follows from, hashes of its own outputs on public probes (of a candidate that declares bitwise determinism), and
+*anchors*: hashes of the problem's inputs and of its float64 oracle's outputs on small cases.
 Inputs are the same bits on every machine (`kernels.draw`), so their hash must match exactly, everywhere. The
 oracle's outputs are rounded to float32 before hashing; another CPU or torch release may still round one the other
 way, so a few values are kept beside the hash, and agreement within 1e-5 is reported as "equal within rounding".
@@ -11,11 +12,10 @@ Formats: https://github.com/in-toto/attestation (Statement v1), https://github.c
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,23 +33,13 @@ from nightshift.kernels.certification.envelope import (
 )
 from nightshift.kernels.judge.environment import Environment
 from nightshift.kernels.judge.probes import inputs
+from nightshift.kernels.judge.probes.fingerprints import digest
 from nightshift.kernels.judge.verdict import FIT, Status, Verdict
 from nightshift.kernels.problem import Case, Inputs, Outputs, Problem, ProblemError
 
 _ANCHOR_BYTES = 1 << 20
 _SAMPLES = 8
 _TOLERANCE = 1e-5
-
-
-def digest(tensors: Sequence[torch.Tensor]) -> str:
-    """SHA-256 over dtype, shape and bytes of each tensor; floats as float32, where float64 was rounded to it."""
-    state = hashlib.sha256()
-    for tensor in tensors:
-        plain = tensor.detach().cpu().contiguous()
-        plain = plain.to(torch.float32) if plain.dtype == torch.float64 else plain
-        state.update(f"{plain.dtype} {tuple(plain.shape)};".encode())
-        state.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
-    return state.hexdigest()
 
 
 def reference_sha256(problem: Problem) -> str:
@@ -181,8 +171,10 @@ def verify(
         checks.append(
             Check("environment", "stale", "; ".join(drift)) if drift else Check("environment", "ok", "same")
         )
-    if rerun is not None:
-        checks.append(_compare_verdicts(predicate["verdict"], rerun(candidate, problem, predicate["verdict"])))
+    now = rerun(candidate, problem, predicate["verdict"]) if rerun is not None else None
+    checks.append(_compare_outputs(predicate["verdict"].get("outputs"), now))
+    if now is not None:
+        checks.append(_compare_verdicts(predicate["verdict"], now))
     return Verification(tuple(checks), predicate)
 
 
@@ -221,3 +213,24 @@ def _compare_verdicts(then: Mapping[str, Any], now: Verdict) -> Check:
     return Check(
         "re-run", "ok" if then.get("status") in undecided or now.status is Status.inconclusive else "stale", told
     )
+
+
+def _compare_outputs(then: object, now: Verdict | None) -> Check:
+    """Whether the candidate's own outputs on the public probes are the bits that were certified."""
+    try:
+        certified = {str(entry["probe"]): str(entry["sha256"]) for entry in then or ()}  # type: ignore[attr-defined]
+    except (KeyError, TypeError) as error:
+        return Check("outputs", "broken", f"malformed ({type(error).__name__}: {error})")
+    if not certified:
+        return Check("outputs", "ok", "no output hash")
+    if now is None:
+        return Check("outputs", "ok", f"hashes of {len(certified)} probes; --rerun compares them")
+    again = {entry["probe"]: entry["sha256"] for entry in now.outputs}
+    drifted = [name for name, sha in certified.items() if again.get(name, sha) != sha]
+    missing = [name for name in certified if name not in again]
+    if not drifted and not missing:
+        return Check("outputs", "ok", f"same bits on {len(certified)} probes")
+    told = [f"other bits: {'; '.join(drifted)}"] * bool(drifted) + [f"not run: {'; '.join(missing)}"] * bool(
+        missing
+    )
+    return Check("outputs", "stale", ". ".join(told))

@@ -156,7 +156,7 @@ class Judge:
         if fault is not None:
             (reason, detail), stage = fault, "machine"
         fit = STATUS_OF[reason] in FIT
-        gaps = trial.stages, trial.probed, trial.comparisons, trial.left_out, trial.layers
+        gaps = trial.stages, trial.probed, trial.comparisons, trial.left_out, trial.layers, trial.exact
         return Verdict(
             candidate_sha256=candidate.sha256,
             problem=problem.name,
@@ -170,6 +170,8 @@ class Judge:
             left_out=tuple(trial.left_out),
             domain=_domain(candidate, trial, self.environment),
             isolation=trial.layers,
+            exact=trial.exact,
+            outputs=trial.outputs,
             binaries=trial.binaries,
             environment=self.environment.to_json(),
             not_checked=unchecked(candidate, problem, *gaps) if fit else (),

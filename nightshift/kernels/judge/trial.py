@@ -13,8 +13,10 @@ from nightshift.kernels.candidate import Candidate, CandidateError
 from nightshift.kernels.differentiate import input_count, training_step
 from nightshift.kernels.judge import launch_plan, static
 from nightshift.kernels.judge.declaration import misfit
+from nightshift.kernels.judge.gaps import exactness
 from nightshift.kernels.judge.probes import inputs
 from nightshift.kernels.judge.probes.examine import Examiner
+from nightshift.kernels.judge.probes.fingerprints import output_hashes
 from nightshift.kernels.judge.probes.inputs import Probe
 from nightshift.kernels.judge.probes.runners import HostRunner, PlanRunner, class_refusal, hold_to_footprint
 from nightshift.kernels.judge.probes.sizes import Scope
@@ -74,6 +76,8 @@ class Trial:
     layers: Mapping[str, str] = field(default_factory=dict)
     timed: tuple[Case, ...] = ()
     binaries: tuple[str, ...] = ()
+    exact: Mapping[str, Any] = field(default_factory=dict)
+    outputs: tuple[Mapping[str, str], ...] = ()
     hosts: int = 0  # candidate's processes so far
     smoke: tuple[Probe, ...] = ()  # the first probe, once it has passed
 
@@ -216,9 +220,13 @@ class Trial:
                     self._hold_to_class(runner, examiner, probe)
         finally:
             self.errors.update(examiner.found.worst)
+            self.exact = exactness(self.candidate, self.problem, examiner.found)
         if isinstance(runner, HostRunner) and not self.request.search:
             with self.judge.quiet.shared():
                 self._endure(runner, probes[0].case.with_(layout="contiguous"))
+        if self.candidate.determinism == "bitwise" and not self.request.search:
+            with self.judge.quiet.shared():
+                self.outputs = output_hashes(examiner)
         self.stages.append(probes[-1].stage)
         self.stages[:] = list(dict.fromkeys(self.stages))
 

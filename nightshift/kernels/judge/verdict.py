@@ -281,6 +281,8 @@ class Verdict:
     comparisons: tuple[Comparison, ...] = ()
     left_out: tuple[LeftOut, ...] = ()  # baselines of the problem that were not raced, and why
     domain: Mapping[str, Any] = field(default_factory=dict)
+    exact: Mapping[str, Any] = field(default_factory=dict)  # what was compared bit for bit, and what could not be
+    outputs: tuple[Mapping[str, str], ...] = ()  # of a bitwise candidate: hashes of its outputs on public probes
     binaries: tuple[str, ...] = ()  # SHA-256 of the GPU binaries that were raced (tier A)
     isolation: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from functools import cache
 import torch
 
 from nightshift.kernels.draw import Draw, mix
-from nightshift.kernels.problem import Axis, Case, Inputs, Problem, unusual
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule, unusual
 
 
 def reference(
@@ -118,6 +118,34 @@ def table_of(n: int) -> tuple[tuple[int, ...], ...]:
     return tuple(rows)
 
 
+def powers_of_two(case: Case, draw: Draw) -> Inputs:
+    return _exact(case, draw, case.torch_dtype)
+
+
+def powers_of_two_cast(case: Case, draw: Draw) -> Inputs:
+    *tensors, rate, beta1, beta2, eps, decay, step = _exact(case, draw, torch.float32)
+    return *tensors, draw.normal((case["n"],), case.torch_dtype), rate, beta1, beta2, eps, decay, step
+
+
+def powers_of_two_many(case: Case, draw: Draw) -> Inputs:
+    """Its tensors lie in orders of their own, so that any gradient may meet any moment: all gradients are 2."""
+    *tensors, rate, beta1, beta2, eps, decay, step = powers_of_two_cast(case, draw)
+    shape = (case["n"],)
+    tensors[1] = torch.full(shape, 2.0, device=draw.device)
+    tensors[2] = 128 * draw.whole(shape, torch.float32, reach=1) - 2
+    tensors[3] = torch.full(shape, 124.0, device=draw.device)
+    return *tensors, make_many(case, draw)[5], rate, beta1, beta2, eps, decay, step
+
+
+def _exact(case: Case, draw: Draw, dtype: torch.dtype) -> Inputs:
+    """Moments whose new root is 8 and whose new mean a multiple of 64, with numbers that are powers of two and a
+    step so late that no bias is left: in 16 bits, too, nothing is rounded."""
+    shape = (case["n"],)
+    gradient, rise = draw.whole(shape, dtype, reach=3), draw.whole(shape, dtype, reach=1)
+    parameter, first, second = 32 * draw.whole(shape, dtype), 128 * rise - gradient, 128 - gradient * gradient
+    return parameter, gradient, first, second, 0.125, 0.5, 0.5, 2.0**-40, 0.25, 128
+
+
 def make_inputs(case: Case, draw: Draw) -> Inputs:
     return _inputs(case, draw, case.torch_dtype)
 
@@ -164,6 +192,7 @@ ADAMW = Problem(
     layouts=("contiguous", "offset"),
     mutates=(0, 2, 3),
     numbers=1,
+    rules=(Rule("powers_of_two", powers_of_two),),
 )
 
 ADAMW_CAST = Problem(
@@ -180,6 +209,7 @@ ADAMW_CAST = Problem(
     layouts=("contiguous", "offset"),
     mutates=(0, 2, 3, 4),
     numbers=1,
+    rules=(Rule("powers_of_two", powers_of_two_cast),),
 )
 
 ADAMW_MANY = Problem(
@@ -196,4 +226,5 @@ ADAMW_MANY = Problem(
     layouts=("contiguous",),
     mutates=(0, 2, 3, 4),
     numbers=1,
+    rules=(Rule("powers_of_two", powers_of_two_many),),
 )

@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 
 from nightshift.kernels.draw import Draw
-from nightshift.kernels.problem import Axis, Case, Inputs, Problem, epsilon
+from nightshift.kernels.exact_inputs import SIZE, cancelling, even_means, one_hot_logits, some_rows
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule, epsilon
 from nightshift.kernels.problems.rmsnorm import EPS, OTHER_EPS
 
 
@@ -44,6 +45,26 @@ def make_cross_entropy(case: Case, draw: Draw) -> Inputs:
     return draw.normal((case["m"],), case.torch_dtype), logits, draw.integers((case["m"],), case["v"])
 
 
+def powers(case: Case, draw: Draw) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(gradient, x, weight) as integers: x is ± one power of two, so its root mean square is that, and what a row's
+    gradient, times weight and normalised x, adds up to is 0. The weight's gradient is nowhere 0: a root that is off
+    by one unit would be seen there alone."""
+    m, n = case["m"], case["n"]
+    size, signs = cancelling(m, n, draw)
+    sign, weight = 1 - 2 * draw.integers((m, n), 2), signs * (1 + draw.integers((n,), 2))
+    some = some_rows(m, case.torch_dtype, 8, draw)
+    return size // weight.abs() * sign * some, sign * SIZE, weight
+
+
+def powers_of_two(case: Case, draw: Draw) -> Inputs:
+    return *(made.to(case.torch_dtype) for made in powers(case, draw)), epsilon(case, EPS, OTHER_EPS)
+
+
+def one_hot(case: Case, draw: Draw) -> Inputs:
+    logits = one_hot_logits((case["m"], case["v"]), case.torch_dtype, draw)
+    return draw.whole((case["m"],), case.torch_dtype), logits, draw.integers((case["m"],), case["v"])
+
+
 RMSNORM_BACKWARD = Problem(
     name="rmsnorm_backward",
     family="rmsnorm",
@@ -55,6 +76,7 @@ RMSNORM_BACKWARD = Problem(
     flops=lambda case: 9 * case["m"] * case["n"],
     distributions=("normal", "large_mean", "heavy_tail", "ties", "near_constant", "tiny", "zero_rows"),
     numbers=len(OTHER_EPS),
+    rules=(Rule("powers_of_two", powers_of_two, lambda case: even_means(case, least=2)),),
 )
 
 CROSS_ENTROPY_BACKWARD = Problem(
@@ -68,4 +90,5 @@ CROSS_ENTROPY_BACKWARD = Problem(
     flops=lambda case: 5 * case["m"] * case["v"],
     distributions=("normal", "large_mean", "large_negative", "ties", "near_constant", "wide"),
     row_inputs=(0, 1, 2),
+    rules=(Rule("one_hot", one_hot),),
 )

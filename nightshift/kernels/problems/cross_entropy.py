@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from nightshift.kernels.draw import Draw
-from nightshift.kernels.problem import Axis, Case, Inputs, Problem
+from nightshift.kernels.exact_inputs import one_hot_targets
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule
 
 
 def reference(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -18,6 +19,10 @@ def reference(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 def make_inputs(case: Case, draw: Draw) -> Inputs:
     return draw.values((case["m"], case["v"]), case.torch_dtype), draw.integers((case["m"],), case["v"])
+
+
+def one_hot(case: Case, draw: Draw) -> Inputs:
+    return one_hot_targets((case["m"], case["v"]), case.torch_dtype, draw)
 
 
 def _liger(logits: torch.Tensor, target: torch.Tensor) -> Any:
@@ -57,6 +62,7 @@ CROSS_ENTROPY = Problem(
     ),
     gradients=(0,),
     libraries={"liger": _liger},
+    rules=(Rule("one_hot", one_hot),),
     huge=(Case.of("float16", m=17408, v=131072),),
     row_inputs=(0, 1),
 )

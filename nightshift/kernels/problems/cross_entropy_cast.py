@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from nightshift.kernels.draw import Draw
-from nightshift.kernels.problem import Axis, Case, Inputs, Problem
+from nightshift.kernels.exact_inputs import one_hot_logits, one_hot_targets
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule
 
 
 def reference(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -36,6 +37,15 @@ def make_backward(case: Case, draw: Draw) -> Inputs:
     return draw.normal((case["m"],), torch.float32), logits, draw.integers((case["m"],), case["v"])
 
 
+def one_hot(case: Case, draw: Draw) -> Inputs:
+    return one_hot_targets((case["m"], case["v"]), case.torch_dtype, draw)
+
+
+def one_hot_backward(case: Case, draw: Draw) -> Inputs:
+    logits = one_hot_logits((case["m"], case["v"]), case.torch_dtype, draw)
+    return draw.whole((case["m"],), torch.float32), logits, draw.integers((case["m"],), case["v"])
+
+
 _AXES = (Axis("m", (0, 1, 7, 257), 1, 4096), Axis("v", (2, 31, 128, 1021, 4097, 32000), 2, 65536))
 _CASES = (Case.of("bfloat16", m=8192, v=8192),)
 _DTYPES = ("float16", "bfloat16")
@@ -52,6 +62,7 @@ CROSS_ENTROPY_CAST = Problem(
     dtypes=_DTYPES,
     distributions=("normal", "large_mean", "large_negative", "heavy_tail", "ties", "near_constant", "wide", "far"),
     row_inputs=(0, 1),
+    rules=(Rule("one_hot", one_hot),),
 )
 
 CROSS_ENTROPY_CAST_BACKWARD = Problem(
@@ -66,4 +77,5 @@ CROSS_ENTROPY_CAST_BACKWARD = Problem(
     dtypes=_DTYPES,
     distributions=("normal", "large_mean", "large_negative", "ties", "near_constant", "wide", "far"),
     row_inputs=(0, 1, 2),
+    rules=(Rule("one_hot", one_hot_backward),),
 )

@@ -6,10 +6,12 @@ uniform as Triton's `tl.rand` does (triton/language/random.py); an element is ke
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from nightshift.kernels.draw import Draw, mix
-from nightshift.kernels.problem import Axis, Case, Inputs, Problem, kind
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule, kind, nearest
 
 _WORD = 0xFFFFFFFF
 
@@ -56,6 +58,19 @@ def make_inputs(case: Case, draw: Draw) -> Inputs:
     return x, residual, share, seed if share == 0.25 else (1 << 62) + mix(*shape, 1) % (1 << 62)
 
 
+def whole(case: Case, draw: Draw) -> Inputs:
+    """Multiples of 3, which 1 − 0.25 divides."""
+    _, _, share, seed = make_inputs(case, draw)
+    shape, dtype = (case["m"], case["n"]), case.torch_dtype
+    return 3 * draw.whole(shape, dtype), draw.whole(shape, dtype), share, seed
+
+
+def _dyadic(case: Case) -> Iterator[Case]:
+    """Not with 1 − 0.3, of which nothing is a multiple; in float32, where a fast division shows, with 1 alone."""
+    kinds = (2,) if case.dtype == "float32" else (0, 2)
+    return nearest(case, "n", lambda near: kind(near, 2) in kinds)
+
+
 DROPOUT_ADD = Problem(
     name="dropout_add",
     family="dropout_add",
@@ -68,4 +83,5 @@ DROPOUT_ADD = Problem(
     distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "far", "infinite"),
     gradients=(0, 1),
     numbers=2,
+    rules=(Rule("integers", whole, _dyadic),),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from nightshift.kernels.draw import Draw
-from nightshift.kernels.problem import Axis, Case, Inputs, Problem
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule
 
 
 def reference(gradient: torch.Tensor, index: torch.Tensor, rows: int) -> torch.Tensor:
@@ -24,6 +24,11 @@ def make_inputs(case: Case, draw: Draw) -> Inputs:
     return draw.values((case["t"], case["d"]), case.torch_dtype), index, case["v"]
 
 
+def whole(case: Case, draw: Draw) -> Inputs:
+    index = draw.integers((case["t"],), case["v"])
+    return draw.whole((case["t"], case["d"]), case.torch_dtype, terms=case["t"], axis=0), index, case["v"]
+
+
 EMBEDDING_GRADIENT = Problem(
     name="embedding_gradient",
     family="embedding_gradient",
@@ -39,4 +44,5 @@ EMBEDDING_GRADIENT = Problem(
     compulsory_bytes=lambda case: (case["t"] + case["v"]) * case["d"] * case.element_bytes + 8 * case["t"],
     flops=lambda case: case["t"] * case["d"],
     distributions=("normal", "ties", "tiny", "nan"),
+    rules=(Rule("integers", whole),),
 )

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nightshift.kernels.draw import Draw
-from nightshift.kernels.problem import Axis, Case, Inputs, Problem
+from nightshift.kernels.exact_inputs import coded, room
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule
 
 
 def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -86,6 +87,18 @@ def _drawn(case: Case, draw: Draw, order: str) -> Inputs:
     return q, draw.normal(shape, case.torch_dtype), draw.values(shape, case.torch_dtype)
 
 
+def one_hot(case: Case, draw: Draw) -> Inputs:
+    """Each query sees one key that it chooses among those before it, whose value, of all the dtype's bits, is the
+    result."""
+    shape = tuple(case[axis] for axis in "bhs")
+    choice = draw.integers(shape, 1 << 40) % torch.arange(1, case["s"] + 1, device=draw.device)
+    return *coded(case, choice, draw), draw.normal((*shape, case["d"]), case.torch_dtype)
+
+
+def one_hot_by_position(case: Case, draw: Draw) -> Inputs:
+    return tuple(x.transpose(1, 2).contiguous() for x in one_hot(case, draw) if isinstance(x, torch.Tensor))
+
+
 FLASH_ATTENTION = Problem(
     name="flash_attention",
     family="flash_attention",
@@ -105,6 +118,7 @@ FLASH_ATTENTION = Problem(
     distributions=("normal", "large_mean", "large_negative", "ties", "near_constant", "tiny"),
     layouts=("contiguous", "transposed"),  # torch's own kernels fault on addresses or rows aligned to 2 bytes
     gradients=(0, 1, 2),
+    rules=(Rule("one_hot", one_hot, room),),
     libraries={"cudnn": cudnn, "flash": flash},
 )
 
@@ -114,6 +128,7 @@ FLASH_ATTENTION_BY_POSITION = replace(
     reference=by_position_reference,
     oracle=by_position_oracle,
     make_inputs=make_by_position,
+    rules=(Rule("one_hot", one_hot_by_position, room),),
     compulsory_bytes=lambda case: (4 * case["d"] * case.element_bytes + 4) * case["b"] * case["h"] * case["s"],
     layouts=("contiguous", "sliced"),
     gradients=(),

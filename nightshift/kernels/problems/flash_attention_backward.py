@@ -6,14 +6,15 @@ device. The logarithms are near those of normal scores, so that no weight overfl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from nightshift.kernels.draw import Draw
-from nightshift.kernels.problem import Axis, Case, Inputs, Problem
+from nightshift.kernels.exact_inputs import coded, room
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule
 
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -124,6 +125,29 @@ def _drawn(case: Case, draw: Draw, order: str) -> Inputs:
     return gradient, q, k, v, out, draw.uniform((case["b"], case["h"], case["s"]), torch.float32, 0.25, 0.75) + seen
 
 
+def one_hot(case: Case, draw: Draw) -> Inputs:
+    """Each query chooses itself or the key before it; all else are small integers, the upstream gradient's few. The
+    gradient of v is exact; who scales q or k by log2(e)/sqrt(d) before they are multiplied, as is usual, rounds the
+    others."""
+    shape, dtype = tuple(case[axis] for axis in "bhsd"), case.torch_dtype
+    place = torch.arange(case["s"], device=draw.device)
+    choice = (place - draw.integers(shape[:3], 2)).clamp(min=0)
+    q, k = coded(case, choice, draw)
+    gradient = draw.whole(shape, dtype, terms=case["d"], limit=4)
+    v, out = (draw.whole(shape, dtype, reach=1) for _ in range(2))
+    return gradient, q, k, v, out, torch.zeros(shape[:3], device=draw.device)
+
+
+def one_hot_by_position(case: Case, draw: Draw) -> Inputs:
+    *others, logs = (x for x in one_hot(case, draw) if isinstance(x, torch.Tensor))
+    return *(x.transpose(1, 2).contiguous() for x in others), logs
+
+
+def _even_scale(case: Case) -> Iterator[Case]:
+    """1/sqrt(d) is a power of two for a power of four."""
+    return (near for d in (64, 16) for near in room(case.with_(d=d)))
+
+
 FLASH_ATTENTION_BACKWARD = Problem(
     name="flash_attention_backward",
     family="flash_attention",
@@ -142,6 +166,7 @@ FLASH_ATTENTION_BACKWARD = Problem(
     dtypes=("float16", "bfloat16"),
     distributions=("normal", "ties", "near_constant", "tiny"),
     layouts=("contiguous",),
+    rules=(Rule("one_hot", one_hot, _even_scale, outputs=(2,)),),
     libraries={"flash": _flash, "cudnn": _cudnn},
 )
 
@@ -151,6 +176,7 @@ FLASH_ATTENTION_BY_POSITION_BACKWARD = replace(
     reference=by_position_reference,
     oracle=by_position_oracle,
     make_inputs=make_by_position,
+    rules=(Rule("one_hot", one_hot_by_position, _even_scale, outputs=(2,)),),
     layouts=("contiguous", "sliced"),
     libraries={"flash": _flash_by_position, "cudnn": _cudnn_by_position},
 )

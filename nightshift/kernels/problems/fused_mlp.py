@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from nightshift.kernels.draw import Draw
-from nightshift.kernels.problem import Axis, Case, Inputs, Problem
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule, mantissa, nearest
 
 
 def reference(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
@@ -24,6 +24,26 @@ def make_inputs(case: Case, draw: Draw) -> Inputs:
     )
 
 
+def saturated(case: Case, draw: Draw) -> Inputs:
+    """The gate's sums are 128, 256 or 384, where SiLU is the identity to any rounding; up's are ±1 and ±2, and
+    down's so few that all of it is exact. The first column of x is 1 and carries the gate; the rest are signs."""
+    m, d, f, dtype = case["m"], case["d"], case["f"], case.torch_dtype
+    x = 1 - 2 * draw.integers((m, d), 2)
+    x[:, 0] = 1
+    column = torch.arange(d, device=draw.device)
+    swing = (column == 1 + draw.integers((f, 1), d - 1)) * 128 * (draw.integers((f, 1), 3) - 1)
+    up = (column == draw.integers((f, 1), d)) * (1 + draw.integers((f, 1), 2))
+    gate = torch.where(column == 0, 256, swing)
+    down = draw.whole((d, f), dtype, terms=f, factor=6, limit=256)
+    return x.to(dtype), gate.to(dtype), up.to(dtype), down
+
+
+def long(case: Case, draw: Draw) -> Inputs:
+    """All of it positive, and the gate's sums so large that SiLU is the identity."""
+    m, d, f = case["m"], case["d"], case["f"]
+    return draw.mantissas((m, d)), 32 * draw.mantissas((f, d)), draw.mantissas((f, d)), draw.mantissas((d, f))
+
+
 FUSED_MLP = Problem(
     name="fused_mlp",
     family="fused_mlp",
@@ -39,4 +59,8 @@ FUSED_MLP = Problem(
     flops=lambda case: 6 * case["m"] * case["d"] * case["f"],
     distributions=("normal", "heavy_tail", "ties", "tiny", "nan", "zeros_by_nan"),
     gradients=(0, 1, 2, 3),
+    rules=(
+        Rule("saturated", saturated, lambda case: nearest(case, "d", lambda near: near["d"] > 1)),
+        mantissa(long, lambda case: 2 * case["d"] + case["f"] + 8),
+    ),
 )

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from nightshift.kernels.draw import Draw
-from nightshift.kernels.problem import Axis, Case, Inputs, Problem
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule, narrow
 
 
 def swiglu_reference(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -36,6 +36,17 @@ def make_inputs(case: Case, draw: Draw) -> Inputs:
 
 def make_backward(case: Case, draw: Draw) -> Inputs:
     return draw.normal((case["m"], case["n"]), case.torch_dtype), *make_inputs(case, draw)
+
+
+def saturated(case: Case, draw: Draw) -> Inputs:
+    """Gates of 32, 64 or 96, where sigmoid is 1 to any rounding."""
+    shape, dtype = (case["m"], case["n"]), case.torch_dtype
+    return 32 * (draw.whole(shape, dtype, reach=1) + 2), draw.whole(shape, dtype)
+
+
+def saturated_backward(case: Case, draw: Draw) -> Inputs:
+    gate, up = saturated(case, draw)
+    return draw.whole((case["m"], case["n"]), case.torch_dtype, reach=4), gate, up
 
 
 def _liger_swiglu(gate: torch.Tensor, up: torch.Tensor) -> Any:
@@ -76,6 +87,7 @@ SWIGLU = Problem(
     distributions=_DISTRIBUTIONS,
     gradients=(0, 1),
     elementwise=True,
+    rules=(Rule("saturated", saturated),),
     libraries={"liger": _liger_swiglu},
     huge=(Case.of("float16", m=69632, n=32768),),
     row_inputs=(0, 1),
@@ -93,6 +105,7 @@ GEGLU = Problem(
     distributions=_DISTRIBUTIONS,
     gradients=(0, 1),
     elementwise=True,
+    rules=(Rule("saturated", saturated, narrow),),
     libraries={"liger": _liger_geglu},
     huge=(Case.of("float16", m=69632, n=32768),),
     row_inputs=(0, 1),
@@ -109,5 +122,6 @@ SWIGLU_BACKWARD = Problem(
     flops=lambda case: 12 * case["m"] * case["n"],
     distributions=("normal", "large_mean", "heavy_tail", "ties", "wide", "tiny", "nan"),
     row_inputs=(0, 1, 2),
+    rules=(Rule("saturated", saturated_backward),),
 )
 """Liger has no peer here: its gradient is written over its own inputs, which a second call would then read."""

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from nightshift.kernels.draw import Draw
-from nightshift.kernels.problem import Axis, Case, Inputs, Problem
+from nightshift.kernels.draw import WHOLE, Draw
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule, mantissa, narrow
 
 
 def bias_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -39,7 +39,26 @@ def make_inputs(case: Case, draw: Draw) -> Inputs:
     return draw.values((m, k), dtype), draw.normal((n, k), dtype, max(1, k) ** -0.5), draw.normal((n,), dtype)
 
 
-def _problem(name: str, reference: Callable[..., Any]) -> Problem:
+def whole(case: Case, draw: Draw) -> Inputs:
+    m, n, k, dtype = case["m"], case["n"], case["k"], case.torch_dtype
+    x = draw.whole((m, k), dtype, terms=k + 1, factor=2)
+    return x, draw.whole((n, k), dtype, reach=2), draw.whole((n,), dtype, reach=2)
+
+
+def saturated(case: Case, draw: Draw) -> Inputs:
+    """Sums that a bias lifts to where GELU is the identity: at least a quarter of the integers' range, or 2^16."""
+    m, n, k, dtype = case["m"], case["n"], case["k"], case.torch_dtype
+    lift = min(WHOLE[dtype] // 2, 1 << 17)
+    x = draw.whole((m, k), dtype, terms=k, factor=2, limit=lift // 2)
+    return x, draw.whole((n, k), dtype, reach=2), draw.whole((n,), dtype, reach=2) + lift
+
+
+def long(case: Case, draw: Draw) -> Inputs:
+    m, n, k = case["m"], case["n"], case["k"]
+    return draw.mantissas((m, k)), draw.mantissas((n, k)), draw.mantissas((n,)) + 32.0
+
+
+def _problem(name: str, reference: Callable[..., Any], rule: Rule) -> Problem:
     return Problem(
         name=name,
         family="linear",
@@ -56,11 +75,13 @@ def _problem(name: str, reference: Callable[..., Any]) -> Problem:
         ),
         flops=lambda case: 2 * case["m"] * case["n"] * case["k"],
         distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "nan", "zeros_by_nan"),
+        rules=(rule, mantissa(long, lambda case: case["k"] + 1)),
     )
 
 
-LINEAR_BIAS = replace(_problem("linear_bias", bias_reference), gradients=(0, 1, 2))
-LINEAR_GELU = _problem("linear_gelu", gelu_reference)
-LINEAR_GELU_TANH = _problem("linear_gelu_tanh", gelu_tanh_reference)
-LINEAR_RELU = _problem("linear_relu", relu_reference)
+_INTEGERS, _SATURATED = Rule("integers", whole), Rule("saturated", saturated, narrow)
+LINEAR_BIAS = replace(_problem("linear_bias", bias_reference, _INTEGERS), gradients=(0, 1, 2))
+LINEAR_GELU = _problem("linear_gelu", gelu_reference, _SATURATED)
+LINEAR_GELU_TANH = _problem("linear_gelu_tanh", gelu_tanh_reference, _SATURATED)
+LINEAR_RELU = _problem("linear_relu", relu_reference, _INTEGERS)
 ALL = (LINEAR_BIAS, LINEAR_GELU, LINEAR_GELU_TANH, LINEAR_RELU)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from nightshift.kernels.draw import Draw
-from nightshift.kernels.problem import Axis, Case, Inputs, Problem
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule, mantissa
 
 
 def reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -55,6 +55,30 @@ def wide_weight_gradient_reference(gradient: torch.Tensor, x: torch.Tensor) -> t
     return gradient.float().t() @ x.float()
 
 
+def whole(case: Case, draw: Draw) -> Inputs:
+    m, n, k, dtype = case["m"], case["n"], case["k"], case.torch_dtype
+    return draw.whole((m, k), dtype, terms=k, factor=2), draw.whole((k, n), dtype, reach=2)
+
+
+def whole_linear(case: Case, draw: Draw) -> Inputs:
+    m, n, k, dtype = case["m"], case["n"], case["k"], case.torch_dtype
+    return draw.whole((m, k), dtype, terms=k, factor=2), draw.whole((n, k), dtype, reach=2)
+
+
+def whole_weight_gradient(case: Case, draw: Draw) -> Inputs:
+    m, n, k, dtype = case["m"], case["n"], case["k"], case.torch_dtype
+    return draw.whole((m, n), dtype, terms=m, factor=2, axis=0), draw.whole((m, k), dtype, reach=2)
+
+
+def _long(first: str, second: str, summed: str) -> Rule:
+    """The mantissa rule of a product of matrices with these axes."""
+
+    def inputs(case: Case, draw: Draw) -> Inputs:
+        return tuple(draw.mantissas([case[axis] for axis in axes]) for axes in (first, second))
+
+    return mantissa(inputs, lambda case: case[summed])
+
+
 MATMUL = Problem(
     name="matmul",
     family="matmul",
@@ -72,6 +96,7 @@ MATMUL = Problem(
     flops=lambda case: 2 * case["m"] * case["n"] * case["k"],
     distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "nan", "zeros_by_nan"),
     gradients=(0, 1),
+    rules=(Rule("integers", whole), _long("mk", "kn", "k")),
 )
 
 LINEAR = replace(
@@ -80,6 +105,7 @@ LINEAR = replace(
     reference=linear_reference,
     make_inputs=make_linear,
     cases=(Case.of("bfloat16", m=8192, n=3072, k=1024),),
+    rules=(Rule("integers", whole_linear), _long("mk", "nk", "k")),
 )
 LINEAR_WEIGHT_GRADIENT = replace(
     MATMUL,
@@ -93,11 +119,13 @@ LINEAR_WEIGHT_GRADIENT = replace(
         Axis("k", (1, 17, 64, 127, 256), 1, 1024),
     ),
     gradients=(),
+    rules=(Rule("integers", whole_weight_gradient), _long("mn", "mk", "m")),
 )
 LINEAR_WEIGHT_GRADIENT_WIDE = replace(
     LINEAR_WEIGHT_GRADIENT,
     name="linear_weight_gradient_wide",
     reference=wide_weight_gradient_reference,
     dtypes=("float16", "bfloat16"),
+    rules=LINEAR_WEIGHT_GRADIENT.rules[:1],
     compulsory_bytes=lambda case: 2 * case["m"] * (case["n"] + case["k"]) + 4 * case["n"] * case["k"],
 )

@@ -6,10 +6,12 @@ normalised by their log-sum-exp.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from nightshift.kernels.draw import Draw
-from nightshift.kernels.problem import Axis, Case, Inputs, Problem, unusual
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule, nearest, unusual
 
 SIGMA = 0.5
 
@@ -33,6 +35,25 @@ def make_inputs(case: Case, draw: Draw) -> Inputs:
     return position, log_weight, landmark, distance, 0.75 if unusual(case) else SIGMA
 
 
+def one_hot(case: Case, draw: Draw) -> Inputs:
+    """All landmarks are in one place, and one particle is as far from it as was measured: its weight becomes 1. The
+    others are 16 or 32 away, where 2 was measured."""
+    m, k = case["m"], case["k"]
+    here = draw.integers((1, 2), 8)
+    fits = torch.arange(m, device=draw.device) == draw.integers((1,), m)
+    away = torch.where(fits, 2, 16 * (1 + draw.integers((m,), 2)))
+    along = draw.integers((m,), 2)
+    position = here + torch.stack((away * along, away * (1 - along)), dim=-1)
+    weight = torch.where(fits, 0.0, -0.25 * draw.integers((m,), 17))
+    distance = torch.full((k,), 2.0, device=draw.device)
+    return position.float(), weight, here.expand(k, 2).float(), distance, SIGMA
+
+
+def _usual(case: Case) -> Iterator[Case]:
+    """Nothing is a multiple of the other deviation, 0.75."""
+    return nearest(case, "m", lambda near: not unusual(near))
+
+
 PARTICLE_WEIGHTS = Problem(
     name="particle_weights",
     family="particle_weights",
@@ -45,4 +66,5 @@ PARTICLE_WEIGHTS = Problem(
     dtypes=("float32",),
     distributions=("normal", "large_mean", "ties", "near_constant", "tiny"),
     numbers=1,
+    rules=(Rule("one_hot", one_hot, _usual),),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from nightshift.kernels.draw import Draw
-from nightshift.kernels.problem import Axis, Case, Inputs, Problem
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule
 
 SMALLEST = 1e-10
 """Largest magnitude assumed for a row of zeros."""
@@ -43,6 +43,25 @@ def make_dequantise_inputs(case: Case, draw: Draw) -> Inputs:
     return code.to(torch.int8), scale
 
 
+def _scales(case: Case, draw: Draw) -> torch.Tensor:
+    return 2.0 ** (draw.integers((case["m"],), 7) - 3).float()
+
+
+def powers_of_two(case: Case, draw: Draw) -> Inputs:
+    """Rows of integers up to 127, which each row has, times a power of two: the scale, as far as a fast division by
+    127 leaves it one, which the codes do not show."""
+    shape = (case["m"], case["n"])
+    code = draw.integers(shape, 253) - 126
+    most = torch.arange(case["n"], device=draw.device) == draw.integers((case["m"], 1), case["n"])
+    sign = 1 - 2 * draw.integers((case["m"], 1), 2)
+    return ((torch.where(most, 127 * sign, code) * _scales(case, draw)[:, None]).to(case.torch_dtype),)
+
+
+def powers_of_two_back(case: Case, draw: Draw) -> Inputs:
+    code = draw.integers((case["m"], case["n"]), 256, torch.int64) - 128
+    return code.to(torch.int8), _scales(case, draw).to(case.torch_dtype)
+
+
 _AXES = (Axis("m", (0, 1, 7, 257), 1, 4096), Axis("n", (1, 31, 128, 257, 1021, 4096), 1, 16384))
 
 QUANTISE = Problem(
@@ -68,6 +87,7 @@ QUANTISE = Problem(
         "huge",
     ),
     row_inputs=(0,),
+    rules=(Rule("powers_of_two", powers_of_two, outputs=(0,)),),
 )
 
 DEQUANTISE = Problem(
@@ -82,4 +102,5 @@ DEQUANTISE = Problem(
     distributions=("normal", "ties", "wide", "infinite", "nan"),
     elementwise=True,
     row_inputs=(0, 1),
+    rules=(Rule("powers_of_two", powers_of_two_back),),
 )

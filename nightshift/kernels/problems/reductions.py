@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from nightshift.kernels.draw import Draw
-from nightshift.kernels.problem import Axis, Case, Inputs, Problem
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule, mantissa
 
 
 def sum_reference(x: torch.Tensor) -> torch.Tensor:
@@ -28,6 +28,14 @@ def make_inputs(case: Case, draw: Draw) -> Inputs:
             values = torch.where(spared, values, torch.iinfo(case.torch_dtype).min)
         return (values,)
     return (draw.values((case["m"], case["n"]), case.torch_dtype),)
+
+
+def whole(case: Case, draw: Draw) -> Inputs:
+    return (draw.whole((case["m"], case["n"]), case.torch_dtype, terms=case["n"]),)
+
+
+def long(case: Case, draw: Draw) -> Inputs:
+    return (draw.mantissas((case["m"], case["n"])),)
 
 
 _CASES = (Case.of("float16", m=8192, n=8192), Case.of("bfloat16", m=1024, n=32768))
@@ -60,6 +68,7 @@ REDUCE_SUM = Problem(
         "nan",
     ),
     gradients=(0,),
+    rules=(Rule("integers", whole), mantissa(long, lambda case: case["n"])),
     huge=(Case.of("float16", m=69632, n=32768),),
     row_inputs=(0,),
 )

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from nightshift.kernels.draw import Draw
-from nightshift.kernels.problem import Axis, Case, Inputs, Problem, epsilon
+from nightshift.kernels.exact_inputs import SIZE, even_means
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule, epsilon
 
 EPS = 1e-6
 OTHER_EPS = (1e-3, 1e-8)
@@ -43,6 +44,19 @@ def make_residual_inputs(case: Case, draw: Draw) -> Inputs:
     return x, residual, draw.weights((case["n"],), case.torch_dtype), epsilon(case, EPS, OTHER_EPS)
 
 
+def powers_of_two(case: Case, draw: Draw) -> Inputs:
+    sign = 1 - 2 * draw.integers((case["m"], case["n"]), 2)
+    weight = draw.weights((case["n"],), case.torch_dtype)
+    return (sign * SIZE).to(case.torch_dtype), weight, epsilon(case, EPS, OTHER_EPS)
+
+
+def powers_of_two_residual(case: Case, draw: Draw) -> Inputs:
+    total, weight, eps = powers_of_two(case, draw)
+    assert isinstance(total, torch.Tensor)
+    x = draw.whole(total.shape, total.dtype, reach=4) * (SIZE // 16)
+    return x, total - x, weight, eps
+
+
 def _liger(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Any:
     from liger_kernel.transformers.functional import liger_rms_norm
 
@@ -71,6 +85,7 @@ RMSNORM = Problem(
     huge=(Case.of("float16", m=69632, n=32768),),
     row_inputs=(0,),
     numbers=len(OTHER_EPS),
+    rules=(Rule("powers_of_two", powers_of_two, even_means),),
 )
 
 RMSNORM_RESIDUAL = Problem(
@@ -87,4 +102,5 @@ RMSNORM_RESIDUAL = Problem(
     libraries={"liger": _liger_residual},
     row_inputs=(0, 1),
     numbers=len(OTHER_EPS),
+    rules=(Rule("powers_of_two", powers_of_two_residual, even_means),),
 )

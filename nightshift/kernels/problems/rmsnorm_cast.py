@@ -11,7 +11,9 @@ from __future__ import annotations
 import torch
 
 from nightshift.kernels.draw import Draw
-from nightshift.kernels.problem import Axis, Case, Inputs, Problem, epsilon
+from nightshift.kernels.exact_inputs import SIZE, even_means
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule, epsilon
+from nightshift.kernels.problems.backward import powers
 from nightshift.kernels.problems.rmsnorm import EPS, OTHER_EPS
 
 
@@ -35,6 +37,14 @@ def make_backward(case: Case, draw: Draw) -> Inputs:
     return draw.normal(shape, case.torch_dtype), x, weight, draw.normal(shape, wide), epsilon(case, EPS, OTHER_EPS)
 
 
+def powers_of_two(case: Case, draw: Draw) -> Inputs:
+    """The residual's gradient is odd, of the norm's size: what is added up is even and never becomes 0."""
+    gradient, x, weight = powers(case, draw)
+    odd = 2 * draw.whole(x.shape, torch.float32, reach=4) + 1
+    eps = epsilon(case, EPS, OTHER_EPS)
+    return gradient.to(case.torch_dtype), x.float(), weight.float(), odd / SIZE, eps
+
+
 RMSNORM_CAST_BACKWARD = Problem(
     name="rmsnorm_cast_backward",
     family="rmsnorm",
@@ -47,4 +57,5 @@ RMSNORM_CAST_BACKWARD = Problem(
     dtypes=("float16", "bfloat16"),
     distributions=("normal", "large_mean", "heavy_tail", "ties", "near_constant", "tiny", "zero_rows"),
     numbers=len(OTHER_EPS),
+    rules=(Rule("powers_of_two", powers_of_two, lambda case: even_means(case, least=2, wide=True)),),
 )

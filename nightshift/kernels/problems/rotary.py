@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from nightshift.kernels.draw import Draw
-from nightshift.kernels.problem import Axis, Case, Inputs, Problem
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule
 
 
 def interleaved_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -105,6 +105,17 @@ def make_half_by_position(case: Case, draw: Draw) -> Inputs:
     return q, k, *make_half(case.with_(b=1, h=1, g=1), draw)[2:]
 
 
+def _whole(vectors: tuple[str, ...], halves: bool) -> Rule:
+    """Integers in vectors with these axes and in the tables, those of halves twice beside each other."""
+
+    def inputs(case: Case, draw: Draw) -> Inputs:
+        made = [draw.whole([case[axis] for axis in axes], case.torch_dtype) for axes in vectors]
+        tables = [draw.whole((case["s"], case["d"] // 2), case.torch_dtype, reach=2) for _ in range(2)]
+        return *made, *(torch.cat((table, table), dim=-1) if halves else table for table in tables)
+
+    return Rule("integers", inputs)
+
+
 def _liger(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
     """Liger (0.8.5) rotates in place where q and k lie as (b, s, h, d); as ours do not, it copies them first."""
     from liger_kernel.transformers.functional import liger_rope
@@ -134,6 +145,7 @@ ROTARY_INTERLEAVED = Problem(
     flops=lambda case: 3 * case["b"] * case["h"] * case["s"] * case["d"],
     distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "nan"),
     gradients=(0,),
+    rules=(_whole(("bhsd",), halves=False),),
 )
 
 ROTARY_HALF = Problem(
@@ -156,6 +168,7 @@ ROTARY_HALF = Problem(
     flops=lambda case: 3 * case["b"] * (case["h"] + case["g"]) * case["s"] * case["d"],
     distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "nan"),
     gradients=(0, 1),
+    rules=(_whole(("bhsd", "bgsd"), halves=True),),
     outputs=2,
     libraries={"liger": _liger},
 )
@@ -173,6 +186,7 @@ ROTARY_INTERLEAVED_BY_POSITION = replace(
     name="rotary_interleaved_by_position",
     reference=interleaved_by_position_reference,
     make_inputs=make_interleaved_by_position,
+    rules=(_whole(("bshd",), halves=False),),
     cases=ROTARY_INTERLEAVED.cases[1:],
 )
 
@@ -192,6 +206,7 @@ ROTARY_HALF_BY_POSITION = replace(
     name="rotary_half_by_position",
     reference=half_by_position_reference,
     make_inputs=make_half_by_position,
+    rules=(_whole(("bshd", "bsgd"), halves=True),),
     libraries={},
 )
 

@@ -5,12 +5,14 @@ The functions are defined for any statistics, so those are drawn, not computed: 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from nightshift.kernels.draw import Draw
-from nightshift.kernels.problem import Axis, Case, Inputs, Problem
+from nightshift.kernels.exact_inputs import cancelling, chosen, some_rows
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule, nearest
 
 
 def softmax_reference(gradient: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -68,6 +70,32 @@ def _liger_layernorm(
     return layer_norm_backward(gradient, x, weight, weight, mean, scale)
 
 
+def whole_softmax(case: Case, draw: Draw) -> Inputs:
+    """Results that are 0 and powers of two, integers from above."""
+    shape, dtype = (case["m"], case["n"]), case.torch_dtype
+    mask, count = chosen(shape, draw)
+    return draw.whole(shape, dtype, reach=4), (mask / count).to(dtype)
+
+
+def whole_layernorm(case: Case, draw: Draw) -> Inputs:
+    """What a row's upstream gradient, times its weight, adds up to is 0, also when it is weighted with the
+    normalised values, which come in the same pairs: no mean is rounded."""
+    m, n, dtype = case["m"], case["n"], case.torch_dtype
+    size, signs = cancelling(m, n, draw)
+    weight = signs * (1 + draw.integers((n,), 2))
+    gradient = size * signs * some_rows(m, dtype, 64, draw) // weight
+    level = (draw.integers((m, (n + 1) // 2), 5) - 2).repeat_interleave(2, dim=1)[:, :n]
+    if n % 2:
+        level[:, -2:] = level[:, -3:-2]
+    mean, half = draw.integers((m,), 5) - 2, draw.integers((m,), 2)
+    x = mean[:, None] + 2 * level
+    return *(t.to(dtype) for t in (gradient, x, weight)), mean.float(), 1.0 / (1 + half).float()
+
+
+def _paired(case: Case) -> Iterator[Case]:
+    return nearest(case, "n", lambda near: near["n"] > 1)
+
+
 SOFTMAX_BACKWARD = Problem(
     name="softmax_backward",
     family="softmax",
@@ -79,6 +107,7 @@ SOFTMAX_BACKWARD = Problem(
     flops=lambda case: 4 * case["m"] * case["n"],
     distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "zero_rows", "nan"),
     libraries={"liger": _liger_softmax},
+    rules=(Rule("one_hot", whole_softmax),),
     row_inputs=(0, 1),
 )
 
@@ -92,5 +121,6 @@ LAYERNORM_BACKWARD = Problem(
     compulsory_bytes=lambda case: (3 * case["m"] + 3) * case["n"] * case.element_bytes + 8 * case["m"],
     flops=lambda case: 12 * case["m"] * case["n"],
     distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny", "zero_rows"),
+    rules=(Rule("powers_of_two", whole_layernorm, _paired),),
     libraries={"aten": _aten_layernorm, "liger": _liger_layernorm},
 )

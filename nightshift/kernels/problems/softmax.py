@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from nightshift.kernels.draw import Draw
-from nightshift.kernels.problem import Axis, Case, Inputs, Problem
+from nightshift.kernels.exact_inputs import one_hot_logits
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule
 
 
 def reference(x: torch.Tensor) -> torch.Tensor:
@@ -18,6 +19,10 @@ def reference(x: torch.Tensor) -> torch.Tensor:
 
 def make_inputs(case: Case, draw: Draw) -> Inputs:
     return (draw.values((case["m"], case["n"]), case.torch_dtype),)
+
+
+def one_hot(case: Case, draw: Draw) -> Inputs:
+    return (one_hot_logits((case["m"], case["n"]), case.torch_dtype, draw),)
 
 
 def _liger(x: torch.Tensor) -> Any:
@@ -59,6 +64,7 @@ SOFTMAX = Problem(
     ),
     gradients=(0,),
     libraries={"liger": _liger},
+    rules=(Rule("one_hot", one_hot),),
     huge=(Case.of("float16", m=69632, n=32768),),
     row_inputs=(0,),
 )

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from nightshift.kernels.draw import Draw
-from nightshift.kernels.problem import Axis, Case, Inputs, Problem
+from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule, mantissa
 
 
 def reference(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -25,6 +25,20 @@ def reference(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def convolution(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """The same through cuDNN's convolution, planes as a batch."""
     return F.conv2d(x[:, None], weight[None, None], padding=weight.shape[0] // 2)[:, 0]
+
+
+def turned(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The same with every sum from its last term: planes and weights turned by half a turn, and the result back."""
+    return reference(x.flip(1, 2), weight.flip(0, 1)).flip(1, 2)
+
+
+def whole(case: Case, draw: Draw) -> Inputs:
+    x = draw.whole((case["c"], case["h"], case["w"]), case.torch_dtype, terms=case["k"] ** 2, factor=2)
+    return x, draw.whole((case["k"], case["k"]), case.torch_dtype, reach=2)
+
+
+def long(case: Case, draw: Draw) -> Inputs:
+    return draw.mantissas((case["c"], case["h"], case["w"])), draw.mantissas((case["k"], case["k"]))
 
 
 def make_inputs(case: Case, draw: Draw) -> Inputs:
@@ -49,6 +63,7 @@ def _problem(size: int, cases: tuple[Case, ...]) -> Problem:
         dtypes=("float32",),
         distributions=("normal", "large_mean", "heavy_tail", "ties", "wide", "tiny", "infinite", "nan"),
         gradients=(0,),
+        rules=(Rule("integers", whole, reordered=turned), mantissa(long, lambda case: case["k"] ** 2)),
         libraries={"conv2d": convolution},
         row_inputs=(0,),
         huge=(Case.of("float32", c=520, h=2048, w=2048, k=size),),

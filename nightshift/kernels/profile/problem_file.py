@@ -2,7 +2,7 @@
 
 The file is the reference problem's own source with the observed shapes, dtype and layouts put in their places, so
 that everything which a judge will hold a candidate to is in one text that a person can read and keep. It imports
-torch, `kernels.draw` and `kernels.problem`, nothing else of Nightshift.
+torch, `kernels.draw`, `kernels.problem` and `kernels.exact_inputs`, nothing else of Nightshift.
 """
 
 from __future__ import annotations

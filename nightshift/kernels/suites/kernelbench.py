@@ -36,7 +36,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from nightshift.kernels.candidate import Candidate, Language
 from nightshift.kernels.draw import Draw, mix
 from nightshift.kernels.judge.verdict import Status, Verdict
-from nightshift.kernels.problem import DTYPES, Axis, Case, Inputs, Outputs, Problem, ProblemError, as_outputs
+from nightshift.kernels.problem import DTYPES, Axis, Case, Inputs, Outputs, Problem, ProblemError, Rule, as_outputs
 from nightshift.kernels.suites.process_settings import as_it_was
 
 CORRECT = frozenset({Status.faster, Status.slower, Status.inconclusive, Status.correct})
@@ -76,7 +76,8 @@ def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> Task:
         told = str(error) if isinstance(error, ProblemError) else f"{type(error).__name__}: {error}"
         raise ProblemError(f"{path}: Model or its inputs fail: {told}") from error
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    names = tuple(state)
+    names, learned = tuple(state), frozenset(name for name, _ in model.named_parameters())
+    terms = max((x.numel() // max(1, len(x)) for x in state.values() if x.dim() > 1), default=1)
     values = (*sample, *(tensor.detach() for tensor in state.values()))
     moved = _elements(values) + _elements(made)
 
@@ -93,6 +94,11 @@ def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> Task:
         inputs = (*(_vary(x, draw) for x in fresh), *(_weights(x, draw) for x in state.values()))
         return tuple(_placed(x, case, draw.device) for x in inputs)
 
+    def whole(case: Case, draw: Draw) -> Inputs:
+        made = make_inputs(case, Draw(draw.seed, "normal", draw.device))
+        kinds = [2] * len(sample) + [1 if name in learned else 0 for name in names]
+        return tuple(_whole(x, reach, terms, draw) for x, reach in zip(made, kinds, strict=True))
+
     problem = Problem(
         name=f"kernelbench/{path.stem}",
         family="kernelbench",
@@ -104,6 +110,7 @@ def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> Task:
         flops=lambda case: max(counted, _elements(made)),
         dtypes=dtypes,
         distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny"),
+        rules=(Rule("integers", whole),),
     )
     return Task(problem, init, init_named, len(sample), named, names)
 
@@ -244,6 +251,16 @@ def _weights(value: torch.Tensor, draw: Draw) -> torch.Tensor:
     factor = Draw(draw.integer(0, 1 << 30), "normal", "cpu").uniform(value.shape, value.dtype, 0.75, 1.25)
     flat = bool((value == value.view(-1)[0] if value.is_contiguous() else value == value.flatten()[0]).all())
     return factor - 0.75 if flat and float(value.flatten()[0]) == 0.0 else value * factor
+
+
+def _whole(value: Any, reach: int, terms: int, draw: Draw) -> Any:
+    """Integers in the place of a task's values and parameters, so small that sums of as many as its widest
+    parameter adds up are exact; integers, numbers and buffers (`reach` 0: a variance must stay one) are left
+    alone."""
+    if not reach or not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
+        return value
+    made = draw.whole(value.shape or (1,), value.dtype, terms=terms if reach > 1 else 1, reach=reach)
+    return made.reshape(value.shape)
 
 
 def _placed(value: Any, case: Case, device: torch.device) -> Any:

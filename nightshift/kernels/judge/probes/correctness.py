@@ -81,7 +81,10 @@ class Allowance:
 class Expected:
     """What the parent holds a call's outputs against. rows: indices compared, or None for all. spoilt: of each
     output the elements that must not be finite; where given, nothing else is compared. terms: of each output how
-    many equal terms it is a sum of, 1 where they are not known to be equal (`EQUAL_TERMS`)."""
+    many equal terms it is a sum of, 1 where they are not known to be equal (`EQUAL_TERMS`). bound: 0.0, or the
+    largest relative error of an element, all of which are positive. bits: outputs that are compared as of an exact
+    operation. doubt: of a question that was meant to have one right answer, why it is judged by its error instead
+    (`kernels.judge.probes.exact`)."""
 
     truth: Outputs
     eager: Outputs
@@ -94,6 +97,9 @@ class Expected:
     placed: bool = False
     spoilt: tuple[torch.Tensor, ...] = ()
     terms: tuple[int, ...] = ()
+    bound: float = 0.0
+    bits: tuple[int, ...] = ()
+    doubt: str = ""
 
 
 def compare(expected: Expected, outputs: Sequence[torch.Tensor]) -> Finding:
@@ -135,8 +141,8 @@ def _one(expected: Expected, i: int, got: torch.Tensor, truth: torch.Tensor, eag
             return Finding(None, "")
         text = f"{int(hidden.sum())} elements, first at {_first(hidden)}: finite, but infinite gradients reach them"
         return Finding(Reason.nan_placement, text)
-    if expected.exact:
-        return same_bits(got, eager, expected.signed_zero)
+    if expected.exact or i in expected.bits:
+        return same_bits(got, eager, expected.signed_zero and not expected.bits)
     if not got.is_floating_point():
         return _integers(got, truth, expected.allowances[i])
     placed = _placement(got, truth, eager)
@@ -144,8 +150,20 @@ def _one(expected: Expected, i: int, got: torch.Tensor, truth: torch.Tensor, eag
         return placed
     if expected.placed:
         return Finding(None, "")
+    if expected.bound:
+        return _bounded(got, truth, expected.bound)
     terms = expected.terms[i] if expected.terms and got.dtype in EQUAL_TERMS else 1
     return _accuracy(got, truth, eager, expected.allowances[i], expected.elementwise, math.sqrt(terms))
+
+
+def _bounded(got: torch.Tensor, truth: torch.Tensor, bound: float) -> Finding:
+    ratios = ((got.double() - truth) / truth).abs() / bound
+    worst, at = (float(x) for x in ratios.flatten().max(dim=0))
+    if worst <= 1:
+        return Finding(None, "", element_ratio=worst)
+    told = f"{_values(_index(int(at), got.shape), got, truth)}: off by 2^{math.log2(worst * bound):.1f} of it, and"
+    told += f" float32 in any order by at most 2^{math.log2(bound):.1f}: as with operands of fewer than 24 bits"
+    return Finding(Reason.max_ulp, told, element_ratio=worst)
 
 
 def same_bits(got: torch.Tensor, want: torch.Tensor, signed_zero: bool = True) -> Finding:

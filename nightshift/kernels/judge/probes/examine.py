@@ -38,10 +38,23 @@ class Source(Protocol):
 
 @dataclass
 class Examination:
-    """What has been found so far; `worst` keeps the largest figure of each kind over all calls."""
+    """What has been found so far; `worst` keeps the largest figure of each kind over all calls. By rule and dtype:
+    bits, how many questions were answered exactly (or within a mantissa probe's bound); doubts, why some were
+    judged by their error instead."""
 
     calls: int = 0
     worst: dict[str, float] = field(default_factory=dict)
+    bits: dict[str, int] = field(default_factory=dict)
+    doubts: dict[str, str] = field(default_factory=dict)
+
+    def note_bits(self, probe: Probe, want: Expected) -> None:
+        """Of a probe of a problem's own rule, which has passed, how its outputs were compared."""
+        name = f"{probe.distribution} {probe.case.dtype}"
+        name += f" (output {', '.join(map(str, want.bits))})" if want.bits else ""
+        if want.doubt:
+            self.doubts.setdefault(name, f"{probe.case}: {want.doubt}")
+        else:
+            self.bits[name] = self.bits.get(name, 0) + 1
 
     def note(self, finding: Finding) -> None:
         for name in ("rmse_ratio", "row_ratio", "element_ratio", "max_ulp", "rmse_to_eager"):
@@ -97,6 +110,8 @@ class Examiner:
                 wants[seed] = expected(self.problem, probe, seed, laid_out(inputs, probe.case.layout))
             finding = self._judge(probe, number, wants[seed], outputs, previous, seen)
             self.found.note(finding)
+            if probe.stage == "exact":
+                self.found.note_bits(probe, wants[seed])
             seen.setdefault(seed, outputs)
             previous = outputs
 

@@ -13,6 +13,7 @@ import torch
 from nightshift.kernels.draw import Draw, mix
 from nightshift.kernels.judge.probes.correctness import MIXED_ROW, Allowance, Expected, repeats_agree
 from nightshift.kernels.judge.probes.errors import errors_of, positive, rows_of
+from nightshift.kernels.judge.probes.exact import doubt
 from nightshift.kernels.judge.probes.inputs import Probe
 from nightshift.kernels.judge.probes.layouts import laid_out, lay_out, made_one, repeats
 from nightshift.kernels.problem import Inputs, Outputs, Problem, gradients_of
@@ -42,7 +43,8 @@ def allowance(draws: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Allowance:
 def expected(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> Expected:
     """Oracle, eager result and allowance for one call of a probe; `inputs` are the call's, in their layout.
 
-    For a small output eager's errors are pooled over further draws. With `probe.rows`, everything is computed on
+    A question with one right answer is exact where the references bear that out. For a small output eager's errors
+    are pooled over further draws. With `probe.rows`, everything is computed on
     sampled rows only, the first, the last and those around element 2³¹ among them.
     """
     rows = None
@@ -53,6 +55,13 @@ def expected(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> Expec
     truth, eager = _pair(problem, probe, seed, inputs)
     if problem.exact and not probe.backward:
         return Expected(truth, eager, (), rows, True, problem.signed_zero, False)
+    if probe.bound:
+        return Expected(truth, eager, (), rows, False, problem.signed_zero, False, bound=probe.bound)
+    rule, doubted = problem.rule(probe.distribution), ""
+    if rule is not None:
+        doubted = doubt(problem, rule, inputs, eager, truth)
+        if not doubted and not rule.outputs:  # a sum of 0 has either sign by its order
+            return Expected(truth, eager, (), rows, True, False, False)
     draws = [(eager, truth)]
     device = next((x.device for x in inputs if isinstance(x, torch.Tensor)), torch.device("cpu"))
     few = (_POOL_VECTOR[device.type], POOL_ELEMENTS)
@@ -82,6 +91,8 @@ def expected(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> Expec
         elementwise,
         probe.placed,
         terms=terms,
+        bits=rule.outputs if rule is not None and not doubted else (),
+        doubt=doubted,
     )
 
 
