@@ -15,7 +15,6 @@ import threading
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 import structlog
@@ -32,6 +31,7 @@ from agent.kernel_search import (
     Certified,
     KernelSearch,
     evidence,
+    fleet_view,
 )
 from agent.policy import Rule, rule_for
 from agent.store import Store
@@ -42,7 +42,9 @@ from controllers.actuators.kube_kernel_jobs import Seen, job_name
 from kernels import told
 from kernels.envelope import CertificateError, certificate_sha256, read
 from kernels.profile.gradients import searches_of
-from kernels.profile.trigger import Settings
+from kernels.profile.trigger import Settings, asked_for
+from kernels.registry import promotable
+from kernels.registry_evidence import environment_of, record_of
 
 EVERY_S = 30.0
 WEEK_S = 7 * 86400.0
@@ -153,8 +155,7 @@ class KernelRunner:
         return ""
 
     def _asked_for(self, action: Action) -> bool:
-        namespace = action.target.name.partition("/")[0]
-        return any(fnmatchcase(namespace, pattern) for pattern in self._settings.namespaces)
+        return asked_for(action.target.name.partition("/")[0], self._settings)
 
     # following
 
@@ -265,8 +266,11 @@ class KernelRunner:
         sha256 = certificate_sha256(envelope)
         if verdict.get("status") == "faster":
             now_s = self._gate.clock.now_s()
-            plan = promotion(self._cluster, sha256, problem, "canary", evidence(predicate), now_s)
-            self._gate.propose(plan, NIGHTSHIFT)
+            record = record_of(predicate)
+            environment = environment_of(fleet_view(self._gate.store, now_s), sha256, record)
+            shown = evidence(predicate, environment, promotable(record, environment), now_s)
+            plan = promotion(self._cluster, sha256, problem, "canary", shown, now_s)
+            self._gate.propose(plan, NIGHTSHIFT, record)
         text = canonical_json(envelope).decode()
         return Certified(sha256, problem, f"{verdict.get('status')} ({verdict.get('reason')})", text)
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -161,6 +162,7 @@ def verify(
     from kernels.envelope import CertificateError
     from kernels.judge.environment import environment
     from kernels.problems import named
+    from kernels.registry_evidence import certified_when
 
     try:
         envelope: Any = json.loads(certificate.read_text())
@@ -177,6 +179,7 @@ def verify(
         raise typer.Exit(1) from error
     for item in found.checks:
         typer.echo(f"{_WORDS[item.state]} {item.name}: {item.detail}")
+    typer.echo(f"certified: {certified_when(found.predicate['issued_at'], time.time())}")
     for gap in found.predicate["verdict"].get("not_checked", ()):
         typer.echo(f"never checked: {gap}")
     if here is None:

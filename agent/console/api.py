@@ -21,7 +21,8 @@ from agent.access import Verb, may
 from agent.console.site import Site, Visitor
 from agent.gate import GateAnswer
 from agent.incident import IncidentState
-from agent.kernel_gate import KernelGate
+from agent.kernel_gate import KernelGate, not_promotable
+from agent.kernel_search import fleet_view
 from agent.policy import Person
 from agent.present import incident_json
 from agent.rca.summary import as_shown
@@ -182,8 +183,10 @@ class Api:
         return [plain(record) for record in self._site.window(request).audit(limit)]
 
     def kernels(self, request: Request) -> list[dict[str, Any]]:
-        """Searches and promotions of kernels."""
-        return [plain(item) for item in self._kernels.proposals(self._site.window(request).person)[:_PAGE]]
+        """Searches and promotions of kernels; of a promotion also why it is refused now, "" where it is not."""
+        found = self._kernels.proposals(self._site.window(request).person)[:_PAGE]
+        view = fleet_view(self._parts.store, self._parts.clock.now_s())
+        return [{**plain(item), "not_promotable": not_promotable(item, view)} for item in found]
 
     def halted(self, request: Request) -> dict[str, Any]:
         """The emergency stop as it stands; who, why and what it holds half-way is the cluster's."""

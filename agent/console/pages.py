@@ -13,7 +13,9 @@ from agent.console.chart import Chart
 from agent.console.plan_diff import Line, against, effect
 from agent.console.site import Site
 from agent.incident import Incident, taken_on
-from agent.kernel_gate import KernelGate
+from agent.kernel_drift import standings
+from agent.kernel_gate import KernelGate, not_promotable
+from agent.kernel_search import SHOWN, fleet_view
 from agent.policy import must_sign_in_again
 from agent.rca.diagnosis import Evidence
 from agent.rca.summary import as_shown
@@ -165,7 +167,11 @@ class Pages:
     def kernels(self, request: Request) -> Response:
         """Searches and promotions of kernels: what waits, with its evidence, and what was decided."""
         person = self._site.window(request).person
-        return self._site.page(request, "kernels.html", rows=self._kernel_gate.proposals(person)[:_PAGE])
+        rows = self._kernel_gate.proposals(person)[:_PAGE]
+        view = fleet_view(self._parts.store, self._parts.clock.now_s())
+        refused = {row.id: not_promotable(row, view) for row in rows}
+        in_use = standings(self._parts.store) if may(person, Verb.SEE_CLUSTER) else []
+        return self._site.page(request, "kernels.html", rows=rows, refused=refused, shown=SHOWN, in_use=in_use)
 
     def audit(self, request: Request) -> Response:
         """The newest records of the audit log."""
