@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -159,6 +160,7 @@ def verify(
     """Check a certificate: signature, anchors, drift; on the hardware judge again. Exit code 0: valid; 4: stale."""
     from nightshift.kernels.certification.certificate import verify as check
     from nightshift.kernels.certification.envelope import CertificateError
+    from nightshift.kernels.certification.evidence import certified_when
     from nightshift.kernels.judge.environment import environment
     from nightshift.kernels.problems import named
 
@@ -177,6 +179,7 @@ def verify(
         raise typer.Exit(1) from error
     for item in found.checks:
         typer.echo(f"{_WORDS[item.state]} {item.name}: {item.detail}")
+    typer.echo(f"certified: {certified_when(found.predicate['issued_at'], time.time())}")
     for gap in found.predicate["verdict"].get("not_checked", ()):
         typer.echo(f"never checked: {gap}")
     if here is None:

@@ -20,10 +20,11 @@ from nightshift.controllers.action import Action, ActionKind
 from nightshift.controllers.actuators.kube_kernel_jobs import KernelJobActuator, KernelJobSettings, job_name
 from nightshift.controllers.actuators.kube_rights import OWN_RIGHTS
 from nightshift.kernels.candidate import Candidate
-from nightshift.kernels.certification.envelope import PAYLOAD_TYPE, PREDICATE_TYPE, STATEMENT_TYPE
+from nightshift.kernels.certification.envelope import JUDGE, PAYLOAD_TYPE, PREDICATE_TYPE, STATEMENT_TYPE
 from nightshift.kernels.profile.trigger import Settings
 from tests.agent.incidents import ManualClock
 from tests.controllers.kube_scenes import client_with, rules_of
+from tests.kernel_certificates import predicate as predicate_of
 from tests.kubernetes_api.cluster import Cluster, eventually
 
 ANN = Person("ann@example.org", frozenset({Role.APPROVER}), "console", 1_000.0)
@@ -36,12 +37,12 @@ def envelope(
     signer: Signer = SIGNER, problem: str = "softmax", status: str = "faster", m: int = 4096, **sizes: int
 ) -> Object:
     """A certificate as a judge would sign it; its verdict is written here, as no GPU is at hand."""
-    candidate = Candidate("def entry(x): return x\n", "entry", "python", "library", "none")
+    candidate = Candidate("def entry(x): return x\n", "entry", "python", "own_kernel", "none")
     digests = {"candidate": candidate.sha256, "source": candidate.source_sha256}
     timed = [{"dtype": "float16", "layout": "contiguous", "params": {"n": 4096, "m": m, **sizes}}]
-    verdict = {"status": status, "reason": "clears_best", "detail": "", "stages": ["timing"], "comparisons": []}
-    verdict |= {"errors": {}, "environment": {"gpu": "NVIDIA H200"}, "domain": {"timed": timed}}
+    verdict = {**predicate_of()["verdict"], "status": status, "stages": ["timing"], "domain": {"timed": timed}}
     predicate = {"issued_at": "2026-11-22T00:00:00+00:00", "commit": "c0ffee", "candidate": candidate.to_json()}
+    predicate["judge"] = JUDGE
     predicate |= {"problem": {"name": problem, "reference_sha256": ""}, "anchors": [], "verdict": verdict}
     subject = [{"name": name, "digest": {"sha256": found}} for name, found in digests.items()]
     statement = {"_type": STATEMENT_TYPE, "subject": subject, "predicateType": PREDICATE_TYPE}

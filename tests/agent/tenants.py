@@ -30,6 +30,7 @@ from nightshift.collectors.tick import Tick
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, Undo
 from nightshift.detectors.base import Fault, Finding, Severity, State
 from tests.agent.killed_policy import a_receipt
+from tests.kernel_certificates import RECORD
 
 NOW_S = 1_790_000_000.0
 WORD = {"red": "antelope", "blue": "zebra", "nobody": "walrus"}
@@ -145,7 +146,8 @@ class Cluster:
             Receipts(self.store.database).keep(made)
         for team, job in JOBS.items():
             kernels.propose(search("prod", job.name, f"{WORD[team]}_gelu", WORD[team], 1.0, "low", NOW_S))
-        kernels.propose(promotion("prod", "c" * 64, "walrus_norm", "canary", {"verdict": "walrus"}, NOW_S))
+        plan = promotion("prod", "c" * 64, "walrus_norm", "canary", {"verdict": "walrus"}, NOW_S)
+        kernels.propose(plan, record=RECORD)
         for matcher, team in (("namespace:red", "red"), ("namespace:blue", "blue"), ("node:walrus*", "nobody")):
             self.suppressor.silences.add(matcher, 3600.0, ADMIN, WORD[team])
 

@@ -26,6 +26,7 @@ from nightshift.agent.store.receipts import Receipts
 from nightshift.controllers.guard import Window
 from tests.agent.killed_policy import a_receipt
 from tests.agent.story import NOW_S, TOKEN, Story
+from tests.kernel_certificates import RECORD
 
 RULES = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}}
 ARTEFACTS = os.environ.get("NIGHTSHIFT_ARTEFACTS", "")
@@ -46,7 +47,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     story.store.acknowledge("INC-1", "Earline (pagerduty)", "taken on in pagerduty")
     evidence: dict[str, str | float] = {"verdict": "faster", "speed-up": "1.31 (1.27 to 1.35)", "device": "H200"}
     plan = promotion("prod-1", "c" * 64, "rmsnorm_4096", "canary", evidence, NOW_S)
-    KernelGate(story.gate, story.store, story.clock).propose(plan, NIGHTSHIFT)
+    KernelGate(story.gate, story.store, story.clock).propose(plan, NIGHTSHIFT, RECORD)
     policies = PolicyGate(story.gate, story.store, story.clock, "prod-1")
     policies.stand("power", "descent@4f2a", "4f" * 32)
     policies.look("power", [], 0.0)

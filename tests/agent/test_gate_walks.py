@@ -19,6 +19,7 @@ from nightshift.agent.approvals.policy import PEOPLE, ApprovalSettings, Grant, P
 from nightshift.agent.store.incident_store import Store
 from nightshift.controllers.action import Action, ActionKind
 from tests.agent.incidents import ManualClock
+from tests.kernel_certificates import RECORD
 
 PEOPLE_HERE = [
     Person("ann", frozenset({Role.APPROVER}), "console"),
@@ -60,7 +61,7 @@ class Walk(RuleBasedStateMachine):
             if which
             else search("c", "team/job", "gelu", verdict, 1.0, "low", now_s)
         )
-        self.plans.append(self.kernels.propose(replace(plan, expires_at_s=now_s + 1000), by="asker").action)
+        self.plans.append(self.kernels.propose(replace(plan, expires_at_s=now_s + 1000), "asker", RECORD).action)
 
     @rule(seconds=st.sampled_from([1.0, 400.0, 700.0, 1100.0]))
     def time_passes(self, seconds: float) -> None:

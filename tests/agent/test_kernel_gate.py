@@ -16,6 +16,7 @@ from nightshift.agent.approvals.policy import ApprovalSettings, Person, Role, Ru
 from nightshift.agent.store.incident_store import Store
 from nightshift.controllers.action import Action, ActionKind
 from tests.agent.incidents import ManualClock
+from tests.kernel_certificates import RECORD
 
 ANN = Person("ann@example.org", frozenset({Role.APPROVER}), "console", 1_000.0)
 BOB = Person("bob@example.org", frozenset({Role.APPROVER}), "cli")
@@ -45,7 +46,7 @@ def _plan(clock: ManualClock, verdict: str = "faster (clears_best)") -> Action:
 def test_an_approved_plan_may_be_carried_out_and_every_click_is_in_the_audit_log(
     kernels: KernelGate, clock: ManualClock, store: Store
 ) -> None:
-    plan = kernels.propose(_plan(clock)).action
+    plan = kernels.propose(_plan(clock), record=RECORD).action
     assert kernels.objections(plan) == ["it is waiting, not approved"]
     assert not kernels.approve(plan.id, plan.plan_sha256, VIEWER).ok
     assert kernels.approve(plan.id, plan.plan_sha256, ANN).changed
@@ -62,9 +63,9 @@ def test_an_approved_plan_may_be_carried_out_and_every_click_is_in_the_audit_log
 def test_other_evidence_is_another_plan_that_needs_its_own_approval(
     kernels: KernelGate, clock: ManualClock
 ) -> None:
-    first = kernels.propose(_plan(clock)).action
+    first = kernels.propose(_plan(clock), record=RECORD).action
     kernels.approve(first.id, first.plan_sha256, ANN)
-    changed = kernels.propose(_plan(clock, "correct (passed)")).action
+    changed = kernels.propose(_plan(clock, "correct (passed)"), record=RECORD).action
     assert changed.plan_sha256 != first.plan_sha256
     assert kernels.objections(changed) == ["it is waiting, not approved"]
     assert kernels.objections(first) == ["the plan is not the one that was proposed"]
@@ -72,7 +73,7 @@ def test_other_evidence_is_another_plan_that_needs_its_own_approval(
     assert not refused.ok
     assert "changed since you saw it" in refused.message
     clock.advance(60.0)
-    later = kernels.propose(_plan(clock, "correct (passed)")).action
+    later = kernels.propose(_plan(clock, "correct (passed)"), record=RECORD).action
     assert later.plan_sha256 == changed.plan_sha256  # only the time of asking differs
 
 
@@ -80,7 +81,7 @@ def test_the_emergency_stop_an_expiry_and_policy_hold_kernels_too(store: Store, 
     strict = ApprovalSettings(kinds={ActionKind.PROMOTE_KERNEL: Rule.TWO, ActionKind.KERNEL_JOB: Rule.NEVER})
     people = Directory(People(same={"operator": "ann@example.org", "bob-laptop": "bob@example.org"}))
     kernels = KernelGate(Gate(store, strict, clock, people), store, clock)
-    plan = kernels.propose(_plan(clock), "ann@example.org").action
+    plan = kernels.propose(_plan(clock), "ann@example.org", RECORD).action
     for asked in (ANN, replace(ANN, name="operator")):
         assert "two other people" in kernels.approve(plan.id, plan.plan_sha256, asked).message
     for who in (BOB, replace(BOB, name="bob-laptop")):
@@ -102,7 +103,7 @@ def test_a_rejected_plan_stays_rejected_and_gpu_hours_are_counted(kernels: Kerne
     assert kernels.used_gpu_hours(0.0) == 0.0
     kernels.approve(plan.id, plan.plan_sha256, ANN)
     assert kernels.used_gpu_hours(0.0) == 1.5
-    other = kernels.propose(_plan(clock)).action
+    other = kernels.propose(_plan(clock), record=RECORD).action
     assert kernels.reject(other.id, other.plan_sha256, BOB, "not now").ok
     assert not kernels.approve(other.id, other.plan_sha256, ANN).ok
     assert not kernels.reject("kernel/none", "0" * 64, BOB, "").ok

@@ -10,10 +10,14 @@ import httpx
 import pytest
 
 from nightshift.agent.approvals.kernel_gate import KernelGate, ProposalState, promotion
+from nightshift.agent.approvals.kernel_search import evidence, keep_view
+from nightshift.agent.approvals.policy import Person, Role
 from nightshift.agent.console.app import build_console
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.settings import Settings
+from nightshift.kernels.certification.evidence import UNKNOWN
 from tests.agent.story import TOKEN, Story
+from tests.kernel_certificates import RECORD, predicate, view_of
 
 HOSTILE = "</td><script>alert(1)</script>{{7*7}}"
 
@@ -38,9 +42,8 @@ def test_a_promotion_is_shown_whole_and_approved_by_a_click(story: Story, web: h
     assert "Nothing has been proposed" in web.get("/kernels").text
     gate = KernelGate(story.parts.gate, story.parts.store, story.parts.clock)
     evidence = {"verdict": HOSTILE, "m=8192 n=1024, over eager": "5.35 [5.34, 5.36]"}
-    plan = gate.propose(
-        promotion("lab", "ab" * 32, "rmsnorm", "canary", evidence, story.parts.clock.now_s())
-    ).action
+    made = promotion("lab", "ab" * 32, "rmsnorm", "canary", evidence, story.parts.clock.now_s())
+    plan = gate.propose(made, record=RECORD).action
     page = web.get("/kernels").text
     assert "<script>alert" not in page
     assert "{{7*7}}" in page
@@ -62,3 +65,23 @@ def test_a_promotion_is_shown_whole_and_approved_by_a_click(story: Story, web: h
     assert proposal.state is ProposalState.APPROVED
     assert [a.person for a in proposal.approvals] == ["ada"]
     assert gate.objections(plan) == []
+
+
+def test_a_refused_promotion_shows_its_reason_in_place_of_the_button(story: Story, web: httpx.Client) -> None:
+    """What an approver has to see comes first; the registry's kernels stand above, with where their jobs run."""
+    gate = KernelGate(story.parts.gate, story.parts.store, story.parts.clock)
+    now_s = story.parts.clock.now_s()
+    shown = evidence(predicate(), UNKNOWN, (), now_s)
+    plan = gate.propose(promotion("lab", "c" * 64, "softmax", "canary", shown, now_s), record=RECORD).action
+    web.post("/sign-in", data={"token": TOKEN})
+    page = web.get("/kernels").text
+    assert "Approve</button>" in page
+    assert page.index("baselines met") < page.index("not checked") < page.index("commit")
+    assert "no job has reported this kernel: gpu unknown" in page
+    keep_view(story.parts.store, view_of("c" * 64, now_s, driver=("590.1",)))
+    page = web.get("/kernels").text
+    assert "Approve</button>" not in page
+    assert "jobs run with another driver than the certified one" in page
+    (listed,) = web.get("/api/v1/kernels").json()
+    assert "another driver" in listed["not_promotable"]
+    assert not gate.approve(plan.id, plan.plan_sha256, Person("ada", frozenset({Role.APPROVER}), "console")).ok

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +31,33 @@ def test_what_the_runtime_writes_is_what_is_read(monkeypatch: pytest.MonkeyPatch
     found = read_use(runtime.log_line())
     assert found is not None
     assert (found.step, found.fallbacks, found.applied) == (7, 4, 0)
+
+
+def test_the_machine_and_the_certificates_of_the_file_are_read_as_the_runtime_writes_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A GPU's name has spaces, and may have anything: nothing in it can be taken for a count."""
+    used, idle, wrong = ("a" * 64, "b" * 64, "c" * 64)
+    records = [{"problem": "softmax", "certificate": one} for one in (used, idle, wrong)]
+    kernels = {one: runtime.Kernel({"problem": "softmax", "certificate": one}, print) for one in (used, wrong)}
+    kernels[wrong].disabled, kernels[wrong].shadow_mismatches = "wrong", 1
+    machine = {"gpu": "NVIDIA step=9 used=ffffffffffffffff", "driver": "580.65.06", "torch": "2.11.0+cu130"}
+    monkeypatch.setattr(runtime, "KERNELS", records)
+    monkeypatch.setattr(runtime, "STATE", runtime.State(kernels=kernels, step=7))
+    monkeypatch.setattr(runtime, "machine", lambda: machine)
+    found = read_use(runtime.log_line())
+    assert found is not None
+    assert (found.step, found.applied, found.mismatched) == (7, 1, ("c" * 16,))
+    assert (found.used, found.unused) == (("a" * 16,), ("b" * 16, "c" * 16))
+    assert {name: getattr(found, name) for name in machine} == machine
+    assert found.triton == ""
+
+
+def test_the_machine_names_torch_and_triton_and_no_driver_that_it_cannot_read() -> None:
+    found = runtime.machine()
+    assert found["torch"] == torch.__version__
+    assert found["triton"] == runtime.triton_version()
+    assert ("driver" in found) == (torch.cuda.is_available() and Path("/sys/module/nvidia/version").exists())
 
 
 @given(st.text(max_size=200))

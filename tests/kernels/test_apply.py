@@ -196,6 +196,26 @@ def runtime(tmp_path: Path) -> Any:
     del sys.modules[spec.name]
 
 
+@pytest.mark.parametrize(
+    ("gpu", "why"),
+    [
+        ("NVIDIA H200", ""),
+        ("NVIDIA H100 80GB HBM3", "certified on NVIDIA H100 80GB HBM3, this is NVIDIA H200"),
+        (None, ""),  # files of older versions name none
+    ],
+)
+def test_a_kernel_runs_on_the_gpu_that_it_was_certified_on_and_no_other_of_its_architecture(
+    runtime: Any, monkeypatch: pytest.MonkeyPatch, gpu: str | None, why: str
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    record = {**records()[0], "architecture": "9.0", **({} if gpu is None else {"gpu": gpu})}
+    assert runtime.unfit(record) == why
+
+
 def test_every_guard_refuses_with_its_reason(runtime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 

@@ -270,3 +270,24 @@ def test_a_certificate_of_before_output_hashes_is_read_and_says_so(envelope: dic
     assert found.valid
     assert not found.stale
     assert [check.detail for check in found.checks if check.name == "outputs"] == ["no output hash"]
+
+
+def test_a_certificate_of_another_judge_is_stale_and_one_of_the_future_is_said_to_be(
+    envelope: dict[str, Any], tmp_path: Path
+) -> None:
+    """Both are read."""
+
+    def change(statement: dict[str, Any]) -> None:
+        del statement["predicate"]["judge"]
+        statement["predicate"]["issued_at"] = "2999-01-01T00:00:00+00:00"
+
+    odd = reseal(envelope, change)
+    found = verify(odd, TRUSTED, named, HERE)
+    assert found.valid
+    assert [(check.name, check.state) for check in found.checks if check.state != "ok"] == [("judge", "stale")]
+    file, key = tmp_path / "c.json", tmp_path / "k.pub"
+    file.write_text(json.dumps(odd))
+    key.write_text(SIGNER.public.public_bytes_raw().hex() + "\n")
+    done = CliRunner().invoke(app, ["verify", str(file), "--key", str(key)])
+    assert done.exit_code == 4
+    assert "in the future: a clock was set wrong" in done.output

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from nightshift.collectors.base import Permanent
 from nightshift.kernels.candidate import Candidate
-from nightshift.kernels.loop.ledger import Ledger, LedgerError, Line, on_disk, read_candidate_of, read_run
+from nightshift.kernels.loop.ledger import HEAD, Ledger, LedgerError, Line, on_disk, read_candidate_of, read_run
 
 LINE = Line(
     trial=1, at_s=1.5, seed=7, commit="c0ffee", gpu="NVIDIA H200", container="none", generator="softmax",
@@ -52,7 +52,9 @@ def test_a_line_torn_by_a_crash_is_cut_off_and_the_run_goes_on(
     folder = tmp_path_factory.mktemp("run")
     with Ledger(folder) as ledger:
         ledger.add(LINE)
+        head = (folder / HEAD).read_bytes()
         ledger.add(replace(LINE, trial=2))
+    (folder / HEAD).write_bytes(head)  # it is written behind the whole line
     path = folder / "ledger.jsonl"
     data = path.read_bytes()
     last = len(data) - data.rfind(b"\n", 0, -1) - 1
@@ -131,7 +133,7 @@ def test_a_full_disk_is_told_and_what_it_tore_is_no_trial(tmp_path: Path) -> Non
     code = """
 import resource, sys
 from pathlib import Path
-from nightshift.kernels.loop.ledger import Ledger, on_disk
+from nightshift.kernels.loop.ledger import HEAD, Ledger, on_disk
 from tests.kernels.test_ledger import LINE, replace
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
 with on_disk(Path(sys.argv[1])), Ledger(Path(sys.argv[1]), {}) as ledger:

@@ -105,7 +105,7 @@ def test_what_a_candidate_says_and_what_a_hook_has_set_stay_out_of_git(
     assert body.startswith("# not a comment\n\na\ufffdb ")
     assert not (tmp_path / "another").exists()
     with Ledger(tmp_path) as again:
-        assert again.lines[0].detail == said
+        assert again.lines[0].detail == said.replace("\ud800", "\ufffd")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from nightshift.collectors.base import Permanent
 from nightshift.kernels.cli import app
 from nightshift.kernels.loop.ledger import Line
+from nightshift.kernels.loop.ledger_chain import Audit
 from nightshift.kernels.loop.report import Section, write_report
 
 RUNNER = CliRunner()
@@ -85,9 +86,9 @@ def test_a_report_calls_nothing_the_best_that_a_whole_verdict_refused(tmp_path: 
     for lines, best in (
         ((LINE, second), LINE), ((LINE, second, refused), None), ((LINE, second, refused, stands), stands)
     ):  # fmt: skip
-        assert Section("softmax", folder, {}, lines).best is best
+        assert Section("softmax", folder, {}, lines, Audit()).best is best
         (folder / "ledger.jsonl").write_text("".join(json.dumps(line.to_json()) + "\n" for line in lines))
-        markdown, _ = write_report(tmp_path)
+        markdown = write_report(tmp_path).markdown
         text = markdown.read_text()
         assert ("3.00×" in text) == (best is LINE)
         assert ("1.20× [1.10, 1.30]](tasks/softmax/ledger.jsonl#L4)" in text.replace("\\", "")) == (best is stands)

@@ -67,7 +67,8 @@ def test_a_problem_ends_as_a_certificate_a_report_and_a_file_for_the_job(finishe
 
 
 def test_every_cell_of_the_report_leads_to_a_line_that_exists(finished: Path) -> None:
-    markdown, page = write_report(finished)
+    written = write_report(finished)
+    markdown, page = written.markdown, written.page
     links = re.findall(r"\]\((tasks/[^)#]+|profile\.json)(?:#L(\d+))?\)", markdown.read_text())
     assert len(links) > 10
     for file, number in links:
@@ -125,7 +126,8 @@ def test_what_came_to_nothing_links_to_the_ledger_that_shows_it(tmp_path: Path, 
     with Ledger(tmp_path / "tasks" / "x", {"task": "softmax", "origin": "a test"}) as ledger:
         search = Search(TASK, [Counting()], Told(reason=Reason.rmse), ledger, NOWHERE, Budget(trials, batch=1))
         assert search.run(certify=False).best is None
-    markdown, page = write_report(tmp_path)
+    written = write_report(tmp_path)
+    markdown, page = written.markdown, written.page
     (row,) = (line for line in markdown.read_text().splitlines() if line.startswith("| [x]"))
     cells = [cell.strip() for cell in row.strip("|").split(" | ")]
     assert [cell for cell in cells if not re.fullmatch(r"\[.+\]\(tasks/x/.+\)", cell)] == []
@@ -157,7 +159,8 @@ def test_hostile_text_in_a_ledger_cannot_break_the_report(tmp_path: Path) -> Non
     )
     with Ledger(folder, {"task": hostile, "origin": hostile}) as ledger:
         ledger.add(line)
-    markdown, page = write_report(tmp_path)
+    written = write_report(tmp_path)
+    markdown, page = written.markdown, written.page
     assert "<script" not in page.read_text()
     assert "<script" not in markdown.read_text()
     assert "\n# heading" not in markdown.read_text()

@@ -3,7 +3,6 @@ that was stopped overnight."""
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 from collections.abc import Generator, Iterable, Sequence
@@ -19,7 +18,7 @@ from nightshift.kernels.cli import app
 from nightshift.kernels.generate.base import Outcome, Proposal, Task
 from nightshift.kernels.judge.verdict import Status, Verdict
 from nightshift.kernels.loop.executor import Job
-from nightshift.kernels.loop.ledger import Ledger, LedgerError, read_run
+from nightshift.kernels.loop.ledger import HEAD, Ledger, LedgerError, read_run
 from nightshift.kernels.loop.optimise import ON_CPU, Run, from_profile, tasks_of, work_of
 from nightshift.kernels.loop.search import PAUSE_S, Budget, Ladder, Search
 from nightshift.kernels.problems import named
@@ -272,12 +271,13 @@ def test_a_night_in_which_nobody_searched_is_no_time_of_the_search(tmp_path: Pat
     """However often it was taken up again."""
     with Ledger(tmp_path) as ledger:
         Search(TASK, [Counting(8)], Told(), ledger, NOWHERE).run(certify=False)
-    path = tmp_path / "ledger.jsonl"
-    lines = [json.loads(text) for text in path.read_text().splitlines()]
-    for number, line in enumerate(lines):
-        line["at_s"] = 1000.0 + number + (86400.0 if number > 3 else 0.0)
-        line["took_s"] = 1.0
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines = ledger.lines
+    for file in ("ledger.jsonl", HEAD):
+        (tmp_path / file).unlink()
+    with Ledger(tmp_path) as ledger:
+        for number, line in enumerate(lines):
+            at_s = 1000.0 + number + (86400.0 if number > 3 else 0.0)
+            ledger.add(replace(line, at_s=at_s, took_s=1.0))
     with Ledger(tmp_path) as ledger:
         again = Search(TASK, [Counting(8)], Told(), ledger, NOWHERE, clock=lambda: 90000.0)
         assert len(lines) - 2 <= again._elapsed_s() <= len(lines) + PAUSE_S + 1.0

@@ -10,20 +10,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from nightshift.collectors.seal import Signer
+import torch
+import triton
+
 from nightshift.collectors.training.kernel_use import read_use
 from nightshift.kernels.apply.bundle import kernel_record, write_bundle
 from nightshift.kernels.candidate import Candidate
-from nightshift.kernels.certification.certificate import issue
 from nightshift.kernels.certification.registry import Registry, State
-from nightshift.kernels.judge.verdict import Reason, Status, Verdict
 from nightshift.kernels.problem import Case
-from nightshift.kernels.problems import named
+from tests.kernel_certificates import ENVIRONMENT, TRUSTED, gpu_certificate
 from tests.kernels.applied_records import RMS
 
 SCRIPT = Path(__file__).parent / "ranked.py"
-SIGNER = Signer.from_bytes(bytes(range(32)))
-TRUSTED = {SIGNER.key_id: SIGNER.public}
 WAIT_S = 120.0
 WRONG_ON_LARGE = RMS.replace("WRONG", "1.0").replace(
     "* w * wrong", "* w * tl.where(tl.max(v, 0) > 100.0, 1.01, 1.0)"
@@ -32,12 +30,9 @@ WRONG_ON_LARGE = RMS.replace("WRONG", "1.0").replace(
 
 def certificate(source: str, note: str) -> dict[str, Any]:
     made = Candidate(source, "entry", "triton", "own_kernel", "bitwise")
+    environment = {**ENVIRONMENT, "capability": "none", "torch": torch.__version__, "triton": triton.__version__}
     case = Case.of("float32", m=4, n=64)
-    verdict = Verdict(
-        made.sha256, "rmsnorm", Status.correct, Reason.passed, note, "integrity", ("static", "integrity"),
-        domain={"timed": [case.to_json()]}, environment={},
-    )  # fmt: skip
-    return issue(verdict, made, named("rmsnorm"), SIGNER, "2026-11-21T00:00:00+00:00", "c0ffee")
+    return gpu_certificate(made, "rmsnorm", case, detail=note, environment=environment)
 
 
 def ran(folder: Path, processes: list[subprocess.Popen[str]]) -> bool:

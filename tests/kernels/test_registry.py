@@ -18,39 +18,29 @@ from typer.testing import CliRunner
 from nightshift.agent.cli.commands import app
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.base import Permanent
-from nightshift.collectors.seal import Signer
 from nightshift.kernels.apply.bundle import kernel_record
 from nightshift.kernels.candidate_file import read_candidate
-from nightshift.kernels.certification.certificate import issue
 from nightshift.kernels.certification.envelope import CertificateError, certificate_sha256
 from nightshift.kernels.certification.registry import Move, Registry, RegistryError, State
 from nightshift.kernels.certification.registry_oci import _component, read_layout, write_layout
-from nightshift.kernels.judge.verdict import Comparison, Interval, Reason, Status, Verdict
+from nightshift.kernels.judge.verdict import Status
 from nightshift.kernels.problem import Case
-from nightshift.kernels.problems import named
 from tests.agent.incidents import ManualClock
+from tests.kernel_certificates import ENVIRONMENT, SAME, SIGNER, TRUSTED, gpu_certificate
 
-SIGNER = Signer.from_bytes(bytes(range(32)))
-TRUSTED = {SIGNER.key_id: SIGNER.public}
 PLAN = "ab" * 32
 GOOD = sorted((Path(__file__).parent / "good").glob("*softmax*.py"))[0]
 
 
 def certificate(
-    status: Status = Status.faster, note: str = "", m: int = 4096, torch: str = "none"
+    status: Status = Status.faster, note: str = "", m: int = 4096, torch: str = "2.11.0+cu130"
 ) -> dict[str, Any]:
-    """A certificate of a real candidate of the gallery; its verdict is written here, as no GPU is at hand."""
-    reasons = {Status.faster: Reason.clears_best, Status.slower: Reason.below_baseline}
-    read = read_candidate(GOOD)
-    case = Case.of("float16", m=m, n=4096)
-    raced = Comparison(str(case), "eager", "A", 2e-5, 4e-5, Interval(1.9, 2.0, 2.1), 30)
-    verdict = Verdict(
-        read.candidate.sha256, "softmax", status, reasons[status], note, "timing", ("static", "timing"),
-        comparisons=(raced,),
-        domain={"timed": [case.to_json()], "probed": {"sizes": {"m": [0, 69632], "n": [1, 2048]}}},
-        environment={"gpu": "NVIDIA H200", "capability": "9.0", "torch": torch},
+    """A certificate of a real candidate of the gallery."""
+    sizes = {"m": [0, 69632], "n": [1, 2048]}
+    return gpu_certificate(
+        read_candidate(GOOD).candidate, "softmax", Case.of("float16", m=m, n=4096), status, detail=note,
+        environment=ENVIRONMENT | {"torch": torch}, probed=sizes,
     )  # fmt: skip
-    return issue(verdict, read.candidate, named("softmax"), SIGNER, "2026-11-21T00:00:00+00:00", "c0ffee")
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +58,7 @@ def test_a_kernel_goes_in_by_approved_plans_and_out_for_good(tmp_path: Path, env
     with pytest.raises(RegistryError, match="cannot become active"):
         registry.move(entry.certificate, State.active, "ann", "", 3.0, PLAN)
     registry.move(entry.certificate, State.canary, "ann", "", 3.0, PLAN)
-    registry.move(entry.certificate[:12], State.active, "ann", "", 4.0, PLAN)
+    registry.move(entry.certificate[:12], State.active, "ann", "", 4.0, PLAN, SAME)
     assert [r["certificate"] for r in registry.records()] == [entry.certificate]
     assert "2.00× over eager" in registry.entry(entry.certificate).summary
     registry.demote(entry.certificate, "cy", "odd losses", 5.0)
@@ -359,12 +349,23 @@ def test_the_command_line_promotes_only_what_the_gate_approved(tmp_path: Path, e
     first = run("promote", str(file), *where, "-c", str(config))
     assert first.exit_code == 1
     assert "waiting, not approved" in first.output
+    for said in (
+        "gpu: NVIDIA H200",
+        "driver: 580.65.06",
+        "baselines met: eager, torch.compile",
+        "not checked: sizes",
+    ):
+        assert said in first.output, said
+    assert "no job has reported this kernel: gpu unknown; driver unknown" in first.output
     plan = f"kernel/{certificate_sha256(envelope)[:16]}/canary"
     with pytest.raises(Permanent, match="look at it again"):
         run("approve", plan, "--plan", "0000", "-c", str(config))
     assert run("approve", plan, "-c", str(config)).exit_code == 0
     second = run("promote", str(file), *where, "-c", str(config))
     assert second.exit_code == 0, second.output
+    active = run("promote", certificate_sha256(envelope), *where, "--to", "active", "-c", str(config))
+    assert active.exit_code == 1
+    assert "not promotable: the environment of the jobs that use it is unknown" in active.output
     bundle = tmp_path / "nightshift_kernels.py"
     listed = run("registry", *where, "--bundle", str(bundle), "--json")
     assert json.loads(listed.output)[0]["state"] == "canary"
@@ -378,7 +379,8 @@ def test_the_command_line_promotes_only_what_the_gate_approved(tmp_path: Path, e
     place.write_text("torn")
     listed = run("registry", *where)
     assert listed.exit_code == 1
-    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["proposed", "damaged"]
+    states = [line.split()[0] for line in listed.stdout.splitlines() if not line.startswith(" ")]
+    assert states == ["proposed", "damaged"]
     assert str(place) in listed.stdout
 
 

@@ -8,6 +8,7 @@ pass the same way, as another family (`agent.approvals.policy_gate`, rows named 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +20,14 @@ from sqlalchemy import Connection
 
 from nightshift.agent.approvals.access import Sight, Verb, may, sight
 from nightshift.agent.approvals.gate import NIGHTSHIFT, Approval, Gate, GateAnswer
-from nightshift.agent.approvals.kernel_search import ANSWERED, SEARCH, KernelSearch, put_search, search_of
+from nightshift.agent.approvals.kernel_search import (
+    ANSWERED,
+    SEARCH,
+    KernelSearch,
+    fleet_view,
+    put_search,
+    search_of,
+)
 from nightshift.agent.approvals.policy import PEOPLE, Person, may_not_approve, rule_for
 from nightshift.agent.clock import Clock
 from nightshift.agent.store import audit
@@ -29,6 +37,8 @@ from nightshift.agent.store.tables import controls
 from nightshift.agent.store.tenancy import namespaces_of
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, Rule, Undo
+from nightshift.kernels.certification.evidence import FleetView, environment_of
+from nightshift.kernels.certification.registry import State, promotable
 
 VALID_S = 7 * 86400.0
 _PREFIX = "kernel/"
@@ -47,7 +57,8 @@ class ProposalState(StrEnum):
 
 @dataclass(frozen=True)
 class KernelProposal:
-    """One proposal with its approvals. `by`: who asked for it; `note`: why it was rejected, or what came of it."""
+    """One proposal with its approvals. `by`: who asked for it; `note`: why it was rejected, or what came of it.
+    `record`: a promotion's evidence (`kernels.certification.evidence`) as JSON, from which it is decided again."""
 
     action: Action
     by: str
@@ -55,6 +66,7 @@ class KernelProposal:
     state: ProposalState = ProposalState.WAITING
     approvals: tuple[Approval, ...] = ()
     note: str = ""
+    record: str = ""
 
     @property
     def id(self) -> str:
@@ -121,10 +133,14 @@ class KernelGate:
     family: str = "kernel"
     """What the plans' names begin with, and their records in the audit log."""
 
-    def propose(self, action: Action, by: str = NIGHTSHIFT) -> KernelProposal:
+    def propose(
+        self, action: Action, by: str = NIGHTSHIFT, record: Mapping[str, Any] | None = None
+    ) -> KernelProposal:
         """Puts a plan before people. The same plan again changes nothing; another one for the same kernel takes the
-        old one's place, and its approvals do not count."""
+        old one's place, and its approvals do not count. record: a promotion's evidence; one that is not enough is
+        written down as rejected, with the reason."""
         now_s = self.clock.now_s()
+        view = fleet_view(self.store, now_s)
         with self.store.database.write() as connection:
             known = _get(connection, action.id, self.family)
             if known is not None and known.action.plan_sha256 == action.plan_sha256:
@@ -137,9 +153,11 @@ class KernelGate:
             open_ = known is not None and known.state in (ProposalState.WAITING, ProposalState.APPROVED)
             if known is not None and unchanged and open_ and known.action.expires_at_s > now_s:
                 return known
-            made = KernelProposal(action, by, now_s)
+            made = KernelProposal(action, by, now_s, record=dump(record or {}))
+            if why := not_promotable(made, view):
+                made = replace(made, state=ProposalState.REJECTED, note=why)
             _put(connection, made, now_s, by)
-            body = {"plan": action.id, "plan_sha256": action.plan_sha256, "why": action.why}
+            body = {"plan": action.id, "plan_sha256": action.plan_sha256, "why": action.why, "note": made.note}
             audit.append(connection, at_s=now_s, kind=f"{self.family}_proposed", by=by, incident=None, body=body)
         return made
 
@@ -159,9 +177,10 @@ class KernelGate:
     def approve(self, plan_id: str, plan_sha256: str, by: Person) -> GateAnswer:
         """One click. What was shown is what is approved: another hash is refused."""
         now_s = self.clock.now_s()
+        view = fleet_view(self.store, now_s)
         with self.store.database.write() as connection:
             known = self._shown(connection, plan_id, by)
-            refusal = self._refusal(known, plan_sha256, by, now_s)
+            refusal = self._refusal(known, plan_sha256, by, now_s, view)
             if refusal or known is None:
                 self._note(connection, "approve", plan_id, plan_sha256, by, refusal, now_s)
                 return GateAnswer(False, refusal)
@@ -216,6 +235,8 @@ class KernelGate:
             found.append(f"it is {known.state}, not approved")
         if now_s >= known.action.expires_at_s:
             found.append("the plan expired")
+        if why := self.not_promotable(known):
+            found.append(why)
         rule = rule_for(known.action, self.gate.policy)
         if rule is Rule.NEVER:
             found.append(f"policy never lets {known.action.kind} happen")
@@ -308,11 +329,21 @@ class KernelGate:
                 connection, at_s=now_s, kind="kernel_search_ended", by=NIGHTSHIFT, incident=None, body=body
             )
 
-    def _refusal(self, known: KernelProposal | None, plan_sha256: str, by: Person, now_s: float) -> str:
+    def not_promotable(self, proposal: KernelProposal) -> str:
+        """Why a promotion's evidence, or where its jobs run now, refuses it; "" where it does not, or it is
+        none."""
+        return not_promotable(proposal, fleet_view(self.store, self.clock.now_s()))
+
+    def _refusal(
+        self, known: KernelProposal | None, plan_sha256: str, by: Person, now_s: float, view: FleetView | None
+    ) -> str:
         if known is None:
             return "There is no such plan."
         if known.action.plan_sha256 != plan_sha256:
             return "The plan has changed since you saw it; look at it again."
+        open_ = (ProposalState.WAITING, ProposalState.APPROVED, ProposalState.REJECTED)
+        if known.state in open_ and (why := not_promotable(known, view)):
+            return f"{why[0].upper()}{why[1:]}."
         if known.state not in (ProposalState.WAITING, ProposalState.APPROVED):
             return f"It is {known.state}; there is nothing to approve."
         if now_s >= known.action.expires_at_s:
@@ -336,6 +367,17 @@ class KernelGate:
         body: dict[str, Any] = {"what": what, "plan": plan_id[:200], "plan_sha256": plan_sha256[:64], "why": why}
         body |= {"role": by.role, "channel": by.channel}
         audit.append(connection, at_s=now_s, kind="refused", by=by.identity, incident=None, body=body)
+
+
+def not_promotable(proposal: KernelProposal, view: FleetView | None) -> str:
+    """Why a promotion of a kernel is refused, as one text; "" where it is not, or the plan is no such promotion."""
+    action = proposal.action
+    if action.kind is not ActionKind.PROMOTE_KERNEL:
+        return ""
+    record = json.loads(proposal.record or "{}")
+    environment = environment_of(view, str(action.params.get("certificate", "")), record)
+    found = promotable(record, environment, State(str(action.params.get("to", State.canary))))
+    return f"not promotable: {'; '.join(map(str, found))}" if found else ""
 
 
 def namespaces(action: Action) -> tuple[str, ...]:

@@ -7,8 +7,7 @@ kernel while the GPU-hours that this one took still count.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +15,26 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from nightshift.agent.approvals.gate import NIGHTSHIFT
+from nightshift.agent.store.incident_store import Store
 from nightshift.agent.store.records import dump, load
 from nightshift.agent.store.tables import controls
 from nightshift.controllers.action import Action
+from nightshift.kernels.certification.envelope import CertificateError
+from nightshift.kernels.certification.evidence import (
+    FIELDS,
+    FleetView,
+    JobEnvironment,
+    Objection,
+    certified_when,
+    measured,
+    record_of,
+    slowest,
+)
 
 SEARCH = "kernel-search/"
+_VIEW = "kernel-view"
+VIEW_S = 900.0
+"""A view older than this says nothing of now (s)."""
 DONE, FAILED, PREEMPTED, STOPPED, GONE, NO_GPU = "done", "failed", "preempted", "stopped", "gone", "no_gpu"
 ANSWERED = (DONE, FAILED)
 """Ends that say something of the kernel; the others say that nobody found out."""
@@ -72,27 +86,94 @@ def put_search(connection: Connection, search: KernelSearch, now_s: float) -> No
         connection.execute(sa.insert(controls).values(name=name, **row))
 
 
-def evidence(predicate: Mapping[str, Any]) -> dict[str, str | float]:
-    """What an approver has to see before a kernel may run in jobs."""
-    verdict = predicate["verdict"]
-    environment = verdict["environment"]
-    found: dict[str, str | float] = {
-        "verdict": f"{verdict['status']} ({verdict['reason']})",
-        "detail": str(verdict["detail"])[:300],
-        "stages": ", ".join(verdict["stages"]),
-        "gpu": str(environment.get("gpu", "none")),
-        "torch": str(environment.get("torch", "none")),
-        "triton": str(environment.get("triton", "none")),
-        "commit": str(predicate["commit"]),
-        "issued_at": str(predicate["issued_at"]),
-        "source_lines": float(len(str(predicate["candidate"]["source"]).splitlines())),
-    }
-    for comparison in verdict["comparisons"][:20]:
-        name = f"{comparison['case']}, over {comparison['baseline']}"
-        with suppress(KeyError, TypeError):
-            s = comparison["speedup"]
-            found[name[:120]] = f"{s['point']:.3f} [{s['low']:.3f}, {s['high']:.3f}]"
-    for name, value in list(verdict["errors"].items())[:12]:
+SHOWN = (
+    "not promotable",
+    "verdict",
+    "speed-up",
+    "baselines met",
+    "gpu",
+    "driver",
+    "torch",
+    "triton",
+    "judge",
+    "jobs run",
+    "not checked",
+    "certified",
+)
+"""What of a promotion's plan an approver sees first, in this order."""
+_MOST = 20
+
+
+def evidence(
+    predicate: Mapping[str, Any], environment: JobEnvironment, objections: Sequence[Objection], now_s: float
+) -> dict[str, str | float]:
+    """What an approver has to see before a kernel may run in jobs. Raises CertificateError where the certificate's
+    content is not a certificate's."""
+    record, verdict = record_of(predicate), predicate["verdict"]
+    try:
+        found: dict[str, str | float] = {
+            "verdict": f"{verdict['status']} ({verdict['reason']})",
+            **summary(record, environment),
+            "certified": certified_when(predicate["issued_at"], now_s),
+            "detail": str(verdict["detail"])[:300],
+            "stages": ", ".join(verdict["stages"]),
+            "commit": str(predicate["commit"]),
+            "source_lines": float(len(str(predicate["candidate"]["source"]).splitlines())),
+        }
+        errors = list(verdict["errors"].items())[:12]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CertificateError(f"predicate.verdict: {type(error).__name__}: {error}") from error
+    if objections:
+        found["not promotable"] = "; ".join(map(str, objections))
+    for race in record["raced"][:_MOST]:
+        name = f"{race['case']}, over {race['baseline']}"
+        found[name[:120]] = race_text(race) if measured(race) else "no times"
+    for name, value in errors:
         if isinstance(value, int | float):
             found[f"error {name}"[:120]] = float(value)
     return found
+
+
+def summary(record: Mapping[str, Any], environment: JobEnvironment) -> dict[str, str]:
+    """A kernel's evidence in a line each: where it ran, what it met, what was not checked, and where jobs run."""
+    worst = slowest(record)
+    met = sorted({str(race["baseline"]) for race in record["raced"]})
+    return {
+        "speed-up": f"{race_text(worst)}, over {worst['baseline']} on {worst['case']}"
+        if worst
+        else "none measured",
+        "baselines met": ", ".join(met) or "none",
+        **{name: str(record.get(name) or "none") for name in FIELDS},
+        "judge": f"version {record.get('judge')}, present {environment.judge}",
+        "jobs run": environment_text(environment),
+        "not checked": "; ".join(map(str, record["not_checked"])) or "the certificate does not say",
+    }
+
+
+def race_text(race: Mapping[str, Any]) -> str:
+    times = f"{race['candidate_s'] * 1e6:.1f} µs against {race['baseline_s'] * 1e6:.1f} µs"
+    return f"{race['point']:.3f} [{race['low']:.3f}, {race['high']:.3f}]: {times}"
+
+
+def environment_text(environment: JobEnvironment) -> str:
+    """Where jobs run, field by field; what is unknown is said to be. Without the jobs' names: a plan that waits
+    stays the same plan when another job starts on the same machines."""
+    said = [f"{name} {', '.join(environment.of(name)) or 'unknown'}" for name in FIELDS]
+    by = "by the jobs that use it: " if environment.jobs else "no job has reported this kernel: "
+    return by + "; ".join(said)
+
+
+def keep_view(store: Store, view: FleetView) -> None:
+    store.keep({_VIEW: dump(view).encode()})
+
+
+def last_view(store: Store) -> FleetView | None:
+    """What the daemon saw last, however long ago."""
+    kept = store.recall(_VIEW)
+    return None if kept is None else load(FleetView, kept[1].decode())
+
+
+def fleet_view(store: Store, now_s: float) -> FleetView | None:
+    """What the daemon sees of machines and jobs; None where that is old, or of a clock that is not this one's."""
+    view = last_view(store)
+    return view if view is not None and abs(now_s - view.at_s) <= VIEW_S else None

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nightshift.agent.approvals.kernel_gate import KernelGate
     from nightshift.agent.approvals.kernel_search import KernelSearch
     from nightshift.agent.approvals.policy import Person
+    from nightshift.kernels.certification.registry import Entry
 
 RegistryFolder = Annotated[
     Path, typer.Option("--registry", envvar="NIGHTSHIFT_KERNEL_REGISTRY", help="The registry's folder")
@@ -35,13 +36,14 @@ def promote(
     to: Annotated[str, typer.Option(help="canary or active")] = "canary",
     config: Config = None,
 ) -> None:
-    """Proposes a certified kernel; carries it out once the plan is approved. Exit code 1: it waits for approval."""
+    """Propose a certified kernel; once its plan is approved, carry it out. Exit code 1: it waits, or is refused."""
     from nightshift.agent.approvals.kernel_gate import KernelGate, promotion
-    from nightshift.agent.approvals.kernel_search import evidence
+    from nightshift.agent.approvals.kernel_search import SHOWN, evidence, fleet_view
     from nightshift.agent.cli.terminal import operator, stored
     from nightshift.agent.settings import load
     from nightshift.agent.store.process_clock import ToldClock
-    from nightshift.kernels.certification.registry import RegistryError, State
+    from nightshift.kernels.certification.evidence import environment_of
+    from nightshift.kernels.certification.registry import RegistryError, State, promotable
 
     if to not in ("canary", "active"):
         raise typer.BadParameter(f"--to: {to!r} is neither canary nor active")
@@ -57,18 +59,26 @@ def promote(
             if entry.state is State(to):
                 typer.echo(f"{entry.certificate[:16]} is {to} already")
                 return
-            action = promotion(
-                load(config).cluster, entry.certificate, entry.problem, to, evidence(entry.predicate), now_s
-            )
+            environment = environment_of(fleet_view(store, now_s), entry.certificate, entry.record)
+            against = promotable(entry.record, environment, State(to))
+            shown = evidence(entry.predicate, environment, against, now_s)
+            action = promotion(load(config).cluster, entry.certificate, entry.problem, to, shown, now_s)
             kernels = KernelGate(gate, store, ToldClock(store.database))
-            plan = kernels.propose(action, who.identity).action
+            plan = kernels.propose(action, who.identity, entry.record).action
+            for why in against:
+                typer.echo(f"{plan.id}: not promotable: {why}")
+            if against:
+                raise typer.Exit(1)
             objections = kernels.objections(plan)
             if objections:
                 typer.echo(f"{plan.id}: {'; '.join(objections)}")
                 typer.echo(f"plan {plan.plan_sha256}: {plan.why}")
+                for name in SHOWN:
+                    if name in plan.params:
+                        typer.echo(f"  {name}: {plan.params[name]}")
                 typer.echo(f"approve with: nightshift kernels approve {plan.id} --plan {plan.plan_sha256[:12]}")
                 raise typer.Exit(1)
-            held.move(entry.certificate, State(to), who.identity, plan.why, now_s, plan.plan_sha256)
+            held.move(entry.certificate, State(to), who.identity, plan.why, now_s, plan.plan_sha256, environment)
             kernels.done(plan, who.identity, f"{to} in {registry}")
         except (RegistryError, ValueError) as error:
             raise Permanent(str(error)) from error
@@ -143,8 +153,8 @@ def registry(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output")] = False,
 ) -> None:
-    """Lists the registry's kernels, after demoting those that jobs' shadow checks found wrong. Damaged ones stand
-    below the others, with the file, and come into no bundle or layout: exit code 1."""
+    """List the registry's kernels with their evidence, after demoting those that jobs' shadow checks found wrong.
+    Damaged ones stand below the others, with the file, and come into no bundle or layout: exit code 1."""
     import time
 
     from nightshift.kernels.apply.bundle import write_bundle
@@ -168,21 +178,40 @@ def registry(
         raise Permanent(str(error)) from error
     except OSError as error:
         raise Permanent(f"{error.filename}: {error.strerror}") from error
+    listed = [_kernel(entry, time.time()) for entry in entries]
+    listed += [
+        {"certificate": name, "problem": "", "state": "damaged", "verdict": why} for name, why in damaged.items()
+    ]
     if as_json:
-        listed = [{"certificate": e.certificate, "problem": e.problem, "state": e.state.value, "verdict": e.summary}
-                  for e in entries]  # fmt: skip
-        listed += [
-            {"certificate": name, "problem": "", "state": "damaged", "verdict": why}
-            for name, why in damaged.items()
-        ]
         typer.echo(json.dumps(listed, indent=2))
     else:
-        for entry in entries:
-            typer.echo(f"{entry.state:9} {entry.certificate[:16]} {entry.problem:24} {entry.summary}")
-        for name, why in damaged.items():
-            typer.echo(f"{'damaged':9} {name[:16]} {why}")
+        for one in listed:
+            told = " ".join(filter(None, (f"{one['problem']:24}" if one["problem"] else "", one["verdict"])))
+            typer.echo(f"{one['state']:9} {one['certificate'][:16]} {told}")
+            for name, value in one.get("evidence", {}).items():
+                typer.echo(f"{'':10}{name}: {value}")
+            for why in one.get("not_promotable", ()):
+                typer.echo(f"{'':10}not promotable: {why}")
     if damaged:
         raise typer.Exit(1)
+
+
+def _kernel(entry: Entry, now_s: float) -> dict[str, Any]:
+    """A kernel of the registry as its list shows it. Where jobs run is the daemon's to say: see the console."""
+    from nightshift.agent.approvals.kernel_search import summary
+    from nightshift.kernels.certification.evidence import UNKNOWN, certified_when
+    from nightshift.kernels.certification.registry import promotable
+
+    shown = {**summary(entry.record, UNKNOWN), "certified": certified_when(entry.predicate["issued_at"], now_s)}
+    del shown["jobs run"]
+    return {
+        "certificate": entry.certificate,
+        "problem": entry.problem,
+        "state": entry.state.value,
+        "verdict": entry.summary,
+        "evidence": shown,
+        "not_promotable": [str(why) for why in promotable(entry.record, UNKNOWN)],
+    }
 
 
 def searches(

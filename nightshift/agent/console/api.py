@@ -19,7 +19,8 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from nightshift.agent.approvals.access import Verb, may
 from nightshift.agent.approvals.gate import GateAnswer
-from nightshift.agent.approvals.kernel_gate import KernelGate
+from nightshift.agent.approvals.kernel_gate import KernelGate, not_promotable
+from nightshift.agent.approvals.kernel_search import fleet_view
 from nightshift.agent.approvals.policy import Person
 from nightshift.agent.console.site import Site, Visitor
 from nightshift.agent.presentation.incident_text import incident_json
@@ -182,8 +183,10 @@ class Api:
         return [plain(record) for record in self._site.window(request).audit(limit)]
 
     def kernels(self, request: Request) -> list[dict[str, Any]]:
-        """Searches and promotions of kernels."""
-        return [plain(item) for item in self._kernels.proposals(self._site.window(request).person)[:_PAGE]]
+        """Searches and promotions of kernels; of a promotion also why it is refused now, "" where it is not."""
+        found = self._kernels.proposals(self._site.window(request).person)[:_PAGE]
+        view = fleet_view(self._parts.store, self._parts.clock.now_s())
+        return [{**plain(item), "not_promotable": not_promotable(item, view)} for item in found]
 
     def halted(self, request: Request) -> dict[str, Any]:
         """The emergency stop as it stands; who, why and what it holds half-way is the cluster's."""

@@ -8,11 +8,13 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response
 
 from nightshift.agent.approvals.access import Decision, Sight, Verb, may
-from nightshift.agent.approvals.kernel_gate import KernelGate
+from nightshift.agent.approvals.kernel_gate import KernelGate, not_promotable
+from nightshift.agent.approvals.kernel_search import SHOWN, fleet_view
 from nightshift.agent.approvals.policy import must_sign_in_again
 from nightshift.agent.approvals.visibility import Window
 from nightshift.agent.console.plan_diff import Line, against, effect
 from nightshift.agent.console.site import Site
+from nightshift.agent.kernels.drift import standings
 from nightshift.agent.presentation import incident_view
 from nightshift.agent.presentation.line_chart import Chart
 from nightshift.agent.rca.summary import as_shown
@@ -165,7 +167,11 @@ class Pages:
     def kernels(self, request: Request) -> Response:
         """Searches and promotions of kernels: what waits, with its evidence, and what was decided."""
         person = self._site.window(request).person
-        return self._site.page(request, "kernels.html", rows=self._kernel_gate.proposals(person)[:_PAGE])
+        rows = self._kernel_gate.proposals(person)[:_PAGE]
+        view = fleet_view(self._parts.store, self._parts.clock.now_s())
+        refused = {row.id: not_promotable(row, view) for row in rows}
+        in_use = standings(self._parts.store) if may(person, Verb.SEE_CLUSTER) else []
+        return self._site.page(request, "kernels.html", rows=rows, refused=refused, shown=SHOWN, in_use=in_use)
 
     def audit(self, request: Request) -> Response:
         """The newest records of the audit log."""

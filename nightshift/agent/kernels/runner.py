@@ -15,7 +15,6 @@ import threading
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 import structlog
@@ -32,6 +31,7 @@ from nightshift.agent.approvals.kernel_search import (
     Certified,
     KernelSearch,
     evidence,
+    fleet_view,
 )
 from nightshift.agent.approvals.policy import rule_for
 from nightshift.agent.store.incident_store import Store
@@ -40,9 +40,11 @@ from nightshift.collectors.seal import SealError, canonical_json, trusted_keys
 from nightshift.controllers.action import Action, ActionKind, Outcome, Rule
 from nightshift.controllers.actuators.kube_kernel_jobs import Seen, job_name
 from nightshift.kernels.certification.envelope import CertificateError, certificate_sha256, read
+from nightshift.kernels.certification.evidence import environment_of, record_of
+from nightshift.kernels.certification.registry import promotable
 from nightshift.kernels.loop import progress_lines
 from nightshift.kernels.profile.gradients import searches_of
-from nightshift.kernels.profile.trigger import Settings
+from nightshift.kernels.profile.trigger import Settings, asked_for
 
 EVERY_S = 30.0
 WEEK_S = 7 * 86400.0
@@ -153,8 +155,7 @@ class KernelRunner:
         return ""
 
     def _asked_for(self, action: Action) -> bool:
-        namespace = action.target.name.partition("/")[0]
-        return any(fnmatchcase(namespace, pattern) for pattern in self._settings.namespaces)
+        return asked_for(action.target.name.partition("/")[0], self._settings)
 
     # following
 
@@ -265,8 +266,11 @@ class KernelRunner:
         sha256 = certificate_sha256(envelope)
         if verdict.get("status") == "faster":
             now_s = self._gate.clock.now_s()
-            plan = promotion(self._cluster, sha256, problem, "canary", evidence(predicate), now_s)
-            self._gate.propose(plan, NIGHTSHIFT)
+            record = record_of(predicate)
+            environment = environment_of(fleet_view(self._gate.store, now_s), sha256, record)
+            shown = evidence(predicate, environment, promotable(record, environment), now_s)
+            plan = promotion(self._cluster, sha256, problem, "canary", shown, now_s)
+            self._gate.propose(plan, NIGHTSHIFT, record)
         text = canonical_json(envelope).decode()
         return Certified(sha256, problem, f"{verdict.get('status')} ({verdict.get('reason')})", text)
 

@@ -1,11 +1,14 @@
-"""Looks at new profiler traces and, where policy says that a kernel search would pay, proposes one to people.
+"""Looks at new profiler traces and, where policy says that a kernel search would pay, proposes one to people; and
+looks whether the kernels in use still run where they were certified (`agent.kernels.drift`).
 
 The collector of traces tells of each new one by a log line; the file is profiled in a thread of its own, so that no
-look at the fleet waits for it. Nothing is searched here: what comes out is a plan of kind `kernel_job` at the gate.
+look at the fleet waits for it, or for the registry's folder. Nothing is searched here: what comes out is a plan of
+kind `kernel_job` at the gate.
 """
 
 from __future__ import annotations
 
+import math
 import queue
 import re
 import threading
@@ -17,10 +20,12 @@ import structlog
 
 from nightshift.agent.approvals.kernel_gate import KernelGate, ProposalState, search
 from nightshift.agent.clock import Clock
+from nightshift.agent.kernels.drift import LINE_S, KernelDrift
 from nightshift.collectors.frame import LogRecord
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.training.kernel_use import KernelUse, read_use
 from nightshift.controllers.action import Action
+from nightshift.kernels.certification.evidence import FleetView, JobReport
 from nightshift.kernels.profile.gradients import searches_of
 from nightshift.kernels.profile.hotspots import Hotspot, Profile, profile, timed_sizes
 from nightshift.kernels.profile.roofline import Peaks
@@ -30,6 +35,8 @@ WEEK_S = 7 * 86400.0
 _TOLD = re.compile(r"profiler trace (.+?): \d+ steps of ")
 _WAITING = 8
 _SUBJECTS = 100_000
+TURN_S = 30.0
+"""Between two looks at the kernels in use (s)."""
 
 
 class KernelWatch:
@@ -48,13 +55,16 @@ class KernelWatch:
         self.settings = settings
         self.decisions: deque[Decision] = deque(maxlen=50)
         self.uses: dict[Subject, KernelUse] = {}
+        self._heard_s: dict[Subject, float] = {}
+        self._turned_s = -math.inf
+        self._drift = KernelDrift(gate, cluster)
         self._gate = gate
         self._inventory = inventory
         self._clock = clock
         self._cluster = cluster
         self._read = read
         self._log = structlog.get_logger("kernels")
-        self._waiting: queue.Queue[tuple[Path, Subject] | None] = queue.Queue(_WAITING)
+        self._waiting: queue.Queue[tuple[Path, Subject] | FleetView | None] = queue.Queue(_WAITING)
         self._thread: threading.Thread | None = None
 
     def look(self, logs: Sequence[LogRecord]) -> int:
@@ -72,10 +82,49 @@ class KernelWatch:
                 count += 1
             except queue.Full:
                 self._log.warning("trace passed over: others wait", trace=match[1])
-        if count and self._thread is None:
+        turned = self._turn_due()
+        if (count or turned) and self._thread is None:
             self._thread = threading.Thread(target=self._work, name="kernels", daemon=True)
             self._thread.start()
         return count
+
+    def _turn_due(self) -> bool:
+        """Puts a look at the kernels in use into the queue, where it is time. A clock that was set back delays
+        none."""
+        now_s = self._clock.now_s()
+        idle = self.settings.registry is None and not self.uses
+        if idle or 0.0 <= now_s - self._turned_s < TURN_S:
+            return False
+        try:
+            self._waiting.put_nowait(self.view(now_s))
+        except queue.Full:
+            return False  # traces wait; the next look tries again
+        self._turned_s = now_s
+        return True
+
+    def view(self, now_s: float) -> FleetView:
+        """The GPUs and drivers by telemetry, and what the jobs' own lines say; what a line lacks, by their GPUs."""
+        gpus: dict[str, set[str]] = {}
+        for gpu in self._inventory.subjects(SubjectKind.GPU, now_s):
+            facts = self._inventory.facts(gpu)
+            if facts.get("model"):
+                gpus.setdefault(facts["model"], set()).update(filter(None, [facts.get("driver")]))
+        reports: dict[str, list[JobReport]] = {}
+        for subject, use in list(self.uses.items()):
+            if not 0.0 <= now_s - self._heard_s.get(subject, -math.inf) <= LINE_S:
+                self.uses.pop(subject, None)
+                continue
+            reports.setdefault(self._job(subject).name, []).append(self._report(subject, use, now_s))
+        jobs = {name: _joined(ranks) for name, ranks in reports.items()}
+        return FleetView(now_s, {model: tuple(sorted(drivers)) for model, drivers in gpus.items()}, jobs)
+
+    def _report(self, subject: Subject, use: KernelUse, now_s: float) -> JobReport:
+        facts = [self._inventory.facts(gpu) for gpu in self._inventory.gpus(subject, now_s)]
+        models = (use.gpu,) if use.gpu else tuple(f["model"] for f in facts if f.get("model"))
+        drivers = (use.driver,) if use.driver else tuple(f["driver"] for f in facts if f.get("driver"))
+        named = bool(use.torch) or not use.applied
+        torch, triton = ((value,) if value else () for value in (use.torch, use.triton))
+        return JobReport(named, use.used, use.unused, models, drivers, torch, triton, self._heard_s[subject])
 
     def _used(self, subject: Subject, use: KernelUse) -> None:
         """Keeps the newest counts of a job or rank, and tells when a shadow check found something new."""
@@ -85,6 +134,7 @@ class KernelWatch:
             self._log.warning("a kernel was wrong; torch computes it now", job=str(subject), kernels=wrong)
         if subject in self.uses or len(self.uses) < _SUBJECTS:
             self.uses[subject] = use
+            self._heard_s[subject] = self._clock.now_s()
 
     def close(self) -> None:
         """Ends the thread after what it has taken up."""
@@ -142,12 +192,29 @@ class KernelWatch:
 
     def _work(self) -> None:
         while (item := self._waiting.get()) is not None:
-            path, subject = item
             try:
-                self.consider(path, subject)
+                if isinstance(item, FleetView):
+                    self._drift.turn(item, self.settings)
+                else:
+                    self.consider(*item)
             except Exception as error:  # noqa: BLE001  one odd trace must not end the watch over all others
                 told = f"{type(error).__name__}: {error}"
-                self._log.warning("trace not profiled", trace=str(path), error=told)
+                if isinstance(item, FleetView):
+                    self._log.error("kernel registry check failed; will retry", error=told)
+                else:
+                    self._log.warning("trace not profiled", trace=str(item[0]), error=told)
+
+
+def _joined(ranks: Sequence[JobReport]) -> JobReport:
+    """A job's report: what any of its ranks said."""
+
+    def said(part: str) -> tuple[str, ...]:
+        return tuple(sorted({value for one in ranks for value in getattr(one, part)}))
+
+    return JobReport(
+        all(one.named for one in ranks), said("used"), said("unused"), said("gpu"), said("driver"), said("torch"),
+        said("triton"), max(one.at_s for one in ranks),
+    )  # fmt: skip
 
 
 def order(hotspot: Hotspot) -> dict[str, str | bool | int]:

@@ -2,22 +2,28 @@
 
     nightshift kernels: step=1200 applied=3 calls=46800 fallbacks=0 shadow_checks=46 shadow_mismatches=0 demoted=0
 
-and behind it `rank=3` and `mismatched=CERTIFICATE,…` where there is such.
+and behind it `rank=3` and `mismatched=CERTIFICATE,…` where there is such, then the machine (`gpu=… driver=… torch=…
+triton=…`, percent-encoded) and the file's certificates: `used=…`, `unused=…`. Files of older versions say none of
+these.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+from urllib.parse import unquote
 
 MARK = "nightshift kernels:"
 _FIGURE = re.compile(r"\b([a-z_]+)=(\d{1,15})\b")
-_WRONG = re.compile(r"\bmismatched=([0-9a-f,]{16,400})")
+_LIST = re.compile(r"\b(mismatched|used|unused)=([0-9a-f,]{16,2048})")
+_MACHINE = re.compile(r"\b(gpu|driver|torch|triton)=(\S{1,200})")
 
 
 @dataclass(frozen=True, slots=True)
 class KernelUse:
-    """Counts since the job's start. `mismatched`: the certificates (16 digits of each) that were found wrong."""
+    """Counts since the job's start. `mismatched`: the certificates (16 digits of each) that were found wrong;
+    `used` and `unused`: those that the job's file holds. What the line does not say of the machine is ""."""
 
     step: int
     applied: int
@@ -27,9 +33,15 @@ class KernelUse:
     shadow_mismatches: int
     demoted: int
     mismatched: tuple[str, ...] = ()
+    used: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    gpu: str = ""
+    driver: str = ""
+    torch: str = ""
+    triton: str = ""
 
 
-_COUNTS = tuple(field.name for field in fields(KernelUse) if field.name != "mismatched")
+_COUNTS = tuple(field.name for field in fields(KernelUse) if field.default is MISSING)
 
 
 def read_use(text: str) -> KernelUse | None:
@@ -40,6 +52,8 @@ def read_use(text: str) -> KernelUse | None:
     found = {name: int(value) for name, value in _FIGURE.findall(rest)}
     if not found.keys() >= set(_COUNTS):
         return None
-    wrong = _WRONG.search(rest)
-    named = tuple(part for part in wrong[1].split(",") if len(part) == 16) if wrong else ()
-    return KernelUse(**{name: found[name] for name in _COUNTS}, mismatched=named)
+    said: dict[str, Any] = {name: unquote(text) for name, text in _MACHINE.findall(rest)}
+    said = {name: text for name, text in said.items() if text.isprintable()}
+    said |= {name: tuple(x for x in text.split(",") if len(x) == 16) for name, text in _LIST.findall(rest)}
+    said |= {name: found[name] for name in _COUNTS}
+    return KernelUse(**said)

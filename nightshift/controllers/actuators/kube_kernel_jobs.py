@@ -265,10 +265,11 @@ def arguments(action: Action) -> list[str]:
     among = action.params.get("searches", 2 if backward else 1)  # a plan that was made before they were counted
     if not isinstance(among, int) or isinstance(among, bool) or not 1 <= among <= _MOST:
         raise Permanent(f"action {action.id}: {among!r} searches are no order")
+    question = [kernel, case, backward, *([again] if (again := str(action.params.get("again", ""))) else [])]
     minutes = 0.85 * 60.0 * _hours(action) / among
     return [
         *("kernels", "optimize", "--device", "cuda", "--problem", kernel, "--case", case, "--for-jobs"),
-        *("--run", f"/work/{fingerprint([kernel, case, backward])[:12]}", "--key", "/keys/signer.key", "--stream"),
+        *("--run", f"/work/{fingerprint(question)[:12]}", "--key", "/keys/signer.key", "--stream"),
         *("--minutes", f"{minutes:.1f}", "--trials", "1000"),
         *(["--backward"] if backward else []),
     ]

@@ -37,6 +37,7 @@ def kernel_record(envelope: Mapping[str, Any], trusted: Mapping[str, Ed25519Publ
         "sizes": case["params"],
         "largest": _largest(verdict),
         "status": verdict["status"],
+        "gpu": environment.get("gpu", "none"),
         "architecture": environment.get("capability", "none"),
         "torch": environment.get("torch", "none"),
         "triton": environment.get("triton", "none"),

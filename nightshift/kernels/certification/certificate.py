@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from nightshift.collectors.seal import Signer, canonical_json, sha256_hex
 from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.certification.envelope import (
+    JUDGE,
     PAYLOAD_TYPE,
     PREDICATE_TYPE,
     STATEMENT_TYPE,
@@ -35,6 +36,7 @@ from nightshift.kernels.judge.environment import Environment
 from nightshift.kernels.judge.probes import inputs
 from nightshift.kernels.judge.probes.fingerprints import digest
 from nightshift.kernels.judge.verdict import FIT, Status, Verdict
+from nightshift.kernels.loop.ledger_chain import Head
 from nightshift.kernels.problem import Case, Inputs, Outputs, Problem, ProblemError
 
 _ANCHOR_BYTES = 1 << 20
@@ -91,9 +93,16 @@ def _sample(outputs: Outputs) -> list[float | None]:
 
 
 def issue(
-    verdict: Verdict, candidate: Candidate, problem: Problem, signer: Signer, issued_at: str, commit: str
+    verdict: Verdict,
+    candidate: Candidate,
+    problem: Problem,
+    signer: Signer,
+    issued_at: str,
+    commit: str,
+    ledger: Head | None = None,
 ) -> dict[str, Any]:
-    """The signed envelope. Raises CertificateError for a refused candidate or a machine fault.
+    """The signed envelope. Raises CertificateError for a refused candidate or a machine fault. ledger: the end of
+    the ledger of the search that found it.
 
     A library composition, or a verdict without a race, is recorded as *correct*, never as a faster kernel.
     """
@@ -112,6 +121,8 @@ def issue(
         "predicate": {
             "issued_at": issued_at,
             "commit": commit,
+            "judge": JUDGE,
+            **({} if ledger is None else {"ledger": ledger.to_json()}),
             "candidate": candidate.to_json(),
             "problem": {"name": problem.name, "reference_sha256": reference_sha256(problem)},
             "anchors": list(anchors(problem, candidate)),
@@ -166,6 +177,8 @@ def verify(
     told = "the reference's source is the one certified" if same else "the reference's source has changed"
     checks.append(Check("reference", "ok" if same else "stale", told))
     checks += [_check_anchor(problem, record) for record in predicate["anchors"]]
+    judge = predicate.get("judge", 1)
+    checks.append(Check("judge", "ok" if judge == JUDGE else "stale", f"version {judge}, this is {JUDGE}"))
     if here is not None:
         drift = here.drift(predicate["verdict"]["environment"])
         checks.append(

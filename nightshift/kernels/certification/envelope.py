@@ -5,6 +5,7 @@ What it certifies, and whether that still holds, `kernels.certification.certific
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -13,10 +14,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from nightshift.collectors.seal import SealError, fingerprint, open_envelope
 from nightshift.kernels.candidate import Candidate, CandidateError
+from nightshift.kernels.loop.ledger_chain import Head
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://nightshift.example/kernel-certificate/v1"
+JUDGE = 2
+"""The judge's version. Raise it whenever the judge refuses what it let pass before: certificates of others are
+read, and promote nothing. Certificates that name none are of version 1."""
 
 
 class CertificateError(ValueError):
@@ -51,3 +56,14 @@ def read(envelope: object, trusted: Mapping[str, Ed25519PublicKey]) -> tuple[dic
 def certificate_sha256(envelope: Mapping[str, Any]) -> str:
     """A certificate's identity: the hash of its canonical JSON."""
     return fingerprint(envelope)
+
+
+def ledger_head(envelope: Mapping[str, Any]) -> Head | None:
+    """The end of the search's ledger that a certificate names; None of one that names none. Whose signature it
+    bears is not asked here. Raises ValueError where it is no certificate."""
+    try:
+        statement = json.loads(base64.b64decode(envelope["payload"], validate=True))
+        found = statement["predicate"].get("ledger")
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"no certificate ({type(error).__name__}: {error})") from error
+    return None if found is None else Head.of(found)

@@ -6,8 +6,9 @@
     REGISTRY/mismatches/*.json                  what jobs' shadow checks found; read by `collect_mismatches`
 
 States: proposed → canary (some jobs, shadow-checked often) → active; from each to demoted, which is final: a kernel
-that was wrong once needs a new certificate. Nothing here decides who may promote: that is the gate's. Moves are
-made one at a time, whoever makes them (`.lock`); a line that a crash tore is no move.
+that was wrong once needs a new certificate. `promotable` decides whether a kernel's evidence is enough for the next
+state; who may promote is the gate's. Moves are made one at a time, whoever makes them (`.lock`); a line that a
+crash tore is no move. Their order is the file's: a clock that was set back changes nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +28,19 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from nightshift.kernels.apply.bundle import kernel_record
 from nightshift.kernels.certification.envelope import CertificateError, certificate_sha256, read
+from nightshift.kernels.certification.evidence import (
+    CHANGED,
+    FIELDS,
+    NO,
+    UNKNOWN,
+    EvidenceReason,
+    JobEnvironment,
+    Objection,
+    has,
+    measured,
+    record_of,
+    slowest,
+)
 from nightshift.kernels.loop.ledger import write_whole
 
 
@@ -56,6 +70,61 @@ _MOVES = {
 }
 
 
+_FIT = ("faster", "slower", "inconclusive", "correct")
+
+
+def promotable(
+    record: Mapping[str, Any], environment: JobEnvironment, to: State = State.canary
+) -> tuple[Objection, ...]:
+    """Why a kernel may not become canary or active, by its evidence (`evidence.record_of`) and by where
+    its jobs run; empty where it may.
+
+    A canary is how the environment of its jobs becomes known, and the job's file checks torch, Triton and
+    architecture at its start: there an unknown environment is only told. An active kernel needs a known one.
+    """
+    if not record:
+        return (Objection(EvidenceReason.no_record),)
+    found = [Objection(NO[name]) for name in FIELDS if not has(record, name)]
+    found += _race_objections(record)
+    gaps = record.get("not_checked")
+    if not isinstance(gaps, list | tuple) or not gaps or not all(isinstance(x, str) and x.strip() for x in gaps):
+        found.append(Objection(EvidenceReason.gaps_unstated))
+    if record.get("judge") != environment.judge:
+        told = f"judge {record.get('judge')}, this is {environment.judge}"
+        found.append(Objection(EvidenceReason.other_judge, told))
+    for name in FIELDS:
+        others = [value for value in environment.of(name) if value != record.get(name)]
+        if others and has(record, name):
+            told = f"certified with {record[name]}, {_whose(environment)} {', '.join(others)}"
+            found.append(Objection(CHANGED[name], told))
+    if to is State.active and environment.unknown:
+        found.append(Objection(EvidenceReason.environment_unknown, ", ".join(environment.unknown)))
+    return tuple(found)
+
+
+def _whose(environment: JobEnvironment) -> str:
+    return f"{', '.join(environment.jobs[:3])}:" if environment.jobs else "the fleet has"
+
+
+def _race_objections(record: Mapping[str, Any]) -> list[Objection]:
+    status, races = record.get("status"), record.get("raced")
+    if status not in _FIT:
+        return [Objection(EvidenceReason.not_fit, str(status)[:40])]
+    if not isinstance(races, list | tuple) or not races:
+        return [Objection(EvidenceReason.no_race)]
+    if not all(isinstance(race, Mapping) and measured(race) for race in races):
+        return [Objection(EvidenceReason.no_interval)]
+    worst = slowest(record)
+    assert worst is not None, "every race was measured"
+    interval = f"{worst['point']:.3f} [{worst['low']:.3f}, {worst['high']:.3f}]"
+    told = f"{interval} over {worst['baseline']} on {worst['case']}"
+    if status == "slower" or any(race["high"] < 1.0 for race in races):
+        return [Objection(EvidenceReason.race_lost, told)]
+    if status != "faster" or any(race["low"] <= 1.0 for race in races):
+        return [Objection(EvidenceReason.race_undecided, told)]
+    return []
+
+
 @dataclass(frozen=True)
 class Move:
     """One line of a kernel's history. plan_sha256: the approved plan's, "" where none is needed (demotion)."""
@@ -83,6 +152,11 @@ class Entry:
     @property
     def problem(self) -> str:
         return str(self.predicate["problem"]["name"])
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Its evidence."""
+        return record_of(self.predicate)
 
     @property
     def summary(self) -> str:
@@ -133,14 +207,27 @@ class Registry:
         if predicate["verdict"]["status"] not in ("faster", "inconclusive", "correct"):
             raise CertificateError(f"status: {predicate['verdict']['status']} is not worth a place in the registry")
 
-    def move(self, certificate: str, state: State, by: str, why: str, at_s: float, plan_sha256: str = "") -> Entry:
-        """Moves a kernel on. Raises RegistryError where it cannot go there, or an approved plan is missing."""
+    def move(
+        self,
+        certificate: str,
+        state: State,
+        by: str,
+        why: str,
+        at_s: float,
+        plan_sha256: str = "",
+        environment: JobEnvironment = UNKNOWN,
+    ) -> Entry:
+        """Moves a kernel on. Raises RegistryError where it cannot go there, it is not promotable, or an approved
+        plan is missing."""
         with self._alone():
             entry = self.entry(certificate)
             if state not in _MOVES[entry.state]:
                 raise RegistryError(f"{certificate[:16]}: it is {entry.state}, and cannot become {state}")
             if state is not State.demoted and len(plan_sha256) != 64:
                 raise RegistryError(f"{certificate[:16]}: becoming {state} needs an approved plan")
+            objections = promotable(entry.record, environment, state) if state is not State.demoted else ()
+            if objections:
+                raise RegistryError(f"{certificate[:16]}: not promotable: {'; '.join(map(str, objections))}")
             self._append(entry.certificate, Move(state, by, why, at_s, plan_sha256))
             if state is State.demoted:
                 self._write_demotions()
@@ -266,7 +353,7 @@ class Registry:
         entries = [entry for entry in self.entries() if entry.state in states]
         for entry in sorted(entries, key=lambda entry: -entry.history[-1].at_s):
             record = kernel_record(entry.envelope, self._trusted)
-            where = (record[name] for name in ("problem", "dtype", "architecture", "torch", "triton"))
+            where = (record[name] for name in ("problem", "dtype", "gpu", "architecture", "torch", "triton"))
             found.setdefault((*where, *sorted(record["sizes"].items())), record)
         return list(found.values())
 

@@ -32,7 +32,7 @@ def optimize(
     trials: Annotated[int, typer.Option(min=1, help="Most trials of each search")] = 100,
     minutes: Annotated[float, typer.Option(min=0.01, help="Most minutes of each search")] = 15.0,
     key: Annotated[Path | None, typer.Option(help="Private key; without: one is made for the run")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the search")] = 0,
+    seed: Annotated[int, typer.Option(min=-(2**53), max=2**53, help="Seed of the search")] = 0,
     git: Annotated[bool, typer.Option("--git", help="Keep each search as git commits too")] = False,
     gpus: Annotated[int, typer.Option(min=0, help="Most GPUs of this machine; 0: all that are visible")] = 0,
     ray: Annotated[str, typer.Option(help="Address of a Ray cluster whose GPUs judge, or 'local'")] = "",
@@ -152,8 +152,9 @@ def optimize(
         usable = [r for r in records if r["status"] == "faster" or (where == "cpu" and r["status"] == "correct")]
         usable = [r for r in usable if not str(r["problem"]).startswith("kernelbench/")]
         write_bundle(run / FILE, usable)
-        markdown, page = write_report(run)
-        typer.echo(f"{len(certified)} of {len(done)} certified; {len(usable)} in {run / FILE}; {markdown}, {page}")
+        written = write_report(run)
+        told_of = f"{len(certified)} of {len(done)} certified; {len(usable)} in {run / FILE}"
+        typer.echo(f"{told_of}; {written.markdown}, {written.page}")
     if stream:
         typer.echo(progress_lines.end("; ".join(f"{item.work.slug}: {item.why}" for item in done)))
     if not certified:
@@ -243,7 +244,8 @@ def trace(
 
 
 def report(run: RunFolder) -> None:
-    """Writes a run's report.md and report.html from its ledgers."""
+    """Write a run's report.md and report.html from its ledgers. Exit code 1: a ledger was changed; line and
+    field."""
     from nightshift.kernels.loop.ledger import LedgerError
     from nightshift.kernels.loop.optimise import tasks_of
     from nightshift.kernels.loop.report import write_report
@@ -251,10 +253,14 @@ def report(run: RunFolder) -> None:
     if not any(tasks_of(run)) and not (run / "profile.json").exists():
         raise Permanent(f"{run}: no run's folder: it holds neither searches nor a profile")
     try:
-        markdown, page = write_report(run)
+        written = write_report(run)
     except (LedgerError, OSError) as error:
         raise Permanent(str(error)) from error
-    typer.echo(f"{markdown}\n{page}")
+    typer.echo(f"{written.markdown}\n{written.page}")
+    for finding in written.findings:
+        typer.echo(finding, err=True)
+    if written.findings:
+        raise typer.Exit(1)
 
 
 def replay(

@@ -1,9 +1,11 @@
 """A search's memory on disk: one JSON line for every trial, the refused, the crashed and the slow ones too.
 
 A run is a folder. `ledger.jsonl` is the truth: a line is on the disk (fsync) before the search acts on it, and one
-torn by a crash is cut off when the run is opened again. `candidates/SHA256.json` holds what was judged, written
-before its line. `results.tsv` is the same for eyes and spreadsheets, written anew from the ledger on opening.
-`run.json` holds what the search was asked. One process at a time: the ledger is locked while it is open.
+torn by a crash is cut off when the run is opened again. Lines are chained (`kernels.loop.ledger_chain`), and
+`head.json` names the last one: a line that was changed, removed, moved or cut off is found.
+`candidates/SHA256.json` holds what was judged, written before its line. `results.tsv` is the same for eyes and
+spreadsheets, written anew from the ledger on opening. `run.json` holds what the search was asked. One process at a
+time: the ledger is locked while it is open.
 """
 
 from __future__ import annotations
@@ -20,9 +22,13 @@ from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
 from nightshift.collectors.base import Permanent
+from nightshift.collectors.seal import SealError, canonical_json
 from nightshift.kernels.candidate import Candidate, CandidateError
 from nightshift.kernels.judge.verdict import Status
+from nightshift.kernels.loop import ledger_chain
+from nightshift.kernels.loop.ledger_chain import LINKS, Audit, Head
 
+HEAD = "head.json"
 SCHEMA = 1
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO,
             errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)  # fmt: skip
@@ -136,6 +142,8 @@ class Line:
 def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, str) and not value.isascii():  # half a character, of a model's text, has no canonical form
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, tuple | list):
@@ -153,7 +161,8 @@ class Ledger:
     def __init__(self, folder: Path, run: Mapping[str, Any] | None = None) -> None:
         """`run`: what the search was asked, for a new run; an old one must have been asked the same.
 
-        Raises LedgerError: another process has it open, it was asked something else, or a whole line is malformed.
+        Raises LedgerError: another process has it open, it was asked something else, or a line is malformed or not
+        as it was written.
         """
         self.folder = folder
         (folder / "candidates").mkdir(parents=True, exist_ok=True)
@@ -161,7 +170,9 @@ class Ledger:
         try:
             if run is not None and not asked_the_same(folder / "run.json", run):
                 write_whole(folder / "run.json", json.dumps(run, indent=1) + "\n")
-            self.lines = list(_read(folder / "ledger.jsonl", cut=True))
+            self.lines, found = _sound(folder)
+            _cut_torn(folder / "ledger.jsonl")
+            self.head = found.head
             self._table()
         except (LedgerError, OSError):
             self._file.close()
@@ -183,10 +194,18 @@ class Ledger:
         """One more trial; on the disk when this returns."""
         if line.trial != len(self.lines) + 1:
             raise LedgerError(f"trial: {line.trial} follows {len(self.lines)}")
-        self._file.write(json.dumps(line.to_json(), allow_nan=False).encode() + b"\n")
+        try:
+            record = ledger_chain.sealed(line.to_json(), self.head.hash)
+        except SealError as error:
+            raise LedgerError(f"trial {line.trial}: {error}") from error
+        self._file.write(canonical_json(record) + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
         self.lines.append(line)
+        self.head = Head(line.trial, record["hash"])
+        write_whole(
+            self.folder / HEAD, json.dumps(self.head.to_json()) + "\n"
+        )  # behind the line: never ahead of it
         with (self.folder / "results.tsv").open("a", encoding="utf-8", errors="replace") as table:
             table.write(_row(line))
 
@@ -238,11 +257,48 @@ def on_disk(folder: Path) -> Iterator[None]:
 
 def read_run(folder: Path) -> tuple[dict[str, Any], list[Line]]:
     """What a run was asked and its trials, without locking or changing it. Raises LedgerError."""
+    return _asked(folder), _sound(folder)[0]
+
+
+def read_audit(folder: Path, heads: Mapping[str, Head] | None = None) -> tuple[dict[str, Any], list[Line], Audit]:
+    """The same for a report: lines that are not as they were written are read all the same, and named. heads: what
+    other places name as the ledger's end. Raises LedgerError where a line cannot be read; it names all such."""
+    path = folder / "ledger.jsonl"
+    found = _audit(folder, heads or {})
+    try:
+        return _asked(folder), _read(path), found
+    except LedgerError as error:
+        listed = [f"{path}: {one}" for one in found.findings]
+        raise LedgerError("\n".join([*listed, str(error)])) from error
+
+
+def _sound(folder: Path) -> tuple[list[Line], Audit]:
     path = folder / "ledger.jsonl"
     if not path.exists():
         raise LedgerError(f"{folder}: holds no ledger.jsonl")
-    asked = folder / "run.json"
-    return _asked_of(asked) if asked.exists() else {}, list(_read(path, cut=False))
+    lines, found = _read(path), _audit(folder, {})
+    if found.findings:
+        raise LedgerError(f"{path}: {'; '.join(map(str, found.findings))}: restore the file, or use another folder")
+    return lines, found
+
+
+def _audit(folder: Path, heads: Mapping[str, Head]) -> Audit:
+    asked, path = _asked(folder), folder / HEAD
+    if path.exists():
+        try:
+            heads = {HEAD: Head.of(json.loads(path.read_text())), **heads}
+        except (OSError, ValueError, RecursionError) as error:
+            raise LedgerError(f"{path}: {error}") from error
+    names = {"schema", *(f.name for f in fields(Line))}
+    try:
+        return ledger_chain.audit((folder / "ledger.jsonl").read_bytes(), asked, heads, names)
+    except SealError as error:
+        raise LedgerError(f"{folder / 'run.json'}: {error}") from error
+
+
+def _asked(folder: Path) -> dict[str, Any]:
+    path = folder / "run.json"
+    return _asked_of(path) if path.exists() else {}
 
 
 def _asked_of(path: Path) -> dict[str, Any]:
@@ -267,18 +323,23 @@ def read_candidate_of(folder: Path, sha256: str) -> Candidate:
     return found
 
 
-def _read(path: Path, cut: bool) -> list[Line]:
+def _cut_torn(path: Path) -> None:
+    """Takes off a last line that a crash tore: it was never acted on."""
     data = path.read_bytes()
     whole = data.rfind(b"\n") + 1
-    if cut and whole < len(data):  # a crash tore the last line: it was never acted on
+    if whole < len(data):
         with path.open("r+b") as file:
             file.truncate(whole)
             os.fsync(file.fileno())
+
+
+def _read(path: Path) -> list[Line]:
     lines = []
-    for number, text in enumerate(data[:whole].splitlines(), 1):
+    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         try:
-            line = Line.from_json(json.loads(text))
-        except (ValueError, TypeError, AttributeError) as error:
+            record = json.loads(text)
+            line = Line.from_json({name: value for name, value in record.items() if name not in LINKS})
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise LedgerError(f"{path}:{number}: {error}") from error
         if line.trial != number:
             raise LedgerError(f"{path}:{number}: trial {line.trial}")

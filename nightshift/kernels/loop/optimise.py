@@ -43,6 +43,7 @@ from nightshift.kernels.judge.verdict import Status, Verdict
 from nightshift.kernels.loop import progress_lines
 from nightshift.kernels.loop.executor import Executor
 from nightshift.kernels.loop.ledger import Ledger, Provenance, write_whole
+from nightshift.kernels.loop.ledger_chain import Head
 from nightshift.kernels.loop.ledger_git import GitBook
 from nightshift.kernels.loop.search import Budget, Ladder, Progress, Result, Search
 from nightshift.kernels.problem import Case, Problem, ProblemError
@@ -151,7 +152,7 @@ class Run:
             for line in search.ledger.lines:
                 if line.full:  # whole verdicts are no steps of the search, and told of here alone
                     self._stream(progress_lines.trial(work.slug, line.to_json()))
-        done = self._certify(work, self.folder / "tasks" / work.slug, result)
+        done = self._certify(work, self.folder / "tasks" / work.slug, result, search.ledger.head)
         self._tell(f"{work.slug}: {result.stopped}; {done.why}")
         return done
 
@@ -183,14 +184,15 @@ class Run:
         ratio = f", {progress.best_speedup:.2f}×" if math.isfinite(progress.best_speedup) else ""
         self._tell(f"  {line.trial:4} {line.decision:8} {line.status}: {line.reason}; {best}{ratio}")
 
-    def _certify(self, work: Work, folder: Path, result: Result) -> Done:
+    def _certify(self, work: Work, folder: Path, result: Result, ledger: Head) -> Done:
         verdict, winner = result.verdict, result.winner
         if verdict is None or winner is None or verdict.status not in FIT:
             why = f"no certificate: {verdict.status} ({verdict.detail})" if verdict else "no candidate stood"
             return Done(work, result, None, why, result.trials)
         moment = datetime.fromtimestamp(self.clock(), UTC).isoformat(timespec="seconds")
         candidate = winner.proposal.candidate
-        envelope = issue(verdict, candidate, work.task.problem, self.signer, moment, self.provenance.commit)
+        commit = self.provenance.commit
+        envelope = issue(verdict, candidate, work.task.problem, self.signer, moment, commit, ledger)
         path = folder / "certificate.json"
         write_whole(path, json.dumps(envelope, indent=1) + "\n")
         self._stream(progress_lines.certificate(work.slug, envelope))

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nightshift.kernels.loop.ledger import LedgerError, Line, read_run, write_whole
+from nightshift.kernels.certification.envelope import ledger_head
+from nightshift.kernels.loop.ledger import LedgerError, Line, read_audit, write_whole
+from nightshift.kernels.loop.ledger_chain import Audit
 from nightshift.kernels.loop.optimise import FIT, tasks_of
 
 _MANY = 40
@@ -30,6 +32,7 @@ class Section:
     folder: Path
     asked: dict[str, Any]
     lines: tuple[Line, ...]
+    audit: Audit
 
     @property
     def best(self) -> Line | None:
@@ -47,9 +50,18 @@ class Section:
         return next((line for line in reversed(self.lines) if line.full), None)
 
 
-def write_report(run: Path) -> tuple[Path, Path]:
-    """Writes report.md, report.html and plots/ into a run's folder; the two files. Raises LedgerError."""
-    sections = [Section(slug, folder, *_read(folder)) for slug, folder in tasks_of(run)]
+@dataclass(frozen=True)
+class Report:
+    """What was written, and where a ledger is not as the search wrote it: "file: line, field: what"."""
+
+    markdown: Path
+    page: Path
+    findings: tuple[str, ...] = ()
+
+
+def write_report(run: Path) -> Report:
+    """Writes report.md, report.html and plots/ into a run's folder. Raises LedgerError where a line is none."""
+    sections = [_section(slug, folder) for slug, folder in tasks_of(run)]
     plots = run / "plots"
     plots.mkdir(parents=True, exist_ok=True)
     images: dict[str, bytes] = {}
@@ -62,12 +74,20 @@ def write_report(run: Path) -> tuple[Path, Path]:
     markdown, page = run / "report.md", run / "report.html"
     write_whole(markdown, "\n\n".join(_as_markdown(block) for block in blocks) + "\n")
     write_whole(page, _page(blocks, images))
-    return markdown, page
+    return Report(
+        markdown, page, tuple(f"{s.folder / 'ledger.jsonl'}: {one}" for s in sections for one in s.audit.findings)
+    )
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], tuple[Line, ...]]:
-    asked, lines = read_run(folder)
-    return asked, tuple(lines)
+def _section(slug: str, folder: Path) -> Section:
+    path, damage = folder / "certificate.json", ""
+    try:
+        head = ledger_head(json.loads(path.read_text())) if path.exists() else None
+    except (OSError, ValueError, RecursionError) as error:
+        head, damage = None, f"{path.name}: {error}: the ledger's end is not held against it"
+    asked, lines, audit = read_audit(folder, {path.name: head} if head is not None else {})
+    audit.notes += [damage] if damage else []
+    return Section(slug, folder, asked, tuple(lines), audit)
 
 
 # Content: blocks are (kind, value), written twice --------------------------------------------------------------
@@ -163,9 +183,27 @@ def _outcome_row(section: Section) -> list[Cell]:
     ]
 
 
+def _audit_blocks(section: Section) -> list[Block]:
+    """Whether the ledger is as the search wrote it."""
+    found = section.audit
+    told = "; ".join(found.notes)
+    chained = len(section.lines) - found.unchained
+    if not found.findings:
+        text = f"Ledger: {chained} of {len(section.lines)} lines are chained and unchanged. {told}".strip()
+        return [("p", text)]
+    place = f"tasks/{section.slug}/ledger.jsonl"
+    rows = [
+        [(str(one.line), f"{place}#L{one.line}"), (one.field or "whole line", place), (one.what, place)]
+        for one in found.findings
+    ]
+    head = "The ledger was CHANGED since the search wrote it: no figure below is proven by it."
+    return [("p", f"{head} {told}".strip()), ("table", (["line", "field", "what"], rows))]
+
+
 def _section_blocks(section: Section) -> list[Block]:
     blocks: list[Block] = [("h2", section.slug)]
     blocks.append(("p", f"{section.asked.get('task', '')}, from {section.asked.get('origin', 'unknown')}."))
+    blocks += _audit_blocks(section)
     blocks.append(("img", (f"{section.slug}: the way to the best", f"{section.slug}-convergence.png")))
     blocks.append(("h3", "Hypotheses and what the trials said"))
     firsts = [line for line in section.lines if line.of == 0 and not line.full]

@@ -42,6 +42,11 @@ class Settings(BaseModel):
     trusted_keys: tuple[Path, ...] = Field(
         (), description="Public keys whose certificates are believed when a search brings them; none: none is"
     )
+    registry: Path | None = Field(
+        None,
+        description="Folder of the kernel registry. The daemon demotes kernels there whose environment changed; "
+        "none: no kernel is demoted by itself",
+    )
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,11 @@ class Decision:
     why: str
 
 
+def asked_for(namespace: str, policy: Settings) -> bool:
+    """Whether a namespace asks for kernel searches."""
+    return any(fnmatchcase(namespace, pattern) for pattern in policy.namespaces)
+
+
 def consider(hotspot: Hotspot, stake: Stake, policy: Settings) -> Decision:
     """The policy applied to one hotspot. The first condition that fails is told, with its figures."""
     where = f"{hotspot.name} in {stake.namespace}/{stake.job}"
@@ -70,7 +80,7 @@ def consider(hotspot: Hotspot, stake: Stake, policy: Settings) -> Decision:
     def no(why: str) -> Decision:
         return Decision(False, hotspot, f"{where}: {why}")
 
-    if not any(fnmatchcase(stake.namespace, pattern) for pattern in policy.namespaces):
+    if not asked_for(stake.namespace, policy):
         return no("its namespace has not asked for kernel searches (kernels.namespaces)")
     if not hotspot.problem:
         return no(hotspot.why or "no family of ours computes it")

@@ -11,10 +11,14 @@ import pytest
 from examples.slack_stand_in.server import Fault
 from examples.slack_stand_in.workspace import TEAM
 from nightshift.agent.approvals.kernel_gate import KernelGate, ProposalState, promotion
+from nightshift.agent.approvals.kernel_search import evidence, keep_view
 from nightshift.agent.notify.slack.blocks import problems
 from nightshift.agent.notify.slack.clicks import Click
 from nightshift.agent.notify.slack.proposals import PlanTicket
+from nightshift.controllers.action import ActionKind
+from nightshift.kernels.certification.evidence import UNKNOWN
 from tests.agent.slack.chat import ANN, BOB, CHANNEL, VIC, Chat, a_chat, buttons_of, text_of
+from tests.kernel_certificates import RECORD, predicate, view_of
 
 EVIDENCE: dict[str, str | float] = {
     "verdict": "faster",
@@ -36,7 +40,7 @@ def gate_of(chat: Chat, family: str = "kernel") -> KernelGate:
 
 def proposed(chat: Chat, certificate: str = "c" * 64, **evidence: str | float) -> str:
     plan = promotion("prod-1", certificate, "rmsnorm_4096", "canary", EVIDENCE | evidence, chat.clock.now_s())
-    return gate_of(chat).propose(plan).id
+    return gate_of(chat).propose(plan, record=RECORD).id
 
 
 def looked(chat: Chat) -> None:
@@ -113,6 +117,32 @@ def test_other_evidence_needs_another_click(chat: Chat) -> None:
     assert button_value(message, "approve") != old
 
 
+def test_a_promotion_whose_driver_changed_since_shows_the_reason_and_no_button_to_approve(chat: Chat) -> None:
+    shown = evidence(predicate(), UNKNOWN, (), chat.clock.now_s())
+    plan = promotion("prod-1", "c" * 64, "softmax", "canary", shown, chat.clock.now_s())
+    gate_of(chat).propose(plan, record=RECORD)
+    looked(chat)
+    (message,) = chat.messages()
+    said = text_of(message)
+    for part in (
+        "GPU: NVIDIA H200",
+        "Driver: 580.65.06",
+        "Baselines met: eager, torch.compile",
+        "Not checked: sizes",
+        "2.000 [1.900, 2.100]: 20.0 µs against 40.0 µs",
+        "no job has reported this kernel",
+    ):
+        assert part in said, part
+    value = button_value(message, "approve")
+    keep_view(chat.store, view_of("c" * 64, chat.clock.now_s(), driver=("590.1",)))
+    assert clicked(chat, ANN, "approve", value).startswith("Not promotable: jobs run with another driver")
+    looked(chat)
+    (message,) = chat.messages()
+    assert "Refused: not promotable: jobs run with another driver" in text_of(message)
+    assert buttons_of(message) == ["reject"]
+    assert problems({"text": message["text"], "blocks": message["blocks"]}) == []
+
+
 def test_a_rejection_carries_its_reason(chat: Chat) -> None:
     proposed(chat)
     looked(chat)
@@ -126,7 +156,8 @@ def test_a_policys_step_goes_the_same_way(chat: Chat) -> None:
     plan = promotion("prod-1", "d" * 64, "power", "canary", EVIDENCE, chat.clock.now_s())
     from dataclasses import replace
 
-    step = replace(plan, id="policy/power/dddd/canary", params={"policy": "descent@dd", "to": "canary", "look": 1})
+    params = {"policy": "descent@dd", "to": "canary", "look": 1}
+    step = replace(plan, id="policy/power/dddd/canary", kind=ActionKind.PROMOTE_POLICY, params=params)
     gate_of(chat, "policy").propose(step)
     looked(chat)
     (message,) = chat.messages()

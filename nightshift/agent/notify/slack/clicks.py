@@ -211,7 +211,7 @@ class Desk:
         if name.partition("/")[0] in proposals.FAMILIES:
             for proposal in self._promotions.all(person):
                 if proposal.id == name:
-                    return proposals.card(proposal, self._p.gate, now_s, url)
+                    return proposals.card(proposal, self._p.gate, now_s, url, self._promotions.view(now_s))
             return said(f"There is no promotion {name[:100]}.")
         return words.card(self._window(person).incident(name.upper()), now_s, url, self._p.settings.snooze_s)
 

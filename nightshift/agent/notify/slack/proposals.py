@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nightshift.agent.approvals.gate import Gate
-from nightshift.agent.approvals.kernel_gate import KernelGate, KernelProposal, ProposalState
+from nightshift.agent.approvals.kernel_gate import KernelGate, KernelProposal, ProposalState, not_promotable
+from nightshift.agent.approvals.kernel_search import SHOWN, fleet_view
 from nightshift.agent.approvals.policy import PEOPLE, Person, rule_for
 from nightshift.agent.clock import Clock
 from nightshift.agent.notify.outlets.delivery import Refused
@@ -29,11 +30,13 @@ from nightshift.agent.notify.slack.ledger import Ledger, Row
 from nightshift.agent.notify.slack.settings import Settings
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.units import clock_time, full_time, sentence
+from nightshift.kernels.certification.evidence import FleetView
 
 FAMILIES = ("kernel", "policy")
 KIND = "proposal"
 _LISTED = 20
 _FACTS = 14
+_LONG = 700
 _GONE = ("message_not_found", "cant_update_message", "edit_window_closed")
 _LOOK_S = 2.0
 
@@ -68,6 +71,11 @@ class Promotions:
 
     def __init__(self, gate: Gate, store: Store, clock: Clock) -> None:
         self._gates = {family: KernelGate(gate, store, clock, family=family) for family in FAMILIES}
+        self._store = store
+
+    def view(self, now_s: float) -> FleetView | None:
+        """The machines and jobs as they are now."""
+        return fleet_view(self._store, now_s)
 
     def all(self, of: Person | None = None) -> list[KernelProposal]:
         """All, or what a person may see; those that wait first."""
@@ -78,8 +86,11 @@ class Promotions:
         return self._gates.get(plan.partition("/")[0])
 
 
-def card(proposal: KernelProposal, gate: Gate, now_s: float, console_url: str) -> Message:
-    """A promotion's message: what, its evidence, risk, undo, who has approved, and until when."""
+def card(
+    proposal: KernelProposal, gate: Gate, now_s: float, console_url: str, view: FleetView | None = None
+) -> Message:
+    """A promotion's message: what, its evidence, risk, undo, who has approved, and until when. view: the machines
+    of its jobs; where they or its evidence refuse it, the reason stands in place of the button."""
     action = proposal.action
     facts = action.params
     name = str(facts.get("problem") or facts.get("policy") or action.id)
@@ -87,9 +98,15 @@ def card(proposal: KernelProposal, gate: Gate, now_s: float, console_url: str) -
     head = f"{sentence(action.kind)}: {name}{to}"
     needed = max(1, PEOPLE[rule_for(action, gate.policy)])
     lines = [line(text(head, bold=True)), line(text(action.why))]
-    shown = [(key, value) for key, value in facts.items() if key not in ("problem", "policy", "to")]
+    refused = not_promotable(proposal, view)
+    lines += [line(text("Refused: ", bold=True), text(refused, limit=_LONG))] if refused else []
+    shown = [
+        (key, value) for key, value in facts.items() if key not in ("problem", "policy", "to", "not promotable")
+    ]
+    shown.sort(key=lambda fact: SHOWN.index(fact[0]) if fact[0] in SHOWN else len(SHOWN))
     lines += [
-        line(text(f"{sentence(key)}: ", bold=True), text(str(value), limit=300)) for key, value in shown[:_FACTS]
+        line(text(f"{sentence(key)}: ", bold=True), text(str(value), limit=_LONG if key == "not checked" else 300))
+        for key, value in shown[:_FACTS]
     ]
     if len(shown) > _FACTS:
         lines.append(line(text(f"and {len(shown) - _FACTS} more figures in the console")))
@@ -102,9 +119,8 @@ def card(proposal: KernelProposal, gate: Gate, now_s: float, console_url: str) -
     blocks: list[Block] = [paragraph(lines)]
     if proposal.state is ProposalState.WAITING and now_s < action.expires_at_s:
         value = PlanTicket(action.id, action.plan_sha256).value()
-        blocks.append(
-            actions([button("Approve", "approve", value, "primary"), button("Reject…", "reject", value, "danger")])
-        )
+        approve = [] if refused else [button("Approve", "approve", value, "primary")]
+        blocks.append(actions([*approve, button("Reject…", "reject", value, "danger")]))
     return Message(fallback(head), tuple(blocks))
 
 
@@ -154,8 +170,9 @@ class Teller:
             return
         self._looked_s = wall_s
         channel = self._settings.promotions_channel or self._settings.channel
+        view = self._promotions.view(now_s)
         for proposal in self._promotions.all():
-            content = card(proposal, self._gate, now_s, self._settings.console_url)
+            content = card(proposal, self._gate, now_s, self._settings.console_url, view)
             row = self._ledger.row(proposal.id)
             decidable = proposal.state is ProposalState.WAITING and now_s < proposal.action.expires_at_s
             if row is None or (row.ts is None and row.tried_s is None):

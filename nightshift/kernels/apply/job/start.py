@@ -12,7 +12,7 @@ import torch
 from nightshift.kernels.apply.job.demotion import demotions
 from nightshift.kernels.apply.job.guards import interpreted
 from nightshift.kernels.apply.job.problems import SPECS
-from nightshift.kernels.apply.job.state import KERNELS, STATE, kernels_sha256
+from nightshift.kernels.apply.job.state import KERNELS, STATE, kernels_sha256, triton_version
 
 _OWNER = "_nightshift_kernels"
 
@@ -25,7 +25,7 @@ def unfit(record: Mapping[str, Any]) -> str:
         return "it writes into its inputs, which a job may read again"
     if record["certificate"] in demotions():
         return "demoted in the registry"
-    for name, mine in (("torch", torch.__version__), ("triton", _triton_version())):
+    for name, mine in (("torch", torch.__version__), ("triton", triton_version())):
         if record.get(name, "none") not in ("none", mine):
             return f"certified with {name} {record[name]}, this is {mine}"
     if record.get("architecture", "none") == "none":
@@ -33,15 +33,10 @@ def unfit(record: Mapping[str, Any]) -> str:
     if not torch.cuda.is_available():
         return "no GPU"
     here = ".".join(map(str, torch.cuda.get_device_capability()))
-    return "" if here == record["architecture"] else f"certified on sm {record['architecture']}, this is {here}"
-
-
-def _triton_version() -> str:
-    try:
-        import triton
-    except ImportError:
-        return "none"
-    return str(triton.__version__)
+    if here != record["architecture"]:
+        return f"certified on sm {record['architecture']}, this is {here}"
+    model = torch.cuda.get_device_name()  # files of older versions name none
+    return "" if record.get("gpu", "none") in ("none", model) else f"certified on {record['gpu']}, this is {model}"
 
 
 def objections(only: Sequence[str] = (), load: Callable[[Mapping[str, Any]], str] = lambda record: "") -> list[str]:

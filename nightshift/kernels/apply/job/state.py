@@ -7,14 +7,18 @@ import json
 import os
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import torch
 
 KERNELS: list[dict[str, Any]] = []
 """problem, certificate (SHA-256), candidate (SHA-256), source, entry, language, mutates, launches and scratch_bytes
-(of CUDA C++), layouts, dtype, sizes, largest (size of each axis that the judge asked), bounds, status,
+(of CUDA C++), layouts, dtype, sizes, largest (size of each axis that the judge asked), bounds, status, gpu,
 architecture, torch, triton. Written by Nightshift."""
 ROWS_SLACK = 4
 """A kernel certified for m rows is used for m/4 to 4·m: other sizes were proven right, but not fast."""
@@ -204,8 +208,28 @@ def fallbacks() -> Mapping[str, int]:
     return dict(STATE.fallbacks)
 
 
+@cache
+def machine() -> dict[str, str]:
+    """What certificates are held against: GPU, driver, torch and Triton. What cannot be read is left out."""
+    found = {"torch": str(torch.__version__), "triton": triton_version()}
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+        with suppress(OSError):
+            found["driver"] = Path("/sys/module/nvidia/version").read_text().strip()
+    return found
+
+
+def triton_version() -> str:
+    try:
+        import triton
+    except ImportError:
+        return "none"
+    return str(triton.__version__)
+
+
 def log_line() -> str:
-    """`nightshift kernels: step=… applied=… calls=… fallbacks=… shadow_checks=… shadow_mismatches=… demoted=…`."""
+    """`nightshift kernels: step=… applied=… calls=… fallbacks=… shadow_checks=… shadow_mismatches=… demoted=…`, the
+    machine, and the certificates that are used and unused (16 digits of each)."""
     kernels = STATE.kernels.values()
     rank = os.environ.get("RANK", "")
     figures: dict[str, int | str] = {
@@ -219,5 +243,11 @@ def log_line() -> str:
         **({"rank": rank} if rank.isdecimal() else {}),
     }
     text = "nightshift kernels: " + " ".join(f"{key}={value}" for key, value in figures.items())
-    wrong = [k.certificate[:16] for k in kernels if k.shadow_mismatches]
-    return text + (f" mismatched={','.join(wrong)}" if wrong else "")
+    used = [k.certificate[:16] for k in kernels if not k.disabled]
+    told = {
+        "mismatched": [k.certificate[:16] for k in kernels if k.shadow_mismatches],
+        **{name: [quote(value)] for name, value in machine().items()},
+        "used": used,
+        "unused": [str(k["certificate"])[:16] for k in KERNELS if str(k["certificate"])[:16] not in used],
+    }
+    return text + "".join(f" {name}={','.join(values)}" for name, values in told.items() if values)

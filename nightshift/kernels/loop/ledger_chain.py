@@ -1,0 +1,232 @@
+"""The chain over a ledger's lines: which line, and which of its fields, is not as it was written.
+
+Each line is canonical JSON (RFC 8785) and carries three links beside its fields:
+
+    previous   the hash of the line before; the first one's is of the run's question and of older, unchained lines
+    digests    8 hexadecimal digits of each field's hash, by the fields' names in order: they only say which changed
+    hash       SHA-256 of all the rest of the line, the other two links included
+
+Lines that are cut off at the end are found as well: the last line's number and hash, the *head*, stand in a file of
+their own and in the certificate. Order comes from the chain, never from clocks: a clock that was set back is a
+note.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nightshift.collectors.seal import SealError, canonical_json, fingerprint, sha256_hex
+
+LINKS = ("digests", "previous", "hash")
+_DIGITS = 8
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One place where a ledger is not as it was written. field: "" where it is about the whole line."""
+
+    line: int
+    field: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}, {f'field {self.field}' if self.field else 'whole line'}: {self.what}"
+
+
+@dataclass(frozen=True)
+class Head:
+    """The last line of a ledger at some time."""
+
+    lines: int
+    hash: str
+
+    @classmethod
+    def of(cls, value: Any) -> Head:
+        """Raises ValueError."""
+        if not isinstance(value, Mapping) or type(value.get("lines")) is not int or value["lines"] < 0:
+            raise ValueError("names no number of lines")
+        return cls(value["lines"], str(value.get("hash")))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"lines": self.lines, "hash": self.hash}
+
+
+@dataclass
+class Audit:
+    """What a ledger's chain says. notes: what is no fault, and has to be known. unchained: lines before the chain.
+
+    head: the last whole line, and what the next one follows.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    unchained: int = 0
+    head: Head = Head(0, "")
+
+
+def origin(asked: Mapping[str, Any], older: bytes) -> str:
+    """What the first chained line follows. older: the lines before it, of a version that chained none."""
+    return fingerprint({"asked": asked, "older": sha256_hex(older)})
+
+
+def sealed(record: Mapping[str, Any], previous: str) -> dict[str, Any]:
+    """A line's fields with its links. Raises SealError that names a field without a canonical form."""
+    body = {**record, "digests": _digests(record), "previous": previous}
+    return {**body, "hash": fingerprint(body)}
+
+
+def audit(data: bytes, asked: Mapping[str, Any], heads: Mapping[str, Head], names: Collection[str] = ()) -> Audit:
+    """Checks a ledger's bytes. heads: what each place (a file, a certificate) names as its end. names: of all
+    fields that a line can have."""
+    found = Audit()
+    *lines, torn = data.split(b"\n")
+    expected: tuple[str, ...] = ()
+    offset, before_s = 0, -math.inf
+    hashes: list[str] = []
+    for number, text in enumerate(lines, 1):
+        faults: list[Finding] = []
+        record = _record(text, number, faults)
+        if found.unchained == number - 1 and record is not None and not any(name in record for name in LINKS):
+            found.unchained += 1
+        else:
+            expected = expected or (origin(asked, data[:offset]),)
+            faults += _faults(record, text, number, expected, names) if record is not None else []
+            expected = _next(record)
+        before_s = _clock(record, number, before_s, found.notes)
+        hashes.append(str((record or {}).get("hash", "")))
+        found.findings += faults
+        offset += len(text) + 1
+    _ends(found, hashes, heads, bool(torn))
+    if found.unchained:
+        found.notes.insert(
+            0, f"{_lines(1, found.unchained)}: unchained, of an older version: an edit cannot be seen"
+        )
+    last = hashes[-1] if hashes and found.unchained < len(hashes) else origin(asked, data[:offset])
+    found.head = Head(len(lines), last)
+    return found
+
+
+def _record(text: bytes, number: int, faults: list[Finding]) -> dict[str, Any] | None:
+    """A line's fields and links; None where it is no line."""
+    try:
+        record = json.loads(text.decode())
+        canonical_json(record)
+        if not isinstance(record, dict):
+            raise ValueError("no JSON object")
+    except SealError as error:
+        place, _, what = str(error).removeprefix("$").removeprefix(".").partition(": ")
+        faults.append(Finding(number, place.partition(".")[0].partition("[")[0], f"malformed: {what}"))
+    except (ValueError, RecursionError) as error:
+        faults.append(Finding(number, "", f"malformed: {error}"))
+    else:
+        return record
+    return None
+
+
+def _next(record: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """What the next line may follow: this line's hash as it is written, or as it ought to be where that was
+    changed. "": anything, behind a line that cannot be read."""
+    if record is None:
+        return ("",)
+    return str(record.get("hash")), fingerprint({k: v for k, v in record.items() if k != "hash"})
+
+
+def _faults(
+    record: Mapping[str, Any], text: bytes, number: int, expected: Sequence[str], names: Collection[str]
+) -> list[Finding]:
+    missing = [name for name in LINKS if not isinstance(record.get(name), str)]
+    if missing:
+        return [Finding(number, name, "missing: the line is not chained") for name in missing]
+    changed = [Finding(number, name, what) for name, what in _changed(record, expected, names)]
+    if not changed and record["previous"] not in expected and "" not in expected:
+        what = "does not follow the line before: a line was removed, inserted or moved, or run.json changed"
+        changed = [Finding(number, "previous", what)]
+    if not changed and text != canonical_json(record):
+        changed = [Finding(number, _field_at(text, record), "written in another way than ours")]
+    return changed
+
+
+def _changed(
+    record: Mapping[str, Any], expected: Sequence[str], names: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    """The fields whose content is not what the line's hash says."""
+    body = {name: value for name, value in record.items() if name != "hash"}
+    if fingerprint(body) == record["hash"]:
+        return
+    plain = {name: value for name, value in record.items() if name not in LINKS}
+    odd = [(name, "unknown") for name in plain if names and name not in names]
+    if odd:
+        yield from odd
+        return
+    now, then = _digests(plain), record["digests"]
+    if len(now) != len(then) and names and plain.keys() != set(names):
+        yield from ((name, "missing") for name in names if name not in plain)
+        return
+    others = [
+        name
+        for place, name in enumerate(sorted(plain))
+        if now[place * _DIGITS : (place + 1) * _DIGITS] != then[place * _DIGITS : (place + 1) * _DIGITS]
+    ]
+    link = ""
+    if fingerprint({**body, "digests": now}) == record["hash"]:
+        link = "digests"
+    elif not others:
+        restored = any(fingerprint({**body, "previous": one}) == record["hash"] for one in expected)
+        link = "previous" if restored else "hash"
+    for name in [link] if link else others:
+        yield name, "changed since it was written"
+
+
+def _field_at(text: bytes, record: Mapping[str, Any]) -> str:
+    """The field at the first byte that differs from the canonical form."""
+    offset = 1
+    for name in sorted(record):
+        written = canonical_json({name: record[name]})[1:-1]
+        if text[offset : offset + len(written)] != written:
+            return name
+        offset += len(written) + 1
+    return ""
+
+
+def _clock(record: Mapping[str, Any] | None, number: int, before_s: float, notes: list[str]) -> float:
+    at_s = (record or {}).get("at_s")
+    if type(at_s) not in (int, float) or not isinstance(at_s, int | float):
+        return before_s
+    if at_s < before_s:
+        notes.append(
+            f"line {number}: its time is {before_s - at_s:.0f} s before the line above: a clock was set back"
+        )
+    return float(at_s)
+
+
+def _ends(found: Audit, hashes: Sequence[str], heads: Mapping[str, Head], torn: bool) -> None:
+    """Holds the last lines against the heads."""
+    count, named = len(hashes), {one.line for one in found.findings}
+    for place, head in heads.items():
+        if head.lines > count:
+            cut = f"{_lines(count + 1, head.lines)} cut off at the end: {place} names {head.lines} lines"
+            found.findings.append(Finding(count + 1, "", cut))
+        elif found.unchained < head.lines and hashes[head.lines - 1] != head.hash and head.lines not in named:
+            what = f"not the line that {place} names: lines from here on were replaced"
+            found.findings.append(Finding(head.lines, "hash", what))
+        elif head.lines and found.unchained >= head.lines:
+            what = f"not chained, and {place} names its hash: its links were removed"
+            found.findings.append(Finding(head.lines, "hash", what))
+    if not heads and count - found.unchained > 1:
+        found.findings.append(
+            Finding(count, "", "no file names the last line: whether lines are cut off is unknown")
+        )
+    if torn and not any(head.lines > count for head in heads.values()):
+        found.notes.append(f"line {count + 1}: half-written when the process ended; nothing was done upon it")
+
+
+def _digests(record: Mapping[str, Any]) -> str:
+    return "".join(fingerprint(record[name])[:_DIGITS] for name in sorted(record))
+
+
+def _lines(first: int, last: int) -> str:
+    return f"line {first}" if first == last else f"lines {first} to {last}"
