@@ -37,8 +37,8 @@ _SKU_SOURCE = (
     "no counts. Each `ecc` alarm tells `signals_seen` and `signals_blind` of its own GPU.\n"
 )
 _ABOUT_COMMANDS = (
-    "Exit codes: 0 done, 1 the answer is no, 2 something has to be changed (said on standard error), "
-    "75 trying again may work.\n"
+    "`nightshift --version` shows the version and, in a checkout, the commit.\n\n"
+    "Exit codes: 0 done, 1 the answer is no, 2 change something (standard error says what), 75 retry later.\n"
 )
 
 

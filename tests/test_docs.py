@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +18,8 @@ from nightshift.agent.cli.commands import app
 from nightshift.agent.settings import load
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PROJECT = [ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "SECURITY.md")]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 COMMAND = typer.main.get_command(app)
 
 
@@ -67,11 +69,9 @@ def test_every_command_in_the_docs_exists() -> None:
 def parse(command: Any, arguments: list[str], where: str) -> None:
     """Follows groups to the command and lets it parse its arguments, without running it."""
     name = "nightshift"
-    while hasattr(command, "commands") and arguments:
+    while hasattr(command, "commands") and arguments and not arguments[0].startswith("-"):
         assert arguments[0] in command.commands, f"{where}: there is no command {arguments[0]!r}"
         name, command, arguments = arguments[0], command.commands[arguments[0]], arguments[1:]
-    if hasattr(command, "commands"):
-        return
     options = {word for parameter in command.params for word in getattr(parameter, "opts", ())}
     unknown = [word for word in arguments if word.startswith("-") and word.split("=")[0] not in options]
     assert unknown == [], f"{where}: {name} has no option {unknown}"
@@ -110,7 +110,21 @@ def test_every_page_and_picture_can_be_reached_from_the_readme() -> None:
             if not target.startswith(("http://", "https://")):
                 todo.append(page.parent / target if target else page)
                 assert not place or place in places(todo[-1]), f"{page}: {target}#{place}"
-    assert {*PAGES, *(ROOT / "docs/images").iterdir()} - found == set()
+    assert {*PAGES, *PROJECT, *(ROOT / "docs/images").iterdir()} - found == set()
+
+
+def test_the_wheel_names_the_licence_that_the_repository_has() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (project["license"], project["license-files"]) == ("Apache-2.0", ["LICENSE"])
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License\n" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_the_newest_version_of_the_changelog_is_the_distributions() -> None:
+    versions = re.findall(r"^## \[([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert versions[:2] == ["Unreleased", project["version"]]
 
 
 def places(page: Path) -> set[str]:
