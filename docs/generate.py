@@ -16,6 +16,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from figures import figures_page
+from floors import floors_svg, rooms_table
 from kernel_plot import kernels_svg
 
 FOLDER = Path(__file__).resolve().parent / "reference"
@@ -52,6 +53,8 @@ def pages() -> dict[str, str]:
         "detectors.md": detectors_page(),
         "figures.md": _NOTE.replace("the code", "benchmarks/results") + figures_page(),
         "../images/kernels.svg": kernels_svg(),
+        "../images/floors.svg": floors_svg(),
+        "../architecture.md": with_block("architecture.md", "rooms", rooms_table()),
         "../concepts/lifecycle.md": lifecycle_page(),
         "../../helm/nightshift/values.schema.json": chart_schema(),
     }
@@ -308,17 +311,22 @@ def metrics_page() -> str:
 
 
 def lifecycle_page() -> str:
-    """The page as it is, with its table of transitions written anew."""
+    """The page with its table of transitions."""
     from nightshift.agent.store.incident import TRANSITIONS, IncidentState
 
-    page = (FOLDER.parent / "concepts" / "lifecycle.md").read_text()
-    begin, end = page.index("\n", page.index("<!-- transitions:")), page.index("<!-- end of transitions -->")
-    lines = ["", "| from | because | to |", "|---|---|---|"]
+    lines = ["| from | because | to |", "|---|---|---|"]
     for state in IncidentState:
         for (before, cause), after in TRANSITIONS.items():
             if before is state:
                 lines.append(f"| {before} | {cause} | {after} |".replace("_", " "))
-    return page[:begin] + "\n".join(lines) + "\n" + page[end:]
+    return with_block("concepts/lifecycle.md", "transitions", "\n".join(lines))
+
+
+def with_block(name: str, block: str, text: str) -> str:
+    """A page as people wrote it, with the block between its two marks generated."""
+    page = (FOLDER.parent / name).read_text()
+    begin, end = page.index("\n", page.index(f"<!-- {block}:")), page.index(f"<!-- end of {block} -->")
+    return f"{page[:begin]}\n{text}\n{page[end:]}"
 
 
 def main() -> int:

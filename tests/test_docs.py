@@ -127,6 +127,45 @@ def test_the_newest_version_of_the_changelog_is_the_distributions() -> None:
     assert versions[:2] == ["Unreleased", project["version"]]
 
 
+TOP = ("nightshift", "tests", "docs", "helm", "benchmarks", "examples", "deploy")
+PATH = re.compile(rf"(?<![\w./-])(?:{'|'.join(TOP)})/[\w./*-]*[\w*/]")
+DOTTED = re.compile(r"(?<![\w./-])nightshift(?:\.[A-Za-z_]\w*)+(?![\w/])")
+NO_MODULE = (".yaml", ".db", ".example")
+MADE_BY_USERS = frozenset({"nightshift_kernels.py", "benchmarks/results/incidents_openai.json"})
+"""Files in the docs that a command writes for its user."""
+
+
+@pytest.fixture(scope="module")
+def files() -> list[str]:
+    """Every file of the repository, with / before its path, so that a path's end is found by its suffix."""
+    found = (path for top in TOP for path in (ROOT / top).rglob("*") if path.is_file())
+    return [f"/{path.relative_to(ROOT)}" for path in found if "__pycache__" not in path.parts]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_and_module_that_the_docs_name_is_there(page: Path, files: list[str]) -> None:
+    """A path from the top, the end of one (`slack/card.py`), and a dotted name each lead to something."""
+    text = re.sub(r"\]\([^)]*\)", "]", page.read_text())  # links have a test of their own
+    gone = [path for path in {*PATH.findall(text)} - MADE_BY_USERS if not any(ROOT.glob(path))]
+    gone += [name for name in DOTTED.findall(text) if not name.endswith(NO_MODULE) and not resolves(name)]
+    for end in set(re.findall(r"`([\w/*-]+\.py)`", text)) - MADE_BY_USERS:
+        shape = re.compile(f"/{re.escape(end)}$".replace(r"\*", "[^/]*"))
+        gone += [] if any(map(shape.search, files)) else [end]
+    assert gone == []
+
+
+def resolves(dotted: str) -> bool:
+    """Is it a module, or a name that a module defines? Read from the files: some modules import torch."""
+    parts = dotted.split(".")
+    for count in range(len(parts), 0, -1):
+        base = ROOT.joinpath(*parts[:count])
+        file = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+        if file.exists():
+            rest = parts[count:]
+            return not rest or re.search(rf"^(?:(?:class|def) )?{rest[0]}\b", file.read_text(), re.M) is not None
+    return False
+
+
 def places(page: Path) -> set[str]:
     """What a link may name behind its #: the page's headings, as they are rendered."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
