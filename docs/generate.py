@@ -55,6 +55,7 @@ def pages() -> dict[str, str]:
         "../images/kernels.svg": kernels_svg(),
         "../images/floors.svg": floors_svg(),
         "../architecture.md": with_block("architecture.md", "rooms", rooms_table()),
+        "../decisions/README.md": with_block("decisions/README.md", "decisions", decisions_table()),
         "../concepts/lifecycle.md": lifecycle_page(),
         "../../helm/nightshift/values.schema.json": chart_schema(),
     }
@@ -320,6 +321,14 @@ def lifecycle_page() -> str:
             if before is state:
                 lines.append(f"| {before} | {cause} | {after} |".replace("_", " "))
     return with_block("concepts/lifecycle.md", "transitions", "\n".join(lines))
+
+
+def decisions_table() -> str:
+    lines = ["| | |", "|---|---|"]
+    for path in sorted((FOLDER.parent / "decisions").glob("[0-9]*.md")):
+        title = path.read_text().split("\n", 1)[0].removeprefix(f"# {path.name[:3]}").strip(" ·")
+        lines.append(f"| [{path.name[:3]}]({path.name}) | {title} |")
+    return "\n".join(lines)
 
 
 def with_block(name: str, block: str, text: str) -> str:

@@ -113,6 +113,25 @@ def test_every_page_and_picture_can_be_reached_from_the_readme() -> None:
     assert {*PAGES, *PROJECT, *(ROOT / "docs/images").iterdir()} - found == set()
 
 
+DECISIONS = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
+
+
+@pytest.mark.parametrize("record", DECISIONS, ids=lambda record: record.stem)
+def test_a_decision_gives_context_choice_and_what_was_refused_on_half_a_page(record: Path) -> None:
+    text = record.read_text()
+    assert re.match(rf"# {record.name[:3]} ", text)
+    places = [text.find(f"**{part}.**") for part in ("Context", "Choice", "Refused")]
+    assert -1 not in places
+    assert places == sorted(places)
+    assert len(text.split()) <= 450
+
+
+def test_no_two_decisions_have_one_number() -> None:
+    numbers = [record.name[:3] for record in DECISIONS]
+    assert len(numbers) >= 20
+    assert len(set(numbers)) == len(numbers)
+
+
 def test_the_wheel_names_the_licence_that_the_repository_has() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert (project["license"], project["license-files"]) == ("Apache-2.0", ["LICENSE"])
