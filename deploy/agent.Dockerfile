@@ -12,7 +12,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 ARG PIP_INDEX_URL
 WORKDIR /src
 RUN python -m venv /opt/nightshift
-COPY pyproject.toml constraints.txt README.md ./
+COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY nightshift nightshift
 RUN /opt/nightshift/bin/python -m pip install -c constraints.txt '.[llm]' \
  && /opt/nightshift/bin/python -m pip uninstall --yes pip \

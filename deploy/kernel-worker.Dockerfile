@@ -14,7 +14,7 @@ RUN apt-get update \
  && apt-get install --yes --no-install-recommends python3.12 python3.12-venv \
  && rm -rf /var/lib/apt/lists/* \
  && python3.12 -m venv /opt/nightshift
-COPY pyproject.toml constraints.txt README.md ./
+COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY nightshift nightshift
 RUN /opt/nightshift/bin/python -m pip install -c constraints.txt '.[kernels]' \
  && /opt/nightshift/bin/python -m pip uninstall --yes pip \

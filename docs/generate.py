@@ -16,6 +16,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from figures import figures_page
+from floors import floors_svg, rooms_table
 from kernel_plot import kernels_svg
 
 FOLDER = Path(__file__).resolve().parent / "reference"
@@ -37,8 +38,8 @@ _SKU_SOURCE = (
     "no counts. Each `ecc` alarm tells `signals_seen` and `signals_blind` of its own GPU.\n"
 )
 _ABOUT_COMMANDS = (
-    "Exit codes: 0 done, 1 the answer is no, 2 something has to be changed (said on standard error), "
-    "75 trying again may work.\n"
+    "`nightshift --version` shows the version and, in a checkout, the commit.\n\n"
+    "Exit codes: 0 done, 1 the answer is no, 2 change something (standard error says what), 75 retry later.\n"
 )
 
 
@@ -52,6 +53,9 @@ def pages() -> dict[str, str]:
         "detectors.md": detectors_page(),
         "figures.md": _NOTE.replace("the code", "benchmarks/results") + figures_page(),
         "../images/kernels.svg": kernels_svg(),
+        "../images/floors.svg": floors_svg(),
+        "../architecture.md": with_block("architecture.md", "rooms", rooms_table()),
+        "../decisions/README.md": with_block("decisions/README.md", "decisions", decisions_table()),
         "../concepts/lifecycle.md": lifecycle_page(),
         "../../helm/nightshift/values.schema.json": chart_schema(),
     }
@@ -308,17 +312,30 @@ def metrics_page() -> str:
 
 
 def lifecycle_page() -> str:
-    """The page as it is, with its table of transitions written anew."""
+    """The page with its table of transitions."""
     from nightshift.agent.store.incident import TRANSITIONS, IncidentState
 
-    page = (FOLDER.parent / "concepts" / "lifecycle.md").read_text()
-    begin, end = page.index("\n", page.index("<!-- transitions:")), page.index("<!-- end of transitions -->")
-    lines = ["", "| from | because | to |", "|---|---|---|"]
+    lines = ["| from | because | to |", "|---|---|---|"]
     for state in IncidentState:
         for (before, cause), after in TRANSITIONS.items():
             if before is state:
                 lines.append(f"| {before} | {cause} | {after} |".replace("_", " "))
-    return page[:begin] + "\n".join(lines) + "\n" + page[end:]
+    return with_block("concepts/lifecycle.md", "transitions", "\n".join(lines))
+
+
+def decisions_table() -> str:
+    lines = ["| | |", "|---|---|"]
+    for path in sorted((FOLDER.parent / "decisions").glob("[0-9]*.md")):
+        title = path.read_text().split("\n", 1)[0].removeprefix(f"# {path.name[:3]}").strip(" ·")
+        lines.append(f"| [{path.name[:3]}]({path.name}) | {title} |")
+    return "\n".join(lines)
+
+
+def with_block(name: str, block: str, text: str) -> str:
+    """A page as people wrote it, with the block between its two marks generated."""
+    page = (FOLDER.parent / name).read_text()
+    begin, end = page.index("\n", page.index(f"<!-- {block}:")), page.index(f"<!-- end of {block} -->")
+    return f"{page[:begin]}\n{text}\n{page[end:]}"
 
 
 def main() -> int:

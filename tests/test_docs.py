@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +18,8 @@ from nightshift.agent.cli.commands import app
 from nightshift.agent.settings import load
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PROJECT = [ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "SECURITY.md")]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 COMMAND = typer.main.get_command(app)
 
 
@@ -67,11 +69,9 @@ def test_every_command_in_the_docs_exists() -> None:
 def parse(command: Any, arguments: list[str], where: str) -> None:
     """Follows groups to the command and lets it parse its arguments, without running it."""
     name = "nightshift"
-    while hasattr(command, "commands") and arguments:
+    while hasattr(command, "commands") and arguments and not arguments[0].startswith("-"):
         assert arguments[0] in command.commands, f"{where}: there is no command {arguments[0]!r}"
         name, command, arguments = arguments[0], command.commands[arguments[0]], arguments[1:]
-    if hasattr(command, "commands"):
-        return
     options = {word for parameter in command.params for word in getattr(parameter, "opts", ())}
     unknown = [word for word in arguments if word.startswith("-") and word.split("=")[0] not in options]
     assert unknown == [], f"{where}: {name} has no option {unknown}"
@@ -110,7 +110,79 @@ def test_every_page_and_picture_can_be_reached_from_the_readme() -> None:
             if not target.startswith(("http://", "https://")):
                 todo.append(page.parent / target if target else page)
                 assert not place or place in places(todo[-1]), f"{page}: {target}#{place}"
-    assert {*PAGES, *(ROOT / "docs/images").iterdir()} - found == set()
+    assert {*PAGES, *PROJECT, *(ROOT / "docs/images").iterdir()} - found == set()
+
+
+DECISIONS = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
+
+
+@pytest.mark.parametrize("record", DECISIONS, ids=lambda record: record.stem)
+def test_a_decision_gives_context_choice_and_what_was_refused_on_half_a_page(record: Path) -> None:
+    text = record.read_text()
+    assert re.match(rf"# {record.name[:3]} ", text)
+    places = [text.find(f"**{part}.**") for part in ("Context", "Choice", "Refused")]
+    assert -1 not in places
+    assert places == sorted(places)
+    assert len(text.split()) <= 450
+
+
+def test_no_two_decisions_have_one_number() -> None:
+    numbers = [record.name[:3] for record in DECISIONS]
+    assert len(numbers) >= 20
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_the_wheel_names_the_licence_that_the_repository_has() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (project["license"], project["license-files"]) == ("Apache-2.0", ["LICENSE"])
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License\n" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_the_newest_version_of_the_changelog_is_the_distributions() -> None:
+    versions = re.findall(r"^## \[([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert versions[:2] == ["Unreleased", project["version"]]
+
+
+TOP = ("nightshift", "tests", "docs", "helm", "benchmarks", "examples", "deploy")
+PATH = re.compile(rf"(?<![\w./-])(?:{'|'.join(TOP)})/[\w./*-]*[\w*/]")
+DOTTED = re.compile(r"(?<![\w./-])nightshift(?:\.[A-Za-z_]\w*)+(?![\w/])")
+NO_MODULE = (".yaml", ".db", ".example")
+MADE_BY_USERS = frozenset({"nightshift_kernels.py", "benchmarks/results/incidents_openai.json"})
+"""Files in the docs that a command writes for its user."""
+
+
+@pytest.fixture(scope="module")
+def files() -> list[str]:
+    """Every file of the repository, with / before its path, so that a path's end is found by its suffix."""
+    found = (path for top in TOP for path in (ROOT / top).rglob("*") if path.is_file())
+    return [f"/{path.relative_to(ROOT)}" for path in found if "__pycache__" not in path.parts]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_and_module_that_the_docs_name_is_there(page: Path, files: list[str]) -> None:
+    """A path from the top, the end of one (`slack/card.py`), and a dotted name each lead to something."""
+    text = re.sub(r"\]\([^)]*\)", "]", page.read_text())  # links have a test of their own
+    gone = [path for path in {*PATH.findall(text)} - MADE_BY_USERS if not any(ROOT.glob(path))]
+    gone += [name for name in DOTTED.findall(text) if not name.endswith(NO_MODULE) and not resolves(name)]
+    for end in set(re.findall(r"`([\w/*-]+\.py)`", text)) - MADE_BY_USERS:
+        shape = re.compile(f"/{re.escape(end)}$".replace(r"\*", "[^/]*"))
+        gone += [] if any(map(shape.search, files)) else [end]
+    assert gone == []
+
+
+def resolves(dotted: str) -> bool:
+    """Is it a module, or a name that a module defines? Read from the files: some modules import torch."""
+    parts = dotted.split(".")
+    for count in range(len(parts), 0, -1):
+        base = ROOT.joinpath(*parts[:count])
+        file = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+        if file.exists():
+            rest = parts[count:]
+            return not rest or re.search(rf"^(?:(?:class|def) )?{rest[0]}\b", file.read_text(), re.M) is not None
+    return False
 
 
 def places(page: Path) -> set[str]:

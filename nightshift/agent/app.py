@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 
 import structlog
 
@@ -50,6 +49,7 @@ from nightshift.collectors.history import History
 from nightshift.collectors.subject import Inventory
 from nightshift.controllers.action import Actuator
 from nightshift.controllers.actuators.kube_kernel_jobs import KernelJobActuator
+from nightshift.version import program_version
 
 NEEDS_RESTART = (
     "state_dir",
@@ -69,13 +69,6 @@ NEEDS_RESTART = (
 _PAST = 50
 _WALL_S = 60.0
 """A clock this far from the machine's is a replay's or the demo's, and the CLI has to be told of it (s)."""
-
-
-def program_version() -> str:
-    try:
-        return version("nightshift-oncall")
-    except PackageNotFoundError:
-        return "source"
 
 
 class App:

@@ -41,6 +41,23 @@ for _command in (drill, incidents, show, *COMMANDS, *DECISIONS, *KEEPING):
     app.command()(_command)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from nightshift.version import line
+
+        typer.echo(line())
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[  # eager: no command is required beside it
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit")
+    ] = False,
+) -> None:
+    pass
+
+
 @app.command()
 def run(config: Config = None) -> None:
     """Runs the daemon until SIGTERM; SIGHUP reads the configuration again."""
