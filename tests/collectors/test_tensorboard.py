@@ -19,8 +19,7 @@ from nightshift.collectors.check import check_collect
 from nightshift.collectors.frame import Reason, StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.training.signal_names import SignalNames
-from nightshift.collectors.training.tensorboard import TensorboardCollector
-from nightshift.collectors.training.tfevents import EventFile, Scalar, crc32c, masked
+from nightshift.collectors.training.tensorboard import EventFile, Scalar, TensorboardCollector, crc32c, masked
 
 NOW = time.time()
 
@@ -107,7 +106,7 @@ def test_a_scalar_as_a_tensor_is_one_too() -> None:
 
 def read_all(data: bytes, folder: Path | None = None) -> list[Scalar]:
     file = EventFile(Path("x"), 2**22)
-    from nightshift.collectors.training.tfevents import Read
+    from nightshift.collectors.training.tensorboard import Read
 
     found = Read()
     file._take(data, found)

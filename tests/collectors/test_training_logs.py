@@ -20,9 +20,8 @@ from nightshift.collectors.frame import Reason, StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tail import Tail
 from nightshift.collectors.tick import Batch
-from nightshift.collectors.training.line import LinePattern, read_line
+from nightshift.collectors.training.line import LinePattern, behind, read_line, read_nccl_line
 from nightshift.collectors.training.logs import TrainingLogsCollector
-from nightshift.collectors.training.nccl_line import behind, read_nccl_line
 from nightshift.collectors.training.workload import WorkloadRule
 
 NOW = 1_795_266_100.0

@@ -23,8 +23,7 @@ from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tail import Tail
 from nightshift.collectors.telemetry.pages import source_subject
 from nightshift.collectors.tick import Batch
-from nightshift.collectors.training.line import CRI, LinePattern, TrainerLine, read_line
-from nightshift.collectors.training.nccl_line import read_nccl_line
+from nightshift.collectors.training.line import CRI, LinePattern, TrainerLine, read_line, read_nccl_line
 from nightshift.collectors.training.workload import WorkloadRule, container_subject, pod_subject, rank_of
 
 FILE_PATTERNS = (

@@ -2,13 +2,25 @@
 
 A spike alone says nothing: healthy runs spike, change data and change learning rate. What tells a divergence is
 that the loss does not come back. So a spike opens a watch against the frozen baseline, and the watch ends in one of
-three ways: the loss is back (recovered), it stays far above or shows a sign of `detectors.loss.signs` (diverged,
-soon), or it stays above and no longer falls (diverged, later). A second arm compares the best level of the run with
-the level now, for drifts without a spike.
+three ways: the loss is back (recovered), it stays far above or shows one of two signs (diverged, soon), or it stays
+above and no longer falls (diverged, later). A second arm compares the best level of the run with the level now, for
+drifts without a spike.
 
 "Far" is measured in three units at once, and must hold in each: the run's noise (σ), its level, and the progress it
 made since it began; a loss that went from 9.2 to 0.03 may double without meaning anything. The gradient norm, where
 printed, is a witness (`detectors.loss.gradient_witness`).
+
+Two signs need no waiting: what was learnt is gone (`lost`), or loss and gradients climb together (`climbing`).
+
+A loss that jumps by half may be new data, which the run will learn, or wrong labels, which it will not. Measured
+against what the run has learnt so far they differ: data of the same task share most of what was learnt, and a part
+of the rise falls back at once; wrong labels take nearly all of it away, and nothing comes back.
+
+A loss that climbs step by step while the gradient norm climbs with it is an optimisation that has become unstable
+(of such instabilities: Wortsman et al., arXiv 2309.14322); new data raise both at once, and then let them fall.
+
+The thresholds were chosen on 164 labelled divergences and 244 benign runs (`benchmarks.loss_runs`). CLIMB between
+0.25 and 0.5 gives the same verdicts; at LOST = 0.7 one benign shift of a domain would be accused.
 """
 
 from __future__ import annotations
@@ -21,8 +33,74 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.collectors.frame import Floats, Ints
-from nightshift.detectors.loss import gradient_witness, signs
+from nightshift.detectors.loss import gradient_witness
 from nightshift.detectors.series_table import Column, Table
+
+LOST_STEPS = 12
+LOST = 0.75
+"""All of the last LOST_STEPS on average above the baseline by this share of what the run has learnt."""
+LOST_BY = 16
+"""Asked in the steps LOST_STEPS to this of a watch: asked at every step of a long one, noise looks flat once."""
+FLAT = 0.05
+"""... and their second half lower than the first by less than this share of the rise."""
+CLIMB_STEPS = 6
+CLIMB = 0.5
+"""Both of the last two losses are this share of the baseline, and of what the run has learnt, above it."""
+NORMS = 0.2
+"""The gradient norm rose by e^0.2 = 1.2 within eight steps, or by three standard deviations where that is more."""
+
+BEYOND_DOUBT = 0.5
+"""A rise that means something whatever the level: 0.5 nats."""
+
+
+def has_scale(level: Floats, top: Floats, sigma: Floats, progress: Floats) -> NDArray[np.bool_]:
+    """[n] whether shares of a level mean anything: it and where the run began are apart from zero by the noise,
+    or it has learnt something. A policy gradient's loss begins at zero and grows, and nothing is wrong with it."""
+    apart = np.minimum(np.abs(level), np.abs(top)) > 2.0 * sigma
+    found: NDArray[np.bool_] = apart | (progress > 6.0 * sigma)
+    return found
+
+
+def lost(
+    recent: Floats, base: Floats, sigma: Floats, progress: Floats, level: float, strength: float
+) -> NDArray[np.bool_]:
+    """[n] whether what was learnt is gone and does not come back.
+
+    recent [n, ≥ LOST_STEPS]: losses, newest last; base, sigma (noise), progress (fall since the run began): [n], in
+    units of the loss. level: the smallest rise that counts, as a share of the baseline; strength: times as much.
+    """
+    window = recent[:, -LOST_STEPS:]
+    half = LOST_STEPS // 2
+    rise = window.mean(axis=1) - base
+    fallen = window[:, :half].mean(axis=1) - window[:, half:].mean(axis=1)
+    enough = np.maximum(5.0 * sigma, strength * np.maximum(level * np.abs(base), LOST * progress))
+    now = np.median(window[:, -5:], axis=1) - base
+    found: NDArray[np.bool_] = (rise > enough) & (now > enough) & (fallen < FLAT * rise)
+    return found
+
+
+def climbing(
+    recent: Floats,
+    base: Floats,
+    sigma: Floats,
+    progress: Floats,
+    norms: Floats,
+    scatter: Floats,
+    strength: float,
+) -> NDArray[np.bool_]:
+    """[n] whether loss and gradient norm climb together.
+
+    norms [n, 8]: logarithms of the last gradient norms, newest last; scatter [n]: their standard deviation before.
+    NaN (no norm printed) never testifies.
+    """
+    pairs = recent[:, -CLIMB_STEPS:].reshape(len(recent), 3, 2).mean(axis=2)
+    first, second, last = pairs.T
+    risen = norms[:, -3:].mean(axis=1) - norms[:, :3].mean(axis=1)
+    enough = np.maximum(5.0 * sigma, strength * CLIMB * np.maximum(np.abs(base), progress))
+    found: NDArray[np.bool_] = (last - second > 2.0 * sigma) & (second - first > sigma)
+    found &= (recent[:, -2:].min(axis=1) - base > enough) & (risen > np.maximum(NORMS, 3.0 * scatter))
+    return found
+
 
 RING = 64
 BLOCK_STEPS = 16
@@ -222,8 +300,8 @@ class LossMachine:
         spike = base + np.maximum.reduce(
             [s.spike_sigma * sigma, s.spike_level * np.abs(base), s.spike_progress * progress]
         )
-        means = signs.has_scale(base, table["top"][slots], sigma, progress)
-        means |= loss > base + signs.BEYOND_DOUBT
+        means = has_scale(base, table["top"][slots], sigma, progress)
+        means |= loss > base + BEYOND_DOUBT
         opens = (phase == Phase.HEALTHY) & (loss > spike) & means
         opened = slots[opens]
         table["phase"][opened] = Phase.WATCHING
@@ -242,7 +320,7 @@ class LossMachine:
         s, table = self.settings, self.table
         last = self.recent(slots, s.far_steps).mean(axis=1)
         top = table["top"][slots]
-        early = (table["n"][slots] >= s.far_steps) & (last > top + 0.3 * np.abs(top) + signs.BEYOND_DOUBT)
+        early = (table["n"][slots] >= s.far_steps) & (last > top + 0.3 * np.abs(top) + BEYOND_DOUBT)
         blown = slots[early]
         table["phase"][blown], table["why"][blown] = Phase.DIVERGED, Why.EARLY
         table["onset_step"][blown], table["onset_t_s"][blown] = step[early], t_s[early]
@@ -265,8 +343,8 @@ class LossMachine:
         five = np.median(recent[:, -5:], axis=1)
         back = (watched >= 5) & (five - base < self._back(slots))
         level = s.strength * np.where(table["lr_jump"][slots] > 2.0, s.far_level_lr, s.far_level)
-        lost = np.minimum(level * np.abs(base), 1.1 * progress)
-        far = np.maximum.reduce([s.far_sigma * sigma, lost, 0.6 * level * progress])
+        most = np.minimum(level * np.abs(base), 1.1 * progress)
+        far = np.maximum.reduce([s.far_sigma * sigma, most, 0.6 * level * progress])
         window = recent[:, -s.far_steps :]
         held = (window.mean(axis=1) - base > far) & (np.median(window, axis=1) - base > far)
         diverged = (watched >= s.far_steps) & held
@@ -275,12 +353,12 @@ class LossMachine:
         falling = fallen > 2.5 * np.sqrt(2.0 / half) * sigma
         certain = (five - base > 2.0 * far) | (watched >= 3 * s.far_steps) | (level < s.strength * s.far_level)
         diverged &= (five - base > far) & ~back & (~falling | certain)
-        gone = signs.lost(recent, base, sigma, progress, s.stuck_level, s.strength)
-        gone &= (watched >= signs.LOST_STEPS) & (watched <= signs.LOST_BY) & ~back
+        gone = lost(recent, base, sigma, progress, s.stuck_level, s.strength)
+        gone &= (watched >= LOST_STEPS) & (watched <= LOST_BY) & ~back
         norms = gradient_witness.recent(table, slots)
         scatter = 1.2533 * table["grad_dev"][slots]
-        climbs = signs.climbing(recent, base, sigma, progress, norms, scatter, s.strength)
-        climbs &= (watched >= signs.CLIMB_STEPS) & ~back
+        climbs = climbing(recent, base, sigma, progress, norms, scatter, s.strength)
+        climbs &= (watched >= CLIMB_STEPS) & ~back
         late = recent[:, 24:].mean(axis=1)
         much = s.strength * np.minimum(s.stuck_level * np.abs(base), ALL_LOST * progress)
         above = np.maximum.reduce([1.5 * sigma, much, 0.03 * progress])
@@ -372,7 +450,7 @@ class LossMachine:
         now, before = levels[:, 4:].mean(axis=1), levels[:, :4].mean(axis=1)
         best = table["best_level"][ready]
         _, sigma, progress = self.scales(ready)
-        scaled = signs.has_scale(best, table["top"][ready], sigma, progress)
+        scaled = has_scale(best, table["top"][ready], sigma, progress)
         error = sigma / np.sqrt(4 * BLOCK_STEPS)
         limit = np.maximum.reduce(
             [6.0 * error, self.settings.strength * self.settings.drift_level * np.abs(best), 0.02 * progress]
