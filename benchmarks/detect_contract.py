@@ -17,8 +17,9 @@ from typing import Any
 
 from benchmarks.report import RESULTS, write
 from nightshift.collectors.tick import Tick
-from nightshift.detectors.contract.check import CONTRACT, Kind, calls, make, problems, run
+from nightshift.detectors.contract.check import CONTRACT, calls, problems
 from nightshift.detectors.contract.streams import faults, played
+from nightshift.detectors.contract.testing import Kind, make, run
 from nightshift.detectors.contract.walks import LENGTH, draw, walk
 from nightshift.detectors.contract.world import World
 from nightshift.detectors.plugins import ALL

@@ -270,7 +270,15 @@ def _date_s(header: str | None) -> float:
 
 
 def checked_url(url: str) -> str:
-    """The address, if it is http(s) with a host and without credentials. Raises Permanent naming it."""
+    """The address, if it is http(s) with a host and without credentials. Raises Permanent naming it.
+
+    >>> checked_url("http://prometheus:9090/")
+    'http://prometheus:9090/'
+    >>> checked_url("ftp://prometheus")
+    Traceback (most recent call last):
+        ...
+    nightshift.collectors.base.Permanent: url 'ftp://prometheus': expected http://host… or https://host…
+    """
     try:
         parsed = httpx.URL(url)
     except (httpx.InvalidURL, TypeError) as error:

@@ -21,7 +21,20 @@ from nightshift.collectors.tick import Batch
 
 
 class ReplayCollector:
-    """Every recorded tick up to the clock's time, each once; when several are due, the newest frames count."""
+    """Every recorded tick up to the clock's time, each once; when several are due, the newest frames count.
+
+    >>> import tempfile
+    >>> from nightshift.collectors.recording import RecordingWriter
+    >>> from nightshift.collectors.tick import Tick
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     writer = RecordingWriter(Path(folder, "night.gz"), tick_s=5.0)
+    ...     for at_s in (100.0, 105.0, 110.0):
+    ...         writer.add(Tick(at_s), Inventory())
+    ...     writer.close()
+    ...     collector = ReplayCollector(ReplayCollector.Settings(path=Path(folder, "night.gz")))
+    ...     [status.samples for status in collector.collect(106.0, Inventory(), timeout_s=1.0).sources]
+    [2]
+    """
 
     plugin: ClassVar[str] = "recording"
 

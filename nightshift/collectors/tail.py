@@ -27,7 +27,15 @@ class Read:
 
 @dataclass
 class Tail:
-    """One path. The first read starts at most `max_bytes` before the file's end."""
+    r"""One path. The first read starts at most `max_bytes` before the file's end.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile() as log:
+    ...     tail = Tail(Path(log.name), max_bytes=2**20)
+    ...     log.write(b"step 1\nstep 2\nst") and log.flush()
+    ...     tail.read().lines  # the last line has not ended yet
+    ((0, b'step 1'), (7, b'step 2'))
+    """
 
     path: Path
     max_bytes: int

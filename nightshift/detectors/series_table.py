@@ -30,7 +30,17 @@ class Column:
 
 
 class Table:
-    """Columns [capacity, …] by subject. `rows(index)` gives the slots of a frame's rows, in their order."""
+    """Columns [capacity, …] by subject. `rows(index)` gives the slots of a frame's rows, in their order.
+
+    >>> from nightshift.detectors.contract.testing import gpu
+    >>> table = Table({"best": Column(float, np.nan)})
+    >>> before, after = (SeriesIndex(gpu(0).kind, tuple(map(gpu, numbers))) for numbers in ((0, 1), (1, 2)))
+    >>> rows = table.rows(before, 0.0)
+    >>> table["best"][rows] = [10.0, 11.0]
+    >>> rows = table.rows(after, 5.0)
+    >>> table["best"][rows].tolist()  # rows moved; GPU-1 kept its state, GPU-2 is new
+    [11.0, nan]
+    """
 
     def __init__(self, columns: Mapping[str, Column], forget_s: float = 3600.0) -> None:
         self._columns = dict(columns)

@@ -45,7 +45,18 @@ class ServingSettings(BaseModel):
 
 
 class Serving:
-    """HANG and DATA_STALL on the inference server whose requests wait for tokens that do not come."""
+    """HANG and DATA_STALL on the inference server whose requests wait for tokens that do not come.
+
+    >>> from nightshift.collectors.subject import Subject, SubjectKind
+    >>> from nightshift.detectors.contract.testing import START_S, frame, show, tick
+    >>> chat = Subject(SubjectKind.SERVER, "http://n1:8000/chat")
+    >>> def look(n):  # twelve requests wait; no token is written from the 20th look on
+    ...     row = {"server_generated_tokens_total": 400.0 * min(n, 20), "server_requests_waiting": 12.0}
+    ...     return tick(START_S + 5 * n, frames=[frame(START_S + 5 * n, {chat: row}, SubjectKind.SERVER)])
+    >>> show(Serving(), [look(n) for n in range(60)])
+    220 s: firing hang server:http://n1:8000/chat
+        No token for 120 s while 12 requests wait or run
+    """
 
     plugin: ClassVar[str] = "serving"
     LOOSE: ClassVar[float] = 0.1

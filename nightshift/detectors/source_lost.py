@@ -30,7 +30,17 @@ class SourceSettings(BaseModel):
 
 
 class SourceLost:
-    """SOURCE_LOST on the source; `covers` tells what is unwatched meanwhile."""
+    """SOURCE_LOST on the source; `covers` tells what is unwatched meanwhile.
+
+    >>> from nightshift.collectors.frame import Reason
+    >>> from nightshift.detectors.contract.testing import START_S, show, tick
+    >>> failed = [None] + [Reason.TIMEOUT] * 29 + [None]
+    >>> show(SourceLost(), [tick(START_S + 5 * n, failed=reason) for n, reason in enumerate(failed)])
+    120 s: firing source_lost source:page n1
+        No good answer for 120 s (timeout); unwatched: node:n1
+    150 s: clear source_lost source:page n1
+        The source answers again
+    """
 
     plugin: ClassVar[str] = "source"
     Settings = SourceSettings

@@ -14,8 +14,9 @@ from nightshift.collectors.subject import SubjectKind
 from nightshift.collectors.telemetry.metrics import DERIVED
 from nightshift.detectors.base import Detector, SnapshotError
 from nightshift.detectors.contract import check, streams
-from nightshift.detectors.contract.check import CONTRACT, make, problems, run
+from nightshift.detectors.contract.check import CONTRACT, problems
 from nightshift.detectors.contract.streams import HOSTILE, SILENT, faults, played
+from nightshift.detectors.contract.testing import make, run
 from nightshift.detectors.contract.world import World
 from nightshift.detectors.episodes import Episodes
 from nightshift.detectors.plugins import ALL

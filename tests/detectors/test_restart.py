@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nightshift.detectors.base import State
-from nightshift.detectors.contract.check import make, run
 from nightshift.detectors.contract.streams import faults
+from nightshift.detectors.contract.testing import make, run
 from nightshift.detectors.contract.world import World
 from nightshift.detectors.plugins import ALL
 

@@ -74,6 +74,12 @@ def read_syslog(line: str, now_s: float) -> SyslogLine | None:
         kern  :warn  : [12345.678901] NVRM: …                        dmesg -x
 
     Classic syslog has no year: it is the newest that is not later than a day from now (Unix s).
+
+    >>> line = "Nov 23 10:00:00 n1 kernel: [12345.678901] NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off"
+    >>> read_syslog(line, now_s=1795500000.0)
+    SyslogLine(at_s=1795428000.0, zoned=False, host='n1', text='NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off')
+    >>> read_syslog("Nov 23 10:00:00 n1 sshd[4]: Accepted", now_s=1795500000.0).text is None
+    True
     """
     if "\x1b" in line:
         line = _ANSI.sub("", line)
@@ -354,7 +360,17 @@ def _unescaped(raw: bytes) -> str:
 
 
 class LocalKernelLogCollector:
-    """New kernel log lines of this machine, and the events among them."""
+    r"""New kernel log lines of this machine, and the events among them.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile("w", suffix=".log") as log:
+    ...     _ = log.write("[12345.678901] NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus.\n")
+    ...     log.flush()
+    ...     settings = LocalKernelLogCollector.Settings(source="file", path=log.name, node="n1")
+    ...     batch = LocalKernelLogCollector(settings).collect(1795500000.0, Inventory(), timeout_s=1.0)
+    >>> [(event.kind.value, event.code, str(event.node)) for event in batch.events]
+    [('xid', 79, 'node:n1')]
+    """
 
     plugin: ClassVar[str] = "kernel_log"
 

@@ -71,7 +71,15 @@ _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
 
 def named(name: str) -> str:
     """A name from outside as a part of a path. Raises NotFound for one that no object can have (an RFC 1123
-    subdomain is asked of nodes, pods and jobs): `n2/status`, `x/../n2` or `n2?dryRun=All` is another request."""
+    subdomain is asked of nodes, pods and jobs): `n2/status`, `x/../n2` or `n2?dryRun=All` is another request.
+
+    >>> named("n2")
+    'n2'
+    >>> named("x/../n2")
+    Traceback (most recent call last):
+        ...
+    nightshift.collectors.kubernetes.api.NotFound: kubernetes: no object can be named 'x/../n2'
+    """
     if not _NAME.fullmatch(name):
         raise NotFound(f"kubernetes: no object can be named {name[:253]!r}", 404)
     return name

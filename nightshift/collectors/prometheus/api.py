@@ -53,7 +53,14 @@ def over_range(url: str, query: str, start_s: float, end_s: float, step_s: float
 
 
 def read_vector(answer: Answer) -> Vector:
-    """Raises SourceError where the answer is no vector."""
+    """Raises SourceError where the answer is no vector.
+
+    >>> row = '{"metric":{"gpu":"0"},"value":[100,"655.2"]}'
+    >>> body = '{"status":"success","data":{"resultType":"vector","result":[%s]}}' % row
+    >>> vector = read_vector(Answer(body.encode(), "application/json", took_s=0.1, date_s=100.0))
+    >>> vector.labels, vector.values.tolist(), vector.at_s
+    ([{'gpu': '0'}], [655.2], 100.0)
+    """
     rows, warnings = _result(answer, "vector")
     try:
         pairs = [row["value"] for row in rows]

@@ -27,7 +27,17 @@ _PAUSE, _ALL_CPUS = "POD", "total"
 
 
 class CadvisorCollector(PageCollector):
-    """One row per container and per node of all pages; NaN where a page did not say."""
+    r"""One row per container and per node of all pages; NaN where a page did not say.
+
+    >>> from nightshift.collectors.telemetry.exposition import PageParser
+    >>> page = PageParser().parse(b'container_memory_rss{namespace="ml",pod="llm-0",container="main"} 64e9\n')
+    >>> collector = CadvisorCollector(CadvisorCollector.Settings(urls=["http://n1:8080/metrics"]))
+    >>> plan = collector.plan(page.layout, page, "n1", "n1", "n1:8080")
+    >>> [str(subject) for found in plan.cells for subject in found.subjects]
+    ['container:ml/llm-0/main']
+    >>> sorted(f"{child} on {parent}" for child, parent in plan.relations)
+    ['container:ml/llm-0/main on pod:ml/llm-0', 'pod:ml/llm-0 on job:ml/llm', 'pod:ml/llm-0 on node:n1']
+    """
 
     plugin: ClassVar[str] = "cadvisor"
 

@@ -35,7 +35,17 @@ KINDS = (SubjectKind.GPU, SubjectKind.MIG, SubjectKind.LINK)
 
 
 class DcgmExporterCollector(PageCollector):
-    """One row per GPU, MIG instance and NVLink of all pages; NaN where a page did not say."""
+    r"""One row per GPU, MIG instance and NVLink of all pages; NaN where a page did not say.
+
+    >>> from nightshift.collectors.telemetry.exposition import PageParser
+    >>> page = PageParser().parse(
+    ...     b'DCGM_FI_DEV_POWER_USAGE{gpu="0",UUID="GPU-1",Hostname="n1",namespace="ml",pod="llm-0"} 655.2\n'
+    ... )
+    >>> collector = DcgmExporterCollector(DcgmExporterCollector.Settings(urls=["http://n1:9400/metrics"]))
+    >>> plan = collector.plan(page.layout, page, "n1", None, "n1:9400")
+    >>> sorted(str(parent) for child, parent in plan.relations if child.name == "GPU-1")
+    ['node:n1', 'pod:ml/llm-0', 'rank:ml/llm#0']
+    """
 
     plugin: ClassVar[str] = "dcgm_exporter"
     blanks = True

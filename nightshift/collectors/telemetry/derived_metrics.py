@@ -30,6 +30,16 @@ class Rates:
     Prometheus' own `rate` counts a reset from zero instead, which reads a reboot as quiet.
 
     One instance holds one kind of subject: a value, a time and a rate per counter and subject.
+
+    >>> from nightshift.collectors.subject import Subject, SubjectKind
+    >>> index = SeriesIndex(SubjectKind.GPU, (Subject(SubjectKind.GPU, "GPU-0"),))
+    >>> rates, epoch = Rates(1), np.zeros(1, dtype=np.int64)
+    >>> for t_s, count in ((0.0, 100.0), (10.0, 130.0), (20.0, 5.0), (30.0, 15.0)):  # it began anew before 20 s
+    ...     print(t_s, rates.update(index, np.array([[count]]), np.array([[t_s]]), epoch).item())
+    0.0 nan
+    10.0 3.0
+    20.0 nan
+    30.0 1.0
     """
 
     def __init__(self, n_counters: int, max_gap_s: float = MAX_GAP_S) -> None:

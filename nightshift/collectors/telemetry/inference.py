@@ -90,7 +90,15 @@ class _ServerPlan(Plan):
 
 
 class InferenceCollector(PageCollector):
-    """One row per model that a server serves; NaN where it did not say, and for quantiles of no requests."""
+    r"""One row per model that a server serves; NaN where it did not say, and for quantiles of no requests.
+
+    >>> from nightshift.collectors.telemetry.exposition import PageParser
+    >>> page = PageParser().parse(b'vllm:num_requests_waiting{model_name="chat"} 12\n')
+    >>> collector = InferenceCollector(InferenceCollector.Settings(urls=["http://n1:8000/metrics"]))
+    >>> plan = collector.plan(page.layout, page, "n1", None, "n1:8000")
+    >>> [str(subject) for found in plan.cells for subject in found.subjects]
+    ['server:n1:8000/chat']
+    """
 
     plugin: ClassVar[str] = "inference"
 
@@ -198,7 +206,12 @@ class InferenceCollector(PageCollector):
 def quantile(bounds: Floats, counts: Floats, q: float) -> float:
     """The q-quantile of what fell into buckets with these upper bounds (rising; the last may be inf): NaN of
     nothing, and of a histogram without finite bounds. As PromQL's histogram_quantile, the lowest bucket of positive
-    bounds begins at zero."""
+    bounds begins at zero.
+
+    >>> bounds = np.array([0.1, 0.2, np.inf])
+    >>> quantile(bounds, np.array([50.0, 100.0, 100.0]), 0.5), quantile(bounds, np.array([0.0, 0.0, 0.0]), 0.5)
+    (0.17500000000000002, nan)
+    """
     total = float(counts.sum())
     finite = bounds[np.isfinite(bounds)]
     if total <= 0 or not len(finite):

@@ -507,7 +507,11 @@ DERIVED: tuple[Derived, ...] = (
 
 
 def of_kind(kind: SubjectKind) -> tuple[Metric, ...]:
-    """The metrics of one kind of subject, in table order: the columns of its frames."""
+    """The metrics of one kind of subject, in table order: the columns of its frames.
+
+    >>> [metric.name for metric in of_kind(SubjectKind.LINK)]
+    ['link_crc_errors_total', 'link_replay_errors_total', 'link_recovery_errors_total']
+    """
     return tuple(metric for metric in METRICS if metric.kind is kind)
 
 

@@ -27,7 +27,15 @@ _REAL_MOUNT = ("ext", "xfs", "btrfs", "zfs", "nfs", "lustre", "beegfs", "ceph", 
 
 
 class NodeExporterCollector(PageCollector):
-    """One row per node, network port, disk and filesystem of all pages; NaN where a page did not say."""
+    r"""One row per node, network port, disk and filesystem of all pages; NaN where a page did not say.
+
+    >>> from nightshift.collectors.telemetry.exposition import PageParser
+    >>> page = PageParser().parse(b'node_load1 3.5\nnode_network_carrier{device="mlx5_0"} 1\n')
+    >>> collector = NodeExporterCollector(NodeExporterCollector.Settings(urls=["http://n1:9100/metrics"]))
+    >>> plan = collector.plan(page.layout, page, "n1", None, "n1:9100")
+    >>> [str(subject) for found in plan.cells for subject in found.subjects]
+    ['node:n1', 'nic:n1/mlx5_0']
+    """
 
     plugin: ClassVar[str] = "node_exporter"
 

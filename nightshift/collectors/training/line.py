@@ -67,7 +67,13 @@ _TRAIN_LOSS = re.compile(r"^\s*Train loss/train/total: (\S+)\s*$")
 
 
 def counted(text: str) -> tuple[str | None, bool]:
-    """(the step as it is written, None where the line tells none; whether the line counts within an epoch)."""
+    """(the step as it is written, None where the line tells none; whether the line counts within an epoch).
+
+    >>> counted("Epoch: [2][ 100/5005]  Loss 6.9e+00")  # 2 epochs of 5005 steps, and 100
+    ('10110', True)
+    >>> counted("step  100/19073 | loss: 2.345")
+    ('100', False)
+    """
     if (match := _WITHIN_EPOCH.search(text)) is not None:
         epoch, number, total = [group for group in match.groups() if group is not None][-3:]
         return str(int(epoch[:9]) * int(total[:12]) + int(number[:12])), True
@@ -84,7 +90,12 @@ def spaced(text: str) -> Iterator[tuple[str, str, int]]:
 
 def of_another(column: str, text: str, at: int) -> bool:
     """Whether the name at this place is of something else: a loss of an evaluation, as in `val loss: 2.0`
-    and `step 9 eval: loss=2.0`, or the norm of something other than the gradients."""
+    and `step 9 eval: loss=2.0`, or the norm of something other than the gradients.
+
+    >>> text = "step 9, val loss: 2.0"
+    >>> of_another("loss", text, text.index("loss"))
+    True
+    """
     if column == "grad_norm":
         return _OTHER_NORM.search(text[:at]) is not None
     begin = max(text.rfind(mark, 0, at) for mark in ",|;")
@@ -218,7 +229,16 @@ class LinePattern:
 
     @classmethod
     def parse(cls, text: str) -> LinePattern:
-        """Raises ValueError where the expression is none, or names no known group."""
+        r"""Raises ValueError where the expression is none, or names no known group.
+
+        >>> mine = LinePattern.parse(r"it (?P<step>\d+) L=(?P<loss>\S+)")
+        >>> read_line("it 12 L=0.5", [mine]).step
+        12
+        >>> LinePattern.parse(r"it (?P<step>\d+)")
+        Traceback (most recent call last):
+            ...
+        ValueError: pattern 'it (?P<step>\\d+)': names no figure
+        """
         try:
             expression = re.compile(text)
         except re.error as error:
@@ -233,7 +253,17 @@ class LinePattern:
 
 def read_line(text: str, patterns: Sequence[LinePattern] = (), now_s: float | None = None) -> TrainerLine | None:
     """What the line says, or None where it says nothing of training. Never raises. `now_s` (Unix s; none: this
-    machine's clock) tells the year of stamps that have none."""
+    machine's clock) tells the year of stamps that have none.
+
+    >>> megatron = "iteration 9/ 500 | elapsed time per iteration (ms): 250.0 | lm loss: 2.5E+00 |"
+    >>> line = read_line(megatron)
+    >>> line.step, dict(line.figures)
+    (9, {'step_time_s': 0.25, 'loss': 2.5})
+    >>> read_line("step=7 loss=nan").figures["loss"]  # printed, but no number; NaN would mean "not printed"
+    inf
+    >>> read_line("step 250: train loss 2.1, val loss 2.2") is None  # an evaluation is no step
+    True
+    """
     if "\x1b" in text or "\x08" in text or ("m" in text and "[" in text):
         text = _ANSI.sub("", text)
     t_s, text = _without_runtime(text)
@@ -392,7 +422,13 @@ def _set(figures: dict[str, float], column: str, text: str, scale: float = 1.0) 
 
 
 def _without_commas(text: str, counts: bool) -> str:
-    """A number with commas as Python writes it. `counts`: 1,234 is a thousand and some, else one and some."""
+    """A number with commas as Python writes it. `counts`: 1,234 is a thousand and some, else one and some.
+
+    >>> _without_commas("2,345", counts=True), _without_commas("2,345", counts=False)
+    ('2345', '2.345')
+    >>> _without_commas("1.234,5", counts=False)
+    '1234.5'
+    """
     if _GROUPED_BY_DOTS.fullmatch(text):
         return text.replace(".", "").replace(",", ".")
     is_clear = "." in text or text.count(",") > 1
@@ -500,6 +536,10 @@ def read_nccl_line(text: str) -> NcclLine | None:
             work: 6463, last enqueued NCCL work: 6463, last completed NCCL work: 6462.
         … [PG ID 0 PG GUID 0(default_pg) Rank 3] Received a dump signal due to a collective timeout from rank 0 and
             we will try our best to dump the debug info. Last enqueued NCCL work: 11, last completed NCCL work: 10.
+
+    >>> line = read_nccl_line("[rank3]: last enqueued NCCL work: 11, last completed NCCL work: 10.")
+    >>> line.rank, line.last_enqueued, line.last_completed
+    (3, 11, 10)
     """
     if "NCCL" not in text and "watchdog" not in text and "dump signal" not in text:
         return None
@@ -536,7 +576,11 @@ def _work_number(status: re.Match[str] | None, group: int) -> int | None:
 def behind(lines: Iterable[NcclLine]) -> dict[str, tuple[int, ...]]:
     """By group, the ranks that had enqueued less than another of it: the rank that enqueued least never reached the
     collective that the others wait in. Of a rank's lines the last counts. A group of which one rank spoke, or all
-    came equally far, is left out."""
+    came equally far, is left out.
+
+    >>> behind([NcclLine(rank=0, last_enqueued=12), NcclLine(rank=1, last_enqueued=11)])
+    {'': (1,)}
+    """
     reached: dict[str, dict[int, int]] = {}
     for line in lines:
         if line.rank is not None and line.last_enqueued is not None:

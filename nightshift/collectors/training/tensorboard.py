@@ -53,7 +53,22 @@ class _Points:
 
 
 class TensorboardCollector:
-    """New training steps of every run whose event files are found."""
+    r"""New training steps of every run whose event files are found.
+
+    >>> import tempfile
+    >>> def whole(data):  # TFRecord: each part is followed by its masked CRC
+    ...     return data + struct.pack("<I", masked(crc32c(data)))
+    >>> value = b"\x0a\x04loss\x15" + struct.pack("<f", 2.5)  # tag and simple_value
+    >>> event = b"\x09" + struct.pack("<d", 1e9) + b"\x10\x07" + b"\x2a\x0d\x0a\x0b" + value  # time, step, …
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Path(folder, "ml/llm").mkdir(parents=True)
+    ...     file = Path(folder, "ml/llm/events.out.tfevents.1")
+    ...     _ = file.write_bytes(whole(struct.pack("<Q", len(event))) + whole(event))
+    ...     collector = TensorboardCollector(TensorboardCollector.Settings(directory=folder))
+    ...     looks = [collector.collect(time.time(), Inventory(), timeout_s=1.0) for _ in range(2)]
+    >>> [(str(s.subject), s.step.tolist(), s.column("loss").tolist()) for look in looks for s in look.steps]
+    [('job:ml/llm', [7], [2.5])]
+    """
 
     plugin: ClassVar[str] = "tensorboard"
 
@@ -354,7 +369,13 @@ def crc32c(data: bytes) -> int:
 
 
 def masked(crc: int) -> int:
-    """As TFRecord stores it: rotated right by 15 bits, plus a constant."""
+    """As TFRecord stores it: rotated right by 15 bits, plus a constant.
+
+    >>> f"{crc32c(b'123456789'):08x}"  # the check value of CRC-32C
+    'e3069283'
+    >>> f"{masked(crc32c(b'123456789')):08x}"
+    'c78ab0e5'
+    """
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 

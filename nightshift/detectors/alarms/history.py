@@ -30,7 +30,14 @@ KEPT = 512
 
 @dataclass(slots=True)
 class History:
-    """Alarms of one detector that nobody confirmed, and the series-days in which they came; old ones fade."""
+    """Alarms of one detector that nobody confirmed, and the series-days in which they came; old ones fade.
+
+    >>> history = History()
+    >>> history.heard("episode 1", score=2.0, at_s=0.0)
+    >>> history.watch(series=100.0, elapsed_s=DAY_S, at_s=DAY_S)  # a day on, nobody has confirmed it: false
+    >>> round(history.rate(1.5, prior_days=0.0, at_s=DAY_S), 3), round(history.rate(3.0, 0.0, DAY_S), 3)
+    (0.02, 0.01)
+    """
 
     days: float = 0.0
     weight: float = 0.0
@@ -111,7 +118,12 @@ class Purse:
 
 
 def spend(purses: Iterable[Purse]) -> bool:
-    """Takes one page from each; False, and nothing is taken, where one of them has none."""
+    """Takes one page from each; False, and nothing is taken, where one of them has none.
+
+    >>> purses = [Purse(1.0, 3.0, 2.0), Purse(0.1, 1.0, 0.5)]
+    >>> spend(purses), [purse.left for purse in purses]  # the second has no whole page left
+    (False, [2.0, 0.5])
+    """
     purses = list(purses)
     if any(purse.left < 1.0 - 1e-9 for purse in purses):
         return False

@@ -20,8 +20,8 @@ from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.derived_metrics import Deriver
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Detector, Finding, State
-from nightshift.detectors.contract.check import Kind, key, lawful, make
 from nightshift.detectors.contract.streams import EXTREMES, faults
+from nightshift.detectors.contract.testing import Kind, key, lawful, make
 from nightshift.detectors.contract.world import World
 
 BEGINS_AGAIN = {"source"}

@@ -53,7 +53,11 @@ class Pattern:
 
 
 def pattern(cells: Sequence[Cell]) -> Pattern:
-    """The shape of the distinct cells of one GPU."""
+    """The shape of the distinct cells of one GPU.
+
+    >>> pattern([Cell("3", "100"), Cell("3", "101"), Cell("3", "9000")])
+    Pattern(name='one bank', rows=3, banks=1, rows_in_bank=3, row_groups=2)
+    """
     rows = {(c.bank, c.row) for c in cells if c.row is not None}
     banks = {c.bank for c in cells if c.bank is not None}
     if not rows and not banks:
@@ -75,7 +79,11 @@ def pattern(cells: Sequence[Cell]) -> Pattern:
 
 
 def groups(values: Floats, gap: float) -> NDArray[np.int64]:
-    """[n] the group of each value: 0, 1, … in ascending order; neighbours at most `gap` apart are of one group."""
+    """[n] the group of each value: 0, 1, … in ascending order; neighbours at most `gap` apart are of one group.
+
+    >>> groups(np.array([9.0, 1.0, 2.0]), gap=3.0).tolist()
+    [1, 0, 0]
+    """
     order = np.argsort(values, kind="stable")
     steps = np.diff(values[order], prepend=values[order][:1])
     found = np.empty(len(values), dtype=np.int64)
@@ -84,7 +92,11 @@ def groups(values: Floats, gap: float) -> NDArray[np.int64]:
 
 
 def together(erring: int, of: int, chance: float) -> float:
-    """P(at least `erring` of `of` independent GPUs err within a window in which one does with this chance)."""
+    """P(at least `erring` of `of` independent GPUs err within a window in which one does with this chance).
+
+    >>> together(3, 8, 0.001) < 1e-6  # three of eight by chance
+    True
+    """
     from scipy.special import bdtrc  # slow to load, and every command loads this module
 
     return float(bdtrc(erring - 1, of, chance)) if 0 < erring <= of else 1.0

@@ -95,7 +95,15 @@ class EccSettings(CusumSettings):
 
 
 class Ecc:
-    """HBM_IMMINENT and HBM_DEGRADED on the GPU; HBM_DEGRADED on the node or rack whose GPUs err together."""
+    """HBM_IMMINENT and HBM_DEGRADED on the GPU; HBM_DEGRADED on the node or rack whose GPUs err together.
+
+    >>> from nightshift.detectors.contract.testing import START_S, show, tick
+    >>> counts = [0, 0, 1, 1]
+    >>> rows = [{0: {"gpu_ecc_dbe_total": count}, 1: {"gpu_ecc_dbe_total": 0}} for count in counts]
+    >>> show(Ecc(), [tick(START_S + 5 * n, row) for n, row in enumerate(rows)])
+    10 s: firing hbm_degraded gpu:GPU-0
+        HBM degraded: 1 more uncorrected errors
+    """
 
     plugin: ClassVar[str] = "ecc"
     LOOSE: ClassVar[float] = 0.5

@@ -41,7 +41,15 @@ class GpuLostSettings(BaseModel):
 
 
 class GpuLost:
-    """GPU_LOST on the GPU that its node's telemetry no longer shows."""
+    """GPU_LOST on the GPU that its node's telemetry no longer shows.
+
+    >>> from nightshift.detectors.contract.testing import START_S, show, tick
+    >>> seen = [[0, 1] if n < 20 else [0] for n in range(50)]
+    >>> rows = [{gpu: {"gpu_power_w": 600.0} for gpu in gpus} for gpus in seen]
+    >>> show(GpuLost(), [tick(START_S + 5 * n, row) for n, row in enumerate(rows)])
+    215 s: firing gpu_lost gpu:GPU-1
+        Not seen for 120 s while 1 other GPUs of n1 are
+    """
 
     plugin: ClassVar[str] = "gpu_lost"
     Settings = GpuLostSettings

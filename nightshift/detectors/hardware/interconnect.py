@@ -89,7 +89,15 @@ class InterconnectSettings(BaseModel):
 
 
 class Interconnect:
-    """NVLINK_DEGRADED and PCIE_DEGRADED on the GPU or link, NETWORK_DEGRADED on the port."""
+    """NVLINK_DEGRADED and PCIE_DEGRADED on the GPU or link, NETWORK_DEGRADED on the port.
+
+    >>> from nightshift.detectors.contract.testing import START_S, show, tick
+    >>> replays = [max(0, n - 60) for n in range(120)]  # none for five minutes, then one at every look
+    >>> rows = [{0: {"gpu_pcie_replay_total": count}, 1: {"gpu_pcie_replay_total": 0}} for count in replays]
+    >>> show(Interconnect(), [tick(START_S + 5 * n, row) for n, row in enumerate(rows)])
+    420 s: firing pcie_degraded gpu:GPU-0
+        PCIe replays: 12.0 per minute, 2 stretches in a row
+    """
 
     plugin: ClassVar[str] = "interconnect"
     Settings = InterconnectSettings

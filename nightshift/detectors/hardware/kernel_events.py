@@ -30,7 +30,16 @@ class KernelEventSettings(BaseModel):
 
 
 class KernelEvents:
-    """OOM_KILL on the node; GPU_LOST, NVLINK_DEGRADED and PCIE_DEGRADED on the GPU of the line, else its node."""
+    """OOM_KILL on the node; GPU_LOST, NVLINK_DEGRADED and PCIE_DEGRADED on the GPU of the line, else its node.
+
+    >>> from nightshift.detectors.contract.testing import START_S, show, tick
+    >>> line = "Memory cgroup out of memory: Killed process 4242 (python) total-vm:90000000kB, anon-rss:64000000kB"
+    >>> show(KernelEvents(), [tick(START_S, kernel=[line]), tick(START_S + 700)])
+    0 s: firing oom_kill node:n1
+        The kernel killed python for want of memory
+    700 s: clear oom_kill node:n1
+        Nothing more for 600 s
+    """
 
     plugin: ClassVar[str] = "kernel_events"
     Settings = KernelEventSettings

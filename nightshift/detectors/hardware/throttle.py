@@ -59,7 +59,15 @@ class ThrottleSettings(BaseModel):
 
 
 class Throttle:
-    """THROTTLE on the GPU whose clock is held down while it works."""
+    """THROTTLE on the GPU whose clock is held down while it works.
+
+    >>> from nightshift.detectors.contract.testing import START_S, show, tick
+    >>> busy = {"gpu_utilization_percent": 95.0, "gpu_sm_clock_mhz": 1980.0, "gpu_throttle_reasons": 0.0}
+    >>> hot = {**busy, "gpu_sm_clock_mhz": 1500.0, "gpu_throttle_reasons": float(0x40)}  # slowed down by heat
+    >>> show(Throttle(), [tick(START_S + 5 * n, {0: busy if n < 60 else hot, 1: busy}) for n in range(120)])
+    385 s: firing throttle gpu:GPU-0
+        Works at 1500 MHz, 13 % of its clock lost to hardware thermal slowdown
+    """
 
     plugin: ClassVar[str] = "throttle"
     LOOSE: ClassVar[float] = 0.1

@@ -66,7 +66,16 @@ class _Burst:
 
 
 class XidDetector:
-    """XID on the GPU of the line, or on its node where the PCI address is unknown."""
+    """XID on the GPU of the line, or on its node where the PCI address is unknown.
+
+    >>> from nightshift.detectors.contract.testing import START_S, show, tick
+    >>> line = "NVRM: Xid (PCI:0000:9b:00): 79, pid=4242, name=python, GPU has fallen off the bus."
+    >>> show(XidDetector(), [tick(START_S, kernel=[line]), tick(START_S + 700)])
+    0 s: firing xid node:n1
+        Xid 79 (GPU has fallen off the bus); recovery: reboot_node
+    700 s: clear xid node:n1
+        Nothing more for 600 s
+    """
 
     plugin: ClassVar[str] = "xid"
     Settings = XidSettings

@@ -47,7 +47,15 @@ _SAY = {
 
 
 class Divergence:
-    """LOSS_DIVERGED and LOSS_NONFINITE on the rank or job whose log printed the loss."""
+    """LOSS_DIVERGED and LOSS_NONFINITE on the rank or job whose log printed the loss.
+
+    >>> from nightshift.detectors.contract.testing import JOB, START_S, show, steps, tick
+    >>> losses = [4.0 - 0.01 * n if n < 100 else 9.0 for n in range(120)]
+    >>> printed = [steps(JOB, n, [START_S + n], {"loss": [loss]}) for n, loss in enumerate(losses)]
+    >>> show(Divergence(), [tick(START_S + n, series=[one]) for n, one in enumerate(printed)])
+    108 s: firing loss_diverged job:ml/train
+        Loss stays far above its baseline: 3.12 → 8.4 since step 100
+    """
 
     plugin: ClassVar[str] = "divergence"
     LOOSE: ClassVar[float] = 0.3

@@ -68,6 +68,13 @@ def lost(
 
     recent [n, ≥ LOST_STEPS]: losses, newest last; base, sigma (noise), progress (fall since the run began): [n], in
     units of the loss. level: the smallest rise that counts, as a share of the baseline; strength: times as much.
+
+    >>> flat = np.full((1, 12), 4.0)  # a run that had come from 4.5 down to 2, at 4 for twelve steps
+    >>> lost(flat, np.array([2.0]), np.array([0.01]), np.array([2.5]), level=0.2, strength=1.0).tolist()
+    [True]
+    >>> falls = np.linspace(4.0, 3.0, 12)[None, :]  # new data: part of the rise falls back at once
+    >>> lost(falls, np.array([2.0]), np.array([0.01]), np.array([2.5]), level=0.2, strength=1.0).tolist()
+    [False]
     """
     window = recent[:, -LOST_STEPS:]
     half = LOST_STEPS // 2

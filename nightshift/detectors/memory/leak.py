@@ -52,7 +52,16 @@ UNLIMITED_HEADROOM_BYTES = 16 * GIB
 
 
 class MemoryLeak:
-    """GPU_MEMORY_LEAK on GPUs and MIG instances, HOST_MEMORY_LEAK on containers."""
+    """GPU_MEMORY_LEAK on GPUs and MIG instances, HOST_MEMORY_LEAK on containers.
+
+    >>> from nightshift.detectors.contract.testing import START_S, show, tick
+    >>> def rows(n):
+    ...     used = {g: 40e9 + (4e7 * n if g == 0 else 0.0) for g in range(8)}  # GPU 0 grows by 8 MB/s
+    ...     return {g: {"gpu_memory_used_bytes": b, "gpu_memory_free_bytes": 80e9 - b} for g, b in used.items()}
+    >>> show(MemoryLeak(), [tick(START_S + 5 * n, rows(n)) for n in range(160)])
+    260 s: firing gpu_memory_leak gpu:GPU-0
+        GPU memory climbs +26.82 GiB/h for 3 min; the job's 7 other ranks +0.00 GiB/h; limit in 1.3 h
+    """
 
     plugin: ClassVar[str] = "memory_leak"
     LOOSE: ClassVar[float] = 0.2

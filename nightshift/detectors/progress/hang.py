@@ -53,7 +53,19 @@ class HangSettings(BaseModel):
 
 
 class Hang(RunDetector):
-    """HANG on the rank or job whose steps stopped."""
+    """HANG on the rank or job whose steps stopped.
+
+    >>> from nightshift.detectors.contract.testing import JOB, START_S, show, steps, tick
+    >>> works = {"gpu_utilization_percent": 97.0, "gpu_power_w": 600.0, "gpu_memory_used_bytes": 6e10}
+    >>> spins = {**works, "gpu_power_w": 200.0}
+    >>> def look(n):
+    ...     at_s, goes_on = START_S + 5 * n, n < 60
+    ...     said = [steps(JOB, n, [at_s], {"loss": [2.0]})] if goes_on else []
+    ...     return tick(at_s, dict.fromkeys(range(8), works if goes_on else spins), series=said)
+    >>> show(Hang(), [look(n) for n in range(120)])
+    475 s: firing hang job:ml/train
+        No step for 180 s after step 59 (typical 5 s); 0 of 8 GPUs idle, the others spin
+    """
 
     plugin: ClassVar[str] = "hang"
     fault: ClassVar[Fault] = Fault.HANG

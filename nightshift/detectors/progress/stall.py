@@ -50,7 +50,19 @@ class StallSettings(BaseModel):
 
 
 class DataStall(RunDetector):
-    """DATA_STALL on the rank or job whose steps stop while its GPUs idle."""
+    """DATA_STALL on the rank or job whose steps stop while its GPUs idle.
+
+    >>> from nightshift.detectors.contract.testing import JOB, START_S, show, steps, tick
+    >>> works = {"gpu_utilization_percent": 97.0, "gpu_power_w": 600.0}
+    >>> idles = {"gpu_utilization_percent": 0.0, "gpu_power_w": 110.0}
+    >>> def look(n):  # from the 30th look on, steps pause for 25 s of every 50
+    ...     at_s, pauses = START_S + 5 * n, n >= 30 and n % 10 >= 5
+    ...     said = [] if pauses else [steps(JOB, 5 * n, [at_s - 4 + k for k in range(5)], {"loss": [2.0] * 5})]
+    ...     return tick(at_s, dict.fromkeys(range(8), idles if pauses else works), series=said)
+    >>> show(DataStall(), [look(n) for n in range(100)])
+    300 s: firing data_stall job:ml/train
+        3 stalls of up to 26 s cost 60 % of the time while the GPU idles
+    """
 
     plugin: ClassVar[str] = "stall"
     fault: ClassVar[Fault] = Fault.DATA_STALL

@@ -54,6 +54,11 @@ def by_stage(own_s: Floats) -> list[list[int]]:
     a size that divides it, with ranks much more alike than the block differs from the rest. Two workers that are
     alike slow and happen to fill the last block are taken for a stage too: whoever wants them told apart says
     `pipeline_stage`.
+
+    >>> by_stage(np.array([0.50, 0.50, 0.51, 0.50, 0.75, 0.76]))  # the last two carry the loss
+    [[4, 5], [0, 1, 2, 3]]
+    >>> by_stage(np.array([0.50, 0.50, 0.51, 0.50, 0.50, 0.76]))  # one slow worker is no stage
+    [[0, 1, 2, 3, 4, 5]]
     """
     n = len(own_s)
     everyone = [list(range(n))]
@@ -79,7 +84,13 @@ def _apart(block: Floats, rest: Floats) -> bool:
 
 def few_and_apart(ratio: Sequence[float], slow: Sequence[bool]) -> set[int]:
     """Which of the `slow` ranks stand apart from all others, as slow workers do, and are few; ratio [n] is a rank's
-    own time over its peers' (NaN where not known). As many as possible. Uneven work has no such gap."""
+    own time over its peers' (NaN where not known). As many as possible. Uneven work has no such gap.
+
+    >>> few_and_apart([1.0, 1.3, 1.0, 1.0, 1.0, 1.0], [False, True, False, False, False, False])
+    {1}
+    >>> few_and_apart([1.0, 1.3, 1.25, 1.2, 1.15, 1.1], [False, True, True, True, True, True])  # uneven work
+    set()
+    """
     order = sorted((n for n in range(len(ratio)) if np.isfinite(ratio[n])), key=lambda n: -ratio[n])
     for count in range(min(sum(slow), int(max(1.0, FEW * len(ratio)))), 0, -1):
         if not all(slow[n] for n in order[:count]):
@@ -131,7 +142,17 @@ class Excess:
 
 
 class Straggler:
-    """STRAGGLER on the rank; its GPUs are among the facts."""
+    """STRAGGLER on the rank; its GPUs are among the facts.
+
+    >>> from nightshift.detectors.contract.testing import START_S, rank, show, steps, tick
+    >>> def look(n):  # rank 3 computes for 0.6 s a step, the others for 0.5 s
+    ...     at_s = START_S + 5 * n
+    ...     took = {r: [0.6 if r == 3 else 0.5] for r in range(8)}
+    ...     return tick(at_s, series=[steps(rank(r), n, [at_s], {"compute_s": took[r]}) for r in took])
+    >>> show(Straggler(), [look(n) for n in range(100)])
+    240 s: firing straggler rank:ml/train#3
+        compute takes 1.20 times as long as at 7 peers (100 % of steps)
+    """
 
     plugin: ClassVar[str] = "straggler"
     LOOSE: ClassVar[float] = 0.3
