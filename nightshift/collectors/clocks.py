@@ -61,7 +61,7 @@ def measured(
     return ClockOffset(clock, offset_s, half_s, sent_s + took_s / 2)
 
 
-class Clocks:
+class ClockOffsets:
     """The best measurement of every clock. Safe to read from other threads while measurements are added."""
 
     def __init__(self, offsets: Iterable[ClockOffset] = (), max_clocks: int = 100_000) -> None:

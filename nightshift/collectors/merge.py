@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from nightshift.collectors.clocks import Clocks
+from nightshift.collectors.clocks import ClockOffsets
 from nightshift.collectors.frame import Frame, LogRecord, SeriesIndex, SourceStatus
 from nightshift.collectors.kernel_log.event import KernelEvent
 from nightshift.collectors.kernel_log.pci import gpu_at
@@ -27,7 +27,7 @@ class Merger:
 
     def __init__(self) -> None:
         self._deriver = Deriver()
-        self._clocks = Clocks()
+        self._clocks = ClockOffsets()
         self._joined: dict[tuple[int, ...], tuple[tuple[SeriesIndex, ...], SeriesIndex]] = {}
 
     def merge(self, batches: Sequence[Batch], at_s: float, inventory: Inventory | None = None) -> Tick:

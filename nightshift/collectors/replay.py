@@ -14,7 +14,7 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.collectors.frame import Reason, SourceStatus
-from nightshift.collectors.recording import Recorded, RecordingError, read, read_header
+from nightshift.collectors.recording import RecordedTick, RecordingError, read, read_header
 from nightshift.collectors.subject import Inventory
 from nightshift.collectors.telemetry.pages import source_subject
 from nightshift.collectors.tick import Batch
@@ -49,8 +49,8 @@ class ReplayCollector:
         self._path = settings.path
         self._timer = clock
         self._source = source_subject(self.plugin, str(settings.path))
-        self._ticks: Iterator[Recorded] | None = None
-        self._next: Recorded | None = None
+        self._ticks: Iterator[RecordedTick] | None = None
+        self._next: RecordedTick | None = None
         self._broken: SourceStatus | None = None
 
     @property
@@ -59,7 +59,7 @@ class ReplayCollector:
 
     def collect(self, now_s: float, inventory: Inventory, timeout_s: float) -> Batch:
         started = self._timer()
-        due: list[Recorded] = []
+        due: list[RecordedTick] = []
         try:
             if self._ticks is None:
                 self._ticks = read(self._path)

@@ -14,7 +14,7 @@ MAX_LINE_BYTES = 2**16
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class TailRead:
     """Whole lines with the byte offset of each, oldest first. `replaced`: the file is another one than before, or
     was cut; `skipped_bytes` were passed over because they were too many or held a line that never ends;
     `changed_s`: when the file was last written (Unix s)."""
@@ -26,12 +26,12 @@ class Read:
 
 
 @dataclass
-class Tail:
+class FileTail:
     r"""One path. The first read starts at most `max_bytes` before the file's end.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile() as log:
-    ...     tail = Tail(Path(log.name), max_bytes=2**20)
+    ...     tail = FileTail(Path(log.name), max_bytes=2**20)
     ...     log.write(b"step 1\nstep 2\nst") and log.flush()
     ...     tail.read().lines  # the last line has not ended yet
     ((0, b'step 1'), (7, b'step 2'))
@@ -43,7 +43,7 @@ class Tail:
     _offset: int = 0
     _skipping: bool = False
 
-    def read(self) -> Read:
+    def read(self) -> TailRead:
         """What was added since the last call. Raises OSError where the file cannot be read.
 
         Where the file was renamed by rotation its last lines are read from the old inode first, if it is still
@@ -69,7 +69,7 @@ class Tail:
                 self._skipping = True
             stream.seek(self._offset)
             lines, passed = self._lines(stream.read(self.max_bytes))
-        return Read((*before, *lines), replaced, skipped + passed, status.st_mtime)
+        return TailRead((*before, *lines), replaced, skipped + passed, status.st_mtime)
 
     def _lines(self, data: bytes) -> tuple[list[tuple[int, bytes]], int]:
         skipped = 0

@@ -42,7 +42,7 @@ def node_of(subject: Subject, inventory: Inventory, at_s: float) -> Subject | No
     return subject if subject.kind is SubjectKind.NODE else inventory.above(subject, SubjectKind.NODE, at_s)
 
 
-class Quiet:
+class QuietPeriods:
     """When each episode's last event was, and what a tick without one means for it."""
 
     def __init__(self, episodes: Episodes, quiet_s: float, *, by_kernel_log: bool = False) -> None:

@@ -29,11 +29,11 @@ class Column:
     shape: tuple[int, ...] = ()
 
 
-class Table:
+class SeriesTable:
     """Columns [capacity, …] by subject. `rows(index)` gives the slots of a frame's rows, in their order.
 
     >>> from nightshift.detectors.contract.testing import gpu
-    >>> table = Table({"best": Column(float, np.nan)})
+    >>> table = SeriesTable({"best": Column(float, np.nan)})
     >>> before, after = (SeriesIndex(gpu(0).kind, tuple(map(gpu, numbers))) for numbers in ((0, 1), (1, 2)))
     >>> rows = table.rows(before, 0.0)
     >>> table["best"][rows] = [10.0, 11.0]

@@ -20,7 +20,7 @@ from nightshift.collectors.tick import Tick
 from nightshift.detectors.alarms.promise import stated
 from nightshift.detectors.base import Fault, Finding, SeriesExhibit, Severity, SnapshotError, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
-from nightshift.detectors.series_table import Column, Table
+from nightshift.detectors.series_table import Column, SeriesTable
 from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 1
@@ -67,7 +67,7 @@ class Serving:
         self._table = self._fresh()
         self._episodes = Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
 
-    def _fresh(self) -> Table:
+    def _fresh(self) -> SeriesTable:
         columns = {name: Column(np.float64, np.nan) for name in _PROGRESS}
         columns |= {
             "epoch": Column(np.int64, -1),
@@ -80,7 +80,7 @@ class Serving:
             "pauses": Column(np.int64, 0),
             "demand": Column(np.float64, np.nan),
         }
-        return Table(columns, self.settings.forget_s)
+        return SeriesTable(columns, self.settings.forget_s)
 
     @property
     def name(self) -> str:

@@ -15,11 +15,11 @@ from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, SnapshotError, State
 from nightshift.detectors.contract.testing import START_S, changes, gpu, inventory, tick
 from nightshift.detectors.outliers.density import BUILT_IN, Density, ModelError, find, load
-from nightshift.detectors.outliers.learning import LearningError, Plan, episodes, learn, looks
+from nightshift.detectors.outliers.learning import LearningError, LearningPlan, episodes, learn, looks
 from nightshift.detectors.outliers.multivariate import Multivariate, MultivariateSettings
 
 METRICS = ("gpu_utilization_percent", "gpu_power_w")
-PLAN = Plan("H200", METRICS, look_s=10.0, persist=3, settle=10)
+PLAN = LearningPlan("H200", METRICS, look_s=10.0, persist=3, settle=10)
 
 
 def draw(rng: np.random.Generator, busy: bool) -> dict[str, float]:

@@ -28,7 +28,7 @@ from nightshift.collectors.http import SourceError
 from nightshift.collectors.kernel_log.lines import MAX_TEXT, KernelLogParser
 from nightshift.collectors.local_time import zone_of
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
-from nightshift.collectors.tail import Tail
+from nightshift.collectors.tail import FileTail
 from nightshift.collectors.telemetry.pages import source_subject
 from nightshift.collectors.tick import Batch
 
@@ -281,7 +281,7 @@ class FileReader:
     def __init__(self, node: Subject, path: Path, max_bytes: int) -> None:
         self._node = node
         self._path = path
-        self._tail = Tail(path, max_bytes)
+        self._tail = FileTail(path, max_bytes)
         self._is_named = False
         self._others: dict[str, None] = {}
         """Hosts of other names; a file of one alone is this machine's, whatever it calls itself."""

@@ -45,7 +45,7 @@ class Busy(Temporary):
         self.status = status
 
 
-class Quiet(Busy):
+class KubeSilent(Busy):
     """Nothing was heard on a watch for a while. Events are served without bookmarks (kubernetes/kubernetes#96052,
     #120348), so of itself that is no fault."""
 
@@ -338,7 +338,7 @@ def _lines(response: Any, stop: Stop, path: str) -> Iterator[bytes]:
         if stop.called.is_set():
             return
         if isinstance(error, ReadTimeoutError):
-            raise Quiet(f"kubernetes: watch of {path}: nothing was heard") from error
+            raise KubeSilent(f"kubernetes: watch of {path}: nothing was heard") from error
         raise Busy(f"kubernetes: watch of {path} broke off: {type(error).__name__}: {error}") from error
 
 

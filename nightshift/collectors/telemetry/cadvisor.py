@@ -19,7 +19,7 @@ from nightshift.collectors.frame import Reason
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.collectors.telemetry.exposition import Layout, Page
 from nightshift.collectors.telemetry.metrics import of_kind
-from nightshift.collectors.telemetry.pages import PageCollector, PageSettings, Plan, Relation
+from nightshift.collectors.telemetry.pages import PageCollector, PagePlan, PageSettings, Relation
 from nightshift.collectors.telemetry.rows import Rows, cells
 from nightshift.collectors.training.workload import WorkloadRule, container_subject, pod_subject
 
@@ -54,7 +54,7 @@ class CadvisorCollector(PageCollector):
         super().__init__(settings, rows, clock)
         self._workload = settings.workload
 
-    def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> Plan:
+    def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> PagePlan:
         entries: dict[SubjectKind, list[tuple[int, Subject, int, float]]] = defaultdict(list)
         relations: set[Relation] = set()
         rejected: Counter[Reason] = Counter()
@@ -88,7 +88,7 @@ class CadvisorCollector(PageCollector):
             if job is not None:
                 relations.add((holder, job))
         placed = [cells(kind, found) for kind, found in entries.items()]
-        return Plan(layout, placed, frozenset(relations), {}, (here,), dict(rejected))
+        return PagePlan(layout, placed, frozenset(relations), {}, (here,), dict(rejected))
 
 
 def _node_name(layout: Layout) -> str:

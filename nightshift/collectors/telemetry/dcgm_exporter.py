@@ -24,7 +24,7 @@ from nightshift.collectors.kernel_log.pci import PCI_FACT, canonical_pci
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.collectors.telemetry.exposition import Layout, Page
 from nightshift.collectors.telemetry.metrics import BOARD, of_kind
-from nightshift.collectors.telemetry.pages import PageCollector, PageSettings, Plan, Relation
+from nightshift.collectors.telemetry.pages import PageCollector, PagePlan, PageSettings, Relation
 from nightshift.collectors.telemetry.rows import Cells, Rows, cells
 from nightshift.collectors.training.workload import WorkloadRule, pod_subject
 
@@ -61,7 +61,7 @@ class DcgmExporterCollector(PageCollector):
         super().__init__(settings, gpu_rows(settings.forget_after_s), clock)
         self._workload = settings.workload
 
-    def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> Plan:
+    def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> PagePlan:
         columns = {kind: rows.column for kind, rows in self._rows.items()}
         return plan_of(layout, columns, self._workload, node, host)
 
@@ -81,7 +81,7 @@ def plan_of(
     workload: WorkloadRule,
     node: str | None,
     host: str,
-) -> Plan:
+) -> PagePlan:
     """Where the samples of DCGM series belong: `columns` by kind and exported name. `node` overrides the Hostname
     label, `host` stands in for it."""
     entries: dict[SubjectKind, list[tuple[int, Subject, int, float]]] = defaultdict(list)
@@ -133,7 +133,7 @@ def plan_of(
     placed += [cells(kind, found) for kind, found in entries.items()]
     at = next((n for n, series in enumerate(layout.series) if series.name == NODE_TIME), None)
     clock = (nodes[0], at) if len(nodes) == 1 else None
-    return Plan(layout, placed, frozenset(relations), facts, nodes, dict(rejected), clock)
+    return PagePlan(layout, placed, frozenset(relations), facts, nodes, dict(rejected), clock)
 
 
 def _metrics_of(kind: SubjectKind) -> SubjectKind:

@@ -29,7 +29,7 @@ from nightshift.collectors.frame import Floats, Ints, Reason
 from nightshift.collectors.subject import MAX_NAME_CHARS, Subject, SubjectKind
 from nightshift.collectors.telemetry.exposition import Layout, Page, Series
 from nightshift.collectors.telemetry.metrics import of_kind
-from nightshift.collectors.telemetry.pages import PageCollector, PageSettings, Plan
+from nightshift.collectors.telemetry.pages import PageCollector, PagePlan, PageSettings
 from nightshift.collectors.telemetry.rows import Rows, cells
 
 _SERVER = SubjectKind.SERVER
@@ -82,7 +82,7 @@ class _Histogram:
 
 
 @dataclass(frozen=True, eq=False)
-class _ServerPlan(Plan):
+class _ServerPlan(PagePlan):
     """sums: of each output cell, the samples that make it up, what to do with them, and their scale."""
 
     sums: Sequence[tuple[Ints, bool, float]] = ()
@@ -114,7 +114,7 @@ class InferenceCollector(PageCollector):
         super().__init__(settings, {_SERVER: Rows(_SERVER, _METRICS, settings.forget_after_s)}, clock)
         self._window_s, self._max_models = settings.window_s, settings.max_models
 
-    def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> Plan:
+    def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> PagePlan:
         sums: dict[tuple[Subject, str], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
         buckets: dict[tuple[Subject, str, str], dict[float, list[int]]] = defaultdict(lambda: defaultdict(list))
         rejected: Counter[Reason] = Counter()
@@ -151,7 +151,7 @@ class InferenceCollector(PageCollector):
         buckets: dict[tuple[Subject, str, str], dict[float, list[int]]],
         node: str | None,
         rejected: Counter[Reason],
-    ) -> Plan:
+    ) -> PagePlan:
         entries: list[tuple[int, Subject, int, float]] = []
         added: list[tuple[Ints, bool, float]] = []
         for (subject, metric), by_name in sums.items():
@@ -186,7 +186,7 @@ class InferenceCollector(PageCollector):
             histograms=histograms,
         )
 
-    def shaped(self, plan: Plan, page: Page, now_s: float) -> tuple[Floats, Floats]:
+    def shaped(self, plan: PagePlan, page: Page, now_s: float) -> tuple[Floats, Floats]:
         assert isinstance(plan, _ServerPlan)
         values = [
             scale * float(np.max(page.values[at]) if is_fullest else np.sum(page.values[at]))

@@ -1,6 +1,6 @@
 """What the collectors of exposition pages share: fetch all, read each, place the samples, say how each answered.
 
-The placing is worked out once per layout of a page (a `Plan`) and again only when its rows change.
+The placing is worked out once per layout of a page (a `PagePlan`) and again only when its rows change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.clocks import ClockOffset, measured
 from nightshift.collectors.frame import Floats, Frame, Reason, SourceStatus
-from nightshift.collectors.http import Answer, Fetcher, HttpSettings, Request, SourceError, checked_url
+from nightshift.collectors.http import Fetcher, HttpRequest, HttpResponse, HttpSettings, SourceError, checked_url
 from nightshift.collectors.subject import MAX_NAME_CHARS, Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.exposition import Layout, Page, PageParser
 from nightshift.collectors.telemetry.rows import Cells, Rows
@@ -56,7 +56,7 @@ class PageSettings(BaseModel):
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class PagePlan:
     """Where a layout's samples belong and which relations its labels tell."""
 
     layout: Layout
@@ -78,7 +78,7 @@ class _Source:
     node: str | None
     parser: PageParser = field(default_factory=PageParser)
     openmetrics: PageParser = field(default_factory=lambda: PageParser(openmetrics=True))
-    plan: Plan | None = None
+    plan: PagePlan | None = None
     told: Inventory | None = None
     booted_s: float = math.nan
 
@@ -105,12 +105,12 @@ class PageCollector(ABC):
         return self.plugin
 
     @abstractmethod
-    def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> Plan:
+    def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> PagePlan:
         """Says where the samples of a new layout belong. `node` is the configured name, `host` and `place`
         (`host:port`) are the address's."""
 
     def collect(self, now_s: float, inventory: Inventory, timeout_s: float) -> Batch:
-        answers = self._fetcher.fetch([Request(source.url) for source in self._sources], timeout_s)
+        answers = self._fetcher.fetch([HttpRequest(source.url) for source in self._sources], timeout_s)
         statuses = [
             self._take(source, answer, now_s, inventory)
             for source, answer in zip(self._sources, answers, strict=True)
@@ -119,7 +119,7 @@ class PageCollector(ABC):
         clocks, self._clocks = self._clocks, []
         return Batch(statuses, [frame for frame in frames if isinstance(frame, Frame)], clocks=clocks)
 
-    def shaped(self, plan: Plan, page: Page, now_s: float) -> tuple[Floats, Floats]:
+    def shaped(self, plan: PagePlan, page: Page, now_s: float) -> tuple[Floats, Floats]:
         """Values and times (Unix s) that the plan's cells stand in; a subclass may join samples here."""
         return page.values, page.times_s
 
@@ -127,7 +127,7 @@ class PageCollector(ABC):
         self._fetcher.close()
 
     def _take(
-        self, source: _Source, answer: Answer | SourceError, now_s: float, inventory: Inventory
+        self, source: _Source, answer: HttpResponse | SourceError, now_s: float, inventory: Inventory
     ) -> SourceStatus:
         covers = source.plan.nodes if source.plan is not None else ()
         if not covers and source.node is not None:
@@ -182,7 +182,7 @@ class PageCollector(ABC):
             covers=plan.nodes or covers,
         )
 
-    def _look_at_clocks(self, source: _Source, plan: Plan, page: Page, answer: Answer) -> None:
+    def _look_at_clocks(self, source: _Source, plan: PagePlan, page: Page, answer: HttpResponse) -> None:
         """Measures the node's clock, and notes a reboot."""
         if plan.clock is not None:
             node, at = plan.clock
@@ -203,7 +203,7 @@ def source_subject(plugin: str, place: str) -> Subject:
     return Subject(SubjectKind.SOURCE, f"{plugin} {place}"[:MAX_NAME_CHARS])
 
 
-def _with_other_driver(before: Plan, now: Plan) -> list[Subject]:
+def _with_other_driver(before: PagePlan, now: PagePlan) -> list[Subject]:
     """The GPUs whose driver was replaced: it counts anew."""
     drivers = {gpu: facts["driver"] for gpu, facts in before.facts.items() if "driver" in facts}
     return [gpu for gpu, facts in now.facts.items() if facts.get("driver", "") not in (drivers.get(gpu), "")]
@@ -214,7 +214,7 @@ def _add(total: dict[Reason, int], more: Mapping[Reason, int]) -> None:
         total[reason] = total.get(reason, 0) + count
 
 
-def tell(inventory: Inventory, before: Plan | None, now: Plan, at_s: float) -> None:
+def tell(inventory: Inventory, before: PagePlan | None, now: PagePlan, at_s: float) -> None:
     """Observes what the labels say and ends what they no longer say.
 
     A GPU that merely vanished from its page stays on its node, where its fault will be looked for; it leaves when

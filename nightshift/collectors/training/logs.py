@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from nightshift.collectors.frame import STEP_COLUMNS, Instant, LogRecord, Reason, SourceStatus, StepSeries
 from nightshift.collectors.local_time import zone_of
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
-from nightshift.collectors.tail import Tail
+from nightshift.collectors.tail import FileTail
 from nightshift.collectors.telemetry.pages import source_subject
 from nightshift.collectors.tick import Batch
 from nightshift.collectors.training.line import CRI, LinePattern, TrainerLine, read_line, read_nccl_line
@@ -51,7 +51,7 @@ class _Points:
 
 @dataclass
 class _File:
-    tail: Tail
+    tail: FileTail
     source: str
     pod: Subject
     job: Subject
@@ -254,7 +254,7 @@ class TrainingLogsCollector:
         pod = pod_subject(namespace, name)
         job, rank = self._settings.workload.place(namespace, name)
         return _File(
-            Tail(path, self._settings.max_bytes),
+            FileTail(path, self._settings.max_bytes),
             f"{self._source.name}/{path.relative_to(self._settings.directory)}"[:500],
             pod,
             job or Subject(SubjectKind.JOB, pod.name),

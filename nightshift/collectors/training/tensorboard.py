@@ -197,7 +197,7 @@ class TensorboardCollector:
         subject = rank_of(job, int(rank)) if rank.isdecimal() and len(rank) < 7 else job
         return _Run(EventFile(path, self._settings.max_bytes), subject, job, path.name[-200:])
 
-    def _points(self, run: _Run, scalars: list[Scalar], now_s: float, rejected: dict[Reason, int]) -> _Points:
+    def _points(self, run: _Run, scalars: list[EventScalar], now_s: float, rejected: dict[Reason, int]) -> _Points:
         points = _Points()
         for scalar in scalars:
             column = self._column(scalar.tag)
@@ -258,7 +258,7 @@ _Value = int | float | bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Scalar:
+class EventScalar:
     """One figure. `t_s` is when it was written (Unix s); `value` may be NaN or infinite, as it was told."""
 
     tag: str
@@ -268,10 +268,10 @@ class Scalar:
 
 
 @dataclass
-class Read:
+class EventsRead:
     """What a look brought. `broken` records were refused; `skipped_bytes` were passed over to find the next."""
 
-    scalars: list[Scalar] = field(default_factory=list)
+    scalars: list[EventScalar] = field(default_factory=list)
     broken: int = 0
     skipped_bytes: int = 0
     replaced: bool = False
@@ -296,9 +296,9 @@ class EventFile:
     _identity: tuple[int, int] | None = None
     _lost: bool = False
 
-    def read(self) -> Read:
+    def read(self) -> EventsRead:
         """What was added since the last look, at most `max_bytes` of it. Raises OSError where it cannot be read."""
-        found = Read()
+        found = EventsRead()
         with self.path.open("rb") as stream:
             status = os.fstat(stream.fileno())
             identity = (status.st_dev, status.st_ino)
@@ -313,7 +313,7 @@ class EventFile:
         self._offset += self._take(data, found)
         return found
 
-    def _take(self, data: bytes, found: Read) -> int:
+    def _take(self, data: bytes, found: EventsRead) -> int:
         """Reads the records that are whole; returns how far it came, which may be beyond the data's end."""
         at = 0
         while True:
@@ -384,7 +384,7 @@ def _unmasked(data: bytes, at: int) -> int:
     return ((turned >> 17) | (turned << 15)) & 0xFFFFFFFF
 
 
-def _event(body: bytes) -> Iterator[Scalar]:
+def _event(body: bytes) -> Iterator[EventScalar]:
     """The scalars of an Event. Raises ValueError where the bytes are no message."""
     t_s, step, summaries = math.nan, 0, []
     for number, value in _fields(body):
@@ -397,7 +397,7 @@ def _event(body: bytes) -> Iterator[Scalar]:
     for summary in summaries:
         for number, value in _fields(summary):
             if number == 1 and isinstance(value, bytes) and (told := _scalar(value)) is not None:
-                yield Scalar(told[0], step, t_s, told[1])
+                yield EventScalar(told[0], step, t_s, told[1])
 
 
 def _scalar(body: bytes) -> tuple[str, float] | None:

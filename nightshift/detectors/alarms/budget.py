@@ -1,13 +1,13 @@
 """The false-alarm budget, in words that a rota understands: false pages per week on this fleet, all detectors.
 
-The budget is split over the statistical detectors by the number of series that each watches; what one does not
-need goes to others. Each alarm costs the false alarms at least this strong that are to be expected per week on this
-fleet: by what this fleet has shown so far (`detectors.alarms.history.History`), which begins with what a tail says
-where there is one, and with one alarm per share where there is none. One that costs more than its detector's
+The budget is split over the statistical detectors by the number of series that each watches; what one does not need
+goes to others. Each alarm costs the false alarms at least this strong that are to be expected per week on this
+fleet: by what this fleet has shown so far (`detectors.alarms.history.AlarmHistory`), which begins with what a tail
+says where there is one, and with one alarm per share where there is none. One that costs more than its detector's
 share, times the pages that quiet times have saved up, does not page: it is kept, told and counted, and pages once
 it is strong enough. So a small fleet hears weak alarms and a large one only strong ones. (Testing many series at
-once by a rate per tick does not hold a rate per week, because the ticks of one series are not independent:
-episodes are counted.)
+once by a rate per tick does not hold a rate per week, because the ticks of one series are not independent: episodes
+are counted.)
 
 Whatever the tails are worth, every page of a statistical detector takes one from a purse that fills at the budget's
 pace, and gives it back where somebody acted on it; one that may drain a node takes one of a second purse too.
@@ -17,7 +17,7 @@ purse is empty, alarms are *not yet promised*: told, counted, part of incidents 
 Alarms of one job merge (`merge_s`); one that returns soon is the same page (`refractory_s`). An event is an event:
 it pages, and states its base rate and the precision that follows; so does what is CERTAIN (`detectors.base`).
 
-What is kept of every detector and every open alarm is saved as versioned JSON (`Kept`).
+What is kept of every detector and every open alarm is saved as versioned JSON (`BudgetState`).
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
-from nightshift.detectors.alarms.history import DAY_S, History, Purse, spend
+from nightshift.detectors.alarms.history import DAY_S, AlarmHistory, Purse, spend
 from nightshift.detectors.base import CERTAIN, Fault, Finding, RateBasis, Severity, SnapshotError, State, StatedRate
 
 VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BudgetLine:
     """One detector's part in the budget. Pages are per week on this fleet, rates per 1,000 series-days.
 
     expected: false pages per week; of statistics, the share, which is kept by counting. stated and realised rate
@@ -82,20 +82,20 @@ class Said(IntEnum):
 
 
 @dataclass(slots=True)
-class Account:
+class DetectorAccount:
     series_days: float = 0.0
     alarms: int = 0
     withheld: int = 0
     paged: int = 0
     confirmed: int = 0
-    history: History = field(default_factory=History)
+    history: AlarmHistory = field(default_factory=AlarmHistory)
 
 
 @dataclass(frozen=True)
-class Kept:
+class BudgetState:
     """A budget's state. left: what the two purses hold; spent: episode → (detector, what it spent, when)."""
 
-    accounts: dict[str, Account]
+    accounts: dict[str, DetectorAccount]
     left: tuple[float, float]
     open: dict[str, Said]
     spent: dict[str, tuple[str, Said, float]]
@@ -119,7 +119,7 @@ class Kept:
         return json.dumps(meta).encode()
 
     @staticmethod
-    def load(state: bytes) -> Kept:
+    def load(state: bytes) -> BudgetState:
         """Takes back a state of this or the previous version. Raises SnapshotError."""
         try:
             meta: dict[str, Any] = json.loads(state)
@@ -129,7 +129,9 @@ class Kept:
             if version == 1:
                 meta = _from_1(meta)
             accounts = {
-                name: Account(float(days), int(alarms), int(held), int(paged), int(right), History.load(history))
+                name: DetectorAccount(
+                    float(days), int(alarms), int(held), int(paged), int(right), AlarmHistory.load(history)
+                )
                 for name, (days, alarms, held, paged, right, history) in meta["accounts"].items()
             }
             left, drains = (float(n) for n in meta["left"])
@@ -141,14 +143,14 @@ class Kept:
             raise SnapshotError(f"budget: not a snapshot: {error!r}") from error
         if not all(map(math.isfinite, (left, drains, *paged_s.values(), last_s or 0.0))):
             raise SnapshotError("budget: a figure is not finite")
-        return Kept(accounts, (left, drains), still, spent, paged_s, last_s)
+        return BudgetState(accounts, (left, drains), still, spent, paged_s, last_s)
 
 
 def _from_1(meta: dict[str, Any]) -> dict[str, Any]:
     """Version 1 had a bucket per detector and no history: what was watched counts, alarms of then as unknown."""
     old = meta["accounts"].items()
     accounts = {
-        n: [days, alarms, held, 0, 0, History(float(days), float(alarms)).saved()]
+        n: [days, alarms, held, 0, 0, AlarmHistory(float(days), float(alarms)).saved()]
         for n, (days, alarms, held, _) in old
     }
     still = {key: int(Said.PAGED if pages else Said.WITHHELD) for key, pages in meta["open"].items()}
@@ -214,7 +216,7 @@ class Budget:
     def __init__(self, settings: BudgetSettings, stated: Mapping[str, StatedRate]) -> None:
         self.settings = settings
         self.stated = dict(stated)
-        self._accounts = {name: Account() for name in stated}
+        self._accounts = {name: DetectorAccount() for name in stated}
         weekly, most = settings.false_pages_per_week, settings.burst
         self._purse = Purse(weekly, most, most)
         self._drains = Purse(weekly * settings.drain_share, 1.0, 1.0)
@@ -289,7 +291,7 @@ class Budget:
         prior_days = 0.0 if tail is None else 1000.0 / max(tail.rate_per_1000, 1e-300)
         return self._weekly(name, 1000.0 * history.rate(-math.inf, prior_days, self._last_s or 0.0))
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[BudgetLine]:
         """What every detector was given, promises on this fleet, and did."""
         shares = self.shares()
         found = []
@@ -304,7 +306,7 @@ class Budget:
                 expected = share
                 rate = self._per_1000(name, share) if share >= 0 else stated.per_1000_series_days
                 realised = account.paged - account.confirmed
-            line = Line(
+            line = BudgetLine(
                 name,
                 stated,
                 self._count(name),
@@ -453,7 +455,7 @@ class Budget:
 
     def snapshot(self) -> bytes:
         """Accounts and open episodes as JSON, so that a restart neither pays twice nor forgets what was said."""
-        kept = Kept(
+        kept = BudgetState(
             self._accounts,
             (self._purse.left, self._drains.left),
             self._open,
@@ -465,8 +467,8 @@ class Budget:
 
     def restore(self, state: bytes) -> None:
         """Takes back a snapshot of this or the previous version. Raises SnapshotError and stays fresh."""
-        kept = Kept.load(state)
-        self._accounts = {name: kept.accounts.get(name, Account()) for name in self.stated}
+        kept = BudgetState.load(state)
+        self._accounts = {name: kept.accounts.get(name, DetectorAccount()) for name in self.stated}
         self._purse.left = min(kept.left[0], self._purse.most)
         self._drains.left = min(kept.left[1], self._drains.most)
         self._spent, self._paged_s, self._open, self._last_s = kept.spent, kept.paged_s, kept.open, kept.last_s

@@ -16,7 +16,7 @@ from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import SnapshotError, State
 from nightshift.detectors.contract.streams import HOSTILE, SILENT, faults, played, silence_after_faults
 from nightshift.detectors.contract.testing import Kind, key, lawful, make, run
-from nightshift.detectors.contract.world import START_S, TICK_S, World
+from nightshift.detectors.contract.world import START_S, TICK_S, HealthyFleet
 
 
 def problems(kind: Kind) -> list[str]:
@@ -57,13 +57,13 @@ on files which that version wrote (tests/detectors/snapshots)."""
 
 def _columnar(kind: Kind) -> list[str]:
     """The work of a tick must not grow series by series. Calls are counted: a stopwatch would time the machine."""
-    few, many = (calls(kind, World(gpus=gpus)) for gpus in (8, 256))
+    few, many = (calls(kind, HealthyFleet(gpus=gpus)) for gpus in (8, 256))
     if many <= 1.5 * few + 200:
         return []
     return [f"columnar: {few} calls for 30 ticks of 8 GPUs, {many} for 256"]
 
 
-def calls(kind: Kind, world: World) -> int:
+def calls(kind: Kind, world: HealthyFleet) -> int:
     """Python calls of 30 healthy ticks after five of warm-up; frames keep their index, as collectors do."""
     detector, inventory = make(kind), world.inventory()
     first = {frame_kind: world.frame(frame_kind, 0, START_S) for frame_kind in world.kinds}

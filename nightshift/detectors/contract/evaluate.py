@@ -39,7 +39,7 @@ class AlarmAt:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class Evaluation:
     """`false_rate` and its interval are per 1,000 series-days; delays in seconds, of the found events."""
 
     events: int
@@ -102,7 +102,7 @@ def garwood(count: int, exposure: float, level: float = 0.95) -> tuple[float, fl
     return (low / exposure, float(gammaincinv(count + 1, 1.0 - tail)) / exposure)
 
 
-def score(events: Sequence[Event], alarms: Sequence[AlarmAt], watched_s: Mapping[str, float]) -> Score:
+def score(events: Sequence[Event], alarms: Sequence[AlarmAt], watched_s: Mapping[str, float]) -> Evaluation:
     """Matches every event with the first alarm of its series within it; all other alarms are false.
 
     watched_s: series → seconds observed. Time inside events, however many overlap, is not healthy time. An alarm
@@ -138,7 +138,7 @@ def score(events: Sequence[Event], alarms: Sequence[AlarmAt], watched_s: Mapping
     days = healthy_s / SECONDS_PER_DAY
     delays = sorted(at_s - events[number].start_s for number, at_s in first.items())
     low, high = garwood(false, days)
-    return Score(
+    return Evaluation(
         events=len(events),
         found=len(first),
         recall=len(first) / len(events) if events else math.nan,

@@ -38,7 +38,7 @@ from nightshift.detectors.base import (
     SnapshotError,
     StatedRate,
 )
-from nightshift.detectors.ecc.clusters import Cell, over_nodes, pattern, together
+from nightshift.detectors.ecc.clusters import MemoryCell, over_nodes, pattern, together
 from nightshift.detectors.ecc.counters import (
     CORRECTED,
     COUNTERS,
@@ -47,8 +47,8 @@ from nightshift.detectors.ecc.counters import (
     SAY,
     UNCORRECTED,
     Counted,
-    Counters,
     CusumSettings,
+    EccCounters,
 )
 from nightshift.detectors.ecc.hazard import (
     CONSUMED_XIDS,
@@ -57,12 +57,12 @@ from nightshift.detectors.ecc.hazard import (
     HARD_XIDS,
     IMMINENT_FROM,
     SOFT_XIDS,
-    History,
+    ErrorHistory,
 )
 from nightshift.detectors.ecc.saved_state import cells_of, from_1, histories_of, told_by_lines
 from nightshift.detectors.episodes import Alarm, Episodes
 from nightshift.detectors.hardware.xid_catalogue import CATALOGUE
-from nightshift.detectors.quiet_periods import Quiet, deaf, exhibits, node_of
+from nightshift.detectors.quiet_periods import QuietPeriods, deaf, exhibits, node_of
 from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 2
@@ -111,14 +111,14 @@ class Ecc:
 
     def __init__(self, settings: EccSettings | None = None) -> None:
         s = self.settings = settings or EccSettings()
-        self._counters = Counters(s, s.forget_s)
-        self._cells: dict[Subject, set[Cell]] = {}
-        self._history: dict[Subject, History] = {}
+        self._counters = EccCounters(s, s.forget_s)
+        self._cells: dict[Subject, set[MemoryCell]] = {}
+        self._history: dict[Subject, ErrorHistory] = {}
         self._logged: set[Subject] = set()
         """Nodes whose kernel log is known to be read: only there does a missing Xid mean anything."""
         self._together: dict[Subject, float] = {}
         self._episodes = Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
-        self._quiet = Quiet(self._episodes, s.quiet_s)
+        self._quiet = QuietPeriods(self._episodes, s.quiet_s)
         self._spoken: dict[tuple[Fault, Subject], Finding] = {}
         """What this tick has said so far."""
 
@@ -202,12 +202,12 @@ class Ecc:
             subject = event.gpu or event.node
             by_gpu.setdefault(subject, []).append(event)
             cells = self._cells.setdefault(subject, set())
-            cell = Cell(*(event.attributes.get(name) for name in ("bank", "row", "column")))
+            cell = MemoryCell(*(event.attributes.get(name) for name in ("bank", "row", "column")))
             fresh = cell not in cells
             if (cell.bank or cell.row) and len(cells) < KEEP_CELLS:
                 cells.add(cell)
             if event.code in CONSUMED_XIDS | {171}:
-                history = self._history.setdefault(subject, History())
+                history = self._history.setdefault(subject, ErrorHistory())
                 history.add(event.record.at.t_s, event.code in CONSUMED_XIDS)
             slot = self._counters.table.slot(subject)
             if slot is not None and event.code in SOFT_XIDS and cell.row is not None:
@@ -221,7 +221,7 @@ class Ecc:
         for row in np.flatnonzero(counted.uncorrected).tolist():
             subject = frame.index.subjects[row]
             logged = node_of(subject, inventory, at_s) in self._logged
-            self._history.setdefault(subject, History()).add(at_s, consumed=not logged)
+            self._history.setdefault(subject, ErrorHistory()).add(at_s, consumed=not logged)
         for row in np.flatnonzero(counted.took_effect).tolist():
             subject = frame.index.subjects[row]
             self._cells.pop(subject, None)
@@ -365,7 +365,7 @@ class Ecc:
         said = list(dict.fromkeys([*grave, *said]))
         where = pattern(tuple(self._cells.get(subject, ())))
         facts: dict[str, float | str] = {"tier": "imminent" if imminent else "hard" if hard else "soft"}
-        stratum = self._history.get(subject, History()).stratum(at_s, self.settings.settle_s)
+        stratum = self._history.get(subject, ErrorHistory()).stratum(at_s, self.settings.settle_s)
         facts |= stratum.facts() | where.facts() | {"newest_s": newest_s}
         facts |= {"hard_signs": "; ".join(grave)} if grave else {}
         strength = 0.0

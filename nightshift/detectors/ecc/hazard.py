@@ -82,10 +82,10 @@ class Moment:
     consumed: bool
 
 
-class History:
+class ErrorHistory:
     """The uncorrected moments of one GPU's last day.
 
-    >>> history = History()
+    >>> history = ErrorHistory()
     >>> history.add(0.0, consumed=True)
     >>> history.add(60.0, consumed=True)  # within five minutes: the same moment
     >>> history.stratum(100.0).name, round(history.stratum(100.0).share, 2)

@@ -21,7 +21,7 @@ from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, SnapshotError, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
-from nightshift.detectors.series_table import Column, Table
+from nightshift.detectors.series_table import Column, SeriesTable
 from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 1
@@ -59,13 +59,13 @@ class GpuLost:
         self._table = self._fresh()
         self._episodes = Episodes(self.name)
 
-    def _fresh(self) -> Table:
+    def _fresh(self) -> SeriesTable:
         columns = {
             "first_s": Column(np.float64, np.nan),
             "last_s": Column(np.float64, np.nan),
             "looks": Column(np.int32, 0),  # since it was last seen
         }
-        return Table(columns, self.settings.forget_s)
+        return SeriesTable(columns, self.settings.forget_s)
 
     @property
     def name(self) -> str:

@@ -12,7 +12,7 @@ from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding, RateBasis, Severity, SnapshotError, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
-from nightshift.detectors.quiet_periods import Quiet, exhibits
+from nightshift.detectors.quiet_periods import QuietPeriods, exhibits
 from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 1
@@ -49,7 +49,7 @@ class KernelEvents:
         self._aer: dict[Subject, list[float]] = {}
         self._counts: dict[tuple[Fault, Subject], int] = {}
         self._episodes = Episodes(self.name)
-        self._quiet = Quiet(self._episodes, self.settings.quiet_s, by_kernel_log=True)
+        self._quiet = QuietPeriods(self._episodes, self.settings.quiet_s, by_kernel_log=True)
 
     @property
     def name(self) -> str:

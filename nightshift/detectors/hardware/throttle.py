@@ -22,7 +22,7 @@ from nightshift.collectors.tick import Tick
 from nightshift.detectors.alarms.promise import stated
 from nightshift.detectors.base import Fault, Finding, SeriesExhibit, Severity, SnapshotError, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
-from nightshift.detectors.series_table import Column, Rows, Table
+from nightshift.detectors.series_table import Column, Rows, SeriesTable
 from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 1
@@ -79,7 +79,7 @@ class Throttle:
         self._episodes = Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
         self._servers: Frame | None = None
 
-    def _fresh(self) -> Table:
+    def _fresh(self) -> SeriesTable:
         columns = {
             # the references: its own clock when busy and not held, free and at its power cap (MHz)
             **{f"clock{way}": Column(np.float64, np.nan) for way in WAYS},
@@ -93,7 +93,7 @@ class Throttle:
             "ring_t": Column(np.float64, np.nan, (RING,)),
             "ring_n": Column(np.int64, 0),
         }
-        return Table(columns, self.settings.forget_s)
+        return SeriesTable(columns, self.settings.forget_s)
 
     @property
     def name(self) -> str:

@@ -27,7 +27,7 @@ from nightshift.detectors.hardware.xid_catalogue import (
     action_of,
     announced_action,
 )
-from nightshift.detectors.quiet_periods import Quiet, exhibits, node_of
+from nightshift.detectors.quiet_periods import QuietPeriods, exhibits, node_of
 from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 1
@@ -84,7 +84,7 @@ class XidDetector:
         self.settings = settings or XidSettings()
         self._bursts: dict[Subject, _Burst] = {}
         self._episodes = Episodes(self.name)
-        self._quiet = Quiet(self._episodes, self.settings.quiet_s, by_kernel_log=True)
+        self._quiet = QuietPeriods(self._episodes, self.settings.quiet_s, by_kernel_log=True)
 
     @property
     def name(self) -> str:

@@ -23,7 +23,7 @@ from nightshift.detectors.alarms.promise import stated
 from nightshift.detectors.base import CERTAIN, Fault, Finding, SeriesExhibit, Severity, State, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
 from nightshift.detectors.loss.gradient_witness import factor
-from nightshift.detectors.loss.state_machine import RING, LossMachine, LossSettings, Phase, Why
+from nightshift.detectors.loss.state_machine import RING, LossMachine, LossPhase, LossSettings, Why
 from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 5
@@ -225,7 +225,7 @@ class Divergence:
             table["nonfinite"][slot], table["nonfinite_t_s"][slot] = 0, np.nan
         phase = table["phase"][slot]
         diverged = (Fault.LOSS_DIVERGED, subject)
-        if phase == Phase.DIVERGED:
+        if phase == LossPhase.DIVERGED:
             findings.append(self._episodes.fire(self._diverged(slot, subject, at_s, inventory), at_s))
         elif diverged in self._episodes:
             restarted = subject in self._well_below

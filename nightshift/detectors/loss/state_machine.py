@@ -34,7 +34,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.collectors.frame import Floats, Ints
 from nightshift.detectors.loss import gradient_witness
-from nightshift.detectors.series_table import Column, Table
+from nightshift.detectors.series_table import Column, SeriesTable
 
 LOST_STEPS = 12
 LOST = 0.75
@@ -125,7 +125,7 @@ LARGEST_LOSS = 1e30
 """Beyond this a loss counts as infinite: sums of squares of it would overflow."""
 
 
-class Phase(IntEnum):
+class LossPhase(IntEnum):
     WARMUP = 0
     HEALTHY = 1
     WATCHING = 2
@@ -188,7 +188,7 @@ _COLUMNS = {
     "dev": Column(np.float64, 0.0),
     "top": Column(np.float64, np.nan),
     "best": Column(np.float64, np.inf),
-    "phase": Column(np.int8, Phase.WARMUP),
+    "phase": Column(np.int8, LossPhase.WARMUP),
     "why": Column(np.int8, Why.NONE),
     "watched": Column(np.int64, 0),
     "onset_step": Column(np.int64, -1),
@@ -220,22 +220,22 @@ class LossMachine:
 
     def __init__(self, settings: LossSettings, forget_s: float) -> None:
         self.settings = settings
-        self.table = Table(_COLUMNS, forget_s)
+        self.table = SeriesTable(_COLUMNS, forget_s)
 
     def restart(self, slot: int) -> None:
         """A new process: everything learned is let go, but an alarm stays until the new run shows itself well."""
         table = self.table
         phase, why, onset = (table[c][slot] for c in ("phase", "why", "onset_t_s"))
         table.reset(np.array([slot]))
-        if phase == Phase.DIVERGED:
+        if phase == LossPhase.DIVERGED:
             table["why"][slot], table["onset_t_s"][slot] = why, onset
 
     def rewind(self, slot: int) -> None:
         """A step that goes back: the baseline is learned anew, quietly."""
         table = self.table
         table["last_step"][slot] = -1
-        if table["phase"][slot] in (Phase.HEALTHY, Phase.WATCHING):
-            table["phase"][slot] = Phase.WARMUP
+        if table["phase"][slot] in (LossPhase.HEALTHY, LossPhase.WATCHING):
+            table["phase"][slot] = LossPhase.WARMUP
             table["n"][slot] = min(int(table["n"][slot]), self.settings.warmup_steps // 2)
             table["best_level"][slot] = np.inf
             table["block_total"][slot] = 0
@@ -301,7 +301,7 @@ class LossMachine:
         s, table = self.settings, self.table
         base, sigma, progress = self.scales(slots)
         phase = table["phase"][slots]
-        warm = phase == Phase.WARMUP
+        warm = phase == LossPhase.WARMUP
         if warm.any():
             self._warmup(slots[warm], step[warm], t_s[warm])
         spike = base + np.maximum.reduce(
@@ -309,17 +309,17 @@ class LossMachine:
         )
         means = has_scale(base, table["top"][slots], sigma, progress)
         means |= loss > base + BEYOND_DOUBT
-        opens = (phase == Phase.HEALTHY) & (loss > spike) & means
+        opens = (phase == LossPhase.HEALTHY) & (loss > spike) & means
         opened = slots[opens]
-        table["phase"][opened] = Phase.WATCHING
+        table["phase"][opened] = LossPhase.WATCHING
         table["watched"][opened] = 0
         table["low"][opened], table["low_at"][opened] = np.nan, 0
         table["onset_step"][opened], table["onset_t_s"][opened] = step[opens], t_s[opens]
-        watch = slots[table["phase"][slots] == Phase.WATCHING]
+        watch = slots[table["phase"][slots] == LossPhase.WATCHING]
         if len(watch):
             table["watched"][watch] += 1
             self._watch(watch)
-        ill = slots[phase == Phase.DIVERGED]
+        ill = slots[phase == LossPhase.DIVERGED]
         if len(ill):
             self._recovery(ill)
 
@@ -329,11 +329,11 @@ class LossMachine:
         top = table["top"][slots]
         early = (table["n"][slots] >= s.far_steps) & (last > top + 0.3 * np.abs(top) + BEYOND_DOUBT)
         blown = slots[early]
-        table["phase"][blown], table["why"][blown] = Phase.DIVERGED, Why.EARLY
+        table["phase"][blown], table["why"][blown] = LossPhase.DIVERGED, Why.EARLY
         table["onset_step"][blown], table["onset_t_s"][blown] = step[early], t_s[early]
         table["decided_step"][blown] = step[early]
         ready = slots[~early & (table["n"][slots] >= s.warmup_steps)]
-        table["phase"][ready] = Phase.HEALTHY
+        table["phase"][ready] = LossPhase.HEALTHY
 
     def _back(self, slots: Slots) -> Floats:
         """The excess over the baseline below which a loss counts as back."""
@@ -380,22 +380,22 @@ class LossMachine:
         still = watched - table["low_at"][slots] >= np.maximum(24, PATIENCE * watched)
         stuck = (watched >= 72) & (late - base > above) & still & ~back
         for sign, why in ((diverged, Why.FAR), (gone, Why.LOST), (climbs, Why.CLIMBS), (broken, Why.GRADIENT)):
-            self._settle(slots[sign & (table["phase"][slots] == Phase.WATCHING)], why)
+            self._settle(slots[sign & (table["phase"][slots] == LossPhase.WATCHING)], why)
         diverged |= gone | climbs | broken
         self._settle(slots[stuck & ~diverged], Why.STUCK)
         recovered = slots[back]
         long = recovered[table["watched"][recovered] >= 30]
         table["best_level"][long] = np.inf
         table["block_total"][long] = 0
-        table["phase"][recovered] = Phase.HEALTHY
+        table["phase"][recovered] = LossPhase.HEALTHY
         accept = slots[(watched >= s.watch_steps) & ~back & ~diverged & ~stuck]
-        table["phase"][accept] = Phase.HEALTHY
+        table["phase"][accept] = LossPhase.HEALTHY
         table["base"][accept] = table["fast"][accept] = self.recent(accept, 24).mean(axis=1)
         table["best_level"][accept] = np.inf
         table["block_total"][accept] = 0
 
     def _settle(self, slots: Slots, why: Why) -> None:
-        self.table["phase"][slots], self.table["why"][slots] = Phase.DIVERGED, why
+        self.table["phase"][slots], self.table["why"][slots] = LossPhase.DIVERGED, why
         self.table["decided_step"][slots] = self.table["last_step"][slots]
 
     def _recovery(self, slots: Slots) -> None:
@@ -409,7 +409,7 @@ class LossMachine:
         with np.errstate(invalid="ignore"):
             back = (window.mean(axis=1) - base < limit) & (since >= s.clear_steps)
         healed = slots[back]
-        table["phase"][healed], table["why"][healed] = Phase.HEALTHY, Why.NONE
+        table["phase"][healed], table["why"][healed] = LossPhase.HEALTHY, Why.NONE
         table["best_level"][healed] = np.inf
         table["block_total"][healed] = 0
 
@@ -417,7 +417,7 @@ class LossMachine:
         """Baseline, noise, best and block levels from steps outside watches."""
         table, s = self.table, self.settings
         phase = table["phase"][slots]
-        learning = (phase == Phase.WARMUP) | (phase == Phase.HEALTHY)
+        learning = (phase == LossPhase.WARMUP) | (phase == LossPhase.HEALTHY)
         slots, loss = slots[learning], loss[learning]
         if len(slots) == 0:
             return
@@ -448,7 +448,7 @@ class LossMachine:
         table["blocks"][slots, column] = table["block_sum"][slots] / BLOCK_STEPS
         table["block_total"][slots] += 1
         table["block_sum"][slots], table["block_n"][slots] = 0.0, 0
-        ready = slots[(table["block_total"][slots] >= 8) & (table["phase"][slots] == Phase.HEALTHY)]
+        ready = slots[(table["block_total"][slots] >= 8) & (table["phase"][slots] == LossPhase.HEALTHY)]
         if len(ready) == 0:
             return
         offsets = np.arange(-8, 0)

@@ -21,7 +21,7 @@ from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, SnapshotError, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
 from nightshift.detectors.outliers.density import Density, find
-from nightshift.detectors.series_table import Column, Table
+from nightshift.detectors.series_table import Column, SeriesTable
 from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 1
@@ -73,7 +73,7 @@ class Multivariate:
         """With the example model, for the contract check and the benchmarks."""
         return cls(MultivariateSettings(model="h200"))
 
-    def _fresh(self) -> Table:
+    def _fresh(self) -> SeriesTable:
         d = len(self.density.metrics) if self.density else 1
         persist = self.density.persist if self.density else 1
         columns = {
@@ -85,7 +85,7 @@ class Multivariate:
             "known": Column(np.bool_, 0),
             "looked_s": Column(np.float64, np.nan),
         }
-        return Table(columns, self.settings.forget_s)
+        return SeriesTable(columns, self.settings.forget_s)
 
     @property
     def name(self) -> str:

@@ -21,8 +21,8 @@ from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding, SeriesExhibit, Severity
 from nightshift.detectors.episodes import Alarm
 from nightshift.detectors.progress.activity import Activity
-from nightshift.detectors.progress.rhythm import Progress, Rhythm
-from nightshift.detectors.progress.stopped_runs import RunDetector, Runs
+from nightshift.detectors.progress.rhythm import Rhythm, StepRhythms
+from nightshift.detectors.progress.stopped_runs import FollowedRuns, RunDetector
 
 PAUSE, PAUSES_TO = 1.5, 5.0
 """A silence this many times as long as the longest pause that ended by itself is none of its kind; pauses excuse a
@@ -78,9 +78,11 @@ class Hang(RunDetector):
         self.settings = settings or HangSettings()
         self._runs = self._fresh()
 
-    def _fresh(self) -> Runs:
+    def _fresh(self) -> FollowedRuns:
         activity = Activity(count=int(2 * self.settings.hang_s / 15.0) + 64)
-        return Runs(self.name, Progress(8.0, 2.0, 60.0), activity, self.stated.per_1000_series_days / 1000.0)
+        return FollowedRuns(
+            self.name, StepRhythms(8.0, 2.0, 60.0), activity, self.stated.per_1000_series_days / 1000.0
+        )
 
     def _stepped(
         self, subject: Subject, rhythm: Rhythm, count: int, tick: Tick, inventory: Inventory

@@ -19,7 +19,7 @@ from nightshift.collectors.tick import Tick
 from nightshift.collectors.training.workload import rank_of
 from nightshift.detectors.base import Fault, Finding, RateBasis, Severity, SnapshotError, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
-from nightshift.detectors.quiet_periods import Quiet, exhibits
+from nightshift.detectors.quiet_periods import QuietPeriods, exhibits
 from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 1
@@ -57,7 +57,7 @@ class NcclWatchdog:
     def __init__(self, settings: NcclWatchdogSettings | None = None) -> None:
         self.settings = settings or NcclWatchdogSettings()
         self._episodes = Episodes(self.name)
-        self._quiet = Quiet(self._episodes, self.settings.quiet_s)
+        self._quiet = QuietPeriods(self._episodes, self.settings.quiet_s)
 
     @property
     def name(self) -> str:

@@ -20,9 +20,9 @@ from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding, SeriesExhibit, Severity
 from nightshift.detectors.episodes import Alarm
 from nightshift.detectors.progress.activity import Activity
-from nightshift.detectors.progress.rhythm import Gap, Progress, Rhythm
+from nightshift.detectors.progress.rhythm import Gap, Rhythm, StepRhythms
 from nightshift.detectors.progress.starvation import Starvation, Waits
-from nightshift.detectors.progress.stopped_runs import RunDetector, Runs
+from nightshift.detectors.progress.stopped_runs import FollowedRuns, RunDetector
 
 DRAWS = 0.95
 """A GPU that waits more than it did draws less than this share of what it drew."""
@@ -75,12 +75,12 @@ class DataStall(RunDetector):
         self.settings = settings or StallSettings()
         self._runs = self._fresh()
 
-    def _fresh(self) -> Runs:
+    def _fresh(self) -> FollowedRuns:
         s = self.settings
-        progress = Progress(s.gap_ratio, s.gap_s, s.window_s)
+        progress = StepRhythms(s.gap_ratio, s.gap_s, s.window_s)
         activity = Activity(count=int(s.window_s / 15.0) + 4)
         cost = self.stated.per_1000_series_days / 1000.0
-        return Runs(self.name, progress, activity, cost, Starvation())
+        return FollowedRuns(self.name, progress, activity, cost, Starvation())
 
     def _stepped(
         self, subject: Subject, rhythm: Rhythm, count: int, tick: Tick, inventory: Inventory

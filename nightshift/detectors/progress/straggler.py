@@ -26,7 +26,7 @@ from nightshift.collectors.tick import Tick
 from nightshift.detectors.alarms.promise import stated
 from nightshift.detectors.base import Fault, Finding, SeriesExhibit, Severity, SnapshotError, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
-from nightshift.detectors.series_table import Column, Table
+from nightshift.detectors.series_table import Column, SeriesTable
 from nightshift.detectors.snapshot import pack, unpack
 
 APART = 0.04
@@ -163,7 +163,7 @@ class Straggler:
         columns = {name: Column(np.float64, np.nan, (RING,)) for name in SIGNALS}
         columns |= {"step": Column(np.int64, -1, (RING,)), "last_s": Column(np.float64, -np.inf)}
         columns |= {"suspect_s": Column(np.float64, np.inf), "news": Column(np.bool_, 0)}
-        self._table = Table(columns, self.settings.forget_s)
+        self._table = SeriesTable(columns, self.settings.forget_s)
         self._judged_s = -np.inf
         self._limits: dict[Subject, tuple[float, float]] = {}
         """GPU → (power limit in W, when it was seen), of ranks that were slow and of their peers."""
