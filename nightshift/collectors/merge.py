@@ -36,6 +36,7 @@ class Merger:
         by_kind: dict[SubjectKind, list[Frame]] = defaultdict(list)
         for batch in batches:
             for frame in batch.frames:
+                # a frame without rows would make its kind look observed, and found empty
                 if len(frame.index):
                     by_kind[frame.kind].append(frame)
         clocks = tuple(offset for batch in batches for offset in batch.clocks)
@@ -60,6 +61,7 @@ class Merger:
             frames,
             tuple(steps for batch in batches for steps in batch.steps),
             tuple(logs),
+            # sources answer in any order; detectors take the first error of a burst for its cause
             tuple(sorted(events, key=lambda event: event.record.at.t_s)),
             _one_status_each([status for batch in batches for status in batch.sources]),
             clocks,

@@ -56,7 +56,9 @@ class FileTail:
             before: list[tuple[int, bytes]] = []
             if self._identity is None:
                 self._offset = max(0, status.st_size - self.max_bytes)
+                # a start in the middle of the file is most likely in the middle of a line
                 self._skipping = self._offset > 0
+            # shorter than what was read: cut in place (logrotate's copytruncate), under the same inode
             elif identity != self._identity or status.st_size < self._offset:
                 replaced = True
                 if identity != self._identity:
@@ -82,6 +84,7 @@ class FileTail:
             self._offset += end
             self._skipping = False
         whole = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        # a line that never ends (binary data) must not be read again and again from its beginning
         if whole == 0 and len(data) > MAX_LINE_BYTES:
             self._offset += len(data)
             self._skipping = True

@@ -68,6 +68,7 @@ class SeriesTable:
 
         A subject that stands twice in one index shares a slot; its last row wins.
         """
+        # collectors keep the index object while membership is unchanged: identity saves a walk over all rows
         if index is not self._index:
             self._forget(at_s)
             self._rows = self._first(index, at_s) if not self.subjects else self.take(index.subjects, at_s)

@@ -87,6 +87,7 @@ class SourceLost:
                 back = self._episodes.clear(Fault.SOURCE_LOST, source, tick.at_s, "The source answers again")
                 findings += [back] if back else []
             else:
+                # a source that never answered is lost from its first look on, not from the epoch
                 self._good_s.setdefault(source, tick.at_s)
                 self._last[source] = status
         for source in list(self._good_s):

@@ -186,6 +186,7 @@ class KmsgReader:
             try:
                 raw = os.read(self._descriptor, _KMSG_BYTES)
             except OSError as error:
+                # the kernel overwrote what was not read yet; the next read goes on with the oldest line there is
                 if error.errno == errno.EPIPE:
                     lines.lost.append((len(lines.records), "the kernel's buffer was overrun"))
                     continue
@@ -265,6 +266,7 @@ class JournalReader:
             return
         boot = str(row.get("_BOOT_ID", ""))
         at = Instant(micros / 1e6, 0.0, self._node.name)
+        # a boot that is read from its middle has no first line of its own, by which the parser knows a reboot
         if self._boot not in (None, boot):
             lines.records.append(LogRecord(at, "journald", self._node, "Linux version (new boot id)", micros))
         self._boot, self._cursor = boot, str(row.get("__CURSOR", "")) or self._cursor
@@ -304,6 +306,7 @@ class FileReader:
         told = [(offset, line) for offset, line in found if line is not None and line.text is not None]
         for _, line in told:
             self._heed(line.host)
+        # a file of one other name is this machine's under another name; of several, no guess is safe
         if not self._is_named and len(self._others) > 1:
             several = f"{self._path} has lines of several hosts ({', '.join(list(self._others)[:3])}, …)"
             raise SourceError(Reason.MALFORMED, f"{several}: give this one's name in the log as `node`")
@@ -312,6 +315,7 @@ class FileReader:
             line is None and bool(raw.strip()) for (_, line), (_, raw) in zip(found, read.lines, strict=True)
         )
         self._is_known |= any(line is not None for _, line in found)
+        # one odd line is noise; ten and no good one are another kind of file, and silence would look like health
         if unknown >= _ENOUGH and not self._is_known:
             raise SourceError(Reason.MALFORMED, f"no line of {self._path} is of a syslog's or dmesg's known form")
         lines.malformed = len(told) - len(ours) + unknown

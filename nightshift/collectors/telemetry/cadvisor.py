@@ -71,6 +71,7 @@ class CadvisorCollector(PageCollector):
                 continue
             container, pod = series.label("container"), series.label("pod")
             namespace = series.label("namespace")
+            # sums over a pod or a slice, and the pause container, would be counted beside the containers themselves
             if not (container and pod and namespace) or container == _PAUSE:
                 continue
             if series.label("cpu", _ALL_CPUS) != _ALL_CPUS:

@@ -67,6 +67,7 @@ class Rates:
             again = seen & (elapsed == 0) & (increase == 0)
             put_back = elapsed < -self._max_gap_s
             late = seen & (((elapsed < 0) & ~put_back) | ((elapsed == 0) & (increase != 0)))
+            # two extremes of a float may be infinitely far apart: an infinite increase is no rate
             usable = seen & (elapsed > 0) & (elapsed <= self._max_gap_s) & (increase >= 0) & (increase < np.inf)
             rate = np.where(usable, increase / elapsed, np.where(again, self._rate, np.nan))
         keep = ~seen | late
@@ -109,6 +110,7 @@ class Deriver:
         counters = tuple(dict.fromkeys(name for d in asked for name in (d.counter, d.per) if name))
         if not counters:
             return frame
+        # another exporter's columns: the rows of the last values mean other counters now
         if self._counters.get(kind) != counters:
             self._counters[kind], self._rates[kind] = counters, Rates(len(counters))
         places = [frame.columns[name] for name in counters]

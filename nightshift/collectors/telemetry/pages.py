@@ -129,28 +129,14 @@ class PageCollector(ABC):
     def _take(
         self, source: _Source, answer: HttpResponse | SourceError, now_s: float, inventory: Inventory
     ) -> SourceStatus:
+        # also for a page that failed: what is unwatched now is what the source covered before
         covers = source.plan.nodes if source.plan is not None else ()
         if not covers and source.node is not None:
             covers = (Subject(SubjectKind.NODE, source.node),)
         if isinstance(answer, SourceError):
             return SourceStatus(source.subject, now_s, False, answer.reason, answer.detail, covers=covers)
-        body, whole = answer.body, not answer.body or answer.body.endswith(b"\n")
-        openmetrics = answer.content_type.startswith("application/openmetrics-text")
-        if openmetrics:  # it has to say where it ends, and Prometheus refuses it otherwise
-            whole = body.rstrip().endswith(b"# EOF")
-        if not body.endswith(b"\n"):
-            body = body[: body.rfind(b"\n") + 1]  # the last value may be cut: 12345 reads as 123
-        page = (source.openmetrics if openmetrics else source.parser).parse(body)
-        plan = source.plan
-        if plan is None or plan.layout is not page.layout:
-            address = urlsplit(source.url)
-            plan = self.plan(page.layout, page, address.hostname or "", source.node, address.netloc)
-        if plan is not source.plan or source.told is not inventory:
-            tell(inventory, source.plan if source.told is inventory else None, plan, now_s)
-            if source.plan is not None:
-                for rows in self._rows.values():
-                    rows.renew(_with_other_driver(source.plan, plan))
-            source.plan, source.told = plan, inventory
+        page, cut = _read(source, answer)
+        plan = self._plan_for(source, page, now_s, inventory)
         rejected = dict(page.rejected)
         _add(rejected, plan.rejected)
         self._look_at_clocks(source, plan, page, answer)
@@ -161,15 +147,10 @@ class PageCollector(ABC):
             rows = self._rows[where.kind]
             _add(rejected, rows.put(where, values, times_s, now_s, blanks=self.blanks))
         reason, detail = None, ""
-        if not whole:
-            cut = "inside a line" if len(body) < len(answer.body) else "without # EOF"
+        if cut:
             reason, detail = Reason.TRUNCATED, f"the page ends {cut} after {len(answer.body)} bytes"
-        elif not used and not any(
-            name in rows.column for name in page.layout.types for rows in self._rows.values()
-        ):
-            reason, detail = Reason.NOT_FOUND, f"none of {len(page.values)} samples is one that {self.plugin} knows"
-        elif not used and rejected:
-            reason, detail = Reason.MALFORMED, f"no sample can be used, {sum(rejected.values())} were refused"
+        elif not used:
+            reason, detail = self._why_unused(page, rejected)
         return SourceStatus(
             source.subject,
             now_s,
@@ -181,6 +162,31 @@ class PageCollector(ABC):
             took_s=answer.took_s,
             covers=plan.nodes or covers,
         )
+
+    def _plan_for(self, source: _Source, page: Page, now_s: float, inventory: Inventory) -> PagePlan:
+        """The plan of this page: the last one while its rows are the same, else a new one, whose relations are
+        told."""
+        before = plan = source.plan
+        if plan is None or plan.layout is not page.layout:
+            address = urlsplit(source.url)
+            plan = self.plan(page.layout, page, address.hostname or "", source.node, address.netloc)
+        if plan is not before or source.told is not inventory:
+            # an inventory that is new here (a restart, a replay) has heard of nothing that the last plan said
+            tell(inventory, before if source.told is inventory else None, plan, now_s)
+            if before is not None:
+                for rows in self._rows.values():
+                    rows.renew(_with_other_driver(before, plan))
+            source.plan, source.told = plan, inventory
+        return plan
+
+    def _why_unused(self, page: Page, rejected: Mapping[Reason, int]) -> tuple[Reason | None, str]:
+        """What is wrong with a page of which no sample is used. A page that declares our metrics and has no sample
+        of them is well: a node without GPUs."""
+        if not any(name in rows.column for name in page.layout.types for rows in self._rows.values()):
+            return Reason.NOT_FOUND, f"none of {len(page.values)} samples is one that {self.plugin} knows"
+        if not rejected:
+            return None, ""
+        return Reason.MALFORMED, f"no sample can be used, {sum(rejected.values())} were refused"
 
     def _look_at_clocks(self, source: _Source, plan: PagePlan, page: Page, answer: HttpResponse) -> None:
         """Measures the node's clock, and notes a reboot."""
@@ -197,6 +203,18 @@ class PageCollector(ABC):
                 for rows in self._rows.values():
                     rows.renew(subjects)
             source.booted_s = source.booted_s if math.isnan(booted_s) else booted_s
+
+
+def _read(source: _Source, answer: HttpResponse) -> tuple[Page, str]:
+    """The page, and where it is cut ("" where it is whole)."""
+    body, whole = answer.body, not answer.body or answer.body.endswith(b"\n")
+    openmetrics = answer.content_type.startswith("application/openmetrics-text")
+    if openmetrics:  # it has to say where it ends, and Prometheus refuses it otherwise
+        whole = body.rstrip().endswith(b"# EOF")
+    if not body.endswith(b"\n"):
+        body = body[: body.rfind(b"\n") + 1]  # the last value may be cut: 12345 reads as 123
+    cut = "inside a line" if len(body) < len(answer.body) else "without # EOF"
+    return (source.openmetrics if openmetrics else source.parser).parse(body), "" if whole else cut
 
 
 def source_subject(plugin: str, place: str) -> Subject:
@@ -226,6 +244,7 @@ def tell(inventory: Inventory, before: PagePlan | None, now: PagePlan, at_s: flo
             inventory.describe(subject, **facts)
     known = before.relations if before is not None else frozenset()
     for child, parent in known - now.relations:
+        # a pod that left its GPU is gone; a GPU that left its page may be lost, and must be found on its node
         if parent.kind is not SubjectKind.NODE:
             inventory.end(child, parent, at_s)
     taken: dict[Subject, set[str]] = defaultdict(set)

@@ -296,6 +296,7 @@ def _read(text: str, patterns: Sequence[LinePattern], t_s: float | None) -> Trai
     step, figures, told = _figures(text)
     if step is None and not figures:
         return None
+    # `rank=3` among the figures is the trainer's own word; a prefix may be the launcher's, of the node
     if told is not None:
         rank = told
     return TrainerLine(step, figures, t_s, rank)
@@ -316,6 +317,7 @@ def _figures(text: str) -> tuple[int | None, dict[str, float], int | None]:
         _set(figures, "loss", match.group(2))
         _set(figures, "step_time_s", match.group(3), 1e-3)
         return _step(match.group(1)), figures, None
+    # nanoGPT's evaluation repeats the step; taken for a step, its loss would look like a jump
     if "val loss" in text and _NANOGPT_EVAL.search(text):
         return None, {}, None
     if "{'" in text and "'loss'" in text:
@@ -337,7 +339,6 @@ def _pairs(text: str) -> tuple[int | None, dict[str, float], int | None]:
     step, figures, rest = _progress(text)
     is_bar, in_epoch = step is not None, False
     rest = rest if is_bar else text
-    told_rank: int | None = None
     pairs = [(m.group(1).lower(), m.group(2), m.group(3), m.start(1)) for m in _PAIR.finditer(rest)]
     if not is_bar and any(_COLUMN_OF.get(key) == "step" for key, _, _, _ in pairs):
         pass
@@ -345,15 +346,7 @@ def _pairs(text: str) -> tuple[int | None, dict[str, float], int | None]:
         told, in_epoch = counted(text)
         step = None if told is None else _step(told)
         pairs += [(key, value, "", at) for key, value, at in spaced(rest)]
-    for key, value, unit, at in pairs:
-        column = _COLUMN_OF.get(key) or (_IN_EPOCH.get(key) if in_epoch else None)
-        if column == "step":
-            step = _step(value) if step is None else step
-        elif column == "rank":
-            told_rank = _step(value)
-        elif column is not None and column not in figures and not of_another(column, rest, at):
-            in_ms = unit == "ms" or key.endswith("_ms")
-            _set(figures, column, value, 1e-3 if in_ms else 1.0)
+    step, told_rank = _take_pairs(pairs, rest, in_epoch, step, figures)
     if "step_time_s" not in figures and (match := _ITER_TIME.search(rest)) is not None:  # DeepSpeed's pipelines
         _set(figures, "step_time_s", match.group(1))
     if step is None:
@@ -361,6 +354,27 @@ def _pairs(text: str) -> tuple[int | None, dict[str, float], int | None]:
     if is_bar and figures.keys() <= {"step_time_s"}:
         return step, {}, told_rank  # a bare progress bar may count anything
     return step, figures, told_rank
+
+
+def _take_pairs(
+    pairs: Sequence[tuple[str, str, str, int]],
+    text: str,
+    in_epoch: bool,
+    step: int | None,
+    figures: dict[str, float],
+) -> tuple[int | None, int | None]:
+    """Sets the figures that are named; (step, rank). The first of a name counts: what follows are means."""
+    rank: int | None = None
+    for key, value, unit, at in pairs:
+        column = _COLUMN_OF.get(key) or (_IN_EPOCH.get(key) if in_epoch else None)
+        if column == "step":
+            step = _step(value) if step is None else step
+        elif column == "rank":
+            rank = _step(value)
+        elif column is not None and column not in figures and not of_another(column, text, at):
+            in_ms = unit == "ms" or key.endswith("_ms")
+            _set(figures, column, value, 1e-3 if in_ms else 1.0)
+    return step, rank
 
 
 def _progress(text: str) -> tuple[int | None, dict[str, float], str]:

@@ -134,6 +134,7 @@ class TensorboardCollector:
                 _count(rejected, Reason.UNAUTHORISED)
                 continue
             if read.replaced:
+                # detectors tell runs apart by name: a file that was replaced is another run
                 run.name += "'"
                 run.open_step, run.open = None, {}
             _count(rejected, Reason.MALFORMED, read.broken)
@@ -162,6 +163,7 @@ class TensorboardCollector:
     def _find(self, inventory: Inventory, now_s: float, rejected: dict[Reason, int]) -> None:
         """Takes up new files, newest first. Raises OSError where the folder cannot be read."""
         root, newest = self._settings.directory, time.time() - self._settings.idle_s
+        # rglob passes silently over a folder that cannot be read: ask for it once, so that the status says so
         next(root.iterdir(), None)
         found: list[tuple[float, Path, re.Match[str]]] = []
         for path in root.rglob("*tfevents*"):
@@ -212,6 +214,7 @@ class TensorboardCollector:
                 run.open_step = scalar.step
             run.open_at_s = t_s
             run.open[column] = scalar.value if math.isfinite(scalar.value) else math.inf
+        # a look without news: a trainer writes the tags of a step at once, so the open one has all of its
         if not scalars:
             _close(run, points)
         return points

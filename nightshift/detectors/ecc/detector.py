@@ -195,6 +195,7 @@ class Ecc:
         """Memory Xids by GPU (by node where the GPU is unknown); notes what they say of cells and of reading."""
         by_gpu: dict[Subject, list[KernelEvent]] = {}
         for event in tick.events:
+            # a gap says that lines are missing: no proof that the log is read
             if event.kind is not KernelEventKind.GAP:
                 self._logged.add(event.node)
             if event.kind is not KernelEventKind.XID or event.code not in HARD_XIDS | SOFT_XIDS:
@@ -226,6 +227,7 @@ class Ecc:
             subject = frame.index.subjects[row]
             self._cells.pop(subject, None)
             self._history.pop(subject, None)
+            # the reset took the bad row out of use: what was imminent ends now, not after `quiet_s`
             if (Fault.HBM_IMMINENT, subject) in self._episodes:
                 self._quiet.last_s[(Fault.HBM_IMMINENT, subject)] = 0.0
 
@@ -234,6 +236,7 @@ class Ecc:
         for row in np.flatnonzero(counted.hard | counted.soft | counted.fired).tolist():
             subject = frame.index.subjects[row]
             hard = bool(counted.hard[row])
+            # said once on the place; GPUs that had their own episode before keep it
             if not hard and subject in crowds and (Fault.HBM_DEGRADED, subject) not in self._episodes:
                 continue
             said = [f"{counted.rose[n][row]:.0f} more {SAY[n]}" for n in COUNTERS[1:] if counted.rose[n][row] > 0]

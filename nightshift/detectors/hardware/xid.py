@@ -24,6 +24,7 @@ from nightshift.detectors.hardware.xid_catalogue import (
     SYMPATHETIC,
     Recovery,
     Tier,
+    Xid,
     action_of,
     announced_action,
 )
@@ -169,24 +170,7 @@ class XidDetector:
         if burst.announced:
             action = announced_action(burst.announced) or action
         codes = sorted({c for _, c in burst.codes})
-        facts: dict[str, float | str] = {
-            "xid": float(code),
-            "codes": " ".join(map(str, codes)),
-            "events": float(len(burst.codes)),
-            "recovery": action.value,
-            "tier": tier.value,
-            "sympathetic": "yes" if set(codes) <= SYMPATHETIC else "no",
-        }
-        if burst.severities:
-            facts["severities"] = " ".join(f"{c}:{word}" for c, word in sorted(burst.severities.items()))
-        if burst.announced:
-            facts["announced_recovery"] = burst.announced
-        if burst.instances:
-            facts["mig_instances"] = " ".join(sorted(burst.instances))
-        if entry is not None:
-            facts |= {"xid_name": entry.name, "meaning": entry.meaning}
-            facts |= {"sources_disagree": entry.disagreement} if entry.disagreement else {}
-            facts |= {"note": entry.note} if entry.note else {}
+        facts = _facts(burst, entry, codes, action, tier)
         severity = Severity.WARNING
         # whichever came first: an application's may; and the line of the error itself may be lost
         broken = any(_tier(c, burst) is Tier.FATAL for c in codes) or announced_action(burst.announced) in _BROKEN
@@ -249,3 +233,26 @@ def _tier(code: int, burst: _Burst) -> Tier:
     if told and tier in (Tier.BY_SUBCODE, Tier.WARNING):
         return Tier.FATAL if told == "fatal" else Tier.WARNING
     return tier
+
+
+def _facts(
+    burst: _Burst, entry: Xid | None, codes: list[int], action: Recovery, tier: Tier
+) -> dict[str, float | str]:
+    """What the log said of a burst, and what the catalogue says of its cause; only what is known."""
+    facts: dict[str, float | str] = {
+        "xid": float(burst.cause),
+        "codes": " ".join(map(str, codes)),
+        "events": float(len(burst.codes)),
+        "recovery": action.value,
+        "tier": tier.value,
+        "sympathetic": "yes" if set(codes) <= SYMPATHETIC else "no",
+    }
+    told: dict[str, float | str] = {
+        "severities": " ".join(f"{code}:{word}" for code, word in sorted(burst.severities.items())),
+        "announced_recovery": burst.announced,
+        "mig_instances": " ".join(sorted(burst.instances)),
+    }
+    if entry is not None:
+        told |= {"xid_name": entry.name, "meaning": entry.meaning}
+        told |= {"sources_disagree": entry.disagreement, "note": entry.note}
+    return facts | {name: fact for name, fact in told.items() if fact}

@@ -308,6 +308,7 @@ class LossMachine:
             [s.spike_sigma * sigma, s.spike_level * np.abs(base), s.spike_progress * progress]
         )
         means = has_scale(base, table["top"][slots], sigma, progress)
+        # without a scale shares mean nothing, but half a nat is a rise for every loss
         means |= loss > base + BEYOND_DOUBT
         opens = (phase == LossPhase.HEALTHY) & (loss > spike) & means
         opened = slots[opens]
@@ -384,6 +385,7 @@ class LossMachine:
         diverged |= gone | climbs | broken
         self._settle(slots[stuck & ~diverged], Why.STUCK)
         recovered = slots[back]
+        # a long excursion has moved the level: what was best before is no measure for a drift
         long = recovered[table["watched"][recovered] >= 30]
         table["best_level"][long] = np.inf
         table["block_total"][long] = 0

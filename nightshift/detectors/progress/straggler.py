@@ -12,7 +12,7 @@ al., "Understanding Stragglers in Large Model Training Using What-if Analysis", 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -267,42 +267,56 @@ class Straggler:
         took = {name: np.where(step == newest, table[name][slots], np.nan) for name in SIGNALS}
         own = np.nansum([np.nan_to_num(took[name]) for name in SIGNALS], axis=0)
         typical_s = float(np.median(own[own > 0])) if (own > 0).any() else 0.0
+        worst, shared_out = self._worst(slots, took, typical_s, at_s, inventory)
+        seen = np.zeros(len(slots), dtype=bool)
+        seen[list(worst)] = True
+        seen &= table["news"][slots]  # steps judged before say nothing new, neither slow nor as fast as its peers
+        table["news"][slots] = False
+        findings: list[Finding] = []
+        ranks = [table.subjects[slot] for slot in slots]
+        for row in np.flatnonzero(seen).tolist():
+            subject, slot = ranks[row], int(slots[row])
+            name, e = worst[row]
+            found: Finding | None = None
+            slow = self._strength(e) >= s.strength
+            # a power limit slows compute, never a loader
+            if slow and name == "compute_s":
+                slow = not self._held_back(subject, ranks, gpus, at_s, inventory)
+            table["suspect_s"][slot] = min(float(table["suspect_s"][slot]), at_s) if slow else np.inf
+            if slow and at_s - float(table["suspect_s"][slot]) >= s.persist_s:
+                found = self._episodes.fire(self._alarm(subject, name, e, typical_s, at_s, inventory), at_s)
+            elif row not in shared_out and (e.ratio < 0.5 * (1.0 + s.ratio) or e.often < 0.5 * (0.5 + s.often)):
+                # half of what an alarm needs: between the two an episode neither begins nor ends
+                found = self._episodes.clear(Fault.STRAGGLER, subject, at_s, "As fast as its peers again")
+            findings += [found] if found else []
+        return findings
+
+    def _worst(
+        self,
+        slots: NDArray[np.int64],
+        took: Mapping[str, Floats],
+        typical_s: float,
+        at_s: float,
+        inventory: Inventory,
+    ) -> tuple[dict[int, tuple[str, Excess]], set[int]]:
+        """(row → the signal in which that rank is slowest and by how much, rows that are slow among many: uneven
+        work). A rank that is slow among many in one signal may still stand out in the other."""
         worst: dict[int, tuple[str, Excess]] = {}
-        seen, shared_out = np.zeros(len(slots), dtype=bool), set[int]()
-        alike = self._kinds([table.subjects[slot] for slot in slots.tolist()], at_s, inventory)
+        shared_out = set[int]()
+        alike = self._kinds([self._table.subjects[slot] for slot in slots.tolist()], at_s, inventory)
         compared = [("compute_s", rows) for rows in alike] + [("data_s", np.arange(len(slots)))]
         for name, rows in compared:
-            found_of = excesses(took[name][rows], typical_s, s.steps)
-            strong = [excess is not None and self._strength(excess) >= s.strength for excess in found_of]
+            found_of = excesses(took[name][rows], typical_s, self.settings.steps)
+            strong = [e is not None and self._strength(e) >= self.settings.strength for e in found_of]
             few = few_and_apart([np.nan if e is None else e.ratio for e in found_of], strong)
             for place, (row, excess) in enumerate(zip(rows.tolist(), found_of, strict=True)):
                 if excess is None:
                     continue
                 if strong[place] and place not in few:
                     shared_out.add(row)
-                    continue
-                seen[row] = True
-                known = worst.get(row)
-                if known is None or excess.share > known[1].share:
+                elif row not in worst or excess.share > worst[row][1].share:
                     worst[row] = (name, excess)
-        seen &= table["news"][slots]  # steps judged before say nothing new, neither slow nor as fast as its peers
-        table["news"][slots] = False
-        findings: list[Finding] = []
-        for row in np.flatnonzero(seen).tolist():
-            subject = table.subjects[int(slots[row])]
-            name, e = worst[row]
-            found: Finding | None = None
-            slow = self._strength(e) >= s.strength
-            if slow and name == "compute_s":
-                slow = not self._held_back(subject, [table.subjects[k] for k in slots], gpus, at_s, inventory)
-            slot = int(slots[row])
-            table["suspect_s"][slot] = min(float(table["suspect_s"][slot]), at_s) if slow else np.inf
-            if slow and at_s - float(table["suspect_s"][slot]) >= s.persist_s:
-                found = self._episodes.fire(self._alarm(subject, name, e, typical_s, at_s, inventory), at_s)
-            elif row not in shared_out and (e.ratio < 0.5 * (1.0 + s.ratio) or e.often < 0.5 * (0.5 + s.often)):
-                found = self._episodes.clear(Fault.STRAGGLER, subject, at_s, "As fast as its peers again")
-            findings += [found] if found else []
-        return findings
+        return worst, shared_out
 
     @staticmethod
     def _kinds(ranks: list[Subject], at_s: float, inventory: Inventory) -> list[NDArray[np.int64]]:
