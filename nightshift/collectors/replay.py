@@ -59,28 +59,9 @@ class ReplayCollector:
 
     def collect(self, now_s: float, inventory: Inventory, timeout_s: float) -> Batch:
         started = self._timer()
-        due: list[RecordedTick] = []
-        try:
-            if self._ticks is None:
-                self._ticks = read(self._path)
-                self._next = next(self._ticks, None)
-            while self._next is not None and self._next.tick.at_s <= now_s:
-                due.append(self._next)
-                self._next = next(self._ticks, None)
-                if self._timer() - started > timeout_s:
-                    break
-        except RecordingError as error:
-            self._ticks, self._next = iter(()), None
-            missing = not self._path.is_file()
-            reason = Reason.NOT_FOUND if missing else Reason.MALFORMED
-            self._broken = SourceStatus(self._source, now_s, False, reason, str(error)[:300])
+        due = self._due(now_s, started + timeout_s)
         for recorded in due:
-            for relation in recorded.relations:
-                inventory.observe(relation.child, relation.parent, relation.since_s)
-                if relation.until_s < float("inf"):
-                    inventory.end(relation.child, relation.parent, relation.until_s)
-            for subject, facts in (recorded.facts or {}).items():
-                inventory.describe(subject, **facts)
+            _tell(recorded, inventory)
         own = self._status(now_s, len(due), self._timer() - started)
         if not due:
             return Batch([own])
@@ -99,12 +80,40 @@ class ReplayCollector:
     def close(self) -> None:
         self._ticks = None
 
+    def _due(self, now_s: float, until_s: float) -> list[RecordedTick]:
+        """The recorded ticks whose time has come, as many as can be read until the timer says `until_s`."""
+        due: list[RecordedTick] = []
+        try:
+            if self._ticks is None:
+                self._ticks = read(self._path)
+                self._next = next(self._ticks, None)
+            while self._next is not None and self._next.tick.at_s <= now_s:
+                due.append(self._next)
+                self._next = next(self._ticks, None)
+                if self._timer() > until_s:
+                    break
+        except RecordingError as error:  # what was read before the damage still counts
+            self._ticks, self._next = iter(()), None
+            missing = not self._path.is_file()
+            reason = Reason.NOT_FOUND if missing else Reason.MALFORMED
+            self._broken = SourceStatus(self._source, now_s, False, reason, str(error)[:300])
+        return due
+
     def _status(self, now_s: float, n_ticks: int, took_s: float) -> SourceStatus:
         if self._broken is not None and not n_ticks:
             return SourceStatus(self._source, now_s, False, self._broken.reason, self._broken.detail)
         if not n_ticks and self._next is None:
             return SourceStatus(self._source, now_s, False, Reason.STALE, "the recording has ended")
         return SourceStatus(self._source, now_s, True, samples=n_ticks, took_s=took_s)
+
+
+def _tell(recorded: RecordedTick, inventory: Inventory) -> None:
+    for relation in recorded.relations:
+        inventory.observe(relation.child, relation.parent, relation.since_s)
+        if relation.until_s < float("inf"):
+            inventory.end(relation.child, relation.parent, relation.until_s)
+    for subject, facts in (recorded.facts or {}).items():
+        inventory.describe(subject, **facts)
 
 
 def span(path: Path) -> tuple[float, float, float]:

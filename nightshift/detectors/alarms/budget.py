@@ -373,21 +373,14 @@ class Budget:
             return finding
         account, key = self._accounts[finding.detector], finding.episode
         known, certain = self._open.get(key), self._is_certain(finding, stated)
-        allowed = shares.get(finding.detector, 0.0) or self.settings.false_pages_per_week / len(self.stated)
-        allowed *= self.settings.drain_share if _drains(finding) else 1.0
-        # what quiet times saved up may be spent on weaker alarms (alpha-investing: Foster and Stine, 2008)
-        allowed *= max(self._purse.left, 1.0)
+        allowed = self._allowed(finding, shares)
         if certain:
             cost = self._weekly(finding.detector, self._false_rate(stated)) if _is_event(stated) else 0.0
         else:
             cost = self._price(finding.detector, finding.score, allowed, at_s)
         if finding.state is not State.FIRING:
             if finding.state is State.CLEAR:
-                self._open.pop(key, None)
-                self._why.pop(key, None)
-                self._waiting.pop(key, None)
-                if known is not None and known >= Said.PAGED:
-                    self._paged_s[self._key(finding)] = at_s
+                self._end(finding, known, at_s)
             return replace(finding, pages=known is not Said.WITHHELD, budget_cost=cost)
         if not certain and (known is None or key in account.history.young):
             account.history.heard(key, finding.score, at_s)
@@ -410,6 +403,21 @@ class Budget:
         if said >= Said.PAGED:
             self._paged_s[self._place(finding, at_s, inventory)] = at_s
         return weighed
+
+    def _allowed(self, finding: Finding, shares: Mapping[str, float]) -> float:
+        """What an alarm may cost (false alarms per week) and still page: its detector's share."""
+        allowed = shares.get(finding.detector, 0.0) or self.settings.false_pages_per_week / len(self.stated)
+        allowed *= self.settings.drain_share if _drains(finding) else 1.0
+        # what quiet times saved up may be spent on weaker alarms (alpha-investing: Foster and Stine, 2008)
+        return allowed * max(self._purse.left, 1.0)
+
+    def _end(self, finding: Finding, known: Said | None, at_s: float) -> None:
+        """Forgets a cleared episode, but for when its page ended: one that returns soon is the same page."""
+        self._open.pop(finding.episode, None)
+        self._why.pop(finding.episode, None)
+        self._waiting.pop(finding.episode, None)
+        if known is not None and known >= Said.PAGED:
+            self._paged_s[self._key(finding)] = at_s
 
     def _is_certain(self, finding: Finding, stated: StatedRate) -> bool:
         return _is_event(stated) or finding.score >= CERTAIN

@@ -357,11 +357,7 @@ class Ecc:
         imminent = fault is Fault.HBM_IMMINENT
         known = self._episodes.get(fault, subject)
         before = self._spoken.get((fault, subject))
-        # Once hard, an episode stays hard, with what made it so, however soft its next word.
-        grave: list[str] = []
-        if known is not None and known.severity is Severity.CRITICAL:
-            grave = str(known.facts.get("hard_signs", known.summary.partition(": ")[2])).split("; ")
-        grave = list(dict.fromkeys(filter(None, [*grave, *(said if hard else [])])))[:KEEP_SIGNS]
+        grave = _hard_signs(known, said if hard else [])
         hard = bool(grave)
         if before is not None:
             said = [*before.summary.partition(": ")[2].split("; "), *said]
@@ -426,3 +422,12 @@ class Ecc:
         self._counters, self._cells, self._history = fresh._counters, fresh._cells, fresh._history
         self._logged, self._together = fresh._logged, fresh._together
         self._quiet, self._episodes = fresh._quiet, fresh._episodes
+
+
+def _hard_signs(known: Finding | None, said: list[str]) -> list[str]:
+    """Once hard, an episode stays hard, with what made it so, however soft its next word."""
+    grave: list[str] = []
+    if known is not None and known.severity is Severity.CRITICAL:
+        # episodes of a state that was saved before this fact have their signs in the summary alone
+        grave = str(known.facts.get("hard_signs", known.summary.partition(": ")[2])).split("; ")
+    return list(dict.fromkeys(filter(None, [*grave, *said])))[:KEEP_SIGNS]
