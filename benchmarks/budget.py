@@ -39,12 +39,12 @@ from benchmarks.budget_telemetry import DAY_S, GPU_METRICS, imbalance, recording
 from benchmarks.report import write
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
-from nightshift.detectors.alarms.calibration import Heard, fitted, listen, loosened, save
+from nightshift.detectors.alarms.calibration import LooseAlarms, fitted, listen, loosened, save
 from nightshift.detectors.alarms.tail import Tail
 from nightshift.detectors.base import Detector, RateBasis, State
-from nightshift.detectors.contract.evaluate import AlarmAt, Score, garwood, score
+from nightshift.detectors.contract.evaluate import AlarmAt, Evaluation, garwood, score
 from nightshift.detectors.memory.leak import MemoryLeak
-from nightshift.detectors.outliers.learning import Plan, learn_from, looks
+from nightshift.detectors.outliers.learning import LearningPlan, learn_from, looks
 from nightshift.detectors.outliers.multivariate import Multivariate, MultivariateSettings
 from nightshift.detectors.plugins import ALL
 
@@ -54,7 +54,7 @@ SIGNALS = {
     "steps": ("divergence", "hang", "stall"),
     "GPU counters and clocks": ("ecc", "throttle", "interconnect", "gpu_lost"),
 }
-PLAN = Plan("serving", GPU_METRICS, look_s=300.0, persist=2, settle=12, usual=0.95)
+PLAN = LearningPlan("serving", GPU_METRICS, look_s=300.0, persist=2, settle=12, usual=0.95)
 SHIPPED = Path(__file__).parent.parent / "nightshift/detectors/alarms/calibration.json"
 TRACE = "Alibaba clusterdata v2026-GenAI, GPU and pod memory of serving pods"
 
@@ -89,7 +89,7 @@ def row(name: str, stated: float, count: int, days: float, where: str, tail: str
     }
 
 
-def _score(count: int, days: float) -> Score:
+def _score(count: int, days: float) -> Evaluation:
     made = [AlarmAt("healthy", float(n)) for n in range(count)]
     return score([], made, {"healthy": days * DAY_S})
 
@@ -135,8 +135,8 @@ def leaks(ticks: list[Tick]) -> list[dict[str, Any]]:
     return rows
 
 
-def _leak_tail(heard: Heard, side: int) -> Tail:
-    own = Heard(heard.threshold)
+def _leak_tail(heard: LooseAlarms, side: int) -> Tail:
+    own = LooseAlarms(heard.threshold)
     own.peaks = {key: peak for key, peak in heard.peaks.items() if half(peak[0]) == side}
     own.days = {subject: days for subject, days in heard.days.items() if half(subject) == side}
     return fitted({"memory_leak": own}, TRACE)["memory_leak"]

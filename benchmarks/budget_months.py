@@ -32,7 +32,7 @@ from nightshift.collectors.frame import Frame, Instant, SeriesIndex, StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.alarms.budget import Budget, BudgetSettings
-from nightshift.detectors.alarms.calibration import Heard, Loosened, listen, loosened
+from nightshift.detectors.alarms.calibration import LooseAlarms, Loosened, listen, loosened
 from nightshift.detectors.alarms.promise import promises
 from nightshift.detectors.base import Fault, Finding, RateBasis, Severity, State
 from nightshift.detectors.contract.evaluate import garwood
@@ -68,7 +68,7 @@ def steps(count: int) -> tuple[StepSeries, ...]:
     )
 
 
-def drawn(heard: Heard, count: int) -> Noise:
+def drawn(heard: LooseAlarms, count: int) -> Noise:
     """Whole series of the trace with replacement, at the pace of a fleet of so many."""
     by_series: dict[Subject, list[float]] = {subject: [] for subject in heard.days}
     for subject, score, _ in heard.peaks.values():

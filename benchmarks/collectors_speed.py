@@ -203,7 +203,7 @@ def kernel_log() -> dict[str, Any]:
 def tensorboard() -> dict[str, Any]:
     import struct
 
-    from nightshift.collectors.training.tfevents import EventFile, crc32c, masked
+    from nightshift.collectors.training.tensorboard import EventFile, crc32c, masked
 
     def record(step: int) -> bytes:
         tag = b"\n\x0atrain/loss"

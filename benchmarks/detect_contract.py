@@ -17,10 +17,11 @@ from typing import Any
 
 from benchmarks.report import RESULTS, write
 from nightshift.collectors.tick import Tick
-from nightshift.detectors.contract.check import CONTRACT, Kind, calls, make, problems, run
+from nightshift.detectors.contract.check import CONTRACT, calls, problems
 from nightshift.detectors.contract.streams import faults, played
+from nightshift.detectors.contract.testing import Kind, make, run
 from nightshift.detectors.contract.walks import LENGTH, draw, walk
-from nightshift.detectors.contract.world import World
+from nightshift.detectors.contract.world import HealthyFleet
 from nightshift.detectors.plugins import ALL
 
 SAVED = Path(__file__).parent.parent / "tests" / "detectors" / "snapshots"
@@ -45,7 +46,7 @@ def alone(kind: Kind, files: list[bytes]) -> dict[str, Any]:
         "clauses, each alone": len(CONTRACT),
         "problems, each alone": problems(kind),
         "states of earlier versions": len(files),
-        "Python calls of 30 ticks, 8 and 256 GPUs": [calls(kind, World(gpus=gpus)) for gpus in (8, 256)],
+        "Python calls of 30 ticks, 8 and 256 GPUs": [calls(kind, HealthyFleet(gpus=gpus)) for gpus in (8, 256)],
         "CPU ns per sample, everything broken, 8 GPUs": round(per_sample_ns(kind)),
     }
 

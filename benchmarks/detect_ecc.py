@@ -36,7 +36,7 @@ from nightshift.detectors.base import Fault, State
 from nightshift.detectors.contract.evaluate import exact_interval
 from nightshift.detectors.ecc.counters import CORRECTED, UNCORRECTED
 from nightshift.detectors.ecc.detector import Ecc
-from nightshift.detectors.ecc.hazard import BURST_S, IMMINENT_FROM, OFTEN, OFTEN_FROM, STRATA, History
+from nightshift.detectors.ecc.hazard import BURST_S, IMMINENT_FROM, OFTEN, OFTEN_FROM, STRATA, ErrorHistory
 
 DATA = "readonly/hbm/hbm_errors_dev_half.csv.gz"
 HORIZON_S = 86400.0
@@ -65,7 +65,7 @@ def moments(table: pd.DataFrame) -> pd.DataFrame:
     for device, log in table.groupby("device"):
         uer_s = np.sort(log[log.EccType == "UER"].Time.unique())
         any_s = np.sort(log[log.EccType != "CE"].Time.unique())
-        history = History()
+        history = ErrorHistory()
         for at_s in np.sort(log.Time.unique()):
             past = log[at_s >= log.Time]
             day = past[past.Time > at_s - HORIZON_S]

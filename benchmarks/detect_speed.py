@@ -25,7 +25,7 @@ from nightshift.collectors.subject import Inventory, Subject, SubjectKind  # noq
 from nightshift.collectors.telemetry.metrics import METRICS  # noqa: E402
 from nightshift.collectors.tick import Tick  # noqa: E402
 from nightshift.detectors.alarms.budget import Budget, BudgetSettings  # noqa: E402
-from nightshift.detectors.contract.check import make  # noqa: E402
+from nightshift.detectors.contract.testing import make  # noqa: E402
 from nightshift.detectors.plugins import ALL  # noqa: E402
 
 _RARE = ("gpu_remap_banks", "gpu_retired")  # not on every kind of GPU

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from nightshift.detectors.outliers.density import BUILT_IN
-from nightshift.detectors.outliers.learning import METRICS, Plan, learn_from
+from nightshift.detectors.outliers.learning import METRICS, LearningPlan, learn_from
 from tests.recordings.replay import GPU_METRICS, TICK_S, h200, h200_rank
 
 PHASES = ("idle", "gemm_bf16", "copy_hbm", "sdpa", "train_ok", "train_spike_recovers", "train_varlen_benign")
@@ -18,7 +18,7 @@ RANKS = ("healthy", "varlen_benign", "eval_rank0_benign")
 
 
 def main() -> None:
-    plan = Plan("H200", settle=4)
+    plan = LearningPlan("H200", settle=4)
     columns = [GPU_METRICS.index(name) for name in METRICS]
     phases = [h200(name) for name in (*PHASES, EVAL)] + [h200_rank(n, r) for n in RANKS for r in range(2)]
     width = int(plan.look_s / TICK_S)

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 PLANTS = {
     "floors": [
-        ("nightshift/collectors/telemetry/rates.py", "import nightshift.detectors.base"),
+        ("nightshift/collectors/telemetry/derived_metrics.py", "import nightshift.detectors.base"),
         ("nightshift/controllers/guard.py", "import nightshift.kernels.loop.ledger"),
         ("nightshift/kernels/loop/ledger.py", "import nightshift.agent.clock"),
     ],
@@ -28,7 +28,7 @@ PLANTS = {
     "heavy": [
         ("nightshift/agent/control/power_loop.py", "import torch"),
         ("nightshift/detectors/progress/hang.py", "import triton"),
-        ("nightshift/collectors/telemetry/rates.py", "import torch.nn"),
+        ("nightshift/collectors/telemetry/derived_metrics.py", "import torch.nn"),
     ],
     "slack": [
         ("nightshift/agent/control/power_loop.py", "import slack_sdk"),
@@ -37,12 +37,12 @@ PLANTS = {
     ],
     "kubernetes": [
         ("nightshift/agent/rca/redact.py", "import kubernetes"),
-        ("nightshift/collectors/telemetry/rates.py", "from kubernetes import client"),
+        ("nightshift/collectors/telemetry/derived_metrics.py", "from kubernetes import client"),
         ("nightshift/controllers/actuators/kube_client.py", "import kubernetes.client"),
     ],
     "nvml": [
         ("nightshift/agent/rca/redact.py", "import pynvml"),
-        ("nightshift/collectors/telemetry/rates.py", "import pynvml"),
+        ("nightshift/collectors/telemetry/derived_metrics.py", "import pynvml"),
     ],
     "langchain": [
         ("nightshift/agent/approvals/gate.py", "import langchain"),

@@ -55,7 +55,7 @@ def _entry(plugins: Sequence[type[Plugin]]) -> Any:
     for plugin in plugins:
         kind: Any = (Literal.__getitem__(plugin.plugin), Field(description=f"`{plugin.plugin}`"))
         name = f"{plugin.__name__}Entry"
-        models.append(create_model(name, __base__=plugin.Settings, __doc__=plugin.__doc__, type=kind))
+        models.append(create_model(name, __base__=plugin.Settings, __doc__=_first_line(plugin), type=kind))
     return models[0] if len(models) == 1 else Annotated[reduce(or_, models), Field(discriminator="type")]
 
 
@@ -65,7 +65,7 @@ def _each(plugins: Sequence[type[Plugin]]) -> type[BaseModel]:
     for plugin in plugins:
         enabled = (bool, Field(True, description="Whether this detector runs"))
         model = create_model(
-            f"{plugin.__name__}Entry", __base__=plugin.Settings, __doc__=plugin.__doc__, enabled=enabled
+            f"{plugin.__name__}Entry", __base__=plugin.Settings, __doc__=_first_line(plugin), enabled=enabled
         )
         fields[plugin.plugin] = (model, Field(default_factory=model, description=_first_line(plugin)))
     return create_model(
@@ -74,6 +74,7 @@ def _each(plugins: Sequence[type[Plugin]]) -> type[BaseModel]:
 
 
 def _first_line(plugin: type[Plugin]) -> str:
+    """What its docstring says before the example, which is for readers of the code."""
     return (plugin.__doc__ or plugin.plugin).strip().splitlines()[0]
 
 

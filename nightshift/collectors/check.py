@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from nightshift.collectors.base import Collector
+from nightshift.collectors.frame import Frame
 from nightshift.collectors.subject import Inventory, SubjectKind
 from nightshift.collectors.telemetry.metrics import BY_NAME
 from nightshift.collectors.tick import Batch
@@ -54,20 +55,29 @@ def check_collect(
         assert status.ok == (status.reason is None), f"{name}: {status.source}: ok and reason disagree"
         assert status.at_s == now_s, f"{name}: {status.source}: not of this tick"
     for frame in batch.frames:
-        assert set(frame.metrics) <= _KNOWN, f"{name}: unknown metrics {set(frame.metrics) - _KNOWN}"
-        assert not np.isinf(frame.values).any(), f"{name}: an infinite value in the {frame.kind} frame"
-        valued = ~np.isnan(frame.values)
-        when = np.broadcast_to(frame.observed_at_s, frame.values.shape)
-        assert not np.isnan(when[valued]).any(), f"{name}: a value without its time in the {frame.kind} frame"
+        _check_frame(frame, name)
     for steps in batch.steps:
         lengths = {len(steps.step), len(steps.t_s), *(len(column) for column in steps.columns.values())}
         assert len(lengths) == 1, f"{name}: ragged steps of {steps.subject}"
     if expect_ok is not None:
         told: Mapping[str, object] = {str(s.source): s.reason for s in batch.sources if s.ok is not expect_ok}
         assert not told, f"{name}: {told}"
-        if not expect_ok:
-            for frame in batch.frames:
-                assert np.isnan(frame.values).all(), f"{name}: a value although no source answered"
-            assert not batch.steps, f"{name}: steps although no source answered"
-            assert not batch.events, f"{name}: events although no source answered"
+    if expect_ok is False:
+        _check_silence(batch, name)
     return batch
+
+
+def _check_frame(frame: Frame, name: str) -> None:
+    assert set(frame.metrics) <= _KNOWN, f"{name}: unknown metrics {set(frame.metrics) - _KNOWN}"
+    assert not np.isinf(frame.values).any(), f"{name}: an infinite value in the {frame.kind} frame"
+    valued = ~np.isnan(frame.values)
+    when = np.broadcast_to(frame.observed_at_s, frame.values.shape)
+    assert not np.isnan(when[valued]).any(), f"{name}: a value without its time in the {frame.kind} frame"
+
+
+def _check_silence(batch: Batch, name: str) -> None:
+    """Where no source answered, a value would be one that the collector kept, or made up."""
+    for frame in batch.frames:
+        assert np.isnan(frame.values).all(), f"{name}: a value although no source answered"
+    assert not batch.steps, f"{name}: steps although no source answered"
+    assert not batch.events, f"{name}: events although no source answered"

@@ -44,7 +44,14 @@ def measured(
     clock: str, sent_s: float, took_s: float, told_s: float = math.nan, date_s: float = math.nan
 ) -> ClockOffset | None:
     """The clock's offset by an answer that was asked for at `sent_s` (our clock, Unix s) and complete `took_s`
-    later: by the time that it tells (`told_s`), else by its Date header; None where it says neither."""
+    later: by the time that it tells (`told_s`), else by its Date header; None where it says neither.
+
+    >>> offset = measured("n1", sent_s=100.0, took_s=0.2, told_s=103.1)  # asked at 100 s, answered 0.2 s later
+    >>> round(offset.offset_s, 3), offset.uncertainty_s
+    (3.0, 0.1)
+    >>> measured("n1", sent_s=100.0, took_s=0.2) is None  # an answer that tells no time
+    True
+    """
     half_s = took_s / 2
     if math.isnan(told_s):
         told_s, half_s = date_s + 0.5, half_s + 0.5  # Date is cut to whole seconds
@@ -54,7 +61,7 @@ def measured(
     return ClockOffset(clock, offset_s, half_s, sent_s + took_s / 2)
 
 
-class Clocks:
+class ClockOffsets:
     """The best measurement of every clock. Safe to read from other threads while measurements are added."""
 
     def __init__(self, offsets: Iterable[ClockOffset] = (), max_clocks: int = 100_000) -> None:

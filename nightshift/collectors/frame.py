@@ -36,7 +36,13 @@ class Instant:
     clock: str = ""
 
     def order(self, other: Instant) -> Order:
-        """Before or after only where the intervals do not touch; one clock needs no margin against itself."""
+        """Before or after only where the intervals do not touch; one clock needs no margin against itself.
+
+        >>> Instant(10.0, 0.5, "n1").order(Instant(10.8, 0.5, "n2")).value  # the intervals touch
+        'concurrent'
+        >>> Instant(10.0, 0.5, "n1").order(Instant(10.8, 0.5, "n1")).value  # one clock
+        'before'
+        """
         margin = 0.0 if self.clock == other.clock else self.uncertainty_s + other.uncertainty_s
         if self.t_s + margin < other.t_s:
             return Order.BEFORE
@@ -68,6 +74,12 @@ class Frame:
     values: [n_series, n_metrics], NaN = missing; metric names and units as in `collectors.telemetry.metrics`.
     observed_at_s: broadcastable to `values` (Unix s): [1, n_metrics] by column or [n_series, 1] by scraped page.
     epoch: [n_series]; it changes where the subject's counters started anew (reboot, driver reload, swapped GPU).
+
+    >>> gpu = Subject(SubjectKind.GPU, "GPU-0")
+    >>> index = SeriesIndex(SubjectKind.GPU, (gpu,))
+    >>> frame = Frame(0.0, index, ("gpu_power_w",), np.array([[655.0]]), np.zeros((1, 1)), np.zeros(1, np.int64))
+    >>> frame.value(gpu, "gpu_power_w"), frame.value(gpu, "gpu_temperature_c")
+    (655.0, nan)
     """
 
     at_s: float

@@ -65,7 +65,7 @@ class HttpSettings(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """One address to fetch. `form` is sent as the body of a POST, which long queries need. `certificate_name`
     has to stand in the server's certificate, where that is not the address's host."""
 
@@ -75,7 +75,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpResponse:
     """A complete answer. `date_s` is the server's clock (Unix s, whole seconds; NaN where it did not say),
     `sent_s` our own when the request was sent (Unix s), `took_s` until the answer was complete."""
 
@@ -112,7 +112,7 @@ class Fetcher:
         self._context: Renewed[ssl.SSLContext] | None = None
         self._trust: ssl.SSLContext | None = None
 
-    def fetch(self, requests: Sequence[Request], timeout_s: float) -> list[Answer | SourceError]:
+    def fetch(self, requests: Sequence[HttpRequest], timeout_s: float) -> list[HttpResponse | SourceError]:
         """One answer or error per request, in order, within `timeout_s` for all of them together."""
         if self._runner is None:
             self._runner = asyncio.Runner()
@@ -125,7 +125,9 @@ class Fetcher:
             self._runner.close()
         self._runner = self._client = None
 
-    async def _fetch_all(self, requests: Sequence[Request], timeout_s: float) -> list[Answer | SourceError]:
+    async def _fetch_all(
+        self, requests: Sequence[HttpRequest], timeout_s: float
+    ) -> list[HttpResponse | SourceError]:
         try:
             headers = self._headers()
             trust = self._tls(any(r.url.startswith("https:") for r in requests))
@@ -148,12 +150,12 @@ class Fetcher:
 
     async def _guarded(
         self,
-        request: Request,
+        request: HttpRequest,
         headers: Mapping[str, str],
         end: float,
         timeout_s: float,
         places: asyncio.Semaphore,
-    ) -> Answer | SourceError:
+    ) -> HttpResponse | SourceError:
         try:
             async with asyncio.timeout_at(end), places:
                 return await self._fetch_one(request, headers)
@@ -168,7 +170,7 @@ class Fetcher:
         except (httpx.InvalidURL, httpx.HTTPError, zlib.error, ValueError) as error:
             return SourceError(Reason.MALFORMED, str(error) or type(error).__name__)
 
-    async def _fetch_one(self, request: Request, headers: Mapping[str, str]) -> Answer:
+    async def _fetch_one(self, request: HttpRequest, headers: Mapping[str, str]) -> HttpResponse:
         assert self._client is not None
         started, sent_s = self._timer(), self._wall()
         method = "GET" if request.form is None else "POST"
@@ -183,7 +185,7 @@ class Fetcher:
             if response.status_code != 200:
                 raise SourceError(Reason.HTTP_STATUS, f"HTTP {response.status_code}: {await _excerpt(response)}")
             body = await self._read(response)
-            return Answer(
+            return HttpResponse(
                 body,
                 response.headers.get("content-type", ""),
                 self._timer() - started,
@@ -270,7 +272,15 @@ def _date_s(header: str | None) -> float:
 
 
 def checked_url(url: str) -> str:
-    """The address, if it is http(s) with a host and without credentials. Raises Permanent naming it."""
+    """The address, if it is http(s) with a host and without credentials. Raises Permanent naming it.
+
+    >>> checked_url("http://prometheus:9090/")
+    'http://prometheus:9090/'
+    >>> checked_url("ftp://prometheus")
+    Traceback (most recent call last):
+        ...
+    nightshift.collectors.base.Permanent: url 'ftp://prometheus': expected http://host… or https://host…
+    """
     try:
         parsed = httpx.URL(url)
     except (httpx.InvalidURL, TypeError) as error:

@@ -15,6 +15,11 @@ def zone_of(newest_s: float, changed_s: float, now_s: float) -> float | None:
     """What to add to a log's times (s), taken for UTC, by its newest one; None where it does not tell.
 
     changed_s: when its file was last written, by this machine's clock; now_s: the time of the look (Unix s).
+
+    >>> import time
+    >>> now_s = time.time()
+    >>> zone_of(newest_s=now_s + 7200.0, changed_s=now_s, now_s=now_s)  # the log's clock is two hours ahead of UTC
+    -7200.0
     """
     if time.time() - changed_s > LIVE_S:
         return None

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from nightshift.collectors.clocks import Clocks
+from nightshift.collectors.clocks import ClockOffsets
 from nightshift.collectors.frame import Frame, LogRecord, SeriesIndex, SourceStatus
 from nightshift.collectors.kernel_log.event import KernelEvent
 from nightshift.collectors.kernel_log.pci import gpu_at
@@ -27,7 +27,7 @@ class Merger:
 
     def __init__(self) -> None:
         self._deriver = Deriver()
-        self._clocks = Clocks()
+        self._clocks = ClockOffsets()
         self._joined: dict[tuple[int, ...], tuple[tuple[SeriesIndex, ...], SeriesIndex]] = {}
 
     def merge(self, batches: Sequence[Batch], at_s: float, inventory: Inventory | None = None) -> Tick:
@@ -36,6 +36,7 @@ class Merger:
         by_kind: dict[SubjectKind, list[Frame]] = defaultdict(list)
         for batch in batches:
             for frame in batch.frames:
+                # a frame without rows would make its kind look observed, and found empty
                 if len(frame.index):
                     by_kind[frame.kind].append(frame)
         clocks = tuple(offset for batch in batches for offset in batch.clocks)
@@ -60,6 +61,7 @@ class Merger:
             frames,
             tuple(steps for batch in batches for steps in batch.steps),
             tuple(logs),
+            # sources answer in any order; detectors take the first error of a burst for its cause
             tuple(sorted(events, key=lambda event: event.record.at.t_s)),
             _one_status_each([status for batch in batches for status in batch.sources]),
             clocks,

@@ -30,7 +30,7 @@ from nightshift.collectors.frame import (
     StepSeries,
 )
 from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
-from nightshift.collectors.prometheus.alert import Alert, Silence
+from nightshift.collectors.prometheus.alert import AlertmanagerAlert, AlertmanagerSilence
 from nightshift.collectors.subject import Inventory, Membership, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 
@@ -44,7 +44,7 @@ class RecordingError(Permanent):
 
 
 @dataclass(frozen=True, eq=False)
-class Recorded:
+class RecordedTick:
     """One tick as it was recorded: relations and facts that were told since the one before."""
 
     tick: Tick
@@ -121,7 +121,7 @@ def read_header(path: Path) -> Header:
     raise RecordingError(f"{path}: empty")
 
 
-def read(path: Path) -> Iterator[Recorded]:
+def read(path: Path) -> Iterator[RecordedTick]:
     """The ticks in order, one at a time. Raises RecordingError naming file and line where it is damaged."""
     shapes: dict[str, tuple[SeriesIndex, tuple[str, ...]]] = {}
     is_first = True
@@ -158,7 +158,7 @@ def _header(path: Path, number: int, line: Any) -> Header:
     return Header(float(line["tick_s"]), {str(k): str(v) for k, v in line.get("labels", {}).items()})
 
 
-def _recorded(line: Any, shapes: dict[str, tuple[SeriesIndex, tuple[str, ...]]]) -> Recorded:
+def _recorded(line: Any, shapes: dict[str, tuple[SeriesIndex, tuple[str, ...]]]) -> RecordedTick:
     at_s = float(line["at_s"])
     frames = {}
     for row in line["frames"]:
@@ -184,10 +184,12 @@ def _recorded(line: Any, shapes: dict[str, tuple[SeriesIndex, tuple[str, ...]]])
         tuple(_read_status(row, at_s) for row in line["sources"]),
         (),
         tuple(_read_alert(row) for row in line.get("alerts", ())),
-        tuple(Silence(**row | {"matchers": tuple(row["matchers"])}) for row in line.get("silences", ())),
+        tuple(
+            AlertmanagerSilence(**row | {"matchers": tuple(row["matchers"])}) for row in line.get("silences", ())
+        ),
     )
     facts = {Subject.parse(name): dict(found) for name, found in line["facts"].items()}
-    return Recorded(tick, relations, facts)
+    return RecordedTick(tick, relations, facts)
 
 
 def _numbers(values: Floats) -> list[Any]:
@@ -286,10 +288,10 @@ def _told(tick: Tick) -> dict[str, Any]:
     return {name: found for name, found in rows.items() if found}
 
 
-def _read_alert(row: Any) -> Alert:
+def _read_alert(row: Any) -> AlertmanagerAlert:
     subject = None if row["subject"] is None else Subject.parse(row["subject"])
     silenced_by, inhibited_by = tuple(row["silenced_by"]), tuple(row["inhibited_by"])
-    return Alert(**row | {"subject": subject, "silenced_by": silenced_by, "inhibited_by": inhibited_by})
+    return AlertmanagerAlert(**row | {"subject": subject, "silenced_by": silenced_by, "inhibited_by": inhibited_by})
 
 
 def _status(status: SourceStatus) -> dict[str, Any]:

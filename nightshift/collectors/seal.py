@@ -32,7 +32,15 @@ class SealError(ValueError):
 
 
 def canonical_json(value: object) -> bytes:
-    """The RFC 8785 bytes of a value made of dict (text keys), list, tuple, str, int, float, bool and None."""
+    """The RFC 8785 bytes of a value made of dict (text keys), list, tuple, str, int, float, bool and None.
+
+    >>> canonical_json({"b": 1.0, "a": [True, None, "é"]}).decode()
+    '{"a":[true,null,"é"],"b":1}'
+    >>> canonical_json({"a": float("nan")})
+    Traceback (most recent call last):
+        ...
+    nightshift.collectors.seal.SealError: $.a: nan has no canonical form; write null where a value is missing
+    """
     try:
         return _quick(value).encode()
     except (SealError, TypeError, ValueError):  # says where, or that it is only less usual

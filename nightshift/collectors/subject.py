@@ -65,6 +65,15 @@ class Subject:
 
     @classmethod
     def parse(cls, text: str) -> Subject:
+        """The subject of `kind:name`, as `str` writes it. Raises ValueError where it is none.
+
+        >>> Subject.parse("gpu:GPU-0")
+        Subject(kind=<SubjectKind.GPU: 'gpu'>, name='GPU-0')
+        >>> Subject.parse("GPU-0")
+        Traceback (most recent call last):
+            ...
+        ValueError: subject 'GPU-0' is not kind:name
+        """
         kind, separator, name = text.partition(":")
         if not separator:
             raise ValueError(f"subject {text!r} is not kind:name")
@@ -92,6 +101,12 @@ class Inventory:
     every pair of kinds holds one parent at a time, except GPU → pod (time-sliced GPUs are shared).
 
     Collectors observe from several threads while others read: writers hold the lock, readers iterate over copies.
+
+    >>> inventory, gpu = Inventory(), Subject(SubjectKind.GPU, "GPU-0")
+    >>> inventory.observe(gpu, Subject(SubjectKind.POD, "ml/train-0"), 100.0)
+    >>> inventory.observe(gpu, Subject(SubjectKind.POD, "ml/eval-0"), 200.0)
+    >>> [str(inventory.above(gpu, SubjectKind.POD, at_s)) for at_s in (150.0, 250.0)]
+    ['pod:ml/train-0', 'pod:ml/eval-0']
     """
 
     _SHARED = frozenset({(SubjectKind.GPU, SubjectKind.POD), (SubjectKind.GPU, SubjectKind.RANK)})

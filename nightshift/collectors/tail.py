@@ -14,7 +14,7 @@ MAX_LINE_BYTES = 2**16
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class TailRead:
     """Whole lines with the byte offset of each, oldest first. `replaced`: the file is another one than before, or
     was cut; `skipped_bytes` were passed over because they were too many or held a line that never ends;
     `changed_s`: when the file was last written (Unix s)."""
@@ -26,8 +26,16 @@ class Read:
 
 
 @dataclass
-class Tail:
-    """One path. The first read starts at most `max_bytes` before the file's end."""
+class FileTail:
+    r"""One path. The first read starts at most `max_bytes` before the file's end.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile() as log:
+    ...     tail = FileTail(Path(log.name), max_bytes=2**20)
+    ...     log.write(b"step 1\nstep 2\nst") and log.flush()
+    ...     tail.read().lines  # the last line has not ended yet
+    ((0, b'step 1'), (7, b'step 2'))
+    """
 
     path: Path
     max_bytes: int
@@ -35,7 +43,7 @@ class Tail:
     _offset: int = 0
     _skipping: bool = False
 
-    def read(self) -> Read:
+    def read(self) -> TailRead:
         """What was added since the last call. Raises OSError where the file cannot be read.
 
         Where the file was renamed by rotation its last lines are read from the old inode first, if it is still
@@ -48,7 +56,9 @@ class Tail:
             before: list[tuple[int, bytes]] = []
             if self._identity is None:
                 self._offset = max(0, status.st_size - self.max_bytes)
+                # a start in the middle of the file is most likely in the middle of a line
                 self._skipping = self._offset > 0
+            # shorter than what was read: cut in place (logrotate's copytruncate), under the same inode
             elif identity != self._identity or status.st_size < self._offset:
                 replaced = True
                 if identity != self._identity:
@@ -61,7 +71,7 @@ class Tail:
                 self._skipping = True
             stream.seek(self._offset)
             lines, passed = self._lines(stream.read(self.max_bytes))
-        return Read((*before, *lines), replaced, skipped + passed, status.st_mtime)
+        return TailRead((*before, *lines), replaced, skipped + passed, status.st_mtime)
 
     def _lines(self, data: bytes) -> tuple[list[tuple[int, bytes]], int]:
         skipped = 0
@@ -74,6 +84,7 @@ class Tail:
             self._offset += end
             self._skipping = False
         whole = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        # a line that never ends (binary data) must not be read again and again from its beginning
         if whole == 0 and len(data) > MAX_LINE_BYTES:
             self._offset += len(data)
             self._skipping = True

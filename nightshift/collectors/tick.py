@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from nightshift.collectors.clocks import ClockOffset
 from nightshift.collectors.frame import Frame, LogRecord, SourceStatus, StepSeries
 from nightshift.collectors.kernel_log.event import KernelEvent
-from nightshift.collectors.prometheus.alert import Alert, Silence
+from nightshift.collectors.prometheus.alert import AlertmanagerAlert, AlertmanagerSilence
 from nightshift.collectors.subject import SubjectKind
 
 
@@ -22,8 +22,8 @@ class Batch:
     logs: Sequence[LogRecord] = ()
     events: Sequence[KernelEvent] = ()
     clocks: Sequence[ClockOffset] = ()
-    alerts: Sequence[Alert] = ()
-    silences: Sequence[Silence] = ()
+    alerts: Sequence[AlertmanagerAlert] = ()
+    silences: Sequence[AlertmanagerSilence] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +37,6 @@ class Tick:
     events: Sequence[KernelEvent] = ()
     sources: Sequence[SourceStatus] = ()
     clocks: Sequence[ClockOffset] = ()
-    alerts: Sequence[Alert] = ()
+    alerts: Sequence[AlertmanagerAlert] = ()
     """What an Alertmanager holds to be firing, silenced ones too."""
-    silences: Sequence[Silence] = ()
+    silences: Sequence[AlertmanagerSilence] = ()

@@ -31,7 +31,17 @@ class Alarm:
 
 
 class Episodes:
-    """Turns alarms into findings. An episode keeps the onset of its first alarm until it clears."""
+    """Turns alarms into findings. An episode keeps the onset of its first alarm until it clears.
+
+    >>> from nightshift.detectors.contract.testing import gpu
+    >>> episodes = Episodes("mine")
+    >>> first = episodes.fire(Alarm(Fault.XID, gpu(0), 100.0, Severity.WARNING, "Xid 31", 1.0, 0.5), at_s=105.0)
+    >>> again = episodes.fire(Alarm(Fault.XID, gpu(0), 200.0, Severity.WARNING, "Xid 31", 1.0, 0.5), at_s=205.0)
+    >>> again.since.t_s, again.episode == first.episode
+    (100.0, True)
+    >>> episodes.clear(Fault.XID, gpu(1), 300.0, "quiet") is None  # nothing was open there
+    True
+    """
 
     def __init__(self, detector: str, budget_cost: float = 0.0) -> None:
         self._detector = detector

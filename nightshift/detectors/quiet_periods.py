@@ -20,7 +20,13 @@ KEEP_RECORDS = 8
 
 
 def deaf(tick: Tick) -> frozenset[Subject]:
-    """Nodes that some lost source covers and no healthy one does."""
+    """Nodes that some lost source covers and no healthy one does.
+
+    >>> from nightshift.detectors.contract.testing import START_S, tick
+    >>> from nightshift.collectors.frame import Reason
+    >>> [str(node) for node in deaf(tick(START_S, failed=Reason.TIMEOUT))], list(deaf(tick(START_S)))
+    (['node:n1'], [])
+    """
     lost = {subject for s in tick.sources if not s.ok for subject in s.covers}
     heard = {subject for s in tick.sources if s.ok for subject in s.covers}
     return frozenset(lost - heard)
@@ -36,7 +42,7 @@ def node_of(subject: Subject, inventory: Inventory, at_s: float) -> Subject | No
     return subject if subject.kind is SubjectKind.NODE else inventory.above(subject, SubjectKind.NODE, at_s)
 
 
-class Quiet:
+class QuietPeriods:
     """When each episode's last event was, and what a tick without one means for it."""
 
     def __init__(self, episodes: Episodes, quiet_s: float, *, by_kernel_log: bool = False) -> None:

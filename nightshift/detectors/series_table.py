@@ -29,8 +29,18 @@ class Column:
     shape: tuple[int, ...] = ()
 
 
-class Table:
-    """Columns [capacity, …] by subject. `rows(index)` gives the slots of a frame's rows, in their order."""
+class SeriesTable:
+    """Columns [capacity, …] by subject. `rows(index)` gives the slots of a frame's rows, in their order.
+
+    >>> from nightshift.detectors.contract.testing import gpu
+    >>> table = SeriesTable({"best": Column(float, np.nan)})
+    >>> before, after = (SeriesIndex(gpu(0).kind, tuple(map(gpu, numbers))) for numbers in ((0, 1), (1, 2)))
+    >>> rows = table.rows(before, 0.0)
+    >>> table["best"][rows] = [10.0, 11.0]
+    >>> rows = table.rows(after, 5.0)
+    >>> table["best"][rows].tolist()  # rows moved; GPU-1 kept its state, GPU-2 is new
+    [11.0, nan]
+    """
 
     def __init__(self, columns: Mapping[str, Column], forget_s: float = 3600.0) -> None:
         self._columns = dict(columns)
@@ -58,6 +68,7 @@ class Table:
 
         A subject that stands twice in one index shares a slot; its last row wins.
         """
+        # collectors keep the index object while membership is unchanged: identity saves a walk over all rows
         if index is not self._index:
             self._forget(at_s)
             self._rows = self._first(index, at_s) if not self.subjects else self.take(index.subjects, at_s)

@@ -20,7 +20,7 @@ from nightshift.collectors.tick import Tick
 from nightshift.detectors.alarms.promise import stated
 from nightshift.detectors.base import Fault, Finding, SeriesExhibit, Severity, SnapshotError, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
-from nightshift.detectors.series_table import Column, Table
+from nightshift.detectors.series_table import Column, SeriesTable
 from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 1
@@ -45,7 +45,18 @@ class ServingSettings(BaseModel):
 
 
 class Serving:
-    """HANG and DATA_STALL on the inference server whose requests wait for tokens that do not come."""
+    """HANG and DATA_STALL on the inference server whose requests wait for tokens that do not come.
+
+    >>> from nightshift.collectors.subject import Subject, SubjectKind
+    >>> from nightshift.detectors.contract.testing import START_S, frame, show, tick
+    >>> chat = Subject(SubjectKind.SERVER, "http://n1:8000/chat")
+    >>> def look(n):  # twelve requests wait; no token is written from the 20th look on
+    ...     row = {"server_generated_tokens_total": 400.0 * min(n, 20), "server_requests_waiting": 12.0}
+    ...     return tick(START_S + 5 * n, frames=[frame(START_S + 5 * n, {chat: row}, SubjectKind.SERVER)])
+    >>> show(Serving(), [look(n) for n in range(60)])
+    220 s: firing hang server:http://n1:8000/chat
+        No token for 120 s while 12 requests wait or run
+    """
 
     plugin: ClassVar[str] = "serving"
     LOOSE: ClassVar[float] = 0.1
@@ -56,7 +67,7 @@ class Serving:
         self._table = self._fresh()
         self._episodes = Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
 
-    def _fresh(self) -> Table:
+    def _fresh(self) -> SeriesTable:
         columns = {name: Column(np.float64, np.nan) for name in _PROGRESS}
         columns |= {
             "epoch": Column(np.int64, -1),
@@ -69,7 +80,7 @@ class Serving:
             "pauses": Column(np.int64, 0),
             "demand": Column(np.float64, np.nan),
         }
-        return Table(columns, self.settings.forget_s)
+        return SeriesTable(columns, self.settings.forget_s)
 
     @property
     def name(self) -> str:

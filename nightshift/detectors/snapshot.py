@@ -33,7 +33,15 @@ def pack(detector: str, version: int, meta: Mapping[str, Any], arrays: Mapping[s
 
 
 def unpack(state: bytes, detector: str, versions: tuple[int, ...]) -> tuple[int, dict[str, Any], dict[str, Array]]:
-    """(version, meta, arrays) of a snapshot of this detector in one of these versions, else SnapshotError."""
+    """(version, meta, arrays) of a snapshot of this detector in one of these versions, else SnapshotError.
+
+    >>> unpack(pack("mine", 2, {"seen": 3}, {}), "mine", versions=(1, 2))
+    (2, {'seen': 3}, {})
+    >>> unpack(pack("mine", 3, {}, {}), "mine", versions=(1, 2))
+    Traceback (most recent call last):
+        ...
+    nightshift.detectors.base.SnapshotError: mine: snapshot version 3, this code reads [1, 2]
+    """
     try:
         with np.load(io.BytesIO(state), allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files if name != _HEADER}

@@ -30,7 +30,17 @@ class SourceSettings(BaseModel):
 
 
 class SourceLost:
-    """SOURCE_LOST on the source; `covers` tells what is unwatched meanwhile."""
+    """SOURCE_LOST on the source; `covers` tells what is unwatched meanwhile.
+
+    >>> from nightshift.collectors.frame import Reason
+    >>> from nightshift.detectors.contract.testing import START_S, show, tick
+    >>> failed = [None] + [Reason.TIMEOUT] * 29 + [None]
+    >>> show(SourceLost(), [tick(START_S + 5 * n, failed=reason) for n, reason in enumerate(failed)])
+    120 s: firing source_lost source:page n1
+        No good answer for 120 s (timeout); unwatched: node:n1
+    150 s: clear source_lost source:page n1
+        The source answers again
+    """
 
     plugin: ClassVar[str] = "source"
     Settings = SourceSettings
@@ -77,6 +87,7 @@ class SourceLost:
                 back = self._episodes.clear(Fault.SOURCE_LOST, source, tick.at_s, "The source answers again")
                 findings += [back] if back else []
             else:
+                # a source that never answered is lost from its first look on, not from the epoch
                 self._good_s.setdefault(source, tick.at_s)
                 self._last[source] = status
         for source in list(self._good_s):

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightshift.collectors.clocks import DRIFT, ClockOffset, Clocks, measured
+from nightshift.collectors.clocks import DRIFT, ClockOffset, ClockOffsets, measured
 from nightshift.collectors.frame import Instant, Order
 from nightshift.collectors.merge import merge
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
@@ -42,7 +42,7 @@ def test_what_tells_no_time_measures_nothing() -> None:
 
 def test_order_between_nodes_is_said_on_one_clock_and_only_where_it_is_known() -> None:
     """A clock 30 s ahead makes a later event look earlier; corrected, it is not. One node needs no margin."""
-    clocks = Clocks([ClockOffset("n1", 30.0, 0.01, NOW), ClockOffset("n2", -0.5, 0.01, NOW)])
+    clocks = ClockOffsets([ClockOffset("n1", 30.0, 0.01, NOW), ClockOffset("n2", -0.5, 0.01, NOW)])
     first, second = Instant(NOW + 30.0, 0.0, "n1"), Instant(NOW + 4.5, 0.0, "n2")
     assert first.order(second) is Order.AFTER
     assert clocks.corrected(first).order(clocks.corrected(second)) is Order.BEFORE
@@ -56,13 +56,13 @@ def test_order_between_nodes_is_said_on_one_clock_and_only_where_it_is_known() -
 @given(st.floats(-100, 100), st.floats(0, 0.2), st.floats(-1, 1), st.floats(-5, 5))
 def test_a_corrected_instant_holds_the_true_time(offset_s: float, half_s: float, error: float, at_s: float) -> None:
     """Whatever the clock's true offset within the measured bounds."""
-    clocks = Clocks([ClockOffset("n1", offset_s + error * half_s, half_s, NOW)])
+    clocks = ClockOffsets([ClockOffset("n1", offset_s + error * half_s, half_s, NOW)])
     found = clocks.corrected(Instant(NOW + at_s + offset_s, 0.0, "n1"))
     assert abs(found.t_s - (NOW + at_s)) <= found.uncertainty_s + 1e-6
 
 
 def test_a_clock_that_was_not_measured_finely_is_left_as_it_is() -> None:
-    clocks = Clocks([ClockOffset("n1", 9.0, 0.6, NOW)])
+    clocks = ClockOffsets([ClockOffset("n1", 9.0, 0.6, NOW)])
     for clock in ("n1", "n9", ""):
         instant = Instant(NOW, 0.0, clock)
         assert clocks.corrected(instant) is instant
@@ -71,14 +71,14 @@ def test_a_clock_that_was_not_measured_finely_is_left_as_it_is() -> None:
 def test_a_pods_clock_is_its_nodes() -> None:
     inventory, pod, node = Inventory(), Subject(SubjectKind.POD, "ml/p-0"), Subject(SubjectKind.NODE, "n1")
     inventory.observe(pod, node, NOW - 100)
-    clocks = Clocks([ClockOffset("n1", 60.0, 0.01, NOW)])
+    clocks = ClockOffsets([ClockOffset("n1", 60.0, 0.01, NOW)])
     line = clocks.corrected(Instant(NOW + 60.0, 0.0, "ml/p-0"), inventory)
     assert abs(line.t_s - NOW) < 1e-6
 
 
 def test_the_finer_measurement_stands_until_it_has_aged_or_is_contradicted() -> None:
     fine, coarse = ClockOffset("n1", 0.0, 0.001, NOW), ClockOffset("n1", 0.1, 0.5, NOW + 1)
-    clocks = Clocks([fine, coarse])
+    clocks = ClockOffsets([fine, coarse])
     assert clocks.offset("n1") == fine
     aged = ClockOffset("n1", 0.1, 0.5, NOW + 0.5 / DRIFT)
     clocks.add([aged])
@@ -103,7 +103,7 @@ def test_a_nodes_clock_is_measured_from_its_page_over_http(opened: Any, page_ser
     urls = [page_server.at("/n1"), page_server.at("/n2")]
     of = opened(DcgmExporterCollector(DcgmExporterCollector.Settings(urls=urls)))
     now_s = time.time()
-    clocks = Clocks(merge([of.collect(now_s, Inventory(), 30.0)], now_s).clocks)
+    clocks = ClockOffsets(merge([of.collect(now_s, Inventory(), 30.0)], now_s).clocks)
     one, two = clocks.offset("n1"), clocks.offset("n2")
     assert one is not None
     assert two is not None
@@ -125,7 +125,7 @@ def test_node_exporters_own_time_measures_the_clock(opened: Any, page_server: An
 
 
 def test_clocks_are_read_while_they_are_added() -> None:
-    clocks, stop = Clocks(), threading.Event()
+    clocks, stop = ClockOffsets(), threading.Event()
 
     def add() -> None:
         n = 0

@@ -18,9 +18,7 @@ import pytest
 from nightshift.collectors.check import check_collect
 from nightshift.collectors.frame import Reason
 from nightshift.collectors.kernel_log.event import KernelEventKind
-from nightshift.collectors.kernel_log.local import LocalKernelLogCollector
-from nightshift.collectors.kernel_log.readers import KMSG
-from nightshift.collectors.kernel_log.syslog_line import SyslogLine, read_syslog
+from nightshift.collectors.kernel_log.local import KMSG, LocalKernelLogCollector, SyslogLine, read_syslog
 from nightshift.collectors.subject import Inventory
 from nightshift.collectors.tick import Batch
 
@@ -93,7 +91,7 @@ def test_an_overrun_buffer_is_told_as_a_gap(
             raise answer
         return bytes(answer)
 
-    monkeypatch.setattr("nightshift.collectors.kernel_log.readers.os.read", read)
+    monkeypatch.setattr("nightshift.collectors.kernel_log.local.os.read", read)
     assert kinds(take(of)) == [KernelEventKind.GAP, KernelEventKind.XID]
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightshift.collectors.training.nccl_line import NcclLine, behind, read_nccl_line
+from nightshift.collectors.training.line import NcclLine, behind, read_nccl_line
 
 CAUGHT = (
     "[rank1]:[E810 03:04:11.061727749 ProcessGroupNCCL.cpp:683] [Rank 1] Watchdog caught collective "

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nightshift.collectors.http import Answer, SourceError
+from nightshift.collectors.http import HttpResponse, SourceError
 from nightshift.collectors.prometheus.api import VectorReader, over_range, read_matrix, read_vector
 from tests.collectors.test_prometheus import vector
 
 
-def answered(body: bytes) -> Answer:
-    return Answer(body, "application/json", 0.0, math.nan)
+def answered(body: bytes) -> HttpResponse:
+    return HttpResponse(body, "application/json", 0.0, math.nan)
 
 
 UUIDS = st.text(max_size=6) | st.sampled_from(['"},"value":[1,"9"]},{"metric":{', "a_b", '"]}]', "\\"])

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from nightshift.collectors.frame import Frame, SeriesIndex
 from nightshift.collectors.merge import Merger
 from nightshift.collectors.subject import Subject, SubjectKind
-from nightshift.collectors.telemetry.derived_metrics import Deriver
+from nightshift.collectors.telemetry.derived_metrics import MAX_GAP_S, Deriver, Rates
 from nightshift.collectors.telemetry.metrics import of_kind
-from nightshift.collectors.telemetry.rates import MAX_GAP_S, Rates
 from nightshift.collectors.tick import Batch
 
 NODE = Subject(SubjectKind.NODE, "n1")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from nightshift.collectors.check import check_collect
 from nightshift.collectors.frame import Frame, Instant, LogRecord, Reason, SeriesIndex, SourceStatus, StepSeries
 from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
-from nightshift.collectors.prometheus.alert import Alert, Silence
+from nightshift.collectors.prometheus.alert import AlertmanagerAlert, AlertmanagerSilence
 from nightshift.collectors.recording import RecordingError, RecordingWriter, read, read_header
 from nightshift.collectors.replay import ReplayCollector, span
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
@@ -47,8 +47,12 @@ def tick(at_s: float, index: SeriesIndex, power: float) -> Tick:
         (KernelEvent(KernelEventKind.XID, record, NODE, 79, GPUS[0], "0000:9b:00", "python", 7, {"a": "b"}),),
         (status,),
         (),
-        (Alert("GpuHot", "f1", GPUS[0], at_s - 60, at_s + 60, "critical", "83 °C", {"a": "b"}, ("s1",)),),
-        (Silence("s1", ('alertname="GpuHot"',), at_s - 9, at_s + 9, "ann", "swap"),),
+        (
+            AlertmanagerAlert(
+                "GpuHot", "f1", GPUS[0], at_s - 60, at_s + 60, "critical", "83 °C", {"a": "b"}, ("s1",)
+            ),
+        ),
+        (AlertmanagerSilence("s1", ('alertname="GpuHot"',), at_s - 9, at_s + 9, "ann", "swap"),),
     )
 
 

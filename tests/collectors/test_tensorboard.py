@@ -19,8 +19,7 @@ from nightshift.collectors.check import check_collect
 from nightshift.collectors.frame import Reason, StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.training.signal_names import SignalNames
-from nightshift.collectors.training.tensorboard import TensorboardCollector
-from nightshift.collectors.training.tfevents import EventFile, Scalar, crc32c, masked
+from nightshift.collectors.training.tensorboard import EventFile, EventScalar, TensorboardCollector, crc32c, masked
 
 NOW = time.time()
 
@@ -102,14 +101,18 @@ def test_a_scalar_as_a_tensor_is_one_too() -> None:
     values = [Summary.Value(tag=f"t{n}", tensor=tensor) for n, tensor in enumerate(tensors)]
     event = Event(wall_time=5.0, step=-3, summary=Summary(value=values))
     found = read_all(record(event.SerializeToString()))
-    assert found == [Scalar("t0", -3, 5.0, 0.25), Scalar("t1", -3, 5.0, 0.5), Scalar("t2", -3, 5.0, 0.75)]
+    assert found == [
+        EventScalar("t0", -3, 5.0, 0.25),
+        EventScalar("t1", -3, 5.0, 0.5),
+        EventScalar("t2", -3, 5.0, 0.75),
+    ]
 
 
-def read_all(data: bytes, folder: Path | None = None) -> list[Scalar]:
+def read_all(data: bytes, folder: Path | None = None) -> list[EventScalar]:
     file = EventFile(Path("x"), 2**22)
-    from nightshift.collectors.training.tfevents import Read
+    from nightshift.collectors.training.tensorboard import EventsRead
 
-    found = Read()
+    found = EventsRead()
     file._take(data, found)
     return found.scalars
 

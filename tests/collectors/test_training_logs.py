@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 from nightshift.collectors.check import check_collect
 from nightshift.collectors.frame import Reason, StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
-from nightshift.collectors.tail import Tail
+from nightshift.collectors.tail import FileTail
 from nightshift.collectors.tick import Batch
-from nightshift.collectors.training.line import LinePattern, read_line
+from nightshift.collectors.training.line import LinePattern, behind, read_line, read_nccl_line
 from nightshift.collectors.training.logs import TrainingLogsCollector
-from nightshift.collectors.training.nccl_line import behind, read_nccl_line
 from nightshift.collectors.training.workload import WorkloadRule
 
 NOW = 1_795_266_100.0
@@ -474,7 +473,7 @@ def test_a_huge_file_is_read_from_near_its_end_and_an_endless_line_is_skipped(
 def test_a_rotated_file_loses_no_line(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_text("1\n")
-    tail = Tail(path, 2**16)
+    tail = FileTail(path, 2**16)
     assert [line for _, line in tail.read().lines] == [b"1"]
     with path.open("a") as stream:
         stream.write("2\n")

@@ -15,7 +15,7 @@ from nightshift.collectors.tick import Tick
 from nightshift.detectors.alarms.budget import DAY_S, Budget, BudgetSettings
 from nightshift.detectors.alarms.calibration import (
     CalibrationError,
-    Heard,
+    LooseAlarms,
     fitted,
     listen,
     load,
@@ -26,7 +26,7 @@ from nightshift.detectors.alarms.calibration import (
 from nightshift.detectors.alarms.promise import Graded, promises
 from nightshift.detectors.alarms.tail import Tail, calibrated
 from nightshift.detectors.base import RateBasis
-from nightshift.detectors.contract.world import World
+from nightshift.detectors.contract.world import HealthyFleet
 from nightshift.detectors.memory.leak import MemoryLeak
 from nightshift.detectors.plugins import ALL
 
@@ -137,7 +137,7 @@ def test_the_shipped_calibration_is_of_real_days_and_says_of_which() -> None:
 
 def test_days_are_counted_of_what_was_seen_only() -> None:
     """A row of NaN is no series-day, neither is a gap of hours, nor a rank that does not step."""
-    world = World(gpus=2)
+    world = HealthyFleet(gpus=2)
     ticks = [world.tick(number) for number in (0, 12, 24)]
     blind = ticks[2].frames[SubjectKind.GPU]
     blind.values[0] = np.nan
@@ -149,4 +149,4 @@ def test_days_are_counted_of_what_was_seen_only() -> None:
     assert sum(heard["memory_leak"].days.values()) == pytest.approx(420.0 / DAY_S)
     with pytest.raises(CalibrationError):
         tail_of({}, {}, 0.2, "nothing")
-    assert fitted({"serving": Heard(0.1)}, "nothing") == {}
+    assert fitted({"serving": LooseAlarms(0.1)}, "nothing") == {}

@@ -14,9 +14,10 @@ from nightshift.collectors.subject import SubjectKind
 from nightshift.collectors.telemetry.metrics import DERIVED
 from nightshift.detectors.base import Detector, SnapshotError
 from nightshift.detectors.contract import check, streams
-from nightshift.detectors.contract.check import CONTRACT, make, problems, run
+from nightshift.detectors.contract.check import CONTRACT, problems
 from nightshift.detectors.contract.streams import HOSTILE, SILENT, faults, played
-from nightshift.detectors.contract.world import World
+from nightshift.detectors.contract.testing import make, run
+from nightshift.detectors.contract.world import HealthyFleet
 from nightshift.detectors.episodes import Episodes
 from nightshift.detectors.plugins import ALL
 from nightshift.detectors.snapshot import unpack
@@ -55,7 +56,7 @@ def test_the_fleet_of_the_contract_has_every_column_that_the_collectors_derive()
     """Detectors are checked on rates and latencies too, counted by kind of subject."""
     ticks, _ = played(faults)
     seen = {(kind, name) for tick in ticks for kind, frame in tick.frames.items() for name in frame.metrics}
-    kinds = set(World().kinds)
+    kinds = set(HealthyFleet().kinds)
     derived = {(d.kind, d.name) for d in DERIVED if d.kind in kinds}
     assert len(derived) == 33
     assert derived <= seen
@@ -88,7 +89,7 @@ def test_a_state_that_an_earlier_version_saved_is_taken_back(kind) -> None:  # t
     """The files were written by the versions that they name; the open episodes are still open after the restore."""
     files = sorted(SAVED.glob(f"{kind.plugin}-v*.npz"))
     assert files
-    world = World()
+    world = HealthyFleet()
     ticks, inventory = list(faults(world)), world.inventory()
     for file in files:
         detector: Detector = make(kind)

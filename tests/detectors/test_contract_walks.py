@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.detectors.contract.walks import BENIGN, CLAUSES, TROUBLES, Draw, draw, walk
+from nightshift.detectors.contract.walks import BENIGN, CLAUSES, TROUBLES, WalkDraw, draw, walk
 from nightshift.detectors.plugins import ALL
 
 SAVED = Path(__file__).parent / "snapshots"
@@ -51,7 +51,7 @@ def test_a_walk_tells_what_a_detector_breaks() -> None:
                 raise KeyError("bank")
             return found * 2 if self.wrong == "repeats" and not tick.frames else found
 
-    drawn: Draw = next(d for d in map(_drawn, FOUND) if not d.healthy and "silent" in d.troubles)
+    drawn: WalkDraw = next(d for d in map(_drawn, FOUND) if not d.healthy and "silent" in d.troubles)
     for wrong, told in (("raises", "raised"), ("repeats", "no_data")):
         Hasty.wrong = wrong
         assert any(told in problem for problem in walk(Hasty, drawn).problems), wrong

@@ -15,10 +15,10 @@ from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding, Severity, State
-from nightshift.detectors.ecc.clusters import Cell, groups, pattern, together
-from nightshift.detectors.ecc.counters import CORRECTED, UNCORRECTED, Counters, CusumSettings
+from nightshift.detectors.ecc.clusters import MemoryCell, groups, pattern, together
+from nightshift.detectors.ecc.counters import CORRECTED, UNCORRECTED, CusumSettings, EccCounters
 from nightshift.detectors.ecc.detector import Ecc, EccSettings
-from nightshift.detectors.ecc.hazard import STRATA, History
+from nightshift.detectors.ecc.hazard import STRATA, ErrorHistory
 
 NODE = Subject(SubjectKind.NODE, "n1")
 GPUS = tuple(Subject(SubjectKind.GPU, f"GPU-{n}") for n in range(8))
@@ -58,7 +58,7 @@ class Fleet:
 def test_the_sequential_test_keeps_its_average_run_length_on_healthy_devices(rate: float) -> None:
     """Errors at the healthy rate on 300 devices, simulated to their first alarms: at least the stated length."""
     settings = CusumSettings(bin_s=3600.0, healthy_rate=rate, faulty_rate=0.4, run_length_days=12.0)
-    counters, devices, bins = Counters(settings, 1e9), 300, 4000
+    counters, devices, bins = EccCounters(settings, 1e9), 300, 4000
     index = SeriesIndex(SubjectKind.GPU, tuple(Subject(SubjectKind.GPU, str(n)) for n in range(devices)))
     counters.table.rows(index, 0.0)
     rng = np.random.default_rng(5)
@@ -232,16 +232,16 @@ def test_signals_that_a_gpu_has_and_lacks_are_told() -> None:
 @pytest.mark.parametrize(
     ("cells", "name"),
     [
-        ([Cell("b", "1", "2")], "one cell"),
-        ([Cell("b", "1", "2"), Cell("b", "1", "3")], "one row"),
-        ([Cell("b", "1", "2"), Cell("b", "9", "2")], "one column"),
-        ([Cell("b", "1", "2"), Cell("b", "9", "3")], "one bank"),
-        ([Cell("b", "1", "2"), Cell("c", "9", "3")], "several banks"),
-        ([Cell(None, "1"), Cell(None, "2")], "rows, bank not named"),
+        ([MemoryCell("b", "1", "2")], "one cell"),
+        ([MemoryCell("b", "1", "2"), MemoryCell("b", "1", "3")], "one row"),
+        ([MemoryCell("b", "1", "2"), MemoryCell("b", "9", "2")], "one column"),
+        ([MemoryCell("b", "1", "2"), MemoryCell("b", "9", "3")], "one bank"),
+        ([MemoryCell("b", "1", "2"), MemoryCell("c", "9", "3")], "several banks"),
+        ([MemoryCell(None, "1"), MemoryCell(None, "2")], "rows, bank not named"),
         ([], "nothing named"),
     ],
 )
-def test_cells_are_named_by_what_they_share(cells: list[Cell], name: str) -> None:
+def test_cells_are_named_by_what_they_share(cells: list[MemoryCell], name: str) -> None:
     assert pattern(cells).name == name
 
 
@@ -264,7 +264,7 @@ def test_the_chance_of_many_at_once_falls_with_their_number() -> None:
 @given(st.lists(st.tuples(st.floats(0, 2e5), st.booleans()), max_size=30))
 def test_a_history_in_any_order_has_one_stratum_and_moments_apart(errors: list[tuple[float, bool]]) -> None:
     """Late and repeated lines keep moments sorted, and every state has a fitted stratum."""
-    history = History()
+    history = ErrorHistory()
     for t_s, consumed in errors:
         history.add(t_s, consumed)
     times = [m.t_s for m in history.moments]

@@ -14,8 +14,8 @@ from scipy.stats import binomtest, poisson
 from nightshift.detectors.contract.evaluate import (
     SECONDS_PER_DAY,
     AlarmAt,
+    Evaluation,
     Event,
-    Score,
     exact_interval,
     garwood,
     score,
@@ -109,7 +109,7 @@ def test_an_event_that_nobody_watched_is_missed() -> None:
 
 def test_firing_all_the_time_earns_no_point_adjusted_credit() -> None:
     """A score has no F1; a detector that fires at random within long events still pays for each alarm outside."""
-    assert not any("f1" in field.name.lower() for field in dataclasses.fields(Score))
+    assert not any("f1" in field.name.lower() for field in dataclasses.fields(Evaluation))
     events = [Event("a", 1000.0, 2000.0)]
     got = score(events, [AlarmAt("a", float(at)) for at in range(0, 3000, 50)], {"a": 3000.0})
     assert (got.found, got.false_alarms) == (1, 39)

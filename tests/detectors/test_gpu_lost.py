@@ -11,8 +11,8 @@ from nightshift.collectors.frame import Frame, Reason, SeriesIndex
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Severity, State
+from nightshift.detectors.contract.testing import NODE, START_S, changes, gpu, inventory, tick
 from nightshift.detectors.hardware.gpu_lost import GpuLost
-from tests.detectors.gpus import NODE, START_S, gpu, inventory, tick, told
 
 ALIVE = {"gpu_power_w": 100.0}
 
@@ -29,7 +29,7 @@ def test_a_gpu_that_vanishes_from_a_page_that_goes_on_is_lost_and_clears_when_it
     """Its row gone, or there with nothing in it: the same. Dated by its last look; critical."""
     gone = [seen(n, [g for g in range(8) if as_nan or g != 3], (3,) if as_nan else ()) for n in range(40, 90)]
     back = [seen(n, list(range(8))) for n in range(90, 95)]
-    found = told(GpuLost(), WELL + gone + back)
+    found = changes(GpuLost(), WELL + gone + back)
     assert [f.state for f in found] == [State.FIRING, State.CLEAR]
     assert (found[0].fault, found[0].subject, found[0].severity) == (Fault.GPU_LOST, gpu(3), Severity.CRITICAL)
     assert found[0].since.t_s == START_S + 5.0 * 39
@@ -39,19 +39,19 @@ def test_a_gpu_that_vanishes_from_a_page_that_goes_on_is_lost_and_clears_when_it
 def test_a_silent_look_that_comes_out_of_order_clears_nothing() -> None:
     """Its time lies before the GPU was last seen; it shows nobody all the same."""
     gone = [seen(n, [g for g in range(8) if g != 3]) for n in range(40, 90)]
-    found = told(GpuLost(), [*WELL, *gone, Tick(START_S + 5.0 * 20, {})])
+    found = changes(GpuLost(), [*WELL, *gone, Tick(START_S + 5.0 * 20, {})])
     assert State.CLEAR not in [f.state for f in found]
 
 
 def test_a_reset_a_silent_node_and_a_young_gpu_are_not_lost() -> None:
     """Away for a minute; the whole node silent, for hours; seen only twice before."""
     reset = [seen(n, [0, 1, 2, 4, 5, 6, 7]) for n in range(40, 60)] + [seen(60, list(range(8)))]
-    assert told(GpuLost(), WELL + reset) == []
+    assert changes(GpuLost(), WELL + reset) == []
     other = tick(START_S + 5.0 * 60, {})
     silent = [Tick(other.at_s + 5.0 * n, other.frames) for n in range(200)]
-    assert told(GpuLost(), WELL + silent) == []
+    assert changes(GpuLost(), WELL + silent) == []
     young = [seen(n, list(range(8 if n in (5, 6) else 7))) for n in range(80)]
-    assert told(GpuLost(), young) == []
+    assert changes(GpuLost(), young) == []
 
 
 def test_a_swapped_board_is_not_lost() -> None:
@@ -60,7 +60,7 @@ def test_a_swapped_board_is_not_lost() -> None:
     known.observe(gpu("new"), NODE, START_S + 200)
     rows = {**{g: ALIVE for g in range(8) if g != 3}, "new": ALIVE}
     swapped = [tick(START_S + 5.0 * n, rows) for n in range(40, 120)]  # type: ignore[arg-type]
-    assert told(GpuLost(), WELL + swapped, known) == []
+    assert changes(GpuLost(), WELL + swapped, known) == []
 
 
 def test_a_lost_gpu_is_lost_no_more_once_another_board_is_in_its_place() -> None:
@@ -73,7 +73,7 @@ def test_a_lost_gpu_is_lost_no_more_once_another_board_is_in_its_place() -> None
     fewer = {name: row for name, row in rows.items() if name != 5}
     partly = [tick(START_S + 5.0 * n, fewer) for n in range(90, 95)]  # type: ignore[arg-type]
     swapped = [tick(START_S + 5.0 * n, rows) for n in range(95, 100)]  # type: ignore[arg-type]
-    found = told(GpuLost(), WELL + away + partly + swapped, known)
+    found = changes(GpuLost(), WELL + away + partly + swapped, known)
     assert [(f.state, f.subject) for f in found] == [(State.FIRING, gpu(3)), (State.CLEAR, gpu(3))]
     assert found[1].at.t_s == START_S + 5.0 * 95
     assert "taken its place" in found[1].summary
@@ -84,12 +84,12 @@ def test_a_lost_gpu_that_has_left_its_node_is_replaced_there() -> None:
     known = inventory()
     away = [seen(n, [g for g in range(8) if g != 3]) for n in range(40, 90)]
     detector = GpuLost()
-    assert [f.state for f in told(detector, WELL + away, known)] == [State.FIRING]
+    assert [f.state for f in changes(detector, WELL + away, known)] == [State.FIRING]
     known.end(gpu(3), NODE, START_S + 5.0 * 90)
     known.observe(gpu("new"), NODE, START_S + 5.0 * 90)
     rows = {**{g: ALIVE for g in range(8) if g != 3}, "new": ALIVE}
     swapped = [tick(START_S + 5.0 * n, rows) for n in range(90, 95)]  # type: ignore[arg-type]
-    assert told(detector, swapped, known)[-1].state is State.CLEAR
+    assert changes(detector, swapped, known)[-1].state is State.CLEAR
 
 
 @pytest.mark.parametrize("as_rejected", [False, True])
@@ -101,9 +101,9 @@ def test_of_a_page_that_was_cut_short_nothing_follows_until_it_is_whole_again(as
         replace(t, sources=tuple(replace(s, covers=(NODE,), **how) for s in t.sources))  # type: ignore[arg-type]
         for t in rest
     ]
-    assert told(GpuLost(), WELL + told_of) == []
+    assert changes(GpuLost(), WELL + told_of) == []
     whole = [seen(120, [0, 1, 2, 3, 4, 5, 6])]
-    assert [f.subject for f in told(GpuLost(), WELL + told_of + whole)] == [gpu(7)]
+    assert [f.subject for f in changes(GpuLost(), WELL + told_of + whole)] == [gpu(7)]
 
 
 def test_a_gpu_that_was_cut_into_mig_instances_is_not_lost() -> None:
@@ -121,14 +121,14 @@ def test_a_gpu_that_was_cut_into_mig_instances_is_not_lost() -> None:
             np.zeros(1, dtype=np.int64),
         )
         ticks.append(Tick(rest.at_s, {**rest.frames, SubjectKind.MIG: mig}, sources=rest.sources))
-    assert told(GpuLost(), ticks) == []
+    assert changes(GpuLost(), ticks) == []
 
 
 def test_on_a_node_out_of_service_a_loss_is_a_warning() -> None:
     """Somebody is at work there: told, not critical."""
     known: Inventory = inventory()
     known.describe(NODE, unschedulable="true")
-    (found,) = told(GpuLost(), WELL + [seen(n, list(range(7))) for n in range(40, 90)], known)
+    (found,) = changes(GpuLost(), WELL + [seen(n, list(range(7))) for n in range(40, 90)], known)
     assert (found.severity, found.facts["out_of_service"]) == (Severity.WARNING, "yes")
 
 
@@ -136,4 +136,4 @@ def test_a_loss_is_not_cleared_by_its_node_falling_silent() -> None:
     """Firing becomes no_data, once, and stays so."""
     gone = [seen(n, list(range(7))) for n in range(40, 90)]
     silent = [Tick(START_S + 5.0 * n, {}) for n in range(90, 300)]
-    assert [f.state for f in told(GpuLost(), WELL + gone + silent)] == [State.FIRING, State.NO_DATA]
+    assert [f.state for f in changes(GpuLost(), WELL + gone + silent)] == [State.FIRING, State.NO_DATA]

@@ -7,8 +7,8 @@ import pytest
 from nightshift.collectors.subject import SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, State
+from nightshift.detectors.contract.testing import START_S, changes, gpu, inventory, tick
 from nightshift.detectors.hardware.interconnect import Interconnect
-from tests.detectors.gpus import START_S, gpu, inventory, tick, told
 
 REPLAY, CRC = "gpu_pcie_replay_total", "gpu_nvlink_crc_errors_total"
 
@@ -36,7 +36,7 @@ def test_a_rate_that_matters_and_lasts_is_said_and_cleared(
     metric: str, per_tick: float, fault: Fault, kind: SubjectKind
 ) -> None:
     """Said within three stretches, on the one link, with the counter as evidence; cleared when it is quiet."""
-    found = told(Interconnect(), counted(metric, [0.0] * 60 + [per_tick] * 60 + [0.0] * 240, kind))
+    found = changes(Interconnect(), counted(metric, [0.0] * 60 + [per_tick] * 60 + [0.0] * 240, kind))
     assert [f.state for f in found] == [State.FIRING, State.CLEAR]
     assert (found[0].fault, found[0].subject.name.partition("/")[0]) == (fault, "GPU-0")
     assert found[0].at.t_s - START_S - 300 <= 190
@@ -51,7 +51,7 @@ def test_a_rate_that_matters_and_lasts_is_said_and_cleared(
 )
 def test_rare_errors_a_single_jump_and_a_reset_are_not_said(per_tick: list[float]) -> None:
     """Six replays a minute are below the limit of eight; one burst is one stretch; a reset is no rate."""
-    assert told(Interconnect(), counted(REPLAY, per_tick)) == []
+    assert changes(Interconnect(), counted(REPLAY, per_tick)) == []
 
 
 def test_a_link_that_trains_narrower_is_said_and_an_idle_slow_one_is_not() -> None:
@@ -62,8 +62,8 @@ def test_a_link_that_trains_narrower_is_said_and_an_idle_slow_one_is_not() -> No
         return tick(START_S + 5.0 * n, {0: {**values, "gpu_utilization_percent": busy}})
 
     idle = [at(n, 16.0, 5.0 if n % 40 < 20 else 1.0, 90.0 if n % 40 < 20 else 0.0) for n in range(200)]
-    assert told(Interconnect(), idle) == []
-    found = told(Interconnect(), idle + [at(n, 8.0, 5.0, 90.0) for n in range(200, 260)])
+    assert changes(Interconnect(), idle) == []
+    found = changes(Interconnect(), idle + [at(n, 8.0, 5.0, 90.0) for n in range(200, 260)])
     assert [(f.state, f.fault, f.subject) for f in found] == [(State.FIRING, Fault.PCIE_DEGRADED, gpu(0))]
     assert (found[0].facts["level"], found[0].facts["best"]) == (8.0, 16.0)
 
@@ -85,7 +85,7 @@ def test_a_link_that_was_narrow_from_the_first_look_is_told_by_its_peers(
     stream = [
         tick(START_S + 5.0 * n, {g: {"gpu_pcie_link_width": w} for g, w in enumerate(lanes)}) for n in range(60)
     ]
-    found = told(Interconnect(), stream)
+    found = changes(Interconnect(), stream)
     assert [(f.fault, f.subject.name) for f in found] == [(Fault.PCIE_DEGRADED, name) for name in told_of]
 
 
@@ -95,4 +95,4 @@ def test_a_gpu_of_another_model_is_no_peer() -> None:
     for number in range(8):
         known.describe(gpu(number), model="NVIDIA L4" if number == 3 else "NVIDIA H200")
     row = {g: {"gpu_pcie_link_width": 8.0 if g == 3 else 16.0} for g in range(8)}
-    assert told(Interconnect(), [tick(START_S + 5.0 * n, row) for n in range(60)], known) == []
+    assert changes(Interconnect(), [tick(START_S + 5.0 * n, row) for n in range(60)], known) == []

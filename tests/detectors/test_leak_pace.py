@@ -9,7 +9,7 @@ import pytest
 
 from nightshift.collectors.subject import SubjectKind
 from nightshift.detectors.base import Fault, State
-from nightshift.detectors.contract.world import START_S, World
+from nightshift.detectors.contract.world import START_S, HealthyFleet
 from nightshift.detectors.memory.leak import MemoryLeak
 
 USED, FREE = "gpu_memory_used_bytes", "gpu_memory_free_bytes"
@@ -22,7 +22,7 @@ def leaking(
 
     After `after_s` the clock is set back by `back_s`; what is found is told with the time that has really passed.
     """
-    world, detector = World(), MemoryLeak()
+    world, detector = HealthyFleet(), MemoryLeak()
     inventory, rng, found = world.inventory(), np.random.default_rng(seed), []
     for kind in (SubjectKind.GPU, SubjectKind.RANK, SubjectKind.POD):
         for child in inventory.subjects(kind, START_S):

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nightshift.detectors.alarms.history import DAY_S, JUDGED_S, KEPT, MEMORY_S, History, Purse, spend
+from nightshift.detectors.alarms.history import DAY_S, JUDGED_S, KEPT, MEMORY_S, AlarmHistory, Purse, spend
 
 SCORES = st.lists(st.floats(1.0, 1e6), max_size=30)
 
 
-def told(scores: list[float], series: int = 10) -> History:
+def told(scores: list[float], series: int = 10) -> AlarmHistory:
     """One alarm a day of these scores, each a day later of age."""
-    history = History()
+    history = AlarmHistory()
     for number, score in enumerate(scores):
         history.heard(f"e{number}", score, number * DAY_S)
         history.watch(series, DAY_S, number * DAY_S)
@@ -40,7 +40,7 @@ def test_a_stronger_alarm_never_costs_more_and_none_costs_nothing(
 
 def test_an_alarm_counts_as_false_once_a_day_went_by_and_not_if_it_was_confirmed_before() -> None:
     """Young alarms count for nothing; what is confirmed in time never does; half a year later less is left."""
-    history = History()
+    history = AlarmHistory()
     history.heard("true", 5.0, 0.0)
     history.heard("false", 4.0, 0.0)
     history.heard("false", 9.0, 60.0)
@@ -68,14 +68,14 @@ def test_a_saved_history_goes_on_alike(scores: list[float]) -> None:
     """Through JSON and back, every cost is the same."""
     history, at_s = told(scores), (len(scores) + 2) * DAY_S
     history.heard("young", 3.0, at_s)
-    back = History.load(json.loads(json.dumps(history.saved())))
+    back = AlarmHistory.load(json.loads(json.dumps(history.saved())))
     for one in (history, back):
         one.watch(5.0, DAY_S, at_s + 2 * DAY_S)
     assert back.saved() == history.saved()
     assert back.rate(2.0, 1.0, at_s) == history.rate(2.0, 1.0, at_s)
     for broken in (None, {}, [], [1.0, 2.0, [[1.0]], {}], [math.nan, 0.0, [], {}], ["x", 0.0, [], {}]):
         with pytest.raises((TypeError, ValueError)):
-            History.load(broken)
+            AlarmHistory.load(broken)
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 10.0), st.booleans()), max_size=200), st.floats(0.01, 20.0))

@@ -13,13 +13,13 @@ from nightshift.collectors.seal import fingerprint
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, SnapshotError, State
+from nightshift.detectors.contract.testing import START_S, changes, gpu, inventory, tick
 from nightshift.detectors.outliers.density import BUILT_IN, Density, ModelError, find, load
-from nightshift.detectors.outliers.learning import LearningError, Plan, episodes, learn, looks
+from nightshift.detectors.outliers.learning import LearningError, LearningPlan, episodes, learn, looks
 from nightshift.detectors.outliers.multivariate import Multivariate, MultivariateSettings
-from tests.detectors.gpus import START_S, gpu, inventory, tick, told
 
 METRICS = ("gpu_utilization_percent", "gpu_power_w")
-PLAN = Plan("H200", METRICS, look_s=10.0, persist=3, settle=10)
+PLAN = LearningPlan("H200", METRICS, look_s=10.0, persist=3, settle=10)
 
 
 def draw(rng: np.random.Generator, busy: bool) -> dict[str, float]:
@@ -63,7 +63,7 @@ def odd(from_tick: int, count: int, seed: int = 7) -> list[Tick]:
 def test_a_combination_that_no_class_has_is_found_named_and_cleared(model: Density) -> None:
     """One episode on the one GPU, with the metric that is furthest off, a p-value and what is usual."""
     ticks = healthy(200, 2) + odd(200, 60) + healthy(100, 3, from_tick=260)
-    found = told(Multivariate(density=model), ticks, known())
+    found = changes(Multivariate(density=model), ticks, known())
     assert [(f.state, f.subject) for f in found] == [(State.FIRING, gpu(3)), (State.CLEAR, gpu(3))]
     first = found[0]
     assert first.fault is Fault.ANOMALY
@@ -76,29 +76,29 @@ def test_a_combination_that_no_class_has_is_found_named_and_cleared(model: Densi
 
 def test_a_made_fleet_that_is_well_is_silent(model: Density) -> None:
     """Fresh draws, all GPUs, two hours."""
-    assert told(Multivariate(density=model), healthy(1500, 11), known()) == []
+    assert changes(Multivariate(density=model), healthy(1500, 11), known()) == []
 
 
 def test_another_kind_of_gpu_a_new_pod_and_no_model_are_not_judged(model: Density) -> None:
     """Another SKU; the same change on a GPU that was handed to another pod meanwhile; the default settings."""
     ticks = healthy(200, 2) + odd(200, 60)
-    assert told(Multivariate(density=model), ticks, known("NVIDIA A100")) == []
+    assert changes(Multivariate(density=model), ticks, known("NVIDIA A100")) == []
     handed = known()
     pod = Subject(SubjectKind.POD, "ml/other-0")
     handed.end(gpu(3), Subject(SubjectKind.POD, "ml/train-3"), START_S + 1000)
     handed.observe(gpu(3), pod, START_S + 1000)
-    assert told(Multivariate(density=model), ticks, handed) == []
-    assert told(Multivariate(), ticks, known()) == []
+    assert changes(Multivariate(density=model), ticks, handed) == []
+    assert changes(Multivariate(), ticks, known()) == []
 
 
 def test_a_gpu_is_judged_only_after_it_looked_usual(model: Density) -> None:
     """Odd from the first look on: a workload that the model does not know, not a fault."""
-    assert told(Multivariate(density=model), odd(0, 300), known()) == []
+    assert changes(Multivariate(density=model), odd(0, 300), known()) == []
 
 
 def test_missing_metrics_are_no_data_while_firing(model: Density) -> None:
     blind = [tick(START_S + 5.0 * n, {3: {"gpu_power_w": 115.0}}) for n in range(260, 400)]
-    found = told(Multivariate(density=model), healthy(200, 2) + odd(200, 60) + blind, known())
+    found = changes(Multivariate(density=model), healthy(200, 2) + odd(200, 60) + blind, known())
     assert [f.state for f in found] == [State.FIRING, State.NO_DATA]
 
 
@@ -121,7 +121,7 @@ def test_calibration_counts_the_episodes_that_the_detector_calls(model: Density)
     rows = looks(ticks, PLAN)[gpu(3)]
     offline = episodes(model.score(rows)[0], usual, PLAN.persist, PLAN.settle)
     detector = Multivariate(MultivariateSettings(rate_per_1000=1e12), model)
-    began = [f for f in told(detector, ticks, known()) if f.state is State.FIRING and f.subject == gpu(3)]
+    began = [f for f in changes(detector, ticks, known()) if f.state is State.FIRING and f.subject == gpu(3)]
     assert len(began) == len(offline) >= 3
 
 

@@ -6,9 +6,9 @@ from nightshift.collectors.frame import Instant, LogRecord, SourceStatus
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, LogExhibit, State
-from nightshift.detectors.contract.world import START_S, World
+from nightshift.detectors.contract.testing import changes
+from nightshift.detectors.contract.world import START_S, HealthyFleet
 from nightshift.detectors.progress.nccl_watchdog import NcclWatchdog
-from tests.detectors.gpus import told
 
 LINE = (
     "[rank3]:[E1121 04:11:02.123456 ProcessGroupNCCL.cpp:616] [Rank 3] Watchdog caught collective operation "
@@ -20,16 +20,16 @@ POD = Subject(SubjectKind.POD, "ml/train-3")
 
 def at(number: int, *lines: str, ok: bool = True) -> Tick:
     at_s = START_S + 5.0 * number
-    world = World()
+    world = HealthyFleet()
     logs = tuple(LogRecord(Instant(at_s), "log", POD, line, number) for line in lines)
     return Tick(at_s, logs=logs, sources=(SourceStatus(world.source, at_s, ok=ok, covers=(world.node,)),))
 
 
 def test_the_line_is_a_hang_of_the_rank_that_waited_dated_by_what_it_waited() -> None:
     """One episode, with the quoted line; cleared by the job's next steps."""
-    world = World()
+    world = HealthyFleet()
     steps = Tick(START_S + 500.0, steps=world.steps(100, START_S + 500.0))
-    found = told(NcclWatchdog(), [at(0, "loss 2.1", LINE), at(1), steps], world.inventory())
+    found = changes(NcclWatchdog(), [at(0, "loss 2.1", LINE), at(1), steps], world.inventory())
     assert [f.state for f in found] == [State.FIRING, State.CLEAR]
     first = found[0]
     assert (first.fault, first.subject.name) == (Fault.HANG, "ml/train#3")
@@ -43,7 +43,7 @@ def test_the_line_is_a_hang_of_the_rank_that_waited_dated_by_what_it_waited() ->
 def test_lost_sources_are_no_data_and_talk_of_watchdogs_is_no_hang() -> None:
     """Silence of its node's sources does not clear; a line that only mentions the watchdog says nothing."""
     deaf = [at(n, ok=False) for n in range(2, 400)]
-    found = told(NcclWatchdog(), [at(0, LINE), at(1), *deaf], World().inventory())
+    found = changes(NcclWatchdog(), [at(0, LINE), at(1), *deaf], HealthyFleet().inventory())
     assert [f.state for f in found] == [State.FIRING, State.NO_DATA]
     lines = ("Watchdog thread started", "[Rank 0] Watchdog timeout is 600 s", "NCCL INFO Bootstrap")
-    assert told(NcclWatchdog(), [at(0, *lines)], World().inventory()) == []
+    assert changes(NcclWatchdog(), [at(0, *lines)], HealthyFleet().inventory()) == []

@@ -6,14 +6,14 @@ import numpy as np
 
 from nightshift.collectors.frame import StepSeries
 from nightshift.collectors.subject import Subject, SubjectKind
-from nightshift.detectors.progress.rhythm import Progress, Rhythm
+from nightshift.detectors.progress.rhythm import Rhythm, StepRhythms
 
 RANK = Subject(SubjectKind.RANK, "ml/llm#0")
 
 
 def after(times_s: list[float], at_once: int = 10) -> Rhythm:
     """The rhythm after steps that took these times, handed over some at once."""
-    progress = Progress(8.0, 2.0, 10_000.0)
+    progress = StepRhythms(8.0, 2.0, 10_000.0)
     t_s = 1_000.0 + np.cumsum(times_s)
     rhythm = Rhythm()
     for k in range(0, len(t_s), at_once):

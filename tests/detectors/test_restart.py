@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from nightshift.detectors.base import State
-from nightshift.detectors.contract.check import make, run
 from nightshift.detectors.contract.streams import faults
-from nightshift.detectors.contract.world import World
+from nightshift.detectors.contract.testing import make, run
+from nightshift.detectors.contract.world import HealthyFleet
 from nightshift.detectors.plugins import ALL
 
 
 @pytest.mark.parametrize("away", [1, 12, 120], ids=["5 s", "1 min", "10 min"])
 def test_a_restart_after_a_pause_brings_no_burst_of_alarms(away: int) -> None:
     """All detectors over a healthy world, stopped for a while and restored: silent, as they were."""
-    world = World()
+    world = HealthyFleet()
     ticks, inventory = world.ticks(420), world.inventory()
     for kind in ALL:
         before, after = make(kind), make(kind)
@@ -26,7 +26,7 @@ def test_a_restart_after_a_pause_brings_no_burst_of_alarms(away: int) -> None:
 
 def test_open_alarms_go_on_after_a_restart_with_their_onset() -> None:
     """What fires before the restart fires after it, as the same episode: nothing is opened twice."""
-    world = World()
+    world = HealthyFleet()
     ticks, inventory = list(faults(world)), world.inventory()
     for kind in ALL:
         before, after = make(kind), make(kind)

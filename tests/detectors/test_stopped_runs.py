@@ -12,9 +12,9 @@ from nightshift.collectors.frame import StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Detector, Fault, State
+from nightshift.detectors.contract.testing import JOB, START_S, changes, gpu, inventory, tick
 from nightshift.detectors.progress.hang import Hang
 from nightshift.detectors.progress.stall import DataStall
-from tests.detectors.gpus import JOB, START_S, gpu, inventory, tick, told
 
 TICK_S, RANKS = 5.0, 4
 Row = dict[str, float]
@@ -56,7 +56,7 @@ def stream(
 
 def words(detector: Detector, ticks: Iterator[Tick]) -> dict[str, list[State]]:
     found: dict[str, list[State]] = {}
-    for finding in told(detector, list(ticks), known()):
+    for finding in changes(detector, list(ticks), known()):
         found.setdefault(finding.subject.name, []).append(finding.state)
     return found
 
@@ -73,7 +73,7 @@ def test_a_run_that_pauses_for_its_checkpoints_hangs_once_at_most() -> None:
     def row(t_s: float, _: int) -> Row:
         return IDLES if t_s > ends[-1] or any(a < t_s <= b for a, b in pauses) else WORKS
 
-    found = told(Hang(), list(stream(lambda r: steps, row, int(ends[-1] / TICK_S) + 120)), known())
+    found = changes(Hang(), list(stream(lambda r: steps, row, int(ends[-1] / TICK_S) + 120)), known())
     mine = [f for f in found if f.subject == rank(0)]
     assert [f.state for f in mine] == [State.FIRING, State.CLEAR, State.FIRING]
     assert mine[-1].at.t_s - START_S == pytest.approx(ends[-1] + 1.5 * 240.0, abs=2 * TICK_S)
@@ -108,7 +108,7 @@ def test_where_one_gpu_of_a_job_idles_the_others_need_not_draw_much_less() -> No
             {**WORKS, "gpu_power_w": 220.0} if t_s <= 600 else IDLES if g == 2 else {**WORKS, "gpu_power_w": 190.0}
         )
 
-    found = told(Hang(), list(stream(lambda r: steps, row, 240, printed=1)), whole)
+    found = changes(Hang(), list(stream(lambda r: steps, row, 240, printed=1)), whole)
     assert [(f.fault, f.subject, f.facts["idle_gpus"]) for f in found] == [(Fault.HANG, rank(0), "GPU-2")]
 
 
@@ -129,7 +129,7 @@ def draws(watts: float) -> Callable[[float, int], Row]:
 
 def test_a_loader_that_is_too_slow_for_every_step_is_a_stall_without_gaps() -> None:
     """Steps take three times as long, two thirds of it waiting: told within six minutes, cleared when over."""
-    found = told(DataStall(), list(stream(lambda r: slower(1.02, 1.5), draws(300.0), 480)), known())
+    found = changes(DataStall(), list(stream(lambda r: slower(1.02, 1.5), draws(300.0), 480)), known())
     first = [f for f in found if f.subject == rank(0)]
     assert [f.state for f in first] == [State.FIRING, State.CLEAR]
     assert 600 - 61 <= first[0].since.t_s - START_S <= 600 + 61
@@ -164,8 +164,8 @@ def test_a_starved_run_survives_a_restart_of_the_daemon() -> None:
     """The usual pace is kept in the snapshot: the episode goes on and clears as it would have."""
     ticks = list(stream(lambda r: slower(1.02, 1.5), draws(300.0), 480))
     first, second = DataStall(), DataStall()
-    early = told(first, ticks[:250], known())
+    early = changes(first, ticks[:250], known())
     second.restore(first.snapshot())
-    late = told(second, ticks[250:], known())
+    late = changes(second, ticks[250:], known())
     assert {f.state for f in early} == {State.FIRING}
     assert [f.state for f in late if f.subject == rank(0)] == [State.FIRING, State.CLEAR]

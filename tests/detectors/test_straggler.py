@@ -10,7 +10,7 @@ import pytest
 from nightshift.collectors.subject import SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Finding
-from nightshift.detectors.contract.world import World
+from nightshift.detectors.contract.world import HealthyFleet
 from nightshift.detectors.progress.straggler import Straggler
 
 LIMIT = "gpu_power_limit_w"
@@ -18,7 +18,7 @@ LIMIT = "gpu_power_limit_w"
 
 def ticks(signal: str, limit_w: float) -> Iterator[Tick]:
     """Rank 2 takes a third longer in `signal` all the time; its GPU may draw limit_w, the others 700 W."""
-    world = World()
+    world = HealthyFleet()
     for tick in world.ticks(60):
         steps = tuple(
             replace(
@@ -32,7 +32,7 @@ def ticks(signal: str, limit_w: float) -> Iterator[Tick]:
 
 
 def accused(signal: str, limit_w: float) -> set[str]:
-    detector, inventory = Straggler(), World().inventory()
+    detector, inventory = Straggler(), HealthyFleet().inventory()
     found: list[Finding] = []
     for tick in ticks(signal, limit_w):
         found += detector.update(tick, inventory)
@@ -58,7 +58,7 @@ def test_a_rank_whose_gpu_is_capped_below_its_peers_is_not_accused_of_slow_compu
 @pytest.mark.parametrize(("silent_after_s", "named"), [(900.0, set()), (60.0, {"ml/train#2"})])
 def test_an_exporter_that_is_down_makes_no_capped_rank_a_slow_one(silent_after_s: float, named: set[str]) -> None:
     """The limit of minutes ago still says why it is slow, over a restart too; one of long ago says nothing."""
-    detector, inventory = Straggler(Straggler.Settings(silent_after_s=silent_after_s)), World().inventory()
+    detector, inventory = Straggler(Straggler.Settings(silent_after_s=silent_after_s)), HealthyFleet().inventory()
     found: set[str] = set()
     for number, tick in enumerate(ticks("compute_s", 500.0)):
         if number == 20:
@@ -71,7 +71,7 @@ def test_an_exporter_that_is_down_makes_no_capped_rank_a_slow_one(silent_after_s
 
 def test_a_cap_does_not_excuse_slow_data() -> None:
     """Loading data costs a GPU no power: what is slow there is slow whatever the cap says."""
-    world = World()
+    world = HealthyFleet()
     detector, inventory, found = Straggler(), world.inventory(), set()
     for tick in ticks("data_s", 500.0):
         slow = tuple(
@@ -94,7 +94,7 @@ def test_a_cap_does_not_excuse_slow_data() -> None:
 )
 def test_a_gpu_of_a_slower_model_is_not_accused_of_slow_compute(models: dict[int, str], named: set[str]) -> None:
     """An H100 beside H200s computes as fast as it can; among GPUs of its own model a slow one is still told."""
-    world = World()
+    world = HealthyFleet()
     detector, inventory, found = Straggler(), world.inventory(), set()
     for number, rank in enumerate(world.ranks):
         for gpu in inventory.gpus(rank, world.ticks(1)[0].at_s):

@@ -11,8 +11,7 @@ from nightshift.collectors.frame import StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import State
-from nightshift.detectors.progress.pipeline_stages import by_stage, few_and_apart
-from nightshift.detectors.progress.straggler import STAGE, Straggler
+from nightshift.detectors.progress.straggler import STAGE, Straggler, by_stage, few_and_apart
 
 SEEDS = range(3)
 JOB = Subject(SubjectKind.JOB, "ml/pp")

@@ -8,8 +8,8 @@ import pytest
 
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, State
+from nightshift.detectors.contract.testing import START_S, changes, gpu, tick
 from nightshift.detectors.hardware.throttle import Throttle
-from tests.detectors.gpus import START_S, gpu, tick, told
 from tests.recordings.replay import Job, cut, h200
 
 CAP, SW_HEAT, HEAT, BRAKE = 0x4, 0x20, 0x40, 0x80
@@ -37,7 +37,7 @@ def stream(
 @pytest.mark.parametrize("mask", [HEAT, SW_HEAT, BRAKE, HEAT | 0x8])
 def test_heat_or_a_power_brake_that_costs_clock_under_load_is_said_and_cleared(mask: int) -> None:
     """One episode on the one GPU, with its reason, its reference and the share lost."""
-    found = told(Throttle(), stream(400, lambda n: row(1500.0, mask) if 100 <= n < 200 else row()))
+    found = changes(Throttle(), stream(400, lambda n: row(1500.0, mask) if 100 <= n < 200 else row()))
     assert [f.state for f in found] == [State.FIRING, State.CLEAR]
     first = found[0]
     assert (first.fault, first.subject) == (Fault.THROTTLE, gpu(0))
@@ -64,25 +64,25 @@ def test_heat_or_a_power_brake_that_costs_clock_under_load_is_said_and_cleared(m
 )
 def test_throttling_that_is_no_fault_or_costs_nothing_is_not_said(of_zero: Callable[[int], Row]) -> None:
     """Software power caps (ours or the board's), locked clocks, idling, a warm GPU at full clock, blips."""
-    assert told(Throttle(), stream(300, of_zero)) == []
+    assert changes(Throttle(), stream(300, of_zero)) == []
 
 
 def test_a_gpu_that_was_hot_from_its_first_look_is_compared_with_its_job() -> None:
     """No clock of its own to compare with: the job's other GPUs tell the loss; without a job nothing is said."""
-    found = told(Throttle(), stream(100, lambda n: row(1400.0, HEAT)))
+    found = changes(Throttle(), stream(100, lambda n: row(1400.0, HEAT)))
     assert [(f.state, f.subject) for f in found] == [(State.FIRING, gpu(0))]
-    assert told(Throttle(), stream(100, lambda n: row(1400.0, HEAT), row(1400.0, HEAT))) == []
+    assert changes(Throttle(), stream(100, lambda n: row(1400.0, HEAT), row(1400.0, HEAT))) == []
 
 
 def test_missing_reasons_are_no_data_and_not_health() -> None:
     """While firing, a look without the mask is no_data, said once; it does not clear however long it lasts."""
     hot = stream(200, lambda n: row(1400.0, HEAT) if n >= 100 else row())
     blind = [tick(START_S + 5.0 * n, {0: {"gpu_sm_clock_mhz": 1980.0}}) for n in range(200, 400)]
-    assert [f.state for f in told(Throttle(), hot + blind)] == [State.FIRING, State.NO_DATA]
+    assert [f.state for f in changes(Throttle(), hot + blind)] == [State.FIRING, State.NO_DATA]
 
 
 @pytest.mark.parametrize("name", ["gemm_bf16", "sdpa", "copy_hbm", "train_ok", "train_gpu_leak"])
 def test_a_healthy_h200_at_its_power_limit_is_not_said_to_throttle(name: str) -> None:
     """Recorded load at 690 of 700 W, with the power cap bit set for minutes."""
     job = Job([[cut(h200("train_ok"), 40), h200(name)]])
-    assert told(Throttle(), list(job.ticks()), job.inventory()) == []
+    assert changes(Throttle(), list(job.ticks()), job.inventory()) == []

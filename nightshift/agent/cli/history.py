@@ -203,7 +203,7 @@ def learn(
     """Learns what GPUs usually look like, for the multivariate detector. Needs scikit-learn."""
     from nightshift.agent.config_file import ConfigError
     from nightshift.collectors.telemetry.metrics import BY_NAME
-    from nightshift.detectors.outliers.learning import METRICS, Plan, looks
+    from nightshift.detectors.outliers.learning import METRICS, LearningPlan, looks
     from nightshift.detectors.outliers.learning import learn as learn_model
 
     chosen = tuple(name.strip() for name in metrics.split(",") if name.strip()) or METRICS
@@ -211,7 +211,7 @@ def learn(
         raise ConfigError(
             [f"--metrics: {name!r} is not a metric (docs/reference/telemetry.md)" for name in unknown]
         )
-    plan = Plan(sku, chosen)
+    plan = LearningPlan(sku, chosen)
     model = learn_model(looks(_recorded(recordings, sku), plan), plan, f"{len(recordings)} recordings of {sku}")
     model.save(output)
     days = model.tail.series_days

@@ -80,7 +80,16 @@ _LOST = re.compile(
 
 @dataclass
 class KernelLogParser:
-    """Lines of one node's kernel log to events. `uuid_of`: canonical PCI address → UUID, as the log told."""
+    """Lines of one node's kernel log to events. `uuid_of`: canonical PCI address → UUID, as the log told.
+
+    >>> from nightshift.collectors.frame import Instant
+    >>> from nightshift.collectors.subject import SubjectKind
+    >>> node = Subject(SubjectKind.NODE, "n1")
+    >>> line = "NVRM: Xid (PCI:0000:9b:00): 79, pid=4242, name=python, GPU has fallen off the bus."
+    >>> event = KernelLogParser(node).read(LogRecord(Instant(0.0), "/dev/kmsg", node, line, 0))
+    >>> event.kind.value, event.code, event.pci_address
+    ('xid', 79, '0000:9b:00')
+    """
 
     node: Subject
     uuid_of: dict[str, str] = field(default_factory=dict)

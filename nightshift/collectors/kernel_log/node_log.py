@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Instant, LogRecord, Reason, SourceStatus
-from nightshift.collectors.http import Answer, Fetcher, HttpSettings, Request, SourceError, checked_url
+from nightshift.collectors.http import Fetcher, HttpRequest, HttpResponse, HttpSettings, SourceError, checked_url
 from nightshift.collectors.kernel_log.event import KernelEvent
 from nightshift.collectors.kernel_log.lines import MAX_TEXT, KernelLogParser
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
@@ -135,7 +135,7 @@ class NodeLogCollector:
     def collect(self, now_s: float, inventory: Inventory, timeout_s: float) -> Batch:
         self._keep()
         requests = [
-            Request(
+            HttpRequest(
                 n.url + ("&" if "?" in n.url else "?") + f"after={n.cursor}", certificate_name=n.certificate_name
             )
             for n in self._nodes
@@ -198,7 +198,7 @@ class NodeLogCollector:
             self._unkept = f"cursors cannot be kept in {self._state_file}: {error.strerror}"
 
     def _take(
-        self, node: _Node, answer: Answer, now_s: float
+        self, node: _Node, answer: HttpResponse, now_s: float
     ) -> tuple[SourceStatus, list[LogRecord], list[KernelEvent]]:
         rejected: dict[Reason, int] = {}
         lines = answer.body.split(b"\n")

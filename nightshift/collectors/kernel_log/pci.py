@@ -14,7 +14,11 @@ _ADDRESS = re.compile(r"(?:([0-9a-fA-F]{1,8}):)?([0-9a-fA-F]{1,2}):([0-9a-fA-F]{
 
 
 def canonical_pci(text: str) -> str | None:
-    """`dddd:bb:dd` in lower case with the function left out (GPUs are function 0), or None where it is none."""
+    """`dddd:bb:dd` in lower case with the function left out (GPUs are function 0), or None where it is none.
+
+    >>> canonical_pci("00000000:9B:00.0"), canonical_pci("9b:00"), canonical_pci("eth0")
+    ('0000:9b:00', '0000:9b:00', None)
+    """
     match = _ADDRESS.fullmatch(text.strip())
     if match is None:
         return None

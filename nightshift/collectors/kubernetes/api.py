@@ -45,7 +45,7 @@ class Busy(Temporary):
         self.status = status
 
 
-class Quiet(Busy):
+class KubeSilent(Busy):
     """Nothing was heard on a watch for a while. Events are served without bookmarks (kubernetes/kubernetes#96052,
     #120348), so of itself that is no fault."""
 
@@ -71,7 +71,15 @@ _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
 
 def named(name: str) -> str:
     """A name from outside as a part of a path. Raises NotFound for one that no object can have (an RFC 1123
-    subdomain is asked of nodes, pods and jobs): `n2/status`, `x/../n2` or `n2?dryRun=All` is another request."""
+    subdomain is asked of nodes, pods and jobs): `n2/status`, `x/../n2` or `n2?dryRun=All` is another request.
+
+    >>> named("n2")
+    'n2'
+    >>> named("x/../n2")
+    Traceback (most recent call last):
+        ...
+    nightshift.collectors.kubernetes.api.NotFound: kubernetes: no object can be named 'x/../n2'
+    """
     if not _NAME.fullmatch(name):
         raise NotFound(f"kubernetes: no object can be named {name[:253]!r}", 404)
     return name
@@ -330,7 +338,7 @@ def _lines(response: Any, stop: Stop, path: str) -> Iterator[bytes]:
         if stop.called.is_set():
             return
         if isinstance(error, ReadTimeoutError):
-            raise Quiet(f"kubernetes: watch of {path}: nothing was heard") from error
+            raise KubeSilent(f"kubernetes: watch of {path}: nothing was heard") from error
         raise Busy(f"kubernetes: watch of {path} broke off: {type(error).__name__}: {error}") from error
 
 

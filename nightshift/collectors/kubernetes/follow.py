@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.frame import Reason, SourceStatus
-from nightshift.collectors.kubernetes.api import Busy, Expired, KubeApi, Object, Quiet, Refused, Stop
+from nightshift.collectors.kubernetes.api import Busy, Expired, KubeApi, KubeSilent, Object, Refused, Stop
 from nightshift.collectors.subject import Subject
 
 QUIET_S = 90.0
@@ -106,7 +106,7 @@ class Follower(Generic[T]):
                     version = self._hear(event) or version
                     pause_s, progressed, quiet = MIN_PAUSE_S, True, False
                 progressed = progressed or self._timer() - began >= MIN_PAUSE_S
-            except Quiet:
+            except KubeSilent:
                 progressed, quiet, version = True, not quiet, "" if quiet else version
             except Expired:
                 version, expired = "", self._expired

@@ -8,7 +8,7 @@ hold one GPU each. Needs `list` and `watch` on nodes and pods.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -154,30 +154,14 @@ class KubernetesCollector:
 
     def _pod(self, obj: Object) -> _Pod | None:
         meta, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
-        gpus = sum(
-            int(count)
-            for c in spec.get("containers") or []
-            for resource, count in ((c.get("resources") or {}).get("limits") or {}).items()
-            if self._is_gpu(resource)
-        )
+        gpus = self._gpus(spec)
         if not gpus or status.get("phase") in ("Succeeded", "Failed"):
             return None
-        labels, notes = meta.get("labels") or {}, meta.get("annotations") or {}
-        label = next((name for name in JOB_LABELS if labels.get(name)), None)
-        job = None if label is None else labels[label]
+        labels = meta.get("labels") or {}
         owner: Object = next((r for r in meta.get("ownerReferences") or [] if r.get("controller")), {})
-        kind = JOB_LABELS[label] if label is not None else str(owner.get("kind", ""))
-        if label == "ray.io/originated-from-cr-name":
-            kind = labels.get("ray.io/originated-from-crd") or kind
-        if label == "training.kubeflow.org/job-name" and str(owner.get("apiVersion", "")).startswith(
-            "kubeflow.org/"
-        ):
-            kind = str(owner.get("kind", kind))  # an MPIJob's, too
-        indexed = job is not None and job == labels.get("batch.kubernetes.io/job-name", labels.get("job-name"))
-        index = labels.get(INDEX_LABEL) or notes.get(INDEX_LABEL) or ""
-        rank = int(index) if indexed and gpus == 1 and index.isdigit() else None
-        if rank is None and gpus == 1:
-            rank = _rank_of(spec)
+        job, kind = _job_of(labels, owner)
+        # a pod of several GPUs starts several ranks; its index, or one RANK, names none of them
+        rank = _rank_of(meta, spec, job) if gpus == 1 else None
         facts = {
             "uid": str(meta["uid"]),
             "gpus": str(gpus),
@@ -186,9 +170,18 @@ class KubernetesCollector:
             OPT_OUT: _opted_out(meta),
         }
         name = job or owner.get("name")
+        # a pod of a ReplicaSet or of a job that is being deleted does not tell the uid of the job to come
         is_its_own = owner.get("name") == name and not meta.get("deletionTimestamp")
         uid = str(owner.get("uid") or "") if is_its_own else ""
         return _Pod(spec.get("nodeName") or None, name, rank, tuple(facts.items()), uid)
+
+    def _gpus(self, spec: Object) -> int:
+        return sum(
+            int(count)
+            for c in spec.get("containers") or []
+            for resource, count in ((c.get("resources") or {}).get("limits") or {}).items()
+            if self._is_gpu(resource)
+        )
 
     def _is_gpu(self, resource: str) -> bool:
         """A whole GPU, a share of one (`nvidia.com/gpu.shared`: time-slicing and MPS, renamed), or a MIG instance
@@ -212,6 +205,7 @@ class KubernetesCollector:
                 facts[TAKES_WORK_SINCE] = str(now_s)
             inventory.describe(subject, **facts)
         else:
+            # its relations end below; the fact stays, for who asks why a node's signals are missing
             inventory.describe(subject, ready="gone")
         self._replace(f"node {name}", relations, inventory, now_s)
 
@@ -246,8 +240,27 @@ class KubernetesCollector:
             self._held.pop(key, None)
 
 
-def _rank_of(spec: Object) -> int | None:
-    """The RANK that stands in a container's environment."""
+def _job_of(labels: Mapping[str, str], owner: Object) -> tuple[str | None, str]:
+    """(name, kind) of a pod's job, by the labels of its operator; the kind alone where only an owner tells."""
+    label = next((name for name in JOB_LABELS if labels.get(name)), None)
+    if label is None:
+        return None, str(owner.get("kind", ""))
+    kind = JOB_LABELS[label]
+    if label == "ray.io/originated-from-cr-name":
+        kind = labels.get("ray.io/originated-from-crd") or kind
+    # one operator serves several kinds under one label, MPIJobs among them
+    if label == "training.kubeflow.org/job-name" and str(owner.get("apiVersion", "")).startswith("kubeflow.org/"):
+        kind = str(owner.get("kind", kind))
+    return labels[label], kind
+
+
+def _rank_of(meta: Object, spec: Object, job: str | None) -> int | None:
+    """The rank of a pod of one GPU: its index in an indexed Job, else the RANK of a container's environment."""
+    labels, notes = meta.get("labels") or {}, meta.get("annotations") or {}
+    indexed = job is not None and job == labels.get("batch.kubernetes.io/job-name", labels.get("job-name"))
+    index = labels.get(INDEX_LABEL) or notes.get(INDEX_LABEL) or ""
+    if indexed and index.isdigit():
+        return int(index)
     for container in spec.get("containers") or []:
         for variable in container.get("env") or []:
             text = variable.get("value") or ""

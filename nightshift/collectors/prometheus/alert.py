@@ -9,7 +9,7 @@ from nightshift.collectors.subject import Subject
 
 
 @dataclass(frozen=True, slots=True)
-class Alert:
+class AlertmanagerAlert:
     """An alert as Alertmanager holds it. `subject` is the GPU, pod or node that its labels name, None where they
     name none; `silenced_by` and `inhibited_by` are what keeps it from being told to people."""
 
@@ -31,7 +31,7 @@ class Alert:
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class AlertmanagerSilence:
     """Alerts whose labels match all `matchers` (`node=~"n1|n2"`) are not told between these times (Unix s)."""
 
     id: str

@@ -19,8 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Instant, LogRecord, Reason, SourceStatus
-from nightshift.collectors.http import Answer, Fetcher, HttpSettings, Request, SourceError, checked_url
-from nightshift.collectors.prometheus.alert import Alert, Silence
+from nightshift.collectors.http import Fetcher, HttpRequest, HttpResponse, HttpSettings, SourceError, checked_url
+from nightshift.collectors.prometheus.alert import AlertmanagerAlert, AlertmanagerSilence
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.pages import source_subject
 from nightshift.collectors.tick import Batch
@@ -66,10 +66,10 @@ class AlertmanagerCollector:
         asked = urlencode([("filter", matcher) for matcher in settings.matchers])
         api = f"{settings.url}/api/v2"
         self._requests = [
-            Request(f"{api}/alerts?{asked}" if asked else f"{api}/alerts"),
-            Request(f"{api}/silences"),
+            HttpRequest(f"{api}/alerts?{asked}" if asked else f"{api}/alerts"),
+            HttpRequest(f"{api}/silences"),
         ]
-        self._firing: dict[str, Alert] = {}
+        self._firing: dict[str, AlertmanagerAlert] = {}
 
     @property
     def name(self) -> str:
@@ -102,7 +102,7 @@ class AlertmanagerCollector:
     def close(self) -> None:
         self._fetcher.close()
 
-    def _changes(self, alerts: list[Alert], now_s: float) -> list[LogRecord]:
+    def _changes(self, alerts: list[AlertmanagerAlert], now_s: float) -> list[LogRecord]:
         now = {alert.fingerprint: alert for alert in alerts}
         begun = [alert for key, alert in now.items() if key not in self._firing]
         ended = [alert for key, alert in self._firing.items() if key not in now]
@@ -111,14 +111,14 @@ class AlertmanagerCollector:
             self._line(alert, "resolved", now_s) for alert in ended
         ]
 
-    def _line(self, alert: Alert, state: str, at_s: float) -> LogRecord:
+    def _line(self, alert: AlertmanagerAlert, state: str, at_s: float) -> LogRecord:
         quiet = " (silenced)" if alert.silenced_by else " (inhibited)" if alert.inhibited_by else ""
         text = f"alert {alert.name} {state}{quiet} severity={alert.severity or 'none'}: {alert.summary}"
         subject = alert.subject or self._source
         return LogRecord(Instant(at_s), self._source.name, subject, text, int(alert.since_s))
 
 
-def _rows(answer: Answer | SourceError, rejected: dict[Reason, int], most: int) -> list[Any]:
+def _rows(answer: HttpResponse | SourceError, rejected: dict[Reason, int], most: int) -> list[Any]:
     """The list that an answer holds. Raises SourceError where it holds none."""
     if isinstance(answer, SourceError):
         raise answer
@@ -141,12 +141,12 @@ def _read(read: Callable[[Any], T], row: Any, rejected: dict[Reason, int]) -> T 
         return None
 
 
-def _alert(row: Any) -> Alert:
+def _alert(row: Any) -> AlertmanagerAlert:
     labels = {_plain(k): _plain(v) for k, v in list(row["labels"].items())[:_MAX_LABELS]}
     notes = row.get("annotations") or {}
     summary = notes.get("summary") or notes.get("message") or notes.get("description") or ""
     status = row.get("status") or {}
-    return Alert(
+    return AlertmanagerAlert(
         labels.get("alertname", ""),
         _plain(row["fingerprint"]),
         _subject(labels),
@@ -160,9 +160,9 @@ def _alert(row: Any) -> Alert:
     )
 
 
-def _silence(row: Any) -> Silence:
+def _silence(row: Any) -> AlertmanagerSilence:
     if row["status"]["state"] == "expired":
-        return Silence("", (), 0.0, -math.inf, "", "")
+        return AlertmanagerSilence("", (), 0.0, -math.inf, "", "")
     signs = {(True, False): "=", (False, False): "!=", (True, True): "=~", (False, True): "!~"}
     matchers = tuple(
         f'{_plain(m["name"])}{signs[bool(m.get("isEqual", True)), bool(m["isRegex"])]}"{_plain(m["value"])}"'
@@ -170,7 +170,7 @@ def _silence(row: Any) -> Silence:
     )
     starts_s, ends_s = _seconds(row["startsAt"]), _seconds(row["endsAt"])
     by, comment = _plain(row.get("createdBy", "")), _plain(row.get("comment", ""), _MAX_SUMMARY)
-    return Silence(_plain(row["id"]), matchers, starts_s, ends_s, by, comment)
+    return AlertmanagerSilence(_plain(row["id"]), matchers, starts_s, ends_s, by, comment)
 
 
 def _subject(labels: Mapping[str, str]) -> Subject | None:

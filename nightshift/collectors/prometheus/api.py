@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 
 from nightshift.collectors.frame import Floats, Reason
-from nightshift.collectors.http import Answer, Request, SourceError
+from nightshift.collectors.http import HttpRequest, HttpResponse, SourceError
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,20 +40,27 @@ class Matrix:
     values: Floats
 
 
-def instant(url: str, query: str, at_s: float | None = None, timeout_s: float = 30.0) -> Request:
+def instant(url: str, query: str, at_s: float | None = None, timeout_s: float = 30.0) -> HttpRequest:
     form = {"query": query, "timeout": f"{timeout_s:g}s"}
     if at_s is not None:
         form["time"] = f"{at_s:.3f}"
-    return Request(f"{url.rstrip('/')}/api/v1/query", form)
+    return HttpRequest(f"{url.rstrip('/')}/api/v1/query", form)
 
 
-def over_range(url: str, query: str, start_s: float, end_s: float, step_s: float) -> Request:
+def over_range(url: str, query: str, start_s: float, end_s: float, step_s: float) -> HttpRequest:
     form = {"query": query, "start": f"{start_s:.3f}", "end": f"{end_s:.3f}", "step": f"{step_s:g}"}
-    return Request(f"{url.rstrip('/')}/api/v1/query_range", form)
+    return HttpRequest(f"{url.rstrip('/')}/api/v1/query_range", form)
 
 
-def read_vector(answer: Answer) -> Vector:
-    """Raises SourceError where the answer is no vector."""
+def read_vector(answer: HttpResponse) -> Vector:
+    """Raises SourceError where the answer is no vector.
+
+    >>> row = '{"metric":{"gpu":"0"},"value":[100,"655.2"]}'
+    >>> body = '{"status":"success","data":{"resultType":"vector","result":[%s]}}' % row
+    >>> vector = read_vector(HttpResponse(body.encode(), "application/json", took_s=0.1, date_s=100.0))
+    >>> vector.labels, vector.values.tolist(), vector.at_s
+    ([{'gpu': '0'}], [655.2], 100.0)
+    """
     rows, warnings = _result(answer, "vector")
     try:
         pairs = [row["value"] for row in rows]
@@ -98,7 +105,7 @@ class VectorReader:
         self._labels_of: dict[bytes, Mapping[str, str]] = {}
         self._shapes: dict[int, _Rows] = {}
 
-    def read(self, answer: Answer) -> Vector:
+    def read(self, answer: HttpResponse) -> Vector:
         """Raises SourceError where the answer is no vector."""
         if not answer.body.startswith(_HEAD + _ROW):
             return read_vector(answer)
@@ -152,7 +159,7 @@ def _label_set(raw: bytes) -> Mapping[str, str]:
     return labels
 
 
-def read_matrix(answer: Answer, start_s: float, end_s: float, step_s: float) -> Matrix:
+def read_matrix(answer: HttpResponse, start_s: float, end_s: float, step_s: float) -> Matrix:
     """Places each series' samples on the grid that was asked for. Raises SourceError where it is no matrix."""
     rows, _ = _result(answer, "matrix")
     n_times = math.floor((end_s - start_s) / step_s + 1e-9) + 1
@@ -170,7 +177,7 @@ def read_matrix(answer: Answer, start_s: float, end_s: float, step_s: float) -> 
         raise SourceError(Reason.MALFORMED, f"a series of the matrix: {error!r}") from error
 
 
-def _result(answer: Answer, expected: str) -> tuple[list[Any], tuple[str, ...]]:
+def _result(answer: HttpResponse, expected: str) -> tuple[list[Any], tuple[str, ...]]:
     try:
         document = orjson.loads(answer.body)
     except orjson.JSONDecodeError as error:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Floats, Frame, Reason, SourceStatus
-from nightshift.collectors.http import Answer, Fetcher, HttpSettings, Request, SourceError, checked_url
+from nightshift.collectors.http import Fetcher, HttpRequest, HttpResponse, HttpSettings, SourceError, checked_url
 from nightshift.collectors.prometheus.api import Vector, VectorReader, instant
 from nightshift.collectors.prometheus.queries import (
     KEYS,
@@ -213,7 +213,7 @@ class PrometheusCollector:
         asks, matchers = self._asks, self._settings.matchers
         at_s = now_s if self._settings.at_clock else None
 
-        def ask_for(query: str) -> Request:
+        def ask_for(query: str) -> HttpRequest:
             return instant(self._settings.url, query, at_s, timeout_s)
 
         requests = [ask_for(ask.query) for ask in asks]
@@ -267,7 +267,7 @@ class PrometheusCollector:
     def _take(
         self,
         ask: _Ask,
-        answer: Answer | SourceError,
+        answer: HttpResponse | SourceError,
         scraped_s: Floats,
         now_s: float,
         failed: list[SourceError],
@@ -291,7 +291,7 @@ class PrometheusCollector:
     def _doubt(
         self,
         frames: Sequence[Frame],
-        answers: Sequence[Answer | SourceError],
+        answers: Sequence[HttpResponse | SourceError],
         failed: list[SourceError],
         rejected: dict[Reason, int],
     ) -> str:
@@ -317,7 +317,9 @@ class PrometheusCollector:
             ]
         return f"{len(doubled)} GPUs are told by more than one exporter: {', '.join(sorted(doubled)[:3])}"[:300]
 
-    def _scraped_s(self, kind: SubjectKind, answer: Answer | SourceError, failed: list[SourceError]) -> Floats:
+    def _scraped_s(
+        self, kind: SubjectKind, answer: HttpResponse | SourceError, failed: list[SourceError]
+    ) -> Floats:
         """[n_rows] when each row's samples were scraped (Unix s), NaN where that is not known."""
         vector = self._vector(kind, answer, failed)
         if vector is None:
@@ -327,7 +329,7 @@ class PrometheusCollector:
         scraped[where.row] = vector.values[where.position]
         return scraped
 
-    def _vector(self, query: str, answer: Answer | SourceError, failed: list[SourceError]) -> Vector | None:
+    def _vector(self, query: str, answer: HttpResponse | SourceError, failed: list[SourceError]) -> Vector | None:
         try:
             if isinstance(answer, SourceError):
                 raise answer
@@ -346,7 +348,7 @@ class PrometheusCollector:
         is_old = not 0 <= now_s - self._labelled_s < self._settings.refresh_s
         return is_old or self._n_boards() > self._labelled_boards
 
-    def _take_labels(self, answer: Answer | SourceError, now_s: float, failed: list[SourceError]) -> None:
+    def _take_labels(self, answer: HttpResponse | SourceError, now_s: float, failed: list[SourceError]) -> None:
         """The last labels stand where this answer failed."""
         vector = self._vector("labels", answer, failed)
         if vector is None:

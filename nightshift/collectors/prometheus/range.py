@@ -17,7 +17,7 @@ import numpy as np
 
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Floats, Frame, Instant, LogRecord, Reason, SeriesIndex, SourceStatus
-from nightshift.collectors.http import Answer, Fetcher, Request, SourceError
+from nightshift.collectors.http import Fetcher, HttpRequest, HttpResponse, SourceError
 from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
 from nightshift.collectors.prometheus.api import Matrix, instant, over_range, read_matrix, read_vector
 from nightshift.collectors.prometheus.live import PrometheusCollector
@@ -265,7 +265,7 @@ class RangeReader:
         self._labels.take(vector.labels)
         self._labels.tell(inventory, at_s, self._timeout_s)
 
-    def _ask(self, request: Request) -> Answer:
+    def _ask(self, request: HttpRequest) -> HttpResponse:
         failed = SourceError(Reason.UNREACHABLE, "not asked")
         for attempt in range(TRIES):
             began_s = self._timer()
@@ -273,12 +273,12 @@ class RangeReader:
             took_s = self._timer() - began_s
             self.reading.queries += 1
             self.reading.busy_s += took_s
-            rest_s = took_s * (1.0 / self._load - 1.0) * (1 if isinstance(answer, Answer) else 2**attempt)
+            rest_s = took_s * (1.0 / self._load - 1.0) * (1 if isinstance(answer, HttpResponse) else 2**attempt)
             if isinstance(answer, SourceError):
                 rest_s = max(rest_s, 0.2 * 2**attempt)
             self.reading.rested_s += rest_s
             self._sleep(rest_s)
-            if isinstance(answer, Answer):
+            if isinstance(answer, HttpResponse):
                 return answer
             failed = answer
             if _refused(answer):

@@ -19,7 +19,7 @@ from nightshift.collectors.frame import Reason
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.collectors.telemetry.exposition import Layout, Page
 from nightshift.collectors.telemetry.metrics import of_kind
-from nightshift.collectors.telemetry.pages import PageCollector, PageSettings, Plan, Relation
+from nightshift.collectors.telemetry.pages import PageCollector, PagePlan, PageSettings, Relation
 from nightshift.collectors.telemetry.rows import Rows, cells
 from nightshift.collectors.training.workload import WorkloadRule, container_subject, pod_subject
 
@@ -27,7 +27,17 @@ _PAUSE, _ALL_CPUS = "POD", "total"
 
 
 class CadvisorCollector(PageCollector):
-    """One row per container and per node of all pages; NaN where a page did not say."""
+    r"""One row per container and per node of all pages; NaN where a page did not say.
+
+    >>> from nightshift.collectors.telemetry.exposition import PageParser
+    >>> page = PageParser().parse(b'container_memory_rss{namespace="ml",pod="llm-0",container="main"} 64e9\n')
+    >>> collector = CadvisorCollector(CadvisorCollector.Settings(urls=["http://n1:8080/metrics"]))
+    >>> plan = collector.plan(page.layout, page, "n1", "n1", "n1:8080")
+    >>> [str(subject) for found in plan.cells for subject in found.subjects]
+    ['container:ml/llm-0/main']
+    >>> sorted(f"{child} on {parent}" for child, parent in plan.relations)
+    ['container:ml/llm-0/main on pod:ml/llm-0', 'pod:ml/llm-0 on job:ml/llm', 'pod:ml/llm-0 on node:n1']
+    """
 
     plugin: ClassVar[str] = "cadvisor"
 
@@ -44,7 +54,7 @@ class CadvisorCollector(PageCollector):
         super().__init__(settings, rows, clock)
         self._workload = settings.workload
 
-    def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> Plan:
+    def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> PagePlan:
         entries: dict[SubjectKind, list[tuple[int, Subject, int, float]]] = defaultdict(list)
         relations: set[Relation] = set()
         rejected: Counter[Reason] = Counter()
@@ -61,6 +71,7 @@ class CadvisorCollector(PageCollector):
                 continue
             container, pod = series.label("container"), series.label("pod")
             namespace = series.label("namespace")
+            # sums over a pod or a slice, and the pause container, would be counted beside the containers themselves
             if not (container and pod and namespace) or container == _PAUSE:
                 continue
             if series.label("cpu", _ALL_CPUS) != _ALL_CPUS:
@@ -78,7 +89,7 @@ class CadvisorCollector(PageCollector):
             if job is not None:
                 relations.add((holder, job))
         placed = [cells(kind, found) for kind, found in entries.items()]
-        return Plan(layout, placed, frozenset(relations), {}, (here,), dict(rejected))
+        return PagePlan(layout, placed, frozenset(relations), {}, (here,), dict(rejected))
 
 
 def _node_name(layout: Layout) -> str:

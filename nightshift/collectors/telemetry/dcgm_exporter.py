@@ -24,7 +24,7 @@ from nightshift.collectors.kernel_log.pci import PCI_FACT, canonical_pci
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.collectors.telemetry.exposition import Layout, Page
 from nightshift.collectors.telemetry.metrics import BOARD, of_kind
-from nightshift.collectors.telemetry.pages import PageCollector, PageSettings, Plan, Relation
+from nightshift.collectors.telemetry.pages import PageCollector, PagePlan, PageSettings, Relation
 from nightshift.collectors.telemetry.rows import Cells, Rows, cells
 from nightshift.collectors.training.workload import WorkloadRule, pod_subject
 
@@ -35,7 +35,17 @@ KINDS = (SubjectKind.GPU, SubjectKind.MIG, SubjectKind.LINK)
 
 
 class DcgmExporterCollector(PageCollector):
-    """One row per GPU, MIG instance and NVLink of all pages; NaN where a page did not say."""
+    r"""One row per GPU, MIG instance and NVLink of all pages; NaN where a page did not say.
+
+    >>> from nightshift.collectors.telemetry.exposition import PageParser
+    >>> page = PageParser().parse(
+    ...     b'DCGM_FI_DEV_POWER_USAGE{gpu="0",UUID="GPU-1",Hostname="n1",namespace="ml",pod="llm-0"} 655.2\n'
+    ... )
+    >>> collector = DcgmExporterCollector(DcgmExporterCollector.Settings(urls=["http://n1:9400/metrics"]))
+    >>> plan = collector.plan(page.layout, page, "n1", None, "n1:9400")
+    >>> sorted(str(parent) for child, parent in plan.relations if child.name == "GPU-1")
+    ['node:n1', 'pod:ml/llm-0', 'rank:ml/llm#0']
+    """
 
     plugin: ClassVar[str] = "dcgm_exporter"
     blanks = True
@@ -51,7 +61,7 @@ class DcgmExporterCollector(PageCollector):
         super().__init__(settings, gpu_rows(settings.forget_after_s), clock)
         self._workload = settings.workload
 
-    def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> Plan:
+    def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> PagePlan:
         columns = {kind: rows.column for kind, rows in self._rows.items()}
         return plan_of(layout, columns, self._workload, node, host)
 
@@ -71,7 +81,7 @@ def plan_of(
     workload: WorkloadRule,
     node: str | None,
     host: str,
-) -> Plan:
+) -> PagePlan:
     """Where the samples of DCGM series belong: `columns` by kind and exported name. `node` overrides the Hostname
     label, `host` stands in for it."""
     entries: dict[SubjectKind, list[tuple[int, Subject, int, float]]] = defaultdict(list)
@@ -84,13 +94,8 @@ def plan_of(
     boards = {name: column for name, column in columns[SubjectKind.GPU].items() if name in BOARD}
     scales = {kind: [m.scale for m in of_kind(_metrics_of(kind))] for kind in KINDS}
     for position, series in enumerate(layout.series):
-        name, lane = series.name, None
-        if (match := _LANE.fullmatch(name)) is not None:
-            name, lane = match.groups()
         labels = dict(series.labels)
-        kind = SubjectKind.LINK if lane is not None or "nvlink" in labels else SubjectKind.GPU
-        if kind is SubjectKind.GPU and labels.get("GPU_I_ID"):
-            kind = SubjectKind.MIG
+        kind, name, lane = _row_of(series.name, labels)
         column = columns[kind].get(name)
         if column is None:  # OpenTelemetry's collector and others end counters so
             name = name.removesuffix("_total")
@@ -106,15 +111,15 @@ def plan_of(
             rejected[Reason.MALFORMED] += 1
             continue
         entries[kind].append((position, subject, column, scales[kind][column]))
+        # one board's health stands on each of its instances' rows: it is the GPU's, once, the highest
         if kind is SubjectKind.MIG and (of_board := boards.get(name)) is not None:
             repeated.append((position, gpu, of_board, scales[SubjectKind.GPU][of_board]))
+        # a page repeats each label set per metric; what it tells is the same each time
         if series.labels in described:
             continue
         described.add(series.labels)
-        where = node or labels.get("Hostname") or labels.get("hostname") or labels.get("node")
-        where = where or labels.get("instance", "").rpartition(":")[0] or host  # a gathered page names its nodes
         try:
-            _describe(subject, gpu, labels, where, relations, facts, holders)
+            _describe(subject, gpu, labels, node or _node_name(labels) or host, relations, facts, holders)
         except ValueError:
             rejected[Reason.MALFORMED] += 1
     _place(holders, workload, relations)
@@ -123,7 +128,23 @@ def plan_of(
     placed += [cells(kind, found) for kind, found in entries.items()]
     at = next((n for n, series in enumerate(layout.series) if series.name == NODE_TIME), None)
     clock = (nodes[0], at) if len(nodes) == 1 else None
-    return Plan(layout, placed, frozenset(relations), facts, nodes, dict(rejected), clock)
+    return PagePlan(layout, placed, frozenset(relations), facts, nodes, dict(rejected), clock)
+
+
+def _row_of(name: str, labels: Mapping[str, str]) -> tuple[SubjectKind, str, str | None]:
+    """(kind of row, metric's name, NVLink) of a series: a link is named by its metric's end or by a label."""
+    lane = None
+    if (match := _LANE.fullmatch(name)) is not None:
+        name, lane = match.groups()
+    if lane is not None or "nvlink" in labels:
+        return SubjectKind.LINK, name, lane
+    return SubjectKind.MIG if labels.get("GPU_I_ID") else SubjectKind.GPU, name, None
+
+
+def _node_name(labels: Mapping[str, str]) -> str:
+    """The node that a series names; a page gathered by Prometheus' federation names it as the scraped instance."""
+    named = labels.get("Hostname") or labels.get("hostname") or labels.get("node")
+    return named or labels.get("instance", "").rpartition(":")[0]
 
 
 def _metrics_of(kind: SubjectKind) -> SubjectKind:

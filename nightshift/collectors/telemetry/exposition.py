@@ -86,7 +86,12 @@ class _Template:
 
 @dataclass
 class PageParser:
-    """Reads the pages of one source, one after the other. `openmetrics`: timestamps are in seconds, not ms."""
+    r"""Reads the pages of one source, one after the other. `openmetrics`: timestamps are in seconds, not ms.
+
+    >>> page = PageParser().parse(b'# TYPE gpu_power gauge\ngpu_power{gpu="0",UUID="GPU-1"} 655.2\n')
+    >>> [(s.name, s.label("UUID"), value) for s, value in zip(page.layout.series, page.values.tolist())]
+    [('gpu_power', 'GPU-1', 655.2)]
+    """
 
     openmetrics: bool = False
     max_samples: int = MAX_SAMPLES

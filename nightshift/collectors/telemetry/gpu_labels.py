@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.dcgm_exporter import plan_of
 from nightshift.collectors.telemetry.exposition import Layout, Series
-from nightshift.collectors.telemetry.pages import Plan, tell
+from nightshift.collectors.telemetry.pages import PagePlan, tell
 from nightshift.collectors.training.workload import WorkloadRule
 
 IDENTITY = "DCGM_FI_DEV_FB_USED"
@@ -25,7 +25,7 @@ _HOST_LABELS = ("Hostname", "hostname", "node", "instance")
 @dataclass(frozen=True, eq=False)
 class _Node:
     labels: tuple[Mapping[str, str], ...]
-    plan: Plan
+    plan: PagePlan
 
 
 class GpuLabels:

@@ -29,7 +29,7 @@ from nightshift.collectors.frame import Floats, Ints, Reason
 from nightshift.collectors.subject import MAX_NAME_CHARS, Subject, SubjectKind
 from nightshift.collectors.telemetry.exposition import Layout, Page, Series
 from nightshift.collectors.telemetry.metrics import of_kind
-from nightshift.collectors.telemetry.pages import PageCollector, PageSettings, Plan
+from nightshift.collectors.telemetry.pages import PageCollector, PagePlan, PageSettings
 from nightshift.collectors.telemetry.rows import Rows, cells
 
 _SERVER = SubjectKind.SERVER
@@ -82,7 +82,7 @@ class _Histogram:
 
 
 @dataclass(frozen=True, eq=False)
-class _ServerPlan(Plan):
+class _ServerPlan(PagePlan):
     """sums: of each output cell, the samples that make it up, what to do with them, and their scale."""
 
     sums: Sequence[tuple[Ints, bool, float]] = ()
@@ -90,7 +90,15 @@ class _ServerPlan(Plan):
 
 
 class InferenceCollector(PageCollector):
-    """One row per model that a server serves; NaN where it did not say, and for quantiles of no requests."""
+    r"""One row per model that a server serves; NaN where it did not say, and for quantiles of no requests.
+
+    >>> from nightshift.collectors.telemetry.exposition import PageParser
+    >>> page = PageParser().parse(b'vllm:num_requests_waiting{model_name="chat"} 12\n')
+    >>> collector = InferenceCollector(InferenceCollector.Settings(urls=["http://n1:8000/metrics"]))
+    >>> plan = collector.plan(page.layout, page, "n1", None, "n1:8000")
+    >>> [str(subject) for found in plan.cells for subject in found.subjects]
+    ['server:n1:8000/chat']
+    """
 
     plugin: ClassVar[str] = "inference"
 
@@ -106,7 +114,7 @@ class InferenceCollector(PageCollector):
         super().__init__(settings, {_SERVER: Rows(_SERVER, _METRICS, settings.forget_after_s)}, clock)
         self._window_s, self._max_models = settings.window_s, settings.max_models
 
-    def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> Plan:
+    def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> PagePlan:
         sums: dict[tuple[Subject, str], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
         buckets: dict[tuple[Subject, str, str], dict[float, list[int]]] = defaultdict(lambda: defaultdict(list))
         rejected: Counter[Reason] = Counter()
@@ -143,7 +151,7 @@ class InferenceCollector(PageCollector):
         buckets: dict[tuple[Subject, str, str], dict[float, list[int]]],
         node: str | None,
         rejected: Counter[Reason],
-    ) -> Plan:
+    ) -> PagePlan:
         entries: list[tuple[int, Subject, int, float]] = []
         added: list[tuple[Ints, bool, float]] = []
         for (subject, metric), by_name in sums.items():
@@ -178,7 +186,7 @@ class InferenceCollector(PageCollector):
             histograms=histograms,
         )
 
-    def shaped(self, plan: Plan, page: Page, now_s: float) -> tuple[Floats, Floats]:
+    def shaped(self, plan: PagePlan, page: Page, now_s: float) -> tuple[Floats, Floats]:
         assert isinstance(plan, _ServerPlan)
         values = [
             scale * float(np.max(page.values[at]) if is_fullest else np.sum(page.values[at]))
@@ -198,7 +206,12 @@ class InferenceCollector(PageCollector):
 def quantile(bounds: Floats, counts: Floats, q: float) -> float:
     """The q-quantile of what fell into buckets with these upper bounds (rising; the last may be inf): NaN of
     nothing, and of a histogram without finite bounds. As PromQL's histogram_quantile, the lowest bucket of positive
-    bounds begins at zero."""
+    bounds begins at zero.
+
+    >>> bounds = np.array([0.1, 0.2, np.inf])
+    >>> quantile(bounds, np.array([50.0, 100.0, 100.0]), 0.5), quantile(bounds, np.array([0.0, 0.0, 0.0]), 0.5)
+    (0.17500000000000002, nan)
+    """
     total = float(counts.sum())
     finite = bounds[np.isfinite(bounds)]
     if total <= 0 or not len(finite):

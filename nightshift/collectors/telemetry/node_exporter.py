@@ -19,7 +19,7 @@ from nightshift.collectors.frame import Reason
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.collectors.telemetry.exposition import Layout, Page, Series
 from nightshift.collectors.telemetry.metrics import of_kind
-from nightshift.collectors.telemetry.pages import PageCollector, PageSettings, Plan, Relation
+from nightshift.collectors.telemetry.pages import PageCollector, PagePlan, PageSettings, Relation
 from nightshift.collectors.telemetry.rows import Rows, cells
 
 KINDS = (SubjectKind.NODE, SubjectKind.NIC, SubjectKind.DISK)
@@ -27,7 +27,15 @@ _REAL_MOUNT = ("ext", "xfs", "btrfs", "zfs", "nfs", "lustre", "beegfs", "ceph", 
 
 
 class NodeExporterCollector(PageCollector):
-    """One row per node, network port, disk and filesystem of all pages; NaN where a page did not say."""
+    r"""One row per node, network port, disk and filesystem of all pages; NaN where a page did not say.
+
+    >>> from nightshift.collectors.telemetry.exposition import PageParser
+    >>> page = PageParser().parse(b'node_load1 3.5\nnode_network_carrier{device="mlx5_0"} 1\n')
+    >>> collector = NodeExporterCollector(NodeExporterCollector.Settings(urls=["http://n1:9100/metrics"]))
+    >>> plan = collector.plan(page.layout, page, "n1", None, "n1:9100")
+    >>> [str(subject) for found in plan.cells for subject in found.subjects]
+    ['node:n1', 'nic:n1/mlx5_0']
+    """
 
     plugin: ClassVar[str] = "node_exporter"
 
@@ -59,7 +67,7 @@ class NodeExporterCollector(PageCollector):
         self._devices = re.compile(settings.ignored_devices)
         self._mounts = re.compile(settings.ignored_mounts)
 
-    def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> Plan:
+    def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> PagePlan:
         entries: dict[SubjectKind, list[tuple[int, Subject, int, float]]] = defaultdict(list)
         relations: set[Relation] = set()
         rejected: Counter[Reason] = Counter()
@@ -69,7 +77,7 @@ class NodeExporterCollector(PageCollector):
         try:
             here = Subject(SubjectKind.NODE, _printable(node or uname or host))
         except ValueError:
-            return Plan(layout, (), rejected={Reason.MALFORMED: len(layout.series)})
+            return PagePlan(layout, (), rejected={Reason.MALFORMED: len(layout.series)})
         clock = boot = None
         for position, series in enumerate(layout.series):
             if series.name == "node_time_seconds":
@@ -91,7 +99,7 @@ class NodeExporterCollector(PageCollector):
             if subject != here:
                 relations.add((subject, here))
         subjects = (here, *(subject for subject, _ in relations))
-        return Plan(
+        return PagePlan(
             layout,
             [cells(kind, found) for kind, found in entries.items()],
             frozenset(relations),

@@ -151,7 +151,7 @@ ASK_AGAIN_LOOKS = 20
 
 
 @dataclass
-class Device:
+class NvmlDevice:
     """One GPU as NVML names it. `readers` loses those that this GPU does not support now, to `resting`, which are
     asked again: in MIG mode a GPU has no utilisation and tells no remapped rows."""
 
@@ -169,7 +169,7 @@ class _Sample:
     """What one look brought: metric → value of the GPUs that answered, in the devices' order, and the lost ones'
     indices with NVML's words."""
 
-    devices: list[Device] = field(default_factory=list)
+    devices: list[NvmlDevice] = field(default_factory=list)
     values: list[dict[str, float]] = field(default_factory=list)
     lost: dict[int, str] = field(default_factory=dict)
     error: str = ""
@@ -197,7 +197,7 @@ class NvmlCollector:
         self._metrics = of_kind(SubjectKind.GPU)
         self._rows = Rows(SubjectKind.GPU, self._metrics, settings.forget_after_s)
         self._started = False
-        self._devices: dict[int, Device] = {}
+        self._devices: dict[int, NvmlDevice] = {}
         self._cells: tuple[tuple[str, ...], Cells] | None = None
         self._thread: threading.Thread | None = None
         self._result: list[_Sample] = []
@@ -272,7 +272,7 @@ class NvmlCollector:
         no_times: Floats = np.full(len(values), np.nan)
         return self._rows.put(self._cells[1], values, no_times, now_s)
 
-    def _observe(self, devices: list[Device], inventory: Inventory, now_s: float) -> None:
+    def _observe(self, devices: list[NvmlDevice], inventory: Inventory, now_s: float) -> None:
         here = {device.uuid for device in devices}
         slots = {device.facts["slot"] for device in devices}
         for gpu in inventory.children(self._node, now_s, SubjectKind.GPU):
@@ -319,7 +319,7 @@ class NvmlCollector:
             _quietly(pynvml.nvmlShutdown)
 
 
-def open_device(index: int) -> Device:
+def open_device(index: int) -> NvmlDevice:
     """Names one GPU. Raises NVMLError where it is lost."""
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     pci = pynvml.nvmlDeviceGetPciInfo(handle).busId
@@ -331,10 +331,10 @@ def open_device(index: int) -> Device:
         "driver": pynvml.nvmlSystemGetDriverVersion(),
         PCI_FACT: address,
     }
-    return Device(handle, pynvml.nvmlDeviceGetUUID(handle), facts, list(_READERS), _gpm(handle))
+    return NvmlDevice(handle, pynvml.nvmlDeviceGetUUID(handle), facts, list(_READERS), _gpm(handle))
 
 
-def read_device(device: Device) -> dict[str, float]:
+def read_device(device: NvmlDevice) -> dict[str, float]:
     """Metric → value of one GPU; what it does not support is left out. Raises NVMLError where the GPU is gone."""
     found: dict[str, float] = {}
     device.looks += 1

@@ -1,6 +1,6 @@
 """What the collectors of exposition pages share: fetch all, read each, place the samples, say how each answered.
 
-The placing is worked out once per layout of a page (a `Plan`) and again only when its rows change.
+The placing is worked out once per layout of a page (a `PagePlan`) and again only when its rows change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.clocks import ClockOffset, measured
 from nightshift.collectors.frame import Floats, Frame, Reason, SourceStatus
-from nightshift.collectors.http import Answer, Fetcher, HttpSettings, Request, SourceError, checked_url
+from nightshift.collectors.http import Fetcher, HttpRequest, HttpResponse, HttpSettings, SourceError, checked_url
 from nightshift.collectors.subject import MAX_NAME_CHARS, Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.exposition import Layout, Page, PageParser
 from nightshift.collectors.telemetry.rows import Cells, Rows
@@ -56,7 +56,7 @@ class PageSettings(BaseModel):
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class PagePlan:
     """Where a layout's samples belong and which relations its labels tell."""
 
     layout: Layout
@@ -78,7 +78,7 @@ class _Source:
     node: str | None
     parser: PageParser = field(default_factory=PageParser)
     openmetrics: PageParser = field(default_factory=lambda: PageParser(openmetrics=True))
-    plan: Plan | None = None
+    plan: PagePlan | None = None
     told: Inventory | None = None
     booted_s: float = math.nan
 
@@ -105,12 +105,12 @@ class PageCollector(ABC):
         return self.plugin
 
     @abstractmethod
-    def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> Plan:
+    def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> PagePlan:
         """Says where the samples of a new layout belong. `node` is the configured name, `host` and `place`
         (`host:port`) are the address's."""
 
     def collect(self, now_s: float, inventory: Inventory, timeout_s: float) -> Batch:
-        answers = self._fetcher.fetch([Request(source.url) for source in self._sources], timeout_s)
+        answers = self._fetcher.fetch([HttpRequest(source.url) for source in self._sources], timeout_s)
         statuses = [
             self._take(source, answer, now_s, inventory)
             for source, answer in zip(self._sources, answers, strict=True)
@@ -119,7 +119,7 @@ class PageCollector(ABC):
         clocks, self._clocks = self._clocks, []
         return Batch(statuses, [frame for frame in frames if isinstance(frame, Frame)], clocks=clocks)
 
-    def shaped(self, plan: Plan, page: Page, now_s: float) -> tuple[Floats, Floats]:
+    def shaped(self, plan: PagePlan, page: Page, now_s: float) -> tuple[Floats, Floats]:
         """Values and times (Unix s) that the plan's cells stand in; a subclass may join samples here."""
         return page.values, page.times_s
 
@@ -127,30 +127,16 @@ class PageCollector(ABC):
         self._fetcher.close()
 
     def _take(
-        self, source: _Source, answer: Answer | SourceError, now_s: float, inventory: Inventory
+        self, source: _Source, answer: HttpResponse | SourceError, now_s: float, inventory: Inventory
     ) -> SourceStatus:
+        # also for a page that failed: what is unwatched now is what the source covered before
         covers = source.plan.nodes if source.plan is not None else ()
         if not covers and source.node is not None:
             covers = (Subject(SubjectKind.NODE, source.node),)
         if isinstance(answer, SourceError):
             return SourceStatus(source.subject, now_s, False, answer.reason, answer.detail, covers=covers)
-        body, whole = answer.body, not answer.body or answer.body.endswith(b"\n")
-        openmetrics = answer.content_type.startswith("application/openmetrics-text")
-        if openmetrics:  # it has to say where it ends, and Prometheus refuses it otherwise
-            whole = body.rstrip().endswith(b"# EOF")
-        if not body.endswith(b"\n"):
-            body = body[: body.rfind(b"\n") + 1]  # the last value may be cut: 12345 reads as 123
-        page = (source.openmetrics if openmetrics else source.parser).parse(body)
-        plan = source.plan
-        if plan is None or plan.layout is not page.layout:
-            address = urlsplit(source.url)
-            plan = self.plan(page.layout, page, address.hostname or "", source.node, address.netloc)
-        if plan is not source.plan or source.told is not inventory:
-            tell(inventory, source.plan if source.told is inventory else None, plan, now_s)
-            if source.plan is not None:
-                for rows in self._rows.values():
-                    rows.renew(_with_other_driver(source.plan, plan))
-            source.plan, source.told = plan, inventory
+        page, cut = _read(source, answer)
+        plan = self._plan_for(source, page, now_s, inventory)
         rejected = dict(page.rejected)
         _add(rejected, plan.rejected)
         self._look_at_clocks(source, plan, page, answer)
@@ -161,15 +147,10 @@ class PageCollector(ABC):
             rows = self._rows[where.kind]
             _add(rejected, rows.put(where, values, times_s, now_s, blanks=self.blanks))
         reason, detail = None, ""
-        if not whole:
-            cut = "inside a line" if len(body) < len(answer.body) else "without # EOF"
+        if cut:
             reason, detail = Reason.TRUNCATED, f"the page ends {cut} after {len(answer.body)} bytes"
-        elif not used and not any(
-            name in rows.column for name in page.layout.types for rows in self._rows.values()
-        ):
-            reason, detail = Reason.NOT_FOUND, f"none of {len(page.values)} samples is one that {self.plugin} knows"
-        elif not used and rejected:
-            reason, detail = Reason.MALFORMED, f"no sample can be used, {sum(rejected.values())} were refused"
+        elif not used:
+            reason, detail = self._why_unused(page, rejected)
         return SourceStatus(
             source.subject,
             now_s,
@@ -182,7 +163,32 @@ class PageCollector(ABC):
             covers=plan.nodes or covers,
         )
 
-    def _look_at_clocks(self, source: _Source, plan: Plan, page: Page, answer: Answer) -> None:
+    def _plan_for(self, source: _Source, page: Page, now_s: float, inventory: Inventory) -> PagePlan:
+        """The plan of this page: the last one while its rows are the same, else a new one, whose relations are
+        told."""
+        before = plan = source.plan
+        if plan is None or plan.layout is not page.layout:
+            address = urlsplit(source.url)
+            plan = self.plan(page.layout, page, address.hostname or "", source.node, address.netloc)
+        if plan is not before or source.told is not inventory:
+            # an inventory that is new here (a restart, a replay) has heard of nothing that the last plan said
+            tell(inventory, before if source.told is inventory else None, plan, now_s)
+            if before is not None:
+                for rows in self._rows.values():
+                    rows.renew(_with_other_driver(before, plan))
+            source.plan, source.told = plan, inventory
+        return plan
+
+    def _why_unused(self, page: Page, rejected: Mapping[Reason, int]) -> tuple[Reason | None, str]:
+        """What is wrong with a page of which no sample is used. A page that declares our metrics and has no sample
+        of them is well: a node without GPUs."""
+        if not any(name in rows.column for name in page.layout.types for rows in self._rows.values()):
+            return Reason.NOT_FOUND, f"none of {len(page.values)} samples is one that {self.plugin} knows"
+        if not rejected:
+            return None, ""
+        return Reason.MALFORMED, f"no sample can be used, {sum(rejected.values())} were refused"
+
+    def _look_at_clocks(self, source: _Source, plan: PagePlan, page: Page, answer: HttpResponse) -> None:
         """Measures the node's clock, and notes a reboot."""
         if plan.clock is not None:
             node, at = plan.clock
@@ -199,11 +205,23 @@ class PageCollector(ABC):
             source.booted_s = source.booted_s if math.isnan(booted_s) else booted_s
 
 
+def _read(source: _Source, answer: HttpResponse) -> tuple[Page, str]:
+    """The page, and where it is cut ("" where it is whole)."""
+    body, whole = answer.body, not answer.body or answer.body.endswith(b"\n")
+    openmetrics = answer.content_type.startswith("application/openmetrics-text")
+    if openmetrics:  # it has to say where it ends, and Prometheus refuses it otherwise
+        whole = body.rstrip().endswith(b"# EOF")
+    if not body.endswith(b"\n"):
+        body = body[: body.rfind(b"\n") + 1]  # the last value may be cut: 12345 reads as 123
+    cut = "inside a line" if len(body) < len(answer.body) else "without # EOF"
+    return (source.openmetrics if openmetrics else source.parser).parse(body), "" if whole else cut
+
+
 def source_subject(plugin: str, place: str) -> Subject:
     return Subject(SubjectKind.SOURCE, f"{plugin} {place}"[:MAX_NAME_CHARS])
 
 
-def _with_other_driver(before: Plan, now: Plan) -> list[Subject]:
+def _with_other_driver(before: PagePlan, now: PagePlan) -> list[Subject]:
     """The GPUs whose driver was replaced: it counts anew."""
     drivers = {gpu: facts["driver"] for gpu, facts in before.facts.items() if "driver" in facts}
     return [gpu for gpu, facts in now.facts.items() if facts.get("driver", "") not in (drivers.get(gpu), "")]
@@ -214,7 +232,7 @@ def _add(total: dict[Reason, int], more: Mapping[Reason, int]) -> None:
         total[reason] = total.get(reason, 0) + count
 
 
-def tell(inventory: Inventory, before: Plan | None, now: Plan, at_s: float) -> None:
+def tell(inventory: Inventory, before: PagePlan | None, now: PagePlan, at_s: float) -> None:
     """Observes what the labels say and ends what they no longer say.
 
     A GPU that merely vanished from its page stays on its node, where its fault will be looked for; it leaves when
@@ -226,6 +244,7 @@ def tell(inventory: Inventory, before: Plan | None, now: Plan, at_s: float) -> N
             inventory.describe(subject, **facts)
     known = before.relations if before is not None else frozenset()
     for child, parent in known - now.relations:
+        # a pod that left its GPU is gone; a GPU that left its page may be lost, and must be found on its node
         if parent.kind is not SubjectKind.NODE:
             inventory.end(child, parent, at_s)
     taken: dict[Subject, set[str]] = defaultdict(set)

@@ -65,7 +65,11 @@ def cells(kind: SubjectKind, entries: Sequence[tuple[int, Subject, int, float]],
 def without_blanks(values: Floats) -> Floats:
     """DCGM's placeholders for "no value" become NaN. Source: dcgm_structs.h, DCGM_INT32_BLANK (0x7ffffff0),
     DCGM_INT64_BLANK (0x7ffffffffffffff0), DCGM_FP64_BLANK (2^47), each followed by NOT_FOUND, NOT_SUPPORTED and
-    NOT_PERMISSIONED."""
+    NOT_PERMISSIONED.
+
+    >>> without_blanks(np.array([655.0, 2147483632.0, 2.0**47 + 1.0, np.inf])).tolist()
+    [655.0, nan, nan, inf]
+    """
     blank = (values >= _INT32_BLANK) & (values < _INT32_BLANK + _BLANKS)
     blank |= (values >= _FP64_BLANK) & (values < _FP64_BLANK + _BLANKS)
     blank |= values >= _INT64_BLANK - 1024

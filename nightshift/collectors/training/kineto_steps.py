@@ -24,7 +24,7 @@ _COLLECTIVE = re.compile(r"nccl|rccl|^(?:oneShot|twoShot)AllReduce|nvshmem|c10d:
 
 
 @dataclass(frozen=True)
-class Step:
+class TraceStep:
     """One step's window on the launching threads' clock (ns of the trace)."""
 
     number: int
@@ -37,7 +37,7 @@ class Activities:
     """GPU activities in order of their row. exclusive_ns: the activity's own share of the critical path, so that
     the shares of one device add up to the union of its intervals; step: position in `steps`, −1 outside all."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[TraceStep, ...]
     row: Ints
     kind: NDArray[np.uint8]
     launch: Ints
@@ -46,7 +46,7 @@ class Activities:
     exclusive_ns: Floats
 
 
-def steps_of(trace: Trace) -> tuple[Step, ...]:
+def steps_of(trace: Trace) -> tuple[TraceStep, ...]:
     """The trace's steps, in time order; at least one."""
     events = trace.events
     rows = events.rows("user_annotation")
@@ -60,12 +60,14 @@ def steps_of(trace: Trace) -> tuple[Step, ...]:
     begin = int(events.begin_ns.min())
     last = int((events.begin_ns + events.dur_ns).max())
     if not ends:
-        return (Step(0, begin, last),)
+        return (TraceStep(0, begin, last),)
     bounds = sorted(set(max(ends.values(), key=max)))  # what is written twice ended once
-    return tuple(Step(n, start, end) for n, (start, end) in enumerate(zip([begin, *bounds], bounds, strict=False)))
+    return tuple(
+        TraceStep(n, start, end) for n, (start, end) in enumerate(zip([begin, *bounds], bounds, strict=False))
+    )
 
 
-def _marked(marks: Sequence[tuple[int, int, int]]) -> tuple[Step, ...]:
+def _marked(marks: Sequence[tuple[int, int, int]]) -> tuple[TraceStep, ...]:
     """Steps of (number, begin, end). One that is marked twice, on two threads or by two profilers, is one; where a
     mark reaches into the next step, that one begins."""
     windows: dict[int, tuple[int, int]] = {}
@@ -75,7 +77,7 @@ def _marked(marks: Sequence[tuple[int, int, int]]) -> tuple[Step, ...]:
     ordered = sorted(windows.items(), key=lambda window: window[1])
     nexts = [begin for _, (begin, _) in ordered[1:]]
     return tuple(
-        Step(number, begin, min(end, following))
+        TraceStep(number, begin, min(end, following))
         for (number, (begin, end)), following in zip(ordered, [*nexts, ordered[-1][1][1]], strict=True)
     )
 

@@ -7,10 +7,27 @@
     Lightning     Epoch 0:  10%|█ | 100/1000 [00:10<01:30, 9.90it/s, v_num=0, train_loss=2.30]
     Keras         Epoch 2/10, then lines such as 100/1875 ━━━━━━ 4s 2ms/step - accuracy: 0.9 - loss: 0.3
     key=value     step=100 loss=2.3 grad_norm=1.2 lr=1e-4 step_time=0.25s tokens_per_s=1000 rank=3, also as JSON
-    others        that tell their step otherwise: `collectors.training.line_formats`
+
+Formats without `step=` tell their step otherwise; what they count anew in each epoch (100 of 5005) is told as a
+step that goes on over them:
+
+    PyTorch's examples   Epoch: [0][ 100/5005]  Time  0.250 ( 0.300)  Data  0.001 ( 0.050)  Loss 6.9e+00 (6.95e+00)
+                         Train Epoch: 1 [6400/60000 (11%)]  Loss: 0.345
+    timm                 Train: 0 [ 100/1251 (  8%)]  Loss: 6.95 (6.96)  Time: 0.250s, 1000.0/s  LR: 1.000e-05
+    MMEngine             Epoch(train) [1][ 100/1000]  lr: 1e-02  time: 0.2500  data_time: 0.0100  loss: 2.3
+    tutorials            Epoch [1/10], Step [100/600], Loss: 0.3456      Epoch 1/10, batch 100/600, loss = 0.3456
+    llm.c, build-nanogpt step  100/19073 | loss: 2.345 | lr 6.0000e-04 | norm: 1.2345 | dt: 250.00ms | tok/sec: 1000
+    fairseq              epoch 001:    100 / 5000 loss=8.5, wps=1000, num_updates=100, lr=1e-05, gnorm=1.2
+    clu (JAX)            [100] learning_rate=0.001, loss=2.3
+    tqdm without an end  100it [00:10,  9.90it/s, loss=2.3]
+    Composer             [batch=100/1000]:   and, in lines of their own,   Train loss/train/total: 2.3456
+                         [metric][batch=100]: { "loss/train/total": 2.3456 }
+    word_language_model  | epoch   1 |   200/ 2983 batches | lr 5.00 | ms/batch 12.34 | loss  8.12 | ppl  3361.12
 
 A printed NaN or infinity of a figure is +inf here, because NaN means "not printed". Numbers may be grouped
 (1,234.5) or have a decimal comma (2,3456); what may be either (2,345) is grouped only where it counts something.
+
+Beside steps, a trainer's log has the lines of PyTorch's NCCL watchdog and flight recorder: `read_nccl_line`.
 """
 
 from __future__ import annotations
@@ -19,11 +36,81 @@ import json
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from nightshift.collectors.training.line_formats import counted, in_parts, of_another, spaced
+_WITHIN_EPOCH = re.compile(
+    r"\b(?:Epoch(?:\(train\))?:?\s*\[(\d+)\]|Train(?: Epoch)?:\s*(\d+))\s*\[\s*(\d+)\s*/\s*(\d+)"
+    r"|\bepoch:?\s*\[?\s*(\d+)(?:\s*/\s*\d+)?\]?[\s,;:|-]+(?:step|batch|iter(?:ation)?)s?:?\s*\[?\s*(\d+)\s*/\s*(\d+)"
+    r"|\bepoch\s+(\d+)\s*\|\s*(\d+)\s*/\s*(\d+) batches\b",
+    re.IGNORECASE,
+)
+_COUNTED = re.compile(
+    r"(?:^|[\s|\]:(])(?:step|iter(?:ation)?(?:\(train\))?)s?:?\s*(?:\[\s*(\d+)\s*/\s*\d+|(\d[\d,]*)(?=\s*[/|:,;\s\])]|$))"
+    r"|\] \[(\d+)\] (?=[\w/]+=)"
+    r"|(?:^|\s)(\d+)it \[\d",
+    re.IGNORECASE,
+)
+_SPACED = re.compile(
+    r"(?<![\w/.-])(loss|train_loss|lr|grad_norm|gnorm|norm|time|data)\s+"
+    r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|[-+]?inf)(?=[\s,;|)]|$)",
+    re.IGNORECASE,
+)
+_EVALUATES = re.compile(
+    r"(?<![\w/.-])(?:(?:val|valid|validation|eval|evaluation|best)(?![\w/.-])|(?:test|dev)\s+$)", re.IGNORECASE
+)
+_OTHER_NORM = re.compile(r"(?<!grad)(?<!gradient)(?<=[A-Za-z])\s$", re.IGNORECASE)
+_BATCH = re.compile(r"\[batch=(\d+)/\d+\]:?\s*$")
+_METRIC = re.compile(r"\[metric\]\[batch=(\d+)\]: \{.*\"loss/train/total\": ([^,}\s]+)")
+_TRAIN_LOSS = re.compile(r"^\s*Train loss/train/total: (\S+)\s*$")
+
+
+def counted(text: str) -> tuple[str | None, bool]:
+    """(the step as it is written, None where the line tells none; whether the line counts within an epoch).
+
+    >>> counted("Epoch: [2][ 100/5005]  Loss 6.9e+00")  # 2 epochs of 5005 steps, and 100
+    ('10110', True)
+    >>> counted("step  100/19073 | loss: 2.345")
+    ('100', False)
+    """
+    if (match := _WITHIN_EPOCH.search(text)) is not None:
+        epoch, number, total = [group for group in match.groups() if group is not None][-3:]
+        return str(int(epoch[:9]) * int(total[:12]) + int(number[:12])), True
+    if (match := _COUNTED.search(text)) is not None:
+        return next(group for group in match.groups() if group is not None), False
+    return None, False
+
+
+def spaced(text: str) -> Iterator[tuple[str, str, int]]:
+    """(name in lower case, value, where the name begins) of figures that stand beside their names."""
+    for match in _SPACED.finditer(text):
+        yield match.group(1).lower(), match.group(2), match.start(1)
+
+
+def of_another(column: str, text: str, at: int) -> bool:
+    """Whether the name at this place is of something else: a loss of an evaluation, as in `val loss: 2.0`
+    and `step 9 eval: loss=2.0`, or the norm of something other than the gradients.
+
+    >>> text = "step 9, val loss: 2.0"
+    >>> of_another("loss", text, text.index("loss"))
+    True
+    """
+    if column == "grad_norm":
+        return _OTHER_NORM.search(text[:at]) is not None
+    begin = max(text.rfind(mark, 0, at) for mark in ",|;")
+    return column == "loss" and _EVALUATES.search(text[begin + 1 : at]) is not None
+
+
+def in_parts(text: str) -> tuple[str | None, str | None]:
+    """(step, loss) of Composer's lines, which tell one of them each, and of its log file's, which tell both."""
+    if (match := _METRIC.search(text)) is not None:
+        return match.group(1), match.group(2)
+    if (match := _BATCH.search(text)) is not None:
+        return match.group(1), None
+    match = _TRAIN_LOSS.match(text)
+    return None, None if match is None else match.group(1)
+
 
 _NUMBER = (
     r"[-+]?(?:\d{1,3}(?:\.\d{3})+,\d+|\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?"
@@ -142,7 +229,16 @@ class LinePattern:
 
     @classmethod
     def parse(cls, text: str) -> LinePattern:
-        """Raises ValueError where the expression is none, or names no known group."""
+        r"""Raises ValueError where the expression is none, or names no known group.
+
+        >>> mine = LinePattern.parse(r"it (?P<step>\d+) L=(?P<loss>\S+)")
+        >>> read_line("it 12 L=0.5", [mine]).step
+        12
+        >>> LinePattern.parse(r"it (?P<step>\d+)")
+        Traceback (most recent call last):
+            ...
+        ValueError: pattern 'it (?P<step>\\d+)': names no figure
+        """
         try:
             expression = re.compile(text)
         except re.error as error:
@@ -157,7 +253,17 @@ class LinePattern:
 
 def read_line(text: str, patterns: Sequence[LinePattern] = (), now_s: float | None = None) -> TrainerLine | None:
     """What the line says, or None where it says nothing of training. Never raises. `now_s` (Unix s; none: this
-    machine's clock) tells the year of stamps that have none."""
+    machine's clock) tells the year of stamps that have none.
+
+    >>> megatron = "iteration 9/ 500 | elapsed time per iteration (ms): 250.0 | lm loss: 2.5E+00 |"
+    >>> line = read_line(megatron)
+    >>> line.step, dict(line.figures)
+    (9, {'step_time_s': 0.25, 'loss': 2.5})
+    >>> read_line("step=7 loss=nan").figures["loss"]  # printed, but no number; NaN would mean "not printed"
+    inf
+    >>> read_line("step 250: train loss 2.1, val loss 2.2") is None  # an evaluation is no step
+    True
+    """
     if "\x1b" in text or "\x08" in text or ("m" in text and "[" in text):
         text = _ANSI.sub("", text)
     t_s, text = _without_runtime(text)
@@ -190,6 +296,7 @@ def _read(text: str, patterns: Sequence[LinePattern], t_s: float | None) -> Trai
     step, figures, told = _figures(text)
     if step is None and not figures:
         return None
+    # `rank=3` among the figures is the trainer's own word; a prefix may be the launcher's, of the node
     if told is not None:
         rank = told
     return TrainerLine(step, figures, t_s, rank)
@@ -210,6 +317,7 @@ def _figures(text: str) -> tuple[int | None, dict[str, float], int | None]:
         _set(figures, "loss", match.group(2))
         _set(figures, "step_time_s", match.group(3), 1e-3)
         return _step(match.group(1)), figures, None
+    # nanoGPT's evaluation repeats the step; taken for a step, its loss would look like a jump
     if "val loss" in text and _NANOGPT_EVAL.search(text):
         return None, {}, None
     if "{'" in text and "'loss'" in text:
@@ -231,7 +339,6 @@ def _pairs(text: str) -> tuple[int | None, dict[str, float], int | None]:
     step, figures, rest = _progress(text)
     is_bar, in_epoch = step is not None, False
     rest = rest if is_bar else text
-    told_rank: int | None = None
     pairs = [(m.group(1).lower(), m.group(2), m.group(3), m.start(1)) for m in _PAIR.finditer(rest)]
     if not is_bar and any(_COLUMN_OF.get(key) == "step" for key, _, _, _ in pairs):
         pass
@@ -239,15 +346,7 @@ def _pairs(text: str) -> tuple[int | None, dict[str, float], int | None]:
         told, in_epoch = counted(text)
         step = None if told is None else _step(told)
         pairs += [(key, value, "", at) for key, value, at in spaced(rest)]
-    for key, value, unit, at in pairs:
-        column = _COLUMN_OF.get(key) or (_IN_EPOCH.get(key) if in_epoch else None)
-        if column == "step":
-            step = _step(value) if step is None else step
-        elif column == "rank":
-            told_rank = _step(value)
-        elif column is not None and column not in figures and not of_another(column, rest, at):
-            in_ms = unit == "ms" or key.endswith("_ms")
-            _set(figures, column, value, 1e-3 if in_ms else 1.0)
+    step, told_rank = _take_pairs(pairs, rest, in_epoch, step, figures)
     if "step_time_s" not in figures and (match := _ITER_TIME.search(rest)) is not None:  # DeepSpeed's pipelines
         _set(figures, "step_time_s", match.group(1))
     if step is None:
@@ -255,6 +354,27 @@ def _pairs(text: str) -> tuple[int | None, dict[str, float], int | None]:
     if is_bar and figures.keys() <= {"step_time_s"}:
         return step, {}, told_rank  # a bare progress bar may count anything
     return step, figures, told_rank
+
+
+def _take_pairs(
+    pairs: Sequence[tuple[str, str, str, int]],
+    text: str,
+    in_epoch: bool,
+    step: int | None,
+    figures: dict[str, float],
+) -> tuple[int | None, int | None]:
+    """Sets the figures that are named; (step, rank). The first of a name counts: what follows are means."""
+    rank: int | None = None
+    for key, value, unit, at in pairs:
+        column = _COLUMN_OF.get(key) or (_IN_EPOCH.get(key) if in_epoch else None)
+        if column == "step":
+            step = _step(value) if step is None else step
+        elif column == "rank":
+            rank = _step(value)
+        elif column is not None and column not in figures and not of_another(column, text, at):
+            in_ms = unit == "ms" or key.endswith("_ms")
+            _set(figures, column, value, 1e-3 if in_ms else 1.0)
+    return step, rank
 
 
 def _progress(text: str) -> tuple[int | None, dict[str, float], str]:
@@ -316,7 +436,13 @@ def _set(figures: dict[str, float], column: str, text: str, scale: float = 1.0) 
 
 
 def _without_commas(text: str, counts: bool) -> str:
-    """A number with commas as Python writes it. `counts`: 1,234 is a thousand and some, else one and some."""
+    """A number with commas as Python writes it. `counts`: 1,234 is a thousand and some, else one and some.
+
+    >>> _without_commas("2,345", counts=True), _without_commas("2,345", counts=False)
+    ('2345', '2.345')
+    >>> _without_commas("1.234,5", counts=False)
+    '1234.5'
+    """
     if _GROUPED_BY_DOTS.fullmatch(text):
         return text.replace(".", "").replace(",", ".")
     is_clear = "." in text or text.count(",") > 1
@@ -376,3 +502,105 @@ def _of_no_year(match: re.Match[str], now_s: float) -> float | None:
             continue
         near.append(at.timestamp() + float(f"0.{fraction}"))
     return min(near, key=lambda t_s: abs(t_s - now_s), default=None)
+
+
+_NCCL_RANK = re.compile(r"\[rank(\d{1,6})\]|\bRank (\d{1,6})\b", re.IGNORECASE)
+_NCCL_GROUP = re.compile(r"\[PG (?:ID )?(\d{1,9})(?: PG GUID [^\s(]*)? ?(?:\(([^)]{0,80})\))?")
+_NCCL_WORK = re.compile(
+    r"WorkNCCL\((?:SeqNum=(\d{1,18}), )?OpType=(\w{1,40})(?:, NumelIn=(\d{1,18}), NumelOut=\d{1,18})?"
+    r", Timeout\(ms\)=(\d{1,12})\)(?: ran for (\d{1,12}) milliseconds)?"
+)
+_NCCL_AT = re.compile(r"(?:Timeout at NCCL work|detected by watchdog at work(?: sequence id)?): (\d{1,18})")
+_NCCL_STATUS = re.compile(
+    r"last enqueued (?:NCCL )?work: (-?\d{1,18}),\s+last completed (?:NCCL )?work: (-?\d{1,18})", re.IGNORECASE
+)
+_NCCL_DUMP = re.compile(
+    r"[Rr]eceived a dump signal.*? from (?:this local rank|rank (\d{1,6}))|FlightRecorder|flight recorder"
+)
+_NEVER_SET = 2**40
+"""Beyond this a counter was never set: an old release prints uninitialised memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class NcclLine:
+    """One line of the NCCL watchdog. Each field is None where the line does not tell it; -1 of work: none was ever
+    enqueued."""
+
+    rank: int | None = None
+    group: str | None = None
+    work: int | None = None
+    operation: str | None = None
+    elements: int | None = None
+    timeout_s: float | None = None
+    ran_s: float | None = None
+    last_enqueued: int | None = None
+    last_completed: int | None = None
+    dumps: bool = False
+
+
+def read_nccl_line(text: str) -> NcclLine | None:
+    """What a line of PyTorch's NCCL watchdog or flight recorder tells: which collective hangs, and how far ranks
+    came. None where it is none of these; never raises.
+
+    Lines as torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp writes them (2.0 to 2.9):
+
+        [rank1]:[E… ProcessGroupNCCL.cpp:683] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(
+            SeqNum=78, OpType=BROADCAST, NumelIn=80, NumelOut=80, Timeout(ms)=600000) ran for 600096 milliseconds …
+        [rank1]:[E… ProcessGroupNCCL.cpp:1664] [PG 0 (default_pg) Rank 1] Exception (…) detected by watchdog at
+            work: 6463, last enqueued NCCL work: 6463, last completed NCCL work: 6462.
+        … [PG ID 0 PG GUID 0(default_pg) Rank 3] Received a dump signal due to a collective timeout from rank 0 and
+            we will try our best to dump the debug info. Last enqueued NCCL work: 11, last completed NCCL work: 10.
+
+    >>> line = read_nccl_line("[rank3]: last enqueued NCCL work: 11, last completed NCCL work: 10.")
+    >>> line.rank, line.last_enqueued, line.last_completed
+    (3, 11, 10)
+    """
+    if "NCCL" not in text and "watchdog" not in text and "dump signal" not in text:
+        return None
+    work, at, status, dump = (
+        _NCCL_WORK.search(text),
+        _NCCL_AT.search(text),
+        _NCCL_STATUS.search(text),
+        _NCCL_DUMP.search(text),
+    )
+    if work is None and at is None and status is None and dump is None:
+        return None
+    rank, group = _NCCL_RANK.search(text), _NCCL_GROUP.search(text)
+    number, operation, elements, limit, ran = work.groups() if work else (None,) * 5
+    number = number or (at.group(1) if at else None)
+    return NcclLine(
+        None if rank is None else int(rank.group(1) or rank.group(2)),
+        None if group is None else group.group(2) or group.group(1),
+        None if number is None else int(number),
+        operation,
+        None if elements is None else int(elements),
+        None if limit is None else int(limit) / 1000,
+        None if ran is None else int(ran) / 1000,
+        _work_number(status, 1),
+        _work_number(status, 2),
+        dump is not None,
+    )
+
+
+def _work_number(status: re.Match[str] | None, group: int) -> int | None:
+    value = _NEVER_SET if status is None else int(status.group(group))
+    return value if value < _NEVER_SET else None
+
+
+def behind(lines: Iterable[NcclLine]) -> dict[str, tuple[int, ...]]:
+    """By group, the ranks that had enqueued less than another of it: the rank that enqueued least never reached the
+    collective that the others wait in. Of a rank's lines the last counts. A group of which one rank spoke, or all
+    came equally far, is left out.
+
+    >>> behind([NcclLine(rank=0, last_enqueued=12), NcclLine(rank=1, last_enqueued=11)])
+    {'': (1,)}
+    """
+    reached: dict[str, dict[int, int]] = {}
+    for line in lines:
+        if line.rank is not None and line.last_enqueued is not None:
+            reached.setdefault(line.group or "", {})[line.rank] = line.last_enqueued
+    return {
+        group: tuple(sorted(rank for rank, work in by_rank.items() if work < max(by_rank.values())))
+        for group, by_rank in reached.items()
+        if len(by_rank) > 1 and len(set(by_rank.values())) > 1
+    }

@@ -20,11 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from nightshift.collectors.frame import STEP_COLUMNS, Instant, LogRecord, Reason, SourceStatus, StepSeries
 from nightshift.collectors.local_time import zone_of
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
-from nightshift.collectors.tail import Tail
+from nightshift.collectors.tail import FileTail
 from nightshift.collectors.telemetry.pages import source_subject
 from nightshift.collectors.tick import Batch
-from nightshift.collectors.training.line import CRI, LinePattern, TrainerLine, read_line
-from nightshift.collectors.training.nccl_line import read_nccl_line
+from nightshift.collectors.training.line import CRI, LinePattern, NcclLine, TrainerLine, read_line, read_nccl_line
 from nightshift.collectors.training.workload import WorkloadRule, container_subject, pod_subject, rank_of
 
 FILE_PATTERNS = (
@@ -52,7 +51,7 @@ class _Points:
 
 @dataclass
 class _File:
-    tail: Tail
+    tail: FileTail
     source: str
     pod: Subject
     job: Subject
@@ -105,7 +104,16 @@ class _File:
 
 
 class TrainingLogsCollector:
-    """New training steps per rank (or job), and the lines worth quoting."""
+    r"""New training steps per rank (or job), and the lines worth quoting.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "ml_llm-0_main.log").write_text("step=1 loss=4.0\nstep=2 loss=3.5\n")
+    ...     collector = TrainingLogsCollector(TrainingLogsCollector.Settings(directory=folder))
+    ...     batch = collector.collect(time.time(), Inventory(), timeout_s=1.0)
+    >>> [(str(s.subject), s.step.tolist(), s.column("loss").tolist()) for s in batch.steps]
+    [('rank:ml/llm#0', [1, 2], [4.0, 3.5])]
+    """
 
     plugin: ClassVar[str] = "training_logs"
 
@@ -246,7 +254,7 @@ class TrainingLogsCollector:
         pod = pod_subject(namespace, name)
         job, rank = self._settings.workload.place(namespace, name)
         return _File(
-            Tail(path, self._settings.max_bytes),
+            FileTail(path, self._settings.max_bytes),
             f"{self._source.name}/{path.relative_to(self._settings.directory)}"[:500],
             pod,
             job or Subject(SubjectKind.JOB, pod.name),
@@ -275,11 +283,7 @@ class TrainingLogsCollector:
         file.keep_zone([line for _, _, line in told], read.changed_s, now_s)
         for offset, text, read_as in told:
             line = None if read_as is None else file.over_epochs(read_as)
-            t_s = now_s if line is None or line.t_s is None else line.t_s
-            t_s += file.zone_s if line is not None and not line.zoned else 0.0
-            if t_s > now_s + FUTURE_S:
-                rejected[Reason.CLOCK] = rejected.get(Reason.CLOCK, 0) + 1
-                t_s = now_s
+            t_s = _time_of(line, file.zone_s, now_s, rejected)
             nccl = read_nccl_line(text) if "NCCL" in text else None
             if line is None and nccl is not None and nccl.rank is not None:
                 line = TrainerLine(rank=nccl.rank)
@@ -290,13 +294,19 @@ class TrainingLogsCollector:
             if line is not None and (line.figures or line.step is not None):
                 last = record if line.figures else last
                 self._add(file, subject, line, t_s, points)
-            room = self._settings.max_lines - len(kept)
-            if (room > 0 and _NOTABLE.search(text)) or (nccl is not None and room > -self._settings.max_lines):
-                kept.append(record)  # a watchdog's word is kept in a flood of other errors too
-        if last is not None and last not in kept:
+            if self._is_kept(text, nccl, len(kept)):
+                kept.append(record)
+        if last is not None and last not in kept:  # what the newest figures were read from can be cited
             kept.append(last)
         logs += kept
         return len(read.lines)
+
+    def _is_kept(self, text: str, nccl: NcclLine | None, n_kept: int) -> bool:
+        """Whether a line is worth keeping; a watchdog's word is, in a flood of other errors too."""
+        room = self._settings.max_lines - n_kept
+        if nccl is not None:
+            return room > -self._settings.max_lines
+        return room > 0 and _NOTABLE.search(text) is not None
 
     def _subject(self, file: _File, line: TrainerLine | None, inventory: Inventory, now_s: float) -> Subject:
         if line is None or line.rank is None:
@@ -333,6 +343,16 @@ class TrainingLogsCollector:
         known.step.append(step)
         known.t_s.append(t_s)
         known.figures.append(dict(line.figures))
+
+
+def _time_of(line: TrainerLine | None, zone_s: float, now_s: float, rejected: dict[Reason, int]) -> float:
+    """When a line was written (Unix s); the time of the look where it does not say, or says a future one."""
+    t_s = now_s if line is None or line.t_s is None else line.t_s
+    t_s += zone_s if line is not None and not line.zoned else 0.0
+    if t_s <= now_s + FUTURE_S:
+        return t_s
+    rejected[Reason.CLOCK] = rejected.get(Reason.CLOCK, 0) + 1
+    return now_s
 
 
 def _texts(lines: tuple[tuple[int, bytes], ...], file: _File) -> Iterator[tuple[int, str]]:

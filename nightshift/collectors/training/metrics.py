@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import STEP_COLUMNS, Reason, SourceStatus, StepSeries
-from nightshift.collectors.http import Answer, Fetcher, HttpSettings, Request, SourceError, checked_url
+from nightshift.collectors.http import Fetcher, HttpRequest, HttpResponse, HttpSettings, SourceError, checked_url
 from nightshift.collectors.prometheus.api import VectorReader, instant
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.exposition import PageParser
@@ -51,7 +51,7 @@ class _Subject:
 class _Place:
     """A page or an API."""
 
-    request: Request
+    request: HttpRequest
     source: Subject
     job: Subject | None
     page: PageParser = field(default_factory=PageParser)
@@ -109,7 +109,7 @@ class TrainingMetricsCollector:
         self._known: dict[Subject, _Subject] = {}
         self._places = [
             _Place(
-                Request(url),
+                HttpRequest(url),
                 source_subject(self.plugin, url),
                 Subject(SubjectKind.JOB, settings.jobs[url]) if url in settings.jobs else None,
             )
@@ -139,7 +139,7 @@ class TrainingMetricsCollector:
         self._fetcher.close()
 
     def _take(
-        self, place: _Place, answer: Answer | SourceError, now_s: float, inventory: Inventory
+        self, place: _Place, answer: HttpResponse | SourceError, now_s: float, inventory: Inventory
     ) -> tuple[SourceStatus, list[StepSeries]]:
         rejected: dict[Reason, int] = {}
         covers = (place.job,) if place.job is not None else ()
@@ -175,7 +175,7 @@ class TrainingMetricsCollector:
         return status, found
 
     def _samples(
-        self, place: _Place, answer: Answer, now_s: float, rejected: dict[Reason, int]
+        self, place: _Place, answer: HttpResponse, now_s: float, rejected: dict[Reason, int]
     ) -> Iterator[Sample]:
         """Name, labels, value and time (Unix s). Raises SourceError where the answer is none."""
         if place is self._api:

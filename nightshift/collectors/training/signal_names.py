@@ -67,7 +67,12 @@ class SignalNames(BaseModel):
 
 
 class NameReader:
-    """Looks names up, each once."""
+    """Looks names up, each once.
+
+    >>> names = SignalNames(columns={"loss": ["my_objective"]}).reader()
+    >>> [names.column(name) for name in ("my_objective", "train/grad_norm", "lr-AdamW", "accuracy")]
+    ['loss', 'grad_norm', 'learning_rate', None]
+    """
 
     def __init__(self, names: SignalNames) -> None:
         self._patterns = [

@@ -9,9 +9,11 @@ new file in a job's folder is the job started anew. Which tags are which figure 
 from __future__ import annotations
 
 import math
+import os
 import re
+import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -24,7 +26,6 @@ from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.pages import source_subject
 from nightshift.collectors.tick import Batch
 from nightshift.collectors.training.signal_names import SignalNames
-from nightshift.collectors.training.tfevents import EventFile, Scalar
 from nightshift.collectors.training.workload import rank_of
 
 PATH_PATTERN = r"(?P<namespace>[^/]+)/(?P<job>[^/]+)/(?:.*/)?events\.out\.tfevents\.[^/]+"
@@ -52,7 +53,22 @@ class _Points:
 
 
 class TensorboardCollector:
-    """New training steps of every run whose event files are found."""
+    r"""New training steps of every run whose event files are found.
+
+    >>> import tempfile
+    >>> def whole(data):  # TFRecord: each part is followed by its masked CRC
+    ...     return data + struct.pack("<I", masked(crc32c(data)))
+    >>> value = b"\x0a\x04loss\x15" + struct.pack("<f", 2.5)  # tag and simple_value
+    >>> event = b"\x09" + struct.pack("<d", 1e9) + b"\x10\x07" + b"\x2a\x0d\x0a\x0b" + value  # time, step, …
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Path(folder, "ml/llm").mkdir(parents=True)
+    ...     file = Path(folder, "ml/llm/events.out.tfevents.1")
+    ...     _ = file.write_bytes(whole(struct.pack("<Q", len(event))) + whole(event))
+    ...     collector = TensorboardCollector(TensorboardCollector.Settings(directory=folder))
+    ...     looks = [collector.collect(time.time(), Inventory(), timeout_s=1.0) for _ in range(2)]
+    >>> [(str(s.subject), s.step.tolist(), s.column("loss").tolist()) for look in looks for s in look.steps]
+    [('job:ml/llm', [7], [2.5])]
+    """
 
     plugin: ClassVar[str] = "tensorboard"
 
@@ -118,6 +134,7 @@ class TensorboardCollector:
                 _count(rejected, Reason.UNAUTHORISED)
                 continue
             if read.replaced:
+                # detectors tell runs apart by name: a file that was replaced is another run
                 run.name += "'"
                 run.open_step, run.open = None, {}
             _count(rejected, Reason.MALFORMED, read.broken)
@@ -146,6 +163,7 @@ class TensorboardCollector:
     def _find(self, inventory: Inventory, now_s: float, rejected: dict[Reason, int]) -> None:
         """Takes up new files, newest first. Raises OSError where the folder cannot be read."""
         root, newest = self._settings.directory, time.time() - self._settings.idle_s
+        # rglob passes silently over a folder that cannot be read: ask for it once, so that the status says so
         next(root.iterdir(), None)
         found: list[tuple[float, Path, re.Match[str]]] = []
         for path in root.rglob("*tfevents*"):
@@ -181,7 +199,7 @@ class TensorboardCollector:
         subject = rank_of(job, int(rank)) if rank.isdecimal() and len(rank) < 7 else job
         return _Run(EventFile(path, self._settings.max_bytes), subject, job, path.name[-200:])
 
-    def _points(self, run: _Run, scalars: list[Scalar], now_s: float, rejected: dict[Reason, int]) -> _Points:
+    def _points(self, run: _Run, scalars: list[EventScalar], now_s: float, rejected: dict[Reason, int]) -> _Points:
         points = _Points()
         for scalar in scalars:
             column = self._column(scalar.tag)
@@ -196,6 +214,7 @@ class TensorboardCollector:
                 run.open_step = scalar.step
             run.open_at_s = t_s
             run.open[column] = scalar.value if math.isfinite(scalar.value) else math.inf
+        # a look without news: a trainer writes the tags of a step at once, so the open one has all of its
         if not scalars:
             _close(run, points)
         return points
@@ -225,3 +244,228 @@ def _series(run: _Run, points: _Points, source: str) -> StepSeries:
 def _count(rejected: dict[Reason, int], reason: Reason, count: int = 1) -> None:
     if count:
         rejected[reason] = rejected.get(reason, 0) + count
+
+
+_CRC_TABLE = [0] * 256
+for _n in range(256):
+    _c = _n
+    for _ in range(8):
+        _c = (_c >> 1) ^ (0x82F63B78 if _c & 1 else 0)
+    _CRC_TABLE[_n] = _c
+_HEAD, _FOOT = 12, 4
+MAX_EVENT_BYTES = 2**20
+"""A larger record holds an image or a graph: it is passed over unread, its own CRC with it."""
+MAX_TAG_CHARS = 200
+_DT_FLOAT, _DT_DOUBLE = 1, 2
+_Value = int | float | bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EventScalar:
+    """One figure. `t_s` is when it was written (Unix s); `value` may be NaN or infinite, as it was told."""
+
+    tag: str
+    step: int
+    t_s: float
+    value: float
+
+
+@dataclass
+class EventsRead:
+    """What a look brought. `broken` records were refused; `skipped_bytes` were passed over to find the next."""
+
+    scalars: list[EventScalar] = field(default_factory=list)
+    broken: int = 0
+    skipped_bytes: int = 0
+    replaced: bool = False
+
+
+@dataclass
+class EventFile:
+    """Follows one event file while it is written. The first look begins at most `max_bytes` before its end.
+
+    A file is TFRecords (length, its CRC, data, its CRC) of Event messages. Only the few fields that a scalar needs
+    are read off the protobuf wire; images and graphs are passed over. A record that is not whole yet waits for the
+    next look. Where a CRC does not fit, the file is searched for the next record whose length and CRC agree.
+
+    Formats: tensorflow/core/lib/io/record_writer.h (TFRecord, masked CRC-32C of RFC 3720), tensorflow/core/util/
+    event.proto, tensorflow/core/framework/summary.proto and tensor.proto; protobuf.dev/programming-guides/encoding.
+    """
+
+    path: Path
+    max_bytes: int
+    _offset: int = 0
+    _size: int = 0
+    _identity: tuple[int, int] | None = None
+    _lost: bool = False
+
+    def read(self) -> EventsRead:
+        """What was added since the last look, at most `max_bytes` of it. Raises OSError where it cannot be read."""
+        found = EventsRead()
+        with self.path.open("rb") as stream:
+            status = os.fstat(stream.fileno())
+            identity = (status.st_dev, status.st_ino)
+            if self._identity is None:
+                self._offset = max(0, status.st_size - self.max_bytes)
+                self._lost = self._offset > 0
+            elif identity != self._identity or status.st_size < self._size:
+                self._offset, self._lost, found.replaced = 0, False, True
+            self._identity, self._size = identity, status.st_size
+            stream.seek(self._offset)
+            data = stream.read(self.max_bytes)
+        self._offset += self._take(data, found)
+        return found
+
+    def _take(self, data: bytes, found: EventsRead) -> int:
+        """Reads the records that are whole; returns how far it came, which may be beyond the data's end."""
+        at = 0
+        while True:
+            if self._lost:
+                start, at = at, next_record(data, at)
+                found.skipped_bytes += at - start
+                if len(data) - at < _HEAD:
+                    return at
+                self._lost = False
+            if len(data) - at < _HEAD:
+                return at
+            length = int.from_bytes(data[at : at + 8], "little")
+            if _unmasked(data, at + 8) != crc32c(data[at : at + 8]):
+                found.broken += 1
+                self._lost = True
+                at += 1
+                continue
+            end = at + _HEAD + length + _FOOT
+            if length > min(MAX_EVENT_BYTES, self.max_bytes // 2):
+                at = end
+                if at > len(data):
+                    return at  # beyond what was read: reading goes on there once it is written
+                continue
+            if end > len(data):
+                return at
+            body = data[at + _HEAD : end - _FOOT]
+            if _unmasked(data, end - _FOOT) == crc32c(body):
+                try:
+                    found.scalars.extend(_event(body))
+                except (ValueError, IndexError, struct.error):
+                    found.broken += 1
+            else:
+                found.broken += 1
+            at = end
+
+
+def next_record(data: bytes, at: int) -> int:
+    """Where the next record begins whose length fits its CRC, or where to go on once there is more data."""
+    while (high := data.find(b"\0\0\0\0", at + 4)) >= 0 and high + 8 <= len(data):
+        start = high - 4  # no record is 4 GiB long
+        if _unmasked(data, start + 8) == crc32c(data[start : start + 8]):
+            return start
+        at = start + 1
+    return max(at, len(data) - _HEAD + 1)
+
+
+def crc32c(data: bytes) -> int:
+    """CRC-32C (Castagnoli) of RFC 3720, appendix B.4."""
+    crc, table = 0xFFFFFFFF, _CRC_TABLE
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    return crc ^ 0xFFFFFFFF
+
+
+def masked(crc: int) -> int:
+    """As TFRecord stores it: rotated right by 15 bits, plus a constant.
+
+    >>> f"{crc32c(b'123456789'):08x}"  # the check value of CRC-32C
+    'e3069283'
+    >>> f"{masked(crc32c(b'123456789')):08x}"
+    'c78ab0e5'
+    """
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _unmasked(data: bytes, at: int) -> int:
+    turned = (int.from_bytes(data[at : at + 4], "little") - 0xA282EAD8) & 0xFFFFFFFF
+    return ((turned >> 17) | (turned << 15)) & 0xFFFFFFFF
+
+
+def _event(body: bytes) -> Iterator[EventScalar]:
+    """The scalars of an Event. Raises ValueError where the bytes are no message."""
+    t_s, step, summaries = math.nan, 0, []
+    for number, value in _fields(body):
+        if number == 1 and isinstance(value, float):
+            t_s = value
+        elif number == 2 and isinstance(value, int):
+            step = value - 2**64 if value >= 2**63 else value
+        elif number == 5 and isinstance(value, bytes):
+            summaries.append(value)
+    for summary in summaries:
+        for number, value in _fields(summary):
+            if number == 1 and isinstance(value, bytes) and (told := _scalar(value)) is not None:
+                yield EventScalar(told[0], step, t_s, told[1])
+
+
+def _scalar(body: bytes) -> tuple[str, float] | None:
+    """Tag and value of a Summary.Value, or None where it is no scalar."""
+    tag, figure = "", None
+    for number, value in _fields(body):
+        if number == 1 and isinstance(value, bytes):
+            tag = value[: 4 * MAX_TAG_CHARS].decode(errors="replace")[:MAX_TAG_CHARS]
+        elif number == 2 and isinstance(value, float):
+            figure = value
+        elif number == 8 and isinstance(value, bytes):
+            figure = _tensor(value)
+    return None if figure is None or not tag else (tag, figure)
+
+
+def _tensor(body: bytes) -> float | None:
+    """The one number of a float tensor, or None where it holds others."""
+    kind, content, packed = 0, b"", b""
+    for number, value in _fields(body):
+        if number == 1 and isinstance(value, int):
+            kind = value
+        elif number == 4 and isinstance(value, bytes):
+            content = value
+        elif number in (5, 6):
+            packed = value if isinstance(value, bytes) else struct.pack("<f" if number == 5 else "<d", value)
+    form = {_DT_FLOAT: "<f", _DT_DOUBLE: "<d"}.get(kind)
+    raw = content or packed
+    if form is None or len(raw) != struct.calcsize(form):
+        return None
+    return float(struct.unpack(form, raw)[0])
+
+
+def _fields(body: bytes) -> Iterator[tuple[int, _Value]]:
+    """(field number, value) of a message: varints as int, fixed64 and fixed32 as floats, the rest as bytes. Raises
+    ValueError or struct.error where the bytes are no message."""
+    at, end = 0, len(body)
+    while at < end:
+        key, at = _varint(body, at)
+        match key & 7:
+            case 0:
+                value, at = _varint(body, at)
+                yield key >> 3, value
+            case 1:
+                yield key >> 3, float(struct.unpack_from("<d", body, at)[0])
+                at += 8
+            case 5:
+                yield key >> 3, float(struct.unpack_from("<f", body, at)[0])
+                at += 4
+            case 2:
+                length, at = _varint(body, at)
+                if at + length > end:
+                    raise ValueError("a field beyond its message")
+                yield key >> 3, body[at : at + length]
+                at += length
+            case other:
+                raise ValueError(f"wire type {other}")
+
+
+def _varint(body: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while shift < 70:
+        byte = body[at]
+        value |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise ValueError("a varint without end")

@@ -36,7 +36,13 @@ class WorkloadRule(BaseModel):
         return text
 
     def place(self, namespace: str, pod: str) -> tuple[Subject | None, Subject | None]:
-        """(job, rank) of a pod; None where its name does not tell."""
+        """(job, rank) of a pod; None where its name does not tell.
+
+        >>> [str(subject) for subject in WorkloadRule().place("ml", "llm-worker-3")]
+        ['job:ml/llm', 'rank:ml/llm#3']
+        >>> WorkloadRule().place("ml", "notebook")
+        (None, None)
+        """
         match = re.fullmatch(self.pod_pattern, pod)
         if match is None:
             return None, None

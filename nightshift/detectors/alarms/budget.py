@@ -1,13 +1,13 @@
 """The false-alarm budget, in words that a rota understands: false pages per week on this fleet, all detectors.
 
-The budget is split over the statistical detectors by the number of series that each watches; what one does not
-need goes to others. Each alarm costs the false alarms at least this strong that are to be expected per week on this
-fleet: by what this fleet has shown so far (`detectors.alarms.history.History`), which begins with what a tail says
-where there is one, and with one alarm per share where there is none. One that costs more than its detector's
+The budget is split over the statistical detectors by the number of series that each watches; what one does not need
+goes to others. Each alarm costs the false alarms at least this strong that are to be expected per week on this
+fleet: by what this fleet has shown so far (`detectors.alarms.history.AlarmHistory`), which begins with what a tail
+says where there is one, and with one alarm per share where there is none. One that costs more than its detector's
 share, times the pages that quiet times have saved up, does not page: it is kept, told and counted, and pages once
 it is strong enough. So a small fleet hears weak alarms and a large one only strong ones. (Testing many series at
-once by a rate per tick does not hold a rate per week, because the ticks of one series are not independent:
-episodes are counted.)
+once by a rate per tick does not hold a rate per week, because the ticks of one series are not independent: episodes
+are counted.)
 
 Whatever the tails are worth, every page of a statistical detector takes one from a purse that fills at the budget's
 pace, and gives it back where somebody acted on it; one that may drain a node takes one of a second purse too.
@@ -16,21 +16,146 @@ purse is empty, alarms are *not yet promised*: told, counted, part of incidents 
 
 Alarms of one job merge (`merge_s`); one that returns soon is the same page (`refractory_s`). An event is an event:
 it pages, and states its base rate and the precision that follows; so does what is CERTAIN (`detectors.base`).
+
+What is kept of every detector and every open alarm is saved as versioned JSON (`BudgetState`).
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
-from nightshift.detectors.alarms.accounts import Account, Kept, Line, Said
-from nightshift.detectors.alarms.history import DAY_S, Purse, spend
-from nightshift.detectors.base import CERTAIN, Fault, Finding, RateBasis, Severity, State, StatedRate
+from nightshift.detectors.alarms.history import DAY_S, AlarmHistory, Purse, spend
+from nightshift.detectors.base import CERTAIN, Fault, Finding, RateBasis, Severity, SnapshotError, State, StatedRate
+
+VERSION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetLine:
+    """One detector's part in the budget. Pages are per week on this fleet, rates per 1,000 series-days.
+
+    expected: false pages per week; of statistics, the share, which is kept by counting. stated and realised rate
+    are of pages (of an event's alarms). realised: pages that nobody confirmed, an upper bound of the false ones;
+    NaN before a series was watched.
+    """
+
+    detector: str
+    stated: StatedRate
+    series: int
+    share: float
+    expected: float
+    stated_rate: float
+    realised: float
+    series_days: float
+    alarms: int
+    withheld: int
+    paged: int
+    confirmed: int
+
+    @property
+    def basis_word(self) -> str:
+        if self.stated.basis is RateBasis.EVENT:
+            return "event"
+        if self.stated.tail is None:
+            return "learning"
+        return "measured" if self.stated.tail.series_days > 0 else "bound"
+
+
+class Said(IntEnum):
+    """How an open episode stands."""
+
+    WITHHELD = 0
+    MERGED = 1
+    """It pages as part of an earlier page, or as an event; nothing was spent on it."""
+    PAGED = 2
+    DRAINS = 3
+    """Paged, and spent of the second purse too."""
+
+
+@dataclass(slots=True)
+class DetectorAccount:
+    series_days: float = 0.0
+    alarms: int = 0
+    withheld: int = 0
+    paged: int = 0
+    confirmed: int = 0
+    history: AlarmHistory = field(default_factory=AlarmHistory)
+
+
+@dataclass(frozen=True)
+class BudgetState:
+    """A budget's state. left: what the two purses hold; spent: episode → (detector, what it spent, when)."""
+
+    accounts: dict[str, DetectorAccount]
+    left: tuple[float, float]
+    open: dict[str, Said]
+    spent: dict[str, tuple[str, Said, float]]
+    paged_s: dict[tuple[str, str], float]
+    last_s: float | None
+
+    def dump(self) -> bytes:
+        accounts = {
+            name: [a.series_days, a.alarms, a.withheld, a.paged, a.confirmed, a.history.saved()]
+            for name, a in self.accounts.items()
+        }
+        meta = {
+            "version": VERSION,
+            "accounts": accounts,
+            "left": self.left,
+            "open": self.open,
+            "spent": self.spent,
+            "paged": [[what, where, t] for (what, where), t in self.paged_s.items()],
+            "at_s": self.last_s,
+        }
+        return json.dumps(meta).encode()
+
+    @staticmethod
+    def load(state: bytes) -> BudgetState:
+        """Takes back a state of this or the previous version. Raises SnapshotError."""
+        try:
+            meta: dict[str, Any] = json.loads(state)
+            version = meta["version"]
+            if version not in (1, VERSION):
+                raise SnapshotError(f"budget: snapshot version {version!r}, this code reads {VERSION} and 1")
+            if version == 1:
+                meta = _from_1(meta)
+            accounts = {
+                name: DetectorAccount(
+                    float(days), int(alarms), int(held), int(paged), int(right), AlarmHistory.load(history)
+                )
+                for name, (days, alarms, held, paged, right, history) in meta["accounts"].items()
+            }
+            left, drains = (float(n) for n in meta["left"])
+            spent = {str(e): (str(d), Said(said), float(t)) for e, (d, said, t) in meta["spent"].items()}
+            paged_s = {(str(what), str(where)): float(t) for what, where, t in meta["paged"]}
+            still = {str(key): Said(said) for key, said in meta["open"].items()}
+            last_s = None if meta["at_s"] is None else float(meta["at_s"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise SnapshotError(f"budget: not a snapshot: {error!r}") from error
+        if not all(map(math.isfinite, (left, drains, *paged_s.values(), last_s or 0.0))):
+            raise SnapshotError("budget: a figure is not finite")
+        return BudgetState(accounts, (left, drains), still, spent, paged_s, last_s)
+
+
+def _from_1(meta: dict[str, Any]) -> dict[str, Any]:
+    """Version 1 had a bucket per detector and no history: what was watched counts, alarms of then as unknown."""
+    old = meta["accounts"].items()
+    accounts = {
+        n: [days, alarms, held, 0, 0, AlarmHistory(float(days), float(alarms)).saved()]
+        for n, (days, alarms, held, _) in old
+    }
+    still = {key: int(Said.PAGED if pages else Said.WITHHELD) for key, pages in meta["open"].items()}
+    return {**meta, "accounts": accounts, "left": [1.0, 1.0], "open": still, "spent": {}}
+
 
 WEEK_DAYS = 7.0
 OF_A_JOB = frozenset(
@@ -91,7 +216,7 @@ class Budget:
     def __init__(self, settings: BudgetSettings, stated: Mapping[str, StatedRate]) -> None:
         self.settings = settings
         self.stated = dict(stated)
-        self._accounts = {name: Account() for name in stated}
+        self._accounts = {name: DetectorAccount() for name in stated}
         weekly, most = settings.false_pages_per_week, settings.burst
         self._purse = Purse(weekly, most, most)
         self._drains = Purse(weekly * settings.drain_share, 1.0, 1.0)
@@ -166,7 +291,7 @@ class Budget:
         prior_days = 0.0 if tail is None else 1000.0 / max(tail.rate_per_1000, 1e-300)
         return self._weekly(name, 1000.0 * history.rate(-math.inf, prior_days, self._last_s or 0.0))
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[BudgetLine]:
         """What every detector was given, promises on this fleet, and did."""
         shares = self.shares()
         found = []
@@ -181,7 +306,7 @@ class Budget:
                 expected = share
                 rate = self._per_1000(name, share) if share >= 0 else stated.per_1000_series_days
                 realised = account.paged - account.confirmed
-            line = Line(
+            line = BudgetLine(
                 name,
                 stated,
                 self._count(name),
@@ -248,21 +373,14 @@ class Budget:
             return finding
         account, key = self._accounts[finding.detector], finding.episode
         known, certain = self._open.get(key), self._is_certain(finding, stated)
-        allowed = shares.get(finding.detector, 0.0) or self.settings.false_pages_per_week / len(self.stated)
-        allowed *= self.settings.drain_share if _drains(finding) else 1.0
-        # what quiet times saved up may be spent on weaker alarms (alpha-investing: Foster and Stine, 2008)
-        allowed *= max(self._purse.left, 1.0)
+        allowed = self._allowed(finding, shares)
         if certain:
             cost = self._weekly(finding.detector, self._false_rate(stated)) if _is_event(stated) else 0.0
         else:
             cost = self._price(finding.detector, finding.score, allowed, at_s)
         if finding.state is not State.FIRING:
             if finding.state is State.CLEAR:
-                self._open.pop(key, None)
-                self._why.pop(key, None)
-                self._waiting.pop(key, None)
-                if known is not None and known >= Said.PAGED:
-                    self._paged_s[self._key(finding)] = at_s
+                self._end(finding, known, at_s)
             return replace(finding, pages=known is not Said.WITHHELD, budget_cost=cost)
         if not certain and (known is None or key in account.history.young):
             account.history.heard(key, finding.score, at_s)
@@ -285,6 +403,21 @@ class Budget:
         if said >= Said.PAGED:
             self._paged_s[self._place(finding, at_s, inventory)] = at_s
         return weighed
+
+    def _allowed(self, finding: Finding, shares: Mapping[str, float]) -> float:
+        """What an alarm may cost (false alarms per week) and still page: its detector's share."""
+        allowed = shares.get(finding.detector, 0.0) or self.settings.false_pages_per_week / len(self.stated)
+        allowed *= self.settings.drain_share if _drains(finding) else 1.0
+        # what quiet times saved up may be spent on weaker alarms (alpha-investing: Foster and Stine, 2008)
+        return allowed * max(self._purse.left, 1.0)
+
+    def _end(self, finding: Finding, known: Said | None, at_s: float) -> None:
+        """Forgets a cleared episode, but for when its page ended: one that returns soon is the same page."""
+        self._open.pop(finding.episode, None)
+        self._why.pop(finding.episode, None)
+        self._waiting.pop(finding.episode, None)
+        if known is not None and known >= Said.PAGED:
+            self._paged_s[self._key(finding)] = at_s
 
     def _is_certain(self, finding: Finding, stated: StatedRate) -> bool:
         return _is_event(stated) or finding.score >= CERTAIN
@@ -330,7 +463,7 @@ class Budget:
 
     def snapshot(self) -> bytes:
         """Accounts and open episodes as JSON, so that a restart neither pays twice nor forgets what was said."""
-        kept = Kept(
+        kept = BudgetState(
             self._accounts,
             (self._purse.left, self._drains.left),
             self._open,
@@ -342,8 +475,8 @@ class Budget:
 
     def restore(self, state: bytes) -> None:
         """Takes back a snapshot of this or the previous version. Raises SnapshotError and stays fresh."""
-        kept = Kept.load(state)
-        self._accounts = {name: kept.accounts.get(name, Account()) for name in self.stated}
+        kept = BudgetState.load(state)
+        self._accounts = {name: kept.accounts.get(name, DetectorAccount()) for name in self.stated}
         self._purse.left = min(kept.left[0], self._purse.most)
         self._drains.left = min(kept.left[1], self._drains.most)
         self._spent, self._paged_s, self._open, self._last_s = kept.spent, kept.paged_s, kept.open, kept.last_s

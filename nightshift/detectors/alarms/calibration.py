@@ -50,7 +50,7 @@ class Loosened:
 
 
 @dataclass
-class Heard:
+class LooseAlarms:
     """What one loosened detector said: strongest score by episode, and days watched by series."""
 
     threshold: float
@@ -63,7 +63,7 @@ class Heard:
         return [score for subject, score, at_s in self.peaks.values() if keep(subject) and from_s <= at_s < to_s]
 
 
-class Watched:
+class WatchedDays:
     """Series-days by series, of frames and of training steps."""
 
     def __init__(self) -> None:
@@ -122,11 +122,11 @@ def listen(
     ticks: Iterable[Tick],
     inventory: Inventory,
     excused: Callable[[Subject, float], bool] = lambda _subject, _at_s: False,
-) -> dict[str, Heard]:
+) -> dict[str, LooseAlarms]:
     """What each of these detectors says of the ticks, by name."""
-    watched, loose = Watched(), list(loose)
+    watched, loose = WatchedDays(), list(loose)
     made = {one.detector.name: one.detector for one in loose}
-    heard = {one.detector.name: Heard(one.strength) for one in loose}
+    heard = {one.detector.name: LooseAlarms(one.strength) for one in loose}
     for tick in ticks:
         watched.look(tick)
         for name, detector in made.items():
@@ -167,7 +167,7 @@ def tail_of(
     return tail
 
 
-def fitted(heard: Mapping[str, Heard], telemetry: str) -> dict[str, Tail]:
+def fitted(heard: Mapping[str, LooseAlarms], telemetry: str) -> dict[str, Tail]:
     """A tail for every detector whose series were watched at all, by name."""
     found = {}
     for name, what in heard.items():

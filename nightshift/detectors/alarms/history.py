@@ -3,7 +3,8 @@
 A shipped tail is another fleet's, and a claim is nobody's. What holds on this fleet is learnt from it, and what has
 not been learnt yet is bounded by counting. Two parts, neither of which assumes a law of the noise:
 
-- `History`: alarms that nobody confirmed, by strength, and the series-days in which they came. An alarm of strength
+- `AlarmHistory`: alarms that nobody confirmed, by strength, and the series-days in which they came. An alarm of
+strength
   s costs (1 + alarms at least as strong) / (prior + days): the mean of a Poisson rate after one pseudo-alarm in the
   prior's days (Gelman et al., Bayesian Data Analysis, 2.6). Where alarms are exchangeable this is a rule of ranks
   (conformal: Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World, 2005), so it holds for any tail.
@@ -29,8 +30,15 @@ KEPT = 512
 
 
 @dataclass(slots=True)
-class History:
-    """Alarms of one detector that nobody confirmed, and the series-days in which they came; old ones fade."""
+class AlarmHistory:
+    """Alarms of one detector that nobody confirmed, and the series-days in which they came; old ones fade.
+
+    >>> history = AlarmHistory()
+    >>> history.heard("episode 1", score=2.0, at_s=0.0)
+    >>> history.watch(series=100.0, elapsed_s=DAY_S, at_s=DAY_S)  # a day on, nobody has confirmed it: false
+    >>> round(history.rate(1.5, prior_days=0.0, at_s=DAY_S), 3), round(history.rate(3.0, 0.0, DAY_S), 3)
+    (0.02, 0.01)
+    """
 
     days: float = 0.0
     weight: float = 0.0
@@ -85,14 +93,14 @@ class History:
         return [self.days, self.weight, self.ripe, self.young]
 
     @staticmethod
-    def load(saved: object) -> History:
+    def load(saved: object) -> AlarmHistory:
         """Takes back `saved`. Raises ValueError and TypeError where it is none."""
         if not isinstance(saved, list):
             raise TypeError("a history is a list")
         days, weight, ripe, young = saved
         pairs = sorted((_number(score), _number(since_s)) for score, since_s in ripe)
         known = {str(e): (_number(score), _number(since_s)) for e, (score, since_s) in young.items()}
-        return History(_number(days), _number(weight), pairs, known)
+        return AlarmHistory(_number(days), _number(weight), pairs, known)
 
 
 @dataclass(slots=True)
@@ -111,7 +119,12 @@ class Purse:
 
 
 def spend(purses: Iterable[Purse]) -> bool:
-    """Takes one page from each; False, and nothing is taken, where one of them has none."""
+    """Takes one page from each; False, and nothing is taken, where one of them has none.
+
+    >>> purses = [Purse(1.0, 3.0, 2.0), Purse(0.1, 1.0, 0.5)]
+    >>> spend(purses), [purse.left for purse in purses]  # the second has no whole page left
+    (False, [2.0, 0.5])
+    """
     purses = list(purses)
     if any(purse.left < 1.0 - 1e-9 for purse in purses):
         return False

@@ -26,6 +26,10 @@ class Tail:
 
     episodes, series_days: what it was fitted on; rates below 16 episodes' worth of those days are extrapolated.
     No days: a bound that a model gives, not a measurement.
+
+    >>> tail = Tail(1.0, 20.0, 0.5, 0.0, 40, 2000.0, "a fleet")
+    >>> tail.rate(1.0), round(tail.rate(2.0), 2)  # per 1,000 healthy series-days
+    (20.0, 2.71)
     """
 
     threshold: float

@@ -18,10 +18,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nightshift.collectors.recording import Recorded, RecordingError, read
+from nightshift.collectors.recording import RecordedTick, RecordingError, read
 from nightshift.collectors.subject import Inventory, SubjectKind
 from nightshift.detectors.base import Detector, State
-from nightshift.detectors.contract.evaluate import AlarmAt, Event, Score, score
+from nightshift.detectors.contract.evaluate import AlarmAt, Evaluation, Event, score
 from nightshift.detectors.plugins import ALL
 
 _STEPPERS = (SubjectKind.RANK, SubjectKind.JOB)
@@ -51,7 +51,7 @@ def load_events(path: Path) -> list[Event]:
     return found
 
 
-def run(detector: Detector, ticks: Iterable[Recorded]) -> tuple[list[AlarmAt], dict[str, float]]:
+def run(detector: Detector, ticks: Iterable[RecordedTick]) -> tuple[list[AlarmAt], dict[str, float]]:
     """(alarms, seconds watched by series) of a detector over recorded ticks.
 
     An alarm is the beginning of an episode. Watched are the series that the detector's stated rate counts, while
@@ -86,7 +86,7 @@ def run(detector: Detector, ticks: Iterable[Recorded]) -> tuple[list[AlarmAt], d
     return alarms, watched
 
 
-def report(detector: Detector, found: Score) -> dict[str, Any]:
+def report(detector: Detector, found: Evaluation) -> dict[str, Any]:
     """The score as JSON: null where a figure has no base."""
     stated = detector.stated
     plain = {**asdict(found), "stated_per_1000_series_days": stated.per_1000_series_days}

@@ -7,66 +7,16 @@ adding it to `detectors.plugins.ALL`; nothing here knows any detector by name.
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import FrameType
-from typing import Protocol
 
 from nightshift.collectors.frame import SourceStatus
-from nightshift.collectors.subject import Inventory
 from nightshift.collectors.tick import Tick
-from nightshift.detectors.base import Detector, Finding, SeriesExhibit, SnapshotError, State
+from nightshift.detectors.base import SnapshotError, State
 from nightshift.detectors.contract.streams import HOSTILE, SILENT, faults, played, silence_after_faults
-from nightshift.detectors.contract.world import START_S, TICK_S, World
-
-
-class Kind(Protocol):
-    """A detector class, as the tuple of plug-ins holds them."""
-
-    plugin: str
-
-    def __call__(self) -> Detector: ...
-
-
-def make(kind: Kind) -> Detector:
-    """The detector as it is checked: by `for_check` where it is of no use without a trained model."""
-    built: Detector = getattr(kind, "for_check", kind)()
-    return built
-
-
-def run(detector: Detector, ticks: Sequence[Tick], inventory: Inventory) -> list[Finding]:
-    return [finding for tick in ticks for finding in detector.update(tick, inventory)]
-
-
-def lawful(findings: Sequence[Finding], ticks: Sequence[Tick], begun_earlier: bool = False) -> Iterator[str]:
-    """What findings break of the contract by themselves. begun_earlier: episodes may be a restored state's."""
-    last = max((t.at_s for t in ticks), default=math.inf)
-    open_now: dict[str, State] = {}
-    for finding in findings:
-        for name, value in (("since", finding.since.t_s), ("at", finding.at.t_s)):
-            if not math.isfinite(value):
-                yield f"{finding.summary!r}: {name} is {value}"
-        if finding.at.t_s > last:
-            yield f"{finding.summary!r} is said in the future"
-        if not finding.summary or not math.isfinite(finding.score) or not math.isfinite(finding.threshold):
-            yield f"{finding.fault} of {finding.subject}: no summary, or no finite score and threshold"
-        for exhibit in finding.evidence:
-            if isinstance(exhibit, SeriesExhibit) and not all(map(math.isfinite, (*exhibit.t_s, *exhibit.values))):
-                yield f"{finding.fault} of {finding.subject}: an exhibit holds NaN or infinity"
-        known = open_now.get(finding.episode)
-        if known is None and finding.state is not State.FIRING and not begun_earlier:
-            yield f"{finding.fault} of {finding.subject} is {finding.state} without having fired"
-        if known is finding.state and finding.state is State.NO_DATA:
-            yield f"{finding.fault} of {finding.subject} says {finding.state} twice"
-        open_now[finding.episode] = finding.state
-        if finding.state is State.CLEAR:
-            del open_now[finding.episode]
-
-
-def key(findings: Sequence[Finding]) -> list[str]:
-    return [repr((f.episode, f.state, f.at, f.summary, f.score, sorted(f.facts.items()))) for f in findings]
+from nightshift.detectors.contract.testing import Kind, key, lawful, make, run
+from nightshift.detectors.contract.world import START_S, TICK_S, HealthyFleet
 
 
 def problems(kind: Kind) -> list[str]:
@@ -107,13 +57,13 @@ on files which that version wrote (tests/detectors/snapshots)."""
 
 def _columnar(kind: Kind) -> list[str]:
     """The work of a tick must not grow series by series. Calls are counted: a stopwatch would time the machine."""
-    few, many = (calls(kind, World(gpus=gpus)) for gpus in (8, 256))
+    few, many = (calls(kind, HealthyFleet(gpus=gpus)) for gpus in (8, 256))
     if many <= 1.5 * few + 200:
         return []
     return [f"columnar: {few} calls for 30 ticks of 8 GPUs, {many} for 256"]
 
 
-def calls(kind: Kind, world: World) -> int:
+def calls(kind: Kind, world: HealthyFleet) -> int:
     """Python calls of 30 healthy ticks after five of warm-up; frames keep their index, as collectors do."""
     detector, inventory = make(kind), world.inventory()
     first = {frame_kind: world.frame(frame_kind, 0, START_S) for frame_kind in world.kinds}

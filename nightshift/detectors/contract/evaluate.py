@@ -39,7 +39,7 @@ class AlarmAt:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class Evaluation:
     """`false_rate` and its interval are per 1,000 series-days; delays in seconds, of the found events."""
 
     events: int
@@ -68,7 +68,11 @@ class Score:
 
 
 def exact_interval(found: int, of: int, level: float = 0.95) -> tuple[float, float]:
-    """Clopper–Pearson interval of a proportion (Biometrika 26, 1934); NaN of none."""
+    """Clopper–Pearson interval of a proportion (Biometrika 26, 1934); NaN of none.
+
+    >>> [round(bound, 2) for bound in exact_interval(9, 10)]
+    [0.55, 1.0]
+    """
     from scipy.special import betaincinv  # slow to load, and every command loads this module
 
     if not 0 <= found <= of:
@@ -82,7 +86,11 @@ def exact_interval(found: int, of: int, level: float = 0.95) -> tuple[float, flo
 
 
 def garwood(count: int, exposure: float, level: float = 0.95) -> tuple[float, float]:
-    """Garwood's exact interval of a Poisson rate (Biometrika 28, 1936) over an exposure; NaN without exposure."""
+    """Garwood's exact interval of a Poisson rate (Biometrika 28, 1936) over an exposure; NaN without exposure.
+
+    >>> [round(bound, 2) for bound in garwood(0, 10.0)]  # none in ten days is not a rate of zero
+    [0.0, 0.37]
+    """
     from scipy.special import gammaincinv  # as above
 
     if count < 0:
@@ -94,13 +102,20 @@ def garwood(count: int, exposure: float, level: float = 0.95) -> tuple[float, fl
     return (low / exposure, float(gammaincinv(count + 1, 1.0 - tail)) / exposure)
 
 
-def score(events: Sequence[Event], alarms: Sequence[AlarmAt], watched_s: Mapping[str, float]) -> Score:
+def score(events: Sequence[Event], alarms: Sequence[AlarmAt], watched_s: Mapping[str, float]) -> Evaluation:
     """Matches every event with the first alarm of its series within it; all other alarms are false.
 
     watched_s: series → seconds observed. Time inside events, however many overlap, is not healthy time. An alarm
     that falls into an event that was already found is neither found again nor false; one within several events
     finds each. An event of a series that was not watched is missed. Raises ValueError on an alarm of such a series:
     it would have no days to be rare in.
+
+    >>> day = SECONDS_PER_DAY
+    >>> found = score([Event("a", 0.0, 600.0), Event("b", 0.0, 600.0)], [AlarmAt("a", 90.0)], {"a": day, "b": day})
+    >>> found.recall, found.delay_median_s, found.false_alarms
+    (0.5, 90.0, 0)
+    >>> score([], [], {}).recall  # no event, no recall
+    nan
     """
     unwatched = {alarm.series for alarm in alarms} - set(watched_s)
     if unwatched:
@@ -123,7 +138,7 @@ def score(events: Sequence[Event], alarms: Sequence[AlarmAt], watched_s: Mapping
     days = healthy_s / SECONDS_PER_DAY
     delays = sorted(at_s - events[number].start_s for number, at_s in first.items())
     low, high = garwood(false, days)
-    return Score(
+    return Evaluation(
         events=len(events),
         found=len(first),
         recall=len(first) / len(events) if events else math.nan,

@@ -27,7 +27,7 @@ from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.derived_metrics import Deriver
 from nightshift.collectors.telemetry.metrics import METRICS, MetricType
 from nightshift.collectors.tick import Tick
-from nightshift.detectors.contract.world import START_S, TICK_S, World
+from nightshift.detectors.contract.world import START_S, TICK_S, HealthyFleet
 
 
 def _changed(tick: Tick, change: Callable[[Frame], Frame]) -> Tick:
@@ -38,7 +38,7 @@ def _values(frame: Frame, values: Floats) -> Frame:
     return replace(frame, values=values)
 
 
-def missing(world: World) -> Iterator[Tick]:
+def missing(world: HealthyFleet) -> Iterator[Tick]:
     """A third of all values, then whole columns, then whole frames and the steps are not there."""
     for number, tick in enumerate(world.ticks(120)):
         if number % 40 > 30:
@@ -49,21 +49,21 @@ def missing(world: World) -> Iterator[Tick]:
             )
 
 
-def late(world: World) -> Iterator[Tick]:
+def late(world: HealthyFleet) -> Iterator[Tick]:
     """Samples and steps that were observed up to two minutes ago."""
     for tick in world.ticks(120):
         steps = tuple(replace(s, t_s=s.t_s - 120.0) for s in tick.steps)
         yield replace(_changed(tick, lambda f: replace(f, observed_at_s=f.observed_at_s - 120.0)), steps=steps)
 
 
-def duplicated(world: World) -> Iterator[Tick]:
+def duplicated(world: HealthyFleet) -> Iterator[Tick]:
     """Every tick comes twice, with the same steps and the same time."""
     for tick in world.ticks(120):
         yield tick
         yield tick
 
 
-def reordered(world: World) -> Iterator[Tick]:
+def reordered(world: HealthyFleet) -> Iterator[Tick]:
     """Neighbouring ticks swapped in time, and steps in reverse order."""
     ticks = world.ticks(120)
     for first, second in zip(ticks[::2], ticks[1::2], strict=True):
@@ -76,7 +76,7 @@ def _reversed(series: StepSeries) -> StepSeries:
     return replace(series, step=series.step[::-1], t_s=series.t_s[::-1], columns=columns)
 
 
-def counter_reset(world: World) -> Iterator[Tick]:
+def counter_reset(world: HealthyFleet) -> Iterator[Tick]:
     """All counters start at zero again half way, in a new epoch."""
     counters = {m.name for m in METRICS if m.type is MetricType.COUNTER}
     for number, tick in enumerate(world.ticks(120)):
@@ -94,7 +94,7 @@ def _reset(frame: Frame, counters: set[str]) -> Frame:
     return replace(frame, values=values, epoch=frame.epoch + 1)
 
 
-def swapped(world: World) -> Iterator[Tick]:
+def swapped(world: HealthyFleet) -> Iterator[Tick]:
     """Half way every GPU's row carries another UUID, and rows change their order."""
     for number, tick in enumerate(world.ticks(120)):
         if number >= 60:
@@ -102,7 +102,7 @@ def swapped(world: World) -> Iterator[Tick]:
         yield replace(tick, frames={kind: world.frame(kind, number, tick.at_s) for kind in world.kinds})
 
 
-def membership(world: World) -> Iterator[Tick]:
+def membership(world: HealthyFleet) -> Iterator[Tick]:
     """Devices join and leave in every tick, down to none."""
     everyone, boxes = list(world.gpus), list(world.boxes)
     for number, tick in enumerate(world.ticks(120)):
@@ -112,7 +112,7 @@ def membership(world: World) -> Iterator[Tick]:
     world.gpus, world.boxes = everyone, boxes
 
 
-def constant(world: World) -> Iterator[Tick]:
+def constant(world: HealthyFleet) -> Iterator[Tick]:
     """Everything constant, the loss and all counters too."""
     for tick in world.ticks(240):
         steps = tuple(replace(s, columns={**s.columns, "loss": np.full(len(s.step), 2.0)}) for s in tick.steps)
@@ -122,7 +122,7 @@ def constant(world: World) -> Iterator[Tick]:
 EXTREMES = (np.inf, -np.inf, np.nan, 1e308, -1e308, 5e-324, 0.0, 2.0**63, float(2**31 - 16))
 
 
-def extremes(world: World) -> Iterator[Tick]:
+def extremes(world: HealthyFleet) -> Iterator[Tick]:
     """Any float in any place, times and losses too: no exception, and only finite times and finite onsets."""
     for tick in world.ticks(120):
         steps = tuple(
@@ -132,7 +132,7 @@ def extremes(world: World) -> Iterator[Tick]:
         yield replace(_changed(tick, lambda f: _values(f, world.rng.choice(EXTREMES, f.values.shape))), steps=steps)
 
 
-def slow_scrapes(world: World) -> Iterator[Tick]:
+def slow_scrapes(world: HealthyFleet) -> Iterator[Tick]:
     """A healthy fleet that is scraped once a minute."""
     for number, tick in enumerate(world.ticks(120)):
         at_s = START_S + number * 60.0
@@ -141,7 +141,7 @@ def slow_scrapes(world: World) -> Iterator[Tick]:
         yield Tick(at_s, frames, steps, sources=(replace(tick.sources[0], at_s=at_s),))
 
 
-SILENT: tuple[Callable[[World], Iterator[Tick]], ...] = (
+SILENT: tuple[Callable[[HealthyFleet], Iterator[Tick]], ...] = (
     late,
     duplicated,
     reordered,
@@ -153,11 +153,11 @@ SILENT: tuple[Callable[[World], Iterator[Tick]], ...] = (
 )
 """Streams in which nothing is wrong: no finding may come."""
 
-HOSTILE: tuple[Callable[[World], Iterator[Tick]], ...] = (missing, extremes)
+HOSTILE: tuple[Callable[[HealthyFleet], Iterator[Tick]], ...] = (missing, extremes)
 """Streams that may be called faulty, but must be survived."""
 
 
-def faults(world: World) -> Iterator[Tick]:
+def faults(world: HealthyFleet) -> Iterator[Tick]:
     """A burst of everything: rank 0 leaks and is slow, all diverge, stall and stop; errors, Xids, a lost source.
 
     After sample 200 nothing is observed any more: whatever fires must become no_data, never clear.
@@ -225,7 +225,7 @@ def _diverged(series: StepSeries, number: int) -> StepSeries:
     return replace(series, columns={**series.columns, **changed})
 
 
-def _logs(world: World, at_s: float) -> tuple[LogRecord, ...]:
+def _logs(world: HealthyFleet, at_s: float) -> tuple[LogRecord, ...]:
     """A collective that did not end, in the watchdog's words."""
     text = (
         "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=15, OpType=ALLREDUCE, NumelIn=1, "
@@ -234,7 +234,7 @@ def _logs(world: World, at_s: float) -> tuple[LogRecord, ...]:
     return (LogRecord(Instant(at_s), "log", world.job, text, int(at_s)),)
 
 
-def _events(world: World, at_s: float) -> tuple[KernelEvent, ...]:
+def _events(world: HealthyFleet, at_s: float) -> tuple[KernelEvent, ...]:
     found = []
     for kind, code in ((KernelEventKind.XID, 48), (KernelEventKind.XID, 79), (KernelEventKind.OOM_KILL, None)):
         record = LogRecord(Instant(at_s), "kernel", world.node, f"{kind} {code}", int(at_s))
@@ -243,7 +243,7 @@ def _events(world: World, at_s: float) -> tuple[KernelEvent, ...]:
     return tuple(found)
 
 
-def silence(world: World, from_number: int, count: int) -> Iterator[Tick]:
+def silence(world: HealthyFleet, from_number: int, count: int) -> Iterator[Tick]:
     """Ticks in which no source answers and nothing is observed."""
     for number in range(from_number, from_number + count):
         at_s = START_S + number * TICK_S
@@ -252,12 +252,12 @@ def silence(world: World, from_number: int, count: int) -> Iterator[Tick]:
         yield Tick(at_s, {}, (), sources=(status, gone))
 
 
-def silence_after_faults(world: World) -> Iterator[Tick]:
+def silence_after_faults(world: HealthyFleet) -> Iterator[Tick]:
     return silence(world, 200, 240)
 
 
 @cache
-def played(stream: Callable[[World], Iterator[Tick]]) -> tuple[list[Tick], Inventory]:
+def played(stream: Callable[[HealthyFleet], Iterator[Tick]]) -> tuple[list[Tick], Inventory]:
     """A stream's ticks with derived columns, and its inventory: made once, since detectors change neither."""
-    world, deriver = World(), Deriver()
+    world, deriver = HealthyFleet(), Deriver()
     return [_changed(tick, deriver.extend) for tick in stream(world)], world.inventory()

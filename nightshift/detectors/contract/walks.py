@@ -20,9 +20,9 @@ from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.derived_metrics import Deriver
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Detector, Finding, State
-from nightshift.detectors.contract.check import Kind, key, lawful, make
 from nightshift.detectors.contract.streams import EXTREMES, faults
-from nightshift.detectors.contract.world import World
+from nightshift.detectors.contract.testing import Kind, key, lawful, make
+from nightshift.detectors.contract.world import HealthyFleet
 
 BEGINS_AGAIN = {"source"}
 """After a restart, the time in which nobody asked is no silence: it says less at first, never more."""
@@ -237,7 +237,7 @@ CLAUSES = {
 
 
 @dataclass(frozen=True, eq=False)
-class Draw:
+class WalkDraw:
     """What one seed gives: ticks that every detector is walked over, and after how many it is restarted."""
 
     told: str
@@ -258,13 +258,13 @@ class Walked:
     problems: tuple[str, ...]
 
 
-def draw(seed: int) -> Draw:
+def draw(seed: int) -> WalkDraw:
     """The walk of this seed. Counters are made rates after the troubles, as collectors do it, or before them."""
     rng = np.random.default_rng([seed, 20_261])
     healthy = bool(rng.random() < 0.3)
     chosen = BENIGN if healthy else TROUBLES
     troubles = [chosen[n] for n in rng.integers(0, len(chosen), int(rng.integers(0, 6))).tolist()]
-    world, stride = World(seed=int(rng.integers(2**31))), int(rng.integers(1, 6))
+    world, stride = HealthyFleet(seed=int(rng.integers(2**31))), int(rng.integers(1, 6))
     ticks = (world.ticks(LENGTH * stride) if healthy else list(faults(world)))[::stride]
     start = int(rng.integers(0, max(len(ticks) - LENGTH, 0) + 1))
     ticks = ticks[start : start + LENGTH]
@@ -278,7 +278,7 @@ def draw(seed: int) -> Draw:
     names = [trouble.__name__ for trouble in troubles]
     told = f"seed {seed} ({'well' if healthy else 'broken'}; {', '.join(names)})"
     restart = int(rng.integers(0, LENGTH))
-    return Draw(told, healthy, frozenset(names), ticks, world.inventory(), restart, float(rng.random()))
+    return WalkDraw(told, healthy, frozenset(names), ticks, world.inventory(), restart, float(rng.random()))
 
 
 def _with_rates(ticks: Ticks) -> Ticks:
@@ -286,7 +286,7 @@ def _with_rates(ticks: Ticks) -> Ticks:
     return [replace(t, frames={k: deriver.extend(f) for k, f in t.frames.items()}) for t in ticks]
 
 
-def walk(kind: Kind, drawn: Draw, earlier: Sequence[bytes] = ()) -> Walked:
+def walk(kind: Kind, drawn: WalkDraw, earlier: Sequence[bytes] = ()) -> Walked:
     """One detector over one draw: lawful findings, the same twice, no clear in silence, no alarm of a healthy
     fleet, and a restart that changes nothing. `earlier` are states that previous versions saved: a third of the
     walks begin from one of them."""
@@ -300,7 +300,7 @@ def walk(kind: Kind, drawn: Draw, earlier: Sequence[bytes] = ()) -> Walked:
     return Walked(checks, tuple(f"{drawn.told}: {problem}" for problem in problems))
 
 
-def _judged(kind: Kind, drawn: Draw, state: bytes | None, checks: Counter[str]) -> list[str]:
+def _judged(kind: Kind, drawn: WalkDraw, state: bytes | None, checks: Counter[str]) -> list[str]:
     def begun() -> Detector:
         detector = make(kind)
         if state is not None:

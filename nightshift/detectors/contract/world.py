@@ -13,7 +13,7 @@ START_S = 1_790_000_000.0
 TICK_S = 5.0
 
 
-class World:
+class HealthyFleet:
     """A small fleet that is perfectly well: constant levels, steady counters, steps with a falling loss."""
 
     def __init__(self, seed: int = 0, gpus: int = 8) -> None:

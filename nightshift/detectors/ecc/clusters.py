@@ -22,7 +22,7 @@ NEIGHBOUR_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class MemoryCell:
     """An address as a log line gave it; None where it did not. Numbers are parsed where they are numbers."""
 
     bank: str | None
@@ -31,7 +31,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class CellPattern:
     """What the cells of one GPU make up."""
 
     name: str
@@ -52,18 +52,22 @@ class Pattern:
         }
 
 
-def pattern(cells: Sequence[Cell]) -> Pattern:
-    """The shape of the distinct cells of one GPU."""
+def pattern(cells: Sequence[MemoryCell]) -> CellPattern:
+    """The shape of the distinct cells of one GPU.
+
+    >>> pattern([MemoryCell("3", "100"), MemoryCell("3", "101"), MemoryCell("3", "9000")])
+    CellPattern(name='one bank', rows=3, banks=1, rows_in_bank=3, row_groups=2)
+    """
     rows = {(c.bank, c.row) for c in cells if c.row is not None}
     banks = {c.bank for c in cells if c.bank is not None}
     if not rows and not banks:
-        return Pattern("nothing named", 0, 0, 0, 0)
+        return CellPattern("nothing named", 0, 0, 0, 0)
     by_bank = {bank: {r for b, r in rows if b == bank} for bank in banks}
     worst = max(by_bank.values(), key=len, default=set())
     numbers = np.array(sorted(n for n in map(_number, worst) if n is not None), dtype=float)
     grouped = int(groups(numbers, NEIGHBOUR_ROWS).max(initial=-1)) + 1
     if not banks:
-        return Pattern("rows, bank not named" if len(rows) > 1 else "one row", len(rows), 0, 0, 0)
+        return CellPattern("rows, bank not named" if len(rows) > 1 else "one row", len(rows), 0, 0, 0)
     columns = {c.column for c in cells if c.column is not None}
     if len(banks) > 1:
         name = "several banks"
@@ -71,11 +75,15 @@ def pattern(cells: Sequence[Cell]) -> Pattern:
         name = "one column" if len(columns) == 1 else "one bank"
     else:
         name = "one row" if len(columns) != 1 else "one cell"
-    return Pattern(name, len(rows), len(banks), len(worst), grouped)
+    return CellPattern(name, len(rows), len(banks), len(worst), grouped)
 
 
 def groups(values: Floats, gap: float) -> NDArray[np.int64]:
-    """[n] the group of each value: 0, 1, … in ascending order; neighbours at most `gap` apart are of one group."""
+    """[n] the group of each value: 0, 1, … in ascending order; neighbours at most `gap` apart are of one group.
+
+    >>> groups(np.array([9.0, 1.0, 2.0]), gap=3.0).tolist()
+    [1, 0, 0]
+    """
     order = np.argsort(values, kind="stable")
     steps = np.diff(values[order], prepend=values[order][:1])
     found = np.empty(len(values), dtype=np.int64)
@@ -84,7 +92,11 @@ def groups(values: Floats, gap: float) -> NDArray[np.int64]:
 
 
 def together(erring: int, of: int, chance: float) -> float:
-    """P(at least `erring` of `of` independent GPUs err within a window in which one does with this chance)."""
+    """P(at least `erring` of `of` independent GPUs err within a window in which one does with this chance).
+
+    >>> together(3, 8, 0.001) < 1e-6  # three of eight by chance
+    True
+    """
     from scipy.special import bdtrc  # slow to load, and every command loads this module
 
     return float(bdtrc(erring - 1, of, chance)) if 0 < erring <= of else 1.0

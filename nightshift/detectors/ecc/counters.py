@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.collectors.frame import Floats, Frame
 from nightshift.detectors.base import SeriesExhibit
-from nightshift.detectors.series_table import Column, Rows, Table
+from nightshift.detectors.series_table import Column, Rows, SeriesTable
 
 CORRECTED, UNCORRECTED = "gpu_ecc_sbe_total", "gpu_ecc_dbe_total"
 REMAPPED, REMAPPED_UNCORRECTED = "gpu_remapped_rows_correctable", "gpu_remapped_rows_uncorrectable"
@@ -97,12 +97,12 @@ class Counted:
     """The GPU was reset, or a remap that waited has taken effect: rows that erred are out of use."""
 
 
-class Counters:
+class EccCounters:
     """Counters and the test's state of every GPU, as columns."""
 
     def __init__(self, settings: CusumSettings, forget_s: float) -> None:
         self.settings = settings
-        self.table = Table(
+        self.table = SeriesTable(
             {
                 **{name: Column(np.float64, np.nan) for name in SIGNALS},
                 "epoch": Column(np.int64, -1),

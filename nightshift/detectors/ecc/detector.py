@@ -38,7 +38,7 @@ from nightshift.detectors.base import (
     SnapshotError,
     StatedRate,
 )
-from nightshift.detectors.ecc.clusters import Cell, over_nodes, pattern, together
+from nightshift.detectors.ecc.clusters import MemoryCell, over_nodes, pattern, together
 from nightshift.detectors.ecc.counters import (
     CORRECTED,
     COUNTERS,
@@ -47,8 +47,8 @@ from nightshift.detectors.ecc.counters import (
     SAY,
     UNCORRECTED,
     Counted,
-    Counters,
     CusumSettings,
+    EccCounters,
 )
 from nightshift.detectors.ecc.hazard import (
     CONSUMED_XIDS,
@@ -57,12 +57,12 @@ from nightshift.detectors.ecc.hazard import (
     HARD_XIDS,
     IMMINENT_FROM,
     SOFT_XIDS,
-    History,
+    ErrorHistory,
 )
 from nightshift.detectors.ecc.saved_state import cells_of, from_1, histories_of, told_by_lines
 from nightshift.detectors.episodes import Alarm, Episodes
 from nightshift.detectors.hardware.xid_catalogue import CATALOGUE
-from nightshift.detectors.quiet_periods import Quiet, deaf, exhibits, node_of
+from nightshift.detectors.quiet_periods import QuietPeriods, deaf, exhibits, node_of
 from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 2
@@ -95,7 +95,15 @@ class EccSettings(CusumSettings):
 
 
 class Ecc:
-    """HBM_IMMINENT and HBM_DEGRADED on the GPU; HBM_DEGRADED on the node or rack whose GPUs err together."""
+    """HBM_IMMINENT and HBM_DEGRADED on the GPU; HBM_DEGRADED on the node or rack whose GPUs err together.
+
+    >>> from nightshift.detectors.contract.testing import START_S, show, tick
+    >>> counts = [0, 0, 1, 1]
+    >>> rows = [{0: {"gpu_ecc_dbe_total": count}, 1: {"gpu_ecc_dbe_total": 0}} for count in counts]
+    >>> show(Ecc(), [tick(START_S + 5 * n, row) for n, row in enumerate(rows)])
+    10 s: firing hbm_degraded gpu:GPU-0
+        HBM degraded: 1 more uncorrected errors
+    """
 
     plugin: ClassVar[str] = "ecc"
     LOOSE: ClassVar[float] = 0.5
@@ -103,14 +111,14 @@ class Ecc:
 
     def __init__(self, settings: EccSettings | None = None) -> None:
         s = self.settings = settings or EccSettings()
-        self._counters = Counters(s, s.forget_s)
-        self._cells: dict[Subject, set[Cell]] = {}
-        self._history: dict[Subject, History] = {}
+        self._counters = EccCounters(s, s.forget_s)
+        self._cells: dict[Subject, set[MemoryCell]] = {}
+        self._history: dict[Subject, ErrorHistory] = {}
         self._logged: set[Subject] = set()
         """Nodes whose kernel log is known to be read: only there does a missing Xid mean anything."""
         self._together: dict[Subject, float] = {}
         self._episodes = Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
-        self._quiet = Quiet(self._episodes, s.quiet_s)
+        self._quiet = QuietPeriods(self._episodes, s.quiet_s)
         self._spoken: dict[tuple[Fault, Subject], Finding] = {}
         """What this tick has said so far."""
 
@@ -187,6 +195,7 @@ class Ecc:
         """Memory Xids by GPU (by node where the GPU is unknown); notes what they say of cells and of reading."""
         by_gpu: dict[Subject, list[KernelEvent]] = {}
         for event in tick.events:
+            # a gap says that lines are missing: no proof that the log is read
             if event.kind is not KernelEventKind.GAP:
                 self._logged.add(event.node)
             if event.kind is not KernelEventKind.XID or event.code not in HARD_XIDS | SOFT_XIDS:
@@ -194,12 +203,12 @@ class Ecc:
             subject = event.gpu or event.node
             by_gpu.setdefault(subject, []).append(event)
             cells = self._cells.setdefault(subject, set())
-            cell = Cell(*(event.attributes.get(name) for name in ("bank", "row", "column")))
+            cell = MemoryCell(*(event.attributes.get(name) for name in ("bank", "row", "column")))
             fresh = cell not in cells
             if (cell.bank or cell.row) and len(cells) < KEEP_CELLS:
                 cells.add(cell)
             if event.code in CONSUMED_XIDS | {171}:
-                history = self._history.setdefault(subject, History())
+                history = self._history.setdefault(subject, ErrorHistory())
                 history.add(event.record.at.t_s, event.code in CONSUMED_XIDS)
             slot = self._counters.table.slot(subject)
             if slot is not None and event.code in SOFT_XIDS and cell.row is not None:
@@ -213,11 +222,12 @@ class Ecc:
         for row in np.flatnonzero(counted.uncorrected).tolist():
             subject = frame.index.subjects[row]
             logged = node_of(subject, inventory, at_s) in self._logged
-            self._history.setdefault(subject, History()).add(at_s, consumed=not logged)
+            self._history.setdefault(subject, ErrorHistory()).add(at_s, consumed=not logged)
         for row in np.flatnonzero(counted.took_effect).tolist():
             subject = frame.index.subjects[row]
             self._cells.pop(subject, None)
             self._history.pop(subject, None)
+            # the reset took the bad row out of use: what was imminent ends now, not after `quiet_s`
             if (Fault.HBM_IMMINENT, subject) in self._episodes:
                 self._quiet.last_s[(Fault.HBM_IMMINENT, subject)] = 0.0
 
@@ -226,6 +236,7 @@ class Ecc:
         for row in np.flatnonzero(counted.hard | counted.soft | counted.fired).tolist():
             subject = frame.index.subjects[row]
             hard = bool(counted.hard[row])
+            # said once on the place; GPUs that had their own episode before keep it
             if not hard and subject in crowds and (Fault.HBM_DEGRADED, subject) not in self._episodes:
                 continue
             said = [f"{counted.rose[n][row]:.0f} more {SAY[n]}" for n in COUNTERS[1:] if counted.rose[n][row] > 0]
@@ -346,18 +357,14 @@ class Ecc:
         imminent = fault is Fault.HBM_IMMINENT
         known = self._episodes.get(fault, subject)
         before = self._spoken.get((fault, subject))
-        # Once hard, an episode stays hard, with what made it so, however soft its next word.
-        grave: list[str] = []
-        if known is not None and known.severity is Severity.CRITICAL:
-            grave = str(known.facts.get("hard_signs", known.summary.partition(": ")[2])).split("; ")
-        grave = list(dict.fromkeys(filter(None, [*grave, *(said if hard else [])])))[:KEEP_SIGNS]
+        grave = _hard_signs(known, said if hard else [])
         hard = bool(grave)
         if before is not None:
             said = [*before.summary.partition(": ")[2].split("; "), *said]
         said = list(dict.fromkeys([*grave, *said]))
         where = pattern(tuple(self._cells.get(subject, ())))
         facts: dict[str, float | str] = {"tier": "imminent" if imminent else "hard" if hard else "soft"}
-        stratum = self._history.get(subject, History()).stratum(at_s, self.settings.settle_s)
+        stratum = self._history.get(subject, ErrorHistory()).stratum(at_s, self.settings.settle_s)
         facts |= stratum.facts() | where.facts() | {"newest_s": newest_s}
         facts |= {"hard_signs": "; ".join(grave)} if grave else {}
         strength = 0.0
@@ -415,3 +422,12 @@ class Ecc:
         self._counters, self._cells, self._history = fresh._counters, fresh._cells, fresh._history
         self._logged, self._together = fresh._logged, fresh._together
         self._quiet, self._episodes = fresh._quiet, fresh._episodes
+
+
+def _hard_signs(known: Finding | None, said: list[str]) -> list[str]:
+    """Once hard, an episode stays hard, with what made it so, however soft its next word."""
+    grave: list[str] = []
+    if known is not None and known.severity is Severity.CRITICAL:
+        # episodes of a state that was saved before this fact have their signs in the summary alone
+        grave = str(known.facts.get("hard_signs", known.summary.partition(": ")[2])).split("; ")
+    return list(dict.fromkeys(filter(None, [*grave, *said])))[:KEEP_SIGNS]

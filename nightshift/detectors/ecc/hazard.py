@@ -82,8 +82,15 @@ class Moment:
     consumed: bool
 
 
-class History:
-    """The uncorrected moments of one GPU's last day."""
+class ErrorHistory:
+    """The uncorrected moments of one GPU's last day.
+
+    >>> history = ErrorHistory()
+    >>> history.add(0.0, consumed=True)
+    >>> history.add(60.0, consumed=True)  # within five minutes: the same moment
+    >>> history.stratum(100.0).name, round(history.stratum(100.0).share, 2)
+    ('an uncorrected error, consumed', 0.35)
+    """
 
     def __init__(self, moments: Iterable[Moment] = ()) -> None:
         self.moments = list(moments)

@@ -7,11 +7,13 @@ from typing import Any
 
 from nightshift.collectors.subject import Subject
 from nightshift.detectors.base import Fault
-from nightshift.detectors.ecc.clusters import Cell
-from nightshift.detectors.ecc.hazard import History, Moment
+from nightshift.detectors.ecc.clusters import MemoryCell
+from nightshift.detectors.ecc.hazard import ErrorHistory, Moment
 
 
-def told_by_lines(cells: Mapping[Subject, set[Cell]], histories: Mapping[Subject, History]) -> dict[str, Any]:
+def told_by_lines(
+    cells: Mapping[Subject, set[MemoryCell]], histories: Mapping[Subject, ErrorHistory]
+) -> dict[str, Any]:
     """Parts of a snapshot's meta."""
     return {
         "cells": {str(s): sorted(map(_cell_json, found)) for s, found in cells.items()},
@@ -19,16 +21,16 @@ def told_by_lines(cells: Mapping[Subject, set[Cell]], histories: Mapping[Subject
     }
 
 
-def cells_of(meta: Mapping[str, Any]) -> dict[Subject, set[Cell]]:
+def cells_of(meta: Mapping[str, Any]) -> dict[Subject, set[MemoryCell]]:
     return {
-        Subject.parse(name): {Cell(*(c or None for c in cell)) for cell in cells}
+        Subject.parse(name): {MemoryCell(*(c or None for c in cell)) for cell in cells}
         for name, cells in meta["cells"].items()
     }
 
 
-def histories_of(meta: Mapping[str, Any]) -> dict[Subject, History]:
+def histories_of(meta: Mapping[str, Any]) -> dict[Subject, ErrorHistory]:
     return {
-        Subject.parse(name): History(Moment(float(t_s), bool(consumed)) for t_s, consumed in moments)
+        Subject.parse(name): ErrorHistory(Moment(float(t_s), bool(consumed)) for t_s, consumed in moments)
         for name, moments in meta["history"].items()
     }
 
@@ -51,5 +53,5 @@ def from_1(meta: dict[str, Any], arrays: dict[str, Any]) -> tuple[dict[str, Any]
     return {**known, "episodes": [*meta["episodes"], *twins], "last": [*last, *meta["last"]]}, kept
 
 
-def _cell_json(cell: Cell) -> list[str]:
+def _cell_json(cell: MemoryCell) -> list[str]:
     return [cell.bank or "", cell.row or "", cell.column or ""]

@@ -34,7 +34,7 @@ RETIREMENT = (RETIRED, RETIRED_UNCORRECTED, RETIRED_PENDING)
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class GpuFamily:
     """GPUs of one design. contains: an error ends only its own program (Xid 94, or 95 where that failed)."""
 
     name: str
@@ -46,18 +46,30 @@ class Family:
 
 
 FAMILIES = (
-    Family("Volta, Turing and before", r"\b(V100|T4|P100|P40|P4|K80|M40|M60|Quadro RTX)\b",
-           "V100, T4, P100", (*COUNTS, *RETIREMENT), False),
-    Family("Ampere GA100", r"\b(A100|A100X|A800|A30|A30X)\b", "A100, A30", (*COUNTS, *REMAPPING), True),
-    Family("Ampere GA10x", r"\b(A10|A10G|A10M|A16|A2|A40|RTX A\d{4})\b",
-           "A10, A16, A40, RTX A6000", (*COUNTS, *REMAPPING), False),
-    Family("Ada AD10x", r"\b(L4|L20|L40|L40S|L40G|RTX \d{4} Ada)\b", "L4, L40, L40S", (*COUNTS, *REMAPPING), False),
-    Family("Hopper GH100", r"\b(H100|H200|H800|H20|GH200)\b", "H100, H200, GH200", (*COUNTS, *REMAPPING), True),
-    Family("Blackwell GB10x", r"\b(B100|B200|B300|GB200|GB300)\b", "B200, GB200", (*COUNTS, *REMAPPING), True),
-)  # fmt: skip
+    GpuFamily(
+        "Volta, Turing and before",
+        r"\b(V100|T4|P100|P40|P4|K80|M40|M60|Quadro RTX)\b",
+        "V100, T4, P100",
+        (*COUNTS, *RETIREMENT),
+        False,
+    ),
+    GpuFamily("Ampere GA100", r"\b(A100|A100X|A800|A30|A30X)\b", "A100, A30", (*COUNTS, *REMAPPING), True),
+    GpuFamily(
+        "Ampere GA10x",
+        r"\b(A10|A10G|A10M|A16|A2|A40|RTX A\d{4})\b",
+        "A10, A16, A40, RTX A6000",
+        (*COUNTS, *REMAPPING),
+        False,
+    ),
+    GpuFamily(
+        "Ada AD10x", r"\b(L4|L20|L40|L40S|L40G|RTX \d{4} Ada)\b", "L4, L40, L40S", (*COUNTS, *REMAPPING), False
+    ),
+    GpuFamily("Hopper GH100", r"\b(H100|H200|H800|H20|GH200)\b", "H100, H200, GH200", (*COUNTS, *REMAPPING), True),
+    GpuFamily("Blackwell GB10x", r"\b(B100|B200|B300|GB200|GB300)\b", "B200, GB200", (*COUNTS, *REMAPPING), True),
+)
 
 
-def family_of(model: str) -> Family | None:
+def family_of(model: str) -> GpuFamily | None:
     """The design of a model, as `nvidia-smi` and DCGM name it ("NVIDIA A100-SXM4-80GB"); None where not known."""
     spaced = model.replace("-", " ")
     return next((family for family in FAMILIES if re.search(family.models, spaced)), None)
@@ -91,7 +103,7 @@ def told_of(model: str, series: Mapping[str, int]) -> str:
 def page() -> str:
     """The table of the reference, in Markdown."""
 
-    def has(family: Family, signals: tuple[str, ...]) -> str:
+    def has(family: GpuFamily, signals: tuple[str, ...]) -> str:
         return "yes" if set(signals) <= set(family.signals) else "no"
 
     head = (

@@ -21,7 +21,7 @@ from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, SnapshotError, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
-from nightshift.detectors.series_table import Column, Table
+from nightshift.detectors.series_table import Column, SeriesTable
 from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 1
@@ -41,7 +41,15 @@ class GpuLostSettings(BaseModel):
 
 
 class GpuLost:
-    """GPU_LOST on the GPU that its node's telemetry no longer shows."""
+    """GPU_LOST on the GPU that its node's telemetry no longer shows.
+
+    >>> from nightshift.detectors.contract.testing import START_S, show, tick
+    >>> seen = [[0, 1] if n < 20 else [0] for n in range(50)]
+    >>> rows = [{gpu: {"gpu_power_w": 600.0} for gpu in gpus} for gpus in seen]
+    >>> show(GpuLost(), [tick(START_S + 5 * n, row) for n, row in enumerate(rows)])
+    215 s: firing gpu_lost gpu:GPU-1
+        Not seen for 120 s while 1 other GPUs of n1 are
+    """
 
     plugin: ClassVar[str] = "gpu_lost"
     Settings = GpuLostSettings
@@ -51,13 +59,13 @@ class GpuLost:
         self._table = self._fresh()
         self._episodes = Episodes(self.name)
 
-    def _fresh(self) -> Table:
+    def _fresh(self) -> SeriesTable:
         columns = {
             "first_s": Column(np.float64, np.nan),
             "last_s": Column(np.float64, np.nan),
             "looks": Column(np.int32, 0),  # since it was last seen
         }
-        return Table(columns, self.settings.forget_s)
+        return SeriesTable(columns, self.settings.forget_s)
 
     @property
     def name(self) -> str:

@@ -25,7 +25,7 @@ from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, SnapshotError, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
-from nightshift.detectors.series_table import Column, Table
+from nightshift.detectors.series_table import Column, SeriesTable
 from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 1
@@ -37,7 +37,7 @@ _GPU, _LINK, _NIC = SubjectKind.GPU, SubjectKind.LINK, SubjectKind.NIC
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class LinkSignal:
     """One signal: a counter with the rate (per s) from which on it matters, or a level that must not fall."""
 
     kind: SubjectKind
@@ -50,23 +50,25 @@ class Watched:
 
 
 SIGNALS = (
-    Watched(_GPU, "gpu_pcie_replay_total", Fault.PCIE_DEGRADED, "PCIe replays", "pcie_replays_per_min"),
-    Watched(_GPU, "gpu_nvlink_crc_errors_total", Fault.NVLINK_DEGRADED, "NVLink CRC errors", "crc_errors_per_min"),
-    Watched(_GPU, "gpu_pcie_link_width", Fault.PCIE_DEGRADED, "PCIe lanes"),
-    Watched(_GPU, "gpu_pcie_link_generation", Fault.PCIE_DEGRADED, "PCIe generation", when_busy=True),
-    Watched(_LINK, "link_crc_errors_total", Fault.NVLINK_DEGRADED, "NVLink CRC errors", "crc_errors_per_min"),
-    Watched(_LINK, "link_replay_errors_total", Fault.NVLINK_DEGRADED, "NVLink replays", "retrains_per_min"),
-    Watched(_LINK, "link_recovery_errors_total", Fault.NVLINK_DEGRADED, "NVLink recoveries", "retrains_per_min"),
-    Watched(
+    LinkSignal(_GPU, "gpu_pcie_replay_total", Fault.PCIE_DEGRADED, "PCIe replays", "pcie_replays_per_min"),
+    LinkSignal(
+        _GPU, "gpu_nvlink_crc_errors_total", Fault.NVLINK_DEGRADED, "NVLink CRC errors", "crc_errors_per_min"
+    ),
+    LinkSignal(_GPU, "gpu_pcie_link_width", Fault.PCIE_DEGRADED, "PCIe lanes"),
+    LinkSignal(_GPU, "gpu_pcie_link_generation", Fault.PCIE_DEGRADED, "PCIe generation", when_busy=True),
+    LinkSignal(_LINK, "link_crc_errors_total", Fault.NVLINK_DEGRADED, "NVLink CRC errors", "crc_errors_per_min"),
+    LinkSignal(_LINK, "link_replay_errors_total", Fault.NVLINK_DEGRADED, "NVLink replays", "retrains_per_min"),
+    LinkSignal(_LINK, "link_recovery_errors_total", Fault.NVLINK_DEGRADED, "NVLink recoveries", "retrains_per_min"),
+    LinkSignal(
         _NIC, "nic_link_down_total", Fault.NETWORK_DEGRADED, "times that the port went down", "retrains_per_min"
     ),
-    Watched(_NIC, "nic_link_recoveries_total", Fault.NETWORK_DEGRADED, "port recoveries", "retrains_per_min"),
-    Watched(_NIC, "nic_symbol_errors_total", Fault.NETWORK_DEGRADED, "symbol errors", "symbol_errors_per_min"),
-    Watched(
+    LinkSignal(_NIC, "nic_link_recoveries_total", Fault.NETWORK_DEGRADED, "port recoveries", "retrains_per_min"),
+    LinkSignal(_NIC, "nic_symbol_errors_total", Fault.NETWORK_DEGRADED, "symbol errors", "symbol_errors_per_min"),
+    LinkSignal(
         _NIC, "nic_integrity_errors_total", Fault.NETWORK_DEGRADED, "link integrity errors", "retrains_per_min"
     ),
-    Watched(_NIC, "nic_speed_bytes_per_s", Fault.NETWORK_DEGRADED, "port speed (bytes/s)"),
-    Watched(_NIC, "nic_is_up", Fault.NETWORK_DEGRADED, "port up"),
+    LinkSignal(_NIC, "nic_speed_bytes_per_s", Fault.NETWORK_DEGRADED, "port speed (bytes/s)"),
+    LinkSignal(_NIC, "nic_is_up", Fault.NETWORK_DEGRADED, "port up"),
 )
 
 
@@ -89,7 +91,15 @@ class InterconnectSettings(BaseModel):
 
 
 class Interconnect:
-    """NVLINK_DEGRADED and PCIE_DEGRADED on the GPU or link, NETWORK_DEGRADED on the port."""
+    """NVLINK_DEGRADED and PCIE_DEGRADED on the GPU or link, NETWORK_DEGRADED on the port.
+
+    >>> from nightshift.detectors.contract.testing import START_S, show, tick
+    >>> replays = [max(0, n - 60) for n in range(120)]  # none for five minutes, then one at every look
+    >>> rows = [{0: {"gpu_pcie_replay_total": count}, 1: {"gpu_pcie_replay_total": 0}} for count in replays]
+    >>> show(Interconnect(), [tick(START_S + 5 * n, row) for n, row in enumerate(rows)])
+    420 s: firing pcie_degraded gpu:GPU-0
+        PCIe replays: 12.0 per minute, 2 stretches in a row
+    """
 
     plugin: ClassVar[str] = "interconnect"
     Settings = InterconnectSettings
@@ -99,7 +109,7 @@ class Interconnect:
         self._tables = self._fresh()
         self._episodes = Episodes(self.name)
 
-    def _fresh(self) -> dict[SubjectKind, Table]:
+    def _fresh(self) -> dict[SubjectKind, SeriesTable]:
         tables = {}
         for kind in dict.fromkeys(s.kind for s in SIGNALS):
             columns = {"epoch": Column(np.int64, -1), "bad_s": Column(np.float64, -np.inf)}
@@ -113,7 +123,7 @@ class Interconnect:
                 }
                 if kind is _GPU and not signal.setting:
                     columns[f"{signal.metric}.asked_s"] = Column(np.float64, -np.inf)
-            tables[kind] = Table(columns, self.settings.forget_s)
+            tables[kind] = SeriesTable(columns, self.settings.forget_s)
         return tables
 
     @property
@@ -151,7 +161,7 @@ class Interconnect:
             findings += [found] if found else []
         return findings
 
-    def _take(self, kind: SubjectKind, table: Table, frame: Frame, at_s: float, inventory: Inventory) -> None:
+    def _take(self, kind: SubjectKind, table: SeriesTable, frame: Frame, at_s: float, inventory: Inventory) -> None:
         rows = table.rows(frame.index, at_s)
         anew = table["epoch"][rows] != frame.epoch
         table["epoch"][rows] = frame.epoch
@@ -171,8 +181,8 @@ class Interconnect:
 
     def _rate(
         self,
-        signal: Watched,
-        table: Table,
+        signal: LinkSignal,
+        table: SeriesTable,
         slots: NDArray[Any],
         value: Floats,
         anew: NDArray[np.bool_],
@@ -202,8 +212,8 @@ class Interconnect:
 
     def _as_its_peers(
         self,
-        signal: Watched,
-        table: Table,
+        signal: LinkSignal,
+        table: SeriesTable,
         slots: NDArray[Any],
         value: Floats,
         frame: Frame,
@@ -232,8 +242,8 @@ class Interconnect:
 
     def _level(
         self,
-        signal: Watched,
-        table: Table,
+        signal: LinkSignal,
+        table: SeriesTable,
         slots: NDArray[Any],
         value: Floats,
         at_s: float,
@@ -250,7 +260,14 @@ class Interconnect:
             self._degraded(signal, table, slot, float(value[row]), at_s)
 
     def _fire(
-        self, signal: Watched, table: Table, slot: int, before: float, now: float, limit: float, at_s: float
+        self,
+        signal: LinkSignal,
+        table: SeriesTable,
+        slot: int,
+        before: float,
+        now: float,
+        limit: float,
+        at_s: float,
     ) -> None:
         subject, rate = table.subjects[slot], float(table[f"{signal.metric}.rate"][slot])
         since_s = float(table[f"{signal.metric}.t_s"][slot])
@@ -261,7 +278,7 @@ class Interconnect:
         facts = {"errors_per_min": 60 * rate, "limit_per_min": 60 * limit, "signal": signal.metric}
         self._say(signal, subject, since_s, words, rate / limit, 1.0, exhibit, facts, at_s)
 
-    def _degraded(self, signal: Watched, table: Table, slot: int, now: float, at_s: float) -> None:
+    def _degraded(self, signal: LinkSignal, table: SeriesTable, slot: int, now: float, at_s: float) -> None:
         subject, best = table.subjects[slot], float(table[f"{signal.metric}.base"][slot])
         since_s = float(table[f"{signal.metric}.t_s"][slot])
         exhibit = SeriesExhibit(
@@ -280,7 +297,7 @@ class Interconnect:
 
     def _say(
         self,
-        signal: Watched,
+        signal: LinkSignal,
         subject: Subject,
         since_s: float,
         words: str,

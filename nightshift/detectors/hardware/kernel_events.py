@@ -12,7 +12,7 @@ from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding, RateBasis, Severity, SnapshotError, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
-from nightshift.detectors.quiet_periods import Quiet, exhibits
+from nightshift.detectors.quiet_periods import QuietPeriods, exhibits
 from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 1
@@ -30,7 +30,16 @@ class KernelEventSettings(BaseModel):
 
 
 class KernelEvents:
-    """OOM_KILL on the node; GPU_LOST, NVLINK_DEGRADED and PCIE_DEGRADED on the GPU of the line, else its node."""
+    """OOM_KILL on the node; GPU_LOST, NVLINK_DEGRADED and PCIE_DEGRADED on the GPU of the line, else its node.
+
+    >>> from nightshift.detectors.contract.testing import START_S, show, tick
+    >>> line = "Memory cgroup out of memory: Killed process 4242 (python) total-vm:90000000kB, anon-rss:64000000kB"
+    >>> show(KernelEvents(), [tick(START_S, kernel=[line]), tick(START_S + 700)])
+    0 s: firing oom_kill node:n1
+        The kernel killed python for want of memory
+    700 s: clear oom_kill node:n1
+        Nothing more for 600 s
+    """
 
     plugin: ClassVar[str] = "kernel_events"
     Settings = KernelEventSettings
@@ -40,7 +49,7 @@ class KernelEvents:
         self._aer: dict[Subject, list[float]] = {}
         self._counts: dict[tuple[Fault, Subject], int] = {}
         self._episodes = Episodes(self.name)
-        self._quiet = Quiet(self._episodes, self.settings.quiet_s, by_kernel_log=True)
+        self._quiet = QuietPeriods(self._episodes, self.settings.quiet_s, by_kernel_log=True)
 
     @property
     def name(self) -> str:

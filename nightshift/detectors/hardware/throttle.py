@@ -22,7 +22,7 @@ from nightshift.collectors.tick import Tick
 from nightshift.detectors.alarms.promise import stated
 from nightshift.detectors.base import Fault, Finding, SeriesExhibit, Severity, SnapshotError, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
-from nightshift.detectors.series_table import Column, Rows, Table
+from nightshift.detectors.series_table import Column, Rows, SeriesTable
 from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 1
@@ -59,7 +59,15 @@ class ThrottleSettings(BaseModel):
 
 
 class Throttle:
-    """THROTTLE on the GPU whose clock is held down while it works."""
+    """THROTTLE on the GPU whose clock is held down while it works.
+
+    >>> from nightshift.detectors.contract.testing import START_S, show, tick
+    >>> busy = {"gpu_utilization_percent": 95.0, "gpu_sm_clock_mhz": 1980.0, "gpu_throttle_reasons": 0.0}
+    >>> hot = {**busy, "gpu_sm_clock_mhz": 1500.0, "gpu_throttle_reasons": float(0x40)}  # slowed down by heat
+    >>> show(Throttle(), [tick(START_S + 5 * n, {0: busy if n < 60 else hot, 1: busy}) for n in range(120)])
+    385 s: firing throttle gpu:GPU-0
+        Works at 1500 MHz, 13 % of its clock lost to hardware thermal slowdown
+    """
 
     plugin: ClassVar[str] = "throttle"
     LOOSE: ClassVar[float] = 0.1
@@ -71,7 +79,7 @@ class Throttle:
         self._episodes = Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
         self._servers: Frame | None = None
 
-    def _fresh(self) -> Table:
+    def _fresh(self) -> SeriesTable:
         columns = {
             # the references: its own clock when busy and not held, free and at its power cap (MHz)
             **{f"clock{way}": Column(np.float64, np.nan) for way in WAYS},
@@ -85,7 +93,7 @@ class Throttle:
             "ring_t": Column(np.float64, np.nan, (RING,)),
             "ring_n": Column(np.int64, 0),
         }
-        return Table(columns, self.settings.forget_s)
+        return SeriesTable(columns, self.settings.forget_s)
 
     @property
     def name(self) -> str:

@@ -24,10 +24,11 @@ from nightshift.detectors.hardware.xid_catalogue import (
     SYMPATHETIC,
     Recovery,
     Tier,
+    Xid,
     action_of,
     announced_action,
 )
-from nightshift.detectors.quiet_periods import Quiet, exhibits, node_of
+from nightshift.detectors.quiet_periods import QuietPeriods, exhibits, node_of
 from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 1
@@ -66,7 +67,16 @@ class _Burst:
 
 
 class XidDetector:
-    """XID on the GPU of the line, or on its node where the PCI address is unknown."""
+    """XID on the GPU of the line, or on its node where the PCI address is unknown.
+
+    >>> from nightshift.detectors.contract.testing import START_S, show, tick
+    >>> line = "NVRM: Xid (PCI:0000:9b:00): 79, pid=4242, name=python, GPU has fallen off the bus."
+    >>> show(XidDetector(), [tick(START_S, kernel=[line]), tick(START_S + 700)])
+    0 s: firing xid node:n1
+        Xid 79 (GPU has fallen off the bus); recovery: reboot_node
+    700 s: clear xid node:n1
+        Nothing more for 600 s
+    """
 
     plugin: ClassVar[str] = "xid"
     Settings = XidSettings
@@ -75,7 +85,7 @@ class XidDetector:
         self.settings = settings or XidSettings()
         self._bursts: dict[Subject, _Burst] = {}
         self._episodes = Episodes(self.name)
-        self._quiet = Quiet(self._episodes, self.settings.quiet_s, by_kernel_log=True)
+        self._quiet = QuietPeriods(self._episodes, self.settings.quiet_s, by_kernel_log=True)
 
     @property
     def name(self) -> str:
@@ -160,24 +170,7 @@ class XidDetector:
         if burst.announced:
             action = announced_action(burst.announced) or action
         codes = sorted({c for _, c in burst.codes})
-        facts: dict[str, float | str] = {
-            "xid": float(code),
-            "codes": " ".join(map(str, codes)),
-            "events": float(len(burst.codes)),
-            "recovery": action.value,
-            "tier": tier.value,
-            "sympathetic": "yes" if set(codes) <= SYMPATHETIC else "no",
-        }
-        if burst.severities:
-            facts["severities"] = " ".join(f"{c}:{word}" for c, word in sorted(burst.severities.items()))
-        if burst.announced:
-            facts["announced_recovery"] = burst.announced
-        if burst.instances:
-            facts["mig_instances"] = " ".join(sorted(burst.instances))
-        if entry is not None:
-            facts |= {"xid_name": entry.name, "meaning": entry.meaning}
-            facts |= {"sources_disagree": entry.disagreement} if entry.disagreement else {}
-            facts |= {"note": entry.note} if entry.note else {}
+        facts = _facts(burst, entry, codes, action, tier)
         severity = Severity.WARNING
         # whichever came first: an application's may; and the line of the error itself may be lost
         broken = any(_tier(c, burst) is Tier.FATAL for c in codes) or announced_action(burst.announced) in _BROKEN
@@ -240,3 +233,26 @@ def _tier(code: int, burst: _Burst) -> Tier:
     if told and tier in (Tier.BY_SUBCODE, Tier.WARNING):
         return Tier.FATAL if told == "fatal" else Tier.WARNING
     return tier
+
+
+def _facts(
+    burst: _Burst, entry: Xid | None, codes: list[int], action: Recovery, tier: Tier
+) -> dict[str, float | str]:
+    """What the log said of a burst, and what the catalogue says of its cause; only what is known."""
+    facts: dict[str, float | str] = {
+        "xid": float(burst.cause),
+        "codes": " ".join(map(str, codes)),
+        "events": float(len(burst.codes)),
+        "recovery": action.value,
+        "tier": tier.value,
+        "sympathetic": "yes" if set(codes) <= SYMPATHETIC else "no",
+    }
+    told: dict[str, float | str] = {
+        "severities": " ".join(f"{code}:{word}" for code, word in sorted(burst.severities.items())),
+        "announced_recovery": burst.announced,
+        "mig_instances": " ".join(sorted(burst.instances)),
+    }
+    if entry is not None:
+        told |= {"xid_name": entry.name, "meaning": entry.meaning}
+        told |= {"sources_disagree": entry.disagreement, "note": entry.note}
+    return facts | {name: fact for name, fact in told.items() if fact}

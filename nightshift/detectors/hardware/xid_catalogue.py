@@ -96,7 +96,11 @@ CATALOGUE = _load()
 
 def action_of(code: int, severity: str = "") -> Recovery | None:
     """What a number calls for: of NVLink 5's (144 to 150) by the severity that its line tells, a person where the
-    line tells none. None: a number that is not in the catalogue."""
+    line tells none. None: a number that is not in the catalogue.
+
+    >>> action_of(79).value, action_of(31).value
+    ('reboot_node', 'restart_app')
+    """
     entry = CATALOGUE.get(code)
     if entry is None or entry.action is not Recovery.DECODE_INTRINFO:
         return entry.action if entry else None

@@ -23,7 +23,7 @@ from nightshift.detectors.alarms.promise import stated
 from nightshift.detectors.base import CERTAIN, Fault, Finding, SeriesExhibit, Severity, State, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
 from nightshift.detectors.loss.gradient_witness import factor
-from nightshift.detectors.loss.state_machine import RING, LossMachine, LossSettings, Phase, Why
+from nightshift.detectors.loss.state_machine import RING, LossMachine, LossPhase, LossSettings, Why
 from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 5
@@ -47,7 +47,15 @@ _SAY = {
 
 
 class Divergence:
-    """LOSS_DIVERGED and LOSS_NONFINITE on the rank or job whose log printed the loss."""
+    """LOSS_DIVERGED and LOSS_NONFINITE on the rank or job whose log printed the loss.
+
+    >>> from nightshift.detectors.contract.testing import JOB, START_S, show, steps, tick
+    >>> losses = [4.0 - 0.01 * n if n < 100 else 9.0 for n in range(120)]
+    >>> printed = [steps(JOB, n, [START_S + n], {"loss": [loss]}) for n, loss in enumerate(losses)]
+    >>> show(Divergence(), [tick(START_S + n, series=[one]) for n, one in enumerate(printed)])
+    108 s: firing loss_diverged job:ml/train
+        Loss stays far above its baseline: 3.12 → 8.4 since step 100
+    """
 
     plugin: ClassVar[str] = "divergence"
     LOOSE: ClassVar[float] = 0.3
@@ -217,7 +225,7 @@ class Divergence:
             table["nonfinite"][slot], table["nonfinite_t_s"][slot] = 0, np.nan
         phase = table["phase"][slot]
         diverged = (Fault.LOSS_DIVERGED, subject)
-        if phase == Phase.DIVERGED:
+        if phase == LossPhase.DIVERGED:
             findings.append(self._episodes.fire(self._diverged(slot, subject, at_s, inventory), at_s))
         elif diverged in self._episodes:
             restarted = subject in self._well_below

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.collectors.frame import Floats
-from nightshift.detectors.series_table import Column, Table
+from nightshift.detectors.series_table import Column, SeriesTable
 
 STEPS = 8
 """Steps of a watch that must all agree."""
@@ -44,14 +44,14 @@ COLUMNS = {
 Slots = NDArray[np.int64]
 
 
-def note(table: Table, slots: Slots, position: NDArray[Any], norm: Floats) -> None:
+def note(table: SeriesTable, slots: Slots, position: NDArray[Any], norm: Floats) -> None:
     """Keeps the norms of one step of each of these series; NaN where none was printed, or it is no number."""
     with np.errstate(invalid="ignore"):
         log = np.where(np.isfinite(norm) & (norm >= 0), np.log(np.fmax(norm, 1e-30)), np.nan)
     table["ring_grad"][slots, position % STEPS] = log
 
 
-def learn(table: Table, slots: Slots, position: NDArray[Any], memory_steps: int) -> None:
+def learn(table: SeriesTable, slots: Slots, position: NDArray[Any], memory_steps: int) -> None:
     """Baseline and scatter of the logarithm from the newest norms, robustly; steps without a norm teach nothing."""
     log = table["ring_grad"][slots, position % STEPS]
     known = np.isfinite(log)
@@ -68,7 +68,7 @@ def learn(table: Table, slots: Slots, position: NDArray[Any], memory_steps: int)
 
 
 def testifies(
-    table: Table, slots: Slots, watched: NDArray[np.int64]
+    table: SeriesTable, slots: Slots, watched: NDArray[np.int64]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """([n] collapsed, [n] exploded) over all of the last STEPS steps of watches this long."""
     shift = table["ring_grad"][slots] - table["grad"][slots][:, None]
@@ -81,14 +81,14 @@ def testifies(
     return collapsed, exploded
 
 
-def recent(table: Table, slots: Slots) -> Floats:
+def recent(table: SeriesTable, slots: Slots) -> Floats:
     """[n, STEPS] logarithms of the last norms, newest last; NaN where none was printed."""
     places = (table["total"][slots][:, None] + np.arange(-STEPS, 0)[None, :]) % STEPS
     found: Floats = table["ring_grad"][slots[:, None], places]
     return found
 
 
-def factor(table: Table, slot: int) -> float:
+def factor(table: SeriesTable, slot: int) -> float:
     """The last STEPS gradient norms over their baseline (geometric mean); NaN where unknown."""
     shift = table["ring_grad"][slot] - table["grad"][slot]
     seen = shift[np.isfinite(shift)]

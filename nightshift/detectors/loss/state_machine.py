@@ -2,13 +2,25 @@
 
 A spike alone says nothing: healthy runs spike, change data and change learning rate. What tells a divergence is
 that the loss does not come back. So a spike opens a watch against the frozen baseline, and the watch ends in one of
-three ways: the loss is back (recovered), it stays far above or shows a sign of `detectors.loss.signs` (diverged,
-soon), or it stays above and no longer falls (diverged, later). A second arm compares the best level of the run with
-the level now, for drifts without a spike.
+three ways: the loss is back (recovered), it stays far above or shows one of two signs (diverged, soon), or it stays
+above and no longer falls (diverged, later). A second arm compares the best level of the run with the level now, for
+drifts without a spike.
 
 "Far" is measured in three units at once, and must hold in each: the run's noise (σ), its level, and the progress it
 made since it began; a loss that went from 9.2 to 0.03 may double without meaning anything. The gradient norm, where
 printed, is a witness (`detectors.loss.gradient_witness`).
+
+Two signs need no waiting: what was learnt is gone (`lost`), or loss and gradients climb together (`climbing`).
+
+A loss that jumps by half may be new data, which the run will learn, or wrong labels, which it will not. Measured
+against what the run has learnt so far they differ: data of the same task share most of what was learnt, and a part
+of the rise falls back at once; wrong labels take nearly all of it away, and nothing comes back.
+
+A loss that climbs step by step while the gradient norm climbs with it is an optimisation that has become unstable
+(of such instabilities: Wortsman et al., arXiv 2309.14322); new data raise both at once, and then let them fall.
+
+The thresholds were chosen on 164 labelled divergences and 244 benign runs (`benchmarks.loss_runs`). CLIMB between
+0.25 and 0.5 gives the same verdicts; at LOST = 0.7 one benign shift of a domain would be accused.
 """
 
 from __future__ import annotations
@@ -21,8 +33,81 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.collectors.frame import Floats, Ints
-from nightshift.detectors.loss import gradient_witness, signs
-from nightshift.detectors.series_table import Column, Table
+from nightshift.detectors.loss import gradient_witness
+from nightshift.detectors.series_table import Column, SeriesTable
+
+LOST_STEPS = 12
+LOST = 0.75
+"""All of the last LOST_STEPS on average above the baseline by this share of what the run has learnt."""
+LOST_BY = 16
+"""Asked in the steps LOST_STEPS to this of a watch: asked at every step of a long one, noise looks flat once."""
+FLAT = 0.05
+"""... and their second half lower than the first by less than this share of the rise."""
+CLIMB_STEPS = 6
+CLIMB = 0.5
+"""Both of the last two losses are this share of the baseline, and of what the run has learnt, above it."""
+NORMS = 0.2
+"""The gradient norm rose by e^0.2 = 1.2 within eight steps, or by three standard deviations where that is more."""
+
+BEYOND_DOUBT = 0.5
+"""A rise that means something whatever the level: 0.5 nats."""
+
+
+def has_scale(level: Floats, top: Floats, sigma: Floats, progress: Floats) -> NDArray[np.bool_]:
+    """[n] whether shares of a level mean anything: it and where the run began are apart from zero by the noise,
+    or it has learnt something. A policy gradient's loss begins at zero and grows, and nothing is wrong with it."""
+    apart = np.minimum(np.abs(level), np.abs(top)) > 2.0 * sigma
+    found: NDArray[np.bool_] = apart | (progress > 6.0 * sigma)
+    return found
+
+
+def lost(
+    recent: Floats, base: Floats, sigma: Floats, progress: Floats, level: float, strength: float
+) -> NDArray[np.bool_]:
+    """[n] whether what was learnt is gone and does not come back.
+
+    recent [n, ≥ LOST_STEPS]: losses, newest last; base, sigma (noise), progress (fall since the run began): [n], in
+    units of the loss. level: the smallest rise that counts, as a share of the baseline; strength: times as much.
+
+    >>> flat = np.full((1, 12), 4.0)  # a run that had come from 4.5 down to 2, at 4 for twelve steps
+    >>> lost(flat, np.array([2.0]), np.array([0.01]), np.array([2.5]), level=0.2, strength=1.0).tolist()
+    [True]
+    >>> falls = np.linspace(4.0, 3.0, 12)[None, :]  # new data: part of the rise falls back at once
+    >>> lost(falls, np.array([2.0]), np.array([0.01]), np.array([2.5]), level=0.2, strength=1.0).tolist()
+    [False]
+    """
+    window = recent[:, -LOST_STEPS:]
+    half = LOST_STEPS // 2
+    rise = window.mean(axis=1) - base
+    fallen = window[:, :half].mean(axis=1) - window[:, half:].mean(axis=1)
+    enough = np.maximum(5.0 * sigma, strength * np.maximum(level * np.abs(base), LOST * progress))
+    now = np.median(window[:, -5:], axis=1) - base
+    found: NDArray[np.bool_] = (rise > enough) & (now > enough) & (fallen < FLAT * rise)
+    return found
+
+
+def climbing(
+    recent: Floats,
+    base: Floats,
+    sigma: Floats,
+    progress: Floats,
+    norms: Floats,
+    scatter: Floats,
+    strength: float,
+) -> NDArray[np.bool_]:
+    """[n] whether loss and gradient norm climb together.
+
+    norms [n, 8]: logarithms of the last gradient norms, newest last; scatter [n]: their standard deviation before.
+    NaN (no norm printed) never testifies.
+    """
+    pairs = recent[:, -CLIMB_STEPS:].reshape(len(recent), 3, 2).mean(axis=2)
+    first, second, last = pairs.T
+    risen = norms[:, -3:].mean(axis=1) - norms[:, :3].mean(axis=1)
+    enough = np.maximum(5.0 * sigma, strength * CLIMB * np.maximum(np.abs(base), progress))
+    found: NDArray[np.bool_] = (last - second > 2.0 * sigma) & (second - first > sigma)
+    found &= (recent[:, -2:].min(axis=1) - base > enough) & (risen > np.maximum(NORMS, 3.0 * scatter))
+    return found
+
 
 RING = 64
 BLOCK_STEPS = 16
@@ -40,7 +125,7 @@ LARGEST_LOSS = 1e30
 """Beyond this a loss counts as infinite: sums of squares of it would overflow."""
 
 
-class Phase(IntEnum):
+class LossPhase(IntEnum):
     WARMUP = 0
     HEALTHY = 1
     WATCHING = 2
@@ -103,7 +188,7 @@ _COLUMNS = {
     "dev": Column(np.float64, 0.0),
     "top": Column(np.float64, np.nan),
     "best": Column(np.float64, np.inf),
-    "phase": Column(np.int8, Phase.WARMUP),
+    "phase": Column(np.int8, LossPhase.WARMUP),
     "why": Column(np.int8, Why.NONE),
     "watched": Column(np.int64, 0),
     "onset_step": Column(np.int64, -1),
@@ -135,22 +220,22 @@ class LossMachine:
 
     def __init__(self, settings: LossSettings, forget_s: float) -> None:
         self.settings = settings
-        self.table = Table(_COLUMNS, forget_s)
+        self.table = SeriesTable(_COLUMNS, forget_s)
 
     def restart(self, slot: int) -> None:
         """A new process: everything learned is let go, but an alarm stays until the new run shows itself well."""
         table = self.table
         phase, why, onset = (table[c][slot] for c in ("phase", "why", "onset_t_s"))
         table.reset(np.array([slot]))
-        if phase == Phase.DIVERGED:
+        if phase == LossPhase.DIVERGED:
             table["why"][slot], table["onset_t_s"][slot] = why, onset
 
     def rewind(self, slot: int) -> None:
         """A step that goes back: the baseline is learned anew, quietly."""
         table = self.table
         table["last_step"][slot] = -1
-        if table["phase"][slot] in (Phase.HEALTHY, Phase.WATCHING):
-            table["phase"][slot] = Phase.WARMUP
+        if table["phase"][slot] in (LossPhase.HEALTHY, LossPhase.WATCHING):
+            table["phase"][slot] = LossPhase.WARMUP
             table["n"][slot] = min(int(table["n"][slot]), self.settings.warmup_steps // 2)
             table["best_level"][slot] = np.inf
             table["block_total"][slot] = 0
@@ -216,25 +301,26 @@ class LossMachine:
         s, table = self.settings, self.table
         base, sigma, progress = self.scales(slots)
         phase = table["phase"][slots]
-        warm = phase == Phase.WARMUP
+        warm = phase == LossPhase.WARMUP
         if warm.any():
             self._warmup(slots[warm], step[warm], t_s[warm])
         spike = base + np.maximum.reduce(
             [s.spike_sigma * sigma, s.spike_level * np.abs(base), s.spike_progress * progress]
         )
-        means = signs.has_scale(base, table["top"][slots], sigma, progress)
-        means |= loss > base + signs.BEYOND_DOUBT
-        opens = (phase == Phase.HEALTHY) & (loss > spike) & means
+        means = has_scale(base, table["top"][slots], sigma, progress)
+        # without a scale shares mean nothing, but half a nat is a rise for every loss
+        means |= loss > base + BEYOND_DOUBT
+        opens = (phase == LossPhase.HEALTHY) & (loss > spike) & means
         opened = slots[opens]
-        table["phase"][opened] = Phase.WATCHING
+        table["phase"][opened] = LossPhase.WATCHING
         table["watched"][opened] = 0
         table["low"][opened], table["low_at"][opened] = np.nan, 0
         table["onset_step"][opened], table["onset_t_s"][opened] = step[opens], t_s[opens]
-        watch = slots[table["phase"][slots] == Phase.WATCHING]
+        watch = slots[table["phase"][slots] == LossPhase.WATCHING]
         if len(watch):
             table["watched"][watch] += 1
             self._watch(watch)
-        ill = slots[phase == Phase.DIVERGED]
+        ill = slots[phase == LossPhase.DIVERGED]
         if len(ill):
             self._recovery(ill)
 
@@ -242,13 +328,13 @@ class LossMachine:
         s, table = self.settings, self.table
         last = self.recent(slots, s.far_steps).mean(axis=1)
         top = table["top"][slots]
-        early = (table["n"][slots] >= s.far_steps) & (last > top + 0.3 * np.abs(top) + signs.BEYOND_DOUBT)
+        early = (table["n"][slots] >= s.far_steps) & (last > top + 0.3 * np.abs(top) + BEYOND_DOUBT)
         blown = slots[early]
-        table["phase"][blown], table["why"][blown] = Phase.DIVERGED, Why.EARLY
+        table["phase"][blown], table["why"][blown] = LossPhase.DIVERGED, Why.EARLY
         table["onset_step"][blown], table["onset_t_s"][blown] = step[early], t_s[early]
         table["decided_step"][blown] = step[early]
         ready = slots[~early & (table["n"][slots] >= s.warmup_steps)]
-        table["phase"][ready] = Phase.HEALTHY
+        table["phase"][ready] = LossPhase.HEALTHY
 
     def _back(self, slots: Slots) -> Floats:
         """The excess over the baseline below which a loss counts as back."""
@@ -265,8 +351,8 @@ class LossMachine:
         five = np.median(recent[:, -5:], axis=1)
         back = (watched >= 5) & (five - base < self._back(slots))
         level = s.strength * np.where(table["lr_jump"][slots] > 2.0, s.far_level_lr, s.far_level)
-        lost = np.minimum(level * np.abs(base), 1.1 * progress)
-        far = np.maximum.reduce([s.far_sigma * sigma, lost, 0.6 * level * progress])
+        most = np.minimum(level * np.abs(base), 1.1 * progress)
+        far = np.maximum.reduce([s.far_sigma * sigma, most, 0.6 * level * progress])
         window = recent[:, -s.far_steps :]
         held = (window.mean(axis=1) - base > far) & (np.median(window, axis=1) - base > far)
         diverged = (watched >= s.far_steps) & held
@@ -275,12 +361,12 @@ class LossMachine:
         falling = fallen > 2.5 * np.sqrt(2.0 / half) * sigma
         certain = (five - base > 2.0 * far) | (watched >= 3 * s.far_steps) | (level < s.strength * s.far_level)
         diverged &= (five - base > far) & ~back & (~falling | certain)
-        gone = signs.lost(recent, base, sigma, progress, s.stuck_level, s.strength)
-        gone &= (watched >= signs.LOST_STEPS) & (watched <= signs.LOST_BY) & ~back
+        gone = lost(recent, base, sigma, progress, s.stuck_level, s.strength)
+        gone &= (watched >= LOST_STEPS) & (watched <= LOST_BY) & ~back
         norms = gradient_witness.recent(table, slots)
         scatter = 1.2533 * table["grad_dev"][slots]
-        climbs = signs.climbing(recent, base, sigma, progress, norms, scatter, s.strength)
-        climbs &= (watched >= signs.CLIMB_STEPS) & ~back
+        climbs = climbing(recent, base, sigma, progress, norms, scatter, s.strength)
+        climbs &= (watched >= CLIMB_STEPS) & ~back
         late = recent[:, 24:].mean(axis=1)
         much = s.strength * np.minimum(s.stuck_level * np.abs(base), ALL_LOST * progress)
         above = np.maximum.reduce([1.5 * sigma, much, 0.03 * progress])
@@ -295,22 +381,23 @@ class LossMachine:
         still = watched - table["low_at"][slots] >= np.maximum(24, PATIENCE * watched)
         stuck = (watched >= 72) & (late - base > above) & still & ~back
         for sign, why in ((diverged, Why.FAR), (gone, Why.LOST), (climbs, Why.CLIMBS), (broken, Why.GRADIENT)):
-            self._settle(slots[sign & (table["phase"][slots] == Phase.WATCHING)], why)
+            self._settle(slots[sign & (table["phase"][slots] == LossPhase.WATCHING)], why)
         diverged |= gone | climbs | broken
         self._settle(slots[stuck & ~diverged], Why.STUCK)
         recovered = slots[back]
+        # a long excursion has moved the level: what was best before is no measure for a drift
         long = recovered[table["watched"][recovered] >= 30]
         table["best_level"][long] = np.inf
         table["block_total"][long] = 0
-        table["phase"][recovered] = Phase.HEALTHY
+        table["phase"][recovered] = LossPhase.HEALTHY
         accept = slots[(watched >= s.watch_steps) & ~back & ~diverged & ~stuck]
-        table["phase"][accept] = Phase.HEALTHY
+        table["phase"][accept] = LossPhase.HEALTHY
         table["base"][accept] = table["fast"][accept] = self.recent(accept, 24).mean(axis=1)
         table["best_level"][accept] = np.inf
         table["block_total"][accept] = 0
 
     def _settle(self, slots: Slots, why: Why) -> None:
-        self.table["phase"][slots], self.table["why"][slots] = Phase.DIVERGED, why
+        self.table["phase"][slots], self.table["why"][slots] = LossPhase.DIVERGED, why
         self.table["decided_step"][slots] = self.table["last_step"][slots]
 
     def _recovery(self, slots: Slots) -> None:
@@ -324,7 +411,7 @@ class LossMachine:
         with np.errstate(invalid="ignore"):
             back = (window.mean(axis=1) - base < limit) & (since >= s.clear_steps)
         healed = slots[back]
-        table["phase"][healed], table["why"][healed] = Phase.HEALTHY, Why.NONE
+        table["phase"][healed], table["why"][healed] = LossPhase.HEALTHY, Why.NONE
         table["best_level"][healed] = np.inf
         table["block_total"][healed] = 0
 
@@ -332,7 +419,7 @@ class LossMachine:
         """Baseline, noise, best and block levels from steps outside watches."""
         table, s = self.table, self.settings
         phase = table["phase"][slots]
-        learning = (phase == Phase.WARMUP) | (phase == Phase.HEALTHY)
+        learning = (phase == LossPhase.WARMUP) | (phase == LossPhase.HEALTHY)
         slots, loss = slots[learning], loss[learning]
         if len(slots) == 0:
             return
@@ -363,7 +450,7 @@ class LossMachine:
         table["blocks"][slots, column] = table["block_sum"][slots] / BLOCK_STEPS
         table["block_total"][slots] += 1
         table["block_sum"][slots], table["block_n"][slots] = 0.0, 0
-        ready = slots[(table["block_total"][slots] >= 8) & (table["phase"][slots] == Phase.HEALTHY)]
+        ready = slots[(table["block_total"][slots] >= 8) & (table["phase"][slots] == LossPhase.HEALTHY)]
         if len(ready) == 0:
             return
         offsets = np.arange(-8, 0)
@@ -372,7 +459,7 @@ class LossMachine:
         now, before = levels[:, 4:].mean(axis=1), levels[:, :4].mean(axis=1)
         best = table["best_level"][ready]
         _, sigma, progress = self.scales(ready)
-        scaled = signs.has_scale(best, table["top"][ready], sigma, progress)
+        scaled = has_scale(best, table["top"][ready], sigma, progress)
         error = sigma / np.sqrt(4 * BLOCK_STEPS)
         limit = np.maximum.reduce(
             [6.0 * error, self.settings.strength * self.settings.drift_level * np.abs(best), 0.02 * progress]

@@ -23,7 +23,7 @@ LENGTHS = (8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 224, 256)
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ClimbShape:
     """What a window must look like. Shares are of the headroom at its start, or of its growth.
 
     part: the least growth of any sixth of the window, 1 = even; late: the same of the last third; jump: the largest
@@ -40,12 +40,12 @@ class Shape:
 
 
 SHAPES = (
-    Shape("steady", 20, 0.20, 0.3, 0.6, 0.2, 18),
-    Shape("smooth", 40, 0.025, 0.6, 0.6, 0.3, 18),
-    Shape("long", 80, 0.03, 0.3, 0.6, 0.3, 18),
-    Shape("slow", 30, 0.02, 0.5, 0.7, 0.2, 18),
-    Shape("fast", 12, 0.30, 0.5, 0.85, 0.25, 12),
-    Shape("young", 24, 0.15, 0.4, 0.85, 0.2, 3),
+    ClimbShape("steady", 20, 0.20, 0.3, 0.6, 0.2, 18),
+    ClimbShape("smooth", 40, 0.025, 0.6, 0.6, 0.3, 18),
+    ClimbShape("long", 80, 0.03, 0.3, 0.6, 0.3, 18),
+    ClimbShape("slow", 30, 0.02, 0.5, 0.7, 0.2, 18),
+    ClimbShape("fast", 12, 0.30, 0.5, 0.85, 0.25, 12),
+    ClimbShape("young", 24, 0.15, 0.4, 0.85, 0.2, 3),
 )
 """`fast` leaves a quarter of an hour before the limit of a leak that fills it in two hours; `young` needs little
 history of a process that climbs nearly from its start."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.collectors.frame import Floats
-from nightshift.detectors.series_table import Column, Rows, Table
+from nightshift.detectors.series_table import Column, Rows, SeriesTable
 
 Matrix = NDArray[np.floating[Any]]
 
@@ -25,7 +25,7 @@ class Floors:
         self.least_s = width_s
         self.bucket = -1
 
-    def widen(self, table: Table, gap_s: float) -> None:
+    def widen(self, table: SeriesTable, gap_s: float) -> None:
         """Fits the width to samples that come every `gap_s`: a quarter more than that, and no less than asked for.
 
         What was learnt in buckets of another width is let go.
@@ -45,7 +45,7 @@ class Floors:
             f"{self.name}.ring": Column(np.float32, np.nan, (self.count,)),
         }
 
-    def add(self, table: Table, rows: Rows, values: Floats, at_s: float) -> bool:
+    def add(self, table: SeriesTable, rows: Rows, values: Floats, at_s: float) -> bool:
         """Takes one sample of these rows; True where a bucket has just closed for every series.
 
         A time before the open bucket (a clock that jumped back) is counted into the open bucket.
@@ -59,7 +59,7 @@ class Floors:
         low[rows] = np.fmin(low[rows], values.astype(np.float32))
         return closed
 
-    def _close(self, table: Table, bucket: int) -> None:
+    def _close(self, table: SeriesTable, bucket: int) -> None:
         low, ring = table[f"{self.name}.low"], table[f"{self.name}.ring"]
         ring[:, self.bucket % self.count] = np.where(np.isfinite(low), low, np.nan)
         for skipped in range(self.bucket + 1, min(bucket, self.bucket + 1 + self.count)):
@@ -70,7 +70,7 @@ class Floors:
         """Ring columns of the closed buckets, oldest first."""
         return (np.arange(self.bucket - self.count, self.bucket)) % self.count
 
-    def window(self, table: Table, slots: NDArray[np.int64] | None = None) -> Matrix:
+    def window(self, table: SeriesTable, slots: NDArray[np.int64] | None = None) -> Matrix:
         """[n, count] closed minima, oldest first; NaN where a bucket had no sample."""
         ring = table[f"{self.name}.ring"]
         found: Matrix = (ring if slots is None else ring[slots])[:, self.order()]
@@ -81,7 +81,7 @@ class Floors:
         found: Floats = (np.arange(self.bucket - self.count, self.bucket).astype(np.float64) + 0.5) * self.width_s
         return found
 
-    def set_back(self, table: Table, by_s: float) -> None:
+    def set_back(self, table: SeriesTable, by_s: float) -> None:
         """The clock was: the closed buckets, and the open one, are so much earlier by it."""
         steps = round(by_s / self.width_s)
         if self.bucket >= 0:
@@ -89,7 +89,7 @@ class Floors:
             ring = table[f"{self.name}.ring"]
             ring[:] = np.roll(ring, -steps, axis=1)
 
-    def forget(self, table: Table, slots: NDArray[Any]) -> None:
+    def forget(self, table: SeriesTable, slots: NDArray[Any]) -> None:
         table[f"{self.name}.low"][slots] = np.inf
         table[f"{self.name}.ring"][slots] = np.nan
 

@@ -15,6 +15,7 @@ well above it, as a leak's teeth come to be, or fills nine tenths of the limit.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -52,7 +53,16 @@ UNLIMITED_HEADROOM_BYTES = 16 * GIB
 
 
 class MemoryLeak:
-    """GPU_MEMORY_LEAK on GPUs and MIG instances, HOST_MEMORY_LEAK on containers."""
+    """GPU_MEMORY_LEAK on GPUs and MIG instances, HOST_MEMORY_LEAK on containers.
+
+    >>> from nightshift.detectors.contract.testing import START_S, show, tick
+    >>> def rows(n):
+    ...     used = {g: 40e9 + (4e7 * n if g == 0 else 0.0) for g in range(8)}  # GPU 0 grows by 8 MB/s
+    ...     return {g: {"gpu_memory_used_bytes": b, "gpu_memory_free_bytes": 80e9 - b} for g, b in used.items()}
+    >>> show(MemoryLeak(), [tick(START_S + 5 * n, rows(n)) for n in range(160)])
+    260 s: firing gpu_memory_leak gpu:GPU-0
+        GPU memory climbs +26.82 GiB/h for 3 min; the job's 7 other ranks +0.00 GiB/h; limit in 1.3 h
+    """
 
     plugin: ClassVar[str] = "memory_leak"
     LOOSE: ClassVar[float] = 0.2
@@ -165,6 +175,7 @@ class MemoryLeak:
         s, table = self.settings, signal.table
         window = signal.patience.window(table)
         candidates = risen(window, s.min_growth_bytes)
+        # nothing climbs: who was suspected once would be told at its next single sign
         if len(candidates) == 0:
             table["suspect"][:] = False
             return
@@ -243,13 +254,6 @@ class MemoryLeak:
         rank = rank_of(subject, inventory, at_s)
         told |= {"rank": rank.name} if rank else {}
         seen = np.isfinite(window)
-        place = "GPU memory" if signal.fault is Fault.GPU_MEMORY_LEAK else "Anonymous memory"
-        summary = f"{place} climbs {3600 * slope / GIB:+.2f} GiB/h for {climb.lasted_s[row] / 60:.0f} min"
-        if "peer_growth_bytes" in facts:
-            pace = float(facts["peer_growth_bytes"]) / max(float(climb.lasted_s[row]), 1.0)
-            summary += f"; the job's {int(float(facts['peers']))} other ranks {3600 * pace / GIB:+.2f} GiB/h"
-        if np.isfinite(eta_s):
-            summary += f"; limit in {eta_s / 3600:.1f} h"
         exhibit = SeriesExhibit(
             subject,
             signal.metric,
@@ -267,7 +271,7 @@ class MemoryLeak:
             subject,
             since_s,
             severity,
-            summary,
+            _summary(signal.fault, slope, float(climb.lasted_s[row]), eta_s, facts),
             score=CERTAIN if pressing else min(strength, 1e12),
             threshold=self.settings.strength,
             evidence=(exhibit,),
@@ -398,3 +402,13 @@ class MemoryLeak:
             signal.contrast.width_s, signal.patience.width_s = (float(width_s) for width_s in widths_s)
             signal.looked_s = [float(at_s) for at_s in saved.get("looked_s", [])]
         self._signals, self._episodes = signals, episodes
+
+
+def _summary(fault: Fault, slope: float, lasted_s: float, eta_s: float, facts: Mapping[str, float | str]) -> str:
+    """How fast it climbs (bytes/s), how its job's other ranks do, and when the limit is reached."""
+    place = "GPU memory" if fault is Fault.GPU_MEMORY_LEAK else "Anonymous memory"
+    summary = f"{place} climbs {3600 * slope / GIB:+.2f} GiB/h for {lasted_s / 60:.0f} min"
+    if "peer_growth_bytes" in facts:
+        pace = float(facts["peer_growth_bytes"]) / max(lasted_s, 1.0)
+        summary += f"; the job's {int(float(facts['peers']))} other ranks {3600 * pace / GIB:+.2f} GiB/h"
+    return summary if not np.isfinite(eta_s) else f"{summary}; limit in {eta_s / 3600:.1f} h"

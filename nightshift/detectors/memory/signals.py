@@ -13,7 +13,7 @@ from nightshift.collectors.frame import Floats, Frame
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.detectors.base import Fault
 from nightshift.detectors.memory.floors import Floors
-from nightshift.detectors.series_table import Column, Rows, Table
+from nightshift.detectors.series_table import Column, Rows, SeriesTable
 
 GAPS = 9
 """Times between looks whose median is the scrape interval."""
@@ -88,7 +88,7 @@ class LeakSignal:
             "top": Column(np.float64, np.nan),  # the highest level since memory was last freed
             "bar": Column(np.float64, np.nan),  # what a climb must pass to be news: others so high were freed
         }
-        self.table = Table(columns, settings.forget_s)
+        self.table = SeriesTable(columns, settings.forget_s)
 
     def pace(self, at_s: float) -> None:
         """Takes note of a look, and widens or narrows the buckets where the looks come at another pace."""

@@ -34,7 +34,7 @@ class LearningError(Permanent):
 
 
 @dataclass(frozen=True)
-class Plan:
+class LearningPlan:
     """How to learn: classes at most, and the detector's constants that the calibration is made for."""
 
     sku: str
@@ -48,7 +48,7 @@ class Plan:
     seed: int = 0
 
 
-def looks(ticks: Iterable[Tick], plan: Plan) -> dict[Subject, Floats]:
+def looks(ticks: Iterable[Tick], plan: LearningPlan) -> dict[Subject, Floats]:
     """Means per look of every GPU, in order: [n_looks, d], NaN where a look was missed."""
     sums: dict[Subject, Floats] = {}
     counts: dict[Subject, int] = {}
@@ -84,14 +84,14 @@ def is_for_training(subject: Subject) -> bool:
     return hashlib.sha256(str(subject).encode()).digest()[0] % 2 == 0
 
 
-def learn(series: Mapping[Subject, Floats], plan: Plan, source: str) -> Density:
+def learn(series: Mapping[Subject, Floats], plan: LearningPlan, source: str) -> Density:
     """A calibrated model from looks by GPU. Raises LearningError."""
     train = [rows for gpu, rows in series.items() if is_for_training(gpu)]
     calibrate = [rows for gpu, rows in series.items() if not is_for_training(gpu)]
     return learn_from(train, calibrate, plan, source)
 
 
-def learn_from(train: list[Floats], calibrate: list[Floats], plan: Plan, source: str) -> Density:
+def learn_from(train: list[Floats], calibrate: list[Floats], plan: LearningPlan, source: str) -> Density:
     """The same from a split of one's own: series [n_looks, d] to fit, and others to calibrate on."""
     try:
         from sklearn.mixture import GaussianMixture
@@ -131,7 +131,7 @@ def learn_from(train: list[Floats], calibrate: list[Floats], plan: Plan, source:
     return calibrated(model, calibrate, plan)
 
 
-def calibrated(model: Density, calibrate: list[Floats], plan: Plan) -> Density:
+def calibrated(model: Density, calibrate: list[Floats], plan: LearningPlan) -> Density:
     """The model with p-values and the tail of false episodes, both from series that it was not fitted on."""
     scores = [_scores(model, rows) for rows in calibrate]
     flat = np.concatenate(scores)

@@ -21,7 +21,7 @@ from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, SnapshotError, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
 from nightshift.detectors.outliers.density import Density, find
-from nightshift.detectors.series_table import Column, Table
+from nightshift.detectors.series_table import Column, SeriesTable
 from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 1
@@ -42,7 +42,19 @@ class MultivariateSettings(BaseModel):
 
 
 class Multivariate:
-    """ANOMALY on the GPU that looks like no workload."""
+    """ANOMALY on the GPU that looks like no workload.
+
+    >>> from nightshift.detectors.contract.testing import START_S, gpu, inventory, show, tick
+    >>> known = inventory()
+    >>> known.describe(gpu(0), model="NVIDIA H200")
+    >>> works = {"gpu_utilization_percent": 96.0, "gpu_power_w": 655.0, "gpu_temperature_c": 52.0}
+    >>> works |= {"gpu_sm_clock_mhz": 1980.0, "gpu_memory_used_bytes": 64e9}
+    >>> odd = {**works, "gpu_power_w": 75.0}  # each value is usual, together they are not
+    >>> ticks = [tick(START_S + 5 * n, {0: works if n < 40 else odd}) for n in range(100)]
+    >>> show(Multivariate(MultivariateSettings(model="h200")), ticks, known)
+    265 s: firing anomaly gpu:GPU-0
+        Looks like no workload of this kind of GPU; furthest off: gpu_power_w 75, near to 600.6 ± 1.1e+02
+    """
 
     plugin: ClassVar[str] = "multivariate"
     Settings = MultivariateSettings
@@ -61,7 +73,7 @@ class Multivariate:
         """With the example model, for the contract check and the benchmarks."""
         return cls(MultivariateSettings(model="h200"))
 
-    def _fresh(self) -> Table:
+    def _fresh(self) -> SeriesTable:
         d = len(self.density.metrics) if self.density else 1
         persist = self.density.persist if self.density else 1
         columns = {
@@ -73,7 +85,7 @@ class Multivariate:
             "known": Column(np.bool_, 0),
             "looked_s": Column(np.float64, np.nan),
         }
-        return Table(columns, self.settings.forget_s)
+        return SeriesTable(columns, self.settings.forget_s)
 
     @property
     def name(self) -> str:

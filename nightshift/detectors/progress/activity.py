@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.collectors.frame import Floats, Frame
-from nightshift.detectors.series_table import Column, Table
+from nightshift.detectors.series_table import Column, SeriesTable
 
 IDLE_PERCENT = 5.0
 
@@ -17,7 +17,7 @@ class Activity:
     def __init__(self, width_s: float = 15.0, count: int = 64, forget_s: float = 3600.0) -> None:
         self.width_s, self.count, self.bucket = width_s, count, -1
         ring = (count,)
-        self.table = Table(
+        self.table = SeriesTable(
             {
                 "n": Column(np.int32, 0),
                 "idle_n": Column(np.int32, 0),

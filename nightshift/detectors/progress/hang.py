@@ -21,8 +21,8 @@ from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding, SeriesExhibit, Severity
 from nightshift.detectors.episodes import Alarm
 from nightshift.detectors.progress.activity import Activity
-from nightshift.detectors.progress.rhythm import Progress, Rhythm
-from nightshift.detectors.progress.stopped_runs import RunDetector, Runs
+from nightshift.detectors.progress.rhythm import Rhythm, StepRhythms
+from nightshift.detectors.progress.stopped_runs import FollowedRuns, RunDetector
 
 PAUSE, PAUSES_TO = 1.5, 5.0
 """A silence this many times as long as the longest pause that ended by itself is none of its kind; pauses excuse a
@@ -53,7 +53,19 @@ class HangSettings(BaseModel):
 
 
 class Hang(RunDetector):
-    """HANG on the rank or job whose steps stopped."""
+    """HANG on the rank or job whose steps stopped.
+
+    >>> from nightshift.detectors.contract.testing import JOB, START_S, show, steps, tick
+    >>> works = {"gpu_utilization_percent": 97.0, "gpu_power_w": 600.0, "gpu_memory_used_bytes": 6e10}
+    >>> spins = {**works, "gpu_power_w": 200.0}
+    >>> def look(n):
+    ...     at_s, goes_on = START_S + 5 * n, n < 60
+    ...     said = [steps(JOB, n, [at_s], {"loss": [2.0]})] if goes_on else []
+    ...     return tick(at_s, dict.fromkeys(range(8), works if goes_on else spins), series=said)
+    >>> show(Hang(), [look(n) for n in range(120)])
+    475 s: firing hang job:ml/train
+        No step for 180 s after step 59 (typical 5 s); 0 of 8 GPUs idle, the others spin
+    """
 
     plugin: ClassVar[str] = "hang"
     fault: ClassVar[Fault] = Fault.HANG
@@ -66,9 +78,11 @@ class Hang(RunDetector):
         self.settings = settings or HangSettings()
         self._runs = self._fresh()
 
-    def _fresh(self) -> Runs:
+    def _fresh(self) -> FollowedRuns:
         activity = Activity(count=int(2 * self.settings.hang_s / 15.0) + 64)
-        return Runs(self.name, Progress(8.0, 2.0, 60.0), activity, self.stated.per_1000_series_days / 1000.0)
+        return FollowedRuns(
+            self.name, StepRhythms(8.0, 2.0, 60.0), activity, self.stated.per_1000_series_days / 1000.0
+        )
 
     def _stepped(
         self, subject: Subject, rhythm: Rhythm, count: int, tick: Tick, inventory: Inventory

@@ -19,7 +19,7 @@ from nightshift.collectors.tick import Tick
 from nightshift.collectors.training.workload import rank_of
 from nightshift.detectors.base import Fault, Finding, RateBasis, Severity, SnapshotError, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
-from nightshift.detectors.quiet_periods import Quiet, exhibits
+from nightshift.detectors.quiet_periods import QuietPeriods, exhibits
 from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 1
@@ -39,7 +39,17 @@ class NcclWatchdogSettings(BaseModel):
 
 
 class NcclWatchdog:
-    """HANG on the rank that waited in the collective, or on its pod or job where the line does not say the rank."""
+    """HANG on the rank that waited in the collective, or on its pod or job where the line does not say the rank.
+
+    >>> from nightshift.detectors.contract.testing import START_S, show, tick
+    >>> line = (
+    ...     "[rank3]:[E] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=15, "
+    ...     "OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600029 milliseconds"
+    ... )
+    >>> show(NcclWatchdog(), [tick(START_S, logs=["step 14 loss 2.1", line])])
+    0 s: firing hang rank:ml/train#3
+        NCCL's watchdog: ALLREDUCE number 15 did not end in 600 s
+    """
 
     plugin: ClassVar[str] = "nccl_watchdog"
     Settings = NcclWatchdogSettings
@@ -47,7 +57,7 @@ class NcclWatchdog:
     def __init__(self, settings: NcclWatchdogSettings | None = None) -> None:
         self.settings = settings or NcclWatchdogSettings()
         self._episodes = Episodes(self.name)
-        self._quiet = Quiet(self._episodes, self.settings.quiet_s)
+        self._quiet = QuietPeriods(self._episodes, self.settings.quiet_s)
 
     @property
     def name(self) -> str:

@@ -50,7 +50,7 @@ class Rhythm:
         return median(self.recent_s) if len(self.recent_s) >= 10 else np.nan
 
 
-class Progress:
+class StepRhythms:
     """Rhythms by subject. A gap is a step `ratio` times longer than the typical one, and at least `least_s`."""
 
     def __init__(self, ratio: float, least_s: float, keep_s: float) -> None:

@@ -20,9 +20,9 @@ from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding, SeriesExhibit, Severity
 from nightshift.detectors.episodes import Alarm
 from nightshift.detectors.progress.activity import Activity
-from nightshift.detectors.progress.rhythm import Gap, Progress, Rhythm
+from nightshift.detectors.progress.rhythm import Gap, Rhythm, StepRhythms
 from nightshift.detectors.progress.starvation import Starvation, Waits
-from nightshift.detectors.progress.stopped_runs import RunDetector, Runs
+from nightshift.detectors.progress.stopped_runs import FollowedRuns, RunDetector
 
 DRAWS = 0.95
 """A GPU that waits more than it did draws less than this share of what it drew."""
@@ -50,7 +50,19 @@ class StallSettings(BaseModel):
 
 
 class DataStall(RunDetector):
-    """DATA_STALL on the rank or job whose steps stop while its GPUs idle."""
+    """DATA_STALL on the rank or job whose steps stop while its GPUs idle.
+
+    >>> from nightshift.detectors.contract.testing import JOB, START_S, show, steps, tick
+    >>> works = {"gpu_utilization_percent": 97.0, "gpu_power_w": 600.0}
+    >>> idles = {"gpu_utilization_percent": 0.0, "gpu_power_w": 110.0}
+    >>> def look(n):  # from the 30th look on, steps pause for 25 s of every 50
+    ...     at_s, pauses = START_S + 5 * n, n >= 30 and n % 10 >= 5
+    ...     said = [] if pauses else [steps(JOB, 5 * n, [at_s - 4 + k for k in range(5)], {"loss": [2.0] * 5})]
+    ...     return tick(at_s, dict.fromkeys(range(8), idles if pauses else works), series=said)
+    >>> show(DataStall(), [look(n) for n in range(100)])
+    300 s: firing data_stall job:ml/train
+        3 stalls of up to 26 s cost 60 % of the time while the GPU idles
+    """
 
     plugin: ClassVar[str] = "stall"
     fault: ClassVar[Fault] = Fault.DATA_STALL
@@ -63,12 +75,12 @@ class DataStall(RunDetector):
         self.settings = settings or StallSettings()
         self._runs = self._fresh()
 
-    def _fresh(self) -> Runs:
+    def _fresh(self) -> FollowedRuns:
         s = self.settings
-        progress = Progress(s.gap_ratio, s.gap_s, s.window_s)
+        progress = StepRhythms(s.gap_ratio, s.gap_s, s.window_s)
         activity = Activity(count=int(s.window_s / 15.0) + 4)
         cost = self.stated.per_1000_series_days / 1000.0
-        return Runs(self.name, progress, activity, cost, Starvation())
+        return FollowedRuns(self.name, progress, activity, cost, Starvation())
 
     def _stepped(
         self, subject: Subject, rhythm: Rhythm, count: int, tick: Tick, inventory: Inventory

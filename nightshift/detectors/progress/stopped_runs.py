@@ -13,20 +13,20 @@ from nightshift.detectors.alarms.promise import stated
 from nightshift.detectors.base import Fault, Finding, SnapshotError, StatedRate
 from nightshift.detectors.episodes import Episodes
 from nightshift.detectors.progress.activity import Activity
-from nightshift.detectors.progress.rhythm import Progress, Rhythm
+from nightshift.detectors.progress.rhythm import Rhythm, StepRhythms
 from nightshift.detectors.progress.starvation import Starvation
 from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 1
 
 
-class Runs:
+class FollowedRuns:
     """The state of one detector that watches runs: `take` a tick, then judge by `progress` and `activity`."""
 
     def __init__(
         self,
         detector: str,
-        progress: Progress,
+        progress: StepRhythms,
         activity: Activity,
         budget_cost: float,
         waits: Starvation | None = None,
@@ -96,7 +96,7 @@ class RunDetector(ABC):
     CLAIM: ClassVar[float]
     """False alarms per 1,000 rank-days, before anybody has measured them."""
     settings: Strong
-    _runs: Runs
+    _runs: FollowedRuns
 
     @property
     def name(self) -> str:
@@ -123,7 +123,7 @@ class RunDetector(ABC):
         return [found for found in (*said, *self._others(set(came), tick, inventory)) if found is not None]
 
     @abstractmethod
-    def _fresh(self) -> Runs: ...
+    def _fresh(self) -> FollowedRuns: ...
 
     @abstractmethod
     def _stepped(

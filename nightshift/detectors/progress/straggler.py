@@ -4,14 +4,15 @@ The step time of a synchronous job is everyone's; only what a rank does alone te
 data time (all-reduce time holds the wait for the slowest). Ranks are compared within their pipeline stage, since
 stages are not equal, and step by step, since sequences are not equal either. A rank is accused only where it is
 slower in most steps, since random imbalance makes every rank slow at times, a slow GPU or loader all the time; and
-only where the slow ones are few and apart from all others (`detectors.progress.pipeline_stages`): work that is
-shared out unevenly (context, experts) makes many ranks slow, by degrees. Compute is compared between GPUs of one
-model alone. (Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025.)
+only where the slow ones are few and apart from all others (`few_and_apart`): work that is shared out unevenly
+(context, experts) makes many ranks slow, by degrees. Compute is compared between GPUs of one model alone. (Lin et
+al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025.)
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,9 +26,81 @@ from nightshift.collectors.tick import Tick
 from nightshift.detectors.alarms.promise import stated
 from nightshift.detectors.base import Fault, Finding, SeriesExhibit, Severity, SnapshotError, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
-from nightshift.detectors.progress.pipeline_stages import by_stage, few_and_apart
-from nightshift.detectors.series_table import Column, Table
+from nightshift.detectors.series_table import Column, SeriesTable
 from nightshift.detectors.snapshot import pack, unpack
+
+APART = 0.04
+"""A block this much slower than the rest may be a stage; less is no news to anybody."""
+ALIKE = 0.5
+"""Ranks of a stage differ by less than this share of the gap between the stages."""
+FEW = 1.0 / 3.0
+"""Slow workers are at most this share of a group, but for one, which may be one of two."""
+GAP = 0.5
+"""From the slowest of the others to the least slow worker, as a share of what that one is slower."""
+
+
+def by_stage(own_s: Floats) -> list[list[int]]:
+    """Groups of ranks that are to be compared with each other; own_s [n] are typical own times by rank (s).
+
+    One group of all where no stage shows. The largest blocks win: of four equal stages with a slow last one, that
+    one. First and last stage may both be apart, and may be faster too: they hold fewer layers where they also hold
+    the embedding or the loss.
+
+    Where the inventory does not say which stage a rank holds, ranks of all stages are compared. The stage that
+    carries the loss and the vocabulary (the last) or the embedding (the first) then looks like a crowd of slow
+    workers: in the traces that Lin et al. published (OSDI 2025) by a factor of 1.5 and 1.6. Where both hold fewer
+    layers instead, the stages between look like one; and where only the first stage loads data, like slow loaders.
+    Slow workers are few and seldom alike; a stage is a whole block of consecutive ranks, at an edge of the job, of
+    a size that divides it, with ranks much more alike than the block differs from the rest. Two workers that are
+    alike slow and happen to fill the last block are taken for a stage too: whoever wants them told apart says
+    `pipeline_stage`.
+
+    >>> by_stage(np.array([0.50, 0.50, 0.51, 0.50, 0.75, 0.76]))  # the last two carry the loss
+    [[4, 5], [0, 1, 2, 3]]
+    >>> by_stage(np.array([0.50, 0.50, 0.51, 0.50, 0.50, 0.76]))  # one slow worker is no stage
+    [[0, 1, 2, 3, 4, 5]]
+    """
+    n = len(own_s)
+    everyone = [list(range(n))]
+    if n < 4 or not (np.isfinite(own_s).all() and (own_s > 0).all()):
+        return everyone
+    for size in range(n // 2, 1, -1):
+        if n % size:
+            continue
+        last, first = list(range(n - size, n)), list(range(size))
+        for blocks in ([first, last], [last], [first]):
+            rest = [rank for rank in range(n) if not any(rank in block for block in blocks)]
+            if rest and all(_apart(own_s[block], own_s[rest]) for block in blocks):
+                return [*blocks, rest]
+    return everyone
+
+
+def _apart(block: Floats, rest: Floats) -> bool:
+    """Whether all of `block` is slower, or all of it faster, than all of the rest, and alike in itself."""
+    gap = max(float(block.min() - rest.max()), float(rest.min() - block.max()))
+    fastest = min(float(rest.max()), float(block.max()))
+    return gap > APART * fastest and float(np.ptp(block)) < ALIKE * gap
+
+
+def few_and_apart(ratio: Sequence[float], slow: Sequence[bool]) -> set[int]:
+    """Which of the `slow` ranks stand apart from all others, as slow workers do, and are few; ratio [n] is a rank's
+    own time over its peers' (NaN where not known). As many as possible. Uneven work has no such gap.
+
+    >>> few_and_apart([1.0, 1.3, 1.0, 1.0, 1.0, 1.0], [False, True, False, False, False, False])
+    {1}
+    >>> few_and_apart([1.0, 1.3, 1.25, 1.2, 1.15, 1.1], [False, True, True, True, True, True])  # uneven work
+    set()
+    """
+    order = sorted((n for n in range(len(ratio)) if np.isfinite(ratio[n])), key=lambda n: -ratio[n])
+    for count in range(min(sum(slow), int(max(1.0, FEW * len(ratio)))), 0, -1):
+        if not all(slow[n] for n in order[:count]):
+            continue
+        least = ratio[order[count - 1]]
+        others = max(ratio[order[count]], 1.0) if count < len(order) else 1.0
+        if least - others >= GAP * (least - 1.0):
+            return set(order[:count])
+    return set()
+
 
 VERSION = 1
 RING = 128
@@ -36,7 +109,7 @@ CAPPED, PEERS_ASKED = 0.97, 16
 """A power limit under this share of its peers' (of that many at most) is a cap."""
 STAGE = "pipeline_stage"
 """The rank's fact in the inventory that names its stage; ranks without one are compared with each other, but for a
-stage that shows (`detectors.progress.pipeline_stages`)."""
+stage that shows (`by_stage`)."""
 
 
 class StragglerSettings(BaseModel):
@@ -69,7 +142,17 @@ class Excess:
 
 
 class Straggler:
-    """STRAGGLER on the rank; its GPUs are among the facts."""
+    """STRAGGLER on the rank; its GPUs are among the facts.
+
+    >>> from nightshift.detectors.contract.testing import START_S, rank, show, steps, tick
+    >>> def look(n):  # rank 3 computes for 0.6 s a step, the others for 0.5 s
+    ...     at_s = START_S + 5 * n
+    ...     took = {r: [0.6 if r == 3 else 0.5] for r in range(8)}
+    ...     return tick(at_s, series=[steps(rank(r), n, [at_s], {"compute_s": took[r]}) for r in took])
+    >>> show(Straggler(), [look(n) for n in range(100)])
+    240 s: firing straggler rank:ml/train#3
+        compute takes 1.20 times as long as at 7 peers (100 % of steps)
+    """
 
     plugin: ClassVar[str] = "straggler"
     LOOSE: ClassVar[float] = 0.3
@@ -80,7 +163,7 @@ class Straggler:
         columns = {name: Column(np.float64, np.nan, (RING,)) for name in SIGNALS}
         columns |= {"step": Column(np.int64, -1, (RING,)), "last_s": Column(np.float64, -np.inf)}
         columns |= {"suspect_s": Column(np.float64, np.inf), "news": Column(np.bool_, 0)}
-        self._table = Table(columns, self.settings.forget_s)
+        self._table = SeriesTable(columns, self.settings.forget_s)
         self._judged_s = -np.inf
         self._limits: dict[Subject, tuple[float, float]] = {}
         """GPU → (power limit in W, when it was seen), of ranks that were slow and of their peers."""
@@ -184,42 +267,56 @@ class Straggler:
         took = {name: np.where(step == newest, table[name][slots], np.nan) for name in SIGNALS}
         own = np.nansum([np.nan_to_num(took[name]) for name in SIGNALS], axis=0)
         typical_s = float(np.median(own[own > 0])) if (own > 0).any() else 0.0
+        worst, shared_out = self._worst(slots, took, typical_s, at_s, inventory)
+        seen = np.zeros(len(slots), dtype=bool)
+        seen[list(worst)] = True
+        seen &= table["news"][slots]  # steps judged before say nothing new, neither slow nor as fast as its peers
+        table["news"][slots] = False
+        findings: list[Finding] = []
+        ranks = [table.subjects[slot] for slot in slots]
+        for row in np.flatnonzero(seen).tolist():
+            subject, slot = ranks[row], int(slots[row])
+            name, e = worst[row]
+            found: Finding | None = None
+            slow = self._strength(e) >= s.strength
+            # a power limit slows compute, never a loader
+            if slow and name == "compute_s":
+                slow = not self._held_back(subject, ranks, gpus, at_s, inventory)
+            table["suspect_s"][slot] = min(float(table["suspect_s"][slot]), at_s) if slow else np.inf
+            if slow and at_s - float(table["suspect_s"][slot]) >= s.persist_s:
+                found = self._episodes.fire(self._alarm(subject, name, e, typical_s, at_s, inventory), at_s)
+            elif row not in shared_out and (e.ratio < 0.5 * (1.0 + s.ratio) or e.often < 0.5 * (0.5 + s.often)):
+                # half of what an alarm needs: between the two an episode neither begins nor ends
+                found = self._episodes.clear(Fault.STRAGGLER, subject, at_s, "As fast as its peers again")
+            findings += [found] if found else []
+        return findings
+
+    def _worst(
+        self,
+        slots: NDArray[np.int64],
+        took: Mapping[str, Floats],
+        typical_s: float,
+        at_s: float,
+        inventory: Inventory,
+    ) -> tuple[dict[int, tuple[str, Excess]], set[int]]:
+        """(row → the signal in which that rank is slowest and by how much, rows that are slow among many: uneven
+        work). A rank that is slow among many in one signal may still stand out in the other."""
         worst: dict[int, tuple[str, Excess]] = {}
-        seen, shared_out = np.zeros(len(slots), dtype=bool), set[int]()
-        alike = self._kinds([table.subjects[slot] for slot in slots.tolist()], at_s, inventory)
+        shared_out = set[int]()
+        alike = self._kinds([self._table.subjects[slot] for slot in slots.tolist()], at_s, inventory)
         compared = [("compute_s", rows) for rows in alike] + [("data_s", np.arange(len(slots)))]
         for name, rows in compared:
-            found_of = excesses(took[name][rows], typical_s, s.steps)
-            strong = [excess is not None and self._strength(excess) >= s.strength for excess in found_of]
+            found_of = excesses(took[name][rows], typical_s, self.settings.steps)
+            strong = [e is not None and self._strength(e) >= self.settings.strength for e in found_of]
             few = few_and_apart([np.nan if e is None else e.ratio for e in found_of], strong)
             for place, (row, excess) in enumerate(zip(rows.tolist(), found_of, strict=True)):
                 if excess is None:
                     continue
                 if strong[place] and place not in few:
                     shared_out.add(row)
-                    continue
-                seen[row] = True
-                known = worst.get(row)
-                if known is None or excess.share > known[1].share:
+                elif row not in worst or excess.share > worst[row][1].share:
                     worst[row] = (name, excess)
-        seen &= table["news"][slots]  # steps judged before say nothing new, neither slow nor as fast as its peers
-        table["news"][slots] = False
-        findings: list[Finding] = []
-        for row in np.flatnonzero(seen).tolist():
-            subject = table.subjects[int(slots[row])]
-            name, e = worst[row]
-            found: Finding | None = None
-            slow = self._strength(e) >= s.strength
-            if slow and name == "compute_s":
-                slow = not self._held_back(subject, [table.subjects[k] for k in slots], gpus, at_s, inventory)
-            slot = int(slots[row])
-            table["suspect_s"][slot] = min(float(table["suspect_s"][slot]), at_s) if slow else np.inf
-            if slow and at_s - float(table["suspect_s"][slot]) >= s.persist_s:
-                found = self._episodes.fire(self._alarm(subject, name, e, typical_s, at_s, inventory), at_s)
-            elif row not in shared_out and (e.ratio < 0.5 * (1.0 + s.ratio) or e.often < 0.5 * (0.5 + s.often)):
-                found = self._episodes.clear(Fault.STRAGGLER, subject, at_s, "As fast as its peers again")
-            findings += [found] if found else []
-        return findings
+        return worst, shared_out
 
     @staticmethod
     def _kinds(ranks: list[Subject], at_s: float, inventory: Inventory) -> list[NDArray[np.int64]]:
