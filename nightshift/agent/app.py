@@ -18,8 +18,6 @@ from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.kernel_gate import KernelGate
 from nightshift.agent.approvals.manual_fixes import ByHand
 from nightshift.agent.approvals.people import Directory
-from nightshift.agent.channels import Doors
-from nightshift.agent.channels import Parts as DoorParts
 from nightshift.agent.clock import Clock, WallClock
 from nightshift.agent.config_file import ConfigError
 from nightshift.agent.console.app import build_console
@@ -37,11 +35,13 @@ from nightshift.agent.incidents.retention import Keeping
 from nightshift.agent.kernels.runner import KernelRunner
 from nightshift.agent.kernels.watch import KernelWatch
 from nightshift.agent.metrics import Metrics
-from nightshift.agent.policy_setup import build_policies
-from nightshift.agent.power_setup import build_power
-from nightshift.agent.practice import Practice
-from nightshift.agent.scheduling_setup import build_scheduling
 from nightshift.agent.settings import Settings
+from nightshift.agent.setup.channels import Doors
+from nightshift.agent.setup.channels import Parts as DoorParts
+from nightshift.agent.setup.policies import build_policies
+from nightshift.agent.setup.power import build_power
+from nightshift.agent.setup.practice import Practice
+from nightshift.agent.setup.scheduling import build_scheduling
 from nightshift.agent.store.election import build as build_election
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.store.process_clock import tell_time

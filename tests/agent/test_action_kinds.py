@@ -12,7 +12,7 @@ import pytest
 
 from nightshift.agent.approvals.policy import ApprovalSettings, Person, Role, may_not_approve, rule_for
 from nightshift.agent.incidents.remedies import choose
-from nightshift.agent.practice import actuator_of
+from nightshift.agent.setup.practice import actuator_of
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.subject import SubjectKind
 from nightshift.controllers.action import KINDS, Action, ActionKind, Rule, target_of, traits_of

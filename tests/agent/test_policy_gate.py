@@ -11,14 +11,14 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from typer.testing import CliRunner
 
+from nightshift.agent.__main__ import app
 from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.policy import ApprovalSettings, Person, Role, Rule
 from nightshift.agent.approvals.policy_gate import PolicyGate
-from nightshift.agent.cli.commands import app
 from nightshift.agent.control.policy_watch import PolicyWatch
 from nightshift.agent.incidents.retention import Keeping
 from nightshift.agent.incidents.retention import Settings as KeepingSettings
-from nightshift.agent.policy_setup import stand_up, stood_up
+from nightshift.agent.setup.policies import stand_up, stood_up
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.store.receipts import Receipts
 from nightshift.collectors.base import Permanent

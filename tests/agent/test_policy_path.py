@@ -20,10 +20,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
+from nightshift.agent.__main__ import app as cli
 from nightshift.agent.app import App
 from nightshift.agent.approvals.kernel_gate import ProposalState
 from nightshift.agent.approvals.policy import Person, Role
-from nightshift.agent.cli.commands import app as cli
 from nightshift.agent.clock import SteppedClock
 from nightshift.agent.notify.slack.proposals import Promotions, card
 from nightshift.agent.settings import Settings

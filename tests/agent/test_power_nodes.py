@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nightshift.agent.cli.node import answer_lease, tell_lease
+from nightshift.agent.node_agent import answer_lease, tell_lease
 from nightshift.collectors.kernel_log.local import LocalKernelLogCollector
 from nightshift.collectors.kubernetes import agent_pods
 from nightshift.collectors.subject import Inventory

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from nightshift.agent.cli.commands import app
+from nightshift.agent.__main__ import app
 from nightshift.agent.cli.remote import Remote, remote
 from nightshift.agent.console.app import build_console
 from nightshift.agent.console.server import Server

@@ -12,8 +12,8 @@ import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
+from nightshift.agent.__main__ import app as command_line
 from nightshift.agent.approvals.policy import Person, Role
-from nightshift.agent.cli.commands import app as command_line
 from nightshift.agent.console.app import build_console
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.settings import Settings as ConsoleSettings

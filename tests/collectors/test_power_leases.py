@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nightshift.agent.cli.node import Power, answer_lease, run
+from nightshift.agent.node_agent import Power, answer_lease, run
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.telemetry.exporter import Settings
 from nightshift.controllers.actuators.nvml_power import NvmlPower

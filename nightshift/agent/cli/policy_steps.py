@@ -40,8 +40,8 @@ def stand(
     """Puts a policy file into the daemon's store, and its policy into shadow: nothing of it is executed. It has to
     be signed by one of the configuration's `policy_keys`; the daemon asks it from its next start on."""
     from nightshift.agent.approvals.access import Verb, may
-    from nightshift.agent.policy_setup import stand_up
     from nightshift.agent.settings import load
+    from nightshift.agent.setup.policies import stand_up
     from nightshift.controllers.learnable import learnable
 
     part = getattr(load(config), kind, None)
@@ -150,7 +150,7 @@ def undo(
 def release(name: Annotated[str, typer.Argument(help="A GPU's UUID, or a node")], config: Config = None) -> None:
     """Gives a GPU whose limit a person set, or a node that was locked out, back to power control."""
     from nightshift.agent.approvals.access import Verb, may
-    from nightshift.agent.power_setup import release as give_back
+    from nightshift.agent.setup.power import release as give_back
 
     with stored(config) as (store, _, now_s):
         who = operator()
@@ -180,7 +180,4 @@ def explain(
         typer.echo(f"{name:<12}{value}")
 
 
-def add_to(group: typer.Typer) -> None:
-    """Puts the commands into a group."""
-    for command in (stand, standing, promote, approve, reject, undo, release, explain):
-        group.command()(command)
+COMMANDS = (stand, standing, promote, approve, reject, undo, release, explain)
