@@ -20,7 +20,6 @@ from nightshift.agent.approvals.manual_fixes import ByHand
 from nightshift.agent.approvals.people import Directory
 from nightshift.agent.clock import Clock, WallClock
 from nightshift.agent.config_file import ConfigError
-from nightshift.agent.console.app import build_console
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.sessions import Doorkeeper
 from nightshift.agent.console.sign_in import accounts, console_key, operator_token
@@ -38,6 +37,7 @@ from nightshift.agent.metrics import Metrics
 from nightshift.agent.settings import Settings
 from nightshift.agent.setup.channels import Doors
 from nightshift.agent.setup.channels import Parts as DoorParts
+from nightshift.agent.setup.console import build_console
 from nightshift.agent.setup.policies import build_policies
 from nightshift.agent.setup.power import build_power
 from nightshift.agent.setup.practice import Practice

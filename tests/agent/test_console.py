@@ -12,13 +12,13 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from nightshift.agent.approvals.policy import Person, Role
-from nightshift.agent.console.app import build_console
 from nightshift.agent.console.defence import HEADERS
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.sessions import cookie_name
 from nightshift.agent.console.settings import Settings
 from nightshift.agent.console.sign_in import console_key, operator_token
 from nightshift.agent.console.site import Health
+from nightshift.agent.setup.console import build_console
 from nightshift.agent.store.incident import IncidentState
 from nightshift.collectors.base import Permanent
 from nightshift.detectors.base import Fault

@@ -17,10 +17,10 @@ from benchmarks.console_fleet import LargeFleet
 from nightshift.agent.approvals.gate import NIGHTSHIFT
 from nightshift.agent.approvals.kernel_gate import KernelGate, promotion
 from nightshift.agent.approvals.policy_gate import PolicyGate
-from nightshift.agent.console.app import build_console
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.settings import Settings
 from nightshift.agent.incidents.suppression import Suppressor
+from nightshift.agent.setup.console import build_console
 from nightshift.agent.store.incident import IncidentState
 from nightshift.agent.store.receipts import Receipts
 from nightshift.controllers.guard import Window

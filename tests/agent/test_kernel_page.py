@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from nightshift.agent.approvals.kernel_gate import KernelGate, ProposalState, promotion
-from nightshift.agent.console.app import build_console
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.settings import Settings
+from nightshift.agent.setup.console import build_console
 from tests.agent.story import TOKEN, Story
 
 HOSTILE = "</td><script>alert(1)</script>{{7*7}}"

@@ -9,10 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from nightshift.agent.console.app import build_console
-from nightshift.agent.console.plan_diff import Line, against, effect
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.settings import Settings
+from nightshift.agent.presentation.plan_diff import Line, against, effect
+from nightshift.agent.setup.console import build_console
 from nightshift.agent.store.incident import Cause
 from nightshift.controllers.action import ActionKind, kinds_where
 from tests.agent.incidents import NODE, an_action

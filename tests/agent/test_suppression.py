@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from nightshift.agent.__main__ import app as command_line
 from nightshift.agent.approvals.policy import Person, Role
-from nightshift.agent.console.app import build_console
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.settings import Settings as ConsoleSettings
 from nightshift.agent.incidents.silence import Silences
 from nightshift.agent.incidents.suppression import Suppressor
+from nightshift.agent.setup.console import build_console
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.guard import Window
 from tests.agent.incidents import GPU, NODE, a_finding

@@ -17,8 +17,6 @@ from starlette.testclient import TestClient
 from nightshift.agent.approvals.access import Sight, Verb, may, sight
 from nightshift.agent.approvals.visibility import OTHERS, WITHHELD, Window
 from nightshift.agent.console.api import PREFIX
-from nightshift.agent.console.app import build_console
-from nightshift.agent.console.overview import by_rack
 from nightshift.agent.console.sessions import cookie_name
 from nightshift.agent.console.settings import Settings
 from nightshift.agent.notify.slack.blocks import Message
@@ -26,6 +24,8 @@ from nightshift.agent.notify.slack.card import Ticket
 from nightshift.agent.notify.slack.clicks import Click, Desk
 from nightshift.agent.notify.slack.clicks import Parts as DeskParts
 from nightshift.agent.notify.slack.settings import Settings as SlackSettings
+from nightshift.agent.presentation.overview import by_rack
+from nightshift.agent.setup.console import build_console
 from nightshift.agent.store.incident_store import NoSuchIncident
 from nightshift.collectors.subject import SubjectKind
 from nightshift.controllers.action import ActionKind

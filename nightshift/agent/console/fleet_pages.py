@@ -6,9 +6,9 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response
 
 from nightshift.agent.approvals.visibility import Window
-from nightshift.agent.console.fleet import fleet
-from nightshift.agent.console.overview import AT_ONCE, Fresh, View, overview
 from nightshift.agent.console.site import Site
+from nightshift.agent.presentation.fleet import fleet
+from nightshift.agent.presentation.overview import AT_ONCE, Fresh, View, overview
 from nightshift.agent.store.archive import Wanted
 from nightshift.agent.store.incident import IncidentState
 from nightshift.detectors.base import Severity

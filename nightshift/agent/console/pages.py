@@ -11,10 +11,10 @@ from nightshift.agent.approvals.access import Decision, Sight, Verb, may
 from nightshift.agent.approvals.kernel_gate import KernelGate
 from nightshift.agent.approvals.policy import must_sign_in_again
 from nightshift.agent.approvals.visibility import Window
-from nightshift.agent.console.plan_diff import Line, against, effect
 from nightshift.agent.console.site import Site
 from nightshift.agent.presentation import incident_view
 from nightshift.agent.presentation.line_chart import Chart
+from nightshift.agent.presentation.plan_diff import Line, against, effect
 from nightshift.agent.rca.summary import as_shown
 from nightshift.agent.store.diagnosis import Evidence
 from nightshift.agent.store.incident import Incident, taken_on

@@ -11,6 +11,7 @@ import ipaddress
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -37,6 +38,7 @@ from nightshift.collectors.history import History
 from nightshift.collectors.subject import Inventory
 from nightshift.detectors.base import Finding
 
+STATIC = Path(__file__).parent / "static"
 _NOBODY = Person("somebody at this machine", frozenset({Role.VIEWER}), "console")
 
 

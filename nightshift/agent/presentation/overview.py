@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from nightshift.agent.console.fleet import RANK, STALE_S, natural, trouble
+from nightshift.agent.presentation.fleet import RANK, STALE_S, natural, trouble
 from nightshift.agent.store.incident import IncidentState, IncidentSummary
 from nightshift.collectors.frame import Frame
 from nightshift.collectors.history import History
