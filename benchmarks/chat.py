@@ -29,7 +29,7 @@ from nightshift.agent.approvals.people import Settings as PeopleSettings
 from nightshift.agent.approvals.policy import ApprovalSettings, Role
 from nightshift.agent.clock import WallClock
 from nightshift.agent.incidents.lifecycle import Lifecycle
-from nightshift.agent.incidents.stage_parts import LifecycleSettings, Parts
+from nightshift.agent.incidents.stages import LifecycleSettings, Parts
 from nightshift.agent.notify.slack.room import Slack
 from nightshift.agent.notify.slack.settings import Settings
 from nightshift.agent.store.incident import IncidentState

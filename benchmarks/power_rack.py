@@ -29,7 +29,7 @@ from benchmarks.report import write
 from nightshift.collectors.base import Permanent
 from nightshift.controllers.power.belief import Bank
 from nightshift.controllers.power.curves import Curve, read_sweeps, synthetic
-from nightshift.controllers.power.evaluate import interval
+from nightshift.controllers.power.learn import interval
 from nightshift.controllers.power.rack import RANGE, Believed, CommonCap
 from nightshift.controllers.power.rack_run import RackScore, Scene, Told, at_once, oracle, rack
 from nightshift.controllers.power.share import Sharing

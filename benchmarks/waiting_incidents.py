@@ -30,7 +30,7 @@ from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.policy import ApprovalSettings, Person, Role
 from nightshift.agent.clock import WallClock
 from nightshift.agent.incidents.lifecycle import Lifecycle
-from nightshift.agent.incidents.stage_parts import LifecycleSettings, Parts
+from nightshift.agent.incidents.stages import LifecycleSettings, Parts
 from nightshift.agent.store.diagnosis import Confidence, Diagnosis
 from nightshift.agent.store.incident import Incident, IncidentState
 from nightshift.agent.store.incident_store import Store

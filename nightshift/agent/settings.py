@@ -23,7 +23,7 @@ from nightshift.agent.config_file import ConfigError, Document, explain, read
 from nightshift.agent.console.settings import Settings as ConsoleSettings
 from nightshift.agent.correlation.correlate import Settings as CorrelateSettings
 from nightshift.agent.incidents.retention import Settings as KeepingSettings
-from nightshift.agent.incidents.stage_parts import LifecycleSettings
+from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.notify.outlets.settings import Settings as OutletSettings
 from nightshift.agent.notify.slack.settings import Settings as SlackSettings
 from nightshift.agent.rca.model import ModelSettings

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from nightshift.agent.clock import SteppedClock
-from nightshift.agent.incidents.stage_parts import LifecycleSettings
+from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.store.incident import TRANSITIONS, Cause, Incident, IncidentState
 from nightshift.agent.store.incident_store import Move
 from nightshift.agent.store.intents import store_intent

@@ -21,7 +21,7 @@ from kubernetes import client, config
 from nightshift.agent.approvals.policy import ApprovalSettings, Rule
 from nightshift.agent.incidents.advisor import out_of_use
 from nightshift.agent.incidents.lifecycle import Lifecycle
-from nightshift.agent.incidents.stage_parts import LifecycleSettings
+from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.store.incident import Incident, IncidentState
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers import guard

@@ -17,9 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from nightshift.agent.approvals.access import Sight, Verb, may, sight
 from nightshift.agent.approvals.gate import GateAnswer
 from nightshift.agent.approvals.policy import PEOPLE, ApprovalSettings, Grant, Person, Role, Rule, rule_for
-from nightshift.agent.incidents.lifecycle import Lifecycle
-from nightshift.agent.incidents.stage_parts import LifecycleSettings
-from nightshift.agent.incidents.stage_queue import Run
+from nightshift.agent.incidents.lifecycle import Lifecycle, Run
+from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.store.incident import TRANSITIONS, Cause, Incident, IncidentState
 from nightshift.agent.store.incident_store import NoSuchIncident
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, Outcome, Precondition

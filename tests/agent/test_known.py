@@ -8,7 +8,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from nightshift.agent.correlation.correlate import Verb, correlate
-from nightshift.agent.correlation.known_incidents import KnownIncidents
+from nightshift.agent.correlation.watch import KnownIncidents
 from nightshift.agent.store.diagnosis import Confidence, Diagnosis
 from nightshift.agent.store.incident import Cause, IncidentState
 from nightshift.agent.store.incident_store import Store

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.agent.incidents.stage_parts import LifecycleSettings
+from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.store.incident import Incident, IncidentState
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.controllers.action import ActionKind, Outcome, OutcomeStatus, Precondition, Proposal

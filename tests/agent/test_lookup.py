@@ -14,8 +14,7 @@ import pytest
 
 from nightshift.agent.rca.bundle import Bundle, Limits, PastIncident
 from nightshift.agent.rca.lookup import MAX_CONTENT, MORE_ITEMS, Lookup
-from nightshift.agent.rca.measured import invents
-from nightshift.agent.rca.promql import range_query
+from nightshift.agent.rca.promql import invents, range_query
 from nightshift.agent.rca.redact import Redactor
 from nightshift.collectors.frame import Instant, LogRecord
 from nightshift.collectors.kubernetes.events import CHANGES

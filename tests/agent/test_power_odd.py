@@ -14,8 +14,8 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
+from nightshift.agent.control.power_decision import seen_age_s
 from nightshift.agent.control.power_loop import PowerLoop
-from nightshift.agent.control.power_view import seen_age_s
 from nightshift.agent.control.power_windows import Windows
 from nightshift.collectors.subject import SubjectKind
 from nightshift.collectors.tick import Tick

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightshift.agent.incidents.advisor import Advisor, resembling
-from nightshift.agent.incidents.remedies import choose
+from nightshift.agent.incidents.advisor import Advisor, choose, resembling
 from nightshift.agent.rca.bundle import Limits
 from nightshift.agent.rca.evidence import gather
 from nightshift.agent.rca.grounding import ground

@@ -20,7 +20,7 @@ from nightshift.agent.approvals.scoreboard import (
     wilson_low,
 )
 from nightshift.agent.incidents.lifecycle import Lifecycle
-from nightshift.agent.incidents.stage_parts import LifecycleSettings
+from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.store.incident import IncidentState
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import ActionKind

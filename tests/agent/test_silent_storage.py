@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from nightshift.agent.correlation.correlate import Decision, Known, Verb, correlate
-from nightshift.agent.incidents.remedies import choose
+from nightshift.agent.incidents.advisor import choose
 from nightshift.agent.rca.evidence import gather
 from nightshift.agent.rca.rules import diagnose
 from nightshift.agent.store.incident import IncidentState

@@ -11,7 +11,7 @@ from kubernetes import client, config
 
 from nightshift.agent.approvals.policy import ApprovalSettings, Rule
 from nightshift.agent.incidents.lifecycle import Lifecycle
-from nightshift.agent.incidents.stage_parts import LifecycleSettings
+from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.notify.slack.card import TOLD, event
 from nightshift.agent.rca.summary import as_text, summarise
 from nightshift.agent.store.incident import Cause, Incident, IncidentState, Step, entered_s

@@ -13,7 +13,7 @@ from nightshift.agent.approvals.policy import ApprovalSettings, Person, Role
 from nightshift.agent.clock import Clock
 from nightshift.agent.incidents.lifecycle import Lifecycle
 from nightshift.agent.incidents.node_return import GivingBack
-from nightshift.agent.incidents.stage_parts import LifecycleSettings, Parts
+from nightshift.agent.incidents.stages import LifecycleSettings, Parts
 from nightshift.agent.store.incident import Incident
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.frame import Frame, SeriesIndex

@@ -10,10 +10,9 @@ import pytest
 
 from nightshift.collectors.base import Permanent
 from nightshift.controllers.power import descent
-from nightshift.controllers.power.baselines import Descent, PlainDescent, Static, Zeus
 from nightshift.controllers.power.belief import TOP, Bank, Noise, Windows, outlook
 from nightshift.controllers.power.curves import LEVELS, Curve, on_levels, oracle_grid, read_sweeps, synthetic
-from nightshift.controllers.power.evaluate import evaluate, interval, left_out
+from nightshift.controllers.power.learn import Descent, PlainDescent, Static, Zeus, evaluate, interval, left_out
 from nightshift.controllers.power.simulate import ledger, ledgers, lowest_levels, run
 
 BANK = Bank.make(256)

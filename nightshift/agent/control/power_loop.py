@@ -1,7 +1,7 @@
 """Power control in the daemon: observe → policy proposes → shield decides → lease → read back. Off by default.
 
 One turn per window. Windows are gathered from every look (`power_windows`), each job's gang is judged
-(`power_view`, `power_decide`), racks that have too little for all are shared (`controllers.power.division`),
+(`power_decision`), racks that have too little for all are shared (`controllers.power.division`),
 the racks' shield has the last word, nodes get leases, and every proposal leaves a receipt. What waits for
 others to be read back as lowered follows at the next look. Where it does not act, the same happens but for the
 leases. The emergency stop freezes: what was ordered is renewed and nothing new is. A daemon that dies renews
@@ -10,25 +10,32 @@ nothing, and the nodes go to their fallback by themselves.
 
 from __future__ import annotations
 
+import json
 import math
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import structlog
 
 from nightshift.agent.control.power_absence import Gone
 from nightshift.agent.control.power_clocks import Clocks
-from nightshift.agent.control.power_decision import Asked, Belief, Decided, ask, decide_gang
-from nightshift.agent.control.power_interfaces import Around, Happened, Turn
-from nightshift.agent.control.power_orders import complaints, leases
+from nightshift.agent.control.power_decision import (
+    Asked,
+    Belief,
+    Beliefs,
+    Decided,
+    ask,
+    decide_gang,
+    power_range,
+    shield_gpu,
+)
+from nightshift.agent.control.power_interfaces import Around, Happened, Receipt, Telling, Turn
 from nightshift.agent.control.power_racks import Racks
-from nightshift.agent.control.power_reports import Receipt, Telling
-from nightshift.agent.control.power_state import Kept
-from nightshift.agent.control.power_view import Beliefs, power_range, shield_gpu
 from nightshift.agent.control.power_windows import GpuWindow, Windows
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.seal import fingerprint
@@ -38,15 +45,101 @@ from nightshift.controllers.actuators.power_nodes import Grant, Nodes, NodeStatu
 from nightshift.controllers.decision import plain
 from nightshift.controllers.outcome import Stretch
 from nightshift.controllers.policy_file import PolicyFile
-from nightshift.controllers.power import shield
+from nightshift.controllers.power import clocks, shield
 from nightshift.controllers.power.arms import Round, newly_locked
 from nightshift.controllers.power.belief import TOP, shared_bank
+from nightshift.controllers.power.clocks import Memory as ClockMemory
 from nightshift.controllers.power.curves import LEVELS
 from nightshift.controllers.power.division import Division, divide_racks
+from nightshift.controllers.power.gang import Gang
 from nightshift.controllers.power.rack import RANGE
 from nightshift.controllers.power.settings import PowerSettings
 from nightshift.controllers.power.share import Sharing
+from nightshift.controllers.power.shield import Memory
 from nightshift.controllers.promotion import Health
+
+
+def leases(
+    ordered_mw: Mapping[str, int],
+    gpus: Iterable[shield.Gpu],
+    memory: shield.Memory,
+    term: int,
+    ttl_s: float,
+    locks: clocks.Memory,
+) -> dict[str, dict[str, Any]]:
+    """Node → lease (`power_leases.Lease`). None for a limit that a person set, nor for a node that lied. Clocks are
+    in it only where there are any: a node agent from before they were takes the rest."""
+    by_node: dict[str, dict[str, int]] = defaultdict(dict)
+    held: dict[str, int] = {}
+    for gpu in gpus:
+        if gpu.uuid in ordered_mw and gpu.uuid not in memory.manual and gpu.node not in memory.liars:
+            by_node[gpu.node][gpu.uuid] = ordered_mw[gpu.uuid]
+        if gpu.enforced_mw is not None and gpu.uuid in memory.confirmed:
+            held[gpu.uuid] = gpu.enforced_mw
+    found: dict[str, dict[str, Any]] = {
+        node: {
+            "id": "power",
+            "term": term,
+            "ttl_s": ttl_s,
+            "limits_mw": limits,
+            "held_mw": {u: held[u] for u in limits if u in held},
+        }
+        for node, limits in by_node.items()
+    }
+    for lease in found.values():
+        mine = lease["limits_mw"]
+        if ordered := {u: mhz for u, mhz in locks.ordered_mhz.items() if u in mine}:
+            lease["clocks_mhz"] = ordered
+        ours = locks.changed_s.keys() - locks.ordered_mhz.keys() - locks.manual - locks.odd.keys()
+        if freed := sorted(ours & mine.keys()):
+            lease["clocks_freed"] = freed
+        if left := sorted(locks.manual & mine.keys()):
+            lease["clocks_left"] = left
+    return found
+
+
+def complaints(told: Mapping[str, NodeStatus], before: Mapping[str, NodeStatus]) -> list[tuple[str, str]]:
+    """(node, what is wrong with it), where that is news."""
+    return [
+        (n, s.error) for n, s in sorted(told.items()) if s.error and s.error != before.get(n, NodeStatus()).error
+    ]
+
+
+@dataclass
+class Kept:
+    """What power control keeps in the daemon's store from turn to turn, for the daemon that leads next.
+
+    `released`: GPUs and nodes that people gave back, and when that was taken up (Unix s). `gone`: of
+    `power_absence.Gone`."""
+
+    memory: Memory = field(default_factory=Memory)
+    gangs: dict[str, Gang] = field(default_factory=dict)
+    released: dict[str, float] = field(default_factory=dict)
+    gone: Mapping[str, Any] = field(default_factory=dict)
+    clocks: ClockMemory = field(default_factory=ClockMemory)
+    on_clock: dict[str, Gang] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, raw: bytes) -> Kept:
+        """Raises ValueError, KeyError or TypeError where it is not of this form."""
+        body = json.loads(raw)
+        sets: dict[str, Any] = {k: frozenset(v) if isinstance(v, list) else v for k, v in body["memory"].items()}
+        sets["unread_mw"] = {u: tuple(orders) for u, orders in dict(sets.get("unread_mw") or {}).items()}
+        gangs = {job: Gang.from_json(text) for job, text in body["gangs"].items()}
+        released = {str(name): float(at_s) for name, at_s in body.get("released", {}).items()}
+        clocks: dict[str, Any] = {
+            k: frozenset(v) if isinstance(v, list) else v for k, v in body.get("clocks", {}).items()
+        }
+        on_clock = {job: Gang.from_json(text) for job, text in body.get("on_clock", {}).items()}
+        gone = dict(body.get("gone", {}))
+        return cls(Memory(**sets), gangs, released, gone, ClockMemory(**clocks), on_clock)
+
+    def write(self) -> bytes:
+        gangs = {job: gang.to_json() for job, gang in self.gangs.items()}
+        body = {"memory": plain(self.memory), "gangs": gangs, "released": self.released, "gone": self.gone}
+        on_clock = {job: gang.to_json() for job, gang in self.on_clock.items()}
+        return json.dumps({**body, "clocks": plain(self.clocks), "on_clock": on_clock}).encode()
+
 
 _WAITING = 4
 

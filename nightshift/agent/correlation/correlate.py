@@ -6,7 +6,7 @@ Findings of one kin that touch the same place within a stated window are one fau
 (`EFFECTS`); what an action of ours can cause, on what it touched (`controllers.action.KINDS`), joins the incident
 that it acted for; a fault that comes back soon after its incident was resolved re-opens it; jobs that wait for one
 storage server are one fault (`agent.correlation.storage_outage`); the same fault in many places at once is one
-storm (`agent.correlation.storms`).
+storm (`Storms`).
 
 Limits: two incidents that are open already are never merged, even when a later finding explains both; the finding
 then joins the one that opened first.
@@ -14,6 +14,7 @@ then joins the one that opened first.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
@@ -22,7 +23,9 @@ from nightshift.agent.correlation.decisions import Decision, Group, Known, Setti
 from nightshift.agent.correlation.kinship import (
     EFFECTS,
     SAME,
+    STORMY,
     Effect,
+    Kin,
     Places,
     Same,
     causal_key,
@@ -34,11 +37,80 @@ from nightshift.agent.correlation.kinship import (
     xids_of,
 )
 from nightshift.agent.correlation.storage_outage import Events, Waiting, no_events
-from nightshift.agent.correlation.storms import Storms
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.action import traits_of
 from nightshift.controllers.guard import Commitment
 from nightshift.detectors.base import Fault, Finding, State
+
+
+class Storms:
+    """Finds storms among a tick's new incidents. `known`: the incidents that there are, oldest first."""
+
+    def __init__(self, known: Sequence[Known], places: Places, settings: Settings) -> None:
+        self._known, self._places, self._settings = known, places, settings
+
+    def joined(self, homes: list[Group]) -> list[Group]:
+        """Merges new incidents of one stormy kin under one rack, NVLink domain or cluster into one."""
+        for scope, least in (
+            (SubjectKind.NVLINK_DOMAIN, self._settings.storm_faults),
+            (SubjectKind.RACK, self._settings.storm_faults),
+            (SubjectKind.CLUSTER, self._settings.storm_cluster),
+        ):
+            buckets: dict[tuple[Kin, Subject | None], list[Group]] = defaultdict(list)
+            for home in homes:
+                cause = first_cause(home.findings)
+                if home.incident is None and kin_of(cause) in STORMY:
+                    for place in self._storm_places(cause, scope):
+                        buckets[kin_of(cause), place].append(home)
+            merged: set[int] = set()
+            for (kin, place), found in sorted(buckets.items(), key=lambda item: (item[0][0], str(item[0][1]))):
+                alive = [h for h in found if id(h) not in merged]
+                for burst in self._bursts(alive):
+                    standing = self._standing_storm(kin, place, scope, least, burst)
+                    if len(burst) < least and standing is None:
+                        continue
+                    head, *rest = [
+                        *(h for h in homes if standing and h.incident is standing and id(h) not in merged),
+                        *burst,
+                    ]
+                    head.incident = standing
+                    head.storm = True
+                    head.reason = f"storm: {kin} in {len(burst)} places of {place or scope}"
+                    for home in rest:
+                        head.findings += home.findings
+                        merged.add(id(home))
+            homes = [home for home in homes if id(home) not in merged]
+        return homes
+
+    def _storm_places(self, finding: Finding, scope: SubjectKind) -> list[Subject | None]:
+        if scope is SubjectKind.CLUSTER:
+            return [None]
+        return [s for s in self._places.of(finding) if s.kind is scope]
+
+    def _bursts(self, homes: list[Group]) -> list[list[Group]]:
+        ordered = sorted(homes, key=lambda h: onset_key(first_cause(h.findings)))
+        bursts: list[list[Group]] = []
+        last_s = -math.inf
+        for home in ordered:
+            since_s = first_cause(home.findings).since.t_s
+            if since_s - last_s > self._settings.storm_s:
+                bursts.append([])
+            bursts[-1].append(home)
+            last_s = since_s
+        return bursts
+
+    def _standing_storm(
+        self, kin: Kin, place: Subject | None, scope: SubjectKind, least: int, burst: list[Group]
+    ) -> Known | None:
+        """An open incident that is this storm already: enough subjects of that kin at that place, near in time."""
+        since_s = first_cause(burst[0].findings).since.t_s
+        for incident in self._known:
+            alike = [f for f in incident.findings if kin_of(f) is kin and place in self._storm_places(f, scope)]
+            recent = [f for f in alike if abs(since_s - f.since.t_s) <= self._settings.storm_s]
+            if not incident.resolved and recent and len({f.subject for f in alike}) >= least:
+                return incident
+        return None
+
 
 __all__ = ["Decision", "Known", "Settings", "Verb", "correlate"]
 

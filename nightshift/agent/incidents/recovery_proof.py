@@ -27,7 +27,7 @@ hours before somebody approved its restart."""
 
 @dataclass(frozen=True)
 class ResumedProgress:
-    """Fulfils `agent.incidents.stage_parts.Probe`. `history` is asked by a call: a reload's is the one that
+    """Fulfils `agent.incidents.stages.Probe`. `history` is asked by a call: a reload's is the one that
     answers."""
 
     history: Callable[[], History]

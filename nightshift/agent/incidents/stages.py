@@ -14,20 +14,22 @@ only after its intent is on disk, and only once per action id.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
 
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
+from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.policy import rule_for
+from nightshift.agent.clock import Clock
 from nightshift.agent.correlation.silent_faults import is_unrepaired
-from nightshift.agent.incidents import progress_notes
 from nightshift.agent.incidents.node_return import LOOK_AGAIN_S, GivingBack, stays
-from nightshift.agent.incidents.stage_parts import Parts
 from nightshift.agent.store.diagnosis import Diagnosis
 from nightshift.agent.store.incident import Cause, Incident, IncidentState
-from nightshift.agent.store.incident_store import Move, number_of
+from nightshift.agent.store.incident_store import Move, Store, number_of
 from nightshift.agent.store.intents import commitments, end_intent, has_intent, store_intent
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.controllers.action import (
@@ -36,12 +38,124 @@ from nightshift.controllers.action import (
     Actuator,
     Outcome,
     OutcomeStatus,
+    Proposal,
     Rule,
     UnderWay,
     traits_of,
 )
-from nightshift.controllers.guard import Ruling
+from nightshift.controllers.guard import Commitment, Ruling
 from nightshift.detectors.base import State
+
+if TYPE_CHECKING:
+    from nightshift.agent.incidents.node_return import GivingBack
+
+
+from collections.abc import Mapping
+from contextlib import suppress
+from types import MappingProxyType
+
+FIRST_NOTE_S = 300.0
+"""What has taken so long (s) is told, and again each time that it has taken twice as long."""
+
+
+def note_waiting(store: Store, incident: Incident, why: str, now_s: float, by: str) -> None:
+    """Notes in the incident's own history what a begun action waits for, where that is due.
+
+    A drain that a disruption budget holds up is no failure and nothing is tried harder for it; but whoever approved
+    it should not first hear of it when `act_timeout_s` is over."""
+    waited_s = now_s - incident.entered_s
+    told = sum(step.cause == Cause.UNDER_WAY and step.at_s >= incident.entered_s for step in incident.history)
+    if waited_s >= FIRST_NOTE_S * 2**told:
+        store.remark(incident, Cause.UNDER_WAY, by, f"under way for {waited_s:.0f} s: {why}")
+
+
+def cut_off(
+    action: Action,
+    actuator: Actuator,
+    why: str,
+    now_s: float,
+    known: Mapping[OutcomeStatus, OutcomeStatus] = MappingProxyType({}),
+    otherwise: OutcomeStatus = OutcomeStatus.UNKNOWN,
+) -> Outcome:
+    """What becomes of an action that is given up: where it reads back as begun and not done, a person has to look
+    at what it leaves; else what `known` makes of what was read, or `otherwise`."""
+    with suppress(Temporary, Permanent):
+        found = actuator.read(action)
+        if found.status is OutcomeStatus.UNDER_WAY:
+            if found.observed.get("cordoned") == "true" and "stays cordoned" not in why:
+                why += "; the node stays cordoned"
+            return Outcome(OutcomeStatus.UNKNOWN, f"left half-way: {found.detail}; {why}", now_s)
+        otherwise = known.get(found.status, otherwise)
+    return Outcome(otherwise, why, now_s)
+
+
+class LifecycleSettings(BaseModel):
+    """Settings of the incident's way. Times are in the daemon's clock."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    quiet_s: float = Field(
+        default=120.0,
+        ge=0,
+        description="Every finding has to stay clear for so long before it is resolved.",
+    )
+    confirm_timeout_s: float = Field(
+        default=1800.0, gt=0, description="After an action, how long to wait for recovery before undoing it."
+    )
+    act_timeout_s: float = Field(
+        default=3600.0,
+        gt=0,
+        description="A drain, restart or reboot that is still under way after this is given to a person.",
+    )
+    max_plans: int = Field(default=5, ge=1, description="Plans for one incident before a person has to take over.")
+    max_tries: int = Field(default=5, ge=1, description="Tries of one stage before the incident is escalated.")
+    retry_s: float = Field(default=5.0, gt=0, description="Wait before a stage's second try; doubles each time.")
+    retry_max_s: float = Field(default=300.0, gt=0, description="Longest wait between two tries of a stage.")
+    workers: int = Field(default=4, ge=1, description="Stages that run at the same time.")
+
+
+class Diagnose(Protocol):
+    """Finds the cause of an incident. May raise Temporary or Permanent."""
+
+    def __call__(self, incident: Incident) -> Diagnosis: ...
+
+
+class Plan(Protocol):
+    """Chooses the least disruptive fitting mitigation, with a new action id for each `incident.attempt`."""
+
+    def __call__(self, incident: Incident) -> Proposal: ...
+
+
+class Probe(Protocol):
+    """Actively tests that the action worked: DONE where it did, FAILED where not; UnderWay to be asked again."""
+
+    def __call__(self, incident: Incident) -> Outcome: ...
+
+
+class Guard(Protocol):
+    """Whether an action may begin now, given those that have: asked in the transaction that stores the intent."""
+
+    def __call__(self, action: Action, begun: Sequence[Commitment]) -> Ruling: ...
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the stages work with; built once in `agent.app`."""
+
+    store: Store
+    gate: Gate
+    clock: Clock
+    diagnose: Diagnose
+    plan: Plan
+    actuator_for: Callable[[Incident], Actuator]
+    settings: LifecycleSettings
+    probe: Probe | None = None
+    guard: Guard | None = None
+    not_earned: Callable[[Action], str] | None = None
+    """Why a kind that is automatic by policy has not earned it yet; empty where it has."""
+    giving_back: GivingBack | None = None
+    """When a node that we cordoned or drained is given back; None: it is left to people, and nobody is told."""
+
 
 _S, _C, _O = IncidentState, Cause, OutcomeStatus
 
@@ -132,7 +246,7 @@ class Stages:
             self._conclude_undo(incident, action, Outcome(_O.UNKNOWN, why, self._now()))
             return
         actuator = self._parts.actuator_for(incident)
-        outcome = progress_notes.cut_off(action, actuator, why, self._now(), {_O.NOT_DONE: _O.FAILED})
+        outcome = cut_off(action, actuator, why, self._now(), {_O.NOT_DONE: _O.FAILED})
         self._conclude(incident, action, outcome)
 
     # Plan -------------------------------------------------------------------------------------------------------
@@ -220,13 +334,13 @@ class Stages:
             if outcome.status is _O.UNDER_WAY:  # half of it is worse than waiting until it can go on
                 for_s = self._now() - incident.entered_s
                 if for_s < self._parts.settings.act_timeout_s:
-                    progress_notes.tell(self._store, incident, str(error), self._now(), self._runner)
+                    note_waiting(self._store, incident, str(error), self._now(), self._runner)
                     wait_s = error.retry_after_s or (0.0 if goes_on else self._parts.settings.retry_s)
                     raise Later(str(error), self._now() + wait_s) from error
                 why = f"still under way after {for_s:.0f} s: {error}"
-                outcome = progress_notes.cut_off(action, actuator, why, self._now())
+                outcome = cut_off(action, actuator, why, self._now())
         except Permanent as error:
-            outcome = progress_notes.cut_off(action, actuator, str(error), self._now(), {}, _O.REFUSED)
+            outcome = cut_off(action, actuator, str(error), self._now(), {}, _O.REFUSED)
         self._conclude(incident, action, outcome)
 
     def _intend(self, incident: Incident, action: Action) -> bool:

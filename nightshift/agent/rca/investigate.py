@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from nightshift.agent.rca.bundle import as_it_is
-from nightshift.agent.rca.grounding import bind, ground
+from nightshift.agent.rca.grounding import bind, ground, sentence_of
 from nightshift.agent.rca.lookup import Lookup, schema_of, shown
 from nightshift.agent.rca.model import CHARS_PER_TOKEN, SAYS, Answer, Failed, Failure, Model, ModelSettings
-from nightshift.agent.rca.wording import sentence_of
 from nightshift.agent.store.diagnosis import Claim, Diagnosis, Evidence, Predicate, Quote
 from nightshift.collectors.seal import canonical_json, sha256_hex
 from nightshift.detectors.base import Fault

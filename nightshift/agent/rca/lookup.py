@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nightshift.agent.rca.bundle import Bundle, Ledger, Limits, PastIncident, as_it_is
 from nightshift.agent.rca.evidence import CHANGES_BEFORE_S
-from nightshift.agent.rca.measured import invents
+from nightshift.agent.rca.promql import invents
 from nightshift.agent.store.diagnosis import SERIES, Evidence
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.history import History

@@ -5,6 +5,12 @@ leaks before what they kill, a crashed rank before the hang of the others; 43, 4
 read as the memory error that they contain or fail to contain. What an Xid calls for comes from NVIDIA's catalogue,
 unless the driver announced its own recovery action by Xid 154. Each claim is re-evaluated over the evidence before
 it is kept; if none stands, the cause is said to be unknown: abstaining beats guessing.
+
+How sure a diagnosis is: levels are ordered by what was proven: a measured change, an order in time, or a log's own
+line weighs more than what a detector says of itself; with no claim that holds, the cause is unknown, and nothing
+is done about it. What a level is worth is measured: `calibration.json` holds the share of first causes that were
+right at each level, fitted on the written half of the incident benchmark and checked on the drawn half
+(docs/reference/figures.md).
 """
 
 from __future__ import annotations
@@ -13,18 +19,57 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 from nightshift.agent.correlation.kinship import HARDWARE, MEMORY_XIDS, Kin, Places, first_cause, kin_of, xid_of
 from nightshift.agent.correlation.storage_outage import WAITS
 from nightshift.agent.rca.bundle import Bundle
 from nightshift.agent.rca.case import Case, Where, few
 from nightshift.agent.rca.claims import draft
-from nightshift.agent.rca.confidence import confidence_of, jumped, right_share
 from nightshift.agent.rca.grounding import ground
-from nightshift.agent.store.diagnosis import Claim, Diagnosis, Predicate
+from nightshift.agent.store.diagnosis import Claim, Confidence, Diagnosis, Predicate
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.detectors.base import Fault, Finding, State
 from nightshift.detectors.hardware.xid_catalogue import CATALOGUE, GRAVITY, Recovery, action_of, announced_action
+
+_STRONG = frozenset({Predicate.ROSE, Predicate.FELL, Predicate.REPEATED, Predicate.PRECEDED})
+
+
+def confidence_of(case: Case, held: Sequence[Claim]) -> Confidence:
+    """The level of a case's first cause, given the claims that held."""
+    strong = sum(claim.predicate in _STRONG for claim in held)
+    quoted = any(claim.quotes for claim in held)
+    if not held or case.cause.fault is Fault.ANOMALY:
+        return Confidence.UNKNOWN
+    kin = kin_of(case.cause)
+    if kin is Kin.LOSS:
+        return Confidence.HIGH if jumped(held) else Confidence.MEDIUM if strong else Confidence.LOW
+    if kin is Kin.FOLLOWER:
+        return Confidence.LOW
+    if kin in HARDWARE or kin in (Kin.OOM, Kin.GONE, Kin.APPLICATION):
+        return Confidence.HIGH if quoted else Confidence.MEDIUM if strong else Confidence.LOW
+    alone = kin in (Kin.GPU_LEAK, Kin.HOST_LEAK) and not any("peer" in str(c.arguments.get("path")) for c in held)
+    if strong and not alone:
+        return Confidence.HIGH
+    return Confidence.MEDIUM if strong or kin in (Kin.SOURCE, Kin.HANG, Kin.THROTTLE) else Confidence.LOW
+
+
+def jumped(held: Sequence[Claim]) -> bool:
+    """Whether it was proven that the learning rate jumped."""
+    return any(c.arguments.get("path") == "jumped" and c.arguments.get("value") == "yes" for c in held)
+
+
+def right_share(level: Confidence) -> float | None:
+    """How often a first cause of this level was right, in [0, 1]; None where that was not measured."""
+    return _measured().get(level.value)
+
+
+@cache
+def _measured() -> dict[str, float]:
+    path = Path(__file__).with_name("calibration.json")
+    return {str(k): float(v) for k, v in json.loads(path.read_text())["right"].items()} if path.exists() else {}
+
 
 _K = SubjectKind
 REMAP_FAILED = 64

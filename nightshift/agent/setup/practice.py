@@ -12,7 +12,7 @@ from nightshift.agent.drill import Drills, is_drill, is_drills
 from nightshift.agent.incidents.advisor import Advisor, resembling
 from nightshift.agent.incidents.node_return import GivingBack
 from nightshift.agent.incidents.recovery_proof import ResumedProgress
-from nightshift.agent.incidents.stage_parts import Parts
+from nightshift.agent.incidents.stages import Parts
 from nightshift.agent.metrics import Metrics
 from nightshift.agent.rca.bundle import PastIncident
 from nightshift.agent.rca.investigate import Investigator, Spent

@@ -4,6 +4,7 @@ difference. Only the leading replica runs it.
 Nothing is queued: after an outage, a 429 or a restart the same comparison is made again, so nothing is lost, edits
 of an hour are one edit, and a message is never sent twice. A post is written down before it is sent; one whose
 answer never came is looked for by its key before it is sent again, and a late second copy is deleted.
+Where an incident is posted, and whether now, is decided purely (`channel_of`, `hold`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import TypeVar
 
@@ -22,14 +24,62 @@ from nightshift.agent.notify.slack import card as words
 from nightshift.agent.notify.slack.blocks import Message, Picture
 from nightshift.agent.notify.slack.ledger import Ledger, Row, card_key
 from nightshift.agent.notify.slack.proposals import Teller
-from nightshift.agent.notify.slack.routing import channel_of, hold
 from nightshift.agent.notify.slack.settings import Settings
 from nightshift.agent.notify.slack.web import OF_A_PLACE, UNREACHABLE_CHANNEL, Web
 from nightshift.agent.presentation.chart_image import deciding, png
 from nightshift.agent.store.archive import name_of, number_of
 from nightshift.agent.store.incident import Cause, Incident, IncidentState, taken_on
 from nightshift.agent.store.incident_store import Store
+from nightshift.agent.store.tenancy import namespaces_of
 from nightshift.collectors.seal import sha256_hex
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.detectors.base import Severity
+
+_ORDER = list(Severity)
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Not now, but at `until_s`; says why."""
+
+    until_s: float
+    why: str
+
+
+def channel_of(incident: Incident, settings: Settings, directory: Directory) -> str:
+    """One channel: the first route that fits, else the owner's, else the default. Never two.
+
+    An owner's channel gets only what is the owner's alone: what touches several teams' jobs goes to the default
+    channel, or one team would read of another's."""
+    spaces = namespaces(incident)
+    for route in settings.routes:
+        severe = not route.severities or incident.severity in route.severities
+        if severe and (not route.namespaces or _any_fits(spaces, route.namespaces)):
+            return route.channel
+    channels = {owner.slack_channel if (owner := directory.owner([name])) else "" for name in spaces}
+    return (channels.pop() if len(channels) == 1 else "") or settings.channel
+
+
+def namespaces(incident: Incident) -> list[str]:
+    """The namespaces that an incident is about: whose jobs it touches, and the job that its diagnosis names."""
+    named = []
+    if incident.diagnosis is not None and "job" in incident.diagnosis.facts:
+        named = namespaces_of([Subject(SubjectKind.JOB, str(incident.diagnosis.facts["job"]))])
+    return list(dict.fromkeys([*namespaces_of(incident.subjects), *named, *incident.namespaces]))
+
+
+def hold(incident: Incident, settings: Settings, now_s: float) -> Hold | None:
+    """Whether quiet hours keep an incident back, and until when."""
+    hours = settings.quiet_hours
+    if hours is None or _ORDER.index(incident.severity) >= _ORDER.index(hours.least):
+        return None
+    end_s = hours.end_after(now_s)
+    return None if end_s is None else Hold(end_s, "quiet hours")
+
+
+def _any_fits(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
 
 _T = TypeVar("_T")
 _MINUTE_S = 60.0
