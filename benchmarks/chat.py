@@ -29,7 +29,7 @@ from nightshift.agent.approvals.people import Settings as PeopleSettings
 from nightshift.agent.approvals.policy import ApprovalSettings, Role
 from nightshift.agent.clock import WallClock
 from nightshift.agent.incidents.lifecycle import Lifecycle
-from nightshift.agent.incidents.stages import LifecycleSettings, Parts
+from nightshift.agent.incidents.stages import LifecycleSettings, StageParts
 from nightshift.agent.notify.slack.room import Slack
 from nightshift.agent.notify.slack.settings import Settings
 from nightshift.agent.store.incident import IncidentState
@@ -61,7 +61,7 @@ class Room:
         self.gate = Gate(self.store, ApprovalSettings(), clock)
         actuator = SimulatedActuator(folder / "cluster.sqlite")
         actuator.cluster.add(Subject(SubjectKind.JOB, "team/job"))
-        parts = Parts(
+        parts = StageParts(
             self.store, self.gate, clock, diagnose, plan, lambda _: actuator, LifecycleSettings(quiet_s=0.0)
         )
         self.lifecycle = Lifecycle(parts)

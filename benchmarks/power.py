@@ -57,7 +57,7 @@ MHZ = ClockSettings().max_mhz
 def decision_cpu_s(gpus: int = 10_000, windows: int = 240, looks: int = 9) -> dict[str, float]:
     """CPU seconds of one decision for so many GPUs, each a gang of its own: the median of some, where the heuristic
     has had them for two hours, and where each was seen at every level, which is the most that a belief can cost."""
-    rng, bank, care = np.random.default_rng(0), Bank.make(), descent.Care()
+    rng, bank, care = np.random.default_rng(0), Bank.make(), descent.DescentCare()
     curves = synthetic(gpus // 40, np.random.default_rng(99))
     time_of, draw_of = (np.repeat(x, 40, 0) for x in on_levels(curves))
 
@@ -115,7 +115,7 @@ def clock_sets(sweep: Path | None, tdp_w: float) -> Iterator[tuple[str, list[Cur
 
 def clocks(sweep: Path | None, tdp_w: float, seeds: Sequence[int], windows: int = 240) -> dict[str, Any]:
     """Set → budget → controller → score. The oracle knows the curve and has a grid of 25 MHz."""
-    care = careful(descent.Care())
+    care = careful(descent.DescentCare())
     contestants: dict[str, Callable[[], Controller]] = {
         "descent (ships)": lambda: Descent(clock_bank(), care),
         "plain descent": PlainDescent,

@@ -79,7 +79,7 @@ def outcomes(curves: Sequence[Curve], budget: float, seeds: Sequence[int], bank:
     """[leaps, seeds, jobs, (node energy saved, over, beyond)]."""
     found = []
     for leap in LEAPS:
-        runs = ledgers(curves, Descent(bank, descent.Care(leap=leap)), budget, seeds, WINDOWS)
+        runs = ledgers(curves, Descent(bank, descent.DescentCare(leap=leap)), budget, seeds, WINDOWS)
         found.append([np.column_stack([one.node_saved, one.over, one.beyond]) for one in runs])
     return np.array(found)
 

@@ -33,7 +33,7 @@ from nightshift.collectors.history import Settings as HistorySettings
 from nightshift.collectors.plugins import ALL as COLLECTORS
 from nightshift.controllers.actuators.plugins import ALL as ACTUATORS
 from nightshift.controllers.guard import Settings as GuardSettings
-from nightshift.controllers.playbooks.ladder import Ladder
+from nightshift.controllers.playbooks.ladder import RepairLadder
 from nightshift.controllers.playbooks.plan import Economy
 from nightshift.controllers.power.settings import PowerSettings
 from nightshift.controllers.scheduling.settings import SchedulingSettings
@@ -141,8 +141,9 @@ class Settings(BaseSettings):
     )
     history: HistorySettings = Field(default_factory=HistorySettings, description="How much is looked back on")
     economy: Economy = Field(default_factory=Economy, description="What time costs on this cluster")
-    ladder: Ladder = Field(
-        default_factory=Ladder, description="How often a repair is tried on one device before the next harder one"
+    ladder: RepairLadder = Field(
+        default_factory=RepairLadder,
+        description="How often a repair is tried on one device before the next harder one",
     )
     redact: RedactSettings = Field(
         default_factory=RedactSettings, description="What is taken out of evidence besides secrets"

@@ -32,7 +32,7 @@ FIRST, SECOND = "127.0.0.1", "127.0.0.2"
 
 @dataclass
 class Gpus:
-    """The GPUs of one machine (`power_leases.Device`)."""
+    """The GPUs of one machine (`power_leases.PowerDevice`)."""
 
     limits_mw: dict[str, int]
     orders: list[tuple[str, int]] = field(default_factory=list)

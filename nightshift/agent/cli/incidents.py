@@ -11,7 +11,7 @@ import typer
 from nightshift.agent.cli.terminal import AsJson, Config, print_json, print_rich, stored
 
 if TYPE_CHECKING:
-    from nightshift.agent.incidents.suppression import Standing
+    from nightshift.agent.incidents.suppression import ActiveSuppressions
     from nightshift.agent.store.incident_store import Store
 
 IncidentId = Annotated[str, typer.Argument(help="Such as INC-7")]
@@ -97,7 +97,7 @@ def report(
         output.write_text(text, encoding="utf-8")
 
 
-def _standing(store: Store, config: Path | None) -> Standing:
+def _standing(store: Store, config: Path | None) -> ActiveSuppressions:
     """What suppresses now, by the places that the daemon has stored."""
     from nightshift.agent.incidents.suppression import Suppressor
     from nightshift.agent.settings import load

@@ -7,14 +7,14 @@ from urllib.parse import quote
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response
 
-from nightshift.agent.approvals.access import Decision, Sight, Verb, may
+from nightshift.agent.approvals.access import AccessDecision, Permission, Sight, may
 from nightshift.agent.approvals.kernel_gate import KernelGate
 from nightshift.agent.approvals.policy import must_sign_in_again
-from nightshift.agent.approvals.visibility import Window
+from nightshift.agent.approvals.visibility import IncidentWindow
 from nightshift.agent.console.site import Site
 from nightshift.agent.presentation import incident_view
 from nightshift.agent.presentation.line_chart import Chart
-from nightshift.agent.presentation.plan_diff import Line, against, effect
+from nightshift.agent.presentation.plan_diff import DiffLine, against, effect
 from nightshift.agent.rca.summary import as_shown
 from nightshift.agent.store.diagnosis import Evidence
 from nightshift.agent.store.incident import Incident, taken_on
@@ -81,22 +81,22 @@ class Pages:
             sign_in_again=self._sign_in_again(window, incident),
         )
 
-    def _replanned(self, window: Window, incident: Incident) -> list[Line]:
+    def _replanned(self, window: IncidentWindow, incident: Incident) -> list[DiffLine]:
         """How the plan differs from the one before; a team may not see what an earlier plan touched."""
         if incident.action is None or window.person.is_tenant:
             return []
         before = self._parts.store.plan_before(incident.id)
         return [] if before is None else against(before, incident.action)
 
-    def _decides(self, request: Request, window: Window, incident: Incident) -> dict[str, Decision]:
+    def _decides(self, request: Request, window: IncidentWindow, incident: Incident) -> dict[str, AccessDecision]:
         """What the visitor may do to an incident; nobody may who has not signed in."""
         signed_in = self._site.visitor(request) is not None
-        verbs = (Verb.APPROVE, Verb.REJECT, Verb.CLOSE)
+        verbs = (Permission.APPROVE, Permission.REJECT, Permission.CLOSE)
         if not signed_in:
-            return {str(verb): Decision(False, "sign in first") for verb in verbs}
+            return {str(verb): AccessDecision(False, "sign in first") for verb in verbs}
         return {str(verb): may(window.person, verb, incident.namespaces) for verb in verbs}
 
-    def _sign_in_again(self, window: Window, incident: Incident) -> str:
+    def _sign_in_again(self, window: IncidentWindow, incident: Incident) -> str:
         """Where to prove again who one is, for a plan that asks for it and a sign-in that is too old; else
         empty."""
         action, policy = incident.action, self._parts.gate.policy

@@ -19,7 +19,7 @@ from nightshift.agent.control.power_windows import GpuWindow, mean
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.seal import SealError, trusted_keys
 from nightshift.controllers.actuators.power_nodes import NodeStatus
-from nightshift.controllers.decision import Clip, Decision, Mode, Policy, Trust, decide
+from nightshift.controllers.decision import Clip, ControlDecision, ControlPolicy, Mode, Trust, decide
 from nightshift.controllers.drift import Drift, Envelope
 from nightshift.controllers.policy_file import PolicyFile, read
 from nightshift.controllers.power import descent, shield
@@ -29,20 +29,20 @@ from nightshift.controllers.power.curves import LEVELS
 from nightshift.controllers.power.features import INTERFACE
 from nightshift.controllers.power.gang import (
     CLOCK,
-    Answer,
     DescentPolicy,
     Gang,
+    GangAnswer,
     GangSeen,
-    Guard,
     Highest,
     NetworkPolicy,
+    SlowdownGuard,
     answers,
     level_of,
     look,
 )
 from nightshift.controllers.power.settings import PowerSettings
 
-Belief = tuple[Gang, Outlook, GangSeen, descent.Care]
+Belief = tuple[Gang, Outlook, GangSeen, descent.DescentCare]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Decided:
     """A gang's decision on its way through the racks' shield. `other`: the level that the other arm would have had;
     `highest_mw`: its GPUs with their highest limits."""
 
-    decision: Decision
+    decision: ControlDecision
     level: int
     other: int
     trust: Trust
@@ -106,7 +106,7 @@ class Decided:
 
     def through(
         self, around: Round, acts: bool, instead: Callable[[str, int], Mapping[str, float]]
-    ) -> tuple[Decision, float, bool]:
+    ) -> tuple[ControlDecision, float, bool]:
         """The whole receipt after the racks' shield; the chance by design that what was executed was the policy's,
         and whether it was. Where the other arm would have led to the same, nothing was drawn: certain. `instead`:
         the wishes near this job if it had asked for another level, its racks shared anew."""
@@ -128,9 +128,9 @@ class Decided:
         return replace(self.decision, **whole), self.trust.designed, self.treated
 
 
-def ask(beliefs: Mapping[str, Belief]) -> dict[str, Answer]:
+def ask(beliefs: Mapping[str, Belief]) -> dict[str, GangAnswer]:
     """What the heuristic and the guard say of every gang, asked at once of all that want the same care."""
-    alike: dict[descent.Care, list[str]] = defaultdict(list)
+    alike: dict[descent.DescentCare, list[str]] = defaultdict(list)
     for job, belief in beliefs.items():
         alike[belief[3]].append(job)
     return {
@@ -143,7 +143,7 @@ def ask(beliefs: Mapping[str, Belief]) -> dict[str, Answer]:
 def decide_gang(
     job: str,
     belief: Belief,
-    answer: Answer,
+    answer: GangAnswer,
     trust: Trust,
     asked: Asked | None,
     rng: np.random.Generator,
@@ -154,11 +154,11 @@ def decide_gang(
     the level that is executed, whoever asked for it. `answer`: of `ask`."""
     gang, seen, observation, care = belief
     treated = bool(trust.chance > 0 and rng.random() < trust.chance)
-    policy: Policy[GangSeen, int] = DescentPolicy(gang, seen, answer)
+    policy: ControlPolicy[GangSeen, int] = DescentPolicy(gang, seen, answer)
     network = None
     if asked is not None:
         policy = network = NetworkPolicy(asked.file, gang, seen, care, greedy=trust.mode is not Mode.TRIAL)
-    guard = Guard(answer.floor, care.budget)
+    guard = SlowdownGuard(answer.floor, care.budget)
     level, decision = decide(
         "power", trust.mode, policy, Highest(), guard, observation, rng, now_s,
         treated=treated, chance=trust.designed,
@@ -258,7 +258,7 @@ class Beliefs:
         self._settings = settings
         self._bank = shared_bank()
         self._seen_s: dict[str, float] = {}
-        self.care = descent.Care()
+        self.care = descent.DescentCare()
         self.gangs: dict[str, Gang] = {}
 
     def forget(self, now_s: float) -> None:
@@ -338,7 +338,7 @@ def _observed(
     job: str,
     view: _View,
     seen: Outlook,
-    care: descent.Care,
+    care: descent.DescentCare,
     members: list[GpuWindow],
     speed: tuple[float, float],
     racks: Iterable[RackState],

@@ -17,12 +17,12 @@ import structlog
 from nightshift.agent.control.power_absence import Standing
 from nightshift.agent.control.power_decision import Belief
 from nightshift.collectors.base import Permanent, Temporary
-from nightshift.controllers.actuators.power_nodes import Grant
-from nightshift.controllers.decision import Decision, Trust, confirm
+from nightshift.controllers.actuators.power_nodes import LeaseAnswer
+from nightshift.controllers.decision import ControlDecision, Trust, confirm
 from nightshift.controllers.outcome import Sample, Stretch
 from nightshift.controllers.power import shield
 from nightshift.controllers.power.worth import reference, worth
-from nightshift.controllers.promotion import Health
+from nightshift.controllers.promotion import PolicyHealth
 
 Trusts = Callable[[str, bool, float], Trust]
 """(job, its owner opted in, now) → how far the policy is trusted with it."""
@@ -42,11 +42,11 @@ class Happened:
 class Around:
     """What the loop asks of the daemon; tests hand in their own."""
 
-    keep: Callable[[Sequence[tuple[Decision, float, bool]]], None]
+    keep: Callable[[Sequence[tuple[ControlDecision, float, bool]]], None]
     """Stores receipts, each with the chance that the policy was executed and whether it was."""
     trusts: Callable[[], Trusts] = lambda: lambda _job, _opted, _now_s: Trust()
     """Read once a turn."""
-    note: Callable[[Health], str] = lambda _health: ""
+    note: Callable[[PolicyHealth], str] = lambda _health: ""
     """Tells what happened to the policy just now; where that demotes it, why. Raises Temporary where the store is
     away: it is told again, and until then no policy is trusted."""
     happened: Callable[[Happened], None] = lambda _happened: None
@@ -67,12 +67,12 @@ class Around:
 
 
 @dataclass
-class Turn:
+class PowerTurn:
     """What one turn did, for tests and logs."""
 
-    receipts: list[Decision] = field(default_factory=list)
-    orders: shield.Orders | None = None
-    grants: Mapping[str, Grant] = field(default_factory=dict)
+    receipts: list[ControlDecision] = field(default_factory=list)
+    orders: shield.LimitOrders | None = None
+    grants: Mapping[str, LeaseAnswer] = field(default_factory=dict)
 
 
 ReadBack = Callable[[Mapping[str, Any]], Mapping[str, Mapping[str, int | None]]]
@@ -82,12 +82,12 @@ ReadBack = Callable[[Mapping[str, Any]], Mapping[str, Mapping[str, int | None]]]
 class Receipt:
     """A decision until it is read back: its GPUs, the chance that the policy was executed, and whether it was."""
 
-    decision: Decision
+    decision: ControlDecision
     uuids: tuple[str, ...]
     chance: float
     treated: bool
 
-    def row(self) -> tuple[Decision, float, bool]:
+    def row(self) -> tuple[ControlDecision, float, bool]:
         return self.decision, self.chance, self.treated
 
 
@@ -98,7 +98,7 @@ class Telling:
         self._around = around
         self.pending: list[Receipt] = []
         """Receipts of the last turn."""
-        self._owed = Health()
+        self._owed = PolicyHealth()
         self._mutex = threading.Lock()
         self._turned_s = math.nan
         self._jobs: frozenset[str] = frozenset()
@@ -136,11 +136,11 @@ class Telling:
 
     # Health
 
-    def health(self, what: Health) -> bool:
+    def health(self, what: PolicyHealth) -> bool:
         """What happened to the policy, at once; whether it was taken. What was not is owed, and told again."""
         with self._mutex:
-            owed, self._owed = self._owed, Health()
-        what = Health(
+            owed, self._owed = self._owed, PolicyHealth()
+        what = PolicyHealth(
             what.turns + owed.turns, what.lockouts + owed.lockouts, 0, what.budget_events + owed.budget_events,
             what.drift,
         )  # fmt: skip
@@ -153,7 +153,7 @@ class Telling:
             return False
         return True
 
-    def trusts(self, what: Health) -> Trusts:
+    def trusts(self, what: PolicyHealth) -> Trusts:
         """How far the policy is trusted in this turn, once everything that happened is told."""
         if not self.health(what):
             return lambda _job, _opted, _now_s: Trust()

@@ -23,7 +23,7 @@ import numpy as np
 import structlog
 
 from nightshift.agent.control.power_absence import Gone
-from nightshift.agent.control.power_clocks import Clocks
+from nightshift.agent.control.power_clocks import GangClocks
 from nightshift.agent.control.power_decision import (
     Asked,
     Belief,
@@ -34,38 +34,38 @@ from nightshift.agent.control.power_decision import (
     power_range,
     shield_gpu,
 )
-from nightshift.agent.control.power_interfaces import Around, Happened, Receipt, Telling, Turn
+from nightshift.agent.control.power_interfaces import Around, Happened, PowerTurn, Receipt, Telling
 from nightshift.agent.control.power_racks import Racks
-from nightshift.agent.control.power_windows import GpuWindow, Windows
+from nightshift.agent.control.power_windows import GpuWindow, GpuWindows
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.seal import fingerprint
 from nightshift.collectors.subject import Inventory
 from nightshift.collectors.tick import Tick
-from nightshift.controllers.actuators.power_nodes import Grant, Nodes, NodeStatus
+from nightshift.controllers.actuators.power_nodes import LeaseAnswer, Nodes, NodeStatus
 from nightshift.controllers.decision import plain
 from nightshift.controllers.outcome import Stretch
 from nightshift.controllers.policy_file import PolicyFile
 from nightshift.controllers.power import clocks, shield
 from nightshift.controllers.power.arms import Round, newly_locked
 from nightshift.controllers.power.belief import TOP, shared_bank
-from nightshift.controllers.power.clocks import Memory as ClockMemory
+from nightshift.controllers.power.clocks import ClockMemory
 from nightshift.controllers.power.curves import LEVELS
 from nightshift.controllers.power.division import Division, divide_racks
 from nightshift.controllers.power.gang import Gang
 from nightshift.controllers.power.rack import RANGE
 from nightshift.controllers.power.settings import PowerSettings
 from nightshift.controllers.power.share import Sharing
-from nightshift.controllers.power.shield import Memory
-from nightshift.controllers.promotion import Health
+from nightshift.controllers.power.shield import LimitMemory
+from nightshift.controllers.promotion import PolicyHealth
 
 
 def leases(
     ordered_mw: Mapping[str, int],
     gpus: Iterable[shield.Gpu],
-    memory: shield.Memory,
+    memory: shield.LimitMemory,
     term: int,
     ttl_s: float,
-    locks: clocks.Memory,
+    locks: clocks.ClockMemory,
 ) -> dict[str, dict[str, Any]]:
     """Node → lease (`power_leases.Lease`). None for a limit that a person set, nor for a node that lied. Clocks are
     in it only where there are any: a node agent from before they were takes the rest."""
@@ -106,13 +106,13 @@ def complaints(told: Mapping[str, NodeStatus], before: Mapping[str, NodeStatus])
 
 
 @dataclass
-class Kept:
+class PowerState:
     """What power control keeps in the daemon's store from turn to turn, for the daemon that leads next.
 
     `released`: GPUs and nodes that people gave back, and when that was taken up (Unix s). `gone`: of
     `power_absence.Gone`."""
 
-    memory: Memory = field(default_factory=Memory)
+    memory: LimitMemory = field(default_factory=LimitMemory)
     gangs: dict[str, Gang] = field(default_factory=dict)
     released: dict[str, float] = field(default_factory=dict)
     gone: Mapping[str, Any] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class Kept:
     on_clock: dict[str, Gang] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, raw: bytes) -> Kept:
+    def read(cls, raw: bytes) -> PowerState:
         """Raises ValueError, KeyError or TypeError where it is not of this form."""
         body = json.loads(raw)
         sets: dict[str, Any] = {k: frozenset(v) if isinstance(v, list) else v for k, v in body["memory"].items()}
@@ -132,7 +132,7 @@ class Kept:
         }
         on_clock = {job: Gang.from_json(text) for job, text in body.get("on_clock", {}).items()}
         gone = dict(body.get("gone", {}))
-        return cls(Memory(**sets), gangs, released, gone, ClockMemory(**clocks), on_clock)
+        return cls(LimitMemory(**sets), gangs, released, gone, ClockMemory(**clocks), on_clock)
 
     def write(self) -> bytes:
         gangs = {job: gang.to_json() for job, gang in self.gangs.items()}
@@ -145,7 +145,7 @@ _WAITING = 4
 
 
 @dataclass(frozen=True)
-class Waiting:
+class PendingRaises:
     """What a turn asked for and could not have yet."""
 
     racks: Mapping[str, shield.Rack]
@@ -170,19 +170,19 @@ class PowerLoop:
     ) -> None:
         """`file`: the learned policy that is asked; without, the heuristic."""
         self.settings, self._nodes, self._around = settings, nodes if settings.act else None, around
-        self._inventory, self._windows = inventory, Windows(inventory)
+        self._inventory, self._windows = inventory, GpuWindows(inventory)
         self._log = structlog.get_logger("power")
         self._rng = np.random.default_rng(seed)
         self._beliefs = Beliefs(settings)
         self._wide = shared_bank(RANGE) if settings.racks else None
         self._sharing = Sharing()
         self._file, self._asked = file, Asked.of(file)
-        self._follows: Waiting | None = None
+        self._follows: PendingRaises | None = None
         self._gone = Gone(settings, around.standing)
         self._racks = Racks(settings, self._gone)
         self._told: Mapping[str, NodeStatus] = {}
-        self._memory = shield.Memory()
-        self._clocks = Clocks(settings.clocks, file is None)  # a learned policy knows limits alone
+        self._memory = shield.LimitMemory()
+        self._clocks = GangClocks(settings.clocks, file is None)  # a learned policy knows limits alone
         self._released: dict[str, float] = {}
         self._granted: dict[str, bool] = {}
         self._telling = Telling(around)
@@ -223,11 +223,11 @@ class PowerLoop:
         """Takes a look in; a turn is due at the end of a window, or at once where a breaker trips."""
         if (term := self._around.term()) != self._looked_in:
             self._looked_in, self._closed_s = term, -math.inf
-            self._windows = Windows(self._inventory)
+            self._windows = GpuWindows(self._inventory)
         self._windows.take(tick)
         tripped = self._racks.look(tick, self._windows)
         if tripped:
-            self._telling.health(Health(budget_events=tripped))
+            self._telling.health(PolicyHealth(budget_events=tripped))
         if self._closed_s == -math.inf or self._closed_s > tick.at_s:  # the first look, or the clock was set back
             self._closed_s = tick.at_s
         due = bool(tripped) or tick.at_s - self._closed_s >= self.settings.window_s
@@ -258,7 +258,7 @@ class PowerLoop:
 
     # One turn
 
-    def turn(self, now_s: float) -> Turn:
+    def turn(self, now_s: float) -> PowerTurn:
         """Closes the window and decides. Raises Temporary or Permanent where the store or the nodes' answers do."""
         s = self.settings
         if (term := self._around.term()) != self._turned_in:
@@ -294,8 +294,8 @@ class PowerLoop:
         overdrawn = {name for name in s.racks if self._racks.open(name, now_s)}
         self._telling.window(beliefs, racks_of, overdrawn, now_s)
         drift = () if self._asked is None else self._asked.drift.found(now_s)
-        trusts = self._telling.trusts(Health(len(gangs), newly_locked(before, self._memory), drift=drift))
-        found = Turn()
+        trusts = self._telling.trusts(PolicyHealth(len(gangs), newly_locked(before, self._memory), drift=drift))
+        found = PowerTurn()
         if self._around.halted():
             self._around.count("halted")
             found.grants = self._send(self._memory.ordered_mw, gpus)
@@ -358,7 +358,7 @@ class PowerLoop:
             self._keep_state()  # an order is remembered before it is given
             found.grants = self._send(orders.memory.ordered_mw, gpus)
             self._granted = {node: grant.ok for node, grant in found.grants.items()}
-            self._follows = Waiting(racks, wishes, shares, told, beliefs) if orders.waiting else None
+            self._follows = PendingRaises(racks, wishes, shares, told, beliefs) if orders.waiting else None
         self._around.happened(Happened(now_s, [Stretch(d.id, d.unit, d.job, now_s) for d in found.receipts]))
         if self._nodes is None:
             self._telling.pending.clear()
@@ -415,7 +415,7 @@ class PowerLoop:
             self._released |= {name: asked[name] for name in names}
             self._log.info("given back to power control", names=sorted(names))
 
-    def _send(self, ordered_mw: Mapping[str, int], gpus: list[shield.Gpu]) -> Mapping[str, Grant]:
+    def _send(self, ordered_mw: Mapping[str, int], gpus: list[shield.Gpu]) -> Mapping[str, LeaseAnswer]:
         """Renews every node's lease with what is ordered of its GPUs; not of a node that is deleted, nor of a GPU
         that its node does not have any more: it would refuse the others' with it."""
         if self._nodes is None:
@@ -433,17 +433,17 @@ class PowerLoop:
 
     def _keep_state(self) -> None:
         gangs, gone, clocks = self._beliefs.gangs, self._gone.to_json(), self._clocks
-        kept = Kept(self._memory, gangs, self._released, gone, clocks.memory, clocks.gangs)
+        kept = PowerState(self._memory, gangs, self._released, gone, clocks.memory, clocks.gangs)
         self._around.store(kept.write())
 
     def _take_over(self) -> None:
         """Forgets this process's own past and takes up what the daemon that led before kept."""
         self._granted, self._follows = {}, None
         self._telling.forget()
-        kept, raw = Kept(), self._around.recall()
+        kept, raw = PowerState(), self._around.recall()
         if raw is not None:
             try:
-                kept = Kept.read(raw)
+                kept = PowerState.read(raw)
                 self._gone.restore(kept.gone)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 self._log.warning("power state of before not readable; begins anew", error=str(error))

@@ -19,12 +19,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from nightshift.agent.correlation.decisions import Decision, Group, Known, Settings, Verb
+from nightshift.agent.correlation.decisions import CorrelationDecision, DecisionVerb, Group, KnownIncident, Settings
 from nightshift.agent.correlation.kinship import (
     EFFECTS,
     SAME,
     STORMY,
-    Effect,
+    CauseEffect,
     Kin,
     Places,
     Same,
@@ -36,7 +36,7 @@ from nightshift.agent.correlation.kinship import (
     onset_key,
     xids_of,
 )
-from nightshift.agent.correlation.storage_outage import Events, Waiting, no_events
+from nightshift.agent.correlation.storage_outage import Events, StorageWaits, no_events
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.action import traits_of
 from nightshift.controllers.guard import Commitment
@@ -46,7 +46,7 @@ from nightshift.detectors.base import Fault, Finding, State
 class Storms:
     """Finds storms among a tick's new incidents. `known`: the incidents that there are, oldest first."""
 
-    def __init__(self, known: Sequence[Known], places: Places, settings: Settings) -> None:
+    def __init__(self, known: Sequence[KnownIncident], places: Places, settings: Settings) -> None:
         self._known, self._places, self._settings = known, places, settings
 
     def joined(self, homes: list[Group]) -> list[Group]:
@@ -101,7 +101,7 @@ class Storms:
 
     def _standing_storm(
         self, kin: Kin, place: Subject | None, scope: SubjectKind, least: int, burst: list[Group]
-    ) -> Known | None:
+    ) -> KnownIncident | None:
         """An open incident that is this storm already: enough subjects of that kin at that place, near in time."""
         since_s = first_cause(burst[0].findings).since.t_s
         for incident in self._known:
@@ -112,20 +112,20 @@ class Storms:
         return None
 
 
-__all__ = ["Decision", "Known", "Settings", "Verb", "correlate"]
+__all__ = ["CorrelationDecision", "DecisionVerb", "KnownIncident", "Settings", "correlate"]
 
-_Rule = TypeVar("_Rule", Same, Effect)
+_Rule = TypeVar("_Rule", Same, CauseEffect)
 _WIDE = frozenset({SubjectKind.CLUSTER, SubjectKind.RACK})
 
 
 def correlate(
     findings: Iterable[Finding],
-    known: Iterable[Known],
+    known: Iterable[KnownIncident],
     inventory: Inventory,
     at_s: float,
     settings: Settings | None = None,
     events: Events = no_events,
-) -> list[Decision]:
+) -> list[CorrelationDecision]:
     """Decisions for one tick's findings, given the incidents that are open or were resolved within `relapse_s`, and
     the nodes' kernel events."""
     return _Correlation(list(known), inventory, at_s, settings or Settings(), events).decide(_latest(findings))
@@ -146,15 +146,15 @@ def _latest(findings: Iterable[Finding]) -> list[Finding]:
 
 class _Correlation:
     def __init__(
-        self, known: list[Known], inventory: Inventory, at_s: float, settings: Settings, events: Events
+        self, known: list[KnownIncident], inventory: Inventory, at_s: float, settings: Settings, events: Events
     ) -> None:
         self._known = sorted(known, key=lambda k: (k.opened_s, k.id))
         self._at_s = at_s
         self._settings = settings
         self._places = Places(inventory)
-        self._waiting = Waiting(self._places, events, at_s)
+        self._waiting = StorageWaits(self._places, events, at_s)
         self._acts = [(i, act) for i in self._known if not i.resolved for act in i.begun]
-        self._live: dict[Subject, list[tuple[Known, Finding]]] = defaultdict(list)
+        self._live: dict[Subject, list[tuple[KnownIncident, Finding]]] = defaultdict(list)
         for incident in self._known:
             for finding in incident.findings:
                 for place in self._near(finding):
@@ -163,9 +163,9 @@ class _Correlation:
     def _near(self, finding: Finding) -> list[Subject]:
         return [place for place in self._places.of(finding) if place.kind not in _WIDE]
 
-    def decide(self, findings: list[Finding]) -> list[Decision]:
+    def decide(self, findings: list[Finding]) -> list[CorrelationDecision]:
         members = {f.episode: (incident, f) for incident in self._known for f in incident.findings}
-        decisions: list[Decision] = []
+        decisions: list[CorrelationDecision] = []
         fresh: list[Finding] = []
         for finding in findings:
             if finding.episode in members:
@@ -173,26 +173,39 @@ class _Correlation:
             elif finding.state is State.FIRING:
                 fresh.append(finding)
             else:
-                decisions.append(Decision(Verb.IGNORE, (finding,), f"{finding.state} of an alarm that is not ours"))
+                decisions.append(
+                    CorrelationDecision(
+                        DecisionVerb.IGNORE, (finding,), f"{finding.state} of an alarm that is not ours"
+                    )
+                )
         return decisions + self._place(fresh)
 
-    def _update(self, finding: Finding, incident: Known, stored: Finding) -> list[Decision]:
+    def _update(self, finding: Finding, incident: KnownIncident, stored: Finding) -> list[CorrelationDecision]:
         if finding.at.t_s < stored.at.t_s:
-            return [Decision(Verb.IGNORE, (finding,), "older than what is stored", incident.id)]
+            return [CorrelationDecision(DecisionVerb.IGNORE, (finding,), "older than what is stored", incident.id)]
         if finding.state is stored.state:
             if _events(finding) != _events(stored):
                 return [
-                    Decision(Verb.UPDATE, (finding,), "further events", incident.id, news=not incident.resolved)
+                    CorrelationDecision(
+                        DecisionVerb.UPDATE, (finding,), "further events", incident.id, news=not incident.resolved
+                    )
                 ]
             due = finding.at.t_s - stored.at.t_s >= self._settings.refresh_s or finding.severity != stored.severity
-            return [Decision(Verb.UPDATE, (finding,), "goes on", incident.id)] if due else []
+            return [CorrelationDecision(DecisionVerb.UPDATE, (finding,), "goes on", incident.id)] if due else []
         if incident.resolved and finding.state is State.FIRING:
             return [
-                Decision(Verb.REOPEN, (finding,), f"{finding.fault} fires again on {finding.subject}", incident.id)
+                CorrelationDecision(
+                    DecisionVerb.REOPEN,
+                    (finding,),
+                    f"{finding.fault} fires again on {finding.subject}",
+                    incident.id,
+                )
             ]
-        return [Decision(Verb.UPDATE, (finding,), f"{stored.state} → {finding.state}", incident.id)]
+        return [
+            CorrelationDecision(DecisionVerb.UPDATE, (finding,), f"{stored.state} → {finding.state}", incident.id)
+        ]
 
-    def _place(self, fresh: list[Finding]) -> list[Decision]:
+    def _place(self, fresh: list[Finding]) -> list[CorrelationDecision]:
         groups = sorted(self._same(fresh), key=lambda g: (g.stage, onset_key(g.findings[0])))
         homes: list[Group] = []
         placed: dict[Subject, list[tuple[Group, Finding]]] = defaultdict(list)
@@ -256,7 +269,7 @@ class _Correlation:
                         group.incident, group.reason = incident, reason
         return self._consequence(group) if best is None else group
 
-    def _relation(self, new: Finding, incident: Known, member: Finding) -> tuple[int, str] | None:
+    def _relation(self, new: Finding, incident: KnownIncident, member: Finding) -> tuple[int, str] | None:
         """How a new finding relates to a known incident's finding: (rank, why), the lowest rank the closest."""
         same = self._matching(SAME, lambda r: {kin_of(new), kin_of(member)} <= r.kin, new, member)
         identical = (new.fault, kin_of(new), new.subject) == (member.fault, kin_of(member), member.subject)
@@ -287,7 +300,7 @@ class _Correlation:
         found = [rule for rule in rules if wanted(rule)]
         return [r for r in found if self._places.scoped(one, r.scope) & self._places.scoped(other, r.scope)]
 
-    def _follows(self, cause: Finding, effect: Finding, rule: Effect) -> bool:
+    def _follows(self, cause: Finding, effect: Finding, rule: CauseEffect) -> bool:
         slack_s = self._settings.slack_s + cause.since.uncertainty_s + effect.since.uncertainty_s
         if effect.since.t_s < cause.since.t_s - slack_s:
             return False
@@ -331,15 +344,17 @@ class _Correlation:
                     found.append((causal_key(member), home))
         return min(found, key=lambda pair: pair[0])[1] if found else None
 
-    def _decision(self, home: Group) -> Decision:
+    def _decision(self, home: Group) -> CorrelationDecision:
         found = tuple(sorted(home.findings, key=onset_key))
         if home.incident is None:
             if not any(finding.pages for finding in found) and not home.storm:
-                return Decision(Verb.IGNORE, found, "withheld: not yet promised within the false-alarm budget")
-            return Decision(Verb.OPEN, found, home.reason)
+                return CorrelationDecision(
+                    DecisionVerb.IGNORE, found, "withheld: not yet promised within the false-alarm budget"
+                )
+            return CorrelationDecision(DecisionVerb.OPEN, found, home.reason)
         news = causal_key(first_cause(found))[0] < causal_key(first_cause(home.incident.findings))[0]
-        verb = Verb.REOPEN if home.incident.resolved else Verb.ATTACH
-        return Decision(verb, found, home.reason, home.incident.id, news)
+        verb = DecisionVerb.REOPEN if home.incident.resolved else DecisionVerb.ATTACH
+        return CorrelationDecision(verb, found, home.reason, home.incident.id, news)
 
 
 def _events(finding: Finding) -> tuple[object, ...]:

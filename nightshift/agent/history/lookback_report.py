@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from nightshift.agent.history.lookback import LEAD_S, Report, Seen, Warned
+from nightshift.agent.history.lookback import LEAD_S, LookbackReport, PastSighting, Warned
 from nightshift.agent.store.records import plain
 from nightshift.agent.units import duration, full_time
 from nightshift.collectors.prometheus.range import Reading
 
 
-def as_text(told: Report, reading: Reading) -> str:
+def as_text(told: LookbackReport, reading: Reading) -> str:
     """Everything on a page or two."""
     days = (told.end_s - told.start_s) / 86400.0
     cost = f"{reading.queries} queries, {reading.samples:,} samples, {reading.busy_s:.0f} s of the server's time"
@@ -66,13 +66,13 @@ def as_text(told: Report, reading: Reading) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _seen(seen: Seen) -> str:
+def _seen(seen: PastSighting) -> str:
     where = " · ".join(part for part in (seen.node, seen.job) if part) or seen.cause.subject.name
     quiet = "" if seen.pages else " [no page: not yet promised within the budget]"
     return f"{full_time(seen.opened_s)}  {seen.cause.fault}  {where}\n      {seen.cause.summary}{quiet}"
 
 
-def _little(told: Report, days: float) -> list[str]:
+def _little(told: LookbackReport, days: float) -> list[str]:
     """What a newcomer must know before the answer: that there was little, or nothing, to look at."""
     found = []
     if told.gpus == 0:
@@ -97,7 +97,7 @@ def _warned(w: Warned, unseen: bool) -> str:
     return head + f"{w.first.cause.fault} told {when}"
 
 
-def as_json_values(told: Report, reading: Reading) -> dict[str, Any]:
+def as_json_values(told: LookbackReport, reading: Reading) -> dict[str, Any]:
     """Plain JSON values; NaN becomes null."""
     return {
         "start_s": told.start_s,
@@ -137,7 +137,7 @@ def _null(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _seen_json(seen: Seen) -> dict[str, Any]:
+def _seen_json(seen: PastSighting) -> dict[str, Any]:
     return {
         "opened_s": seen.opened_s,
         "fault": str(seen.cause.fault),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from nightshift.agent.correlation.kinship import APPLICATION_XIDS, FOLLOWER_XIDS, first_cause
 from nightshift.agent.correlation.silent_faults import is_unrepaired, open_findings
-from nightshift.agent.rca.bundle import Limits, PastIncident
+from nightshift.agent.rca.bundle import EvidenceLimits, PastIncident
 from nightshift.agent.rca.evidence import gather
 from nightshift.agent.rca.investigate import Investigator
 from nightshift.agent.rca.lookup import Lookup, RangeQuery
@@ -26,10 +26,10 @@ from nightshift.agent.store.diagnosis import Confidence, Diagnosis
 from nightshift.agent.store.incident import Incident, IncidentState, entered_s, findings_of
 from nightshift.collectors.history import History
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
-from nightshift.controllers.action import KINDS, Action, ActionKind, Playbook, Proposal, Situation
-from nightshift.controllers.guard import Commitment, Ruling, rule
+from nightshift.controllers.action import KINDS, Action, ActionKind, ActionProposal, Playbook, Situation
+from nightshift.controllers.guard import Commitment, GuardRuling, rule
 from nightshift.controllers.guard import Settings as GuardSettings
-from nightshift.controllers.playbooks.ladder import Ladder, record_of, rung
+from nightshift.controllers.playbooks.ladder import RepairLadder, record_of, rung
 from nightshift.controllers.playbooks.plan import number, place_of
 from nightshift.detectors.base import Fault
 
@@ -50,10 +50,10 @@ BACK_AFTER_S = 20.0
 
 
 @dataclass(frozen=True)
-class Choice:
+class RemedyChoice:
     """The proposal, and what was considered before it with the reason against it."""
 
-    proposal: Proposal
+    proposal: ActionProposal
     considered: tuple[tuple[ActionKind, str], ...] = ()
 
 
@@ -62,14 +62,14 @@ def choose(
     playbooks: Sequence[Playbook],
     can: frozenset[ActionKind] | None = None,
     objection: Callable[[Action], str] = lambda _: "",
-) -> Choice:
+) -> RemedyChoice:
     """The remedy for a situation. `can` are the kinds that some actuator carries out (None: all of them);
     `objection` says why a proposed action does not fit the evidence, empty where it does."""
     by_kind = {playbook.kind: playbook for playbook in playbooks}
     considered: list[tuple[ActionKind, str]] = []
     watch = watched_only(situation)
     if watch is not None:
-        return Choice(Proposal(None, watch))
+        return RemedyChoice(ActionProposal(None, watch))
     for kind in (*remedies(situation), _A.SUGGEST_SCALING, _A.NOTIFY_OWNER):
         if kind not in KINDS:
             considered.append((kind, "what it does is not known"))
@@ -81,10 +81,10 @@ def choose(
             proposal = by_kind[kind].propose(situation)
             reason = proposal.reason if proposal.action is None else objection(proposal.action)
             if proposal.action is not None and not reason:
-                return Choice(proposal, tuple(considered))
+                return RemedyChoice(proposal, tuple(considered))
             considered.append((kind, reason))
     reasons = "; ".join(f"{kind}: {reason}" for kind, reason in considered)
-    return Choice(Proposal(None, f"watched only ({reasons})"), tuple(considered))
+    return RemedyChoice(ActionProposal(None, f"watched only ({reasons})"), tuple(considered))
 
 
 def watched_only(situation: Situation) -> str | None:
@@ -126,8 +126,8 @@ class Advisor:
     guard_settings: GuardSettings = field(default_factory=GuardSettings)
     begun: Callable[[], Sequence[Commitment]] = list
     past: Callable[[Incident], Iterable[PastIncident]] = lambda _: ()
-    limits: Limits = field(default_factory=Limits)
-    ladder: Ladder = field(default_factory=Ladder)
+    limits: EvidenceLimits = field(default_factory=EvidenceLimits)
+    ladder: RepairLadder = field(default_factory=RepairLadder)
     redact: Callable[[str], str] | None = None
     investigate: Investigator | None = None
     promql: RangeQuery | None = None
@@ -148,16 +148,18 @@ class Advisor:
             ),
         )
 
-    def plan(self, incident: Incident) -> Proposal:
+    def plan(self, incident: Incident) -> ActionProposal:
         """The least disruptive fitting action that the guard allows now, or none; either way with the reason."""
         if incident.diagnosis is None:
-            return Proposal(None, "there is no diagnosis yet")
+            return ActionProposal(None, "there is no diagnosis yet")
         if incident.clear_since_s is not None and not is_unrepaired(incident):
-            return Proposal(None, "every finding has become clear: nothing is done, it is watched")
+            return ActionProposal(None, "every finding has become clear: nothing is done, it is watched")
         if incident.diagnosis.confidence is Confidence.UNKNOWN:
-            return Proposal(None, "the cause is not known well enough to act on: watched")
+            return ActionProposal(None, "the cause is not known well enough to act on: watched")
         if is_outdated(incident):
-            return Proposal(None, "what the diagnosis is about is over, and something else is open", outdated=True)
+            return ActionProposal(
+                None, "what the diagnosis is about is over, and something else is open", outdated=True
+            )
         open_, now_s = open_findings(incident), self.now_s()
         situation = self._situation(incident)
         choice = choose(situation, self.playbooks, self.can, lambda a: objection(a, open_, self.inventory, now_s))
@@ -166,14 +168,14 @@ class Advisor:
             return choice.proposal
         ruling = self.guard(action, self.begun())
         if not ruling.allowed and ruling.retry_at_s is None:
-            return Proposal(
+            return ActionProposal(
                 None, f"{action.kind} of {action.target.name} is refused: {ruling.reason}", refused=True
             )
         reason = choice.proposal.reason
         if not ruling.allowed:
             reason += f". It has to wait: {ruling.reason}"
         milder = "; ".join(f"not {kind}: {why}" for kind, why in choice.considered)
-        return Proposal(action, f"{reason} ({milder})" if milder else reason)
+        return ActionProposal(action, f"{reason} ({milder})" if milder else reason)
 
     def _situation(self, incident: Incident) -> Situation:
         """With when the job was last seen to make a step: it may have come back by itself."""
@@ -206,7 +208,7 @@ class Advisor:
             facts |= {"recovery_action": found.kind.value, "recovery_reason": found.reason}
         return replace(situation, facts={**situation.facts, **facts})
 
-    def guard(self, action: Action, begun: Sequence[Commitment]) -> Ruling:
+    def guard(self, action: Action, begun: Sequence[Commitment]) -> GuardRuling:
         """Whether an action may begin now: asked here for the plan, and by the lifecycle where it stores intent."""
         now_s = self.now_s()
         return rule(action, begun, self.inventory, now_s, self.guard_settings, out_of_use(self.inventory, now_s))

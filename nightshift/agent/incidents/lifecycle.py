@@ -28,7 +28,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from nightshift.agent.correlation.silent_faults import unrepaired
 from nightshift.agent.incidents.node_return import may_be_proposed, stays
-from nightshift.agent.incidents.stages import ACTS_ON_THE_WORLD, STAGE_OF, Later, Lost, Parts, Stages
+from nightshift.agent.incidents.stages import ACTS_ON_THE_WORLD, STAGE_OF, Later, Lost, StageParts, Stages
 from nightshift.agent.store.database import Database, patient, server_options
 from nightshift.agent.store.incident import NEEDS_A_PERSON, Cause, IncidentState
 from nightshift.agent.store.incident_store import Conflict, name_of
@@ -180,7 +180,7 @@ class Lifecycle:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: StageParts,
         *,
         replica: str = "nightshift-0",
         lease_s: float = LEASE_S,

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 
 from nightshift.agent.correlation.kinship import FOLLOWER_XIDS, Kin, kin_of, onset_key, xid_of
-from nightshift.agent.rca.case import Case, Drafts, claim, clock, equals, rise, short, sides, size, span
+from nightshift.agent.rca.case import DiagnosisCase, Drafts, claim, clock, equals, rise, short, sides, size, span
 from nightshift.agent.rca.grounding import MAX_QUOTE_CHARS, bind, lines_of
 from nightshift.agent.store.diagnosis import LOG, Claim, Evidence, Predicate, Quote
 from nightshift.collectors.frame import Order
@@ -21,7 +21,7 @@ from nightshift.detectors.base import Fault, Finding
 from nightshift.detectors.hardware.xid_catalogue import CATALOGUE
 
 
-def _leak(case: Case) -> Drafts:
+def _leak(case: DiagnosisCase) -> Drafts:
     grown, pace = case.fact("growth_bytes"), case.fact("slope_bytes_per_h")
     gpu = case.cause.fault is Fault.GPU_MEMORY_LEAK
     what, metric = (
@@ -46,7 +46,7 @@ def _leak(case: Case) -> Drafts:
         yield equals(case, "eta_s", f"at this pace its limit is reached in {span(eta_s)}")
 
 
-def _loss(case: Case) -> Drafts:
+def _loss(case: DiagnosisCase) -> Drafts:
     onset_s, episode = case.cause.since.t_s, case.cause.episode
     base, level, step = (case.fact(name) for name in ("baseline_loss", "loss", "onset_step"))
     if math.isfinite(base) and math.isfinite(level) and level > base:
@@ -73,7 +73,7 @@ def _loss(case: Case) -> Drafts:
         yield equals(case, "silent_corruption", f"hardware events on the run's GPUs before it: {said}")
 
 
-def _departure(case: Case) -> Drafts:
+def _departure(case: DiagnosisCase) -> Drafts:
     """The rank that ran away alone before the damage reached the others."""
     item = case.bundle.one("departure")
     if item is None:
@@ -88,7 +88,7 @@ def _departure(case: Case) -> Drafts:
     yield claim(_P.EQUALS, sentence, item, path="rank", value=rank)
 
 
-def _throttle(case: Case) -> Drafts:
+def _throttle(case: DiagnosisCase) -> Drafts:
     lost, clock_mhz, reference = (case.fact(n) for n in ("lost_share", "sm_clock_mhz", "reference_mhz"))
     since_s = case.cause.since.t_s
     if math.isfinite(reference) and reference > clock_mhz:
@@ -102,7 +102,7 @@ def _throttle(case: Case) -> Drafts:
     yield equals(case, "temperature_c", f"it is at {case.fact('temperature_c'):.0f} °C")
 
 
-def _link(case: Case) -> Drafts:
+def _link(case: DiagnosisCase) -> Drafts:
     signal = str(case.cause.facts.get("signal", ""))
     rate, level, best = (case.fact(n) for n in ("errors_per_min", "level", "best"))
     for item in case.bundle.of("signal", signal) if signal else ():
@@ -121,7 +121,7 @@ def _link(case: Case) -> Drafts:
         yield from plain(case)
 
 
-def _gone(case: Case) -> Drafts:
+def _gone(case: DiagnosisCase) -> Drafts:
     before, now = case.fact("gpus_before"), case.fact("gpus_now")
     if math.isfinite(before) and math.isfinite(now):
         exhibit = case.bundle.one("exhibit", case.cause.episode)
@@ -134,7 +134,7 @@ def _gone(case: Case) -> Drafts:
         yield from plain(case)
 
 
-def _straggler(case: Case) -> Drafts:
+def _straggler(case: DiagnosisCase) -> Drafts:
     ratio, often = case.fact("ratio"), case.fact("often")
     if math.isfinite(ratio):
         yield equals(case, "ratio", f"its own work takes {ratio:.2f} times its peers', step after step")
@@ -147,7 +147,7 @@ def _straggler(case: Case) -> Drafts:
 _LATE_S = 120.0
 
 
-def _stall(case: Case) -> Drafts:
+def _stall(case: DiagnosisCase) -> Drafts:
     lost, stalls, longest = (case.fact(n) for n in ("lost_share", "stalls", "longest_stall_s"))
     exhibit = case.bundle.one("exhibit", case.cause.episode)
     if math.isfinite(stalls) and math.isfinite(longest) and stalls >= 2:
@@ -168,7 +168,7 @@ def _stall(case: Case) -> Drafts:
     yield from _storage(case)
 
 
-def _storage(case: Case) -> Drafts:
+def _storage(case: DiagnosisCase) -> Drafts:
     """What remote storage the nodes wait for, and that processes wait in the kernel, each with its first line."""
     item = case.bundle.one("storage")
     if item is None:
@@ -190,7 +190,7 @@ def _storage(case: Case) -> Drafts:
         yield claim(_P.EQUALS, said, item, log, quotes=(quote,), path=name, value=told[name])
 
 
-def _first_line(case: Case, nodes: list[str], words: str) -> tuple[Evidence | None, Quote | None]:
+def _first_line(case: DiagnosisCase, nodes: list[str], words: str) -> tuple[Evidence | None, Quote | None]:
     """The first line with these words in the kernel logs of nodes."""
     for node in nodes:
         log = case.bundle.one("kernel_log", node)
@@ -200,7 +200,7 @@ def _first_line(case: Case, nodes: list[str], words: str) -> tuple[Evidence | No
     return None, None
 
 
-def _hang(case: Case) -> Drafts:
+def _hang(case: DiagnosisCase) -> Drafts:
     silent_s, step = case.fact("silent_s"), case.fact("last_step")
     if math.isfinite(silent_s):
         after = f" after step {step:.0f}" if math.isfinite(step) else ""
@@ -211,7 +211,7 @@ def _hang(case: Case) -> Drafts:
     yield from _storage(case)
 
 
-def _memory(case: Case) -> Drafts:
+def _memory(case: DiagnosisCase) -> Drafts:
     since_s = case.cause.since.t_s
     for metric, what in (
         ("gpu_ecc_sbe_total", "corrected memory errors"),
@@ -235,7 +235,7 @@ def _memory(case: Case) -> Drafts:
             yield equals(case, "active_bins", sentence, finding)
 
 
-def _oom(case: Case) -> Drafts:
+def _oom(case: DiagnosisCase) -> Drafts:
     item = case.bundle.one("victims")
     if item is not None and len(case.where.jobs) == 1:
         job = case.where.jobs[0]
@@ -245,7 +245,7 @@ def _oom(case: Case) -> Drafts:
     yield from plain(case)
 
 
-def plain(case: Case) -> Drafts:
+def plain(case: DiagnosisCase) -> Drafts:
     for name, sentence in (
         ("silent_s", "no good answer for {:.0f} s"),
         ("events", "seen {:.0f} times"),
@@ -258,7 +258,7 @@ def plain(case: Case) -> Drafts:
     yield claim(_P.EQUALS, case.cause.summary, case.said(), path="fault", value=case.cause.fault.value)
 
 
-BY_KIN: dict[Kin, Callable[[Case], Drafts]] = {
+BY_KIN: dict[Kin, Callable[[DiagnosisCase], Drafts]] = {
     Kin.GPU_LEAK: _leak,
     Kin.HOST_LEAK: _leak,
     Kin.LOSS: _loss,
@@ -277,16 +277,16 @@ _P = Predicate
 XID_PATTERNS = "Xid (\nSXid ("
 
 
-def draft(case: Case) -> list[Claim]:
+def draft(case: DiagnosisCase) -> list[Claim]:
     """Every claim that the rules would make about a case, bound to its evidence; none of them checked yet."""
-    builders: list[Callable[[Case], Drafts]] = [BY_KIN.get(kin_of(case.cause), plain)]
+    builders: list[Callable[[DiagnosisCase], Drafts]] = [BY_KIN.get(kin_of(case.cause), plain)]
     builders += [_place, _lines, _learning_rate, _no_hardware_errors, _consequences]
     drafted = [claim for build in builders for claim in build(case) if claim is not None]
     unique = {(c.predicate, c.evidence_ids, c.quotes, tuple(sorted(c.arguments.items()))): c for c in drafted}
     return [bind(claim, case.bundle.items) for claim in unique.values()]
 
 
-def _learning_rate(case: Case) -> Drafts:
+def _learning_rate(case: DiagnosisCase) -> Drafts:
     """For damaged training: whether the schedule explains it."""
     item = case.bundle.one("learning_rate")
     if kin_of(case.cause) is not Kin.LOSS or item is None:
@@ -297,7 +297,7 @@ def _learning_rate(case: Case) -> Drafts:
     yield claim(_P.EQUALS, "the learning rate followed its schedule", item, path="jumped", value="no")
 
 
-def _place(case: Case) -> Drafts:
+def _place(case: DiagnosisCase) -> Drafts:
     subject, where = str(case.cause.subject), case.where
     item = case.bundle.one("topology")
     if (
@@ -311,7 +311,7 @@ def _place(case: Case) -> Drafts:
         yield claim(_P.CO_LOCATED, sentence, item, one=subject, other=other, place=f"job:{where.jobs[0]}")
 
 
-def _lines(case: Case) -> Drafts:
+def _lines(case: DiagnosisCase) -> Drafts:
     """The lines that matter, quoted: each Xid's first line, what 154 announced, and that followers came after."""
     xids = [f for f in case.findings if f.fault is Fault.XID]
     first: Quote | None = None
@@ -352,7 +352,7 @@ def _lines(case: Case) -> Drafts:
                 yield claim(_P.PRECEDED, sentence, item, quotes=(chosen, follower), margin_s=0.0)
 
 
-def _further_codes(case: Case, finding: Finding, item: Evidence, quotes: list[Quote]) -> Claim | None:
+def _further_codes(case: DiagnosisCase, finding: Finding, item: Evidence, quotes: list[Quote]) -> Claim | None:
     """The other Xids of a burst that are errors of their own, each with its first line."""
     codes = [int(c) for c in str(finding.facts.get("codes", "")).split() if c.isdigit()]
     others = [c for c in codes if c != xid_of(finding) and c not in FOLLOWER_XIDS][:3]
@@ -375,7 +375,7 @@ def _quotable(text: str) -> str:
     return text[:MAX_QUOTE_CHARS].strip()
 
 
-def _no_hardware_errors(case: Case) -> Drafts:
+def _no_hardware_errors(case: DiagnosisCase) -> Drafts:
     """For faults that software could have: that the kernel log of their nodes has no GPU error."""
     if kin_of(case.cause) not in (Kin.LOSS, Kin.GPU_LEAK, Kin.HOST_LEAK, Kin.STALL, Kin.HANG, Kin.STRAGGLER):
         return
@@ -385,7 +385,7 @@ def _no_hardware_errors(case: Case) -> Drafts:
         yield claim(_P.ABSENT, sentence, log, state, patterns=XID_PATTERNS)
 
 
-def _consequences(case: Case) -> Drafts:
+def _consequences(case: DiagnosisCase) -> Drafts:
     """What else was found, one sentence per fault: the first subject by name, the others by number."""
     by_fault: dict[Fault, list[Finding]] = {}
     for finding in case.findings:
@@ -398,7 +398,7 @@ def _consequences(case: Case) -> Drafts:
         yield _consequence(case, first, later_s, f" and {len(found) - 1} more" if len(found) > 1 else "")
 
 
-def _consequence(case: Case, first: Finding, later_s: float, more: str) -> Claim | None:
+def _consequence(case: DiagnosisCase, first: Finding, later_s: float, more: str) -> Claim | None:
     apart = case.cause.since.order(first.since) is not Order.CONCURRENT
     when = "at the same time"
     if abs(later_s) >= 1:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from nightshift.agent.correlation.kinship import Kin, Places, first_cause, kin_of, onset_key
 from nightshift.agent.correlation.storage_outage import silent_servers
-from nightshift.agent.rca.bundle import Bundle, Ledger, Limits, PastIncident, as_it_is
+from nightshift.agent.rca.bundle import Bundle, EvidenceLedger, EvidenceLimits, PastIncident, as_it_is
 from nightshift.agent.rca.grounding import MAD_TO_SIGMA
 from nightshift.agent.rca.joblogs import condensed, first_lines, sources_of
 from nightshift.collectors.frame import Floats, LogRecord
@@ -165,12 +165,12 @@ def gather(
     inventory: Inventory,
     at_s: float,
     past: Iterable[PastIncident] = (),
-    limits: Limits | None = None,
+    limits: EvidenceLimits | None = None,
     redact: Callable[[str], str] | None = None,
 ) -> Bundle:
     """The evidence for an incident with these findings, as of `at_s` (Unix s). `redact` rewrites log text before it
     is stored."""
-    ledger = Ledger(limits or Limits(), first_cause(findings).since.t_s, at_s, redact or as_it_is)
+    ledger = EvidenceLedger(limits or EvidenceLimits(), first_cause(findings).since.t_s, at_s, redact or as_it_is)
     return _Gatherer(findings, history, inventory, ledger).gather(past)
 
 
@@ -179,7 +179,7 @@ class _Gatherer:
     findings: Sequence[Finding]
     history: History
     inventory: Inventory
-    ledger: Ledger
+    ledger: EvidenceLedger
     _places: frozenset[Subject] = frozenset()
     _start_s: float = 0.0
     at_s: float = 0.0

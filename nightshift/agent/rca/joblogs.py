@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nightshift.agent.rca.bundle import Ledger
+from nightshift.agent.rca.bundle import EvidenceLedger
 from nightshift.collectors.frame import Instant, LogRecord, Order
 from nightshift.collectors.history import History
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
@@ -78,7 +78,7 @@ class _Template:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CondensedLine:
     """A line that was kept, with how often its kind was seen; `t_s` (Unix s) is NaN where the line has no time."""
 
     t_s: float
@@ -154,7 +154,7 @@ class LogMiner:
             template.first_s, template.first_source = (math.inf if math.isnan(t_s) else t_s), source
             template.first_line = line[: self.settings.max_line]
 
-    def condense(self, onset_s: float | None = None) -> list[Kept]:
+    def condense(self, onset_s: float | None = None) -> list[CondensedLine]:
         """The lines that matter most within the budget, in order of time."""
         self.finish()
         families = self._families()
@@ -187,7 +187,7 @@ class LogMiner:
                 bucket.append((words, [template]))
         return [members for bucket in buckets.values() for _, members in bucket]
 
-    def _kept(self, members: list[_Template], onset_s: float | None) -> Kept:
+    def _kept(self, members: list[_Template], onset_s: float | None) -> CondensedLine:
         first = min(members, key=lambda t: (t.first_s, t.first_line))
         count = sum(t.count for t in members)
         sources = set().union(*(t.sources for t in members))
@@ -201,7 +201,7 @@ class LogMiner:
             away_s = first.first_s - onset_s
             score += 2.0 * (away_s >= -self.settings.before_s) + 2.0 * math.exp(-abs(away_s) / self.settings.near_s)
         t_s = first.first_s if math.isfinite(first.first_s) else math.nan
-        return Kept(t_s, first.first_source, line.decode(errors="replace"), count, len(sources), score)
+        return CondensedLine(t_s, first.first_source, line.decode(errors="replace"), count, len(sources), score)
 
 
 def time_of(line: bytes) -> float:
@@ -235,7 +235,7 @@ def follows_only(line: str) -> bool:
 
 def condense(
     sources: Iterable[tuple[str, bytes]], onset_s: float | None = None, settings: Settings | None = None
-) -> list[Kept]:
+) -> list[CondensedLine]:
     """Mines and condenses logs that fit into memory."""
     miner = LogMiner(settings)
     for source, data in sources:
@@ -261,7 +261,7 @@ class FirstLine:
 
 
 def sources_of(
-    job: Subject, history: History, inventory: Inventory, when_s: float, ledger: Ledger
+    job: Subject, history: History, inventory: Inventory, when_s: float, ledger: EvidenceLedger
 ) -> dict[str, list[LogRecord]]:
     """The lines of everything that belongs to the job, by the name of who wrote them."""
     found: dict[str, list[LogRecord]] = {}
@@ -279,7 +279,7 @@ def sources_of(
     return found
 
 
-def condensed(sources: dict[str, list[LogRecord]], job: Subject, ledger: Ledger) -> None:
+def condensed(sources: dict[str, list[LogRecord]], job: Subject, ledger: EvidenceLedger) -> None:
     """Adds the lines that matter, and how often each kind of line was seen and where."""
     if not sources:
         return
@@ -313,7 +313,7 @@ def condensed(sources: dict[str, list[LogRecord]], job: Subject, ledger: Ledger)
     ledger.facts(("templates", str(job)), "log mining", str(job), "kinds of lines, how often and where", body)
 
 
-def first_lines(sources: dict[str, list[LogRecord]], job: Subject, ledger: Ledger) -> list[FirstLine]:
+def first_lines(sources: dict[str, list[LogRecord]], job: Subject, ledger: EvidenceLedger) -> list[FirstLine]:
     """Adds each rank's first grave line, and how they lie in time to the very first. Answers them, first first."""
     found: list[FirstLine] = []
     records = []

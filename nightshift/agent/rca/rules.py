@@ -25,7 +25,7 @@ from pathlib import Path
 from nightshift.agent.correlation.kinship import HARDWARE, MEMORY_XIDS, Kin, Places, first_cause, kin_of, xid_of
 from nightshift.agent.correlation.storage_outage import WAITS
 from nightshift.agent.rca.bundle import Bundle
-from nightshift.agent.rca.case import Case, Where, few
+from nightshift.agent.rca.case import DiagnosisCase, Where, few
 from nightshift.agent.rca.claims import draft
 from nightshift.agent.rca.grounding import ground
 from nightshift.agent.store.diagnosis import Claim, Confidence, Diagnosis, Predicate
@@ -36,7 +36,7 @@ from nightshift.detectors.hardware.xid_catalogue import CATALOGUE, GRAVITY, Reco
 _STRONG = frozenset({Predicate.ROSE, Predicate.FELL, Predicate.REPEATED, Predicate.PRECEDED})
 
 
-def confidence_of(case: Case, held: Sequence[Claim]) -> Confidence:
+def confidence_of(case: DiagnosisCase, held: Sequence[Claim]) -> Confidence:
     """The level of a case's first cause, given the claims that held."""
     strong = sum(claim.predicate in _STRONG for claim in held)
     quoted = any(claim.quotes for claim in held)
@@ -111,7 +111,7 @@ def diagnose(
     if open_ is None:
         open_ = [finding for finding in findings if finding.state is not State.CLEAR]
     cause = first_cause(findings)
-    case = Case(cause, tuple(findings), bundle, where_of(findings, inventory, bundle))
+    case = DiagnosisCase(cause, tuple(findings), bundle, where_of(findings, inventory, bundle))
     grounded = ground(draft(case), bundle.items)
     fault = fault_of(findings)
     confidence = confidence_of(case, grounded.held)
@@ -248,7 +248,7 @@ def _plain(action: Recovery) -> str:
     return "reset_gpu" if action in RESET else action.value
 
 
-def _headline(case: Case, fault: Fault, held: Sequence[Claim]) -> str:
+def _headline(case: DiagnosisCase, fault: Fault, held: Sequence[Claim]) -> str:
     what = _SAYS[fault]
     code = xid_of(case.cause)
     if fault is Fault.XID and code is not None:
@@ -283,7 +283,7 @@ def suspect_of(bundle: Bundle) -> tuple[str, str] | None:
     return str(told["rank"]).partition(":")[2], str(told["gpu"]).partition(":")[2]
 
 
-def _caveats(case: Case, held: Sequence[Claim]) -> list[str]:
+def _caveats(case: DiagnosisCase, held: Sequence[Claim]) -> list[str]:
     found = []
     kin = kin_of(case.cause)
     if kin is Kin.LOSS and not jumped(held) and not case.fact("hardware_events") > 0:
@@ -318,7 +318,7 @@ def _caveats(case: Case, held: Sequence[Claim]) -> list[str]:
     return found
 
 
-def _hypothesis(case: Case, held: Sequence[Claim]) -> str:
+def _hypothesis(case: DiagnosisCase, held: Sequence[Claim]) -> str:
     kin = kin_of(case.cause)
     if kin is Kin.LOSS and not jumped(held):
         if case.cause.fault is Fault.LOSS_DIVERGED:
@@ -334,7 +334,7 @@ def _hypothesis(case: Case, held: Sequence[Claim]) -> str:
 
 
 def _facts(
-    case: Case, inventory: Inventory, held: Sequence[Claim], open_: Sequence[Finding]
+    case: DiagnosisCase, inventory: Inventory, held: Sequence[Claim], open_: Sequence[Finding]
 ) -> dict[str, str | float]:
     """Figures that the playbooks and the summary go by; only what is known."""
     cause, where = case.cause, case.where
@@ -369,7 +369,7 @@ def _facts(
     return facts | _checkpoints(case)
 
 
-def _damaged_since(case: Case) -> tuple[float, float]:
+def _damaged_since(case: DiagnosisCase) -> tuple[float, float]:
     """(step, Unix s) from which on training is damaged: the onset, or earlier where one rank had left its peers."""
     step, at_s = case.fact("onset_step"), case.cause.since.t_s
     left = case.bundle.one("departure")
@@ -381,7 +381,7 @@ def _damaged_since(case: Case) -> tuple[float, float]:
     )
 
 
-def _checkpoints(case: Case) -> dict[str, str | float]:
+def _checkpoints(case: DiagnosisCase) -> dict[str, str | float]:
     """The newest checkpoint, and the newest from before the onset: in time, and in step where it is told."""
     item = case.bundle.one("checkpoints")
     if item is None:

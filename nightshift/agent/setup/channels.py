@@ -12,7 +12,7 @@ from nightshift.agent.approvals.people import Directory
 from nightshift.agent.clock import Clock
 from nightshift.agent.incidents.suppression import Suppressor
 from nightshift.agent.metrics import Metrics
-from nightshift.agent.notify.outlets.courier import Parts as OutletParts
+from nightshift.agent.notify.outlets.courier import OutletParts
 from nightshift.agent.notify.outlets.room import Outlets
 from nightshift.agent.notify.outlets.settings import build as build_outlets
 from nightshift.agent.notify.slack.room import Slack
@@ -20,11 +20,11 @@ from nightshift.agent.settings import Settings
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.subject import Inventory
-from nightshift.controllers.guard import Window
+from nightshift.controllers.guard import MaintenanceWindow
 
 
 @dataclass(frozen=True)
-class Parts:
+class ChannelParts:
     """What the doors work with. `windows` gives the maintenance windows of the present settings."""
 
     store: Store
@@ -35,13 +35,13 @@ class Parts:
     metrics: Metrics
     leads: Callable[[], bool]
     wake: Callable[[], None]
-    windows: Callable[[], Sequence[Window]]
+    windows: Callable[[], Sequence[MaintenanceWindow]]
 
 
-class Doors:
+class Channels:
     """Every configured door. Raises Permanent where one cannot be built, such as for a secret that is not there."""
 
-    def __init__(self, settings: Settings, parts: Parts) -> None:
+    def __init__(self, settings: Settings, parts: ChannelParts) -> None:
         self._parts = parts
         self.suppressor = Suppressor(parts.store, parts.clock, parts.windows, parts.inventory)
         self.outlets = self._build_outlets(settings) if settings.outlets.enabled else None

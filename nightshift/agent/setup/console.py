@@ -21,13 +21,13 @@ from nightshift.agent.console.oidc import Provider
 from nightshift.agent.console.pages import Pages
 from nightshift.agent.console.policy_pages import PolicyPages
 from nightshift.agent.console.settings import Settings
-from nightshift.agent.console.site import STATIC, Parts, Site
+from nightshift.agent.console.site import STATIC, ConsoleParts, Site
 from nightshift.agent.metrics import CONTENT_TYPE
 from nightshift.agent.store.incident_store import NoSuchIncident
 from nightshift.collectors.base import Permanent, Temporary
 
 
-def build_console(parts: Parts, settings: Settings) -> FastAPI:
+def build_console(parts: ConsoleParts, settings: Settings) -> FastAPI:
     """The ASGI application; it holds no state beside its parts."""
     app = FastAPI(title="Nightshift", docs_url=None, redoc_url=None, openapi_url=None)
     defend(app, settings)

@@ -21,7 +21,7 @@ from nightshift.agent.store import audit
 from nightshift.agent.store.archive import Archive, NoSuchIncident, name_of, number_of, row_of, step_of
 from nightshift.agent.store.database import Database
 from nightshift.agent.store.diagnosis import Diagnosis
-from nightshift.agent.store.incident import Cause, Incident, IncidentState, Step, next_state, taken_on
+from nightshift.agent.store.incident import Cause, HistoryStep, Incident, IncidentState, next_state, taken_on
 from nightshift.agent.store.records import dump
 from nightshift.agent.store.tables import diagnoses, findings, incidents, kept, memberships, plans, steps, tenancies
 from nightshift.agent.store.tenancy import Tenancy
@@ -51,7 +51,7 @@ def _pass(place: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class IncidentMove:
     """A change of state to be made: for `cause`, if the incident still has `version`."""
 
     cause: Cause
@@ -117,7 +117,7 @@ class Store(Archive):
             for finding in found:
                 self._insert_finding(connection, number, finding, now)
             self._refresh(connection, number)
-            self._step(connection, number, Step(now, None, IncidentState.OPEN, "opened", by, note))
+            self._step(connection, number, HistoryStep(now, None, IncidentState.OPEN, "opened", by, note))
             body = {"title": title, "severity": severity, "episodes": [f.episode for f in found], "note": note}
             audit.append(connection, at_s=now, kind="opened", by=by, incident=number, body=body)
             self._fault_point("before none opened")
@@ -142,7 +142,7 @@ class Store(Archive):
                 audit.append(connection, at_s=now, kind="attached", by=by, incident=number, body=body)
             if row.state == _CLOSED and finding.state is State.FIRING:
                 cause = Cause.RELAPSED
-                move = Move(cause, by, finding.summary, row.version)
+                move = IncidentMove(cause, by, finding.summary, row.version)
                 self._move(connection, number, move)
         if cause is not None:
             self._fault_point(f"after {row.state} {cause}")
@@ -225,12 +225,12 @@ class Store(Archive):
     def move(self, incident_id: str, cause: Cause, by: str, note: str, expected_version: int) -> IncidentState:
         """Moves an incident for a cause. Raises Conflict where its version has changed, IllegalTransition where
         the table has no such move."""
-        return self.change(incident_id, Move(cause, by, note, expected_version))
+        return self.change(incident_id, IncidentMove(cause, by, note, expected_version))
 
     def change(
         self,
         incident_id: str,
-        move: Move,
+        move: IncidentMove,
         also: Callable[[Connection, int], None] | None = None,
         columns: Mapping[str, Any] = MappingProxyType({}),
     ) -> IncidentState:
@@ -245,7 +245,11 @@ class Store(Archive):
         return after
 
     def _move(
-        self, connection: Connection, number: int, move: Move, columns: Mapping[str, Any] = MappingProxyType({})
+        self,
+        connection: Connection,
+        number: int,
+        move: IncidentMove,
+        columns: Mapping[str, Any] = MappingProxyType({}),
     ) -> tuple[IncidentState, IncidentState]:
         now = self._clock.now_s()
         row = row_of(connection, number)
@@ -272,13 +276,13 @@ class Store(Archive):
         )
         if changed.rowcount != 1:
             raise Conflict(f"{name_of(number)}: somebody moved it first")
-        self._step(connection, number, Step(now, before, after, move.cause, move.by, move.note))
+        self._step(connection, number, HistoryStep(now, before, after, move.cause, move.by, move.note))
         body = {"before": before, "after": after, "cause": move.cause, "note": move.note}
         audit.append(connection, at_s=now, kind="moved", by=move.by, incident=number, body=body)
         self._fault_point(f"before {before} {move.cause}")
         return before, after
 
-    def _step(self, connection: Connection, number: int, step: Step) -> None:
+    def _step(self, connection: Connection, number: int, step: HistoryStep) -> None:
         last = connection.execute(sa.select(sa.func.max(steps.c.number)).where(steps.c.incident == number)).scalar()
         connection.execute(
             sa.insert(steps).values(
@@ -318,7 +322,7 @@ class Store(Archive):
 
     def _remark(self, connection: Connection, row: Any, cause: Cause, by: str, note: str) -> None:
         now, number, state = self._clock.now_s(), row.number, IncidentState(row.state)
-        self._step(connection, number, Step(now, state, state, cause, by, note))
+        self._step(connection, number, HistoryStep(now, state, state, cause, by, note))
         later_s = max(now, row.updated_s + 1e-4)  # a stepped clock may stand still: the change has to be seen
         connection.execute(sa.update(incidents).where(incidents.c.number == number).values(updated_s=later_s))
         audit.append(connection, at_s=now, kind=cause, by=by, incident=number, body={"note": note})
@@ -326,7 +330,7 @@ class Store(Archive):
     def save_diagnosis(self, incident: Incident, diagnosis: Diagnosis, *, by: str) -> None:
         """Stores a diagnosis of the findings that `incident` had when it was read, and moves it to diagnosed."""
         stored: dict[str, Any] = {}
-        move = Move(Cause.DIAGNOSIS_STORED, by, diagnosis.headline, incident.version)
+        move = IncidentMove(Cause.DIAGNOSIS_STORED, by, diagnosis.headline, incident.version)
         self.change(
             incident.id, move, lambda c, _: stored.update(self._diagnosed(c, incident, diagnosis, by)), stored
         )
@@ -381,7 +385,7 @@ class Store(Archive):
             audit.append(connection, at_s=now, kind="plan", by=by, incident=number, body=body)
 
         note = f"{action.kind} {action.target}: {reason}"
-        self.change(incident.id, Move(Cause.PLAN_PROPOSED, by, note, incident.version), keep, columns)
+        self.change(incident.id, IncidentMove(Cause.PLAN_PROPOSED, by, note, incident.version), keep, columns)
 
     def touch(self, connection: Connection, incident: Incident) -> None:
         """Raises an incident's version without a move. Raises Conflict where it is no longer as it was read."""
@@ -475,7 +479,7 @@ class Store(Archive):
         return None if row is None else (row.at_s, bytes(row.content))
 
 
-__all__ = ["Conflict", "FaultPoint", "Move", "NoSuchIncident", "Position", "Store", "name_of", "number_of"]
+__all__ = ["Conflict", "FaultPoint", "IncidentMove", "NoSuchIncident", "Position", "Store", "name_of", "number_of"]
 
 
 def _graver(known: str, finding: Finding) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from nightshift.agent.store.database import Database
 from nightshift.agent.store.records import dump, load, plain
 from nightshift.agent.store.tables import audit_head, intents, plans
 from nightshift.collectors.base import Permanent
-from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus, traits_of
+from nightshift.controllers.action import Action, ActionKind, ActionOutcome, OutcomeStatus, traits_of
 from nightshift.controllers.cordon import TAKES_OUT, node_of
 from nightshift.controllers.guard import Commitment
 
@@ -37,7 +37,7 @@ def store_intent(
     audit.append(connection, at_s=now_s, kind="intent", by=runner, incident=incident, body=row)
 
 
-def end_intent(connection: Connection, incident: int, action: Action, phase: str, outcome: Outcome) -> None:
+def end_intent(connection: Connection, incident: int, action: Action, phase: str, outcome: ActionOutcome) -> None:
     """Stores what became of an intent."""
     mine = (intents.c.action_id == action.id) & (intents.c.phase == phase)
     connection.execute(sa.update(intents).where(mine).values(ended_s=outcome.at_s, outcome=dump(outcome)))
@@ -79,7 +79,7 @@ def commitments(
         .order_by(intents.c.at_s)
     )
     rows = connection.execute(query if incident is None else query.where(intents.c.incident == incident)).all()
-    ends = {(r.action_id, r.phase): load(Outcome, r.outcome) for r in rows if r.outcome is not None}
+    ends = {(r.action_id, r.phase): load(ActionOutcome, r.outcome) for r in rows if r.outcome is not None}
     found = []
     for row in rows:
         if row.phase != "act":

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.subject import Subject, SubjectKind
-from nightshift.controllers.action import Action, Outcome, OutcomeStatus, UnderWay
+from nightshift.controllers.action import Action, ActionOutcome, OutcomeStatus, UnderWay
 from nightshift.controllers.actuators import kube_jobs, kube_nodes
 from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, Object, named
 from nightshift.controllers.actuators.kube_marks import Marks
@@ -35,7 +35,7 @@ class Workloads:
         self._kube, self.marks, self._manager, self._now_s = kube, marks, field_manager, now_s
         self._save_wait_s = save_wait_s
 
-    def restart_pod(self, action: Action) -> Outcome:
+    def restart_pod(self, action: Action) -> ActionOutcome:
         """Deletes the very pod that was marked: its controller makes another. A bare pod is refused."""
         path = pod_path(action.target.name)
         pod = self._kube.find(path)
@@ -64,7 +64,7 @@ class Workloads:
         waits = kube_nodes.held_by(pod) + kube_nodes.overdue([pod], self._now_s())
         raise UnderWay(f"{action.target} is terminating{waits}", retry_after_s=POLL_S)
 
-    def restart_job(self, action: Action) -> Outcome:
+    def restart_job(self, action: Action) -> ActionOutcome:
         job = kube_jobs.find(self._kube, action.target)
         if job is None:
             raise Permanent(f"action {action.id}: {action.target} does not exist")
@@ -202,7 +202,7 @@ class Workloads:
             if job is not None and job.ended is None and self.marks.phase(job.object, action) in phases
         ]
 
-    def read(self, action: Action) -> Outcome:
+    def read(self, action: Action) -> ActionOutcome:
         """How far a restart is."""
         if action.target.kind is SubjectKind.POD:
             pod = self._kube.find(pod_path(action.target.name))
@@ -220,10 +220,10 @@ class Workloads:
         status = steps.get(phase or "", OutcomeStatus.NOT_DONE)
         return self._outcome(status, f"{action.target}: {phase or 'untouched'}")
 
-    def _outcome(self, status: OutcomeStatus, detail: str) -> Outcome:
-        return Outcome(status, detail, self._now_s())
+    def _outcome(self, status: OutcomeStatus, detail: str) -> ActionOutcome:
+        return ActionOutcome(status, detail, self._now_s())
 
-    def _refused(self, action: Action, why: str) -> Outcome:
+    def _refused(self, action: Action, why: str) -> ActionOutcome:
         return self._outcome(OutcomeStatus.REFUSED, f"{action.kind} of {action.target}: {why}")
 
 

@@ -28,7 +28,7 @@ from nightshift.collectors.subject import SubjectKind
 from nightshift.controllers.action import (
     Action,
     ActionKind,
-    Outcome,
+    ActionOutcome,
     OutcomeStatus,
     Precondition,
     UnderWay,
@@ -43,7 +43,7 @@ from nightshift.controllers.cordon import CORDON_OF, NOBODY, SOMEBODY_ELSE, cord
 
 
 @dataclass(frozen=True)
-class Limits:
+class DrainLimits:
     """What a drain may take along: as `kubectl drain` has it by its flags. `grace_s` None: each pod's own."""
 
     grace_s: int | None
@@ -59,7 +59,7 @@ class Drains:
         kube: KubeClient,
         marks: Marks,
         work: Workloads,
-        limits: Limits,
+        limits: DrainLimits,
         owns_cordon: Callable[[Object], bool],
         now_s: Callable[[], float],
     ) -> None:
@@ -68,7 +68,7 @@ class Drains:
         self._known: dict[str, set[str]] = {}
         """Gangs by action, those among them that the plan does not name: where the node goes, so does its mark."""
 
-    def execute(self, action: Action) -> Outcome:
+    def execute(self, action: Action) -> ActionOutcome:
         """UnderWay until all of it is done. The node's marker names the gangs before the first of them is stopped,
         so that none is left stopped when the last pod has gone."""
         path = kube_nodes.path(action.target.name)
@@ -105,14 +105,14 @@ class Drains:
             why = f"drain of {action.target.name} cannot go on, and the node stays cordoned: {said}"
             if self._work.stopped_by(action, known):
                 raise Permanent(why)
-            return Outcome(OutcomeStatus.FAILED, why, self._now_s(), {"cordoned": "true"})
+            return ActionOutcome(OutcomeStatus.FAILED, why, self._now_s(), {"cordoned": "true"})
         after_s = max([POLL_S, *(wait.retry_after_s for wait in waits)])
         raise UnderWay(f"drain of {action.target.name}: {said}", retry_after_s=after_s)
 
     def _jobs(self, action: Action) -> set[str]:
         return {*action.blast_radius.jobs, *self._known.get(action.id, ())}
 
-    def read(self, action: Action) -> Outcome:
+    def read(self, action: Action) -> ActionOutcome:
         """DONE where the node stands cordoned by us and empty, and every gang was started again."""
         node = self._kube.find(kube_nodes.path(action.target.name))
         marked = node is not None and self._marks.has(node, action)
@@ -128,9 +128,9 @@ class Drains:
             return self._outcome(status, f"{action.target} is not cordoned any more")
         status = OutcomeStatus.DONE if done else OutcomeStatus.UNDER_WAY
         observed = {"cordoned": "true", "marked": "true"}
-        return Outcome(status, f"{action.kind} of {action.target} read back", self._now_s(), observed)
+        return ActionOutcome(status, f"{action.kind} of {action.target} read back", self._now_s(), observed)
 
-    def _carry_on(self, action: Action, stopped: list[str], why: str) -> Outcome:
+    def _carry_on(self, action: Action, stopped: list[str], why: str) -> ActionOutcome:
         """The drain is over, whoever ended it: jobs that it stopped are started again, and that is all."""
         waits = [wait.text for gang in stopped if (wait := self._cycle(gang, action)) and not wait.refused]
         if waits:
@@ -181,17 +181,17 @@ class Drains:
                 said.append(f"pod {kube_nodes.pod_name(pod)}: {error}")
         return said
 
-    def _outcome(self, status: OutcomeStatus, detail: str) -> Outcome:
-        return Outcome(status, detail, self._now_s())
+    def _outcome(self, status: OutcomeStatus, detail: str) -> ActionOutcome:
+        return ActionOutcome(status, detail, self._now_s())
 
-    def _refused(self, action: Action, why: str) -> Outcome:
+    def _refused(self, action: Action, why: str) -> ActionOutcome:
         return self._outcome(OutcomeStatus.REFUSED, f"{action.kind} of {action.target}: {why}")
 
 
 _K, _A = SubjectKind, ActionKind
 
 
-class KubernetesSettings(BaseModel):
+class KubernetesActuatorSettings(BaseModel):
     """How the agent reaches the cluster that it acts on."""
 
     model_config = ConfigDict(extra="forbid")
@@ -238,7 +238,7 @@ class KubernetesActuator:
     """Fulfils `controllers.action.Actuator` for one cluster."""
 
     plugin: ClassVar[str] = "kubernetes"
-    Settings: ClassVar[type[BaseModel]] = KubernetesSettings
+    Settings: ClassVar[type[BaseModel]] = KubernetesActuatorSettings
     TARGETS: ClassVar[dict[ActionKind, SubjectKind]] = {
         kind: target_of(kind)
         for kind in (
@@ -254,18 +254,18 @@ class KubernetesActuator:
     }
 
     def __init__(
-        self, settings: KubernetesSettings, kube: KubeClient, *, now_s: Callable[[], float] = time.time
+        self, settings: KubernetesActuatorSettings, kube: KubeClient, *, now_s: Callable[[], float] = time.time
     ) -> None:
         self._settings, self._kube, self._now_s = settings, kube, now_s
         self._warned: dict[str, tuple[str, ...]] = {}  # action → what was warned of in its tries so far
         self.marks = Marks(kube, settings.field_manager, now_s)
         self.work = Workloads(kube, self.marks, settings.field_manager, now_s, settings.save_wait_s)
-        limits = Limits(settings.drain_grace_s, settings.evict_unmanaged, settings.evict_local_data)
+        limits = DrainLimits(settings.drain_grace_s, settings.evict_unmanaged, settings.evict_local_data)
         self._drains = Drains(kube, self.marks, self.work, limits, self.owns_cordon, now_s)
 
     @classmethod
     def from_settings(
-        cls, settings: KubernetesSettings, now_s: Callable[[], float] = time.time
+        cls, settings: KubernetesActuatorSettings, now_s: Callable[[], float] = time.time
     ) -> KubernetesActuator:
         kube = KubeClient.connect(settings.kubeconfig, settings.context, timeout_s=settings.timeout_s)
         return cls(settings, kube, now_s=now_s)
@@ -328,7 +328,7 @@ class KubernetesActuator:
 
     # acting
 
-    def execute(self, action: Action) -> Outcome:
+    def execute(self, action: Action) -> ActionOutcome:
         """What the API server warns of meanwhile stands in the outcome, of all the tries that it took."""
         self._check_target(action)
         self._kube.warnings()  # of other calls
@@ -341,7 +341,7 @@ class KubernetesActuator:
         said = dict.fromkeys((*before, *self._kube.warnings()))
         return replace(outcome, detail="; the API server warns: ".join((outcome.detail, *said)))
 
-    def _carry_out(self, action: Action) -> Outcome:
+    def _carry_out(self, action: Action) -> ActionOutcome:
         match action.kind:
             case _A.SUGGEST_SCALING:
                 return self._suggest(action)
@@ -369,7 +369,7 @@ class KubernetesActuator:
         if action.target.kind is not expected:
             raise Permanent(f"action {action.id}: {action.kind} is for a {expected}, not {action.target}")
 
-    def _suggest(self, action: Action) -> Outcome:
+    def _suggest(self, action: Action) -> ActionOutcome:
         """Reads who owns the replica count and says what they would change; nothing is written."""
         namespace, name = kube_jobs.split(action.target)
         found = kube_scaling.suggest(self._kube, namespace, name)
@@ -377,7 +377,7 @@ class KubernetesActuator:
             return self._refused(action, "no Deployment stands above it")
         return self._outcome(OutcomeStatus.DONE, str(found))
 
-    def _taint(self, action: Action) -> Outcome:
+    def _taint(self, action: Action) -> ActionOutcome:
         path = kube_nodes.path(action.target.name)
         node = self._kube.get(path)
         if self.marks.has(node, action):
@@ -390,7 +390,7 @@ class KubernetesActuator:
         self.marks.patch(path, node, action, change)
         return self._outcome(OutcomeStatus.DONE, f"{action.target} tainted {kube_nodes.TAINT}")
 
-    def _cordon(self, action: Action) -> Outcome:
+    def _cordon(self, action: Action) -> ActionOutcome:
         node = self._kube.get(kube_nodes.path(action.target.name))
         if self.marks.has(node, action):
             if not kube_nodes.is_cordoned(node):
@@ -401,7 +401,7 @@ class KubernetesActuator:
         self.marks.patch(kube_nodes.path(action.target.name), node, action, cordoning(node, _A.CORDON))
         return self._outcome(OutcomeStatus.DONE, f"{action.target} cordoned")
 
-    def _uncordon(self, action: Action) -> Outcome:
+    def _uncordon(self, action: Action) -> ActionOutcome:
         node = self._kube.get(kube_nodes.path(action.target.name))
         if not kube_nodes.is_cordoned(node):
             return self._outcome(OutcomeStatus.ALREADY_DONE, f"{action.target} is schedulable")
@@ -433,7 +433,7 @@ class KubernetesActuator:
             return {}
         return {kind: str(mark.get("id")) for kind, mark in marks.items()}
 
-    def _quarantine(self, action: Action) -> Outcome:
+    def _quarantine(self, action: Action) -> ActionOutcome:
         """Labels the node that holds the GPU; schedulers that honour the label keep work off it."""
         name = str(action.params.get("node", ""))
         if not name:
@@ -448,7 +448,7 @@ class KubernetesActuator:
 
     # reading back and taking back
 
-    def read(self, action: Action) -> Outcome:
+    def read(self, action: Action) -> ActionOutcome:
         self._check_target(action)
         if action.kind is _A.SUGGEST_SCALING:
             return self._outcome(OutcomeStatus.NOT_DONE, "a suggestion leaves no trace in the cluster")
@@ -470,9 +470,9 @@ class KubernetesActuator:
                 done = marked and cordoned
         observed = {"cordoned": _word(cordoned), "marked": _word(marked)}
         status = OutcomeStatus.DONE if done else OutcomeStatus.NOT_DONE
-        return Outcome(status, f"{action.kind} of {action.target} read back", self._now_s(), observed)
+        return ActionOutcome(status, f"{action.kind} of {action.target} read back", self._now_s(), observed)
 
-    def undo(self, action: Action) -> Outcome:
+    def undo(self, action: Action) -> ActionOutcome:
         """Takes our own cordon or quarantine back; never somebody else's."""
         self._check_target(action)
         if not action.undo.possible or not traits_of(action.kind).contains:
@@ -504,10 +504,10 @@ class KubernetesActuator:
         left = f"stays cordoned for {', '.join(others)}" if others else "uncordoned"
         return self._outcome(OutcomeStatus.DONE, f"{action.target} {left}")
 
-    def _outcome(self, status: OutcomeStatus, detail: str) -> Outcome:
-        return Outcome(status, detail, self._now_s())
+    def _outcome(self, status: OutcomeStatus, detail: str) -> ActionOutcome:
+        return ActionOutcome(status, detail, self._now_s())
 
-    def _refused(self, action: Action, why: str) -> Outcome:
+    def _refused(self, action: Action, why: str) -> ActionOutcome:
         return self._outcome(OutcomeStatus.REFUSED, f"{action.kind} of {action.target}: {why}")
 
 

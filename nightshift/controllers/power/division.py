@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nightshift.controllers.power.belief import TOP, Bank, Windows
+from nightshift.controllers.power.belief import TOP, Bank, LevelWindows
 from nightshift.controllers.power.curves import LEVELS
 from nightshift.controllers.power.gang import Gang, level_of
-from nightshift.controllers.power.limits import Gpu, Memory, Rack, Settings
+from nightshift.controllers.power.limits import Gpu, LimitMemory, Rack, Settings
 from nightshift.controllers.power.share import Claims, Sharing, divide
 from nightshift.controllers.power.shield import held, worst_mw
 
@@ -33,7 +33,7 @@ def divide_racks(
     racks: Mapping[str, Rack],
     gpus: Iterable[Gpu],
     asks: Mapping[str, tuple[Gang, int]],
-    memory: Memory,
+    memory: LimitMemory,
     now_s: float,
     bank: Bank,
     s: Settings,
@@ -72,7 +72,7 @@ def divide_racks(
     sums = ("count", "speed", "draw")
     claims = Claims.of(
         bank,
-        Windows(*(np.concatenate([getattr(g.jobs.windows, name) for g in gangs]) for name in sums)),
+        LevelWindows(*(np.concatenate([getattr(g.jobs.windows, name) for g in gangs]) for name in sums)),
         np.array([g.level for g in gangs]),
         np.array([lowest[job] for job in jobs]),
         np.array([ceiling[job] for job in jobs]),

@@ -34,7 +34,7 @@ from nightshift.controllers.power import descent
 from nightshift.controllers.power.belief import TOP, Bank, Ints
 from nightshift.controllers.power.curves import LEVELS, Curve, Floats, read_sweeps, synthetic
 from nightshift.controllers.power.features import FEATURES, INTERFACE, apply, features
-from nightshift.controllers.power.simulate import Controller, Score, ledgers
+from nightshift.controllers.power.simulate import Controller, PowerScore, ledgers
 
 GRID = 0.1
 """25 W of a GPU of 250 W: the step of Zeus's profiling, as a share of the highest limit."""
@@ -135,7 +135,7 @@ class Descent:
     """The heuristic of `descent`, as a controller of simulated jobs."""
 
     bank: Bank
-    care: descent.Care = field(default_factory=descent.Care)
+    care: descent.DescentCare = field(default_factory=descent.DescentCare)
 
     def start(self, lowest: Ints, budget: float, rng: np.random.Generator) -> Ints:
         self.now = replace(self.care, budget=budget)
@@ -153,7 +153,7 @@ OVER, BEYOND = 0.005, 0.0
 
 
 @dataclass
-class Learned:
+class LearnedPower:
     """A policy network as a controller, its most probable action, behind the shield or without it."""
 
     policy: PolicyFile
@@ -161,7 +161,7 @@ class Learned:
     shielded: bool = True
 
     def start(self, lowest: Ints, budget: float, rng: np.random.Generator) -> Ints:
-        self.care = descent.Care(budget=budget)
+        self.care = descent.DescentCare(budget=budget)
         self.jobs = descent.Jobs.start(lowest)
         return self.jobs.home.copy()
 
@@ -186,8 +186,8 @@ def heuristics(bank: Bank) -> Contestants:
 
 
 def learned(policy: PolicyFile, bank: Bank) -> Contestants:
-    yield "PPO, shielded", lambda: Learned(policy, bank)
-    yield "PPO, unshielded", lambda: Learned(policy, bank, shielded=False)
+    yield "PPO, shielded", lambda: LearnedPower(policy, bank)
+    yield "PPO, unshielded", lambda: LearnedPower(policy, bank, shielded=False)
 
 
 def scored(
@@ -204,7 +204,7 @@ def scored(
 
 
 CANDIDATES = tuple(
-    descent.Care(sure=sure, stay_sure=sure - 0.2, surer=surer) for sure in (1.7, 1.9) for surer in (2.7, 3.0)
+    descent.DescentCare(sure=sure, stay_sure=sure - 0.2, surer=surer) for sure in (1.7, 1.9) for surer in (2.7, 3.0)
 )
 """Constants among which a left-out evaluation chooses."""
 
@@ -266,7 +266,7 @@ def labels(curves: Sequence[Curve]) -> dict[str, list[str]]:
 def left_out(
     curves: Sequence[Curve],
     keys: Mapping[str, Sequence[str]],
-    candidates: Sequence[descent.Care],
+    candidates: Sequence[descent.DescentCare],
     bank: Bank,
     seeds: Sequence[int],
     windows: int,
@@ -289,7 +289,12 @@ def left_out(
             for seed in range(len(seeds)):
                 parts_of = [(runs[chosen[group]][seed].of(mine), len(mine)) for group, mine in parts.items()]
                 scored.append(
-                    Score(*(sum(getattr(s, f.name) * n for s, n in parts_of) / len(curves) for f in fields(Score)))
+                    PowerScore(
+                        *(
+                            sum(getattr(s, f.name) * n for s, n in parts_of) / len(curves)
+                            for f in fields(PowerScore)
+                        )
+                    )
                 )
             names = {g: asdict(candidates[k]) for g, k in chosen.items()}
             constants = {g: {x: c[x] for x in ("sure", "surer")} for g, c in names.items()}
@@ -306,7 +311,7 @@ def _grouped(names: Sequence[str]) -> dict[str, list[int]]:
     return {group: [i for i, name in enumerate(names) if name == group] for group in sorted(set(names))}
 
 
-def summary(scores: Sequence[Score]) -> Mapping[str, Any]:
+def summary(scores: Sequence[PowerScore]) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     for name in asdict(scores[0]):
         found[name] = round(float(np.mean([getattr(s, name) for s in scores])), 6)

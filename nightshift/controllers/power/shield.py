@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from nightshift.controllers.decision import Clip
-from nightshift.controllers.power.limits import Gpu, Memory, Orders, Rack, Settings
+from nightshift.controllers.power.limits import Gpu, LimitMemory, LimitOrders, Rack, Settings
 
 PATIENCE = 3
 """Turns within which an order has to be read back."""
@@ -30,7 +30,9 @@ def same(one_mw: int, other_mw: int) -> bool:
     return abs(one_mw - other_mw) < _WATT
 
 
-def observe(gpus: Iterable[Gpu], memory: Memory, granted: Mapping[str, bool], now_s: float, s: Settings) -> Memory:
+def observe(
+    gpus: Iterable[Gpu], memory: LimitMemory, granted: Mapping[str, bool], now_s: float, s: Settings
+) -> LimitMemory:
     """Reads back: which orders hold, which nodes lie, what people changed, which jobs were slowed too much.
 
     `granted`: node → whether it said that it had carried the last orders out. A limit that had been confirmed and
@@ -90,12 +92,12 @@ def observe(gpus: Iterable[Gpu], memory: Memory, granted: Mapping[str, bool], no
     )
 
 
-def _read_since(gpu: Gpu, memory: Memory, now_s: float) -> bool:
+def _read_since(gpu: Gpu, memory: LimitMemory, now_s: float) -> bool:
     """Whether its limit was read after it was last ordered another one."""
     return now_s - gpu.seen_age_s >= memory.changed_s.get(gpu.uuid, -math.inf)
 
 
-def give_back(memory: Memory, gpus: Iterable[Gpu], names: frozenset[str]) -> Memory:
+def give_back(memory: LimitMemory, gpus: Iterable[Gpu], names: frozenset[str]) -> LimitMemory:
     """A person gave GPUs (by UUID) or all of a node's back to power control: what is set there now counts as ours
     to change, and the node is believed again."""
     mine = [gpu for gpu in gpus if (gpu.uuid in names or gpu.node in names) and gpu.enforced_mw is not None]
@@ -114,8 +116,8 @@ def give_back(memory: Memory, gpus: Iterable[Gpu], names: frozenset[str]) -> Mem
 __all__ = [
     "PATIENCE",
     "Gpu",
-    "Memory",
-    "Orders",
+    "LimitMemory",
+    "LimitOrders",
     "Rack",
     "Settings",
     "decide",
@@ -132,7 +134,7 @@ _WATT = 1000
 _KEPT = 16
 
 
-def worst_mw(gpu: Gpu, memory: Memory, s: Settings) -> int:
+def worst_mw(gpu: Gpu, memory: LimitMemory, s: Settings) -> int:
     """The highest limit that the GPU may have until the next turn, whatever dies. One that is not read any more may
     have been started anew, and is at its default then."""
     if gpu.node in memory.liars:
@@ -145,7 +147,7 @@ def worst_mw(gpu: Gpu, memory: Memory, s: Settings) -> int:
     return max(base, gpu.enforced_mw or 0)
 
 
-def headroom_mw(rack: Rack, gpus: Iterable[Gpu], memory: Memory, settings: Settings) -> int:
+def headroom_mw(rack: Rack, gpus: Iterable[Gpu], memory: LimitMemory, settings: Settings) -> int:
     """Of the rack's budget, what the worst case leaves; negative: it is overdrawn."""
     usable = int(rack.budget_mw * (1.0 - settings.margin_share)) - rack.host_mw
     return usable - sum(worst_mw(gpu, memory, settings) for gpu in gpus)
@@ -155,11 +157,11 @@ def decide(
     racks: Mapping[str, Rack],
     gpus: Iterable[Gpu],
     wishes_mw: Mapping[str, float],
-    memory: Memory,
+    memory: LimitMemory,
     now_s: float,
     s: Settings,
     shares_mw: Mapping[str, int] | None = None,
-) -> Orders:
+) -> LimitOrders:
     """What of the wishes (GPU → mW) may be done now. Pure; `memory` after `observe`. `shares_mw`: what a GPU's job
     may have of a rack that has too little for all (`division`); a job that is locked out gets no more than that."""
     by_rack: dict[str, list[Gpu]] = defaultdict(list)
@@ -203,7 +205,7 @@ def decide(
         for uuid in again
         if uuid in memory.ordered_mw and uuid not in memory.confirmed
     }
-    return Orders(
+    return LimitOrders(
         lower,
         rise,
         {uuid: tuple(found) for uuid, found in clips.items() if found},
@@ -223,11 +225,11 @@ def decide_step(
     racks: Mapping[str, Rack],
     gpus: Iterable[Gpu],
     wishes_mw: Mapping[str, float],
-    memory: Memory,
+    memory: LimitMemory,
     now_s: float,
     s: Settings,
     shares_mw: Mapping[str, int] | None = None,
-) -> Orders:
+) -> LimitOrders:
     """`decide` in two looks where raises want what others give up just now: they wait, whole, for the next look,
     when that was read back. A part of a raise given now would keep the rest away for a dwell time."""
     seen = list(gpus)
@@ -253,11 +255,11 @@ def _for_room(clip: Clip) -> bool:
     return clip.constraint == "budget" and clip.before is not None and clip.why.startswith("the rack has")
 
 
-def _present(gpu: Gpu, memory: Memory) -> int:
+def _present(gpu: Gpu, memory: LimitMemory) -> int:
     return gpu.enforced_mw if gpu.enforced_mw is not None else memory.ordered_mw.get(gpu.uuid, gpu.default_mw)
 
 
-def held(gpu: Gpu, memory: Memory, s: Settings) -> tuple[str, str] | None:
+def held(gpu: Gpu, memory: LimitMemory, s: Settings) -> tuple[str, str] | None:
     """The constraint that leaves a GPU as it is, and why."""
     if gpu.uuid in memory.manual:
         return "manual", "a person set this limit"
@@ -271,7 +273,7 @@ def held(gpu: Gpu, memory: Memory, s: Settings) -> tuple[str, str] | None:
 
 
 def _alone(
-    gpu: Gpu, wish: float | None, share_mw: int, memory: Memory, now_s: float, s: Settings, clips: list[Clip]
+    gpu: Gpu, wish: float | None, share_mw: int, memory: LimitMemory, now_s: float, s: Settings, clips: list[Clip]
 ) -> int | None:
     """The limit that the GPU's own constraints leave of the wish; None: leave it as it is."""
     because = held(gpu, memory, s)
@@ -293,7 +295,9 @@ def _alone(
     return target
 
 
-def _together(gpus: Iterable[Gpu], wanted: dict[str, int], memory: Memory, clips: dict[str, list[Clip]]) -> None:
+def _together(
+    gpus: Iterable[Gpu], wanted: dict[str, int], memory: LimitMemory, clips: dict[str, list[Clip]]
+) -> None:
     """A gang goes at the pace of its slowest: all members get the highest share asked for, or all stay."""
     gangs: dict[str, list[Gpu]] = defaultdict(list)
     for gpu in gpus:
@@ -320,7 +324,7 @@ def _shed(
     members: list[Gpu],
     lower: dict[str, int],
     missing_mw: int,
-    memory: Memory,
+    memory: LimitMemory,
     s: Settings,
     clips: dict[str, list[Clip]],
 ) -> int:
@@ -366,7 +370,7 @@ def _raise(
     wanted: Mapping[str, int],
     room_mw: int,
     raised_at_s: dict[str, float],
-    memory: Memory,
+    memory: LimitMemory,
     now_s: float,
     s: Settings,
     clips: dict[str, list[Clip]],

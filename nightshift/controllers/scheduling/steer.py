@@ -23,10 +23,10 @@ from enum import StrEnum
 
 import numpy as np
 
-from nightshift.controllers.decision import Clip, Proposal, Ruling
+from nightshift.controllers.decision import Clip, PolicyProposal, ShieldRuling
 
 
-class Verb(StrEnum):
+class SteerVerb(StrEnum):
     START = "start"
     HOLD = "hold"
 
@@ -36,7 +36,7 @@ class Steer:
     """`until_s`: end of a hold (Unix s), 0 for a start. `boost`: added to the workload's priority. `prefer`,
     `avoid`: hosts that the cluster's scheduler is asked to prefer and to keep off, which it may do otherwise."""
 
-    verb: Verb
+    verb: SteerVerb
     until_s: float = 0.0
     boost: int = 0
     prefer: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Steer:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingJob:
     """One waiting job as seen (`Observation`). Times in Unix s, draw in W; NaN = not known.
 
     `planned`: whether our order would start it now; `place`: its place in that order, from 0. `late`: the twin has
@@ -112,7 +112,7 @@ class SteerShield:
 
     limits: SteerLimits = SteerLimits()
 
-    def decide(self, observation: Waiting, action: Steer) -> Ruling[Steer]:
+    def decide(self, observation: WaitingJob, action: Steer) -> ShieldRuling[Steer]:
         seen, limits, clips = observation, self.limits, list[Clip]()
         now = action
 
@@ -123,44 +123,44 @@ class SteerShield:
                 now = after
 
         if not seen.opted_in:
-            clip("opt_in", Steer(Verb.START), "its owner gave us no gate")
-            return Ruling(now, tuple(clips))
+            clip("opt_in", Steer(SteerVerb.START), "its owner gave us no gate")
+            return ShieldRuling(now, tuple(clips))
         bounded = int(np.clip(now.boost, -limits.most_boost, limits.most_boost))
         clip("boost", replace(now, boost=bounded), f"beyond ±{limits.most_boost}")
         if seen.evicts:
             clip("boost", replace(now, boost=0), "its queue evicts for a higher priority; that needs approval")
-        if now.verb is Verb.START:
+        if now.verb is SteerVerb.START:
             clip("deadline", replace(now, until_s=0.0), "a start has no end")
         latest_s = min(seen.now_s + limits.most_hold_s, seen.submitted_s + seen.bound_s)
         known = math.isfinite(latest_s)
-        if now.verb is Verb.HOLD:
+        if now.verb is SteerVerb.HOLD:
             if not known or not math.isfinite(now.until_s):
-                clip("deadline", replace(now, verb=Verb.START, until_s=0.0), "a hold whose end is not known")
+                clip("deadline", replace(now, verb=SteerVerb.START, until_s=0.0), "a hold whose end is not known")
             elif now.until_s <= seen.now_s:
-                clip("deadline", replace(now, verb=Verb.START, until_s=0.0), "a hold that has ended")
+                clip("deadline", replace(now, verb=SteerVerb.START, until_s=0.0), "a hold that has ended")
             elif now.until_s > latest_s:
                 clip("deadline", replace(now, until_s=latest_s), "a hold past its latest end")
-        if now.verb is Verb.START and seen.healthy_gpus < seen.gpus and known:
+        if now.verb is SteerVerb.START and seen.healthy_gpus < seen.gpus and known:
             why = f"{seen.healthy_gpus:.0f} healthy GPUs for {seen.gpus:.0f}"
-            clip("degraded", replace(now, verb=Verb.HOLD, until_s=latest_s), why)
+            clip("degraded", replace(now, verb=SteerVerb.HOLD, until_s=latest_s), why)
         over = not seen.waited_s < seen.bound_s
-        if now.verb is Verb.HOLD and (over or seen.late):
+        if now.verb is SteerVerb.HOLD and (over or seen.late):
             why = "past its bound on waiting" if over else "the baseline has started it"
-            clip("starvation", replace(now, verb=Verb.START, until_s=0.0), why)
+            clip("starvation", replace(now, verb=SteerVerb.START, until_s=0.0), why)
         steep = seen.ramp_w + seen.added_w > seen.slope_w and seen.ramp_w > 0
         end_s = seen.submitted_s + seen.bound_s + (limits.ramp_grace_s if over else 0.0)
-        if now.verb is Verb.START and steep and seen.now_s < end_s:
+        if now.verb is SteerVerb.START and steep and seen.now_s < end_s:
             until_s = min(seen.now_s + limits.ramp_hold_s, end_s)
             why = f"{seen.ramp_w:.0f} W and {seen.added_w:.0f} W more in a minute; {seen.slope_w:.0f} W is allowed"
-            clip("rack_ramp", replace(now, verb=Verb.HOLD, until_s=until_s), why)
+            clip("rack_ramp", replace(now, verb=SteerVerb.HOLD, until_s=until_s), why)
         well = tuple(host for host in now.prefer if host not in seen.sick)
         clip("degraded", replace(now, prefer=well), "an incident is open on a preferred node")
-        if now.verb is Verb.HOLD or not seen.placeable:
+        if now.verb is SteerVerb.HOLD or not seen.placeable:
             clip("placement", replace(now, prefer=(), avoid=()), "no pod of ours to write a preference on")
         most = limits.most_hosts
         few = replace(now, prefer=now.prefer[:most], avoid=now.avoid[:most])
         clip("placement", few, f"more than {most} hosts")
-        return Ruling(now, tuple(clips))
+        return ShieldRuling(now, tuple(clips))
 
 
 @dataclass(frozen=True)
@@ -169,8 +169,8 @@ class Let:
 
     name: str = "as_without_us"
 
-    def propose(self, observation: Waiting, rng: np.random.Generator) -> Proposal[Steer]:
-        return Proposal(Steer(Verb.START), "the cluster's scheduler decides")
+    def propose(self, observation: WaitingJob, rng: np.random.Generator) -> PolicyProposal[Steer]:
+        return PolicyProposal(Steer(SteerVerb.START), "the cluster's scheduler decides")
 
 
 @dataclass(frozen=True)
@@ -182,12 +182,14 @@ class InOrder:
     places: bool = True
     name: str = "steering"
 
-    def propose(self, observation: Waiting, rng: np.random.Generator) -> Proposal[Steer]:
+    def propose(self, observation: WaitingJob, rng: np.random.Generator) -> PolicyProposal[Steer]:
         boost = max(0, 50 - observation.place) if self.boosts else 0
         if observation.planned or observation.late:
             places = self.places and observation.placeable
             prefer, avoid = (observation.hosts, observation.sick) if places else ((), ())
             how = f"shares with {observation.beside}" if observation.shares else "fits now"
-            return Proposal(Steer(Verb.START, 0.0, boost, prefer, avoid), f"place {observation.place}: {how}")
+            return PolicyProposal(
+                Steer(SteerVerb.START, 0.0, boost, prefer, avoid), f"place {observation.place}: {how}"
+            )
         why = f"place {observation.place}: others go first"
-        return Proposal(Steer(Verb.HOLD, observation.now_s + self.hold_s, boost), why)
+        return PolicyProposal(Steer(SteerVerb.HOLD, observation.now_s + self.hold_s, boost), why)

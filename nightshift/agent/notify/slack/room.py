@@ -32,17 +32,15 @@ from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.people import Directory
 from nightshift.agent.clock import Clock
 from nightshift.agent.incidents.suppression import Suppressor
-from nightshift.agent.notify.outlets.delivery import Refused
-from nightshift.agent.notify.slack.blocks import Message
-from nightshift.agent.notify.slack.clicks import REASON_VIEW, Click, Desk, reason_of
-from nightshift.agent.notify.slack.clicks import Parts as DeskParts
-from nightshift.agent.notify.slack.courier import Courier
-from nightshift.agent.notify.slack.courier import Parts as CourierParts
-from nightshift.agent.notify.slack.ledger import Ledger
+from nightshift.agent.notify.outlets.delivery import DeliveryRefused
+from nightshift.agent.notify.slack.blocks import ChatMessage
+from nightshift.agent.notify.slack.clicks import REASON_VIEW, Click, Desk, DeskParts, reason_of
+from nightshift.agent.notify.slack.courier import Courier, SlackParts
+from nightshift.agent.notify.slack.ledger import ChatLedger
 from nightshift.agent.notify.slack.members import Members
 from nightshift.agent.notify.slack.proposals import Promotions, Teller
 from nightshift.agent.notify.slack.settings import Settings
-from nightshift.agent.notify.slack.web import Opener, Web
+from nightshift.agent.notify.slack.web import Opener, SlackWeb
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.subject import Inventory
@@ -83,18 +81,18 @@ class Slack:
             self._app_token = secret_of("slack.app_token_file", settings.app_token_file)
         else:
             self._signing_secret = secret_of("slack.signing_secret_file", settings.signing_secret_file)
-        self.web = Web(self._token, settings.api_url, settings.proxy, settings.timeout_s, self._renewed)
+        self.web = SlackWeb(self._token, settings.api_url, settings.proxy, settings.timeout_s, self._renewed)
         self._taken: OrderedDict[str, None] = OrderedDict()
         self._mutex = threading.Lock()
         suppressor = suppressor or Suppressor(store, clock)
-        courier_parts = CourierParts(
+        courier_parts = SlackParts(
             store=store,
             clock=clock,
             web=self.web,
             settings=settings,
             directory=directory,
             suppressor=suppressor,
-            promotions=Teller(Promotions(gate, store, clock), gate, Ledger(store.database), settings),
+            promotions=Teller(Promotions(gate, store, clock), gate, ChatLedger(store.database), settings),
             pager=pager,
             leads=lambda: self._ready.is_set() and leads(),
             count=count,
@@ -152,7 +150,9 @@ class Slack:
             try:
                 workspace, self._bot_user = self.web.whoami()
                 if workspace != self._settings.workspace:
-                    raise Refused(f"the bot token belongs to workspace {workspace}, not {self._settings.workspace}")
+                    raise DeliveryRefused(
+                        f"the bot token belongs to workspace {workspace}, not {self._settings.workspace}"
+                    )
                 self._ready.set()
                 if self._settings.mode == "socket":
                     self._connect()
@@ -208,7 +208,7 @@ class Slack:
         if self._is_again(body):
             return
 
-        def tell(message: Message) -> None:
+        def tell(message: ChatMessage) -> None:
             _alone(respond, message.text, list(message.blocks))
 
         channel = str((body.get("channel") or {}).get("id", ""))
@@ -224,7 +224,7 @@ class Slack:
         channel, value, reason = reason_of(view)
         user, workspace = _who(body)
 
-        def tell(message: Message) -> None:
+        def tell(message: ChatMessage) -> None:
             self.web.whisper(channel, user, message)
 
         self.desk.take(Click(user, workspace, "reject", f"{value}\n{reason}", channel, tell))
@@ -240,7 +240,7 @@ class Slack:
         channel = body.get("channel")
         name = str(channel.get("id", "")) if isinstance(channel, Mapping) else str(body.get("channel_id", ""))
 
-        def tell(message: Message) -> None:
+        def tell(message: ChatMessage) -> None:
             _alone(respond, message.text, list(message.blocks))
 
         if not self.desk.take(Click(user, workspace, what, value, name, tell)):
@@ -317,7 +317,7 @@ class Slack:
 def try_out(settings: Settings) -> str:
     """Asks Slack whether the token, the workspace and the default channel do, and says what answered. Raises
     Permanent, naming what does not, or Temporary."""
-    web = Web(secret_of("slack.bot_token_file", settings.bot_token_file), settings.api_url, settings.proxy,
+    web = SlackWeb(secret_of("slack.bot_token_file", settings.bot_token_file), settings.api_url, settings.proxy,
               settings.timeout_s)  # fmt: skip
     workspace, _ = web.whoami()
     if workspace != settings.workspace:
