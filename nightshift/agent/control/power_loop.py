@@ -34,7 +34,7 @@ from nightshift.agent.control.power_decision import (
     power_range,
     shield_gpu,
 )
-from nightshift.agent.control.power_interfaces import Around, Happened, PowerTurn, Receipt, Telling
+from nightshift.agent.control.power_interfaces import Around, Happened, PowerTurn, Receipt, Telling, Trusts
 from nightshift.agent.control.power_racks import Racks
 from nightshift.agent.control.power_windows import GpuWindow, GpuWindows
 from nightshift.collectors.base import Permanent, Temporary
@@ -142,6 +142,17 @@ class PowerState:
 
 
 _WAITING = 4
+
+
+@dataclass(frozen=True)
+class WindowSeen:
+    """One window as a turn decides on it."""
+
+    told: Mapping[str, NodeStatus]
+    gangs: Mapping[str, list[GpuWindow]]
+    beliefs: Mapping[str, Belief]
+    gpus: list[shield.Gpu]
+    racks: Mapping[str, shield.Rack]
 
 
 @dataclass(frozen=True)
@@ -260,75 +271,20 @@ class PowerLoop:
 
     def turn(self, now_s: float) -> PowerTurn:
         """Closes the window and decides. Raises Temporary or Permanent where the store or the nodes' answers do."""
-        s = self.settings
         if (term := self._around.term()) != self._turned_in:
             self._take_over()
             self._turned_in = term
-        told = self._nodes.status() if self._nodes is not None else {}
-        for node, said in complaints(told, self._told):
-            self._log.warning("node agent not usable", node=node, said=said)
-        self._told = told
-        seen, speeds = self._windows.close(now_s)
-        seen = self._gone.left(seen, now_s)
-        self._follows = None
-        gangs: dict[str, list[GpuWindow]] = defaultdict(list)
-        for window in seen:
-            if window.job:
-                gangs[window.job].append(window)
-        states = self._racks.states(seen, now_s)
-        racks_of = {job: {self._racks.of_node.get(w.node, "") for w in members} for job, members in gangs.items()}
-        scarcity = {job: [states[name] for name in names if name in states] for job, names in racks_of.items()}
-        ordered_mw = self._memory.ordered_mw
-        beliefs = self._beliefs.believe(gangs, speeds, told, ordered_mw, scarcity, now_s, self._clocks.gangs)
-        self._beliefs.forget(now_s)
-        gpus = self._gpus(seen, told, beliefs, now_s)
-        if self._clocks.on:
-            self._clocks.observe(gpus, seen, beliefs, told, self._granted, s.shield)
-            beliefs = self._clocks.believe(beliefs, gangs)
-            gpus = self._gpus(seen, told, beliefs, now_s)
-        self._give_back(gpus)
-        before = self._memory
-        self._memory = shield.observe(gpus, before, self._granted, now_s, s.shield)
-        self._gone.look(self._racks.silent, gpus, self._memory, now_s)
-        self._telling.settle({g.uuid: g.enforced_mw for g in gpus}, self._clocks.read_back)
-        overdrawn = {name for name in s.racks if self._racks.open(name, now_s)}
-        self._telling.window(beliefs, racks_of, overdrawn, now_s)
-        drift = () if self._asked is None else self._asked.drift.found(now_s)
-        trusts = self._telling.trusts(PolicyHealth(len(gangs), newly_locked(before, self._memory), drift=drift))
+        seen, trusts = self._observe(now_s)
         found = PowerTurn()
         if self._around.halted():
             self._around.count("halted")
-            found.grants = self._send(self._memory.ordered_mw, gpus)
+            found.grants = self._send(self._memory.ordered_mw, seen.gpus)
             return found
-        racks = {n: shield.Rack(n, int(r.budget_w * 1000), int(r.host_w * 1000)) for n, r in s.racks.items()}
-        decided: dict[str, Decided] = {}
-        answers = ask(beliefs)
-        for job, members in gangs.items():
-            trust = trusts(job, job.partition("/")[0] in s.opted_in, now_s)
-            highest_mw = {w.uuid: power_range(s, w, told)[1] for w in members}
-            answer = answers[job]
-            decided[job] = decide_gang(job, beliefs[job], answer, trust, self._asked, self._rng, now_s, highest_mw)
+        decided = self._decide(seen, trusts, now_s)
         levels = {job: made.level for job, made in decided.items()}
-        observed = self._memory
-
-        def divided(asked: Mapping[str, int], among: list[shield.Gpu]) -> Division:
-            if self._wide is None:
-                return Division()
-            asks = {
-                job: (self._beliefs.gangs[job], decided[job].limit_level(level)) for job, level in asked.items()
-            }
-            inside = {gpu.rack: racks[gpu.rack] for gpu in among}
-            return divide_racks(inside, among, asks, observed, now_s, self._wide, s.shield, self._sharing)
-
-        def wished(asked: Mapping[str, int], division: Division, among: list[shield.Gpu]) -> dict[str, float]:
-            wishes = {g.uuid: float(g.fallback_mw) for g in among if not g.job}
-            for job, level in asked.items():
-                wishes |= decided[job].wishes_mw(level, division.levels.get(job, TOP))
-            return self._racks.broken(among, wishes, now_s)
-
-        division = divided(levels, gpus)
+        division = self._divided(seen, decided, levels, seen.gpus, now_s)
         for job, cap in division.levels.items():
-            decided[job] = decided[job].capped(cap, beliefs[job])
+            decided[job] = decided[job].capped(cap, seen.beliefs[job])
         for job in division.probed:
             self._beliefs.gangs[job].tried += 1
         shares = {
@@ -336,17 +292,19 @@ class PowerLoop:
             for job, cap in division.levels.items()
             for uuid, mw in decided[job].highest_mw.items()
         }
-        wishes = wished(levels, division, gpus)
-        orders = shield.decide_step(racks, gpus, wishes, observed, now_s, s.shield, shares)
-        found.orders = orders
-        asked = Round(racks, gpus, wishes, observed, now_s, s.shield, orders, shares)
+        wishes = self._wished(decided, levels, division, seen.gpus, now_s)
+        limits = self.settings.shield
+        found.orders = orders = shield.decide_step(
+            seen.racks, seen.gpus, wishes, self._memory, now_s, limits, shares
+        )
+        asked = Round(seen.racks, seen.gpus, wishes, self._memory, now_s, limits, orders, shares)
 
         def instead(job: str, level: int) -> dict[str, float]:
             near = asked.near(decided[job].highest_mw)
             other = {gpu.job: levels[gpu.job] for gpu in near if gpu.job} | {job: level}
-            return wished(other, divided(other, near), near)
+            return self._wished(decided, other, self._divided(seen, decided, other, near, now_s), near, now_s)
 
-        for made in self._clocks.decide(decided, orders.memory, now_s, s.shield).values():
+        for made in self._clocks.decide(decided, orders.memory, now_s, limits).values():
             receipt, chance, treated = made.through(asked, self._nodes is not None, instead)
             found.receipts.append(receipt)
             self._telling.pending.append(Receipt(receipt, tuple(made.highest_mw), chance, treated))
@@ -356,20 +314,104 @@ class PowerLoop:
             self._memory = orders.memory
             self._clocks.commit()
             self._keep_state()  # an order is remembered before it is given
-            found.grants = self._send(orders.memory.ordered_mw, gpus)
+            found.grants = self._send(orders.memory.ordered_mw, seen.gpus)
             self._granted = {node: grant.ok for node, grant in found.grants.items()}
-            self._follows = PendingRaises(racks, wishes, shares, told, beliefs) if orders.waiting else None
+            if orders.waiting:
+                self._follows = PendingRaises(seen.racks, wishes, shares, seen.told, seen.beliefs)
         self._around.happened(Happened(now_s, [Stretch(d.id, d.unit, d.job, now_s) for d in found.receipts]))
         if self._nodes is None:
-            self._telling.pending.clear()
+            self._telling.pending.clear()  # nothing was ordered, so nothing will be read back
             self._keep_state()
-        members_of: dict[str, list[shield.Gpu]] = defaultdict(list)
-        for gpu in gpus:
-            members_of[gpu.rack].append(gpu)
-        for name, rack in racks.items():
-            room = shield.headroom_mw(rack, members_of[name], self._memory, s.shield)
-            self._around.gauge(name, room / 1000.0, self._racks.open(name, now_s))
+        self._show_headroom(seen, now_s)
         return found
+
+    def _observe(self, now_s: float) -> tuple[WindowSeen, Trusts]:
+        """Closes the window: what was seen, what is believed of it, what was read back; and how far the policy is
+        trusted, now that all that happened to it is told."""
+        s = self.settings
+        told = self._nodes.status() if self._nodes is not None else {}
+        for node, said in complaints(told, self._told):
+            self._log.warning("node agent not usable", node=node, said=said)
+        self._told = told
+        windows, speeds = self._windows.close(now_s)
+        windows = self._gone.left(windows, now_s)
+        self._follows = None
+        gangs: dict[str, list[GpuWindow]] = defaultdict(list)
+        for window in windows:
+            if window.job:
+                gangs[window.job].append(window)
+        states = self._racks.states(windows, now_s)
+        racks_of = {job: {self._racks.of_node.get(w.node, "") for w in members} for job, members in gangs.items()}
+        scarcity = {job: [states[name] for name in names if name in states] for job, names in racks_of.items()}
+        ordered_mw = self._memory.ordered_mw
+        beliefs = self._beliefs.believe(gangs, speeds, told, ordered_mw, scarcity, now_s, self._clocks.gangs)
+        self._beliefs.forget(now_s)
+        gpus = self._gpus(windows, told, beliefs, now_s)
+        if self._clocks.on:
+            self._clocks.observe(gpus, windows, beliefs, told, self._granted, s.shield)
+            beliefs = self._clocks.believe(beliefs, gangs)
+            gpus = self._gpus(windows, told, beliefs, now_s)  # anew: a gang's slowdown may be its clock's
+        self._give_back(gpus)
+        before = self._memory
+        self._memory = shield.observe(gpus, before, self._granted, now_s, s.shield)
+        self._gone.look(self._racks.silent, gpus, self._memory, now_s)
+        self._telling.settle({g.uuid: g.enforced_mw for g in gpus}, self._clocks.read_back)
+        overdrawn = {name for name in s.racks if self._racks.open(name, now_s)}
+        self._telling.window(beliefs, racks_of, overdrawn, now_s)
+        drift = () if self._asked is None else self._asked.drift.found(now_s)
+        trusts = self._telling.trusts(PolicyHealth(len(gangs), newly_locked(before, self._memory), drift=drift))
+        racks = {n: shield.Rack(n, int(r.budget_w * 1000), int(r.host_w * 1000)) for n, r in s.racks.items()}
+        return WindowSeen(told, gangs, beliefs, gpus, racks), trusts
+
+    def _decide(self, seen: WindowSeen, trusts: Trusts, now_s: float) -> dict[str, Decided]:
+        """Every gang's decision, before its racks have their word."""
+        s, decided = self.settings, {}
+        answers = ask(seen.beliefs)
+        for job, members in seen.gangs.items():
+            trust = trusts(job, job.partition("/")[0] in s.opted_in, now_s)
+            highest_mw = {w.uuid: power_range(s, w, seen.told)[1] for w in members}
+            decided[job] = decide_gang(
+                job, seen.beliefs[job], answers[job], trust, self._asked, self._rng, now_s, highest_mw
+            )
+        return decided
+
+    def _divided(
+        self,
+        seen: WindowSeen,
+        decided: Mapping[str, Decided],
+        asked: Mapping[str, int],
+        among: list[shield.Gpu],
+        now_s: float,
+    ) -> Division:
+        """What scarce racks have for the gangs among these GPUs, if their policies ask for these levels."""
+        if self._wide is None:
+            return Division()
+        asks = {job: (self._beliefs.gangs[job], decided[job].limit_level(level)) for job, level in asked.items()}
+        inside = {gpu.rack: seen.racks[gpu.rack] for gpu in among}
+        limits = self.settings.shield
+        return divide_racks(inside, among, asks, self._memory, now_s, self._wide, limits, self._sharing)
+
+    def _wished(
+        self,
+        decided: Mapping[str, Decided],
+        asked: Mapping[str, int],
+        division: Division,
+        among: list[shield.Gpu],
+        now_s: float,
+    ) -> dict[str, float]:
+        """Limits (mW) that these levels come to; a GPU without a job goes to its fallback."""
+        wishes = {g.uuid: float(g.fallback_mw) for g in among if not g.job}
+        for job, level in asked.items():
+            wishes |= decided[job].wishes_mw(level, division.levels.get(job, TOP))
+        return self._racks.broken(among, wishes, now_s)
+
+    def _show_headroom(self, seen: WindowSeen, now_s: float) -> None:
+        members_of: dict[str, list[shield.Gpu]] = defaultdict(list)
+        for gpu in seen.gpus:
+            members_of[gpu.rack].append(gpu)
+        for name, rack in seen.racks.items():
+            room = shield.headroom_mw(rack, members_of[name], self._memory, self.settings.shield)
+            self._around.gauge(name, room / 1000.0, self._racks.open(name, now_s))
 
     def follow(self, now_s: float) -> bool:
         """Raises what waited for others to be read back as lowered; whether anything was ordered. Asks nobody

@@ -314,42 +314,37 @@ def _place(case: DiagnosisCase) -> Drafts:
 def _lines(case: DiagnosisCase) -> Drafts:
     """The lines that matter, quoted: each Xid's first line, what 154 announced, and that followers came after."""
     xids = [f for f in case.findings if f.fault is Fault.XID]
-    first: Quote | None = None
     for finding in xids or [case.cause]:
         for item in case.bundle.of("exhibit", finding.episode):
-            if item.media_type != LOG:
-                continue
-            quotes = [Quote(item.id, _quotable(text)) for _, text in lines_of(item) if len(_quotable(text)) > 3]
-            own = f"): {xid_of(finding)}," if xid_of(finding) is not None else ""
-            chosen = next((q for q in quotes if own and own in q.text), quotes[0] if quotes else None)
-            if chosen is None:
-                continue
-            first = first or chosen
-            if xid_of(finding) is not None:
-                entry = CATALOGUE.get(xid_of(finding) or 0)
-                sentence = f"Xid {xid_of(finding)} ({entry.meaning if entry else 'not in the catalogue'})"
-                yield claim(
-                    _P.EQUALS, sentence, case.said(finding), item, quotes=(chosen,), path="facts.xid",
-                    value=float(xid_of(finding) or 0),
-                )  # fmt: skip
-            else:
-                yield claim(
-                    _P.EQUALS, "the log says so", case.said(finding), item, quotes=(chosen,), path="fault",
-                    value=finding.fault.value,
-                )  # fmt: skip
-            yield _further_codes(case, finding, item, quotes)
-            announced = next((q for q in quotes if "recovery action changed" in q.text), None)
-            if announced is not None and "announced_recovery" in finding.facts:
-                sentence = f"the driver itself calls for: {finding.facts['announced_recovery']}"
-                yield claim(
-                    _P.EQUALS, sentence, case.said(finding), item, quotes=(announced,),
-                    path="facts.announced_recovery", value=str(finding.facts["announced_recovery"]),
-                )  # fmt: skip
-            follower = next((q for q in quotes if "): 45," in q.text or "): 43," in q.text), None)
-            if follower is not None and follower != chosen:
-                code = "45" if "): 45," in follower.text else "43"
-                sentence = f"Xid {code} came only after it: tear-down, not a cause"
-                yield claim(_P.PRECEDED, sentence, item, quotes=(chosen, follower), margin_s=0.0)
+            if item.media_type == LOG:
+                yield from _quoted(case, finding, item)
+
+
+def _quoted(case: DiagnosisCase, finding: Finding, item: Evidence) -> Drafts:
+    quotes = [Quote(item.id, _quotable(text)) for _, text in lines_of(item) if len(_quotable(text)) > 3]
+    code = xid_of(finding)
+    own = f"): {code}," if code is not None else ""
+    chosen = next((q for q in quotes if own and own in q.text), quotes[0] if quotes else None)
+    if chosen is None:
+        return
+    if code is None:
+        sentence, path, value = "the log says so", "fault", finding.fault.value
+        yield claim(_P.EQUALS, sentence, case.said(finding), item, quotes=(chosen,), path=path, value=value)
+    else:
+        meaning = CATALOGUE[code].meaning if code in CATALOGUE else "not in the catalogue"
+        sentence, path = f"Xid {code} ({meaning})", "facts.xid"
+        yield claim(_P.EQUALS, sentence, case.said(finding), item, quotes=(chosen,), path=path, value=float(code))
+    yield _further_codes(case, finding, item, quotes)
+    announced = next((q for q in quotes if "recovery action changed" in q.text), None)
+    if announced is not None and "announced_recovery" in finding.facts:
+        called_for = str(finding.facts["announced_recovery"])
+        sentence, path = f"the driver itself calls for: {called_for}", "facts.announced_recovery"
+        yield claim(_P.EQUALS, sentence, case.said(finding), item, quotes=(announced,), path=path, value=called_for)
+    follower = next((q for q in quotes if "): 45," in q.text or "): 43," in q.text), None)
+    if follower is not None and follower != chosen:
+        after = "45" if "): 45," in follower.text else "43"
+        sentence = f"Xid {after} came only after it: tear-down, not a cause"
+        yield claim(_P.PRECEDED, sentence, item, quotes=(chosen, follower), margin_s=0.0)
 
 
 def _further_codes(case: DiagnosisCase, finding: Finding, item: Evidence, quotes: list[Quote]) -> Claim | None:

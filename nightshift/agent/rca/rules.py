@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -283,30 +283,53 @@ def suspect_of(bundle: Bundle) -> tuple[str, str] | None:
     return str(told["rank"]).partition(":")[2], str(told["gpu"]).partition(":")[2]
 
 
+_SOFTWARE = frozenset({Kin.LOSS, Kin.GPU_LEAK, Kin.HOST_LEAK, Kin.STALL, Kin.HANG, Kin.STRAGGLER})
+_LEAKS = frozenset({Kin.GPU_LEAK, Kin.HOST_LEAK})
+_CAVEATS: tuple[tuple[Callable[[DiagnosisCase, Kin, Sequence[Claim]], bool], str], ...] = (
+    (lambda case, kin, held: kin is Kin.LOSS and not jumped(held) and not case.fact("hardware_events") > 0, SILENT),
+    (
+        lambda case, kin, held: (
+            kin is Kin.LOSS and case.bundle.one("departure") is None and len(case.where.ranks) != 1
+        ),
+        "whose fault it was is not seen: the ranks' own values are not logged, or left together",
+    ),
+    (
+        lambda case, kin, held: jumped(held),
+        "resumed with the same schedule it may diverge again: the owner should look at the learning rate",
+    ),
+    (
+        lambda case, kin, held: kin is Kin.LOSS and case.bundle.one("learning_rate") is None,
+        "the learning rate was not logged: whether it changed is not known",
+    ),
+    (
+        lambda case, kin, held: (
+            kin in _SOFTWARE and bool(case.where.nodes) and not any(c.predicate is Predicate.ABSENT for c in held)
+        ),
+        "the kernel log of its nodes was not read, or shows GPU errors: hardware is not excluded",
+    ),
+    (
+        lambda case, kin, held: kin in _LEAKS and not math.isfinite(case.fact("peers")),
+        "there are no other ranks to compare with: it may be growth that ends by itself",
+    ),
+    (
+        lambda case, kin, held: kin in _LEAKS,
+        "which allocation is kept is not known from outside the process",
+    ),
+    (
+        lambda case, kin, held: kin is Kin.STALL and not silent_storage(held),
+        "whether storage, network or the loader's own code is slow was not measured",
+    ),
+    (
+        lambda case, kin, held: kin is Kin.FOLLOWER,
+        "this Xid follows another error; that one was not seen",
+    ),
+)
+"""When a diagnosis says that something is not known, and the sentence; in the order in which people read them."""
+
+
 def _caveats(case: DiagnosisCase, held: Sequence[Claim]) -> list[str]:
-    found = []
     kin = kin_of(case.cause)
-    if kin is Kin.LOSS and not jumped(held) and not case.fact("hardware_events") > 0:
-        found.append(SILENT)
-    if kin is Kin.LOSS and case.bundle.one("departure") is None and len(case.where.ranks) != 1:
-        found.append("whose fault it was is not seen: the ranks' own values are not logged, or left together")
-    if jumped(held):
-        found.append(
-            "resumed with the same schedule it may diverge again: the owner should look at the learning rate"
-        )
-    if kin is Kin.LOSS and case.bundle.one("learning_rate") is None:
-        found.append("the learning rate was not logged: whether it changed is not known")
-    software = kin in (Kin.LOSS, Kin.GPU_LEAK, Kin.HOST_LEAK, Kin.STALL, Kin.HANG, Kin.STRAGGLER)
-    if software and case.where.nodes and not any(c.predicate is Predicate.ABSENT for c in held):
-        found.append("the kernel log of its nodes was not read, or shows GPU errors: hardware is not excluded")
-    if kin in (Kin.GPU_LEAK, Kin.HOST_LEAK):
-        if not math.isfinite(case.fact("peers")):
-            found.append("there are no other ranks to compare with: it may be growth that ends by itself")
-        found.append("which allocation is kept is not known from outside the process")
-    if kin is Kin.STALL and not silent_storage(held):
-        found.append("whether storage, network or the loader's own code is slow was not measured")
-    if kin is Kin.FOLLOWER:
-        found.append("this Xid follows another error; that one was not seen")
+    found = [sentence for applies, sentence in _CAVEATS if applies(case, kin, held)]
     for finding in case.findings:
         if "sources_disagree" in finding.facts and len(found) < 4:
             found.append(f"sources disagree on Xid {xid_of(finding)}: {finding.facts['sources_disagree']}")
@@ -342,13 +365,8 @@ def _facts(
     for name, values in (("gpu", where.gpus), ("rank", where.ranks), ("job", where.jobs), ("node", where.nodes)):
         if len(values) == 1:
             facts[name] = values[0]
-    job = Subject(_K.JOB, where.jobs[0]) if len(where.jobs) == 1 else None
-    if job is not None:
-        facts["job_gpus"] = float(len(inventory.gpus(job, cause.since.t_s) or inventory.gpus(job, cause.at.t_s)))
-        owners = [inventory.fact(Subject(_K.JOB, name), "owner") for name in (*where.jobs, *where.others)]
-        named = few(list(dict.fromkeys(owner for owner in owners if owner)), 20)
-        facts |= {"owner": named} if named else {}
-        facts |= {"other_jobs": few(where.others, 50)} if where.others else {}
+    if len(where.jobs) == 1:
+        facts |= _job_facts(case, inventory)
     suspect = suspect_of(case.bundle)
     if suspect is not None and kin_of(cause) is Kin.LOSS:
         facts |= {"suspect_rank": suspect[0]} | ({"suspect_gpu": suspect[1]} if suspect[1] else {})
@@ -356,17 +374,38 @@ def _facts(
     facts |= {to: case.fact(name) for name, to in known.items() if math.isfinite(case.fact(name))}
     if kin_of(cause) in (Kin.STALL, Kin.HANG) and (silent := silent_storage(held)):
         facts["silent_storage"] = silent
-    codes = codes_of(f for f in case.findings if f.subject == cause.subject)
-    if codes and kin_of(cause) in _BY_XID:
-        code = xid_of(cause)
-        facts["xid"] = float(code if code is not None else codes[0])
-        if MEMORY_XIDS & set(codes):
-            facts["memory_xids"] = " ".join(str(c) for c in codes if c in MEMORY_XIDS)
+    facts |= _xid_facts(case)
     facts |= recovery_facts(cause, open_)
     damaged = _damaged_since(case)
     if kin_of(cause) is Kin.LOSS and math.isfinite(damaged[0]):
         facts["damaged_step"] = damaged[0]
     return facts | _checkpoints(case)
+
+
+def _job_facts(case: DiagnosisCase, inventory: Inventory) -> dict[str, str | float]:
+    """Size and owners of the one job that is touched first."""
+    cause, where = case.cause, case.where
+    job = Subject(_K.JOB, where.jobs[0])
+    # by the time of the finding its pods may be gone, and before the onset not yet known
+    gpus = inventory.gpus(job, cause.since.t_s) or inventory.gpus(job, cause.at.t_s)
+    facts: dict[str, str | float] = {"job_gpus": float(len(gpus))}
+    owners = [inventory.fact(Subject(_K.JOB, name), "owner") for name in (*where.jobs, *where.others)]
+    named = few(list(dict.fromkeys(owner for owner in owners if owner)), 20)
+    facts |= {"owner": named} if named else {}
+    facts |= {"other_jobs": few(where.others, 50)} if where.others else {}
+    return facts
+
+
+def _xid_facts(case: DiagnosisCase) -> dict[str, str | float]:
+    """The Xid that decides the repair, and every memory error beside it on the same subject."""
+    codes = codes_of(f for f in case.findings if f.subject == case.cause.subject)
+    if not codes or kin_of(case.cause) not in _BY_XID:
+        return {}
+    code = xid_of(case.cause)
+    facts: dict[str, str | float] = {"xid": float(code if code is not None else codes[0])}
+    if MEMORY_XIDS & set(codes):
+        facts["memory_xids"] = " ".join(str(c) for c in codes if c in MEMORY_XIDS)
+    return facts
 
 
 def _damaged_since(case: DiagnosisCase) -> tuple[float, float]:

@@ -15,7 +15,7 @@ nodes. Then nothing is done to the other machine, and the jobs that were stopped
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -95,12 +95,18 @@ class Drains:
         self._known[action.id] = known
         waits = [wait for gang in sorted(known) if (wait := self._cycle(gang, action, here=gang in gangs))]
         waits += [kept for pod in single if (kept := self._evict(pod))]
+        return self._conclude(action, known, waits, len(left))
+
+    def _conclude(
+        self, action: Action, known: set[str], waits: Sequence[kube_nodes.Wait], left: int
+    ) -> ActionOutcome:
+        """DONE where nothing is left (`left`: pods); else UnderWay, or given up where only refusals are left."""
         if not waits and not left:
             more = ", ".join(sorted(known - {*action.blast_radius.jobs}))
             also = f"; stopped and started, too, though the plan does not name it: {more}" if more else ""
             self._known.pop(action.id, None)
             return self._outcome(OutcomeStatus.DONE, f"{action.target} cordoned and empty of evictable pods{also}")
-        said = f"{len(left)} pods left; {'; '.join(wait.text for wait in waits)}"
+        said = f"{left} pods left; {'; '.join(wait.text for wait in waits)}"
         if waits and all(wait.refused for wait in waits):  # what can be done is done
             why = f"drain of {action.target.name} cannot go on, and the node stays cordoned: {said}"
             if self._work.stopped_by(action, known):

@@ -127,8 +127,19 @@ class OutletCourier(Repeated):
         pager = next((row.outlet for row in pages if not row.withdrawn), "")
         shown = {row.outlet for row in rows if row.form is Form.SHOWN}
         blank = OutletAlert(number, "", Form.PAGE, wanted.turn, incident.severity, wall_s)
+        pager, new = self._pager_of(incident, pages, pager, blank)
+        for name, outlet in self._outlets.items():
+            if name != pager and name not in shown and Form.SHOWN in outlet.forms:
+                new.append(replace(blank, outlet=name, form=Form.SHOWN))
+        if new:
+            self._ledger.put(*new)
+
+    def _pager_of(
+        self, incident: Incident, pages: Sequence[OutletAlert], pager: str, blank: OutletAlert
+    ) -> tuple[str, list[OutletAlert]]:
+        """Which outlet pages now (`pager`: which did), and the pages that change with it."""
         new: list[OutletAlert] = []
-        if all(row.turn < wanted.turn for row in pages):  # a new turn: the rule is asked anew
+        if all(row.turn < blank.turn for row in pages):  # a new turn: the rule is asked anew
             pager = self._p.settings.pager(incident.severity, namespaces_of(incident.subjects))
             new = [replace(row, withdrawn=int(row.outlet != pager)) for row in pages]
             if pager in self._outlets and pager not in {row.outlet for row in pages}:
@@ -140,11 +151,7 @@ class OutletCourier(Repeated):
                 pager = asked
             else:
                 new = [replace(row, severity=incident.severity) for row in pages if row.outlet == pager]
-        for name, outlet in self._outlets.items():
-            if name != pager and name not in shown and Form.SHOWN in outlet.forms:
-                new.append(replace(blank, outlet=name, form=Form.SHOWN))
-        if new:
-            self._ledger.put(*new)
+        return pager, new
 
     def _settle(
         self, incident: IncidentSummary, row: OutletAlert, wanted: Need, rows: Sequence[OutletAlert], wall_s: float
