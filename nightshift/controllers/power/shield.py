@@ -198,26 +198,31 @@ def decide(
             continue
         _raise(name, members, wanted, room, raised_at_s, memory, now_s, s, clips, rise)
     _whole(everyone, rise, clips)
-    ordered = {**memory.ordered_mw, **lower, **rise}
-    again = {u for u in (*lower, *rise) if ordered[u] != memory.ordered_mw.get(u)}
+    return LimitOrders(
+        lower,
+        rise,
+        {uuid: tuple(found) for uuid, found in clips.items() if found},
+        replace(_with_orders(memory, {**lower, **rise}, now_s), raised_at_s=raised_at_s),
+        overdrawn,
+    )
+
+
+def _with_orders(memory: LimitMemory, given_mw: Mapping[str, int], now_s: float) -> LimitMemory:
+    """The memory once these orders are given. What was ordered before and never read back may still be carried out,
+    so it stays among what a GPU may have."""
+    ordered = {**memory.ordered_mw, **given_mw}
+    again = {u for u in given_mw if ordered[u] != memory.ordered_mw.get(u)}
     unread = {
         uuid: tuple(sorted({*memory.unread_mw.get(uuid, ()), memory.ordered_mw[uuid]})[-_KEPT:])
         for uuid in again
         if uuid in memory.ordered_mw and uuid not in memory.confirmed
     }
-    return LimitOrders(
-        lower,
-        rise,
-        {uuid: tuple(found) for uuid, found in clips.items() if found},
-        replace(
-            memory,
-            ordered_mw=ordered,
-            unread_mw={**memory.unread_mw, **unread},
-            confirmed=memory.confirmed - again,
-            changed_s={**memory.changed_s, **dict.fromkeys(again, now_s)},
-            raised_at_s=raised_at_s,
-        ),
-        overdrawn,
+    return replace(
+        memory,
+        ordered_mw=ordered,
+        unread_mw={**memory.unread_mw, **unread},
+        confirmed=memory.confirmed - again,
+        changed_s={**memory.changed_s, **dict.fromkeys(again, now_s)},
     )
 
 
