@@ -188,7 +188,7 @@ def plain(value: Any) -> Any:
         return plain(value.tolist())
     if isinstance(value, np.generic):
         return plain(value.item())
-    if isinstance(value, float):
+    if isinstance(value, float):  # a subclass: the exact type was met above
         return value if math.isfinite(value) else None
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [plain(item) for item in value]

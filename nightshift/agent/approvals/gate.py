@@ -239,6 +239,7 @@ class Gate:
         given = [item for item in self.approvals(incident.id) if item.plan_sha256 == action.plan_sha256]
         if not given:
             return [(Cause.WORLD_CHANGED, "the plan is not the one that was approved")]
+        # an approval by policy is no person's: where the rule has become stricter since, it counts for nothing
         fresh = [item for item in given if item.expires_s > now and item.person != "policy"]
         standing = [item for item in fresh if self.still_approves(item, incident.namespaces)]
         people = self.people(standing)

@@ -51,6 +51,7 @@ class Storms:
 
     def joined(self, homes: list[Group]) -> list[Group]:
         """Merges new incidents of one stormy kin under one rack, NVLink domain or cluster into one."""
+        # narrowest first: what one NVLink domain explains counts once in its rack and in the cluster
         for scope, least in (
             (SubjectKind.NVLINK_DOMAIN, self._settings.storm_faults),
             (SubjectKind.RACK, self._settings.storm_faults),

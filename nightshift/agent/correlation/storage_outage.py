@@ -70,6 +70,7 @@ class StorageWaits:
             return list(homes)
         standing = [(i, self.of(i.findings)) for i in known if not i.resolved and i.findings]
         heads = [(home, servers) for home, servers in waiting if home.incident is not None]
+        # two open incidents are never merged, even where both wait for one server (limits of `correlate`)
         kept = [home for home, servers in waiting if home.incident is not None or not servers]
         fresh = [(home, servers) for home, servers in waiting if home.incident is None and servers]
         for home, servers in sorted(fresh, key=lambda pair: onset_key(first_cause(pair[0].findings))):

@@ -383,6 +383,7 @@ class Lifecycle:
         state, incident_id = IncidentState(row.state), name_of(row.number)
         quiet_s = -1.0 if row.clear_since_s is None else now_s - row.clear_since_s
         waits = state in (_S.AWAITING_APPROVAL, _S.MONITORING)
+        # a plan to give a node back waits because all is clear: for it clear is no end, and a fault is news
         returns = state is _S.AWAITING_APPROVAL and row.action_kind == ActionKind.RETURN_NODE
         over = quiet_s >= self._parts.settings.quiet_s and not row.silent
         if (waits or state is _S.ESCALATED) and over and not returns:

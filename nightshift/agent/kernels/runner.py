@@ -172,7 +172,7 @@ class KernelRunner:
                 place.release(action, search.uid)
                 return
         except Permanent as error:
-            if search.gpu_hours or search.uid:
+            if search.gpu_hours or search.uid:  # its Job may run all the while: what we may not read ends nothing
                 self._log.error("kernel search cannot be followed", search=search.name, error=str(error))
                 return
             self._end(search, FAILED, str(error))
@@ -186,6 +186,7 @@ class KernelRunner:
         had = search.gpu_hours > 0.0
         search = replace(search, gpu_hours=max(search.gpu_hours, seen.gpu_s / 3600.0), looked_at_s=now_s)
         search = self._hear(search, place.log(action) if search.gpu_hours else "")
+        # one that was suspended before it ever had a GPU still waits to be let go, and nothing was taken from it
         if seen.preempted or (seen.suspended and had):
             why = "its pod was pre-empted" if seen.preempted else "its Job was suspended while it ran"
             self._end_early(search, place, PREEMPTED, f"{why}; the GPU is somebody else's")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -80,24 +82,27 @@ def commitments(
     )
     rows = connection.execute(query if incident is None else query.where(intents.c.incident == incident)).all()
     ends = {(r.action_id, r.phase): load(ActionOutcome, r.outcome) for r in rows if r.outcome is not None}
-    found = []
-    for row in rows:
-        if row.phase != "act":
-            continue
-        action, end = load(Action, row.body), ends.get((row.action_id, "act"))
-        traits = traits_of(action.kind)
-        if end is not None and end.status not in _HAPPENED and not (traits.cordons and end.left_cordoned):
-            continue
-        undone = ends.get((row.action_id, "undo"))
-        released_s = None
-        if undone is not None and undone.status in _HAPPENED[:2]:
-            released_s = undone.at_s
-        elif end is not None and end.status in _HAPPENED[:2] and traits.gives_back_itself:
-            released_s = end.at_s
-        found.append(Commitment(action, row.at_s, None if end is None else end.at_s, released_s))
+    acts = [_commitment(row, ends) for row in rows if row.phase == "act"]
+    found = [item for item in acts if item is not None]
     known = {action_id for (action_id, _), end in ends.items() if end.status is not OutcomeStatus.UNKNOWN}
     back = [item for item in found if traits_of(item.action.kind).gives_back and item.action.id in known]
     return [_released(item, back) for item in found if item.action.kind is not ActionKind.UNCORDON]
+
+
+def _commitment(row: Any, ends: Mapping[tuple[str, str], ActionOutcome]) -> Commitment | None:
+    """What an intent to act comes to; None where it failed and left nothing behind."""
+    action, end = load(Action, row.body), ends.get((row.action_id, "act"))
+    traits = traits_of(action.kind)
+    # a drain that failed half-way still keeps its node out of use
+    if end is not None and end.status not in _HAPPENED and not (traits.cordons and end.left_cordoned):
+        return None
+    undone = ends.get((row.action_id, "undo"))
+    released_s = None
+    if undone is not None and undone.status in _HAPPENED[:2]:
+        released_s = undone.at_s
+    elif end is not None and end.status in _HAPPENED[:2] and traits.gives_back_itself:
+        released_s = end.at_s
+    return Commitment(action, row.at_s, None if end is None else end.at_s, released_s)
 
 
 def standing_cordons(connection: Connection, incident: int) -> list[Action]:
