@@ -289,8 +289,8 @@ folder, url, when = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 clock = ManualClock()
 store = Store(f"sqlite:///{folder}/store.sqlite", clock)
 settings = outlet_settings(folder, url)
-courier = OutletCourier(OutletParts(store=store, clock=clock, outlets=build(settings), settings=settings, cluster="alpha",
-                              suppressor=Suppressor(store, clock), leads=lambda: True))
+courier = OutletCourier(OutletParts(store=store, clock=clock, outlets=build(settings), settings=settings,
+                              cluster="alpha", suppressor=Suppressor(store, clock), leads=lambda: True))
 if when == "after":
     courier._ledger.told = lambda *a: os._exit(9)
 else:
