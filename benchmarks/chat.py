@@ -29,9 +29,9 @@ from nightshift.agent.approvals.people import Settings as PeopleSettings
 from nightshift.agent.approvals.policy import ApprovalSettings, Role
 from nightshift.agent.clock import WallClock
 from nightshift.agent.incidents.lifecycle import Lifecycle
-from nightshift.agent.incidents.stage_parts import LifecycleSettings, Parts
-from nightshift.agent.notify.slack.room import Slack
+from nightshift.agent.incidents.stages import LifecycleSettings, StageParts
 from nightshift.agent.notify.slack.settings import Settings
+from nightshift.agent.setup.channels import build_slack
 from nightshift.agent.store.incident import IncidentState
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.subject import Subject, SubjectKind
@@ -61,7 +61,7 @@ class Room:
         self.gate = Gate(self.store, ApprovalSettings(), clock)
         actuator = SimulatedActuator(folder / "cluster.sqlite")
         actuator.cluster.add(Subject(SubjectKind.JOB, "team/job"))
-        parts = Parts(
+        parts = StageParts(
             self.store, self.gate, clock, diagnose, plan, lambda _: actuator, LifecycleSettings(quiet_s=0.0)
         )
         self.lifecycle = Lifecycle(parts)
@@ -76,7 +76,7 @@ class Room:
             api_url=stand_in.api_url,
             storm_after=storm_after,
         )
-        self.slack = Slack(
+        self.slack = build_slack(
             settings,
             store=self.store,
             gate=self.gate,

@@ -23,9 +23,9 @@ from playwright.sync_api import Browser, sync_playwright
 from benchmarks.console_fleet import LargeFleet
 from benchmarks.report import write
 from benchmarks.waiting_incidents import spread
-from nightshift.agent.console.app import build_console
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.settings import Settings
+from nightshift.agent.setup.console import build_console
 
 _VISITS = 12
 _WEIGHED = """() => performance.getEntriesByType("navigation").concat(performance.getEntriesByType("resource"))

@@ -11,8 +11,8 @@ from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.people import Directory, Settings
 from nightshift.agent.approvals.policy import ApprovalSettings
 from nightshift.agent.clock import SteppedClock
-from nightshift.agent.console.sessions import Account, Doorkeeper
-from nightshift.agent.console.site import Health, Parts
+from nightshift.agent.console.sessions import Doorkeeper, TokenAccount
+from nightshift.agent.console.site import ConsoleParts, DaemonHealth
 from nightshift.agent.incidents.suppression import Suppressor
 from nightshift.agent.store.incident import Cause
 from nightshift.agent.store.incident_store import Store
@@ -42,17 +42,19 @@ class LargeFleet:
         for number in range(incidents + incidents // 10):
             self._open(number, over=number >= incidents)
 
-    def parts(self) -> Parts:
+    def parts(self) -> ConsoleParts:
         """A console's parts over it."""
-        return Parts(
+        return ConsoleParts(
             store=self.store,
             gate=Gate(self.store, ApprovalSettings(), self.clock),
             history=self.history,
             inventory=self.inventory,
             clock=self.clock,
-            doorkeeper=Doorkeeper(b"k" * 32, {"token": Account("ada", ("approver",))}, 3600.0, self.store.database),
+            doorkeeper=Doorkeeper(
+                b"k" * 32, {"token": TokenAccount("ada", ("approver",))}, 3600.0, self.store.database
+            ),
             directory=Directory(Settings()),
-            health=lambda: Health(True, True),
+            health=lambda: DaemonHealth(True, True),
             metrics_page=lambda: b"",
             cluster="prod-1",
             suppressor=Suppressor(self.store, self.clock, inventory=self.inventory),

@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from nightshift.agent.rca.logmine import CHARS_PER_TOKEN, LogMiner, Settings
+from nightshift.agent.rca.joblogs import CHARS_PER_TOKEN, LogMiner, Settings
 
 DECIDING = (
     "NVRM: Xid (PCI:0000:9b:00): 48, pid='<unknown>', name=<unknown>, An uncorrectable double bit error (DBE)",

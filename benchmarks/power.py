@@ -27,16 +27,21 @@ from nightshift.agent.control.power_clocks import UNBOUND
 from nightshift.collectors.seal import trusted_keys
 from nightshift.controllers.policy_file import read
 from nightshift.controllers.power import descent
-from nightshift.controllers.power.baselines import Descent, PlainDescent, Static, Zeus
 from nightshift.controllers.power.belief import Bank, Ints
 from nightshift.controllers.power.clock_curves import careful, clock_bank, synthetic_clocks
 from nightshift.controllers.power.clocks import Settings as ClockSettings
 from nightshift.controllers.power.curves import Curve, on_levels, read_sweeps, synthetic
-from nightshift.controllers.power.evaluate import (
-    BUDGETS,
+from nightshift.controllers.power.features import INTERFACE
+from nightshift.controllers.power.learn import (
     CANDIDATES,
     GOALS,
+    JUDGED_BUDGETS,
+    LEARNABLE,
     OVER,
+    Descent,
+    PlainDescent,
+    Static,
+    Zeus,
     evaluate,
     labels,
     left_out,
@@ -44,8 +49,6 @@ from nightshift.controllers.power.evaluate import (
     scored,
     summary,
 )
-from nightshift.controllers.power.features import INTERFACE
-from nightshift.controllers.power.learn import LEARNABLE
 from nightshift.controllers.power.simulate import Controller, ledgers, lowest_levels
 
 MHZ = ClockSettings().max_mhz
@@ -54,7 +57,7 @@ MHZ = ClockSettings().max_mhz
 def decision_cpu_s(gpus: int = 10_000, windows: int = 240, looks: int = 9) -> dict[str, float]:
     """CPU seconds of one decision for so many GPUs, each a gang of its own: the median of some, where the heuristic
     has had them for two hours, and where each was seen at every level, which is the most that a belief can cost."""
-    rng, bank, care = np.random.default_rng(0), Bank.make(), descent.Care()
+    rng, bank, care = np.random.default_rng(0), Bank.make(), descent.DescentCare()
     curves = synthetic(gpus // 40, np.random.default_rng(99))
     time_of, draw_of = (np.repeat(x, 40, 0) for x in on_levels(curves))
 
@@ -112,7 +115,7 @@ def clock_sets(sweep: Path | None, tdp_w: float) -> Iterator[tuple[str, list[Cur
 
 def clocks(sweep: Path | None, tdp_w: float, seeds: Sequence[int], windows: int = 240) -> dict[str, Any]:
     """Set → budget → controller → score. The oracle knows the curve and has a grid of 25 MHz."""
-    care = careful(descent.Care())
+    care = careful(descent.DescentCare())
     contestants: dict[str, Callable[[], Controller]] = {
         "descent (ships)": lambda: Descent(clock_bank(), care),
         "plain descent": PlainDescent,
@@ -125,7 +128,7 @@ def clocks(sweep: Path | None, tdp_w: float, seeds: Sequence[int], windows: int 
     found: dict[str, Any] = {}
     for name, curves in clock_sets(sweep, tdp_w):
         found[name] = {"curves": len(curves)}
-        for budget in BUDGETS:
+        for budget in JUDGED_BUDGETS:
             rows = found[name][f"{budget:.0%}"] = {}
             for who, make in contestants.items():
                 runs = ledgers(curves, make(), budget, seeds, windows)
@@ -173,7 +176,7 @@ def keep(results: dict[str, Any]) -> None:
     for name, rows, key in (("by", "rows", "controller"), ("without", "left_out", "left out")):
         results[name] = {
             f"{budget:.0%}": {row[key]: row for row in results[rows] if row["budget"] == budget}
-            for budget in BUDGETS
+            for budget in JUDGED_BUDGETS
         }
     write("power", results)
 

@@ -23,7 +23,7 @@ from nightshift.agent.control.power_interfaces import Around
 from nightshift.collectors.frame import Frame, SeriesIndex, StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
-from nightshift.controllers.actuators.power_nodes import Grant, NodeGpu, NodeStatus
+from nightshift.controllers.actuators.power_nodes import LeaseAnswer, NodeGpu, NodeStatus
 from nightshift.controllers.decision import Mode, Trust
 from nightshift.controllers.power.belief import TOP
 from nightshift.controllers.power.curves import LEVELS, on_levels, synthetic
@@ -79,11 +79,11 @@ class Fleet:
             found.setdefault(f"n{i // PER_NODE}", {})[name] = gpu
         return {node: NodeStatus(gpus, 60.0) for node, gpus in found.items()}
 
-    def grant(self, leases: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Grant]:
+    def grant(self, leases: Mapping[str, Mapping[str, Any]]) -> Mapping[str, LeaseAnswer]:
         for lease in leases.values():
             for name, mw in lease["limits_mw"].items():
                 self.limit_mw[self.row[name]] = mw
-        return {node: Grant(True, "ok") for node in leases}
+        return {node: LeaseAnswer(True, "ok") for node in leases}
 
     def close(self) -> None:
         """Holds nothing."""

@@ -29,9 +29,9 @@ from benchmarks.report import write
 from nightshift.collectors.base import Permanent
 from nightshift.controllers.power.belief import Bank
 from nightshift.controllers.power.curves import Curve, read_sweeps, synthetic
-from nightshift.controllers.power.evaluate import interval
+from nightshift.controllers.power.learn import interval
 from nightshift.controllers.power.rack import RANGE, Believed, CommonCap
-from nightshift.controllers.power.rack_run import RackScore, Scene, Told, at_once, oracle, rack
+from nightshift.controllers.power.rack_run import RackScore, Scene, TrueShares, at_once, oracle, rack
 from nightshift.controllers.power.share import Sharing
 from nightshift.detectors.hardware.throttle import POWER_CAP
 
@@ -76,8 +76,8 @@ def compare(curves: Sequence[Curve], share: float, seeds: int, bank: Bank) -> di
         "PI, never over": safe,
         "PI, shielded": [rack(scene, CommonCap(), seed) for seed, scene in each],
         "divider": [rack(scene, Believed(bank), seed) for seed, scene in each],
-        "told every curve": [rack(scene, Told(scene), seed) for seed, scene in each],
-        "told, for the mean alone": [rack(scene, Told(scene, sharing=MEAN), seed) for seed, scene in each],
+        "told every curve": [rack(scene, TrueShares(scene), seed) for seed, scene in each],
+        "told, for the mean alone": [rack(scene, TrueShares(scene, sharing=MEAN), seed) for seed, scene in each],
         "limits, at once": [at_once(scene, Sharing()) for scene in scenes],
         "limits, at once, for the mean alone": [at_once(scene, MEAN) for scene in scenes],
         "limits, at once, for the slowest alone": [at_once(scene, SLOWEST) for scene in scenes],

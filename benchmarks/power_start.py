@@ -25,10 +25,9 @@ import numpy as np
 
 from benchmarks.report import write
 from nightshift.controllers.power import descent
-from nightshift.controllers.power.baselines import Descent
 from nightshift.controllers.power.belief import TOP, Bank
 from nightshift.controllers.power.curves import LEVELS, Curve, Floats, on_levels, read_sweeps, synthetic
-from nightshift.controllers.power.evaluate import BUDGETS, interval
+from nightshift.controllers.power.learn import JUDGED_BUDGETS, Descent, interval
 from nightshift.controllers.power.simulate import ledgers, lowest_levels
 
 LEAPS = (1, 3, 6)
@@ -80,7 +79,7 @@ def outcomes(curves: Sequence[Curve], budget: float, seeds: Sequence[int], bank:
     """[leaps, seeds, jobs, (node energy saved, over, beyond)]."""
     found = []
     for leap in LEAPS:
-        runs = ledgers(curves, Descent(bank, descent.Care(leap=leap)), budget, seeds, WINDOWS)
+        runs = ledgers(curves, Descent(bank, descent.DescentCare(leap=leap)), budget, seeds, WINDOWS)
         found.append([np.column_stack([one.node_saved, one.over, one.beyond]) for one in runs])
     return np.array(found)
 
@@ -128,7 +127,7 @@ def main() -> None:
     given = parser.parse_args()
     curves = [c for path in given.sweeps for c in read_sweeps(path)]
     bank = Bank.make()
-    budgets = {f"{budget:.0%}": compare(curves, budget, range(given.seeds), bank) for budget in BUDGETS}
+    budgets = {f"{budget:.0%}": compare(curves, budget, range(given.seeds), bank) for budget in JUDGED_BUDGETS}
     write("power_start", {"curves": len(curves), "seeds": given.seeds, "windows": WINDOWS, "budgets": budgets})
 
 

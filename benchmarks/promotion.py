@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import write
-from nightshift.controllers.estimate import Turn, clustered_mean, doubly_robust, scores
+from nightshift.controllers.estimate import TrialTurn, clustered_mean, doubly_robust, scores
 from nightshift.controllers.promotion import Criteria
 
 SPREAD = 0.05
 
 
-def world(seed: int, gain: float, jobs: int, windows: int) -> list[Turn]:
+def world(seed: int, gain: float, jobs: int, windows: int) -> list[TrialTurn]:
     random = np.random.default_rng((seed, 0x90D))
     turns = []
     for job in range(jobs):
@@ -34,11 +34,11 @@ def world(seed: int, gain: float, jobs: int, windows: int) -> list[Turn]:
         for _ in range(windows):
             treated = bool(random.random() < chance)
             reward = own + 0.1 * level + lift * treated + random.normal(0, SPREAD)
-            turns.append(Turn(str(job), treated, chance, reward, 1.0, 1.0, False, (level,)))
+            turns.append(TrialTurn(str(job), treated, chance, reward, 1.0, 1.0, False, (level,)))
     return turns
 
 
-def hard_world(seed: int, gain: float, jobs: int, *, model: bool, chances: bool) -> list[Turn]:
+def hard_world(seed: int, gain: float, jobs: int, *, model: bool, chances: bool) -> list[TrialTurn]:
     """Clustered, heavy-tailed, confounded; told with the right or a wrong model's features and propensities."""
     random = np.random.default_rng((seed, 0xDB))
     turns = []
@@ -49,7 +49,7 @@ def hard_world(seed: int, gain: float, jobs: int, *, model: bool, chances: bool)
             treated = bool(random.random() < chance)
             reward = own + 0.2 * level + lift * treated + SPREAD * float(random.standard_t(3))
             seen = level if model else random.normal()
-            turns.append(Turn(str(job), treated, chance if chances else 0.5, reward, 1.0, 1.0, False, (seen,)))
+            turns.append(TrialTurn(str(job), treated, chance if chances else 0.5, reward, 1.0, 1.0, False, (seen,)))
     return turns
 
 
@@ -63,13 +63,13 @@ def coverage(worlds: int, jobs: int = 120) -> dict[str, float]:
     return found
 
 
-def by_window(turns: list[Turn]) -> float:
+def by_window(turns: list[TrialTurn]) -> float:
     """The lower bound from the same scores as if windows were independent."""
     score, _ = scores(turns)
     return clustered_mean(score, np.arange(len(score))).low
 
 
-def _gains(turns: list[Turn], alpha: float) -> bool:
+def _gains(turns: list[TrialTurn], alpha: float) -> bool:
     try:
         return doubly_robust(turns, alpha).low > 0
     except ValueError:  # too few jobs in an arm: nothing is promoted

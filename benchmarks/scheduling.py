@@ -28,16 +28,16 @@ from benchmarks.report import RESULTS, write
 from nightshift.controllers.learnable import environment_sha256
 from nightshift.controllers.scheduling import policies, shapes, trace
 from nightshift.controllers.scheduling.bound import least_mean_jct_s
-from nightshift.controllers.scheduling.cluster import Shape
+from nightshift.controllers.scheduling.cluster import ClusterShape
 from nightshift.controllers.scheduling.preemptive import (
     Preemptive,
     least_attained,
     remaining_predicted,
     remaining_true,
 )
-from nightshift.controllers.scheduling.simulate import Faults, Result, Simulation, World
-from nightshift.controllers.scheduling.state import State
-from nightshift.controllers.scheduling.trace import Job
+from nightshift.controllers.scheduling.simulate import Faults, SchedulingWorld, Simulation, SimulationResult
+from nightshift.controllers.scheduling.state import QueueState
+from nightshift.controllers.scheduling.trace import TraceJob
 
 LOADS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)
 ALIKE = (0.5, 0.9, 1.2)
@@ -60,7 +60,7 @@ SOURCES = (
 """Of the package, what the runs follow from (a test holds it complete)."""
 KEPT = ("mean_jct_s", "p99_jct_s", "p99_wait_s", "longest_wait_s")
 
-Run = Callable[[list[Job], World, int], Result]
+Run = Callable[[list[TraceJob], SchedulingWorld, int], SimulationResult]
 
 
 def steady(policy: policies.Policy, *, twin: bool = False) -> Run:
@@ -68,8 +68,8 @@ def steady(policy: policies.Policy, *, twin: bool = False) -> Run:
 
 
 def preemptive(order: Callable[[Simulation, int], float]) -> Run:
-    def run(jobs: list[Job], world: World, seed: int) -> Result:
-        simulation = Simulation(jobs, World(world.shape, world.model, tick_s=3600.0), seed)
+    def run(jobs: list[TraceJob], world: SchedulingWorld, seed: int) -> SimulationResult:
+        simulation = Simulation(jobs, SchedulingWorld(world.shape, world.model, tick_s=3600.0), seed)
         return simulation.run(Preemptive(simulation, order))
 
     return run
@@ -81,7 +81,7 @@ SLOPE_W = 8 * 500.0
 """A minute, a rack of 32 GPUs: one node's start at a time."""
 
 
-def flat(jobs: list[Job], world: World, seed: int) -> Result:
+def flat(jobs: list[TraceJob], world: SchedulingWorld, seed: int) -> SimulationResult:
     """Ours with starts spread by the rack's slope; backfill beside it starts them all at once."""
     return Simulation(jobs, replace(world, slope_w=SLOPE_W), seed, twin=True).run(policies.Steering())
 
@@ -107,10 +107,10 @@ def knowing(simulation: Simulation) -> Simulation:
 def oracle(*, share: bool) -> Run:
     """Short and narrow first with true durations and no bound on waiting: how much predictions could ever give."""
 
-    def run(jobs: list[Job], world: World, seed: int) -> Result:
+    def run(jobs: list[TraceJob], world: SchedulingWorld, seed: int) -> SimulationResult:
         rank = policies.Steering().rank
 
-        def order(state: State) -> None:
+        def order(state: QueueState) -> None:
             policies.backfill(state, sorted(state.queue, key=lambda job: rank(state, job)), share=share)
 
         return knowing(Simulation(jobs, world, seed)).run(order)
@@ -118,7 +118,7 @@ def oracle(*, share: bool) -> Run:
     return run
 
 
-def ours_knowing(jobs: list[Job], world: World, seed: int) -> Result:
+def ours_knowing(jobs: list[TraceJob], world: SchedulingWorld, seed: int) -> SimulationResult:
     """Ours as it ships, with true durations of who waits."""
     return knowing(Simulation(jobs, world, seed, twin=True)).run(policies.Steering())
 
@@ -140,8 +140,8 @@ PREEMPTIVE: dict[str, Run] = {
     OURS: STEADY[OURS],
 }
 HARDER = {
-    "neighbours_1_5_times_slower": World(harsher=float(np.log(1.5))),
-    "faults_every_2000_gpu_hours": World(faults=Faults(2000.0)),
+    "neighbours_1_5_times_slower": SchedulingWorld(harsher=float(np.log(1.5))),
+    "faults_every_2000_gpu_hours": SchedulingWorld(faults=Faults(2000.0)),
 }
 
 
@@ -162,16 +162,16 @@ def interval(values: list[float]) -> dict[str, float]:
     }
 
 
-def parts(jobs: list[Job], seeds: int) -> list[list[Job]]:
+def parts(jobs: list[TraceJob], seeds: int) -> list[list[TraceJob]]:
     """Per seed the trace without another of its parts."""
     return [trace.without_part(jobs, seed, max(seeds, 5)) for seed in range(seeds)]
 
 
 def table(
-    traces: list[list[Job]],
+    traces: list[list[TraceJob]],
     runs: dict[str, Run],
     loads: tuple[float, ...],
-    world: World,
+    world: SchedulingWorld,
     found: dict[str, Any],
 ) -> Iterator[dict[str, Any]]:
     """What there is after each load, so that a run that is cut short leaves what it has; `found`: what such a run
@@ -214,17 +214,17 @@ def table(
 
 
 def tables(
-    loads: tuple[float, ...], shape: Shape, *, is_drawn: bool, main_only: bool
-) -> Iterator[tuple[str, dict[str, Run], tuple[float, ...], World]]:
+    loads: tuple[float, ...], shape: ClusterShape, *, is_drawn: bool, main_only: bool
+) -> Iterator[tuple[str, dict[str, Run], tuple[float, ...], SchedulingWorld]]:
     """Of one trace: name, runs, loads and world."""
     beside = tuple(load for load in loads if load in ALIKE)
     if is_drawn:
-        yield "loads", SHAPED, beside, World(shape)
+        yield "loads", SHAPED, beside, SchedulingWorld(shape)
         return
-    yield "loads", STEADY, loads, World(shape)
+    yield "loads", STEADY, loads, SchedulingWorld(shape)
     if main_only:
         return
-    yield "preemptive", PREEMPTIVE, beside, World(shape)
+    yield "preemptive", PREEMPTIVE, beside, SchedulingWorld(shape)
     for case, world in HARDER.items():
         yield case, {key: STEADY[key] for key in (BASELINE, OURS)}, beside, replace(world, shape=shape)
 
@@ -253,7 +253,9 @@ def decision_cpu_s(gpus: int = 10_000, waiting: int = 2_000) -> float:
     jobs = trace.draw(gpus // 3 + waiting, 3)
     took = []
     for seed in range(3):
-        simulation = Simulation(jobs, World(Shape(gpus // per_node, per_node, 16)), seed, twin=True)
+        simulation = Simulation(
+            jobs, SchedulingWorld(ClusterShape(gpus // per_node, per_node, 16)), seed, twin=True
+        )
         state = simulation.state
         assert state.twin is not None
         state.now_s = float(jobs[-1].submit_s)
@@ -288,7 +290,7 @@ def main() -> None:
     given = parser.parse_args()
     root = os.environ.get("NIGHTSHIFT_DATA")
     paths = given.trace or ([Path(root) / PHILLY] if root else [])
-    shape, loads = Shape(nodes=given.nodes), tuple(given.loads)
+    shape, loads = ClusterShape(nodes=given.nodes), tuple(given.loads)
     traces = {path.stem: parts(trace.read(path), given.seeds) for path in paths}
     drawn = {} if given.trace else {f"shape_{name}": name for name in shapes.NAMES}
     traces |= {

@@ -19,9 +19,9 @@ from benchmarks.report import write
 from benchmarks.scheduling import ALIKE, BASELINE, OURS, PHILLY, STEADY, Run, parts, rule_sha256, steady, table
 from nightshift.controllers.policy_file import PolicyFile
 from nightshift.controllers.scheduling import shapes, trace
-from nightshift.controllers.scheduling.cluster import Shape
-from nightshift.controllers.scheduling.learn import LEARNABLE, Learned
-from nightshift.controllers.scheduling.simulate import World
+from nightshift.controllers.scheduling.cluster import ClusterShape
+from nightshift.controllers.scheduling.learn import LEARNABLE, LearnedQueue
+from nightshift.controllers.scheduling.simulate import SchedulingWorld
 
 JOBS = 500
 """Of a drawn trace, as in `benchmarks.scheduling`."""
@@ -32,8 +32,8 @@ def runs(policy: PolicyFile) -> dict[str, Run]:
     return {
         BASELINE: STEADY[BASELINE],
         OURS: STEADY[OURS],
-        "learned": steady(Learned(policy.network, late_first=True), twin=True),
-        "learned_unbounded": steady(Learned(policy.network), twin=True),
+        "learned": steady(LearnedQueue(policy.network, late_first=True), twin=True),
+        "learned_unbounded": steady(LearnedQueue(policy.network), twin=True),
     }
 
 
@@ -60,7 +60,7 @@ def main() -> None:
     for name, each in traces.items():
         print(f"{name}: {len(each[0])} jobs", flush=True)
         about = results.setdefault(name, {})
-        for found in table(each, runs(policy), ALIKE, World(Shape()), {}):
+        for found in table(each, runs(policy), ALIKE, SchedulingWorld(ClusterShape()), {}):
             about["loads"] = found
             write(given.name, results)
 

@@ -30,13 +30,13 @@ from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.policy import ApprovalSettings, Person, Role
 from nightshift.agent.clock import WallClock
 from nightshift.agent.incidents.lifecycle import Lifecycle
-from nightshift.agent.incidents.stage_parts import LifecycleSettings, Parts
+from nightshift.agent.incidents.stages import LifecycleSettings, StageParts
 from nightshift.agent.store.diagnosis import Confidence, Diagnosis
 from nightshift.agent.store.incident import Incident, IncidentState
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.frame import Instant
 from nightshift.collectors.subject import Subject, SubjectKind
-from nightshift.controllers.action import Action, ActionKind, BlastRadius, Proposal, Undo
+from nightshift.controllers.action import Action, ActionKind, ActionProposal, BlastRadius, Undo
 from nightshift.controllers.actuators.simulated import SimulatedActuator
 from nightshift.detectors.base import Fault, Finding, Severity, State
 
@@ -66,7 +66,7 @@ def diagnose(incident: Incident) -> Diagnosis:
     return Diagnosis(Fault.GPU_MEMORY_LEAK, incident.title, Confidence.HIGH, (), ())
 
 
-def plan(incident: Incident) -> Proposal:
+def plan(incident: Incident) -> ActionProposal:
     action = Action(
         id=f"{incident.id}-{incident.attempt + 1}".lower(),
         kind=ActionKind.RESTART_JOB,
@@ -76,7 +76,7 @@ def plan(incident: Incident) -> Proposal:
         undo=Undo(False, "a restart cannot be taken back"),
         expires_at_s=time.time() + 86_400,
     )
-    return Proposal(action, "least disruptive")
+    return ActionProposal(action, "least disruptive")
 
 
 def fill(store: Store, number: int) -> None:
@@ -174,7 +174,7 @@ def main() -> None:
         actuator = SimulatedActuator(Path(folder) / "cluster.sqlite")
         actuator.cluster.add(Subject(SubjectKind.JOB, "team/job"))
         settings = LifecycleSettings(quiet_s=0.0)
-        parts = Parts(store, gate, clock, diagnose, plan, lambda _: actuator, settings)
+        parts = StageParts(store, gate, clock, diagnose, plan, lambda _: actuator, settings)
         lifecycle = Lifecycle(parts)
         lifecycle.start()
         try:

@@ -258,7 +258,7 @@ def _cell(text: str) -> str:
 def commands_page() -> str:
     import typer.main
 
-    from nightshift.agent.cli.commands import app
+    from nightshift.agent.__main__ import app
 
     lines = [
         _NOTE,

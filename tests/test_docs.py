@@ -14,7 +14,7 @@ import pytest
 import typer.main
 import yaml
 
-from nightshift.agent.cli.commands import app
+from nightshift.agent.__main__ import app
 from nightshift.agent.settings import load
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from nightshift.agent.cli.commands import app
+from nightshift.agent.__main__ import app
 from nightshift.version import ROOT, commit, line
 
 GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org")

@@ -34,7 +34,7 @@ RULES = (
     ":(exclude)nightshift/agent/rca/calibration.json",
     "nightshift/agent/correlation/correlate.py",
     "nightshift/agent/correlation/kinship.py",
-    "nightshift/agent/incidents/remedies.py",
+    "nightshift/agent/incidents/advisor.py",
     "nightshift/controllers",
     "nightshift/detectors",
 )

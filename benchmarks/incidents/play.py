@@ -19,7 +19,7 @@ import httpx
 
 from benchmarks.incidents.world import World
 from examples.demo.serving import CADVISOR, DCGM, KERNEL_LOG
-from nightshift.agent.correlation.correlate import Known, Verb, correlate
+from nightshift.agent.correlation.correlate import DecisionVerb, KnownIncident, correlate
 from nightshift.agent.incidents.advisor import Advisor
 from nightshift.agent.incidents.stages import called_for
 from nightshift.agent.rca.grounding import ground
@@ -27,7 +27,7 @@ from nightshift.agent.rca.investigate import Investigator
 from nightshift.agent.rca.model import Model, ModelSettings
 from nightshift.agent.rca.redact import Redactor
 from nightshift.agent.store.diagnosis import Diagnosis
-from nightshift.agent.store.incident import Incident, IncidentState, Step, StoredFinding
+from nightshift.agent.store.incident import HistoryStep, Incident, IncidentState, StoredFinding
 from nightshift.collectors.history import History
 from nightshift.collectors.kernel_log.node_log import NodeLogCollector
 from nightshift.collectors.merge import Merger
@@ -50,7 +50,7 @@ class Entry:
     """An incident of the run."""
 
     incident: Incident
-    known: Known
+    known: KnownIncident
     planned_s: float | None = None
     acted: list[tuple[float, Action]] = field(default_factory=list)
     clear_since_s: float | None = None
@@ -131,9 +131,9 @@ class Player:
         found = [f for detector in self.detectors for f in detector.update(tick, self.inventory)]
         known = [e.known for e in self.entries.values()]
         for decision in correlate(found, known, self.inventory, now_s, events=self.history.events):
-            if decision.verb is Verb.OPEN:
+            if decision.verb is DecisionVerb.OPEN:
                 name = f"INC-{len(self.entries) + 1}"
-                known = Known(name, _S.OPEN, decision.findings, now_s)
+                known = KnownIncident(name, _S.OPEN, decision.findings, now_s)
                 self.entries[name] = Entry(self._incident(known), known)
                 self._advise(self.entries[name])
             elif decision.incident_id is not None:
@@ -141,18 +141,18 @@ class Player:
                 held = {f.episode: f for f in entry.known.findings}
                 fresh = {f.fault for f in decision.findings} - {f.fault for f in held.values()}
                 held |= {f.episode: _firing_form(f, held) for f in decision.findings}
-                state = _S.OPEN if decision.verb is Verb.REOPEN else entry.known.state
+                state = _S.OPEN if decision.verb is DecisionVerb.REOPEN else entry.known.state
                 entry.known = replace(entry.known, findings=tuple(held.values()), state=state)
                 entry.incident = replace(self._incident(entry.known), diagnosis=entry.incident.diagnosis)
-                reopened = decision.verb is Verb.REOPEN
+                reopened = decision.verb is DecisionVerb.REOPEN
                 entry.resolved_s = None if reopened else entry.resolved_s
                 if (decision.news or fresh or reopened) and entry.resolved_s is None:
                     self._advise(entry)
 
-    def _incident(self, known: Known) -> Incident:
+    def _incident(self, known: KnownIncident) -> Incident:
         now_s = self.world.now_s
         past = self.entries.get(known.id)
-        steps = tuple(Step(at_s, None, _S.CONFIRMING, "", "") for at_s, _ in (past.acted if past else []))
+        steps = tuple(HistoryStep(at_s, None, _S.CONFIRMING, "", "") for at_s, _ in (past.acted if past else []))
         return Incident(
             id=known.id, state=known.state, title="", severity=known.findings[0].severity,
             opened_s=known.opened_s, updated_s=now_s, entered_s=now_s,

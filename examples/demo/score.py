@@ -15,7 +15,7 @@ from examples.demo.world import FaultRecord, World, gpu_subject, job_subject, po
 from nightshift.agent.store.incident import Incident, IncidentState
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import ActionKind
-from nightshift.controllers.actuators.simulated import Effect
+from nightshift.controllers.actuators.simulated import SimulatedEffect
 from nightshift.detectors.base import Fault
 
 EXPECTED: dict[FaultKind, frozenset[Fault]] = {
@@ -112,7 +112,9 @@ def _is_about(world: World, record: FaultRecord, incident: Incident) -> bool:
     return subject in subjects_of(world, record) or any(s in subjects_of(world, record) for s in incident.subjects)
 
 
-def _row(world: World, record: FaultRecord, incidents: Sequence[Incident], effects: Sequence[Effect]) -> Row:
+def _row(
+    world: World, record: FaultRecord, incidents: Sequence[Incident], effects: Sequence[SimulatedEffect]
+) -> Row:
     fault = record.fault
     plan = world.scenario.jobs[fault.job]
     began_s = math.nan if record.began_s is None else record.began_s
@@ -164,7 +166,7 @@ def _says_possible_corruption(incident: Incident) -> bool:
     return "corruption" in text
 
 
-def _needless(world: World, effect: Effect) -> str | None:
+def _needless(world: World, effect: SimulatedEffect) -> str | None:
     """What is wrong with an action, or None: its target must belong to a fault that was going on."""
     if effect.kind is ActionKind.NOTIFY_OWNER or effect.undo:
         return None

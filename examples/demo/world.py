@@ -27,7 +27,7 @@ from examples.demo.scenario import (
 from examples.demo.serving import NodeServer
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import ActionKind
-from nightshift.controllers.actuators.simulated import Effect, SimulatedCluster
+from nightshift.controllers.actuators.simulated import SimulatedCluster, SimulatedEffect
 
 _OWNER_ACTS_AFTER_S = 300.0
 _QUARANTINE_RESET_S = 60.0
@@ -148,7 +148,7 @@ class World:
                 del self._moving[uuid]
                 self._restart(job, "moved off a quarantined GPU")
 
-    def _react(self, effect: Effect) -> None:
+    def _react(self, effect: SimulatedEffect) -> None:
         name = effect.target.name
         opens = effect.kind is ActionKind.UNCORDON
         if effect.kind in _CLOSING or opens:

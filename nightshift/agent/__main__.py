@@ -1,4 +1,8 @@
-"""The `nightshift` command: runs the command line and says errors as sentences.
+"""The `nightshift` command: puts the command line together, runs it and says errors as sentences.
+
+Every command that tells something also tells it as JSON (`--json`). Modules of commands import what they work with
+inside each command, so that `nightshift --help` is quick and no command loads what another needs. Commands on
+incidents reach the daemon's store through the configured URL and ask the same gate as the console.
 
 Exit codes: 0 done, 1 the answer is no, 2 the user has to change something, 75 (EX_TEMPFAIL) trying again may work.
 """
@@ -6,12 +10,88 @@ Exit codes: 0 done, 1 the answer is no, 2 the user has to change something, 75 (
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from nightshift.agent.cli import (
+    audit,
+    configuration,
+    decisions,
+    history,
+    incidents,
+    kernels,
+    policy,
+    policy_steps,
+    recordings,
+    retention,
+    serve,
+)
+from nightshift.agent.cli.drill import drill
+from nightshift.agent.cli.silence import app as silence_app
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.kernels.cli import app as kernels_app
+
+_ABOUT = "The on-call engineer for GPU clusters: detects, proves, proposes, acts after approval, confirms recovery."
+_POLICY = "Learned control of power and scheduling: how far it is trusted, and why."
+
+
+def _filled(group: typer.Typer, *commands: Callable[..., Any]) -> typer.Typer:
+    """The group with these commands, in the order in which help lists them."""
+    for command in commands:
+        group.command()(command)
+    return group
+
+
+def _group(about: str, *commands: Callable[..., Any]) -> typer.Typer:
+    return _filled(typer.Typer(no_args_is_help=True, help=about), *commands)
+
+
+app = _filled(
+    typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=_ABOUT),
+    drill,
+    incidents.incidents,
+    incidents.show,
+    *history.COMMANDS,
+    *decisions.COMMANDS,
+    *retention.COMMANDS,
+    serve.run,
+    serve.node,
+    incidents.report,
+    recordings.replay,
+    recordings.record,
+    configuration.doctor,
+)
+for _name, _commands in (
+    ("config", _group("The configuration file.", configuration.check)),
+    ("audit", _group("The audit log.", audit.keygen, audit.verify)),
+    ("kernels", _filled(kernels_app, *kernels.COMMANDS)),
+    ("silence", silence_app),
+    ("policy", _group(_POLICY, *policy_steps.COMMANDS, *policy.COMMANDS)),
+    ("store", retention.store_app),
+):
+    app.add_typer(_commands, name=_name)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from nightshift.version import line
+
+        typer.echo(line())
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[  # eager: no command is required beside it
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit")
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:
-    from nightshift.agent.cli.commands import app
-    from nightshift.collectors.base import Permanent, Temporary
-
     try:
         app()
     except Permanent as error:

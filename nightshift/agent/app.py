@@ -17,15 +17,12 @@ from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.kernel_gate import KernelGate
 from nightshift.agent.approvals.manual_fixes import ByHand
 from nightshift.agent.approvals.people import Directory
-from nightshift.agent.channels import Doors
-from nightshift.agent.channels import Parts as DoorParts
 from nightshift.agent.clock import Clock, WallClock
 from nightshift.agent.config_file import ConfigError
-from nightshift.agent.console.app import build_console
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.sessions import Doorkeeper
 from nightshift.agent.console.sign_in import accounts, console_key, operator_token
-from nightshift.agent.console.site import Health, Parts
+from nightshift.agent.console.site import ConsoleParts, DaemonHealth
 from nightshift.agent.construct import build_actuators, build_collectors, build_detectors
 from nightshift.agent.correlation.collection import Collection
 from nightshift.agent.correlation.detection import Detection
@@ -36,11 +33,13 @@ from nightshift.agent.incidents.retention import Keeping
 from nightshift.agent.kernels.runner import KernelRunner
 from nightshift.agent.kernels.watch import KernelWatch
 from nightshift.agent.metrics import Metrics
-from nightshift.agent.policy_setup import build_policies
-from nightshift.agent.power_setup import build_power
-from nightshift.agent.practice import Practice
-from nightshift.agent.scheduling_setup import build_scheduling
 from nightshift.agent.settings import Settings
+from nightshift.agent.setup.channels import ChannelParts, Channels
+from nightshift.agent.setup.console import build_console
+from nightshift.agent.setup.policies import build_policies
+from nightshift.agent.setup.power import build_power
+from nightshift.agent.setup.practice import Practice
+from nightshift.agent.setup.scheduling import build_scheduling
 from nightshift.agent.store.election import build as build_election
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.store.process_clock import tell_time
@@ -286,17 +285,17 @@ class App:
 
     # Parts ------------------------------------------------------------------------------------------------------
 
-    def health(self) -> Health:
+    def health(self) -> DaemonHealth:
         """Alive: the loop goes round. Ready: it has looked, or stands by, and the store took what it found."""
         limit_s = max(60.0, 10 * self.settings.tick_s)
         if self._looked_at is None:
-            return Health(True, False, ("the first look is not done",))
+            return DaemonHealth(True, False, ("the first look is not done",))
         silent_s = time.monotonic() - self._looked_at
         if silent_s > limit_s:
-            return Health(False, False, (f"no look for {silent_s:.0f} s",))
+            return DaemonHealth(False, False, (f"no look for {silent_s:.0f} s",))
         if self._problem:
-            return Health(True, False, (self._problem,))
-        return Health(True, True, () if self.lifecycle.leads else ("does not lead now: stands by",))
+            return DaemonHealth(True, False, (self._problem,))
+        return DaemonHealth(True, True, () if self.lifecycle.leads else ("does not lead now: stands by",))
 
     def metrics_page(self) -> bytes:
         with suppress(Temporary, Permanent):  # the page says the rest while the store is away
@@ -319,7 +318,7 @@ class App:
             console.session_s,
             self.store.database,
         )
-        parts = Parts(
+        parts = ConsoleParts(
             store=self.store,
             gate=self.gate,
             history=self.history,
@@ -337,8 +336,8 @@ class App:
         self.doors.add_to(site)
         return Server(site, console.host, console.port)
 
-    def _build_doors(self, settings: Settings) -> Doors:
-        parts = DoorParts(
+    def _build_doors(self, settings: Settings) -> Channels:
+        parts = ChannelParts(
             store=self.store,
             gate=self.gate,
             clock=self.clock,
@@ -349,7 +348,7 @@ class App:
             wake=self.lifecycle.wake,
             windows=lambda: self.settings.guard.maintenance,
         )
-        return Doors(settings, parts)
+        return Channels(settings, parts)
 
     def _make_state_dir(self) -> None:
         try:

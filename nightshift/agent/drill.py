@@ -58,7 +58,7 @@ SCRIPTS: dict[str, tuple[tuple[float, str], ...]] = {
 
 
 @dataclass(frozen=True)
-class Stage:
+class DrillScene:
     """The made-up place of a drill: what was seen of it, and what the detectors found."""
 
     history: History
@@ -76,7 +76,7 @@ def is_drills(action: Action) -> bool:
     return action.target in (NODE, JOB, *GPUS, *PODS)
 
 
-def stage(name: str, at_s: float) -> Stage:
+def stage(name: str, at_s: float) -> DrillScene:
     """The place and the telemetry of a drill that ends at `at_s`. The same arguments give the same stage. Raises
     Permanent where there is no such drill."""
     if name not in SCRIPTS:
@@ -85,7 +85,7 @@ def stage(name: str, at_s: float) -> Stage:
 
 
 @lru_cache(maxsize=4)
-def _stage(name: str, at_s: float) -> Stage:
+def _stage(name: str, at_s: float) -> DrillScene:
     history, inventory = History(), Inventory(MARK)
     _place(inventory, at_s - 2 * _SPAN_S)
     found: dict[str, Finding] = {}
@@ -103,7 +103,7 @@ def _stage(name: str, at_s: float) -> Stage:
     )
     if not marked:
         raise Permanent(f"drill {name}: the detectors found nothing in it; that is a defect of Nightshift")
-    return Stage(history, inventory, marked)
+    return DrillScene(history, inventory, marked)
 
 
 def _place(inventory: Inventory, since_s: float) -> None:

@@ -23,7 +23,7 @@ from nightshift.agent.config_file import ConfigError, Document, explain, read
 from nightshift.agent.console.settings import Settings as ConsoleSettings
 from nightshift.agent.correlation.correlate import Settings as CorrelateSettings
 from nightshift.agent.incidents.retention import Settings as KeepingSettings
-from nightshift.agent.incidents.stage_parts import LifecycleSettings
+from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.notify.outlets.settings import Settings as OutletSettings
 from nightshift.agent.notify.slack.settings import Settings as SlackSettings
 from nightshift.agent.rca.model import ModelSettings
@@ -33,7 +33,7 @@ from nightshift.collectors.history import Settings as HistorySettings
 from nightshift.collectors.plugins import ALL as COLLECTORS
 from nightshift.controllers.actuators.plugins import ALL as ACTUATORS
 from nightshift.controllers.guard import Settings as GuardSettings
-from nightshift.controllers.playbooks.ladder import Ladder
+from nightshift.controllers.playbooks.ladder import RepairLadder
 from nightshift.controllers.playbooks.plan import Economy
 from nightshift.controllers.power.settings import PowerSettings
 from nightshift.controllers.scheduling.settings import SchedulingSettings
@@ -142,8 +142,9 @@ class Settings(BaseSettings):
     )
     history: HistorySettings = Field(default_factory=HistorySettings, description="How much is looked back on")
     economy: Economy = Field(default_factory=Economy, description="What time costs on this cluster")
-    ladder: Ladder = Field(
-        default_factory=Ladder, description="How often a repair is tried on one device before the next harder one"
+    ladder: RepairLadder = Field(
+        default_factory=RepairLadder,
+        description="How often a repair is tried on one device before the next harder one",
     )
     redact: RedactSettings = Field(
         default_factory=RedactSettings, description="What is taken out of evidence besides secrets"

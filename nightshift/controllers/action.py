@@ -418,7 +418,7 @@ class UnderWay(Temporary):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ActionOutcome:
     """What became of an action, as read back from the world. `observed` holds the facts that were read."""
 
     status: OutcomeStatus
@@ -451,15 +451,15 @@ class Actuator(Protocol):
         """The preconditions that no longer hold, each as a sentence; empty where the plan still stands."""
         ...
 
-    def execute(self, action: Action) -> Outcome:
+    def execute(self, action: Action) -> ActionOutcome:
         """Carries the action out under `action.id`; a repeat with the same id finds it already done."""
         ...
 
-    def read(self, action: Action) -> Outcome:
+    def read(self, action: Action) -> ActionOutcome:
         """Reads whether the action has happened: DONE, UNDER_WAY, NOT_DONE or UNKNOWN. Changes nothing."""
         ...
 
-    def undo(self, action: Action) -> Outcome:
+    def undo(self, action: Action) -> ActionOutcome:
         """Takes a done action back, where `action.undo.possible`."""
         ...
 
@@ -479,7 +479,7 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
+class ActionProposal:
     """A playbook's answer: an action, or None; either way with the reason. `refused`: something would fit, but the
     guard does not let it happen, so a person has to look. `outdated`: the diagnosis is of what is over; another is
     needed first."""
@@ -497,4 +497,4 @@ class Playbook(Protocol):
     @property
     def kind(self) -> ActionKind: ...
 
-    def propose(self, situation: Situation) -> Proposal: ...
+    def propose(self, situation: Situation) -> ActionProposal: ...

@@ -1,9 +1,9 @@
 """The frame that power and scheduling share: observe → policy proposes → shield decides → actuate → read back.
 
 A policy is never trusted: it may be a rule, a network or a person's script. What it proposes passes a shield, which
-is plain code, and every turn leaves a receipt (`Decision`) from which a stranger can tell what was seen, what was
-proposed, which constraint clipped it, what was executed, and what the baseline would have done. Where the state is
-not fit to decide on (missing, NaN) or the policy fails, the fallback proposes, and the receipt says so.
+is plain code, and every turn leaves a receipt (`ControlDecision`) from which a stranger can tell what was seen,
+what was proposed, which constraint clipped it, what was executed, and what the baseline would have done. Where the
+state is not fit to decide on (missing, NaN) or the policy fails, the fallback proposes, and the receipt says so.
 
 Actions are small frozen dataclasses or plain values that compare by value; `plain` turns them into JSON.
 """
@@ -22,8 +22,8 @@ import numpy as np
 
 from nightshift.collectors.seal import fingerprint
 
-O_contra = TypeVar("O_contra", bound="Observation", contravariant=True)
-O = TypeVar("O", bound="Observation")  # noqa: E741  the field's letter for an observation
+O_contra = TypeVar("O_contra", bound="PolicyObservation", contravariant=True)
+O = TypeVar("O", bound="PolicyObservation")  # noqa: E741  the field's letter for an observation
 A = TypeVar("A")
 
 FAILURES = (ArithmeticError, ValueError, TypeError, LookupError, MemoryError)
@@ -50,7 +50,7 @@ class Trust:
     designed: float = 0.0
 
 
-class Observation(Protocol):
+class PolicyObservation(Protocol):
     """What a policy sees: a frozen dataclass. `unit` is what is decided on (a GPU gang, a queue), `job` the cluster
     that statistics resample."""
 
@@ -65,7 +65,7 @@ class Observation(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal(Generic[A]):
+class PolicyProposal(Generic[A]):
     """What a policy would do. `support` lists every action that it might have drawn with its probability (they sum
     to 1); empty where the policy is deterministic. `prediction` is what it expects, for calibration later:
     `slowdown` (a ratio, 1 = none) of what it proposes, `slowdown_executed` of what is executed whoever asked."""
@@ -81,7 +81,7 @@ class Proposal(Generic[A]):
         return sum(p for action, p in self.support if action == self.action) if self.support else 1.0
 
 
-class Policy(Protocol[O_contra, A]):
+class ControlPolicy(Protocol[O_contra, A]):
     """Proposes. Holds no hardware and changes nothing."""
 
     @property
@@ -89,7 +89,7 @@ class Policy(Protocol[O_contra, A]):
         """With the manifest's hash where it comes from a policy file, such as `ppo@3f2a…`."""
         ...
 
-    def propose(self, observation: O_contra, rng: np.random.Generator) -> Proposal[A]: ...
+    def propose(self, observation: O_contra, rng: np.random.Generator) -> PolicyProposal[A]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Clip:
 
 
 @dataclass(frozen=True, slots=True)
-class Ruling(Generic[A]):
+class ShieldRuling(Generic[A]):
     """What a shield lets through."""
 
     action: A
@@ -113,11 +113,11 @@ class Ruling(Generic[A]):
 class Shield(Protocol[O_contra, A]):
     """Decides what of a proposal may be done. Pure: asking it twice gives the same answer and changes nothing."""
 
-    def decide(self, observation: O_contra, action: A) -> Ruling[A]: ...
+    def decide(self, observation: O_contra, action: A) -> ShieldRuling[A]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ControlDecision:
     """The receipt of one turn. Everything in it is plain JSON, so it can be stored and signed as it is."""
 
     id: str
@@ -148,7 +148,7 @@ class Decision:
         return {**plain(self), "clips": [plain(clip) for clip in self.clips]}
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Decision:
+    def from_json(cls, record: Mapping[str, Any]) -> ControlDecision:
         """Raises ValueError naming the field where the record is not of this form."""
         fields = {f.name for f in dataclasses.fields(cls)}
         wrong = (fields ^ set(record)) - {"arm", "outside"}  # receipts from before they were kept have none
@@ -188,7 +188,7 @@ def plain(value: Any) -> Any:
         return plain(value.tolist())
     if isinstance(value, np.generic):
         return plain(value.item())
-    if isinstance(value, float):
+    if isinstance(value, float):  # a subclass: the exact type was met above
         return value if math.isfinite(value) else None
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [plain(item) for item in value]
@@ -215,8 +215,8 @@ def is_finite(value: Any) -> bool:
 
 
 def propose(
-    policy: Policy[O, A], fallback: Policy[O, A], observation: O, rng: np.random.Generator
-) -> tuple[Proposal[A], str]:
+    policy: ControlPolicy[O, A], fallback: ControlPolicy[O, A], observation: O, rng: np.random.Generator
+) -> tuple[PolicyProposal[A], str]:
     """The policy's proposal, or the fallback's and why: state missing, the policy failed or said no number."""
     lacking = observation.missing()
     if lacking:
@@ -236,8 +236,8 @@ def propose(
 def decide(
     kind: str,
     mode: Mode,
-    policy: Policy[O, A],
-    fallback: Policy[O, A],
+    policy: ControlPolicy[O, A],
+    fallback: ControlPolicy[O, A],
     shield: Shield[O, A],
     observation: O,
     rng: np.random.Generator,
@@ -245,7 +245,7 @@ def decide(
     *,
     treated: bool | None = None,
     chance: float | None = None,
-) -> tuple[A, Decision]:
+) -> tuple[A, ControlDecision]:
     """One turn up to what is to be executed; pure but for `rng`.
 
     `treated`: the policy's proposal is executed, else the baseline's (without: in every mode but shadow, where it
@@ -285,13 +285,13 @@ def decide(
     }
     # the id is of the whole receipt as it is now, its fields without a value too
     body = {**_UNSAID, **said, "at_s": plain(at_s), "mode": str(mode), "clips": plain(said["clips"])}
-    return executed, Decision(id=fingerprint(body)[:16], **said)
+    return executed, ControlDecision(id=fingerprint(body)[:16], **said)
 
 
 _UNSAID: Mapping[str, Any] = {"id": "", "read_back": None, "mismatch": "", "outside": {}}
 
 
-def confirm(decision: Decision, read_back: Any) -> Decision:
+def confirm(decision: ControlDecision, read_back: Any) -> ControlDecision:
     """The receipt with what was read back; `mismatch` says where that is not what was executed."""
     found = plain(read_back)
     differs = "" if found == decision.executed else f"executed {decision.executed}, read back {found}"

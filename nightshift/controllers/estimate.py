@@ -23,7 +23,7 @@ LEAST_ARM = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TrialTurn:
     """One executed decision of a trial.
 
     `chance`: probability that the *executed* action was the policy's, given what was seen and after the shield;
@@ -52,7 +52,7 @@ class Estimate:
     jobs: int
 
 
-def _number(turns: Sequence[Turn]) -> NDArray[np.int64]:
+def _number(turns: Sequence[TrialTurn]) -> NDArray[np.int64]:
     known: dict[str, int] = {}
     return np.asarray([known.setdefault(turn.job, len(known)) for turn in turns])
 
@@ -61,7 +61,7 @@ def _ridge(x: F8, y: F8) -> F8:
     return np.asarray(np.linalg.solve(x.T @ x + 1.0 * np.eye(x.shape[1]), x.T @ y))
 
 
-def doubly_robust(turns: Sequence[Turn], alpha: float = 0.05) -> Estimate:
+def doubly_robust(turns: Sequence[TrialTurn], alpha: float = 0.05) -> Estimate:
     """Mean reward of the policy less the baseline's, per turn, by augmented inverse propensity weighting (Robins,
     Rotnitzky and Zhao 1994; cross-fitting: Chernozhukov et al. 2018, folds by job).
 
@@ -77,7 +77,7 @@ def doubly_robust(turns: Sequence[Turn], alpha: float = 0.05) -> Estimate:
     return clustered_mean(score, job, alpha)
 
 
-def arm_jobs(turns: Sequence[Turn], treated: bool) -> float:
+def arm_jobs(turns: Sequence[TrialTurn], treated: bool) -> float:
     """How many equally weighted jobs an arm's turns are worth: Kish's effective size of the jobs' weights."""
     weights: dict[str, float] = {}
     for turn in turns:
@@ -88,7 +88,7 @@ def arm_jobs(turns: Sequence[Turn], treated: bool) -> float:
     return math.fsum(weights.values()) ** 2 / squares if squares > 0 else 0.0
 
 
-def scores(turns: Sequence[Turn]) -> tuple[F8, NDArray[np.int64]]:
+def scores(turns: Sequence[TrialTurn]) -> tuple[F8, NDArray[np.int64]]:
     """Each turn's doubly robust score, and the number of its job. Raises ValueError as `doubly_robust` does."""
     if not turns:
         raise ValueError("no turns")
@@ -144,7 +144,7 @@ def clustered_mean(values: F8, job: NDArray[np.int64], alpha: float = 0.05) -> E
 
 
 def quantile_gap(
-    turns: Sequence[Turn], q: float, random: np.random.Generator, alpha: float = 0.05, draws: int = 400
+    turns: Sequence[TrialTurn], q: float, random: np.random.Generator, alpha: float = 0.05, draws: int = 400
 ) -> Estimate:
     """The policy's quantile of slowdown less the baseline's, weighted by inverse propensity; bounds by the
     bootstrap over jobs. NaN bounds where fewer than 3 / (1 - q) jobs took part: the tail has not been seen."""
@@ -179,7 +179,7 @@ def quantile_gap(
     return Estimate(mean, float(low), float(high), jobs)
 
 
-def calibration(turns: Sequence[Turn], alpha: float = 0.05) -> Estimate:
+def calibration(turns: Sequence[TrialTurn], alpha: float = 0.05) -> Estimate:
     """How much slower jobs were than the policy said, in the turns that it decided, with bounds by job."""
     said = [turn for turn in turns if turn.treated and math.isfinite(turn.predicted)]
     if len({turn.job for turn in said}) < 2:
@@ -187,7 +187,7 @@ def calibration(turns: Sequence[Turn], alpha: float = 0.05) -> Estimate:
     return clustered_mean(np.asarray([turn.slowdown - turn.predicted for turn in said]), _number(said), alpha)
 
 
-def violation_bound(turns: Sequence[Turn], alpha: float = 0.05) -> tuple[int, float]:
+def violation_bound(turns: Sequence[TrialTurn], alpha: float = 0.05) -> tuple[int, float]:
     """Jobs with a violation, and the highest rate per job that what was seen allows for: with none in n jobs that
     is 3/n, the rule of three (Hanley and Lippman-Hand 1983), by Clopper and Pearson's bound in general."""
     by_job: dict[str, bool] = {}

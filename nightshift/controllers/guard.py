@@ -32,7 +32,7 @@ OPT_OUT_FACT = "nightshift-opt-out"
 _PERIOD_S = {"day": 86_400.0, "week": 7 * 86_400.0}
 
 
-class Window(BaseModel):
+class MaintenanceWindow(BaseModel):
     """A stretch of time in which people work on something and we do not."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -50,7 +50,7 @@ class Window(BaseModel):
     zone: str = Field(default="UTC", description="Time zone in which it comes again, such as Europe/Zurich")
 
     @model_validator(mode="after")
-    def _is_one(self) -> Window:
+    def _is_one(self) -> MaintenanceWindow:
         if not self.start_s < self.end_s:
             raise ValueError("end_s has to be after start_s")
         period_s = _PERIOD_S.get(self.every, math.inf)
@@ -98,7 +98,7 @@ class Settings(BaseModel):
     rack_rate: int = Field(default=6, ge=0, description="Most actions on one rack per window")
     domain_rate: int = Field(default=6, ge=0, description="Most actions on one NVLink domain per window")
     job_rate: int = Field(default=2, ge=0, description="Most actions that stop one job per window")
-    maintenance: tuple[Window, ...] = Field(default=(), description="When and where people work")
+    maintenance: tuple[MaintenanceWindow, ...] = Field(default=(), description="When and where people work")
     opt_out: tuple[str, ...] = Field(default=(), description="Patterns of subjects that we never act on")
 
 
@@ -132,7 +132,7 @@ class Limit(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ruling:
+class GuardRuling:
     """Allowed or not, by which limit, and a sentence for people that says the figures. `retry_at_s` is when asking
     again may help (Unix s); None where only a person or a released capacity changes the answer."""
 
@@ -149,14 +149,14 @@ def rule(
     at_s: float,
     settings: Settings | None = None,
     unavailable: frozenset[Subject] = frozenset(),
-) -> Ruling:
+) -> GuardRuling:
     """Whether an action may begin now. `unavailable` are nodes and GPUs out of use for other reasons (cordoned by
     people, not ready, their source lost); they count against the limits."""
     if action.kind not in KINDS:
         message = f"{action.kind} has no row in nightshift.controllers.action.KINDS: what it does is not known"
-        return Ruling(False, message, Limit.UNKNOWN_KIND)
+        return GuardRuling(False, message, Limit.UNKNOWN_KIND)
     if traits_of(action.kind).harmless:
-        return Ruling(True, "changes nothing in the cluster")
+        return GuardRuling(True, "changes nothing in the cluster")
     begun = [c for c in commitments if c.action.id != action.id]
     return _Guard(inventory, at_s, settings or Settings()).rule(action, begun, unavailable)
 
@@ -165,7 +165,7 @@ class _Guard:
     def __init__(self, inventory: Inventory, at_s: float, settings: Settings) -> None:
         self._inventory, self._at_s, self._settings = inventory, at_s, settings
 
-    def rule(self, action: Action, begun: list[Commitment], unavailable: frozenset[Subject]) -> Ruling:
+    def rule(self, action: Action, begun: list[Commitment], unavailable: frozenset[Subject]) -> GuardRuling:
         touched = self._touched(action)
         refusal = (
             self._left_alone(touched)
@@ -173,24 +173,24 @@ class _Guard:
             or self._capacity(action, begun, unavailable)
             or self._rate(action, begun)
         )
-        return refusal or Ruling(True, self._margin(action, begun, unavailable))
+        return refusal or GuardRuling(True, self._margin(action, begun, unavailable))
 
     def _touched(self, action: Action) -> set[Subject]:
         return {above for s in action.named for above in self._inventory.ancestors(s, self._at_s)} | {
             self._inventory.cluster
         }
 
-    def _left_alone(self, touched: set[Subject]) -> Ruling | None:
+    def _left_alone(self, touched: set[Subject]) -> GuardRuling | None:
         for subject in sorted(touched):
             name = str(subject)
             opted = (self._inventory.fact(subject, OPT_OUT_FACT) or "").lower() == "true"
             if opted or any(fnmatchcase(name, pattern) for pattern in self._settings.opt_out):
-                return Ruling(False, f"{name} opted out of automatic repair", Limit.OPTED_OUT)
+                return GuardRuling(False, f"{name} opted out of automatic repair", Limit.OPTED_OUT)
             for window in self._settings.maintenance:
                 until_s = window.holds_until(self._at_s)
                 if until_s is not None and window.covers([name]):
                     message = f"{name} is in maintenance: {window.reason} ({window.owner})"
-                    return Ruling(False, message, Limit.MAINTENANCE, until_s)
+                    return GuardRuling(False, message, Limit.MAINTENANCE, until_s)
         return None
 
     def _nodes(self, action: Action) -> set[Subject]:
@@ -203,7 +203,7 @@ class _Guard:
             own |= {node for node in above if node is not None}
         return own
 
-    def _busy(self, action: Action, begun: list[Commitment]) -> Ruling | None:
+    def _busy(self, action: Action, begun: list[Commitment]) -> GuardRuling | None:
         nodes = self._nodes(action)
         for commitment in begun:
             if commitment.ended_s is not None or traits_of(commitment.action.kind).harmless:
@@ -212,7 +212,9 @@ class _Guard:
             if shared or commitment.action.target == action.target:
                 where = min(shared).name if shared else action.target.name
                 other = commitment.action
-                return Ruling(False, f"{other.kind} {other.id} is under way on {where}", Limit.BUSY, self._at_s)
+                return GuardRuling(
+                    False, f"{other.kind} {other.id} is under way on {where}", Limit.BUSY, self._at_s
+                )
         return None
 
     def _taken(self, action: Action) -> set[Subject]:
@@ -262,13 +264,15 @@ class _Guard:
         largest = sorted(per_node.values(), reverse=True)[: self._settings.least_nodes]
         return max(math.floor(share * len(gpus)), sum(largest))
 
-    def _capacity(self, action: Action, begun: list[Commitment], unavailable: frozenset[Subject]) -> Ruling | None:
+    def _capacity(
+        self, action: Action, begun: list[Commitment], unavailable: frozenset[Subject]
+    ) -> GuardRuling | None:
         if not traits_of(action.kind).takes_capacity:
             return None
         taken = self._taken(action)
         if not taken:
             message = f"no GPUs are known on {action.target.name}: what this takes away cannot be counted"
-            return Ruling(False, message, Limit.UNKNOWN_PLACE)
+            return GuardRuling(False, message, Limit.UNKNOWN_PLACE)
         out = self._out(begun, unavailable)
         new = taken - out
         if not new:
@@ -278,15 +282,15 @@ class _Guard:
             would, allowed = len((out | new) & gpus), self._allowed(scope, gpus)
             if would > allowed:
                 message = f"{would} of {len(gpus)} GPUs of {scope.name} would be out of use; {allowed} are allowed"
-                return Ruling(False, message, limits.get(scope.kind, Limit.CLUSTER_CAPACITY))
+                return GuardRuling(False, message, limits.get(scope.kind, Limit.CLUSTER_CAPACITY))
         fleet = self._inventory.subjects(_K.GPU, self._at_s)
         left = len(set(fleet) - out - new)
         if left < self._settings.floor_gpus:
             message = f"{left} GPUs would be left in use; the floor is {self._settings.floor_gpus}"
-            return Ruling(False, message, Limit.FLOOR)
+            return GuardRuling(False, message, Limit.FLOOR)
         return None
 
-    def _rate(self, action: Action, begun: list[Commitment]) -> Ruling | None:
+    def _rate(self, action: Action, begun: list[Commitment]) -> GuardRuling | None:
         recent = [
             c
             for c in begun
@@ -309,7 +313,7 @@ class _Guard:
                 )
                 minutes = self._settings.rate_s / 60
                 message = f"{count} actions on {scope} within {minutes:.0f} min; {most} are allowed"
-                return Ruling(False, message, limit, first_s + self._settings.rate_s)
+                return GuardRuling(False, message, limit, first_s + self._settings.rate_s)
         return None
 
     def _counted(self, action: Action) -> set[Subject]:

@@ -45,7 +45,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReceiptOutcome:
     """Of one receipt. `void`: why there will be none; empty where it is settled."""
 
     id: str
@@ -76,7 +76,7 @@ class Joiner:
     _last: dict[str, str] = field(default_factory=dict)  # unit → id of its newest
     _seen: dict[str, dict[tuple[float, float], Sample]] = field(default_factory=dict)  # job → samples
     _ended_s: dict[str, float] = field(default_factory=dict)
-    _void: list[Outcome] = field(default_factory=list)
+    _void: list[ReceiptOutcome] = field(default_factory=list)
     _now_s: float = -math.inf
 
     def decided(self, stretch: Stretch) -> None:
@@ -103,7 +103,7 @@ class Joiner:
     def open_receipts(self) -> list[Stretch]:
         return list(self._open.values())
 
-    def settle(self, now_s: float) -> list[Outcome]:
+    def settle(self, now_s: float) -> list[ReceiptOutcome]:
         """What can be said now, once for each receipt."""
         if now_s < self._now_s - self.settings.step_s:
             for stretch in self.open_receipts():
@@ -120,7 +120,7 @@ class Joiner:
         self._forget(now_s)
         return found
 
-    def _outcome(self, stretch: Stretch, now_s: float) -> Outcome | None:
+    def _outcome(self, stretch: Stretch, now_s: float) -> ReceiptOutcome | None:
         s = self.settings
         gone_s = self._ended_s.get(stretch.job, math.inf)
         until_s = min(stretch.until_s, stretch.from_s + s.longest_s, max(gone_s, stretch.from_s))
@@ -139,16 +139,16 @@ class Joiner:
         violated = any(x.violated for x in inside)
         if length_s <= 0 or not known or seen_s < s.least_share * length_s:
             if violated:  # a violation is never lost for want of the rest
-                return Outcome(stretch.id, violated=True, void="violated; too little was seen of the rest")
+                return ReceiptOutcome(stretch.id, violated=True, void="violated; too little was seen of the rest")
             ended = "the job ended; " if gone_s <= until_s else ""
             why = f"{ended}{seen_s:.0f} s of {length_s:.0f} s were seen"
-            return Outcome(stretch.id, void=why)
+            return ReceiptOutcome(stretch.id, void=why)
         reward = sum(x.reward * (x.to_s - x.from_s) for x in known) / seen_s
         slowdown = sum(x.slowdown * (x.to_s - x.from_s) for x in known) / seen_s
-        return Outcome(stretch.id, reward, slowdown, violated)
+        return ReceiptOutcome(stretch.id, reward, slowdown, violated)
 
     def _give_up(self, stretch: Stretch, why: str) -> None:
-        self._void.append(Outcome(stretch.id, void=why))
+        self._void.append(ReceiptOutcome(stretch.id, void=why))
         self._close(stretch)
 
     def _close(self, stretch: Stretch) -> None:

@@ -181,25 +181,41 @@ def parse(raw: bytes, where: str, interface: Interface, trusted: Mapping[str, Ed
 def _parse(body: Mapping[str, Any], interface: Interface, sha256: str, key: str) -> PolicyFile:
     if not isinstance(body, dict):
         raise PolicyRefused("not an object")
-    if body["version"] != VERSION or body["version"] is True:
+    if body["version"] != VERSION or body["version"] is True:  # in Python, True == 1
         raise PolicyRefused(f"version {body['version']}; this program reads version {VERSION}")
     for field, mine in (("kind", interface.kind), ("features", interface.features), ("actions", interface.actions)):
         told = body[field] if isinstance(mine, str) else tuple(body[field])
         if told != mine:
             raise PolicyRefused(f"{field}: made for {told}, this program has {mine}")
-    n = body["normaliser"]
+    network = Network(_normaliser(body["normaliser"], len(interface.features)), _layers(body["weights"], interface))
+    return PolicyFile(
+        str(body["name"]),
+        interface,
+        network,
+        dict(body["training"]),
+        dict(body["evaluation"]),
+        sha256,
+        key,
+    )
+
+
+def _normaliser(n: Mapping[str, Any], width: int) -> Normaliser:
     normaliser = Normaliser(_row(n["mean"]), _row(n["scale"]), float(n["clip"]))
-    width = len(interface.features)
     if normaliser.mean.shape != (width,) or normaliser.scale.shape != (width,) or (normaliser.scale <= 0).any():
         raise PolicyRefused("normaliser: not one mean and one positive scale for each feature")
     if not (math.isfinite(normaliser.clip) and normaliser.clip > 0):
         raise PolicyRefused(f"normaliser: clip {normaliser.clip} is not a positive number")
-    layers = []
-    count = len(body["weights"]) // 2
-    if count > MAX_LAYERS or set(body["weights"]) != {f"policy.{i}.{p}" for i in range(count) for p in _PARTS}:
-        raise PolicyRefused(f"weights: {sorted(body['weights'])[:4]}… are not policy.0 to policy.N of a network")
+    return normaliser
+
+
+def _layers(weights: Mapping[str, Any], interface: Interface) -> tuple[tuple[Floats, Floats], ...]:
+    """Each layer's weight and bias. The sizes are bounded before anything is computed with them."""
+    layers, width = [], len(interface.features)
+    count = len(weights) // 2
+    if count > MAX_LAYERS or set(weights) != {f"policy.{i}.{p}" for i in range(count) for p in _PARTS}:
+        raise PolicyRefused(f"weights: {sorted(weights)[:4]}… are not policy.0 to policy.N of a network")
     for i in range(count):
-        weight, bias = (_decode(body["weights"][f"policy.{i}.{part}"]) for part in _PARTS)
+        weight, bias = (_decode(weights[f"policy.{i}.{part}"]) for part in _PARTS)
         fits = weight.ndim == 2 and weight.shape[1] == width and bias.shape == (weight.shape[0],)
         if not fits or len(bias) > MAX_WIDTH:
             raise PolicyRefused(f"weights: policy.{i}: shapes {weight.shape} and {bias.shape} after width {width}")
@@ -207,15 +223,7 @@ def _parse(body: Mapping[str, Any], interface: Interface, sha256: str, key: str)
         width = weight.shape[0]
     if not layers or width != len(interface.actions):
         raise PolicyRefused(f"weights: {width} outputs for {len(interface.actions)} actions")
-    return PolicyFile(
-        str(body["name"]),
-        interface,
-        Network(normaliser, tuple(layers)),
-        dict(body["training"]),
-        dict(body["evaluation"]),
-        sha256,
-        key,
-    )
+    return tuple(layers)
 
 
 def _encode(array: Floats) -> dict[str, Any]:

@@ -25,7 +25,7 @@ import numpy as np
 
 from nightshift.controllers.decision import Mode, Trust
 from nightshift.controllers.drift import Left
-from nightshift.controllers.estimate import Turn, calibration, doubly_robust, quantile_gap, violation_bound
+from nightshift.controllers.estimate import TrialTurn, calibration, doubly_robust, quantile_gap, violation_bound
 
 STEPS = (Mode.SHADOW, Mode.TRIAL, Mode.CANARY, Mode.ACTIVE)
 
@@ -72,7 +72,7 @@ CRITERIA: Mapping[str, Criteria] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class PromotionCheck:
     """One thing a step asks for. `figure` and `limit` as compared; `words` says both for a person."""
 
     name: str
@@ -83,7 +83,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class PromotionEvidence:
     """What is known at a look: all checks, and whether the step may be put before people."""
 
     to: Mode
@@ -91,7 +91,7 @@ class Evidence:
     look: int
     jobs: int
     turns: int
-    checks: tuple[Check, ...]
+    checks: tuple[PromotionCheck, ...]
     unit: str = "jobs"
 
     @property
@@ -116,7 +116,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class PolicyStanding:
     """Where a policy stands. `policy`: name@hash; `kind`: power, scheduling. `demotion`: why it was last moved
     down, empty since the last step up. `looks`: tries of the next step so far."""
 
@@ -127,7 +127,7 @@ class Standing:
     since_s: float = math.nan
     demotion: str = ""
     looks: int = 0
-    evidence: Evidence | None = None
+    evidence: PromotionEvidence | None = None
     history: tuple[Change, ...] = ()
 
     @property
@@ -137,7 +137,7 @@ class Standing:
         return STEPS[place + 1] if place + 1 < len(STEPS) else None
 
 
-def moved(standing: Standing, to: Mode, by: str, why: str, now_s: float) -> Standing:
+def moved(standing: PolicyStanding, to: Mode, by: str, why: str, now_s: float) -> PolicyStanding:
     """The standing after a step. Up is one step at a time; raises ValueError otherwise."""
     up = STEPS.index(to) > STEPS.index(standing.mode)
     if up and to is not standing.next:
@@ -163,13 +163,13 @@ def in_holdout(job: str, kind: str, criteria: Criteria) -> bool:
     return part_of(job, f"holdout/{kind}") < criteria.holdout_share
 
 
-def arm_of(standing: Standing, job: str, at_s: float, criteria: Criteria) -> bool:
+def arm_of(standing: PolicyStanding, job: str, at_s: float, criteria: Criteria) -> bool:
     """Whether the trial's coin gives this job to the policy now: fixed for a block of time."""
     block = f"{int(at_s // criteria.block_s)}" if math.isfinite(criteria.block_s) else ""
     return part_of(f"{job}/{block}", f"trial/{standing.policy}") < criteria.trial_chance
 
 
-def trust_of(standing: Standing, job: str, opted_in: bool, at_s: float, criteria: Criteria) -> Trust:
+def trust_of(standing: PolicyStanding, job: str, opted_in: bool, at_s: float, criteria: Criteria) -> Trust:
     """How far the policy goes for a job now: the arm it fell to, and with which probability by design."""
     designed = designed_chance(standing, opted_in, criteria)
     if standing.mode is Mode.TRIAL:
@@ -180,7 +180,7 @@ def trust_of(standing: Standing, job: str, opted_in: bool, at_s: float, criteria
     return Trust(standing.mode, chance_of(standing, job, opted_in, criteria), designed)
 
 
-def chance_of(standing: Standing, job: str, opted_in: bool, criteria: Criteria) -> float:
+def chance_of(standing: PolicyStanding, job: str, opted_in: bool, criteria: Criteria) -> float:
     """Probability that the policy's proposal, rather than the baseline's, is executed for this job now."""
     if standing.mode is Mode.SHADOW or in_holdout(job, standing.kind, criteria):
         return 0.0
@@ -191,9 +191,10 @@ def chance_of(standing: Standing, job: str, opted_in: bool, criteria: Criteria) 
     return 1.0
 
 
-def designed_chance(standing: Standing, opted_in: bool, criteria: Criteria) -> float:
+def designed_chance(standing: PolicyStanding, opted_in: bool, criteria: Criteria) -> float:
     """The probability with which the design gives a job's turn to the policy, before anything is drawn: what
-    goes on a `Turn` as `chance`, times what the shield lets through. In canary and active: drawn once a job."""
+    goes on a `TrialTurn` as `chance`, times what the shield lets through. In canary and active: drawn once a
+    job."""
     open_share = 1.0 - criteria.holdout_share
     if standing.mode is Mode.TRIAL:
         return criteria.trial_chance if opted_in else 0.0
@@ -203,7 +204,7 @@ def designed_chance(standing: Standing, opted_in: bool, criteria: Criteria) -> f
 # what a step asks for
 
 
-def least_jobs(standing: Standing, criteria: Criteria) -> int:
+def least_jobs(standing: PolicyStanding, criteria: Criteria) -> int:
     """Jobs with an outcome below which the next step cannot pass, however good the policy is."""
     alpha = criteria.alpha / criteria.looks
     clean = math.log(alpha) / math.log1p(-criteria.most_violations)  # none seen, and the bound still low enough
@@ -211,7 +212,7 @@ def least_jobs(standing: Standing, criteria: Criteria) -> int:
     return max(criteria.least_jobs, math.ceil(clean), math.ceil(tail))
 
 
-def is_look_due(standing: Standing, jobs: int, criteria: Criteria) -> bool:
+def is_look_due(standing: PolicyStanding, jobs: int, criteria: Criteria) -> bool:
     """Whether the daemon looks by itself: first when a step can pass at all, then with twice the jobs each time, so
     that the looks are planned before anything is seen. Never again while evidence that holds waits for people."""
     if standing.next is None or standing.looks >= criteria.looks:
@@ -222,14 +223,14 @@ def is_look_due(standing: Standing, jobs: int, criteria: Criteria) -> bool:
 
 
 def assess(
-    standing: Standing,
-    turns: Sequence[Turn],
+    standing: PolicyStanding,
+    turns: Sequence[TrialTurn],
     fallback_share: float,
     criteria: Criteria,
     now_s: float,
     seed: int = 0,
     lost: tuple[float, float] = (0.0, 0.0),
-) -> Evidence:
+) -> PromotionEvidence:
     """A look at the next step: counts as one of `criteria.looks`. `turns`: of this mode, since `since_s`. `lost`:
     share of drawn turns whose outcome is missing, with the policy and with the baseline: where an arm loses more,
     what is left is no random sample.
@@ -270,17 +271,17 @@ def assess(
         words = f"no outcome of {lost[0]:.1%} of turns with the policy and {lost[1]:.1%} without"
         checks.append(_check("lost", share, criteria.most_lost, words))
         checks += _worth(turns, criteria, alpha, seed)
-    return Evidence(to, now_s, look, jobs, len(turns), tuple(checks), criteria.unit)
+    return PromotionEvidence(to, now_s, look, jobs, len(turns), tuple(checks), criteria.unit)
 
 
-def _worth(turns: Sequence[Turn], criteria: Criteria, alpha: float, seed: int) -> list[Check]:
+def _worth(turns: Sequence[TrialTurn], criteria: Criteria, alpha: float, seed: int) -> list[PromotionCheck]:
     try:
         gain = doubly_robust(turns, alpha)
     except ValueError as error:
-        return [Check("gain", False, math.nan, criteria.least_gain, f"gain cannot be told: {error}")]
+        return [PromotionCheck("gain", False, math.nan, criteria.least_gain, f"gain cannot be told: {error}")]
     sure = f"with {1 - alpha:.2%} confidence over {gain.jobs} {criteria.unit}"
     words = f"gain {gain.mean:.4f}, at least {gain.low:.4f} {sure}"
-    checks = [Check("gain", gain.low > criteria.least_gain, gain.low, criteria.least_gain, words)]
+    checks = [PromotionCheck("gain", gain.low > criteria.least_gain, gain.low, criteria.least_gain, words)]
     for name, q, margin in (("p95", 0.95, criteria.p95_margin), ("p99", 0.99, criteria.p99_margin)):
         gap = quantile_gap(turns, q, np.random.default_rng(seed), alpha)
         words = f"{name} of slowdown up by at most {gap.high:.4f}; {margin:.4f} is allowed"
@@ -288,16 +289,16 @@ def _worth(turns: Sequence[Turn], criteria: Criteria, alpha: float, seed: int) -
     return checks
 
 
-def _check(name: str, figure: float, limit: float, words: str) -> Check:
+def _check(name: str, figure: float, limit: float, words: str) -> PromotionCheck:
     """Holds where the figure is at most the limit; a missing figure never holds."""
-    return Check(name, bool(figure <= limit), float(figure), float(limit), words)
+    return PromotionCheck(name, bool(figure <= limit), float(figure), float(limit), words)
 
 
 # what takes trust away
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class PolicyHealth:
     """What has been seen lately of a policy that acts. Counts are of the last day."""
 
     turns: int = 0
@@ -306,7 +307,7 @@ class Health:
     budget_events: int = 0
     drift: tuple[Left, ...] = ()
     """Inputs that lie outside the range of training now (`controllers.drift`)."""
-    treated: tuple[Turn, ...] = ()
+    treated: tuple[TrialTurn, ...] = ()
     """Turns with the policy and of the holdout, for its worth."""
 
 
@@ -329,7 +330,7 @@ class Tally:
     since_s: float
     hours: tuple[Hour, ...] = ()
 
-    def add(self, now_s: float, what: Health) -> Tally:
+    def add(self, now_s: float, what: PolicyHealth) -> Tally:
         """With what happened just now. An hour from the future (a clock that was set) is dropped."""
         now = int(now_s // 3600.0)
         kept = {hour.hour: hour for hour in self.hours if now - 24 < hour.hour <= now}
@@ -343,10 +344,10 @@ class Tally:
         )
         return replace(self, hours=tuple(kept[key] for key in sorted(kept)))
 
-    def health(self, now_s: float, what: Health) -> Health:
+    def health(self, now_s: float, what: PolicyHealth) -> PolicyHealth:
         """The last day's sums, with the drift and the turns of `what`."""
         recent = [hour for hour in self.hours if hour.hour > int(now_s // 3600.0) - 24]
-        return Health(
+        return PolicyHealth(
             sum(hour.turns for hour in recent),
             sum(hour.lockouts for hour in recent),
             sum(hour.violations for hour in recent),
@@ -356,7 +357,7 @@ class Tally:
         )
 
 
-def demotion(standing: Standing, health: Health, criteria: Criteria) -> str:
+def demotion(standing: PolicyStanding, health: PolicyHealth, criteria: Criteria) -> str:
     """Why a policy has to go back to shadow now; empty where it may stay. Needs nobody's approval."""
     if standing.mode is Mode.SHADOW:
         return ""
@@ -373,7 +374,7 @@ def demotion(standing: Standing, health: Health, criteria: Criteria) -> str:
     return _worse(health.treated, criteria)
 
 
-def _worse(turns: Sequence[Turn], criteria: Criteria) -> str:
+def _worse(turns: Sequence[TrialTurn], criteria: Criteria) -> str:
     groups = [[t for t in turns if t.treated is arm and 0 < t.chance < 1] for arm in (True, False)]
     if min(len({t.job for t in group}) for group in groups) < 20:
         return ""

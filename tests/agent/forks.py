@@ -14,10 +14,10 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
         "tests.agent.killed",
-        "nightshift.agent.cli.commands",
+        "nightshift.agent.__main__",
         "nightshift.agent.settings",
         "nightshift.agent.store.audit",
-        "nightshift.agent.cli.doctor",
+        "nightshift.agent.doctor",
     ]
 )
 LIMIT_S = 500.0

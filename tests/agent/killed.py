@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 
 from nightshift.agent.clock import SteppedClock
-from nightshift.agent.incidents.stage_parts import LifecycleSettings
+from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.store.incident import TRANSITIONS, Cause, Incident, IncidentState
-from nightshift.agent.store.incident_store import Move
+from nightshift.agent.store.incident_store import IncidentMove
 from nightshift.agent.store.intents import store_intent
-from nightshift.controllers.action import Action, ActionKind, Precondition, Proposal
+from nightshift.controllers.action import Action, ActionKind, ActionProposal, Precondition
 from nightshift.controllers.actuators.simulated import Mishap
 from nightshift.detectors.base import Fault, State
 from tests.agent.incidents import NODE, a_diagnosis, a_finding, an_action
@@ -237,7 +237,7 @@ def drive(url: str, folder: str, scenario_name: str, kill_at: str) -> None:
             _, method, mode, *kind = kill_at.split()
             world.cluster.plan_mishap(Mishap(mode), method=method, kind=ActionKind(kind[0]) if kind else None)
         (home / "prepared").touch()
-    plan = None if scenario.plans else (lambda incident: Proposal(None, "watched only"))
+    plan = None if scenario.plans else (lambda incident: ActionProposal(None, "watched only"))
     lifecycle = world.lifecycle(**({"plan": plan} if plan else {}))
     lifecycle.start()
     if not world.store.incidents():
@@ -277,7 +277,7 @@ def move(world: World, cause: Cause) -> None:
     elif cause is _C.INTENT_STORED:
         assert incident.action is not None
         intend = partial(store_intent, action=incident.action, phase="act", now_s=1_000.0, runner="test")
-        store.change("INC-1", Move(cause, "test", "", incident.version), intend)
+        store.change("INC-1", IncidentMove(cause, "test", "", incident.version), intend)
     else:
         store.move("INC-1", cause, "test", "", incident.version)
 

@@ -19,9 +19,9 @@ from nightshift.agent.clock import SteppedClock
 from nightshift.agent.control.policy_watch import PolicyWatch
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.store.receipts import Receipts
-from nightshift.controllers.decision import Decision, Mode
+from nightshift.controllers.decision import ControlDecision, Mode
 from nightshift.controllers.outcome import Sample, Stretch
-from nightshift.controllers.promotion import Criteria, Health
+from nightshift.controllers.promotion import Criteria, PolicyHealth
 from tests.controllers.test_promotion import world
 
 KIND, SHA = "scheduling", "ab" * 32
@@ -36,8 +36,8 @@ def a_watch(url: str) -> tuple[Store, PolicyWatch]:
     return store, PolicyWatch(gate, Receipts(store.database))
 
 
-def a_receipt(number: int, at_s: float = 1_000.0, kind: str = KIND) -> Decision:
-    return Decision(
+def a_receipt(number: int, at_s: float = 1_000.0, kind: str = KIND) -> ControlDecision:
+    return ControlDecision(
         f"{number:016x}", kind, at_s, Mode.CANARY, f"job-{number}", f"job-{number}", "ppo@ab", "", {"waiting": 3.0},
         "hold", 0.5, (), "start", 0.5, "start", "fifo", {"slowdown": 1.02}, "narrow first",
     )  # fmt: skip
@@ -71,8 +71,8 @@ def _outcome(watch: PolicyWatch) -> None:
 
 
 DEEDS: dict[str, Callable[[PolicyWatch], object]] = {
-    "budget event": lambda watch: watch.note(KIND, Health(1, budget_events=1)),
-    "lock-outs": lambda watch: watch.note(KIND, Health(10, lockouts=5)),
+    "budget event": lambda watch: watch.note(KIND, PolicyHealth(1, budget_events=1)),
+    "lock-outs": lambda watch: watch.note(KIND, PolicyHealth(10, lockouts=5)),
     "violation in an outcome": _outcome,
     "taken back by a person": lambda watch: watch.gate.undo(KIND, ANN, "odd"),
     "approved step": lambda watch: watch.gate.carry_out_approved(KIND),

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from nightshift.agent.incidents.lifecycle import Lifecycle
 from nightshift.agent.store.incident import IncidentState
-from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus, UnderWay
+from nightshift.controllers.action import Action, ActionKind, ActionOutcome, OutcomeStatus, UnderWay
 from nightshift.controllers.actuators.simulated import SimulatedActuator
 from nightshift.detectors.base import State
 from tests.agent.incidents import NODE, ManualClock, a_finding
@@ -70,14 +70,14 @@ class SlowProbe(SimulatedActuator):
     ended = False
     begun = False
 
-    def execute(self, action: Action) -> Outcome:
+    def execute(self, action: Action) -> ActionOutcome:
         if action.kind is _A.RETURN_NODE and not self.ended:
             self.begun = True
             raise UnderWay("the probe runs", retry_after_s=1.0)
         return super().execute(action)
 
-    def read(self, action: Action) -> Outcome:
+    def read(self, action: Action) -> ActionOutcome:
         outcome = super().read(action)
         if action.kind is _A.RETURN_NODE and self.begun and outcome.status is OutcomeStatus.NOT_DONE:
-            return Outcome(OutcomeStatus.UNDER_WAY, "the probe runs", 0.0)
+            return ActionOutcome(OutcomeStatus.UNDER_WAY, "the probe runs", 0.0)
         return outcome

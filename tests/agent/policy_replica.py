@@ -19,7 +19,7 @@ from nightshift.agent.clock import SteppedClock
 from nightshift.agent.settings import Settings
 from nightshift.collectors.subject import Inventory, Subject
 from nightshift.collectors.tick import Batch
-from nightshift.controllers.actuators.power_nodes import Grant, NodeStatus
+from nightshift.controllers.actuators.power_nodes import LeaseAnswer, NodeStatus
 from tests.agent.test_policy_path import CRITERIA, WINDOW_S, Fleet
 
 
@@ -46,7 +46,7 @@ class Nodes:
     def status(self) -> Mapping[str, NodeStatus]:
         return dict(self.fleet("status"))
 
-    def grant(self, leases: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Grant]:
+    def grant(self, leases: Mapping[str, Mapping[str, Any]]) -> Mapping[str, LeaseAnswer]:
         if self.dies:
             os.kill(os.getpid(), signal.SIGKILL)
         return dict(self.fleet("grant", leases))

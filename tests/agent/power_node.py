@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nightshift.agent.cli.node import answer_lease, tell_lease
+from nightshift.agent.node_agent import answer_lease, tell_lease
 from nightshift.collectors.kernel_log.local import LocalKernelLogCollector
 from nightshift.collectors.telemetry.exporter import NodeExporter
 from nightshift.collectors.telemetry.exporter import Settings as ExporterSettings

@@ -12,8 +12,8 @@ from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.people import Directory, Settings
 from nightshift.agent.approvals.policy import ApprovalSettings
 from nightshift.agent.clock import SteppedClock
-from nightshift.agent.console.sessions import Account, Doorkeeper
-from nightshift.agent.console.site import Health, Parts
+from nightshift.agent.console.sessions import Doorkeeper, TokenAccount
+from nightshift.agent.console.site import ConsoleParts, DaemonHealth
 from nightshift.agent.store.diagnosis import Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.frame import Frame, Instant, Reason, SeriesIndex, SourceStatus
@@ -44,15 +44,17 @@ class Story:
         self.gpus = [Subject(SubjectKind.GPU, f"GPU-{i:08x}-aaaa") for i in range(16)]
         self._place()
         self._observe()
-        self.parts = Parts(
+        self.parts = ConsoleParts(
             store=self.store,
             gate=self.gate,
             history=self.history,
             inventory=self.inventory,
             clock=self.clock,
-            doorkeeper=Doorkeeper(b"k" * 32, {TOKEN: Account("ada", ("approver",))}, 3600.0, self.store.database),
+            doorkeeper=Doorkeeper(
+                b"k" * 32, {TOKEN: TokenAccount("ada", ("approver",))}, 3600.0, self.store.database
+            ),
             directory=Directory(Settings()),
-            health=lambda: Health(True, True),
+            health=lambda: DaemonHealth(True, True),
             metrics_page=lambda: b"nightshift_ticks_total 1.0\n",
             cluster="prod-1",
             waiting=lambda: list(self.waiting),

@@ -17,8 +17,8 @@ from nightshift.agent.approvals.kernel_gate import KernelGate, promotion, search
 from nightshift.agent.approvals.people import Directory, Owner, Settings
 from nightshift.agent.approvals.policy import ApprovalSettings, Person, Role
 from nightshift.agent.clock import SteppedClock
-from nightshift.agent.console.sessions import Account, Doorkeeper
-from nightshift.agent.console.site import Health, Parts
+from nightshift.agent.console.sessions import Doorkeeper, TokenAccount
+from nightshift.agent.console.site import ConsoleParts, DaemonHealth
 from nightshift.agent.incidents.suppression import Suppressor
 from nightshift.agent.store.diagnosis import Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
 from nightshift.agent.store.incident_store import Store
@@ -94,9 +94,9 @@ class Cluster:
         self.ids = {which: self._incident(which) for which in ("red", "blue", "both", "nobody")}
         self._others()
         keeper = Doorkeeper(
-            b"k" * 32, {token_of(name): Account(name) for name in EVERYBODY}, 3600.0, self.store.database
+            b"k" * 32, {token_of(name): TokenAccount(name) for name in EVERYBODY}, 3600.0, self.store.database
         )
-        self.parts = Parts(
+        self.parts = ConsoleParts(
             store=self.store,
             gate=self.gate,
             history=self.history,
@@ -104,7 +104,7 @@ class Cluster:
             clock=self.clock,
             doorkeeper=keeper,
             directory=self.directory,
-            health=lambda: Health(True, False, ("walrus is away",)),
+            health=lambda: DaemonHealth(True, False, ("walrus is away",)),
             suppressor=self.suppressor,
             metrics_page=lambda: b"nightshift_ticks_total 1.0\n",
             cluster="prod",

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightshift.agent.approvals.access import NEEDS, OF_THE_CLUSTER, Sight, Verb, may, sight
+from nightshift.agent.approvals.access import NEEDS, OF_THE_CLUSTER, Permission, Sight, may, sight
 from nightshift.agent.approvals.people import Directory, Owner, Settings
-from nightshift.agent.approvals.policy import ORDER, Grant, Person, Role
+from nightshift.agent.approvals.policy import ORDER, Person, Role, RoleGrant
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.store.tenancy import Tenancy
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
@@ -27,7 +27,7 @@ people = st.builds(
     st.just("console"),
     st.none(),
     st.lists(
-        st.builds(Grant, st.sampled_from(Role), st.lists(st.sampled_from(SPACES), min_size=1).map(tuple)),
+        st.builds(RoleGrant, st.sampled_from(Role), st.lists(st.sampled_from(SPACES), min_size=1).map(tuple)),
         max_size=3,
     ).map(tuple),
 )
@@ -38,8 +38,10 @@ def _strong(role: Role, needed: Role) -> bool:
     return ORDER.index(role) >= ORDER.index(needed)
 
 
-@given(people, st.sampled_from(Verb), reaches)
-def test_a_role_reaches_exactly_as_far_as_it_was_given(person: Person, verb: Verb, touched: frozenset[str]) -> None:
+@given(people, st.sampled_from(Permission), reaches)
+def test_a_role_reaches_exactly_as_far_as_it_was_given(
+    person: Person, verb: Permission, touched: frozenset[str]
+) -> None:
     """Allowed if and only if a cluster role suffices, or a grant suffices in every namespace that is touched."""
     wide = any(_strong(role, NEEDS[verb]) for role in person.roles)
     own = {name for name in touched for g in person.grants if name in g.namespaces and _strong(g.role, NEEDS[verb])}
@@ -53,7 +55,7 @@ def test_a_role_reaches_exactly_as_far_as_it_was_given(person: Person, verb: Ver
 @given(people, reaches)
 def test_who_may_do_something_sees_all_of_it(person: Person, touched: frozenset[str]) -> None:
     """No verb is allowed on what is seen in part or not at all."""
-    for verb in set(Verb) - OF_THE_CLUSTER:
+    for verb in set(Permission) - OF_THE_CLUSTER:
         if may(person, verb, touched):
             assert sight(person, touched) is Sight.WHOLE
 
@@ -62,7 +64,7 @@ def test_nobody_is_allowed_nothing() -> None:
     """An empty name has no right, whatever roles stand beside it."""
     nobody = Person(" ", frozenset({Role.ADMIN}), "console")
     assert sight(nobody, ()) is Sight.NOTHING
-    assert not any(may(nobody, verb) for verb in Verb)
+    assert not any(may(nobody, verb) for verb in Permission)
 
 
 def test_groups_and_teams_give_roles_where_they_are_meant() -> None:

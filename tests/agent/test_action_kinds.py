@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from nightshift.agent.approvals.policy import ApprovalSettings, Person, Role, may_not_approve, rule_for
-from nightshift.agent.incidents.remedies import choose
-from nightshift.agent.practice import actuator_of
+from nightshift.agent.incidents.advisor import choose
+from nightshift.agent.setup.practice import actuator_of
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.subject import SubjectKind
 from nightshift.controllers.action import KINDS, Action, ActionKind, Rule, target_of, traits_of
@@ -28,7 +28,7 @@ from tests.controllers.test_guard import FLEET, action
 
 ROOT = Path(__file__).parents[2]
 OWN_LISTS = {
-    "nightshift/agent/incidents/remedies.py": 3,  # exceptions to the table's order: a crash, a return, a last word
+    "nightshift/agent/incidents/advisor.py": 3,  # exceptions to the table's order: a crash, a return, a last word
     "nightshift/controllers/actuators/kube_repair.py": 1,  # what an actuator can do is its own word
     "nightshift/controllers/actuators/kubernetes.py": 3,
     "nightshift/controllers/actuators/simulated.py": 2,

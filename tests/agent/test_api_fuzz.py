@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
 
 from nightshift.agent.console.api import PREFIX
-from nightshift.agent.console.app import build_console
 from nightshift.agent.console.settings import Settings
+from nightshift.agent.setup.console import build_console
 from tests.agent.tenants import Cluster, forbidden, token_of
 
 WHO = "red-approver@example.org"

@@ -17,9 +17,9 @@ from jinja2 import Environment
 from starlette.testclient import TestClient
 
 from nightshift.agent.console import api, defence, entrance, sessions, site
-from nightshift.agent.console.app import build_console
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.settings import ProxySettings, Settings
+from nightshift.agent.setup.console import build_console
 from nightshift.agent.store.incident import IncidentState
 from tests.agent.story import TOKEN, Story
 

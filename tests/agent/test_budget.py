@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.agent.correlation.correlate import Verb, correlate
+from nightshift.agent.correlation.correlate import DecisionVerb, correlate
 from nightshift.agent.correlation.detection import Detection
 from nightshift.agent.metrics import Metrics
 from nightshift.collectors.frame import Instant
@@ -56,11 +56,11 @@ def test_a_withheld_alarm_opens_nothing_until_it_is_strong() -> None:
     running, metrics = detection(odd)
     inventory = Inventory()
     (weak,) = running.detect(gpu_tick(1e9, 1000), inventory).findings
-    assert [d.verb for d in correlate([weak], [], inventory, 1e9)] == [Verb.IGNORE]
+    assert [d.verb for d in correlate([weak], [], inventory, 1e9)] == [DecisionVerb.IGNORE]
     assert b'nightshift_alarm_episodes{detector="odd",paged="no"} 1.0' in metrics.page()
     odd.score = 30.0
     (strong,) = running.detect(gpu_tick(1e9 + 5, 1000), inventory).findings
-    assert [d.verb for d in correlate([strong], [], inventory, 1e9 + 5)] == [Verb.OPEN]
+    assert [d.verb for d in correlate([strong], [], inventory, 1e9 + 5)] == [DecisionVerb.OPEN]
     assert strong.budget_cost < weak.budget_cost
     assert b'nightshift_alarm_episodes{detector="odd",paged="yes"} 1.0' in metrics.page()
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nightshift.agent.rca.confidence import right_share
 from nightshift.agent.rca.evidence import gather
 from nightshift.agent.rca.grounding import ground
-from nightshift.agent.rca.rules import diagnose
+from nightshift.agent.rca.rules import diagnose, right_share
 from nightshift.agent.store.diagnosis import Confidence
 from nightshift.detectors.base import Fault, Finding, SeriesExhibit
 from tests.agent.rooted import GPUS, INVENTORY, NODE, NOW_S, ONSET_S, RANKS, finding, history

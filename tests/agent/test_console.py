@@ -12,13 +12,13 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from nightshift.agent.approvals.policy import Person, Role
-from nightshift.agent.console.app import build_console
 from nightshift.agent.console.defence import HEADERS
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.sessions import cookie_name
 from nightshift.agent.console.settings import Settings
 from nightshift.agent.console.sign_in import console_key, operator_token
-from nightshift.agent.console.site import Health
+from nightshift.agent.console.site import DaemonHealth
+from nightshift.agent.setup.console import build_console
 from nightshift.agent.store.incident import IncidentState
 from nightshift.collectors.base import Permanent
 from nightshift.detectors.base import Fault
@@ -248,7 +248,7 @@ def test_reading_needs_a_sign_in_elsewhere_than_on_loopback(story: Story) -> Non
 def test_health_says_why_not(url: str, story: Story) -> None:
     """An orchestrator reads 503 and a person the reason."""
     assert httpx.get(f"{url}/readyz").json() == {"ready": True, "reasons": []}
-    parts = replace(story.parts, health=lambda: Health(False, False, ("no look for 61 s",)))
+    parts = replace(story.parts, health=lambda: DaemonHealth(False, False, ("no look for 61 s",)))
     server = Server(build_console(parts, Settings()), "127.0.0.1", 0)
     server.start()
     try:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from nightshift.agent.console.overview import Fresh
+from nightshift.agent.presentation.overview import Fresh
 
 ANSWER_S = 60.0
 

@@ -17,13 +17,13 @@ from benchmarks.console_fleet import LargeFleet
 from nightshift.agent.approvals.gate import NIGHTSHIFT
 from nightshift.agent.approvals.kernel_gate import KernelGate, promotion
 from nightshift.agent.approvals.policy_gate import PolicyGate
-from nightshift.agent.console.app import build_console
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.settings import Settings
 from nightshift.agent.incidents.suppression import Suppressor
+from nightshift.agent.setup.console import build_console
 from nightshift.agent.store.incident import IncidentState
 from nightshift.agent.store.receipts import Receipts
-from nightshift.controllers.guard import Window
+from nightshift.controllers.guard import MaintenanceWindow
 from tests.agent.killed_policy import a_receipt
 from tests.agent.story import NOW_S, TOKEN, Story
 from tests.kernel_certificates import RECORD
@@ -58,7 +58,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 
 @pytest.fixture(scope="module")
 def url(story: Story) -> Iterator[str]:
-    covers = Window(subjects=("gpu:*",), start_s=0.0, end_s=NOW_S + 3600, owner="ops", reason="cooling")
+    covers = MaintenanceWindow(subjects=("gpu:*",), start_s=0.0, end_s=NOW_S + 3600, owner="ops", reason="cooling")
     suppressor = Suppressor(story.store, story.clock, lambda: (covers,), story.inventory)
     server = Server(build_console(replace(story.parts, suppressor=suppressor), Settings()), "127.0.0.1", 0)
     server.start()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nightshift.agent.correlation.correlate import Decision, Known, Verb, correlate
+from nightshift.agent.correlation.correlate import CorrelationDecision, DecisionVerb, KnownIncident, correlate
 from nightshift.agent.correlation.kinship import EFFECTS, SAME, STAGE, Kin, first_cause, kin_of
 from nightshift.agent.store.incident import IncidentState
 from nightshift.collectors.frame import Instant
@@ -65,8 +65,8 @@ def xid(code: int, subject: str, since_s: float) -> Finding:
 
 def known(
     *findings: Finding, state: IncidentState = IncidentState.OPEN, begun: tuple[Commitment, ...] = (), **more: float
-) -> Known:
-    return Known("INC-1", state, findings, min(f.since.t_s for f in findings), begun=begun, **more)
+) -> KnownIncident:
+    return KnownIncident("INC-1", state, findings, min(f.since.t_s for f in findings), begun=begun, **more)
 
 
 def act(kind: ActionKind, target: str, begun_s: float, **radius: tuple[str, ...]) -> Commitment:
@@ -77,8 +77,8 @@ def act(kind: ActionKind, target: str, begun_s: float, **radius: tuple[str, ...]
     return Commitment(action, begun_s, begun_s + 10.0)
 
 
-def opened(decisions: list[Decision]) -> list[frozenset[Finding]]:
-    assert {d.verb for d in decisions} <= {Verb.OPEN}
+def opened(decisions: list[CorrelationDecision]) -> list[frozenset[Finding]]:
+    assert {d.verb for d in decisions} <= {DecisionVerb.OPEN}
     return [frozenset(f.episode for f in d.findings) for d in decisions]  # type: ignore[misc]
 
 
@@ -103,7 +103,7 @@ def test_memory_errors_and_their_xids_on_one_gpu_are_one_incident() -> None:
     ]
     found = [replace(f, at=Instant(1940.0)) for f in found]
     (decision,) = correlate(found, [], fleet(), 1940.0)
-    assert decision.verb is Verb.OPEN
+    assert decision.verb is DecisionVerb.OPEN
     assert len(decision.findings) == len(found)
     assert decision.cause.fault is Fault.HBM_DEGRADED
 
@@ -121,40 +121,40 @@ def test_a_leaking_rank_and_another_jobs_divergence_on_its_node_are_two_incident
 def test_a_users_illegal_access_on_a_gpu_with_old_memory_errors_is_its_own_incident() -> None:
     hbm = finding(Fault.HBM_DEGRADED, "gpu:GPU-0-3", 1000.0, 9000.0)
     (decision,) = correlate([xid(31, "gpu:GPU-0-3", 9000.0)], [known(hbm)], fleet(), 9005.0)
-    assert decision.verb is Verb.OPEN
+    assert decision.verb is DecisionVerb.OPEN
 
 
 def test_one_follower_xid_alone_opens_an_incident_and_one_after_its_cause_does_not() -> None:
     (alone,) = correlate([xid(45, "gpu:GPU-0-3", 50.0)], [], fleet(), 60.0)
-    assert alone.verb is Verb.OPEN
+    assert alone.verb is DecisionVerb.OPEN
     (after,) = correlate([xid(45, "gpu:GPU-0-3", 50.0)], [known(xid(79, "gpu:GPU-0-3", 49.0))], fleet(), 60.0)
-    assert after.verb is Verb.ATTACH
+    assert after.verb is DecisionVerb.ATTACH
     assert not after.news
 
 
 def test_a_cause_read_late_joins_the_incident_of_its_effect_and_becomes_the_cause() -> None:
     hang = finding(Fault.HANG, "job:ml/a", 1030.0, 1040.0)
     (decision,) = correlate([xid(79, "gpu:GPU-1-2", 1000.0)], [known(hang)], fleet(), 1045.0)
-    assert (decision.verb, decision.incident_id, decision.news) == (Verb.ATTACH, "INC-1", True)
+    assert (decision.verb, decision.incident_id, decision.news) == (DecisionVerb.ATTACH, "INC-1", True)
 
 
 def test_a_job_stop_long_after_a_gpu_error_is_not_blamed_on_it() -> None:
     decisions = correlate(
         [finding(Fault.HANG, "job:ml/a", 9000.0)], [known(xid(79, "gpu:GPU-1-2", 10.0))], fleet(), 9e3
     )
-    assert [d.verb for d in decisions] == [Verb.OPEN]
+    assert [d.verb for d in decisions] == [DecisionVerb.OPEN]
 
 
 def test_correctable_memory_errors_alone_do_not_take_a_divergence_that_began_before_them() -> None:
     loss = finding(Fault.LOSS_DIVERGED, "job:ml/a", 1000.0, 4000.0)
     decisions = correlate([finding(Fault.HBM_DEGRADED, "gpu:GPU-1-2", 4000.0)], [known(loss)], fleet(), 4005.0)
-    assert [d.verb for d in decisions] == [Verb.OPEN]
+    assert [d.verb for d in decisions] == [DecisionVerb.OPEN]
 
 
 def test_a_host_leak_takes_the_oom_kill_that_ends_it() -> None:
     leak = finding(Fault.HOST_MEMORY_LEAK, "pod:ml/b-4", 100.0, 20_000.0)
     (decision,) = correlate([finding(Fault.OOM_KILL, "pod:ml/b-4", 20_010.0)], [known(leak)], fleet(), 20_015.0)
-    assert decision.verb is Verb.ATTACH
+    assert decision.verb is DecisionVerb.ATTACH
     assert "limit" in decision.reason
 
 
@@ -163,9 +163,9 @@ def test_a_lost_source_suppresses_the_silence_of_what_it_covers_but_not_another_
     gone, xid79 = finding(Fault.GPU_LOST, "gpu:GPU-2-1", 520.0), xid(119, "gpu:GPU-2-5", 590.0)
     decisions = correlate([gone, xid79], [known(lost)], fleet(), 600.0)
     verbs = {d.findings[0].fault: d.verb for d in decisions}
-    assert verbs[Fault.GPU_LOST] is Verb.ATTACH
+    assert verbs[Fault.GPU_LOST] is DecisionVerb.ATTACH
     (other,) = correlate([finding(Fault.LOSS_DIVERGED, "job:ml/b", 590.0)], [known(lost)], fleet(), 600.0)
-    assert other.verb is Verb.OPEN
+    assert other.verb is DecisionVerb.OPEN
 
 
 def test_several_sources_of_one_node_are_one_incident() -> None:
@@ -180,16 +180,16 @@ def test_a_fault_that_returns_reopens_its_incident_and_one_after_the_window_does
     leak = replace(finding(Fault.GPU_MEMORY_LEAK, "gpu:GPU-0-1", 100.0, 900.0), state=State.CLEAR)
     past = known(leak, state=IncidentState.RESOLVED, resolved_s=1000.0)
     (soon,) = correlate([finding(Fault.GPU_MEMORY_LEAK, "gpu:GPU-0-1", 1500.0)], [past], fleet(), 1505.0)
-    assert (soon.verb, soon.incident_id) == (Verb.REOPEN, "INC-1")
+    assert (soon.verb, soon.incident_id) == (DecisionVerb.REOPEN, "INC-1")
     (late,) = correlate([finding(Fault.GPU_MEMORY_LEAK, "gpu:GPU-0-1", 9500.0)], [past], fleet(), 9505.0)
-    assert late.verb is Verb.OPEN
+    assert late.verb is DecisionVerb.OPEN
 
 
 def test_an_incident_closed_by_a_person_is_not_reopened_by_the_alarm_that_goes_on() -> None:
     leak = finding(Fault.GPU_MEMORY_LEAK, "gpu:GPU-0-1", 100.0, 900.0)
     past = known(leak, state=IncidentState.RESOLVED, resolved_s=1000.0)
     decisions = correlate([replace(leak, at=Instant(1100.0))], [past], fleet(), 1100.0)
-    assert [d.verb for d in decisions] == [Verb.UPDATE]
+    assert [d.verb for d in decisions] == [DecisionVerb.UPDATE]
 
 
 def test_a_change_of_state_is_stored_at_once_and_an_unchanged_alarm_only_now_and_then() -> None:
@@ -197,7 +197,7 @@ def test_a_change_of_state_is_stored_at_once_and_an_unchanged_alarm_only_now_and
     again, gone = replace(leak, at=Instant(905.0)), replace(leak, at=Instant(905.0), state=State.NO_DATA)
     assert correlate([again], [known(leak)], fleet(), 905.0) == []
     (decision,) = correlate([gone], [known(leak)], fleet(), 905.0)
-    assert decision.verb is Verb.UPDATE
+    assert decision.verb is DecisionVerb.UPDATE
     assert decision.findings[0].state is State.NO_DATA
 
 
@@ -207,14 +207,14 @@ def test_a_further_xid_in_a_burst_is_stored_at_once_and_is_news() -> None:
         burst, at=Instant(115.0), facts={"xid": 63.0, "codes": "63 94", "announced_recovery": "Drain and Reset"}
     )
     (decision,) = correlate([more], [known(burst)], fleet(), 115.0)
-    assert (decision.verb, decision.news) == (Verb.UPDATE, True)
+    assert (decision.verb, decision.news) == (DecisionVerb.UPDATE, True)
 
 
 def test_the_stop_that_our_own_restart_causes_belongs_to_its_incident() -> None:
     leak = finding(Fault.GPU_MEMORY_LEAK, "gpu:GPU-0-1", 100.0, 900.0)
     acting = known(leak, state=IncidentState.CONFIRMING, begun=(act(ActionKind.RESTART_JOB, "job:ml/a", 920.0),))
     (decision,) = correlate([finding(Fault.HANG, "job:ml/a", 925.0)], [acting], fleet(), 960.0)
-    assert decision.verb is Verb.ATTACH
+    assert decision.verb is DecisionVerb.ATTACH
 
 
 def reboot_of_n0(begun_s: float) -> Commitment:
@@ -241,7 +241,7 @@ def test_only_what_our_action_can_cause_where_it_acted_is_its_consequence(found:
     cause = finding(Fault.PCIE_DEGRADED, "gpu:GPU-0-1", 100.0, 110.0)
     acting = known(cause, state=IncidentState.CONFIRMING, begun=(reboot_of_n0(1020.0),))
     (decision,) = correlate([found], [acting], fleet(), 1710.0)
-    assert (decision.verb is Verb.ATTACH) is joins
+    assert (decision.verb is DecisionVerb.ATTACH) is joins
 
 
 def test_a_gpu_that_falls_off_the_bus_beside_what_our_reboot_explains_is_a_fault_of_its_own() -> None:
@@ -249,7 +249,7 @@ def test_a_gpu_that_falls_off_the_bus_beside_what_our_reboot_explains_is_a_fault
     acting = known(cause, state=IncidentState.CONFIRMING, begun=(reboot_of_n0(1020.0),))
     found = [finding(Fault.GPU_LOST, "gpu:GPU-0-5", 1030.0), xid(79, "gpu:GPU-0-5", 1031.0)]
     (decision,) = correlate(found, [acting], fleet(), 1040.0)
-    assert (decision.verb, len(decision.findings)) == (Verb.OPEN, 2)
+    assert (decision.verb, len(decision.findings)) == (DecisionVerb.OPEN, 2)
 
 
 def test_a_gpu_lost_on_another_node_soon_after_a_quarantine_is_no_consequence_of_it() -> None:
@@ -264,7 +264,7 @@ def test_a_gpu_lost_on_another_node_soon_after_a_quarantine_is_no_consequence_of
     ]
     for arrived in ([found[0]], [found[1]], [found[2]], found):
         (decision,) = correlate(arrived, [acting], fleet(), 680.0)
-        assert (decision.verb, decision.incident_id) == (Verb.OPEN, None)
+        assert (decision.verb, decision.incident_id) == (DecisionVerb.OPEN, None)
 
 
 @given(
@@ -283,7 +283,7 @@ def test_no_fault_is_blamed_on_an_action_that_did_not_reach_it(
     old = finding(Fault.ANOMALY, "gpu:GPU-3-7", 1.0, 2.0)
     new = finding(fault, subject, since_s, **({"xid": float(code)} if fault is Fault.XID else {}))
     (decision,) = correlate([new], [known(old, begun=(ours,))], fleet(), 2000.0)
-    if decision.verb is not Verb.ATTACH:
+    if decision.verb is not DecisionVerb.ATTACH:
         return
     assert 1000.0 <= since_s <= 1610.0
     assert fault in (Fault.HANG, Fault.GPU_LOST, Fault.SOURCE_LOST) or code in (43, 45, 154)
@@ -327,11 +327,11 @@ def test_a_storm_is_one_incident_and_its_later_waves_join_it() -> None:
         ]
 
     (first,) = correlate(wave(range(120), 100.0), [], inventory, 101.0)
-    assert first.verb is Verb.OPEN
+    assert first.verb is DecisionVerb.OPEN
     assert len(first.findings) == 120
-    storm = Known("INC-9", IncidentState.OPEN, first.findings, 101.0)
+    storm = KnownIncident("INC-9", IncidentState.OPEN, first.findings, 101.0)
     (later,) = correlate(wave(range(120, 200), 130.0), [storm], inventory, 131.0)
-    assert (later.verb, later.incident_id) == (Verb.ATTACH, "INC-9")
+    assert (later.verb, later.incident_id) == (DecisionVerb.ATTACH, "INC-9")
 
 
 def test_ten_thousand_findings_are_correlated_within_seconds() -> None:
@@ -371,14 +371,14 @@ any_finding = st.one_of(
 @settings(max_examples=150, deadline=None)
 @given(st.lists(any_finding, max_size=12), st.lists(any_finding, max_size=5), st.randoms(use_true_random=False))
 def test_decisions_do_not_depend_on_the_order_and_lose_nothing(new, old, random) -> None:  # type: ignore[no-untyped-def]
-    incidents = [Known(f"INC-{i}", IncidentState.OPEN, (f,), 10.0 * i) for i, f in enumerate(old)]
+    incidents = [KnownIncident(f"INC-{i}", IncidentState.OPEN, (f,), 10.0 * i) for i, f in enumerate(old)]
     shuffled, turned = random.sample(new, len(new)), random.sample(incidents, len(incidents))
     decisions = correlate(new, incidents, fleet(), 4000.0)
     assert decisions == correlate(shuffled, turned, fleet(), 4000.0)
     stored = {f.episode for f in old}
-    placed = [f.episode for d in decisions if d.verb is not Verb.UPDATE for f in d.findings]
+    placed = [f.episode for d in decisions if d.verb is not DecisionVerb.UPDATE for f in d.findings]
     assert sorted(placed) == sorted({f.episode for f in new} - stored)
-    assert all(d.incident_id is None or d.verb is not Verb.OPEN for d in decisions)
+    assert all(d.incident_id is None or d.verb is not DecisionVerb.OPEN for d in decisions)
 
 
 @settings(max_examples=100, deadline=None)
@@ -392,12 +392,12 @@ def test_an_alarm_that_the_budget_withholds_opens_nothing_but_joins_and_storms()
     """Alone it is ignored with its reason; beside an open incident it is attached; in many places it is a storm."""
     weak = replace(finding(Fault.STRAGGLER, "rank:ml/a#3", 100.0), pages=False)
     (alone,) = correlate([weak], [], fleet(), 105.0)
-    assert (alone.verb, "budget" in alone.reason) == (Verb.IGNORE, True)
+    assert (alone.verb, "budget" in alone.reason) == (DecisionVerb.IGNORE, True)
     (beside,) = correlate([weak], [known(xid(74, "gpu:GPU-0-3", 90.0))], fleet(), 105.0)
-    assert beside.verb is Verb.ATTACH
+    assert beside.verb is DecisionVerb.ATTACH
     many = [replace(finding(Fault.THROTTLE, f"gpu:GPU-{n}-0", 100.0), pages=False) for n in range(4)]
     many += [replace(finding(Fault.THROTTLE, f"gpu:GPU-{n}-1", 100.0), pages=False) for n in range(4)]
     inventory = fleet()
     for n in range(NODES):
         inventory.observe(Subject(K.NODE, f"n{n}"), Subject(K.RACK, "r0"), 1.0)
-    assert Verb.OPEN in {d.verb for d in correlate(many, [], inventory, 105.0)}
+    assert DecisionVerb.OPEN in {d.verb for d in correlate(many, [], inventory, 105.0)}

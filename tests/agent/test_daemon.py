@@ -175,7 +175,7 @@ def test_mistakes_are_sentences_and_exit_codes(tmp_path: Path, exporter: Exporte
 def test_help_is_quick_and_loads_no_heavy_library() -> None:
     """`nightshift --help` imports neither NumPy nor torch, SQLAlchemy nor FastAPI."""
     code = (
-        "import sys, nightshift.agent.cli.commands\n"
+        "import sys, nightshift.agent.__main__\n"
         "print([n for n in ('numpy', 'torch', 'sqlalchemy', 'fastapi', 'dbos', 'kubernetes') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

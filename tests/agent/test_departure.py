@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nightshift.agent.rca.departure import first_to_leave
-from nightshift.agent.rca.evidence import gather
+from nightshift.agent.rca.evidence import first_to_leave, gather
 from nightshift.agent.rca.rules import diagnose
 from nightshift.agent.rca.summary import as_text, summarise
 from nightshift.collectors.frame import StepSeries

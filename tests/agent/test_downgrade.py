@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from nightshift.agent.cli.commands import app
+from nightshift.agent.__main__ import app
 from nightshift.agent.clock import SteppedClock
 from nightshift.agent.store import tables
 from nightshift.agent.store.database import Database, StoreUnusable, schemas

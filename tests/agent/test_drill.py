@@ -12,9 +12,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from nightshift.agent.__main__ import app as command_line
 from nightshift.agent.app import App
 from nightshift.agent.approvals.policy import Person, Role
-from nightshift.agent.cli.commands import app as command_line
 from nightshift.agent.drill import FACT, MARK, SCRIPTS, is_drill, is_drills, stage
 from nightshift.agent.settings import load
 from nightshift.agent.store.incident import IncidentState

@@ -14,14 +14,14 @@ from kubernetes import client, config
 
 from nightshift.agent.approvals.policy import ApprovalSettings, Rule
 from nightshift.agent.incidents.lifecycle import Lifecycle
-from nightshift.agent.incidents.stage_parts import LifecycleSettings, Parts
+from nightshift.agent.incidents.stages import LifecycleSettings, StageParts
 from nightshift.agent.store.incident import Incident, IncidentState
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, Actuator, BlastRadius, Precondition, Undo
 from nightshift.controllers.actuators.kube_client import KubeClient
 from nightshift.controllers.actuators.kube_nodes import is_tainted
 from nightshift.controllers.actuators.kube_repair import KubernetesRepairActuator, RepairSettings
-from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
+from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesActuatorSettings
 from nightshift.controllers.cordon import CORDON_OF
 from nightshift.detectors.base import State
 from tests.agent.incidents import GPU, ManualClock, a_finding
@@ -62,7 +62,7 @@ class Cell:
     target: Subject
     jobs: tuple[str, ...]
     is_done: Callable[[], bool]
-    parts: Parts
+    parts: StageParts
 
     def __post_init__(self) -> None:
         self.lifecycle = Lifecycle(self.parts, new_queue=AtOnce)
@@ -192,7 +192,9 @@ def cell(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> It
     kube = KubeClient(api, timeout_s=PATIENCE_S if what == Fault.SLOW else 20.0)
     how: dict[str, Any] = {"drain_grace_s": 0, "evict_unmanaged": True, "check_command": ("dcgmi", "diag")}
     settings = RepairSettings(image="tools:1", namespace=cluster.namespace, **how)
-    plain = KubernetesActuator(KubernetesSettings(drain_grace_s=0, evict_unmanaged=True), kube, now_s=clock.now_s)
+    plain = KubernetesActuator(
+        KubernetesActuatorSettings(drain_grace_s=0, evict_unmanaged=True), kube, now_s=clock.now_s
+    )
     repair = KubernetesRepairActuator(settings, kube, now_s=clock.now_s)
 
     def actuator_for(incident: Incident) -> Actuator:

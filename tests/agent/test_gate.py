@@ -12,7 +12,7 @@ import pytest
 from nightshift.agent.approvals.gate import Gate, GateAnswer
 from nightshift.agent.approvals.people import Directory
 from nightshift.agent.approvals.people import Settings as People
-from nightshift.agent.approvals.policy import ApprovalSettings, Grant, Person, Role, Rule, rule_for
+from nightshift.agent.approvals.policy import ApprovalSettings, Person, Role, RoleGrant, Rule, rule_for
 from nightshift.agent.cli.terminal import operator
 from nightshift.agent.store.incident import Cause, IncidentState
 from nightshift.agent.store.incident_store import NoSuchIncident, Store
@@ -253,8 +253,8 @@ def test_a_halt_in_mid_drain_names_the_node_and_the_jobs_that_may_be_left_stoppe
 def test_a_team_approves_its_own_and_knows_of_nothing_else(store: Store, gate: Gate) -> None:
     """Over its namespace a grant decides; over another's there is no such incident; the stop is the cluster's."""
     name, plan = _awaiting(store)
-    tia = Person("tia", frozenset(), "console", grants=(Grant(Role.APPROVER, ("team",)),))
-    tom = Person("tom", frozenset(), "slack", grants=(Grant(Role.APPROVER, ("other",)),))
+    tia = Person("tia", frozenset(), "console", grants=(RoleGrant(Role.APPROVER, ("team",)),))
+    tom = Person("tom", frozenset(), "slack", grants=(RoleGrant(Role.APPROVER, ("other",)),))
     with pytest.raises(NoSuchIncident, match=f"there is no {name}"):
         gate.approve(name, plan.plan_sha256, tom)
     assert not gate.halt(tia).ok

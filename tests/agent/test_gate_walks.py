@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from nightshift.agent.approvals.access import Sight, Verb, may, sight
+from nightshift.agent.approvals.access import Permission, Sight, may, sight
 from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.kernel_gate import KernelGate, ProposalState, namespaces, promotion, search
-from nightshift.agent.approvals.policy import PEOPLE, ApprovalSettings, Grant, Person, Role, Rule, rule_for
+from nightshift.agent.approvals.policy import PEOPLE, ApprovalSettings, Person, Role, RoleGrant, Rule, rule_for
 from nightshift.agent.store.incident_store import Store
 from nightshift.controllers.action import Action, ActionKind
 from tests.agent.incidents import ManualClock
@@ -27,8 +27,8 @@ PEOPLE_HERE = [
     Person("ＡNN ", frozenset({Role.APPROVER}), "slack"),
     Person("vic", frozenset({Role.VIEWER}), "console"),
     Person("asker", frozenset({Role.ADMIN}), "cli"),
-    Person("tia", frozenset(), "console", grants=(Grant(Role.APPROVER, ("team",)),)),
-    Person("tom", frozenset(), "api", grants=(Grant(Role.APPROVER, ("other",)),)),
+    Person("tia", frozenset(), "console", grants=(RoleGrant(Role.APPROVER, ("team",)),)),
+    Person("tom", frozenset(), "api", grants=(RoleGrant(Role.APPROVER, ("other",)),)),
     Person("", frozenset({Role.ADMIN}), "console"),
 ]
 POLICY = ApprovalSettings(kinds={ActionKind.PROMOTE_KERNEL: Rule.TWO}, valid_s=500)
@@ -71,7 +71,7 @@ class Walk(RuleBasedStateMachine):
     def halt_or_resume(self, person: Person) -> None:
         before = self.gate.halted().halted
         changed = (self.gate.resume if before else self.gate.halt)(person).changed
-        assert changed is bool(may(person, Verb.RESUME if before else Verb.HALT))
+        assert changed is bool(may(person, Permission.RESUME if before else Permission.HALT))
 
     @rule(person=st.sampled_from(PEOPLE_HERE), data=st.data())
     def click(self, person: Person, data: st.DataObject) -> None:
@@ -83,7 +83,7 @@ class Walk(RuleBasedStateMachine):
         if sight(person, namespaces(plan)) is not Sight.WHOLE and person.identity:
             assert answer.message == "There is no such plan."
         if answer.changed:
-            assert may(person, Verb.APPROVE, namespaces(plan))
+            assert may(person, Permission.APPROVE, namespaces(plan))
             assert before.action.plan_sha256 == plan.plan_sha256
             assert before.state in (ProposalState.WAITING, ProposalState.APPROVED)
             assert self.clock.now_s() < before.action.expires_at_s
@@ -98,7 +98,7 @@ class Walk(RuleBasedStateMachine):
     def decline(self, person: Person, data: st.DataObject) -> None:
         plan = data.draw(st.sampled_from(self.plans[-8:]))
         if self.kernels.reject(plan.id, plan.plan_sha256, person, "no").changed:
-            assert may(person, Verb.REJECT, namespaces(plan))
+            assert may(person, Permission.REJECT, namespaces(plan))
 
     @rule(data=st.data())
     def carry_out(self, data: st.DataObject) -> None:

@@ -10,13 +10,13 @@ import pytest
 from nightshift.agent.store.incident import Incident, IncidentState
 from nightshift.collectors.base import Permanent
 from nightshift.controllers.action import Action, ActionKind, Actuator
-from nightshift.controllers.guard import Commitment, Ruling, Settings, Window, rule
+from nightshift.controllers.guard import Commitment, GuardRuling, MaintenanceWindow, Settings, rule
 from tests.agent.incidents import NODE, ManualClock, an_action
 from tests.agent.lives import SlowProbe, approved, causes_of, cleared, contained, is_cordoned, running, state_of
 from tests.agent.world import ANN, BOB, UNDOABLE, World
 
 _S, _A = IncidentState, ActionKind
-BREAK = Window(subjects=("node:n1",), start_s=1_000.5, end_s=2_000.0, owner="racks", reason="new cables")
+BREAK = MaintenanceWindow(subjects=("node:n1",), start_s=1_000.5, end_s=2_000.0, owner="racks", reason="new cables")
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ class Watchman:
     def __init__(self, world: World, clock: ManualClock) -> None:
         self._world, self._clock, self.settings = world, clock, Settings()
 
-    def __call__(self, action: Action, begun: Sequence[Commitment]) -> Ruling:
+    def __call__(self, action: Action, begun: Sequence[Commitment]) -> GuardRuling:
         return rule(action, begun, self._world.inventory, self._clock.now_s(), self.settings)
 
 

@@ -21,13 +21,13 @@ from kubernetes import client, config
 from nightshift.agent.approvals.policy import ApprovalSettings, Rule
 from nightshift.agent.incidents.advisor import out_of_use
 from nightshift.agent.incidents.lifecycle import Lifecycle
-from nightshift.agent.incidents.stage_parts import LifecycleSettings
+from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.store.incident import Incident, IncidentState
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers import guard
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, Precondition, Undo
 from nightshift.controllers.actuators.kube_client import KubeClient
-from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
+from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesActuatorSettings
 from nightshift.detectors.base import Fault, State
 from tests.agent.incidents import ManualClock, a_finding
 from tests.agent.test_interleavings import AtOnce, Crash, Crashing
@@ -91,7 +91,7 @@ class GuardedCluster(RuleBasedStateMachine):
         self.kube = CrashingKube(ours)
         self.kube.crash = self.crash
         self.actuator = KubernetesActuator(
-            KubernetesSettings(drain_grace_s=0, evict_unmanaged=True), self.kube, now_s=self.clock.now_s
+            KubernetesActuatorSettings(drain_grace_s=0, evict_unmanaged=True), self.kube, now_s=self.clock.now_s
         )
         self.world = World(
             f"sqlite:///{home}/store.sqlite",
@@ -124,7 +124,7 @@ class GuardedCluster(RuleBasedStateMachine):
             preconditions=(Precondition(target, fact, "false"),),
         )
 
-    def _guard(self, action: Action, begun: Any) -> guard.Ruling:
+    def _guard(self, action: Action, begun: Any) -> guard.GuardRuling:
         now_s = self.clock.now_s()
         return guard.rule(action, begun, self.inventory, now_s, LIMITS, out_of_use(self.inventory, now_s))
 

@@ -12,7 +12,7 @@ from nightshift.agent.incidents.lifecycle import Lifecycle
 from nightshift.agent.store.incident import IncidentState
 from nightshift.agent.store.incident_store import number_of
 from nightshift.agent.store.intents import commitments, standing_cordons
-from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus, traits_of
+from nightshift.controllers.action import Action, ActionKind, ActionOutcome, OutcomeStatus, traits_of
 from nightshift.controllers.actuators.simulated import SimulatedActuator
 from tests.agent.incidents import NODE, ManualClock, an_action
 from tests.agent.lives import approved, cleared, opened, running, state_of
@@ -24,11 +24,11 @@ _S, _A = IncidentState, ActionKind
 class HalfWay(SimulatedActuator):
     """Cordons, and then cannot go on."""
 
-    def execute(self, action: Action) -> Outcome:
+    def execute(self, action: Action) -> ActionOutcome:
         if action.kind is _A.RETURN_NODE:
             return super().execute(action)
         super().execute(action)
-        return Outcome(OutcomeStatus.FAILED, "forbidden; n1 stays cordoned", 0.0, {"cordoned": "true"})
+        return ActionOutcome(OutcomeStatus.FAILED, "forbidden; n1 stays cordoned", 0.0, {"cordoned": "true"})
 
 
 @pytest.fixture

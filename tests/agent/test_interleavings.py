@@ -14,15 +14,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nightshift.agent.approvals.access import Sight, Verb, may, sight
+from nightshift.agent.approvals.access import Permission, Sight, may, sight
 from nightshift.agent.approvals.gate import GateAnswer
-from nightshift.agent.approvals.policy import PEOPLE, ApprovalSettings, Grant, Person, Role, Rule, rule_for
-from nightshift.agent.incidents.lifecycle import Lifecycle
-from nightshift.agent.incidents.stage_parts import LifecycleSettings
-from nightshift.agent.incidents.stage_queue import Run
+from nightshift.agent.approvals.policy import PEOPLE, ApprovalSettings, Person, Role, RoleGrant, Rule, rule_for
+from nightshift.agent.incidents.lifecycle import Lifecycle, Run
+from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.store.incident import TRANSITIONS, Cause, Incident, IncidentState
 from nightshift.agent.store.incident_store import NoSuchIncident
-from nightshift.controllers.action import Action, ActionKind, BlastRadius, Outcome, Precondition
+from nightshift.controllers.action import Action, ActionKind, ActionOutcome, BlastRadius, Precondition
 from nightshift.controllers.actuators.simulated import Mishap, SimulatedActuator
 from nightshift.detectors.base import Fault, State
 from tests.agent.incidents import NODE, ManualClock, a_finding, an_action
@@ -36,8 +35,8 @@ PEOPLE_HERE = [
     Person("Ann ", frozenset({Role.APPROVER}), "slack"),
     Person("vic", frozenset({Role.VIEWER}), "console"),
     Person("nightshift", frozenset({Role.ADMIN}), "cli"),
-    Person("tia", frozenset(), "console", grants=(Grant(Role.APPROVER, ("team",)),)),
-    Person("tom", frozenset(), "slack", grants=(Grant(Role.APPROVER, ("other",)),)),
+    Person("tia", frozenset(), "console", grants=(RoleGrant(Role.APPROVER, ("team",)),)),
+    Person("tom", frozenset(), "slack", grants=(RoleGrant(Role.APPROVER, ("other",)),)),
     Person("who", frozenset(), "slack"),
 ]
 TENANTS = {"tia": {"team"}, "tom": {"other"}, "who": set[str]()}
@@ -97,13 +96,13 @@ class CrashingActuator(SimulatedActuator):
         super().__init__(path, clock.now_s)
         self._crash = crash
 
-    def execute(self, action: Action) -> Outcome:
+    def execute(self, action: Action) -> ActionOutcome:
         self._crash("before execute")
         outcome = super().execute(action)
         self._crash("after execute")
         return outcome
 
-    def undo(self, action: Action) -> Outcome:
+    def undo(self, action: Action) -> ActionOutcome:
         self._crash("before undo")
         outcome = super().undo(action)
         self._crash("after undo")
@@ -238,7 +237,7 @@ class Interleavings(RuleBasedStateMachine):
             return
         assert not hidden
         if answer.changed:
-            assert may(person, Verb.APPROVE, incident.namespaces)
+            assert may(person, Permission.APPROVE, incident.namespaces)
             assert incident.action is not None
             fresh = age_s is not None and age_s <= POLICY.fresh_sign_in_s
             assert fresh or incident.action.kind not in POLICY.fresh_sign_in

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nightshift.agent.cli.doctor import examine
+from nightshift.agent.doctor import examine
 from nightshift.agent.incidents.advisor import Advisor
 from nightshift.agent.rca.grounding import ground
 from nightshift.agent.rca.investigate import SYSTEM, Investigator

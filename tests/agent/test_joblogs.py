@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from nightshift.agent.rca.bundle import Bundle, Limits
+from nightshift.agent.rca.bundle import Bundle, EvidenceLimits
 from nightshift.agent.rca.evidence import gather
 from nightshift.agent.rca.redact import Redactor
 from nightshift.collectors.frame import Instant, LogRecord
@@ -82,7 +82,7 @@ def test_a_bundle_of_very_many_lines_stays_within_its_bounds_and_says_what_was_l
         for n in range(1000)
     ]
     kept.add(Tick(NOW_S, logs=lines))
-    limits = Limits(max_items=20, max_item_bytes=8192)
+    limits = EvidenceLimits(max_items=20, max_item_bytes=8192)
     bundle = gather([diverged(n) for n in range(4)] * 5, kept, INVENTORY, NOW_S, limits=limits)
     assert len(bundle.items) <= limits.max_items
     assert all(len(item.content) <= limits.max_item_bytes for item in bundle.items)

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nightshift.agent.approvals.kernel_gate import KernelGate, ProposalState
-from nightshift.agent.cli.commands import app
+from nightshift.agent.__main__ import app
 from nightshift.agent.notify.slack.proposals import PlanTicket
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.seal import trusted_keys

@@ -12,9 +12,9 @@ import pytest
 from nightshift.agent.approvals.kernel_gate import KernelGate, ProposalState, promotion
 from nightshift.agent.approvals.kernel_search import evidence, keep_view
 from nightshift.agent.approvals.policy import Person, Role
-from nightshift.agent.console.app import build_console
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.settings import Settings
+from nightshift.agent.setup.console import build_console
 from nightshift.kernels.certification.evidence import UNKNOWN
 from tests.agent.story import TOKEN, Story
 from tests.kernel_certificates import RECORD, predicate, view_of

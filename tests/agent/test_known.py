@@ -7,8 +7,8 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from nightshift.agent.correlation.correlate import Verb, correlate
-from nightshift.agent.correlation.known_incidents import KnownIncidents
+from nightshift.agent.correlation.correlate import DecisionVerb, correlate
+from nightshift.agent.correlation.watch import KnownIncidents
 from nightshift.agent.store.diagnosis import Confidence, Diagnosis
 from nightshift.agent.store.incident import Cause, IncidentState
 from nightshift.agent.store.incident_store import Store
@@ -53,7 +53,7 @@ def test_the_correlator_sees_findings_as_they_stand_and_resolved_incidents_for_a
         (seen,) = reader.read(1200.0)
         assert (seen.state, seen.resolved_s) == (IncidentState.RESOLVED, 1100.0)
         (back,) = correlate([leak(1150.0, 1200.0)], [seen], Inventory(), 1200.0)
-        assert (back.verb, back.incident_id) == (Verb.REOPEN, incident)
+        assert (back.verb, back.incident_id) == (DecisionVerb.REOPEN, incident)
         assert reader.read(5000.0) == []
     store.close()
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.agent.incidents.stage_parts import LifecycleSettings
+from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.store.incident import Incident, IncidentState
 from nightshift.collectors.base import Permanent, Temporary
-from nightshift.controllers.action import ActionKind, Outcome, OutcomeStatus, Precondition, Proposal
+from nightshift.controllers.action import ActionKind, ActionOutcome, ActionProposal, OutcomeStatus, Precondition
 from nightshift.controllers.actuators.simulated import Mishap
 from nightshift.detectors.base import Fault, State
 from tests.agent.incidents import NODE, ManualClock, a_finding, an_action
@@ -128,7 +128,7 @@ def test_the_probe_has_the_last_word(
     world: World, clock: ManualClock, status: OutcomeStatus, last: list[str]
 ) -> None:
     world.action = lambda i: an_action(f"{i.id}-{i.attempt + 1}", ActionKind.UNCORDON, NODE, undo=UNDOABLE)
-    with running(world, probe=lambda incident: Outcome(status, "GEMM probe", clock.now_s())) as lifecycle:
+    with running(world, probe=lambda incident: ActionOutcome(status, "GEMM probe", clock.now_s())) as lifecycle:
         name = opened(world)
         lifecycle.wait_idle()
         approved(world, name)
@@ -259,7 +259,7 @@ def test_a_refused_action_and_an_unknown_outcome_go_to_a_person(
 def test_no_plan_is_watched_and_resolves_when_clear_and_relapses_when_it_comes_back(
     world: World, clock: ManualClock
 ) -> None:
-    with running(world, plan=lambda incident: Proposal(None, "watched only")) as lifecycle:
+    with running(world, plan=lambda incident: ActionProposal(None, "watched only")) as lifecycle:
         name = opened(world)
         lifecycle.wait_idle()
         assert world.store.incident(name).state is _S.MONITORING

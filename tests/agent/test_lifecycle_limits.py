@@ -13,9 +13,9 @@ import pytest
 from nightshift.agent.approvals.policy import ApprovalSettings, Rule
 from nightshift.agent.store.incident import Incident, IncidentState
 from nightshift.agent.store.lease import AlreadyRunning
-from nightshift.controllers.action import Action, ActionKind, Outcome, Proposal
+from nightshift.controllers.action import Action, ActionKind, ActionOutcome, ActionProposal
 from nightshift.controllers.actuators.simulated import SimulatedActuator
-from nightshift.controllers.guard import Limit, Ruling
+from nightshift.controllers.guard import GuardRuling, Limit
 from nightshift.detectors.base import Fault
 from tests.agent.incidents import GPU, JOB, NODE, ManualClock, a_diagnosis, a_finding, an_action
 from tests.agent.lives import approved, causes_of, opened, running
@@ -32,7 +32,7 @@ def world(sqlite_url: str, tmp_path: Path, clock: ManualClock) -> Iterator[World
 
 
 def test_what_the_guard_refuses_at_planning_goes_to_a_person(world: World) -> None:
-    refused = Proposal(None, "8 of 25 nodes are out", refused=True)
+    refused = ActionProposal(None, "8 of 25 nodes are out", refused=True)
     with running(world, plan=lambda incident: refused) as lifecycle:
         name = opened(world)
         lifecycle.wait_idle()
@@ -44,10 +44,10 @@ def test_the_guard_is_asked_in_the_transaction_of_the_intent_and_sees_what_has_b
 ) -> None:
     seen: list[list[str]] = []
 
-    def one_at_a_time(action: Action, begun: list[object]) -> Ruling:
+    def one_at_a_time(action: Action, begun: list[object]) -> GuardRuling:
         ids = [item.action.id for item in begun]  # type: ignore[attr-defined]
         seen.append(ids)
-        return Ruling(not ids, f"{len(ids)} begun", None if not ids else Limit.BUSY)
+        return GuardRuling(not ids, f"{len(ids)} begun", None if not ids else Limit.BUSY)
 
     with running(world, guard=one_at_a_time) as lifecycle:
         names = [opened(world), world.store.open_incident("other", [a_finding(Fault.XID, NODE)])]
@@ -64,9 +64,9 @@ def test_the_guard_is_asked_in_the_transaction_of_the_intent_and_sees_what_has_b
 def test_a_guard_that_says_when_to_ask_again_is_asked_again_then(world: World, clock: ManualClock) -> None:
     start_s = clock.now_s()
 
-    def later(action: Action, begun: list[object]) -> Ruling:
+    def later(action: Action, begun: list[object]) -> GuardRuling:
         ready = clock.now_s() >= start_s + 30
-        return Ruling(ready, "rate", None if ready else Limit.CLUSTER_RATE, None if ready else start_s + 30)
+        return GuardRuling(ready, "rate", None if ready else Limit.CLUSTER_RATE, None if ready else start_s + 30)
 
     with running(world, guard=later) as lifecycle:
         name = opened(world)
@@ -102,7 +102,7 @@ def test_a_halt_lets_nothing_begin_and_what_is_under_way_ends_by_itself(world: W
     began, under_way, may_end = list[str](), threading.Event(), threading.Event()
 
     class Slow(SimulatedActuator):
-        def execute(self, action: Action) -> Outcome:
+        def execute(self, action: Action) -> ActionOutcome:
             began.append(action.id)
             under_way.set()
             assert may_end.wait(120)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.log_condense import DECIDING, ONSET_S, case
-from nightshift.agent.rca.logmine import CHARS_PER_TOKEN, LogMiner, Settings, condense, time_of
+from nightshift.agent.rca.joblogs import CHARS_PER_TOKEN, LogMiner, Settings, condense, time_of
 
 
 @pytest.mark.parametrize("seed", range(0, len(DECIDING), 7))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
-from nightshift.agent.history.lookback import OwnEvent, Seen, look_back, own_events, report, same_node
+from nightshift.agent.history.lookback import OwnEvent, PastSighting, look_back, own_events, report, same_node
 from nightshift.agent.history.lookback_report import as_text
 from nightshift.agent.history.lookback_signals import LOGS, NEEDS, blind_signals
 from nightshift.collectors.frame import Frame, Instant, SeriesIndex
@@ -154,7 +154,7 @@ def test_a_wrong_address_is_one_sentence() -> None:
     assert "nonsense" in done.stderr
 
 
-def seen(opened_s: float, node: str, event: bool = False, pages: bool = True) -> Seen:
+def seen(opened_s: float, node: str, event: bool = False, pages: bool = True) -> PastSighting:
     finding = Finding(
         "straggler",
         Fault.STRAGGLER,
@@ -167,7 +167,7 @@ def seen(opened_s: float, node: str, event: bool = False, pages: bool = True) ->
         2.0,
         1.0,
     )
-    return Seen(opened_s, finding, (finding,), node, "", pages, event)
+    return PastSighting(opened_s, finding, (finding,), node, "", pages, event)
 
 
 def test_what_counts_as_false_is_what_nothing_explains() -> None:

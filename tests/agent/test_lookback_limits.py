@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from nightshift.agent.history.lookback import Memory, OwnEvent, own_events, report
+from nightshift.agent.history.lookback import LookbackStore, OwnEvent, own_events, report
 from nightshift.agent.history.lookback_report import as_json_values, as_text
 from nightshift.agent.history.lookback_signals import NEEDS, blind_signals
 from nightshift.collectors.base import Permanent
@@ -158,7 +158,7 @@ def test_a_record_with_holes_makes_no_cordon_of_its_own_return() -> None:
 
 def test_an_incident_is_told_by_what_was_wrong_and_what_is_blind_by_lines_to_paste() -> None:
     """Not by how its alarm ended; the same advice stands once, under the counters that it speaks of."""
-    memory, inventory = Memory(), Inventory()
+    memory, inventory = LookbackStore(), Inventory()
     gpu, at = Subject(SubjectKind.GPU, "GPU-1"), Instant(1.0)
     firing = Finding("ecc", Fault.XID, gpu, State.FIRING, at, at, Severity.WARNING, "Xid 79", 2.0, 1.0)
     memory.take([firing], inventory, 1.0)

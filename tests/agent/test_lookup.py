@@ -12,10 +12,9 @@ from urllib.parse import parse_qs
 import numpy as np
 import pytest
 
-from nightshift.agent.rca.bundle import Bundle, Limits, PastIncident
+from nightshift.agent.rca.bundle import Bundle, EvidenceLimits, PastIncident
 from nightshift.agent.rca.lookup import MAX_CONTENT, MORE_ITEMS, Lookup
-from nightshift.agent.rca.measured import invents
-from nightshift.agent.rca.promql import range_query
+from nightshift.agent.rca.promql import invents, range_query
 from nightshift.agent.rca.redact import Redactor
 from nightshift.collectors.frame import Instant, LogRecord
 from nightshift.collectors.kubernetes.events import CHANGES
@@ -143,7 +142,7 @@ def test_without_a_prometheus_there_is_no_such_tool() -> None:
 
 
 def test_logs_are_cut_redacted_and_searched() -> None:
-    tools = lookup(limits=Limits(max_lines=10))
+    tools = lookup(limits=EvidenceLimits(max_lines=10))
     said = tools.call("logs", {"subject": str(JOB), "start_s": 0, "end_s": NOW_S, "contains": "LINE 4"})
     assert SECRET not in said
     assert len(said) < 2 * MAX_CONTENT

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightshift.agent.approvals.policy import ApprovalSettings, Rule, rule_for
-from nightshift.agent.incidents.remedies import REMEDIES, choose
+from nightshift.agent.incidents.advisor import REMEDIES, choose
 from nightshift.collectors.frame import Instant
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.action import STOPPED_GPUS, Action, ActionKind, Playbook, Precondition, Situation

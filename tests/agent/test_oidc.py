@@ -17,11 +17,11 @@ from playwright.sync_api import Page, expect
 from nightshift.agent.approvals.people import Directory, Owner
 from nightshift.agent.approvals.people import Settings as People
 from nightshift.agent.approvals.policy import ApprovalSettings, Role
-from nightshift.agent.console.app import build_console
 from nightshift.agent.console.oidc import BACK_CHANNEL
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.sessions import cookie_name, end_sessions
 from nightshift.agent.console.settings import OidcSettings, Settings
+from nightshift.agent.setup.console import build_console
 from nightshift.agent.store.incident import IncidentState
 from nightshift.controllers.action import ActionKind
 from tests.agent.oidc_provider import CLIENT, SECRET, Claims, OidcProvider, User

@@ -9,10 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from nightshift.agent.console.app import build_console
-from nightshift.agent.console.plan_diff import Line, against, effect
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.settings import Settings
+from nightshift.agent.presentation.plan_diff import DiffLine, against, effect
+from nightshift.agent.setup.console import build_console
 from nightshift.agent.store.incident import Cause
 from nightshift.controllers.action import ActionKind, kinds_where
 from tests.agent.incidents import NODE, an_action
@@ -28,7 +28,7 @@ def story(tmp_path: Path) -> Iterator[Story]:
 
 def test_a_cordon_is_a_node_before_and_after() -> None:
     plan = replace(an_action(kind=ActionKind.CORDON, target=NODE), params={})
-    assert effect(plan) == [Line("-", "n1: takes new pods: yes"), Line("+", "n1: takes new pods: no")]
+    assert effect(plan) == [DiffLine("-", "n1: takes new pods: yes"), DiffLine("+", "n1: takes new pods: no")]
 
 
 def test_every_kind_that_acts_says_what_it_changes() -> None:
@@ -39,7 +39,7 @@ def test_every_kind_that_acts_says_what_it_changes() -> None:
 def test_only_what_differs_from_the_plan_before_is_shown() -> None:
     before = an_action()
     after = replace(before, params={**before.params, "checkpoint": "17100"})
-    assert against(before, after) == [Line("-", "Checkpoint: latest"), Line("+", "Checkpoint: 17100")]
+    assert against(before, after) == [DiffLine("-", "Checkpoint: latest"), DiffLine("+", "Checkpoint: 17100")]
     assert against(before, before) == []
 
 

@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from typer.testing import CliRunner
 
-from nightshift.agent.cli.commands import app
+from nightshift.agent.__main__ import app
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.seal import Signer
 from nightshift.controllers.policy_file import PolicyRefused, read

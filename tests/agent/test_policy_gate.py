@@ -11,23 +11,23 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from typer.testing import CliRunner
 
+from nightshift.agent.__main__ import app
 from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.policy import ApprovalSettings, Person, Role, Rule
 from nightshift.agent.approvals.policy_gate import PolicyGate
-from nightshift.agent.cli.commands import app
 from nightshift.agent.control.policy_watch import PolicyWatch
 from nightshift.agent.incidents.retention import Keeping
 from nightshift.agent.incidents.retention import Settings as KeepingSettings
-from nightshift.agent.policy_setup import stand_up, stood_up
+from nightshift.agent.setup.policies import stand_up, stood_up
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.store.receipts import Receipts
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.seal import Signer
 from nightshift.controllers.action import ActionKind
-from nightshift.controllers.decision import Clip, Decision, Mode
+from nightshift.controllers.decision import Clip, ControlDecision, Mode
 from nightshift.controllers.policy_file import Network, Normaliser, PolicyFile, PolicyRefused, write
 from nightshift.controllers.power.features import ACTIONS, FEATURES, INTERFACE
-from nightshift.controllers.promotion import Criteria, Health
+from nightshift.controllers.promotion import Criteria, PolicyHealth
 from tests.agent.incidents import ManualClock
 from tests.agent.killed_policy import a_receipt
 from tests.controllers.test_promotion import world
@@ -122,8 +122,8 @@ def test_a_rule_for_two_asks_two_people_for_a_promotion(store: Store, clock: Man
 
 def test_a_budget_event_demotes_at_once_without_anybody_and_the_climb_begins_anew(policies: PolicyGate) -> None:
     climb(policies, Mode.CANARY)
-    assert policies.watch("scheduling", Health(10)) == ""
-    assert "budget" in policies.watch("scheduling", Health(10, budget_events=1))
+    assert policies.watch("scheduling", PolicyHealth(10)) == ""
+    assert "budget" in policies.watch("scheduling", PolicyHealth(10, budget_events=1))
     standing = policies.standing("scheduling")
     assert (standing.mode, standing.next, standing.evidence) == (Mode.SHADOW, Mode.TRIAL, None)
     assert "budget" in standing.demotion
@@ -143,8 +143,8 @@ def test_another_policy_of_the_kind_begins_in_shadow(policies: PolicyGate) -> No
     assert policies.stand("scheduling", "ppo@cd", "cd" * 32) == policies.standing("scheduling")
 
 
-def receipt(number: int, *, fallback: str = "") -> Decision:
-    return Decision(
+def receipt(number: int, *, fallback: str = "") -> ControlDecision:
+    return ControlDecision(
         f"{number:016x}", "scheduling", float(number), Mode.TRIAL, "queue", f"job-{number % 7}", "ppo@ab", fallback,
         {"waiting": 3}, "hold", 0.5, (Clip("starvation", "hold", "start", "waited 5 h"),), "start", 0.5, "start",
         "fifo_backfill", {"slowdown": 1.02}, "narrow first",

@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from nightshift.agent.approvals.policy_gate import PolicyGate
-from nightshift.agent.console.app import build_console
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.settings import Settings
 from nightshift.agent.control.policy_watch import PolicyWatch
+from nightshift.agent.setup.console import build_console
 from nightshift.agent.store.receipts import Receipts
 from nightshift.controllers.decision import Clip, Mode
 from tests.agent.killed_policy import CRITERIA, KIND, a_receipt, climb

@@ -20,10 +20,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
+from nightshift.agent.__main__ import app as cli
 from nightshift.agent.app import App
 from nightshift.agent.approvals.kernel_gate import ProposalState
 from nightshift.agent.approvals.policy import Person, Role
-from nightshift.agent.cli.commands import app as cli
 from nightshift.agent.clock import SteppedClock
 from nightshift.agent.notify.slack.proposals import Promotions, card
 from nightshift.agent.settings import Settings
@@ -31,7 +31,7 @@ from nightshift.collectors.frame import Frame, SeriesIndex, SourceStatus, StepSe
 from nightshift.collectors.seal import Signer
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Batch
-from nightshift.controllers.actuators.power_nodes import Grant, NodeGpu, NodeStatus
+from nightshift.controllers.actuators.power_nodes import LeaseAnswer, NodeGpu, NodeStatus
 from nightshift.controllers.decision import Mode
 from nightshift.controllers.policy_file import Network, Normaliser, PolicyFile, write
 from nightshift.controllers.power.features import ACTIONS, FEATURES, INTERFACE
@@ -131,14 +131,14 @@ class Fleet:
             found.setdefault(self.node(uuid), {})[uuid] = NodeGpu(MIN_MW, MAX_MW, MAX_MW, FALLBACK_MW, mw, 1980)
         return {node: NodeStatus(gpus, 60.0) for node, gpus in found.items()}
 
-    def grant(self, leases: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Grant]:
+    def grant(self, leases: Mapping[str, Mapping[str, Any]]) -> Mapping[str, LeaseAnswer]:
         said = {}
         for node, lease in leases.items():
             ok = lease["term"] >= self.term  # as a real node's: an earlier leader's is refused
             if ok:
                 self.term = lease["term"]
                 self.limit.update(lease["limits_mw"])
-            said[node] = Grant(ok, "ok" if ok else f"the present term is {self.term}")
+            said[node] = LeaseAnswer(ok, "ok" if ok else f"the present term is {self.term}")
         return said
 
     def close(self) -> None: ...

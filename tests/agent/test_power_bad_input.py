@@ -31,7 +31,7 @@ from nightshift.collectors.tick import Tick
 from nightshift.controllers.actuators.nvml_power import NvmlPower
 from nightshift.controllers.actuators.power_leases import PowerLeases
 from nightshift.controllers.actuators.power_nodes import PowerNodes
-from nightshift.controllers.decision import Decision, Mode, Trust
+from nightshift.controllers.decision import ControlDecision, Mode, Trust
 from nightshift.controllers.policy_file import PAYLOAD_TYPE, Network, Normaliser, PolicyFile, write
 from nightshift.controllers.power.curves import Curve
 from nightshift.controllers.power.features import ACTIONS, FEATURES, INTERFACE
@@ -58,7 +58,7 @@ class Daemon:
 
     agent: NodeAgent
     spoil: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] = lambda values, steps: (values, steps)
-    kept: dict[str, Decision] = field(default_factory=dict)
+    kept: dict[str, ControlDecision] = field(default_factory=dict)
     now_s: float = 1000.0
     next_s: float = 1000.0
 
@@ -88,7 +88,7 @@ class Daemon:
         """As NVML enforces them (mW)."""
         return {uuid: found.now_mw for uuid, found in self.nvml.ranges().items()}
 
-    def run(self, windows: int) -> list[Decision]:
+    def run(self, windows: int) -> list[ControlDecision]:
         """Receipts of these windows, in order."""
         before = set(self.kept)
         for _ in range(windows):
@@ -113,7 +113,7 @@ class Daemon:
         return Tick(self.now_s, {SubjectKind.GPU: frame}, [StepSeries(rank, "r", numbers, times, {}, "log")])
 
 
-def constraints(receipts: list[Decision]) -> set[str]:
+def constraints(receipts: list[ControlDecision]) -> set[str]:
     return {clip.constraint for made in receipts for clip in made.clips}
 
 

@@ -16,8 +16,8 @@ from nightshift.collectors.frame import Frame, SeriesIndex, StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.actuators.power_leases import PowerLeases, Range
-from nightshift.controllers.actuators.power_nodes import Grant, NodeGpu, NodeStatus
-from nightshift.controllers.decision import Decision, Mode, Trust
+from nightshift.controllers.actuators.power_nodes import LeaseAnswer, NodeGpu, NodeStatus
+from nightshift.controllers.decision import ControlDecision, Mode, Trust
 from nightshift.controllers.power.settings import PowerSettings
 
 MAX, MIN, FALLBACK, TOP_MHZ = 700_000, 400_000, 420_000, 1980
@@ -75,7 +75,7 @@ class World:
         self.rng = np.random.default_rng(4)
         self.nodes = {"n0": Node(GPUS[:2]), "n1": Node(GPUS[2:])}
         self.sent: list[Mapping[str, Mapping[str, Any]]] = []
-        self.kept: dict[str, tuple[Decision, float, bool]] = {}
+        self.kept: dict[str, tuple[ControlDecision, float, bool]] = {}
         inventory, job = Inventory(), Subject(SubjectKind.JOB, JOB)
         for i, name in enumerate(GPUS):
             gpu, pod = Subject(SubjectKind.GPU, name), Subject(SubjectKind.POD, f"team-a/decode-{i}")
@@ -95,7 +95,7 @@ class World:
         around = Around(self._keep, lambda: lambda _job, _opted, _now_s: trust, **self.more)
         self.loop = PowerLoop(settings, inventory, self, around)
 
-    def _keep(self, made: Sequence[tuple[Decision, float, bool]]) -> None:
+    def _keep(self, made: Sequence[tuple[ControlDecision, float, bool]]) -> None:
         self.kept |= {one[0].id: one for one in made}
 
     # The nodes, as the loop reaches them
@@ -108,15 +108,15 @@ class World:
             found[name] = NodeStatus(gpus, told["left_s"], clocks_by_hand=frozenset(told["clocks_by_hand"]))
         return found
 
-    def grant(self, leases: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Grant]:
+    def grant(self, leases: Mapping[str, Mapping[str, Any]]) -> Mapping[str, LeaseAnswer]:
         self.sent.append(leases)
         found = {}
         for name, lease in leases.items():
             try:
                 self.nodes[name].leases.grant(json.dumps(lease).encode(), self.now_s)
-                found[name] = Grant(True, "ok")
+                found[name] = LeaseAnswer(True, "ok")
             except (Temporary, Permanent) as error:
-                found[name] = Grant(False, str(error))
+                found[name] = LeaseAnswer(False, str(error))
         return found
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ class World:
         return Tick(self.now_s, {SubjectKind.GPU: frame}, [] if self.silent else [series])
 
 
-def decisions(w: World) -> list[Decision]:
+def decisions(w: World) -> list[ControlDecision]:
     return [decision for decision, _, _ in w.kept.values()]
 
 

@@ -20,7 +20,7 @@ from nightshift.collectors.kubernetes.node_objects import Settings as ObjectSett
 from nightshift.collectors.subject import SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.power.settings import PowerSettings
-from nightshift.controllers.power.shield import Memory
+from nightshift.controllers.power.shield import LimitMemory
 from tests.agent.test_power_loop import FALLBACK
 from tests.agent.test_power_scarce import EASY, Rack
 from tests.kubernetes_api.cluster import Cluster
@@ -167,9 +167,9 @@ def test_the_api_server_is_asked_for_just_the_silent_nodes(cluster: Cluster, tmp
     assert objects.standing([stands, goes, "never"]) == {stands, goes}
     settings = PowerSettings(enabled=True, racks={"r": {"nodes": (stands, goes), "budget_w": 1000.0}})
     gone = Gone(settings, objects.standing)
-    gone.look([], [], Memory(), 0.0)
+    gone.look([], [], LimitMemory(), 0.0)
     cluster.core.delete_node(goes)
-    gone.look([goes], [], Memory(), 1.0)
+    gone.look([goes], [], LimitMemory(), 1.0)
     assert gone.nodes == {goes}
     assert np.isnan(gone.draws_mw(2.0)[goes]), "what it may draw was never seen, and its lease may live"
     assert gone.draws_mw(1.0 + LEASE_S + WINDOW_S) == {goes: 0.0}

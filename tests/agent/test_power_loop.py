@@ -25,9 +25,9 @@ from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Frame, SeriesIndex, StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
-from nightshift.controllers.actuators.power_nodes import Grant, NodeGpu, NodeStatus, PowerNodes
+from nightshift.controllers.actuators.power_nodes import LeaseAnswer, NodeGpu, NodeStatus, PowerNodes
 from nightshift.controllers.actuators.power_nodes import Settings as NodeSettings
-from nightshift.controllers.decision import Decision, Mode, Trust
+from nightshift.controllers.decision import ControlDecision, Mode, Trust
 from nightshift.controllers.power.curves import Curve
 from nightshift.controllers.power.settings import PowerSettings
 from tests.agent.power_node import serving
@@ -60,13 +60,13 @@ class Cluster:
             for n in ("n0", "n1")
         }  # fmt: skip
 
-    def grant(self, leases: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Grant]:
+    def grant(self, leases: Mapping[str, Mapping[str, Any]]) -> Mapping[str, LeaseAnswer]:
         self.sent.append(leases)
         for node, lease in leases.items():
             if node in self.silent or node in self.lying:
                 continue
             self.limit.update(lease["limits_mw"])
-        return {n: Grant(n not in self.silent, "timeout" if n in self.silent else "ok") for n in leases}
+        return {n: LeaseAnswer(n not in self.silent, "timeout" if n in self.silent else "ok") for n in leases}
 
     def close(self) -> None:
         self.closed = True
@@ -77,7 +77,7 @@ class World:
     cluster: Cluster
     loop: PowerLoop
     inventory: Inventory
-    kept: list[tuple[Decision, float, bool]]
+    kept: list[tuple[ControlDecision, float, bool]]
     around: Around
     now_s: float = 1000.0
     next_s: float = 1000.0
@@ -126,9 +126,9 @@ def world(
         inventory.observe(gpu, pod, 0.0)
         inventory.observe(pod, job, 0.0)
     cluster = Cluster()
-    kept: list[tuple[Decision, float, bool]] = []
+    kept: list[tuple[ControlDecision, float, bool]] = []
 
-    def keep(made: Sequence[tuple[Decision, float, bool]]) -> None:
+    def keep(made: Sequence[tuple[ControlDecision, float, bool]]) -> None:
         for decision, chance, treated in made:
             mine = [k for k, known in enumerate(kept) if known[0].id == decision.id]
             if mine:  # the same receipt again: with what was read back

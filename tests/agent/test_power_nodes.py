@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nightshift.agent.cli.node import answer_lease, tell_lease
+from nightshift.agent.node_agent import answer_lease, tell_lease
 from nightshift.collectors.kernel_log.local import LocalKernelLogCollector
 from nightshift.collectors.kubernetes import agent_pods
 from nightshift.collectors.subject import Inventory
@@ -32,7 +32,7 @@ FIRST, SECOND = "127.0.0.1", "127.0.0.2"
 
 @dataclass
 class Gpus:
-    """The GPUs of one machine (`power_leases.Device`)."""
+    """The GPUs of one machine (`power_leases.PowerDevice`)."""
 
     limits_mw: dict[str, int]
     orders: list[tuple[str, int]] = field(default_factory=list)

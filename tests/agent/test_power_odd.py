@@ -14,9 +14,9 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
+from nightshift.agent.control.power_decision import seen_age_s
 from nightshift.agent.control.power_loop import PowerLoop
-from nightshift.agent.control.power_view import seen_age_s
-from nightshift.agent.control.power_windows import Windows
+from nightshift.agent.control.power_windows import GpuWindows
 from nightshift.collectors.subject import SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.actuators.power_nodes import NodeStatus, PowerNodes, Settings
@@ -52,7 +52,7 @@ def test_what_was_read_before_the_clock_was_set_back_is_old() -> None:
 def test_no_limit_is_held_for_as_long_as_the_clock_was_set_back() -> None:
     """Dwell time, slope and lock-out count from now, not from a time that is to come."""
     s = shield.Settings()
-    before = shield.Memory(
+    before = shield.LimitMemory(
         ordered_mw={"G0": 400_000},
         confirmed=frozenset({"G0"}),
         changed_s={"G0": HOUR_S},
@@ -92,7 +92,7 @@ def _without(tick: Tick, names: set[str]) -> Tick:
 
 def test_a_board_that_vanishes_from_its_node_counts_at_its_limit_and_not_as_nothing() -> None:
     w: World = world()
-    windows = Windows(w.inventory)
+    windows = GpuWindows(w.inventory)
     w.now_s = 1005.0
     tick = w.tick(EASY)
     windows.take(tick)

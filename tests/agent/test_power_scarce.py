@@ -12,7 +12,7 @@ from nightshift.agent.control.power_loop import PowerLoop
 from nightshift.collectors.frame import Frame, SeriesIndex, StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
-from nightshift.controllers.decision import Decision, Mode, Trust
+from nightshift.controllers.decision import ControlDecision, Mode, Trust
 from nightshift.controllers.power.curves import Curve
 from nightshift.controllers.power.gang import level_of
 from nightshift.controllers.power.settings import PowerSettings
@@ -36,7 +36,7 @@ class Rack:
     next_s: dict[str, float] = field(default_factory=dict)
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(5))
     most_mw: int = 0
-    receipts: list[Decision] = field(default_factory=list)
+    receipts: list[ControlDecision] = field(default_factory=list)
     state: list[bytes] = field(default_factory=list)
     mode: Mode = Mode.SHADOW
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nightshift.agent.incidents.recovery_proof import ResumedProgress
-from nightshift.agent.store.incident import Incident, IncidentState, Step
+from nightshift.agent.store.incident import HistoryStep, Incident, IncidentState
 from nightshift.collectors.frame import StepSeries
 from nightshift.collectors.history import History
 from nightshift.collectors.history import Settings as HistorySettings
@@ -26,7 +26,7 @@ def incident(cause: Fault = Fault.GPU_MEMORY_LEAK, checkpoint: int | None = 400,
     """Acting since 1000 s, confirming since 1100 s."""
     action = an_action("INC-1-1", ActionKind.RESTART_JOB, JOB)
     params = {} if checkpoint is None else {"checkpoint_step": checkpoint}
-    history = (Step(1000.0, IncidentState.APPROVED, IncidentState.ACTING, "intent_stored", "act"),)
+    history = (HistoryStep(1000.0, IncidentState.APPROVED, IncidentState.ACTING, "intent_stored", "act"),)
     return Incident(
         id="INC-1",
         state=IncidentState.CONFIRMING,

@@ -10,11 +10,11 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from nightshift.agent.cli.commands import app
+from nightshift.agent.__main__ import app
 from nightshift.agent.cli.remote import Remote, remote
-from nightshift.agent.console.app import build_console
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.settings import Settings
+from nightshift.agent.setup.console import build_console
 from nightshift.agent.store.incident import IncidentState
 from nightshift.collectors.base import Permanent, Temporary
 from tests.agent.tenants import Cluster, forbidden, token_of

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
-from nightshift.agent.cli.replay import record
+from nightshift.agent.replay import record
 from nightshift.agent.settings import Settings
 from nightshift.collectors.frame import Frame, Instant, LogRecord, SeriesIndex, SourceStatus
 from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind

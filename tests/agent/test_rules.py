@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightshift.agent.incidents.advisor import Advisor, resembling
-from nightshift.agent.incidents.remedies import choose
-from nightshift.agent.rca.bundle import Limits
+from nightshift.agent.incidents.advisor import Advisor, choose, resembling
+from nightshift.agent.rca.bundle import EvidenceLimits
 from nightshift.agent.rca.evidence import gather
 from nightshift.agent.rca.grounding import ground
 from nightshift.agent.rca.rules import diagnose, recovery_of
@@ -177,7 +176,7 @@ def test_the_same_incident_gives_the_same_diagnosis_and_every_claim_resolves() -
 
 def test_evidence_is_bounded_and_says_what_was_left_out() -> None:
     lines = [(ONSET_S + i * 0.01, f"NVRM: Xid (PCI:0000:9b:00): 31, {'x' * 900} {i}") for i in range(150)]
-    limits = Limits(max_items=5, max_item_bytes=4096, max_lines=20)
+    limits = EvidenceLimits(max_items=5, max_item_bytes=4096, max_lines=20)
     bundle = gather([xid_burst(*lines)], history(lines, every_s=30.0), INVENTORY, NOW_S, limits=limits)
     assert len(bundle.items) <= 5
     assert all(len(item.content) <= 4096 for item in bundle.items)
@@ -333,5 +332,5 @@ def test_the_line_of_a_node_beyond_the_first_few_is_quoted_and_without_one_nothi
     kept.add(Tick(NOW_S + 1.0, {}, (), (), (event,), ()))
     told = diagnose([hangs], gather([hangs], kept, inventory, NOW_S), inventory)
     assert "no answer from NFS server nfs01.example on m5" in [claim.sentence for claim in told.claims]
-    few = gather([hangs], kept, inventory, NOW_S, limits=Limits(max_items=4))
+    few = gather([hangs], kept, inventory, NOW_S, limits=EvidenceLimits(max_items=4))
     assert "no answer" not in diagnose([hangs], few, inventory).headline

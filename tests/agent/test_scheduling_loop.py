@@ -24,7 +24,7 @@ from nightshift.controllers.actuators.kube_client import KubeClient
 from nightshift.controllers.actuators.kube_queue import BOOST, CONTROLLER, HOLD_UNTIL, KubernetesQueue
 from nightshift.controllers.actuators.kube_queue_follow import GangDoors, QueueView, StaleView
 from nightshift.controllers.actuators.kube_rights import Right, scheduling_rights
-from nightshift.controllers.decision import Decision, Mode, Trust
+from nightshift.controllers.decision import ControlDecision, Mode, Trust
 from nightshift.controllers.scheduling.epochs import UNIT
 from nightshift.controllers.scheduling.settings import SchedulingSettings
 from tests.controllers.kube_scenes import client_with, rules_of
@@ -80,10 +80,10 @@ def loop_on(
     trust: Trust = ACTIVE,
     act: bool = True,
     **around: Any,
-) -> Iterator[tuple[SchedulingLoop, list[Decision]]]:
-    kept: list[Decision] = []
+) -> Iterator[tuple[SchedulingLoop, list[ControlDecision]]]:
+    kept: list[ControlDecision] = []
 
-    def keep(decision: Decision, *, chance: float = 0.0, treated: bool = False) -> None:
+    def keep(decision: ControlDecision, *, chance: float = 0.0, treated: bool = False) -> None:
         if decision.unit != UNIT:  # the hour's own receipt: tests/controllers/test_scheduling_epochs.py
             kept.append(decision)
 
@@ -369,7 +369,7 @@ def test_the_daemon_runs_it_with_receipts_in_its_store(cluster: Cluster, resourc
 
         eventually(opened, "the gate opened: nobody has promoted the order, so as without us")
 
-        def kept() -> Decision | None:
+        def kept() -> ControlDecision | None:
             found = [d for d in app.policies.receipts.newest("scheduling") if d.job == name and d.read_back]
             return found[0] if found else None
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from nightshift.agent.approvals.policy import ApprovalSettings, Person, Role, Rule
 from nightshift.agent.approvals.scoreboard import (
+    ApprovalScore,
     Level,
     Rating,
-    Score,
     Scoreboard,
     Settings,
     place_of,
@@ -20,7 +20,7 @@ from nightshift.agent.approvals.scoreboard import (
     wilson_low,
 )
 from nightshift.agent.incidents.lifecycle import Lifecycle
-from nightshift.agent.incidents.stage_parts import LifecycleSettings
+from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.store.incident import IncidentState
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import ActionKind
@@ -78,7 +78,7 @@ def test_decisions_and_results_are_counted_where_they_belong(tmp_path: Path) -> 
     for decide, recovers in (("approve", True), ("approve", True), ("reject", True), ("approve", False)):
         once(world, clock, decide, recovers=recovers)
     (rating,) = ratings(world, clock)
-    assert rating.score == Score(A.RESTART_JOB, "team", 4, agreed=3, disagreed=1, confirmed=2, failed=1)
+    assert rating.score == ApprovalScore(A.RESTART_JOB, "team", 4, agreed=3, disagreed=1, confirmed=2, failed=1)
     assert rating.level is Level.OBSERVE
     assert ratings(world, clock, window_s=1.0) == []
 
@@ -118,11 +118,13 @@ def test_nodes_and_namespaces_are_rated_apart() -> None:
 
 def test_what_does_not_help_loses_what_was_earned() -> None:
     settings = Settings()
-    good = Score(A.CORDON, "*", agreed=40, confirmed=40)
+    good = ApprovalScore(A.CORDON, "*", agreed=40, confirmed=40)
     assert rate(good, settings).level is Level.ACT
-    bad = rate(Score(A.CORDON, "*", agreed=40, confirmed=30, failed=10), settings)
+    bad = rate(ApprovalScore(A.CORDON, "*", agreed=40, confirmed=30, failed=10), settings)
     assert (bad.level, bad.reason) == (Level.PROPOSE, "10 of 40 did not help; 10% may")
-    assert rate(Score(A.CORDON, "*", agreed=40, disagreed=10, confirmed=40), settings).level is Level.PROPOSE
+    assert (
+        rate(ApprovalScore(A.CORDON, "*", agreed=40, disagreed=10, confirmed=40), settings).level is Level.PROPOSE
+    )
 
 
 def test_the_bound_is_wilsons() -> None:
@@ -135,8 +137,12 @@ def test_the_bound_is_wilsons() -> None:
 counts = st.integers(0, 60)
 
 
-@given(st.builds(Score, st.just(A.CORDON), st.just("*"), counts, counts, counts, counts, counts, counts, counts))
-def test_more_agreement_never_lowers_and_more_failure_never_raises(score: Score) -> None:
+@given(
+    st.builds(
+        ApprovalScore, st.just(A.CORDON), st.just("*"), counts, counts, counts, counts, counts, counts, counts
+    )
+)
+def test_more_agreement_never_lowers_and_more_failure_never_raises(score: ApprovalScore) -> None:
     order, settings = list(Level), Settings()
     level = order.index(rate(score, settings).level)
     assert order.index(rate(replace(score, agreed=score.agreed + 1), settings).level) >= level

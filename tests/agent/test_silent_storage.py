@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from nightshift.agent.correlation.correlate import Decision, Known, Verb, correlate
-from nightshift.agent.incidents.remedies import choose
+from nightshift.agent.correlation.correlate import CorrelationDecision, DecisionVerb, KnownIncident, correlate
+from nightshift.agent.incidents.advisor import choose
 from nightshift.agent.rca.evidence import gather
 from nightshift.agent.rca.rules import diagnose
 from nightshift.agent.store.incident import IncidentState
@@ -57,17 +57,17 @@ def stops(n: int, since_s: float, fault: Fault = Fault.HANG) -> Finding:
     return Finding("test", fault, job, State.FIRING, *when, Severity.CRITICAL, f"{fault} {n}", 2.0, 1.0)
 
 
-def incidents(found: Iterable[Finding], kept: History, inventory: Inventory) -> list[Known]:
+def incidents(found: Iterable[Finding], kept: History, inventory: Inventory) -> list[KnownIncident]:
     """What stands after each finding has come at its own time."""
-    held: dict[str, Known] = {}
+    held: dict[str, KnownIncident] = {}
     number = itertools.count(1)
     for finding in found:
         at_s = finding.at.t_s
-        decision: Decision
+        decision: CorrelationDecision
         for decision in correlate([finding], held.values(), inventory, at_s, events=kept.events):
-            if decision.verb is Verb.OPEN:
+            if decision.verb is DecisionVerb.OPEN:
                 name = f"INC-{next(number)}"
-                held[name] = Known(name, IncidentState.OPEN, decision.findings, at_s)
+                held[name] = KnownIncident(name, IncidentState.OPEN, decision.findings, at_s)
             elif decision.incident_id is not None:
                 old = held[decision.incident_id]
                 held[old.id] = replace(old, findings=(*old.findings, *decision.findings))
@@ -125,13 +125,13 @@ def test_a_job_that_lost_its_gpu_keeps_its_own_incident_and_draws_no_other_in() 
     kept = kernel((0, 1100.0, NFS), (1, 1100.0, NFS), (2, 1100.0, NFS))
     lost = replace(stops(0, 990.0, Fault.GPU_LOST), subject=Subject(K.GPU, "GPU-0"))
     for told in ([[lost, stops(0, 1000.0), stops(1, 1000.0), stops(2, 1000.0)]], [[lost], [stops(0, 1000.0)]]):
-        held: list[Known] = []
+        held: list[KnownIncident] = []
         for found in told:
             for decision in correlate(found, held, fleet(3), 1200.0, events=kept.events):
-                if decision.verb is Verb.OPEN:
-                    held.append(Known(f"INC-{len(held)}", IncidentState.OPEN, decision.findings, 1200.0))
+                if decision.verb is DecisionVerb.OPEN:
+                    held.append(KnownIncident(f"INC-{len(held)}", IncidentState.OPEN, decision.findings, 1200.0))
                 else:
                     held[0] = replace(held[0], findings=(*held[0].findings, *decision.findings))
         assert held[0].findings[0].fault is Fault.GPU_LOST
     later = correlate([stops(1, 1000.0), stops(2, 1010.0)], held, fleet(3), 1210.0, events=kept.events)
-    assert [(d.verb, len(d.findings)) for d in later] == [(Verb.OPEN, 2)]
+    assert [(d.verb, len(d.findings)) for d in later] == [(DecisionVerb.OPEN, 2)]

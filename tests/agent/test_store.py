@@ -25,7 +25,7 @@ from nightshift.agent.store.intents import commitments, end_intent, store_intent
 from nightshift.agent.store.records import dump, load
 from nightshift.agent.store.tables import metadata
 from nightshift.collectors.subject import Membership, Subject, SubjectKind
-from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus
+from nightshift.controllers.action import Action, ActionKind, ActionOutcome, OutcomeStatus
 from nightshift.detectors.base import Fault, Finding, Severity, State
 from tests.agent.incidents import GPU, NODE, ManualClock, a_diagnosis, a_finding, an_action
 
@@ -342,7 +342,7 @@ def test_what_stands_is_counted_until_it_is_taken_back(store: Store, clock: Manu
             for phase in ("act", "undo") if undo else ("act",):
                 store_intent(connection, number_of(name), action, phase, clock.now_s(), "test")
                 if status is not None:
-                    end_intent(connection, number_of(name), action, phase, Outcome(status, "", clock.now_s()))
+                    end_intent(connection, number_of(name), action, phase, ActionOutcome(status, "", clock.now_s()))
         clock.advance(10)
 
     other = Subject(SubjectKind.NODE, "n2")

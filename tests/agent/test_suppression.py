@@ -12,15 +12,15 @@ import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
+from nightshift.agent.__main__ import app as command_line
 from nightshift.agent.approvals.policy import Person, Role
-from nightshift.agent.cli.commands import app as command_line
-from nightshift.agent.console.app import build_console
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.settings import Settings as ConsoleSettings
 from nightshift.agent.incidents.silence import Silences
 from nightshift.agent.incidents.suppression import Suppressor
+from nightshift.agent.setup.console import build_console
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
-from nightshift.controllers.guard import Window
+from nightshift.controllers.guard import MaintenanceWindow
 from tests.agent.incidents import GPU, NODE, a_finding
 from tests.agent.outlets.ward import CRITICAL, a_ward
 from tests.agent.slack.chat import a_chat
@@ -30,9 +30,9 @@ RAE = Person("rae@example.org", frozenset({Role.RESPONDER}), "console")
 HOUR_S = 3600.0
 
 
-def window(start_s: float = 0.0, end_s: float = HOUR_S, **more: object) -> Window:
+def window(start_s: float = 0.0, end_s: float = HOUR_S, **more: object) -> MaintenanceWindow:
     values = {"subjects": ("node:n1",), "start_s": start_s, "end_s": end_s, "owner": "facilities"}
-    return Window.model_validate(values | {"reason": "cooling works"} | more)
+    return MaintenanceWindow.model_validate(values | {"reason": "cooling works"} | more)
 
 
 def place() -> Inventory:
@@ -141,7 +141,7 @@ def test_an_incident_that_reaches_beyond_the_window_is_told(tmp_path: Path) -> N
 
 
 def test_a_relapse_during_maintenance_waits_for_its_end(tmp_path: Path) -> None:
-    windows: list[Window] = []
+    windows: list[MaintenanceWindow] = []
     with a_ward(tmp_path, windows=lambda: windows, inventory=place()) as ward:
         name = ward.opened()
         ward.once()
@@ -174,7 +174,7 @@ def test_a_window_without_an_end_or_an_owner_is_refused(change: dict[str, object
         values = {"subjects": ("node:n1",), "start_s": 0.0, "end_s": 1.0, "owner": "ops"}
         del values[missing]
         with pytest.raises(ValidationError, match=missing):
-            Window.model_validate(values)
+            MaintenanceWindow.model_validate(values)
 
 
 def test_a_window_comes_again_at_the_same_local_time_over_daylight_saving() -> None:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from nightshift.agent.incidents.advisor import Advisor, is_outdated
 from nightshift.agent.rca.targets import at_issue, objection
 from nightshift.agent.store.diagnosis import Confidence
-from nightshift.agent.store.incident import Cause, Incident, IncidentState, Step, StoredFinding
+from nightshift.agent.store.incident import Cause, HistoryStep, Incident, IncidentState, StoredFinding
 from nightshift.collectors.frame import Instant
 from nightshift.collectors.history import History
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
-from nightshift.controllers.action import Action, ActionKind, BlastRadius, Proposal, Situation, Undo
+from nightshift.controllers.action import Action, ActionKind, ActionProposal, BlastRadius, Situation, Undo
 from nightshift.controllers.guard import Commitment
 from nightshift.controllers.guard import Settings as GuardSettings
 from nightshift.controllers.playbooks.plugins import build
@@ -118,7 +118,7 @@ class Told:
 def incident(told: list[Told], *, planned: bool, done_s: float) -> Incident:
     """With the findings' states as of the diagnosis, or of the plan."""
     stored = tuple(StoredFinding(t.finding, t.now if planned else t.before, NOW_S, NOW_S) for t in told)
-    done = (Step(done_s, IncidentState.ACTING, IncidentState.CONFIRMING, Cause.ACTION_DONE, "act"),)
+    done = (HistoryStep(done_s, IncidentState.ACTING, IncidentState.CONFIRMING, Cause.ACTION_DONE, "act"),)
     return Incident(
         id="INC-7", state=IncidentState.DIAGNOSED, title="x", severity=Severity.CRITICAL, opened_s=0.0,
         updated_s=NOW_S, entered_s=NOW_S, findings=stored, diagnosis=None, action=None, plan_reason="", attempt=1,
@@ -246,9 +246,9 @@ def test_the_lifecycle_diagnoses_again_what_is_outdated(
     sqlite_url: str, tmp_path: Path, clock: ManualClock
 ) -> None:
     world = World(sqlite_url, tmp_path, clock)
-    plans = [Proposal(None, "of what is over", outdated=True), Proposal(None, "fits")]
+    plans = [ActionProposal(None, "of what is over", outdated=True), ActionProposal(None, "fits")]
 
-    def plan(found: Incident) -> Proposal:
+    def plan(found: Incident) -> ActionProposal:
         proposal = plans.pop(0)
         return proposal if proposal.outdated else replace(proposal, action=world.action(found))
 

@@ -14,18 +14,17 @@ from fastapi.routing import APIRoute
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 
-from nightshift.agent.approvals.access import Sight, Verb, may, sight
-from nightshift.agent.approvals.visibility import OTHERS, WITHHELD, Window
+from nightshift.agent.approvals.access import Permission, Sight, may, sight
+from nightshift.agent.approvals.visibility import OTHERS, WITHHELD, IncidentWindow
 from nightshift.agent.console.api import PREFIX
-from nightshift.agent.console.app import build_console
-from nightshift.agent.console.overview import by_rack
 from nightshift.agent.console.sessions import cookie_name
 from nightshift.agent.console.settings import Settings
-from nightshift.agent.notify.slack.blocks import Message
+from nightshift.agent.notify.slack.blocks import ChatMessage
 from nightshift.agent.notify.slack.card import Ticket
-from nightshift.agent.notify.slack.clicks import Click, Desk
-from nightshift.agent.notify.slack.clicks import Parts as DeskParts
+from nightshift.agent.notify.slack.clicks import Click, Desk, DeskParts
 from nightshift.agent.notify.slack.settings import Settings as SlackSettings
+from nightshift.agent.presentation.overview import by_rack
+from nightshift.agent.setup.console import build_console
 from nightshift.agent.store.incident_store import NoSuchIncident
 from nightshift.collectors.subject import SubjectKind
 from nightshift.controllers.action import ActionKind
@@ -190,7 +189,7 @@ def test_a_team_sees_its_own_incident_whole_but_for_what_names_others(site: Any,
     browser, _ = _signed_in(site, "red-approver@example.org")
     told = browser.get(f"{PREFIX}/incidents/{cluster.ids['red']}").json()
     assert [item["id"] for item in told["diagnosis"]["evidence"]] == ["E1"]
-    window = Window(cluster.store, cluster.person("red-approver@example.org"), cluster.inventory, NOW_S)
+    window = IncidentWindow(cluster.store, cluster.person("red-approver@example.org"), cluster.inventory, NOW_S)
     diagnosis = window.incident(cluster.ids["red"]).diagnosis
     assert diagnosis is not None
     assert len(diagnosis.claims) == 1
@@ -214,7 +213,7 @@ def test_a_shared_incident_is_seen_in_part(site: Any, cluster: Cluster) -> None:
     assert OTHERS not in told["title"]
 
 
-_VERBS = {"approve": Verb.APPROVE, "reject": Verb.REJECT, "close": Verb.CLOSE}
+_VERBS = {"approve": Permission.APPROVE, "reject": Permission.REJECT, "close": Permission.CLOSE}
 
 
 @pytest.mark.parametrize("which", ["red", "blue", "both", "nobody"])
@@ -245,7 +244,7 @@ def test_every_decision_is_made_by_whom_it_is_given_to(tmp_path: Path, which: st
             assert not _leaks(name, answer, incident_id)
         after = cluster.store.incident(incident_id)
         assert (after.version, after.state) == (before.version, before.state), (name, verb)
-    allowed = [name for name in EVERYBODY if may(cluster.person(name), Verb.APPROVE, before.namespaces)]
+    allowed = [name for name in EVERYBODY if may(cluster.person(name), Permission.APPROVE, before.namespaces)]
     assert set(allowed) == {"wide-approver@example.org", "root@example.org"} | (
         {f"{which}-approver@example.org"} if which in ("red", "blue") else set()
     )
@@ -260,7 +259,7 @@ def test_the_emergency_stop_is_the_clusters(site: Any, cluster: Cluster, name: s
     """A team's approver neither stops nor starts everybody's repairs; who may is told the same by every door."""
     program = _client(site)
     program.headers["Authorization"] = f"Bearer {token_of(name)}"
-    halts = may(cluster.person(name), Verb.HALT).allowed
+    halts = may(cluster.person(name), Permission.HALT).allowed
     assert program.post(f"{PREFIX}/halt", json={"note": "walrus"}).status_code == (200 if halts else 409)
     assert cluster.gate.halted().halted is halts
     if halts:
@@ -297,7 +296,7 @@ def _desk(cluster: Cluster) -> Desk:
     )
 
 
-def _slack(cluster: Cluster, name: str, what: str, value: str) -> Message | str:
+def _slack(cluster: Cluster, name: str, what: str, value: str) -> ChatMessage | str:
     click = Click(name, "T1", what, value, "C1", lambda _: None)
     try:
         return _desk(cluster)._outcome(click)

@@ -11,14 +11,14 @@ from kubernetes import client, config
 
 from nightshift.agent.approvals.policy import ApprovalSettings, Rule
 from nightshift.agent.incidents.lifecycle import Lifecycle
-from nightshift.agent.incidents.stage_parts import LifecycleSettings
+from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.notify.slack.card import TOLD, event
 from nightshift.agent.rca.summary import as_text, summarise
-from nightshift.agent.store.incident import Cause, Incident, IncidentState, Step, entered_s
+from nightshift.agent.store.incident import Cause, HistoryStep, Incident, IncidentState, entered_s
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, Undo
 from nightshift.controllers.actuators.kube_client import KubeClient
-from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
+from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesActuatorSettings
 from nightshift.detectors.base import Fault
 from tests.agent.incidents import ManualClock, a_finding
 from tests.agent.test_interleavings import AtOnce
@@ -70,7 +70,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         core.patch_namespaced_pod_status("p", "default", {"status": running})
         policy = client.PolicyV1Api(api)
         policy.create_namespaced_pod_disruption_budget("default", {"metadata": {"name": "b"}, "spec": GUARDED})
-        actuator = KubernetesActuator(KubernetesSettings(), KubeClient(api), now_s=clock.now_s)
+        actuator = KubernetesActuator(KubernetesActuatorSettings(), KubeClient(api), now_s=clock.now_s)
 
         def plan(incident: Incident) -> Action:
             radius, undo = BlastRadius(nodes=(NODE.name,)), Undo(True, "uncordon it")
@@ -160,10 +160,10 @@ def test_a_remark_is_no_move() -> None:
     """Who acknowledges in the pager while a repair is confirmed has not repaired it once more."""
     S = IncidentState
     history = [
-        Step(10.0, S.APPROVED, S.ACTING, Cause.INTENT_STORED, "x"),
-        Step(400.0, S.ACTING, S.ACTING, Cause.UNDER_WAY, "x"),
-        Step(450.0, S.ACTING, S.CONFIRMING, Cause.ACTION_DONE, "x"),
-        Step(500.0, S.CONFIRMING, S.CONFIRMING, Cause.ACKNOWLEDGED, "ann"),
+        HistoryStep(10.0, S.APPROVED, S.ACTING, Cause.INTENT_STORED, "x"),
+        HistoryStep(400.0, S.ACTING, S.ACTING, Cause.UNDER_WAY, "x"),
+        HistoryStep(450.0, S.ACTING, S.CONFIRMING, Cause.ACTION_DONE, "x"),
+        HistoryStep(500.0, S.CONFIRMING, S.CONFIRMING, Cause.ACKNOWLEDGED, "ann"),
     ]
     assert entered_s(history, S.ACTING) == [10.0]
     assert entered_s(history, S.CONFIRMING) == [450.0]

@@ -15,7 +15,7 @@ from nightshift.collectors.base import Temporary
 from nightshift.collectors.frame import Instant, LogRecord
 from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
-from nightshift.controllers.action import ActionKind, Proposal
+from nightshift.controllers.action import ActionKind, ActionProposal
 from nightshift.detectors.base import Fault, Severity, State
 from tests.agent.incidents import GPU, NODE, ManualClock, a_finding, an_action
 from tests.agent.lives import approved, causes_of, running
@@ -102,7 +102,7 @@ def test_what_a_person_rejected_or_closed_is_over_by_silence(world: World, clock
 
 
 def test_without_a_plan_it_is_watched_until_a_person_closes_it(world: World, clock: ManualClock) -> None:
-    with running(world, plan=lambda incident: Proposal(None, "nothing fits")) as lifecycle:
+    with running(world, plan=lambda incident: ActionProposal(None, "nothing fits")) as lifecycle:
         name = opened(world)
         assert lifecycle.wait_idle()
         told(world, name, State.CLEAR)
@@ -124,7 +124,7 @@ def test_a_repair_by_hand_is_over_when_its_node_began_anew_and_stayed_quiet(
     held = Inventory()
     held.observe(GPU, NODE, 0.0)
     repaired = Repaired(world.store, held)
-    with running(world, plan=lambda incident: Proposal(None, "nothing fits")) as lifecycle:
+    with running(world, plan=lambda incident: ActionProposal(None, "nothing fits")) as lifecycle:
         name = opened(world)
         assert lifecycle.wait_idle()
         told(world, name, State.CLEAR)
@@ -152,7 +152,7 @@ def test_a_repair_by_hand_is_over_when_its_node_began_anew_and_stayed_quiet(
 def test_an_error_that_comes_back_after_the_repair_keeps_its_incident(world: World, clock: ManualClock) -> None:
     held = Inventory()
     held.observe(GPU, NODE, 0.0)
-    with running(world, plan=lambda incident: Proposal(None, "nothing fits")) as lifecycle:
+    with running(world, plan=lambda incident: ActionProposal(None, "nothing fits")) as lifecycle:
         name = opened(world)
         assert lifecycle.wait_idle()
         told(world, name, State.CLEAR)

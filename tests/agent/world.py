@@ -13,13 +13,13 @@ from nightshift.agent.approvals.policy import ApprovalSettings, Person, Role
 from nightshift.agent.clock import Clock
 from nightshift.agent.incidents.lifecycle import Lifecycle
 from nightshift.agent.incidents.node_return import GivingBack
-from nightshift.agent.incidents.stage_parts import LifecycleSettings, Parts
+from nightshift.agent.incidents.stages import LifecycleSettings, StageParts
 from nightshift.agent.store.incident import Incident
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.frame import Frame, SeriesIndex
 from nightshift.collectors.history import History
 from nightshift.collectors.subject import Inventory, SubjectKind
-from nightshift.controllers.action import Action, ActionKind, Proposal, Undo
+from nightshift.controllers.action import Action, ActionKind, ActionProposal, Undo
 from nightshift.controllers.actuators.simulated import SimulatedActuator, SimulatedCluster
 from tests.agent.incidents import GPU, JOB, NODE, a_diagnosis, an_action
 
@@ -72,13 +72,13 @@ class World:
         for subject in (NODE, GPU, JOB):
             self.cluster.add(subject)
 
-    def parts(self, **changes: object) -> Parts:
-        made = Parts(
+    def parts(self, **changes: object) -> StageParts:
+        made = StageParts(
             store=self.store,
             gate=self.gate,
             clock=self.clock,
             diagnose=lambda incident: a_diagnosis(),
-            plan=lambda incident: Proposal(self.action(incident), "least disruptive"),
+            plan=lambda incident: ActionProposal(self.action(incident), "least disruptive"),
             actuator_for=lambda _: self.actuator,
             settings=self.settings,
             giving_back=GivingBack(

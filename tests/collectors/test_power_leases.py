@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from nightshift.agent.cli.node import Power, answer_lease, run
+from nightshift.agent.node_agent import Power, answer_lease, run
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.telemetry.exporter import Settings
 from nightshift.controllers.actuators.nvml_power import NvmlPower
-from nightshift.controllers.actuators.power_leases import PowerLeases, Refused
+from nightshift.controllers.actuators.power_leases import LeaseRefused, PowerLeases
 
 GPUS = [f"GPU-0000000{i}-0000-0000-0000-000000000000" for i in range(8)]
 FALLBACK_MW = 400_000
@@ -71,7 +71,7 @@ def test_a_lease_holds_while_it_is_renewed_and_ends_by_itself(device: NvmlPower)
 def test_what_is_refused_changes_nothing(device: NvmlPower, body: bytes, said: str) -> None:
     leases = PowerLeases(device, FALLBACK_MW)
     leases.grant(lease(term=5), 100.0)
-    with pytest.raises(Refused, match=said):
+    with pytest.raises(LeaseRefused, match=said):
         leases.grant(body, 101.0)
     assert limits(device) == {500_000}
     assert answer_lease(leases, body, lambda: 101.0)[0] == 409
@@ -119,7 +119,7 @@ def test_leaving_ends_the_lease(device: NvmlPower) -> None:
 
 
 def test_a_fallback_that_a_gpu_cannot_have_is_refused_at_the_start(device: NvmlPower) -> None:
-    with pytest.raises(Refused, match="fallback of 900000 mW"):
+    with pytest.raises(LeaseRefused, match="fallback of 900000 mW"):
         PowerLeases(device, 900_000)
 
 
@@ -168,7 +168,7 @@ def test_clocks_are_locked_with_a_lease_and_free_without(device: NvmlPower, nvml
     leases.turn(100.0)
     assert nvml_library.stub_clock(1) == 0
     for wrong in ({GPUS[0]: 5000}, {"GPU-of-another-node": 1000}):
-        with pytest.raises(Refused):
+        with pytest.raises(LeaseRefused):
             leases.grant(json.dumps({**body, "clocks_mhz": wrong}).encode(), 2.0)
 
 
@@ -229,7 +229,7 @@ def test_a_board_that_is_lost_keeps_no_other_from_its_fallback(
     leases.grant(lease(), 100.0)
     nvml_library.stub_lose(3, 1)
     assert set(leases.status(110.0)["gpus"]) == {*GPUS} - {GPUS[3]}
-    with pytest.raises(Refused, match=f"{GPUS[3]} is no GPU of this machine"):
+    with pytest.raises(LeaseRefused, match=f"{GPUS[3]} is no GPU of this machine"):
         leases.grant(lease(), 120.0)
     assert leases.turn(161.0) is True
     assert limits(device) == {FALLBACK_MW}

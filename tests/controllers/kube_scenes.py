@@ -11,7 +11,7 @@ from kubernetes import client, config
 
 from nightshift.collectors.base import Temporary
 from nightshift.collectors.kubernetes.api import Busy
-from nightshift.controllers.action import Action, Outcome
+from nightshift.controllers.action import Action, ActionOutcome
 from nightshift.controllers.actuators import kube_rights
 from nightshift.controllers.actuators.kube_client import KubeClient
 from nightshift.controllers.actuators.kube_repair import KubernetesRepairActuator
@@ -24,21 +24,21 @@ class Patient(KubernetesActuator):
     """Comes again where the object was written meanwhile, as the lifecycle does: on a real cluster controllers
     write to nodes and jobs, too."""
 
-    def execute(self, action: Action) -> Outcome:
+    def execute(self, action: Action) -> ActionOutcome:
         return _unconflicted(lambda: KubernetesActuator.execute(self, action))
 
-    def undo(self, action: Action) -> Outcome:
+    def undo(self, action: Action) -> ActionOutcome:
         return _unconflicted(lambda: KubernetesActuator.undo(self, action))
 
 
 class PatientRepair(KubernetesRepairActuator):
     """The same for repairs."""
 
-    def execute(self, action: Action) -> Outcome:
+    def execute(self, action: Action) -> ActionOutcome:
         return _unconflicted(lambda: KubernetesRepairActuator.execute(self, action))
 
 
-def _unconflicted(act: Callable[[], Outcome], tries: int = 8) -> Outcome:
+def _unconflicted(act: Callable[[], ActionOutcome], tries: int = 8) -> ActionOutcome:
     for _ in range(tries - 1):
         try:
             return act()

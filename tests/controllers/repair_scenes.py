@@ -12,8 +12,8 @@ from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import (
     Action,
     ActionKind,
+    ActionOutcome,
     BlastRadius,
-    Outcome,
     OutcomeStatus,
     Precondition,
     UnderWay,
@@ -21,7 +21,7 @@ from nightshift.controllers.action import (
 )
 from nightshift.controllers.actuators.kube_client import KubeClient
 from nightshift.controllers.actuators.kube_repair import KubernetesRepairActuator, RepairSettings
-from nightshift.controllers.actuators.kubernetes import KubernetesSettings
+from nightshift.controllers.actuators.kubernetes import KubernetesActuatorSettings
 from nightshift.controllers.cordon import CORDON_OF
 from tests.controllers.kube_scenes import Patient, PatientRepair
 from tests.controllers.kube_scenes import finished as scenes_finished
@@ -69,7 +69,7 @@ def reboot(node: str) -> Action:
 def cordoned_by_us(cluster: Cluster, node: str) -> Action:
     """The plan to give back a node that we cordoned."""
     ours = plan(ActionKind.CORDON, Subject(SubjectKind.NODE, node), node)
-    Patient(KubernetesSettings(), KubeClient(cluster.api)).execute(ours)
+    Patient(KubernetesActuatorSettings(), KubeClient(cluster.api)).execute(ours)
     back = plan(ActionKind.RETURN_NODE, ours.target, node)
     holds = (Precondition(ours.target, CORDON_OF, ours.id),)
     return replace(back, params={"probe": "dcgm"}, preconditions=holds)
@@ -81,5 +81,5 @@ def waits(actuator: KubernetesRepairActuator, action: Action, match: str) -> Non
     assert actuator.read(action).status is OutcomeStatus.UNDER_WAY
 
 
-def finished(actuator: KubernetesRepairActuator, action: Action, between: Callable[[], None]) -> Outcome:
+def finished(actuator: KubernetesRepairActuator, action: Action, between: Callable[[], None]) -> ActionOutcome:
     return scenes_finished(lambda: actuator.execute(action), between)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightshift.collectors.base import Permanent, Temporary
-from nightshift.controllers.actuators.kube_certificates import Wanted, keep
+from nightshift.controllers.actuators.kube_certificates import CertificateNames, keep
 from nightshift.controllers.actuators.kube_client import KubeClient
 from nightshift.controllers.authority import Pair, begin, is_good, issue, turn
 from tests.kubernetes_api.cluster import Cluster
@@ -63,7 +63,7 @@ def test_a_certificate_for_other_names_or_of_another_authority_is_replaced() -> 
 
 def test_the_secrets_are_made_renewed_and_replaced_one_step_a_run(cluster: Cluster) -> None:
     """On an API server: a run with nothing to do writes nothing; the authority's key is in no mounted Secret."""
-    wanted = Wanted(cluster.namespace, "ca", "server", "client", NAMES, LIFE_S, LEAF_S, SETTLE_S)
+    wanted = CertificateNames(cluster.namespace, "ca", "server", "client", NAMES, LIFE_S, LEAF_S, SETTLE_S)
     kube, now_s = KubeClient(cluster.api), 1_000_000.0
 
     def secret(name: str) -> dict[str, str]:
@@ -86,14 +86,14 @@ def test_the_secrets_are_made_renewed_and_replaced_one_step_a_run(cluster: Clust
 def test_a_secret_that_is_no_authority_is_left_alone(cluster: Cluster) -> None:
     body = {"metadata": {"name": "ca"}, "data": {"a": "Yg=="}}
     cluster.core.create_namespaced_secret(cluster.namespace, body)
-    wanted = Wanted(cluster.namespace, "ca", "server", "client", NAMES)
+    wanted = CertificateNames(cluster.namespace, "ca", "server", "client", NAMES)
     with pytest.raises(Permanent, match="no authority of ours"):
         keep(KubeClient(cluster.api), wanted, 1_000_000.0)
 
 
 def test_two_runs_at_once_cannot_mix(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that was slower is told to come again, and changes nothing."""
-    wanted = Wanted(cluster.namespace, "ca", "server", "client", NAMES, LIFE_S, LEAF_S, SETTLE_S)
+    wanted = CertificateNames(cluster.namespace, "ca", "server", "client", NAMES, LIFE_S, LEAF_S, SETTLE_S)
     slow, fast = KubeClient(cluster.api), KubeClient(cluster.api)
     keep(fast, wanted, 1_000_000.0)
     reading = slow.find

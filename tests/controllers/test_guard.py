@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nightshift.collectors.subject import TAKES_WORK_SINCE, Inventory, Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, Undo, kinds_where, traits_of
-from nightshift.controllers.guard import Commitment, Limit, Settings, Window, rule
+from nightshift.controllers.guard import Commitment, Limit, MaintenanceWindow, Settings, rule
 
 K, A = SubjectKind, ActionKind
 NODES, GPUS = 10, 8
@@ -119,7 +119,7 @@ def test_an_action_does_not_stand_in_its_own_way() -> None:
 
 
 def test_maintenance_and_opt_out_are_respected_from_the_node_to_the_whole_cluster() -> None:
-    window = Window(owner="ops", subjects=("rack:r0",), start_s=0.0, end_s=100.0, reason="cooling works")
+    window = MaintenanceWindow(owner="ops", subjects=("rack:r0",), start_s=0.0, end_s=100.0, reason="cooling works")
     ruling = rule(action(A.CORDON, "node:n1"), [], FLEET, 50.0, Settings(maintenance=(window,)))
     assert (ruling.limit, ruling.retry_at_s) == (Limit.MAINTENANCE, 100.0)
     assert "cooling works" in ruling.reason

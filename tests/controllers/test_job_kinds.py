@@ -23,7 +23,7 @@ from nightshift.controllers.actuators.kube_jobs import (
     find,
 )
 from nightshift.controllers.actuators.kube_rights import Right
-from nightshift.controllers.actuators.kubernetes import KubernetesSettings
+from nightshift.controllers.actuators.kubernetes import KubernetesActuatorSettings
 from tests.controllers.kube_scenes import Patient, client_with, finished, job, rules_of
 from tests.kubernetes_api.cluster import Cluster
 
@@ -56,7 +56,7 @@ def restart(target: Subject, **params: Any) -> Action:
 def test_it_stops_whole_and_starts_from_the_step_before_the_onset(cluster: Cluster, kind: JobKind) -> None:
     """Its own suspend field is set, no pod is deleted by us; once they are gone it starts, told from which step."""
     target = made(cluster, kind, "train", other={"kept": 1})
-    actuator = Patient(KubernetesSettings(), KubeClient(cluster.api))
+    actuator = Patient(KubernetesActuatorSettings(), KubeClient(cluster.api))
     kube = KubeClient(cluster.api)
     seen: list[bool] = []
 
@@ -82,7 +82,7 @@ def test_one_that_somebody_stopped_is_theirs_to_start(cluster: Cluster, kind: Jo
         held = {part: held}
     target = made(cluster, kind, "held", **held)
     with pytest.raises(Permanent, match="suspended by somebody else"):
-        Patient(KubernetesSettings(), KubeClient(cluster.api)).execute(restart(target))
+        Patient(KubernetesActuatorSettings(), KubeClient(cluster.api)).execute(restart(target))
 
 
 class Clock:
@@ -100,7 +100,7 @@ def saver(cluster: Cluster) -> tuple[Subject, Patient, KubeClient, Clock]:
     """A running job whose script saves on request, and an actuator that waits a minute for it."""
     target, clock, kube = made(cluster, KIND, "train"), Clock(), KubeClient(cluster.api)
     answer(cluster, {SAVES_ON_REQUEST: "true", RESUME_STEP: "100"})
-    return target, Patient(KubernetesSettings(save_wait_s=60), kube, now_s=clock), kube, clock
+    return target, Patient(KubernetesActuatorSettings(save_wait_s=60), kube, now_s=clock), kube, clock
 
 
 def answer(cluster: Cluster, notes: dict[str, str]) -> None:
@@ -205,7 +205,7 @@ def test_a_workload_that_a_person_activates_while_it_stops_stays_active(cluster:
     cluster.define("kueue.x-k8s.io", "v1beta1", "Workload")
     name, actuator = (
         job(cluster, "queued", [cluster.node()]),
-        Patient(KubernetesSettings(), KubeClient(cluster.api)),
+        Patient(KubernetesActuatorSettings(), KubeClient(cluster.api)),
     )
     uid = client.BatchV1Api(cluster.api).read_namespaced_job("queued", cluster.namespace).metadata.uid
     where = ("kueue.x-k8s.io", "v1beta1", cluster.namespace, "workloads")

@@ -16,7 +16,7 @@ from nightshift.controllers.action import Action, ActionKind, BlastRadius, Outco
 from nightshift.controllers.actuators.kube_client import KubeClient, Object
 from nightshift.controllers.actuators.kube_jobs import KINDS, FoundJob, owner_job
 from nightshift.controllers.actuators.kube_rights import RIGHTS
-from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
+from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesActuatorSettings
 from tests.controllers.kube_scenes import Patient, client_with, finished, job, rules_of, stop_pods
 from tests.kubernetes_api.cluster import Cluster
 from tests.kubernetes_api.faults import Fault
@@ -35,7 +35,7 @@ def drain(node: str) -> Action:
 
 
 def actuator(cluster: Cluster, kube: KubeClient | None = None, **settings: Any) -> KubernetesActuator:
-    return Patient(KubernetesSettings(drain_grace_s=0, **settings), kube or KubeClient(cluster.api))
+    return Patient(KubernetesActuatorSettings(drain_grace_s=0, **settings), kube or KubeClient(cluster.api))
 
 
 def cordoned(cluster: Cluster, node: str) -> bool:

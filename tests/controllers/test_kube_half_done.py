@@ -19,7 +19,7 @@ from nightshift.controllers.actuators.kube_client import KubeClient
 from nightshift.controllers.actuators.kube_jobs import SAVES_ON_REQUEST
 from nightshift.controllers.actuators.kube_repair import KubernetesRepairActuator, RepairSettings
 from nightshift.controllers.actuators.kube_repair_jobs import said, why_failed
-from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
+from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesActuatorSettings
 from tests.controllers.kube_scenes import Patient, PatientRepair, boots, finished, job, stop_pods
 from tests.kubernetes_api.cluster import Cluster, eventually
 
@@ -52,7 +52,7 @@ def act(kind: ActionKind, target: str, subject: SubjectKind = K.NODE, *, id_: st
 
 
 def of(kube: KubeClient, **how: Any) -> KubernetesActuator:
-    settings = KubernetesSettings(drain_grace_s=0, evict_unmanaged=True, **how)
+    settings = KubernetesActuatorSettings(drain_grace_s=0, evict_unmanaged=True, **how)
     return Patient(settings, kube, now_s=lambda: 1000.0)
 
 
@@ -352,7 +352,7 @@ def test_a_pod_that_no_kubelet_ends_is_named(cluster: Cluster) -> None:
     node = cluster.node()
     gang = job(cluster, "gang", [node, cluster.node()])
     cluster.pod("single", node, ownerReferences=[cluster.owner()])
-    settings = KubernetesSettings(evict_unmanaged=True)
+    settings = KubernetesActuatorSettings(evict_unmanaged=True)
     actuator = Patient(settings, KubeClient(cluster.api), now_s=lambda: time.time() + 600.0)
     action = act(A.DRAIN, node, jobs=(gang,))
     for _ in range(2):

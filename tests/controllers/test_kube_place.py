@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nightshift.collectors.base import Permanent
 from nightshift.controllers.actuators.kube_client import Object
 from nightshift.controllers.actuators.kube_place import HOST, placed, placement
-from nightshift.controllers.scheduling.steer import Verb
+from nightshift.controllers.scheduling.steer import SteerVerb
 from tests.controllers.test_kube_queue import gated_job, mine, queue_of
 from tests.kubernetes_api.cluster import Cluster
 
@@ -36,7 +36,7 @@ def test_a_preference_is_written_before_the_gate_comes_off_beside_the_owners_and
     (gate,) = mine(cluster, queue.gates())
     assert queue.prefer(gate, ["old"], [])
     assert queue.prefer(gate, ["one", "two"], ["ill"])
-    assert queue.read_back(gate).verb is Verb.HOLD
+    assert queue.read_back(gate).verb is SteerVerb.HOLD
     assert queue.open(gate)
     spec = cluster.core.read_namespaced_pod("p", cluster.namespace).spec
     terms = spec.affinity.node_affinity.preferred_during_scheduling_ignored_during_execution
@@ -47,7 +47,7 @@ def test_a_preference_is_written_before_the_gate_comes_off_beside_the_owners_and
     ]
     assert said == [(7, "disk", "In", ["ssd"]), (50, HOST, "In", ["one", "two"]), (100, HOST, "NotIn", ["ill"])]
     again = queue.read_back(gate)
-    assert (again.verb, again.prefer, again.avoid) == (Verb.START, ("one", "two"), ("ill",))
+    assert (again.verb, again.prefer, again.avoid) == (SteerVerb.START, ("one", "two"), ("ill",))
     assert not queue.prefer(gate, ["late"], []), "without its gate a pod is the scheduler's"
     assert queue.read_back(gate) == again
 

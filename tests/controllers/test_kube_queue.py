@@ -15,11 +15,11 @@ from nightshift.controllers.actuators.kube_queue import (
     CONTROLLER,
     GATED_BY,
     HOLD_UNTIL,
-    Gate,
+    GangGate,
     KubernetesQueue,
     QueueSettings,
 )
-from nightshift.controllers.scheduling.steer import Verb
+from nightshift.controllers.scheduling.steer import SteerVerb
 from tests.kubernetes_api.cluster import Cluster
 
 GROUP, VERSION = "kueue.x-k8s.io", "v1beta1"
@@ -83,7 +83,7 @@ def queue_of(cluster: Cluster, *, now_s: float | None = None) -> KubernetesQueue
     return KubernetesQueue(KubeClient(cluster.api), settings, now_s=lambda: time.time() if now_s is None else now_s)
 
 
-def mine(cluster: Cluster, gates: list[Gate]) -> list[Gate]:
+def mine(cluster: Cluster, gates: list[GangGate]) -> list[GangGate]:
     """On a real cluster others may have gates too."""
     return [gate for gate in gates if gate.name.startswith(f"{cluster.namespace}/")]
 
@@ -113,7 +113,7 @@ def test_our_check_turns_ready_and_nobody_elses_is_touched(kueue: Cluster) -> No
         "name": "theirs", "state": "Pending", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
     }  # fmt: skip
     assert not queue.open(gate), "a repeat finds it open"
-    assert queue.read_back(gate).verb is Verb.START
+    assert queue.read_back(gate).verb is SteerVerb.START
 
 
 def test_our_name_comes_off_the_jobs_list_and_others_stay(cluster: Cluster) -> None:
@@ -144,7 +144,7 @@ def test_what_a_dead_daemon_held_is_found_by_the_objects_alone_and_opened(kueue:
     assert {gate.kind for gate in gates} == {"check", "annotation", "pod"}
     for gate in gates:
         before.hold(gate, time.time() + 120.0)
-        assert before.read_back(gate).verb is Verb.HOLD
+        assert before.read_back(gate).verb is SteerVerb.HOLD
     assert mine(kueue, before.overdue()) == []
     del before  # it dies here
     after = queue_of(kueue, now_s=time.time() + 200.0)

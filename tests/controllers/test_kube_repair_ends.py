@@ -12,7 +12,7 @@ from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import ActionKind, OutcomeStatus
 from nightshift.controllers.actuators.kube_client import KubeClient
 from nightshift.controllers.actuators.kube_repair import AGENT_PAUSED, KubernetesRepairActuator, RepairSettings
-from nightshift.controllers.actuators.kubernetes import KubernetesSettings
+from nightshift.controllers.actuators.kubernetes import KubernetesActuatorSettings
 from tests.controllers.kube_scenes import Patient, PatientRepair, boots, repair_job_ends
 from tests.controllers.repair_scenes import Clock, cordoned_by_us, plan, reboot, repairer, reset, waits
 from tests.kubernetes_api.cluster import Cluster
@@ -41,7 +41,7 @@ def test_the_cordon_of_a_person_or_another_incident_outlives_the_repair_and_ours
     ours = plan(ActionKind.CORDON, Subject(SubjectKind.NODE, node), node)
     if by != "a person":
         ours = replace(ours, id=f"inc-7000{'0' if by == 'this incident' else ''}-cordon-1")
-        Patient(KubernetesSettings(), KubeClient(cluster.api)).execute(ours)
+        Patient(KubernetesActuatorSettings(), KubeClient(cluster.api)).execute(ours)
     waits(actuator, action, "works on")
     repair_job_ends(cluster)
     waits(actuator, action, "-check")

@@ -22,7 +22,7 @@ from nightshift.controllers.actuators.kube_client import KubeClient
 from nightshift.controllers.actuators.kube_marks import MARKER
 from nightshift.controllers.actuators.kube_probe import ProbeJob, Probes
 from nightshift.controllers.actuators.kube_repair import KubernetesRepairActuator, RepairSettings
-from nightshift.controllers.actuators.kubernetes import KubernetesSettings
+from nightshift.controllers.actuators.kubernetes import KubernetesActuatorSettings
 from nightshift.controllers.cordon import CORDON_OF, cordon_ids
 from tests.controllers.kube_scenes import Patient, PatientRepair, repair_job_ends, repair_jobs
 from tests.kubernetes_api.cluster import MARK, Cluster
@@ -50,7 +50,7 @@ def ours(cluster: Cluster, kind: ActionKind = A.CORDON) -> tuple[str, Action]:
     """A node that we took out of use, and the plan to give it back."""
     node = cluster.node()
     taken = act(kind, node)
-    Patient(KubernetesSettings(), KubeClient(cluster.api)).execute(taken)
+    Patient(KubernetesActuatorSettings(), KubeClient(cluster.api)).execute(taken)
     return node, act(A.RETURN_NODE, node, taken.id, probe="nccl")
 
 
@@ -117,7 +117,7 @@ def the_mark_is_gone(cluster: Cluster, node: str) -> None:
 
 
 def another_cordons(cluster: Cluster, node: str) -> None:
-    Patient(KubernetesSettings(), KubeClient(cluster.api)).execute(act(A.DRAIN, node))
+    Patient(KubernetesActuatorSettings(), KubeClient(cluster.api)).execute(act(A.DRAIN, node))
 
 
 def a_person_applies_the_cordon_too(cluster: Cluster, node: str) -> None:
@@ -182,7 +182,7 @@ def test_neither_is_it_uncordoned_by_an_undo_or_an_uncordon(
     """The same cordons, for everything else that could take one back."""
     node = cluster.node()
     taken = replace(act(kind, node), undo=Undo(True, "uncordon"))
-    nodes = Patient(KubernetesSettings(), KubeClient(cluster.api))
+    nodes = Patient(KubernetesActuatorSettings(), KubeClient(cluster.api))
     nodes.execute(taken)
     change(cluster, node)
     assert nodes.undo(taken).status is S.REFUSED
@@ -194,7 +194,7 @@ def test_what_two_of_our_actions_hold_is_uncordoned_by_the_last(cluster: Cluster
     """Taking one back leaves the other's node out of use."""
     node = cluster.node()
     first, second = (replace(act(kind, node), undo=Undo(True, "uncordon")) for kind in (A.CORDON, A.DRAIN))
-    nodes = Patient(KubernetesSettings(), KubeClient(cluster.api))
+    nodes = Patient(KubernetesActuatorSettings(), KubeClient(cluster.api))
     for action in (first, second):
         nodes.execute(action)
     outcome = nodes.undo(first)
@@ -210,7 +210,7 @@ def test_a_cordon_that_a_person_had_set_before_ours_is_theirs(
     """A drain of ours on a node that was cordoned already does not make the cordon ours."""
     node = cluster.node(unschedulable=True)
     drained = act(A.DRAIN, node)
-    Patient(KubernetesSettings(), KubeClient(cluster.api)).execute(drained)
+    Patient(KubernetesActuatorSettings(), KubeClient(cluster.api)).execute(drained)
     (said,) = actuator.changed(act(A.RETURN_NODE, node, drained.id, probe="nccl"))
     assert "somebody else" in said
 

@@ -13,19 +13,19 @@ from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, Precondition, Undo
 from nightshift.controllers.actuators.kube_client import KubeClient
 from nightshift.controllers.actuators.kube_rights import OBSERVE, RIGHTS, Right
-from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
+from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesActuatorSettings
 from tests.controllers.kube_scenes import Patient, client_with, finished, job, rules_of, served, stop_pods
 from tests.kubernetes_api.cluster import Cluster
 
 
 def identity(cluster: Cluster, rules: list[dict[str, list[str]]]) -> KubernetesActuator:
     """An actuator with a service account that has just these rules in the whole cluster."""
-    return Patient(KubernetesSettings(drain_grace_s=0, evict_unmanaged=True), client_with(cluster, rules))
+    return Patient(KubernetesActuatorSettings(drain_grace_s=0, evict_unmanaged=True), client_with(cluster, rules))
 
 
 def test_an_administrator_lacks_nothing(cluster: Cluster) -> None:
     """The whole list is permitted, so doctor says that it works."""
-    assert KubernetesActuator(KubernetesSettings(), KubeClient(cluster.api)).refused() == []
+    assert KubernetesActuator(KubernetesActuatorSettings(), KubeClient(cluster.api)).refused() == []
 
 
 def scene(cluster: Cluster, kind: ActionKind) -> tuple[Action, Callable[[], None]]:
@@ -37,7 +37,7 @@ def scene(cluster: Cluster, kind: ActionKind) -> tuple[Action, Callable[[], None
     match kind:
         case ActionKind.UNCORDON:
             action = scene_action(ActionKind.CORDON, target, {}, fact, wanted)
-            Patient(KubernetesSettings(), KubeClient(cluster.api)).execute(action)
+            Patient(KubernetesActuatorSettings(), KubeClient(cluster.api)).execute(action)
             cluster_cordoned = Subject(SubjectKind.NODE, node)
             return scene_action(kind, cluster_cordoned, {}, fact, "true"), after
         case ActionKind.TAINT:
@@ -139,10 +139,10 @@ def test_a_role_held_to_namespaces_lacks_nothing_there_and_names_where_else_it_d
     everything = frozenset[Right]().union(*(RIGHTS[kind] for kind in kinds))
     spaced = frozenset(right for right in everything if right.namespaced)
     kube = client_with(cluster, rules_of(everything - spaced), own=rules_of(spaced))
-    held = KubernetesSettings(namespaces=(cluster.namespace,))
+    held = KubernetesActuatorSettings(namespaces=(cluster.namespace,))
     assert KubernetesActuator(held, kube).refused() == []
-    wider = KubernetesSettings(namespaces=(cluster.namespace, "elsewhere"))
+    wider = KubernetesActuatorSettings(namespaces=(cluster.namespace, "elsewhere"))
     lacks = KubernetesActuator(wider, kube).refused()
     assert "patch pods in elsewhere" in lacks
     assert all(entry.endswith(" in elsewhere") for entry in lacks)
-    assert "patch pods" in KubernetesActuator(KubernetesSettings(), kube).refused()
+    assert "patch pods" in KubernetesActuator(KubernetesActuatorSettings(), kube).refused()

@@ -25,7 +25,7 @@ from nightshift.controllers.action import (
 )
 from nightshift.controllers.actuators.kube_client import KubeClient
 from nightshift.controllers.actuators.kube_jobs import RESUME_STEP
-from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
+from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesActuatorSettings
 from tests.controllers.kube_scenes import Patient, finished, job, stop_pods
 from tests.kubernetes_api.cluster import Cluster, eventually
 from tests.kubernetes_api.faults import Fault
@@ -38,7 +38,9 @@ S = OutcomeStatus
 @pytest.fixture
 def actuator(cluster: Cluster) -> KubernetesActuator:
     return Patient(
-        KubernetesSettings(drain_grace_s=0, evict_unmanaged=True), KubeClient(cluster.api), now_s=lambda: 1000.0
+        KubernetesActuatorSettings(drain_grace_s=0, evict_unmanaged=True),
+        KubeClient(cluster.api),
+        now_s=lambda: 1000.0,
     )
 
 
@@ -341,7 +343,7 @@ def test_a_pod_with_a_controller_is_deleted_once(cluster: Cluster, actuator: Kub
 def test_what_keeps_a_pod_that_is_restarted_is_told(cluster: Cluster) -> None:
     """A finalizer that nobody takes off, or a machine that is down: it was terminating, and no more was said."""
     node, later_s = cluster.node(), time.time() + 600.0
-    actuator = Patient(KubernetesSettings(), KubeClient(cluster.api), now_s=lambda: later_s)
+    actuator = Patient(KubernetesActuatorSettings(), KubeClient(cluster.api), now_s=lambda: later_s)
     for name, finalizers, said in (
         ("held", ["example.com/log"], r"terminating, held by example\.com/log"),
         ("lost", [], rf"lost on {node} should have ended \d+ s ago: its kubelet may be gone"),
@@ -393,7 +395,7 @@ def test_a_server_that_is_away_is_temporary(cluster: Cluster) -> None:
     from kubernetes.client import ApiClient, Configuration
 
     away = KubernetesActuator(
-        KubernetesSettings(), KubeClient(ApiClient(Configuration(host="http://127.0.0.1:1", retries=False)))
+        KubernetesActuatorSettings(), KubeClient(ApiClient(Configuration(host="http://127.0.0.1:1", retries=False)))
     )
     with pytest.raises(Temporary, match="no answer to GET"):
         away.execute(on_node(ActionKind.CORDON, "n1"))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, Undo
 from nightshift.controllers.guard import Commitment
-from nightshift.controllers.playbooks.ladder import RUNGS, Ladder, Record, record_of, rung
+from nightshift.controllers.playbooks.ladder import RUNGS, Record, RepairLadder, record_of, rung
 
 A = ActionKind
 GPU, OTHER, NODE = (
@@ -25,20 +25,20 @@ def did(kind: ActionKind, target: Subject, at_s: float, **params: str) -> Commit
 
 
 def test_a_fresh_device_gets_what_its_error_calls_for() -> None:
-    assert rung(A.RESET_GPU, Record(), Ladder()).kind is A.RESET_GPU
-    assert rung(A.REBOOT_NODE, Record(), Ladder()).kind is A.REBOOT_NODE
+    assert rung(A.RESET_GPU, Record(), RepairLadder()).kind is A.RESET_GPU
+    assert rung(A.REBOOT_NODE, Record(), RepairLadder()).kind is A.REBOOT_NODE
 
 
 def test_each_rung_gives_way_to_the_next_when_its_budget_is_spent_and_says_so() -> None:
-    up = rung(A.RESET_GPU, Record(resets=2), Ladder())
+    up = rung(A.RESET_GPU, Record(resets=2), RepairLadder())
     assert (up.kind, up.reason) == (A.REBOOT_NODE, "reset gpu was tried 2 times in 7 days")
-    top = rung(A.RESET_GPU, Record(resets=2, reboots=1), Ladder())
+    top = rung(A.RESET_GPU, Record(resets=2, reboots=1), RepairLadder())
     assert top.kind is A.OPEN_RMA
     assert "reboot node was tried 1 times" in top.reason
 
 
 def test_a_repeat_offender_goes_to_the_vendor_whatever_is_called_for() -> None:
-    found = rung(A.RESET_GPU, Record(offences=2), Ladder())
+    found = rung(A.RESET_GPU, Record(offences=2), RepairLadder())
     assert (found.kind, found.reason) == (
         A.OPEN_RMA,
         "repeat offender: 3 hardware faults of this GPU within 30 days",
@@ -58,15 +58,19 @@ def test_a_record_counts_this_device_within_its_windows() -> None:
         did(A.REBOOT_NODE, NODE, now_s - DAY_S, gpu="GPU-2"),
     ]
     offences_s = [now_s - DAY_S, now_s - 29 * DAY_S, now_s - 31 * DAY_S]
-    assert record_of(GPU, begun, offences_s, inventory, now_s, Ladder()) == Record(1, 1, 2)
+    assert record_of(GPU, begun, offences_s, inventory, now_s, RepairLadder()) == Record(1, 1, 2)
 
 
 @given(
     st.sampled_from(RUNGS[:2]),
     st.builds(Record, *(st.integers(0, 5) for _ in range(3))),
-    st.builds(Ladder, gpu_resets=st.integers(0, 4), node_reboots=st.integers(0, 4), offences=st.integers(1, 5)),
+    st.builds(
+        RepairLadder, gpu_resets=st.integers(0, 4), node_reboots=st.integers(0, 4), offences=st.integers(1, 5)
+    ),
 )
-def test_no_budget_is_ever_exceeded_and_nothing_goes_down(called_for: A, record: Record, ladder: Ladder) -> None:
+def test_no_budget_is_ever_exceeded_and_nothing_goes_down(
+    called_for: A, record: Record, ladder: RepairLadder
+) -> None:
     """The rung is never below what is called for, never one whose budget is spent, and always one of the ladder."""
     found = rung(called_for, record, ladder).kind
     assert RUNGS.index(found) >= RUNGS.index(called_for)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nightshift.controllers.outcome import Joiner, JoinSettings, Outcome, Sample, Stretch, shares_lost
+from nightshift.controllers.outcome import Joiner, JoinSettings, ReceiptOutcome, Sample, Stretch, shares_lost
 
 WINDOW_S = 30.0
 
@@ -23,7 +23,7 @@ def sample(number: int, job: str = "j", reward: float | None = None, slowdown: f
     )
 
 
-def by_id(found: list[Outcome]) -> dict[str, Outcome]:
+def by_id(found: list[ReceiptOutcome]) -> dict[str, ReceiptOutcome]:
     assert len({outcome.id for outcome in found}) == len(found), "an outcome was told twice"
     return {outcome.id: outcome for outcome in found}
 
@@ -33,7 +33,7 @@ def test_a_window_that_was_seen_whole_settles_its_decision_as_soon_as_the_next_o
     joiner.decided(stretch(0))
     joiner.saw(sample(0, reward=0.25, slowdown=1.02))
     joiner.decided(stretch(1))
-    assert joiner.settle(WINDOW_S) == [Outcome("j/0", 0.25, 1.02)]
+    assert joiner.settle(WINDOW_S) == [ReceiptOutcome("j/0", 0.25, 1.02)]
     assert [open_.id for open_ in joiner.open_receipts()] == ["j/1"]
 
 
@@ -92,7 +92,7 @@ def test_a_clock_that_steps_back_voids_what_was_open_and_one_that_leaps_ahead_se
     joiner = Joiner()
     joiner.decided(stretch(0, at_s=1000.0))
     joiner.settle(1000.0)
-    assert joiner.settle(400.0) == [Outcome("j/0", void="the clock stepped back")]
+    assert joiner.settle(400.0) == [ReceiptOutcome("j/0", void="the clock stepped back")]
     joiner.decided(stretch(1, at_s=400.0))
     joiner.decided(stretch(2, at_s=90_000.0))
     joiner.saw(Sample("j", 400.0, 430.0, 1.0, 1.0))
@@ -134,7 +134,7 @@ def test_a_violation_is_kept_though_nothing_else_was_seen() -> None:
 )
 def test_whatever_happens_every_decision_gets_one_outcome_and_nothing_is_kept(steps: list[tuple[str, int]]) -> None:
     """Of four jobs, under any order of decisions, samples, ends and clock steps."""
-    joiner, now_s, made, found = Joiner(), 0.0, 0, list[Outcome]()
+    joiner, now_s, made, found = Joiner(), 0.0, 0, list[ReceiptOutcome]()
     for what, number in steps:
         job = f"j{abs(number) % 4}"
         if what == "decide":

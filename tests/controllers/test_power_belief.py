@@ -16,10 +16,10 @@ from nightshift.controllers.power.belief import (
     TOP,
     Bank,
     Ints,
+    LevelWindows,
     N,
     Noise,
     Outlook,
-    Windows,
     outlook,
 )
 from nightshift.controllers.power.curves import Floats, on_levels, synthetic
@@ -37,7 +37,7 @@ def conditioned(prior: Floats, seen: Ints, error: Floats) -> tuple[Floats, Float
     return told, gain, prior - gain @ prior[seen]
 
 
-def plainly(windows: Windows, level: Ints, noise: Noise) -> Outlook:
+def plainly(windows: LevelWindows, level: Ints, noise: Noise) -> Outlook:
     """What `outlook` says, one job and one curve of the bank after another: the Gaussian over all levels that the
     module's first lines describe, conditioned on the levels that were seen."""
     found = Outlook(*np.full((6, len(level), N), np.nan))
@@ -104,7 +104,7 @@ def test_leaving_out_the_knots_below_every_window_changes_nothing(seed: int) -> 
     np.testing.assert_allclose(ours.gain_sd, plain.gain_sd, atol=2e-3)
     for budget in (0.03, 0.05, 0.10):
         mine, theirs = copy.deepcopy(jobs), copy.deepcopy(jobs)
-        care = descent.Care(budget=budget)
+        care = descent.DescentCare(budget=budget)
         chosen = descent.choose(mine, ours, level, care)
         np.testing.assert_array_equal(chosen, descent.choose(theirs, plain, level, care))
         np.testing.assert_array_equal(mine.home, theirs.home)

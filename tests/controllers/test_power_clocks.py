@@ -65,8 +65,10 @@ EVENT = st.one_of(
 @dataclass
 class World:
     card: Card = field(default_factory=Card)
-    memory: clocks.Memory = field(default_factory=clocks.Memory)
-    limits: shield.Memory = field(default_factory=lambda: shield.Memory(ordered_mw=dict.fromkeys(GPUS, MAX)))
+    memory: clocks.ClockMemory = field(default_factory=clocks.ClockMemory)
+    limits: shield.LimitMemory = field(
+        default_factory=lambda: shield.LimitMemory(ordered_mw=dict.fromkeys(GPUS, MAX))
+    )
     wishes: dict[str, float] = field(default_factory=lambda: {"a/x": 0.6, "b/y": 0.7})
     now_s: float = 1000.0
     read_s: float = 1000.0
@@ -79,19 +81,19 @@ class World:
     def __post_init__(self) -> None:
         self.node = PowerLeases(self.card, FALLBACK)
 
-    def seen(self) -> list[clocks.Seen]:
+    def seen(self) -> list[clocks.ClockReading]:
         if not self.blind:
             self.read, self.read_s = {u: self.card.clock(u) for u in GPUS}, self.now_s
         age_s = self.now_s - self.read_s
         return [
-            clocks.Seen(
+            clocks.ClockReading(
                 shield.Gpu(u, "n0", "r", JOB[u], 200_000, MAX, MAX, FALLBACK, MAX, age_s, self.incident),
                 TOP_MHZ, float(self.read[u]), float(self.read[u]), self.read_s, u in self.card.heat,
             )
             for u in GPUS
         ]  # fmt: skip
 
-    def turn(self, silent: bool = False, given: frozenset[str] = frozenset()) -> clocks.Orders:
+    def turn(self, silent: bool = False, given: frozenset[str] = frozenset()) -> clocks.ClockOrders:
         self.now_s += 30.0
         told = frozenset(self.node.status(self.now_s)["clocks_by_hand"])
         seen = self.seen()
@@ -114,7 +116,7 @@ class World:
         return orders
 
 
-def check(orders: clocks.Orders, before: clocks.Memory, w: World) -> None:
+def check(orders: clocks.ClockOrders, before: clocks.ClockMemory, w: World) -> None:
     assert not orders.changed_mhz.keys() & before.manual, "a person's clock is not ordered"
     assert not orders.memory.ordered_mhz.keys() & before.manual
     for uuid, mhz in orders.changed_mhz.items():
@@ -254,9 +256,9 @@ def test_a_lock_is_never_counted_as_a_guarantee_of_power(locked: list[int], budg
     racks = {"r": shield.Rack("r", budget_mw, 100_000)}
     wishes = dict.fromkeys(GPUS, float(MAX))
 
-    def ask() -> shield.Orders:
+    def ask() -> shield.LimitOrders:
         gpus = [replace(one.gpu, enforced_mw=w.card.limit[one.gpu.uuid]) for one in w.seen()]
-        return shield.decide(racks, gpus, wishes, shield.Memory(), w.now_s, LIMITS)
+        return shield.decide(racks, gpus, wishes, shield.LimitMemory(), w.now_s, LIMITS)
 
     with_locks = ask()
     w.card.lock = {u: 990 if is_locked else None for u, is_locked in zip(GPUS, locked, strict=True)}

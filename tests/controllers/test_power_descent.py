@@ -10,10 +10,9 @@ import pytest
 
 from nightshift.collectors.base import Permanent
 from nightshift.controllers.power import descent
-from nightshift.controllers.power.baselines import Descent, PlainDescent, Static, Zeus
-from nightshift.controllers.power.belief import TOP, Bank, Noise, Windows, outlook
+from nightshift.controllers.power.belief import TOP, Bank, LevelWindows, Noise, outlook
 from nightshift.controllers.power.curves import LEVELS, Curve, on_levels, oracle_grid, read_sweeps, synthetic
-from nightshift.controllers.power.evaluate import evaluate, interval, left_out
+from nightshift.controllers.power.learn import Descent, PlainDescent, Static, Zeus, evaluate, interval, left_out
 from nightshift.controllers.power.simulate import ledger, ledgers, lowest_levels, run
 
 BANK = Bank.make(256)
@@ -63,7 +62,7 @@ def test_the_oracle_takes_the_cheapest_limit_within_the_budget() -> None:
 
 def test_the_belief_finds_the_slowdown_that_was_measured() -> None:
     """With many windows at two levels, the estimate is the truth within its deviation, whatever the bank holds."""
-    windows = Windows.empty(1)
+    windows = LevelWindows.empty(1)
     for level, speed in ((TOP, 50.0), (TOP - 20, 48.0)):
         for _ in range(100):
             windows.add(np.array([0]), np.array([level]), np.array([speed]), np.array([0.8]))
@@ -77,7 +76,7 @@ def test_the_belief_is_as_sure_as_it_says() -> None:
     curves = synthetic(200, np.random.default_rng(5))
     time, draw = on_levels(curves)
     rng, rows = np.random.default_rng(6), np.arange(len(curves))
-    windows = Windows.empty(len(curves))
+    windows = LevelWindows.empty(len(curves))
     for level in (*(TOP,) * 6, *range(TOP - 3, TOP - 19, -3), *(TOP - 18,) * 4):
         at, noise = np.full(len(curves), level), 1 + 0.01 * rng.normal(size=(2, len(curves)))
         windows.add(rows, at, 50.0 / time[:, level] * noise[0], draw[:, level] * noise[1])
@@ -92,7 +91,7 @@ def test_the_belief_is_as_sure_as_it_says() -> None:
 def test_what_is_known_does_not_depend_on_the_jobs_beside_it_nor_on_its_scale() -> None:
     """One job's belief is the same alone and in a crowd, in steps per second and in steps per hour."""
     rng = np.random.default_rng(1)
-    many, one = Windows.empty(600), Windows.empty(1)
+    many, one = LevelWindows.empty(600), LevelWindows.empty(1)
     for level in (TOP, TOP, TOP - 8, TOP - 12):
         speed, draw = rng.normal(40.0, 0.4, 600), rng.uniform(0.5, 0.6, 600)
         many.add(np.arange(600), np.full(600, level), speed, draw)
@@ -121,7 +120,7 @@ def test_where_a_flat_curve_breaks_off_it_does_not_go_on_for_what_the_levels_abo
     levels above is beyond the budget and a point now and then."""
     shares, times = np.array([0.38, 0.48, 0.58, 1.0]), np.array([1.25, 1.125, 1.0, 1.0])
     ledges = [Curve("g", "w", shares, times, np.array([0.30, 0.31, 0.32, 0.40]))] * 24
-    careless = ledger(ledges, Descent(BANK, descent.Care(surer=0.0)), 0.03, 5, windows=70)
+    careless = ledger(ledges, Descent(BANK, descent.DescentCare(surer=0.0)), 0.03, 5, windows=70)
     careful = ledger(ledges, Descent(BANK), 0.03, 5, windows=70)
     assert careless.beyond.sum() > 0
     assert careful.beyond.sum() == 0
@@ -129,7 +128,7 @@ def test_where_a_flat_curve_breaks_off_it_does_not_go_on_for_what_the_levels_abo
 
 
 def test_windows_that_are_no_number_teach_nothing() -> None:
-    windows = Windows.empty(2)
+    windows = LevelWindows.empty(2)
     windows.add(np.arange(2), np.full(2, TOP), np.array([np.nan, 5.0]), np.array([0.5, -1.0]))
     assert windows.count.sum() == 0
     assert np.isnan(outlook(BANK, windows, np.full(2, TOP), Noise()).slowdown).all()
@@ -157,7 +156,7 @@ def test_seeds_beside_each_other_are_runs_of_their_own() -> None:
 def test_a_first_step_is_as_long_as_it_may_be_and_no_longer(leap: int) -> None:
     """Of a job whose speed hangs on nothing, at the first window after the reference is known."""
     flat = Curve("g", "w", np.array([100.0, 250.0]), np.array([1.0, 1.0]), np.array([100.0, 249.0]))
-    jobs, care = descent.Jobs.start(lowest_levels([flat])), descent.Care(budget=0.10, leap=leap)
+    jobs, care = descent.Jobs.start(lowest_levels([flat])), descent.DescentCare(budget=0.10, leap=leap)
     level, seen = jobs.home.copy(), []
     for _ in range(40):
         draw = flat.draw(LEVELS[level] * 250.0) / 250.0
@@ -179,7 +178,7 @@ def test_a_change_of_phase_is_probed_again() -> None:
     easy = Curve("g", "w", np.array([100.0, 250.0]), np.array([1.005, 1.0]), np.array([90.0, 200.0]))
     hard = Curve("g", "w", np.array([100.0, 250.0]), np.array([3.0, 1.0]), np.array([99.0, 249.0]))
     lowest = lowest_levels([easy])
-    jobs, care, rng = descent.Jobs.start(lowest), descent.Care(), np.random.default_rng(0)
+    jobs, care, rng = descent.Jobs.start(lowest), descent.DescentCare(), np.random.default_rng(0)
     level = jobs.home.copy()
     levels = []
     for window in range(90):
@@ -203,7 +202,7 @@ def test_constants_are_chosen_without_the_group_that_they_are_judged_on() -> Non
     """Of two settings, the reckless one is never taken, since it breaks the budget on the others; a group that is
     all there is cannot be left out."""
     curves = CURVES[:12]
-    cares = (descent.Care(), descent.Care(sure=-3.0, surer=-3.0, stay_sure=-3.0))
+    cares = (descent.DescentCare(), descent.DescentCare(sure=-3.0, surer=-3.0, stay_sure=-3.0))
     found = left_out(curves, {"gpu": ["a"] * 6 + ["b"] * 6}, cares, BANK, (1, 2), 60)
     assert [row["left out"] for row in found] == ["gpu", "gpu"]
     assert all(c["sure"] == cares[0].sure for row in found for c in row["constants"].values())

@@ -15,7 +15,7 @@ from nightshift.controllers.power.belief import CHUNK, TOP, Bank, Outlook
 from nightshift.controllers.power.curves import LEVELS, on_levels, synthetic
 from nightshift.controllers.power.gang import Gang, GangSeen, answers, look
 
-BANK, CARE, LOWEST = Bank.make(128), descent.Care(), 20
+BANK, CARE, LOWEST = Bank.make(128), descent.DescentCare(), 20
 TRUST = Trust(Mode.ACTIVE, 1.0, 1.0)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightshift.collectors.base import Temporary
-from nightshift.controllers.actuators.power_leases import PowerLeases, Range, Refused
+from nightshift.controllers.actuators.power_leases import LeaseRefused, PowerLeases, Range
 
 MIN, MAX, FALLBACK, TOP_MHZ = 200_000, 700_000, 350_000, 1980
 GPUS = ("G0", "G1", "G2", "G3")
@@ -83,7 +83,7 @@ def test_without_an_agent_limits_and_clocks_go_to_what_was_decided_and_a_persons
         elif what == "old leader":
             stale = {"id": "p", "term": 6, "ttl_s": 60.0, "limits_mw": {"G0": MAX}}
             held = card.now, dict(card.clock)
-            with pytest.raises(Refused, match="term 6 is over"):
+            with pytest.raises(LeaseRefused, match="term 6 is over"):
                 node.grant(json.dumps(stale).encode(), now_s)
             assert held == (card.now, card.clock)
         elif what == "wait":

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightshift.collectors.base import Permanent
-from nightshift.controllers.power.belief import TOP, Bank, Ints, Windows
+from nightshift.controllers.power.belief import TOP, Bank, Ints, LevelWindows
 from nightshift.controllers.power.curves import LEVELS, Curve, Floats, synthetic
 from nightshift.controllers.power.rack import RANGE, Believed, Bools, CommonCap, fill
-from nightshift.controllers.power.rack_run import Scene, Told, oracle, rack
+from nightshift.controllers.power.rack_run import Scene, TrueShares, oracle, rack
 from nightshift.controllers.power.share import Claims, Sharing, divide, share_out
 
 CURVES = [c for c in synthetic(300, np.random.default_rng(99)) if c.draw_w[-1] >= 0.75 and c.min_w <= 0.505]
@@ -107,7 +107,7 @@ def test_what_is_shared_keeps_the_room_and_everybodys_bounds_and_leaves_no_usefu
 def test_a_job_that_was_never_seen_unlimited_is_asked_for_its_reference_and_once() -> None:
     """At most `probes` at a time, only while the room allows it, and no longer than `tries` windows."""
     n, s = 4, Sharing(probes=1, tries=2)
-    windows = Windows.empty(n)
+    windows = LevelWindows.empty(n)
     rows = np.arange(n)
     windows.add(rows, np.full(n, 40), np.ones(n), np.full(n, 0.7))
     none, cost, at = np.zeros(n, np.int64), np.full(n, 0.01), np.full(n, 40)
@@ -128,7 +128,7 @@ def test_a_job_that_was_never_seen_unlimited_is_asked_for_its_reference_and_once
 def test_who_is_told_every_curve_is_faster_behind_the_same_shield() -> None:
     """What belief costs can be told apart from what the shield costs."""
     scene = Scene.make(CURVES, 0.7, 0, 16, 80)
-    told, ours = rack(scene, Told(scene), 0), rack(scene, Believed(BANK), 0)
+    told, ours = rack(scene, TrueShares(scene), 0), rack(scene, Believed(BANK), 0)
     assert told.over == told.unsafe == 0.0
     assert told.mean > ours.mean
 

@@ -13,7 +13,7 @@ from nightshift.controllers.decision import Mode
 from nightshift.controllers.drift import Left
 from nightshift.controllers.estimate import (
     LEAST_ARM,
-    Turn,
+    TrialTurn,
     arm_jobs,
     clustered_mean,
     doubly_robust,
@@ -22,8 +22,8 @@ from nightshift.controllers.estimate import (
 )
 from nightshift.controllers.promotion import (
     Criteria,
-    Health,
-    Standing,
+    PolicyHealth,
+    PolicyStanding,
     Tally,
     assess,
     chance_of,
@@ -35,12 +35,12 @@ from nightshift.controllers.promotion import (
     trust_of,
 )
 
-STANDING = Standing("scheduling", "ppo@ab", "0" * 64, Mode.TRIAL, 0.0)
+STANDING = PolicyStanding("scheduling", "ppo@ab", "0" * 64, Mode.TRIAL, 0.0)
 
 
 def world(
     seed: int, gain: float = 0.0, jobs: int = 80, windows: int = 12, *, slower: float = 0.0, spread: float = 0.05
-) -> list[Turn]:
+) -> list[TrialTurn]:
     """A trial whose jobs differ (job effect twice the window's noise), with a confounder for propensities."""
     random = np.random.default_rng(seed)
     turns = []
@@ -53,7 +53,7 @@ def world(
             noise = random.normal(0, spread)
             slowdown = 1.0 + abs(random.normal(0, 0.002)) + slower * treated
             reward = own + 0.1 * level + lift * treated + noise
-            turns.append(Turn(str(job), treated, chance, reward, slowdown, 1.0016 + slower, False, (level,)))
+            turns.append(TrialTurn(str(job), treated, chance, reward, slowdown, 1.0016 + slower, False, (level,)))
     return turns
 
 
@@ -84,7 +84,7 @@ def test_with_the_outcome_model_or_the_propensities_right_the_bound_covers_heavy
     assert np.mean(wrong) < 0.5
 
 
-def rare_world(seed: int, jobs: int, chances: tuple[float, float], *, by_job: bool) -> list[Turn]:
+def rare_world(seed: int, jobs: int, chances: tuple[float, float], *, by_job: bool) -> list[TrialTurn]:
     """A confounder picks the propensity; the coin is a window's, or the whole job's as in canary."""
     random = np.random.default_rng((seed, 7))
     turns = []
@@ -95,7 +95,7 @@ def rare_world(seed: int, jobs: int, chances: tuple[float, float], *, by_job: bo
         for _ in range(4):
             treated = whole if by_job else bool(random.random() < chance)
             reward = own + 0.1 * level + lift * treated + random.normal(0, 0.05)
-            turns.append(Turn(str(job), treated, chance, reward, 1.0, 1.0, False, (level,)))
+            turns.append(TrialTurn(str(job), treated, chance, reward, 1.0, 1.0, False, (level,)))
     return turns
 
 
@@ -116,7 +116,7 @@ def test_with_few_jobs_or_rare_draws_the_bound_covers_or_says_that_it_cannot_be_
     assert sum(doubly_robust(turns).low > 0.03 for turns in told) <= 9  # of 100: 5 and two standard errors
 
 
-def shared_world(seed: int, spill: float, shock: float) -> tuple[list[Turn], float]:
+def shared_world(seed: int, spill: float, shock: float) -> tuple[list[TrialTurn], float]:
     """20 racks of 6 jobs: a shock that a rack's jobs share in each window, and what a treated neighbour's turn adds
     to a job's reward. Returns what everybody gains where everybody has the policy instead of nobody."""
     random = np.random.default_rng((seed, 11))
@@ -129,7 +129,7 @@ def shared_world(seed: int, spill: float, shock: float) -> tuple[list[Turn], flo
             for k in range(6):
                 near = (treated.sum() - treated[k]) / 5.0
                 reward = own[k] + common + 0.03 * treated[k] + spill * near + random.normal(0, 0.05)
-                turns.append(Turn(f"{rack}/{k}", bool(treated[k]), 0.5, reward, 1.0, 1.0, False, ()))
+                turns.append(TrialTurn(f"{rack}/{k}", bool(treated[k]), 0.5, reward, 1.0, 1.0, False, ()))
     return turns, 0.03 + spill
 
 
@@ -185,10 +185,10 @@ def test_a_coin_of_a_trial_holds_for_its_block_in_every_process_and_spares_the_h
 
 
 def test_a_days_tally_forgets_what_is_older_and_what_a_set_clock_put_ahead() -> None:
-    tally = Tally("p", 0.0).add(0.0, Health(10, lockouts=1)).add(3600.0, Health(5))
-    assert tally.health(3600.0, Health()).turns == 15
-    assert tally.add(24 * 3600.0, Health(1)).health(24 * 3600.0, Health()).turns == 6
-    assert tally.add(-3600.0, Health(1)).health(-3600.0, Health()).turns == 1
+    tally = Tally("p", 0.0).add(0.0, PolicyHealth(10, lockouts=1)).add(3600.0, PolicyHealth(5))
+    assert tally.health(3600.0, PolicyHealth()).turns == 15
+    assert tally.add(24 * 3600.0, PolicyHealth(1)).health(24 * 3600.0, PolicyHealth()).turns == 6
+    assert tally.add(-3600.0, PolicyHealth(1)).health(-3600.0, PolicyHealth()).turns == 1
 
 
 def test_no_difference_is_promoted_in_at_most_one_of_twenty_worlds_over_all_looks() -> None:
@@ -286,17 +286,20 @@ def test_a_trial_touches_only_jobs_whose_owners_opted_in() -> None:
 @pytest.mark.parametrize(
     ("health", "word"),
     [
-        (Health(10, budget_events=1), "budget"),
-        (Health(10, violations=1), "violation"),
-        (Health(100, lockouts=3), "locked out"),
-        (Health(10, drift=(Left("budget", 9, 30, 0.11, 0.0, 1.0),)), "drift: budget left the range of training"),
+        (PolicyHealth(10, budget_events=1), "budget"),
+        (PolicyHealth(10, violations=1), "violation"),
+        (PolicyHealth(100, lockouts=3), "locked out"),
+        (
+            PolicyHealth(10, drift=(Left("budget", 9, 30, 0.11, 0.0, 1.0),)),
+            "drift: budget left the range of training",
+        ),
     ],
 )
-def test_what_goes_wrong_demotes_at_once(health: Health, word: str) -> None:
+def test_what_goes_wrong_demotes_at_once(health: PolicyHealth, word: str) -> None:
     for mode in (Mode.TRIAL, Mode.CANARY, Mode.ACTIVE):
         assert word in demotion(replace(STANDING, mode=mode), health, Criteria())
-    assert demotion(STANDING, Health(100, lockouts=1), Criteria()) == ""
-    assert demotion(STANDING, Health(10, drift=(Left("width", 1, 30, 0.0001, 0.0, 1.0),)), Criteria()) == ""
+    assert demotion(STANDING, PolicyHealth(100, lockouts=1), Criteria()) == ""
+    assert demotion(STANDING, PolicyHealth(10, drift=(Left("width", 1, 30, 0.0001, 0.0, 1.0),)), Criteria()) == ""
 
 
 def test_an_active_policy_that_is_worse_than_the_holdout_is_demoted() -> None:
@@ -305,5 +308,5 @@ def test_an_active_policy_that_is_worse_than_the_holdout_is_demoted() -> None:
         for turn in world(0)
     ]
     active = replace(STANDING, mode=Mode.ACTIVE)
-    assert "holdout" in demotion(active, Health(10, treated=tuple(worse)), Criteria())
-    assert demotion(active, Health(10, treated=tuple(world(0, 0.02))), Criteria()) == ""
+    assert "holdout" in demotion(active, PolicyHealth(10, treated=tuple(worse)), Criteria())
+    assert demotion(active, PolicyHealth(10, treated=tuple(world(0, 0.02))), Criteria()) == ""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nightshift.collectors.base import Permanent
 from nightshift.controllers.scheduling import policies, shapes, trace
 from nightshift.controllers.scheduling.bound import least_mean_jct_s
-from nightshift.controllers.scheduling.cluster import Cluster, Shape, SharingRules
+from nightshift.controllers.scheduling.cluster import Cluster, ClusterShape, SharingRules
 from nightshift.controllers.scheduling.interference import (
     KINDS,
     MEASURED,
@@ -26,9 +26,9 @@ from nightshift.controllers.scheduling.interference import (
 from nightshift.controllers.scheduling.predict import Durations
 from nightshift.controllers.scheduling.preemptive import Preemptive, least_attained
 from nightshift.controllers.scheduling.ramp import Ramp
-from nightshift.controllers.scheduling.simulate import Faults, Simulation, World
-from nightshift.controllers.scheduling.state import State
-from nightshift.controllers.scheduling.trace import Job
+from nightshift.controllers.scheduling.simulate import Faults, SchedulingWorld, Simulation
+from nightshift.controllers.scheduling.state import QueueState
+from nightshift.controllers.scheduling.trace import TraceJob
 
 RECORDING = Path(__file__).parent.parent / "recordings" / "h200_interference.csv"
 JOBS = trace.at_load(trace.draw(150, 3), 64, 1.0)
@@ -61,7 +61,7 @@ def test_a_slowdown_that_is_not_known_is_infinite_and_never_fits() -> None:
 def test_gangs_sit_whole_two_a_gpu_at_most_small_ones_in_one_node_and_never_on_closed_gpus(
     turns: list[tuple[int, int, bool]],
 ) -> None:
-    cluster = Cluster(Shape(4, 4, 2))
+    cluster = Cluster(ClusterShape(4, 4, 2))
     cluster.close(np.asarray([5, 11]))
     random = np.random.default_rng(1)
     loads = columns([load_of(str(random.choice(["language", "simulation", "vision"])), random) for _ in range(61)])
@@ -89,7 +89,7 @@ def test_gangs_sit_whole_two_a_gpu_at_most_small_ones_in_one_node_and_never_on_c
 
 @pytest.mark.parametrize("name", sorted(STEADY))
 def test_every_job_ends_runs_at_least_its_duration_and_is_never_stopped(name: str) -> None:
-    simulation = Simulation(JOBS, World(), twin=True)
+    simulation = Simulation(JOBS, SchedulingWorld(), twin=True)
     result = simulation.run(STEADY[name] if name != "steering" else policies.Steering())
     assert np.isfinite(result.jct_s).all()
     assert (result.wait_s >= 0).all()
@@ -104,7 +104,7 @@ class _Recorder:
     def __init__(self, policy: policies.Policy, until_s: float) -> None:
         self.policy, self.until_s, self.seen = policy, until_s, list[tuple[float, int, tuple[int, ...]]]()
 
-    def __call__(self, state: State) -> None:
+    def __call__(self, state: QueueState) -> None:
         self.policy(state)
         self.seen += [
             (state.now_s, job, tuple(gpus.tolist())) for job, gpus in state.cluster.held.items()
@@ -115,7 +115,7 @@ class _Recorder:
 @pytest.mark.parametrize("name", ["backfill", "shortest", "steering"])
 def test_no_policy_knows_a_duration_before_its_end(name: str) -> None:
     until_s = JOBS[100].submit_s
-    first = Simulation(JOBS, World(), twin=True)
+    first = Simulation(JOBS, SchedulingWorld(), twin=True)
     recorder = _Recorder(policies.Steering() if name == "steering" else STEADY[name], until_s)
     first.run(recorder)
     other = [
@@ -123,14 +123,14 @@ def test_no_policy_knows_a_duration_before_its_end(name: str) -> None:
         for job, end_s in zip(JOBS, first.end_s, strict=True)
     ]
     again = _Recorder(policies.Steering() if name == "steering" else STEADY[name], until_s)
-    Simulation(other, World(), twin=True).run(again)
+    Simulation(other, SchedulingWorld(), twin=True).run(again)
     assert [s for s in again.seen if s[0] < until_s] == recorder.seen
 
 
 def test_sharing_pays_with_complementary_jobs_and_is_refused_where_memory_does_not_fit() -> None:
     random = np.random.default_rng(0)
     loads = columns([load_of("language", random), load_of("simulation", random)])
-    cluster = Cluster(Shape(1, 8))
+    cluster = Cluster(ClusterShape(1, 8))
     cluster.put(0, np.arange(8))
     assert cluster.shared(1, 8, loads, NOBODY_KNOWS, Experience(MEASURED), SharingRules()) is not None
     loads[1, 5] = 0.9
@@ -139,16 +139,16 @@ def test_sharing_pays_with_complementary_jobs_and_is_refused_where_memory_does_n
 
 def test_a_job_that_the_baseline_would_have_started_goes_first() -> None:
     quiet = load_of("language", np.random.default_rng(0))
-    jobs = [Job("wide", 0.0, 64, 1000.0, quiet), Job("late", 1.0, 64, 10.0, quiet)]
-    jobs += [Job(f"small-{k}", 2.0 + k, 1, 10.0, quiet) for k in range(40)]
-    simulation = Simulation(jobs, World(), twin=True)
+    jobs = [TraceJob("wide", 0.0, 64, 1000.0, quiet), TraceJob("late", 1.0, 64, 10.0, quiet)]
+    jobs += [TraceJob(f"small-{k}", 2.0 + k, 1, 10.0, quiet) for k in range(40)]
+    simulation = Simulation(jobs, SchedulingWorld(), twin=True)
     result = simulation.run(policies.Steering(share=False))
-    plain = Simulation(jobs, World()).run(policies.backfill)
+    plain = Simulation(jobs, SchedulingWorld()).run(policies.backfill)
     assert result.wait_s.max() <= plain.wait_s.max() + 60.0
 
 
 def test_a_preemptive_order_pays_for_every_stop() -> None:
-    world = World(tick_s=3600.0, restart_s=100.0)
+    world = SchedulingWorld(tick_s=3600.0, restart_s=100.0)
     simulation = Simulation(JOBS, world)
     result = simulation.run(Preemptive(simulation, least_attained))
     assert result.stops > 0
@@ -156,7 +156,7 @@ def test_a_preemptive_order_pays_for_every_stop() -> None:
 
 
 def test_a_gpu_that_fails_takes_its_jobs_back_to_their_checkpoint_and_takes_nobody_until_repaired() -> None:
-    result = Simulation(JOBS, World(faults=Faults(500.0)), 1, twin=True).run(policies.Steering())
+    result = Simulation(JOBS, SchedulingWorld(faults=Faults(500.0)), 1, twin=True).run(policies.Steering())
     assert result.stops > 0
     assert np.isfinite(result.jct_s).all()
 
@@ -227,7 +227,7 @@ def test_what_sharing_was_seen_to_cost_moves_the_model_for_those_kinds_only_and_
 
 
 def test_sharing_stops_while_more_wait_than_would_without_it() -> None:
-    simulation = Simulation(JOBS, World(), twin=True)
+    simulation = Simulation(JOBS, SchedulingWorld(), twin=True)
     state, policy = simulation.state, policies.Steering(margin=2.0, from_pressure=0.0)
     assert policy._pays(state)
     state.queue = [0, 1, 2]
@@ -241,7 +241,7 @@ def test_sharing_stops_while_more_wait_than_would_without_it() -> None:
 
 
 def test_nobody_shares_where_little_is_to_be_won_and_sharing_is_bolder_where_much_is() -> None:
-    simulation = Simulation(JOBS, World(), twin=True)
+    simulation = Simulation(JOBS, SchedulingWorld(), twin=True)
     state, policy = simulation.state, policies.Steering()
     assert state.twin is not None
     state.done_s[0] = 1000.0
@@ -283,15 +283,15 @@ def test_a_repeated_name_is_predicted_from_its_own_runs() -> None:
 def test_no_policy_beats_the_bound(seed: int, load: float) -> None:
     jobs = trace.at_load(trace.draw(60, seed), 64, load)
     for policy in (policies.backfill, policies.shortest):
-        result = Simulation(jobs, World()).run(policy)
+        result = Simulation(jobs, SchedulingWorld()).run(policy)
         assert result.jct_s.mean() >= least_mean_jct_s(jobs, 64) * (1 - 1e-9)
-    shared = Simulation(jobs, World(), twin=True).run(policies.Steering())
+    shared = Simulation(jobs, SchedulingWorld(), twin=True).run(policies.Steering())
     assert shared.jct_s.mean() >= least_mean_jct_s(jobs, 64, gain=2.0) * (1 - 1e-9)
 
 
 def test_the_bound_of_one_queue_of_whole_machine_jobs_is_shortest_first() -> None:
     quiet = load_of("language", np.random.default_rng(0))
-    jobs = [Job(str(k), 0.0, 64, 100.0 * (k + 1), quiet) for k in range(3)]
+    jobs = [TraceJob(str(k), 0.0, 64, 100.0 * (k + 1), quiet) for k in range(3)]
     assert least_mean_jct_s(jobs, 64) == pytest.approx((100 + 300 + 600) / 3)
 
 
@@ -303,7 +303,7 @@ def test_the_bound_of_one_queue_of_whole_machine_jobs_is_shortest_first() -> Non
 def test_no_racks_draw_rises_faster_than_its_slope_but_by_a_gang_that_starts_alone(
     starts: list[tuple[float, int, int]], slope_w: float
 ) -> None:
-    ramp, now_s = Ramp(Shape(6, 4, 3), slope_w=slope_w), 0.0
+    ramp, now_s = Ramp(ClusterShape(6, 4, 3), slope_w=slope_w), 0.0
     begun: list[tuple[float, dict[int, float]]] = []
     for gap_s, first, count in starts:
         now_s += gap_s
@@ -319,8 +319,8 @@ def test_no_racks_draw_rises_faster_than_its_slope_but_by_a_gang_that_starts_alo
 
 
 def test_a_slope_flattens_the_simulated_racks_rise_and_every_job_still_ends() -> None:
-    steep = Simulation(JOBS, World(), 1).run(policies.backfill)
-    flat = Simulation(JOBS, World(slope_w=4000.0), 1).run(policies.backfill)
+    steep = Simulation(JOBS, SchedulingWorld(), 1).run(policies.backfill)
+    flat = Simulation(JOBS, SchedulingWorld(slope_w=4000.0), 1).run(policies.backfill)
     assert flat.figures()["p99_rise_w"] < steep.figures()["p99_rise_w"]
     assert np.isfinite(flat.jct_s).all()
     assert (flat.slowed > 0.999).all()

@@ -13,16 +13,22 @@ from hypothesis import strategies as st
 
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.kubernetes.api import Busy, NotFound, Refused
-from nightshift.controllers.actuators.kube_queue import CONTROLLER, Gate, KubernetesQueue, QueueSettings, pod_gate
+from nightshift.controllers.actuators.kube_queue import (
+    CONTROLLER,
+    GangGate,
+    KubernetesQueue,
+    QueueSettings,
+    pod_gate,
+)
 from nightshift.controllers.actuators.kube_queue_follow import GangDoors
-from nightshift.controllers.decision import Decision, Mode, Trust
-from nightshift.controllers.scheduling.cluster import Shape
+from nightshift.controllers.decision import ControlDecision, Mode, Trust
+from nightshift.controllers.scheduling.cluster import ClusterShape
 from nightshift.controllers.scheduling.controller import JobSeen, SchedulingController, Snapshot
-from nightshift.controllers.scheduling.steer import Steer, Verb
+from nightshift.controllers.scheduling.steer import Steer, SteerVerb
 from tests.controllers.test_kube_queue import gated_pod, mine, queue_of
 from tests.kubernetes_api.cluster import Cluster
 
-SHAPE = Shape(2, 8)
+SHAPE = ClusterShape(2, 8)
 
 
 @dataclass
@@ -59,13 +65,13 @@ class World:
         return ""
 
     def read_back(self, gate: Any) -> Steer:
-        return Steer(Verb.HOLD, self.holds.get(gate, 0.0)) if gate in self.gates else Steer(Verb.START)
+        return Steer(SteerVerb.HOLD, self.holds.get(gate, 0.0)) if gate in self.gates else Steer(SteerVerb.START)
 
 
-def controller(doors: Any, trust: Trust) -> tuple[SchedulingController, list[Decision]]:
-    kept: list[Decision] = []
+def controller(doors: Any, trust: Trust) -> tuple[SchedulingController, list[ControlDecision]]:
+    kept: list[ControlDecision] = []
 
-    def keep(decision: Decision, *, chance: float = 0.0, treated: bool = False) -> None:
+    def keep(decision: ControlDecision, *, chance: float = 0.0, treated: bool = False) -> None:
         kept.append(decision)
 
     return SchedulingController(doors, keep, np.random.default_rng(0), lambda job: trust), kept
@@ -132,7 +138,7 @@ class Api:
         item["spec"] |= changes.get("spec", {})
         item["metadata"]["annotations"] |= changes["metadata"]["annotations"]
 
-    def gates(self) -> list[Gate]:
+    def gates(self) -> list[GangGate]:
         """As a `QueueView` would have heard of them."""
         return [gate for item in self.pods.values() if (gate := pod_gate(item)) is not None]
 
@@ -201,7 +207,7 @@ def test_on_an_api_server_a_new_process_opens_what_the_dead_one_held(cluster: Cl
     gated_pod(cluster, "p")
     queue = queue_of(cluster)
     (gate,) = mine(cluster, queue.gates())
-    assert isinstance(gate, Gate)
+    assert isinstance(gate, GangGate)
     first, kept = controller(queue, ACTIVE)
     full = JobSeen("runs", "q", "bob", 0.0, 16, None, {0: 8, 1: 8}, 1.0)
     job = JobSeen(gate.name, "q", "ada", gate.since_s, 8, gate)

@@ -15,10 +15,10 @@ for _needed in ("gymnasium", "sb3_contrib"):
 
 from nightshift.controllers.learnable import learnable  # noqa: E402
 from nightshift.controllers.scheduling import trace  # noqa: E402
-from nightshift.controllers.scheduling.environment import ACTIONS, FEATURES, WAIT, Choice, SchedulingEnv  # noqa: E402
-from nightshift.controllers.scheduling.learn import Learned  # noqa: E402
-from nightshift.controllers.scheduling.simulate import Simulation, World  # noqa: E402
-from nightshift.controllers.scheduling.state import State  # noqa: E402
+from nightshift.controllers.scheduling.environment import ACTIONS, FEATURES, WAIT, QueueChoice, SchedulingEnv  # noqa: E402
+from nightshift.controllers.scheduling.learn import LearnedQueue  # noqa: E402
+from nightshift.controllers.scheduling.simulate import SchedulingWorld, Simulation  # noqa: E402
+from nightshift.controllers.scheduling.state import QueueState  # noqa: E402
 
 
 def test_it_is_an_environment_as_gymnasium_means_it() -> None:
@@ -61,16 +61,16 @@ class Idler:
 def played(late_first: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[list[tuple[bool, bool]], float]:
     """(somebody late could have started, who started was late) of each start of an idler, and its longest wait."""
     starts: list[tuple[bool, bool]] = []
-    carry_out = Choice.carry_out
+    carry_out = QueueChoice.carry_out
 
-    def watched(self: Choice, state: State, action: int) -> None:
+    def watched(self: QueueChoice, state: QueueState, action: int) -> None:
         starts.append((bool((self.mask & self.late).any()), bool(self.late[action])))
         carry_out(self, state, action)
 
-    monkeypatch.setattr(Choice, "carry_out", watched)
+    monkeypatch.setattr(QueueChoice, "carry_out", watched)
     jobs = trace.at_load(trace.draw(60, 5), 64, 0.9)
-    policy = Learned(Idler(), late_first)  # type: ignore[arg-type]
-    return starts, float(Simulation(jobs, World(), twin=True).run(policy).wait_s.max())
+    policy = LearnedQueue(Idler(), late_first)  # type: ignore[arg-type]
+    return starts, float(Simulation(jobs, SchedulingWorld(), twin=True).run(policy).wait_s.max())
 
 
 def test_whoever_is_late_goes_first_whatever_the_network_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,5 +91,5 @@ def test_training_gives_the_same_policy_for_the_same_seed_and_it_ends_a_trace() 
         assert np.array_equal(w1, w2)
         assert np.array_equal(b1, b2)
     jobs = trace.at_load(trace.draw(60, 5), 64, 0.9)
-    result = Simulation(jobs, World(), twin=True).run(Learned(first.network))
+    result = Simulation(jobs, SchedulingWorld(), twin=True).run(LearnedQueue(first.network))
     assert np.isfinite(result.jct_s).all()

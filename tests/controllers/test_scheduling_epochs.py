@@ -12,19 +12,19 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from nightshift.controllers.decision import Decision, Mode, Trust
-from nightshift.controllers.estimate import Turn, doubly_robust
-from nightshift.controllers.outcome import Joiner, Outcome, Stretch
-from nightshift.controllers.promotion import Criteria, Standing, trust_of
+from nightshift.controllers.decision import ControlDecision, Mode, Trust
+from nightshift.controllers.estimate import TrialTurn, doubly_robust
+from nightshift.controllers.outcome import Joiner, ReceiptOutcome, Stretch
+from nightshift.controllers.promotion import Criteria, PolicyStanding, trust_of
 from nightshift.controllers.scheduling import trace
-from nightshift.controllers.scheduling.cluster import Shape
+from nightshift.controllers.scheduling.cluster import ClusterShape
 from nightshift.controllers.scheduling.controller import JobSeen, SchedulingController, Snapshot
-from nightshift.controllers.scheduling.epochs import EPOCH_S, Epochs, Told, epoch_of
+from nightshift.controllers.scheduling.epochs import EPOCH_S, EpochOutcomes, Epochs, epoch_of
 from nightshift.controllers.scheduling.policies import backfill
 from nightshift.controllers.scheduling.predict import Durations
-from nightshift.controllers.scheduling.simulate import Simulation, World
-from nightshift.controllers.scheduling.steer import Steer, Verb
-from nightshift.controllers.scheduling.whatif import Part, starts_s
+from nightshift.controllers.scheduling.simulate import SchedulingWorld, Simulation
+from nightshift.controllers.scheduling.steer import Steer, SteerVerb
+from nightshift.controllers.scheduling.whatif import PlayedJob, starts_s
 
 ACTIVE, SHADOW = Trust(Mode.ACTIVE, 1.0, 0.95), Trust()
 TRIAL = {arm: Trust(Mode.TRIAL, float(arm), 0.5) for arm in (False, True)}
@@ -48,11 +48,11 @@ class Known(Durations):
 def test_a_play_of_plain_backfill_starts_every_job_when_the_simulator_does() -> None:
     jobs = [replace(job, name=job.id) for job in trace.at_load(trace.draw(60, 4, widest=8), 16, 1.0)]
     lasts_s = {job.id: job.duration_s for job in jobs}
-    shape = Shape(2, 8, 2)
-    simulation = Simulation(jobs, World(shape))
+    shape = ClusterShape(2, 8, 2)
+    simulation = Simulation(jobs, SchedulingWorld(shape))
     simulation.state.durations = Known(lasts_s)
     result = simulation.run(backfill)
-    parts = [Part(job.id, job.gpus, job.submit_s, job.submit_s, job.duration_s) for job in jobs]
+    parts = [PlayedJob(job.id, job.gpus, job.submit_s, job.submit_s, job.duration_s) for job in jobs]
     found = starts_s(shape, {}, parts, 0.0)
     there = {job.id: job.submit_s + wait_s for job, wait_s in zip(jobs, result.wait_s, strict=True)}
     assert found == pytest.approx(there)
@@ -66,12 +66,12 @@ class Town:
 
     jobs: Sequence[tuple[str, int, float, float]]
     trust: Callable[[float], Trust]
-    shape: Shape = field(default_factory=lambda: Shape(1, 8, 1))
+    shape: ClusterShape = field(default_factory=lambda: ClusterShape(1, 8, 1))
     now_s: float = -60.0
     opened: set[str] = field(default_factory=set)
     began_s: dict[str, float] = field(default_factory=dict)
-    kept: dict[str, tuple[Decision, float, bool]] = field(default_factory=dict)
-    told: list[Told] = field(default_factory=list)
+    kept: dict[str, tuple[ControlDecision, float, bool]] = field(default_factory=dict)
+    told: list[EpochOutcomes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.controller = SchedulingController(
@@ -80,10 +80,10 @@ class Town:
         )  # fmt: skip
         self.epochs = Epochs(self.keep_epoch, "steering", "as_without_us", 9 * 3600.0)
 
-    def keep(self, decision: Decision, *, chance: float = 0.0, treated: bool = False) -> None:
+    def keep(self, decision: ControlDecision, *, chance: float = 0.0, treated: bool = False) -> None:
         assert chance in (0.0, 1.0), "a single job's turn is never drawn"
 
-    def keep_epoch(self, decision: Decision, *, chance: float = 0.0, treated: bool = False) -> None:
+    def keep_epoch(self, decision: ControlDecision, *, chance: float = 0.0, treated: bool = False) -> None:
         self.kept[decision.id] = decision, chance, treated
 
     def release_overdue(self) -> Sequence[object]:
@@ -99,7 +99,7 @@ class Town:
         return ""
 
     def read_back(self, gate: object) -> Steer:
-        return Steer(Verb.START if gate in self.opened else Verb.HOLD)
+        return Steer(SteerVerb.START if gate in self.opened else SteerVerb.HOLD)
 
     def snapshot(self) -> Snapshot:
         seen = []
@@ -129,7 +129,7 @@ class Town:
             self.now_s += step_s
         return self
 
-    def outcomes(self) -> dict[str, Outcome]:
+    def outcomes(self) -> dict[str, ReceiptOutcome]:
         joiner = Joiner()
         for told in self.told:
             for sample in told.samples:
@@ -219,7 +219,7 @@ def test_a_gate_of_ours_past_the_bound_on_waiting_is_a_violation_of_a_treated_ho
 
 
 def test_the_coin_of_an_hour_is_one_for_all_jobs_and_a_canary_is_a_share_of_the_hours() -> None:
-    standing, criteria = Standing("scheduling", "steering", "0" * 64, Mode.TRIAL), Criteria(block_s=math.inf)
+    standing, criteria = PolicyStanding("scheduling", "steering", "0" * 64, Mode.TRIAL), Criteria(block_s=math.inf)
     hours = [k * EPOCH_S for k in range(2000)]
     drawn = [trust_of(standing, epoch_of(at_s), True, at_s, criteria).chance for at_s in hours]
     again = [trust_of(standing, epoch_of(at_s + 3599.0), True, at_s + 3599.0, criteria).chance for at_s in hours]
@@ -233,7 +233,7 @@ def test_the_coin_of_an_hour_is_one_for_all_jobs_and_a_canary_is_a_share_of_the_
 # statistics
 
 
-def queue_world(seed: int, epochs: int = 150, servers: int = 4) -> tuple[list[Turn], list[Turn]]:
+def queue_world(seed: int, epochs: int = 150, servers: int = 4) -> tuple[list[TrialTurn], list[TrialTurn]]:
     """A queue of equal jobs in which treated ones go before others: whoever gains, another loses as much, so the
     policy is worth exactly nothing. Returns turns by epoch (one coin an epoch) and by job (a coin each)."""
     random = np.random.default_rng((seed, 23))
@@ -262,7 +262,7 @@ def queue_world(seed: int, epochs: int = 150, servers: int = 4) -> tuple[list[Tu
         number = (comes // EPOCH_S).astype(int)
         if by_job:
             rows = [
-                Turn(str(n), bool(coins[n]), 0.5, -waits_s[n] / lasts_s, 1.0, features=(lengths[n],))
+                TrialTurn(str(n), bool(coins[n]), 0.5, -waits_s[n] / lasts_s, 1.0, features=(lengths[n],))
                 for n in range(len(comes))
             ]
         else:  # the queue's own cost in the hour: who waits, summed over time
@@ -272,7 +272,7 @@ def queue_world(seed: int, epochs: int = 150, servers: int = 4) -> tuple[list[Tu
                 low, high = hour * EPOCH_S, (hour + 1) * EPOCH_S
                 cost = np.clip(np.minimum(begins, high) - np.maximum(comes, low), 0.0, None).sum() / EPOCH_S
                 before = float(((comes < low) & (begins > low)).sum())
-                rows.append(Turn(f"epoch/{hour}", bool(hours[hour]), 0.5, -cost, 1.0, features=(before,)))
+                rows.append(TrialTurn(f"epoch/{hour}", bool(hours[hour]), 0.5, -cost, 1.0, features=(before,)))
         found.append(rows)
     return found[0], found[1]
 
@@ -285,7 +285,7 @@ def test_with_coins_by_epoch_a_policy_that_only_takes_from_others_is_seen_and_wi
     assert sum(doubly_robust(by_job).low > 0 for _, by_job in worlds) >= 80
 
 
-def lasting_world(seed: int, epochs: int, carry: float) -> tuple[list[Turn], float]:
+def lasting_world(seed: int, epochs: int, carry: float) -> tuple[list[TrialTurn], float]:
     """Hours of one cluster whose load wanders (autocorrelation 0.9), with an effect that depends on it, and where
     an arm adds `carry` to the next hour. Returns the truth: mean effect of the hours' own arms."""
     random = np.random.default_rng((seed, 29))
@@ -295,7 +295,7 @@ def lasting_world(seed: int, epochs: int, carry: float) -> tuple[list[Turn], flo
         arm = bool(random.random() < 0.5)
         effect = 0.03 + 0.05 * load
         reward = -load + effect * arm + carry * before + random.normal(0.0, 0.05) * (1.0 + abs(load))
-        turns.append(Turn(f"epoch/{hour}", arm, 0.5, reward, 1.0, features=(load + random.normal(0.0, 0.1),)))
+        turns.append(TrialTurn(f"epoch/{hour}", arm, 0.5, reward, 1.0, features=(load + random.normal(0.0, 0.1),)))
         effects.append(effect)
         before = arm
     return turns, float(np.mean(effects))

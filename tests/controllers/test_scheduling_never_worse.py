@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from nightshift.controllers.scheduling import policies, shapes, trace
 from nightshift.controllers.scheduling.predict import KEEP, Durations, Lesson
-from nightshift.controllers.scheduling.simulate import Result, Simulation, World
-from nightshift.controllers.scheduling.state import RUNS_ON, Start, State
-from nightshift.controllers.scheduling.trace import Job
+from nightshift.controllers.scheduling.simulate import SchedulingWorld, Simulation, SimulationResult
+from nightshift.controllers.scheduling.state import RUNS_ON, QueueState, Start
+from nightshift.controllers.scheduling.trace import TraceJob
 
 LOADS = (0.5, 0.9, 1.2)
 CASES = [(name, seed, load) for name in shapes.NAMES for seed in (21, 22) for load in LOADS]
 
 
-def jobs_of(name: str, count: int, seed: int, load: float) -> list[Job]:
+def jobs_of(name: str, count: int, seed: int, load: float) -> list[TraceJob]:
     return trace.at_load(shapes.drawn(name, count, seed), 64, load)
 
 
@@ -29,8 +29,8 @@ def test_without_guests_every_job_starts_and_ends_when_plain_backfill_says(
     name: str, seed: int, load: float
 ) -> None:
     jobs = jobs_of(name, 120, seed, load)
-    plain = Simulation(jobs, World(), seed).run(policies.backfill)
-    ours = Simulation(jobs, World(), seed, twin=True).run(policies.Steering(share=False))
+    plain = Simulation(jobs, SchedulingWorld(), seed).run(policies.backfill)
+    ours = Simulation(jobs, SchedulingWorld(), seed, twin=True).run(policies.Steering(share=False))
     np.testing.assert_allclose(ours.wait_s, plain.wait_s, rtol=0, atol=1e-3)
     np.testing.assert_allclose(ours.jct_s, plain.jct_s, rtol=0, atol=1e-3)
 
@@ -40,8 +40,8 @@ def test_nobody_starts_by_a_second_look_at_a_cluster_that_backfill_has_looked_at
     """Met on drawn traces: jobs that backfill had put in moved the first one's reservation, and asked again after
     them we started others, early; waits grew to 1.5 times backfill's without one guest."""
     jobs = jobs_of("pai", 500, seed, 0.9)
-    plain = Simulation(jobs, World(), seed).run(policies.backfill)
-    ours = Simulation(jobs, World(), seed, twin=True).run(policies.Steering(share=False))
+    plain = Simulation(jobs, SchedulingWorld(), seed).run(policies.backfill)
+    ours = Simulation(jobs, SchedulingWorld(), seed, twin=True).run(policies.Steering(share=False))
     np.testing.assert_allclose(ours.wait_s, plain.wait_s, rtol=0, atol=1e-3)
 
 
@@ -49,9 +49,9 @@ def test_nobody_starts_by_a_second_look_at_a_cluster_that_backfill_has_looked_at
 @settings(max_examples=8, deadline=None, derandomize=True)
 def test_the_twin_beside_us_is_plain_backfill_for_as_long_as_nobody_shares(name: str, seed: int) -> None:
     jobs = jobs_of(name, 100, seed, 1.0)
-    plain = Simulation(jobs, World(), seed)
+    plain = Simulation(jobs, SchedulingWorld(), seed)
     plain.run(policies.backfill)
-    ours = Simulation(jobs, World(), seed, twin=True)
+    ours = Simulation(jobs, SchedulingWorld(), seed, twin=True)
     ours.run(policies.Steering(share=False))
     assert ours.state.twin is not None
     started_s = [ours.state.twin.started_s[job] for job in range(len(jobs))]
@@ -64,7 +64,10 @@ def test_once_all_has_ended_the_twin_is_plain_backfill_however_much_guests_slowe
     name: str, seed: int, harsher: float
 ) -> None:
     jobs = jobs_of(name, 100, seed, 1.2)
-    plain, ours = Simulation(jobs, World(), seed), Simulation(jobs, World(harsher=harsher), seed, twin=True)
+    plain, ours = (
+        Simulation(jobs, SchedulingWorld(), seed),
+        Simulation(jobs, SchedulingWorld(harsher=harsher), seed, twin=True),
+    )
     plain.run(policies.backfill)
     ours.run(policies.backfill_sharing)
     assert ours.state.twin is not None
@@ -80,7 +83,7 @@ class _Watched(policies.Steering):
         super().__init__(from_pressure=0.0)
         self._seen = seen
 
-    def __call__(self, state: State) -> None:
+    def __call__(self, state: QueueState) -> None:
         begin, late = state.begin, set(state.twin.late() if state.twin is not None else [])
 
         def noted(start: Start) -> None:
@@ -110,14 +113,14 @@ def test_a_guest_is_expected_to_leave_before_its_hosts_and_to_cost_them_no_more_
     name: str,
 ) -> None:
     seen: list[tuple[float, float]] = []
-    Simulation(jobs_of(name, 200, 5, 1.2), World(), 5, twin=True).run(_Watched(seen))
+    Simulation(jobs_of(name, 200, 5, 1.2), SchedulingWorld(), 5, twin=True).run(_Watched(seen))
     assert seen
     assert min(spare for spare, _ in seen) >= -1e-6
     assert min(left for _, left in seen) >= -1e-6
 
 
 def test_a_late_job_shares_only_where_that_is_expected_to_cost_less_than_waiting() -> None:
-    simulation = Simulation(jobs_of("pai", 200, 3, 1.2), World(), 3, twin=True)
+    simulation = Simulation(jobs_of("pai", 200, 3, 1.2), SchedulingWorld(), 3, twin=True)
     seen: list[float] = []
     for state in simulation.steps():
         policies.Steering(from_pressure=0.0)(state)
@@ -131,7 +134,7 @@ def test_a_late_job_shares_only_where_that_is_expected_to_cost_less_than_waiting
 
 
 def test_nobody_becomes_a_guest_while_a_late_job_finds_no_place() -> None:
-    simulation = Simulation(jobs_of("ours", 300, 4, 1.5), World(harsher=1.0), 4, twin=True)
+    simulation = Simulation(jobs_of("ours", 300, 4, 1.5), SchedulingWorld(harsher=1.0), 4, twin=True)
     state, policy, guests, behind = simulation.state, policies.Steering(from_pressure=0.0, bold_pressure=2.0), 0, 0
     begin = state.begin
 
@@ -152,7 +155,7 @@ def test_nobody_becomes_a_guest_while_a_late_job_finds_no_place() -> None:
 
 
 def test_no_bold_guest_sits_where_the_first_of_the_queue_needs_whole_nodes() -> None:
-    simulation = Simulation(jobs_of("ours", 300, 4, 1.5), World(), 4, twin=True)
+    simulation = Simulation(jobs_of("ours", 300, 4, 1.5), SchedulingWorld(), 4, twin=True)
     policy, bold = policies.Steering(from_pressure=0.0), 0
     for state in simulation.steps():
         policy(state)
@@ -172,10 +175,10 @@ def test_no_bold_guest_sits_where_the_first_of_the_queue_needs_whole_nodes() -> 
 
 
 @cache
-def both(name: str, seed: int, load: float) -> tuple[Result, Result]:
+def both(name: str, seed: int, load: float) -> tuple[SimulationResult, SimulationResult]:
     jobs = jobs_of(name, 150, seed, load)
-    plain = Simulation(jobs, World(), seed).run(policies.backfill)
-    return plain, Simulation(jobs, World(), seed, twin=True).run(policies.Steering())
+    plain = Simulation(jobs, SchedulingWorld(), seed).run(policies.backfill)
+    return plain, Simulation(jobs, SchedulingWorld(), seed, twin=True).run(policies.Steering())
 
 
 @pytest.mark.full

@@ -16,7 +16,7 @@ from nightshift.controllers.power.breaker import Settings as BreakerSettings
 from nightshift.controllers.power.shield import (
     PATIENCE,
     Gpu,
-    Memory,
+    LimitMemory,
     Rack,
     Settings,
     decide,
@@ -92,7 +92,7 @@ def test_the_sum_of_limits_never_passes_the_budget_whoever_dies(
     """Nodes fall silent, leases end one by one or all at once, orders are lost in part, readings are older than the
     last orders, the agent forgets or dies."""
     rng = np.random.default_rng(seed)
-    world, memory, rack = World(n), Memory(), budget(n, share)
+    world, memory, rack = World(n), LimitMemory(), budget(n, share)
     usable = rack.budget_mw * (1 - S.margin_share)
     granted: dict[str, bool] = {}
     late: dict[str, int] = {}
@@ -109,7 +109,7 @@ def test_the_sum_of_limits_never_passes_the_budget_whoever_dies(
         elif event == "expire_one":
             world.limit.update({u: FALLBACK for u in world.limit if world.node(u) == node})
         elif event == "restart_agent":
-            memory, forgot = Memory(), True
+            memory, forgot = LimitMemory(), True
         elif event == "die":
             alive = not alive
         world.limit.update({u: mw for u, mw in late.items() if world.node(u) not in world.silent})
@@ -149,7 +149,7 @@ def test_the_sum_of_limits_never_passes_the_budget_whoever_dies(
 def test_any_wish_becomes_a_limit_that_the_gpu_takes_or_none(wishes: list[float], seed: int) -> None:
     rng = np.random.default_rng(seed)
     gpus = [gpu(i, int(rng.integers(MIN, MAX))) for i in range(8)]
-    orders = decide({"r": budget(8)}, gpus, {f"G{i}": w for i, w in enumerate(wishes)}, Memory(), 1e6, S)
+    orders = decide({"r": budget(8)}, gpus, {f"G{i}": w for i, w in enumerate(wishes)}, LimitMemory(), 1e6, S)
     for limit in orders.limits_mw.values():
         assert MIN <= limit <= MAX
 
@@ -162,7 +162,7 @@ def test_gangs_are_raised_and_lowered_whole(now: list[int], wishes: list[int]) -
     """From an equal state, members of a gang are equal afterwards."""
     gpus = [gpu(i, now[i // 2]) for i in range(8)]
     orders = decide(
-        {"r": budget(8, 0.9)}, gpus, {f"G{i}": float(w) for i, w in enumerate(wishes)}, Memory(), 1e6, S
+        {"r": budget(8, 0.9)}, gpus, {f"G{i}": float(w) for i, w in enumerate(wishes)}, LimitMemory(), 1e6, S
     )
     after = [orders.limits_mw.get(g.uuid, g.enforced_mw) for g in gpus]
     assert all(after[i] == after[i + 1] for i in range(0, 8, 2))
@@ -173,7 +173,7 @@ def test_what_frees_power_is_read_back_before_anyone_is_raised() -> None:
     gpus = [gpu(0, 600_000), gpu(1, 600_000), gpu(2), gpu(3)]
     rack = Rack("r", int((1_900_000 + HOST) / (1 - S.margin_share)) + 2, HOST)
     wishes = {"G0": 350_000.0, "G1": 350_000.0, "G2": 600_000.0, "G3": 600_000.0}
-    memory = Memory(ordered_mw={"G0": 600_000, "G1": 600_000}, confirmed=frozenset({"G0", "G1"}))
+    memory = LimitMemory(ordered_mw={"G0": 600_000, "G1": 600_000}, confirmed=frozenset({"G0", "G1"}))
     first = decide({"r": rack}, gpus, wishes, memory, 1e6, S)
     assert set(first.lower_mw) == {"G0", "G1"}
     assert not first.raise_mw
@@ -188,7 +188,7 @@ def test_a_raise_that_waits_for_others_is_given_whole_at_the_next_look() -> None
     gpus = [gpu(0, 600_000), gpu(1, 600_000), gpu(2), gpu(3)]
     rack = Rack("r", int((2_100_000 + HOST) / (1 - S.margin_share)) + 2, HOST)
     wishes = {"G0": 350_000.0, "G1": 350_000.0, "G2": 600_000.0, "G3": 600_000.0}
-    memory = Memory(ordered_mw={"G0": 600_000, "G1": 600_000}, confirmed=frozenset({"G0", "G1"}))
+    memory = LimitMemory(ordered_mw={"G0": 600_000, "G1": 600_000}, confirmed=frozenset({"G0", "G1"}))
     first = decide_step({"r": rack}, gpus, wishes, memory, 1e6, Settings())
     assert first.waiting
     assert set(first.lower_mw) == {"G0", "G1"}
@@ -198,14 +198,14 @@ def test_a_raise_that_waits_for_others_is_given_whole_at_the_next_look() -> None
     second = decide_step({"r": rack}, lowered, wishes, memory, 1e6 + 5, Settings())
     assert second.raise_mw == {"G2": 600_000, "G3": 600_000}
     assert not second.waiting
-    alone = decide_step({"r": Rack("r", 9_000_000, 0)}, gpus, wishes, Memory(), 1e6, Settings())
+    alone = decide_step({"r": Rack("r", 9_000_000, 0)}, gpus, wishes, LimitMemory(), 1e6, Settings())
     assert set(alone.raise_mw) == {"G2", "G3"}
     assert not alone.waiting
 
 
 def test_a_persons_limit_is_left_and_counted() -> None:
     """Once confirmed, a limit that is another one was set by a person: it is not ordered again, at any price."""
-    memory = Memory(ordered_mw={"G0": 500_000, "G1": 500_000}, confirmed=frozenset({"G0", "G1"}))
+    memory = LimitMemory(ordered_mw={"G0": 500_000, "G1": 500_000}, confirmed=frozenset({"G0", "G1"}))
     for by_hand in (300_000, 650_000):
         gpus = [gpu(0, by_hand), gpu(1, 500_000)]
         after = observe(gpus, memory, {}, 10.0, S)
@@ -218,7 +218,7 @@ def test_a_persons_limit_is_left_and_counted() -> None:
 
 def test_an_order_that_is_read_late_is_no_persons_limit_and_counts_until_it_is_read() -> None:
     """Readings as old as a turn: every one shows the order before the last."""
-    limit, memory, read = FALLBACK, Memory(), FALLBACK
+    limit, memory, read = FALLBACK, LimitMemory(), FALLBACK
     for turn, wish in enumerate((500_000, 450_000, 600_000, 400_000, 550_000)):
         now_s = 30.0 * turn
         seen = [gpu(0, read, seen_age_s=30.5, job="")]
@@ -234,13 +234,13 @@ def test_an_order_that_is_read_late_is_no_persons_limit_and_counts_until_it_is_r
 
 def test_a_node_that_is_not_read_any_more_counts_at_its_default() -> None:
     """It may have been started anew."""
-    assert worst_mw(gpu(0, 300_000, seen_age_s=61.0), Memory(), S) == MAX
-    assert worst_mw(gpu(0, 300_000), Memory(), S) == FALLBACK
+    assert worst_mw(gpu(0, 300_000, seen_age_s=61.0), LimitMemory(), S) == MAX
+    assert worst_mw(gpu(0, 300_000), LimitMemory(), S) == FALLBACK
 
 
 def test_a_node_that_says_done_and_did_not_is_locked_out() -> None:
     """... after PATIENCE turns, and counts at its highest from then on."""
-    memory = Memory(ordered_mw={"G0": 300_000}, read_mw={"G0": 600_000})
+    memory = LimitMemory(ordered_mw={"G0": 300_000}, read_mw={"G0": 600_000})
     gpus = [gpu(0, 600_000, job="")]
     for turn in range(PATIENCE):
         assert memory.liars == frozenset()
@@ -263,7 +263,7 @@ def test_a_node_that_says_done_and_did_not_is_locked_out() -> None:
 )
 def test_a_gpu_in_doubt_and_its_gang_hold(change: dict[str, object], constraint: str) -> None:
     gpus = [replace(gpu(0), **change), gpu(1)]
-    orders = decide({"r": budget(8)}, gpus, {"G0": 600_000.0, "G1": 600_000.0}, Memory(), 1e6, S)
+    orders = decide({"r": budget(8)}, gpus, {"G0": 600_000.0, "G1": 600_000.0}, LimitMemory(), 1e6, S)
     assert orders.clips["G0"][0].constraint == constraint
     assert orders.clips["G1"][0].constraint == "gang"
     assert not orders.raise_mw
@@ -271,7 +271,7 @@ def test_a_gpu_in_doubt_and_its_gang_hold(change: dict[str, object], constraint:
 
 def test_a_job_slowed_too_much_is_reverted_and_locked_out() -> None:
     gpus = [gpu(0, 400_000, slowdown=0.07), gpu(1, 400_000)]
-    memory = observe(gpus, Memory(ordered_mw={"G0": 400_000, "G1": 400_000}), {}, 100.0, S)
+    memory = observe(gpus, LimitMemory(ordered_mw={"G0": 400_000, "G1": 400_000}), {}, 100.0, S)
     orders = decide({"r": Rack("r", 3_000_000, 0)}, gpus, {"G0": 350_000.0, "G1": 350_000.0}, memory, 100.0, S)
     assert orders.raise_mw == {"G0": MAX, "G1": MAX}
     calm = [replace(g, enforced_mw=MAX, slowdown=0.0) for g in gpus]
@@ -286,7 +286,7 @@ def test_a_job_slowed_too_much_is_reverted_and_locked_out() -> None:
 def test_limits_dwell_and_rise_no_faster_than_the_rack_may() -> None:
     s = Settings(dwell_s=60.0, raise_w_per_min=100.0)
     gpus = [gpu(0, 400_000, job="")]
-    orders = decide({"r": budget(8)}, gpus, {"G0": 700_000.0}, Memory(), 1000.0, s)
+    orders = decide({"r": budget(8)}, gpus, {"G0": 700_000.0}, LimitMemory(), 1000.0, s)
     assert orders.raise_mw == {"G0": 500_000}
     assert orders.clips["G0"][0].constraint == "slope"
     seen = [replace(gpus[0], enforced_mw=500_000)]
@@ -299,7 +299,7 @@ def test_an_overdrawn_rack_lowers_those_that_it_can() -> None:
     """A silent node counts at its default; the others make room down to their fallback, and what is left is
     said."""
     gpus = [gpu(0, None, seen_age_s=math.inf, job=""), *(gpu(i, 600_000, job="") for i in range(4, 8))]
-    memory = Memory(ordered_mw={f"G{i}": 600_000 for i in range(4, 8)})
+    memory = LimitMemory(ordered_mw={f"G{i}": 600_000 for i in range(4, 8)})
     rack = Rack("r", int(2_500_000 / (1 - S.margin_share)) + 2, 0)
     orders = decide({"r": rack}, gpus, {f"G{i}": 700_000.0 for i in range(8)}, memory, 1e6, S)
     assert len(set(orders.lower_mw.values())) == 1
@@ -337,7 +337,7 @@ def test_a_breaker_is_never_closed_while_the_draw_is_far_over(draws: list[float]
 def test_room_below_a_fallback_is_not_given_away() -> None:
     """A GPU under its fallback returns to it when its lease ends; nobody may have been raised by the difference."""
     gpus = [gpu(0, 200_000, job=""), gpu(4, 350_000, job="")]
-    memory = Memory(ordered_mw={"G0": 200_000, "G4": 350_000}, confirmed=frozenset({"G0", "G4"}))
+    memory = LimitMemory(ordered_mw={"G0": 200_000, "G4": 350_000}, confirmed=frozenset({"G0", "G4"}))
     rack = Rack("r", int(800_000 / (1 - S.margin_share)) + 2, 0)
     orders = decide({"r": rack}, gpus, {"G0": 200_000.0, "G4": 700_000.0}, memory, 1e6, S)
     assert orders.raise_mw == {"G4": 450_000}
@@ -346,7 +346,7 @@ def test_room_below_a_fallback_is_not_given_away() -> None:
 def test_room_that_an_order_under_way_will_take_is_not_given_twice() -> None:
     """An order that has not arrived may still arrive."""
     gpus = [gpu(0, 350_000, job=""), gpu(4, 350_000, job="")]
-    memory = Memory(ordered_mw={"G0": 500_000, "G4": 350_000}, read_mw={"G0": 350_000, "G4": 350_000})
+    memory = LimitMemory(ordered_mw={"G0": 500_000, "G4": 350_000}, read_mw={"G0": 350_000, "G4": 350_000})
     rack = Rack("r", int(900_000 / (1 - S.margin_share)) + 2, 0)
     orders = decide({"r": rack}, gpus, {"G0": 500_000.0, "G4": 700_000.0}, memory, 1e6, S)
     assert orders.limits_mw.get("G4", 350_000) <= 400_000
@@ -359,7 +359,7 @@ def test_no_raise_ever_takes_more_than_the_worst_case_leaves(
 ) -> None:
     """For any enforced, ordered and wished limits: where someone is raised, the worst case after it fits."""
     gpus = [gpu(i, enforced, job="") for i, (enforced, _, _) in enumerate(rows)]
-    memory = Memory(ordered_mw={f"G{i}": ordered for i, (_, ordered, _) in enumerate(rows)})
+    memory = LimitMemory(ordered_mw={f"G{i}": ordered for i, (_, ordered, _) in enumerate(rows)})
     orders = decide(
         {"r": budget(8, share)}, gpus, {f"G{i}": float(w) for i, (*_, w) in enumerate(rows)}, memory, 1e6, S
     )

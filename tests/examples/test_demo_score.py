@@ -12,7 +12,7 @@ from examples.demo.scenario import START_S, FaultKind, draw
 from examples.demo.score import EXPECTED, Report, score
 from examples.demo.world import FaultRecord, World, gpu_subject, job_subject
 from nightshift.agent.store.diagnosis import Confidence, Diagnosis
-from nightshift.agent.store.incident import Incident, IncidentState, Step, StoredFinding
+from nightshift.agent.store.incident import HistoryStep, Incident, IncidentState, StoredFinding
 from nightshift.collectors.frame import Instant
 from nightshift.collectors.subject import Subject
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, Undo
@@ -51,7 +51,7 @@ def _repair(world: World, record: FaultRecord) -> tuple[ActionKind, Subject, dic
 def incident(number: int, subject: Subject, fault: Fault, opened_s: float, caveat: str = CORRUPTION) -> Incident:
     at = Instant(opened_s)
     finding = Finding("test", fault, subject, State.FIRING, at, at, Severity.WARNING, "", score=1.0, threshold=0.0)
-    done = Step(opened_s + 300, IncidentState.CONFIRMING, IncidentState.RESOLVED, "confirmed", "test")
+    done = HistoryStep(opened_s + 300, IncidentState.CONFIRMING, IncidentState.RESOLVED, "confirmed", "test")
     return Incident(
         id=f"INC-{number}",
         state=IncidentState.RESOLVED,

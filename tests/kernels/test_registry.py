@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from nightshift.agent.cli.commands import app
+from nightshift.agent.__main__ import app
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.base import Permanent
 from nightshift.kernels.apply.bundle import kernel_record

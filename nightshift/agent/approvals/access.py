@@ -20,7 +20,7 @@ from types import MappingProxyType
 from nightshift.agent.approvals.policy import Person, Role, lacks
 
 
-class Verb(StrEnum):
+class Permission(StrEnum):
     """What a person may ask for."""
 
     SEE = "see"
@@ -41,33 +41,35 @@ class Verb(StrEnum):
 
 NEEDS = MappingProxyType(
     {
-        Verb.SEE: Role.VIEWER,
-        Verb.SEE_CLUSTER: Role.VIEWER,
-        Verb.SNOOZE: Role.RESPONDER,
-        Verb.SILENCE: Role.RESPONDER,
-        Verb.REJECT: Role.RESPONDER,
-        Verb.CLOSE: Role.RESPONDER,
-        Verb.APPROVE: Role.APPROVER,
-        Verb.HALT: Role.RESPONDER,
-        Verb.RESUME: Role.APPROVER,
-        Verb.TAKE_BACK: Role.RESPONDER,
-        Verb.STAND: Role.APPROVER,
+        Permission.SEE: Role.VIEWER,
+        Permission.SEE_CLUSTER: Role.VIEWER,
+        Permission.SNOOZE: Role.RESPONDER,
+        Permission.SILENCE: Role.RESPONDER,
+        Permission.REJECT: Role.RESPONDER,
+        Permission.CLOSE: Role.RESPONDER,
+        Permission.APPROVE: Role.APPROVER,
+        Permission.HALT: Role.RESPONDER,
+        Permission.RESUME: Role.APPROVER,
+        Permission.TAKE_BACK: Role.RESPONDER,
+        Permission.STAND: Role.APPROVER,
     }
 )
-OF_THE_CLUSTER = frozenset({Verb.SEE_CLUSTER, Verb.HALT, Verb.RESUME, Verb.TAKE_BACK, Verb.STAND})
+OF_THE_CLUSTER = frozenset(
+    {Permission.SEE_CLUSTER, Permission.HALT, Permission.RESUME, Permission.TAKE_BACK, Permission.STAND}
+)
 """Verbs that reach everybody's jobs, so that a role over one team's does not do."""
 _DOING = {
-    Verb.SEE: "seeing it",
-    Verb.SEE_CLUSTER: "this page",
-    Verb.SNOOZE: "snoozing",
-    Verb.SILENCE: "a silence",
-    Verb.REJECT: "rejecting",
-    Verb.CLOSE: "closing",
-    Verb.APPROVE: "approving",
-    Verb.HALT: "halting",
-    Verb.RESUME: "resuming",
-    Verb.TAKE_BACK: "taking a policy back",
-    Verb.STAND: "standing a policy up",
+    Permission.SEE: "seeing it",
+    Permission.SEE_CLUSTER: "this page",
+    Permission.SNOOZE: "snoozing",
+    Permission.SILENCE: "a silence",
+    Permission.REJECT: "rejecting",
+    Permission.CLOSE: "closing",
+    Permission.APPROVE: "approving",
+    Permission.HALT: "halting",
+    Permission.RESUME: "resuming",
+    Permission.TAKE_BACK: "taking a policy back",
+    Permission.STAND: "standing a policy up",
 }
 
 
@@ -78,7 +80,7 @@ class Sight(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class AccessDecision:
     """Whether, and if not, why: a sentence for the person, which names nothing that they may not know of."""
 
     allowed: bool
@@ -99,13 +101,13 @@ def sight(person: Person, namespaces: Collection[str]) -> Sight:
     return Sight.NOTHING
 
 
-def may(person: Person, verb: Verb, namespaces: Collection[str] = ()) -> Decision:
+def may(person: Person, verb: Permission, namespaces: Collection[str] = ()) -> AccessDecision:
     """Whether a person may do this to what touches these namespaces. Approving is judged further by the gate: by
     the plan's rule, the two people and the age of the sign-in."""
     needed = NEEDS[verb]
     reach = () if verb in OF_THE_CLUSTER else namespaces
     if not person.identity:
-        return Decision(False, "Nobody is signed in.")
+        return AccessDecision(False, "Nobody is signed in.")
     if person.may(needed, reach):
-        return Decision(True)
-    return Decision(False, lacks(person, needed, _DOING[verb], reach))
+        return AccessDecision(True)
+    return AccessDecision(False, lacks(person, needed, _DOING[verb], reach))

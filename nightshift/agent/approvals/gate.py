@@ -23,13 +23,13 @@ from dataclasses import asdict, dataclass
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from nightshift.agent.approvals.access import Sight, Verb, may, sight
+from nightshift.agent.approvals.access import Permission, Sight, may, sight
 from nightshift.agent.approvals.people import Directory
 from nightshift.agent.approvals.policy import PEOPLE, ApprovalSettings, Person, Role, may_not_approve, rule_for
 from nightshift.agent.clock import Clock
 from nightshift.agent.store import audit
 from nightshift.agent.store.incident import Cause, Incident, IncidentState
-from nightshift.agent.store.incident_store import Conflict, Move, NoSuchIncident, Store, number_of
+from nightshift.agent.store.incident_store import Conflict, IncidentMove, NoSuchIncident, Store, number_of
 from nightshift.agent.store.records import dump, load
 from nightshift.agent.store.tables import approvals, controls
 from nightshift.controllers.action import Action, Rule, traits_of
@@ -129,14 +129,16 @@ class Gate:
             self._record(incident, approval)
             return GateAnswer(True, f"Recorded: {so_far} of {needed}. A second person has to approve.", True)
         names = " and ".join(item.person for item in standing)
-        move = Move(Cause.APPROVED, by.identity, f"{by.channel}: {action.kind} by {names}", incident.version)
+        move = IncidentMove(
+            Cause.APPROVED, by.identity, f"{by.channel}: {action.kind} by {names}", incident.version
+        )
         self._store.change(incident.id, move, lambda c, number: self._insert(c, number, approval))
         return GateAnswer(True, f"Approved: {action.kind} {action.target} starts now.", True)
 
     def _refusal(self, incident: Incident, plan_sha256: str, by: Person, given: list[Approval], now: float) -> str:
         """Why this click does not approve; empty where it does."""
         action = incident.action
-        if by.is_tenant and not (allowed := may(by, Verb.APPROVE, incident.namespaces)):
+        if by.is_tenant and not (allowed := may(by, Permission.APPROVE, incident.namespaces)):
             return allowed.reason
         if incident.state in _DECIDED:
             names = " and ".join(item.person for item in given if item.plan_sha256 == plan_sha256) or "policy"
@@ -161,7 +163,7 @@ class Gate:
             return False
         expires_s = min(action.expires_at_s, now + self.policy.valid_s)
         approval = Approval("policy", Role.APPROVER, "policy", action.plan_sha256, now, expires_s)
-        move = Move(Cause.APPROVED, "policy", f"{action.kind} is automatic by policy", incident.version)
+        move = IncidentMove(Cause.APPROVED, "policy", f"{action.kind} is automatic by policy", incident.version)
         try:
             self._store.change(incident.id, move, lambda c, number: self._insert(c, number, approval))
         except Conflict:
@@ -175,7 +177,7 @@ class Gate:
         now = self._clock.now_s() if now_s is None else now_s
         for _ in range(3):
             incident = self._shown(incident_id, by)
-            if not (allowed := may(by, Verb.REJECT, incident.namespaces)):
+            if not (allowed := may(by, Permission.REJECT, incident.namespaces)):
                 refusal = allowed.reason
             elif incident.state not in (_S.AWAITING_APPROVAL, _S.APPROVED):
                 refusal = f"{incident.id} is {_words(incident.state)}; there is nothing to reject."
@@ -185,7 +187,7 @@ class Gate:
                 refusal = f"The plan of {incident.id} has changed since you saw it; look at it again."
             else:
                 body = {"plan_sha256": plan_sha256, "reason": reason, "channel": by.channel, "role": by.role}
-                move = Move(Cause.REJECTED, by.identity, reason, incident.version)
+                move = IncidentMove(Cause.REJECTED, by.identity, reason, incident.version)
                 try:
                     self._store.change(
                         incident.id,
@@ -205,12 +207,12 @@ class Gate:
         """A person says that it is over. An action that is approved or under way cannot be closed away."""
         for _ in range(3):
             incident = self._shown(incident_id, by)
-            if not (allowed := may(by, Verb.CLOSE, incident.namespaces)):
+            if not (allowed := may(by, Permission.CLOSE, incident.namespaces)):
                 refusal = allowed.reason
             elif incident.state not in _CLOSABLE:
                 refusal = f"{incident.id} is {_words(incident.state)}; it cannot be closed now."
             else:
-                move = Move(Cause.CLOSED_BY_PERSON, by.identity, f"{by.channel}: {note}", incident.version)
+                move = IncidentMove(Cause.CLOSED_BY_PERSON, by.identity, f"{by.channel}: {note}", incident.version)
                 try:
                     self._store.change(incident.id, move)
                 except Conflict:
@@ -237,6 +239,7 @@ class Gate:
         given = [item for item in self.approvals(incident.id) if item.plan_sha256 == action.plan_sha256]
         if not given:
             return [(Cause.WORLD_CHANGED, "the plan is not the one that was approved")]
+        # an approval by policy is no person's: where the rule has become stricter since, it counts for nothing
         fresh = [item for item in given if item.expires_s > now and item.person != "policy"]
         standing = [item for item in fresh if self.still_approves(item, incident.namespaces)]
         people = self.people(standing)
@@ -286,7 +289,7 @@ class Gate:
 
     def halt(self, by: Person, reason: str = "") -> GateAnswer:
         """Freezes every action that has not reached the world. Whoever may respond may halt."""
-        if not (allowed := may(by, Verb.HALT)):
+        if not (allowed := may(by, Permission.HALT)):
             return GateAnswer(False, allowed.reason)
         now = self.halted()
         if now.halted:
@@ -305,7 +308,7 @@ class Gate:
 
     def resume(self, by: Person) -> GateAnswer:
         """Lets actions start again. Needs an approver: lifting a stop is a decision to act."""
-        if not (allowed := may(by, Verb.RESUME)):
+        if not (allowed := may(by, Permission.RESUME)):
             return GateAnswer(False, allowed.reason)
         if not self.halted().halted:
             return GateAnswer(True, "Nothing was halted.")

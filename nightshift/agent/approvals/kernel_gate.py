@@ -18,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from nightshift.agent.approvals.access import Sight, Verb, may, sight
+from nightshift.agent.approvals.access import Permission, Sight, may, sight
 from nightshift.agent.approvals.gate import NIGHTSHIFT, Approval, Gate, GateAnswer
 from nightshift.agent.approvals.kernel_search import (
     ANSWERED,
@@ -211,7 +211,7 @@ class KernelGate:
             over = (ProposalState.DONE, ProposalState.REJECTED, ProposalState.STOPPED)
             if known is None or known.state in over:
                 refusal = f"{plan_id}: there is nothing to reject."
-            elif not (allowed := may(by, Verb.REJECT, namespaces(known.action))):
+            elif not (allowed := may(by, Permission.REJECT, namespaces(known.action))):
                 refusal = allowed.reason
             elif known.action.plan_sha256 != plan_sha256:
                 refusal = "The plan has changed since you saw it; look at it again."

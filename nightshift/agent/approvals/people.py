@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from nightshift.agent.approvals.policy import ORDER, Grant, Person, Role
+from nightshift.agent.approvals.policy import ORDER, Person, Role, RoleGrant
 
 NOBODY: Literal["nobody"] = "nobody"
 
@@ -134,7 +134,7 @@ class _Book:
             here = [role for group, role in owner.groups.items() if group in belongs]
             here += [people[who]] if who in people else []
             if here:
-                grants.append(Grant(max(here, key=ORDER.index), owner.namespaces))
+                grants.append(RoleGrant(max(here, key=ORDER.index), owner.namespaces))
         named = wide or grants
         roles = frozenset(wide) if named else self._anybody
         vouched = tuple(sorted(group for group in belongs if group in self._naming))

@@ -34,7 +34,7 @@ SKEW_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class RoleGrant:
     """A role over the workloads of some namespaces, with shell patterns (`research-*`)."""
 
     role: Role
@@ -55,7 +55,7 @@ class Person:
     roles: frozenset[Role]
     channel: str
     signed_in_s: float | None = None
-    grants: tuple[Grant, ...] = ()
+    grants: tuple[RoleGrant, ...] = ()
     groups: tuple[str, ...] | None = None
 
     @property

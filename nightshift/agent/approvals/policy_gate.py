@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from nightshift.agent.approvals.access import Verb, may
+from nightshift.agent.approvals.access import Permission, may
 from nightshift.agent.approvals.gate import NIGHTSHIFT, Gate, GateAnswer
 from nightshift.agent.approvals.kernel_gate import VALID_S, KernelGate, KernelProposal, ProposalState
 from nightshift.agent.approvals.policy import Person
@@ -26,14 +26,14 @@ from nightshift.collectors.base import Permanent
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, Undo
 from nightshift.controllers.decision import Mode
-from nightshift.controllers.estimate import Turn
+from nightshift.controllers.estimate import TrialTurn
 from nightshift.controllers.promotion import (
     CRITERIA,
     STEPS,
     Criteria,
-    Evidence,
-    Health,
-    Standing,
+    PolicyHealth,
+    PolicyStanding,
+    PromotionEvidence,
     Tally,
     assess,
     demotion,
@@ -44,7 +44,9 @@ _ROW = "policy-standing/"
 _TALLY = "policy-tally/"
 
 
-def promotion(cluster: str, standing: Standing, evidence: Evidence, criteria: Criteria, now_s: float) -> Action:
+def promotion(
+    cluster: str, standing: PolicyStanding, evidence: PromotionEvidence, criteria: Criteria, now_s: float
+) -> Action:
     """The plan of a step up, with every figure that an approver has to see."""
     share = {
         Mode.TRIAL: "jobs whose owners opted in, by a coin",
@@ -89,13 +91,13 @@ class PolicyGate:
 
     # what stands
 
-    def standings(self) -> list[Standing]:
+    def standings(self) -> list[PolicyStanding]:
         """Every kind's policy."""
         query = sa.select(controls.c.body).where(controls.c.name.like(f"{_ROW}%")).order_by(controls.c.name)
         with self.store.database.read() as connection:
-            return [load(Standing, row.body) for row in connection.execute(query)]
+            return [load(PolicyStanding, row.body) for row in connection.execute(query)]
 
-    def standing(self, kind: str) -> Standing:
+    def standing(self, kind: str) -> PolicyStanding:
         """Raises Permanent where no policy of the kind stands."""
         for found in self.standings():
             if found.kind == kind:
@@ -107,7 +109,7 @@ class PolicyGate:
         """Steps up, those that wait first."""
         return self.plans.proposals()
 
-    def stand(self, kind: str, policy: str, manifest_sha256: str, by: str = NIGHTSHIFT) -> Standing:
+    def stand(self, kind: str, policy: str, manifest_sha256: str, by: str = NIGHTSHIFT) -> PolicyStanding:
         """Puts a policy into shadow. The same one again changes nothing; another takes the old one's place, and
         begins at the bottom."""
         now_s = self.clock.now_s()
@@ -116,7 +118,7 @@ class PolicyGate:
             if known is not None and known.manifest_sha256 == manifest_sha256:
                 return known
             self.plans.withdraw(connection, f"policy/{kind}/", f"{policy} took its place", now_s)
-            made = Standing(kind, policy, manifest_sha256, Mode.SHADOW, now_s)
+            made = PolicyStanding(kind, policy, manifest_sha256, Mode.SHADOW, now_s)
             before = "" if known is None else f"{known.policy} ({known.mode})"
             self._write(connection, made, by, "policy_stands", {"replaces": before})
         return made
@@ -126,11 +128,11 @@ class PolicyGate:
     def look(
         self,
         kind: str,
-        turns: Sequence[Turn],
+        turns: Sequence[TrialTurn],
         fallback_share: float,
         seed: int = 0,
         lost: tuple[float, float] = (0.0, 0.0),
-    ) -> Evidence:
+    ) -> PromotionEvidence:
         """One counted look at the next step: looks are what the 5 % is divided by, so each is stored."""
         standing = self.standing(kind)
         evidence = assess(standing, turns, fallback_share, self.criteria_of(kind), self.clock.now_s(), seed, lost)
@@ -162,7 +164,7 @@ class PolicyGate:
     def reject(self, plan_id: str, plan_sha256: str, by: Person, reason: str) -> GateAnswer:
         return self.plans.reject(plan_id, plan_sha256, by, reason)
 
-    def carry_out(self, kind: str, by: str) -> Standing:
+    def carry_out(self, kind: str, by: str) -> PolicyStanding:
         """Takes an approved step. Everything is asked again: the evidence, the plan's hash, people, the stop.
 
         Raises Permanent saying what is missing; a plan whose evidence is no longer the newest counts for nothing.
@@ -181,7 +183,7 @@ class PolicyGate:
         self.plans.done(plan, by, f"{made.policy} is {made.mode}")
         return made
 
-    def carry_out_approved(self, kind: str) -> Standing | None:
+    def carry_out_approved(self, kind: str) -> PolicyStanding | None:
         """Takes the step that people have approved, on whatever door; None where there is none. A step that was
         taken by a process that died before it noted so is noted now."""
         standing = self.standing(kind)
@@ -198,7 +200,7 @@ class PolicyGate:
 
     # steps down
 
-    def watch(self, kind: str, health: Health) -> str:
+    def watch(self, kind: str, health: PolicyHealth) -> str:
         """Demotes at once where health asks for it; returns why, empty where the policy may stay."""
         with self.store.database.write() as connection:
             standing = _read(connection, kind)
@@ -207,7 +209,7 @@ class PolicyGate:
                 self._take_down(connection, standing, NIGHTSHIFT, why)
         return why
 
-    def note(self, kind: str, what: Health) -> str:
+    def note(self, kind: str, what: PolicyHealth) -> str:
         """Adds what happened just now (counts of this moment, not of the day) to the day's tally and demotes where
         it is too much, in one transaction: a process that dies has noted both or neither. Returns why."""
         now_s = self.clock.now_s()
@@ -225,7 +227,7 @@ class PolicyGate:
 
     def undo(self, kind: str, by: Person, reason: str) -> GateAnswer:
         """Back to shadow: the safe direction, so whoever may halt may do it and nobody has to approve."""
-        if not (allowed := may(by, Verb.TAKE_BACK)):
+        if not (allowed := may(by, Permission.TAKE_BACK)):
             return GateAnswer(False, allowed.reason)
         standing = self.standing(kind)
         if standing.mode is Mode.SHADOW:
@@ -233,11 +235,11 @@ class PolicyGate:
         self._down(standing, by.identity, reason or "taken back")
         return GateAnswer(True, f"{standing.policy} is in shadow: the baseline controls from now on.", True)
 
-    def _down(self, standing: Standing, by: str, why: str) -> None:
+    def _down(self, standing: PolicyStanding, by: str, why: str) -> None:
         with self.store.database.write() as connection:
             self._take_down(connection, _read(connection, standing.kind) or standing, by, why)
 
-    def _take_down(self, connection: Connection, known: Standing, by: str, why: str) -> None:
+    def _take_down(self, connection: Connection, known: PolicyStanding, by: str, why: str) -> None:
         now_s = self.clock.now_s()
         made = moved(known, Mode.SHADOW, by, why, now_s)
         self._write(connection, made, by, "policy_demoted", {"why": why, "from": str(known.mode)})
@@ -245,7 +247,7 @@ class PolicyGate:
 
     # rows
 
-    def _same(self, connection: Connection, standing: Standing) -> Standing:
+    def _same(self, connection: Connection, standing: PolicyStanding) -> PolicyStanding:
         """The row, locked; raises Permanent where somebody changed it since it was read."""
         known = _read(connection, standing.kind)
         same = known is not None and (known.manifest_sha256, known.mode, known.looks) == (
@@ -255,7 +257,9 @@ class PolicyGate:
             raise Permanent(f"{standing.kind}: its standing changed meanwhile; look again")
         return known
 
-    def _write(self, connection: Connection, standing: Standing, by: str, kind: str, body: dict[str, Any]) -> None:
+    def _write(
+        self, connection: Connection, standing: PolicyStanding, by: str, kind: str, body: dict[str, Any]
+    ) -> None:
         now_s = self.clock.now_s()
         row = {"at_s": now_s, "by": by, "body": dump(standing)}
         _put(connection, _ROW + standing.kind, row)
@@ -263,13 +267,13 @@ class PolicyGate:
         audit.append(connection, at_s=now_s, kind=kind, by=by, incident=None, body=facts)
 
 
-def _read(connection: Connection, kind: str) -> Standing | None:
+def _read(connection: Connection, kind: str) -> PolicyStanding | None:
     query = sa.select(controls.c.body).where(controls.c.name == _ROW + kind).with_for_update()
     body = connection.execute(query).scalar()
-    return None if body is None else load(Standing, body)
+    return None if body is None else load(PolicyStanding, body)
 
 
-def _tally(connection: Connection, standing: Standing) -> Tally:
+def _tally(connection: Connection, standing: PolicyStanding) -> Tally:
     """The day's counts of what stands now; those of another policy or mode are not its own."""
     body = connection.execute(sa.select(controls.c.body).where(controls.c.name == _TALLY + standing.kind)).scalar()
     known = None if body is None else load(Tally, body)

@@ -63,7 +63,7 @@ class Settings(BaseModel):
 
 
 @dataclass(frozen=True)
-class Score:
+class ApprovalScore:
     """One kind in one namespace. `open` plans were never decided: expired, overtaken, or cleared by itself."""
 
     kind: ActionKind
@@ -87,12 +87,12 @@ class Score:
 class Rating:
     """A score, the level that it has earned, and why not more."""
 
-    score: Score
+    score: ApprovalScore
     level: Level
     reason: str
 
 
-def rate(score: Score, settings: Settings) -> Rating:
+def rate(score: ApprovalScore, settings: Settings) -> Rating:
     """Purely a decision."""
     if score.decided < settings.decisions:
         return Rating(score, Level.OBSERVE, f"{score.decided} of {settings.decisions} decisions")
@@ -140,10 +140,10 @@ class Scoreboard:
         if not self.settings.required:
             return None
         key = (str(action.kind), place_of(action))
-        rating = rate(self._scores(now_s).get(key) or Score(action.kind, key[1]), self.settings)
+        rating = rate(self._scores(now_s).get(key) or ApprovalScore(action.kind, key[1]), self.settings)
         return None if rating.level is Level.ACT else rating
 
-    def _scores(self, now_s: float) -> dict[tuple[str, str], Score]:
+    def _scores(self, now_s: float) -> dict[tuple[str, str], ApprovalScore]:
         since_s = now_s - self.settings.window_s
         with self._database.read() as connection:
             made = connection.execute(sa.select(plans).where(plans.c.at_s >= since_s)).all()
@@ -171,7 +171,7 @@ class Scoreboard:
                 by_hand = hands.get((row.incident, row.attempt)) if what == "open" else None
                 counted[place][by_hand or what] += 1
                 counted[place]["by_hand"] += by_hand is not None
-        return {key: Score(kinds[key], key[1], **counts) for key, counts in counted.items()}
+        return {key: ApprovalScore(kinds[key], key[1], **counts) for key, counts in counted.items()}
 
 
 def _became(moves: Iterable[Any], attempt: int) -> Iterator[str]:

@@ -18,10 +18,10 @@ from functools import cached_property
 from nightshift.agent.approvals.access import Sight, sight
 from nightshift.agent.approvals.gate import Approval, Gate
 from nightshift.agent.approvals.policy import Person, Role
-from nightshift.agent.store.archive import EVERYTHING, NoSuchIncident, Wanted, name_of, number_of
+from nightshift.agent.store.archive import EVERYTHING, IncidentQuery, NoSuchIncident, name_of, number_of
 from nightshift.agent.store.audit import AuditRecord
 from nightshift.agent.store.diagnosis import Diagnosis, Evidence
-from nightshift.agent.store.incident import Incident, IncidentState, IncidentSummary, Step, StoredFinding
+from nightshift.agent.store.incident import HistoryStep, Incident, IncidentState, IncidentSummary, StoredFinding
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.store.tenancy import NAMESPACED, namespaces_of
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
@@ -38,7 +38,7 @@ PAST_INCIDENTS = "incident store"
 
 
 @dataclass
-class Window:
+class IncidentWindow:
     """What `person` sees of the store. Cheap to make; one per request."""
 
     store: Store
@@ -64,7 +64,7 @@ class Window:
         *,
         limit: int | None = None,
         offset: int = 0,
-        wanted: Wanted = EVERYTHING,
+        wanted: IncidentQuery = EVERYTHING,
     ) -> list[IncidentSummary]:
         """Summaries, newest first. Pages, counts and what a search finds are of what the person sees, so they tell
         of nothing else."""
@@ -238,7 +238,7 @@ class Window:
             diagnosis=None,
             action=None if action is None else self._shared_action(action),
             plan_reason="",
-            history=tuple(Step(s.at_s, s.before, s.after, s.cause, "", "") for s in incident.history),
+            history=tuple(HistoryStep(s.at_s, s.before, s.after, s.cause, "", "") for s in incident.history),
             namespaces=self._own_namespaces(incident.namespaces),
         )
 

@@ -1,4 +1,4 @@
-"""`nightshift incidents` and `nightshift show`: what is open, and one incident on a screen."""
+"""`nightshift incidents`, `show` and `report`: what is open, one incident on a screen, its post-mortem draft."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from nightshift.agent.cli.terminal import AsJson, Config, print_json, print_rich, stored
 
 if TYPE_CHECKING:
-    from nightshift.agent.incidents.suppression import Standing
+    from nightshift.agent.incidents.suppression import ActiveSuppressions
     from nightshift.agent.store.incident_store import Store
 
 IncidentId = Annotated[str, typer.Argument(help="Such as INC-7")]
@@ -69,7 +69,35 @@ def show(incident_id: IncidentId, config: Config = None, as_json: AsJson = False
             print_rich(incident_text(incident, now_s, "" if held is None else held.sentence()))
 
 
-def _standing(store: Store, config: Path | None) -> Standing:
+def report(
+    incident_id: IncidentId,
+    config: Config = None,
+    output: Annotated[
+        Path | None, typer.Option(help="File to write; standard output where it is not given")
+    ] = None,
+    chart: Annotated[Path | None, typer.Option(help="Also the deciding signal's chart, as PNG")] = None,
+) -> None:
+    """Writes a post-mortem draft: timeline, evidence, actions, who approved, cost."""
+    from nightshift.agent.presentation.chart_image import deciding, png
+    from nightshift.agent.rca.report import post_mortem
+    from nightshift.agent.store.incident_store import number_of
+    from nightshift.collectors.base import Permanent
+
+    with stored(config) as (store, _, now_s):
+        incident = store.incident(incident_id)
+        text = post_mortem(incident, store.audit.records(incident=number_of(incident_id)), now_s)
+    signal = deciding(incident) if chart is not None else None
+    if chart is not None and signal is None:
+        raise Permanent(f"{incident_id}: no signal decided it, so there is no chart")
+    if chart is not None and signal is not None:
+        chart.write_bytes(png(signal))
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        output.write_text(text, encoding="utf-8")
+
+
+def _standing(store: Store, config: Path | None) -> ActiveSuppressions:
     """What suppresses now, by the places that the daemon has stored."""
     from nightshift.agent.incidents.suppression import Suppressor
     from nightshift.agent.settings import load

@@ -270,6 +270,4 @@ def _registry(folder: Path, keys: list[Path]) -> Any:
     return Registry(folder, _trusted(keys))
 
 
-def add_to(app: typer.Typer) -> None:
-    for command in (promote, approve, reject, demote, registry, searches):
-        app.command()(command)
+COMMANDS = (promote, approve, reject, demote, registry, searches)

@@ -9,18 +9,10 @@ from typing import Annotated
 
 import typer
 
-from nightshift.agent.cli import policy_steps
-
-app = typer.Typer(
-    no_args_is_help=True, help="Learned control of power and scheduling: how far it is trusted, and why."
-)
-policy_steps.add_to(app)
-
 Kind = Annotated[str, typer.Argument(help="power or scheduling")]
 Keys = Annotated[list[Path] | None, typer.Option("--key", help="Trusted public key (repeatable)")]
 
 
-@app.command()
 def train(
     kind: Kind,
     output: Annotated[Path, typer.Option("--output", "-o", help="Policy file to write")],
@@ -56,7 +48,6 @@ def train(
     typer.echo(f"{output}: {kind} policy {written[:16]}")
 
 
-@app.command()
 def evaluate(
     kind: Kind,
     policy: Annotated[Path | None, typer.Option(help="Policy file; without: baselines and heuristics")] = None,
@@ -97,3 +88,6 @@ def _cell(value: object) -> str:
     if isinstance(value, list):
         return " to ".join(_cell(item) for item in value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+COMMANDS = (train, evaluate)

@@ -39,9 +39,9 @@ def stand(
 ) -> None:
     """Puts a policy file into the daemon's store, and its policy into shadow: nothing of it is executed. It has to
     be signed by one of the configuration's `policy_keys`; the daemon asks it from its next start on."""
-    from nightshift.agent.approvals.access import Verb, may
-    from nightshift.agent.policy_setup import stand_up
+    from nightshift.agent.approvals.access import Permission, may
     from nightshift.agent.settings import load
+    from nightshift.agent.setup.policies import stand_up
     from nightshift.controllers.learnable import learnable
 
     part = getattr(load(config), kind, None)
@@ -49,7 +49,7 @@ def stand(
         raise Permanent(f"no policies of kind {kind!r} are asked by the daemon")
     interface = learnable(kind).interface
     with _opened(config) as (policies, _, who):
-        if not (allowed := may(who, Verb.STAND)):
+        if not (allowed := may(who, Permission.STAND)):
             raise Permanent(allowed.reason)
         found = stand_up(policies, file, interface, part.policy_keys, who.identity, policies.clock.now_s())
     typer.echo(f"{found.name}@{found.sha256[:12]} is shadow; restart the daemon, and it is asked")
@@ -149,12 +149,12 @@ def undo(
 
 def release(name: Annotated[str, typer.Argument(help="A GPU's UUID, or a node")], config: Config = None) -> None:
     """Gives a GPU whose limit a person set, or a node that was locked out, back to power control."""
-    from nightshift.agent.approvals.access import Verb, may
-    from nightshift.agent.power_setup import release as give_back
+    from nightshift.agent.approvals.access import Permission, may
+    from nightshift.agent.setup.power import release as give_back
 
     with stored(config) as (store, _, now_s):
         who = operator()
-        if not (allowed := may(who, Verb.RESUME)):
+        if not (allowed := may(who, Permission.RESUME)):
             raise Permanent(allowed.reason)
         give_back(store, name, who.identity, now_s)
     typer.echo(f"{name}: power control takes it up at its next window")
@@ -180,7 +180,4 @@ def explain(
         typer.echo(f"{name:<12}{value}")
 
 
-def add_to(group: typer.Typer) -> None:
-    """Puts the commands into a group."""
-    for command in (stand, standing, promote, approve, reject, undo, release, explain):
-        group.command()(command)
+COMMANDS = (stand, standing, promote, approve, reject, undo, release, explain)

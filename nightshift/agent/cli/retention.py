@@ -102,12 +102,12 @@ def certificates(
     """Makes and renews the chart's own authority and what it signs, in Secrets; run it more often than they end."""
     import time
 
-    from nightshift.controllers.actuators.kube_certificates import Wanted, keep
+    from nightshift.controllers.actuators.kube_certificates import CertificateNames, keep
     from nightshift.controllers.actuators.kube_client import KubeClient
 
     day_s = 86_400.0
     names = (f"{name}-authority", f"{name}-server", f"{name}-client")
-    wanted = Wanted(namespace, *names, tuple(server_name), authority_days * day_s, days * day_s, settle_s)
+    wanted = CertificateNames(namespace, *names, tuple(server_name), authority_days * day_s, days * day_s, settle_s)
     for said in keep(KubeClient.connect(kubeconfig, None), wanted, time.time()) or ["nothing is due"]:
         typer.echo(said)
 

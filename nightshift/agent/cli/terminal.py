@@ -1,6 +1,6 @@
 """What every command of the command line shares: the daemon's store, who sits at the terminal, and how to answer.
 
-Imports are inside the functions, as in `agent.cli.commands`, so that `nightshift --help` is quick.
+Imports are inside the functions, as in `agent.__main__`, so that `nightshift --help` is quick.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from nightshift.agent.approvals.access import Verb, may
+from nightshift.agent.approvals.access import Permission, may
 from nightshift.agent.approvals.gate import GateAnswer
 from nightshift.agent.approvals.kernel_gate import KernelGate, not_promotable
 from nightshift.agent.approvals.kernel_search import fleet_view
@@ -58,7 +58,7 @@ class Note(_Body):
     note: str = Field("", max_length=2000)
 
 
-class Answer(BaseModel):
+class ApiAnswer(BaseModel):
     """What the gate said. `changed` is false where the call did nothing."""
 
     ok: bool
@@ -66,7 +66,7 @@ class Answer(BaseModel):
     message: str
 
 
-class Problem(BaseModel):
+class ApiProblem(BaseModel):
     """What went wrong, for a person."""
 
     detail: str
@@ -88,10 +88,10 @@ class Me(BaseModel):
 
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    **{status: {"model": Problem} for status in (400, 401, 403, 404, 409, 413, 503)},
+    **{status: {"model": ApiProblem} for status in (400, 401, 403, 404, 409, 413, 503)},
     422: {"model": Mistakes},
 }
-_DECIDED: dict[int | str, dict[str, Any]] = _ERRORS | {409: {"model": Answer}}
+_DECIDED: dict[int | str, dict[str, Any]] = _ERRORS | {409: {"model": ApiAnswer}}
 IncidentId = Annotated[str, Path(max_length=20, examples=["INC-7"])]
 
 
@@ -133,13 +133,13 @@ class Api:
             ("/halt", self.halt),
             ("/resume", self.resume),
         ):
-            own.post(path, response_model=Answer, responses=_DECIDED)(decide)
+            own.post(path, response_model=ApiAnswer, responses=_DECIDED)(decide)
 
     # Reading ----------------------------------------------------------------------------------------------------
 
     def me(self, request: Request) -> Me:
         person = self._site.window(request).person
-        can = [str(verb) for verb in Verb if may(person, verb)]
+        can = [str(verb) for verb in Permission if may(person, verb)]
         spaces = sorted({name for grant in person.grants for name in grant.namespaces})
         return Me(name=person.name, role=str(person.role), can=can, namespaces=spaces)
 
@@ -192,7 +192,7 @@ class Api:
         """The emergency stop as it stands; who, why and what it holds half-way is the cluster's."""
         person = self._site.window(request).person
         halt = self._parts.gate.halted()
-        if not may(person, Verb.SEE_CLUSTER):
+        if not may(person, Permission.SEE_CLUSTER):
             return {"halted": halt.halted}
         return {**asdict(halt), "held": self._parts.gate.held() if halt.halted else []}
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response
 
-from nightshift.agent.approvals.visibility import Window
-from nightshift.agent.console.fleet import fleet
-from nightshift.agent.console.overview import AT_ONCE, Fresh, View, overview
+from nightshift.agent.approvals.visibility import IncidentWindow
 from nightshift.agent.console.site import Site
-from nightshift.agent.store.archive import Wanted
+from nightshift.agent.presentation.fleet import fleet
+from nightshift.agent.presentation.overview import AT_ONCE, FleetView, Fresh, overview
+from nightshift.agent.store.archive import IncidentQuery
 from nightshift.agent.store.incident import IncidentState
 from nightshift.detectors.base import Severity
 
@@ -30,7 +30,7 @@ class FleetPages:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._parts = site.parts
-        self._fresh: Fresh[View] = Fresh()
+        self._fresh: Fresh[FleetView] = Fresh()
         self._is_large = False
 
     def add_to(self, app: FastAPI) -> None:
@@ -55,7 +55,7 @@ class FleetPages:
             suppressed=self._site.suppressed(window, view.front.urgent),
         )
 
-    def _view(self, window: Window) -> View:
+    def _view(self, window: IncidentWindow) -> FleetView:
         """A large fleet's is kept for moments; a small one's, and a team's, is made for its reader."""
         if window.person.is_tenant:
             return self._make(window)
@@ -64,7 +64,7 @@ class FleetPages:
         self._is_large = view.front.gpus > AT_ONCE
         return view
 
-    def _make(self, window: Window) -> View:
+    def _make(self, window: IncidentWindow) -> FleetView:
         opened = window.open_incidents()
         now_s = self._parts.clock.now_s()
         return overview(self._parts.history, self._parts.inventory, opened, now_s, window.gpus())
@@ -97,7 +97,7 @@ class FleetPages:
         known_severity = severity in ("", *Severity)
         if state not in LISTS or not known_severity or not 1 <= page <= 100_000 or len(q) > _MOST_TEXT:
             raise HTTPException(404, "there is no such list of incidents")
-        wanted = Wanted(q.strip(), (Severity(severity),) if severity else ())
+        wanted = IncidentQuery(q.strip(), (Severity(severity),) if severity else ())
         states = LISTS[state]
         rows = window.incidents(states, wanted=wanted, limit=_PAGE + 1, offset=(page - 1) * _PAGE)
         return self._site.page(

@@ -40,6 +40,7 @@ _KEEP_S = 3600.0
 _AGAIN_S = 10.0
 """Keys are asked for again at most this often (s), whoever sends tokens with unknown ones."""
 _MOST_BYTES = 1_000_000
+_LONGEST_NAME = 320  # of an e-mail address: 64 characters, @, 255 characters (RFC 3696)
 _MOST_GROUPS = 1000
 _LOGOUT_EVENT = "http://schemas.openid.net/event/backchannel-logout"
 
@@ -197,7 +198,7 @@ class Provider:
         name, subject, session = (claims.get(c) for c in (settings.name_claim, "sub", "sid"))
         if not isinstance(subject, str) or not subject:
             raise SignInRefused("The token names no subject.")
-        if not isinstance(name, str) or not name.strip() or len(name) > 320 or not name.isprintable():
+        if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST_NAME or not name.isprintable():
             raise SignInRefused(f"The identity provider says no {settings.name_claim}.")
         checked = claims.get("email_verified") is True or settings.unverified_email
         if settings.name_claim == "email" and not checked:

@@ -7,16 +7,16 @@ from urllib.parse import quote
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response
 
-from nightshift.agent.approvals.access import Decision, Sight, Verb, may
+from nightshift.agent.approvals.access import AccessDecision, Permission, Sight, may
 from nightshift.agent.approvals.kernel_gate import KernelGate, not_promotable
 from nightshift.agent.approvals.kernel_search import SHOWN, fleet_view
 from nightshift.agent.approvals.policy import must_sign_in_again
-from nightshift.agent.approvals.visibility import Window
-from nightshift.agent.console.plan_diff import Line, against, effect
+from nightshift.agent.approvals.visibility import IncidentWindow
 from nightshift.agent.console.site import Site
 from nightshift.agent.kernels.drift import standings
 from nightshift.agent.presentation import incident_view
 from nightshift.agent.presentation.line_chart import Chart
+from nightshift.agent.presentation.plan_diff import DiffLine, against, effect
 from nightshift.agent.rca.summary import as_shown
 from nightshift.agent.store.diagnosis import Evidence
 from nightshift.agent.store.incident import Incident, taken_on
@@ -83,22 +83,22 @@ class Pages:
             sign_in_again=self._sign_in_again(window, incident),
         )
 
-    def _replanned(self, window: Window, incident: Incident) -> list[Line]:
+    def _replanned(self, window: IncidentWindow, incident: Incident) -> list[DiffLine]:
         """How the plan differs from the one before; a team may not see what an earlier plan touched."""
         if incident.action is None or window.person.is_tenant:
             return []
         before = self._parts.store.plan_before(incident.id)
         return [] if before is None else against(before, incident.action)
 
-    def _decides(self, request: Request, window: Window, incident: Incident) -> dict[str, Decision]:
+    def _decides(self, request: Request, window: IncidentWindow, incident: Incident) -> dict[str, AccessDecision]:
         """What the visitor may do to an incident; nobody may who has not signed in."""
         signed_in = self._site.visitor(request) is not None
-        verbs = (Verb.APPROVE, Verb.REJECT, Verb.CLOSE)
+        verbs = (Permission.APPROVE, Permission.REJECT, Permission.CLOSE)
         if not signed_in:
-            return {str(verb): Decision(False, "sign in first") for verb in verbs}
+            return {str(verb): AccessDecision(False, "sign in first") for verb in verbs}
         return {str(verb): may(window.person, verb, incident.namespaces) for verb in verbs}
 
-    def _sign_in_again(self, window: Window, incident: Incident) -> str:
+    def _sign_in_again(self, window: IncidentWindow, incident: Incident) -> str:
         """Where to prove again who one is, for a plan that asks for it and a sign-in that is too old; else
         empty."""
         action, policy = incident.action, self._parts.gate.policy
@@ -170,7 +170,7 @@ class Pages:
         rows = self._kernel_gate.proposals(person)[:_PAGE]
         view = fleet_view(self._parts.store, self._parts.clock.now_s())
         refused = {row.id: not_promotable(row, view) for row in rows}
-        in_use = standings(self._parts.store) if may(person, Verb.SEE_CLUSTER) else []
+        in_use = standings(self._parts.store) if may(person, Permission.SEE_CLUSTER) else []
         return self._site.page(request, "kernels.html", rows=rows, refused=refused, shown=SHOWN, in_use=in_use)
 
     def audit(self, request: Request) -> Response:

@@ -52,7 +52,7 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class TokenAccount:
     """Who a token belongs to. Without `roles` the directory says what they may do."""
 
     name: str
@@ -62,7 +62,9 @@ class Account:
 class Doorkeeper:
     """Checks tokens and keeps sessions. `tokens`: token → account; `key`: 32 secret bytes."""
 
-    def __init__(self, key: bytes, tokens: Mapping[str, Account], session_s: float, database: Database) -> None:
+    def __init__(
+        self, key: bytes, tokens: Mapping[str, TokenAccount], session_s: float, database: Database
+    ) -> None:
         if len(key) < 32:
             raise Permanent(f"the console's key has {len(key)} bytes, not 32")
         self._key = key
@@ -70,7 +72,7 @@ class Doorkeeper:
         self._session_s = session_s
         self._database = database
 
-    def account_of(self, token: str) -> Account | None:
+    def account_of(self, token: str) -> TokenAccount | None:
         """Whom a token belongs to; every token is compared in full, so that time tells nothing."""
         given = hashlib.sha256(token.strip().encode()).digest()
         found = None
@@ -79,7 +81,7 @@ class Doorkeeper:
                 found = account
         return found
 
-    def account_named(self, name: str) -> Account | None:
+    def account_named(self, name: str) -> TokenAccount | None:
         return next((account for account in self._accounts.values() if account.name == name), None)
 
     def sign_in(self, token: str, now_s: float) -> Session | None:

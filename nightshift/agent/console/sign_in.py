@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nightshift.agent.approvals.policy import Role
-from nightshift.agent.console.sessions import Account
+from nightshift.agent.console.sessions import TokenAccount
 from nightshift.collectors.base import Permanent
 
 _SHORTEST_TOKEN = 32
@@ -19,16 +19,16 @@ _SHORTEST_TOKEN = 32
 
 def accounts(
     operator: str, state_dir: Path, secrets_dir: Path | None, tokens: Mapping[str, Path]
-) -> dict[str, Account]:
+) -> dict[str, TokenAccount]:
     """Every token with its account: the operator, an admin, and those of `tokens`, whose roles `people` gives."""
-    found = {operator_token(state_dir, secrets_dir): Account(operator, (str(Role.ADMIN),))}
+    found = {operator_token(state_dir, secrets_dir): TokenAccount(operator, (str(Role.ADMIN),))}
     for name, path in tokens.items():
         token = given_secret(path)
         if len(token) < _SHORTEST_TOKEN:
             raise Permanent(f"console.tokens.{name}: {path} is shorter than {_SHORTEST_TOKEN} characters")
         if token in found or name == operator:
             raise Permanent(f"console.tokens.{name}: the name and the token have to be its own")
-        found[token] = Account(name)
+        found[token] = TokenAccount(name)
     return found
 
 

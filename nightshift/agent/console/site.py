@@ -11,6 +11,7 @@ import ipaddress
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -20,15 +21,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from nightshift.agent import units
-from nightshift.agent.approvals.access import Verb, may
+from nightshift.agent.approvals.access import Permission, may
 from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.people import Directory
 from nightshift.agent.approvals.policy import Person, Role
-from nightshift.agent.approvals.visibility import Window
+from nightshift.agent.approvals.visibility import IncidentWindow
 from nightshift.agent.clock import Clock
 from nightshift.agent.console.sessions import Doorkeeper, Session, cookie_name
 from nightshift.agent.console.settings import Settings
-from nightshift.agent.incidents.suppression import Standing, Suppressor
+from nightshift.agent.incidents.suppression import ActiveSuppressions, Suppressor
 from nightshift.agent.presentation.line_chart import draw
 from nightshift.agent.store.incident import Incident, IncidentSummary
 from nightshift.agent.store.incident_store import NoSuchIncident, Store
@@ -37,11 +38,12 @@ from nightshift.collectors.history import History
 from nightshift.collectors.subject import Inventory
 from nightshift.detectors.base import Finding
 
+STATIC = Path(__file__).parent / "static"
 _NOBODY = Person("somebody at this machine", frozenset({Role.VIEWER}), "console")
 
 
 @dataclass(frozen=True)
-class Health:
+class DaemonHealth:
     """Whether the daemon lives, and whether it is ready; `reasons` say why not."""
 
     alive: bool
@@ -50,7 +52,7 @@ class Health:
 
 
 @dataclass(frozen=True)
-class Parts:
+class ConsoleParts:
     """What the console looks at, and the gate that it asks."""
 
     store: Store
@@ -60,7 +62,7 @@ class Parts:
     clock: Clock
     doorkeeper: Doorkeeper
     directory: Directory
-    health: Callable[[], Health]
+    health: Callable[[], DaemonHealth]
     metrics_page: Callable[[], bytes]
     cluster: str
     suppressor: Suppressor | None = None
@@ -94,7 +96,7 @@ def _is_loopback(host: str) -> bool:
 class Site:
     """The console as its pages and forms see it."""
 
-    def __init__(self, parts: Parts, settings: Settings) -> None:
+    def __init__(self, parts: ConsoleParts, settings: Settings) -> None:
         self.parts = parts
         self.settings = settings
         alone = settings.oidc is None and settings.proxy is None
@@ -177,14 +179,14 @@ class Site:
             return None
         return self.parts.clock.now_s() - (self.parts.wall_s() - session.proved_s)
 
-    def window(self, request: Request) -> Window:
+    def window(self, request: Request) -> IncidentWindow:
         """What the visitor sees. Raises 401 where nobody is signed in, 403 where they have no role at all."""
         return self._window(self._reader(request))
 
-    def of_cluster(self, request: Request) -> Window:
+    def of_cluster(self, request: Request) -> IncidentWindow:
         """The same for what belongs to no job. Raises 403 where the visitor's role is a team's."""
         person = self._reader(request)
-        allowed = may(person, Verb.SEE_CLUSTER)
+        allowed = may(person, Permission.SEE_CLUSTER)
         if not allowed:
             raise HTTPException(403, allowed.reason)
         return self._window(person)
@@ -198,8 +200,8 @@ class Site:
             raise HTTPException(403, f"you are signed in as {person.name}, and nobody gave you a role here yet")
         return person
 
-    def _window(self, person: Person) -> Window:
-        return Window(self.parts.store, person, self.parts.inventory, self.parts.clock.now_s())
+    def _window(self, person: Person) -> IncidentWindow:
+        return IncidentWindow(self.parts.store, person, self.parts.inventory, self.parts.clock.now_s())
 
     def may_write(self, request: Request, form: str) -> Person:
         """Who sends a form of ours. Raises 401 or 403."""
@@ -213,10 +215,10 @@ class Site:
 
     # Answers ----------------------------------------------------------------------------------------------------
 
-    def suppressed(self, window: Window, rows: Iterable[Incident | IncidentSummary]) -> dict[str, str]:
+    def suppressed(self, window: IncidentWindow, rows: Iterable[Incident | IncidentSummary]) -> dict[str, str]:
         """By incident: why nobody is told of it now, and until when. A team is not told who silenced what else."""
         suppressor = self.parts.suppressor
-        standing = Standing((), (), lambda subject: ()) if suppressor is None else suppressor.standing()
+        standing = ActiveSuppressions((), (), lambda subject: ()) if suppressor is None else suppressor.standing()
         found = {row.id: standing.of(row) for row in rows}
         tenant = window.person.is_tenant
         return {
@@ -230,11 +232,13 @@ class Site:
         visitor = self.visitor(request)
         said = request.cookies.get(self._flash, "")
         person = visitor.person if visitor is not None else None
-        sees_cluster = bool(may(person or _NOBODY, Verb.SEE_CLUSTER)) and (person is not None or self._open_reading)
+        sees_cluster = bool(may(person or _NOBODY, Permission.SEE_CLUSTER)) and (
+            person is not None or self._open_reading
+        )
         halt = self.parts.gate.halted()
         html = self._templates.get_template(template).render(
             session=visitor,
-            can={str(verb): bool(person and may(person, verb)) for verb in Verb},
+            can={str(verb): bool(person and may(person, verb)) for verb in Permission},
             sees_cluster=sees_cluster,
             form=visitor.form if visitor else "",
             path=request.url.path,

@@ -16,8 +16,8 @@ from nightshift.agent.approvals.policy_gate import PolicyGate
 from nightshift.agent.store.receipts import Receipts
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.controllers.decision import Mode, Trust
-from nightshift.controllers.outcome import Joiner, JoinSettings, Outcome, Sample, Stretch
-from nightshift.controllers.promotion import STEPS, Health, Standing, is_look_due, trust_of
+from nightshift.controllers.outcome import Joiner, JoinSettings, ReceiptOutcome, Sample, Stretch
+from nightshift.controllers.promotion import STEPS, PolicyHealth, PolicyStanding, is_look_due, trust_of
 
 EVERY_S = 30.0
 _WORTH_EVERY_S = 3600.0
@@ -34,7 +34,7 @@ _SIGNS = {
 REASONS = (*_SIGNS.values(), "other")
 
 
-class Counters(Protocol):
+class PolicyCounters(Protocol):
     """Where numbers about policies go: the daemon's metrics."""
 
     def standing(self, kind: str, mode: str, level: int) -> None: ...
@@ -63,7 +63,7 @@ class PolicyWatch:
 
     gate: PolicyGate
     receipts: Receipts
-    counters: Counters = field(default_factory=Uncounted)
+    counters: PolicyCounters = field(default_factory=Uncounted)
 
     def __post_init__(self) -> None:
         self._joiners: dict[str, Joiner] = {}
@@ -73,7 +73,7 @@ class PolicyWatch:
         self._worth_s: dict[str, float] = {}
         self._log = structlog.get_logger("policies")
 
-    def begin(self, kind: str, policy: str, sha256: str, join: JoinSettings | None = None) -> Standing:
+    def begin(self, kind: str, policy: str, sha256: str, join: JoinSettings | None = None) -> PolicyStanding:
         """Stands what the daemon will ask up. What is open stays open: this replica may only stand by."""
         standing = self.gate.stand(kind, policy, sha256)
         self._asked[kind] = sha256, join or JoinSettings()
@@ -103,7 +103,7 @@ class PolicyWatch:
         criteria = self.gate.criteria_of(kind)
         return lambda job, opted_in, now_s: trust_of(standing, job, opted_in, now_s, criteria)
 
-    def note(self, kind: str, what: Health) -> str:
+    def note(self, kind: str, what: PolicyHealth) -> str:
         """What happened to the policy just now; why that demotes it, empty where it does not."""
         why = self.gate.note(kind, what)
         if why:
@@ -127,7 +127,7 @@ class PolicyWatch:
         if found:
             self._store(kind, found)
 
-    def _store(self, kind: str, found: list[Outcome]) -> None:
+    def _store(self, kind: str, found: list[ReceiptOutcome]) -> None:
         try:
             self.receipts.settle_all(found)
         except (Temporary, Permanent) as error:
@@ -138,7 +138,7 @@ class PolicyWatch:
         self.counters.outcomes(kind, "settled", len(found) - void)
         self.counters.outcomes(kind, "void", void)
         if violations := sum(outcome.violated for outcome in found):
-            self.note(kind, Health(violations=violations))
+            self.note(kind, PolicyHealth(violations=violations))
 
     def turn(self, now_s: float) -> None:
         """Every half minute: takes approved steps, looks where a look is due, asks whether a policy is worth it."""
@@ -151,7 +151,7 @@ class PolicyWatch:
         except (Temporary, Permanent) as error:
             self._log.error("policies not looked after; tries again", error=str(error))
 
-    def _turn(self, standing: Standing, now_s: float) -> None:
+    def _turn(self, standing: PolicyStanding, now_s: float) -> None:
         kind = standing.kind
         made = self.gate.carry_out_approved(kind)
         if made is not None:
@@ -170,7 +170,7 @@ class PolicyWatch:
         if standing.mode in (Mode.CANARY, Mode.ACTIVE) and self._is_worth_due(kind, now_s):
             since_s = max(standing.since_s, now_s - _DAY_S)
             turns = self.receipts.gathered(kind, standing.policy, standing.mode, since_s).turns
-            if why := self.gate.watch(kind, Health(treated=tuple(turns))):
+            if why := self.gate.watch(kind, PolicyHealth(treated=tuple(turns))):
                 self._demoted(kind, why)
 
     def _is_worth_due(self, kind: str, now_s: float) -> bool:
@@ -184,5 +184,5 @@ class PolicyWatch:
         self._log.error("policy demoted; the baseline controls", policy=kind, why=why)
         self._told(self.gate.standing(kind))
 
-    def _told(self, standing: Standing) -> None:
+    def _told(self, standing: PolicyStanding) -> None:
         self.counters.standing(standing.kind, str(standing.mode), STEPS.index(standing.mode))

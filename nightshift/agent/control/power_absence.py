@@ -44,7 +44,7 @@ class Gone:
         return frozenset(self._since_s)
 
     def look(
-        self, silent: Collection[str], gpus: Sequence[shield.Gpu], memory: shield.Memory, now_s: float
+        self, silent: Collection[str], gpus: Sequence[shield.Gpu], memory: shield.LimitMemory, now_s: float
     ) -> None:
         """After a look at telemetry. `silent`: nodes whose draw was not read. While the API server does not answer,
         what it said last holds."""
@@ -84,7 +84,7 @@ class Gone:
         over = {node for node, since_s in self._since_s.items() if self._is_over(since_s, now_s)}
         return [window for window in windows if window.node not in over]
 
-    def _worst(self, node: str, gpus: Sequence[shield.Gpu], memory: shield.Memory) -> float:
+    def _worst(self, node: str, gpus: Sequence[shield.Gpu], memory: shield.LimitMemory) -> float:
         found = [shield.worst_mw(gpu, memory, self._shield) for gpu in gpus if gpu.node == node]
         return float(sum(found)) if found else math.nan
 

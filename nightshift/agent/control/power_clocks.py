@@ -29,17 +29,17 @@ UNBOUND = 0.85
 
 
 @dataclass
-class Clocks:
+class GangClocks:
     """Of one daemon; `gangs`: those on the clock. Does nothing where it is not enabled."""
 
     settings: clocks.Settings
-    memory: clocks.Memory
+    memory: clocks.ClockMemory
     gangs: dict[str, Gang]
 
     def __init__(self, settings: clocks.Settings, may: bool = True) -> None:
-        self.settings, self.memory, self.gangs = settings, clocks.Memory(), {}
+        self.settings, self.memory, self.gangs = settings, clocks.ClockMemory(), {}
         self._bank = clock_bank() if settings.enabled and may else None
-        self._seen: list[clocks.Seen] = []
+        self._seen: list[clocks.ClockReading] = []
         self._next = self.memory
         self._top: dict[str, int] = {}
 
@@ -61,7 +61,7 @@ class Clocks:
         busy = {job for job, belief in beliefs.items() if not belief[2].missing()}
         of = {w.uuid: w for w in windows}
         self._seen = [
-            clocks.Seen(
+            clocks.ClockReading(
                 gpu,
                 self._top.get(gpu.uuid, self.settings.max_mhz),
                 of[gpu.uuid].clock_now_mhz,
@@ -80,7 +80,7 @@ class Clocks:
         if self._bank is None:
             return dict(beliefs)
         found, asked, taken = dict(beliefs), [], []
-        seen: dict[str, dict[str, clocks.Seen]] = defaultdict(dict)
+        seen: dict[str, dict[str, clocks.ClockReading]] = defaultdict(dict)
         for one in self._seen:
             seen[one.gpu.job][one.gpu.uuid] = one
         for job, belief in beliefs.items():
@@ -119,7 +119,7 @@ class Clocks:
         power.jobs = descent.Jobs.start(power.jobs.lowest)
         return power, _unknown(seen), replace(observation, slowdown=math.nan, slowdown_sd=math.nan), care
 
-    def _held(self, one: clocks.Seen, window: GpuWindow) -> float:
+    def _held(self, one: clocks.ClockReading, window: GpuWindow) -> float:
         """Share of its highest clock that a GPU had all through the window; NaN where that is not known."""
         lock_mhz = self.memory.ordered_mhz.get(one.gpu.uuid)
         if lock_mhz is None:
@@ -128,7 +128,7 @@ class Clocks:
         return lock_mhz / one.max_mhz if kept else math.nan
 
     def decide(
-        self, decided: Mapping[str, Decided], limits: shield.Memory, now_s: float, s: shield.Settings
+        self, decided: Mapping[str, Decided], limits: shield.LimitMemory, now_s: float, s: shield.Settings
     ) -> Mapping[str, Decided]:
         """Asks the clocks' shield; decisions with what it said. `limits` after the limits' shield."""
         if self._bank is None:
@@ -137,7 +137,7 @@ class Clocks:
         on = {job: made for job, made in decided.items() if job in self.gangs}
         wishes = {job: float(LEVELS[made.level]) for job, made in on.items()}
 
-        def ask(wanted: Mapping[str, float]) -> clocks.Orders:
+        def ask(wanted: Mapping[str, float]) -> clocks.ClockOrders:
             return clocks.decide(self._seen, wanted, self.memory, limits, now_s, s, self.settings)
 
         orders = ask(wishes)

@@ -1,39 +1,48 @@
-"""One gang's decision in the frame: the policy is asked, the slowdown guard has its word, a coin says whose."""
+"""From a window to one gang's decision: what is believed of the gang, what the policy proposes, whose word counts.
+
+Windows and what nodes say become gangs on levels, for the belief, and GPUs in racks, for the shield. Then the
+policy is asked, the slowdown guard has its word, and a coin says which of the two is carried out.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from nightshift.agent.control.power_racks import RackState
+from nightshift.agent.control.power_windows import GpuWindow, mean
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.seal import SealError, trusted_keys
-from nightshift.controllers.decision import Clip, Decision, Mode, Policy, Trust, decide
+from nightshift.controllers.actuators.power_nodes import NodeStatus
+from nightshift.controllers.decision import Clip, ControlDecision, ControlPolicy, Mode, Trust, decide
 from nightshift.controllers.drift import Drift, Envelope
 from nightshift.controllers.policy_file import PolicyFile, read
-from nightshift.controllers.power import descent
+from nightshift.controllers.power import descent, shield
 from nightshift.controllers.power.arms import Round
-from nightshift.controllers.power.belief import TOP, Outlook
+from nightshift.controllers.power.belief import TOP, Outlook, shared_bank
 from nightshift.controllers.power.curves import LEVELS
 from nightshift.controllers.power.features import INTERFACE
 from nightshift.controllers.power.gang import (
     CLOCK,
-    Answer,
     DescentPolicy,
     Gang,
+    GangAnswer,
     GangSeen,
-    Guard,
     Highest,
     NetworkPolicy,
+    SlowdownGuard,
     answers,
+    level_of,
+    look,
 )
 from nightshift.controllers.power.settings import PowerSettings
 
-Belief = tuple[Gang, Outlook, GangSeen, descent.Care]
+Belief = tuple[Gang, Outlook, GangSeen, descent.DescentCare]
 
 
 @dataclass(frozen=True)
@@ -54,7 +63,7 @@ class Decided:
     """A gang's decision on its way through the racks' shield. `other`: the level that the other arm would have had;
     `highest_mw`: its GPUs with their highest limits."""
 
-    decision: Decision
+    decision: ControlDecision
     level: int
     other: int
     trust: Trust
@@ -97,7 +106,7 @@ class Decided:
 
     def through(
         self, around: Round, acts: bool, instead: Callable[[str, int], Mapping[str, float]]
-    ) -> tuple[Decision, float, bool]:
+    ) -> tuple[ControlDecision, float, bool]:
         """The whole receipt after the racks' shield; the chance by design that what was executed was the policy's,
         and whether it was. Where the other arm would have led to the same, nothing was drawn: certain. `instead`:
         the wishes near this job if it had asked for another level, its racks shared anew."""
@@ -119,9 +128,9 @@ class Decided:
         return replace(self.decision, **whole), self.trust.designed, self.treated
 
 
-def ask(beliefs: Mapping[str, Belief]) -> dict[str, Answer]:
+def ask(beliefs: Mapping[str, Belief]) -> dict[str, GangAnswer]:
     """What the heuristic and the guard say of every gang, asked at once of all that want the same care."""
-    alike: dict[descent.Care, list[str]] = defaultdict(list)
+    alike: dict[descent.DescentCare, list[str]] = defaultdict(list)
     for job, belief in beliefs.items():
         alike[belief[3]].append(job)
     return {
@@ -134,7 +143,7 @@ def ask(beliefs: Mapping[str, Belief]) -> dict[str, Answer]:
 def decide_gang(
     job: str,
     belief: Belief,
-    answer: Answer,
+    answer: GangAnswer,
     trust: Trust,
     asked: Asked | None,
     rng: np.random.Generator,
@@ -145,11 +154,11 @@ def decide_gang(
     the level that is executed, whoever asked for it. `answer`: of `ask`."""
     gang, seen, observation, care = belief
     treated = bool(trust.chance > 0 and rng.random() < trust.chance)
-    policy: Policy[GangSeen, int] = DescentPolicy(gang, seen, answer)
+    policy: ControlPolicy[GangSeen, int] = DescentPolicy(gang, seen, answer)
     network = None
     if asked is not None:
         policy = network = NetworkPolicy(asked.file, gang, seen, care, greedy=trust.mode is not Mode.TRIAL)
-    guard = Guard(answer.floor, care.budget)
+    guard = SlowdownGuard(answer.floor, care.budget)
     level, decision = decide(
         "power", trust.mode, policy, Highest(), guard, observation, rng, now_s,
         treated=treated, chance=trust.designed,
@@ -182,3 +191,179 @@ def load(settings: PowerSettings) -> PolicyFile | None:
         return read(settings.policy_file, INTERFACE, trusted_keys(settings.policy_keys))
     except SealError as error:
         raise Permanent(f"power.policy_keys: {error}") from error
+
+
+_KEPT_S = 3600.0
+"""For which a gang's belief outlives the last sight of its job."""
+
+
+def power_range(settings: PowerSettings, window: GpuWindow, told: Mapping[str, NodeStatus]) -> tuple[int, int]:
+    """Lowest and highest limit of a GPU (mW): as its node says, else as it is configured."""
+    node = told.get(window.node)
+    if node is not None and window.uuid in node.gpus:
+        return node.gpus[window.uuid].min_mw, node.gpus[window.uuid].max_mw
+    return int(settings.min_w * 1000), int(settings.max_w * 1000)
+
+
+def seen_age_s(read_s: float, now_s: float, stale_s: float) -> float:
+    """How long ago something was read (s). A time that lies further ahead than clocks differ is of before the clock
+    was set back: how old it is nobody knows, so it is infinitely old."""
+    return now_s - read_s if read_s - now_s <= stale_s else math.inf
+
+
+def shield_gpu(
+    settings: PowerSettings,
+    rack: str,
+    window: GpuWindow,
+    told: Mapping[str, NodeStatus],
+    ill: bool,
+    belief: Belief | None,
+    now_s: float,
+) -> shield.Gpu:
+    low, high = power_range(settings, window, told)
+    mine = told.get(window.node, NodeStatus()).gpus.get(window.uuid)
+    sure = belief is not None and belief[2].slowdown_sd < 0.01
+    return shield.Gpu(
+        window.uuid,
+        window.node,
+        rack,
+        window.job,
+        low,
+        high,
+        mine.default_mw if mine is not None else high,
+        mine.fallback_mw if mine is not None else high,
+        None if math.isnan(window.limit_w) else round(window.limit_w * 1000.0),
+        seen_age_s(window.read_s, now_s, settings.shield.stale_s),
+        incident=ill,
+        slowdown=belief[2].slowdown if belief is not None and sure else math.nan,
+        slowdown_budget=belief[2].budget if belief is not None else settings.shield.slowdown,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """One gang's window, as the belief wants it. `level` -1: not known."""
+
+    gang: Gang
+    level: int
+    lowest: int
+    draw: float
+    steady: bool
+
+
+class Beliefs:
+    """What is believed of every gang."""
+
+    def __init__(self, settings: PowerSettings) -> None:
+        self._settings = settings
+        self._bank = shared_bank()
+        self._seen_s: dict[str, float] = {}
+        self.care = descent.DescentCare()
+        self.gangs: dict[str, Gang] = {}
+
+    def forget(self, now_s: float) -> None:
+        """Gangs whose job was not seen for long."""
+        self.gangs = {j: g for j, g in self.gangs.items() if now_s - self._seen_s.setdefault(j, now_s) < _KEPT_S}
+        self._seen_s = {job: self._seen_s[job] for job in self.gangs}
+
+    def believe(
+        self,
+        gangs: Mapping[str, list[GpuWindow]],
+        speeds: Mapping[str, tuple[float, float]],
+        told: Mapping[str, NodeStatus],
+        ordered_mw: Mapping[str, int],
+        racks: Mapping[str, Iterable[RackState]],
+        now_s: float,
+        on_clock: Container[str] = (),
+    ) -> dict[str, Belief]:
+        """The gangs after this window, what is believed of each, and what a policy sees. `speeds`: of a job, work
+        per second and its age; `racks`: those that its GPUs stand in. A window teaches where its limit was read as
+        ordered, and the same all along; not while the gang's clock is what is moved."""
+        views = {
+            job: self._view(job, members, told, ordered_mw, now_s, job in on_clock)
+            for job, members in gangs.items()
+        }
+        unknown, taken = (math.nan, math.inf), []
+        for job, view in views.items():
+            speed = speeds.get(job, unknown)[0]
+            taken.append((view.gang, speed, view.draw) if view.steady else (view.gang, math.nan, math.nan))
+        cares = {
+            budget: replace(self.care, budget=budget)
+            for budget in {self._settings.shield.slowdown, *self._settings.slowdown_of.values()}
+        }
+        found = {}
+        for (job, view), seen in zip(views.items(), look(taken, self._bank, self.care), strict=True):
+            care, members, speed_s = cares[self._budget(job)], gangs[job], speeds.get(job, unknown)
+            found[job] = (view.gang, seen, _observed(job, view, seen, care, members, speed_s, racks[job]), care)
+        return found
+
+    def _budget(self, job: str) -> float:
+        return self._settings.slowdown_of.get(job.partition("/")[0], self._settings.shield.slowdown)
+
+    def _view(
+        self,
+        job: str,
+        members: list[GpuWindow],
+        told: Mapping[str, NodeStatus],
+        ordered_mw: Mapping[str, int],
+        now_s: float,
+        on_clock: bool,
+    ) -> _View:
+        """The window, and the gang at the level that it was read at."""
+        self._seen_s[job] = now_s
+        ranges = [power_range(self._settings, w, told) for w in members]
+        lowest = max(level_of(low / high) for low, high in ranges)
+        shares = [w.limit_w * 1000.0 / high for w, (_, high) in zip(members, ranges, strict=True)]
+        stale_s = self._settings.shield.stale_s
+        read = all(seen_age_s(w.read_s, now_s, stale_s) <= stale_s for w in members)
+        level = level_of(min(shares)) if read and all(map(math.isfinite, shares)) else -1
+        draw = sum(w.draw_w * 1000.0 / high for w, (_, high) in zip(members, ranges, strict=True)) / len(members)
+        gang = self.gangs.get(job)
+        if gang is None or int(gang.jobs.lowest[0]) != lowest:
+            gang = self.gangs[job] = Gang.start(lowest)
+        steady = (
+            level >= 0
+            and not on_clock
+            and all(
+                w.steady and abs(w.limit_w * 1000.0 - ordered_mw.get(w.uuid, w.limit_w * 1000.0)) < 1000.0
+                for w in members
+            )
+        )
+        if level >= 0:
+            gang.level = level
+        return _View(gang, level, lowest, draw, steady)
+
+
+def _observed(
+    job: str,
+    view: _View,
+    seen: Outlook,
+    care: descent.DescentCare,
+    members: list[GpuWindow],
+    speed: tuple[float, float],
+    racks: Iterable[RackState],
+) -> GangSeen:
+    home = int(view.gang.jobs.home[0])
+    slowdown = float(seen.slowdown[0, home])
+    scarcest = min(racks, key=lambda r: r.room if math.isfinite(r.room) else math.inf, default=RackState())
+    return GangSeen(
+        unit=job,
+        job=job,
+        lever=view.gang.lever,
+        level=float(LEVELS[view.level]) if view.level >= 0 else math.nan,
+        speed=speed[0],
+        speed_age_s=speed[1],
+        draw=view.draw,
+        gpus=len(members),
+        lowest=float(LEVELS[view.lowest]),
+        slowdown=slowdown,
+        slowdown_sd=float(seen.slowdown_sd[0, home]),
+        budget=care.budget,
+        dram_active=mean([w.dram_active for w in members]),
+        sm_active=mean([w.sm_active for w in members]),
+        temperature_c=mean([w.temperature_c for w in members]),
+        throttled=False,
+        slack=care.budget - slowdown,
+        rack_room=scarcest.room,
+        rack_slope=scarcest.slope,
+    )

@@ -1,7 +1,7 @@
 """Power control in the daemon: observe → policy proposes → shield decides → lease → read back. Off by default.
 
 One turn per window. Windows are gathered from every look (`power_windows`), each job's gang is judged
-(`power_view`, `power_decide`), racks that have too little for all are shared (`controllers.power.division`),
+(`power_decision`), racks that have too little for all are shared (`controllers.power.division`),
 the racks' shield has the last word, nodes get leases, and every proposal leaves a receipt. What waits for
 others to be read back as lowered follows at the next look. Where it does not act, the same happens but for the
 leases. The emergency stop freezes: what was ordered is renewed and nothing new is. A daemon that dies renews
@@ -10,49 +10,153 @@ nothing, and the nodes go to their fallback by themselves.
 
 from __future__ import annotations
 
+import json
 import math
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import structlog
 
 from nightshift.agent.control.power_absence import Gone
-from nightshift.agent.control.power_clocks import Clocks
-from nightshift.agent.control.power_decision import Asked, Belief, Decided, ask, decide_gang
-from nightshift.agent.control.power_interfaces import Around, Happened, Turn
-from nightshift.agent.control.power_orders import complaints, leases
+from nightshift.agent.control.power_clocks import GangClocks
+from nightshift.agent.control.power_decision import (
+    Asked,
+    Belief,
+    Beliefs,
+    Decided,
+    ask,
+    decide_gang,
+    power_range,
+    shield_gpu,
+)
+from nightshift.agent.control.power_interfaces import Around, Happened, PowerTurn, Receipt, Telling, Trusts
 from nightshift.agent.control.power_racks import Racks
-from nightshift.agent.control.power_reports import Receipt, Telling
-from nightshift.agent.control.power_state import Kept
-from nightshift.agent.control.power_view import Beliefs, power_range, shield_gpu
-from nightshift.agent.control.power_windows import GpuWindow, Windows
+from nightshift.agent.control.power_windows import GpuWindow, GpuWindows
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.seal import fingerprint
 from nightshift.collectors.subject import Inventory
 from nightshift.collectors.tick import Tick
-from nightshift.controllers.actuators.power_nodes import Grant, Nodes, NodeStatus
+from nightshift.controllers.actuators.power_nodes import LeaseAnswer, Nodes, NodeStatus
 from nightshift.controllers.decision import plain
 from nightshift.controllers.outcome import Stretch
 from nightshift.controllers.policy_file import PolicyFile
-from nightshift.controllers.power import shield
+from nightshift.controllers.power import clocks, shield
 from nightshift.controllers.power.arms import Round, newly_locked
 from nightshift.controllers.power.belief import TOP, shared_bank
+from nightshift.controllers.power.clocks import ClockMemory
 from nightshift.controllers.power.curves import LEVELS
 from nightshift.controllers.power.division import Division, divide_racks
+from nightshift.controllers.power.gang import Gang
 from nightshift.controllers.power.rack import RANGE
 from nightshift.controllers.power.settings import PowerSettings
 from nightshift.controllers.power.share import Sharing
-from nightshift.controllers.promotion import Health
+from nightshift.controllers.power.shield import LimitMemory
+from nightshift.controllers.promotion import PolicyHealth
+
+
+def leases(
+    ordered_mw: Mapping[str, int],
+    gpus: Iterable[shield.Gpu],
+    memory: shield.LimitMemory,
+    term: int,
+    ttl_s: float,
+    locks: clocks.ClockMemory,
+) -> dict[str, dict[str, Any]]:
+    """Node → lease (`power_leases.Lease`). None for a limit that a person set, nor for a node that lied. Clocks are
+    in it only where there are any: a node agent from before they were takes the rest."""
+    by_node: dict[str, dict[str, int]] = defaultdict(dict)
+    held: dict[str, int] = {}
+    for gpu in gpus:
+        if gpu.uuid in ordered_mw and gpu.uuid not in memory.manual and gpu.node not in memory.liars:
+            by_node[gpu.node][gpu.uuid] = ordered_mw[gpu.uuid]
+        if gpu.enforced_mw is not None and gpu.uuid in memory.confirmed:
+            held[gpu.uuid] = gpu.enforced_mw
+    found: dict[str, dict[str, Any]] = {
+        node: {
+            "id": "power",
+            "term": term,
+            "ttl_s": ttl_s,
+            "limits_mw": limits,
+            "held_mw": {u: held[u] for u in limits if u in held},
+        }
+        for node, limits in by_node.items()
+    }
+    for lease in found.values():
+        mine = lease["limits_mw"]
+        if ordered := {u: mhz for u, mhz in locks.ordered_mhz.items() if u in mine}:
+            lease["clocks_mhz"] = ordered
+        ours = locks.changed_s.keys() - locks.ordered_mhz.keys() - locks.manual - locks.odd.keys()
+        if freed := sorted(ours & mine.keys()):
+            lease["clocks_freed"] = freed
+        if left := sorted(locks.manual & mine.keys()):
+            lease["clocks_left"] = left
+    return found
+
+
+def complaints(told: Mapping[str, NodeStatus], before: Mapping[str, NodeStatus]) -> list[tuple[str, str]]:
+    """(node, what is wrong with it), where that is news."""
+    return [
+        (n, s.error) for n, s in sorted(told.items()) if s.error and s.error != before.get(n, NodeStatus()).error
+    ]
+
+
+@dataclass
+class PowerState:
+    """What power control keeps in the daemon's store from turn to turn, for the daemon that leads next.
+
+    `released`: GPUs and nodes that people gave back, and when that was taken up (Unix s). `gone`: of
+    `power_absence.Gone`."""
+
+    memory: LimitMemory = field(default_factory=LimitMemory)
+    gangs: dict[str, Gang] = field(default_factory=dict)
+    released: dict[str, float] = field(default_factory=dict)
+    gone: Mapping[str, Any] = field(default_factory=dict)
+    clocks: ClockMemory = field(default_factory=ClockMemory)
+    on_clock: dict[str, Gang] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, raw: bytes) -> PowerState:
+        """Raises ValueError, KeyError or TypeError where it is not of this form."""
+        body = json.loads(raw)
+        sets: dict[str, Any] = {k: frozenset(v) if isinstance(v, list) else v for k, v in body["memory"].items()}
+        sets["unread_mw"] = {u: tuple(orders) for u, orders in dict(sets.get("unread_mw") or {}).items()}
+        gangs = {job: Gang.from_json(text) for job, text in body["gangs"].items()}
+        released = {str(name): float(at_s) for name, at_s in body.get("released", {}).items()}
+        clocks: dict[str, Any] = {
+            k: frozenset(v) if isinstance(v, list) else v for k, v in body.get("clocks", {}).items()
+        }
+        on_clock = {job: Gang.from_json(text) for job, text in body.get("on_clock", {}).items()}
+        gone = dict(body.get("gone", {}))
+        return cls(LimitMemory(**sets), gangs, released, gone, ClockMemory(**clocks), on_clock)
+
+    def write(self) -> bytes:
+        gangs = {job: gang.to_json() for job, gang in self.gangs.items()}
+        body = {"memory": plain(self.memory), "gangs": gangs, "released": self.released, "gone": self.gone}
+        on_clock = {job: gang.to_json() for job, gang in self.on_clock.items()}
+        return json.dumps({**body, "clocks": plain(self.clocks), "on_clock": on_clock}).encode()
+
 
 _WAITING = 4
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WindowSeen:
+    """One window as a turn decides on it."""
+
+    told: Mapping[str, NodeStatus]
+    gangs: Mapping[str, list[GpuWindow]]
+    beliefs: Mapping[str, Belief]
+    gpus: list[shield.Gpu]
+    racks: Mapping[str, shield.Rack]
+
+
+@dataclass(frozen=True)
+class PendingRaises:
     """What a turn asked for and could not have yet."""
 
     racks: Mapping[str, shield.Rack]
@@ -77,19 +181,19 @@ class PowerLoop:
     ) -> None:
         """`file`: the learned policy that is asked; without, the heuristic."""
         self.settings, self._nodes, self._around = settings, nodes if settings.act else None, around
-        self._inventory, self._windows = inventory, Windows(inventory)
+        self._inventory, self._windows = inventory, GpuWindows(inventory)
         self._log = structlog.get_logger("power")
         self._rng = np.random.default_rng(seed)
         self._beliefs = Beliefs(settings)
         self._wide = shared_bank(RANGE) if settings.racks else None
         self._sharing = Sharing()
         self._file, self._asked = file, Asked.of(file)
-        self._follows: Waiting | None = None
+        self._follows: PendingRaises | None = None
         self._gone = Gone(settings, around.standing)
         self._racks = Racks(settings, self._gone)
         self._told: Mapping[str, NodeStatus] = {}
-        self._memory = shield.Memory()
-        self._clocks = Clocks(settings.clocks, file is None)  # a learned policy knows limits alone
+        self._memory = shield.LimitMemory()
+        self._clocks = GangClocks(settings.clocks, file is None)  # a learned policy knows limits alone
         self._released: dict[str, float] = {}
         self._granted: dict[str, bool] = {}
         self._telling = Telling(around)
@@ -130,11 +234,11 @@ class PowerLoop:
         """Takes a look in; a turn is due at the end of a window, or at once where a breaker trips."""
         if (term := self._around.term()) != self._looked_in:
             self._looked_in, self._closed_s = term, -math.inf
-            self._windows = Windows(self._inventory)
+            self._windows = GpuWindows(self._inventory)
         self._windows.take(tick)
         tripped = self._racks.look(tick, self._windows)
         if tripped:
-            self._telling.health(Health(budget_events=tripped))
+            self._telling.health(PolicyHealth(budget_events=tripped))
         if self._closed_s == -math.inf or self._closed_s > tick.at_s:  # the first look, or the clock was set back
             self._closed_s = tick.at_s
         due = bool(tripped) or tick.at_s - self._closed_s >= self.settings.window_s
@@ -165,77 +269,22 @@ class PowerLoop:
 
     # One turn
 
-    def turn(self, now_s: float) -> Turn:
+    def turn(self, now_s: float) -> PowerTurn:
         """Closes the window and decides. Raises Temporary or Permanent where the store or the nodes' answers do."""
-        s = self.settings
         if (term := self._around.term()) != self._turned_in:
             self._take_over()
             self._turned_in = term
-        told = self._nodes.status() if self._nodes is not None else {}
-        for node, said in complaints(told, self._told):
-            self._log.warning("node agent not usable", node=node, said=said)
-        self._told = told
-        seen, speeds = self._windows.close(now_s)
-        seen = self._gone.left(seen, now_s)
-        self._follows = None
-        gangs: dict[str, list[GpuWindow]] = defaultdict(list)
-        for window in seen:
-            if window.job:
-                gangs[window.job].append(window)
-        states = self._racks.states(seen, now_s)
-        racks_of = {job: {self._racks.of_node.get(w.node, "") for w in members} for job, members in gangs.items()}
-        scarcity = {job: [states[name] for name in names if name in states] for job, names in racks_of.items()}
-        ordered_mw = self._memory.ordered_mw
-        beliefs = self._beliefs.believe(gangs, speeds, told, ordered_mw, scarcity, now_s, self._clocks.gangs)
-        self._beliefs.forget(now_s)
-        gpus = self._gpus(seen, told, beliefs, now_s)
-        if self._clocks.on:
-            self._clocks.observe(gpus, seen, beliefs, told, self._granted, s.shield)
-            beliefs = self._clocks.believe(beliefs, gangs)
-            gpus = self._gpus(seen, told, beliefs, now_s)
-        self._give_back(gpus)
-        before = self._memory
-        self._memory = shield.observe(gpus, before, self._granted, now_s, s.shield)
-        self._gone.look(self._racks.silent, gpus, self._memory, now_s)
-        self._telling.settle({g.uuid: g.enforced_mw for g in gpus}, self._clocks.read_back)
-        overdrawn = {name for name in s.racks if self._racks.open(name, now_s)}
-        self._telling.window(beliefs, racks_of, overdrawn, now_s)
-        drift = () if self._asked is None else self._asked.drift.found(now_s)
-        trusts = self._telling.trusts(Health(len(gangs), newly_locked(before, self._memory), drift=drift))
-        found = Turn()
+        seen, trusts = self._observe(now_s)
+        found = PowerTurn()
         if self._around.halted():
             self._around.count("halted")
-            found.grants = self._send(self._memory.ordered_mw, gpus)
+            found.grants = self._send(self._memory.ordered_mw, seen.gpus)
             return found
-        racks = {n: shield.Rack(n, int(r.budget_w * 1000), int(r.host_w * 1000)) for n, r in s.racks.items()}
-        decided: dict[str, Decided] = {}
-        answers = ask(beliefs)
-        for job, members in gangs.items():
-            trust = trusts(job, job.partition("/")[0] in s.opted_in, now_s)
-            highest_mw = {w.uuid: power_range(s, w, told)[1] for w in members}
-            answer = answers[job]
-            decided[job] = decide_gang(job, beliefs[job], answer, trust, self._asked, self._rng, now_s, highest_mw)
+        decided = self._decide(seen, trusts, now_s)
         levels = {job: made.level for job, made in decided.items()}
-        observed = self._memory
-
-        def divided(asked: Mapping[str, int], among: list[shield.Gpu]) -> Division:
-            if self._wide is None:
-                return Division()
-            asks = {
-                job: (self._beliefs.gangs[job], decided[job].limit_level(level)) for job, level in asked.items()
-            }
-            inside = {gpu.rack: racks[gpu.rack] for gpu in among}
-            return divide_racks(inside, among, asks, observed, now_s, self._wide, s.shield, self._sharing)
-
-        def wished(asked: Mapping[str, int], division: Division, among: list[shield.Gpu]) -> dict[str, float]:
-            wishes = {g.uuid: float(g.fallback_mw) for g in among if not g.job}
-            for job, level in asked.items():
-                wishes |= decided[job].wishes_mw(level, division.levels.get(job, TOP))
-            return self._racks.broken(among, wishes, now_s)
-
-        division = divided(levels, gpus)
+        division = self._divided(seen, decided, levels, seen.gpus, now_s)
         for job, cap in division.levels.items():
-            decided[job] = decided[job].capped(cap, beliefs[job])
+            decided[job] = decided[job].capped(cap, seen.beliefs[job])
         for job in division.probed:
             self._beliefs.gangs[job].tried += 1
         shares = {
@@ -243,17 +292,19 @@ class PowerLoop:
             for job, cap in division.levels.items()
             for uuid, mw in decided[job].highest_mw.items()
         }
-        wishes = wished(levels, division, gpus)
-        orders = shield.decide_step(racks, gpus, wishes, observed, now_s, s.shield, shares)
-        found.orders = orders
-        asked = Round(racks, gpus, wishes, observed, now_s, s.shield, orders, shares)
+        wishes = self._wished(decided, levels, division, seen.gpus, now_s)
+        limits = self.settings.shield
+        found.orders = orders = shield.decide_step(
+            seen.racks, seen.gpus, wishes, self._memory, now_s, limits, shares
+        )
+        asked = Round(seen.racks, seen.gpus, wishes, self._memory, now_s, limits, orders, shares)
 
         def instead(job: str, level: int) -> dict[str, float]:
             near = asked.near(decided[job].highest_mw)
             other = {gpu.job: levels[gpu.job] for gpu in near if gpu.job} | {job: level}
-            return wished(other, divided(other, near), near)
+            return self._wished(decided, other, self._divided(seen, decided, other, near, now_s), near, now_s)
 
-        for made in self._clocks.decide(decided, orders.memory, now_s, s.shield).values():
+        for made in self._clocks.decide(decided, orders.memory, now_s, limits).values():
             receipt, chance, treated = made.through(asked, self._nodes is not None, instead)
             found.receipts.append(receipt)
             self._telling.pending.append(Receipt(receipt, tuple(made.highest_mw), chance, treated))
@@ -263,20 +314,104 @@ class PowerLoop:
             self._memory = orders.memory
             self._clocks.commit()
             self._keep_state()  # an order is remembered before it is given
-            found.grants = self._send(orders.memory.ordered_mw, gpus)
+            found.grants = self._send(orders.memory.ordered_mw, seen.gpus)
             self._granted = {node: grant.ok for node, grant in found.grants.items()}
-            self._follows = Waiting(racks, wishes, shares, told, beliefs) if orders.waiting else None
+            if orders.waiting:
+                self._follows = PendingRaises(seen.racks, wishes, shares, seen.told, seen.beliefs)
         self._around.happened(Happened(now_s, [Stretch(d.id, d.unit, d.job, now_s) for d in found.receipts]))
         if self._nodes is None:
-            self._telling.pending.clear()
+            self._telling.pending.clear()  # nothing was ordered, so nothing will be read back
             self._keep_state()
-        members_of: dict[str, list[shield.Gpu]] = defaultdict(list)
-        for gpu in gpus:
-            members_of[gpu.rack].append(gpu)
-        for name, rack in racks.items():
-            room = shield.headroom_mw(rack, members_of[name], self._memory, s.shield)
-            self._around.gauge(name, room / 1000.0, self._racks.open(name, now_s))
+        self._show_headroom(seen, now_s)
         return found
+
+    def _observe(self, now_s: float) -> tuple[WindowSeen, Trusts]:
+        """Closes the window: what was seen, what is believed of it, what was read back; and how far the policy is
+        trusted, now that all that happened to it is told."""
+        s = self.settings
+        told = self._nodes.status() if self._nodes is not None else {}
+        for node, said in complaints(told, self._told):
+            self._log.warning("node agent not usable", node=node, said=said)
+        self._told = told
+        windows, speeds = self._windows.close(now_s)
+        windows = self._gone.left(windows, now_s)
+        self._follows = None
+        gangs: dict[str, list[GpuWindow]] = defaultdict(list)
+        for window in windows:
+            if window.job:
+                gangs[window.job].append(window)
+        states = self._racks.states(windows, now_s)
+        racks_of = {job: {self._racks.of_node.get(w.node, "") for w in members} for job, members in gangs.items()}
+        scarcity = {job: [states[name] for name in names if name in states] for job, names in racks_of.items()}
+        ordered_mw = self._memory.ordered_mw
+        beliefs = self._beliefs.believe(gangs, speeds, told, ordered_mw, scarcity, now_s, self._clocks.gangs)
+        self._beliefs.forget(now_s)
+        gpus = self._gpus(windows, told, beliefs, now_s)
+        if self._clocks.on:
+            self._clocks.observe(gpus, windows, beliefs, told, self._granted, s.shield)
+            beliefs = self._clocks.believe(beliefs, gangs)
+            gpus = self._gpus(windows, told, beliefs, now_s)  # anew: a gang's slowdown may be its clock's
+        self._give_back(gpus)
+        before = self._memory
+        self._memory = shield.observe(gpus, before, self._granted, now_s, s.shield)
+        self._gone.look(self._racks.silent, gpus, self._memory, now_s)
+        self._telling.settle({g.uuid: g.enforced_mw for g in gpus}, self._clocks.read_back)
+        overdrawn = {name for name in s.racks if self._racks.open(name, now_s)}
+        self._telling.window(beliefs, racks_of, overdrawn, now_s)
+        drift = () if self._asked is None else self._asked.drift.found(now_s)
+        trusts = self._telling.trusts(PolicyHealth(len(gangs), newly_locked(before, self._memory), drift=drift))
+        racks = {n: shield.Rack(n, int(r.budget_w * 1000), int(r.host_w * 1000)) for n, r in s.racks.items()}
+        return WindowSeen(told, gangs, beliefs, gpus, racks), trusts
+
+    def _decide(self, seen: WindowSeen, trusts: Trusts, now_s: float) -> dict[str, Decided]:
+        """Every gang's decision, before its racks have their word."""
+        s, decided = self.settings, {}
+        answers = ask(seen.beliefs)
+        for job, members in seen.gangs.items():
+            trust = trusts(job, job.partition("/")[0] in s.opted_in, now_s)
+            highest_mw = {w.uuid: power_range(s, w, seen.told)[1] for w in members}
+            decided[job] = decide_gang(
+                job, seen.beliefs[job], answers[job], trust, self._asked, self._rng, now_s, highest_mw
+            )
+        return decided
+
+    def _divided(
+        self,
+        seen: WindowSeen,
+        decided: Mapping[str, Decided],
+        asked: Mapping[str, int],
+        among: list[shield.Gpu],
+        now_s: float,
+    ) -> Division:
+        """What scarce racks have for the gangs among these GPUs, if their policies ask for these levels."""
+        if self._wide is None:
+            return Division()
+        asks = {job: (self._beliefs.gangs[job], decided[job].limit_level(level)) for job, level in asked.items()}
+        inside = {gpu.rack: seen.racks[gpu.rack] for gpu in among}
+        limits = self.settings.shield
+        return divide_racks(inside, among, asks, self._memory, now_s, self._wide, limits, self._sharing)
+
+    def _wished(
+        self,
+        decided: Mapping[str, Decided],
+        asked: Mapping[str, int],
+        division: Division,
+        among: list[shield.Gpu],
+        now_s: float,
+    ) -> dict[str, float]:
+        """Limits (mW) that these levels come to; a GPU without a job goes to its fallback."""
+        wishes = {g.uuid: float(g.fallback_mw) for g in among if not g.job}
+        for job, level in asked.items():
+            wishes |= decided[job].wishes_mw(level, division.levels.get(job, TOP))
+        return self._racks.broken(among, wishes, now_s)
+
+    def _show_headroom(self, seen: WindowSeen, now_s: float) -> None:
+        members_of: dict[str, list[shield.Gpu]] = defaultdict(list)
+        for gpu in seen.gpus:
+            members_of[gpu.rack].append(gpu)
+        for name, rack in seen.racks.items():
+            room = shield.headroom_mw(rack, members_of[name], self._memory, self.settings.shield)
+            self._around.gauge(name, room / 1000.0, self._racks.open(name, now_s))
 
     def follow(self, now_s: float) -> bool:
         """Raises what waited for others to be read back as lowered; whether anything was ordered. Asks nobody
@@ -322,7 +457,7 @@ class PowerLoop:
             self._released |= {name: asked[name] for name in names}
             self._log.info("given back to power control", names=sorted(names))
 
-    def _send(self, ordered_mw: Mapping[str, int], gpus: list[shield.Gpu]) -> Mapping[str, Grant]:
+    def _send(self, ordered_mw: Mapping[str, int], gpus: list[shield.Gpu]) -> Mapping[str, LeaseAnswer]:
         """Renews every node's lease with what is ordered of its GPUs; not of a node that is deleted, nor of a GPU
         that its node does not have any more: it would refuse the others' with it."""
         if self._nodes is None:
@@ -340,17 +475,17 @@ class PowerLoop:
 
     def _keep_state(self) -> None:
         gangs, gone, clocks = self._beliefs.gangs, self._gone.to_json(), self._clocks
-        kept = Kept(self._memory, gangs, self._released, gone, clocks.memory, clocks.gangs)
+        kept = PowerState(self._memory, gangs, self._released, gone, clocks.memory, clocks.gangs)
         self._around.store(kept.write())
 
     def _take_over(self) -> None:
         """Forgets this process's own past and takes up what the daemon that led before kept."""
         self._granted, self._follows = {}, None
         self._telling.forget()
-        kept, raw = Kept(), self._around.recall()
+        kept, raw = PowerState(), self._around.recall()
         if raw is not None:
             try:
-                kept = Kept.read(raw)
+                kept = PowerState.read(raw)
                 self._gone.restore(kept.gone)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 self._log.warning("power state of before not readable; begins anew", error=str(error))

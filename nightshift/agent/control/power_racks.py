@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import structlog
 
 from nightshift.agent.control.power_absence import Gone
-from nightshift.agent.control.power_windows import GpuWindow, Windows
+from nightshift.agent.control.power_windows import GpuWindow, GpuWindows
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.power import shield
 from nightshift.controllers.power.breaker import Breaker
@@ -40,7 +40,7 @@ class Racks:
         """Whether its breaker is open."""
         return self._breakers[rack].open(now_s, self._settings.breaker)
 
-    def look(self, tick: Tick, windows: Windows) -> int:
+    def look(self, tick: Tick, windows: GpuWindows) -> int:
         """How many breakers tripped just now."""
         tripped = 0
         read_mw = {node: mw for node, mw in windows.draws_mw(tick).items() if math.isfinite(mw)}

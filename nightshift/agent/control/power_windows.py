@@ -76,7 +76,7 @@ class _Sums:
         return 0.0 <= self.high_w - self.low_w < 1.0
 
 
-class Windows:
+class GpuWindows:
     """Gathers ticks; `close` gives the window and begins another."""
 
     def __init__(self, inventory: Inventory) -> None:

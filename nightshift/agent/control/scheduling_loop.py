@@ -22,9 +22,9 @@ from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.seal import fingerprint
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.actuators.kube_queue_follow import GangDoors, QueueView
-from nightshift.controllers.decision import Decision, Mode, Trust, plain
+from nightshift.controllers.decision import ControlDecision, Mode, Trust, plain
 from nightshift.controllers.scheduling.controller import Keep, SchedulingController
-from nightshift.controllers.scheduling.epochs import GAP_S, Epochs, Told, epoch_of
+from nightshift.controllers.scheduling.epochs import GAP_S, EpochOutcomes, Epochs, epoch_of
 from nightshift.controllers.scheduling.settings import SchedulingSettings
 from nightshift.controllers.scheduling.steer import InOrder
 
@@ -38,7 +38,7 @@ class Surroundings:
     keep: Keep
     trusts: Callable[[], Callable[[str, bool, float], Trust]] = lambda: lambda _job, _opted, _now_s: Trust()
     """(whom the coin is drawn for, its owner opted in, now) → trust; read once a turn, and drawn for the epoch."""
-    happened: Callable[[float, Told], None] = lambda _now_s, _told: None
+    happened: Callable[[float, EpochOutcomes], None] = lambda _now_s, _told: None
     """Takes in epochs that began and what came of those that ended."""
     halted: Callable[[], bool] = lambda: False
     ill: Callable[[], Mapping[str, int]] = dict
@@ -124,7 +124,7 @@ class SchedulingLoop:
 
     # One turn
 
-    def turn(self, now_s: float) -> list[Decision]:
+    def turn(self, now_s: float) -> list[ControlDecision]:
         """Raises Temporary where the view is stale or the store is away; what is past its time is opened first."""
         if self.doors is not None:
             with suppress(Temporary, Permanent):  # tried again, and said, in the controller's turn
@@ -153,7 +153,7 @@ class SchedulingLoop:
         opted_in = job.partition("/")[0] in self.settings.opted_in
         return self._trust if opted_in or self._trust.mode is not Mode.TRIAL else Trust(Mode.TRIAL)
 
-    def _keep(self, decision: Decision, *, chance: float = 0.0, treated: bool = False) -> None:
+    def _keep(self, decision: ControlDecision, *, chance: float = 0.0, treated: bool = False) -> None:
         """In shadow a receipt is kept when what is proposed changes, not at every turn."""
         said = f"{decision.proposed['verb']} {decision.fallback}"
         if self.doors is None and self._said.get(decision.job) == said:

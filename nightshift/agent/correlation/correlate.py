@@ -6,7 +6,7 @@ Findings of one kin that touch the same place within a stated window are one fau
 (`EFFECTS`); what an action of ours can cause, on what it touched (`controllers.action.KINDS`), joins the incident
 that it acted for; a fault that comes back soon after its incident was resolved re-opens it; jobs that wait for one
 storage server are one fault (`agent.correlation.storage_outage`); the same fault in many places at once is one
-storm (`agent.correlation.storms`).
+storm (`Storms`).
 
 Limits: two incidents that are open already are never merged, even when a later finding explains both; the finding
 then joins the one that opened first.
@@ -14,15 +14,18 @@ then joins the one that opened first.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from nightshift.agent.correlation.decisions import Decision, Group, Known, Settings, Verb
+from nightshift.agent.correlation.decisions import CorrelationDecision, DecisionVerb, Group, KnownIncident, Settings
 from nightshift.agent.correlation.kinship import (
     EFFECTS,
     SAME,
-    Effect,
+    STORMY,
+    CauseEffect,
+    Kin,
     Places,
     Same,
     causal_key,
@@ -33,27 +36,97 @@ from nightshift.agent.correlation.kinship import (
     onset_key,
     xids_of,
 )
-from nightshift.agent.correlation.storage_outage import Events, Waiting, no_events
-from nightshift.agent.correlation.storms import Storms
+from nightshift.agent.correlation.storage_outage import Events, StorageWaits, no_events
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.action import traits_of
 from nightshift.controllers.guard import Commitment
 from nightshift.detectors.base import Fault, Finding, State
 
-__all__ = ["Decision", "Known", "Settings", "Verb", "correlate"]
 
-_Rule = TypeVar("_Rule", Same, Effect)
+class Storms:
+    """Finds storms among a tick's new incidents. `known`: the incidents that there are, oldest first."""
+
+    def __init__(self, known: Sequence[KnownIncident], places: Places, settings: Settings) -> None:
+        self._known, self._places, self._settings = known, places, settings
+
+    def joined(self, homes: list[Group]) -> list[Group]:
+        """Merges new incidents of one stormy kin under one rack, NVLink domain or cluster into one."""
+        # narrowest first: what one NVLink domain explains counts once in its rack and in the cluster
+        for scope, least in (
+            (SubjectKind.NVLINK_DOMAIN, self._settings.storm_faults),
+            (SubjectKind.RACK, self._settings.storm_faults),
+            (SubjectKind.CLUSTER, self._settings.storm_cluster),
+        ):
+            buckets: dict[tuple[Kin, Subject | None], list[Group]] = defaultdict(list)
+            for home in homes:
+                cause = first_cause(home.findings)
+                if home.incident is None and kin_of(cause) in STORMY:
+                    for place in self._storm_places(cause, scope):
+                        buckets[kin_of(cause), place].append(home)
+            merged: set[int] = set()
+            for (kin, place), found in sorted(buckets.items(), key=lambda item: (item[0][0], str(item[0][1]))):
+                alive = [h for h in found if id(h) not in merged]
+                for burst in self._bursts(alive):
+                    standing = self._standing_storm(kin, place, scope, least, burst)
+                    if len(burst) < least and standing is None:
+                        continue
+                    head, *rest = [
+                        *(h for h in homes if standing and h.incident is standing and id(h) not in merged),
+                        *burst,
+                    ]
+                    head.incident = standing
+                    head.storm = True
+                    head.reason = f"storm: {kin} in {len(burst)} places of {place or scope}"
+                    for home in rest:
+                        head.findings += home.findings
+                        merged.add(id(home))
+            homes = [home for home in homes if id(home) not in merged]
+        return homes
+
+    def _storm_places(self, finding: Finding, scope: SubjectKind) -> list[Subject | None]:
+        if scope is SubjectKind.CLUSTER:
+            return [None]
+        return [s for s in self._places.of(finding) if s.kind is scope]
+
+    def _bursts(self, homes: list[Group]) -> list[list[Group]]:
+        ordered = sorted(homes, key=lambda h: onset_key(first_cause(h.findings)))
+        bursts: list[list[Group]] = []
+        last_s = -math.inf
+        for home in ordered:
+            since_s = first_cause(home.findings).since.t_s
+            if since_s - last_s > self._settings.storm_s:
+                bursts.append([])
+            bursts[-1].append(home)
+            last_s = since_s
+        return bursts
+
+    def _standing_storm(
+        self, kin: Kin, place: Subject | None, scope: SubjectKind, least: int, burst: list[Group]
+    ) -> KnownIncident | None:
+        """An open incident that is this storm already: enough subjects of that kin at that place, near in time."""
+        since_s = first_cause(burst[0].findings).since.t_s
+        for incident in self._known:
+            alike = [f for f in incident.findings if kin_of(f) is kin and place in self._storm_places(f, scope)]
+            recent = [f for f in alike if abs(since_s - f.since.t_s) <= self._settings.storm_s]
+            if not incident.resolved and recent and len({f.subject for f in alike}) >= least:
+                return incident
+        return None
+
+
+__all__ = ["CorrelationDecision", "DecisionVerb", "KnownIncident", "Settings", "correlate"]
+
+_Rule = TypeVar("_Rule", Same, CauseEffect)
 _WIDE = frozenset({SubjectKind.CLUSTER, SubjectKind.RACK})
 
 
 def correlate(
     findings: Iterable[Finding],
-    known: Iterable[Known],
+    known: Iterable[KnownIncident],
     inventory: Inventory,
     at_s: float,
     settings: Settings | None = None,
     events: Events = no_events,
-) -> list[Decision]:
+) -> list[CorrelationDecision]:
     """Decisions for one tick's findings, given the incidents that are open or were resolved within `relapse_s`, and
     the nodes' kernel events."""
     return _Correlation(list(known), inventory, at_s, settings or Settings(), events).decide(_latest(findings))
@@ -74,15 +147,15 @@ def _latest(findings: Iterable[Finding]) -> list[Finding]:
 
 class _Correlation:
     def __init__(
-        self, known: list[Known], inventory: Inventory, at_s: float, settings: Settings, events: Events
+        self, known: list[KnownIncident], inventory: Inventory, at_s: float, settings: Settings, events: Events
     ) -> None:
         self._known = sorted(known, key=lambda k: (k.opened_s, k.id))
         self._at_s = at_s
         self._settings = settings
         self._places = Places(inventory)
-        self._waiting = Waiting(self._places, events, at_s)
+        self._waiting = StorageWaits(self._places, events, at_s)
         self._acts = [(i, act) for i in self._known if not i.resolved for act in i.begun]
-        self._live: dict[Subject, list[tuple[Known, Finding]]] = defaultdict(list)
+        self._live: dict[Subject, list[tuple[KnownIncident, Finding]]] = defaultdict(list)
         for incident in self._known:
             for finding in incident.findings:
                 for place in self._near(finding):
@@ -91,9 +164,9 @@ class _Correlation:
     def _near(self, finding: Finding) -> list[Subject]:
         return [place for place in self._places.of(finding) if place.kind not in _WIDE]
 
-    def decide(self, findings: list[Finding]) -> list[Decision]:
+    def decide(self, findings: list[Finding]) -> list[CorrelationDecision]:
         members = {f.episode: (incident, f) for incident in self._known for f in incident.findings}
-        decisions: list[Decision] = []
+        decisions: list[CorrelationDecision] = []
         fresh: list[Finding] = []
         for finding in findings:
             if finding.episode in members:
@@ -101,26 +174,39 @@ class _Correlation:
             elif finding.state is State.FIRING:
                 fresh.append(finding)
             else:
-                decisions.append(Decision(Verb.IGNORE, (finding,), f"{finding.state} of an alarm that is not ours"))
+                decisions.append(
+                    CorrelationDecision(
+                        DecisionVerb.IGNORE, (finding,), f"{finding.state} of an alarm that is not ours"
+                    )
+                )
         return decisions + self._place(fresh)
 
-    def _update(self, finding: Finding, incident: Known, stored: Finding) -> list[Decision]:
+    def _update(self, finding: Finding, incident: KnownIncident, stored: Finding) -> list[CorrelationDecision]:
         if finding.at.t_s < stored.at.t_s:
-            return [Decision(Verb.IGNORE, (finding,), "older than what is stored", incident.id)]
+            return [CorrelationDecision(DecisionVerb.IGNORE, (finding,), "older than what is stored", incident.id)]
         if finding.state is stored.state:
             if _events(finding) != _events(stored):
                 return [
-                    Decision(Verb.UPDATE, (finding,), "further events", incident.id, news=not incident.resolved)
+                    CorrelationDecision(
+                        DecisionVerb.UPDATE, (finding,), "further events", incident.id, news=not incident.resolved
+                    )
                 ]
             due = finding.at.t_s - stored.at.t_s >= self._settings.refresh_s or finding.severity != stored.severity
-            return [Decision(Verb.UPDATE, (finding,), "goes on", incident.id)] if due else []
+            return [CorrelationDecision(DecisionVerb.UPDATE, (finding,), "goes on", incident.id)] if due else []
         if incident.resolved and finding.state is State.FIRING:
             return [
-                Decision(Verb.REOPEN, (finding,), f"{finding.fault} fires again on {finding.subject}", incident.id)
+                CorrelationDecision(
+                    DecisionVerb.REOPEN,
+                    (finding,),
+                    f"{finding.fault} fires again on {finding.subject}",
+                    incident.id,
+                )
             ]
-        return [Decision(Verb.UPDATE, (finding,), f"{stored.state} → {finding.state}", incident.id)]
+        return [
+            CorrelationDecision(DecisionVerb.UPDATE, (finding,), f"{stored.state} → {finding.state}", incident.id)
+        ]
 
-    def _place(self, fresh: list[Finding]) -> list[Decision]:
+    def _place(self, fresh: list[Finding]) -> list[CorrelationDecision]:
         groups = sorted(self._same(fresh), key=lambda g: (g.stage, onset_key(g.findings[0])))
         homes: list[Group] = []
         placed: dict[Subject, list[tuple[Group, Finding]]] = defaultdict(list)
@@ -184,7 +270,7 @@ class _Correlation:
                         group.incident, group.reason = incident, reason
         return self._consequence(group) if best is None else group
 
-    def _relation(self, new: Finding, incident: Known, member: Finding) -> tuple[int, str] | None:
+    def _relation(self, new: Finding, incident: KnownIncident, member: Finding) -> tuple[int, str] | None:
         """How a new finding relates to a known incident's finding: (rank, why), the lowest rank the closest."""
         same = self._matching(SAME, lambda r: {kin_of(new), kin_of(member)} <= r.kin, new, member)
         identical = (new.fault, kin_of(new), new.subject) == (member.fault, kin_of(member), member.subject)
@@ -215,7 +301,7 @@ class _Correlation:
         found = [rule for rule in rules if wanted(rule)]
         return [r for r in found if self._places.scoped(one, r.scope) & self._places.scoped(other, r.scope)]
 
-    def _follows(self, cause: Finding, effect: Finding, rule: Effect) -> bool:
+    def _follows(self, cause: Finding, effect: Finding, rule: CauseEffect) -> bool:
         slack_s = self._settings.slack_s + cause.since.uncertainty_s + effect.since.uncertainty_s
         if effect.since.t_s < cause.since.t_s - slack_s:
             return False
@@ -259,15 +345,17 @@ class _Correlation:
                     found.append((causal_key(member), home))
         return min(found, key=lambda pair: pair[0])[1] if found else None
 
-    def _decision(self, home: Group) -> Decision:
+    def _decision(self, home: Group) -> CorrelationDecision:
         found = tuple(sorted(home.findings, key=onset_key))
         if home.incident is None:
             if not any(finding.pages for finding in found) and not home.storm:
-                return Decision(Verb.IGNORE, found, "withheld: not yet promised within the false-alarm budget")
-            return Decision(Verb.OPEN, found, home.reason)
+                return CorrelationDecision(
+                    DecisionVerb.IGNORE, found, "withheld: not yet promised within the false-alarm budget"
+                )
+            return CorrelationDecision(DecisionVerb.OPEN, found, home.reason)
         news = causal_key(first_cause(found))[0] < causal_key(first_cause(home.incident.findings))[0]
-        verb = Verb.REOPEN if home.incident.resolved else Verb.ATTACH
-        return Decision(verb, found, home.reason, home.incident.id, news)
+        verb = DecisionVerb.REOPEN if home.incident.resolved else DecisionVerb.ATTACH
+        return CorrelationDecision(verb, found, home.reason, home.incident.id, news)
 
 
 def _events(finding: Finding) -> tuple[object, ...]:

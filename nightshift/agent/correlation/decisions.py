@@ -36,7 +36,7 @@ class Settings(BaseModel):
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownIncident:
     """What the correlator needs of a stored incident: its findings as last stored (cleared ones too), when it was
     resolved and by whom, when our last action on it began (Unix s; None = not), and the actions that were begun."""
 
@@ -53,7 +53,7 @@ class Known:
         return self.state is IncidentState.RESOLVED
 
 
-class Verb(StrEnum):
+class DecisionVerb(StrEnum):
     OPEN = "open"
     ATTACH = "attach"
     REOPEN = "reopen"
@@ -62,12 +62,12 @@ class Verb(StrEnum):
 
 
 @dataclass(frozen=True)
-class Decision:
+class CorrelationDecision:
     """What to do with findings, and why. `incident_id` is None for OPEN and IGNORE. `cause` is the first cause of
     these findings; `news` says that the incident has to be diagnosed again: its first cause is now another, or an
     event says more than it did (a further Xid, an announced recovery action)."""
 
-    verb: Verb
+    verb: DecisionVerb
     findings: tuple[Finding, ...]
     reason: str
     incident_id: str | None = None
@@ -88,7 +88,7 @@ class Group:
     """Findings of one fault on their way to an incident: a known one, or a new one (`incident` None)."""
 
     findings: list[Finding]
-    incident: Known | None = None
+    incident: KnownIncident | None = None
     reason: str = ""
     storm: bool = False
 

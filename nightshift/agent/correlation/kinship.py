@@ -171,7 +171,7 @@ class Same:
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
+class CauseEffect:
     """`effects` under one `scope` follow from `causes`; the window is counted as in `Same`."""
 
     causes: frozenset[Kin]
@@ -205,30 +205,34 @@ SAME: tuple[Same, ...] = (
 )
 
 _STOPS = frozenset({Kin.HANG, Kin.FOLLOWER})
-EFFECTS: tuple[Effect, ...] = (
-    Effect(HARDWARE, frozenset({Kin.APPLICATION}), _GPU, 120.0, False, "the GPU's error killed its process"),
-    Effect(HARDWARE, frozenset({Kin.GONE, Kin.FOLLOWER}), _GPU, 600.0, False, "the GPU went down with its error"),
-    Effect(HARDWARE, frozenset({Kin.SOURCE}), _NODE, 300.0, False, "the driver stopped answering after it"),
-    Effect(HARDWARE, _STOPS | {Kin.LOSS}, _JOB, 600.0, False, "the job lost a GPU to it"),
-    Effect(frozenset({Kin.GONE}), _STOPS, _JOB, 600.0, False, "the job lost a GPU"),
-    Effect(HARDWARE | {Kin.THROTTLE}, frozenset({Kin.STRAGGLER}), _JOB, 600.0, True, "its GPU runs slower"),
-    Effect(frozenset({Kin.HOST_LEAK}), frozenset({Kin.OOM}), _POD, 600.0, True, "the leak reached the limit"),
-    Effect(frozenset({Kin.HOST_LEAK}), frozenset({Kin.OOM}), _NODE, 600.0, True, "the leak filled the host"),
-    Effect(frozenset({Kin.HOST_LEAK}), _STOPS, _JOB, 600.0, True, "the leak stopped a rank"),
-    Effect(
+EFFECTS: tuple[CauseEffect, ...] = (
+    CauseEffect(HARDWARE, frozenset({Kin.APPLICATION}), _GPU, 120.0, False, "the GPU's error killed its process"),
+    CauseEffect(
+        HARDWARE, frozenset({Kin.GONE, Kin.FOLLOWER}), _GPU, 600.0, False, "the GPU went down with its error"
+    ),
+    CauseEffect(HARDWARE, frozenset({Kin.SOURCE}), _NODE, 300.0, False, "the driver stopped answering after it"),
+    CauseEffect(HARDWARE, _STOPS | {Kin.LOSS}, _JOB, 600.0, False, "the job lost a GPU to it"),
+    CauseEffect(frozenset({Kin.GONE}), _STOPS, _JOB, 600.0, False, "the job lost a GPU"),
+    CauseEffect(HARDWARE | {Kin.THROTTLE}, frozenset({Kin.STRAGGLER}), _JOB, 600.0, True, "its GPU runs slower"),
+    CauseEffect(frozenset({Kin.HOST_LEAK}), frozenset({Kin.OOM}), _POD, 600.0, True, "the leak reached the limit"),
+    CauseEffect(frozenset({Kin.HOST_LEAK}), frozenset({Kin.OOM}), _NODE, 600.0, True, "the leak filled the host"),
+    CauseEffect(frozenset({Kin.HOST_LEAK}), _STOPS, _JOB, 600.0, True, "the leak stopped a rank"),
+    CauseEffect(
         frozenset({Kin.GPU_LEAK}), _STOPS | {Kin.APPLICATION}, _JOB, 600.0, True, "a rank ran out of GPU memory"
     ),
-    Effect(frozenset({Kin.APPLICATION}), _STOPS, _JOB, 600.0, False, "a rank crashed"),
-    Effect(frozenset({Kin.APPLICATION}), _STOPS, _GPU, 600.0, False, "its process crashed"),
-    Effect(frozenset({Kin.OOM}), _STOPS, _JOB, 600.0, False, "a rank was killed"),
-    Effect(
+    CauseEffect(frozenset({Kin.APPLICATION}), _STOPS, _JOB, 600.0, False, "a rank crashed"),
+    CauseEffect(frozenset({Kin.APPLICATION}), _STOPS, _GPU, 600.0, False, "its process crashed"),
+    CauseEffect(frozenset({Kin.OOM}), _STOPS, _JOB, 600.0, False, "a rank was killed"),
+    CauseEffect(
         frozenset({Kin.STALL}), frozenset({Kin.STRAGGLER, Kin.HANG}), _JOB, 600.0, True, "the step waits for data"
     ),
-    Effect(frozenset({Kin.STRAGGLER}), frozenset({Kin.HANG}), _JOB, 600.0, True, "one rank holds the others up"),
-    Effect(frozenset({Kin.SOURCE}), frozenset({Kin.GONE, Kin.HANG}), _NODE, 600.0, True, "nobody can see it"),
-    Effect(frozenset({Kin.SOURCE}), frozenset({Kin.HANG}), _JOB, 600.0, True, "nobody can see its steps"),
+    CauseEffect(
+        frozenset({Kin.STRAGGLER}), frozenset({Kin.HANG}), _JOB, 600.0, True, "one rank holds the others up"
+    ),
+    CauseEffect(frozenset({Kin.SOURCE}), frozenset({Kin.GONE, Kin.HANG}), _NODE, 600.0, True, "nobody can see it"),
+    CauseEffect(frozenset({Kin.SOURCE}), frozenset({Kin.HANG}), _JOB, 600.0, True, "nobody can see its steps"),
     *(
-        Effect(
+        CauseEffect(
             frozenset(set(Kin) - {Kin.ANOMALY}), frozenset({Kin.ANOMALY}), scope, 900.0, True, "it disturbs this"
         )
         for scope in (_GPU, _JOB)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from nightshift.agent.correlation.decisions import Group, Known
+from nightshift.agent.correlation.decisions import Group, KnownIncident
 from nightshift.agent.correlation.kinship import Kin, Places, first_cause, kin_of, onset_key
 from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
 from nightshift.collectors.subject import Subject, SubjectKind
@@ -39,7 +39,7 @@ def silent_servers(events: Iterable[KernelEvent], cause: Finding) -> set[str]:
     return {name for name, (t_s, answers) in last.items() if not answers or (stalls and t_s >= cause.since.t_s)}
 
 
-class Waiting:
+class StorageWaits:
     """Which incidents wait for which servers at `at_s` (Unix s)."""
 
     def __init__(self, places: Places, events: Events, at_s: float) -> None:
@@ -62,7 +62,7 @@ class Waiting:
             self._of[finding.episode] = frozenset().union(*told)
         return self._of[finding.episode]
 
-    def joined(self, homes: Sequence[Group], known: Iterable[Known]) -> list[Group]:
+    def joined(self, homes: Sequence[Group], known: Iterable[KnownIncident]) -> list[Group]:
         """The homes of a tick, with those that wait for one server made one: of the open incident that waits for
         it, where there is one. What has an incident already keeps it."""
         waiting = [(home, self.of([*_findings_of(home.incident), *home.findings])) for home in homes]
@@ -70,6 +70,7 @@ class Waiting:
             return list(homes)
         standing = [(i, self.of(i.findings)) for i in known if not i.resolved and i.findings]
         heads = [(home, servers) for home, servers in waiting if home.incident is not None]
+        # two open incidents are never merged, even where both wait for one server (limits of `correlate`)
         kept = [home for home, servers in waiting if home.incident is not None or not servers]
         fresh = [(home, servers) for home, servers in waiting if home.incident is None and servers]
         for home, servers in sorted(fresh, key=lambda pair: onset_key(first_cause(pair[0].findings))):
@@ -86,5 +87,5 @@ class Waiting:
         return kept
 
 
-def _findings_of(incident: Known | None) -> tuple[Finding, ...]:
+def _findings_of(incident: KnownIncident | None) -> tuple[Finding, ...]:
     return () if incident is None else incident.findings

@@ -11,24 +11,103 @@ import json
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
 from nightshift.agent.correlation.collection import Collection
-from nightshift.agent.correlation.correlate import Decision, Verb, correlate
+from nightshift.agent.correlation.correlate import CorrelationDecision, DecisionVerb, KnownIncident, correlate
 from nightshift.agent.correlation.correlate import Settings as CorrelateSettings
 from nightshift.agent.correlation.detection import Detected, Detection
-from nightshift.agent.correlation.known_incidents import KnownIncidents
 from nightshift.agent.metrics import Metrics
-from nightshift.agent.store.incident import Incident, findings_of
+from nightshift.agent.store.archive import number_of
+from nightshift.agent.store.database import Database
+from nightshift.agent.store.incident import Incident, IncidentState, IncidentSummary, entered_s, findings_of
 from nightshift.agent.store.incident_store import Store
+from nightshift.agent.store.intents import begun
 from nightshift.agent.store.records import dump, load
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.history import History
 from nightshift.collectors.merge import Merger
 from nightshift.collectors.subject import Inventory, Membership
 from nightshift.collectors.tick import Tick
+from nightshift.controllers.guard import Commitment
 from nightshift.detectors.base import Finding, State
+
+
+class Reads(Protocol):
+    """The part of the store that is read here."""
+
+    @property
+    def database(self) -> Database: ...
+
+    def incident(self, incident_id: str) -> Incident: ...
+
+    def open_incidents(self) -> list[IncidentSummary]: ...
+
+    def incidents(
+        self, states: Iterable[IncidentState] | None = None, *, limit: int | None = None
+    ) -> list[IncidentSummary]: ...
+
+
+MOST_RESOLVED = 500
+"""Resolved incidents that are looked at after a start."""
+
+
+class KnownIncidents:
+    """Open incidents, and those resolved within `keep_s`, as the correlator takes them. One query per call, and two
+    more per incident whose state, findings or sights have changed since the last."""
+
+    def __init__(self, store: Reads, keep_s: float) -> None:
+        self._store = store
+        self._keep_s = keep_s
+        self._cache: dict[str, tuple[tuple[object, ...], KnownIncident]] | None = None
+
+    def read(self, now_s: float) -> list[KnownIncident]:
+        """As of `now_s` (Unix s), oldest first."""
+        if self._cache is None:
+            recent = self._store.incidents([IncidentState.RESOLVED], limit=MOST_RESOLVED)
+            self._cache = {s.id: self._load(s) for s in recent if now_s - s.updated_s <= self._keep_s}
+        summaries = {summary.id: summary for summary in self._store.open_incidents()}
+        for incident_id, summary in summaries.items():
+            if incident_id not in self._cache or self._cache[incident_id][0] != _stamp(summary):
+                self._cache[incident_id] = self._load(summary)
+        for incident_id, (stamp, cached) in list(self._cache.items()):
+            if incident_id in summaries:
+                continue
+            known = cached if cached.resolved else self._known(incident_id)
+            self._cache[incident_id] = (stamp, known)
+            if known.resolved_s is None or now_s - known.resolved_s > self._keep_s:
+                del self._cache[incident_id]
+        return sorted((known for _, known in self._cache.values()), key=lambda k: (k.opened_s, k.id))
+
+    def _load(self, summary: IncidentSummary) -> tuple[tuple[object, ...], KnownIncident]:
+        return _stamp(summary), self._known(summary.id)
+
+    def _known(self, incident_id: str) -> KnownIncident:
+        incident = self._store.incident(incident_id)
+        with self._store.database.read() as connection:
+            return known_of(incident, begun(connection, number_of(incident.id)))
+
+
+def known_of(incident: Incident, acts: Iterable[Commitment] = ()) -> KnownIncident:
+    """An incident as the correlator takes it, with the actions of ours that were begun on it."""
+    resolved = entered_s(incident.history, IncidentState.RESOLVED)
+    acted = entered_s(incident.history, IncidentState.ACTING)
+    return KnownIncident(
+        id=incident.id,
+        state=incident.state,
+        findings=tuple(findings_of(incident)),
+        opened_s=incident.opened_s,
+        resolved_s=resolved[-1] if resolved and incident.state is IncidentState.RESOLVED else None,
+        acted_s=acted[-1] if acted else None,
+        begun=tuple(acts),
+    )
+
+
+def _stamp(summary: IncidentSummary) -> tuple[object, ...]:
+    return (summary.version, summary.updated_s, *((f.episode, f.state, f.last_seen_s) for f in summary.findings))
+
 
 HOUSEKEEPING_S = 60.0
 REMEMBER_RELATIONS_S = 7 * 86_400.0
@@ -41,7 +120,7 @@ class Look:
 
     tick: Tick
     detected: Detected
-    decisions: tuple[Decision, ...] = ()
+    decisions: tuple[CorrelationDecision, ...] = ()
     problem: str = ""
     """Why the decisions were not stored, where they were not; the next look takes them up."""
 
@@ -93,7 +172,7 @@ class Watch:
         self.history.add(tick)
         detected = self.detection.detect(tick, self.inventory)
         self._owed.update(((finding.episode, finding.state), finding) for finding in detected.findings)
-        decisions: list[Decision] = []
+        decisions: list[CorrelationDecision] = []
         problem = ""
         try:
             decisions = self._decide(at_s)
@@ -111,7 +190,7 @@ class Watch:
         self._store.keep(self.detection.snapshots() | self._owed_record(self._owed.values()))
         self._keep_relations()
 
-    def _decide(self, at_s: float) -> list[Decision]:
+    def _decide(self, at_s: float) -> list[CorrelationDecision]:
         """Correlates and stores what is owed: alarms before their ends, so that one which began and ended while the
         store was away is opened and cleared, not left out."""
         fires = [finding for finding in self._owed.values() if finding.state is State.FIRING]
@@ -120,11 +199,11 @@ class Watch:
         self._owed.clear()
         return decisions
 
-    def _decide_on(self, findings: Sequence[Finding], at_s: float) -> list[Decision]:
+    def _decide_on(self, findings: Sequence[Finding], at_s: float) -> list[CorrelationDecision]:
         decisions = correlate(
             findings, self._known.read(at_s), self.inventory, at_s, self._settings, self.history.events
         )
-        changes = [decision for decision in decisions if decision.verb is not Verb.IGNORE]
+        changes = [decision for decision in decisions if decision.verb is not DecisionVerb.IGNORE]
         if changes:
             involved = [finding for decision in changes for finding in decision.findings]
             self._store.keep(self.detection.snapshots() | self._owed_record(involved))
@@ -132,15 +211,15 @@ class Watch:
             self._store.keep(self._owed_record(()))
         return decisions
 
-    def _apply(self, decisions: Sequence[Decision]) -> None:
+    def _apply(self, decisions: Sequence[CorrelationDecision]) -> None:
         for decision in decisions:
-            if decision.verb is Verb.OPEN:
+            if decision.verb is DecisionVerb.OPEN:
                 incident_id = self._store.open_incident(title_of(decision), decision.findings, note=decision.reason)
                 self._log.info("incident opened", incident=incident_id, why=decision.reason)
                 continue
             assert decision.incident_id is not None, f"{decision.verb} names an incident"
             for finding in decision.findings:
-                if decision.verb is Verb.UPDATE:
+                if decision.verb is DecisionVerb.UPDATE:
                     self._store.update_finding(decision.incident_id, finding, news=decision.news)
                 else:
                     self._store.attach(decision.incident_id, finding, note=decision.reason)
@@ -173,7 +252,7 @@ class Watch:
         return {_OWED: json.dumps([dump(finding) for finding in findings]).encode()}
 
 
-def title_of(decision: Decision) -> str:
+def title_of(decision: CorrelationDecision) -> str:
     """What an incident is called until its diagnosis has a headline: the first cause's fault and place."""
     cause = decision.cause
     words = str(cause.fault).replace("_", " ").capitalize()

@@ -16,7 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from nightshift.agent.correlation.correlate import Decision, Known, Settings, Verb, correlate
+from nightshift.agent.correlation.correlate import (
+    CorrelationDecision,
+    DecisionVerb,
+    KnownIncident,
+    Settings,
+    correlate,
+)
 from nightshift.agent.correlation.kinship import first_cause
 from nightshift.agent.history.lookback_signals import Blind
 from nightshift.agent.store.incident import IncidentState
@@ -44,7 +50,7 @@ class OwnEvent:
 
 
 @dataclass(frozen=True)
-class Seen:
+class PastSighting:
     """One incident as the daemon would have opened it. `node` is empty where none is known."""
 
     opened_s: float
@@ -62,23 +68,23 @@ class Warned:
     """One of your events and the earliest alarm on its node in the day before; `lead_s` < 0: only after it."""
 
     event: OwnEvent
-    first: Seen | None
+    first: PastSighting | None
     lead_s: float
 
 
 @dataclass(frozen=True)
-class Report:
+class LookbackReport:
     """The answer. `unexplained`: pages by statistics that no event of yours explains; `per_week` with Garwood's
     95 % interval."""
 
     start_s: float
     end_s: float
     gpus: int
-    incidents: tuple[Seen, ...]
+    incidents: tuple[PastSighting, ...]
     warned: tuple[Warned, ...]
     own_record: bool | None
     """Whether kube-state-metrics is there; None: it could not be read."""
-    unexplained: tuple[Seen, ...]
+    unexplained: tuple[PastSighting, ...]
     per_week: float
     interval: tuple[float, float]
     budget_per_week: float
@@ -98,7 +104,7 @@ class Report:
         return tuple(w.event for w in self.warned if w.first is None and w.event not in self.unseen)
 
 
-class Memory:
+class LookbackStore:
     """Incidents as correlation leaves them, without a store."""
 
     def __init__(self, settings: Settings | None = None) -> None:
@@ -114,9 +120,9 @@ class Memory:
         for decision in correlate(findings, self._known(at_s), inventory, at_s, self._settings):
             self._apply(decision, at_s)
 
-    def _known(self, at_s: float) -> list[Known]:
+    def _known(self, at_s: float) -> list[KnownIncident]:
         return [
-            Known(
+            KnownIncident(
                 key,
                 IncidentState.RESOLVED if key in self._resolved else IncidentState.OPEN,
                 tuple(found.values()),
@@ -127,8 +133,8 @@ class Memory:
             if at_s - self._resolved.get(key, at_s) <= self._settings.relapse_s
         ]
 
-    def _apply(self, decision: Decision, at_s: float) -> None:
-        if decision.verb is Verb.IGNORE:
+    def _apply(self, decision: CorrelationDecision, at_s: float) -> None:
+        if decision.verb is DecisionVerb.IGNORE:
             return
         key = decision.incident_id
         if key is None:
@@ -158,11 +164,11 @@ def look_back(
     budget: BudgetSettings,
     progress: Callable[[float], None] = lambda _: None,
     own: Sequence[OwnEvent] = (),
-) -> tuple[list[Seen], int, int, list[float]]:
+) -> tuple[list[PastSighting], int, int, list[float]]:
     """Every incident of the ticks, oldest first, the most GPUs that were seen at once, how many alarms waited
     because the budget did not allow them to page, and the times (Unix s) of looks that read any telemetry. `own`
     events confirm the alarms before them, as a person does."""
-    memory = Memory()
+    memory = LookbackStore()
     tails = load(Path(budget.calibration)) if budget.calibration else {}
     accounts = Budget(budget, promises(detectors, tails))
     events = {d.name for d in detectors if d.stated.basis is RateBasis.EVENT}
@@ -190,9 +196,9 @@ def look_back(
     return seen, gpus, waited, read_s
 
 
-def _seen(opened_s: float, findings: tuple[Finding, ...], inventory: Inventory, events: set[str]) -> Seen:
+def _seen(opened_s: float, findings: tuple[Finding, ...], inventory: Inventory, events: set[str]) -> PastSighting:
     cause = first_cause(findings)
-    return Seen(
+    return PastSighting(
         opened_s,
         cause,
         findings,
@@ -215,7 +221,7 @@ def _above(subject: Subject, kind: SubjectKind, inventory: Inventory, finding: F
 
 
 def report(
-    incidents: Sequence[Seen],
+    incidents: Sequence[PastSighting],
     own: Sequence[OwnEvent],
     own_record: bool | None,
     span_s: tuple[float, float],
@@ -227,7 +233,7 @@ def report(
     watched_s: float | None = None,
     read_s: Sequence[float] | None = None,
     memory_signals: Sequence[str] = (),
-) -> Report:
+) -> LookbackReport:
     """Sets what was seen beside what you did. watched_s: seconds of the span of which telemetry was read, at the
     times read_s (ascending); all of it where not given. A rate over no time is NaN."""
     warned = [_warned(event, incidents) for event in own]
@@ -244,7 +250,7 @@ def report(
         for event in own
         if read_s is not None and bisect_left(read_s, event.at_s - LEAD_S) == bisect_left(read_s, event.at_s)
     )
-    return Report(
+    return LookbackReport(
         start_s=span_s[0],
         end_s=span_s[1],
         gpus=gpus,
@@ -270,7 +276,7 @@ def models(inventory: Inventory) -> list[str]:
     return sorted({inventory.fact(gpu, "model") or "" for gpu in gpus} - {""})
 
 
-def _warned(event: OwnEvent, incidents: Sequence[Seen]) -> Warned:
+def _warned(event: OwnEvent, incidents: Sequence[PastSighting]) -> Warned:
     near = [
         seen
         for seen in incidents

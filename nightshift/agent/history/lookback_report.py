@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from nightshift.agent.history.lookback import LEAD_S, Report, Seen, Warned
+from nightshift.agent.history.lookback import LEAD_S, LookbackReport, PastSighting, Warned
 from nightshift.agent.store.records import plain
 from nightshift.agent.units import duration, full_time
 from nightshift.collectors.prometheus.range import Reading
 
 
-def as_text(told: Report, reading: Reading) -> str:
+def as_text(told: LookbackReport, reading: Reading) -> str:
     """Everything on a page or two."""
     days = (told.end_s - told.start_s) / 86400.0
     cost = f"{reading.queries} queries, {reading.samples:,} samples, {reading.busy_s:.0f} s of the server's time"
@@ -23,7 +23,18 @@ def as_text(told: Report, reading: Reading) -> str:
         "INCIDENTS THAT NIGHTSHIFT WOULD HAVE OPENED",
     ]
     lines += [f"  {_seen(seen)}" for seen in told.incidents] or ["  None."]
-    lines += ["", "YOUR OWN RECORD: nodes that were cordoned or not ready, and the earliest alarm before"]
+    lines += ["", *_own_record(told), "", *_false_alarms(told), "", *_blind(told)]
+    if told.memory_signals:
+        lines += ["", "MEMORY ERRORS: what each model of GPU can tell, and what of it is read here"]
+        lines += [f"  {line}" for line in told.memory_signals]
+    if told.gaps:
+        lines += ["", f"NOT READ ({len(told.gaps)} queries failed): what is said above knows nothing of these"]
+        lines += [f"  {gap}" for gap in told.gaps[:10]]
+    return "\n".join(lines) + "\n"
+
+
+def _own_record(told: LookbackReport) -> list[str]:
+    lines = ["YOUR OWN RECORD: nodes that were cordoned or not ready, and the earliest alarm before"]
     if told.own_record is None:
         lines.append("  Not known: the queries failed (below).")
     elif not told.own_record:
@@ -35,44 +46,43 @@ def as_text(told: Report, reading: Reading) -> str:
         early = sum(w.lead_s > 0 for w in told.warned)
         unseen = f"; nothing was read before {len(told.unseen)}" if told.unseen else ""
         lines.append(f"  Warned before {early} of {len(told.warned)}; missed {len(told.missed)}{unseen}.")
+    return lines
+
+
+def _false_alarms(told: LookbackReport) -> list[str]:
     low, high = told.interval
     rate = "over no time at all"
     if not math.isnan(told.per_week):
         rate = f"which is {told.per_week:.2g} per week (95 % interval {low:.2g} to {high:.2g})"
-    lines += [
-        "",
+    return [
         "FALSE ALARMS: pages by statistics that no event of yours explains; an upper bound, some may be true",
         f"  {len(told.unexplained)}, {rate}; the budget is {told.budget_per_week:g}",
         f"  {told.waited} weaker alarms waited: not yet promised within the budget (docs: the alarm budget)",
-        "",
-        "BLIND: signals that this Prometheus does not have, and how to enable them",
     ]
+
+
+def _blind(told: LookbackReport) -> list[str]:
+    """Signals that are missing, by what enables them: one remedy often enables several."""
+    lines = ["BLIND: signals that this Prometheus does not have, and how to enable them"]
     for how in dict.fromkeys(blind.how for blind in told.blind):
         alike = [blind for blind in told.blind if blind.how == how]
         wide = max(len(blind.line) for blind in alike)
         for blind in alike:
             head = f"    {blind.line:{wide}}  # " if blind.line else "  "
-            blinds = f"{blind.signal}: {', '.join(blind.detectors)}"
-            lines.append(head + blinds)
+            lines.append(head + f"{blind.signal}: {', '.join(blind.detectors)}")
         lines.append(f"  ↑ {how}" if wide else f"    {how}")
     if not told.blind:
         lines.append("  None.")
-    if told.memory_signals:
-        lines += ["", "MEMORY ERRORS: what each model of GPU can tell, and what of it is read here"]
-        lines += [f"  {line}" for line in told.memory_signals]
-    if told.gaps:
-        lines += ["", f"NOT READ ({len(told.gaps)} queries failed): what is said above knows nothing of these"]
-        lines += [f"  {gap}" for gap in told.gaps[:10]]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
-def _seen(seen: Seen) -> str:
+def _seen(seen: PastSighting) -> str:
     where = " · ".join(part for part in (seen.node, seen.job) if part) or seen.cause.subject.name
     quiet = "" if seen.pages else " [no page: not yet promised within the budget]"
     return f"{full_time(seen.opened_s)}  {seen.cause.fault}  {where}\n      {seen.cause.summary}{quiet}"
 
 
-def _little(told: Report, days: float) -> list[str]:
+def _little(told: LookbackReport, days: float) -> list[str]:
     """What a newcomer must know before the answer: that there was little, or nothing, to look at."""
     found = []
     if told.gpus == 0:
@@ -97,7 +107,7 @@ def _warned(w: Warned, unseen: bool) -> str:
     return head + f"{w.first.cause.fault} told {when}"
 
 
-def as_json_values(told: Report, reading: Reading) -> dict[str, Any]:
+def as_json_values(told: LookbackReport, reading: Reading) -> dict[str, Any]:
     """Plain JSON values; NaN becomes null."""
     return {
         "start_s": told.start_s,
@@ -137,7 +147,7 @@ def _null(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _seen_json(seen: Seen) -> dict[str, Any]:
+def _seen_json(seen: PastSighting) -> dict[str, Any]:
     return {
         "opened_s": seen.opened_s,
         "fault": str(seen.cause.fault),

@@ -2,17 +2,21 @@
 
 Gathers the evidence, lets the rules diagnose, turns the diagnosis into a situation, lets the catalogue choose, and
 asks the guard. Changes nothing: what it answers is stored, shown, approved and carried out elsewhere.
+
+The remedy is the least disruptive that fits of a fixed catalogue. The list per cause holds only what can repair
+that cause, mildest first; each playbook says whether it fits, and every refusal is kept, so that the plan can say
+why nothing milder was chosen. Where nothing fits, the owner is told. Free text never becomes an action: a cause is
+a `Fault`, an action a playbook's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from nightshift.agent.correlation.kinship import first_cause
+from nightshift.agent.correlation.kinship import APPLICATION_XIDS, FOLLOWER_XIDS, first_cause
 from nightshift.agent.correlation.silent_faults import is_unrepaired, open_findings
-from nightshift.agent.incidents.remedies import choose
-from nightshift.agent.rca.bundle import Limits, PastIncident
+from nightshift.agent.rca.bundle import EvidenceLimits, PastIncident
 from nightshift.agent.rca.evidence import gather
 from nightshift.agent.rca.investigate import Investigator
 from nightshift.agent.rca.lookup import Lookup, RangeQuery
@@ -22,12 +26,91 @@ from nightshift.agent.store.diagnosis import Confidence, Diagnosis
 from nightshift.agent.store.incident import Incident, IncidentState, entered_s, findings_of
 from nightshift.collectors.history import History
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
-from nightshift.controllers.action import Action, ActionKind, Playbook, Proposal, Situation
-from nightshift.controllers.guard import Commitment, Ruling, rule
+from nightshift.controllers.action import KINDS, Action, ActionKind, ActionProposal, Playbook, Situation
+from nightshift.controllers.guard import Commitment, GuardRuling, rule
 from nightshift.controllers.guard import Settings as GuardSettings
-from nightshift.controllers.playbooks.ladder import Ladder, record_of, rung
-from nightshift.controllers.playbooks.plan import place_of
+from nightshift.controllers.playbooks.ladder import RepairLadder, record_of, rung
+from nightshift.controllers.playbooks.plan import number, place_of
 from nightshift.detectors.base import Fault
+
+_A, _F = ActionKind, Fault
+REMEDIES: Mapping[Fault, tuple[ActionKind, ...]] = {
+    fault: tuple(
+        kind
+        for _, kind in sorted(
+            (row.order, kind) for kind, row in KINDS.items() if row.order is not None and fault in row.repairs
+        )
+    )
+    for fault in Fault
+}
+"""What can repair each cause. Hardware goes by what its Xid calls for: a playbook that is not called for refuses,
+so the order among reset, reboot and quarantine is the order of being called for, not of preference."""
+BACK_AFTER_S = 20.0
+"""A step this long after a crash was made by the job that came back."""
+
+
+@dataclass(frozen=True)
+class RemedyChoice:
+    """The proposal, and what was considered before it with the reason against it."""
+
+    proposal: ActionProposal
+    considered: tuple[tuple[ActionKind, str], ...] = ()
+
+
+def choose(
+    situation: Situation,
+    playbooks: Sequence[Playbook],
+    can: frozenset[ActionKind] | None = None,
+    objection: Callable[[Action], str] = lambda _: "",
+) -> RemedyChoice:
+    """The remedy for a situation. `can` are the kinds that some actuator carries out (None: all of them);
+    `objection` says why a proposed action does not fit the evidence, empty where it does."""
+    by_kind = {playbook.kind: playbook for playbook in playbooks}
+    considered: list[tuple[ActionKind, str]] = []
+    watch = watched_only(situation)
+    if watch is not None:
+        return RemedyChoice(ActionProposal(None, watch))
+    for kind in (*remedies(situation), _A.SUGGEST_SCALING, _A.NOTIFY_OWNER):
+        if kind not in KINDS:
+            considered.append((kind, "what it does is not known"))
+        elif kind not in by_kind:
+            considered.append((kind, "no playbook for it is installed"))
+        elif can is not None and kind not in can:
+            considered.append((kind, "no actuator here can do it"))
+        else:
+            proposal = by_kind[kind].propose(situation)
+            reason = proposal.reason if proposal.action is None else objection(proposal.action)
+            if proposal.action is not None and not reason:
+                return RemedyChoice(proposal, tuple(considered))
+            considered.append((kind, reason))
+    reasons = "; ".join(f"{kind}: {reason}" for kind, reason in considered)
+    return RemedyChoice(ActionProposal(None, f"watched only ({reasons})"), tuple(considered))
+
+
+def watched_only(situation: Situation) -> str | None:
+    """Why nothing at all is to be done, or None. The incident itself tells people; it closes when it is clear."""
+    if situation.cause is _F.ANOMALY:
+        return "unusual, but no fault is named: watched, nothing is done"
+    if situation.cause is _F.SOURCE_LOST:
+        return "the cluster's operators restore the source; nothing is done to what it watches"
+    if situation.cause is _F.XID and number(situation, "xid") in FOLLOWER_XIDS:
+        return "this Xid only ever follows another error, and none was seen"
+    if situation.cause is _F.XID and number(situation, "xid") in APPLICATION_XIDS:
+        back_s = number(situation, "last_step_s") - number(situation, "since_s")
+        if back_s > BACK_AFTER_S:
+            return f"its job is back by itself: it made steps {back_s:.0f} s after the crash"
+    if situation.cause is _F.XID and situation.facts.get("recovery_action") == _A.NONE.value:
+        return "NVIDIA's catalogue asks for nothing to be done"
+    return None
+
+
+def remedies(situation: Situation) -> tuple[ActionKind, ...]:
+    """The kinds to try for a situation, mildest fitting first."""
+    if situation.cause is _F.XID and number(situation, "xid") in APPLICATION_XIDS:
+        return (_A.RESTART_POD, _A.RESTART_JOB)
+    if "remap_failure" in situation.facts or "return" in situation.facts:
+        return (_A.QUARANTINE_GPU, _A.OPEN_RMA)
+    return REMEDIES[situation.cause]
 
 
 @dataclass(frozen=True)
@@ -43,8 +126,8 @@ class Advisor:
     guard_settings: GuardSettings = field(default_factory=GuardSettings)
     begun: Callable[[], Sequence[Commitment]] = list
     past: Callable[[Incident], Iterable[PastIncident]] = lambda _: ()
-    limits: Limits = field(default_factory=Limits)
-    ladder: Ladder = field(default_factory=Ladder)
+    limits: EvidenceLimits = field(default_factory=EvidenceLimits)
+    ladder: RepairLadder = field(default_factory=RepairLadder)
     redact: Callable[[str], str] | None = None
     investigate: Investigator | None = None
     promql: RangeQuery | None = None
@@ -65,16 +148,18 @@ class Advisor:
             ),
         )
 
-    def plan(self, incident: Incident) -> Proposal:
+    def plan(self, incident: Incident) -> ActionProposal:
         """The least disruptive fitting action that the guard allows now, or none; either way with the reason."""
         if incident.diagnosis is None:
-            return Proposal(None, "there is no diagnosis yet")
+            return ActionProposal(None, "there is no diagnosis yet")
         if incident.clear_since_s is not None and not is_unrepaired(incident):
-            return Proposal(None, "every finding has become clear: nothing is done, it is watched")
+            return ActionProposal(None, "every finding has become clear: nothing is done, it is watched")
         if incident.diagnosis.confidence is Confidence.UNKNOWN:
-            return Proposal(None, "the cause is not known well enough to act on: watched")
+            return ActionProposal(None, "the cause is not known well enough to act on: watched")
         if is_outdated(incident):
-            return Proposal(None, "what the diagnosis is about is over, and something else is open", outdated=True)
+            return ActionProposal(
+                None, "what the diagnosis is about is over, and something else is open", outdated=True
+            )
         open_, now_s = open_findings(incident), self.now_s()
         situation = self._situation(incident)
         choice = choose(situation, self.playbooks, self.can, lambda a: objection(a, open_, self.inventory, now_s))
@@ -83,14 +168,14 @@ class Advisor:
             return choice.proposal
         ruling = self.guard(action, self.begun())
         if not ruling.allowed and ruling.retry_at_s is None:
-            return Proposal(
+            return ActionProposal(
                 None, f"{action.kind} of {action.target.name} is refused: {ruling.reason}", refused=True
             )
         reason = choice.proposal.reason
         if not ruling.allowed:
             reason += f". It has to wait: {ruling.reason}"
         milder = "; ".join(f"not {kind}: {why}" for kind, why in choice.considered)
-        return Proposal(action, f"{reason} ({milder})" if milder else reason)
+        return ActionProposal(action, f"{reason} ({milder})" if milder else reason)
 
     def _situation(self, incident: Incident) -> Situation:
         """With when the job was last seen to make a step: it may have come back by itself."""
@@ -123,7 +208,7 @@ class Advisor:
             facts |= {"recovery_action": found.kind.value, "recovery_reason": found.reason}
         return replace(situation, facts={**situation.facts, **facts})
 
-    def guard(self, action: Action, begun: Sequence[Commitment]) -> Ruling:
+    def guard(self, action: Action, begun: Sequence[Commitment]) -> GuardRuling:
         """Whether an action may begin now: asked here for the plan, and by the lifecycle where it stores intent."""
         now_s = self.now_s()
         return rule(action, begun, self.inventory, now_s, self.guard_settings, out_of_use(self.inventory, now_s))

@@ -17,7 +17,7 @@ import numpy as np
 from nightshift.agent.store.incident import Incident, IncidentState, entered_s
 from nightshift.collectors.history import History
 from nightshift.collectors.subject import Subject
-from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus, UnderWay
+from nightshift.controllers.action import Action, ActionKind, ActionOutcome, OutcomeStatus, UnderWay
 from nightshift.controllers.playbooks.restart_job import DAMAGED
 
 BEFORE_S = 86_400.0
@@ -27,13 +27,13 @@ hours before somebody approved its restart."""
 
 @dataclass(frozen=True)
 class ResumedProgress:
-    """Fulfils `agent.incidents.stage_parts.Probe`. `history` is asked by a call: a reload's is the one that
+    """Fulfils `agent.incidents.stages.RecoveryProbe`. `history` is asked by a call: a reload's is the one that
     answers."""
 
     history: Callable[[], History]
     now_s: Callable[[], float]
 
-    def __call__(self, incident: Incident) -> Outcome:
+    def __call__(self, incident: Incident) -> ActionOutcome:
         """DONE with the proof, or with why there can be none; UnderWay until the log shows it."""
         action = incident.action
         if action is None or action.kind is not ActionKind.RESTART_JOB:
@@ -70,8 +70,8 @@ class ResumedProgress:
         order = np.argsort(t_s, kind="stable")
         return t_s[order], np.concatenate([steps.step for steps in found])[order]
 
-    def _done(self, detail: str) -> Outcome:
-        return Outcome(OutcomeStatus.DONE, detail, self.now_s())
+    def _done(self, detail: str) -> ActionOutcome:
+        return ActionOutcome(OutcomeStatus.DONE, detail, self.now_s())
 
 
 def _number(action: Action, name: str) -> int | None:

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from nightshift.agent.approvals.access import Verb, may
+from nightshift.agent.approvals.access import Permission, may
 from nightshift.agent.approvals.policy import Person
 from nightshift.agent.clock import Clock
 from nightshift.agent.store import audit
@@ -27,7 +27,7 @@ _KINDS = "fault, namespace, node, gpu, pod, job, rank or incident"
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class IncidentSilence:
     """`matcher` is `KIND:PATTERN`, such as `node:gpu-r12-*`, `namespace:research`, `fault:straggler`."""
 
     number: int
@@ -45,10 +45,10 @@ class Silences:
         self._store = store
         self._clock = clock
 
-    def add(self, matcher: str, for_s: float, by: Person, reason: str) -> Silence:
+    def add(self, matcher: str, for_s: float, by: Person, reason: str) -> IncidentSilence:
         """Raises Permanent, naming what is wrong, where the person, the matcher or the time does not do."""
         kind, colon, pattern = matcher.partition(":")
-        if not (allowed := may(by, Verb.SILENCE, namespaces_of_matcher(matcher))):
+        if not (allowed := may(by, Permission.SILENCE, namespaces_of_matcher(matcher))):
             raise Permanent(allowed.reason)
         if not colon or kind not in _KINDS.replace(",", " ").split() or kind == "or" or not pattern:
             raise Permanent(f"matcher {matcher[:80]!r} is not KIND:PATTERN with KIND {_KINDS}")
@@ -63,15 +63,15 @@ class Silences:
             insert = sa.insert(silences).values(row).returning(silences.c.number)
             number = int(connection.execute(insert).scalar_one())
             audit.append(connection, at_s=now, kind="silenced", by=by.identity, incident=None, body=row)
-        return Silence(number, matcher[:300], by.identity, reason[:500], now, now + for_s)
+        return IncidentSilence(number, matcher[:300], by.identity, reason[:500], now, now + for_s)
 
     def end(self, number: int, by: Person) -> bool:
         """Ends a silence now; False where none of that number holds."""
         standing = next((s for s in self.standing() if s.number == number), None)
         if standing is None:
             return False
-        if not (allowed := may(by, Verb.SILENCE, namespaces_of_matcher(standing.matcher))):
-            if by.is_tenant and not may(by, Verb.SEE, namespaces_of_matcher(standing.matcher)):
+        if not (allowed := may(by, Permission.SILENCE, namespaces_of_matcher(standing.matcher))):
+            if by.is_tenant and not may(by, Permission.SEE, namespaces_of_matcher(standing.matcher)):
                 return False  # of another team's silence nothing is said, not even that it is there
             raise Permanent(allowed.reason)
         now = self._clock.now_s()
@@ -84,11 +84,11 @@ class Silences:
                 audit.append(connection, at_s=now, kind="unsilenced", by=by.identity, incident=None, body=body)
         return bool(changed)
 
-    def standing(self) -> list[Silence]:
+    def standing(self) -> list[IncidentSilence]:
         """Those that hold now, the longest last."""
         query = sa.select(silences).where(silences.c.until_s > self._clock.now_s()).order_by(silences.c.until_s)
         with self._store.database.read() as connection:
-            return [Silence(**row._mapping) for row in connection.execute(query)]
+            return [IncidentSilence(**row._mapping) for row in connection.execute(query)]
 
 
 def look_again(connection: Connection, now_s: float) -> None:
@@ -105,7 +105,7 @@ def namespaces_of_matcher(matcher: str) -> tuple[str, ...]:
     return (pattern,) if kind == "namespace" and pattern and not set(pattern) & set("*?[") else ()
 
 
-def silenced(incident: Incident | IncidentSummary, standing: Sequence[Silence]) -> Silence | None:
+def silenced(incident: Incident | IncidentSummary, standing: Sequence[IncidentSilence]) -> IncidentSilence | None:
     """The silence that covers *all* of an incident's findings for longest; None where one of them is not covered.
 
     So a silence of one noisy node does not hide an incident that reaches beyond it.

@@ -14,34 +14,148 @@ only after its intent is on disk, and only once per action id.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
 
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
+from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.policy import rule_for
+from nightshift.agent.clock import Clock
 from nightshift.agent.correlation.silent_faults import is_unrepaired
-from nightshift.agent.incidents import progress_notes
 from nightshift.agent.incidents.node_return import LOOK_AGAIN_S, GivingBack, stays
-from nightshift.agent.incidents.stage_parts import Parts
 from nightshift.agent.store.diagnosis import Diagnosis
 from nightshift.agent.store.incident import Cause, Incident, IncidentState
-from nightshift.agent.store.incident_store import Move, number_of
+from nightshift.agent.store.incident_store import IncidentMove, Store, number_of
 from nightshift.agent.store.intents import commitments, end_intent, has_intent, store_intent
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.controllers.action import (
     Action,
     ActionKind,
+    ActionOutcome,
+    ActionProposal,
     Actuator,
-    Outcome,
     OutcomeStatus,
     Rule,
     UnderWay,
     traits_of,
 )
-from nightshift.controllers.guard import Ruling
+from nightshift.controllers.guard import Commitment, GuardRuling
 from nightshift.detectors.base import State
+
+if TYPE_CHECKING:
+    from nightshift.agent.incidents.node_return import GivingBack
+
+
+from collections.abc import Mapping
+from contextlib import suppress
+from types import MappingProxyType
+
+FIRST_NOTE_S = 300.0
+"""What has taken so long (s) is told, and again each time that it has taken twice as long."""
+
+
+def note_waiting(store: Store, incident: Incident, why: str, now_s: float, by: str) -> None:
+    """Notes in the incident's own history what a begun action waits for, where that is due.
+
+    A drain that a disruption budget holds up is no failure and nothing is tried harder for it; but whoever approved
+    it should not first hear of it when `act_timeout_s` is over."""
+    waited_s = now_s - incident.entered_s
+    told = sum(step.cause == Cause.UNDER_WAY and step.at_s >= incident.entered_s for step in incident.history)
+    if waited_s >= FIRST_NOTE_S * 2**told:
+        store.remark(incident, Cause.UNDER_WAY, by, f"under way for {waited_s:.0f} s: {why}")
+
+
+def cut_off(
+    action: Action,
+    actuator: Actuator,
+    why: str,
+    now_s: float,
+    known: Mapping[OutcomeStatus, OutcomeStatus] = MappingProxyType({}),
+    otherwise: OutcomeStatus = OutcomeStatus.UNKNOWN,
+) -> ActionOutcome:
+    """What becomes of an action that is given up: where it reads back as begun and not done, a person has to look
+    at what it leaves; else what `known` makes of what was read, or `otherwise`."""
+    with suppress(Temporary, Permanent):
+        found = actuator.read(action)
+        if found.status is OutcomeStatus.UNDER_WAY:
+            if found.observed.get("cordoned") == "true" and "stays cordoned" not in why:
+                why += "; the node stays cordoned"
+            return ActionOutcome(OutcomeStatus.UNKNOWN, f"left half-way: {found.detail}; {why}", now_s)
+        otherwise = known.get(found.status, otherwise)
+    return ActionOutcome(otherwise, why, now_s)
+
+
+class LifecycleSettings(BaseModel):
+    """Settings of the incident's way. Times are in the daemon's clock."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    quiet_s: float = Field(
+        default=120.0,
+        ge=0,
+        description="Every finding has to stay clear for so long before it is resolved.",
+    )
+    confirm_timeout_s: float = Field(
+        default=1800.0, gt=0, description="After an action, how long to wait for recovery before undoing it."
+    )
+    act_timeout_s: float = Field(
+        default=3600.0,
+        gt=0,
+        description="A drain, restart or reboot that is still under way after this is given to a person.",
+    )
+    max_plans: int = Field(default=5, ge=1, description="Plans for one incident before a person has to take over.")
+    max_tries: int = Field(default=5, ge=1, description="Tries of one stage before the incident is escalated.")
+    retry_s: float = Field(default=5.0, gt=0, description="Wait before a stage's second try; doubles each time.")
+    retry_max_s: float = Field(default=300.0, gt=0, description="Longest wait between two tries of a stage.")
+    workers: int = Field(default=4, ge=1, description="Stages that run at the same time.")
+
+
+class Diagnose(Protocol):
+    """Finds the cause of an incident. May raise Temporary or Permanent."""
+
+    def __call__(self, incident: Incident) -> Diagnosis: ...
+
+
+class Planner(Protocol):
+    """Chooses the least disruptive fitting mitigation, with a new action id for each `incident.attempt`."""
+
+    def __call__(self, incident: Incident) -> ActionProposal: ...
+
+
+class RecoveryProbe(Protocol):
+    """Actively tests that the action worked: DONE where it did, FAILED where not; UnderWay to be asked again."""
+
+    def __call__(self, incident: Incident) -> ActionOutcome: ...
+
+
+class ActionGuard(Protocol):
+    """Whether an action may begin now, given those that have: asked in the transaction that stores the intent."""
+
+    def __call__(self, action: Action, begun: Sequence[Commitment]) -> GuardRuling: ...
+
+
+@dataclass(frozen=True)
+class StageParts:
+    """What the stages work with; built once in `agent.app`."""
+
+    store: Store
+    gate: Gate
+    clock: Clock
+    diagnose: Diagnose
+    plan: Planner
+    actuator_for: Callable[[Incident], Actuator]
+    settings: LifecycleSettings
+    probe: RecoveryProbe | None = None
+    guard: ActionGuard | None = None
+    not_earned: Callable[[Action], str] | None = None
+    """Why a kind that is automatic by policy has not earned it yet; empty where it has."""
+    giving_back: GivingBack | None = None
+    """When a node that we cordoned or drained is given back; None: it is left to people, and nobody is told."""
+
 
 _S, _C, _O = IncidentState, Cause, OutcomeStatus
 
@@ -80,7 +194,7 @@ class Later(Exception):
 
 
 class _Refused(Exception):
-    def __init__(self, ruling: Ruling) -> None:
+    def __init__(self, ruling: GuardRuling) -> None:
         super().__init__(ruling.reason)
         self.ruling = ruling
 
@@ -88,7 +202,7 @@ class _Refused(Exception):
 class Stages:
     """Runs one stage of one incident. `may_act` says whether this replica still leads."""
 
-    def __init__(self, parts: Parts, may_act: Callable[[], bool], runner: str) -> None:
+    def __init__(self, parts: StageParts, may_act: Callable[[], bool], runner: str) -> None:
         self._parts = parts
         self._store = parts.store
         self._may_act = may_act
@@ -120,7 +234,7 @@ class Stages:
         also: Callable[[Connection, int], None] | None = None,
     ) -> None:
         by = STAGE_OF[incident.state]
-        self._store.change(incident.id, Move(cause, by, note, incident.version), also)
+        self._store.change(incident.id, IncidentMove(cause, by, note, incident.version), also)
 
     def abandon(self, incident: Incident, why: str) -> None:
         """Escalates an incident whose stage cannot go on; if an act was begun, with what the world says of it."""
@@ -129,10 +243,10 @@ class Stages:
             return
         action = _plan_of(incident)
         if incident.state is _S.UNDOING:
-            self._conclude_undo(incident, action, Outcome(_O.UNKNOWN, why, self._now()))
+            self._conclude_undo(incident, action, ActionOutcome(_O.UNKNOWN, why, self._now()))
             return
         actuator = self._parts.actuator_for(incident)
-        outcome = progress_notes.cut_off(action, actuator, why, self._now(), {_O.NOT_DONE: _O.FAILED})
+        outcome = cut_off(action, actuator, why, self._now(), {_O.NOT_DONE: _O.FAILED})
         self._conclude(incident, action, outcome)
 
     # Plan -------------------------------------------------------------------------------------------------------
@@ -204,7 +318,7 @@ class Stages:
                 self._conclude(incident, action, outcome)
                 return
             if outcome.status is _O.UNDER_WAY and (hindrances := self._hindrances(incident, action, begun=True)):
-                self._conclude(incident, action, Outcome(_O.REFUSED, "; ".join(hindrances), self._now()))
+                self._conclude(incident, action, ActionOutcome(_O.REFUSED, "; ".join(hindrances), self._now()))
                 return
             # what has begun is carried on: its own effects break its preconditions, and half of it is worse
             if outcome.status is _O.NOT_DONE and not self._still_right(incident, action, actuator):
@@ -214,19 +328,19 @@ class Stages:
             outcome = actuator.execute(action)
         except Temporary as error:  # it takes long, the answer was lost, or nothing was done
             goes_on = isinstance(error, UnderWay)
-            outcome = Outcome(_O.UNDER_WAY, str(error), self._now()) if goes_on else actuator.read(action)
+            outcome = ActionOutcome(_O.UNDER_WAY, str(error), self._now()) if goes_on else actuator.read(action)
             if outcome.status is _O.NOT_DONE:
                 raise
             if outcome.status is _O.UNDER_WAY:  # half of it is worse than waiting until it can go on
                 for_s = self._now() - incident.entered_s
                 if for_s < self._parts.settings.act_timeout_s:
-                    progress_notes.tell(self._store, incident, str(error), self._now(), self._runner)
+                    note_waiting(self._store, incident, str(error), self._now(), self._runner)
                     wait_s = error.retry_after_s or (0.0 if goes_on else self._parts.settings.retry_s)
                     raise Later(str(error), self._now() + wait_s) from error
                 why = f"still under way after {for_s:.0f} s: {error}"
-                outcome = progress_notes.cut_off(action, actuator, why, self._now())
+                outcome = cut_off(action, actuator, why, self._now())
         except Permanent as error:
-            outcome = progress_notes.cut_off(action, actuator, str(error), self._now(), {}, _O.REFUSED)
+            outcome = cut_off(action, actuator, str(error), self._now(), {}, _O.REFUSED)
         self._conclude(incident, action, outcome)
 
     def _intend(self, incident: Incident, action: Action) -> bool:
@@ -271,7 +385,7 @@ class Stages:
         left = self._left_alone(action) if begun else None
         return found + ([left.reason] if left else [])
 
-    def _left_alone(self, action: Action) -> Ruling | None:
+    def _left_alone(self, action: Action) -> GuardRuling | None:
         """The guard's no whatever else is under way: maintenance, or an opt-out; None where it says none."""
         ruling = self._parts.guard(action, ()) if self._parts.guard is not None else None
         return None if ruling is None or ruling.allowed else ruling
@@ -283,7 +397,7 @@ class Stages:
         if halt.halted:
             raise Lost(f"halted by {halt.by}")
 
-    def _conclude(self, incident: Incident, action: Action, outcome: Outcome) -> None:
+    def _conclude(self, incident: Incident, action: Action, outcome: ActionOutcome) -> None:
         done = {_O.DONE: _C.ACTION_DONE, _O.ALREADY_DONE: _C.ACTION_DONE, _O.UNKNOWN: _C.OUTCOME_UNKNOWN}
         kept = outcome.left_cordoned or action.kind is ActionKind.RETURN_NODE
         failed = _C.CONTAINMENT_KEPT if kept else _C.ACTION_FAILED
@@ -304,7 +418,7 @@ class Stages:
             except UnderWay as error:
                 if now - incident.entered_s < settings.confirm_timeout_s:
                     raise Later(str(error), now + settings.retry_s) from error
-                tested = Outcome(_O.FAILED, str(error), now)
+                tested = ActionOutcome(_O.FAILED, str(error), now)
             if tested is None or tested.status in (_O.DONE, _O.ALREADY_DONE):
                 told = f"; {tested.detail}" if tested is not None and tested.detail else ""
                 cause, left = self._recovered(incident)
@@ -373,10 +487,10 @@ class Stages:
                 raise
             outcome = replace(outcome, status=_O.DONE)
         except Permanent as error:
-            outcome = Outcome(_O.REFUSED, str(error), self._now())
+            outcome = ActionOutcome(_O.REFUSED, str(error), self._now())
         self._conclude_undo(incident, action, outcome)
 
-    def _conclude_undo(self, incident: Incident, action: Action, outcome: Outcome) -> None:
+    def _conclude_undo(self, incident: Incident, action: Action, outcome: ActionOutcome) -> None:
         done = {_O.DONE: _C.UNDONE, _O.ALREADY_DONE: _C.UNDONE, _O.UNKNOWN: _C.OUTCOME_UNKNOWN}
         cause = done.get(outcome.status, _C.ACTION_FAILED)
         self._move(incident, cause, outcome.detail, lambda c, n: end_intent(c, n, action, "undo", outcome))

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nightshift.agent.clock import Clock
-from nightshift.agent.incidents.silence import Silence, Silences, findings_of, look_again, silenced
+from nightshift.agent.incidents.silence import IncidentSilence, Silences, findings_of, look_again, silenced
 from nightshift.agent.store.incident import Incident, IncidentSummary
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.subject import Inventory, Subject
-from nightshift.controllers.guard import Window
+from nightshift.controllers.guard import MaintenanceWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,11 @@ class Suppression:
 
 
 @dataclass(frozen=True)
-class Standing:
+class ActiveSuppressions:
     """What suppresses at one time. Decides purely."""
 
-    silences: Sequence[Silence]
-    windows: Sequence[tuple[Window, float]]
+    silences: Sequence[IncidentSilence]
+    windows: Sequence[tuple[MaintenanceWindow, float]]
     """Each with the time at which it ends."""
     names: Callable[[Subject], Sequence[str]]
     """What a subject is called, and what it stands in."""
@@ -60,7 +60,7 @@ class Suppressor:
         self,
         store: Store,
         clock: Clock,
-        windows: Callable[[], Sequence[Window]] = lambda: (),
+        windows: Callable[[], Sequence[MaintenanceWindow]] = lambda: (),
         inventory: Inventory | None = None,
     ) -> None:
         self._store = store
@@ -69,12 +69,12 @@ class Suppressor:
         self._inventory = inventory
         self.silences = Silences(store, clock)
 
-    def standing(self) -> Standing:
+    def standing(self) -> ActiveSuppressions:
         """What suppresses now."""
         now_s = self._clock.now_s()
         held = [(window, window.holds_until(now_s)) for window in self._windows()]
         windows = [(window, until_s) for window, until_s in held if until_s is not None]
-        return Standing(self.silences.standing(), windows, self._names)
+        return ActiveSuppressions(self.silences.standing(), windows, self._names)
 
     def look_again(self) -> None:
         """After a change of the windows: every door looks again at what it holds back."""

@@ -37,8 +37,8 @@ from nightshift.agent.approvals.policy import rule_for
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.seal import SealError, canonical_json, trusted_keys
-from nightshift.controllers.action import Action, ActionKind, Outcome, Rule
-from nightshift.controllers.actuators.kube_kernel_jobs import Seen, job_name
+from nightshift.controllers.action import Action, ActionKind, ActionOutcome, Rule
+from nightshift.controllers.actuators.kube_kernel_jobs import SearchStatus, job_name
 from nightshift.kernels.certification.envelope import CertificateError, certificate_sha256, read
 from nightshift.kernels.certification.evidence import environment_of, record_of
 from nightshift.kernels.certification.registry import promotable
@@ -60,9 +60,9 @@ class Place(Protocol):
     def start_within_s(self) -> float: ...
     def prepare(self, action: Action) -> str: ...
     def release(self, action: Action, uid: str) -> None: ...
-    def look(self, action: Action, uid: str = "") -> Seen: ...
+    def look(self, action: Action, uid: str = "") -> SearchStatus: ...
     def log(self, action: Action) -> str: ...
-    def undo(self, action: Action) -> Outcome: ...
+    def undo(self, action: Action) -> ActionOutcome: ...
 
 
 class KernelRunner:
@@ -173,7 +173,7 @@ class KernelRunner:
                 place.release(action, search.uid)
                 return
         except Permanent as error:
-            if search.gpu_hours or search.uid:
+            if search.gpu_hours or search.uid:  # its Job may run all the while: what we may not read ends nothing
                 self._log.error("kernel search cannot be followed", search=search.name, error=str(error))
                 return
             self._end(search, FAILED, str(error))
@@ -187,6 +187,7 @@ class KernelRunner:
         had = search.gpu_hours > 0.0
         search = replace(search, gpu_hours=max(search.gpu_hours, seen.gpu_s / 3600.0), looked_at_s=now_s)
         search = self._hear(search, place.log(action) if search.gpu_hours else "")
+        # one that was suspended before it ever had a GPU still waits to be let go, and nothing was taken from it
         if seen.preempted or (seen.suspended and had):
             why = "its pod was pre-empted" if seen.preempted else "its Job was suspended while it ran"
             self._end_early(search, place, PREEMPTED, f"{why}; the GPU is somebody else's")

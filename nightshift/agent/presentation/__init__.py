@@ -1,1 +1,1 @@
-"""Incidents as text, charts and pictures, for every channel alike."""
+"""Incidents, plans and the fleet as text, charts and pictures, for every channel alike."""

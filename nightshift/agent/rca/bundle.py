@@ -20,7 +20,7 @@ from nightshift.collectors.seal import canonical_json
 from nightshift.collectors.subject import Subject
 
 
-class Limits(BaseModel):
+class EvidenceLimits(BaseModel):
     """How large an incident's evidence may become."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -68,10 +68,10 @@ def as_it_is(text: str) -> str:
 
 
 @dataclass
-class Ledger:
+class EvidenceLedger:
     """Takes items up to the limits. `onset_s` and `at_s` (Unix s) bound the items that state no range."""
 
-    limits: Limits
+    limits: EvidenceLimits
     onset_s: float
     at_s: float
     redact: Callable[[str], str] = as_it_is

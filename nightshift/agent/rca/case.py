@@ -67,7 +67,7 @@ def short(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Case:
+class DiagnosisCase:
     """An incident as its rules see it: its first cause, everything found, the evidence, and where it sits."""
 
     cause: Finding
@@ -99,7 +99,7 @@ def claim(
     return Claim(sentence, predicate, tuple(i.id for i in items if i is not None), quotes, plain)
 
 
-def equals(case: Case, name: str, sentence: str, finding: Finding | None = None) -> Claim | None:
+def equals(case: DiagnosisCase, name: str, sentence: str, finding: Finding | None = None) -> Claim | None:
     finding = finding or case.cause
     value = finding.facts.get(name)
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
@@ -107,7 +107,7 @@ def equals(case: Case, name: str, sentence: str, finding: Finding | None = None)
     return claim(_P.EQUALS, sentence, case.said(finding), path=f"facts.{name}", value=value)
 
 
-def rise(case: Case, tag: str, about: str, split_s: float, least: float, sentence: str) -> Claim | None:
+def rise(case: DiagnosisCase, tag: str, about: str, split_s: float, least: float, sentence: str) -> Claim | None:
     """A rise in the first such series that reaches to both sides of the split."""
     for item in case.bundle.of(tag, about):
         try:

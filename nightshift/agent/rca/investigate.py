@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from nightshift.agent.rca.bundle import as_it_is
-from nightshift.agent.rca.grounding import bind, ground
+from nightshift.agent.rca.grounding import bind, ground, sentence_of
 from nightshift.agent.rca.lookup import Lookup, schema_of, shown
-from nightshift.agent.rca.model import CHARS_PER_TOKEN, SAYS, Answer, Failed, Failure, Model, ModelSettings
-from nightshift.agent.rca.wording import sentence_of
+from nightshift.agent.rca.model import CHARS_PER_TOKEN, SAYS, Failed, Failure, Model, ModelAnswer, ModelSettings
 from nightshift.agent.store.diagnosis import Claim, Diagnosis, Evidence, Predicate, Quote
 from nightshift.collectors.seal import canonical_json, sha256_hex
 from nightshift.detectors.base import Fault
@@ -90,7 +89,7 @@ class _Claimed(BaseModel):
 
 
 @dataclass
-class Spent:
+class ModelSpending:
     """What an investigation has taken so far."""
 
     steps: int = 0
@@ -115,7 +114,7 @@ class _Talk:
     """One conversation: what was said, looked up and spent."""
 
     messages: list[BaseMessage]
-    spent: Spent = field(default_factory=Spent)
+    spent: ModelSpending = field(default_factory=ModelSpending)
     asked: Counter[str] = field(default_factory=Counter)
     misread: int = 0
 
@@ -127,14 +126,14 @@ class Investigator:
     model: Model
     redact: Callable[[str], str] = as_it_is
     timer: Callable[[], float] = time.monotonic
-    heed: Callable[[str, Spent], None] = lambda outcome, spent: None
+    heed: Callable[[str, ModelSpending], None] = lambda outcome, spent: None
 
     def __call__(self, told: Diagnosis, lookup: Lookup) -> Diagnosis:
         """The rules' diagnosis with what the model proved beside it; with the failure said where it did not."""
         try:
             from langchain_core.messages import HumanMessage, SystemMessage
         except ImportError as error:
-            return self._without(told, Failed(Failure.NOT_INSTALLED, str(error)), Spent(), "")
+            return self._without(told, Failed(Failure.NOT_INSTALLED, str(error)), ModelSpending(), "")
         settings = self.model.settings
         room = int(PROMPT_TOKENS_SHARE * settings.max_tokens * CHARS_PER_TOKEN)
         prompt = self._prompt(told, lookup.ledger.items, room)
@@ -185,7 +184,7 @@ class Investigator:
         if spent.usd(settings) >= settings.max_cost_usd:
             raise Failed(Failure.COST, f"{spent.usd(settings):.2f} USD")
 
-    def _count(self, talk: _Talk, answer: Answer) -> None:
+    def _count(self, talk: _Talk, answer: ModelAnswer) -> None:
         talk.spent.steps += 1
         talk.spent.input_tokens += answer.input_tokens
         talk.spent.output_tokens += answer.output_tokens
@@ -267,7 +266,7 @@ class Investigator:
         return text
 
     def _with(
-        self, told: Diagnosis, concluded: _Conclusion, lookup: Lookup, spent: Spent, digest: str
+        self, told: Diagnosis, concluded: _Conclusion, lookup: Lookup, spent: ModelSpending, digest: str
     ) -> Diagnosis:
         items = lookup.ledger.items
         drafted = [bind(claim, items) for claim in self._claims(concluded)]
@@ -322,7 +321,7 @@ class Investigator:
             quotes = tuple(Quote(quote.evidence_id, quote.text) for quote in claimed.quotes)
             yield Claim("", claimed.predicate, tuple(claimed.evidence_ids), quotes, claimed.arguments)
 
-    def _without(self, told: Diagnosis, why: Failed, spent: Spent, digest: str) -> Diagnosis:
+    def _without(self, told: Diagnosis, why: Failed, spent: ModelSpending, digest: str) -> Diagnosis:
         self.heed(str(why.failure), spent)
         settings = self.model.settings
         said = f"the language model added nothing: {self.redact(str(why))[:200]}; the rules' diagnosis stands"
@@ -334,7 +333,7 @@ class Investigator:
             facts={**told.facts, **self._bill(spent), "model_failure": str(why.failure)},
         )
 
-    def _bill(self, spent: Spent) -> dict[str, float | str]:
+    def _bill(self, spent: ModelSpending) -> dict[str, float | str]:
         settings = self.model.settings
         bill: dict[str, float | str] = {
             "model_steps": float(spent.steps),

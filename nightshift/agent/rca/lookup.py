@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from nightshift.agent.rca.bundle import Bundle, Ledger, Limits, PastIncident, as_it_is
+from nightshift.agent.rca.bundle import Bundle, EvidenceLedger, EvidenceLimits, PastIncident, as_it_is
 from nightshift.agent.rca.evidence import CHANGES_BEFORE_S
-from nightshift.agent.rca.measured import invents
+from nightshift.agent.rca.promql import invents
 from nightshift.agent.store.diagnosis import SERIES, Evidence
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.history import History
@@ -101,11 +101,13 @@ class Lookup:
         past: Iterable[PastIncident] = (),
         promql: RangeQuery | None = None,
         redact: Callable[[str], str] | None = None,
-        limits: Limits | None = None,
+        limits: EvidenceLimits | None = None,
     ) -> None:
-        limits = limits or Limits()
+        limits = limits or EvidenceLimits()
         limits = limits.model_copy(update={"max_items": len(bundle.items) + MORE_ITEMS})
-        self.ledger = Ledger(limits, onset_s, at_s, redact or as_it_is, list(bundle.items), dict(bundle.tags))
+        self.ledger = EvidenceLedger(
+            limits, onset_s, at_s, redact or as_it_is, list(bundle.items), dict(bundle.tags)
+        )
         self._history, self._inventory, self._past, self._promql = history, inventory, tuple(past), promql
         self._tools: dict[str, tuple[type[_Arguments], Callable[[Any], list[Evidence | None]]]] = {
             "read_evidence": (_Read, lambda _: []),

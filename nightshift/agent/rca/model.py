@@ -129,7 +129,7 @@ class ModelSettings(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ModelAnswer:
     """One answer of the model with the tokens it took (counted by the server, else estimated)."""
 
     message: AIMessage
@@ -179,7 +179,7 @@ class Model:
                 self._rest_s = min(MAX_REST_S, max(MIN_REST_S, 2 * self._rest_s)) if down else 0.0
                 self._rests_until_s = self._timer() + self._rest_s if down else -math.inf
 
-    def say(self, messages: Sequence[BaseMessage], tools: Sequence[Any], timeout_s: float) -> Answer:
+    def say(self, messages: Sequence[BaseMessage], tools: Sequence[Any], timeout_s: float) -> ModelAnswer:
         """The model's next message, within `timeout_s` of wall time. Raises Failed."""
         self._stuck = [thread for thread in self._stuck if thread.is_alive()]
         if len(self._stuck) >= MAX_STUCK:
@@ -267,16 +267,16 @@ def failed(error: BaseException) -> Failed:
     return Failed(Failure.BAD_ANSWER, detail)
 
 
-def _counted(message: AIMessage, messages: Sequence[BaseMessage]) -> Answer:
+def _counted(message: AIMessage, messages: Sequence[BaseMessage]) -> ModelAnswer:
     """With the server's own count, else an estimate: a limit must not rest on what is absent."""
     usage: dict[str, Any] = dict(message.usage_metadata or {})
     sent = sum(len(str(m.content)) for m in messages) / CHARS_PER_TOKEN
     got = (len(str(message.content)) + len(str(message.tool_calls))) / CHARS_PER_TOKEN
     counts = [int(usage.get(key) or 0) for key in ("input_tokens", "output_tokens")]
-    return Answer(message, counts[0] or int(sent) + 1, counts[1] or int(got) + 1)
+    return ModelAnswer(message, counts[0] or int(sent) + 1, counts[1] or int(got) + 1)
 
 
-def try_out(model: Model) -> Answer:
+def try_out(model: Model) -> ModelAnswer:
     """One short question. Raises Failed."""
     from importlib.util import find_spec
 

@@ -15,7 +15,7 @@ from nightshift.agent.rca.summary import as_markdown, as_shown, markdown, markdo
 from nightshift.agent.store.incident import Incident
 
 
-class Recorded(Protocol):
+class ReportedRecord(Protocol):
     """An audit record, as far as it is read here."""
 
     @property
@@ -31,7 +31,7 @@ class Recorded(Protocol):
     def body(self) -> Mapping[str, Any]: ...
 
 
-def post_mortem(incident: Incident, records: Iterable[Recorded], now_s: float) -> str:
+def post_mortem(incident: Incident, records: Iterable[ReportedRecord], now_s: float) -> str:
     """The draft for an incident with its audit records, oldest first."""
     incident, records = as_shown(incident), list(records)
     what = incident.diagnosis.headline if incident.diagnosis else incident.title
@@ -58,7 +58,7 @@ def _time(t_s: float) -> str:
     return datetime.fromtimestamp(t_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _timeline(incident: Incident, records: Iterable[Recorded]) -> str:
+def _timeline(incident: Incident, records: Iterable[ReportedRecord]) -> str:
     entries = [
         (s.finding.since.t_s, f"{s.finding.detector}: {s.finding.summary} (onset)", "") for s in incident.findings
     ]
@@ -91,7 +91,7 @@ def _proof(incident: Incident) -> str:
     return "\n".join(lines)
 
 
-def _done(records: Iterable[Recorded]) -> str:
+def _done(records: Iterable[ReportedRecord]) -> str:
     """Plans, who decided, and what came of them, with the cost that was shown."""
     lines = []
     for record in records:

@@ -5,26 +5,71 @@ leaks before what they kill, a crashed rank before the hang of the others; 43, 4
 read as the memory error that they contain or fail to contain. What an Xid calls for comes from NVIDIA's catalogue,
 unless the driver announced its own recovery action by Xid 154. Each claim is re-evaluated over the evidence before
 it is kept; if none stands, the cause is said to be unknown: abstaining beats guessing.
+
+How sure a diagnosis is: levels are ordered by what was proven: a measured change, an order in time, or a log's own
+line weighs more than what a detector says of itself; with no claim that holds, the cause is unknown, and nothing
+is done about it. What a level is worth is measured: `calibration.json` holds the share of first causes that were
+right at each level, fitted on the written half of the incident benchmark and checked on the drawn half
+(docs/reference/figures.md).
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 from nightshift.agent.correlation.kinship import HARDWARE, MEMORY_XIDS, Kin, Places, first_cause, kin_of, xid_of
 from nightshift.agent.correlation.storage_outage import WAITS
 from nightshift.agent.rca.bundle import Bundle
-from nightshift.agent.rca.case import Case, Where, few
+from nightshift.agent.rca.case import DiagnosisCase, Where, few
 from nightshift.agent.rca.claims import draft
-from nightshift.agent.rca.confidence import confidence_of, jumped, right_share
 from nightshift.agent.rca.grounding import ground
-from nightshift.agent.store.diagnosis import Claim, Diagnosis, Predicate
+from nightshift.agent.store.diagnosis import Claim, Confidence, Diagnosis, Predicate
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.detectors.base import Fault, Finding, State
 from nightshift.detectors.hardware.xid_catalogue import CATALOGUE, GRAVITY, Recovery, action_of, announced_action
+
+_STRONG = frozenset({Predicate.ROSE, Predicate.FELL, Predicate.REPEATED, Predicate.PRECEDED})
+
+
+def confidence_of(case: DiagnosisCase, held: Sequence[Claim]) -> Confidence:
+    """The level of a case's first cause, given the claims that held."""
+    strong = sum(claim.predicate in _STRONG for claim in held)
+    quoted = any(claim.quotes for claim in held)
+    if not held or case.cause.fault is Fault.ANOMALY:
+        return Confidence.UNKNOWN
+    kin = kin_of(case.cause)
+    if kin is Kin.LOSS:
+        return Confidence.HIGH if jumped(held) else Confidence.MEDIUM if strong else Confidence.LOW
+    if kin is Kin.FOLLOWER:
+        return Confidence.LOW
+    if kin in HARDWARE or kin in (Kin.OOM, Kin.GONE, Kin.APPLICATION):
+        return Confidence.HIGH if quoted else Confidence.MEDIUM if strong else Confidence.LOW
+    alone = kin in (Kin.GPU_LEAK, Kin.HOST_LEAK) and not any("peer" in str(c.arguments.get("path")) for c in held)
+    if strong and not alone:
+        return Confidence.HIGH
+    return Confidence.MEDIUM if strong or kin in (Kin.SOURCE, Kin.HANG, Kin.THROTTLE) else Confidence.LOW
+
+
+def jumped(held: Sequence[Claim]) -> bool:
+    """Whether it was proven that the learning rate jumped."""
+    return any(c.arguments.get("path") == "jumped" and c.arguments.get("value") == "yes" for c in held)
+
+
+def right_share(level: Confidence) -> float | None:
+    """How often a first cause of this level was right, in [0, 1]; None where that was not measured."""
+    return _measured().get(level.value)
+
+
+@cache
+def _measured() -> dict[str, float]:
+    path = Path(__file__).with_name("calibration.json")
+    return {str(k): float(v) for k, v in json.loads(path.read_text())["right"].items()} if path.exists() else {}
+
 
 _K = SubjectKind
 REMAP_FAILED = 64
@@ -66,7 +111,7 @@ def diagnose(
     if open_ is None:
         open_ = [finding for finding in findings if finding.state is not State.CLEAR]
     cause = first_cause(findings)
-    case = Case(cause, tuple(findings), bundle, where_of(findings, inventory, bundle))
+    case = DiagnosisCase(cause, tuple(findings), bundle, where_of(findings, inventory, bundle))
     grounded = ground(draft(case), bundle.items)
     fault = fault_of(findings)
     confidence = confidence_of(case, grounded.held)
@@ -203,7 +248,7 @@ def _plain(action: Recovery) -> str:
     return "reset_gpu" if action in RESET else action.value
 
 
-def _headline(case: Case, fault: Fault, held: Sequence[Claim]) -> str:
+def _headline(case: DiagnosisCase, fault: Fault, held: Sequence[Claim]) -> str:
     what = _SAYS[fault]
     code = xid_of(case.cause)
     if fault is Fault.XID and code is not None:
@@ -238,30 +283,53 @@ def suspect_of(bundle: Bundle) -> tuple[str, str] | None:
     return str(told["rank"]).partition(":")[2], str(told["gpu"]).partition(":")[2]
 
 
-def _caveats(case: Case, held: Sequence[Claim]) -> list[str]:
-    found = []
+_SOFTWARE = frozenset({Kin.LOSS, Kin.GPU_LEAK, Kin.HOST_LEAK, Kin.STALL, Kin.HANG, Kin.STRAGGLER})
+_LEAKS = frozenset({Kin.GPU_LEAK, Kin.HOST_LEAK})
+_CAVEATS: tuple[tuple[Callable[[DiagnosisCase, Kin, Sequence[Claim]], bool], str], ...] = (
+    (lambda case, kin, held: kin is Kin.LOSS and not jumped(held) and not case.fact("hardware_events") > 0, SILENT),
+    (
+        lambda case, kin, held: (
+            kin is Kin.LOSS and case.bundle.one("departure") is None and len(case.where.ranks) != 1
+        ),
+        "whose fault it was is not seen: the ranks' own values are not logged, or left together",
+    ),
+    (
+        lambda case, kin, held: jumped(held),
+        "resumed with the same schedule it may diverge again: the owner should look at the learning rate",
+    ),
+    (
+        lambda case, kin, held: kin is Kin.LOSS and case.bundle.one("learning_rate") is None,
+        "the learning rate was not logged: whether it changed is not known",
+    ),
+    (
+        lambda case, kin, held: (
+            kin in _SOFTWARE and bool(case.where.nodes) and not any(c.predicate is Predicate.ABSENT for c in held)
+        ),
+        "the kernel log of its nodes was not read, or shows GPU errors: hardware is not excluded",
+    ),
+    (
+        lambda case, kin, held: kin in _LEAKS and not math.isfinite(case.fact("peers")),
+        "there are no other ranks to compare with: it may be growth that ends by itself",
+    ),
+    (
+        lambda case, kin, held: kin in _LEAKS,
+        "which allocation is kept is not known from outside the process",
+    ),
+    (
+        lambda case, kin, held: kin is Kin.STALL and not silent_storage(held),
+        "whether storage, network or the loader's own code is slow was not measured",
+    ),
+    (
+        lambda case, kin, held: kin is Kin.FOLLOWER,
+        "this Xid follows another error; that one was not seen",
+    ),
+)
+"""When a diagnosis says that something is not known, and the sentence; in the order in which people read them."""
+
+
+def _caveats(case: DiagnosisCase, held: Sequence[Claim]) -> list[str]:
     kin = kin_of(case.cause)
-    if kin is Kin.LOSS and not jumped(held) and not case.fact("hardware_events") > 0:
-        found.append(SILENT)
-    if kin is Kin.LOSS and case.bundle.one("departure") is None and len(case.where.ranks) != 1:
-        found.append("whose fault it was is not seen: the ranks' own values are not logged, or left together")
-    if jumped(held):
-        found.append(
-            "resumed with the same schedule it may diverge again: the owner should look at the learning rate"
-        )
-    if kin is Kin.LOSS and case.bundle.one("learning_rate") is None:
-        found.append("the learning rate was not logged: whether it changed is not known")
-    software = kin in (Kin.LOSS, Kin.GPU_LEAK, Kin.HOST_LEAK, Kin.STALL, Kin.HANG, Kin.STRAGGLER)
-    if software and case.where.nodes and not any(c.predicate is Predicate.ABSENT for c in held):
-        found.append("the kernel log of its nodes was not read, or shows GPU errors: hardware is not excluded")
-    if kin in (Kin.GPU_LEAK, Kin.HOST_LEAK):
-        if not math.isfinite(case.fact("peers")):
-            found.append("there are no other ranks to compare with: it may be growth that ends by itself")
-        found.append("which allocation is kept is not known from outside the process")
-    if kin is Kin.STALL and not silent_storage(held):
-        found.append("whether storage, network or the loader's own code is slow was not measured")
-    if kin is Kin.FOLLOWER:
-        found.append("this Xid follows another error; that one was not seen")
+    found = [sentence for applies, sentence in _CAVEATS if applies(case, kin, held)]
     for finding in case.findings:
         if "sources_disagree" in finding.facts and len(found) < 4:
             found.append(f"sources disagree on Xid {xid_of(finding)}: {finding.facts['sources_disagree']}")
@@ -273,7 +341,7 @@ def _caveats(case: Case, held: Sequence[Claim]) -> list[str]:
     return found
 
 
-def _hypothesis(case: Case, held: Sequence[Claim]) -> str:
+def _hypothesis(case: DiagnosisCase, held: Sequence[Claim]) -> str:
     kin = kin_of(case.cause)
     if kin is Kin.LOSS and not jumped(held):
         if case.cause.fault is Fault.LOSS_DIVERGED:
@@ -289,7 +357,7 @@ def _hypothesis(case: Case, held: Sequence[Claim]) -> str:
 
 
 def _facts(
-    case: Case, inventory: Inventory, held: Sequence[Claim], open_: Sequence[Finding]
+    case: DiagnosisCase, inventory: Inventory, held: Sequence[Claim], open_: Sequence[Finding]
 ) -> dict[str, str | float]:
     """Figures that the playbooks and the summary go by; only what is known."""
     cause, where = case.cause, case.where
@@ -297,13 +365,8 @@ def _facts(
     for name, values in (("gpu", where.gpus), ("rank", where.ranks), ("job", where.jobs), ("node", where.nodes)):
         if len(values) == 1:
             facts[name] = values[0]
-    job = Subject(_K.JOB, where.jobs[0]) if len(where.jobs) == 1 else None
-    if job is not None:
-        facts["job_gpus"] = float(len(inventory.gpus(job, cause.since.t_s) or inventory.gpus(job, cause.at.t_s)))
-        owners = [inventory.fact(Subject(_K.JOB, name), "owner") for name in (*where.jobs, *where.others)]
-        named = few(list(dict.fromkeys(owner for owner in owners if owner)), 20)
-        facts |= {"owner": named} if named else {}
-        facts |= {"other_jobs": few(where.others, 50)} if where.others else {}
+    if len(where.jobs) == 1:
+        facts |= _job_facts(case, inventory)
     suspect = suspect_of(case.bundle)
     if suspect is not None and kin_of(cause) is Kin.LOSS:
         facts |= {"suspect_rank": suspect[0]} | ({"suspect_gpu": suspect[1]} if suspect[1] else {})
@@ -311,12 +374,7 @@ def _facts(
     facts |= {to: case.fact(name) for name, to in known.items() if math.isfinite(case.fact(name))}
     if kin_of(cause) in (Kin.STALL, Kin.HANG) and (silent := silent_storage(held)):
         facts["silent_storage"] = silent
-    codes = codes_of(f for f in case.findings if f.subject == cause.subject)
-    if codes and kin_of(cause) in _BY_XID:
-        code = xid_of(cause)
-        facts["xid"] = float(code if code is not None else codes[0])
-        if MEMORY_XIDS & set(codes):
-            facts["memory_xids"] = " ".join(str(c) for c in codes if c in MEMORY_XIDS)
+    facts |= _xid_facts(case)
     facts |= recovery_facts(cause, open_)
     damaged = _damaged_since(case)
     if kin_of(cause) is Kin.LOSS and math.isfinite(damaged[0]):
@@ -324,7 +382,33 @@ def _facts(
     return facts | _checkpoints(case)
 
 
-def _damaged_since(case: Case) -> tuple[float, float]:
+def _job_facts(case: DiagnosisCase, inventory: Inventory) -> dict[str, str | float]:
+    """Size and owners of the one job that is touched first."""
+    cause, where = case.cause, case.where
+    job = Subject(_K.JOB, where.jobs[0])
+    # by the time of the finding its pods may be gone, and before the onset not yet known
+    gpus = inventory.gpus(job, cause.since.t_s) or inventory.gpus(job, cause.at.t_s)
+    facts: dict[str, str | float] = {"job_gpus": float(len(gpus))}
+    owners = [inventory.fact(Subject(_K.JOB, name), "owner") for name in (*where.jobs, *where.others)]
+    named = few(list(dict.fromkeys(owner for owner in owners if owner)), 20)
+    facts |= {"owner": named} if named else {}
+    facts |= {"other_jobs": few(where.others, 50)} if where.others else {}
+    return facts
+
+
+def _xid_facts(case: DiagnosisCase) -> dict[str, str | float]:
+    """The Xid that decides the repair, and every memory error beside it on the same subject."""
+    codes = codes_of(f for f in case.findings if f.subject == case.cause.subject)
+    if not codes or kin_of(case.cause) not in _BY_XID:
+        return {}
+    code = xid_of(case.cause)
+    facts: dict[str, str | float] = {"xid": float(code if code is not None else codes[0])}
+    if MEMORY_XIDS & set(codes):
+        facts["memory_xids"] = " ".join(str(c) for c in codes if c in MEMORY_XIDS)
+    return facts
+
+
+def _damaged_since(case: DiagnosisCase) -> tuple[float, float]:
     """(step, Unix s) from which on training is damaged: the onset, or earlier where one rank had left its peers."""
     step, at_s = case.fact("onset_step"), case.cause.since.t_s
     left = case.bundle.one("departure")
@@ -336,7 +420,7 @@ def _damaged_since(case: Case) -> tuple[float, float]:
     )
 
 
-def _checkpoints(case: Case) -> dict[str, str | float]:
+def _checkpoints(case: DiagnosisCase) -> dict[str, str | float]:
     """The newest checkpoint, and the newest from before the onset: in time, and in step where it is told."""
     item = case.bundle.one("checkpoints")
     if item is None:

@@ -30,7 +30,7 @@ _DAMAGED = frozenset({Fault.LOSS_DIVERGED, Fault.LOSS_NONFINITE})
 
 
 @dataclass(frozen=True)
-class Line:
+class SummaryLine:
     """One line: `label` (such as `Why`), our own `text`, and quotes from outside that stand under it."""
 
     label: str
@@ -44,12 +44,12 @@ def as_shown(incident: Incident) -> Incident:
     return incident if incident.diagnosis is None else replace(incident, diagnosis=reground(incident.diagnosis))
 
 
-def summarise(incident: Incident, now_s: float) -> list[Line]:
+def summarise(incident: Incident, now_s: float) -> list[SummaryLine]:
     """The lines of an incident's summary, the headline first."""
     lines = [_head(incident)]
     diagnosis = as_shown(incident).diagnosis
     if diagnosis is None:
-        lines.append(Line("Why", incident.findings[0].finding.summary + " (diagnosis under way)"))
+        lines.append(SummaryLine("Why", incident.findings[0].finding.summary + " (diagnosis under way)"))
     else:
         lines += _runs(diagnosis)
         lines += _suspect(diagnosis)
@@ -57,14 +57,14 @@ def summarise(incident: Incident, now_s: float) -> list[Line]:
         if diagnosis.cause in _DAMAGED:
             lines += _warning(diagnosis)
         if diagnosis.hypothesis:
-            lines.append(Line("Hypothesis", f"{diagnosis.hypothesis} (not proven)"))
+            lines.append(SummaryLine("Hypothesis", f"{diagnosis.hypothesis} (not proven)"))
     lines += _plan(incident, now_s)
     if diagnosis is not None:
         unsure = [*diagnosis.caveats[:MAX_CAVEATS]]
         if diagnosis.dropped:
             unsure.append(f"{diagnosis.dropped} drafted claims did not hold and are not shown")
-        lines += [Line("Not sure", "; ".join(unsure))] if unsure else []
-    lines.append(Line("State", _state(incident)))
+        lines += [SummaryLine("Not sure", "; ".join(unsure))] if unsure else []
+    lines.append(SummaryLine("State", _state(incident)))
     return lines
 
 
@@ -72,13 +72,13 @@ def _clock(t_s: float) -> str:
     return datetime.fromtimestamp(t_s, UTC).strftime("%H:%M:%S")
 
 
-def _head(incident: Incident) -> Line:
+def _head(incident: Incident) -> SummaryLine:
     since_s = min((s.finding.since.t_s for s in incident.findings), default=incident.opened_s)
     what = incident.diagnosis.headline if incident.diagnosis else incident.title
-    return Line("", f"{_MARK[incident.severity]} {incident.id} {what} · since {_clock(since_s)} UTC")
+    return SummaryLine("", f"{_MARK[incident.severity]} {incident.id} {what} · since {_clock(since_s)} UTC")
 
 
-def _runs(diagnosis: Diagnosis) -> list[Line]:
+def _runs(diagnosis: Diagnosis) -> list[SummaryLine]:
     facts = diagnosis.facts
     said = []
     if "job" in facts:
@@ -90,10 +90,10 @@ def _runs(diagnosis: Diagnosis) -> list[Line]:
     if "node" in facts:
         said.append(f"node {facts['node']}")
     said.append(f"owner {facts['owner']}" if "owner" in facts else "owner not known")
-    return [Line("Runs", " · ".join(said))]
+    return [SummaryLine("Runs", " · ".join(said))]
 
 
-def _suspect(diagnosis: Diagnosis) -> list[Line]:
+def _suspect(diagnosis: Diagnosis) -> list[SummaryLine]:
     """The rank whose own values left first: named, and said to be no more than a suspect."""
     if "suspect_rank" not in diagnosis.facts:
         return []
@@ -101,19 +101,19 @@ def _suspect(diagnosis: Diagnosis) -> list[Line]:
     said = (
         f"rank {diagnosis.facts['suspect_rank']}{gpu}: it left its peers first, which suggests its hardware or data"
     )
-    return [Line("Suspect", said)]
+    return [SummaryLine("Suspect", said)]
 
 
-def _why(diagnosis: Diagnosis) -> list[Line]:
+def _why(diagnosis: Diagnosis) -> list[SummaryLine]:
     if not diagnosis.claims:
-        return [Line("Why", "no claim about the cause stands: it is not known")]
-    lines: list[Line] = []
+        return [SummaryLine("Why", "no claim about the cause stands: it is not known")]
+    lines: list[SummaryLine] = []
     for claim in diagnosis.claims[:MAX_CLAIMS]:
         cited = " ".join(f"[{name}]" for name in claim.evidence_ids)
         label = "" if lines else f"Why ({_how_sure(diagnosis)})"
-        lines.append(Line(label, f"{claim.sentence} {cited}", _quotes(claim)))
+        lines.append(SummaryLine(label, f"{claim.sentence} {cited}", _quotes(claim)))
     more = len(diagnosis.claims) - MAX_CLAIMS
-    return lines + ([Line("", f"and {more} more claims")] if more > 0 else [])
+    return lines + ([SummaryLine("", f"and {more} more claims")] if more > 0 else [])
 
 
 def _how_sure(diagnosis: Diagnosis) -> str:
@@ -127,18 +127,18 @@ def _quotes(claim: Claim) -> tuple[tuple[str, str], ...]:
     return tuple((quote.evidence_id, quote.text) for quote in claim.quotes[:2])
 
 
-def _warning(diagnosis: Diagnosis) -> list[Line]:
+def _warning(diagnosis: Diagnosis) -> list[SummaryLine]:
     onset = diagnosis.facts.get("damaged_step", diagnosis.facts.get("onset_step"))
     since = (
         f"step {float(onset):.0f}" if isinstance(onset, int | float) else _clock(float(diagnosis.facts["since_s"]))
     )
-    return [Line("⚠", f"Do NOT resume from checkpoints after {since}; keep them all")]
+    return [SummaryLine("⚠", f"Do NOT resume from checkpoints after {since}; keep them all")]
 
 
-def _plan(incident: Incident, now_s: float) -> list[Line]:
+def _plan(incident: Incident, now_s: float) -> list[SummaryLine]:
     action = incident.action
     if action is None:
-        return [Line("Plan", incident.plan_reason or _no_plan(incident))]
+        return [SummaryLine("Plan", incident.plan_reason or _no_plan(incident))]
     radius, does = action.blast_radius, traits_of(action.kind).does
     hit = [
         f"{len(names)} {word}{'s' if len(names) > 1 else ''}"
@@ -151,20 +151,22 @@ def _plan(incident: Incident, now_s: float) -> list[Line]:
         if names
     ]
     lines = [
-        Line(
+        SummaryLine(
             "Plan",
             f"{does}: {action.target.name}{_details(action)}. {_sentence(action.why)}",
         ),
-        Line("Cost", f"{_hours(radius)}. Hit: {', '.join(hit) or 'nobody'}"),
+        SummaryLine("Cost", f"{_hours(radius)}. Hit: {', '.join(hit) or 'nobody'}"),
     ]
     if radius.note:
-        lines.append(Line("", radius.note))
-    lines.append(Line("Undo", action.undo.how if action.undo.possible else f"not possible: {action.undo.how}"))
+        lines.append(SummaryLine("", radius.note))
+    lines.append(
+        SummaryLine("Undo", action.undo.how if action.undo.possible else f"not possible: {action.undo.how}")
+    )
     if incident.state is IncidentState.AWAITING_APPROVAL:
         left_s = action.expires_at_s - now_s
         until = _clock(action.expires_at_s)
         said = f"nightshift approve {incident.id} · nightshift reject {incident.id} · expires {until}"
-        lines.append(Line("Decide", said if left_s > 0 else f"expired at {until}"))
+        lines.append(SummaryLine("Decide", said if left_s > 0 else f"expired at {until}"))
     return lines
 
 
@@ -211,7 +213,7 @@ def plain(text: str, limit: int = 600) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
-def as_text(lines: list[Line]) -> str:
+def as_text(lines: list[SummaryLine]) -> str:
     """Plain text."""
     return _dress(lines, plain, lambda label: f"{label}: ", lambda quote: f'"{plain(quote, MAX_QUOTE)}"')
 
@@ -226,7 +228,7 @@ def markdown_quote(text: str) -> str:
     return "`" + plain(text, MAX_QUOTE).replace("`", "'").replace("://", ":\u2060//") + "`"
 
 
-def as_markdown(lines: list[Line]) -> str:
+def as_markdown(lines: list[SummaryLine]) -> str:
     """Markdown in which nothing from outside is markup, a link, a mention or an image."""
 
     first, *rest = _dress(lines, markdown, lambda label: f"**{markdown(label)}:** ", markdown_quote).split("\n")
@@ -234,7 +236,7 @@ def as_markdown(lines: list[Line]) -> str:
 
 
 def _dress(
-    lines: list[Line], text: Callable[[str], str], label: Callable[[str], str], quote: Callable[[str], str]
+    lines: list[SummaryLine], text: Callable[[str], str], label: Callable[[str], str], quote: Callable[[str], str]
 ) -> str:
     out = []
     for line in lines:

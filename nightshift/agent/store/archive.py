@@ -13,10 +13,10 @@ from nightshift.agent.store.database import Database
 from nightshift.agent.store.diagnosis import Diagnosis
 from nightshift.agent.store.incident import (
     FindingSummary,
+    HistoryStep,
     Incident,
     IncidentState,
     IncidentSummary,
-    Step,
     StoredFinding,
 )
 from nightshift.agent.store.records import load
@@ -32,7 +32,7 @@ _MANY = 5_000
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class IncidentQuery:
     """Which incidents a list is of: all words of `text` in the number, title, fault or a subject; any of the
     severities."""
 
@@ -40,7 +40,7 @@ class Wanted:
     severities: tuple[Severity, ...] = ()
 
 
-EVERYTHING = Wanted()
+EVERYTHING = IncidentQuery()
 
 
 class NoSuchIncident(Permanent):
@@ -124,7 +124,7 @@ class Archive:
         limit: int | None = None,
         offset: int = 0,
         touching: Callable[[str], bool] | None = None,
-        wanted: Wanted = EVERYTHING,
+        wanted: IncidentQuery = EVERYTHING,
     ) -> list[IncidentSummary]:
         """Summaries, newest first; of some states, or all; of those that touch a chosen namespace, or all; of what
         somebody looks for, or all."""
@@ -204,7 +204,7 @@ def _namespaces(connection: Connection, which: sa.ColumnElement[bool]) -> dict[i
     return found
 
 
-def _conditions(wanted: Wanted) -> list[sa.ColumnElement[bool]]:
+def _conditions(wanted: IncidentQuery) -> list[sa.ColumnElement[bool]]:
     """Every word has to be found; what the words stand in may differ. `%` and `_` are words' own characters."""
     found: list[sa.ColumnElement[bool]] = []
     if wanted.severities:
@@ -241,7 +241,7 @@ def _summary(row: Any, found: tuple[FindingSummary, ...], touched: tuple[str, ..
     )
 
 
-def step_of(row: Any) -> Step:
+def step_of(row: Any) -> HistoryStep:
     """A history entry of its row."""
     before = None if row.before is None else IncidentState(row.before)
-    return Step(row.at_s, before, IncidentState(row.after), row.cause, row.by, row.note)
+    return HistoryStep(row.at_s, before, IncidentState(row.after), row.cause, row.by, row.note)

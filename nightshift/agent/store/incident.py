@@ -141,7 +141,7 @@ def next_state(state: IncidentState, cause: Cause) -> IncidentState:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class HistoryStep:
     """One entry of an incident's history."""
 
     at_s: float
@@ -187,7 +187,7 @@ class Incident:
     plan_reason: str
     attempt: int
     clear_since_s: float | None
-    history: tuple[Step, ...]
+    history: tuple[HistoryStep, ...]
     version: int
     namespaces: tuple[str, ...] = ()
     """Whose jobs it touches, as was known when its findings and its plan were stored; empty: nobody's."""
@@ -208,14 +208,14 @@ def last_cause(incident: Incident) -> str:
     return next((step.cause for step in reversed(incident.history) if step.cause not in REMARKS), "")
 
 
-def entered_s(history: Sequence[Step], state: IncidentState) -> list[float]:
+def entered_s(history: Sequence[HistoryStep], state: IncidentState) -> list[float]:
     """When an incident came into a state (Unix s), each time; remarks that it got there do not count."""
     return [step.at_s for step in history if step.after is state and step.cause not in REMARKS]
 
 
-def taken_on(history: Sequence[Step]) -> Step | None:
+def taken_on(history: Sequence[HistoryStep]) -> HistoryStep | None:
     """The acknowledgement that holds: a relapse and an escalation after it call for people anew."""
-    found: Step | None = None
+    found: HistoryStep | None = None
     for step in history:
         escalated = step.after is IncidentState.ESCALATED and step.before is not IncidentState.ESCALATED
         if step.cause == Cause.ACKNOWLEDGED:

@@ -7,6 +7,7 @@ Writers lock the incident's row first and the audit log's head last, so that the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -18,16 +19,14 @@ from sqlalchemy import Connection
 from nightshift.agent.clock import Clock
 from nightshift.agent.store import audit
 from nightshift.agent.store.archive import Archive, NoSuchIncident, name_of, number_of, row_of, step_of
-from nightshift.agent.store.daemon_state import Kept
 from nightshift.agent.store.database import Database
 from nightshift.agent.store.diagnosis import Diagnosis
-from nightshift.agent.store.incident import Cause, Incident, IncidentState, Step, next_state, taken_on
+from nightshift.agent.store.incident import Cause, HistoryStep, Incident, IncidentState, next_state, taken_on
 from nightshift.agent.store.records import dump
-from nightshift.agent.store.stage_runs import Position, Runs
-from nightshift.agent.store.tables import diagnoses, findings, incidents, plans, steps, tenancies
+from nightshift.agent.store.tables import diagnoses, findings, incidents, kept, memberships, plans, steps, tenancies
 from nightshift.agent.store.tenancy import Tenancy
 from nightshift.collectors.base import Temporary
-from nightshift.collectors.subject import Inventory
+from nightshift.collectors.subject import Inventory, Membership, Subject
 from nightshift.controllers.action import Action
 from nightshift.detectors.base import Finding, Severity, State
 
@@ -52,7 +51,7 @@ def _pass(place: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class IncidentMove:
     """A change of state to be made: for `cause`, if the incident still has `version`."""
 
     cause: Cause
@@ -61,7 +60,17 @@ class Move:
     version: int
 
 
-class Store(Archive, Kept, Runs):
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where an incident stands: its state, and the runs and failures of that state's stage."""
+
+    state: IncidentState
+    version: int
+    stage_runs: int
+    stage_failures: int
+
+
+class Store(Archive):
     """Incidents, and what the daemon keeps across restarts. Threads and processes may share one database."""
 
     def __init__(
@@ -73,7 +82,8 @@ class Store(Archive, Kept, Runs):
         inventory: Inventory | None = None,
     ) -> None:
         """`inventory`: who held a piece of hardware, for whose incident it is; without: what names say."""
-        Kept.__init__(self, url if isinstance(url, Database) else Database(url), clock)
+        self.database = url if isinstance(url, Database) else Database(url)
+        self._clock = clock
         self._tenancy = Tenancy(inventory)
         self.audit = audit.AuditLog(self.database)
         self._fault_point = fault_point
@@ -107,7 +117,7 @@ class Store(Archive, Kept, Runs):
             for finding in found:
                 self._insert_finding(connection, number, finding, now)
             self._refresh(connection, number)
-            self._step(connection, number, Step(now, None, IncidentState.OPEN, "opened", by, note))
+            self._step(connection, number, HistoryStep(now, None, IncidentState.OPEN, "opened", by, note))
             body = {"title": title, "severity": severity, "episodes": [f.episode for f in found], "note": note}
             audit.append(connection, at_s=now, kind="opened", by=by, incident=number, body=body)
             self._fault_point("before none opened")
@@ -132,7 +142,7 @@ class Store(Archive, Kept, Runs):
                 audit.append(connection, at_s=now, kind="attached", by=by, incident=number, body=body)
             if row.state == _CLOSED and finding.state is State.FIRING:
                 cause = Cause.RELAPSED
-                move = Move(cause, by, finding.summary, row.version)
+                move = IncidentMove(cause, by, finding.summary, row.version)
                 self._move(connection, number, move)
         if cause is not None:
             self._fault_point(f"after {row.state} {cause}")
@@ -215,12 +225,12 @@ class Store(Archive, Kept, Runs):
     def move(self, incident_id: str, cause: Cause, by: str, note: str, expected_version: int) -> IncidentState:
         """Moves an incident for a cause. Raises Conflict where its version has changed, IllegalTransition where
         the table has no such move."""
-        return self.change(incident_id, Move(cause, by, note, expected_version))
+        return self.change(incident_id, IncidentMove(cause, by, note, expected_version))
 
     def change(
         self,
         incident_id: str,
-        move: Move,
+        move: IncidentMove,
         also: Callable[[Connection, int], None] | None = None,
         columns: Mapping[str, Any] = MappingProxyType({}),
     ) -> IncidentState:
@@ -235,7 +245,11 @@ class Store(Archive, Kept, Runs):
         return after
 
     def _move(
-        self, connection: Connection, number: int, move: Move, columns: Mapping[str, Any] = MappingProxyType({})
+        self,
+        connection: Connection,
+        number: int,
+        move: IncidentMove,
+        columns: Mapping[str, Any] = MappingProxyType({}),
     ) -> tuple[IncidentState, IncidentState]:
         now = self._clock.now_s()
         row = row_of(connection, number)
@@ -262,13 +276,13 @@ class Store(Archive, Kept, Runs):
         )
         if changed.rowcount != 1:
             raise Conflict(f"{name_of(number)}: somebody moved it first")
-        self._step(connection, number, Step(now, before, after, move.cause, move.by, move.note))
+        self._step(connection, number, HistoryStep(now, before, after, move.cause, move.by, move.note))
         body = {"before": before, "after": after, "cause": move.cause, "note": move.note}
         audit.append(connection, at_s=now, kind="moved", by=move.by, incident=number, body=body)
         self._fault_point(f"before {before} {move.cause}")
         return before, after
 
-    def _step(self, connection: Connection, number: int, step: Step) -> None:
+    def _step(self, connection: Connection, number: int, step: HistoryStep) -> None:
         last = connection.execute(sa.select(sa.func.max(steps.c.number)).where(steps.c.incident == number)).scalar()
         connection.execute(
             sa.insert(steps).values(
@@ -308,7 +322,7 @@ class Store(Archive, Kept, Runs):
 
     def _remark(self, connection: Connection, row: Any, cause: Cause, by: str, note: str) -> None:
         now, number, state = self._clock.now_s(), row.number, IncidentState(row.state)
-        self._step(connection, number, Step(now, state, state, cause, by, note))
+        self._step(connection, number, HistoryStep(now, state, state, cause, by, note))
         later_s = max(now, row.updated_s + 1e-4)  # a stepped clock may stand still: the change has to be seen
         connection.execute(sa.update(incidents).where(incidents.c.number == number).values(updated_s=later_s))
         audit.append(connection, at_s=now, kind=cause, by=by, incident=number, body={"note": note})
@@ -316,7 +330,7 @@ class Store(Archive, Kept, Runs):
     def save_diagnosis(self, incident: Incident, diagnosis: Diagnosis, *, by: str) -> None:
         """Stores a diagnosis of the findings that `incident` had when it was read, and moves it to diagnosed."""
         stored: dict[str, Any] = {}
-        move = Move(Cause.DIAGNOSIS_STORED, by, diagnosis.headline, incident.version)
+        move = IncidentMove(Cause.DIAGNOSIS_STORED, by, diagnosis.headline, incident.version)
         self.change(
             incident.id, move, lambda c, _: stored.update(self._diagnosed(c, incident, diagnosis, by)), stored
         )
@@ -371,7 +385,7 @@ class Store(Archive, Kept, Runs):
             audit.append(connection, at_s=now, kind="plan", by=by, incident=number, body=body)
 
         note = f"{action.kind} {action.target}: {reason}"
-        self.change(incident.id, Move(Cause.PLAN_PROPOSED, by, note, incident.version), keep, columns)
+        self.change(incident.id, IncidentMove(Cause.PLAN_PROPOSED, by, note, incident.version), keep, columns)
 
     def touch(self, connection: Connection, incident: Incident) -> None:
         """Raises an incident's version without a move. Raises Conflict where it is no longer as it was read."""
@@ -380,8 +394,92 @@ class Store(Archive, Kept, Runs):
         if connection.execute(sa.update(incidents).where(mine).values(row)).rowcount != 1:
             raise Conflict(f"{incident.id}: somebody moved it first")
 
+    # One runner at a time: which replica works on an incident's stage ---------------------------------------------
 
-__all__ = ["Conflict", "FaultPoint", "Move", "NoSuchIncident", "Position", "Store", "name_of", "number_of"]
+    def claim(self, number: int, version: int, runs: int, runner: str, term: int) -> bool:
+        """Takes an incident for one run of its stage. False where it has moved, has been run, or is being run by
+        somebody of this term; a claim of an earlier term belongs to a leader that is gone."""
+        c = incidents.c
+        free = sa.or_(c.runner.is_(None), c.runner_term < term, c.runner == runner)
+        mine = (c.number == number) & (c.version == version) & (c.stage_runs == runs) & free
+        with self.database.write() as connection:
+            row = {"runner": runner, "runner_term": term}
+            return connection.execute(sa.update(incidents).where(mine).values(row)).rowcount == 1
+
+    def put_off(self, number: int, version: int, runs: int, due_s: float | None, *, failed: bool) -> bool:
+        """Ends a run that did not move the incident: the next one is not before `due_s` and has another key."""
+        c = incidents.c
+        mine = (c.number == number) & (c.version == version) & (c.stage_runs == runs)
+        row: dict[str, Any] = {"runner": None, "runner_term": None, "due_s": due_s, "stage_runs": runs + 1}
+        row["stage_failures"] = c.stage_failures + int(failed)
+        with self.database.write() as connection:
+            return connection.execute(sa.update(incidents).where(mine).values(row)).rowcount == 1
+
+    def position(self, number: int) -> Position:
+        """Where an incident stands on its way."""
+        with self.database.read() as connection:
+            row = row_of(connection, number)
+        return Position(IncidentState(row.state), row.version, row.stage_runs, row.stage_failures)
+
+    # What the daemon keeps across restarts beside incidents -------------------------------------------------------
+
+    def save_memberships(self, changed: Iterable[Membership]) -> None:
+        """Stores relations of the inventory; one that is known (child, parent, since) gets its new end."""
+        with self.database.write() as connection:
+            for item in changed:
+                mine = (
+                    (memberships.c.child == str(item.child))
+                    & (memberships.c.parent == str(item.parent))
+                    & (memberships.c.since_s == item.since_s)
+                )
+                connection.execute(sa.delete(memberships).where(mine))
+                connection.execute(
+                    sa.insert(memberships).values(
+                        child=str(item.child),
+                        parent=str(item.parent),
+                        since_s=item.since_s,
+                        until_s=item.until_s if math.isfinite(item.until_s) else None,
+                    )
+                )
+
+    def load_memberships(self, after_s: float = -math.inf) -> list[Membership]:
+        """Stored relations that held after a time, for `Inventory.load`."""
+        query = sa.select(memberships).order_by(memberships.c.since_s)
+        if math.isfinite(after_s):
+            query = query.where(sa.or_(memberships.c.until_s.is_(None), memberships.c.until_s > after_s))
+        with self.database.read() as connection:
+            return [
+                Membership(
+                    Subject.parse(row.child),
+                    Subject.parse(row.parent),
+                    row.since_s,
+                    math.inf if row.until_s is None else row.until_s,
+                )
+                for row in connection.execute(query)
+            ]
+
+    def prune_memberships(self, before_s: float) -> int:
+        """Forgets relations that ended before a time; returns how many."""
+        with self.database.write() as connection:
+            gone = connection.execute(sa.delete(memberships).where(memberships.c.until_s < before_s))
+        return gone.rowcount
+
+    def keep(self, items: dict[str, bytes]) -> None:
+        """Stores named bytes, such as detectors' snapshots and collectors' cursors, all or none."""
+        now = self._clock.now_s()
+        with self.database.write() as connection:
+            connection.execute(sa.delete(kept).where(kept.c.name.in_(list(items))))
+            for name, content in items.items():
+                connection.execute(sa.insert(kept).values(name=name, at_s=now, content=content))
+
+    def recall(self, name: str) -> tuple[float, bytes] | None:
+        """When it was kept, and the bytes; None where nothing was kept under that name."""
+        with self.database.read() as connection:
+            row = connection.execute(sa.select(kept).where(kept.c.name == name)).one_or_none()
+        return None if row is None else (row.at_s, bytes(row.content))
+
+
+__all__ = ["Conflict", "FaultPoint", "IncidentMove", "NoSuchIncident", "Position", "Store", "name_of", "number_of"]
 
 
 def _graver(known: str, finding: Finding) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -12,7 +14,7 @@ from nightshift.agent.store.database import Database
 from nightshift.agent.store.records import dump, load, plain
 from nightshift.agent.store.tables import audit_head, intents, plans
 from nightshift.collectors.base import Permanent
-from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus, traits_of
+from nightshift.controllers.action import Action, ActionKind, ActionOutcome, OutcomeStatus, traits_of
 from nightshift.controllers.cordon import TAKES_OUT, node_of
 from nightshift.controllers.guard import Commitment
 
@@ -37,7 +39,7 @@ def store_intent(
     audit.append(connection, at_s=now_s, kind="intent", by=runner, incident=incident, body=row)
 
 
-def end_intent(connection: Connection, incident: int, action: Action, phase: str, outcome: Outcome) -> None:
+def end_intent(connection: Connection, incident: int, action: Action, phase: str, outcome: ActionOutcome) -> None:
     """Stores what became of an intent."""
     mine = (intents.c.action_id == action.id) & (intents.c.phase == phase)
     connection.execute(sa.update(intents).where(mine).values(ended_s=outcome.at_s, outcome=dump(outcome)))
@@ -79,25 +81,28 @@ def commitments(
         .order_by(intents.c.at_s)
     )
     rows = connection.execute(query if incident is None else query.where(intents.c.incident == incident)).all()
-    ends = {(r.action_id, r.phase): load(Outcome, r.outcome) for r in rows if r.outcome is not None}
-    found = []
-    for row in rows:
-        if row.phase != "act":
-            continue
-        action, end = load(Action, row.body), ends.get((row.action_id, "act"))
-        traits = traits_of(action.kind)
-        if end is not None and end.status not in _HAPPENED and not (traits.cordons and end.left_cordoned):
-            continue
-        undone = ends.get((row.action_id, "undo"))
-        released_s = None
-        if undone is not None and undone.status in _HAPPENED[:2]:
-            released_s = undone.at_s
-        elif end is not None and end.status in _HAPPENED[:2] and traits.gives_back_itself:
-            released_s = end.at_s
-        found.append(Commitment(action, row.at_s, None if end is None else end.at_s, released_s))
+    ends = {(r.action_id, r.phase): load(ActionOutcome, r.outcome) for r in rows if r.outcome is not None}
+    acts = [_commitment(row, ends) for row in rows if row.phase == "act"]
+    found = [item for item in acts if item is not None]
     known = {action_id for (action_id, _), end in ends.items() if end.status is not OutcomeStatus.UNKNOWN}
     back = [item for item in found if traits_of(item.action.kind).gives_back and item.action.id in known]
     return [_released(item, back) for item in found if item.action.kind is not ActionKind.UNCORDON]
+
+
+def _commitment(row: Any, ends: Mapping[tuple[str, str], ActionOutcome]) -> Commitment | None:
+    """What an intent to act comes to; None where it failed and left nothing behind."""
+    action, end = load(Action, row.body), ends.get((row.action_id, "act"))
+    traits = traits_of(action.kind)
+    # a drain that failed half-way still keeps its node out of use
+    if end is not None and end.status not in _HAPPENED and not (traits.cordons and end.left_cordoned):
+        return None
+    undone = ends.get((row.action_id, "undo"))
+    released_s = None
+    if undone is not None and undone.status in _HAPPENED[:2]:
+        released_s = undone.at_s
+    elif end is not None and end.status in _HAPPENED[:2] and traits.gives_back_itself:
+        released_s = end.at_s
+    return Commitment(action, row.at_s, None if end is None else end.at_s, released_s)
 
 
 def standing_cordons(connection: Connection, incident: int) -> list[Action]:

@@ -16,9 +16,9 @@ from nightshift.agent.store.database import Database
 from nightshift.agent.store.tables import decisions
 from nightshift.agent.units import full_time
 from nightshift.collectors.base import Permanent
-from nightshift.controllers.decision import Decision, Mode
-from nightshift.controllers.estimate import Turn
-from nightshift.controllers.outcome import Outcome, shares_lost
+from nightshift.controllers.decision import ControlDecision, Mode
+from nightshift.controllers.estimate import TrialTurn
+from nightshift.controllers.outcome import ReceiptOutcome, shares_lost
 
 _NOT_FEATURES = frozenset({"at_s", "now_s", "submitted_s"})
 """Numbers of a state that say when, not what."""
@@ -50,7 +50,7 @@ class Gathered:
     """Evidence for a step. `fallback_share`: of all turns; `lost`: share of drawn turns without an outcome, with
     the policy and with the baseline; `waiting`: turns whose outcome is not known yet."""
 
-    turns: Sequence[Turn]
+    turns: Sequence[TrialTurn]
     fallback_share: float
     lost: tuple[float, float]
     waiting: int
@@ -66,12 +66,12 @@ class Receipts:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def keep(self, decision: Decision, *, chance: float = 0.0, treated: bool = False) -> None:
+    def keep(self, decision: ControlDecision, *, chance: float = 0.0, treated: bool = False) -> None:
         """`chance`: that the executed action was the policy's, as designed and after the shield; `treated`: whether
         it was. The same receipt again only adds what was read back."""
         self.keep_all([(decision, chance, treated)])
 
-    def keep_all(self, made: Sequence[tuple[Decision, float, bool]]) -> None:
+    def keep_all(self, made: Sequence[tuple[ControlDecision, float, bool]]) -> None:
         """As `keep`, of (decision, chance, treated), in one transaction."""
         with self._database.write() as connection:
             for decision, chance, treated in made:
@@ -83,13 +83,13 @@ class Receipts:
     def settle(self, decision_id: str, *, reward: float, slowdown: float, violated: bool = False) -> None:
         """What came of a decision; the same or another outcome later changes nothing. Raises Permanent for an id
         that is not known."""
-        if not self.settle_all([Outcome(decision_id, reward, slowdown, violated)]):
+        if not self.settle_all([ReceiptOutcome(decision_id, reward, slowdown, violated)]):
             with self._database.read() as connection:
                 known = connection.execute(sa.select(decisions.c.id).where(decisions.c.id == decision_id)).scalar()
             if known is None:
                 raise Permanent(f"there is no decision {decision_id}")
 
-    def settle_all(self, outcomes: Iterable[Outcome]) -> int:
+    def settle_all(self, outcomes: Iterable[ReceiptOutcome]) -> int:
         """Writes outcomes in one transaction, each at most once: the first that is told counts. Returns how many
         were news; one for a receipt that is not kept (any more) is left out."""
         news = 0
@@ -112,7 +112,7 @@ class Receipts:
         with self._database.write() as connection:
             return connection.execute(sa.update(decisions).where(still).values(void=why)).rowcount
 
-    def find(self, decision_id: str) -> Decision:
+    def find(self, decision_id: str) -> ControlDecision:
         """By id, or by the beginning of one. Raises Permanent where none or several are meant."""
         begins = decisions.c.id.like(decision_id.replace("%", "").replace("_", "") + "%")
         with self._database.read() as connection:
@@ -121,14 +121,14 @@ class Receipts:
             raise Permanent(
                 f"{decision_id}: {'several decisions begin so' if rows else 'there is no such decision'}"
             )
-        return Decision.from_json(json.loads(rows[0].body))
+        return ControlDecision.from_json(json.loads(rows[0].body))
 
-    def newest(self, kind: str | None = None, limit: int = 50) -> list[Decision]:
+    def newest(self, kind: str | None = None, limit: int = 50) -> list[ControlDecision]:
         query = sa.select(decisions.c.body).order_by(decisions.c.at_s.desc(), decisions.c.id).limit(limit)
         if kind is not None:
             query = query.where(decisions.c.kind == kind)
         with self._database.read() as connection:
-            return [Decision.from_json(json.loads(row.body)) for row in connection.execute(query)]
+            return [ControlDecision.from_json(json.loads(row.body)) for row in connection.execute(query)]
 
     def came(self, decision_id: str) -> Came:
         """What came of a decision, by its whole id. Raises Permanent where there is none."""
@@ -168,7 +168,7 @@ class Receipts:
         lost = shares_lost((bool(row.treated), row.reward is not None) for row in drawn)
         return Gathered(made, fell, lost, waiting)
 
-    def turns(self, kind: str, policy: str, mode: Mode, since_s: float) -> tuple[Sequence[Turn], float]:
+    def turns(self, kind: str, policy: str, mode: Mode, since_s: float) -> tuple[Sequence[TrialTurn], float]:
         """Settled turns of a policy in a mode since then, oldest first, and the share of all that fell back."""
         found = self.gathered(kind, policy, mode, since_s)
         return found.turns, found.fallback_share
@@ -179,7 +179,7 @@ class Receipts:
             return connection.execute(sa.delete(decisions).where(decisions.c.at_s < before_s)).rowcount
 
 
-def _row(decision: Decision, chance: float, treated: bool) -> dict[str, Any]:
+def _row(decision: ControlDecision, chance: float, treated: bool) -> dict[str, Any]:
     return {
         "id": decision.id,
         "kind": decision.kind,
@@ -207,10 +207,10 @@ def _of(kind: str, mode: Mode, since_s: float) -> sa.ColumnElement[bool]:
     return (decisions.c.kind == kind) & (decisions.c.mode == str(mode)) & (decisions.c.at_s >= since_s)
 
 
-def _turn(row: Row[Any], body: Mapping[str, Any], features: tuple[float, ...]) -> Turn:
+def _turn(row: Row[Any], body: Mapping[str, Any], features: tuple[float, ...]) -> TrialTurn:
     said = body["prediction"]
     predicted = said.get("slowdown_executed", said.get("slowdown") if row.treated else None)
-    return Turn(
+    return TrialTurn(
         row.job, bool(row.treated), row.chance, row.reward, row.slowdown,
         math.nan if predicted is None else float(predicted), bool(row.violated), features,
     )  # fmt: skip
@@ -234,7 +234,7 @@ def _features(states: Sequence[Mapping[str, Any]]) -> list[tuple[float, ...]]:
     return list(zip(*columns, strict=True)) if columns else [()] * len(states)
 
 
-def told(found: Decision, came: Came) -> Iterator[tuple[str, str]]:
+def told(found: ControlDecision, came: Came) -> Iterator[tuple[str, str]]:
     """A receipt line by line, as (what, words), for a person."""
     when = full_time(found.at_s)
     yield "decision", f"{found.id} ({found.kind}, {found.mode}) at {when} on {found.unit} for {found.job}"

@@ -18,7 +18,7 @@ _PAIRS = ("current", "following", "previous")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CertificateNames:
     """What is kept: names of the Secrets, names in the certificates, and lives (s)."""
 
     namespace: str
@@ -31,7 +31,7 @@ class Wanted:
     settle_s: float = 3600.0
 
 
-def keep(kube: KubeClient, wanted: Wanted, now_s: float) -> list[str]:
+def keep(kube: KubeClient, wanted: CertificateNames, now_s: float) -> list[str]:
     """One turn; returns what was written, in words. Raises Temporary (run again) or Permanent."""
     said = []
     path = f"/api/v1/namespaces/{wanted.namespace}/secrets"

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.kubernetes.api import Refused
 from nightshift.collectors.seal import fingerprint
-from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus, UnderWay
+from nightshift.controllers.action import Action, ActionKind, ActionOutcome, OutcomeStatus, UnderWay
 from nightshift.controllers.actuators import kube_rights
 from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, Object
 from nightshift.controllers.actuators.kube_repair_jobs import said, why_failed
@@ -76,7 +76,7 @@ class KernelJobSettings(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SearchStatus:
     """What the cluster says of a search's Job. gpu_s: how long it has had its GPU, as far as can still be read."""
 
     there: bool
@@ -155,11 +155,11 @@ class KernelJobActuator:
         path = f"{self._jobs}/{job_name(action)}"
         self._kube.merge(path, change, version=version, manager=self._settings.field_manager)
 
-    def look(self, action: Action, uid: str = "") -> Seen:
+    def look(self, action: Action, uid: str = "") -> SearchStatus:
         """How far the Job is."""
         job = self._find(action, uid)
         if job is None:
-            return Seen(False)
+            return SearchStatus(False)
         pods = self._pods_of(action)
         conditions = (job.get("status") or {}).get("conditions") or []
         done = {c["type"]: c for c in conditions if c.get("status") == "True"}
@@ -173,7 +173,7 @@ class KernelJobActuator:
             status = job["status"]
             until = status.get("completionTime") or done[ended].get("lastTransitionTime")
             gpu_s = _between(status.get("startTime"), until)
-        return Seen(
+        return SearchStatus(
             True,
             RELEASED in (job["metadata"].get("annotations") or {}),
             bool(job["spec"].get("suspend")),
@@ -199,7 +199,7 @@ class KernelJobActuator:
 
     # as any other action
 
-    def execute(self, action: Action) -> Outcome:
+    def execute(self, action: Action) -> ActionOutcome:
         uid = self.prepare(action)
         self.release(action, uid)
         seen = self.look(action, uid)
@@ -208,7 +208,7 @@ class KernelJobActuator:
         status = OutcomeStatus.DONE if seen.ended == "Complete" else OutcomeStatus.FAILED
         return self._outcome(status, seen.said or f"Job {job_name(action)} ended: {seen.ended}")
 
-    def read(self, action: Action) -> Outcome:
+    def read(self, action: Action) -> ActionOutcome:
         seen = self.look(action)
         if not seen.released:
             return self._outcome(OutcomeStatus.NOT_DONE, f"no Job {job_name(action)} was let go")
@@ -217,7 +217,7 @@ class KernelJobActuator:
         status = OutcomeStatus.DONE if seen.ended == "Complete" else OutcomeStatus.FAILED
         return self._outcome(status, seen.said or seen.ended)
 
-    def undo(self, action: Action) -> Outcome:
+    def undo(self, action: Action) -> ActionOutcome:
         """Takes the Job and its pod away, and gives the GPU back."""
         job = self._find(action)
         if job is None:
@@ -246,8 +246,8 @@ class KernelJobActuator:
     def _pods_of(self, action: Action) -> list[Object]:
         return self._kube.list(self._pods, labelSelector=f"batch.kubernetes.io/job-name={job_name(action)}")
 
-    def _outcome(self, status: OutcomeStatus, detail: str) -> Outcome:
-        return Outcome(status, detail, self._now_s())
+    def _outcome(self, status: OutcomeStatus, detail: str) -> ActionOutcome:
+        return ActionOutcome(status, detail, self._now_s())
 
 
 def job_name(action: Action) -> str:

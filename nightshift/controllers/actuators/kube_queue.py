@@ -31,7 +31,7 @@ from nightshift.collectors.base import Permanent, Temporary
 from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, Object
 from nightshift.controllers.actuators.kube_jobs import KINDS, JobKind
 from nightshift.controllers.actuators.kube_place import placed, placement
-from nightshift.controllers.scheduling.steer import Steer, Verb
+from nightshift.controllers.scheduling.steer import Steer, SteerVerb
 
 CONTROLLER = "nightshift.dev/scheduling"
 """Our controllerName, our name in admission-gated-by, and what our pod gates begin with."""
@@ -62,7 +62,7 @@ class QueueSettings(BaseModel):
 
 
 @dataclass(frozen=True)
-class Gate:
+class GangGate:
     """One shut gate of ours. `kind`: check, annotation or pod; `path` of the object that carries it."""
 
     kind: Literal["check", "annotation", "pod"]
@@ -86,11 +86,11 @@ class KubernetesQueue:
 
     # what is gated
 
-    def gates(self) -> list[Gate]:
+    def gates(self) -> list[GangGate]:
         """Every shut gate of ours in the cluster. Kinds that the cluster lacks have none."""
         return [*self._checked(), *self._annotated(), *self._gated_pods()]
 
-    def overdue(self, gates: Sequence[Gate] | None = None) -> list[Gate]:
+    def overdue(self, gates: Sequence[GangGate] | None = None) -> list[GangGate]:
         """Gates that nobody holds any more: past their hold's end, or past the longest hold altogether. `gates`:
         those that were seen already; none: the server is asked."""
         now_s, longest_s = self._now_s(), self.settings.longest_hold_s
@@ -100,27 +100,27 @@ class KubernetesQueue:
             if now_s >= gate.since_s + longest_s or (gate.until_s and now_s >= gate.until_s)
         ]
 
-    def release_overdue(self, gates: Sequence[Gate] | None = None) -> list[Gate]:
+    def release_overdue(self, gates: Sequence[GangGate] | None = None) -> list[GangGate]:
         """Opens them, at every start and on every turn. What changed meanwhile is left for the next turn."""
         overdue = self.overdue(gates)
         tried(overdue, self.open)
         return overdue
 
-    def _checked(self) -> Iterator[Gate]:
+    def _checked(self) -> Iterator[GangGate]:
         ours = self._our_checks()
         for item in self._all(f"{self._kueue}/workloads") if ours else []:
             gate = check_gate(item, ours, self._kueue)
             if gate is not None:
                 yield gate
 
-    def _annotated(self) -> Iterator[Gate]:
+    def _annotated(self) -> Iterator[GangGate]:
         for kind in KINDS:
             for item in self._all(f"/{kind.api}/{kind.plural}"):
                 gate = annotation_gate(item, kind)
                 if gate is not None:
                     yield gate
 
-    def _gated_pods(self) -> Iterator[Gate]:
+    def _gated_pods(self) -> Iterator[GangGate]:
         for item in self._all("/api/v1/pods"):
             gate = pod_gate(item)
             if gate is not None:
@@ -137,7 +137,7 @@ class KubernetesQueue:
 
     # what is written
 
-    def open(self, gate: Gate) -> bool:
+    def open(self, gate: GangGate) -> bool:
         """Opens a gate; False where it was open or is gone."""
         item = self._kube.find(gate.path)
         if item is None:
@@ -173,7 +173,7 @@ class KubernetesQueue:
         self._kube.merge(f"{path}/status", change, version=version, manager=self.settings.field_manager)
         return True
 
-    def hold(self, gate: Gate, until_s: float) -> None:
+    def hold(self, gate: GangGate, until_s: float) -> None:
         """Writes the end of a hold on what is gated. It shuts nothing: the gate is shut already, by its owner."""
         if until_s > gate.since_s + self.settings.longest_hold_s:
             raise Permanent(f"{gate.name}: a hold until {until_s:.0f} is longer than longest_hold_s allows")
@@ -184,7 +184,7 @@ class KubernetesQueue:
         version = str(item["metadata"]["resourceVersion"])
         self._kube.merge(gate.path, change, version=version, manager=self.settings.field_manager)
 
-    def prefer(self, gate: Gate, prefer: Sequence[str], avoid: Sequence[str]) -> bool:
+    def prefer(self, gate: GangGate, prefer: Sequence[str], avoid: Sequence[str]) -> bool:
         """Makes a pod that carries our gate prefer some hosts and keep off others, before the gate comes off; False
         where it carries none any more. Raises Permanent for a gate that is not a pod's."""
         if gate.kind != "pod":
@@ -234,11 +234,11 @@ class KubernetesQueue:
         rules = (cluster_queue.get("spec") or {}).get("preemption") or {}
         return any(rules.get(key, "Never") != "Never" for key in ("withinClusterQueue", "reclaimWithinCohort"))
 
-    def read_back(self, gate: Gate) -> Steer:
+    def read_back(self, gate: GangGate) -> Steer:
         """What stands on the object now: a hold and its end, or open."""
         item = self._kube.find(gate.path)
         if item is None:
-            return Steer(Verb.START)
+            return Steer(SteerVerb.START)
         match gate.kind:
             case "check":
                 again = check_gate(item, self._our_checks(), self._kueue)
@@ -249,12 +249,12 @@ class KubernetesQueue:
         boost = (item["metadata"].get("annotations") or {}).get(BOOSTED, "0")
         value = int(boost) if boost.lstrip("-").isdecimal() else 0
         if again:
-            return Steer(Verb.HOLD, again.until_s, value)
+            return Steer(SteerVerb.HOLD, again.until_s, value)
         prefer, avoid = placed(item) if gate.kind == "pod" else ((), ())
-        return Steer(Verb.START, boost=value, prefer=prefer, avoid=avoid)
+        return Steer(SteerVerb.START, boost=value, prefer=prefer, avoid=avoid)
 
 
-def tried(gates: Sequence[Gate], write: Callable[[Gate], T]) -> list[T]:
+def tried(gates: Sequence[GangGate], write: Callable[[GangGate], T]) -> list[T]:
     """Writes each, whatever became of the others: one gate that cannot be written keeps no other shut. Then raises
     what the first failed with."""
     done, failed = list[T](), list[Temporary | Permanent]()
@@ -273,7 +273,7 @@ def our_check(item: Object) -> str:
     return str(item["metadata"]["name"]) if item["spec"].get("controllerName") == CONTROLLER else ""
 
 
-def check_gate(item: Object, ours: Set[str], kueue: str) -> Gate | None:
+def check_gate(item: Object, ours: Set[str], kueue: str) -> GangGate | None:
     """The shut gate of a Workload that waits for one of our checks."""
     states = (item.get("status") or {}).get("admissionChecks") or []
     if any(s.get("name") in ours and s.get("state") == "Pending" for s in states):
@@ -281,21 +281,21 @@ def check_gate(item: Object, ours: Set[str], kueue: str) -> Gate | None:
     return None
 
 
-def annotation_gate(item: Object, kind: JobKind) -> Gate | None:
+def annotation_gate(item: Object, kind: JobKind) -> GangGate | None:
     """The shut gate of a job whose list has our name on it."""
     if CONTROLLER not in _listed(item):
         return None
     return _gate("annotation", f"/{kind.api}/namespaces/{_place(item, kind.plural)}", item)
 
 
-def pod_gate(item: Object) -> Gate | None:
+def pod_gate(item: Object) -> GangGate | None:
     """The shut gate of a pod."""
     if not any(_is_ours(g) for g in (item.get("spec") or {}).get("schedulingGates") or []):
         return None
     return _gate("pod", f"/api/v1/namespaces/{_place(item, 'pods')}", item)
 
 
-def _gate(kind: Literal["check", "annotation", "pod"], path: str, item: Object) -> Gate:
+def _gate(kind: Literal["check", "annotation", "pod"], path: str, item: Object) -> GangGate:
     meta = item["metadata"]
     try:
         until_s = float((meta.get("annotations") or {}).get(HOLD_UNTIL, 0.0))
@@ -303,7 +303,7 @@ def _gate(kind: Literal["check", "annotation", "pod"], path: str, item: Object) 
         until_s = math.nan
     if not math.isfinite(until_s):
         until_s = 1.0  # whatever stands there, it is no end: long past, so it opens
-    return Gate(kind, path, f"{meta['namespace']}/{meta['name']}", made_s(item), until_s)
+    return GangGate(kind, path, f"{meta['namespace']}/{meta['name']}", made_s(item), until_s)
 
 
 def made_s(item: Object) -> float:

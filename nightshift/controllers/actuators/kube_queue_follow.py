@@ -22,7 +22,7 @@ from nightshift.collectors.kubernetes.nodes_and_pods import JOB_LABELS, OPT_OUT,
 from nightshift.controllers.actuators.kube_jobs import KINDS, JobKind
 from nightshift.controllers.actuators.kube_place import HOST
 from nightshift.controllers.actuators.kube_queue import (
-    Gate,
+    GangGate,
     KubernetesQueue,
     annotation_gate,
     check_gate,
@@ -32,11 +32,11 @@ from nightshift.controllers.actuators.kube_queue import (
     pod_gate,
     tried,
 )
-from nightshift.controllers.scheduling.cluster import Shape
+from nightshift.controllers.scheduling.cluster import ClusterShape
 from nightshift.controllers.scheduling.controller import JobSeen, Snapshot
 from nightshift.controllers.scheduling.interference import UNKNOWN, Load
 from nightshift.controllers.scheduling.settings import SchedulingSettings
-from nightshift.controllers.scheduling.steer import Steer, Verb
+from nightshift.controllers.scheduling.steer import Steer, SteerVerb
 
 _NUMBER = re.compile(r"([-_.][0-9]+|[-_.][a-z0-9]{5}|[0-9]+)+$")
 EVICTS_S = 300.0
@@ -66,7 +66,7 @@ class _Part:
     priority: int
     made_s: float
     opted_out: bool
-    gate: Gate | None = None
+    gate: GangGate | None = None
     node: str = ""
     started_s: float = math.nan
     workload: str = ""
@@ -120,7 +120,7 @@ class QueueView:
 
     # what is known now
 
-    def gates(self) -> list[Gate]:
+    def gates(self) -> list[GangGate]:
         """Every shut gate of ours, as last heard."""
         self._take()
         return [part.gate for part in self._all() if part.gate is not None]
@@ -142,7 +142,7 @@ class QueueView:
         if not per_node:
             raise StaleView("no node with GPUs is known")
         racks = Counter(self._nodes[name].rack for name in names)
-        shape = Shape(len(names), per_node, max(racks.values()))
+        shape = ClusterShape(len(names), per_node, max(racks.values()))
         place, closed = {name: at for at, name in enumerate(names)}, dict[int, int]()
         for name, at in place.items():
             node, sick = self._nodes[name], (ill or {}).get(name, 0)
@@ -351,8 +351,8 @@ def _opted_out(meta: Object) -> bool:
 
 @dataclass
 class GangDoors:
-    """The gates of a gang as one (`controllers.scheduling.controller.Doors`): opened all, held all, and a gang is
-    held as long as one of its gates is shut. `view`: gates as they are followed."""
+    """The gates of a gang as one (`controllers.scheduling.controller.QueueDoors`): opened all, held all, and a
+    gang is held as long as one of its gates is shut. `view`: gates as they are followed."""
 
     queue: KubernetesQueue
     view: QueueView
@@ -387,9 +387,9 @@ class GangDoors:
 
     def read_back(self, gate: object) -> Steer:
         found = [self.queue.read_back(each) for each in _each(gate)]
-        return next((steer for steer in found if steer.verb is Verb.HOLD), found[0])
+        return next((steer for steer in found if steer.verb is SteerVerb.HOLD), found[0])
 
 
-def _each(gate: object) -> tuple[Gate, ...]:
+def _each(gate: object) -> tuple[GangGate, ...]:
     assert isinstance(gate, tuple)
     return gate

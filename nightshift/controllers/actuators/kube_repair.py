@@ -32,7 +32,7 @@ from pydantic import BaseModel
 
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.subject import Subject, SubjectKind
-from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeStatus, UnderWay, target_of
+from nightshift.controllers.action import Action, ActionKind, ActionOutcome, OutcomeStatus, UnderWay, target_of
 from nightshift.controllers.actuators import kube_nodes, kube_rights
 from nightshift.controllers.actuators import kube_repair_jobs as jobs
 from nightshift.controllers.actuators.kube_client import KubeClient, Object
@@ -40,7 +40,7 @@ from nightshift.controllers.actuators.kube_marks import MARKER
 from nightshift.controllers.actuators.kube_probe import ProbeJob
 from nightshift.controllers.actuators.kube_repair_settings import RepairSettings
 from nightshift.controllers.actuators.kube_workloads import POLL_S
-from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
+from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesActuatorSettings
 from nightshift.controllers.cordon import CORDON_OF, TAKES_OUT, of_other_incidents
 
 __all__ = ["KubernetesRepairActuator", "RepairSettings"]
@@ -66,7 +66,7 @@ class KubernetesRepairActuator:
         self, settings: RepairSettings, kube: KubeClient, *, now_s: Callable[[], float] = time.time
     ) -> None:
         self._settings, self._kube, self._now_s = settings, kube, now_s
-        access = KubernetesSettings(
+        access = KubernetesActuatorSettings(
             field_manager=settings.field_manager,
             drain_grace_s=settings.drain_grace_s,
             evict_unmanaged=settings.evict_unmanaged,
@@ -105,7 +105,7 @@ class KubernetesRepairActuator:
 
     # acting
 
-    def execute(self, action: Action) -> Outcome:
+    def execute(self, action: Action) -> ActionOutcome:
         node_name = self._node_of(action)
         node = self._kube.find(kube_nodes.path(node_name))
         mark = {} if node is None else self._mark(node, action)
@@ -139,7 +139,7 @@ class KubernetesRepairActuator:
         except Permanent as error:
             raise Permanent("; ".join(filter(None, (failure, str(error))))) from error
 
-    def _return(self, action: Action, node_name: str) -> Outcome:
+    def _return(self, action: Action, node_name: str) -> ActionOutcome:
         """Checks a node as it stands, and uncordons it; the cordon that the plan rests on is read again before the
         check and, in the version that is written, after it."""
         node = self._kube.get(kube_nodes.path(node_name))
@@ -199,7 +199,7 @@ class KubernetesRepairActuator:
             return []
         return [step for step in self._stops(action) if self._nodes.read(step).status is _O.UNDER_WAY]
 
-    def _carry_on(self, action: Action, node_name: str, stopped: list[Action]) -> Outcome:
+    def _carry_on(self, action: Action, node_name: str, stopped: list[Action]) -> ActionOutcome:
         """The node is gone, or another machine has its name: what was stopped is started again, and that is all."""
         for step in stopped:
             with suppress(Permanent):
@@ -305,7 +305,9 @@ class KubernetesRepairActuator:
             return None  # not a success: who asks looks at the boot id
         raise UnderWay(f"Job {name} works on {node_name}", retry_after_s=POLL_S)
 
-    def _bring_back(self, action: Action, node_name: str, mark: dict[str, Any], failure: str | None) -> Outcome:
+    def _bring_back(
+        self, action: Action, node_name: str, mark: dict[str, Any], failure: str | None
+    ) -> ActionOutcome:
         """Everything that was paused runs again. A node that was not repaired stays out of use, and so does one
         whose cordon somebody else has come to have a part in, or which another incident of ours keeps out, too."""
         node = self._kube.get(kube_nodes.path(node_name))
@@ -327,7 +329,7 @@ class KubernetesRepairActuator:
         keep: bool,
         off: Iterable[ActionKind] = TAKES_OUT,
         whose: str = "",
-    ) -> Outcome:
+    ) -> ActionOutcome:
         """One write: how it ended, and the uncordon unless the node is kept out of use. `off`: kinds of our own
         cordons that end either way, so that a later one of a person's is not taken for ours."""
         name = str(node["metadata"]["name"])
@@ -341,7 +343,7 @@ class KubernetesRepairActuator:
 
     # reading back
 
-    def read(self, action: Action) -> Outcome:
+    def read(self, action: Action) -> ActionOutcome:
         node = self._kube.find(kube_nodes.path(self._node_of(action)))
         phase = None if node is None else self._mark(node, action).get("phase")
         phase = phase or ("its node is gone or replaced" if self._left_stopped(action) else None)
@@ -351,7 +353,7 @@ class KubernetesRepairActuator:
         stays = "; the node is cordoned" if phase and node and kube_nodes.is_cordoned(node) else ""
         return self._outcome(status, f"{action.kind} of {action.target}: {phase or 'untouched'}{stays}")
 
-    def undo(self, action: Action) -> Outcome:
+    def undo(self, action: Action) -> ActionOutcome:
         return self._outcome(_O.REFUSED, f"{action.kind} of {action.target} cannot be taken back")
 
     def _node_of(self, action: Action) -> str:
@@ -388,10 +390,10 @@ class KubernetesRepairActuator:
         path = kube_nodes.path(str(node["metadata"]["name"]))
         self._kube.merge(path, change, version=version, manager=self._settings.field_manager)
 
-    def _failed(self, node: Object, detail: str) -> Outcome:
+    def _failed(self, node: Object, detail: str) -> ActionOutcome:
         """What it leaves out of use counts, until somebody takes it back."""
         cordoned = {"cordoned": "true"} if kube_nodes.is_cordoned(node) else {}
-        return Outcome(_O.FAILED, detail, self._now_s(), cordoned)
+        return ActionOutcome(_O.FAILED, detail, self._now_s(), cordoned)
 
-    def _outcome(self, status: OutcomeStatus, detail: str) -> Outcome:
-        return Outcome(status, detail, self._now_s())
+    def _outcome(self, status: OutcomeStatus, detail: str) -> ActionOutcome:
+        return ActionOutcome(status, detail, self._now_s())

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pydantic import Field
 
 from nightshift.controllers.actuators.kube_probe import Probes
-from nightshift.controllers.actuators.kubernetes import KubernetesSettings
+from nightshift.controllers.actuators.kubernetes import KubernetesActuatorSettings
 
 
-class RepairSettings(KubernetesSettings):
+class RepairSettings(KubernetesActuatorSettings):
     """Resets GPUs and reboots nodes with privileged Jobs."""
 
     image: str = Field(min_length=1, description="Image with nvidia-smi, nsenter and a shell, from your registry")

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.subject import Subject, SubjectKind
-from nightshift.controllers.action import Action, Outcome, OutcomeStatus, UnderWay
+from nightshift.controllers.action import Action, ActionOutcome, OutcomeStatus, UnderWay
 from nightshift.controllers.actuators import kube_jobs, kube_nodes
 from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, Object, named
 from nightshift.controllers.actuators.kube_marks import Marks
@@ -35,7 +35,7 @@ class Workloads:
         self._kube, self.marks, self._manager, self._now_s = kube, marks, field_manager, now_s
         self._save_wait_s = save_wait_s
 
-    def restart_pod(self, action: Action) -> Outcome:
+    def restart_pod(self, action: Action) -> ActionOutcome:
         """Deletes the very pod that was marked: its controller makes another. A bare pod is refused."""
         path = pod_path(action.target.name)
         pod = self._kube.find(path)
@@ -64,7 +64,7 @@ class Workloads:
         waits = kube_nodes.held_by(pod) + kube_nodes.overdue([pod], self._now_s())
         raise UnderWay(f"{action.target} is terminating{waits}", retry_after_s=POLL_S)
 
-    def restart_job(self, action: Action) -> Outcome:
+    def restart_job(self, action: Action) -> ActionOutcome:
         job = kube_jobs.find(self._kube, action.target)
         if job is None:
             raise Permanent(f"action {action.id}: {action.target} does not exist")
@@ -82,15 +82,8 @@ class Workloads:
             return None
         if job.ended is not None and phase != "starting":
             raise Permanent(f"job {name} has ended ({job.ended}); only its owner can submit it anew")
-        if phase in (None, "saving"):
-            if job.unstoppable is not None and workload is None:
-                raise Permanent(f"job {name} cannot be stopped and started: {job.unstoppable}")
-            if workload is None and job.suspended:
-                raise Permanent(f"job {name} is suspended by somebody else; it is theirs to start")
-            if (waits := self._saves(job, action, phase)) is not None:
-                return waits
-            change = job.with_suspend(True) if workload is None else {}
-            self.marks.patch(job.path, job.object, action, change, phase="stopping")
+        if phase in (None, "saving") and (waits := self._begin_to_stop(job, workload, action, phase)) is not None:
+            return waits
         if phase == "starting":  # from here on Kueue starts it: what is seen of it now is its new life
             self._start_workload(job, workload, action)
             return None
@@ -106,6 +99,28 @@ class Workloads:
         left = kube_jobs.live_pods(self._kube, job)
         if not stopped or left:
             return f"job {name} is stopping: {len(left)} pods left{kube_nodes.overdue(left, self._now_s())}"
+        self._resume(job, workload, action)
+        return None if workload is None else f"job {name} starts again"
+
+    def _begin_to_stop(
+        self, job: kube_jobs.FoundJob, workload: Object | None, action: Action, phase: str | None
+    ) -> str | None:
+        """Marks a job as stopping, once it has saved; until then, what it waits for. Raises Permanent where it is
+        not ours to stop."""
+        name = f"{job.namespace}/{job.name}"
+        if job.unstoppable is not None and workload is None:
+            raise Permanent(f"job {name} cannot be stopped and started: {job.unstoppable}")
+        if workload is None and job.suspended:
+            raise Permanent(f"job {name} is suspended by somebody else; it is theirs to start")
+        if (waits := self._saves(job, action, phase)) is not None:
+            return waits
+        change = job.with_suspend(True) if workload is None else {}
+        self.marks.patch(job.path, job.object, action, change, phase="stopping")
+        return None
+
+    def _resume(self, job: kube_jobs.FoundJob, workload: Object | None, action: Action) -> None:
+        """Lets a stopped job start, from the step that it saved. Raises UnderWay where the API server refuses."""
+        name = f"{job.namespace}/{job.name}"
         resume = job.with_suspend(False) if workload is None else {}
         saved = job.saved_step(action.id) if self._may_save(action) else None
         step = saved if saved is not None else action.params.get("checkpoint_step")
@@ -118,7 +133,6 @@ class Workloads:
             )
         except Permanent as error:  # a role or a webhook may be mended; what we stopped is not given up meanwhile
             raise UnderWay(f"job {name} is stopped and may not be started again: {error}", 10 * POLL_S) from error
-        return None if workload is None else f"job {name} starts again"
 
     def _start_workload(self, job: kube_jobs.FoundJob, workload: Object | None, action: Action) -> None:
         """Hands a job back to Kueue, and says so on the job. It was marked before: lost between the two writes, it
@@ -202,7 +216,7 @@ class Workloads:
             if job is not None and job.ended is None and self.marks.phase(job.object, action) in phases
         ]
 
-    def read(self, action: Action) -> Outcome:
+    def read(self, action: Action) -> ActionOutcome:
         """How far a restart is."""
         if action.target.kind is SubjectKind.POD:
             pod = self._kube.find(pod_path(action.target.name))
@@ -220,10 +234,10 @@ class Workloads:
         status = steps.get(phase or "", OutcomeStatus.NOT_DONE)
         return self._outcome(status, f"{action.target}: {phase or 'untouched'}")
 
-    def _outcome(self, status: OutcomeStatus, detail: str) -> Outcome:
-        return Outcome(status, detail, self._now_s())
+    def _outcome(self, status: OutcomeStatus, detail: str) -> ActionOutcome:
+        return ActionOutcome(status, detail, self._now_s())
 
-    def _refused(self, action: Action, why: str) -> Outcome:
+    def _refused(self, action: Action, why: str) -> ActionOutcome:
         return self._outcome(OutcomeStatus.REFUSED, f"{action.kind} of {action.target}: {why}")
 
 

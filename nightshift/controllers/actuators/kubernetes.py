@@ -6,40 +6,198 @@ What takes long (a drain, a job that stops) is done a step a call: `execute` rai
 
 What is somebody else's stays theirs: a node that a person cordoned is never uncordoned here, and a person who takes
 our cordon back has the last word.
+
+A drain cordons the node, stops gangs whole and starts them elsewhere, and evicts the rest. A node may be deleted,
+or another machine may come up under its name, in the middle of it: cloud repair and autoscalers do that to bad
+nodes. Then nothing is done to the other machine, and the jobs that were stopped are started again.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.kubernetes.api import Refused
 from nightshift.collectors.subject import SubjectKind
 from nightshift.controllers.action import (
     Action,
     ActionKind,
-    Outcome,
+    ActionOutcome,
     OutcomeStatus,
     Precondition,
+    UnderWay,
     target_of,
     traits_of,
 )
 from nightshift.controllers.actuators import kube_jobs, kube_nodes, kube_rights, kube_scaling
 from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, Object
-from nightshift.controllers.actuators.kube_drain import Drains, Limits
 from nightshift.controllers.actuators.kube_marks import MARKER, Marks, cordoning
-from nightshift.controllers.actuators.kube_workloads import Workloads, pod_path
+from nightshift.controllers.actuators.kube_workloads import POLL_S, STOPPED, Workloads, pod_path
 from nightshift.controllers.cordon import CORDON_OF, NOBODY, SOMEBODY_ELSE, cordon_ids
+
+
+@dataclass(frozen=True)
+class DrainLimits:
+    """What a drain may take along: as `kubectl drain` has it by its flags. `grace_s` None: each pod's own."""
+
+    grace_s: int | None
+    evict_unmanaged: bool
+    evict_local_data: bool
+
+
+class Drains:
+    """Carries drains out and reads them back. `owns_cordon`: whether a node's cordon is ours alone."""
+
+    def __init__(
+        self,
+        kube: KubeClient,
+        marks: Marks,
+        work: Workloads,
+        limits: DrainLimits,
+        owns_cordon: Callable[[Object], bool],
+        now_s: Callable[[], float],
+    ) -> None:
+        self._kube, self._marks, self._work, self._limits = kube, marks, work, limits
+        self._owns_cordon, self._now_s = owns_cordon, now_s
+        self._known: dict[str, set[str]] = {}
+        """Gangs by action, those among them that the plan does not name: where the node goes, so does its mark."""
+
+    def execute(self, action: Action) -> ActionOutcome:
+        """UnderWay until all of it is done. The node's marker names the gangs before the first of them is stopped,
+        so that none is left stopped when the last pod has gone."""
+        path = kube_nodes.path(action.target.name)
+        node = self._kube.find(path)
+        marked = node is not None and self._marks.has(node, action)
+        if not marked and (stopped := self._work.stopped_by(action, self._jobs(action))):
+            what = "is gone" if node is None else "is another machine now, or our mark was taken off it"
+            return self._carry_on(action, stopped, f"{action.target.name} {what}")
+        if node is None:
+            return self._outcome(OutcomeStatus.REFUSED, f"{action.target} does not exist any more")
+        if marked and not kube_nodes.is_cordoned(node):
+            stopped = self._work.stopped_by(action, self._work.gangs_of(node, action), STOPPED)
+            return self._carry_on(action, stopped, "a person has uncordoned it during the drain; that stands")
+        left = kube_nodes.evictable(self._kube, action.target.name)
+        gangs, single = self._work.gangs(left)
+        known = self._work.gangs_of(node, action)
+        if not marked and (obstacles := self._obstacles(gangs, single)):
+            return self._refused(action, f"nothing was changed: {'; '.join(obstacles)}")
+        if not marked or not gangs <= known:
+            known |= gangs
+            theirs = kube_nodes.is_cordoned(node) and not self._owns_cordon(node)
+            change = cordoning(node, ActionKind.DRAIN)
+            self._marks.patch(path, node, action, change, jobs=sorted(known), theirs=theirs)
+        self._known[action.id] = known
+        waits = [wait for gang in sorted(known) if (wait := self._cycle(gang, action, here=gang in gangs))]
+        waits += [kept for pod in single if (kept := self._evict(pod))]
+        return self._conclude(action, known, waits, len(left))
+
+    def _conclude(
+        self, action: Action, known: set[str], waits: Sequence[kube_nodes.Wait], left: int
+    ) -> ActionOutcome:
+        """DONE where nothing is left (`left`: pods); else UnderWay, or given up where only refusals are left."""
+        if not waits and not left:
+            more = ", ".join(sorted(known - {*action.blast_radius.jobs}))
+            also = f"; stopped and started, too, though the plan does not name it: {more}" if more else ""
+            self._known.pop(action.id, None)
+            return self._outcome(OutcomeStatus.DONE, f"{action.target} cordoned and empty of evictable pods{also}")
+        said = f"{left} pods left; {'; '.join(wait.text for wait in waits)}"
+        if waits and all(wait.refused for wait in waits):  # what can be done is done
+            why = f"drain of {action.target.name} cannot go on, and the node stays cordoned: {said}"
+            if self._work.stopped_by(action, known):
+                raise Permanent(why)
+            return ActionOutcome(OutcomeStatus.FAILED, why, self._now_s(), {"cordoned": "true"})
+        after_s = max([POLL_S, *(wait.retry_after_s for wait in waits)])
+        raise UnderWay(f"drain of {action.target.name}: {said}", retry_after_s=after_s)
+
+    def _jobs(self, action: Action) -> set[str]:
+        return {*action.blast_radius.jobs, *self._known.get(action.id, ())}
+
+    def read(self, action: Action) -> ActionOutcome:
+        """DONE where the node stands cordoned by us and empty, and every gang was started again."""
+        node = self._kube.find(kube_nodes.path(action.target.name))
+        marked = node is not None and self._marks.has(node, action)
+        if node is None or not marked:
+            begun = bool(self._work.stopped_by(action, self._jobs(action)))
+            status = OutcomeStatus.UNDER_WAY if begun else OutcomeStatus.NOT_DONE
+            return self._outcome(status, f"{action.target} bears no mark of {action.id}")
+        gangs = self._work.gangs_of(node, action)
+        done = not kube_nodes.evictable(self._kube, action.target.name) and not self._work.stopped_by(action, gangs)
+        if not kube_nodes.is_cordoned(node):
+            begun = bool(self._work.stopped_by(action, gangs, STOPPED))
+            status = OutcomeStatus.UNDER_WAY if begun else OutcomeStatus.NOT_DONE
+            return self._outcome(status, f"{action.target} is not cordoned any more")
+        status = OutcomeStatus.DONE if done else OutcomeStatus.UNDER_WAY
+        observed = {"cordoned": "true", "marked": "true"}
+        return ActionOutcome(status, f"{action.kind} of {action.target} read back", self._now_s(), observed)
+
+    def _carry_on(self, action: Action, stopped: list[str], why: str) -> ActionOutcome:
+        """The drain is over, whoever ended it: jobs that it stopped are started again, and that is all."""
+        waits = [wait.text for gang in stopped if (wait := self._cycle(gang, action)) and not wait.refused]
+        if waits:
+            raise UnderWay(f"{why}; {'; '.join(waits)}", retry_after_s=POLL_S)
+        if left := self._work.stopped_by(action, stopped):
+            raise Permanent(f"{why}; still stopped, and may not be started again: {', '.join(left)}")
+        return self._refused(action, f"{why}; started again: {', '.join(stopped)}" if stopped else why)
+
+    def _cycle(self, gang: str, action: Action, *, here: bool = False) -> kube_nodes.Wait | None:
+        """What is waited for of one gang, which is `here` on the node or was; a refusal of one is kept until no
+        other is left half-way."""
+        try:
+            text = self._work.cycle_named(gang, action, here=here)
+        except Permanent as error:
+            return kube_nodes.Wait(str(error), refused=True)
+        return None if text is None else kube_nodes.Wait(text)
+
+    def _evict(self, pod: Object) -> kube_nodes.Wait | None:
+        """What is waited for of one pod of a drain that has begun; None where it is gone."""
+        if kept := self._keeps(pod):
+            return kube_nodes.Wait(kept)  # it came after the drain had begun
+        try:
+            wait = kube_nodes.evict(self._kube, pod, self._limits.grace_s)
+            late = kube_nodes.overdue([pod], self._now_s())
+            return replace(wait, text=wait.text + late) if wait is not None and late else wait
+        except Refused as error:  # permitted when it was asked as a dry run, and no more
+            return kube_nodes.Wait(f"pod {kube_nodes.pod_name(pod)}: {error}", refused=True)
+
+    def _keeps(self, pod: Object) -> str | None:
+        """Why a pod is not evicted, as `kubectl drain` without its flags says it; None where it may be."""
+        name = kube_nodes.pod_name(pod)
+        if pod["metadata"].get("deletionTimestamp"):
+            return None
+        if kube_nodes.unmanaged(pod) and not self._limits.evict_unmanaged:
+            return f"pod {name} has no controller and would not come back (evict_unmanaged)"
+        if kube_nodes.has_local_data(pod) and not self._limits.evict_local_data:
+            return f"pod {name} has data on this node's disk (evict_local_data)"
+        return None
+
+    def _obstacles(self, gangs: set[str], single: list[Object]) -> list[str]:
+        """What would stop a drain half-way for good, found out before its first change: pods that are kept, jobs
+        that cannot be stopped, evictions that an admission webhook or a role forbids (asked as a dry run)."""
+        said = [kept for pod in single if (kept := self._keeps(pod))] + self._work.unstoppable(gangs)
+        for pod in single if not said else []:
+            try:
+                kube_nodes.evict(self._kube, pod, self._limits.grace_s, dry_run=True)
+            except Refused as error:
+                said.append(f"pod {kube_nodes.pod_name(pod)}: {error}")
+        return said
+
+    def _outcome(self, status: OutcomeStatus, detail: str) -> ActionOutcome:
+        return ActionOutcome(status, detail, self._now_s())
+
+    def _refused(self, action: Action, why: str) -> ActionOutcome:
+        return self._outcome(OutcomeStatus.REFUSED, f"{action.kind} of {action.target}: {why}")
+
 
 _K, _A = SubjectKind, ActionKind
 
 
-class KubernetesSettings(BaseModel):
+class KubernetesActuatorSettings(BaseModel):
     """How the agent reaches the cluster that it acts on."""
 
     model_config = ConfigDict(extra="forbid")
@@ -86,7 +244,7 @@ class KubernetesActuator:
     """Fulfils `controllers.action.Actuator` for one cluster."""
 
     plugin: ClassVar[str] = "kubernetes"
-    Settings: ClassVar[type[BaseModel]] = KubernetesSettings
+    Settings: ClassVar[type[BaseModel]] = KubernetesActuatorSettings
     TARGETS: ClassVar[dict[ActionKind, SubjectKind]] = {
         kind: target_of(kind)
         for kind in (
@@ -102,18 +260,18 @@ class KubernetesActuator:
     }
 
     def __init__(
-        self, settings: KubernetesSettings, kube: KubeClient, *, now_s: Callable[[], float] = time.time
+        self, settings: KubernetesActuatorSettings, kube: KubeClient, *, now_s: Callable[[], float] = time.time
     ) -> None:
         self._settings, self._kube, self._now_s = settings, kube, now_s
         self._warned: dict[str, tuple[str, ...]] = {}  # action → what was warned of in its tries so far
         self.marks = Marks(kube, settings.field_manager, now_s)
         self.work = Workloads(kube, self.marks, settings.field_manager, now_s, settings.save_wait_s)
-        limits = Limits(settings.drain_grace_s, settings.evict_unmanaged, settings.evict_local_data)
+        limits = DrainLimits(settings.drain_grace_s, settings.evict_unmanaged, settings.evict_local_data)
         self._drains = Drains(kube, self.marks, self.work, limits, self.owns_cordon, now_s)
 
     @classmethod
     def from_settings(
-        cls, settings: KubernetesSettings, now_s: Callable[[], float] = time.time
+        cls, settings: KubernetesActuatorSettings, now_s: Callable[[], float] = time.time
     ) -> KubernetesActuator:
         kube = KubeClient.connect(settings.kubeconfig, settings.context, timeout_s=settings.timeout_s)
         return cls(settings, kube, now_s=now_s)
@@ -176,7 +334,7 @@ class KubernetesActuator:
 
     # acting
 
-    def execute(self, action: Action) -> Outcome:
+    def execute(self, action: Action) -> ActionOutcome:
         """What the API server warns of meanwhile stands in the outcome, of all the tries that it took."""
         self._check_target(action)
         self._kube.warnings()  # of other calls
@@ -189,7 +347,7 @@ class KubernetesActuator:
         said = dict.fromkeys((*before, *self._kube.warnings()))
         return replace(outcome, detail="; the API server warns: ".join((outcome.detail, *said)))
 
-    def _carry_out(self, action: Action) -> Outcome:
+    def _carry_out(self, action: Action) -> ActionOutcome:
         match action.kind:
             case _A.SUGGEST_SCALING:
                 return self._suggest(action)
@@ -217,7 +375,7 @@ class KubernetesActuator:
         if action.target.kind is not expected:
             raise Permanent(f"action {action.id}: {action.kind} is for a {expected}, not {action.target}")
 
-    def _suggest(self, action: Action) -> Outcome:
+    def _suggest(self, action: Action) -> ActionOutcome:
         """Reads who owns the replica count and says what they would change; nothing is written."""
         namespace, name = kube_jobs.split(action.target)
         found = kube_scaling.suggest(self._kube, namespace, name)
@@ -225,7 +383,7 @@ class KubernetesActuator:
             return self._refused(action, "no Deployment stands above it")
         return self._outcome(OutcomeStatus.DONE, str(found))
 
-    def _taint(self, action: Action) -> Outcome:
+    def _taint(self, action: Action) -> ActionOutcome:
         path = kube_nodes.path(action.target.name)
         node = self._kube.get(path)
         if self.marks.has(node, action):
@@ -238,7 +396,7 @@ class KubernetesActuator:
         self.marks.patch(path, node, action, change)
         return self._outcome(OutcomeStatus.DONE, f"{action.target} tainted {kube_nodes.TAINT}")
 
-    def _cordon(self, action: Action) -> Outcome:
+    def _cordon(self, action: Action) -> ActionOutcome:
         node = self._kube.get(kube_nodes.path(action.target.name))
         if self.marks.has(node, action):
             if not kube_nodes.is_cordoned(node):
@@ -249,7 +407,7 @@ class KubernetesActuator:
         self.marks.patch(kube_nodes.path(action.target.name), node, action, cordoning(node, _A.CORDON))
         return self._outcome(OutcomeStatus.DONE, f"{action.target} cordoned")
 
-    def _uncordon(self, action: Action) -> Outcome:
+    def _uncordon(self, action: Action) -> ActionOutcome:
         node = self._kube.get(kube_nodes.path(action.target.name))
         if not kube_nodes.is_cordoned(node):
             return self._outcome(OutcomeStatus.ALREADY_DONE, f"{action.target} is schedulable")
@@ -281,7 +439,7 @@ class KubernetesActuator:
             return {}
         return {kind: str(mark.get("id")) for kind, mark in marks.items()}
 
-    def _quarantine(self, action: Action) -> Outcome:
+    def _quarantine(self, action: Action) -> ActionOutcome:
         """Labels the node that holds the GPU; schedulers that honour the label keep work off it."""
         name = str(action.params.get("node", ""))
         if not name:
@@ -296,7 +454,7 @@ class KubernetesActuator:
 
     # reading back and taking back
 
-    def read(self, action: Action) -> Outcome:
+    def read(self, action: Action) -> ActionOutcome:
         self._check_target(action)
         if action.kind is _A.SUGGEST_SCALING:
             return self._outcome(OutcomeStatus.NOT_DONE, "a suggestion leaves no trace in the cluster")
@@ -318,9 +476,9 @@ class KubernetesActuator:
                 done = marked and cordoned
         observed = {"cordoned": _word(cordoned), "marked": _word(marked)}
         status = OutcomeStatus.DONE if done else OutcomeStatus.NOT_DONE
-        return Outcome(status, f"{action.kind} of {action.target} read back", self._now_s(), observed)
+        return ActionOutcome(status, f"{action.kind} of {action.target} read back", self._now_s(), observed)
 
-    def undo(self, action: Action) -> Outcome:
+    def undo(self, action: Action) -> ActionOutcome:
         """Takes our own cordon or quarantine back; never somebody else's."""
         self._check_target(action)
         if not action.undo.possible or not traits_of(action.kind).contains:
@@ -352,10 +510,10 @@ class KubernetesActuator:
         left = f"stays cordoned for {', '.join(others)}" if others else "uncordoned"
         return self._outcome(OutcomeStatus.DONE, f"{action.target} {left}")
 
-    def _outcome(self, status: OutcomeStatus, detail: str) -> Outcome:
-        return Outcome(status, detail, self._now_s())
+    def _outcome(self, status: OutcomeStatus, detail: str) -> ActionOutcome:
+        return ActionOutcome(status, detail, self._now_s())
 
-    def _refused(self, action: Action, why: str) -> Outcome:
+    def _refused(self, action: Action, why: str) -> ActionOutcome:
         return self._outcome(OutcomeStatus.REFUSED, f"{action.kind} of {action.target}: {why}")
 
 

@@ -25,7 +25,7 @@ def _range(index: int) -> tuple[str, Range]:
 
 
 class NvmlPower:
-    """See `power_leases.Device`."""
+    """See `power_leases.PowerDevice`."""
 
     def __init__(self) -> None:
         try:

@@ -42,7 +42,7 @@ class Range:
     clock_mhz: int = 0  # as it runs; 0: not known
 
 
-class Device(Protocol):
+class PowerDevice(Protocol):
     """The GPUs' limits. All raise Temporary or Permanent. `clock_mhz` None: the clock is free. A GPU that does not
     answer is not among the `ranges`."""
 
@@ -71,14 +71,14 @@ class Lease(BaseModel):
     )
 
 
-class Refused(Permanent):
+class LeaseRefused(Permanent):
     """The lease was not granted and nothing was changed; says why."""
 
 
 class PowerLeases:
     """Grants, renews and ends leases. `fallback_mw` is each GPU's limit without one; None: its default limit."""
 
-    def __init__(self, device: Device, fallback_mw: int | None) -> None:
+    def __init__(self, device: PowerDevice, fallback_mw: int | None) -> None:
         """Puts every GPU at its fallback limit. Raises Refused where one cannot have it."""
         self._device, self._lock = device, threading.Lock()
         self._lease: Lease | None = None
@@ -96,7 +96,9 @@ class PowerLeases:
         self._away: frozenset[str] = frozenset()  # seen before, and not at the last look
         for uuid, found in device.ranges().items():
             if fallback_mw is not None and not found.min_mw <= fallback_mw <= found.max_mw:
-                raise Refused(f"fallback of {fallback_mw} mW: {uuid} takes {found.min_mw} to {found.max_mw} mW")
+                raise LeaseRefused(
+                    f"fallback of {fallback_mw} mW: {uuid} takes {found.min_mw} to {found.max_mw} mW"
+                )
         self._ranges()
         self._apply(self._fallback)
         self._owed = False
@@ -110,24 +112,24 @@ class PowerLeases:
         try:
             lease = Lease.model_validate_json(body)
         except ValidationError as error:
-            raise Refused(
+            raise LeaseRefused(
                 "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
             ) from None
         with self._lock:
             if lease.term < self._term:
-                raise Refused(f"term {lease.term} is over; the present one is {self._term}")
+                raise LeaseRefused(f"term {lease.term} is over; the present one is {self._term}")
             ranges = self._ranges()
             for uuid, limit_mw in lease.limits_mw.items():
                 if uuid not in ranges:
-                    raise Refused(f"{uuid} is no GPU of this machine")
+                    raise LeaseRefused(f"{uuid} is no GPU of this machine")
                 if not ranges[uuid].min_mw <= limit_mw <= ranges[uuid].max_mw:
                     bounds = f"{ranges[uuid].min_mw} to {ranges[uuid].max_mw} mW"
-                    raise Refused(f"{limit_mw} mW: {uuid} takes {bounds}")
+                    raise LeaseRefused(f"{limit_mw} mW: {uuid} takes {bounds}")
             for uuid, clock_mhz in lease.clocks_mhz.items():
                 if uuid not in ranges:
-                    raise Refused(f"{uuid} is no GPU of this machine")
+                    raise LeaseRefused(f"{uuid} is no GPU of this machine")
                 if not 0 < clock_mhz <= ranges[uuid].max_clock_mhz:
-                    raise Refused(f"{clock_mhz} MHz: {uuid} takes up to {ranges[uuid].max_clock_mhz} MHz")
+                    raise LeaseRefused(f"{clock_mhz} MHz: {uuid} takes up to {ranges[uuid].max_clock_mhz} MHz")
             for uuid, held_mw in lease.held_mw.items():
                 if uuid in ranges and uuid not in self._set and ranges[uuid].now_mw == held_mw:
                     self._set[uuid] = held_mw

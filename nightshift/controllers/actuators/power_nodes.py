@@ -91,7 +91,7 @@ class NodeStatus:
 
 
 @dataclass(frozen=True)
-class Grant:
+class LeaseAnswer:
     """What became of a lease: granted, or why not."""
 
     ok: bool
@@ -102,7 +102,7 @@ class Nodes(Protocol):
     """The power leases of many nodes."""
 
     def status(self) -> Mapping[str, NodeStatus]: ...
-    def grant(self, leases: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Grant]: ...
+    def grant(self, leases: Mapping[str, Mapping[str, Any]]) -> Mapping[str, LeaseAnswer]: ...
     def close(self) -> None: ...
 
 
@@ -164,7 +164,7 @@ class PowerNodes:
         self._refused |= self._claimed_twice(told)
         return told | {node: NodeStatus(error=why) for node, why in self._refused.items()}
 
-    def grant(self, leases: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Grant]:
+    def grant(self, leases: Mapping[str, Mapping[str, Any]]) -> Mapping[str, LeaseAnswer]:
         """Sends node → lease (`power_leases.Lease` as JSON). A node that has no address, or whose agent was refused
         at the last `status`, gets none."""
         client = self._client.get()
@@ -242,16 +242,16 @@ class PowerNodes:
         except (httpx.HTTPError, *_NO_ANSWER) as error:
             return NodeStatus(error=f"{address}: {type(error).__name__}: {error}"[:300])
 
-    def _grant(self, client: httpx.Client, node: str, lease: Mapping[str, Any]) -> Grant:
+    def _grant(self, client: httpx.Client, node: str, lease: Mapping[str, Any]) -> LeaseAnswer:
         address = self._addresses.get(node)
         if node in self._refused:
-            return Grant(False, self._refused[node])
+            return LeaseAnswer(False, self._refused[node])
         if address is None:
-            return Grant(False, f"{node}: no address under power.nodes, and no agent was found there")
+            return LeaseAnswer(False, f"{node}: no address under power.nodes, and no agent was found there")
         try:
             answer = client.post(
                 address.url + "/power-lease", content=json.dumps(lease), extensions=address.extensions
             )
         except httpx.HTTPError as error:
-            return Grant(False, f"{address}: {type(error).__name__}: {error}"[:300])
-        return Grant(answer.status_code == 200, answer.text.strip()[:300])
+            return LeaseAnswer(False, f"{address}: {type(error).__name__}: {error}"[:300])
+        return LeaseAnswer(answer.status_code == 200, answer.text.strip()[:300])

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.subject import Subject, SubjectKind
-from nightshift.controllers.action import KINDS, Action, ActionKind, Outcome, OutcomeStatus
+from nightshift.controllers.action import KINDS, Action, ActionKind, ActionOutcome, OutcomeStatus
 from nightshift.controllers.cordon import CORDON_OF, NOBODY, SOMEBODY_ELSE, TAKES_OUT, cordon_ids
 
 _SCHEMA = """
@@ -90,7 +90,7 @@ class Mishap(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
+class SimulatedEffect:
     """One change of the world; `undo` where it took an action back."""
 
     number: int
@@ -144,12 +144,12 @@ class SimulatedCluster:
         with self.transaction() as db:
             return _facts(db, subject)
 
-    def effects(self, after: int = 0) -> list[Effect]:
+    def effects(self, after: int = 0) -> list[SimulatedEffect]:
         """Changes of the world in order, beyond a number already seen."""
         with self.transaction() as db:
             rows = db.execute("SELECT * FROM effect WHERE number > ? ORDER BY number", (after,)).fetchall()
         return [
-            Effect(n, i, ActionKind(kind), Subject.parse(target), json.loads(params), at_s, bool(undo))
+            SimulatedEffect(n, i, ActionKind(kind), Subject.parse(target), json.loads(params), at_s, bool(undo))
             for n, i, kind, target, params, at_s, undo in rows
         ]
 
@@ -230,7 +230,7 @@ class SimulatedActuator:
             return NOBODY
         return SOMEBODY_ELSE if "cordoned_by" in facts or not rows else cordon_ids(row[0] for row in rows)
 
-    def execute(self, action: Action) -> Outcome:
+    def execute(self, action: Action) -> ActionOutcome:
         """Carries the action out and marks it with its id in one transaction."""
         self._refuse_misfit(action)
         mishap = self.cluster.next_mishap("execute", action.kind)
@@ -256,7 +256,7 @@ class SimulatedActuator:
         _after(mishap)
         return self._outcome(OutcomeStatus.DONE, f"{action.kind} of {action.target} done", action)
 
-    def read(self, action: Action) -> Outcome:
+    def read(self, action: Action) -> ActionOutcome:
         mishap = self.cluster.next_mishap("read", action.kind)
         _before(mishap)
         if mishap is Mishap.UNKNOWN:
@@ -269,7 +269,7 @@ class SimulatedActuator:
             return self._outcome(OutcomeStatus.NOT_DONE, done.detail, action)
         return self._outcome(OutcomeStatus.DONE, done.detail, action)
 
-    def undo(self, action: Action) -> Outcome:
+    def undo(self, action: Action) -> ActionOutcome:
         """Takes a done action back; REFUSED where the kind cannot be, ALREADY_DONE where nothing is left to do."""
         mishap = self.cluster.next_mishap("undo", action.kind)
         _before(mishap)
@@ -297,14 +297,14 @@ class SimulatedActuator:
         if not self.cluster.facts(action.target):
             raise Permanent(f"action {action.id}: {action.target} does not exist")
 
-    def _marker(self, db: sqlite3.Connection, action: Action) -> Outcome | None:
+    def _marker(self, db: sqlite3.Connection, action: Action) -> ActionOutcome | None:
         row = db.execute("SELECT at_s, undone_at_s FROM marker WHERE action_id = ?", (action.id,)).fetchone()
         if row is None:
             return None
         observed = _facts(db, action.target)
         if row[1] is not None:
-            return Outcome(OutcomeStatus.REFUSED, f"{action.id} was done and taken back", row[1], observed)
-        return Outcome(OutcomeStatus.ALREADY_DONE, f"{action.id} was done before", row[0], observed)
+            return ActionOutcome(OutcomeStatus.REFUSED, f"{action.id} was done and taken back", row[1], observed)
+        return ActionOutcome(OutcomeStatus.ALREADY_DONE, f"{action.id} was done before", row[0], observed)
 
     def _change(self, db: sqlite3.Connection, action: Action, facts: Mapping[str, str], *, undo: bool) -> None:
         known = _facts(db, action.target)
@@ -319,8 +319,8 @@ class SimulatedActuator:
             (action.id, action.kind, str(action.target), params, self._now_s(), undo),
         )
 
-    def _outcome(self, status: OutcomeStatus, detail: str, action: Action) -> Outcome:
-        return Outcome(status, detail, self._now_s(), self.cluster.facts(action.target))
+    def _outcome(self, status: OutcomeStatus, detail: str, action: Action) -> ActionOutcome:
+        return ActionOutcome(status, detail, self._now_s(), self.cluster.facts(action.target))
 
 
 def _facts(db: sqlite3.Connection, subject: Subject) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nightshift.collectors.subject import SubjectKind
-from nightshift.controllers.action import ActionKind, Precondition, Proposal, Situation, Undo
+from nightshift.controllers.action import ActionKind, ActionProposal, Precondition, Situation, Undo
 from nightshift.controllers.playbooks.plan import Economy, Reach, draw_up, place_of
 from nightshift.detectors.base import Fault
 
@@ -23,10 +23,10 @@ class Cordon:
     def __init__(self, economy: Economy | None = None) -> None:
         self._economy = economy or Economy()
 
-    def propose(self, situation: Situation) -> Proposal:
+    def propose(self, situation: Situation) -> ActionProposal:
         node = place_of(situation, SubjectKind.NODE)
         if node is None:
-            return Proposal(None, "it is not known which one node this concerns")
+            return ActionProposal(None, "it is not known which one node this concerns")
         why = _WHY.get(situation.cause, "until it is repaired, nothing new should start here")
         action = draw_up(
             situation,
@@ -40,4 +40,4 @@ class Cordon:
             note="running jobs are not touched",
             preconditions=(Precondition(node, "cordoned", "false"),),
         )
-        return Proposal(action, why)
+        return ActionProposal(action, why)

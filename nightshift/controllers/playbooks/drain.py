@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nightshift.collectors.subject import Subject, SubjectKind
-from nightshift.controllers.action import ActionKind, Precondition, Proposal, Situation, Undo
+from nightshift.controllers.action import ActionKind, ActionProposal, Precondition, Situation, Undo
 from nightshift.controllers.playbooks.plan import (
     Economy,
     Reach,
@@ -26,13 +26,13 @@ class Drain:
     def __init__(self, economy: Economy | None = None) -> None:
         self._economy = economy or Economy()
 
-    def propose(self, situation: Situation) -> Proposal:
+    def propose(self, situation: Situation) -> ActionProposal:
         node = place_of(situation, SubjectKind.NODE)
         if node is None:
-            return Proposal(None, "it is not known which one node this concerns")
+            return ActionProposal(None, "it is not known which one node this concerns")
         suffering = sorted({f.fault.value for f in situation.findings if self._suffers(situation, f, node)})
         if not suffering:
-            return Proposal(None, "no job suffers yet: a cordon is enough")
+            return ActionProposal(None, "no job suffers yet: a cordon is enough")
         reach = Reach.of(situation, node)
         why = f"jobs on it already suffer ({', '.join(suffering)})"
         action = draw_up(
@@ -51,7 +51,7 @@ class Drain:
             waiting_gpu_hours=crash_gpu_hours(situation, self._economy, reach.jobs),
             preconditions=(Precondition(node, "drained", "false"),),
         )
-        return Proposal(action, why)
+        return ActionProposal(action, why)
 
     def _suffers(self, situation: Situation, finding: Finding, node: Subject) -> bool:
         """Whether a finding says that work on this node suffers now."""

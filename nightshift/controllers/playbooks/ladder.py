@@ -22,7 +22,7 @@ from nightshift.controllers.guard import Commitment
 RUNGS = tuple(kind for _, kind in sorted((row.rung, kind) for kind, row in KINDS.items() if row.rung is not None))
 
 
-class Ladder(BaseModel):
+class RepairLadder(BaseModel):
     """How often each repair is tried on one device."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -56,7 +56,7 @@ class Rung:
     reason: str
 
 
-def rung(called_for: ActionKind, record: Record, ladder: Ladder) -> Rung:
+def rung(called_for: ActionKind, record: Record, ladder: RepairLadder) -> Rung:
     """Where a device stands: at what its error calls for, or as far above as what was tried has led."""
     if record.offences + 1 >= ladder.offences:
         days = ladder.offences_window_s / 86_400
@@ -81,7 +81,7 @@ def record_of(
     offences_s: Iterable[float],
     inventory: Inventory,
     at_s: float,
-    ladder: Ladder,
+    ladder: RepairLadder,
 ) -> Record:
     """The record of a GPU: `begun` are actions that were begun, `offences_s` when its earlier hardware faults
     were."""

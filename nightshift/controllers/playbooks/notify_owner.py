@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nightshift.collectors.subject import SubjectKind
-from nightshift.controllers.action import ActionKind, Proposal, Situation, Undo
+from nightshift.controllers.action import ActionKind, ActionProposal, Situation, Undo
 from nightshift.controllers.playbooks.plan import Economy, Reach, draw_up, job_of, number
 from nightshift.detectors.base import Fault
 
@@ -23,7 +23,7 @@ class NotifyOwner:
     def __init__(self, economy: Economy | None = None) -> None:
         self._economy = economy or Economy()
 
-    def propose(self, situation: Situation) -> Proposal:
+    def propose(self, situation: Situation) -> ActionProposal:
         wide = situation.subject.kind in (
             SubjectKind.NODE,
             SubjectKind.RACK,
@@ -32,7 +32,7 @@ class NotifyOwner:
         )
         target = None if wide else job_of(situation)
         if target is None:
-            return Proposal(None, "no one job, and so no owner, is known")
+            return ActionProposal(None, "no one job, and so no owner, is known")
         silent = situation.facts.get("silent_storage")
         others = situation.facts.get("other_jobs")
         why = (
@@ -54,4 +54,4 @@ class NotifyOwner:
             params={"owner": str(situation.facts.get("owner", "not known"))},
             needs_approval=False,
         )
-        return Proposal(action, why)
+        return ActionProposal(action, why)

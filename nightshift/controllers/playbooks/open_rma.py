@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nightshift.collectors.subject import SubjectKind
-from nightshift.controllers.action import ActionKind, Proposal, Situation, Undo
+from nightshift.controllers.action import ActionKind, ActionProposal, Situation, Undo
 from nightshift.controllers.playbooks.plan import Economy, draw_up, number, place_of
 
 
@@ -15,10 +15,10 @@ class OpenRma:
     def __init__(self, economy: Economy | None = None) -> None:
         self._economy = economy or Economy()
 
-    def propose(self, situation: Situation) -> Proposal:
+    def propose(self, situation: Situation) -> ActionProposal:
         gpu = place_of(situation, SubjectKind.GPU)
         if gpu is None:
-            return Proposal(None, "it is not known which one GPU this concerns")
+            return ActionProposal(None, "it is not known which one GPU this concerns")
         if "remap_failure" in situation.facts:
             why = "a row remapping failed (Xid 64): NVIDIA's criterion for a return"
         elif "return" in situation.facts:
@@ -26,7 +26,7 @@ class OpenRma:
         elif number(situation, "repairs") >= 1:
             why = "the fault came back after a repair"
         else:
-            return Proposal(None, "no criterion for a return is met")
+            return ActionProposal(None, "no criterion for a return is met")
         action = draw_up(
             situation,
             self._economy,
@@ -36,4 +36,4 @@ class OpenRma:
             undo=Undo(True, "close the case"),
             params={"model": situation.inventory.fact(gpu, "model") or "not known"},
         )
-        return Proposal(action, why)
+        return ActionProposal(action, why)

@@ -7,7 +7,7 @@ lost is one GPU's capacity and a planned restart instead of a crash.
 from __future__ import annotations
 
 from nightshift.collectors.subject import SubjectKind
-from nightshift.controllers.action import ActionKind, Precondition, Proposal, Situation, Undo
+from nightshift.controllers.action import ActionKind, ActionProposal, Precondition, Situation, Undo
 from nightshift.controllers.playbooks.plan import Economy, Reach, crash_gpu_hours, draw_up, job_gpus, place_of
 from nightshift.detectors.base import Fault
 
@@ -20,10 +20,10 @@ class QuarantineGpu:
     def __init__(self, economy: Economy | None = None) -> None:
         self._economy = economy or Economy()
 
-    def propose(self, situation: Situation) -> Proposal:
+    def propose(self, situation: Situation) -> ActionProposal:
         gpu = place_of(situation, SubjectKind.GPU)
         if gpu is None:
-            return Proposal(None, "it is not known which one GPU this concerns")
+            return ActionProposal(None, "it is not known which one GPU this concerns")
         jobs = Reach.of(situation, gpu).jobs
         node = situation.inventory.above(gpu, SubjectKind.NODE, situation.at_s)
         memory = situation.cause in (Fault.HBM_IMMINENT, Fault.HBM_DEGRADED)
@@ -48,4 +48,4 @@ class QuarantineGpu:
             params={"after_checkpoint": True} | ({"node": node.name} if node else {}),
             preconditions=(Precondition(gpu, "quarantined", "false"),),
         )
-        return Proposal(action, why)
+        return ActionProposal(action, why)

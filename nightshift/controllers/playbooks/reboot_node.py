@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nightshift.collectors.subject import SubjectKind
-from nightshift.controllers.action import ActionKind, Proposal, Situation, Undo
+from nightshift.controllers.action import ActionKind, ActionProposal, Situation, Undo
 from nightshift.controllers.playbooks.plan import (
     Economy,
     Reach,
@@ -24,12 +24,12 @@ class RebootNode:
     def __init__(self, economy: Economy | None = None) -> None:
         self._economy = economy or Economy()
 
-    def propose(self, situation: Situation) -> Proposal:
+    def propose(self, situation: Situation) -> ActionProposal:
         node = place_of(situation, SubjectKind.NODE)
         if node is None:
-            return Proposal(None, "it is not known which one node this concerns")
+            return ActionProposal(None, "it is not known which one node this concerns")
         if situation.facts.get("recovery_action") != ActionKind.REBOOT_NODE.value:
-            return Proposal(None, "no Xid calls for a reboot")
+            return ActionProposal(None, "no Xid calls for a reboot")
         reach = Reach.of(situation, node)
         why = str(situation.facts.get("recovery_reason", "its Xid calls for a node reboot"))
         cost = restart_gpu_hours(situation, self._economy, reach.jobs, number(situation, "checkpoint_s"))
@@ -50,4 +50,4 @@ class RebootNode:
             waiting_gpu_hours=crash_gpu_hours(situation, self._economy, reach.jobs),
             params=params,
         )
-        return Proposal(action, why)
+        return ActionProposal(action, why)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nightshift.collectors.subject import SubjectKind
-from nightshift.controllers.action import ActionKind, Proposal, Situation, Undo
+from nightshift.controllers.action import ActionKind, ActionProposal, Situation, Undo
 from nightshift.controllers.playbooks.plan import (
     Economy,
     Reach,
@@ -24,16 +24,16 @@ class ResetGpu:
     def __init__(self, economy: Economy | None = None) -> None:
         self._economy = economy or Economy()
 
-    def propose(self, situation: Situation) -> Proposal:
+    def propose(self, situation: Situation) -> ActionProposal:
         gpu = place_of(situation, SubjectKind.GPU)
         if gpu is None:
-            return Proposal(None, "it is not known which one GPU this concerns")
+            return ActionProposal(None, "it is not known which one GPU this concerns")
         if situation.facts.get("recovery_action") != ActionKind.RESET_GPU.value:
-            return Proposal(None, "no Xid calls for a reset")
+            return ActionProposal(None, "no Xid calls for a reset")
         jobs = Reach.of(situation, gpu).jobs
         node = situation.inventory.above(gpu, SubjectKind.NODE, situation.at_s)
         if node is None:
-            return Proposal(None, f"it is not known which node holds {gpu.name}")
+            return ActionProposal(None, f"it is not known which node holds {gpu.name}")
         why = str(situation.facts.get("recovery_reason", "its Xid calls for a GPU reset"))
         cost = restart_gpu_hours(situation, self._economy, jobs, number(situation, "checkpoint_s"))
         action = draw_up(
@@ -52,4 +52,4 @@ class ResetGpu:
             else "no job runs on it",
             params={"node": node.name, "probe": probe_for(situation.cause)},
         )
-        return Proposal(action, why)
+        return ActionProposal(action, why)

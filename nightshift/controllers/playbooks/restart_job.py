@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 
 from nightshift.collectors.subject import Subject
-from nightshift.controllers.action import ActionKind, Precondition, Proposal, Situation, Undo
+from nightshift.controllers.action import ActionKind, ActionProposal, Precondition, Situation, Undo
 from nightshift.controllers.playbooks.plan import (
     Economy,
     crash_gpu_hours,
@@ -30,23 +30,23 @@ class RestartJob:
     def __init__(self, economy: Economy | None = None) -> None:
         self._economy = economy or Economy()
 
-    def propose(self, situation: Situation) -> Proposal:
+    def propose(self, situation: Situation) -> ActionProposal:
         job = job_of(situation)
         if job is None:
-            return Proposal(None, "it is not known which one job this concerns")
+            return ActionProposal(None, "it is not known which one job this concerns")
         silent = situation.facts.get("silent_storage")
         if silent:
-            return Proposal(
+            return ActionProposal(
                 None, f"no answer from {silent}: what waits for it cannot be stopped, and would wait again"
             )
         if situation.cause in DAMAGED:
             return self._from_before_the_onset(situation, job)
         return self._from_the_newest(situation, job)
 
-    def _from_before_the_onset(self, situation: Situation, job: Subject) -> Proposal:
+    def _from_before_the_onset(self, situation: Situation, job: Subject) -> ActionProposal:
         step, saved_s = number(situation, "safe_checkpoint_step"), number(situation, "safe_checkpoint_s")
         if math.isnan(step):
-            return Proposal(
+            return ActionProposal(
                 None, "no checkpoint from before the onset was seen: where to resume is the owner's call"
             )
         wasted = job_gpus(situation, (job,)) * (self._economy.response_s + self._economy.restart_s) / 3600.0
@@ -57,7 +57,7 @@ class RestartJob:
         )
         return self._answer(situation, job, why, cost, cost + wasted, int(step))
 
-    def _from_the_newest(self, situation: Situation, job: Subject) -> Proposal:
+    def _from_the_newest(self, situation: Situation, job: Subject) -> ActionProposal:
         step, saved_s = number(situation, "checkpoint_step"), number(situation, "checkpoint_s")
         cost = restart_gpu_hours(situation, self._economy, (job,), saved_s)
         waiting = crash_gpu_hours(situation, self._economy, (job,))
@@ -66,7 +66,7 @@ class RestartJob:
                 number(situation, "lost_fraction") * job_gpus(situation, (job,)) * self._economy.horizon_s / 3600
             )
             if waiting < cost:
-                return Proposal(
+                return ActionProposal(
                     None, f"a restart costs {cost:.1f} GPU-h, the stalls {waiting:.1f} GPU-h in a shift"
                 )
         why = {
@@ -79,7 +79,7 @@ class RestartJob:
 
     def _answer(
         self, situation: Situation, job: Subject, why: str, cost: float, waiting: float, step: int | None
-    ) -> Proposal:
+    ) -> ActionProposal:
         params: dict[str, str | int | float | bool] = {"keep_checkpoints": True}
         if step is not None:
             params["checkpoint_step"] = step
@@ -106,4 +106,4 @@ class RestartJob:
                 *same,
             ),
         )
-        return Proposal(action, why)
+        return ActionProposal(action, why)

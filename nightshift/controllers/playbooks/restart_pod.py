@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from nightshift.collectors.subject import SubjectKind
-from nightshift.controllers.action import ActionKind, Precondition, Proposal, Situation, Undo
+from nightshift.controllers.action import ActionKind, ActionProposal, Precondition, Situation, Undo
 from nightshift.controllers.playbooks.plan import BEFORE_CRASH_S, Economy, draw_up, number, place_of
 
 
@@ -17,17 +17,17 @@ class RestartPod:
     def __init__(self, economy: Economy | None = None) -> None:
         self._economy = economy or Economy()
 
-    def propose(self, situation: Situation) -> Proposal:
+    def propose(self, situation: Situation) -> ActionProposal:
         pod = place_of(situation, SubjectKind.POD)
         if pod is None:
-            return Proposal(None, "it is not known which one pod this concerns")
+            return ActionProposal(None, "it is not known which one pod this concerns")
         inventory, at_s = situation.inventory, situation.at_s
         onset_s = number(situation, "since_s")
         for when_s in [at_s] if math.isnan(onset_s) else [at_s, onset_s, onset_s - BEFORE_CRASH_S]:
             gangs = inventory.parents(pod, when_s, SubjectKind.JOB)
             job = next((j for j in gangs if len(inventory.children(j, when_s, SubjectKind.POD)) > 1), None)
             if job is not None:
-                return Proposal(None, f"{pod.name} is one rank of {job.name}: the gang restarts together")
+                return ActionProposal(None, f"{pod.name} is one rank of {job.name}: the gang restarts together")
         gpus = len(inventory.gpus(pod, at_s))
         uid = inventory.fact(pod, "uid")
         why = "the fault is inside this one process, and nothing waits for it"
@@ -44,4 +44,4 @@ class RestartPod:
             params={"uid": uid} if uid else {},
             preconditions=(Precondition(pod, "running", "true"),),
         )
-        return Proposal(action, why)
+        return ActionProposal(action, why)

@@ -6,7 +6,7 @@ The suggestion names the owner and the change; whoever owns it decides. What was
 from __future__ import annotations
 
 from nightshift.collectors.subject import SubjectKind
-from nightshift.controllers.action import ActionKind, Proposal, Situation, Undo
+from nightshift.controllers.action import ActionKind, ActionProposal, Situation, Undo
 from nightshift.controllers.playbooks.plan import Economy, draw_up, job_of
 
 
@@ -18,14 +18,14 @@ class SuggestScaling:
     def __init__(self, economy: Economy | None = None) -> None:
         self._economy = economy or Economy()
 
-    def propose(self, situation: Situation) -> Proposal:
+    def propose(self, situation: Situation) -> ActionProposal:
         job = job_of(situation)
         if job is None:
-            return Proposal(None, "it is not known which one workload this concerns")
+            return ActionProposal(None, "it is not known which one workload this concerns")
         inventory, at_s = situation.inventory, situation.at_s
         pods = inventory.children(job, at_s, SubjectKind.POD)
         if not any(inventory.fact(pod, "job_kind") == "ReplicaSet" for pod in pods):
-            return Proposal(None, "it is no Deployment: another replica would not help")
+            return ActionProposal(None, "it is no Deployment: another replica would not help")
         why = "a replica of it is lost or slow; whoever owns its replica count may add one meanwhile"
         action = draw_up(
             situation,
@@ -37,4 +37,4 @@ class SuggestScaling:
             note="nothing is scaled: the suggestion names the owner and the change",
             needs_approval=False,
         )
-        return Proposal(action, why)
+        return ActionProposal(action, why)

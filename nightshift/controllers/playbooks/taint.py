@@ -7,7 +7,7 @@ using the node by its toleration, and no cordon is touched that a person, an aut
 from __future__ import annotations
 
 from nightshift.collectors.subject import SubjectKind
-from nightshift.controllers.action import ActionKind, Precondition, Proposal, Situation, Undo
+from nightshift.controllers.action import ActionKind, ActionProposal, Precondition, Situation, Undo
 from nightshift.controllers.playbooks.plan import Economy, Reach, draw_up, place_of
 
 
@@ -19,10 +19,10 @@ class Taint:
     def __init__(self, economy: Economy | None = None) -> None:
         self._economy = economy or Economy()
 
-    def propose(self, situation: Situation) -> Proposal:
+    def propose(self, situation: Situation) -> ActionProposal:
         node = place_of(situation, SubjectKind.NODE)
         if node is None:
-            return Proposal(None, "it is not known which one node this concerns")
+            return ActionProposal(None, "it is not known which one node this concerns")
         value = situation.cause.value.replace("_", "-")
         why = f"new work that does not tolerate {value} should not start here until it is repaired"
         action = draw_up(
@@ -38,4 +38,4 @@ class Taint:
             params={"value": value},
             preconditions=(Precondition(node, "tainted", "false"),),
         )
-        return Proposal(action, why)
+        return ActionProposal(action, why)

@@ -33,7 +33,7 @@ def linked(gpus: Iterable[shield.Gpu]) -> dict[str, list[shield.Gpu]]:
     return {rack: members[id(whole)] for rack, whole in group.items()}
 
 
-def newly_locked(before: shield.Memory, after: shield.Memory) -> int:
+def newly_locked(before: shield.LimitMemory, after: shield.LimitMemory) -> int:
     """Jobs and nodes that were locked out between the two."""
     jobs = after.locked_until_s.keys() - before.locked_until_s.keys()
     return len(jobs) + len(after.liars - before.liars)
@@ -46,10 +46,10 @@ class Round:
     racks: Mapping[str, shield.Rack]
     gpus: list[shield.Gpu]
     wishes_mw: Mapping[str, float]
-    memory: shield.Memory
+    memory: shield.LimitMemory
     now_s: float
     settings: shield.Settings
-    orders: shield.Orders
+    orders: shield.LimitOrders
     shares_mw: Mapping[str, int] = field(default_factory=dict)
 
     def near(self, uuids: Iterable[str]) -> list[shield.Gpu]:

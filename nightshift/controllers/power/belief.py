@@ -96,7 +96,7 @@ class Noise:
 
 
 @dataclass(eq=False)
-class Windows:
+class LevelWindows:
     """Counts and sums of windows of n jobs per level, each [n, n_levels]; since the last change of phase."""
 
     count: Floats
@@ -104,7 +104,7 @@ class Windows:
     draw: Floats
 
     @classmethod
-    def empty(cls, n: int) -> Windows:
+    def empty(cls, n: int) -> LevelWindows:
         return cls(*(np.zeros((n, N)) for _ in range(3)))
 
     def add(self, rows: Ints, level: Ints, speed: Floats, draw: Floats) -> None:
@@ -139,7 +139,7 @@ class Outlook:
     gain_sd: Floats
 
 
-def outlook(bank: Bank, windows: Windows, level: Ints, noise: Noise, guess: bool = False) -> Outlook:
+def outlook(bank: Bank, windows: LevelWindows, level: Ints, noise: Noise, guess: bool = False) -> Outlook:
     """What is believed of jobs at `level` [n]. Jobs without a window at the reference have NaN; with `guess`, what
     the bank says of them, and how little that is."""
     found = Outlook(*np.full((len(fields(Outlook)), len(level), N), np.nan))
@@ -152,7 +152,7 @@ def outlook(bank: Bank, windows: Windows, level: Ints, noise: Noise, guess: bool
     return found
 
 
-def depths(windows: Windows) -> Ints:
+def depths(windows: LevelWindows) -> Ints:
     """Of each job [n]: the first knot, counted from above, that lies no higher than any level it was seen at."""
     lowest = np.where(windows.count > 0, np.arange(N), TOP - 1).min(1)
     return np.asarray(len(KNOTS) - np.searchsorted(KNOTS, lowest, side="right"))
@@ -207,7 +207,7 @@ class _Model:
 
 
 def _outlook(
-    bank: Bank, model: _Model, windows: Windows, rows: Ints, level: Ints, noise: Noise, guess: bool
+    bank: Bank, model: _Model, windows: LevelWindows, rows: Ints, level: Ints, noise: Noise, guess: bool
 ) -> Outlook:
     n, q, r = len(rows), model.q, model.r
     count = windows.count[rows]

@@ -43,7 +43,7 @@ class Settings(BaseModel):
 
 
 @dataclass(frozen=True)
-class Seen:
+class ClockReading:
     """The clock of one GPU (MHz; NaN: not known). `high_mhz`: the highest reading of the window."""
 
     gpu: Gpu
@@ -56,7 +56,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Memory:
+class ClockMemory:
     """What is remembered between turns; plain, so that it can be kept and restored. By GPU."""
 
     ordered_mhz: Mapping[str, int] = field(default_factory=dict)  # not in it: free
@@ -69,21 +69,21 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Orders:
+class ClockOrders:
     """`changed_mhz`: clocks to be locked, or freed (None); what is not in it stays."""
 
     changed_mhz: Mapping[str, int | None]
     clips: Mapping[str, tuple[Clip, ...]]
-    memory: Memory
+    memory: ClockMemory
 
 
 def observe(
-    seen: Sequence[Seen],
-    memory: Memory,
+    seen: Sequence[ClockReading],
+    memory: ClockMemory,
     granted: Mapping[str, bool],
     s: shield.Settings,
     by_hand: frozenset[str] = frozenset(),
-) -> Memory:
+) -> ClockMemory:
     """Reads locks back. `granted`: node → whether it said that it had carried the last lease out; `by_hand`: GPUs
     whose nodes saw a person change the clock."""
     confirmed, liars, odd = set(memory.confirmed) - by_hand, set(memory.liars), dict(memory.odd)
@@ -120,17 +120,17 @@ def observe(
 
 
 def decide(
-    seen: Iterable[Seen],
+    seen: Iterable[ClockReading],
     wishes: Mapping[str, float],
-    memory: Memory,
-    limits: shield.Memory,
+    memory: ClockMemory,
+    limits: shield.LimitMemory,
     now_s: float,
     s: shield.Settings,
     own: Settings,
-) -> Orders:
+) -> ClockOrders:
     """What of the wishes (job → share of the highest clock; none, or 1: free) may be done now. Both memories after
     `observe`; `limits` is read, never changed."""
-    gangs: dict[str, list[Seen]] = defaultdict(list)
+    gangs: dict[str, list[ClockReading]] = defaultdict(list)
     for one in seen:
         gangs[one.gpu.job or f"\0{one.gpu.uuid}"].append(one)  # one without a job is a gang of its own
     changed: dict[str, int | None] = {}
@@ -151,7 +151,7 @@ def decide(
                 changed[uuid] = after
     ordered = {**memory.ordered_mhz, **{u: mhz for u, mhz in changed.items() if mhz is not None}}
     ordered = {u: mhz for u, mhz in ordered.items() if changed.get(u, mhz) is not None}
-    return Orders(
+    return ClockOrders(
         changed,
         {uuid: tuple(found) for uuid, found in clips.items()},
         replace(
@@ -166,10 +166,10 @@ def decide(
 
 def _gang(
     job: str,
-    members: list[Seen],
+    members: list[ClockReading],
     wish: float | None,
-    memory: Memory,
-    limits: shield.Memory,
+    memory: ClockMemory,
+    limits: shield.LimitMemory,
     now_s: float,
     s: shield.Settings,
     own: Settings,
@@ -206,7 +206,9 @@ def _gang(
     return share, clip
 
 
-def _unlockable(members: list[Seen], memory: Memory, limits: shield.Memory) -> tuple[str, str] | None:
+def _unlockable(
+    members: list[ClockReading], memory: ClockMemory, limits: shield.LimitMemory
+) -> tuple[str, str] | None:
     for one in members:
         gpu = one.gpu
         if gpu.job == "":
@@ -220,7 +222,7 @@ def _unlockable(members: list[Seen], memory: Memory, limits: shield.Memory) -> t
     return None
 
 
-def give_back(memory: Memory, gpus: Iterable[Gpu], names: frozenset[str]) -> Memory:
+def give_back(memory: ClockMemory, gpus: Iterable[Gpu], names: frozenset[str]) -> ClockMemory:
     """A person gave GPUs (by UUID) or all of a node's back: their clocks are free, and ours to change."""
     uuids = {gpu.uuid for gpu in gpus if gpu.uuid in names or gpu.node in names}
     return replace(

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.controllers.power.belief import TOP, Bank, Ints, N, Noise, Outlook, Windows, outlook
+from nightshift.controllers.power.belief import TOP, Bank, Ints, LevelWindows, N, Noise, Outlook, outlook
 from nightshift.controllers.power.curves import LEVELS, Floats
 
 Bools = NDArray[np.bool_]
@@ -27,7 +27,7 @@ J = np.arange(N)[None]
 
 
 @dataclass(frozen=True)
-class Care:
+class DescentCare:
     """How carefully a job is taken down. Shares, levels and standard deviations."""
 
     budget: float = 0.05
@@ -52,7 +52,7 @@ class Jobs:
     """What is remembered of n jobs. `home`: the level believed best; a window may be spent at the reference
     instead."""
 
-    windows: Windows
+    windows: LevelWindows
     home: Ints
     lowest: Ints
     looks: Ints
@@ -63,10 +63,10 @@ class Jobs:
     def start(cls, lowest: Ints) -> Jobs:
         n = len(lowest)
         zeros = np.zeros(n, dtype=np.int64)
-        return cls(Windows.empty(n), np.full(n, TOP), lowest, zeros, np.zeros(n, dtype=bool), zeros.copy())
+        return cls(LevelWindows.empty(n), np.full(n, TOP), lowest, zeros, np.zeros(n, dtype=bool), zeros.copy())
 
 
-def reachable(seen: Outlook, home: Ints, lowest: Ints, care: Care) -> tuple[Ints, Bools]:
+def reachable(seen: Outlook, home: Ints, lowest: Ints, care: DescentCare) -> tuple[Ints, Bools]:
     """Lowest level that may be gone to, one safe level after another [n], and whether `home` itself may be kept
     [n].
 
@@ -105,7 +105,7 @@ def changed(jobs: Jobs, level: Ints, speed: Floats, draw: Floats, noise: Noise, 
     return np.asarray(jobs.strange >= 2)
 
 
-def look(jobs: Jobs, level: Ints, speed: Floats, draw: Floats, bank: Bank, care: Care) -> Outlook:
+def look(jobs: Jobs, level: Ints, speed: Floats, draw: Floats, bank: Bank, care: DescentCare) -> Outlook:
     """Takes one window of every job in (NaN: none) and says what is believed now."""
     fresh = changed(jobs, level, speed, draw, care.noise, care.jump)
     if fresh.any():
@@ -120,13 +120,13 @@ def look(jobs: Jobs, level: Ints, speed: Floats, draw: Floats, bank: Bank, care:
     return outlook(bank, jobs.windows, jobs.home, care.noise)
 
 
-def decide(jobs: Jobs, level: Ints, speed: Floats, draw: Floats, bank: Bank, care: Care) -> Ints:
+def decide(jobs: Jobs, level: Ints, speed: Floats, draw: Floats, bank: Bank, care: DescentCare) -> Ints:
     """The level of every job for the next window [n], after one at `level`."""
     seen = look(jobs, level, speed, draw, bank, care)
     return choose(jobs, seen, level, care)
 
 
-def choose(jobs: Jobs, seen: Outlook, level: Ints, care: Care) -> Ints:
+def choose(jobs: Jobs, seen: Outlook, level: Ints, care: DescentCare) -> Ints:
     home, lowest, count = jobs.home, jobs.lowest, jobs.windows.count
     local = np.arange(len(home))
     low, here = reachable(seen, home, lowest, care)

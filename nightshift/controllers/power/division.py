@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nightshift.controllers.power.belief import TOP, Bank, Windows
+from nightshift.controllers.power.belief import TOP, Bank, LevelWindows
 from nightshift.controllers.power.curves import LEVELS
 from nightshift.controllers.power.gang import Gang, level_of
-from nightshift.controllers.power.limits import Gpu, Memory, Rack, Settings
+from nightshift.controllers.power.limits import Gpu, LimitMemory, Rack, Settings
 from nightshift.controllers.power.share import Claims, Sharing, divide
 from nightshift.controllers.power.shield import held, worst_mw
 
@@ -33,7 +33,7 @@ def divide_racks(
     racks: Mapping[str, Rack],
     gpus: Iterable[Gpu],
     asks: Mapping[str, tuple[Gang, int]],
-    memory: Memory,
+    memory: LimitMemory,
     now_s: float,
     bank: Bank,
     s: Settings,
@@ -42,37 +42,18 @@ def divide_racks(
     """`asks`: job → (its gang, the level that its policy wants). `memory` after `observe`; `bank` with a `steep` of
     RANGE."""
     seen = [gpu for gpu in gpus if gpu.rack in racks]
-    stuck = {gpu.job for gpu in seen if held(gpu, memory, s) is not None}
-    lowest: dict[str, int] = {}
-    for gpu in seen:
-        if gpu.job in asks and gpu.job not in stuck:
-            least = max(int(asks[gpu.job][0].jobs.lowest[0]), level_of(gpu.fallback_mw / gpu.max_mw))
-            lowest[gpu.job] = max(lowest.get(gpu.job, 0), least)
+    lowest = _lowest_levels(seen, asks, memory, s)
     locked = {job for job, until_s in memory.locked_until_s.items() if until_s > now_s}
     ceiling = {job: max(least, TOP if job in locked else asks[job][1]) for job, least in lowest.items()}
-    inside: dict[str, list[Gpu]] = defaultdict(list)
-    for gpu in seen:
-        inside[gpu.rack].append(gpu)
-    scarce: dict[str, tuple[float, dict[str, float]]] = {}
-    for name, rack in racks.items():
-        room = rack.budget_mw * (1.0 - s.margin_share) - rack.host_mw
-        cost: dict[str, float] = defaultdict(float)
-        for gpu in inside[name]:
-            if gpu.job in lowest:
-                cost[gpu.job] += gpu.max_mw / 100.0
-            else:
-                fixed = gpu.job or held(gpu, memory, s)  # an idle one goes to its fallback
-                room -= worst_mw(gpu, memory, s) if fixed else max(gpu.fallback_mw, gpu.min_mw)
-        if sum(LEVELS[ceiling[job]] * 100.0 * each for job, each in cost.items()) > room:
-            scarce[name] = (room, dict(cost))
-    jobs = sorted({job for _, cost in scarce.values() for job in cost})
+    scarce = _scarce_racks(racks, seen, ceiling, memory, s)
+    jobs = sorted({job for _, cost in scarce for job in cost})
     if not jobs:
         return Division()
     gangs = [asks[job][0] for job in jobs]
     sums = ("count", "speed", "draw")
     claims = Claims.of(
         bank,
-        Windows(*(np.concatenate([getattr(g.jobs.windows, name) for g in gangs]) for name in sums)),
+        LevelWindows(*(np.concatenate([getattr(g.jobs.windows, name) for g in gangs]) for name in sums)),
         np.array([g.level for g in gangs]),
         np.array([lowest[job] for job in jobs]),
         np.array([ceiling[job] for job in jobs]),
@@ -82,10 +63,47 @@ def divide_racks(
     levels: dict[str, int] = {}
     asked: dict[str, list[bool]] = defaultdict(list)
     row = {job: number for number, job in enumerate(jobs)}
-    for room, cost in scarce.values():
+    for room, cost in scarce:
         mine = claims.rows(np.array([row[job] for job in cost]))
         found, probed = divide(mine, np.array(list(cost.values())), room, sharing)
         for number, job in enumerate(cost):
             levels[job] = min(levels.get(job, TOP), int(found[number]))
             asked[job].append(number in probed)
     return Division(levels, frozenset(job for job, said in asked.items() if all(said)))
+
+
+def _lowest_levels(
+    gpus: Iterable[Gpu], asks: Mapping[str, tuple[Gang, int]], memory: LimitMemory, s: Settings
+) -> dict[str, int]:
+    """Of each gang that can be moved, the level below which it cannot go: its own, or a node's fallback."""
+    seen = list(gpus)
+    stuck = {gpu.job for gpu in seen if held(gpu, memory, s) is not None}  # one member holds its whole gang
+    lowest: dict[str, int] = {}
+    for gpu in seen:
+        if gpu.job in asks and gpu.job not in stuck:
+            least = max(int(asks[gpu.job][0].jobs.lowest[0]), level_of(gpu.fallback_mw / gpu.max_mw))
+            lowest[gpu.job] = max(lowest.get(gpu.job, 0), least)
+    return lowest
+
+
+def _scarce_racks(
+    racks: Mapping[str, Rack], gpus: Iterable[Gpu], ceiling: Mapping[str, int], memory: LimitMemory, s: Settings
+) -> list[tuple[float, dict[str, float]]]:
+    """Of each rack whose gangs together ask for more than it has: its room (mW), and what a percent of the highest
+    limit costs it by gang. `ceiling`: the level that each gang that can be moved asks for."""
+    inside: dict[str, list[Gpu]] = defaultdict(list)
+    for gpu in gpus:
+        inside[gpu.rack].append(gpu)
+    scarce = []
+    for name, rack in racks.items():
+        room = rack.budget_mw * (1.0 - s.margin_share) - rack.host_mw
+        cost: dict[str, float] = defaultdict(float)
+        for gpu in inside[name]:
+            if gpu.job in ceiling:
+                cost[gpu.job] += gpu.max_mw / 100.0
+            else:
+                fixed = gpu.job or held(gpu, memory, s)  # an idle one goes to its fallback
+                room -= worst_mw(gpu, memory, s) if fixed else max(gpu.fallback_mw, gpu.min_mw)
+        if sum(LEVELS[ceiling[job]] * 100.0 * each for job, each in cost.items()) > room:
+            scarce.append((room, dict(cost)))
+    return scarce

@@ -56,7 +56,7 @@ class PowerEnv(VecEnv):
         """`budget` None: one of BUDGETS by chance, the same for all jobs."""
         n = self.num_envs
         self.budget = np.full(n, float(self.rng.choice(BUDGETS)) if budget is None else budget)
-        self.care = descent.Care(budget=float(self.budget[0]))
+        self.care = descent.DescentCare(budget=float(self.budget[0]))
         self.row = self.rng.integers(0, len(self.time), n)
         lowest = np.maximum(np.array([self._lowest(r) for r in self.row]), 0)
         self.jobs = descent.Jobs.start(lowest)

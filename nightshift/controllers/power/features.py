@@ -7,7 +7,7 @@ import numpy as np
 from nightshift.controllers.policy_file import Interface
 from nightshift.controllers.power.belief import TOP, Ints, Outlook
 from nightshift.controllers.power.curves import LEVELS, Floats
-from nightshift.controllers.power.descent import Care, Jobs
+from nightshift.controllers.power.descent import DescentCare, Jobs
 
 STEPS = (-4, -2, -1, 0, 1, 3)
 """Levels; the last action is one window at the reference."""
@@ -36,7 +36,7 @@ FEATURES = (
 INTERFACE = Interface("power", FEATURES, ACTIONS)
 
 
-def features(jobs: Jobs, seen: Outlook, low: Ints, care: Care) -> Floats:
+def features(jobs: Jobs, seen: Outlook, low: Ints, care: DescentCare) -> Floats:
     """[n, n_features]; NaN where there is no window at the reference yet. Slowdowns in budgets."""
     home, n = jobs.home, len(jobs.home)
     local = np.arange(n)
@@ -69,7 +69,7 @@ def features(jobs: Jobs, seen: Outlook, low: Ints, care: Care) -> Floats:
     )
 
 
-def apply(jobs: Jobs, action: Ints, low: Ints | None, keep: np.ndarray, care: Care) -> Ints:
+def apply(jobs: Jobs, action: Ints, low: Ints | None, keep: np.ndarray, care: DescentCare) -> Ints:
     """Moves `home` by the steps and returns the level of the next window [n].
 
     `low` and `keep` are the shield's (`descent.reachable`); `low` None: unshielded. Before `care.first` windows at

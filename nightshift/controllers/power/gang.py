@@ -16,10 +16,10 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from nightshift.controllers.decision import FAILURES, Clip, Proposal, Ruling
+from nightshift.controllers.decision import FAILURES, Clip, PolicyProposal, ShieldRuling
 from nightshift.controllers.policy_file import PolicyFile
 from nightshift.controllers.power import descent
-from nightshift.controllers.power.belief import TOP, Bank, N, Outlook, Windows
+from nightshift.controllers.power.belief import TOP, Bank, LevelWindows, N, Outlook
 from nightshift.controllers.power.curves import LEVELS, Floats
 from nightshift.controllers.power.features import ACTIONS, PROBE, STEPS, features
 
@@ -81,7 +81,7 @@ class Gang:
         other.jobs.looks[0] = int(mine.count[0, TOP])
         return other
 
-    def unbound(self, care: descent.Care) -> bool:
+    def unbound(self, care: descent.DescentCare) -> bool:
         """Whether its power limit was seen to save nothing, at a reference that is known."""
         count = float(self.jobs.windows.count[0, TOP])
         if count < care.first or int(self.jobs.home[0]) != TOP:
@@ -141,12 +141,12 @@ def _together(gangs: Sequence[Gang]) -> descent.Jobs:
     """A copy of what is remembered of some gangs, a row each."""
     windows = [gang.jobs.windows for gang in gangs]
     return descent.Jobs(
-        Windows(*(np.concatenate([getattr(w, f.name) for w in windows]) for f in fields(Windows))),
+        LevelWindows(*(np.concatenate([getattr(w, f.name) for w in windows]) for f in fields(LevelWindows))),
         *(np.concatenate([getattr(gang.jobs, name) for gang in gangs]) for name in _REMEMBERED),
     )
 
 
-def look(taken: Sequence[tuple[Gang, float, float]], bank: Bank, care: descent.Care) -> list[Outlook]:
+def look(taken: Sequence[tuple[Gang, float, float]], bank: Bank, care: descent.DescentCare) -> list[Outlook]:
     """Takes one window of each gang in, its speed and draw (NaN: none), and says what is believed of each. Where
     that fails for all at once each is asked alone: of one that fails alone nothing is believed (NaN), and nothing
     is taken in."""
@@ -163,7 +163,7 @@ def look(taken: Sequence[tuple[Gang, float, float]], bank: Bank, care: descent.C
         return [Outlook(*np.full((len(fields(Outlook)), 1, N), np.nan))]
     for row, gang in enumerate(gangs):
         mine = gang.jobs.windows
-        for field in fields(Windows):
+        for field in fields(LevelWindows):
             getattr(mine, field.name)[0] = getattr(jobs.windows, field.name)[row]
         for name in _REMEMBERED:
             getattr(gang.jobs, name)[0] = getattr(jobs, name)[row]
@@ -173,7 +173,7 @@ def look(taken: Sequence[tuple[Gang, float, float]], bank: Bank, care: descent.C
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GangAnswer:
     """What the heuristic and the guard say of one gang. `level`: for the next window; `home`, `given_up`: what is
     remembered where that is heeded; `floor`: the lowest level that the guard lets through; `failed`: why none of it
     can be said."""
@@ -185,7 +185,7 @@ class Answer:
     failed: str = ""
 
 
-def answers(asked: Sequence[tuple[Gang, Outlook]], care: descent.Care) -> list[Answer]:
+def answers(asked: Sequence[tuple[Gang, Outlook]], care: descent.DescentCare) -> list[GangAnswer]:
     """Of each gang, after `look`; changes nothing. Where asking fails for all at once each is asked alone."""
     if not asked:
         return []
@@ -194,10 +194,10 @@ def answers(asked: Sequence[tuple[Gang, Outlook]], care: descent.Care) -> list[A
     except FAILURES as error:
         if len(asked) > 1:
             return [found for one in asked for found in answers([one], care)]
-        return [Answer(failed=f"{type(error).__name__}: {error}")]
+        return [GangAnswer(failed=f"{type(error).__name__}: {error}")]
 
 
-def _answers(asked: Sequence[tuple[Gang, Outlook]], care: descent.Care) -> list[Answer]:
+def _answers(asked: Sequence[tuple[Gang, Outlook]], care: descent.DescentCare) -> list[GangAnswer]:
     jobs = _together([gang for gang, _ in asked])
     seen = Outlook(*(np.concatenate([getattr(one, f.name) for _, one in asked]) for f in fields(Outlook)))
     low, keep = descent.reachable(seen, jobs.home, jobs.lowest, care)
@@ -208,12 +208,13 @@ def _answers(asked: Sequence[tuple[Gang, Outlook]], care: descent.Care) -> list[
         level.tolist(), jobs.home.tolist(), jobs.given_up.tolist(), floor.tolist(), odd.tolist(), strict=True
     )
     return [
-        Answer(failed="what is believed of it is no number") if is_odd else Answer(*said) for *said, is_odd in rows
+        GangAnswer(failed="what is believed of it is no number") if is_odd else GangAnswer(*said)
+        for *said, is_odd in rows
     ]
 
 
 @dataclass
-class Guard:
+class SlowdownGuard:
     """The slowdown half of the shield, of one gang: no level that is not believed within the budget.
 
     `floor`: with no reference yet, nothing below the highest level is safe.
@@ -222,12 +223,12 @@ class Guard:
     floor: int
     budget: float
 
-    def decide(self, observation: GangSeen, action: int) -> Ruling[int]:
+    def decide(self, observation: GangSeen, action: int) -> ShieldRuling[int]:
         floor = self.floor
         if action >= floor:
-            return Ruling(min(action, TOP))
+            return ShieldRuling(min(action, TOP))
         why = f"below {LEVELS[floor]:.0%} the job is not known to keep within {self.budget:.0%}"
-        return Ruling(floor, (Clip("slowdown", float(LEVELS[max(0, action)]), float(LEVELS[floor]), why),))
+        return ShieldRuling(floor, (Clip("slowdown", float(LEVELS[max(0, action)]), float(LEVELS[floor]), why),))
 
 
 @dataclass
@@ -237,10 +238,10 @@ class DescentPolicy:
 
     gang: Gang
     seen: Outlook
-    answer: Answer
+    answer: GangAnswer
     name: str = "descent"
 
-    def propose(self, observation: GangSeen, rng: np.random.Generator) -> Proposal[int]:
+    def propose(self, observation: GangSeen, rng: np.random.Generator) -> PolicyProposal[int]:
         gang, seen, answer = self.gang, self.seen, self.answer
         if answer.failed:
             raise ValueError(answer.failed)
@@ -249,7 +250,9 @@ class DescentPolicy:
         slow = float(seen.slowdown[0, level])
         prediction = {"slowdown": slow, "slowdown_sd": float(seen.slowdown_sd[0, level])}
         word = "reference" if level == TOP and after != TOP else "down" if after < before else "up"
-        return Proposal(level, "stay" if level == before else f"{word} from {LEVELS[before]:.0%}", (), prediction)
+        return PolicyProposal(
+            level, "stay" if level == before else f"{word} from {LEVELS[before]:.0%}", (), prediction
+        )
 
 
 @dataclass
@@ -259,7 +262,7 @@ class NetworkPolicy:
     file: PolicyFile
     gang: Gang
     seen: Outlook
-    care: descent.Care
+    care: descent.DescentCare
     greedy: bool = True
     inputs: Floats | None = None
     """What it saw when it was last asked [n_features]; None before, and where it was not fit to be asked."""
@@ -268,7 +271,7 @@ class NetworkPolicy:
     def name(self) -> str:
         return f"{self.file.name}@{self.file.sha256[:12]}"
 
-    def propose(self, observation: GangSeen, rng: np.random.Generator) -> Proposal[int]:
+    def propose(self, observation: GangSeen, rng: np.random.Generator) -> PolicyProposal[int]:
         gang, seen = self.gang, self.seen
         low, _ = descent.reachable(seen, gang.jobs.home, gang.jobs.lowest, self.care)
         found = features(gang.jobs, seen, low, self.care)
@@ -280,7 +283,7 @@ class NetworkPolicy:
         home, lowest = int(gang.jobs.home[0]), int(gang.jobs.lowest[0])
         levels = [TOP if a == PROBE else int(np.clip(home + STEPS[a], lowest, TOP)) for a in range(len(ACTIONS))]
         support = () if self.greedy else tuple(zip(levels, map(float, chance), strict=True))
-        return Proposal(levels[action], ACTIONS[action], support)
+        return PolicyProposal(levels[action], ACTIONS[action], support)
 
 
 @dataclass
@@ -290,5 +293,5 @@ class Highest:
 
     name: str = "highest"
 
-    def propose(self, observation: GangSeen, rng: np.random.Generator) -> Proposal[int]:
-        return Proposal(TOP, "as high as the budget lets it")
+    def propose(self, observation: GangSeen, rng: np.random.Generator) -> PolicyProposal[int]:
+        return PolicyProposal(TOP, "as high as the budget lets it")

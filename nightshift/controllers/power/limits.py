@@ -55,7 +55,7 @@ class Rack:
 
 
 @dataclass(frozen=True)
-class Memory:
+class LimitMemory:
     """What the shield remembers between turns; plain, so that it can be kept and restored."""
 
     ordered_mw: Mapping[str, int] = field(default_factory=dict)
@@ -71,13 +71,13 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Orders:
+class LimitOrders:
     """Limits to be set, lowering and raising apart; a GPU in neither is left as it is."""
 
     lower_mw: Mapping[str, int]
     raise_mw: Mapping[str, int]
     clips: Mapping[str, tuple[Clip, ...]]  # by GPU
-    memory: Memory
+    memory: LimitMemory
     overdrawn: Mapping[str, int]  # racks whose worst case does not fit, and by how much (mW)
     waiting: bool = False  # raises wait until lowerings are read back: ask again at the next look
 

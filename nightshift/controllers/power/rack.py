@@ -4,7 +4,7 @@ Speeds are relative to the same job at its highest limit, so that jobs can be co
 
     common cap   one limit for all, moved by a PI controller until the measured draw is at the budget
     divider      each job's own curve is believed from its windows (`belief`), the rack is shared by them (`share`)
-    told         shares like the divider, and is told every curve, behind the same shield (`rack_run.Told`)
+    told         shares like the divider, and is told every curve, behind the same shield (`rack_run.TrueShares`)
     oracle       knows every curve and every draw, and maximises the slowest job's speed (max-min); no shield
 
 None of them is trusted with the budget: their wishes go through `shield`, like everybody's.

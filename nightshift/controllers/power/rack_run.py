@@ -90,7 +90,7 @@ def oracle(scene: Scene) -> RackScore:
 
 
 @dataclass
-class Told:
+class TrueShares:
     """Shares as the divider does, on the true curves and arrivals: what the shield leaves, belief apart."""
 
     scene: Scene
@@ -115,9 +115,9 @@ class Told:
 
 
 def at_once(scene: Scene, sharing: Sharing) -> RackScore:
-    """What `Told` wishes, at once: what it costs that limits, not draws, have to add up to the budget, waiting
-    apart."""
-    told, levels = Told(scene, sharing=sharing), []
+    """What `TrueShares` wishes, at once: what it costs that limits, not draws, have to add up to the budget,
+    waiting apart."""
+    told, levels = TrueShares(scene, sharing=sharing), []
     levels.append(told.start(scene.lowest, scene.row.shape[1], scene.budget))
     for _ in scene.row[1:]:
         levels.append(told.share_next())
@@ -127,7 +127,7 @@ def at_once(scene: Scene, sharing: Sharing) -> RackScore:
 def rack(scene: Scene, divider: Divider, seed: int, shielded: bool = True, noise: float = 0.01) -> RackScore:
     rng = np.random.default_rng(seed)
     windows, n = scene.row.shape
-    settings, memory = shield.Settings(), shield.Memory()
+    settings, memory = shield.Settings(), shield.LimitMemory()
     usable = {"rack": shield.Rack("rack", int(scene.budget * MAX_MW), 0)}
     wish = divider.start(scene.lowest, n, scene.budget)
     enforced = np.full(n, round(LEVELS[scene.lowest] * MAX_MW))

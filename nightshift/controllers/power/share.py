@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from nightshift.controllers.power.belief import TOP, Bank, Ints, N, Noise, Windows, outlook
+from nightshift.controllers.power.belief import TOP, Bank, Ints, LevelWindows, N, Noise, outlook
 from nightshift.controllers.power.curves import LEVELS, Floats
 
 
@@ -49,7 +49,7 @@ class Claims:
 
     @classmethod
     def of(
-        cls, bank: Bank, windows: Windows, level: Ints, lowest: Ints, ceiling: Ints, tried: Ints, noise: Noise
+        cls, bank: Bank, windows: LevelWindows, level: Ints, lowest: Ints, ceiling: Ints, tried: Ints, noise: Noise
     ) -> Claims:
         """`bank`: made with a `steep` of RANGE."""
         seen = outlook(bank, windows, level, noise, guess=True)

@@ -7,6 +7,8 @@ the worst limits of a rack, its host power and the margin fit the budget. Since 
 before an order is carried out, after it, and after every lease has ended, the sum holds whichever of the agent, a
 node or the network dies, and when. From the same number follows that others are lowered, and read back as
 lowered, before anyone is raised.
+
+Reading limits back tells whose orders hold, which nodes lie, and what people set (`observe`).
 """
 
 from __future__ import annotations
@@ -17,14 +19,105 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from nightshift.controllers.decision import Clip
-from nightshift.controllers.power.limits import Gpu, Memory, Orders, Rack, Settings
-from nightshift.controllers.power.read_back import PATIENCE, give_back, observe
+from nightshift.controllers.power.limits import Gpu, LimitMemory, LimitOrders, Rack, Settings
+
+PATIENCE = 3
+"""Turns within which an order has to be read back."""
+
+
+def same(one_mw: int, other_mw: int) -> bool:
+    """Equal within a watt: exporters round."""
+    return abs(one_mw - other_mw) < _WATT
+
+
+def observe(
+    gpus: Iterable[Gpu], memory: LimitMemory, granted: Mapping[str, bool], now_s: float, s: Settings
+) -> LimitMemory:
+    """Reads back: which orders hold, which nodes lie, what people changed, which jobs were slowed too much.
+
+    `granted`: node → whether it said that it had carried the last orders out. A limit that had been confirmed and
+    is another now, or one that was neither ordered nor there before, was set by a person. One that was granted and
+    was never read back in PATIENCE turns is a lie. A reading may be older than the last order: then it is what the
+    order before it made, and says nothing of the last. What was remembered for a time after `now_s` (the clock was
+    set back since) counts from now.
+    """
+    changed_s = {uuid: min(at_s, now_s) for uuid, at_s in memory.changed_s.items()}
+    memory = replace(memory, changed_s=changed_s)
+    confirmed, manual, liars = set(memory.confirmed), set(memory.manual), set(memory.liars)
+    seen = list(gpus)
+    unread = dict(memory.unread_mw)
+    unmet, locked = (
+        dict(memory.unmet),
+        {
+            job: min(until_s, now_s + s.lockout_s)
+            for job, until_s in memory.locked_until_s.items()
+            if until_s > now_s
+        },
+    )
+    for gpu in seen:
+        if not math.isnan(gpu.slowdown) and gpu.job and gpu.slowdown > gpu.slowdown_budget + 0.01:
+            locked[gpu.job] = now_s + s.lockout_s
+        ordered = memory.ordered_mw.get(gpu.uuid)
+        if gpu.enforced_mw is None or gpu.seen_age_s > s.stale_s or gpu.uuid in manual:
+            continue
+        if ordered is None:
+            if gpu.enforced_mw not in (gpu.default_mw, gpu.fallback_mw):
+                manual.add(gpu.uuid)
+        elif same(gpu.enforced_mw, ordered):
+            if _read_since(gpu, memory, now_s):
+                confirmed.add(gpu.uuid)
+                unmet.pop(gpu.uuid, None)
+                unread.pop(gpu.uuid, None)
+        elif not any(same(gpu.enforced_mw, mw) for mw in (gpu.fallback_mw, *unread.get(gpu.uuid, ()))) and (
+            gpu.uuid in confirmed or not same(gpu.enforced_mw, memory.read_mw.get(gpu.uuid, gpu.default_mw))
+        ):
+            manual.add(gpu.uuid)
+        elif same(gpu.enforced_mw, gpu.fallback_mw) and not same(gpu.enforced_mw, memory.read_mw.get(gpu.uuid, -1)):
+            confirmed.discard(gpu.uuid)  # the lease ended: ordered again
+            unmet.pop(gpu.uuid, None)
+        elif granted.get(gpu.node, False) and _read_since(gpu, memory, now_s):
+            unmet[gpu.uuid] = unmet.get(gpu.uuid, 0) + 1
+            if unmet[gpu.uuid] >= PATIENCE:
+                liars.add(gpu.node)
+    return replace(
+        memory,
+        confirmed=frozenset(confirmed),
+        manual=frozenset(manual),
+        liars=frozenset(liars),
+        read_mw={gpu.uuid: gpu.enforced_mw for gpu in seen if gpu.enforced_mw is not None},
+        unread_mw=unread,
+        unmet=unmet,
+        locked_until_s=locked,
+        raised_at_s={rack: min(at_s, now_s) for rack, at_s in memory.raised_at_s.items()},
+    )
+
+
+def _read_since(gpu: Gpu, memory: LimitMemory, now_s: float) -> bool:
+    """Whether its limit was read after it was last ordered another one."""
+    return now_s - gpu.seen_age_s >= memory.changed_s.get(gpu.uuid, -math.inf)
+
+
+def give_back(memory: LimitMemory, gpus: Iterable[Gpu], names: frozenset[str]) -> LimitMemory:
+    """A person gave GPUs (by UUID) or all of a node's back to power control: what is set there now counts as ours
+    to change, and the node is believed again."""
+    mine = [gpu for gpu in gpus if (gpu.uuid in names or gpu.node in names) and gpu.enforced_mw is not None]
+    uuids = frozenset(gpu.uuid for gpu in mine)
+    return replace(
+        memory,
+        manual=memory.manual - uuids,
+        liars=memory.liars - names,
+        unmet={uuid: turns for uuid, turns in memory.unmet.items() if uuid not in uuids},
+        unread_mw={uuid: orders for uuid, orders in memory.unread_mw.items() if uuid not in uuids},
+        ordered_mw={**memory.ordered_mw, **{gpu.uuid: gpu.enforced_mw or 0 for gpu in mine}},
+        confirmed=memory.confirmed | uuids,
+    )
+
 
 __all__ = [
     "PATIENCE",
     "Gpu",
-    "Memory",
-    "Orders",
+    "LimitMemory",
+    "LimitOrders",
     "Rack",
     "Settings",
     "decide",
@@ -41,7 +134,7 @@ _WATT = 1000
 _KEPT = 16
 
 
-def worst_mw(gpu: Gpu, memory: Memory, s: Settings) -> int:
+def worst_mw(gpu: Gpu, memory: LimitMemory, s: Settings) -> int:
     """The highest limit that the GPU may have until the next turn, whatever dies. One that is not read any more may
     have been started anew, and is at its default then."""
     if gpu.node in memory.liars:
@@ -54,7 +147,7 @@ def worst_mw(gpu: Gpu, memory: Memory, s: Settings) -> int:
     return max(base, gpu.enforced_mw or 0)
 
 
-def headroom_mw(rack: Rack, gpus: Iterable[Gpu], memory: Memory, settings: Settings) -> int:
+def headroom_mw(rack: Rack, gpus: Iterable[Gpu], memory: LimitMemory, settings: Settings) -> int:
     """Of the rack's budget, what the worst case leaves; negative: it is overdrawn."""
     usable = int(rack.budget_mw * (1.0 - settings.margin_share)) - rack.host_mw
     return usable - sum(worst_mw(gpu, memory, settings) for gpu in gpus)
@@ -64,11 +157,11 @@ def decide(
     racks: Mapping[str, Rack],
     gpus: Iterable[Gpu],
     wishes_mw: Mapping[str, float],
-    memory: Memory,
+    memory: LimitMemory,
     now_s: float,
     s: Settings,
     shares_mw: Mapping[str, int] | None = None,
-) -> Orders:
+) -> LimitOrders:
     """What of the wishes (GPU → mW) may be done now. Pure; `memory` after `observe`. `shares_mw`: what a GPU's job
     may have of a rack that has too little for all (`division`); a job that is locked out gets no more than that."""
     by_rack: dict[str, list[Gpu]] = defaultdict(list)
@@ -105,26 +198,31 @@ def decide(
             continue
         _raise(name, members, wanted, room, raised_at_s, memory, now_s, s, clips, rise)
     _whole(everyone, rise, clips)
-    ordered = {**memory.ordered_mw, **lower, **rise}
-    again = {u for u in (*lower, *rise) if ordered[u] != memory.ordered_mw.get(u)}
+    return LimitOrders(
+        lower,
+        rise,
+        {uuid: tuple(found) for uuid, found in clips.items() if found},
+        replace(_with_orders(memory, {**lower, **rise}, now_s), raised_at_s=raised_at_s),
+        overdrawn,
+    )
+
+
+def _with_orders(memory: LimitMemory, given_mw: Mapping[str, int], now_s: float) -> LimitMemory:
+    """The memory once these orders are given. What was ordered before and never read back may still be carried out,
+    so it stays among what a GPU may have."""
+    ordered = {**memory.ordered_mw, **given_mw}
+    again = {u for u in given_mw if ordered[u] != memory.ordered_mw.get(u)}
     unread = {
         uuid: tuple(sorted({*memory.unread_mw.get(uuid, ()), memory.ordered_mw[uuid]})[-_KEPT:])
         for uuid in again
         if uuid in memory.ordered_mw and uuid not in memory.confirmed
     }
-    return Orders(
-        lower,
-        rise,
-        {uuid: tuple(found) for uuid, found in clips.items() if found},
-        replace(
-            memory,
-            ordered_mw=ordered,
-            unread_mw={**memory.unread_mw, **unread},
-            confirmed=memory.confirmed - again,
-            changed_s={**memory.changed_s, **dict.fromkeys(again, now_s)},
-            raised_at_s=raised_at_s,
-        ),
-        overdrawn,
+    return replace(
+        memory,
+        ordered_mw=ordered,
+        unread_mw={**memory.unread_mw, **unread},
+        confirmed=memory.confirmed - again,
+        changed_s={**memory.changed_s, **dict.fromkeys(again, now_s)},
     )
 
 
@@ -132,11 +230,11 @@ def decide_step(
     racks: Mapping[str, Rack],
     gpus: Iterable[Gpu],
     wishes_mw: Mapping[str, float],
-    memory: Memory,
+    memory: LimitMemory,
     now_s: float,
     s: Settings,
     shares_mw: Mapping[str, int] | None = None,
-) -> Orders:
+) -> LimitOrders:
     """`decide` in two looks where raises want what others give up just now: they wait, whole, for the next look,
     when that was read back. A part of a raise given now would keep the rest away for a dwell time."""
     seen = list(gpus)
@@ -162,11 +260,11 @@ def _for_room(clip: Clip) -> bool:
     return clip.constraint == "budget" and clip.before is not None and clip.why.startswith("the rack has")
 
 
-def _present(gpu: Gpu, memory: Memory) -> int:
+def _present(gpu: Gpu, memory: LimitMemory) -> int:
     return gpu.enforced_mw if gpu.enforced_mw is not None else memory.ordered_mw.get(gpu.uuid, gpu.default_mw)
 
 
-def held(gpu: Gpu, memory: Memory, s: Settings) -> tuple[str, str] | None:
+def held(gpu: Gpu, memory: LimitMemory, s: Settings) -> tuple[str, str] | None:
     """The constraint that leaves a GPU as it is, and why."""
     if gpu.uuid in memory.manual:
         return "manual", "a person set this limit"
@@ -180,7 +278,7 @@ def held(gpu: Gpu, memory: Memory, s: Settings) -> tuple[str, str] | None:
 
 
 def _alone(
-    gpu: Gpu, wish: float | None, share_mw: int, memory: Memory, now_s: float, s: Settings, clips: list[Clip]
+    gpu: Gpu, wish: float | None, share_mw: int, memory: LimitMemory, now_s: float, s: Settings, clips: list[Clip]
 ) -> int | None:
     """The limit that the GPU's own constraints leave of the wish; None: leave it as it is."""
     because = held(gpu, memory, s)
@@ -202,7 +300,9 @@ def _alone(
     return target
 
 
-def _together(gpus: Iterable[Gpu], wanted: dict[str, int], memory: Memory, clips: dict[str, list[Clip]]) -> None:
+def _together(
+    gpus: Iterable[Gpu], wanted: dict[str, int], memory: LimitMemory, clips: dict[str, list[Clip]]
+) -> None:
     """A gang goes at the pace of its slowest: all members get the highest share asked for, or all stay."""
     gangs: dict[str, list[Gpu]] = defaultdict(list)
     for gpu in gpus:
@@ -229,7 +329,7 @@ def _shed(
     members: list[Gpu],
     lower: dict[str, int],
     missing_mw: int,
-    memory: Memory,
+    memory: LimitMemory,
     s: Settings,
     clips: dict[str, list[Clip]],
 ) -> int:
@@ -275,7 +375,7 @@ def _raise(
     wanted: Mapping[str, int],
     room_mw: int,
     raised_at_s: dict[str, float],
-    memory: Memory,
+    memory: LimitMemory,
     now_s: float,
     s: Settings,
     clips: dict[str, list[Clip]],

@@ -36,7 +36,7 @@ class Controller(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Ledger:
+class EnergyLedger:
     """What became of each of n jobs under one controller, each [n]; shares.
 
     `saved`, `oracle`, `node_saved`: energy per work. `over`: job-windows beyond the budget, of which `exploring`
@@ -54,19 +54,19 @@ class Ledger:
     beyond: Floats
     switches: Floats  # changes of the limit per job and hour
 
-    def of(self, rows: Sequence[int] | None = None) -> Score:
+    def of(self, rows: Sequence[int] | None = None) -> PowerScore:
         """The mean over jobs, or over those in `rows`."""
         pick = slice(None) if rows is None else np.asarray(rows, dtype=np.int64)
-        return Score(*(float(getattr(self, name)[pick].mean()) for name in Score.__dataclass_fields__))
+        return PowerScore(*(float(getattr(self, name)[pick].mean()) for name in PowerScore.__dataclass_fields__))
 
-    def split(self, parts: int) -> list[Ledger]:
+    def split(self, parts: int) -> list[EnergyLedger]:
         """In so many equal blocks of jobs."""
         columns = [np.split(getattr(self, name), parts) for name in self.__dataclass_fields__]
-        return [Ledger(*block) for block in zip(*columns, strict=True)]
+        return [EnergyLedger(*block) for block in zip(*columns, strict=True)]
 
 
 @dataclass(frozen=True)
-class Score:
+class PowerScore:
     """Means of a Ledger over its jobs."""
 
     saved: float
@@ -95,7 +95,7 @@ def run(
     windows: int = 240,
     noise: float = 0.01,
     phases: Sequence[tuple[int, Sequence[Curve]]] = (),
-) -> Score:
+) -> PowerScore:
     """The means of `ledger`."""
     return ledger(curves, controller, budget, seed, windows, noise, phases).of()
 
@@ -108,7 +108,7 @@ def ledger(
     windows: int = 240,
     noise: float = 0.01,
     phases: Sequence[tuple[int, Sequence[Curve]]] = (),
-) -> Ledger:
+) -> EnergyLedger:
     """`phases`: (window, curves of all jobs from then on). The oracle is of the first phase's curves, or the mean
     over the phases weighted by their windows."""
     rng = np.random.default_rng(seed)
@@ -146,7 +146,7 @@ def ledger(
         chosen = controller.step(level, seen, drawn)
         switches += chosen != level
         level = np.clip(chosen, 0, TOP)
-    return Ledger(
+    return EnergyLedger(
         1.0 - energy / work,
         1.0 - oracle / windows,
         1.0 - host / work / (free / windows / (1.0 - HOST_SHARE)),
@@ -160,7 +160,7 @@ def ledger(
 
 def ledgers(
     curves: Sequence[Curve], controller: Controller, budget: float, seeds: Sequence[int], windows: int = 240
-) -> list[Ledger]:
+) -> list[EnergyLedger]:
     """One ledger a seed. All run beside each other, as jobs of one simulation: a belief about 500 jobs costs little
     more than one about 100."""
     seed = int(np.random.SeedSequence(list(seeds)).generate_state(1)[0])

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nightshift.controllers.scheduling.trace import Job
+from nightshift.controllers.scheduling.trace import TraceJob
 
 
-def least_mean_jct_s(jobs: Sequence[Job], gpus: int, *, gain: float = 1.0) -> float:
+def least_mean_jct_s(jobs: Sequence[TraceJob], gpus: int, *, gain: float = 1.0) -> float:
     """Seconds. `gain`: throughput of a shared GPU over one that is not, 1 where nothing is shared, 2 at most."""
     alone_s = np.asarray([job.duration_s for job in jobs])
     area_s = alone_s * np.asarray([job.gpus for job in jobs]) / (gpus * gain)

@@ -21,7 +21,7 @@ NOBODY = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ClusterShape:
     """`nodes` of `per_node` GPUs, `per_rack` nodes a rack. `across_racks`: times slower a gang runs that spans
     racks."""
 
@@ -80,7 +80,7 @@ class Cluster:
     """`tenants[node, gpu, seat]`: numbers of jobs, or NOBODY. `closed`: GPUs that take nobody (degraded,
     cordoned)."""
 
-    shape: Shape
+    shape: ClusterShape
     tenants: I8 = field(init=False)
     closed: B1 = field(init=False)
     held: dict[int, I8] = field(default_factory=dict, init=False)

@@ -17,13 +17,13 @@ from typing import Protocol
 import numpy as np
 
 from nightshift.collectors.base import Permanent, Temporary
-from nightshift.controllers.decision import Decision, Mode, Policy, Trust, confirm, decide, plain
-from nightshift.controllers.scheduling.cluster import Seat, Shape
+from nightshift.controllers.decision import ControlDecision, ControlPolicy, Mode, Trust, confirm, decide, plain
+from nightshift.controllers.scheduling.cluster import ClusterShape, Seat
 from nightshift.controllers.scheduling.interference import UNKNOWN, Load, columns
 from nightshift.controllers.scheduling.policies import Steering, Worth, backfill
 from nightshift.controllers.scheduling.predict import Durations
-from nightshift.controllers.scheduling.state import Start, State
-from nightshift.controllers.scheduling.steer import InOrder, Let, Steer, SteerShield, Verb, Waiting
+from nightshift.controllers.scheduling.state import QueueState, Start
+from nightshift.controllers.scheduling.steer import InOrder, Let, Steer, SteerShield, SteerVerb, WaitingJob
 from nightshift.controllers.scheduling.whatif import occupied
 
 
@@ -59,7 +59,7 @@ class Snapshot:
     the rack's draw allowed a minute. `names`: of the nodes, by place."""
 
     at_s: float
-    shape: Shape
+    shape: ClusterShape
     jobs: Sequence[JobSeen]
     closed: Mapping[int, int] = field(default_factory=dict)
     slope_w: float = math.inf
@@ -75,10 +75,10 @@ class Snapshot:
 class Keep(Protocol):
     """Stores a receipt (`agent.store.receipts.Receipts.keep`)."""
 
-    def __call__(self, decision: Decision, *, chance: float = 0.0, treated: bool = False) -> None: ...
+    def __call__(self, decision: ControlDecision, *, chance: float = 0.0, treated: bool = False) -> None: ...
 
 
-class Doors(Protocol):
+class QueueDoors(Protocol):
     """Opens, holds and boosts: `controllers.actuators.kube_queue.KubernetesQueue`."""
 
     def release_overdue(self) -> Sequence[object]: ...
@@ -94,12 +94,12 @@ class SchedulingController:
     """`doors` None: writes nothing, and decides on every job that waits as if each had a gate. `standing`: how far
     the policy is trusted for a job now; `keep`: stores receipts."""
 
-    doors: Doors | None
+    doors: QueueDoors | None
     keep: Keep
     rng: np.random.Generator
     standing: Callable[[str], Trust] = lambda job: Trust()
-    policy: Policy[Waiting, Steer] = field(default_factory=InOrder)
-    baseline: Policy[Waiting, Steer] = field(default_factory=Let)
+    policy: ControlPolicy[WaitingJob, Steer] = field(default_factory=InOrder)
+    baseline: ControlPolicy[WaitingJob, Steer] = field(default_factory=Let)
     shield: SteerShield = field(default_factory=SteerShield)
     bound_s: float = 4 * 3600.0
     durations: Durations = field(default_factory=Durations)
@@ -116,7 +116,7 @@ class SchedulingController:
     """On which nodes our order would start whom."""
     _shared: set[str] = field(default_factory=set, init=False)
 
-    def turn(self, snapshot: Snapshot) -> list[Decision]:
+    def turn(self, snapshot: Snapshot) -> list[ControlDecision]:
         """Every gated job once, in our order. Never raises for one job's sake."""
         self.failures, self.differed = {}, []
         try:
@@ -136,14 +136,16 @@ class SchedulingController:
             receipts.append(self._decide(job, seen))
         return receipts
 
-    def _decide(self, job: JobSeen, seen: Waiting) -> Decision:
+    def _decide(self, job: JobSeen, seen: WaitingJob) -> ControlDecision:
         trust = self.standing(job.name)
         treated = bool(self.rng.random() < trust.chance)
         action, receipt = decide(
             "scheduling", trust.mode, self.policy, self.baseline, self.shield, seen, self.rng, seen.now_s,
             treated=treated, chance=trust.designed,
         )  # fmt: skip
-        proposed = self.shield.decide(seen, Steer(**{**receipt.proposed, "verb": Verb(receipt.proposed["verb"])}))
+        proposed = self.shield.decide(
+            seen, Steer(**{**receipt.proposed, "verb": SteerVerb(receipt.proposed["verb"])})
+        )
         same = plain(proposed.action) == receipt.baseline
         other = receipt.baseline["verb"] != proposed.action.verb  # a place is no order: it moves nobody's start
         if other and (trust.designed > 0 or trust.mode is Mode.SHADOW):
@@ -158,12 +160,12 @@ class SchedulingController:
             self.keep(receipt, chance=chance, treated=counts)
         return receipt
 
-    def _carry_out(self, job: JobSeen, action: Steer, receipt: Decision) -> Decision | None:
+    def _carry_out(self, job: JobSeen, action: Steer, receipt: ControlDecision) -> ControlDecision | None:
         if self.doors is None:
             return None
         assert job.gate is not None
         try:
-            if action.verb is Verb.START:
+            if action.verb is SteerVerb.START:
                 if action.prefer or action.avoid:
                     write = partial(self.doors.prefer, job.gate, action.prefer, action.avoid)
                     self._aside(job, write, "started without its preferred nodes")
@@ -188,10 +190,10 @@ class SchedulingController:
 
     def _seen(
         self, snapshot: Snapshot, job: JobSeen, place: int, planned: bool, late: bool, healthy: int
-    ) -> Waiting:
+    ) -> WaitingJob:
         guess_s = self.durations.quantile(job.user, job.gpus, job.submitted_s, 0.5, name=job.label)
         ramp_w = sum(watts for _, watts in self._risen)
-        return Waiting(
+        return WaitingJob(
             job.queue, job.name, snapshot.at_s, job.submitted_s, self.bound_s, float(job.gpus or math.nan),
             float(healthy), guess_s, planned, place, late, job.opted_in, job.evicts, ramp_w, snapshot.slope_w,
             job.watts, self._beside.get(job.name, ""), job.name in self._shared, job.placeable,
@@ -236,7 +238,7 @@ class SchedulingController:
         unknown = [job for job in jobs if not job.gpus and not job.nodes]
         return planned, [*(jobs[number] for number in sorted(waiting, key=rank)), *unknown], late
 
-    def _share(self, snapshot: Snapshot, jobs: Sequence[JobSeen], state: State) -> None:
+    def _share(self, snapshot: Snapshot, jobs: Sequence[JobSeen], state: QueueState) -> None:
         """Seats who does not fit alone beside a job that it does not slow much, on nodes that share GPUs anyway."""
         elsewhere = np.ones(snapshot.shape.nodes, bool)
         elsewhere[sorted(snapshot.shares - snapshot.sick)] = False
@@ -248,24 +250,26 @@ class SchedulingController:
                 self._said(snapshot, jobs, state, number, seat)
                 state.start(number, seat.gpus, "shares with a complementary job", shared=True)
 
-    def _suggest(self, snapshot: Snapshot, jobs: Sequence[JobSeen], state: State) -> None:
+    def _suggest(self, snapshot: Snapshot, jobs: Sequence[JobSeen], state: QueueState) -> None:
         """Who could share GPUs with whom now, by the model's upper side; said on the receipt, done by nobody."""
         for number in state.queue:
             seat = state.seat(number)
             if seat is not None:
                 self._said(snapshot, jobs, state, number, seat)
 
-    def _said(self, snapshot: Snapshot, jobs: Sequence[JobSeen], state: State, number: int, seat: Seat) -> None:
+    def _said(
+        self, snapshot: Snapshot, jobs: Sequence[JobSeen], state: QueueState, number: int, seat: Seat
+    ) -> None:
         who = sorted({jobs[other].name for gpu in seat.gpus.tolist() for other in state.cluster.on(gpu)})
         nodes = sorted({snapshot.names[gpu // snapshot.shape.per_node] for gpu in seat.gpus.tolist()})
         said = f"{', '.join(who)} on {', '.join(nodes)}, {seat.own:.2f} times slower"
         self._beside[jobs[number].name] = said
 
-    def _state(self, snapshot: Snapshot, jobs: Sequence[JobSeen]) -> State:
+    def _state(self, snapshot: Snapshot, jobs: Sequence[JobSeen]) -> QueueState:
         running = {number: job.nodes for number, job in enumerate(jobs) if job.nodes}
         cluster = occupied(snapshot.shape, running, snapshot.closed)
         ran_s = [snapshot.at_s - job.started_s if math.isfinite(job.started_s) else 0.0 for job in jobs]
-        return State(
+        return QueueState(
             cluster,
             np.asarray([job.submitted_s for job in jobs]),
             np.asarray([job.gpus for job in jobs], np.int64),

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from nightshift.controllers.scheduling import trace
 from nightshift.controllers.scheduling.cluster import I8
 from nightshift.controllers.scheduling.policies import Steering
-from nightshift.controllers.scheduling.simulate import Simulation, World
-from nightshift.controllers.scheduling.state import State
+from nightshift.controllers.scheduling.simulate import SchedulingWorld, Simulation
+from nightshift.controllers.scheduling.state import QueueState
 
 K = 8
 PER_JOB = ("guess", "width", "waited", "alone", "shared", "late", "there")
@@ -34,11 +34,11 @@ ACTIONS = (*(f"start_{place}" for place in range(K)), "wait")
 WAIT = K
 
 
-class Choice:
+class QueueChoice:
     """The first K of the queue as a policy sees them. `features` `[len(FEATURES)]`, `mask` `[K + 1]`; `late`
     `[K + 1]`: whom the baseline would have started."""
 
-    def __init__(self, state: State, order: Steering) -> None:
+    def __init__(self, state: QueueState, order: Steering) -> None:
         late = state.twin.late() if state.twin is not None else []
         self.jobs = [*late, *order.order(state, set(late))][:K]
         self.places: list[tuple[I8, bool] | None] = []
@@ -66,7 +66,7 @@ class Choice:
         self.late[: len(self.jobs)] = [job in late for job in self.jobs]
         self.mask[WAIT] = bool(state.cluster.held) or not self.mask.any()
 
-    def carry_out(self, state: State, action: int) -> None:
+    def carry_out(self, state: QueueState, action: int) -> None:
         """Starts the job at that place of the order."""
         place = self.places[action]
         assert place is not None
@@ -81,8 +81,8 @@ class SchedulingEnv(gymnasium.Env[NDArray[np.float32], int]):
         self.action_space = spaces.Discrete(K + 1)
         self._jobs, self._order = jobs, Steering()
         self._random = np.random.default_rng(seed)
-        self._steps: Iterator[State] = iter(())
-        self._choice: Choice
+        self._steps: Iterator[QueueState] = iter(())
+        self._choice: QueueChoice
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -93,7 +93,7 @@ class SchedulingEnv(gymnasium.Env[NDArray[np.float32], int]):
         drawn = trace.draw(self._jobs, int(self._random.integers(2**31)))
         load = float(self._random.uniform(0.6, 1.4))
         self.simulation = Simulation(
-            trace.at_load(drawn, 64, load), World(), int(self._random.integers(2**31)), twin=True
+            trace.at_load(drawn, 64, load), SchedulingWorld(), int(self._random.integers(2**31)), twin=True
         )
         self._scale_s = float(np.mean([job.duration_s for job in drawn])) * self._jobs
         self._steps = self.simulation.steps()
@@ -110,7 +110,7 @@ class SchedulingEnv(gymnasium.Env[NDArray[np.float32], int]):
         reward = 0.0
         if action != WAIT:
             self._choice.carry_out(state, action)
-            self._choice = Choice(state, self._order)
+            self._choice = QueueChoice(state, self._order)
             if not state.queue or not self._choice.mask[:WAIT].any():
                 reward = self._go_on()
         else:
@@ -125,7 +125,7 @@ class SchedulingEnv(gymnasium.Env[NDArray[np.float32], int]):
         """To the next moment at which somebody could start; returns the reward of the time between."""
         state = self.simulation.state
         for _ in self._steps:
-            self._choice = Choice(state, self._order)
+            self._choice = QueueChoice(state, self._order)
             if self._choice.mask[:WAIT].any():
                 break
         else:

@@ -29,13 +29,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from nightshift.collectors.seal import fingerprint
-from nightshift.controllers.decision import Decision, Trust, plain
+from nightshift.controllers.decision import ControlDecision, Trust, plain
 from nightshift.controllers.outcome import Sample, Stretch
 from nightshift.controllers.scheduling.controller import JobSeen, Keep, Snapshot
 from nightshift.controllers.scheduling.policies import Steering
 from nightshift.controllers.scheduling.predict import Durations
 from nightshift.controllers.scheduling.state import RUNS_ON
-from nightshift.controllers.scheduling.whatif import Part, starts_s
+from nightshift.controllers.scheduling.whatif import PlayedJob, starts_s
 
 EPOCH_S = 3600.0
 """Long against a hold (120 s), so that an arm has time to act; short enough for 300 of them in a fortnight."""
@@ -56,7 +56,7 @@ def epoch_of(at_s: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class EpochOutcomes:
     """What one turn says of outcomes, for `agent.control.policy_watch`."""
 
     stretches: tuple[Stretch, ...] = ()
@@ -102,7 +102,7 @@ class Epochs:
     )
     """By arm: how far slowdowns were above what the play said, lately."""
 
-    def turn(self, snapshot: Snapshot, trust: Trust, durations: Durations, differs: Sequence[str]) -> Told:
+    def turn(self, snapshot: Snapshot, trust: Trust, durations: Durations, differs: Sequence[str]) -> EpochOutcomes:
         """`trust`: in the epoch of now, its chance 0 or 1; `differs`: jobs for which policy and baseline would have
         done different things in this turn, in shadow too."""
         stretches, samples = list[Stretch](), list[Sample]()
@@ -118,7 +118,7 @@ class Epochs:
             self._parted = epoch  # tried once: from here on the arms' clusters differ
             if len(snapshot.jobs) <= MOST_JOBS:
                 stretches.append(self._begin(snapshot, trust, durations, differs))
-        return Told(tuple(stretches), tuple(samples))
+        return EpochOutcomes(tuple(stretches), tuple(samples))
 
     def _begin(self, snapshot: Snapshot, trust: Trust, durations: Durations, differs: Sequence[str]) -> Stretch:
         epoch, treated = epoch_of(snapshot.at_s), trust.chance >= 1.0
@@ -132,7 +132,7 @@ class Epochs:
         what = {"verb": "steer", "first": differs[0], "jobs": len(differs)}
         nothing = {"verb": "as_without_us"}
         executed = what if treated else nothing
-        receipt = Decision(
+        receipt = ControlDecision(
             "", "scheduling", at_s, trust.mode, UNIT, epoch, self.policy, "", seen, what, 1.0, (), executed,
             trust.designed if treated else 1.0 - trust.designed, nothing, self.baseline,
             plain({"slowdown": said[True], "slowdown_executed": said[treated], "gain": gain}),
@@ -172,12 +172,12 @@ class Epochs:
             return sample
         still = {job.name for job in snapshot.jobs if not job.nodes}
         mine = {
-            name: Part(name, job.gpus, seen_s, job.submitted_s, lasts_s, job.priority)
+            name: PlayedJob(name, job.gpus, seen_s, job.submitted_s, lasts_s, job.priority)
             for name, (job, seen_s, lasts_s) in now.waits.items()
             if name in now.began_s or name in still  # who was taken back waits in neither
         }
         ran = [
-            Part(
+            PlayedJob(
                 job.name, job.gpus, from_s, job.submitted_s,
                 now.ended_s[job.name] - from_s if job.name in now.ended_s
                 else snapshot.at_s - from_s + _left_s(job, snapshot.at_s, durations),
@@ -196,7 +196,7 @@ class Epochs:
 
 
 def _compared(
-    parts: Mapping[str, Part], really_s: Mapping[str, float], plainly_s: Mapping[str, float]
+    parts: Mapping[str, PlayedJob], really_s: Mapping[str, float], plainly_s: Mapping[str, float]
 ) -> tuple[float, float]:
     """(share of the jobs' completion time that was saved, mean over the jobs of how many times longer each took).
     Jobs that plain backfill would never have started do not count; NaN where another one never starts, (0, 1)
@@ -212,7 +212,7 @@ def _compared(
     return saved_s / math.fsum(there.values()), math.fsum(here[n] / there[n] for n in names) / len(names)
 
 
-def _seen(snapshot: Snapshot, parts: Sequence[Part], plainly_s: Mapping[str, float]) -> dict[str, float]:
+def _seen(snapshot: Snapshot, parts: Sequence[PlayedJob], plainly_s: Mapping[str, float]) -> dict[str, float]:
     """The queue as numbers, for the outcome's model."""
     waiting = [part for part in parts if not part.nodes]
     waits_s = [plainly_s[p.name] - p.submitted_s for p in waiting if math.isfinite(plainly_s[p.name])]
@@ -227,10 +227,10 @@ def _seen(snapshot: Snapshot, parts: Sequence[Part], plainly_s: Mapping[str, flo
     }
 
 
-def _parts(snapshot: Snapshot, durations: Durations) -> list[Part]:
+def _parts(snapshot: Snapshot, durations: Durations) -> list[PlayedJob]:
     """Everybody as seen now, by what is predicted now."""
     return [
-        Part(
+        PlayedJob(
             job.name, job.gpus, snapshot.at_s, job.submitted_s,
             _left_s(job, snapshot.at_s, durations) if job.nodes else _guess_s(job, durations),
             job.priority, job.nodes,

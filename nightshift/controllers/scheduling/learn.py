@@ -18,10 +18,10 @@ from nightshift.controllers.learnable import environment_sha256, exported, norma
 from nightshift.controllers.policy_file import Interface, Network, Normaliser, PolicyFile
 from nightshift.controllers.scheduling import trace
 from nightshift.controllers.scheduling.cluster import F8
-from nightshift.controllers.scheduling.environment import ACTIONS, FEATURES, WAIT, Choice
+from nightshift.controllers.scheduling.environment import ACTIONS, FEATURES, WAIT, QueueChoice
 from nightshift.controllers.scheduling.policies import Policy, Steering, backfill
-from nightshift.controllers.scheduling.simulate import Simulation, World
-from nightshift.controllers.scheduling.state import State
+from nightshift.controllers.scheduling.simulate import SchedulingWorld, Simulation
+from nightshift.controllers.scheduling.state import QueueState
 
 INTERFACE = Interface("scheduling", FEATURES, ACTIONS)
 STEPS = 1_000_000
@@ -43,17 +43,17 @@ SOURCES = (
 
 
 @dataclass
-class Learned:
+class LearnedQueue:
     """A network's greedy choice, start after start, among the first K of the queue. `late_first`: it has no choice
     while somebody can start whom the baseline would have started."""
 
     network: Network
     late_first: bool = False
 
-    def __call__(self, state: State) -> None:
+    def __call__(self, state: QueueState) -> None:
         order = Steering()
         while state.queue:
-            choice = Choice(state, order)
+            choice = QueueChoice(state, order)
             if not choice.mask[:WAIT].any():
                 return
             late = choice.mask & choice.late
@@ -122,7 +122,7 @@ class SchedulingLearnable:
         runs: dict[str, Callable[[], Policy]] = {"steering": Steering}
         if policy is not None:
             network = policy.network
-            runs["learned"] = lambda: Learned(network)
+            runs["learned"] = lambda: LearnedQueue(network)
         traces = {path.stem: trace.read(path) for path in data} or {"drawn": trace.draw(400, 77)}
         rows: list[dict[str, Any]] = []
         for name, jobs in traces.items():
@@ -130,9 +130,9 @@ class SchedulingLearnable:
                 ratios: dict[str, list[list[float]]] = {run: [] for run in runs}
                 for seed in seeds:
                     part = trace.at_load(trace.without_part(jobs, seed, max(len(seeds), 5)), 64, load)
-                    base = Simulation(part, World(), seed).run(backfill).figures()
+                    base = Simulation(part, SchedulingWorld(), seed).run(backfill).figures()
                     for run, make in runs.items():
-                        mine = Simulation(part, World(), seed, twin=True).run(make()).figures()
+                        mine = Simulation(part, SchedulingWorld(), seed, twin=True).run(make()).figures()
                         ratios[run].append([mine[key] / max(base[key], 1.0) for key in _KEPT])
                 for run, each in ratios.items():
                     table = np.asarray(each)

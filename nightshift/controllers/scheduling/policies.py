@@ -1,4 +1,4 @@
-"""Orders of a queue, from the plainest to ours. Each looks at a `State` and starts what it would start now.
+"""Orders of a queue, from the plainest to ours. Each looks at a `QueueState` and starts what it would start now.
 
 None evicts, none sees a duration before its end. Reservations follow EASY backfill (Lifka 1995; Mu'alem and
 Feitelson 2001): whoever is first and does not fit gets a time and nodes, and nobody may be put in between who is
@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from nightshift.controllers.scheduling.cluster import B1, F8, Seat
-from nightshift.controllers.scheduling.state import BOLDLY, CAREFULLY, State
+from nightshift.controllers.scheduling.state import BOLDLY, CAREFULLY, QueueState
 
-Policy = Callable[[State], None]
+Policy = Callable[[QueueState], None]
 MOVES = 2.0
 """Other nodes are held for a late job where they are expected to be free so many times sooner."""
 CAREFUL = 0.7
 """Quantile of the duration by which the cost of sharing is told: long jobs share for long."""
 
 
-def fifo(state: State) -> None:
+def fifo(state: QueueState) -> None:
     """First come, first served: whoever does not fit stops everybody behind."""
     while state.queue:
         gpus = state.cluster.alone(int(state.width[state.queue[0]]))
@@ -33,7 +33,7 @@ def fifo(state: State) -> None:
 
 
 def backfill(
-    state: State, order: Sequence[int] | None = None, *, share: bool = False, taken: B1 | None = None
+    state: QueueState, order: Sequence[int] | None = None, *, share: bool = False, taken: B1 | None = None
 ) -> None:
     """EASY backfill along an order (none: by submission), by predicted durations. `taken`: nodes closed to all."""
     waiting = list(state.queue if order is None else order)
@@ -68,7 +68,7 @@ def backfill(
             until_s, blocked = state.reservation(job, ends_s)
 
 
-def _widest(state: State, taken: B1 | None) -> float:
+def _widest(state: QueueState, taken: B1 | None) -> float:
     """More GPUs than this fit nowhere now, whatever is reserved; starts only make it less."""
     free = state.cluster.free().sum(1)
     if taken is not None:
@@ -86,7 +86,7 @@ class Worth:
     neighbours lose while they share. So short jobs share rather than wait, and long ones only where many wait.
     """
 
-    state: State
+    state: QueueState
     ends_s: F8 | None = None
     waits_s: dict[int, float] = field(default_factory=dict)
 
@@ -102,7 +102,7 @@ class Worth:
         return self.waits_s[width] + (behind - cost) * work_s > 0.0
 
 
-def shortest(state: State) -> None:
+def shortest(state: QueueState) -> None:
     """Shortest predicted job first, without reservations."""
     for job in sorted(state.queue, key=state.guess_s):
         gpus = state.cluster.alone(int(state.width[job]))
@@ -110,7 +110,7 @@ def shortest(state: State) -> None:
             state.start(job, gpus, "shortest that fits")
 
 
-def backfill_sharing(state: State) -> None:
+def backfill_sharing(state: QueueState) -> None:
     """The baseline's order with our sharing: what co-location alone is worth."""
     backfill(state, share=True)
 
@@ -148,7 +148,7 @@ class Steering:
     held: tuple[int, B1] | None = field(default=None, init=False)
     """A late job and the nodes held for it; kept between decisions, since nodes chosen anew are never empty."""
 
-    def __call__(self, state: State) -> None:
+    def __call__(self, state: QueueState) -> None:
         late = state.twin.late() if state.twin is not None else []
         share = self.share and self._pays(state)
         if self.held is not None and self.held[0] not in late:
@@ -162,7 +162,7 @@ class Steering:
         share = share and not any(job in late for job in state.queue)
         backfill(state, rest[: self.looks], share=share, taken=taken)
 
-    def order(self, state: State, late: Set[int] = frozenset()) -> list[int]:
+    def order(self, state: QueueState, late: Set[int] = frozenset()) -> list[int]:
         """Who waits and is not late: the first of the queue, then by rank; higher priority goes before both."""
         rest = [job for job in state.queue if job not in late]
         rest[1:] = sorted(rest[1:], key=lambda job: self.rank(state, job))
@@ -170,7 +170,7 @@ class Steering:
             rest.sort(key=lambda job: -state.priority[job])
         return rest
 
-    def _pays(self, state: State) -> bool:
+    def _pays(self, state: QueueState) -> bool:
         """Whether sharing is worth its risk and has paid so far: what waits here and what is lost to neighbours
         now, each in jobs, is no more than what waits in the twin, which shares nothing. A job that waits and a
         second that is lost cost the mean completion time the same, so this compares the clusters' pace of it."""
@@ -181,12 +181,12 @@ class Steering:
         lost = sum(1.0 - float(state.rate[job]) for job in state.cluster.held)
         return pressure >= self.from_pressure and len(state.queue) + lost <= state.twin.waiting + self.margin
 
-    def rank(self, state: State, job: int) -> float:
+    def rank(self, state: QueueState, job: int) -> float:
         """The lower, the sooner."""
         waited_s = state.now_s - float(state.submit_s[job]) + self.settle_s
         return state.guess_s(job) * float(state.width[job]) / waited_s
 
-    def _seat_late(self, state: State, job: int, share: bool) -> None:
+    def _seat_late(self, state: QueueState, job: int, share: bool) -> None:
         assert state.twin is not None
         taken = None if self.held is None or self.held[0] == job else self.held[1]
         cluster, there = state.cluster, state.twin.gpus[job]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nightshift.controllers.scheduling.simulate import Simulation
-from nightshift.controllers.scheduling.state import State
+from nightshift.controllers.scheduling.state import QueueState
 
 SECOND_QUEUE_GPU_S = 8 * 3600.0
 
@@ -23,7 +23,7 @@ class Preemptive:
     simulation: Simulation
     order: Callable[[Simulation, int], float]
 
-    def __call__(self, state: State) -> None:
+    def __call__(self, state: QueueState) -> None:
         running = set(state.cluster.held)
         ranks = {job: self.order(self.simulation, job) for job in [*running, *state.queue]}
         room, chosen = state.cluster.shape.gpus - int(state.cluster.closed.sum()), set()

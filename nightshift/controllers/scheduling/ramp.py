@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nightshift.controllers.scheduling.cluster import I8, Shape
+from nightshift.controllers.scheduling.cluster import I8, ClusterShape
 
 MINUTE_S = 60.0
 
@@ -25,7 +25,7 @@ class Ramp:
     `rises_w`: of every start on each of its racks, the rise within the minute up to it, itself included; 0 where it
     came alone."""
 
-    shape: Shape
+    shape: ClusterShape
     gpu_watts: float = 500.0
     slope_w: float = math.inf
     rises_w: list[float] = field(default_factory=list)

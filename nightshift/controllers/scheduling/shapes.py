@@ -23,7 +23,7 @@ import numpy as np
 from nightshift.collectors.base import Permanent
 from nightshift.controllers.scheduling import trace
 from nightshift.controllers.scheduling.interference import KINDS, load_of
-from nightshift.controllers.scheduling.trace import Job
+from nightshift.controllers.scheduling.trace import TraceJob
 
 DAY_S = 86400.0
 
@@ -68,7 +68,7 @@ SHAPES = {
 NAMES = (*SHAPES, "ours")
 
 
-def drawn(name: str, count: int, seed: int) -> list[Job]:
+def drawn(name: str, count: int, seed: int) -> list[TraceJob]:
     """A trace of a shape. Raises Permanent for a name that is none of `NAMES`."""
     if name == "ours":
         return trace.draw(count, seed)
@@ -79,7 +79,7 @@ def drawn(name: str, count: int, seed: int) -> list[Job]:
     widths, chances = list(shape.widths), np.asarray(list(shape.widths.values()))
     templates: dict[int, list[tuple[str, str, int, float]]] = {}
     rank = random.permutation(shape.users)
-    jobs: list[Job] = []
+    jobs: list[TraceJob] = []
     now_s = 0.0
     while len(jobs) < count:
         now_s = _next_s(now_s, shape.night, random)
@@ -99,7 +99,7 @@ def drawn(name: str, count: int, seed: int) -> list[Job]:
                 length_s *= random.random()
             duration_s = min(max(length_s, 5.0), shape.longest_s)
             load = load_of(kind, random)
-            jobs.append(Job(f"{name}-{len(jobs)}", now_s, width, duration_s, load, f"user-{user}", name=label))
+            jobs.append(TraceJob(f"{name}-{len(jobs)}", now_s, width, duration_s, load, f"user-{user}", name=label))
             if random.random() >= shape.again:
                 break
             now_s += float(random.exponential(60.0))

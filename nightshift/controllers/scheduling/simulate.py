@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from nightshift.collectors.base import Permanent
-from nightshift.controllers.scheduling.cluster import F8, Cluster, Shape
+from nightshift.controllers.scheduling.cluster import F8, Cluster, ClusterShape
 from nightshift.controllers.scheduling.interference import KINDS, MEASURED, Experience, Interference, columns
 from nightshift.controllers.scheduling.policies import Policy
 from nightshift.controllers.scheduling.ramp import Ramp
-from nightshift.controllers.scheduling.state import Start, State
-from nightshift.controllers.scheduling.trace import Job
+from nightshift.controllers.scheduling.state import QueueState, Start
+from nightshift.controllers.scheduling.trace import TraceJob
 from nightshift.controllers.scheduling.twin import Twin
 
 _ARRIVE, _END, _FAULT, _REPAIR, _TICK = range(5)
@@ -33,10 +33,10 @@ class Faults:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class SchedulingWorld:
     """`restart_s`: lost when a job is stopped and begins again (from its last checkpoint, `checkpoint_s` apart)."""
 
-    shape: Shape = field(default_factory=Shape)
+    shape: ClusterShape = field(default_factory=ClusterShape)
     model: Interference = MEASURED
     restart_s: float = 60.0
     checkpoint_s: float = 1800.0
@@ -50,7 +50,7 @@ class World:
 
 
 @dataclass(frozen=True)
-class Result:
+class SimulationResult:
     """Per job: `wait_s` until its first start, `jct_s` from submission to end, `slowed`: JCT less wait, over its
     duration alone. `busy`: share of GPU-seconds with somebody on them; `stops`: how often a job was stopped."""
 
@@ -85,14 +85,16 @@ class Result:
 class Simulation:
     """One run. `stop` is for preemptive policies only."""
 
-    def __init__(self, jobs: Sequence[Job], world: World, seed: int = 0, *, twin: bool = False) -> None:
+    def __init__(
+        self, jobs: Sequence[TraceJob], world: SchedulingWorld, seed: int = 0, *, twin: bool = False
+    ) -> None:
         self.jobs, self.world = list(jobs), world
         widest = max(job.gpus for job in jobs)
         if widest > world.shape.gpus:
             raise Permanent(f"a job asks for {widest} GPUs of {world.shape.gpus}")
         count = len(self.jobs)
         kinds = [KINDS.index(job.load.kind) if job.load.kind in KINDS else -1 for job in jobs]
-        self.state = State(
+        self.state = QueueState(
             Cluster(world.shape),
             np.asarray([job.submit_s for job in jobs]),
             np.asarray([job.gpus for job in jobs]),
@@ -125,12 +127,12 @@ class Simulation:
         self.stops = 0
         self.shared = 0
 
-    def run(self, policy: Policy | Callable[[State], None]) -> Result:
+    def run(self, policy: Policy | Callable[[QueueState], None]) -> SimulationResult:
         for _ in self.steps():
             policy(self.state)
         return self.result()
 
-    def steps(self) -> Iterator[State]:
+    def steps(self) -> Iterator[QueueState]:
         """Yields the state whenever something happened; the caller starts what it wants, then goes on."""
         state, events = self.state, self._events
         for number, job in enumerate(self.jobs):
@@ -279,11 +281,11 @@ class Simulation:
             self._pairs[job, other] = known
         return known
 
-    def result(self) -> Result:
+    def result(self) -> SimulationResult:
         submit_s = self.state.submit_s
         alone_s = np.asarray([job.duration_s for job in self.jobs])
         wait_s, jct_s = self.first_start_s - submit_s, self.end_s - submit_s
         span_s = float(np.max(self.end_s) - submit_s[0])
         busy = self._busy_s / (span_s * self.world.shape.gpus)
         slowed, rises_w = (jct_s - wait_s) / alone_s, np.asarray(self.ramp.rises_w)
-        return Result(wait_s, jct_s, slowed, busy, self.stops, self.shared, rises_w)
+        return SimulationResult(wait_s, jct_s, slowed, busy, self.stops, self.shared, rises_w)

@@ -31,7 +31,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Care:
+class SharingCare:
     """How sure sharing has to be. `certain`: quantile of a guest's length by which it must have left before its
     hosts; `grace`: share of its length by which a host may end later than in the twin."""
 
@@ -39,11 +39,11 @@ class Care:
     grace: float = 0.05
 
 
-CAREFULLY, BOLDLY = Care(), Care(certain=0.7, grace=0.1)
+CAREFULLY, BOLDLY = SharingCare(), SharingCare(certain=0.7, grace=0.1)
 
 
 @dataclass
-class State:
+class QueueState:
     """Jobs by number, in order of submission. Arrays `[jobs]`; a policy reads `submit_s`, `width`, `user`, never a
     duration."""
 
@@ -74,7 +74,7 @@ class State:
     """As people set it, the higher the sooner, before any order of ours; empty: all alike."""
     began_s: dict[int, float] = field(default_factory=dict)
     """When whom we started began."""
-    care: Care = field(default_factory=Care)
+    care: SharingCare = field(default_factory=SharingCare)
     _guessed: dict[int, tuple[int, float]] = field(default_factory=dict)
     _whole_s: dict[int, tuple[float, float]] = field(default_factory=dict)
     _asked_s: F8 = field(default_factory=lambda: np.zeros(0))
@@ -106,7 +106,7 @@ class State:
         awaited = self._awaited()
         return self._guest(job, awaited if avoid is None else avoid | awaited, self.care)
 
-    def _guest(self, job: int, avoid: B1 | None, care: Care) -> Seat | None:
+    def _guest(self, job: int, avoid: B1 | None, care: SharingCare) -> Seat | None:
         return self._shared(job, avoid, self.rules, Guest(self.guess_s(job, care.certain), self._room))
 
     def _shared(self, job: int, avoid: B1 | None, rules: SharingRules, guest: Guest | None = None) -> Seat | None:

@@ -18,15 +18,16 @@ order; each that changes something is on the receipt:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
 import numpy as np
 
-from nightshift.controllers.decision import Clip, Proposal, Ruling
+from nightshift.controllers.decision import Clip, PolicyProposal, ShieldRuling
 
 
-class Verb(StrEnum):
+class SteerVerb(StrEnum):
     START = "start"
     HOLD = "hold"
 
@@ -36,7 +37,7 @@ class Steer:
     """`until_s`: end of a hold (Unix s), 0 for a start. `boost`: added to the workload's priority. `prefer`,
     `avoid`: hosts that the cluster's scheduler is asked to prefer and to keep off, which it may do otherwise."""
 
-    verb: Verb
+    verb: SteerVerb
     until_s: float = 0.0
     boost: int = 0
     prefer: tuple[str, ...] = ()
@@ -44,7 +45,7 @@ class Steer:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingJob:
     """One waiting job as seen (`Observation`). Times in Unix s, draw in W; NaN = not known.
 
     `planned`: whether our order would start it now; `place`: its place in that order, from 0. `late`: the twin has
@@ -106,61 +107,120 @@ class SteerLimits:
     """Named in a preference of nodes; the first of them."""
 
 
+Clipped = tuple[Steer, str] | None
+"""What a constraint makes of an action, and why; None where it has nothing to say."""
+
+
+def _latest_s(seen: WaitingJob, limits: SteerLimits) -> float:
+    """The latest end of a hold; NaN where it is not known, which fails every comparison: no hold goes through."""
+    return min(seen.now_s + limits.most_hold_s, seen.submitted_s + seen.bound_s)
+
+
+def _started(now: Steer) -> Steer:
+    return replace(now, verb=SteerVerb.START, until_s=0.0)
+
+
+def _opted_in(seen: WaitingJob, now: Steer, limits: SteerLimits) -> Clipped:
+    return None if seen.opted_in else (Steer(SteerVerb.START), "its owner gave us no gate")
+
+
+def _bounded_boost(seen: WaitingJob, now: Steer, limits: SteerLimits) -> Clipped:
+    bounded = int(np.clip(now.boost, -limits.most_boost, limits.most_boost))
+    return replace(now, boost=bounded), f"beyond ±{limits.most_boost}"
+
+
+def _no_eviction(seen: WaitingJob, now: Steer, limits: SteerLimits) -> Clipped:
+    if not seen.evicts:
+        return None
+    return replace(now, boost=0), "its queue evicts for a higher priority; that needs approval"
+
+
+def _ends_in_time(seen: WaitingJob, now: Steer, limits: SteerLimits) -> Clipped:
+    if now.verb is SteerVerb.START:
+        return replace(now, until_s=0.0), "a start has no end"
+    latest_s = _latest_s(seen, limits)
+    if not math.isfinite(latest_s) or not math.isfinite(now.until_s):
+        return _started(now), "a hold whose end is not known"
+    if now.until_s <= seen.now_s:
+        return _started(now), "a hold that has ended"
+    if now.until_s > latest_s:
+        return replace(now, until_s=latest_s), "a hold past its latest end"
+    return None
+
+
+def _healthy_gpus(seen: WaitingJob, now: Steer, limits: SteerLimits) -> Clipped:
+    latest_s = _latest_s(seen, limits)
+    if now.verb is SteerVerb.HOLD or not seen.healthy_gpus < seen.gpus or not math.isfinite(latest_s):
+        return None
+    why = f"{seen.healthy_gpus:.0f} healthy GPUs for {seen.gpus:.0f}"
+    return replace(now, verb=SteerVerb.HOLD, until_s=latest_s), why
+
+
+def _not_starved(seen: WaitingJob, now: Steer, limits: SteerLimits) -> Clipped:
+    over = not seen.waited_s < seen.bound_s  # a wait that is not known counts as past it
+    if now.verb is SteerVerb.START or not (over or seen.late):
+        return None
+    return _started(now), "past its bound on waiting" if over else "the baseline has started it"
+
+
+def _flat_rack(seen: WaitingJob, now: Steer, limits: SteerLimits) -> Clipped:
+    over = not seen.waited_s < seen.bound_s
+    # what comes alone goes however much it adds: a gang cannot start by halves
+    steep = seen.ramp_w + seen.added_w > seen.slope_w and seen.ramp_w > 0
+    end_s = seen.submitted_s + seen.bound_s + (limits.ramp_grace_s if over else 0.0)
+    if now.verb is SteerVerb.HOLD or not steep or not seen.now_s < end_s:
+        return None
+    until_s = min(seen.now_s + limits.ramp_hold_s, end_s)
+    why = f"{seen.ramp_w:.0f} W and {seen.added_w:.0f} W more in a minute; {seen.slope_w:.0f} W is allowed"
+    return replace(now, verb=SteerVerb.HOLD, until_s=until_s), why
+
+
+def _well_hosts(seen: WaitingJob, now: Steer, limits: SteerLimits) -> Clipped:
+    well = tuple(host for host in now.prefer if host not in seen.sick)
+    return replace(now, prefer=well), "an incident is open on a preferred node"
+
+
+def _placeable(seen: WaitingJob, now: Steer, limits: SteerLimits) -> Clipped:
+    if now.verb is SteerVerb.START and seen.placeable:
+        return None
+    return replace(now, prefer=(), avoid=()), "no pod of ours to write a preference on"
+
+
+def _few_hosts(seen: WaitingJob, now: Steer, limits: SteerLimits) -> Clipped:
+    most = limits.most_hosts
+    return replace(now, prefer=now.prefer[:most], avoid=now.avoid[:most]), f"more than {most} hosts"
+
+
+_CONSTRAINTS: tuple[tuple[str, Callable[[WaitingJob, Steer, SteerLimits], Clipped]], ...] = (
+    ("boost", _bounded_boost),
+    ("boost", _no_eviction),
+    ("deadline", _ends_in_time),
+    ("degraded", _healthy_gpus),
+    ("starvation", _not_starved),
+    ("rack_ramp", _flat_rack),
+    ("degraded", _well_hosts),
+    ("placement", _placeable),
+    ("placement", _few_hosts),
+)
+"""In this order: each sees what the ones before it left."""
+
+
 @dataclass(frozen=True)
 class SteerShield:
     """See the module. A missing number never lets a hold through."""
 
     limits: SteerLimits = SteerLimits()
 
-    def decide(self, observation: Waiting, action: Steer) -> Ruling[Steer]:
-        seen, limits, clips = observation, self.limits, list[Clip]()
-        now = action
-
-        def clip(constraint: str, after: Steer, why: str) -> None:
-            nonlocal now
-            if after != now:
-                clips.append(Clip(constraint, now, after, why))
-                now = after
-
-        if not seen.opted_in:
-            clip("opt_in", Steer(Verb.START), "its owner gave us no gate")
-            return Ruling(now, tuple(clips))
-        bounded = int(np.clip(now.boost, -limits.most_boost, limits.most_boost))
-        clip("boost", replace(now, boost=bounded), f"beyond ±{limits.most_boost}")
-        if seen.evicts:
-            clip("boost", replace(now, boost=0), "its queue evicts for a higher priority; that needs approval")
-        if now.verb is Verb.START:
-            clip("deadline", replace(now, until_s=0.0), "a start has no end")
-        latest_s = min(seen.now_s + limits.most_hold_s, seen.submitted_s + seen.bound_s)
-        known = math.isfinite(latest_s)
-        if now.verb is Verb.HOLD:
-            if not known or not math.isfinite(now.until_s):
-                clip("deadline", replace(now, verb=Verb.START, until_s=0.0), "a hold whose end is not known")
-            elif now.until_s <= seen.now_s:
-                clip("deadline", replace(now, verb=Verb.START, until_s=0.0), "a hold that has ended")
-            elif now.until_s > latest_s:
-                clip("deadline", replace(now, until_s=latest_s), "a hold past its latest end")
-        if now.verb is Verb.START and seen.healthy_gpus < seen.gpus and known:
-            why = f"{seen.healthy_gpus:.0f} healthy GPUs for {seen.gpus:.0f}"
-            clip("degraded", replace(now, verb=Verb.HOLD, until_s=latest_s), why)
-        over = not seen.waited_s < seen.bound_s
-        if now.verb is Verb.HOLD and (over or seen.late):
-            why = "past its bound on waiting" if over else "the baseline has started it"
-            clip("starvation", replace(now, verb=Verb.START, until_s=0.0), why)
-        steep = seen.ramp_w + seen.added_w > seen.slope_w and seen.ramp_w > 0
-        end_s = seen.submitted_s + seen.bound_s + (limits.ramp_grace_s if over else 0.0)
-        if now.verb is Verb.START and steep and seen.now_s < end_s:
-            until_s = min(seen.now_s + limits.ramp_hold_s, end_s)
-            why = f"{seen.ramp_w:.0f} W and {seen.added_w:.0f} W more in a minute; {seen.slope_w:.0f} W is allowed"
-            clip("rack_ramp", replace(now, verb=Verb.HOLD, until_s=until_s), why)
-        well = tuple(host for host in now.prefer if host not in seen.sick)
-        clip("degraded", replace(now, prefer=well), "an incident is open on a preferred node")
-        if now.verb is Verb.HOLD or not seen.placeable:
-            clip("placement", replace(now, prefer=(), avoid=()), "no pod of ours to write a preference on")
-        most = limits.most_hosts
-        few = replace(now, prefer=now.prefer[:most], avoid=now.avoid[:most])
-        clip("placement", few, f"more than {most} hosts")
-        return Ruling(now, tuple(clips))
+    def decide(self, observation: WaitingJob, action: Steer) -> ShieldRuling[Steer]:
+        now, clips = action, list[Clip]()
+        # a job that is not ours to hold goes as it would without us: nothing else is looked at
+        constraints = _CONSTRAINTS if observation.opted_in else (("opt_in", _opted_in),)
+        for name, constraint in constraints:
+            found = constraint(observation, now, self.limits)
+            if found is not None and found[0] != now:
+                clips.append(Clip(name, now, found[0], found[1]))
+                now = found[0]
+        return ShieldRuling(now, tuple(clips))
 
 
 @dataclass(frozen=True)
@@ -169,8 +229,8 @@ class Let:
 
     name: str = "as_without_us"
 
-    def propose(self, observation: Waiting, rng: np.random.Generator) -> Proposal[Steer]:
-        return Proposal(Steer(Verb.START), "the cluster's scheduler decides")
+    def propose(self, observation: WaitingJob, rng: np.random.Generator) -> PolicyProposal[Steer]:
+        return PolicyProposal(Steer(SteerVerb.START), "the cluster's scheduler decides")
 
 
 @dataclass(frozen=True)
@@ -182,12 +242,14 @@ class InOrder:
     places: bool = True
     name: str = "steering"
 
-    def propose(self, observation: Waiting, rng: np.random.Generator) -> Proposal[Steer]:
+    def propose(self, observation: WaitingJob, rng: np.random.Generator) -> PolicyProposal[Steer]:
         boost = max(0, 50 - observation.place) if self.boosts else 0
         if observation.planned or observation.late:
             places = self.places and observation.placeable
             prefer, avoid = (observation.hosts, observation.sick) if places else ((), ())
             how = f"shares with {observation.beside}" if observation.shares else "fits now"
-            return Proposal(Steer(Verb.START, 0.0, boost, prefer, avoid), f"place {observation.place}: {how}")
+            return PolicyProposal(
+                Steer(SteerVerb.START, 0.0, boost, prefer, avoid), f"place {observation.place}: {how}"
+            )
         why = f"place {observation.place}: others go first"
-        return Proposal(Steer(Verb.HOLD, observation.now_s + self.hold_s, boost), why)
+        return PolicyProposal(Steer(SteerVerb.HOLD, observation.now_s + self.hold_s, boost), why)

@@ -34,7 +34,7 @@ _LIKE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TraceJob:
     """One gang. `duration_s`: its run alone on its GPUs, which no policy sees before it ends."""
 
     id: str
@@ -48,13 +48,13 @@ class Job:
     """What its owner calls it, alike for repeated ones; empty where not known."""
 
 
-def read(path: Path, *, seed: int = 0) -> list[Job]:
+def read(path: Path, *, seed: int = 0) -> list[TraceJob]:
     """The jobs of a file, by time of submission; what a row does not say of its load is drawn from the seed.
 
     Raises Permanent naming file, line and field where a row cannot be read.
     """
     random = np.random.default_rng((seed, 0x10AD))
-    jobs: list[Job] = []
+    jobs: list[TraceJob] = []
     try:
         with path.open(newline="") as file:
             reader = csv.DictReader(file)
@@ -74,7 +74,7 @@ def read(path: Path, *, seed: int = 0) -> list[Job]:
     return sorted(jobs, key=lambda job: job.submit_s)
 
 
-def _muri(row: dict[str, str], place: str, random: np.random.Generator) -> Job:
+def _muri(row: dict[str, str], place: str, random: np.random.Generator) -> TraceJob:
     kind = _LIKE.get(row.get("model_name") or "", "")
     load = load_of(kind or str(random.choice(KINDS)), random)
     parts = [row.get(f"resource_time_{index}") for index in range(3)]
@@ -82,7 +82,7 @@ def _muri(row: dict[str, str], place: str, random: np.random.Generator) -> Job:
         whole = _number(row, "iteration_time", place, above=0.0)
         host, gpu, network = (min(_number(row, f"resource_time_{i}", place) / whole, 1.0) for i in range(3))
         load = replace(load, gpu_duty=gpu, host=host, network=network)
-    return Job(
+    return TraceJob(
         row.get("job_id") or place,
         _number(row, "submit_time", place) / 1e3,
         int(_number(row, "num_gpu", place, above=0.0)),
@@ -93,11 +93,11 @@ def _muri(row: dict[str, str], place: str, random: np.random.Generator) -> Job:
     )
 
 
-def _plain(row: dict[str, str], place: str, random: np.random.Generator) -> Job:
+def _plain(row: dict[str, str], place: str, random: np.random.Generator) -> TraceJob:
     kind = row.get("kind") or str(random.choice(KINDS))
     if kind not in KINDS:
         raise Permanent(f"{place}: kind {kind!r} is none of {', '.join(KINDS)}")
-    return Job(
+    return TraceJob(
         row.get("job_id") or place,
         _number(row, "submit_s", place),
         int(_number(row, "gpus", place, above=0.0)),
@@ -119,13 +119,13 @@ def _number(row: dict[str, str], field: str, place: str, *, above: float = -1e-9
     return value
 
 
-def offered_load(jobs: list[Job], gpus: int) -> float:
+def offered_load(jobs: list[TraceJob], gpus: int) -> float:
     """GPU-seconds asked for over GPU-seconds there are between the first and the last submission."""
     span_s = jobs[-1].submit_s - jobs[0].submit_s
     return math.fsum(job.gpus * job.duration_s for job in jobs) / (gpus * span_s) if span_s > 0 else math.inf
 
 
-def at_load(jobs: list[Job], gpus: int, load: float) -> list[Job]:
+def at_load(jobs: list[TraceJob], gpus: int, load: float) -> list[TraceJob]:
     """The same jobs with their submissions stretched in time so that they offer this load, from time 0; where all
     came at once, they still do."""
     offered = offered_load(jobs, gpus)
@@ -134,7 +134,7 @@ def at_load(jobs: list[Job], gpus: int, load: float) -> list[Job]:
     return [replace(job, submit_s=(job.submit_s - first_s) * stretch) for job in jobs]
 
 
-def without_part(jobs: list[Job], part: int, parts: int) -> list[Job]:
+def without_part(jobs: list[TraceJob], part: int, parts: int) -> list[TraceJob]:
     """The trace with one of its parts (by order of submission) left out and the gap closed."""
     edges = [round(len(jobs) * k / parts) for k in range(parts + 1)]
     low, high = edges[part % parts], edges[part % parts + 1]
@@ -142,7 +142,7 @@ def without_part(jobs: list[Job], part: int, parts: int) -> list[Job]:
     return jobs[:low] + [replace(job, submit_s=job.submit_s - gap_s) for job in jobs[high:]]
 
 
-def draw(count: int, seed: int, *, users: int = 40, widest: int = 32) -> list[Job]:
+def draw(count: int, seed: int, *, users: int = 40, widest: int = 32) -> list[TraceJob]:
     """A drawn trace: bursts of like jobs by users, durations lognormal per user with a heavy tail, diurnal-free.
 
     Shapes follow what is published of such clusters (Jeon et al., ATC'19; Hu et al., SC'21): most jobs small and
@@ -153,7 +153,7 @@ def draw(count: int, seed: int, *, users: int = 40, widest: int = 32) -> list[Jo
     kinds = random.choice(KINDS, users)
     widths = np.asarray([w for w in (1, 2, 4, 8, 16, 32) if w <= widest])
     chance = np.asarray([0.45, 0.15, 0.15, 0.15, 0.06, 0.04])[: len(widths)]
-    jobs: list[Job] = []
+    jobs: list[TraceJob] = []
     now_s = 0.0
     while len(jobs) < count:
         user = int(random.zipf(1.6)) % users
@@ -163,5 +163,5 @@ def draw(count: int, seed: int, *, users: int = 40, widest: int = 32) -> list[Jo
             now_s += float(random.exponential(20.0))
             duration_s = float(np.clip(typical_s[user] * np.exp(random.normal(0.0, 1.0)), 5.0, 1e6))
             load = load_of(str(kinds[user]), random)
-            jobs.append(Job(f"drawn-{len(jobs)}", now_s, gpus, duration_s, load, f"user-{user}"))
+            jobs.append(TraceJob(f"drawn-{len(jobs)}", now_s, gpus, duration_s, load, f"user-{user}"))
     return jobs

@@ -22,19 +22,19 @@ import numpy as np
 from nightshift.controllers.scheduling.cluster import I8, Cluster
 from nightshift.controllers.scheduling.policies import backfill
 from nightshift.controllers.scheduling.predict import Lesson
-from nightshift.controllers.scheduling.state import Start, State
+from nightshift.controllers.scheduling.state import QueueState, Start
 
 
 @dataclass
 class Twin:
     """`seen` what waits, `ended` what ran how long; `started_s` answers when the baseline started a job."""
 
-    real: State
+    real: QueueState
     started_s: dict[int, float] = field(default_factory=dict)
     gpus: dict[int, I8] = field(default_factory=dict)
     """Where it started them."""
     _waited_s: float = 0.0
-    _state: State = field(init=False)
+    _state: QueueState = field(init=False)
     _ends: list[tuple[float, int]] = field(default_factory=list)
     _worked_s: dict[int, float] = field(default_factory=dict)
     _seen: list[tuple[float, int]] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Twin:
 
     def __post_init__(self) -> None:
         real = self.real
-        self._state = State(
+        self._state = QueueState(
             Cluster(real.cluster.shape),
             real.submit_s,
             real.width,

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nightshift.controllers.scheduling.cluster import F8, I8, NOBODY, Cluster, Shape
+from nightshift.controllers.scheduling.cluster import F8, I8, NOBODY, Cluster, ClusterShape
 from nightshift.controllers.scheduling.interference import UNKNOWN, columns
 from nightshift.controllers.scheduling.policies import backfill
 from nightshift.controllers.scheduling.predict import Durations
-from nightshift.controllers.scheduling.state import Start, State
+from nightshift.controllers.scheduling.state import QueueState, Start
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PlayedJob:
     """A job in a play. `lasts_s`: how long it runs, from the beginning of the play where it runs already (then
     `nodes` says where, GPUs by node's place); `comes_s`: when it is first seen (Unix s)."""
 
@@ -48,7 +48,7 @@ class _Given(Durations):
 
 
 @dataclass
-class _Play(State):
+class _Play(QueueState):
     """When each job ends is known: nothing is predicted again at every look. `end_s` by job, now where it waits."""
 
     end_s: F8 = field(default_factory=lambda: np.zeros(0))
@@ -59,7 +59,7 @@ class _Play(State):
         return np.asarray(np.where(self.cluster.closed, np.inf, ends_s))
 
 
-def occupied(shape: Shape, nodes: Mapping[int, Mapping[int, int]], closed: Mapping[int, int]) -> Cluster:
+def occupied(shape: ClusterShape, nodes: Mapping[int, Mapping[int, int]], closed: Mapping[int, int]) -> Cluster:
     """A cluster with jobs (by number) on so many GPUs of each node, and so many GPUs a node that take nobody. Where
     a node holds more than it has, its GPUs are shared: the rest sit beside one other each."""
     cluster, per_node = Cluster(shape), shape.per_node
@@ -84,11 +84,11 @@ def _first_free(cluster: Cluster, node: int) -> I8:
 
 
 def starts_s(
-    shape: Shape,
+    shape: ClusterShape,
     closed: Mapping[int, int],
-    parts: Sequence[Part],
+    parts: Sequence[PlayedJob],
     from_s: float,
-    order: Callable[[State], None] = backfill,
+    order: Callable[[QueueState], None] = backfill,
 ) -> dict[str, float]:
     """When each job that does not run yet starts (Unix s); infinite for those that never do. `order`: plain
     backfill by priority and submission, or another that starts what it would start now."""

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from examples.pager_stand_in.server import Fault, StandIn
 from nightshift.agent.approvals.policy import Person, Role
 from nightshift.agent.drill import stage
-from nightshift.agent.notify.outlets.delivery import Pace, Refused
-from nightshift.agent.notify.outlets.letter import Letter, Phase, key_of, read_key
+from nightshift.agent.notify.outlets.delivery import DeliveryPace, DeliveryRefused
+from nightshift.agent.notify.outlets.letter import AlertPhase, Letter, key_of, read_key
 from nightshift.agent.notify.outlets.settings import Settings
 from nightshift.agent.store.incident import Cause, IncidentState
 from nightshift.detectors.base import Severity
@@ -170,7 +170,7 @@ def test_a_letter_that_an_outlet_will_not_have_keeps_no_other_from_it(
 
     def strict(letters: Sequence[Letter]) -> None:
         if any(letter.incident == bad for letter in letters):
-            raise Refused("400 Event object is invalid", "PagerDuty")
+            raise DeliveryRefused("400 Event object is invalid", "PagerDuty")
         send(letters)
 
     monkeypatch.setattr(pager, "send", strict)
@@ -194,7 +194,7 @@ def test_an_alert_that_spoils_a_renewal_lets_no_other_end(tmp_path: Path, monkey
 
             def strict(letters: Sequence[Letter]) -> None:
                 if any(letter.incident == bad for letter in letters):
-                    raise Refused("400 bad label", "Alertmanager")
+                    raise DeliveryRefused("400 bad label", "Alertmanager")
                 send(letters)
                 renewed.update(letter.incident for letter in letters)
 
@@ -279,7 +279,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from tests.agent.outlets.ward import outlet_settings
-from nightshift.agent.notify.outlets.courier import OutletCourier, Parts
+from nightshift.agent.notify.outlets.courier import OutletCourier, OutletParts
 from nightshift.agent.notify.outlets.settings import build
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.incidents.suppression import Suppressor
@@ -289,8 +289,8 @@ folder, url, when = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 clock = ManualClock()
 store = Store(f"sqlite:///{folder}/store.sqlite", clock)
 settings = outlet_settings(folder, url)
-courier = OutletCourier(Parts(store=store, clock=clock, outlets=build(settings), settings=settings, cluster="alpha",
-                              suppressor=Suppressor(store, clock), leads=lambda: True))
+courier = OutletCourier(OutletParts(store=store, clock=clock, outlets=build(settings), settings=settings,
+                              cluster="alpha", suppressor=Suppressor(store, clock), leads=lambda: True))
 if when == "after":
     courier._ledger.told = lambda *a: os._exit(9)
 else:
@@ -355,12 +355,12 @@ def test_a_key_that_is_not_ours_is_not_read(key: str) -> None:
 
 
 def test_phases_are_the_vendors_words() -> None:
-    assert [str(phase) for phase in Phase] == ["triggered", "acknowledged", "closed"]
+    assert [str(phase) for phase in AlertPhase] == ["triggered", "acknowledged", "closed"]
 
 
 def test_a_clock_that_is_set_back_holds_no_page_up() -> None:
     """A service that is left alone for seconds after an outage is not left alone for the hour of a correction."""
-    pace = Pace()
+    pace = DeliveryPace()
     for_s = pace.away(10_000.0)
     pace.leave("all", 10_000.0, 3 * for_s)
     assert not pace.may("all", 10_000.0 + for_s)

@@ -16,13 +16,13 @@ from examples.pager_stand_in.services import GENIE_KEY, REST_TOKEN, ROUTING_KEY
 from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.policy import ApprovalSettings
 from nightshift.agent.incidents.suppression import Suppressor
-from nightshift.agent.notify.outlets.courier import Parts
+from nightshift.agent.notify.outlets.courier import OutletParts
 from nightshift.agent.notify.outlets.room import Outlets
 from nightshift.agent.notify.outlets.settings import Settings, build
 from nightshift.agent.store.incident import Cause
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.subject import Inventory
-from nightshift.controllers.guard import Window
+from nightshift.controllers.guard import MaintenanceWindow
 from nightshift.detectors.base import Finding, Severity, State
 from tests.agent.incidents import ManualClock, a_diagnosis, a_finding, an_action
 
@@ -122,7 +122,7 @@ def outlet_settings(folder: Path, url: str, **more: Any) -> Settings:
 def a_ward(
     folder: Path,
     *,
-    windows: Callable[[], Sequence[Window]] = lambda: (),
+    windows: Callable[[], Sequence[MaintenanceWindow]] = lambda: (),
     inventory: Inventory | None = None,
     services: StandIn | None = None,
     **more: Any,
@@ -132,7 +132,7 @@ def a_ward(
     store = Store(f"sqlite:///{folder}/store.sqlite", clock)
     with services or StandIn() as standing:
         settings = outlet_settings(folder, standing.url, **more)
-        parts = Parts(
+        parts = OutletParts(
             store=store,
             clock=clock,
             outlets=build(settings),

@@ -18,6 +18,7 @@ from nightshift.agent.approvals.policy import ApprovalSettings, Role
 from nightshift.agent.incidents.suppression import Suppressor
 from nightshift.agent.notify.slack.room import Slack
 from nightshift.agent.notify.slack.settings import Settings
+from nightshift.agent.setup.channels import build_slack
 from nightshift.agent.store.incident import Cause
 from nightshift.agent.store.incident_store import Store
 from nightshift.controllers.action import Action
@@ -153,7 +154,7 @@ def a_chat(folder: Path, url: str, **more: Any) -> Iterator[Chat]:
         gate = Gate(store, ApprovalSettings(), clock)
         counted: list[tuple[str, str]] = []
         pager = more.pop("pager", lambda incident_id: "")
-        slack = Slack(
+        slack = build_slack(
             slack_settings(folder, stand_in, **more),
             store=store,
             gate=gate,

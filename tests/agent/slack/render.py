@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from nightshift.agent.store.diagnosis import SERIES, Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
-from nightshift.agent.store.incident import Incident, IncidentState, Step, StoredFinding
+from nightshift.agent.store.incident import HistoryStep, Incident, IncidentState, StoredFinding
 from nightshift.detectors.base import Fault, Severity, State
 from tests.agent.incidents import a_finding, an_action
 
@@ -34,7 +34,7 @@ def an_incident(said: str) -> Incident:
         Fault.XID, said, Confidence.LOW, (claim,), (item,), (said,), said, facts={"job": said, "owner": said}
     )
     stored = StoredFinding(a_finding(), State.FIRING, 1.0, 1.0)
-    history = (Step(1.0, None, IncidentState.OPEN, "approved", said, said),)
+    history = (HistoryStep(1.0, None, IncidentState.OPEN, "approved", said, said),)
     return Incident(
         "INC-1", IncidentState.AWAITING_APPROVAL, said, Severity.WARNING, 0.0, 1.0, 1.0, (stored,), diagnosis,
         an_action(), said, 1, None, history, 3,

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from examples.slack_stand_in.server import Fault
 from nightshift.agent.approvals.policy import Person, Role
 from nightshift.agent.incidents.silence import Silences
-from nightshift.agent.notify.outlets.delivery import NoAnswer, Refused
+from nightshift.agent.notify.outlets.delivery import DeliveryRefused, NoAnswer
 from nightshift.agent.notify.slack import courier as courier_module
-from nightshift.agent.notify.slack.blocks import Picture, problems
+from nightshift.agent.notify.slack.blocks import ChatImage, problems
 from nightshift.agent.store.incident import Cause
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.detectors.base import Severity
@@ -380,7 +380,7 @@ def test_a_message_that_slack_will_not_have_keeps_no_other_back(
 
     def strict(channel: str, key: str, *how: Any) -> str:
         if key == f"{bad}/card":
-            raise NoAnswer("500 internal_error") if reason == "no answer" else Refused(reason)
+            raise NoAnswer("500 internal_error") if reason == "no answer" else DeliveryRefused(reason)
         return post(channel, key, *how)
 
     monkeypatch.setattr(web, "post", strict)
@@ -404,9 +404,9 @@ def test_a_workspace_that_takes_no_files_is_told_in_words(chat: Chat, monkeypatc
     post = web.post
 
     def strict(channel: str, key: str, message: Any, *how: Any) -> str:
-        if isinstance(message, Picture):
+        if isinstance(message, ChatImage):
             tried.append(key)
-            raise Refused("missing_scope")
+            raise DeliveryRefused("missing_scope")
         return post(channel, key, message, *how)
 
     monkeypatch.setattr(web, "post", strict)

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from examples.slack_stand_in.server import StandIn
-from nightshift.agent.cli.commands import app
-from nightshift.agent.cli.doctor import examine
+from nightshift.agent.__main__ import app
+from nightshift.agent.doctor import examine
 from nightshift.agent.notify.slack.room import secret_of
 from nightshift.agent.notify.slack.settings import QuietHours, Settings
 from nightshift.agent.settings import Settings as AllSettings

@@ -17,8 +17,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.agent.notify.outlets.base import Acknowledgement
-from nightshift.agent.notify.outlets.letter import Form, Letter, Phase
-from nightshift.agent.notify.outlets.web import Web, secret_of
+from nightshift.agent.notify.outlets.letter import AlertPhase, Form, Letter
+from nightshift.agent.notify.outlets.web import OutletWeb, secret_of
 from nightshift.collectors.base import Permanent, Temporary
 
 ALERT = "NightshiftIncident"
@@ -51,7 +51,7 @@ class Alertmanager:
         self.renew_s = settings.renew_s
         self._settings = settings
         self._wall_s = wall_s
-        self._webs = [Web("Alertmanager", url, settings.timeout_s, "", headers) for url in settings.urls]
+        self._webs = [OutletWeb("Alertmanager", url, settings.timeout_s, "", headers) for url in settings.urls]
 
     def send(self, letters: Sequence[Letter]) -> None:
         """To every member, as Prometheus does: they agree among themselves who notifies. One that is away is told
@@ -68,7 +68,7 @@ class Alertmanager:
 
     def _alert(self, letter: Letter) -> dict[str, Any]:
         wall_s = self._wall_s()
-        ends_s = wall_s if letter.phase is Phase.CLOSED else wall_s + self._settings.lasts_s
+        ends_s = wall_s if letter.phase is AlertPhase.CLOSED else wall_s + self._settings.lasts_s
         labels = {
             **self._settings.labels,
             "alertname": ALERT,
@@ -83,7 +83,7 @@ class Alertmanager:
             "subjects": ", ".join(letter.subjects),
             "cause": letter.cause,
             "plan": letter.plan,
-            "acknowledged": "yes" if letter.phase is Phase.ACKNOWLEDGED else "",
+            "acknowledged": "yes" if letter.phase is AlertPhase.ACKNOWLEDGED else "",
         }
         alert = {
             "labels": labels,

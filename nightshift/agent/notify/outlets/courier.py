@@ -17,11 +17,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from nightshift.agent.clock import Clock
-from nightshift.agent.incidents.suppression import Standing, Suppressor
+from nightshift.agent.incidents.suppression import ActiveSuppressions, Suppressor
 from nightshift.agent.notify.outlets.base import Acknowledgement, Outlet
-from nightshift.agent.notify.outlets.delivery import NoAnswer, Pace, RateLimited, Refused, Repeated, counted
-from nightshift.agent.notify.outlets.ledger import Alert, Ledger
-from nightshift.agent.notify.outlets.letter import Form, Letter, Need, Phase, key_of, letter, need, read_key
+from nightshift.agent.notify.outlets.delivery import (
+    DeliveryPace,
+    DeliveryRefused,
+    NoAnswer,
+    RateLimited,
+    Repeated,
+    counted,
+)
+from nightshift.agent.notify.outlets.ledger import OutletAlert, OutletLedger
+from nightshift.agent.notify.outlets.letter import AlertPhase, Form, Letter, Need, key_of, letter, need, read_key
 from nightshift.agent.notify.outlets.settings import Settings
 from nightshift.agent.store.archive import name_of, number_of
 from nightshift.agent.store.incident import Incident, IncidentSummary
@@ -41,7 +48,7 @@ _TOGETHER, _APART_S = "together", 3600.0
 
 
 @dataclass(frozen=True)
-class Parts:
+class OutletParts:
     """What the courier works with; built once in `agent.app`."""
 
     store: Store
@@ -59,12 +66,12 @@ class Parts:
 class OutletCourier(Repeated):
     """Keeps all outlets in step."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: OutletParts) -> None:
         super().__init__("outlets", 11.0)
         self._p = parts
-        self._ledger = Ledger(parts.store.database)
+        self._ledger = OutletLedger(parts.store.database)
         self._outlets: Mapping[str, Outlet] = {outlet.name: outlet for outlet in parts.outlets}
-        self._pace = {name: Pace() for name in self._outlets}
+        self._pace = {name: DeliveryPace() for name in self._outlets}
         self._refused: set[str] = set()
         """Outlets that said no to their last call: nothing is gained by waiting for them."""
         self._asked: dict[str, float] = {}
@@ -91,19 +98,19 @@ class OutletCourier(Repeated):
 
     # One incident -----------------------------------------------------------------------------------------------
 
-    def _tell(self, incident_id: str, standing: Standing) -> None:
+    def _tell(self, incident_id: str, standing: ActiveSuppressions) -> None:
         wall_s = self._p.wall_s()
         incident = self._p.store.incident(incident_id)
         rows = self._ledger.alerts(incident_id)
         wanted = need(incident.history)
         newly = wanted.turn > max((row.turn for row in rows), default=0)
-        if newly and wanted.phase is not Phase.CLOSED:
+        if newly and wanted.phase is not AlertPhase.CLOSED:
             held = standing.of(incident)
             if held is not None:
                 seen = {"seen_s": incident.updated_s, "seen_version": incident.version}
                 self._ledger.round(incident_id, wall_s, held_until_s=held.until_s, **seen)
                 return
-        if wanted.phase is not Phase.CLOSED:
+        if wanted.phase is not AlertPhase.CLOSED:
             self._claim(incident, rows, wanted, wall_s)
             rows = self._ledger.alerts(incident_id)
         rows = sorted(rows, key=lambda row: row.form is not Form.PAGE)  # whoever is to be called comes first
@@ -112,16 +119,27 @@ class OutletCourier(Repeated):
         seen_s = incident.updated_s if all(done) else None
         self._ledger.round(incident_id, wall_s, held_until_s=None, seen_s=seen_s, seen_version=incident.version)
 
-    def _claim(self, incident: Incident, rows: Sequence[Alert], wanted: Need, wall_s: float) -> None:
+    def _claim(self, incident: Incident, rows: Sequence[OutletAlert], wanted: Need, wall_s: float) -> None:
         """Writes down who pages and who shows, before anybody is called. An incident that has become graver is
         paged where the rule now says, and no longer where it was."""
         number = number_of(incident.id)
         pages = [row for row in rows if row.form is Form.PAGE]
         pager = next((row.outlet for row in pages if not row.withdrawn), "")
         shown = {row.outlet for row in rows if row.form is Form.SHOWN}
-        blank = Alert(number, "", Form.PAGE, wanted.turn, incident.severity, wall_s)
-        new: list[Alert] = []
-        if all(row.turn < wanted.turn for row in pages):  # a new turn: the rule is asked anew
+        blank = OutletAlert(number, "", Form.PAGE, wanted.turn, incident.severity, wall_s)
+        pager, new = self._pager_of(incident, pages, pager, blank)
+        for name, outlet in self._outlets.items():
+            if name != pager and name not in shown and Form.SHOWN in outlet.forms:
+                new.append(replace(blank, outlet=name, form=Form.SHOWN))
+        if new:
+            self._ledger.put(*new)
+
+    def _pager_of(
+        self, incident: Incident, pages: Sequence[OutletAlert], pager: str, blank: OutletAlert
+    ) -> tuple[str, list[OutletAlert]]:
+        """Which outlet pages now (`pager`: which did), and the pages that change with it."""
+        new: list[OutletAlert] = []
+        if all(row.turn < blank.turn for row in pages):  # a new turn: the rule is asked anew
             pager = self._p.settings.pager(incident.severity, namespaces_of(incident.subjects))
             new = [replace(row, withdrawn=int(row.outlet != pager)) for row in pages]
             if pager in self._outlets and pager not in {row.outlet for row in pages}:
@@ -133,14 +151,10 @@ class OutletCourier(Repeated):
                 pager = asked
             else:
                 new = [replace(row, severity=incident.severity) for row in pages if row.outlet == pager]
-        for name, outlet in self._outlets.items():
-            if name != pager and name not in shown and Form.SHOWN in outlet.forms:
-                new.append(replace(blank, outlet=name, form=Form.SHOWN))
-        if new:
-            self._ledger.put(*new)
+        return pager, new
 
     def _settle(
-        self, incident: IncidentSummary, row: Alert, wanted: Need, rows: Sequence[Alert], wall_s: float
+        self, incident: IncidentSummary, row: OutletAlert, wanted: Need, rows: Sequence[OutletAlert], wall_s: float
     ) -> bool:
         """Brings one alert to where it should stand; False where that has to be tried again."""
         outlet = self._outlets.get(row.outlet)
@@ -150,27 +164,27 @@ class OutletCourier(Repeated):
             other.form is Form.PAGE and other.outlet == row.outlet and not other.withdrawn for other in rows
         )
         if row.withdrawn or paged_elsewhere:
-            return not row.may_stand or self._send(outlet, incident, row, Phase.CLOSED)
+            return not row.may_stand or self._send(outlet, incident, row, AlertPhase.CLOSED)
         if row.turn != wanted.turn:
-            if row.may_stand and not self._send(outlet, incident, row, Phase.CLOSED):
+            if row.may_stand and not self._send(outlet, incident, row, AlertPhase.CLOSED):
                 return False
             row = replace(row, turn=wanted.turn, told=None, tried_s=None, due_s=wall_s, severity=incident.severity)
             self._ledger.put(row)
-        if wanted.phase is Phase.CLOSED and not row.may_stand:
+        if wanted.phase is AlertPhase.CLOSED and not row.may_stand:
             return True
         if row.told is wanted.phase and row.tried_s is None:
             return True
-        if row.told is None and wanted.phase is Phase.ACKNOWLEDGED:
+        if row.told is None and wanted.phase is AlertPhase.ACKNOWLEDGED:
             if row.form is Form.PAGE and not row.may_stand:  # somebody has taken it on already: nobody is called
                 return True
-            if row.form is Form.SHOWN and not self._send(outlet, incident, row, Phase.TRIGGERED):
+            if row.form is Form.SHOWN and not self._send(outlet, incident, row, AlertPhase.TRIGGERED):
                 return False
-        if row.told is None and wanted.phase is Phase.TRIGGERED:
+        if row.told is None and wanted.phase is AlertPhase.TRIGGERED:
             return self._trigger(outlet, incident, row)
         return self._send(outlet, incident, row, wanted.phase)
 
-    def _trigger(self, outlet: Outlet, incident: IncidentSummary, row: Alert) -> bool:
-        if self._send(outlet, incident, row, Phase.TRIGGERED):
+    def _trigger(self, outlet: Outlet, incident: IncidentSummary, row: OutletAlert) -> bool:
+        if self._send(outlet, incident, row, AlertPhase.TRIGGERED):
             return True
         failover = self._p.settings.failover
         if row.form is Form.PAGE and failover is not None and failover.to != row.outlet:
@@ -179,38 +193,38 @@ class OutletCourier(Repeated):
                 self._hand_over(row, failover.to)
         return False
 
-    def _hand_over(self, row: Alert, to: str) -> None:
+    def _hand_over(self, row: OutletAlert, to: str) -> None:
         there = self._ledger.alerts(name_of(row.incident))
         fresh = next((other for other in there if other.outlet == to and other.form is Form.PAGE), None)
         if fresh is not None and fresh.withdrawn:  # it was tried before: nobody takes it back and forth
             return
         wall_s = self._p.wall_s()
-        taker = Alert(row.incident, to, Form.PAGE, row.turn, row.severity, wall_s)
+        taker = OutletAlert(row.incident, to, Form.PAGE, row.turn, row.severity, wall_s)
         current = next(other for other in there if other.outlet == row.outlet and other.form is Form.PAGE)
         self._ledger.put(replace(current, withdrawn=1), taker)
         self._log.error("a page changes hands", incident=name_of(row.incident), was=row.outlet, now=to)
 
     # Calls ------------------------------------------------------------------------------------------------------
 
-    def _send(self, outlet: Outlet, incident: IncidentSummary, row: Alert, phase: Phase) -> bool:
+    def _send(self, outlet: Outlet, incident: IncidentSummary, row: OutletAlert, phase: AlertPhase) -> bool:
         pace, wall_s = self._pace[outlet.name], self._p.wall_s()
         if not pace.may("all", wall_s) or not pace.may(_of(row), wall_s):
             return False
         return self._deliver(outlet, "send", [row], [self._letter(incident, row, phase)], phase)
 
-    def _letter(self, incident: IncidentSummary, row: Alert, phase: Phase) -> Letter:
+    def _letter(self, incident: IncidentSummary, row: OutletAlert, phase: AlertPhase) -> Letter:
         url = self._p.settings.console_url
         return letter(incident, self._p.cluster, row.turn, phase, row.form, row.severity, url)
 
     def _deliver(
-        self, outlet: Outlet, what: str, rows: Sequence[Alert], letters: Sequence[Letter], phase: Phase
+        self, outlet: Outlet, what: str, rows: Sequence[OutletAlert], letters: Sequence[Letter], phase: AlertPhase
     ) -> bool:
         """Writes the call down, makes it, writes down that it was answered."""
         self._ledger.trying(rows, self._p.wall_s())
         try:
             if not self._try(outlet, what, partial(outlet.send, letters), [_of(row) for row in rows]):
                 return False
-        except (RateLimited, Refused):
+        except (RateLimited, DeliveryRefused):
             self._ledger.unsent(rows)
             return False
         self._ledger.told(rows, phase, self._p.wall_s())
@@ -231,7 +245,7 @@ class OutletCourier(Repeated):
             pace.leave("all", wall_s, error.retry_after_s or 1.0)
             self.problems[outlet.name] = str(error)
             raise
-        except Refused as error:
+        except DeliveryRefused as error:
             self._refused.add(outlet.name)
             if not about or not error.reason.startswith(_OF_A_LETTER):
                 pace.leave("all", wall_s, _BROKEN_S)
@@ -256,7 +270,7 @@ class OutletCourier(Repeated):
         if not rows or not self._pace[outlet.name].may("all", wall_s):
             return
         known = {row.id: row for row in self._p.store.summaries([name_of(row.incident) for row in rows])}
-        for phase in (Phase.TRIGGERED, Phase.ACKNOWLEDGED):
+        for phase in (AlertPhase.TRIGGERED, AlertPhase.ACKNOWLEDGED):
             mine = [row for row in rows if row.told is phase and name_of(row.incident) in known]
             together = len(mine) > 1 and self._pace[outlet.name].may(_TOGETHER, wall_s)
             alone = [[row] for row in mine if self._pace[outlet.name].may(_of(row), wall_s)]
@@ -279,7 +293,7 @@ class OutletCourier(Repeated):
         found: list[Acknowledgement] = []
         try:
             self._try(outlet, "ask", lambda: found.extend(outlet.acknowledged(keys)))
-        except (RateLimited, Refused):
+        except (RateLimited, DeliveryRefused):
             return
         for given in found:
             self.take(outlet.name, given)
@@ -295,17 +309,17 @@ class OutletCourier(Repeated):
         mine = [row for row in rows if row.outlet == outlet and row.form is Form.PAGE and row.turn == turn]
         if not mine or given.key != key_for(self._p.cluster, mine[0]):
             return False
-        if mine[0].told is Phase.TRIGGERED:
-            self._ledger.told(mine, Phase.ACKNOWLEDGED, self._p.wall_s())
+        if mine[0].told is AlertPhase.TRIGGERED:
+            self._ledger.told(mine, AlertPhase.ACKNOWLEDGED, self._p.wall_s())
         return self._p.store.acknowledge(incident_id, f"{given.by} ({outlet})", f"taken on in {outlet}")
 
 
-def _of(row: Alert) -> str:
+def _of(row: OutletAlert) -> str:
     """An alert's place in its outlet's pace."""
     return f"{row.incident}/{row.form}"
 
 
-def key_for(cluster: str, row: Alert) -> str:
+def key_for(cluster: str, row: OutletAlert) -> str:
     """The vendor's name for a row's alert."""
     return key_of(cluster, name_of(row.incident), row.turn)
 

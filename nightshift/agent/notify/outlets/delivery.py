@@ -30,7 +30,7 @@ class NoAnswer(Temporary):
     """No answer came: it may have happened."""
 
 
-class Refused(Permanent):
+class DeliveryRefused(Permanent):
     """A service refused, for `reason`."""
 
     def __init__(self, reason: str, service: str = "Slack") -> None:
@@ -38,7 +38,7 @@ class Refused(Permanent):
         self.reason = reason
 
 
-class Pace:
+class DeliveryPace:
     """Until when a place is left alone: after a 429 the place itself, without an answer everything, ever longer."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ def counted(call: Callable[[], _T], count: Callable[[str], None]) -> _T:
     except NoAnswer:
         count("no_answer")
         raise
-    except Refused:
+    except DeliveryRefused:
         count("refused")
         raise
     count("ok")

@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from nightshift.agent.notify.outlets.letter import Form, Phase
+from nightshift.agent.notify.outlets.letter import AlertPhase, Form
 from nightshift.agent.store.archive import name_of, number_of
 from nightshift.agent.store.database import Database
 from nightshift.agent.store.incident import IncidentState
@@ -23,7 +23,7 @@ from nightshift.detectors.base import Severity
 
 
 @dataclass(frozen=True, slots=True)
-class Alert:
+class OutletAlert:
     """One alert outside. Columns as in `agent.store.tables.outlet_alerts`."""
 
     incident: int
@@ -32,7 +32,7 @@ class Alert:
     turn: int
     severity: Severity
     due_s: float
-    told: Phase | None = None
+    told: AlertPhase | None = None
     tried_s: float | None = None
     told_s: float | None = None
     withdrawn: int = 0
@@ -40,10 +40,10 @@ class Alert:
     @property
     def may_stand(self) -> bool:
         """Whether the outlet has it, or may have it."""
-        return self.told in (Phase.TRIGGERED, Phase.ACKNOWLEDGED) or self.tried_s is not None
+        return self.told in (AlertPhase.TRIGGERED, AlertPhase.ACKNOWLEDGED) or self.tried_s is not None
 
 
-class Ledger:
+class OutletLedger:
     """Reads and writes the rows. Every method is one transaction."""
 
     def __init__(self, database: Database) -> None:
@@ -73,10 +73,10 @@ class Ledger:
             if not connection.execute(sa.update(rounds).where(mine).values(row)).rowcount:
                 connection.execute(sa.insert(rounds).values(row))
 
-    def alerts(self, incident_id: str) -> list[Alert]:
+    def alerts(self, incident_id: str) -> list[OutletAlert]:
         return self._rows(alerts.c.incident == number_of(incident_id))
 
-    def put(self, *rows: Alert) -> None:
+    def put(self, *rows: OutletAlert) -> None:
         """Writes rows whole, all or none."""
         with self._database.write() as connection:
             for row in rows:
@@ -84,54 +84,54 @@ class Ledger:
                 if not there:
                     connection.execute(sa.insert(alerts).values(asdict(row)))
 
-    def trying(self, rows: Collection[Alert], wall_s: float) -> None:
+    def trying(self, rows: Collection[OutletAlert], wall_s: float) -> None:
         """Writes down that calls are about to be made."""
         self._change(rows, {"tried_s": wall_s})
 
-    def unsent(self, rows: Collection[Alert]) -> None:
+    def unsent(self, rows: Collection[OutletAlert]) -> None:
         """They were refused: nothing happened by them."""
         for row in rows:
             self._change([row], {"tried_s": row.tried_s})
 
-    def told(self, rows: Collection[Alert], phase: Phase, wall_s: float) -> None:
+    def told(self, rows: Collection[OutletAlert], phase: AlertPhase, wall_s: float) -> None:
         self._change(rows, {"told": phase, "tried_s": None, "told_s": wall_s})
 
-    def renewable(self, outlet: str, before_s: float, limit: int) -> list[Alert]:
+    def renewable(self, outlet: str, before_s: float, limit: int) -> list[OutletAlert]:
         """Standing alerts that were last sent before a wall time."""
-        stands = alerts.c.told.in_((Phase.TRIGGERED, Phase.ACKNOWLEDGED)) & (alerts.c.outlet == outlet)
+        stands = alerts.c.told.in_((AlertPhase.TRIGGERED, AlertPhase.ACKNOWLEDGED)) & (alerts.c.outlet == outlet)
         return self._rows(stands & (alerts.c.told_s <= before_s), limit)
 
-    def pages(self, outlet: str, limit: int) -> list[Alert]:
+    def pages(self, outlet: str, limit: int) -> list[OutletAlert]:
         """Pages that stand in an outlet and that nobody has taken on."""
-        mine = (alerts.c.outlet == outlet) & (alerts.c.form == Form.PAGE) & (alerts.c.told == Phase.TRIGGERED)
+        mine = (alerts.c.outlet == outlet) & (alerts.c.form == Form.PAGE) & (alerts.c.told == AlertPhase.TRIGGERED)
         return self._rows(mine, limit)
 
     def pager(self, incident_id: str) -> str:
         """The outlet that paged for an incident and has it still; empty where none has."""
         mine = (alerts.c.incident == number_of(incident_id)) & (alerts.c.form == Form.PAGE)
-        stands = alerts.c.told.in_((Phase.TRIGGERED, Phase.ACKNOWLEDGED)) & (alerts.c.withdrawn == 0)
+        stands = alerts.c.told.in_((AlertPhase.TRIGGERED, AlertPhase.ACKNOWLEDGED)) & (alerts.c.withdrawn == 0)
         return next((row.outlet for row in self._rows(mine & stands)), "")
 
-    def _change(self, rows: Collection[Alert], values: dict[str, Any]) -> None:
+    def _change(self, rows: Collection[OutletAlert], values: dict[str, Any]) -> None:
         with self._database.write() as connection:
             for row in rows:
                 connection.execute(sa.update(alerts).where(_is(row)).values(values))
 
-    def _rows(self, where: sa.ColumnElement[bool], limit: int | None = None) -> list[Alert]:
+    def _rows(self, where: sa.ColumnElement[bool], limit: int | None = None) -> list[OutletAlert]:
         query = sa.select(alerts).where(where).order_by(alerts.c.told_s, alerts.c.incident).limit(limit)
         with self._database.read() as connection:
             return [_alert(row._mapping) for row in connection.execute(query)]
 
 
-def _is(row: Alert) -> sa.ColumnElement[bool]:
+def _is(row: OutletAlert) -> sa.ColumnElement[bool]:
     same = (alerts.c.incident == row.incident) & (alerts.c.outlet == row.outlet)
     return same & (alerts.c.form == row.form)
 
 
-def _alert(row: Any) -> Alert:
-    told = None if row["told"] is None else Phase(row["told"])
+def _alert(row: Any) -> OutletAlert:
+    told = None if row["told"] is None else AlertPhase(row["told"])
     typed = {"form": Form(row["form"]), "severity": Severity(row["severity"]), "told": told}
-    return Alert(**{**row, **typed})
+    return OutletAlert(**{**row, **typed})
 
 
-__all__: Sequence[str] = ("Alert", "Ledger")
+__all__: Sequence[str] = ("OutletAlert", "OutletLedger")

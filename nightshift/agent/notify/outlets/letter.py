@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from nightshift.agent.rca.summary import plain
-from nightshift.agent.store.incident import Cause, IncidentState, IncidentSummary, Step
+from nightshift.agent.store.incident import Cause, HistoryStep, IncidentState, IncidentSummary
 from nightshift.agent.store.tenancy import namespaces_of
 from nightshift.agent.units import sentence
 from nightshift.detectors.base import Severity
@@ -17,7 +17,7 @@ POLICY = "policy"
 _MAX_SUBJECTS = 20
 
 
-class Phase(StrEnum):
+class AlertPhase(StrEnum):
     """How an alert stands, in the words that the vendors share."""
 
     TRIGGERED = "triggered"
@@ -37,7 +37,7 @@ class Need:
     """`turn` counts the times that an incident newly needs a person: each turn is one page, never more."""
 
     turn: int
-    phase: Phase
+    phase: AlertPhase
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Letter:
     key: str
     incident: str
     turn: int
-    phase: Phase
+    phase: AlertPhase
     form: Form
     severity: Severity
     summary: str
@@ -61,7 +61,7 @@ class Letter:
     url: str
 
 
-def need(history: Sequence[Step]) -> Need:
+def need(history: Sequence[HistoryStep]) -> Need:
     """A relapse, and an escalation after somebody had taken it on, call a person anew; whoever acknowledged,
     approved or rejected has taken it on."""
     turn, taken, state = 1, False, IncidentState.OPEN
@@ -73,8 +73,8 @@ def need(history: Sequence[Step]) -> Need:
             taken = True
         state = step.after
     if state is IncidentState.RESOLVED:
-        return Need(turn, Phase.CLOSED)
-    return Need(turn, Phase.ACKNOWLEDGED if taken else Phase.TRIGGERED)
+        return Need(turn, AlertPhase.CLOSED)
+    return Need(turn, AlertPhase.ACKNOWLEDGED if taken else AlertPhase.TRIGGERED)
 
 
 def key_of(cluster: str, incident: str, turn: int) -> str:
@@ -95,7 +95,7 @@ def letter(
     incident: IncidentSummary,
     cluster: str,
     turn: int,
-    phase: Phase,
+    phase: AlertPhase,
     form: Form,
     severity: Severity,
     console_url: str = "",

@@ -16,9 +16,9 @@ from urllib.parse import quote
 from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.agent.notify.outlets.base import Acknowledgement
-from nightshift.agent.notify.outlets.delivery import Refused
-from nightshift.agent.notify.outlets.letter import Form, Letter, Phase
-from nightshift.agent.notify.outlets.web import Web, secret_of
+from nightshift.agent.notify.outlets.delivery import DeliveryRefused
+from nightshift.agent.notify.outlets.letter import AlertPhase, Form, Letter
+from nightshift.agent.notify.outlets.web import OutletWeb, secret_of
 from nightshift.agent.rca.summary import plain
 from nightshift.detectors.base import Severity
 
@@ -55,15 +55,15 @@ class Opsgenie:
         self.forms = frozenset(Form) if settings.show else frozenset({Form.PAGE})
         self._priorities = settings.priorities
         headers = {"Authorization": f"GenieKey {key}"}
-        self._web = Web("Opsgenie", settings.url, settings.timeout_s, settings.proxy, headers)
+        self._web = OutletWeb("Opsgenie", settings.url, settings.timeout_s, settings.proxy, headers)
 
     def send(self, letters: Sequence[Letter]) -> None:
         for letter in letters:
             alias = _alias(letter)
-            if letter.phase is Phase.TRIGGERED:
+            if letter.phase is AlertPhase.TRIGGERED:
                 self._web.call("POST", "/v2/alerts", json=self._alert(letter, alias))
             else:
-                verb = "close" if letter.phase is Phase.CLOSED else "acknowledge"
+                verb = "close" if letter.phase is AlertPhase.CLOSED else "acknowledge"
                 path = f"/v2/alerts/{quote(alias, safe='')}/{verb}"
                 self._web.call("POST", path, json={"source": "Nightshift", "user": "Nightshift"}, params=_BY_ALIAS)
 
@@ -94,7 +94,7 @@ class Opsgenie:
         for key in keys:
             try:
                 answer = self._web.call("GET", f"/v2/alerts/{quote(key, safe='')}", params=_BY_ALIAS)
-            except Refused as refused:
+            except DeliveryRefused as refused:
                 if not refused.reason.startswith("404"):
                     raise
                 continue  # not worked on yet, or deleted there

@@ -22,11 +22,11 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.agent.notify.outlets.base import Acknowledgement
-from nightshift.agent.notify.outlets.letter import Form, Letter, Phase
-from nightshift.agent.notify.outlets.web import Web, secret_of
+from nightshift.agent.notify.outlets.letter import AlertPhase, Form, Letter
+from nightshift.agent.notify.outlets.web import OutletWeb, secret_of
 from nightshift.agent.rca.summary import plain
 
-_ACTIONS = {Phase.TRIGGERED: "trigger", Phase.ACKNOWLEDGED: "acknowledge", Phase.CLOSED: "resolve"}
+_ACTIONS = {AlertPhase.TRIGGERED: "trigger", AlertPhase.ACKNOWLEDGED: "acknowledge", AlertPhase.CLOSED: "resolve"}
 _TOOK_ON = {"incident.acknowledged": "", "incident.resolved": ", who resolved it there"}
 
 
@@ -61,12 +61,12 @@ class PagerDuty:
         self._secret = ""
         if settings.webhook_secret_file is not None:
             self._secret = secret_of("outlets.pagerduty.webhook_secret_file", settings.webhook_secret_file)
-        self._events = Web("PagerDuty", settings.url, settings.timeout_s, settings.proxy)
-        self._rest: Web | None = None
+        self._events = OutletWeb("PagerDuty", settings.url, settings.timeout_s, settings.proxy)
+        self._rest: OutletWeb | None = None
         if settings.api_token_file is not None:
             token = secret_of("outlets.pagerduty.api_token_file", settings.api_token_file)
             headers = {"Authorization": f"Token token={token}"}
-            self._rest = Web("PagerDuty", settings.api_url, settings.timeout_s, settings.proxy, headers)
+            self._rest = OutletWeb("PagerDuty", settings.api_url, settings.timeout_s, settings.proxy, headers)
 
     @property
     def takes_webhooks(self) -> bool:
@@ -76,12 +76,12 @@ class PagerDuty:
         for letter in letters:
             if letter.form is Form.PAGE:
                 self._events.call("POST", "/v2/enqueue", json=self._event(letter))
-            elif letter.phase is not Phase.ACKNOWLEDGED:
+            elif letter.phase is not AlertPhase.ACKNOWLEDGED:
                 self._events.call("POST", "/v2/change/enqueue", json=self._change(letter))
 
     def _event(self, letter: Letter) -> dict[str, Any]:
         event = {"routing_key": self._routing_key, "event_action": _ACTIONS[letter.phase], "dedup_key": letter.key}
-        if letter.phase is not Phase.TRIGGERED:
+        if letter.phase is not AlertPhase.TRIGGERED:
             return event
         payload = {
             "summary": plain(letter.summary, 1024),
@@ -97,7 +97,7 @@ class PagerDuty:
         return {**event, **more, "payload": payload}
 
     def _change(self, letter: Letter) -> dict[str, Any]:
-        ended = "ended: " if letter.phase is Phase.CLOSED else ""
+        ended = "ended: " if letter.phase is AlertPhase.CLOSED else ""
         payload = {
             "summary": plain(f"{ended}{letter.summary}", 1024),
             "source": letter.cluster,

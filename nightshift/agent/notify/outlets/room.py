@@ -8,8 +8,8 @@ import structlog
 from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from nightshift.agent.notify.outlets.courier import OutletCourier, Parts
-from nightshift.agent.notify.outlets.ledger import Ledger
+from nightshift.agent.notify.outlets.courier import OutletCourier, OutletParts
+from nightshift.agent.notify.outlets.ledger import OutletLedger
 from nightshift.agent.notify.outlets.pagerduty import PagerDuty
 from nightshift.collectors.base import Permanent, Temporary
 
@@ -22,10 +22,10 @@ _STALE_S = 6 * 3600.0
 class Outlets:
     """Tells incidents to the configured outlets while it runs."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: OutletParts) -> None:
         self._parts = parts
         self._log = structlog.get_logger("outlets")
-        self._ledger = Ledger(parts.store.database)
+        self._ledger = OutletLedger(parts.store.database)
         self.courier = OutletCourier(parts)
 
     def start(self) -> None:

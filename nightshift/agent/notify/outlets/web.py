@@ -9,13 +9,13 @@ from typing import Any
 
 import httpx
 
-from nightshift.agent.notify.outlets.delivery import NoAnswer, RateLimited, Refused
+from nightshift.agent.notify.outlets.delivery import DeliveryRefused, NoAnswer, RateLimited
 from nightshift.collectors.base import Permanent
 
 _MAX_WAIT_S = 3600.0
 
 
-class Web:
+class OutletWeb:
     """A client for one service. Redirects are not followed: a secret goes to the configured host alone."""
 
     def __init__(self, service: str, url: str, timeout_s: float, proxy: str = "", headers: Any = None) -> None:
@@ -35,7 +35,7 @@ class Web:
         if answer.status_code >= 500 or answer.status_code == 408:
             raise NoAnswer(f"{self._service} answered {answer.status_code}")
         if answer.status_code >= 300:
-            raise Refused(f"{answer.status_code} {answer.text[:200]}".strip(), self._service)
+            raise DeliveryRefused(f"{answer.status_code} {answer.text[:200]}".strip(), self._service)
         try:
             return answer.json() if answer.content else None
         except ValueError:

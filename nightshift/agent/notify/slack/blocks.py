@@ -32,7 +32,7 @@ _TEXTS = {"button": 75, "header": 150, "section": MAX_TEXT}
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class ChatMessage:
     """What stands in a channel: blocks, and one plain line for notifications and screen readers."""
 
     text: str
@@ -45,7 +45,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class ChatImage:
     """An image (PNG bytes) for a thread; `title` is what screen readers say."""
 
     title: str

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from nightshift.agent.notify.slack.blocks import (
     Block,
-    Message,
+    ChatMessage,
     actions,
     button,
     fallback,
@@ -24,9 +24,9 @@ from nightshift.agent.notify.slack.blocks import (
     paragraph,
     text,
 )
-from nightshift.agent.rca.summary import Line, as_shown, summarise
+from nightshift.agent.rca.summary import SummaryLine, as_shown, summarise
 from nightshift.agent.store.archive import NoSuchIncident, number_of
-from nightshift.agent.store.incident import Cause, Incident, IncidentState, IncidentSummary, Step
+from nightshift.agent.store.incident import Cause, HistoryStep, Incident, IncidentState, IncidentSummary
 from nightshift.agent.units import clock_time, duration, sentence
 from nightshift.detectors.base import State
 
@@ -90,7 +90,7 @@ class Ticket:
         return cls(incident, plan)
 
 
-def card(incident: Incident, now_s: float, console_url: str, snooze_s: float, silenced: str = "") -> Message:
+def card(incident: Incident, now_s: float, console_url: str, snooze_s: float, silenced: str = "") -> ChatMessage:
     """An incident's message. Its first line stands in notifications."""
     lines = summarise(incident, now_s)
     shown = [
@@ -106,10 +106,10 @@ def card(incident: Incident, now_s: float, console_url: str, snooze_s: float, si
     buttons = list(_buttons(incident, snooze_s))
     if buttons:
         blocks.append(actions(buttons))
-    return Message(fallback(lines[0].text), tuple(blocks))
+    return ChatMessage(fallback(lines[0].text), tuple(blocks))
 
 
-def _shown(item: Line, bold: bool) -> Block:
+def _shown(item: SummaryLine, bold: bool) -> Block:
     parts = [text(f"{item.label}: " if len(item.label) > 1 else f"{item.label} ", bold=True)] if item.label else []
     parts.append(text(item.text, bold=bold))
     for name, said in item.quotes:
@@ -129,7 +129,7 @@ def _buttons(incident: Incident, snooze_s: float) -> Iterator[Block]:
         yield button("Show evidence", "evidence", value)
 
 
-def story(incident: Incident) -> Message | None:
+def story(incident: Incident) -> ChatMessage | None:
     """The diagnosis at length, for the thread; None while there is none."""
     diagnosis = as_shown(incident).diagnosis
     if diagnosis is None:
@@ -144,10 +144,10 @@ def story(incident: Incident) -> Message | None:
         lines.append(line(text("Hypothesis, not proven: ", bold=True), text(diagnosis.hypothesis)))
     if diagnosis.dropped:
         lines.append(line(text(f"{diagnosis.dropped} drafted claims did not hold and are not shown")))
-    return Message(fallback(f"{incident.id}: {diagnosis.headline}"), (paragraph(lines),))
+    return ChatMessage(fallback(f"{incident.id}: {diagnosis.headline}"), (paragraph(lines),))
 
 
-def evidence(incident: Incident) -> Message:
+def evidence(incident: Incident) -> ChatMessage:
     """Every evidence item, for the one who asked."""
     diagnosis = as_shown(incident).diagnosis
     if diagnosis is None:
@@ -161,10 +161,12 @@ def evidence(incident: Incident) -> Message:
     more = len(diagnosis.evidence) - _MAX_ITEMS
     if more > 0:
         lines.append(line(text(f"and {more} more: nightshift report {incident.id}")))
-    return Message(fallback(f"Evidence of {incident.id}"), (paragraph(lines),)) if lines else said("No evidence.")
+    return (
+        ChatMessage(fallback(f"Evidence of {incident.id}"), (paragraph(lines),)) if lines else said("No evidence.")
+    )
 
 
-def event(incident: Incident, step: Step) -> Message:
+def event(incident: Incident, step: HistoryStep) -> ChatMessage:
     """One thing that happened, for the thread. Recovery is told with what proves it."""
     told = TOLD[Cause(step.cause)]
     lines = [line(text(f"{told}", bold=True), text(f" · {step.by} · {clock_time(step.at_s)} UTC"))]
@@ -172,7 +174,7 @@ def event(incident: Incident, step: Step) -> Message:
         lines.append(line(text(step.note)))
     if step.after is _S.RESOLVED:
         lines += [line(text(f"✓ {proof}")) for proof in recovery(incident)]
-    return Message(fallback(f"{incident.id}: {told}"), (paragraph(lines),))
+    return ChatMessage(fallback(f"{incident.id}: {told}"), (paragraph(lines),))
 
 
 def recovery(incident: Incident) -> list[str]:
@@ -184,7 +186,7 @@ def recovery(incident: Incident) -> list[str]:
     ]
 
 
-def reminder(incident: Incident, now_s: float, escalate_to: str) -> Message:
+def reminder(incident: Incident, now_s: float, escalate_to: str) -> ChatMessage:
     """Says in the thread that nobody has decided; mentions whom it escalates to."""
     waits = duration(now_s - incident.entered_s)
     what = "nobody has decided" if incident.state is _S.AWAITING_APPROVAL else "a person has to act"
@@ -193,10 +195,10 @@ def reminder(incident: Incident, now_s: float, escalate_to: str) -> Message:
         parts.append(text(f" The plan expires {clock_time(incident.action.expires_at_s)} UTC."))
     if escalate_to:
         parts += [text(" "), mention(escalate_to)]
-    return Message(fallback(f"{incident.id}: {what} for {waits}"), (paragraph([line(*parts)]),))
+    return ChatMessage(fallback(f"{incident.id}: {what} for {waits}"), (paragraph([line(*parts)]),))
 
 
-def storm(rows: Sequence[IncidentSummary], since_s: float, console_url: str) -> Message:
+def storm(rows: Sequence[IncidentSummary], since_s: float, console_url: str) -> ChatMessage:
     """Many incidents as one message: how many, of what, in which state, and the newest by name."""
     still = [row for row in rows if row.state is not _S.RESOLVED]
     head = f"Storm: {len(rows)} incidents since {clock_time(since_s)} UTC, {len(still)} still open"
@@ -212,7 +214,7 @@ def storm(rows: Sequence[IncidentSummary], since_s: float, console_url: str) -> 
     lines.append(line(text("Decide: /nightshift incidents, /nightshift approve INC-…")))
     if console_url:
         lines.append(line(link(f"{console_url.rstrip('/')}/incidents?state=open", "Console")))
-    return Message(fallback(head), (paragraph(lines),))
+    return ChatMessage(fallback(head), (paragraph(lines),))
 
 
 def _fault(row: IncidentSummary) -> str:
@@ -221,7 +223,7 @@ def _fault(row: IncidentSummary) -> str:
 
 def listing(
     rows: Sequence[IncidentSummary], now_s: float, suppressed: Mapping[str, str] = MappingProxyType({})
-) -> Message:
+) -> ChatMessage:
     """Open incidents, for the one who asked. `suppressed`: by incident, why nobody is told of it now."""
     if not rows:
         return said("No open incidents.")
@@ -234,17 +236,17 @@ def listing(
     more = len(rows) - _MAX_ITEMS
     if more > 0:
         lines.append(line(text(f"and {more} more")))
-    return Message(fallback(f"{len(rows)} open incidents"), (paragraph(lines),))
+    return ChatMessage(fallback(f"{len(rows)} open incidents"), (paragraph(lines),))
 
 
-def elsewhere(sentence_: str, console_url: str, incident_id: str) -> Message:
+def elsewhere(sentence_: str, console_url: str, incident_id: str) -> ChatMessage:
     """One sentence, and where to go instead."""
     lines = [line(text(sentence_))]
     if console_url:
         lines.append(line(link(f"{console_url.rstrip('/')}/incidents/{incident_id}", "Approve it in the console")))
-    return Message(fallback(sentence_), (paragraph(lines),))
+    return ChatMessage(fallback(sentence_), (paragraph(lines),))
 
 
-def said(sentence_: str) -> Message:
+def said(sentence_: str) -> ChatMessage:
     """One sentence."""
-    return Message(fallback(sentence_), (paragraph([line(text(sentence_))]),))
+    return ChatMessage(fallback(sentence_), (paragraph([line(text(sentence_))]),))

@@ -18,24 +18,24 @@ from typing import Any
 
 import structlog
 
-from nightshift.agent.approvals.access import Verb, may
+from nightshift.agent.approvals.access import Permission, may
 from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.people import Directory
 from nightshift.agent.approvals.policy import Person, must_sign_in_again
-from nightshift.agent.approvals.visibility import Window
+from nightshift.agent.approvals.visibility import IncidentWindow
 from nightshift.agent.clock import Clock
-from nightshift.agent.incidents.silence import Silence, namespaces_of_matcher
+from nightshift.agent.incidents.silence import IncidentSilence, namespaces_of_matcher
 from nightshift.agent.incidents.suppression import Suppressor
 from nightshift.agent.notify.outlets.delivery import RateLimited
 from nightshift.agent.notify.slack import card as words
 from nightshift.agent.notify.slack import proposals
-from nightshift.agent.notify.slack.blocks import Message
+from nightshift.agent.notify.slack.blocks import ChatMessage
 from nightshift.agent.notify.slack.card import Ticket, said
-from nightshift.agent.notify.slack.ledger import Ledger, card_key
+from nightshift.agent.notify.slack.ledger import ChatLedger, card_key
 from nightshift.agent.notify.slack.members import Members, NotAMember
 from nightshift.agent.notify.slack.proposals import PlanTicket, Promotions
 from nightshift.agent.notify.slack.settings import Settings
-from nightshift.agent.notify.slack.web import Web
+from nightshift.agent.notify.slack.web import SlackWeb
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.units import clock_time
 from nightshift.collectors.base import Permanent, Temporary
@@ -64,17 +64,17 @@ class Click:
     what: str
     value: str
     channel: str
-    tell: Callable[[Message], None]
+    tell: Callable[[ChatMessage], None]
 
 
 @dataclass(frozen=True)
-class Parts:
+class DeskParts:
     """What clicks work with."""
 
     store: Store
     gate: Gate
     clock: Clock
-    web: Web
+    web: SlackWeb
     settings: Settings
     directory: Directory
     suppressor: Suppressor
@@ -86,9 +86,9 @@ class Parts:
 class Desk:
     """Takes clicks, answers them from its own threads."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: DeskParts) -> None:
         self._p = parts
-        self._ledger = Ledger(parts.store.database)
+        self._ledger = ChatLedger(parts.store.database)
         self._promotions = Promotions(parts.gate, parts.store, parts.clock)
         self._log = structlog.get_logger("slack")
         self._waiting: queue.Queue[Callable[[], None] | None] = queue.Queue(_MOST_WAITING)
@@ -118,7 +118,7 @@ class Desk:
         """Queues a click; False where too many wait."""
         return self._queue(self._waiting, lambda: self._answer(click))
 
-    def ask_reason(self, trigger_id: str, value: str, channel: str, tell: Callable[[Message], None]) -> bool:
+    def ask_reason(self, trigger_id: str, value: str, channel: str, tell: Callable[[ChatMessage], None]) -> bool:
         """Opens the dialog that asks why; needs nothing but Slack, since its trigger is good for 3 s only. Where
         Slack does not open it, the clicker is told what else there is."""
 
@@ -163,7 +163,7 @@ class Desk:
         self._p.wake()
         self._say(click.what, click.tell, message)
 
-    def _say(self, what: str, tell: Callable[[Message], None], message: Message) -> None:
+    def _say(self, what: str, tell: Callable[[ChatMessage], None], message: ChatMessage) -> None:
         """Tells the clicker; once more where Slack asks for a moment."""
         try:
             try:
@@ -174,7 +174,7 @@ class Desk:
         except (OSError, Temporary, Permanent) as error:
             self._log.warning("the clicker was not told", what=what, error=str(error))
 
-    def _outcome(self, click: Click) -> Message:
+    def _outcome(self, click: Click) -> ChatMessage:
         name = self._p.members.name_of(click.user, click.workspace)
         person = self._p.directory.person(name, "slack")
         if click.what == "command":
@@ -195,7 +195,7 @@ class Desk:
             return self._snooze(ticket, person)
         return words.evidence(self._window(person).incident(ticket.incident))
 
-    def _promotion(self, click: Click, ticket: PlanTicket, person: Person) -> Message:
+    def _promotion(self, click: Click, ticket: PlanTicket, person: Person) -> ChatMessage:
         """The same gate, for kernels and policies."""
         gate = self._promotions.gate_of(ticket.plan)
         if gate is None or click.what not in ("approve", "reject"):
@@ -205,7 +205,7 @@ class Desk:
         reason = click.value.partition("\n")[2]
         return said(gate.reject(ticket.plan, ticket.plan_sha256, person, reason).message)
 
-    def _show(self, name: str, person: Person) -> Message:
+    def _show(self, name: str, person: Person) -> ChatMessage:
         """An incident or a promotion with its buttons, which bind the hash of what is shown."""
         now_s, url = self._p.clock.now_s(), self._p.settings.console_url
         if name.partition("/")[0] in proposals.FAMILIES:
@@ -215,10 +215,10 @@ class Desk:
             return said(f"There is no promotion {name[:100]}.")
         return words.card(self._window(person).incident(name.upper()), now_s, url, self._p.settings.snooze_s)
 
-    def _window(self, person: Person) -> Window:
-        return Window(self._p.store, person, self._p.inventory, self._p.clock.now_s())
+    def _window(self, person: Person) -> IncidentWindow:
+        return IncidentWindow(self._p.store, person, self._p.inventory, self._p.clock.now_s())
 
-    def _approve(self, ticket: Ticket, person: Person) -> Message:
+    def _approve(self, ticket: Ticket, person: Person) -> ChatMessage:
         """A click proves no fresh sign-in: where the plan asks for one, its reader is told where to go."""
         answer = self._p.gate.approve(ticket.incident, ticket.plan_sha256, person)
         action = None if answer.ok else self._window(person).incident(ticket.incident).action
@@ -227,16 +227,16 @@ class Desk:
             return said(answer.message)
         return words.elsewhere(answer.message, self._p.settings.console_url, ticket.incident)
 
-    def _snooze(self, ticket: Ticket, person: Person) -> Message:
+    def _snooze(self, ticket: Ticket, person: Person) -> ChatMessage:
         touched = self._window(person).incident(ticket.incident).namespaces
-        if not (allowed := may(person, Verb.SNOOZE, touched)):
+        if not (allowed := may(person, Permission.SNOOZE, touched)):
             return said(allowed.reason)
         until_s = self._p.clock.now_s() + self._p.settings.snooze_s
         self._ledger.change(card_key(ticket.incident), snoozed_until_s=until_s)
         self._log.info("snoozed", incident=ticket.incident, by=person.identity, until_s=until_s)
         return said(f"No reminders of {ticket.incident} until {clock_time(until_s)} UTC.")
 
-    def _command(self, text: str, person: Person) -> Message:
+    def _command(self, text: str, person: Person) -> ChatMessage:
         verb, _, rest = text.strip().partition(" ")
         rest = rest.strip()
         now_s = self._p.clock.now_s()
@@ -273,16 +273,16 @@ class Desk:
             case _:
                 return said(_USAGE)
 
-    def _silences(self, person: Person) -> list[Silence]:
+    def _silences(self, person: Person) -> list[IncidentSilence]:
         """A team is told of silences of its own namespaces alone: others name nodes and jobs that are not
         theirs."""
         return [
             silence
             for silence in self._p.suppressor.silences.standing()
-            if not person.is_tenant or may(person, Verb.SEE, namespaces_of_matcher(silence.matcher))
+            if not person.is_tenant or may(person, Permission.SEE, namespaces_of_matcher(silence.matcher))
         ]
 
-    def _status(self, person: Person) -> Message:
+    def _status(self, person: Person) -> ChatMessage:
         halt = self._p.gate.halted()
         rows = self._window(person).open_incidents()
         waiting = sum(row.state == "awaiting_approval" for row in rows)
@@ -291,7 +291,7 @@ class Desk:
         told = f" Held where it stands: {', '.join(held)}." if held else ""
         return said(f"{stop}{len(rows)} open incidents, {waiting} of them wait for approval.{told}")
 
-    def _silence(self, rest: str, person: Person) -> Message:
+    def _silence(self, rest: str, person: Person) -> ChatMessage:
         matcher, span, reason = [*rest.split(maxsplit=2), "", "", ""][:3]
         amount, unit = span[:-1], span[-1:]
         if not matcher or unit not in _SPANS or not (amount.isascii() and amount.isdecimal() and len(amount) < 6):

@@ -4,6 +4,7 @@ difference. Only the leading replica runs it.
 Nothing is queued: after an outage, a 429 or a restart the same comparison is made again, so nothing is lost, edits
 of an hour are one edit, and a message is never sent twice. A post is written down before it is sent; one whose
 answer never came is looked for by its key before it is sent again, and a late second copy is deleted.
+Where an incident is posted, and whether now, is decided purely (`channel_of`, `hold`).
 """
 
 from __future__ import annotations
@@ -11,25 +12,81 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import TypeVar
 
 from nightshift.agent.approvals.people import Directory
 from nightshift.agent.clock import Clock
-from nightshift.agent.incidents.suppression import Standing, Suppressor
-from nightshift.agent.notify.outlets.delivery import NoAnswer, Pace, RateLimited, Refused, Repeated, counted
+from nightshift.agent.incidents.suppression import ActiveSuppressions, Suppressor
+from nightshift.agent.notify.outlets.delivery import (
+    DeliveryPace,
+    DeliveryRefused,
+    NoAnswer,
+    RateLimited,
+    Repeated,
+    counted,
+)
 from nightshift.agent.notify.slack import card as words
-from nightshift.agent.notify.slack.blocks import Message, Picture
-from nightshift.agent.notify.slack.ledger import Ledger, Row, card_key
+from nightshift.agent.notify.slack.blocks import ChatImage, ChatMessage
+from nightshift.agent.notify.slack.ledger import ChatLedger, Row, card_key
 from nightshift.agent.notify.slack.proposals import Teller
-from nightshift.agent.notify.slack.routing import channel_of, hold
 from nightshift.agent.notify.slack.settings import Settings
-from nightshift.agent.notify.slack.web import OF_A_PLACE, UNREACHABLE_CHANNEL, Web
+from nightshift.agent.notify.slack.web import OF_A_PLACE, UNREACHABLE_CHANNEL, SlackWeb
 from nightshift.agent.presentation.chart_image import deciding, png
 from nightshift.agent.store.archive import name_of, number_of
 from nightshift.agent.store.incident import Cause, Incident, IncidentState, taken_on
 from nightshift.agent.store.incident_store import Store
+from nightshift.agent.store.tenancy import namespaces_of
 from nightshift.collectors.seal import sha256_hex
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.detectors.base import Severity
+
+_ORDER = list(Severity)
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Not now, but at `until_s`; says why."""
+
+    until_s: float
+    why: str
+
+
+def channel_of(incident: Incident, settings: Settings, directory: Directory) -> str:
+    """One channel: the first route that fits, else the owner's, else the default. Never two.
+
+    An owner's channel gets only what is the owner's alone: what touches several teams' jobs goes to the default
+    channel, or one team would read of another's."""
+    spaces = namespaces(incident)
+    for route in settings.routes:
+        severe = not route.severities or incident.severity in route.severities
+        if severe and (not route.namespaces or _any_fits(spaces, route.namespaces)):
+            return route.channel
+    channels = {owner.slack_channel if (owner := directory.owner([name])) else "" for name in spaces}
+    return (channels.pop() if len(channels) == 1 else "") or settings.channel
+
+
+def namespaces(incident: Incident) -> list[str]:
+    """The namespaces that an incident is about: whose jobs it touches, and the job that its diagnosis names."""
+    named = []
+    if incident.diagnosis is not None and "job" in incident.diagnosis.facts:
+        named = namespaces_of([Subject(SubjectKind.JOB, str(incident.diagnosis.facts["job"]))])
+    return list(dict.fromkeys([*namespaces_of(incident.subjects), *named, *incident.namespaces]))
+
+
+def hold(incident: Incident, settings: Settings, now_s: float) -> Hold | None:
+    """Whether quiet hours keep an incident back, and until when."""
+    hours = settings.quiet_hours
+    if hours is None or _ORDER.index(incident.severity) >= _ORDER.index(hours.least):
+        return None
+    end_s = hours.end_after(now_s)
+    return None if end_s is None else Hold(end_s, "quiet hours")
+
+
+def _any_fits(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
 
 _T = TypeVar("_T")
 _MINUTE_S = 60.0
@@ -48,12 +105,12 @@ _NO_PICTURE = "none"
 
 
 @dataclass(frozen=True)
-class Parts:
+class SlackParts:
     """What the courier works with; built once in `agent.app`."""
 
     store: Store
     clock: Clock
-    web: Web
+    web: SlackWeb
     settings: Settings
     directory: Directory
     suppressor: Suppressor
@@ -69,17 +126,17 @@ class Parts:
 class Courier(Repeated):
     """Keeps one workspace in step."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: SlackParts) -> None:
         super().__init__("slack", parts.settings.timeout_s + 1)
         self._p = parts
-        self._ledger = Ledger(parts.store.database)
-        self._pace = Pace()
+        self._ledger = ChatLedger(parts.store.database)
+        self._pace = DeliveryPace()
         self._broken: dict[str, float] = {}
         self._storm_edited: dict[str, float] = {}
         self._looked: dict[str, float] = {}
         self._failed: dict[str, float] = {}
         """By message: when it last failed (wall s)."""
-        self._standing = Standing((), (), lambda subject: ())
+        self._standing = ActiveSuppressions((), (), lambda subject: ())
         self._storms_now: dict[str, Row] = {}
         self._joining: list[Row] = []
 
@@ -170,7 +227,7 @@ class Courier(Repeated):
         if content.sha256 != row.content_sha256 and row.ts is not None:
             try:
                 self._call("update", lambda: self._p.web.update(row.channel, row.ts or "", row.key, content))
-            except Refused as refused:
+            except DeliveryRefused as refused:
                 self._post(self._moved(row, refused), content)
                 return
             self._ledger.change(row.key, content_sha256=content.sha256)
@@ -180,7 +237,7 @@ class Courier(Repeated):
     def _thread_of(self, incident: Incident, row: Row) -> None:
         there = self._ledger.thread(number_of(incident.id))
         stormy = row.channel in self._storms_now
-        wanted: list[tuple[str, Message, bool]] = []
+        wanted: list[tuple[str, ChatMessage, bool]] = []
         story = None if stormy else words.story(incident)
         if story is not None:
             wanted.append((f"{incident.id}/why/{story.sha256[:16]}", story, False))
@@ -207,8 +264,8 @@ class Courier(Repeated):
         if key not in there:
             reply = Row(key, "thread", number_of(incident.id), row.channel, row.ts)
             try:
-                self._post(reply, Picture(chart.title, png(chart)))
-            except Refused as refused:  # files may be forbidden where messages are not: the words go on
+                self._post(reply, ChatImage(chart.title, png(chart)))
+            except DeliveryRefused as refused:  # files may be forbidden where messages are not: the words go on
                 if refused.reason in UNREACHABLE_CHANNEL:
                     raise
                 self._ledger.change(key, ts=_NO_PICTURE)
@@ -220,7 +277,7 @@ class Courier(Repeated):
             shown["reminders"] = 0
         self._ledger.change(row.key, held_until_s=None, **shown)
 
-    def _card(self, incident: Incident, now_s: float) -> Message:
+    def _card(self, incident: Incident, now_s: float) -> ChatMessage:
         s = self._p.settings
         return words.card(incident, now_s, s.console_url, s.snooze_s)
 
@@ -256,21 +313,21 @@ class Courier(Repeated):
             self._storm_edited[row.key] = self._p.wall_s()
             self._try(row.channel, partial(self._post if row.ts is None else self._edit, row, content), row.key)
 
-    def _edit_promotion(self, row: Row, content: Message) -> None:
+    def _edit_promotion(self, row: Row, content: ChatMessage) -> None:
         assert self._p.promotions is not None
         self._p.promotions.edit(row, partial(self._edit, row, content))
 
-    def _edit(self, row: Row, content: Message) -> None:
+    def _edit(self, row: Row, content: ChatMessage) -> None:
         try:
             self._call("update", lambda: self._p.web.update(row.channel, row.ts or "", row.key, content))
-        except Refused as refused:
+        except DeliveryRefused as refused:
             if row.kind != "storm":
                 raise
             self._post(self._moved(row, refused), content)
             return
         self._ledger.change(row.key, content_sha256=content.sha256)
 
-    def _moved(self, row: Row, refused: Refused) -> Row:
+    def _moved(self, row: Row, refused: DeliveryRefused) -> Row:
         """A message that cannot be edited any more, as one that is yet to be posted: in its channel where it was
         deleted there, in the default one where its channel was archived or we were put out of it. Raises the
         refusal where it says anything else."""
@@ -305,20 +362,20 @@ class Courier(Repeated):
 
                 self._try(row.channel, partial(self._tell_again, row, reply, content, number), key)
 
-    def _tell_again(self, row: Row, reply: Row, content: Message, number: int) -> None:
+    def _tell_again(self, row: Row, reply: Row, content: ChatMessage, number: int) -> None:
         if self._post(reply, content, True) or (self._ledger.row(reply.key) or reply).ts is not None:
             self._ledger.change(row.key, reminders=number)
 
     # Sending ----------------------------------------------------------------------------------------------------
 
-    def _post(self, row: Row, content: Message | Picture, broadcast: bool = False) -> bool:
+    def _post(self, row: Row, content: ChatMessage | ChatImage, broadcast: bool = False) -> bool:
         """Writes the post down, sends it, writes down that it is there. False where an earlier try of it is still
         being looked for."""
         if not self._ledger.begin(row, self._p.wall_s()):
             return False
         try:
             ts = self._call("post", lambda: self._p.web.post(row.channel, row.key, content, row.thread, broadcast))
-        except (RateLimited, Refused):
+        except (RateLimited, DeliveryRefused):
             self._unsent(row)
             raise
         self._ledger.posted(row.key, ts, content.sha256, self._p.wall_s())
@@ -385,7 +442,7 @@ class Courier(Repeated):
             again_in_s = self._pace.away(wall_s)
             self.problem = str(error)
             self._log.warning("Slack is away; messages wait", error=str(error), again_in_s=again_in_s)
-        except Refused as error:
+        except DeliveryRefused as error:
             if error.reason in UNREACHABLE_CHANNEL and channel != self._p.settings.channel:
                 self._broken[channel] = wall_s + _BROKEN_S
             else:
@@ -397,4 +454,4 @@ class Courier(Repeated):
         return counted(call, partial(self._p.count, what))
 
 
-__all__: Sequence[str] = ("Courier", "Parts")
+__all__: Sequence[str] = ("Courier", "SlackParts")

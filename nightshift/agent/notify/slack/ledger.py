@@ -50,7 +50,7 @@ def card_key(incident_id: str) -> str:
     return f"{incident_id}/card"
 
 
-class Ledger:
+class ChatLedger:
     """Reads and writes the rows. Every method is one transaction."""
 
     def __init__(self, database: Database) -> None:
@@ -161,4 +161,4 @@ class Ledger:
             return [Row(**row._mapping) for row in connection.execute(sa.select(messages).where(where))]
 
 
-__all__: Sequence[str] = ("Ledger", "Row", "card_key")
+__all__: Sequence[str] = ("ChatLedger", "Row", "card_key")

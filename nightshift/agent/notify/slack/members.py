@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from nightshift.agent.notify.outlets.delivery import Refused
-from nightshift.agent.notify.slack.web import Web
+from nightshift.agent.notify.outlets.delivery import DeliveryRefused
+from nightshift.agent.notify.slack.web import SlackWeb
 from nightshift.collectors.base import Permanent
 
 _KEEP_S = 60.0
@@ -22,7 +22,7 @@ class NotAMember(Permanent):
 class Members:
     """Asks `users.info`, and remembers an answer for a minute: who is removed can click no longer than that."""
 
-    def __init__(self, web: Web, workspace: str, wall_s: Callable[[], float] = time.time) -> None:
+    def __init__(self, web: SlackWeb, workspace: str, wall_s: Callable[[], float] = time.time) -> None:
         self._web = web
         self._workspace = workspace
         self._wall_s = wall_s
@@ -51,7 +51,7 @@ class Members:
     def _ask(self, user: str) -> tuple[str, str]:
         try:
             member = self._web.member(user)
-        except Refused as refused:
+        except DeliveryRefused as refused:
             if refused.reason in _GONE:
                 return "", "This workspace does not know you."
             raise

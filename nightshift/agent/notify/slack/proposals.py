@@ -14,10 +14,10 @@ from nightshift.agent.approvals.kernel_gate import KernelGate, KernelProposal, P
 from nightshift.agent.approvals.kernel_search import SHOWN, fleet_view
 from nightshift.agent.approvals.policy import PEOPLE, Person, rule_for
 from nightshift.agent.clock import Clock
-from nightshift.agent.notify.outlets.delivery import Refused
+from nightshift.agent.notify.outlets.delivery import DeliveryRefused
 from nightshift.agent.notify.slack.blocks import (
     Block,
-    Message,
+    ChatMessage,
     actions,
     button,
     fallback,
@@ -26,7 +26,7 @@ from nightshift.agent.notify.slack.blocks import (
     paragraph,
     text,
 )
-from nightshift.agent.notify.slack.ledger import Ledger, Row
+from nightshift.agent.notify.slack.ledger import ChatLedger, Row
 from nightshift.agent.notify.slack.settings import Settings
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.units import clock_time, full_time, sentence
@@ -88,7 +88,7 @@ class Promotions:
 
 def card(
     proposal: KernelProposal, gate: Gate, now_s: float, console_url: str, view: FleetView | None = None
-) -> Message:
+) -> ChatMessage:
     """A promotion's message: what, its evidence, risk, undo, who has approved, and until when. view: the machines
     of its jobs; where they or its evidence refuse it, the reason stands in place of the button."""
     action = proposal.action
@@ -121,7 +121,7 @@ def card(
         value = PlanTicket(action.id, action.plan_sha256).value()
         approve = [] if refused else [button("Approve", "approve", value, "primary")]
         blocks.append(actions([*approve, button("Reject…", "reject", value, "danger")]))
-    return Message(fallback(head), tuple(blocks))
+    return ChatMessage(fallback(head), tuple(blocks))
 
 
 def _state(proposal: KernelProposal, needed: int, now_s: float) -> str:
@@ -136,7 +136,7 @@ def _state(proposal: KernelProposal, needed: int, now_s: float) -> str:
     return f"{proposal.state}{by}{f': {proposal.note}' if proposal.note else ''}"
 
 
-def listing(found: Sequence[KernelProposal], now_s: float) -> Message:
+def listing(found: Sequence[KernelProposal], now_s: float) -> ChatMessage:
     """What waits, for the one who asked."""
     waiting = [item for item in found if item.state is ProposalState.WAITING and now_s < item.action.expires_at_s]
     lines = [
@@ -150,20 +150,20 @@ def listing(found: Sequence[KernelProposal], now_s: float) -> Message:
         lines.append(line(text(f"and {len(waiting) - _LISTED} more")))
     head = f"{len(waiting)} promotions wait" if waiting else "No promotion waits."
     lines.append(line(text("Decide: /nightshift show PLAN" if waiting else head)))
-    return Message(fallback(head), (paragraph(lines),))
+    return ChatMessage(fallback(head), (paragraph(lines),))
 
 
 class Teller:
     """Compares the promotions with their messages. Sending is the courier's."""
 
-    def __init__(self, promotions: Promotions, gate: Gate, ledger: Ledger, settings: Settings) -> None:
+    def __init__(self, promotions: Promotions, gate: Gate, ledger: ChatLedger, settings: Settings) -> None:
         self._promotions = promotions
         self._gate = gate
         self._ledger = ledger
         self._settings = settings
         self._looked_s = 0.0
 
-    def due(self, now_s: float, wall_s: float) -> Iterator[tuple[Row, Message, bool]]:
+    def due(self, now_s: float, wall_s: float) -> Iterator[tuple[Row, ChatMessage, bool]]:
         """(row, what it should show, whether it is there) of each message that is missing or out of date. One that
         was decided before the chat knew of it is left alone."""
         if not self._settings.promotions or wall_s < self._looked_s + _LOOK_S:
@@ -185,7 +185,7 @@ class Teller:
         """Edits a message; one that somebody deleted is posted again at the next look."""
         try:
             edit()
-        except Refused as refused:
+        except DeliveryRefused as refused:
             if refused.reason not in _GONE:
                 raise
             self._ledger.change(row.key, ts=None, content_sha256=None)

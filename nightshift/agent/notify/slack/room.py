@@ -1,4 +1,4 @@
-"""Slack as one part: builds the courier and the desk, listens to Slack, and starts and stops with the App.
+"""Slack as one part: listens for the desk, lets the courier post, and starts and stops with the App.
 
 A Slack that is away, or refuses our token, never keeps the daemon from starting or from acting: it is said in the
 log, on /metrics and by `nightshift doctor`, and tried again.
@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,24 +28,13 @@ from slack_sdk.errors import SlackClientError
 from slack_sdk.signature import SignatureVerifier
 from starlette.concurrency import run_in_threadpool
 
-from nightshift.agent.approvals.gate import Gate
-from nightshift.agent.approvals.people import Directory
-from nightshift.agent.clock import Clock
-from nightshift.agent.incidents.suppression import Suppressor
-from nightshift.agent.notify.outlets.delivery import Refused
-from nightshift.agent.notify.slack.blocks import Message
+from nightshift.agent.notify.outlets.delivery import DeliveryRefused
+from nightshift.agent.notify.slack.blocks import ChatMessage
 from nightshift.agent.notify.slack.clicks import REASON_VIEW, Click, Desk, reason_of
-from nightshift.agent.notify.slack.clicks import Parts as DeskParts
 from nightshift.agent.notify.slack.courier import Courier
-from nightshift.agent.notify.slack.courier import Parts as CourierParts
-from nightshift.agent.notify.slack.ledger import Ledger
-from nightshift.agent.notify.slack.members import Members
-from nightshift.agent.notify.slack.proposals import Promotions, Teller
 from nightshift.agent.notify.slack.settings import Settings
-from nightshift.agent.notify.slack.web import Opener, Web
-from nightshift.agent.store.incident_store import Store
+from nightshift.agent.notify.slack.web import Opener, SlackWeb
 from nightshift.collectors.base import Permanent, Temporary
-from nightshift.collectors.subject import Inventory
 
 PATH = "/slack/events"
 MAX_BODY_BYTES = 1_000_000
@@ -57,58 +46,20 @@ class Slack:
     """Posts incidents and takes clicks while it runs."""
 
     def __init__(
-        self,
-        settings: Settings,
-        *,
-        store: Store,
-        gate: Gate,
-        clock: Clock,
-        directory: Directory,
-        leads: Callable[[], bool],
-        count: Callable[[str, str], None],
-        wake: Callable[[], None] = lambda: None,
-        suppressor: Suppressor | None = None,
-        pager: Callable[[str], str] = lambda incident_id: "",
-        inventory: Inventory | None = None,
+        self, settings: Settings, web: SlackWeb, courier: Courier, desk: Desk, ready: threading.Event
     ) -> None:
-        """`wake` is called after each click, so that what it approved starts at once; `pager` says which outlet
-        paged for an incident. Raises Permanent where a token's file cannot be read."""
-        self._settings = settings
+        """`ready` is set once the token and the workspace are proven. Raises Permanent where a secret's file cannot
+        be read."""
+        self._settings, self.web, self.courier, self.desk, self._ready = settings, web, courier, desk, ready
         self._log = structlog.get_logger("slack")
         self._stopping = threading.Event()
-        self._ready = threading.Event()
-        self._token = secret_of("slack.bot_token_file", settings.bot_token_file)
         self._app_token, self._signing_secret = "", ""
         if settings.mode == "socket":
             self._app_token = secret_of("slack.app_token_file", settings.app_token_file)
         else:
             self._signing_secret = secret_of("slack.signing_secret_file", settings.signing_secret_file)
-        self.web = Web(self._token, settings.api_url, settings.proxy, settings.timeout_s, self._renewed)
         self._taken: OrderedDict[str, None] = OrderedDict()
         self._mutex = threading.Lock()
-        suppressor = suppressor or Suppressor(store, clock)
-        courier_parts = CourierParts(
-            store=store,
-            clock=clock,
-            web=self.web,
-            settings=settings,
-            directory=directory,
-            suppressor=suppressor,
-            promotions=Teller(Promotions(gate, store, clock), gate, Ledger(store.database), settings),
-            pager=pager,
-            leads=lambda: self._ready.is_set() and leads(),
-            count=count,
-        )
-        self.courier = Courier(courier_parts)
-
-        def clicked() -> None:
-            wake()
-            self.courier.wake()
-
-        members = Members(self.web, settings.workspace)
-        self.desk = Desk(
-            DeskParts(store, gate, clock, self.web, settings, directory, suppressor, members, clicked, inventory)
-        )
         self._bot_user = ""
         self._bolt = self._build_bolt()
         self._socket: SocketModeHandler | None = None
@@ -152,7 +103,9 @@ class Slack:
             try:
                 workspace, self._bot_user = self.web.whoami()
                 if workspace != self._settings.workspace:
-                    raise Refused(f"the bot token belongs to workspace {workspace}, not {self._settings.workspace}")
+                    raise DeliveryRefused(
+                        f"the bot token belongs to workspace {workspace}, not {self._settings.workspace}"
+                    )
                 self._ready.set()
                 if self._settings.mode == "socket":
                     self._connect()
@@ -167,7 +120,7 @@ class Slack:
                 wait_s = min(most_s, 2 * wait_s)
 
     def _connect(self) -> None:
-        opener = Opener(self.web.client, lambda: self._now("slack.app_token_file", self._settings.app_token_file))
+        opener = Opener(self.web.client, lambda: secret_now("slack.app_token_file", self._settings.app_token_file))
         self._socket = SocketModeHandler(
             self._bolt, self._app_token, web_client=opener, proxy=self._settings.proxy or None
         )
@@ -208,7 +161,7 @@ class Slack:
         if self._is_again(body):
             return
 
-        def tell(message: Message) -> None:
+        def tell(message: ChatMessage) -> None:
             _alone(respond, message.text, list(message.blocks))
 
         channel = str((body.get("channel") or {}).get("id", ""))
@@ -224,7 +177,7 @@ class Slack:
         channel, value, reason = reason_of(view)
         user, workspace = _who(body)
 
-        def tell(message: Message) -> None:
+        def tell(message: ChatMessage) -> None:
             self.web.whisper(channel, user, message)
 
         self.desk.take(Click(user, workspace, "reject", f"{value}\n{reason}", channel, tell))
@@ -240,7 +193,7 @@ class Slack:
         channel = body.get("channel")
         name = str(channel.get("id", "")) if isinstance(channel, Mapping) else str(body.get("channel_id", ""))
 
-        def tell(message: Message) -> None:
+        def tell(message: ChatMessage) -> None:
             _alone(respond, message.text, list(message.blocks))
 
         if not self.desk.take(Click(user, workspace, what, value, name, tell)):
@@ -259,22 +212,11 @@ class Slack:
                 self._taken.popitem(last=False)
         return again
 
-    def _renewed(self) -> str:
-        return self._now("slack.bot_token_file", self._settings.bot_token_file)
-
-    def _now(self, setting: str, path: Path | None) -> str:
-        """A secret as its file has it now; empty where that is no good just now, which is said."""
-        try:
-            return secret_of(setting, path)
-        except Permanent as error:
-            self._log.error("a secret's file cannot be read", error=str(error))
-            return ""
-
     def _is_signed(self, text: str, headers: dict[str, str]) -> bool:
         """By the secret that we have, or by the one that its file has by now."""
         if SignatureVerifier(self._signing_secret).is_valid_request(text, headers):
             return True
-        found = self._now("slack.signing_secret_file", self._settings.signing_secret_file)
+        found = secret_now("slack.signing_secret_file", self._settings.signing_secret_file)
         if found in ("", self._signing_secret) or not SignatureVerifier(found).is_valid_request(text, headers):
             return False
         self._signing_secret = found
@@ -317,7 +259,7 @@ class Slack:
 def try_out(settings: Settings) -> str:
     """Asks Slack whether the token, the workspace and the default channel do, and says what answered. Raises
     Permanent, naming what does not, or Temporary."""
-    web = Web(secret_of("slack.bot_token_file", settings.bot_token_file), settings.api_url, settings.proxy,
+    web = SlackWeb(secret_of("slack.bot_token_file", settings.bot_token_file), settings.api_url, settings.proxy,
               settings.timeout_s)  # fmt: skip
     workspace, _ = web.whoami()
     if workspace != settings.workspace:
@@ -346,6 +288,15 @@ def _alone(respond: Respond, text: str, blocks: list[dict[str, Any]] | None = No
 
 def _busy(respond: Respond) -> None:
     _alone(respond, "Too many clicks wait; nothing was done. Use the CLI or the console.")
+
+
+def secret_now(setting: str, path: Path | None) -> str:
+    """A secret as its file has it now; empty where that is no good just now, which is said."""
+    try:
+        return secret_of(setting, path)
+    except Permanent as error:
+        structlog.get_logger("slack").error("a secret's file cannot be read", error=str(error))
+        return ""
 
 
 def secret_of(setting: str, path: Path | None) -> str:

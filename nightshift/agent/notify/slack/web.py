@@ -13,8 +13,8 @@ from slack_sdk import WebClient
 from slack_sdk.errors import SlackApiError, SlackClientError
 from slack_sdk.web import SlackResponse
 
-from nightshift.agent.notify.outlets.delivery import NoAnswer, RateLimited, Refused
-from nightshift.agent.notify.slack.blocks import Message, Picture, problems
+from nightshift.agent.notify.outlets.delivery import DeliveryRefused, NoAnswer, RateLimited
+from nightshift.agent.notify.slack.blocks import ChatImage, ChatMessage, problems
 from nightshift.agent.rca.summary import plain
 
 EVENT_TYPE = "nightshift_message"
@@ -57,7 +57,7 @@ class Opener(WebClient):
         return super().apps_connections_open(app_token=self._app_token() or app_token, **more)
 
 
-class Web:
+class SlackWeb:
     """The few methods that we use. No retries: the courier decides what a failure means for a message."""
 
     def __init__(
@@ -77,11 +77,11 @@ class Web:
         return str(answer["team_id"]), str(answer["user_id"])
 
     def post(
-        self, channel: str, key: str, message: Message | Picture, thread: str | None, broadcast: bool = False
+        self, channel: str, key: str, message: ChatMessage | ChatImage, thread: str | None, broadcast: bool = False
     ) -> str:
         """Puts a message into a channel or thread, or a picture into a thread; returns its timestamp, or the
         file's id. `key` finds it again."""
-        if isinstance(message, Picture):
+        if isinstance(message, ChatImage):
             return self._upload(channel, key, message, thread)
         arguments: dict[str, Any] = {"reply_broadcast": True} if broadcast and thread else {}
         with self._meaning():
@@ -96,7 +96,7 @@ class Web:
             )
         return str(answer["ts"])
 
-    def update(self, channel: str, ts: str, key: str, message: Message) -> None:
+    def update(self, channel: str, ts: str, key: str, message: ChatMessage) -> None:
         metadata = {"event_type": EVENT_TYPE, "event_payload": {"key": key}}
         with self._meaning():
             self.client.chat_update(channel=channel, ts=ts, metadata=metadata, **_content(message))
@@ -132,7 +132,7 @@ class Web:
             if not cursor:
                 return sorted(found)
 
-    def whisper(self, channel: str, user: str, message: Message, thread: str | None = None) -> None:
+    def whisper(self, channel: str, user: str, message: ChatMessage, thread: str | None = None) -> None:
         """Tells one person alone."""
         with self._meaning():
             self.client.chat_postEphemeral(channel=channel, user=user, thread_ts=thread, **_content(message))
@@ -151,7 +151,7 @@ class Web:
         with self._meaning():
             return bool(self.client.conversations_info(channel=channel)["channel"].get("is_member"))
 
-    def _upload(self, channel: str, key: str, picture: Picture, thread: str | None) -> str:
+    def _upload(self, channel: str, key: str, picture: ChatImage, thread: str | None) -> str:
         """The external upload flow: files.getUploadURLExternal, the bytes, files.completeUploadExternal."""
         title = plain(picture.title, 150)
         with self._meaning():
@@ -170,7 +170,7 @@ class Web:
         try:
             with _said():
                 yield
-        except Refused as refused:
+        except DeliveryRefused as refused:
             token = self._renew() if refused.reason in _TOKEN else ""
             if not token or token == self.client.token:
                 raise
@@ -182,11 +182,11 @@ def _file_name(key: str) -> str:
     return f"nightshift-{key.replace('/', '-')}.png"
 
 
-def _content(message: Message) -> dict[str, Any]:
+def _content(message: ChatMessage) -> dict[str, Any]:
     content = {"text": message.text, "blocks": list(message.blocks)}
     broken = problems(content)
     if broken:
-        raise Refused(f"a message of ours breaks Slack's limits: {broken[0]}")
+        raise DeliveryRefused(f"a message of ours breaks Slack's limits: {broken[0]}")
     return content
 
 
@@ -202,7 +202,7 @@ def _said() -> Iterator[None]:
             raise RateLimited("Slack asks for fewer calls", _retry_after(response)) from error
         if status >= 500 or reason in _TRANSIENT:
             raise NoAnswer(f"Slack answered {status} {reason}") from error
-        raise Refused(reason) from error
+        raise DeliveryRefused(reason) from error
     except (SlackClientError, OSError, HTTPException, ValueError) as error:
         raise NoAnswer(f"Slack did not answer: {type(error).__name__}: {error}"[:300]) from error
 

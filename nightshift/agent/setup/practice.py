@@ -12,10 +12,10 @@ from nightshift.agent.drill import Drills, is_drill, is_drills
 from nightshift.agent.incidents.advisor import Advisor, resembling
 from nightshift.agent.incidents.node_return import GivingBack
 from nightshift.agent.incidents.recovery_proof import ResumedProgress
-from nightshift.agent.incidents.stage_parts import Parts
+from nightshift.agent.incidents.stages import StageParts
 from nightshift.agent.metrics import Metrics
 from nightshift.agent.rca.bundle import PastIncident
-from nightshift.agent.rca.investigate import Investigator, Spent
+from nightshift.agent.rca.investigate import Investigator, ModelSpending
 from nightshift.agent.rca.model import Model
 from nightshift.agent.rca.promql import range_query
 from nightshift.agent.rca.redact import Redactor
@@ -27,8 +27,8 @@ from nightshift.agent.store.intents import commitments
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.history import History
 from nightshift.collectors.subject import Inventory
-from nightshift.controllers.action import KINDS, Action, ActionKind, Actuator, Proposal
-from nightshift.controllers.guard import Commitment, Ruling
+from nightshift.controllers.action import KINDS, Action, ActionKind, ActionProposal, Actuator
+from nightshift.controllers.guard import Commitment, GuardRuling
 from nightshift.controllers.playbooks import plugins as playbooks
 
 _PAST = 50
@@ -85,9 +85,9 @@ class Practice:
             promql=range_query(settings.sources),
         )
 
-    def parts(self) -> Parts:
+    def parts(self) -> StageParts:
         """What the lifecycle's stages work with; asked each time, so that a reload is heeded."""
-        return Parts(
+        return StageParts(
             store=self._store,
             gate=self._gate,
             clock=self._clock,
@@ -114,23 +114,23 @@ class Practice:
             return self.drills.actuator
         return actuator_of(incident.action.kind if incident.action is not None else ActionKind.NONE, self.actuators)
 
-    def _spent(self, outcome: str, spent: Spent) -> None:
+    def _spent(self, outcome: str, spent: ModelSpending) -> None:
         self._metrics.model_outcomes.labels(outcome).inc()
         self._metrics.model_tokens.inc(spent.tokens)
 
     def _diagnose(self, incident: Incident) -> Diagnosis:
         return self._advisor_of(incident).diagnose(incident)
 
-    def _plan(self, incident: Incident) -> Proposal:
+    def _plan(self, incident: Incident) -> ActionProposal:
         return self._advisor_of(incident).plan(incident)
 
     def _advisor_of(self, incident: Incident) -> Advisor:
         """The present one: a reload may have changed it."""
         return self.drills.advisor(incident) if is_drill(incident) else self._advisor
 
-    def _guard(self, action: Action, begun: Sequence[Commitment]) -> Ruling:
+    def _guard(self, action: Action, begun: Sequence[Commitment]) -> GuardRuling:
         if is_drills(action):
-            return Ruling(True, "a drill touches nothing")
+            return GuardRuling(True, "a drill touches nothing")
         return self._advisor.guard(action, [item for item in begun if not is_drills(item.action)])
 
     def _not_earned(self, action: Action) -> str:

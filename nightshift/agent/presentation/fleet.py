@@ -21,7 +21,7 @@ _DIRECT = frozenset({SubjectKind.GPU, SubjectKind.RANK, SubjectKind.CONTAINER, S
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class GpuCell:
     """One GPU. `state` is ok, no_data, info, warning, critical or touched (its job has an incident elsewhere)."""
 
     gpu: Subject
@@ -37,7 +37,7 @@ class Cell:
 @dataclass(frozen=True, slots=True)
 class Node:
     name: str
-    cells: tuple[Cell, ...]
+    cells: tuple[GpuCell, ...]
     worst: str
 
 
@@ -69,7 +69,7 @@ def fleet(
         known.update(inventory.subjects(SubjectKind.GPU, now_s))
     known = known if only is None else known & only
     told = trouble(open_incidents, inventory, now_s)
-    by_node: dict[str, list[Cell]] = {}
+    by_node: dict[str, list[GpuCell]] = {}
     for gpu in known:
         node = inventory.above(gpu, SubjectKind.NODE, now_s)
         by_node.setdefault(node.name if node else "node not known", []).append(
@@ -116,7 +116,7 @@ def _cell(
     inventory: Inventory,
     trouble: list[tuple[str, IncidentSummary]],
     now_s: float,
-) -> Cell:
+) -> GpuCell:
     used = _value(frame, gpu, "gpu_memory_used_bytes", now_s)
     free = _value(frame, gpu, "gpu_memory_free_bytes", now_s)
     power_w = _value(frame, gpu, "gpu_power_w", now_s)
@@ -135,7 +135,7 @@ def _cell(
         ", ".join(pod.name for pod in pods),
         *dict.fromkeys(f"{incident.id}: {incident.title}" for _, incident in trouble),
     ]
-    return Cell(
+    return GpuCell(
         gpu,
         index if index is not None else gpu.name[4:10],
         state,

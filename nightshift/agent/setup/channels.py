@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,19 +13,26 @@ from nightshift.agent.approvals.people import Directory
 from nightshift.agent.clock import Clock
 from nightshift.agent.incidents.suppression import Suppressor
 from nightshift.agent.metrics import Metrics
-from nightshift.agent.notify.outlets.courier import Parts as OutletParts
+from nightshift.agent.notify.outlets.courier import OutletParts
 from nightshift.agent.notify.outlets.room import Outlets
 from nightshift.agent.notify.outlets.settings import build as build_outlets
-from nightshift.agent.notify.slack.room import Slack
+from nightshift.agent.notify.slack.clicks import Desk, DeskParts
+from nightshift.agent.notify.slack.courier import Courier, SlackParts
+from nightshift.agent.notify.slack.ledger import ChatLedger
+from nightshift.agent.notify.slack.members import Members
+from nightshift.agent.notify.slack.proposals import Promotions, Teller
+from nightshift.agent.notify.slack.room import Slack, secret_now, secret_of
+from nightshift.agent.notify.slack.settings import Settings as SlackSettings
+from nightshift.agent.notify.slack.web import SlackWeb
 from nightshift.agent.settings import Settings
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.subject import Inventory
-from nightshift.controllers.guard import Window
+from nightshift.controllers.guard import MaintenanceWindow
 
 
 @dataclass(frozen=True)
-class Parts:
+class ChannelParts:
     """What the doors work with. `windows` gives the maintenance windows of the present settings."""
 
     store: Store
@@ -35,13 +43,13 @@ class Parts:
     metrics: Metrics
     leads: Callable[[], bool]
     wake: Callable[[], None]
-    windows: Callable[[], Sequence[Window]]
+    windows: Callable[[], Sequence[MaintenanceWindow]]
 
 
-class Doors:
+class Channels:
     """Every configured door. Raises Permanent where one cannot be built, such as for a secret that is not there."""
 
-    def __init__(self, settings: Settings, parts: Parts) -> None:
+    def __init__(self, settings: Settings, parts: ChannelParts) -> None:
         self._parts = parts
         self.suppressor = Suppressor(parts.store, parts.clock, parts.windows, parts.inventory)
         self.outlets = self._build_outlets(settings) if settings.outlets.enabled else None
@@ -84,7 +92,7 @@ class Doors:
         if settings.slack.mode == "http" and not settings.console.enabled:
             raise Permanent("slack.mode http needs the console's port: console.enabled is false")
         outlets = self.outlets
-        return Slack(
+        return build_slack(
             settings.slack,
             store=self._parts.store,
             gate=self._parts.gate,
@@ -97,3 +105,49 @@ class Doors:
             pager=outlets.pager if outlets is not None else lambda incident_id: "",
             count=lambda what, outcome: self._parts.metrics.chat_calls.labels(what, outcome).inc(),
         )
+
+
+def build_slack(
+    settings: SlackSettings,
+    *,
+    store: Store,
+    gate: Gate,
+    clock: Clock,
+    directory: Directory,
+    leads: Callable[[], bool],
+    count: Callable[[str, str], None],
+    wake: Callable[[], None] = lambda: None,
+    suppressor: Suppressor | None = None,
+    pager: Callable[[str], str] = lambda incident_id: "",
+    inventory: Inventory | None = None,
+) -> Slack:
+    """`wake` is called after each click, so that what it approved starts at once; `pager` says which outlet paged
+    for an incident. Raises Permanent where a secret's file cannot be read."""
+    token, ready = "slack.bot_token_file", threading.Event()
+    web = SlackWeb(
+        secret_of(token, settings.bot_token_file), settings.api_url, settings.proxy, settings.timeout_s,
+        lambda: secret_now(token, settings.bot_token_file),
+    )  # fmt: skip
+    suppressor = suppressor or Suppressor(store, clock)
+    courier = Courier(
+        SlackParts(
+            store=store,
+            clock=clock,
+            web=web,
+            settings=settings,
+            directory=directory,
+            suppressor=suppressor,
+            promotions=Teller(Promotions(gate, store, clock), gate, ChatLedger(store.database), settings),
+            pager=pager,
+            leads=lambda: ready.is_set() and leads(),  # nothing is posted into a workspace that is not proven
+            count=count,
+        )
+    )
+
+    def clicked() -> None:
+        wake()
+        courier.wake()
+
+    members = Members(web, settings.workspace)
+    desk = Desk(DeskParts(store, gate, clock, web, settings, directory, suppressor, members, clicked, inventory))
+    return Slack(settings, web, courier, desk, ready)

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from nightshift.agent.console.fleet import RANK, STALE_S, natural, trouble
+from nightshift.agent.presentation.fleet import RANK, STALE_S, natural, trouble
 from nightshift.agent.store.incident import IncidentState, IncidentSummary
 from nightshift.collectors.frame import Frame
 from nightshift.collectors.history import History
@@ -43,7 +43,7 @@ Told = Mapping[Subject, Sequence[tuple[str, IncidentSummary]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class RackPicture:
     """A rack: `paths` is one SVG path per state, in cells of one unit; `rows` nodes of `columns` cells."""
 
     name: str
@@ -59,7 +59,7 @@ class Picture:
 class Overview:
     """The front page. `urgent`: the open incidents that a person should look at first, `LISTED` at most."""
 
-    racks: tuple[Picture, ...]
+    racks: tuple[RackPicture, ...]
     nodes: int
     gpus: int
     counts: Mapping[str, int]
@@ -69,7 +69,7 @@ class Overview:
 
 
 @dataclass(frozen=True)
-class View:
+class FleetView:
     """What the fleet's pages are made of. `racks`: by name, nodes and their GPUs; `told`: by GPU, what open
     incidents make of it."""
 
@@ -91,7 +91,7 @@ def overview(
     opened: Sequence[IncidentSummary],
     now_s: float,
     only: frozenset[Subject] | None = None,
-) -> View:
+) -> FleetView:
     """Every GPU by rack and node; of these, `only` some."""
     frame = history.latest(SubjectKind.GPU)
     told = trouble(opened, inventory, now_s)
@@ -108,7 +108,7 @@ def overview(
         sum(row.state is IncidentState.AWAITING_APPROVAL for row in opened),
         tuple(sorted(opened, key=_urgency)[:LISTED]),
     )
-    return View(front, opened, racks, told)
+    return FleetView(front, opened, racks, told)
 
 
 def known(
@@ -161,7 +161,9 @@ def _states(
     return states
 
 
-def _picture(name: str, nodes: Sequence[tuple[str, Sequence[Subject]]], states: Mapping[Subject, str]) -> Picture:
+def _picture(
+    name: str, nodes: Sequence[tuple[str, Sequence[Subject]]], states: Mapping[Subject, str]
+) -> RackPicture:
     cells: dict[str, list[str]] = {}
     for row, (_, gpus) in enumerate(nodes):
         for column, gpu in enumerate(sorted(gpus, key=lambda gpu: gpu.name)):
@@ -170,7 +172,7 @@ def _picture(name: str, nodes: Sequence[tuple[str, Sequence[Subject]]], states: 
     total = sum(counts.values())
     parts = [f"{counts[state]} {word}" for state, word in _WORDS.items() if state in counts]
     said = "all healthy" if counts.get("ok") == total else ", ".join(parts)
-    return Picture(
+    return RackPicture(
         name,
         name,
         max(counts, key=RANK.__getitem__),

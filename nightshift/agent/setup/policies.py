@@ -29,7 +29,7 @@ _FILE = "policy-file/"
 
 @dataclass(frozen=True)
 class _Counted:
-    """See `agent.control.policy_watch.Counters`."""
+    """See `agent.control.policy_watch.PolicyCounters`."""
 
     metrics: Metrics
 

@@ -12,8 +12,8 @@ from nightshift.agent.control.power_decision import load
 from nightshift.agent.control.power_interfaces import Around
 from nightshift.agent.control.power_loop import PowerLoop
 from nightshift.agent.metrics import Metrics
-from nightshift.agent.policy_setup import stood_up
 from nightshift.agent.settings import Settings
+from nightshift.agent.setup.policies import stood_up
 from nightshift.agent.store import audit
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.kubernetes.node_objects import NodeObjects

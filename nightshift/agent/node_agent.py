@@ -17,7 +17,7 @@ from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.kernel_log.local import LocalKernelLogCollector
 from nightshift.collectors.telemetry.exporter import NodeExporter, Settings
 from nightshift.collectors.telemetry.nvml import NvmlCollector
-from nightshift.controllers.actuators.power_leases import Device, PowerLeases, Refused
+from nightshift.controllers.actuators.power_leases import LeaseRefused, PowerDevice, PowerLeases
 
 
 def run(settings: Settings, name: str = "", power: Power | None = None) -> None:
@@ -63,7 +63,7 @@ def run(settings: Settings, name: str = "", power: Power | None = None) -> None:
 class Power:
     """GPUs whose limits may be lent; `fallback_mw` is their limit without a lease, None their default."""
 
-    device: Device
+    device: PowerDevice
     fallback_mw: int | None
 
 
@@ -74,7 +74,7 @@ def answer_lease(
     limit."""
     try:
         lease = leases.grant(body, now_s())
-    except Refused as error:
+    except LeaseRefused as error:
         return 409, f"{error}\n".encode()
     except (Temporary, Permanent) as error:
         return 503, f"{error}\n".encode()

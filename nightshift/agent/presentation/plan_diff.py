@@ -10,29 +10,29 @@ from nightshift.controllers.action import Action, traits_of
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class DiffLine:
     """One line: `sign` is -, + or a space."""
 
     sign: str
     text: str
 
 
-def effect(action: Action) -> list[Line]:
+def effect(action: Action) -> list[DiffLine]:
     """The target before and after; then what the plan sets. Empty where it changes nothing."""
-    found: list[Line] = []
+    found: list[DiffLine] = []
     for name, before, after in traits_of(action.kind).changes:
         target = action.target.name
-        found += [Line("-", f"{target}: {name}: {before}"), Line("+", f"{target}: {name}: {after}")]
+        found += [DiffLine("-", f"{target}: {name}: {before}"), DiffLine("+", f"{target}: {name}: {after}")]
     if found:
-        found += [Line("+", f"{sentence(name)}: {value}") for name, value in action.params.items()]
+        found += [DiffLine("+", f"{sentence(name)}: {value}") for name, value in action.params.items()]
     return found
 
 
-def against(before: Action, after: Action) -> list[Line]:
+def against(before: Action, after: Action) -> list[DiffLine]:
     """How a plan differs from the one that was made before it; lines that both have are left out."""
     old, new = list(_lines(before)), list(_lines(after))
-    gone = [Line("-", text) for text in old if text not in new]
-    return gone + [Line("+", text) for text in new if text not in old]
+    gone = [DiffLine("-", text) for text in old if text not in new]
+    return gone + [DiffLine("+", text) for text in new if text not in old]
 
 
 def _lines(action: Action) -> Iterator[str]:

@@ -6,8 +6,6 @@ from our own pages. Only the gate is ever asked to do anything.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
@@ -23,19 +21,17 @@ from nightshift.agent.console.oidc import Provider
 from nightshift.agent.console.pages import Pages
 from nightshift.agent.console.policy_pages import PolicyPages
 from nightshift.agent.console.settings import Settings
-from nightshift.agent.console.site import Parts, Site
+from nightshift.agent.console.site import STATIC, ConsoleParts, Site
 from nightshift.agent.metrics import CONTENT_TYPE
 from nightshift.agent.store.incident_store import NoSuchIncident
 from nightshift.collectors.base import Permanent, Temporary
 
-_HERE = Path(__file__).parent
 
-
-def build_console(parts: Parts, settings: Settings) -> FastAPI:
+def build_console(parts: ConsoleParts, settings: Settings) -> FastAPI:
     """The ASGI application; it holds no state beside its parts."""
     app = FastAPI(title="Nightshift", docs_url=None, redoc_url=None, openapi_url=None)
     defend(app, settings)
-    app.mount("/static", StaticFiles(directory=_HERE / "static"), name="static")
+    app.mount("/static", StaticFiles(directory=STATIC), name="static")
     site = Site(parts, settings)
     oidc = settings.oidc
     provider = (

@@ -39,7 +39,7 @@ class KnowsItsRights(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class DoctorCheck:
     """One thing that was looked at. `hint` says what to do where it does not work."""
 
     name: str
@@ -48,9 +48,11 @@ class Check:
     hint: str = ""
 
 
-def examine(settings: Settings) -> Iterator[Check]:
+def examine(settings: Settings) -> Iterator[DoctorCheck]:
     """Every check, as it is done."""
-    yield Check("python", sys.version_info >= (3, 11), sys.version.split()[0], "Python 3.11 or newer is needed")
+    yield DoctorCheck(
+        "python", sys.version_info >= (3, 11), sys.version.split()[0], "Python 3.11 or newer is needed"
+    )
     yield _state_dir(settings.state_dir)
     yield from _secrets("", settings)
     yield _store(settings)
@@ -63,20 +65,20 @@ def examine(settings: Settings) -> Iterator[Check]:
     yield from _outlets(settings.outlets)
 
 
-def _state_dir(path: Path) -> Check:
+def _state_dir(path: Path) -> DoctorCheck:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         probe = path / ".doctor"
         probe.write_bytes(b"x" * 4096)
         probe.unlink()
     except OSError as error:
-        return Check(
+        return DoctorCheck(
             "state_dir", False, f"{path}: {error.strerror}", "make it writable for this user, or set state_dir"
         )
-    return Check("state_dir", True, f"{path} can be written")
+    return DoctorCheck("state_dir", True, f"{path} can be written")
 
 
-def _secrets(at: str, model: BaseModel) -> Iterator[Check]:
+def _secrets(at: str, model: BaseModel) -> Iterator[DoctorCheck]:
     """Files that hold secrets: present, not empty, and not readable by everybody."""
     for name in type(model).model_fields:
         value, where = getattr(model, name), f"{at}{name}"
@@ -89,55 +91,55 @@ def _secrets(at: str, model: BaseModel) -> Iterator[Check]:
         elif isinstance(value, Path) and any(word in name for word in _SECRET_WORDS):
             yield _secret_file(where, value)
         elif isinstance(value, SecretStr) and not value.get_secret_value():
-            yield Check(f"secret {where}", False, "is empty", "set it, or leave it out")
+            yield DoctorCheck(f"secret {where}", False, "is empty", "set it, or leave it out")
 
 
-def _secret_file(where: str, path: Path) -> Check:
+def _secret_file(where: str, path: Path) -> DoctorCheck:
     name = f"secret {where}"
     try:
         mode, size = path.stat().st_mode, path.stat().st_size
         with path.open("rb"):
             pass
     except OSError as error:
-        return Check(name, False, f"{path}: {error.strerror}", "name a file that this user can read")
+        return DoctorCheck(name, False, f"{path}: {error.strerror}", "name a file that this user can read")
     if size == 0:
-        return Check(name, False, f"{path} is empty", "put the secret into it")
+        return DoctorCheck(name, False, f"{path} is empty", "put the secret into it")
     if mode & 0o004:
-        return Check(name, False, f"{path} can be read by everybody", f"chmod o-r {path}")
-    return Check(name, True, f"{path} can be read")
+        return DoctorCheck(name, False, f"{path} can be read by everybody", f"chmod o-r {path}")
+    return DoctorCheck(name, True, f"{path} can be read")
 
 
-def _store(settings: Settings) -> Check:
+def _store(settings: Settings) -> DoctorCheck:
     try:
         database = Database(settings.store_url)
     except (Permanent, Temporary) as error:
-        return Check("store", False, str(error), "set store.url, or start the database")
+        return DoctorCheck("store", False, str(error), "set store.url, or start the database")
     database.close()
-    return Check("store", True, f"{database.where} answers, its schema is current")
+    return DoctorCheck("store", True, f"{database.where} answers, its schema is current")
 
 
-def _port(settings: Settings) -> Check:
+def _port(settings: Settings) -> DoctorCheck:
     console = settings.console
     if not console.enabled or console.port == 0:
-        return Check("console", True, "no fixed port" if console.enabled else "switched off")
+        return DoctorCheck("console", True, "no fixed port" if console.enabled else "switched off")
     try:
         listening(console.host, console.port).close()
     except OSError as error:
         detail = f"{console.host}:{console.port}: {error.strerror}"
-        return Check("console", False, detail, "is the daemon running already? else set console.port")
-    return Check("console", True, f"{console.host}:{console.port} is free")
+        return DoctorCheck("console", False, detail, "is the daemon running already? else set console.port")
+    return DoctorCheck("console", True, f"{console.host}:{console.port} is free")
 
 
-def _driver(settings: Settings) -> Check:
+def _driver(settings: Settings) -> DoctorCheck:
     if has_nvidia_driver():
-        return Check("local GPUs", True, f"{NVML_LIBRARY} is there")
+        return DoctorCheck("local GPUs", True, f"{NVML_LIBRARY} is there")
     wanted = not settings.sources or any(getattr(source, "type", "") == "nvml" for source in settings.sources)
-    return Check(
+    return DoctorCheck(
         "local GPUs", not wanted, f"no {NVML_LIBRARY} on this machine", "install the driver, or name sources"
     )
 
 
-def _sources(settings: Settings) -> Iterator[Check]:
+def _sources(settings: Settings) -> Iterator[DoctorCheck]:
     inventory = Inventory(settings.cluster)
     entries: list[Any] = list(settings.sources)
     for number, entry in enumerate(entries or [None]):
@@ -145,7 +147,7 @@ def _sources(settings: Settings) -> Iterator[Check]:
         try:
             collectors = build_collectors([entry] if entry is not None else [])
         except (Permanent, Temporary) as error:
-            yield Check(name, False, str(error), "see the settings reference")
+            yield DoctorCheck(name, False, str(error), "see the settings reference")
             continue
         for collector in collectors:
             try:
@@ -153,68 +155,70 @@ def _sources(settings: Settings) -> Iterator[Check]:
             finally:
                 collector.close()
             if not batch.sources:
-                yield Check(f"{name} {collector.name}", False, "names no source", "see the settings reference")
+                yield DoctorCheck(
+                    f"{name} {collector.name}", False, "names no source", "see the settings reference"
+                )
             for status in batch.sources:
                 detail = f"{status.samples} samples in {status.took_s * 1000:.0f} ms"
                 if not status.ok:
                     detail = f"{status.reason}: {status.detail}"
-                yield Check(f"{name} {status.source.name}", status.ok, detail, "see docs/how-to/sources.md")
+                yield DoctorCheck(f"{name} {status.source.name}", status.ok, detail, "see docs/how-to/sources.md")
 
 
-def _model(settings: ModelSettings) -> Check:
+def _model(settings: ModelSettings) -> DoctorCheck:
     """The language model: asked for one word, so that a wrong key or name is seen here and not in an incident."""
     if not settings.enabled:
-        return Check("llm", True, "none: the rules diagnose alone")
+        return DoctorCheck("llm", True, "none: the rules diagnose alone")
     name = f"{settings.provider} {settings.model} at {settings.address}"
     try:
         took = try_out(Model(settings))
     except Failed as error:
-        return Check("llm", False, f"{name}: {error}", "see docs/how-to/language-model.md")
-    return Check("llm", True, f"{name} answered with {took.output_tokens} tokens")
+        return DoctorCheck("llm", False, f"{name}: {error}", "see docs/how-to/language-model.md")
+    return DoctorCheck("llm", True, f"{name} answered with {took.output_tokens} tokens")
 
 
-def _slack(settings: SlackSettings) -> Check:
+def _slack(settings: SlackSettings) -> DoctorCheck:
     if not settings.enabled:
-        return Check("slack", True, "switched off")
+        return DoctorCheck("slack", True, "switched off")
     try:
-        return Check("slack", True, try_slack(settings))
+        return DoctorCheck("slack", True, try_slack(settings))
     except (Permanent, Temporary) as error:
-        return Check("slack", False, str(error), "see docs/how-to/slack.md")
+        return DoctorCheck("slack", False, str(error), "see docs/how-to/slack.md")
 
 
-def _outlets(settings: OutletSettings) -> Iterator[Check]:
+def _outlets(settings: OutletSettings) -> Iterator[DoctorCheck]:
     try:
         built = build_outlets(settings)
     except Permanent as error:
-        yield Check("outlets", False, str(error), "see docs/how-to/page.md")
+        yield DoctorCheck("outlets", False, str(error), "see docs/how-to/page.md")
         return
     for outlet in built:
         try:
-            yield Check(f"outlet {outlet.name}", True, outlet.try_out())
+            yield DoctorCheck(f"outlet {outlet.name}", True, outlet.try_out())
         except (Permanent, Temporary) as error:
-            yield Check(f"outlet {outlet.name}", False, str(error), "see docs/how-to/page.md")
+            yield DoctorCheck(f"outlet {outlet.name}", False, str(error), "see docs/how-to/page.md")
         finally:
             outlet.close()
     if built and not settings.pages:
-        yield Check("paging", False, "no outlet pages: outlets.pages is empty", "see docs/how-to/page.md")
+        yield DoctorCheck("paging", False, "no outlet pages: outlets.pages is empty", "see docs/how-to/page.md")
 
 
-def _actuators(settings: Settings) -> Iterator[Check]:
+def _actuators(settings: Settings) -> Iterator[DoctorCheck]:
     entries: list[Any] = list(settings.actuators)
     if not entries:
-        yield Check("actuators", True, "none: Nightshift proposes and cannot act")
+        yield DoctorCheck("actuators", True, "none: Nightshift proposes and cannot act")
     for number, entry in enumerate(entries):
         name = f"actuators[{number}] {entry.type}"
         try:
             (actuator,) = build_actuators([entry], WallClock())
             refused = actuator.refused() if isinstance(actuator, KnowsItsRights) else []
         except (Permanent, Temporary) as error:
-            yield Check(name, False, str(error), "see docs/how-to/act-on-kubernetes.md")
+            yield DoctorCheck(name, False, str(error), "see docs/how-to/act-on-kubernetes.md")
             continue
         kinds = ", ".join(sorted(actuator.kinds()))
         if refused:
-            yield Check(
+            yield DoctorCheck(
                 name, False, f"not permitted: {'; '.join(refused)}", "grant what the Helm chart's role names"
             )
         else:
-            yield Check(name, True, f"carries out {kinds}")
+            yield DoctorCheck(name, True, f"carries out {kinds}")
