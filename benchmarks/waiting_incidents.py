@@ -73,7 +73,7 @@ def plan(incident: Incident) -> ActionProposal:
         target=Subject(SubjectKind.JOB, "team/job"),
         why="the leak grows until the job dies",
         blast_radius=BlastRadius(jobs=("team/job",), cost_gpu_hours=1.0, cost_of_waiting_gpu_hours=4.0),
-        undo=Undo(False, "a restart cannot be taken back"),
+        undo=Undo(False, "a restart cannot be undone"),
         expires_at_s=time.time() + 86_400,
     )
     return ActionProposal(action, "least disruptive")

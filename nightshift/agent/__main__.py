@@ -34,7 +34,7 @@ from nightshift.collectors.base import Permanent, Temporary
 from nightshift.kernels.cli import app as kernels_app
 
 _ABOUT = "The on-call engineer for GPU clusters: detects, proves, proposes, acts after approval, confirms recovery."
-_POLICY = "Learned control of power and scheduling: how far it is trusted, and why."
+_POLICY = "Manage learned policies for power and scheduling."
 
 
 def _filled(group: typer.Typer, *commands: Callable[..., Any]) -> typer.Typer:
@@ -64,8 +64,8 @@ app = _filled(
     configuration.doctor,
 )
 for _name, _commands in (
-    ("config", _group("The configuration file.", configuration.check)),
-    ("audit", _group("The audit log.", audit.keygen, audit.verify)),
+    ("config", _group("Check the configuration file.", configuration.check)),
+    ("audit", _group("Verify the audit log.", audit.keygen, audit.verify)),
     ("kernels", _filled(kernels_app, *kernels.COMMANDS)),
     ("silence", silence_app),
     ("policy", _group(_POLICY, *policy_steps.COMMANDS, *policy.COMMANDS)),

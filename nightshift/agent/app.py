@@ -143,7 +143,7 @@ class App:
         self.searches.start()
         self.metrics.reload_at.set(time.time())
         where = self.server.url if self.server is not None else None
-        self._log.info("started", cluster=self.settings.cluster, sources=len(self.collection), console=where)
+        self._log.info("daemon started", cluster=self.settings.cluster, sources=len(self.collection), console=where)
 
     def tick(self) -> Look | None:
         """One look at the fleet, if this replica leads; None while another does.
@@ -195,7 +195,7 @@ class App:
             except Exception as error:  # noqa: BLE001  the daemon outlives a look that fails; it says so
                 self._problem = f"{type(error).__name__}: {error}"
                 self.metrics.stage_failures.labels("look").inc()
-                self._log.exception("look failed")
+                self._log.exception("tick failed")
             next_s += self.settings.tick_s
             late_s = self.clock.now_s() - next_s
             if late_s < -self.settings.tick_s:  # the clock was set back
@@ -220,7 +220,7 @@ class App:
             try:
                 self.watch.keep()
             except (Temporary, Permanent) as error:
-                self._log.error("state not kept; detectors go on from the last one", error=str(error))
+                self._log.error("state write failed", error=str(error))
         self.collection.close()
         self.kernels.close()
         self.searches.close()
@@ -231,7 +231,7 @@ class App:
         if self.server is not None:
             self.server.stop()
         self.store.close()
-        self._log.info("stopped")
+        self._log.info("daemon stopped")
 
     # Reload -----------------------------------------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ class App:
             self.detection.swap(detectors, settings.budget)
         except (Permanent, Temporary) as error:
             self.metrics.reload_ok.set(0)
-            self._log.error("configuration refused; the old one goes on", error=str(error))
+            self._log.error("configuration refused", error=str(error))
             return
         new = iter(fresh)
         count = len(settings.sources) or len(fresh)
@@ -295,7 +295,7 @@ class App:
             return DaemonHealth(False, False, (f"no look for {silent_s:.0f} s",))
         if self._problem:
             return DaemonHealth(True, False, (self._problem,))
-        return DaemonHealth(True, True, () if self.lifecycle.leads else ("does not lead now: stands by",))
+        return DaemonHealth(True, True, () if self.lifecycle.leads else ("not the leader: standby",))
 
     def metrics_page(self) -> bytes:
         with suppress(Temporary, Permanent):  # the page says the rest while the store is away

@@ -92,6 +92,6 @@ def _read_again(app: App, config: Path | None, log: structlog.typing.FilteringBo
     except ConfigError as error:
         app.metrics.reload_ok.set(0)
         for problem in error.problems:
-            log.error("configuration refused; the old one goes on", problem=problem)
+            log.error("configuration refused", problem=problem)
         return
     logs.configure(settings.log.level, settings.log.format)

@@ -29,31 +29,31 @@ class Metrics:
         ProcessCollector(registry=registry)
         build = Info("nightshift_build", "Version of the daemon.", registry=registry)
         build.info({"version": version})
-        self.ticks = Counter("nightshift_ticks", "Looks at the fleet since the start.", registry=registry)
+        self.ticks = Counter("nightshift_ticks", "Detection ticks since the start.", registry=registry)
         self.last_tick = Gauge(
-            "nightshift_last_tick_timestamp_seconds", "When the newest look at the fleet began.", registry=registry
+            "nightshift_last_tick_timestamp_seconds", "Start time of the newest tick (Unix s).", registry=registry
         )
         self.tick_seconds = Histogram(
             "nightshift_tick_duration_seconds",
-            "Collecting, detecting and correlating, per look.",
+            "Duration of a tick: collecting, detecting and correlating (s).",
             buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10),
             registry=registry,
         )
         self.skipped = Counter(
-            "nightshift_ticks_skipped", "Looks left out because the one before took too long.", registry=registry
+            "nightshift_ticks_skipped", "Ticks skipped because the previous one took too long.", registry=registry
         )
         self.sources = Gauge(
-            "nightshift_sources", "Sources by whether the newest look could use them.", ["state"], registry=registry
+            "nightshift_sources", "Sources by state (up, down) in the newest tick.", ["state"], registry=registry
         )
         self.source_failures = Counter(
             "nightshift_source_failures",
-            "Answers of a source that could not be used, by reason.",
+            "Source answers rejected, by reason.",
             ["reason"],
             registry=registry,
         )
         self.rejected = Counter(
             "nightshift_samples_rejected",
-            "Samples and lines refused while the rest of an answer was used, by reason.",
+            "Samples and lines rejected from answers that were otherwise used, by reason.",
             ["reason"],
             registry=registry,
         )
@@ -65,11 +65,14 @@ class Metrics:
             "nightshift_findings", "Alarms by detector and state.", ["detector", "state"], registry=registry
         )
         self.detector_seconds = Counter(
-            "nightshift_detector_duration_seconds", "Time spent in each detector.", ["detector"], registry=registry
+            "nightshift_detector_duration_seconds",
+            "Time spent in each detector (s).",
+            ["detector"],
+            registry=registry,
         )
         self.detector_failures = Counter(
             "nightshift_detector_failures",
-            "Looks in which a detector raised an error and its findings are missing.",
+            "Ticks in which a detector failed, so its findings are missing.",
             ["detector"],
             registry=registry,
         )
@@ -93,45 +96,45 @@ class Metrics:
         )
         self.rate_realised = Gauge(
             "nightshift_alarm_rate_realised",
-            "Pages that nobody confirmed per 1,000 watched series-days (events: all): a bound of the false ones.",
+            "Unconfirmed pages per 1,000 series-days (upper bound on false pages; for events: all pages).",
             ["detector"],
             registry=registry,
         )
         self.alarms = Gauge(
             "nightshift_alarm_episodes",
-            "Alarms since the budget's accounts began, by whether the budget let them page.",
+            "Alarms since the budget's accounts began, by whether the budget allowed a page.",
             ["detector", "paged"],
             registry=registry,
         )
         self.pages = Gauge(
             "nightshift_alarm_pages",
-            "Pages that statistics paid for out of the budget, by whether somebody acted on them since.",
+            "Pages charged to the false-alarm budget, by whether a person has acted on them.",
             ["detector", "confirmed"],
             registry=registry,
         )
         self.budget_left = Gauge(
             "nightshift_alarm_budget_pages_left",
-            "Pages of statistics that may still be false now; below 1, such alarms wait.",
+            "Pages left in the false-alarm budget; below 1, alarms of statistical detectors wait.",
             registry=registry,
         )
         self.series_days = Gauge(
             "nightshift_alarm_watched_series_seconds",
-            "Series × seconds watched by each detector: what the realised rate counts over.",
+            "Series × seconds watched by each detector: the denominator of the realised rate.",
             ["detector"],
             registry=registry,
         )
         self.incidents = Gauge(
-            "nightshift_incidents", "Incidents by state; resolved ones are left out.", ["state"], registry=registry
+            "nightshift_incidents", "Unresolved incidents by state.", ["state"], registry=registry
         )
         self.stage_failures = Counter(
             "nightshift_stage_failures",
-            "Times that correlating, storing or advancing incidents failed and was put off to the next look.",
+            "Failures in correlating, storing or advancing incidents, each retried at the next tick.",
             ["stage"],
             registry=registry,
         )
         self.model_outcomes = Counter(
             "nightshift_model_investigations",
-            "Incidents shown to the language model, by what came of it: claims, nothing_new, or why it failed.",
+            "Incidents investigated by the language model, by outcome: claims, nothing_new, or the failure.",
             ["outcome"],
             registry=registry,
         )
@@ -158,37 +161,37 @@ class Metrics:
         )
         self.power_headroom = Gauge(
             "nightshift_power_headroom_watts",
-            "What the worst case leaves of a rack's budget; negative: overdrawn.",
+            "Rack power budget minus its worst-case draw (W); negative: overdrawn.",
             ["rack"],
             registry=registry,
         )
         self.power_breaker = Gauge(
             "nightshift_power_breaker_open",
-            "1 while a rack's GPUs are held at their fallback.",
+            "Breaker of a rack: 1 while its GPUs are held at their fallback limit, else 0.",
             ["rack"],
             registry=registry,
         )
         self.policy_mode = Gauge(
             "nightshift_policy_mode",
-            "How far a learned policy is trusted: 0 shadow, 1 trial, 2 canary, 3 active.",
+            "Mode of a learned policy: 0 shadow, 1 trial, 2 canary, 3 active.",
             ["kind"],
             registry=registry,
         )
         self.policy_demotions = Counter(
             "nightshift_policy_demotions",
-            "Policies taken down unasked, by reason: budget, violation, lockout, drift, worth.",
+            "Automatic demotions of policies, by reason: budget, violation, lockout, drift, worth.",
             ["kind", "reason"],
             registry=registry,
         )
         self.policy_outcomes = Counter(
             "nightshift_policy_outcomes",
-            "Outcomes of decisions: settled, void (never known), or lost because the store was away.",
+            "Outcomes of decisions: settled, void (unknown), or lost because the store was unavailable.",
             ["kind", "state"],
             registry=registry,
         )
         self.policy_jobs = Gauge(
             "nightshift_policy_settled_jobs",
-            "Jobs with a settled outcome since the policy's last step: what its next step rests on.",
+            "Jobs with a settled outcome since the policy's last step.",
             ["kind"],
             registry=registry,
         )
@@ -199,20 +202,24 @@ class Metrics:
             registry=registry,
         )
         self.scheduling_waiting = Gauge(
-            "nightshift_scheduling_waiting_jobs", "GPU jobs that wait, as scheduling sees them.", registry=registry
+            "nightshift_scheduling_waiting_jobs", "Pending GPU jobs.", registry=registry
         )
         self.scheduling_gates = Gauge(
-            "nightshift_scheduling_shut_gates", "Gates of ours that are shut now.", registry=registry
+            "nightshift_scheduling_shut_gates",
+            "Scheduling gates of Nightshift that are shut now.",
+            registry=registry,
         )
         self.halted = Gauge(
-            "nightshift_halted", "1 while the emergency stop holds every action.", registry=registry
+            "nightshift_halted", "Emergency stop: 1 while it blocks every action, else 0.", registry=registry
         )
         self.reload_ok = Gauge(
-            "nightshift_config_last_reload_successful", "0 while a refused configuration waits.", registry=registry
+            "nightshift_config_last_reload_successful",
+            "Result of the last configuration reload: 1 loaded, 0 refused.",
+            registry=registry,
         )
         self.reload_at = Gauge(
             "nightshift_config_last_reload_success_timestamp_seconds",
-            "When the configuration in use was loaded.",
+            "Load time of the configuration in use (Unix s).",
             registry=registry,
         )
         self.reload_ok.set(1)

@@ -43,7 +43,7 @@ def run(settings: Settings, name: str = "", power: Power | None = None) -> None:
             takes=None if leases is None else ("/power-lease", lambda body: answer_lease(leases, body)),
             tells=None if leases is None else lambda: tell_lease(leases, name),
             each_period=lambda: None if leases is None else end_in_time(leases, log),
-            failed=lambda error: log.error("no sample; tries again", error=f"{type(error).__name__}: {error}"),
+            failed=lambda error: log.error("sample failed", error=f"{type(error).__name__}: {error}"),
         )
     except OSError as error:
         raise Permanent(f"{settings.host}:{settings.port}: {error}") from error
@@ -53,7 +53,7 @@ def run(settings: Settings, name: str = "", power: Power | None = None) -> None:
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
-    structlog.get_logger("node").info("serving", host=settings.host, port=exporter.port)
+    structlog.get_logger("node").info("node exporter started", host=settings.host, port=exporter.port)
     exporter.serve()
     if leases is not None:
         leases.close()
@@ -93,6 +93,6 @@ def end_in_time(leases: PowerLeases, log: structlog.typing.FilteringBoundLogger)
     """Falls back where a lease was not renewed; what a GPU does not take is tried again the next time."""
     try:
         if leases.turn(time.monotonic()):
-            log.warning("no power lease: GPUs are at their fallback limit")
+            log.warning("power lease expired")
     except (Temporary, Permanent) as error:
-        log.error("fallback limit not set; tries again", error=str(error))
+        log.error("fallback limit write failed", error=str(error))

@@ -125,7 +125,7 @@ class Settings(BaseSettings):
     state_dir: Path = Field(
         default_factory=default_state_dir, description="Folder for the SQLite file and the console's key"
     )
-    tick_s: float = Field(5.0, gt=0, le=3600, description="Time between two looks at the fleet (s)")
+    tick_s: float = Field(5.0, gt=0, le=3600, description="Time between two detection ticks (s)")
     collect_timeout_s: float = Field(4.0, gt=0, le=600, description="A source that takes longer has no data (s)")
     sources: tuple[SourceEntry, ...] = Field(
         (), description="Where telemetry comes from; none: this machine's GPUs and kernel log"
@@ -156,9 +156,12 @@ class Settings(BaseSettings):
     guard: GuardSettings = Field(
         default_factory=GuardSettings, description="What no plan may exceed, whoever approves"
     )
-    approval: ApprovalSettings = Field(default_factory=ApprovalSettings, description="Who has to approve what")
+    approval: ApprovalSettings = Field(
+        default_factory=ApprovalSettings, description="Approval rules: who must approve what"
+    )
     autonomy: AutonomySettings = Field(
-        default_factory=AutonomySettings, description="What has to be earned before policy acts without a person"
+        default_factory=AutonomySettings,
+        description="Approval history that a kind needs before it runs automatically",
     )
     keeping: KeepingSettings = Field(
         default_factory=KeepingSettings, description="How long incidents, evidence and the audit log are kept"
@@ -178,7 +181,7 @@ class Settings(BaseSettings):
         description="Order of waiting jobs; off, and a shadow when switched on",
     )
     replica: str = Field(
-        "nightshift-0", min_length=1, max_length=100, description="Stable name of this replica, such as its pod's"
+        "nightshift-0", min_length=1, max_length=100, description="Stable name of this replica, e.g. of its pod"
     )
     election: ElectionSettings = Field(
         default_factory=ElectionSettings, description="How a leader is found among several replicas"

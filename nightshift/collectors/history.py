@@ -33,7 +33,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     max_frame_bytes: int = Field(64 * 2**20, ge=2**16, description="Memory for frames of all kinds (bytes)")
-    max_subjects: int = Field(4096, ge=1, description="Subjects whose steps, lines and events are kept")
+    max_subjects: int = Field(4096, ge=1, description="Most subjects with stored steps, lines and events")
     max_steps: int = Field(20_000, ge=10, description="Training steps kept per rank or job")
     max_lines: int = Field(2_000, ge=10, description="Log lines kept per subject")
     max_events: int = Field(2_000, ge=10, description="Kernel events kept per node")

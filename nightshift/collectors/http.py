@@ -50,7 +50,7 @@ class HttpSettings(BaseModel):
     certificate_file: Path | None = Field(None, description="Client certificate (PEM) for mutual TLS")
     key_file: Path | None = Field(None, description="Private key (PEM) of the client certificate")
     headers: dict[str, SecretStr] = Field(
-        default_factory=dict, description="Further headers, such as X-Scope-OrgID for a Mimir tenant"
+        default_factory=dict, description="Further headers, e.g. X-Scope-OrgID for a Mimir tenant"
     )
 
     @model_validator(mode="after")

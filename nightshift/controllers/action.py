@@ -163,7 +163,7 @@ KINDS: Mapping[ActionKind, ActionTraits] = {
     _A.RESTART_POD: ActionTraits(
         frozenset({_K.POD}),
         "restart the pod",
-        (("its processes", "run on", "stopped and started anew"),),
+        (("its processes", "run on", "restarted"),),
         repairs=_LEAKS,
         order=1,
         rights=("get patch delete pods", "get jobs.batch"),
@@ -281,12 +281,12 @@ KINDS: Mapping[ActionKind, ActionTraits] = {
     ),
     _A.PROMOTE_KERNEL: ActionTraits(
         frozenset({_K.CLUSTER}),
-        "let jobs use the kernel",
+        "allow jobs to use the kernel",
         (("kernel in use", "as it is", "the certified one"),),
     ),
     _A.PROMOTE_POLICY: ActionTraits(
         frozenset({_K.CLUSTER}),
-        "let the policy act one step further",
+        "allow the policy one more step",
         (("decides", "as it does", "one step further"),),
     ),
 }

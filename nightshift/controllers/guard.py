@@ -38,7 +38,7 @@ class MaintenanceWindow(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     subjects: tuple[str, ...] = Field(
-        min_length=1, description="Patterns of subjects, such as `node:rack7-*` or `cluster:*`"
+        min_length=1, description="Patterns of subjects, e.g. `node:rack7-*` or `cluster:*`"
     )
     start_s: float = Field(allow_inf_nan=False, description="Start (Unix s)")
     end_s: float = Field(allow_inf_nan=False, description="End (Unix s)")
@@ -47,15 +47,15 @@ class MaintenanceWindow(BaseModel):
     every: Literal["once", "day", "week"] = Field(
         default="once", description="Whether it comes again at the same local time"
     )
-    zone: str = Field(default="UTC", description="Time zone in which it comes again, such as Europe/Zurich")
+    zone: str = Field(default="UTC", description="Time zone of the repetition, e.g. Europe/Zurich")
 
     @model_validator(mode="after")
     def _is_one(self) -> MaintenanceWindow:
         if not self.start_s < self.end_s:
-            raise ValueError("end_s has to be after start_s")
+            raise ValueError("end_s must be after start_s")
         period_s = _PERIOD_S.get(self.every, math.inf)
         if self.end_s - self.start_s >= period_s:
-            raise ValueError(f"a window that comes every {self.every} has to be shorter than that")
+            raise ValueError(f"a window that repeats every {self.every} must be shorter than that")
         try:
             ZoneInfo(self.zone)
         except (ZoneInfoNotFoundError, ValueError) as error:
@@ -153,7 +153,7 @@ def rule(
     """Whether an action may begin now. `unavailable` are nodes and GPUs out of use for other reasons (cordoned by
     people, not ready, their source lost); they count against the limits."""
     if action.kind not in KINDS:
-        message = f"{action.kind} has no row in nightshift.controllers.action.KINDS: what it does is not known"
+        message = f"{action.kind} has no row in nightshift.controllers.action.KINDS, so its effect is unknown"
         return GuardRuling(False, message, Limit.UNKNOWN_KIND)
     if traits_of(action.kind).harmless:
         return GuardRuling(True, "changes nothing in the cluster")
@@ -212,9 +212,7 @@ class _Guard:
             if shared or commitment.action.target == action.target:
                 where = min(shared).name if shared else action.target.name
                 other = commitment.action
-                return GuardRuling(
-                    False, f"{other.kind} {other.id} is under way on {where}", Limit.BUSY, self._at_s
-                )
+                return GuardRuling(False, f"{other.kind} {other.id} is running on {where}", Limit.BUSY, self._at_s)
         return None
 
     def _taken(self, action: Action) -> set[Subject]:

@@ -264,7 +264,7 @@ def assess(
     bad, bound = violation_bound(mine, alpha)
     checks.append(_check("violations", bad, 0, f"{bad} {criteria.unit} with a violation"))
     words = f"at most {bound:.1%} of {criteria.unit} can have one (rule of three)"
-    words += f", {criteria.most_violations:.1%} is asked for"
+    words += f", at most {criteria.most_violations:.1%} is allowed"
     checks.append(_check("violation_bound", bound, criteria.most_violations, words))
     if standing.mode is not Mode.SHADOW:
         share = max(*lost, 2.0 * abs(lost[0] - lost[1]))
@@ -278,7 +278,7 @@ def _worth(turns: Sequence[TrialTurn], criteria: Criteria, alpha: float, seed: i
     try:
         gain = doubly_robust(turns, alpha)
     except ValueError as error:
-        return [PromotionCheck("gain", False, math.nan, criteria.least_gain, f"gain cannot be told: {error}")]
+        return [PromotionCheck("gain", False, math.nan, criteria.least_gain, f"gain unknown: {error}")]
     sure = f"with {1 - alpha:.2%} confidence over {gain.jobs} {criteria.unit}"
     words = f"gain {gain.mean:.4f}, at least {gain.low:.4f} {sure}"
     checks = [PromotionCheck("gain", gain.low > criteria.least_gain, gain.low, criteria.least_gain, words)]

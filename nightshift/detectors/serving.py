@@ -227,7 +227,7 @@ class Serving:
             return self._episodes.no_data(fault, subject, at_s, "The server's page tells nothing")
         if fault is Fault.HANG:
             if float(table["moved_s"][slot]) >= at_s:
-                return self._episodes.clear(fault, subject, at_s, "Tokens come again, or nobody waits")
+                return self._episodes.clear(fault, subject, at_s, "Tokens flow again, or no request waits")
             return self._episodes.again(fault, subject, at_s)
         last_s = float(np.nanmax(table["end"][slot], initial=-np.inf))
         stopped_s = at_s - float(table["moved_s"][slot])

@@ -25,7 +25,7 @@ class SourceSettings(BaseModel):
         default=120.0, gt=0, description="A source without a good answer for this long is lost"
     )
     forget_s: float = Field(
-        default=3600.0, gt=0, description="A source that nobody asks any more is forgotten after this"
+        default=3600.0, gt=0, description="Time until a source that is no longer queried is forgotten (s)"
     )
 
 
@@ -99,7 +99,7 @@ class SourceLost:
                 for known in (self._good_s, self._asked_s, self._last):
                     known.pop(source, None)
                 gone = self._episodes.no_data(
-                    Fault.SOURCE_LOST, source, tick.at_s, "Nobody asks the source any more"
+                    Fault.SOURCE_LOST, source, tick.at_s, "The source is no longer queried"
                 )
                 findings += [gone] if gone else []
             elif silent_s >= self.settings.lost_after_s:

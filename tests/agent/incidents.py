@@ -74,7 +74,7 @@ def an_action(
         target=target,
         why="the leak grows until the job dies",
         blast_radius=BlastRadius(jobs=("team/job",), cost_gpu_hours=3.5),
-        undo=undo or Undo(False, "a restart cannot be taken back"),
+        undo=undo or Undo(False, "a restart cannot be undone"),
         expires_at_s=expires_at_s,
         params={"checkpoint": "latest", "grace_s": 30, "force": False, "share": 0.5},
         preconditions=preconditions,

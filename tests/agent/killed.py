@@ -152,7 +152,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         action=_uncordon,
         effects=(False, True),
     ),
-    "cannot be taken back": Scenario(
+    "cannot be undone": Scenario(
         (*_ACTED, "not_confirmed", "action_failed", "cleared_by_itself"),
         {_S.AWAITING_APPROVAL: _approve, _S.CONFIRMING: _pass(101), _S.ESCALATED: _clear},
         effects=(False,),

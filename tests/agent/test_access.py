@@ -143,7 +143,7 @@ def test_an_incident_keeps_whom_it_touched(tmp_path: Path, inventory: Inventory)
     [
         ({"a": "b", "b": "c"}, "a belongs to b, which is itself another name of c"),
         ({"a": "b", " A": "c"}, "two spellings"),
-        ({"a": " "}, "both sides have to be a name"),
+        ({"a": " "}, "both sides must be a name"),
     ],
 )
 def test_whose_a_name_is_leads_to_a_person(same: dict[str, str], words: str) -> None:

@@ -44,7 +44,7 @@ CASES: list[tuple[Finding, str]] = [
             evidence=shown("gpus_seen", 8.0, 7.0, NODE),
             facts={"gpus_before": 8.0, "gpus_now": 7.0},
         ),
-        "its node shows 7 GPUs, 8 before; the node itself goes on",
+        "its node shows 7 GPUs, 8 before; the node itself still runs",
     ),
     (
         finding(Fault.STRAGGLER, RANKS[2], facts={"ratio": 1.31, "often": 0.97}),

@@ -345,5 +345,5 @@ def test_a_person_who_uncordons_cancels_what_is_under_way(cell: Cell) -> None:
 
     incident = cell.run(go)
     assert incident.state is S.ESCALATED
-    assert "a person has uncordoned it during the drain; that stands" in incident.history[-1].note
+    assert "a person has uncordoned it during the drain; it stays uncordoned" in incident.history[-1].note
     assert not cell.cluster.core.read_node(cell.node).spec.unschedulable

@@ -93,7 +93,7 @@ def test_a_click_on_a_plan_that_changed_is_refused(store: Store, gate: Gate, clo
     answer = gate.approve(name, plan.plan_sha256, ANN)
     assert (answer.ok, answer.message) == (
         False,
-        f"The plan of {name} has changed since you saw it; look at it again.",
+        f"The plan of {name} has changed since you saw it. Reload it and decide again.",
     )
     assert store.incident(name).state is IncidentState.AWAITING_APPROVAL
 
@@ -127,7 +127,7 @@ def test_who_is_no_approver_is_refused_and_the_attempt_is_in_the_audit_log(
 
 def test_two_people_are_two_different_people(store: Store, gate: Gate) -> None:
     name, plan = _awaiting(store, an_action("INC-1-1", ActionKind.DRAIN, NODE))
-    assert gate.approve(name, plan.plan_sha256, ANN).message == "Recorded: 1 of 2. A second person has to approve."
+    assert gate.approve(name, plan.plan_sha256, ANN).message == "Recorded: 1 of 2. A second person must approve."
     same = gate.approve(name, plan.plan_sha256, replace(ANN, name="Ann@Example.org "))
     assert (same.ok, same.changed) == (True, False)
     assert store.incident(name).state is IncidentState.AWAITING_APPROVAL
@@ -138,7 +138,7 @@ def test_two_people_are_two_different_people(store: Store, gate: Gate) -> None:
 def test_who_asked_for_a_plan_cannot_be_one_of_the_two(store: Store, gate: Gate) -> None:
     name, plan = _awaiting(store, an_action("INC-1-1", ActionKind.DRAIN, NODE))
     asker = Person("Nightshift", frozenset({Role.ADMIN}), "cli")
-    assert gate.approve(name, plan.plan_sha256, asker).message.startswith("You asked for this plan")
+    assert gate.approve(name, plan.plan_sha256, asker).message.startswith("You requested this plan")
 
 
 def test_the_first_of_two_approvals_runs_out(store: Store, clock: ManualClock) -> None:
@@ -153,7 +153,7 @@ def test_the_first_of_two_approvals_runs_out(store: Store, clock: ManualClock) -
 
 def test_a_kind_that_policy_forbids_is_advice(store: Store, gate: Gate) -> None:
     name, plan = _awaiting(store, an_action("INC-1-1", ActionKind.OPEN_RMA, NODE))
-    assert "by hand" in gate.approve(name, plan.plan_sha256, ADMIN).message
+    assert "manually" in gate.approve(name, plan.plan_sha256, ADMIN).message
 
 
 def test_a_reboot_asks_for_a_fresh_sign_in(store: Store, gate: Gate, clock: ManualClock) -> None:
@@ -233,8 +233,8 @@ def test_a_halt_names_what_it_holds_where_it_stands(store: Store, gate: Gate) ->
     gate.approve(name, plan.plan_sha256, ANN)
     assert gate.held() == []
     store.move(name, Cause.INTENT_STORED, "lifecycle", "", store.incident(name).version)
-    left = f"{name} (restart job of job:team/job; what it has stopped of team/job stays stopped)"
-    assert gate.halt(RESPONDER).message.endswith(f"Held where it stands: {left}.")
+    left = f"{name} (restart job of job:team/job; stays stopped: team/job)"
+    assert gate.halt(RESPONDER).message.endswith(f"Paused: {left}.")
     assert gate.held() == [left]
 
 
@@ -246,7 +246,7 @@ def test_a_halt_in_mid_drain_names_the_node_and_the_jobs_that_may_be_left_stoppe
     for person in (ANN, BOB):
         gate.approve(name, plan.plan_sha256, person)
     store.move(name, Cause.INTENT_STORED, "lifecycle", "", store.incident(name).version)
-    stopped = "what it has stopped of ml/j0, ml/j1, ml/j2, ml/j3, ml/j4 and 2 more jobs stays stopped"
+    stopped = "stays stopped: ml/j0, ml/j1, ml/j2, ml/j3, ml/j4 and 2 more jobs"
     assert gate.held() == [f"{name} (drain of node:n1; {stopped})"]
 
 
@@ -295,7 +295,7 @@ def test_who_was_taken_out_since_approves_nothing_any_more(store: Store, clock: 
         assert gate.approve(name, plan.plan_sha256, who).changed
         assert gate.objections(store.incident(name)) == []
         directory.heed(after)
-        said = f"0 of 1 approvals still count; {who.identity} may not approve it any more"
+        said = f"0 of 1 approvals still count; {who.identity} may no longer approve it"
         assert gate.objections(store.incident(name)) == [(Cause.EXPIRED, said)]
         directory.heed(before)
         assert gate.objections(store.incident(name)) == []
@@ -313,7 +313,7 @@ def test_of_two_people_one_who_was_taken_out_does_not_count(store: Store, clock:
     gate.approve(name, plan.plan_sha256, directory.person("ann@example.org", "slack"))
     directory.heed(People(roles={"bob@example.org": Role.APPROVER}))
     assert gate.approve(name, plan.plan_sha256, directory.person("bob@example.org", "slack")).message == (
-        "Recorded: 1 of 2. A second person has to approve."
+        "Recorded: 1 of 2. A second person must approve."
     )
     assert store.incident(name).state is IncidentState.AWAITING_APPROVAL
 
@@ -322,7 +322,7 @@ def test_somebody_s_token_and_account_are_one_person(store: Store, clock: Manual
     settings = People(same={"Operator": "Ann@example.org ", "ann-laptop": "ann@example.org"})
     gate = Gate(store, ApprovalSettings(default=Rule.TWO), clock, Directory(settings))
     name, plan = _awaiting(store)
-    recorded = GateAnswer(True, "Recorded: 1 of 2. A second person has to approve.", True)
+    recorded = GateAnswer(True, "Recorded: 1 of 2. A second person must approve.", True)
     for who in ("operator", "ann@example.org", "ann-laptop"):
         assert gate.approve(name, plan.plan_sha256, replace(ANN, name=who)) == recorded
     assert store.incident(name).state is IncidentState.AWAITING_APPROVAL

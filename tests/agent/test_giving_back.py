@@ -264,7 +264,7 @@ def test_who_rejects_it_leaves_the_node_cordoned_for_good(world: World, clock: M
         assert lifecycle.wait_idle()
     read = world.store.incident(name)
     assert read.state is _S.RESOLVED
-    assert read.history[-1].note.endswith("; our cordon of n1 is left as it is: uncordon by hand")
+    assert read.history[-1].note.endswith("; our cordon of n1 remains: uncordon manually")
     assert is_cordoned(world)
 
 
@@ -312,7 +312,7 @@ def test_without_an_actuator_that_probes_an_incident_ends_as_before(world: World
         cleared(world, clock, name)
         assert lifecycle.wait_idle()
     last = world.store.incident(name).history[-1]
-    assert (last.cause, "our cordon of n1 is left as it is" in last.note) == ("confirmed", True)
+    assert (last.cause, "our cordon of n1 remains" in last.note) == ("confirmed", True)
 
 
 def test_a_person_who_uncordons_did_what_was_proposed() -> None:

@@ -127,5 +127,5 @@ def test_who_turns_to_observing_only_takes_the_proposal_away(world: World, clock
         assert lifecycle.wait_idle()
     assert "stage_failed" in causes_of(world, name)
     last = world.store.incident(name).history[-1]
-    assert last.note.endswith("our cordon of n1 is left as it is: uncordon by hand")
+    assert last.note.endswith("our cordon of n1 remains: uncordon manually")
     assert is_cordoned(world)

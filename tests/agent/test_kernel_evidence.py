@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from nightshift.agent.approvals.kernel_gate import KernelGate, ProposalState
 from nightshift.agent.__main__ import app
+from nightshift.agent.approvals.kernel_gate import KernelGate, ProposalState
 from nightshift.agent.notify.slack.proposals import PlanTicket
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.seal import trusted_keys

@@ -91,7 +91,7 @@ def test_a_missing_signal_is_never_taken_for_recovery(world: World, clock: Manua
         read = world.store.incident(name)
     assert (read.state, read.history[-1].note) == (
         _S.ESCALATED,
-        "cannot be taken back: a restart cannot be taken back",
+        "cannot be undone: a restart cannot be undone",
     )
 
 

@@ -332,7 +332,7 @@ def test_who_is_removed_is_out_at_the_next_click(house: House, web: httpx.Client
     assert web.get("/incidents").status_code == 303
     house.through(web, EVE)
     answer = web.get("/incidents")
-    assert (answer.status_code, "nobody gave you a role" in answer.text) == (403, True)
+    assert (answer.status_code, "have no role yet" in answer.text) == (403, True)
 
 
 def test_a_session_id_from_before_the_sign_in_is_worth_nothing(house: House, web: httpx.Client) -> None:

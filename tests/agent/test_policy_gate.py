@@ -74,7 +74,7 @@ def test_a_policy_climbs_one_approved_step_at_a_time_and_every_one_is_in_the_aud
 
 def test_no_step_without_evidence_without_approval_or_while_halted(policies: PolicyGate) -> None:
     policies.stand("scheduling", "ppo@ab", SHA)
-    with pytest.raises(Permanent, match="not been looked at"):
+    with pytest.raises(Permanent, match="has no evidence yet"):
         policies.propose("scheduling")
     policies.look("scheduling", world(1, 0.2, 20, 4), 0.0)
     with pytest.raises(Permanent, match="20 of 60 jobs"):
@@ -199,7 +199,7 @@ def test_the_command_line_stands_explains_and_takes_back(tmp_path: Path, clock: 
     for _ in range(5):  # more than there are looks
         result = CliRunner().invoke(app, ["policy", "promote", "scheduling", "--config", str(config)])
         assert "outcomes of 0 hours" in str(result.exception)
-    assert "not looked at yet" in said("standing")
+    assert "not checked yet" in said("standing")
     assert "the baseline controls" in said("undo", "scheduling", "--reason", "odd waits")
     assert "ppo@ab is shadow (odd waits)" in said("standing")
 
@@ -218,7 +218,7 @@ def test_a_replica_that_stands_by_gives_up_nothing_and_one_that_takes_over_says_
     assert receipts.came(f"{1:016x}").words == "not known yet"
     clock.advance(30)
     other.lead()
-    assert "another took over" in receipts.came(f"{1:016x}").words
+    assert "another replica took over" in receipts.came(f"{1:016x}").words
     policies.stand("scheduling", "new@cd", "cd" * 32)
     climb_from = policies.standing("scheduling")
     assert climb_from.mode is Mode.SHADOW

@@ -53,11 +53,11 @@ def test_a_decision_is_told_whole_and_what_it_names_is_text(story: Story, web: h
 def test_a_policy_is_taken_back_by_a_form_by_who_may(story: Story, web: httpx.Client) -> None:
     gate = PolicyGate(story.gate, story.store, story.clock, "lab", CRITERIA)
     climb(PolicyWatch(gate, Receipts(story.store.database)), Mode.TRIAL)
-    assert "Take back" not in web.get("/policies").text  # nobody has signed in
+    assert "Revert" not in web.get("/policies").text  # nobody has signed in
     assert web.post("/policies/take-back", data={"form": "x", "kind": KIND}).status_code == 401
     web.post("/sign-in", data={"token": TOKEN})
     page = web.get("/policies").text
-    assert "Take back to shadow" in page
+    assert "Revert to shadow" in page
     found = re.search(r'name="form" value="([0-9a-f]+)"', page)
     assert found is not None
     data = {"form": found[1], "kind": KIND, "reason": "odd waits"}

@@ -94,7 +94,7 @@ def test_a_job_that_began_at_zero_has_not_resumed() -> None:
 def test_damaged_training_has_to_be_seen_before_the_damage() -> None:
     """Going on from a later checkpoint would train on with the same damage."""
     damaged = incident(Fault.LOSS_DIVERGED, 300, onset_step=420.0)
-    waits(history((990.0, 450), (1150.0, 451), (1190.0, 460)), damaged, "not seen below step 420")
+    waits(history((990.0, 450), (1150.0, 451), (1190.0, 460)), damaged, "not made step 420 again")
     assert "makes steps" in proved(history((990.0, 450), (1150.0, 301), (1190.0, 310)), damaged)
 
 

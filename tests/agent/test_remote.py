@@ -59,7 +59,7 @@ def test_a_team_decides_from_the_command_line_what_is_its_own(as_red: CliRunner,
     stop = as_red.invoke(app, ["halt", "--json"])
     assert (stop.exit_code, json.loads(stop.stdout)["ok"]) == (1, False)
     wrong = as_red.invoke(app, ["approve", cluster.ids["red"], "--plan", "ffff"])
-    assert "look at it again" in str(wrong.exception)
+    assert "decide on its current plan" in str(wrong.exception)
     assert as_red.invoke(app, ["approve", cluster.ids["both"]]).exit_code != 0
     done = as_red.invoke(app, ["approve", cluster.ids["red"], "--json"])
     assert (done.exit_code, json.loads(done.stdout)["changed"]) == (0, True)
@@ -83,7 +83,7 @@ def test_an_answer_that_is_no_consoles_is_said_and_is_no_decision(body: bytes) -
 def test_what_is_wrong_with_the_environment_is_said(tmp_path: Path) -> None:
     """Each mistake names the variable; a console that is away is worth another try."""
     assert remote({}) is None
-    with pytest.raises(Permanent, match="NIGHTSHIFT_TOKEN_FILE has to name"):
+    with pytest.raises(Permanent, match="NIGHTSHIFT_TOKEN_FILE must name"):
         remote({"NIGHTSHIFT_API": "http://127.0.0.1:1"})
     with pytest.raises(Permanent, match="No such file"):
         remote({"NIGHTSHIFT_API": "http://127.0.0.1:1", "NIGHTSHIFT_TOKEN_FILE": str(tmp_path / "none")})

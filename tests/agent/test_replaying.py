@@ -96,7 +96,7 @@ def test_a_replay_says_what_it_needs(tmp_path: Path) -> None:
     (tmp_path / "x.gz").write_bytes(b"nothing")
     for arguments, words in (
         ([], "either a recording or"),
-        (["--prometheus", "http://127.0.0.1:1", "--from", "noon", "--to", "2026-01-01"], "is no time such as"),
+        (["--prometheus", "http://127.0.0.1:1", "--from", "noon", "--to", "2026-01-01"], "is not an ISO 8601 time"),
         ([str(tmp_path / "x.gz")], "x.gz:1"),
     ):
         done = nightshift("replay", *arguments, config=config)

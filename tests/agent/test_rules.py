@@ -208,7 +208,7 @@ def test_the_summary_fits_one_screen_with_decision_quotes_cost_undo_and_doubt() 
     damaged = as_text(summarise(advised(diverged(), of=history()), NOW_S))
     assert "Do NOT resume from checkpoints after step 180" in damaged
     assert "restart the job once: ml/a from checkpoint 120" in damaged
-    assert "silent data corruption is possible, not shown" in damaged
+    assert "silent data corruption is possible, not proven" in damaged
 
 
 def test_a_summary_made_on_damaged_evidence_shows_no_claim_of_it() -> None:
@@ -216,7 +216,7 @@ def test_a_summary_made_on_damaged_evidence_shows_no_claim_of_it() -> None:
     assert whole.diagnosis is not None
     rotten = tuple(replace(e, content=e.content + b" ") for e in whole.diagnosis.evidence)
     shown = as_text(summarise(replace(whole, diagnosis=replace(whole.diagnosis, evidence=rotten)), NOW_S))
-    assert "no claim about the cause stands" in shown
+    assert "no claim passed its check" in shown
     assert "did not hold and are not shown" in shown
 
 
@@ -286,7 +286,7 @@ def test_a_job_that_waits_for_an_nfs_server_is_told_so_and_neither_restarted_nor
     choice = choose(situation, build())
     assert choice.proposal.action is not None
     assert choice.proposal.action.kind is ActionKind.NOTIFY_OWNER
-    assert "get NFS server nfs01.example to answer again" in choice.proposal.action.why
+    assert "restore NFS server nfs01.example" in choice.proposal.action.why
     assert "would wait again" in dict(choice.considered)[ActionKind.RESTART_JOB]
 
 

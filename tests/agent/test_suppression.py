@@ -106,7 +106,7 @@ def test_the_command_line_and_slacks_list_say_what_is_suppressed(tmp_path: Path)
     (row,) = json.loads(listed.output)
     assert row["suppressed"] == {"until_s": 4e9, "by": "ops", "why": "maintenance: move"}
     shown = CliRunner().invoke(command_line, ["show", row["id"], "--config", str(config)])
-    assert "suppressed, nobody is told: maintenance: move (ops)" in shown.output
+    assert "muted: maintenance: move (ops)" in shown.output
 
 
 def test_a_silence_that_ends_tells_the_pager_too(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_relapse_during_maintenance_waits_for_its_end(tmp_path: Path) -> None:
     [
         ({"owner": ""}, "owner"),
         ({"end_s": float("inf")}, "end_s"),
-        ({"end_s": -1.0}, "end_s has to be after start_s"),
+        ({"end_s": -1.0}, "end_s must be after start_s"),
         ({"subjects": ()}, "subjects"),
         ({"zone": "Mars/Olympus"}, "not a time zone"),
         ({"every": "day", "end_s": 100_000.0}, "shorter"),
@@ -207,7 +207,7 @@ def test_slacks_reminders_end_when_somebody_has_taken_it_on_and_mention_nobody_w
         for _ in range(5):
             chat.clock.advance(50)
             chat.once()
-        assert not [said for said in chat.thread(taken) if "nobody has decided" in said]
+        assert not [said for said in chat.thread(taken) if "no decision yet" in said]
         assert [said for said in chat.thread(taken) if said.startswith("Taken on · Earline (pagerduty)")]
         assert len([said for said in chat.thread(waits) if "@S1" in said]) == 1
     with a_chat(tmp_path, f"sqlite:///{tmp_path}/p.sqlite", pager=lambda incident: "pagerduty", **more) as chat:
@@ -215,5 +215,5 @@ def test_slacks_reminders_end_when_somebody_has_taken_it_on_and_mention_nobody_w
         for _ in range(6):
             chat.once()
             chat.clock.advance(50)
-        assert len([said for said in chat.thread(waits) if "nobody has decided" in said]) == 2
+        assert len([said for said in chat.thread(waits) if "no decision yet" in said]) == 2
         assert not [said for said in chat.thread(waits) if "@S1" in said]

@@ -139,7 +139,7 @@ def test_a_repair_by_hand_is_over_when_its_node_began_anew_and_stayed_quiet(
         repaired.look([booted(clock.now_s() - 5.0)], clock.now_s())
         read = world.store.incident(name)
         assert read.clear_since_s == clock.now_s()
-        assert read.findings[0].finding.summary.endswith("its driver has begun anew since")
+        assert read.findings[0].finding.summary.endswith("its driver has restarted since")
         assert lifecycle.wait_idle()
         assert world.store.incident(name).state is _S.MONITORING, "quiet is counted from the repair"
         clock.advance(11)

@@ -87,7 +87,7 @@ def test_a_secret_that_is_no_authority_is_left_alone(cluster: Cluster) -> None:
     body = {"metadata": {"name": "ca"}, "data": {"a": "Yg=="}}
     cluster.core.create_namespaced_secret(cluster.namespace, body)
     wanted = CertificateNames(cluster.namespace, "ca", "server", "client", NAMES)
-    with pytest.raises(Permanent, match="no authority of ours"):
+    with pytest.raises(Permanent, match="not an authority of Nightshift"):
         keep(KubeClient(cluster.api), wanted, 1_000_000.0)
 
 

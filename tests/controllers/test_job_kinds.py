@@ -218,7 +218,7 @@ def test_a_workload_that_a_person_activates_while_it_stops_stays_active(cluster:
         with pytest.raises(UnderWay, match="1 pods left"):
             actuator.execute(action)
     custom.patch_namespaced_custom_object(*where, "w", {"spec": {"active": True}})
-    with pytest.raises(Permanent, match="started again by somebody else"):
+    with pytest.raises(Permanent, match="restarted by another client"):
         actuator.execute(action)
     assert custom.get_namespaced_custom_object(*where, "w")["spec"]["active"] is True
     assert actuator.read(action).status is OutcomeStatus.DONE, "nothing of it is stopped any more"

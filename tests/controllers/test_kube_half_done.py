@@ -213,7 +213,7 @@ def test_what_a_webhook_undoes_in_the_very_write_is_not_said_to_be_done(
     gang = job(cluster, "gang", [node, cluster.node()])
     cluster.server.api.webhooks.append(webhook)
     action = act(kind, gang, K.JOB) if kind is A.RESTART_JOB else act(kind, node, jobs=(gang,))
-    with pytest.raises(Permanent, match=f"was taken, but not {field}"):
+    with pytest.raises(Permanent, match=f"was accepted, but without {field}"):
         of(KubeClient(cluster.api)).execute(action)
     assert not is_suspended(cluster, "gang")
     assert of(KubeClient(cluster.api)).read(action).status is not S.DONE
@@ -229,7 +229,7 @@ def test_a_job_that_somebody_starts_again_while_it_stops_is_theirs(cluster: Clus
     with pytest.raises(UnderWay, match="stopping"):
         actuator.execute(action)
     client.BatchV1Api(cluster.api).patch_namespaced_job("gang", cluster.namespace, {"spec": {"suspend": False}})
-    said = "gang was started again by somebody else while it stopped; that stands"
+    said = "gang was restarted by another client while it stopped; it keeps running"
     if kind is A.RESTART_JOB:
         with pytest.raises(Permanent, match=said):
             actuator.execute(action)

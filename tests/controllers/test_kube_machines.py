@@ -92,7 +92,7 @@ def test_a_node_that_is_gone_before_the_action_begins_is_said_to_be(cluster: Clu
     action = act(cluster, kind, node)
     gone(cluster, node)
     actuator = actuator_of(cluster, A.DRAIN if kind is A.CORDON else kind)
-    assert actuator.changed(action) == [f"node:{node} does not exist any more"]
+    assert actuator.changed(action) == [f"node:{node} no longer exists"]
     try:
         outcome = actuator.execute(action)
         assert (outcome.status, "not exist" in outcome.detail) == (S.REFUSED, True)

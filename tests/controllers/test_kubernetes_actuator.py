@@ -150,7 +150,7 @@ def test_preconditions_that_no_longer_hold_are_named(cluster: Cluster, actuator:
     action = on_node(ActionKind.CORDON, node.name)
     conditions = (Precondition(node, "cordoned", "false"), Precondition(gone, "cordoned", "false"))
     changed = actuator.changed(replace(action, preconditions=conditions))
-    assert changed == [f"{node}: cordoned is true, expected false", "node:gone does not exist any more"]
+    assert changed == [f"{node}: cordoned is true, expected false", "node:gone no longer exists"]
 
 
 def test_a_drain_of_a_node_that_a_person_cordoned_leaves_it_cordoned(
@@ -306,7 +306,7 @@ def test_a_job_that_was_submitted_anew_under_its_name_is_another_one(
     assert actuator.changed(bound) == []
     batch.delete_namespaced_job("train", cluster.namespace, propagation_policy="Background")
     eventually(lambda: not job_exists(cluster, "train"), "the job is gone")
-    assert "does not exist any more" in actuator.changed(bound)[0]
+    assert "no longer exists" in actuator.changed(bound)[0]
     for pod in cluster.core.list_namespaced_pod(cluster.namespace).items:
         with suppress(client.ApiException):  # collected with its job meanwhile
             cluster.remove_pod(pod.metadata.name)

@@ -80,7 +80,7 @@ def test_undo_restores_the_facts_once(actuator: SimulatedActuator, kind: ActionK
 
 
 def test_undo_of_a_restart_is_refused(actuator: SimulatedActuator) -> None:
-    """A restart cannot be taken back, and the answer says so instead of pretending."""
+    """A restart cannot be undone, and the answer says so instead of pretending."""
     actuator.execute(action(ActionKind.RESTART_JOB))
     assert actuator.undo(action(ActionKind.RESTART_JOB)).status is OutcomeStatus.REFUSED
 
@@ -93,7 +93,7 @@ def test_changed_names_the_facts_that_moved(actuator: SimulatedActuator) -> None
     actuator.execute(action(ActionKind.CORDON, "b"))
     assert actuator.changed(action(ActionKind.DRAIN, "a", holds, gone)) == [
         "node:n1: cordoned is true, expected false",
-        "node:n9 does not exist any more",
+        "node:n9 no longer exists",
     ]
 
 

@@ -178,7 +178,7 @@ def test_a_strong_alarm_pages_while_the_purse_has_a_page_and_waits_told_while_it
     (told,) = life.budget.weigh([held], Tick(life.at_s, life.frames), Inventory())
     assert not told.pages
     assert "spent" in life.budget.why(told.episode)
-    assert "not yet promised" in words(told)
+    assert "no stated false-alarm rate yet" in words(told)
     for _ in range(170):
         life.hour([])
     (told,) = life.budget.weigh([replace(held, at=Instant(life.at_s))], Tick(life.at_s, life.frames), Inventory())

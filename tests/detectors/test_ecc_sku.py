@@ -59,4 +59,4 @@ def test_each_model_is_told_what_it_has_and_what_is_read() -> None:
     said = told_of(H200, {CORRECTED: 8, FAILURE: 0})
     assert "1 of 8 signals are read; not read: gpu_row_remap_failure. It has no page retirement" in said
     assert "no error containment" in told_of("NVIDIA L4", {})
-    assert "is not known here; read: gpu_ecc_sbe_total" in told_of("Other", {CORRECTED: 1})
+    assert "unknown which signals it has; read: gpu_ecc_sbe_total" in told_of("Other", {CORRECTED: 1})

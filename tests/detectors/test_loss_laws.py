@@ -183,7 +183,7 @@ def test_a_loss_that_is_printed_no_more_while_steps_go_on_is_told(every: int, of
     for run, found in zip(*drawn(lost, of), strict=True):
         assert {f.fault for f in found} == {Fault.LOSS_NONFINITE}
         assert 0.0 < found[0].at.t_s - run.onset <= 3 * every + 20.0
-        assert found[0].summary.startswith("No loss is printed any more: none in the last ")
+        assert found[0].summary.startswith("No loss in the last ")
 
 
 @OF

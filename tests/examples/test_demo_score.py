@@ -19,7 +19,7 @@ from nightshift.controllers.action import Action, ActionKind, BlastRadius, Undo
 from nightshift.controllers.actuators.simulated import SimulatedActuator
 from nightshift.detectors.base import Fault, Finding, Severity, State
 
-CORRUPTION = "silent data corruption is possible, not shown"
+CORRUPTION = "silent data corruption is possible, not proven"
 
 
 @pytest.fixture(scope="module")

@@ -358,7 +358,7 @@ def test_the_command_line_promotes_only_what_the_gate_approved(tmp_path: Path, e
         assert said in first.output, said
     assert "no job has reported this kernel: gpu unknown; driver unknown" in first.output
     plan = f"kernel/{certificate_sha256(envelope)[:16]}/canary"
-    with pytest.raises(Permanent, match="look at it again"):
+    with pytest.raises(Permanent, match="decide on its current plan"):
         run("approve", plan, "--plan", "0000", "-c", str(config))
     assert run("approve", plan, "-c", str(config)).exit_code == 0
     second = run("promote", str(file), *where, "-c", str(config))

@@ -107,7 +107,7 @@ def may(person: Person, verb: Permission, namespaces: Collection[str] = ()) -> A
     needed = NEEDS[verb]
     reach = () if verb in OF_THE_CLUSTER else namespaces
     if not person.identity:
-        return AccessDecision(False, "Nobody is signed in.")
+        return AccessDecision(False, "You are not signed in.")
     if person.may(needed, reach):
         return AccessDecision(True)
     return AccessDecision(False, lacks(person, needed, _DOING[verb], reach))

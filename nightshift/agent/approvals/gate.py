@@ -98,7 +98,7 @@ class Gate:
                 return self._approve(self._shown(incident_id, by), plan_sha256, by, now)
             except Conflict:
                 continue
-        return GateAnswer(False, f"{incident_id} keeps changing; look at it again.")
+        return GateAnswer(False, f"{incident_id} keeps changing. Reload it and decide again.")
 
     def _shown(self, incident_id: str, by: Person) -> Incident:
         """The incident, if this person may know of it. Raises NoSuchIncident where there is none or they may not:
@@ -127,7 +127,7 @@ class Gate:
         needed = PEOPLE[rule_for(action, self.policy)]
         if (so_far := len(self.people(standing))) < needed:
             self._record(incident, approval)
-            return GateAnswer(True, f"Recorded: {so_far} of {needed}. A second person has to approve.", True)
+            return GateAnswer(True, f"Recorded: {so_far} of {needed}. A second person must approve.", True)
         names = " and ".join(item.person for item in standing)
         move = IncidentMove(
             Cause.APPROVED, by.identity, f"{by.channel}: {action.kind} by {names}", incident.version
@@ -146,7 +146,7 @@ class Gate:
         if incident.state is not _S.AWAITING_APPROVAL or action is None:
             return f"{incident.id} is {_words(incident.state)}; there is nothing to approve."
         if not _is_plan(action, plan_sha256):
-            return f"The plan of {incident.id} has changed since you saw it; look at it again."
+            return f"The plan of {incident.id} has changed since you saw it. Reload it and decide again."
         if now >= action.expires_at_s:
             return f"The plan of {incident.id} has expired; a new one is on its way."
         halt = self.halted()
@@ -184,7 +184,7 @@ class Gate:
                 if incident.state is _S.ACTING:
                     refusal += " `nightshift halt` stops what has not happened yet."
             elif not _is_plan(incident.action, plan_sha256):
-                refusal = f"The plan of {incident.id} has changed since you saw it; look at it again."
+                refusal = f"The plan of {incident.id} has changed since you saw it. Reload it and decide again."
             else:
                 body = {"plan_sha256": plan_sha256, "reason": reason, "channel": by.channel, "role": by.role}
                 move = IncidentMove(Cause.REJECTED, by.identity, reason, incident.version)
@@ -201,7 +201,7 @@ class Gate:
                 return GateAnswer(True, f"Rejected; {incident.id} is watched until it clears.", True)
             self._note_refusal(incident.id, "reject", by, plan_sha256, refusal)
             return GateAnswer(False, refusal)
-        return GateAnswer(False, f"{incident_id} keeps changing; look at it again.")
+        return GateAnswer(False, f"{incident_id} keeps changing. Reload it and decide again.")
 
     def close(self, incident_id: str, by: Person, note: str) -> GateAnswer:
         """A person says that it is over. An action that is approved or under way cannot be closed away."""
@@ -219,7 +219,7 @@ class Gate:
                     continue
                 return GateAnswer(True, f"{incident.id} is closed.", True)
             return GateAnswer(False, refusal)
-        return GateAnswer(False, f"{incident_id} keeps changing; look at it again.")
+        return GateAnswer(False, f"{incident_id} keeps changing. Reload it and decide again.")
 
     # At execution -----------------------------------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class Gate:
             return [(Cause.EXPIRED, "the plan expired before it began")]
         rule = rule_for(action, self.policy)
         if rule is Rule.NEVER:
-            return [(Cause.WORLD_CHANGED, f"policy does not let {action.kind} happen any more")]
+            return [(Cause.WORLD_CHANGED, f"policy no longer allows {action.kind}")]
         given = [item for item in self.approvals(incident.id) if item.plan_sha256 == action.plan_sha256]
         if not given:
             return [(Cause.WORLD_CHANGED, "the plan is not the one that was approved")]
@@ -246,7 +246,7 @@ class Gate:
         if rule is Rule.AUTOMATIC or len(people) >= PEOPLE[rule]:
             return []
         gone = sorted({item.person for item in fresh} - {item.person for item in standing})
-        why = f"; {' and '.join(gone)} may not approve it any more" if gone else ""
+        why = f"; {' and '.join(gone)} may no longer approve it" if gone else ""
         return [(Cause.EXPIRED, f"{len(people)} of {PEOPLE[rule]} approvals still count{why}")]
 
     def people(self, given: Iterable[Approval]) -> set[str]:
@@ -297,11 +297,11 @@ class Gate:
         self._set_halt(Halt(True, by.identity, reason, self._clock.now_s()), by)
         said = "Halted: no action starts until an approver resumes."
         held = self.held()
-        return GateAnswer(True, f"{said} Held where it stands: {', '.join(held)}." if held else said, True)
+        return GateAnswer(True, f"{said} Paused: {', '.join(held)}." if held else said, True)
 
     def held(self) -> list[str]:
-        """What had begun and is not finished, as `INC-7 (drain of node:n1; what it has stopped of ml/llm stays
-        stopped)`. Under a stop it takes no further step: what it has done stays done, such as a cordon, and it goes
+        """What had begun and is not finished, as `INC-7 (drain of node:n1; stays stopped: ml/llm)`.
+        Under a stop it takes no further step: what it has done stays done, such as a cordon, and it goes
         on, or a person is asked, after somebody resumes."""
         rows = self._store.incidents([_S.ACTING, _S.UNDOING])
         return [_left(self._store.incident(row.id)) for row in reversed(rows)]
@@ -313,7 +313,7 @@ class Gate:
         if not self.halted().halted:
             return GateAnswer(True, "Nothing was halted.")
         self._set_halt(Halt(False, by.identity, "", self._clock.now_s()), by)
-        return GateAnswer(True, "Resumed: approved actions go on, each after its checks.", True)
+        return GateAnswer(True, "Resumed: approved actions continue, each after its checks.", True)
 
     def _set_halt(self, state: Halt, by: Person) -> None:
         row = {"at_s": state.at_s, "by": state.by, "body": dump(state)}
@@ -374,12 +374,12 @@ def _left(incident: Incident) -> str:
     action = incident.action
     if action is None:
         return incident.id
-    undo = "taking back " if incident.state is _S.UNDOING else ""
+    undo = "undoing " if incident.state is _S.UNDOING else ""
     said = f"{undo}{action.kind.replace('_', ' ')} of {action.target}"
     jobs = action.blast_radius.jobs
     if traits_of(action.kind).stops_jobs and jobs and not undo:
         more = f" and {len(jobs) - _NAMED} more jobs" if len(jobs) > _NAMED else ""
-        said += f"; what it has stopped of {', '.join(jobs[:_NAMED])}{more} stays stopped"
+        said += f"; stays stopped: {', '.join(jobs[:_NAMED])}{more}"
     return f"{incident.id} ({said})"
 
 

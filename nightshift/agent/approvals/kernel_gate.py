@@ -199,7 +199,7 @@ class KernelGate:
             body = {"plan": plan_id, "plan_sha256": plan_sha256, "role": by.role, "channel": by.channel}
             audit.append(connection, at_s=now_s, kind="approval", by=by.identity, incident=None, body=body)
         if not enough:
-            return GateAnswer(True, f"Recorded: {so_far} of {needed}. A second person has to approve.", True)
+            return GateAnswer(True, f"Recorded: {so_far} of {needed}. A second person must approve.", True)
         return GateAnswer(True, f"Approved: {known.action.kind} {known.action.why}", True)
 
     def reject(self, plan_id: str, plan_sha256: str, by: Person, reason: str) -> GateAnswer:
@@ -214,7 +214,7 @@ class KernelGate:
             elif not (allowed := may(by, Permission.REJECT, namespaces(known.action))):
                 refusal = allowed.reason
             elif known.action.plan_sha256 != plan_sha256:
-                refusal = "The plan has changed since you saw it; look at it again."
+                refusal = "The plan has changed since you saw it. Reload it and decide again."
             if refusal or known is None:
                 self._note(connection, "reject", plan_id, plan_sha256, by, refusal, now_s)
                 return GateAnswer(False, refusal)
@@ -239,7 +239,7 @@ class KernelGate:
             found.append(why)
         rule = rule_for(known.action, self.gate.policy)
         if rule is Rule.NEVER:
-            found.append(f"policy never lets {known.action.kind} happen")
+            found.append(f"policy never allows {known.action.kind}")
         elif known.state is ProposalState.APPROVED:
             touched = namespaces(known.action)
             fresh = [a for a in known.approvals if a.expires_s > now_s]
@@ -340,14 +340,14 @@ class KernelGate:
         if known is None:
             return "There is no such plan."
         if known.action.plan_sha256 != plan_sha256:
-            return "The plan has changed since you saw it; look at it again."
+            return "The plan has changed since you saw it. Reload it and decide again."
         open_ = (ProposalState.WAITING, ProposalState.APPROVED, ProposalState.REJECTED)
         if known.state in open_ and (why := not_promotable(known, view)):
             return f"{why[0].upper()}{why[1:]}."
         if known.state not in (ProposalState.WAITING, ProposalState.APPROVED):
             return f"It is {known.state}; there is nothing to approve."
         if now_s >= known.action.expires_at_s:
-            return "The plan has expired; it has to be proposed again."
+            return "The plan has expired. Propose it again."
         halt = self.gate.halted()
         if halt.halted:
             return f"Halted by {halt.by}; nothing is approved until it is resumed."

@@ -94,7 +94,7 @@ class ByHand:
             waiting = [self._store.incident(i.id) for i in self._store.incidents() if i.state in _OPEN]
             return [incident for fix in fixes for incident in waiting if self._agrees(fix, incident)]
         except (Temporary, Permanent) as error:
-            self._log.warning("what people did was not written down", error=str(error))
+            self._log.warning("manual fix write failed", error=str(error))
             return []
 
     def _agrees(self, fix: Fix, incident: Incident) -> bool:
@@ -115,7 +115,9 @@ class ByHand:
             if not is_known:
                 audit.append(connection, at_s=fix.at_s, kind=KIND, by=fix.by, incident=number, body=body)
         if not is_known:
-            self._log.info("done by hand", incident=incident.id, did=str(fix.kind), by=fix.by, same=body["same"])
+            self._log.info(
+                "manual fix recorded", incident=incident.id, did=str(fix.kind), by=fix.by, same=body["same"]
+            )
         return is_same(fix, plan)
 
     def _node_of(self, plan: Action, at_s: float) -> Subject | None:

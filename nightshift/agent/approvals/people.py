@@ -50,14 +50,13 @@ class Settings(BaseModel):
     )
     anybody: Role | Literal["nobody"] | None = Field(
         None,
-        description="Role over the whole cluster of somebody whom a channel knows and nothing here names; default: "
-        "viewer, or nobody as soon as an owner names its people",
+        description="Cluster-wide role for users not listed here. Default: viewer; none once any team lists "
+        "members",
     )
     owners: tuple[Owner, ...] = Field((), description="Who owns which namespaces; the first that fits counts")
     same: dict[str, str] = Field(
         default_factory=dict,
-        description="Whose another name is, such as a token's, the operator's or a login at a terminal: where two "
-        "people have to approve, both names are one person",
+        description="Aliases (token or login → person). All aliases of a person count as one approver",
     )
 
     @field_validator("same")
@@ -66,10 +65,10 @@ class Settings(BaseModel):
         """Raises ValueError where a name belongs to another one that belongs to somebody else, or to nobody."""
         spelt = {_identity(name): _identity(person) for name, person in same.items()}
         if len(spelt) < len(same):
-            raise ValueError("one name stands here twice, in two spellings")
+            raise ValueError("the same name is listed twice, in two spellings")
         for name, person in spelt.items():
             if not name or not person:
-                raise ValueError(f"{name or person}: both sides have to be a name")
+                raise ValueError(f"{name or person}: both sides must be a name")
             if person in spelt:
                 raise ValueError(f"{name} belongs to {person}, which is itself another name of {spelt[person]}")
         return spelt

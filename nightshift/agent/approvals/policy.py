@@ -101,7 +101,7 @@ class ApprovalSettings(BaseModel):
     wide_gpus: int = Field(
         default=64,
         ge=1,
-        description="A plan that takes, or whose jobs that stop hold, more GPUs than this is wide.",
+        description='Plans affecting more than this many GPUs use the "wide" approval rule.',
     )
     wide_nodes: int = Field(default=8, ge=1, description="A plan that touches more nodes than this is wide.")
     wide: Rule = Field(default=Rule.TWO, description="Rule of a wide plan, where it is stricter than its kind's.")
@@ -110,9 +110,9 @@ class ApprovalSettings(BaseModel):
     )
     fresh_sign_in: frozenset[ActionKind] = Field(
         default=kinds_where(lambda row: row.fresh_sign_in),
-        description="Kinds whose approver must have signed in lately.",
+        description="Action kinds that require a fresh sign-in of the approver.",
     )
-    fresh_sign_in_s: float = Field(default=300.0, gt=0, description="How lately, in seconds.")
+    fresh_sign_in_s: float = Field(default=300.0, gt=0, description="Longest age of a fresh sign-in (s).")
 
 
 def lacks(person: Person, needed: Role, doing: str, namespaces: Collection[str]) -> str:
@@ -156,13 +156,13 @@ def may_not_approve(
     may. Whether they may know of it at all is `agent.approvals.access`'s question, and asked before."""
     rule = rule_for(action, policy)
     if not person.identity:
-        return "Nobody is signed in."
+        return "You are not signed in."
     if rule is Rule.NEVER:
-        return f"Policy never lets nightshift carry out {action.kind}: it is advice, to be done by hand."
+        return f"Policy never allows nightshift to carry out {action.kind}. Do it manually."
     if not person.may(Role.APPROVER, namespaces):
         return lacks(person, Role.APPROVER, "approving", namespaces)
     if rule is Rule.TWO and person.identity == Person(requester, frozenset(), "").identity:
-        return "You asked for this plan, so two other people have to approve it."
+        return "You requested this plan, so two other people must approve it."
     if must_sign_in_again(person, action, policy, now_s):
         within = f"{action.kind} needs a sign-in of the last {policy.fresh_sign_in_s:.0f} s"
         if person.signed_in_s is None:

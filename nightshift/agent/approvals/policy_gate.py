@@ -49,7 +49,7 @@ def promotion(
 ) -> Action:
     """The plan of a step up, with every figure that an approver has to see."""
     share = {
-        Mode.TRIAL: "jobs whose owners opted in, by a coin",
+        Mode.TRIAL: "jobs with opted-in owners, drawn at random",
         Mode.CANARY: f"{criteria.canary_share:.0%} of {criteria.unit}",
     }
     who = share.get(evidence.to, f"all {criteria.unit} but the holdout of {criteria.holdout_share:.0%}")
@@ -103,7 +103,7 @@ class PolicyGate:
             if found.kind == kind:
                 return found
         others = ", ".join(each.kind for each in self.standings()) or "none of any kind"
-        raise Permanent(f"no policy of kind {kind!r} stands: the baseline controls (standing: {others})")
+        raise Permanent(f"no policy of kind {kind!r} is loaded: the baseline controls (loaded: {others})")
 
     def proposals(self) -> list[KernelProposal]:
         """Steps up, those that wait first."""
@@ -149,9 +149,7 @@ class PolicyGate:
         if standing.next is None:
             raise Permanent(f"{standing.policy} is active: there is no further step")
         if evidence is None:
-            raise Permanent(
-                f"{standing.policy} is {standing.mode} and has not been looked at: there is no evidence"
-            )
+            raise Permanent(f"{standing.policy} is {standing.mode} and has no evidence yet")
         if not evidence.ready:
             raise Permanent(f"{standing.policy} stays {standing.mode}: {evidence.words}")
         return self.plans.propose(
@@ -254,7 +252,7 @@ class PolicyGate:
             standing.manifest_sha256, standing.mode, standing.looks,
         )  # fmt: skip
         if known is None or not same:
-            raise Permanent(f"{standing.kind}: its standing changed meanwhile; look again")
+            raise Permanent(f"{standing.kind}: its mode changed since you saw it; check it and retry")
         return known
 
     def _write(

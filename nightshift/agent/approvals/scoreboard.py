@@ -49,10 +49,11 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     required: bool = Field(
-        default=False, description="Whether a kind that is automatic by policy also has to have earned it"
+        default=False,
+        description="Require an earned approval history before a kind that policy allows runs automatically",
     )
     window_s: float = Field(default=90 * 86_400.0, gt=0, description="Decisions are counted over this (s)")
-    decisions: int = Field(default=5, ge=1, description="Decisions of people before anything can be told")
+    decisions: int = Field(default=5, ge=1, description="Fewest decisions of people before a kind is rated")
     agreed: int = Field(default=20, ge=1, description="Agreements before it may act")
     agreement: float = Field(
         default=0.8, gt=0, lt=1, description="Least share of agreement, by its lower 95 % bound, before it may act"

@@ -14,7 +14,7 @@ def keygen(
     private: Annotated[Path, typer.Argument(help="New file for the private half (keeping.anchor_key)")],
     public: Annotated[Path, typer.Argument(help="New file for the public half (audit verify --trust)")],
 ) -> None:
-    """Makes a key that signs the audit log's anchors; to rotate it, make another, and trust both."""
+    """Create a key that signs the audit log's anchors. To rotate it, create another and trust both."""
     from nightshift.agent.store.anchors import make_key
 
     typer.echo(f"key {make_key(private, public)}")
@@ -25,11 +25,11 @@ def verify(
     anchor: Annotated[str, typer.Option(help="NUMBER:SHA256 that was kept elsewhere")] = "",
     anchors: Annotated[Path | None, typer.Option(help="File of anchors, as keeping.anchor_file writes it")] = None,
     trust: Annotated[
-        list[Path] | None, typer.Option(help="Public key: every anchor has to be signed by one of these")
+        list[Path] | None, typer.Option(help="Public key; one of these must have signed each anchor (repeatable)")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Checks the whole chain; exits 1 and names the first record that does not hold."""
+    """Verify the whole audit chain. Exit code 1: broken; shows the first bad record."""
     from nightshift.agent.store.anchors import anchors as read_anchors
     from nightshift.agent.store.audit import Head
     from nightshift.collectors.seal import SealError, trusted_keys
@@ -39,7 +39,9 @@ def verify(
     except SealError as error:
         raise typer.BadParameter(str(error), param_hint="--trust") from error
     if trusted is not None and anchors is None:
-        raise typer.BadParameter("it says whose anchors count: give the file with --anchors", param_hint="--trust")
+        raise typer.BadParameter(
+            "checks the signatures of a file of anchors: also give --anchors", param_hint="--trust"
+        )
     try:
         heads = [Head.parse(anchor)] if anchor else []
     except ValueError as error:

@@ -11,7 +11,7 @@ from nightshift.agent.cli.terminal import AsJson, Config, print_json, print_rich
 
 
 def doctor(config: Config = None, as_json: AsJson = False) -> None:
-    """Says of each source, secret and permission: works, or why not. Exits 1 where one does not."""
+    """Check each source, secret and permission, and show why one fails. Exit code 1: at least one failed."""
     from dataclasses import asdict
 
     from rich.text import Text
@@ -36,7 +36,7 @@ def check(
     file: Annotated[Path, typer.Argument(help="YAML file")],
     as_json: AsJson = False,
 ) -> None:
-    """Reads a configuration and says every mistake with its file, line and field."""
+    """Check a configuration file and show each error with its line and field."""
     from nightshift.agent.config_file import ConfigError
     from nightshift.agent.settings import load
 

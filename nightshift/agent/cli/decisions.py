@@ -72,7 +72,7 @@ def approve(
     plan: Annotated[str, typer.Option(help="Only if the plan's sha256 begins with this")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Approves an incident's present plan."""
+    """Approve an incident's current plan."""
     with _asked(config) as gate:
         tell(gate.approve(incident_id, gate.plan_of(incident_id, plan)), as_json)
 
@@ -84,7 +84,7 @@ def reject(
     plan: Annotated[str, typer.Option(help="Only if the plan's sha256 begins with this")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Declines an incident's present plan; the incident is watched."""
+    """Reject an incident's current plan. The incident stays open and is watched."""
     with _asked(config) as gate:
         tell(gate.reject(incident_id, gate.plan_of(incident_id, plan), reason), as_json)
 
@@ -95,7 +95,7 @@ def close(
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Says that an incident is over."""
+    """Close an incident."""
     with _asked(config) as gate:
         tell(gate.close(incident_id, note), as_json)
 
@@ -105,19 +105,19 @@ def halt(
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Emergency stop: no action starts until somebody resumes."""
+    """Halt every action (emergency stop) until `nightshift resume`."""
     with _asked(config) as gate:
         tell(gate.halt(reason), as_json)
 
 
 def resume(config: Config = None, as_json: AsJson = False) -> None:
-    """Lifts the emergency stop."""
+    """Resume actions after an emergency stop."""
     with _asked(config) as gate:
         tell(gate.resume(), as_json)
 
 
 def token(config: Config = None) -> None:
-    """Prints the operator's sign-in token for the console."""
+    """Print the operator's sign-in token for the console."""
     from nightshift.agent.console.sign_in import operator_token
     from nightshift.agent.settings import load
 
@@ -131,7 +131,7 @@ def sign_out(
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Signs a person out of the console, everywhere, at their next click."""
+    """Sign a person out of every console session, at their next request."""
     from nightshift.agent.console.sessions import end_sessions
 
     with stored(config) as (store, _, _now_s):

@@ -23,8 +23,8 @@ def drill(
     minutes: Annotated[float, typer.Option(min=0.05, help="Give up after so long without a decision (min)")] = 15.0,
     config: Config = None,
 ) -> None:
-    """Opens a TEST incident, waits for a person to decide on it in Slack, the console or here, acts on a simulated
-    cluster and shows recovery. Nothing real is touched."""
+    """Open a TEST incident, wait for a decision in Slack, the console or here, then act on a simulated cluster.
+    Nothing real is touched."""
     from nightshift.agent.drill import stage
     from nightshift.agent.store.incident import IncidentState as S
 
@@ -42,17 +42,17 @@ def drill(
                     typer.echo(f"  {step.after.replace('_', ' '):<18} {step.by}: {step.note}"[:160])
                 told_steps = len(incident.history)
                 if incident.state is S.RESOLVED:
-                    typer.echo("Over: what was done stands in the audit log, and only there.")
+                    typer.echo("Drill finished. The actions are recorded in the audit log only.")
                     return
                 if incident.state in (S.CONFIRMING, S.MONITORING, S.ESCALATED) and not cleared:
                     _clear(store, incident)  # the made-up fault ends with the action, or with the refusal
                     cleared = True
                 waited_s = time.monotonic() - began_s
                 if incident.state is S.OPEN and waited_s > _ASLEEP_S:
-                    typer.echo("Nobody takes it up: does the daemon run on this store?", err=True)
+                    typer.echo("The daemon did not pick it up. Check that it runs on this store.", err=True)
                     raise typer.Exit(1)
                 if waited_s > 60.0 * minutes and not cleared:
-                    typer.echo("Nobody decided: the drill ends here.", err=True)
+                    typer.echo("No decision in time: the drill ends here.", err=True)
                     raise typer.Exit(1)
                 time.sleep(POLL_S)
         finally:

@@ -23,12 +23,14 @@ def lookback(
     prometheus: Annotated[str, typer.Option(help="URL of your Prometheus (Thanos, Mimir, VictoriaMetrics)")],
     days: Annotated[float, typer.Option(min=0.01, max=400, help="How far back to look")] = 10.0,
     step_s: Annotated[float, typer.Option(min=1, help="Time between two looks (s)")] = 60.0,
-    load: Annotated[float, typer.Option(min=0.01, max=1, help="Share of the time a query may be under way")] = 0.5,
-    matchers: Annotated[str, typer.Option(help='Of every query, such as cluster="prod-1"')] = "",
+    load: Annotated[
+        float, typer.Option(min=0.01, max=1, help="Largest share of the time that queries may take")
+    ] = 0.5,
+    matchers: Annotated[str, typer.Option(help='Label matchers for every query, e.g. cluster="prod-1"')] = "",
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tells what Nightshift would have told you lately. Needs a Prometheus and no rights in the cluster."""
+    """Show what Nightshift would have reported in the past days. Needs Prometheus, no rights in the cluster."""
     from nightshift.agent.construct import build_detectors
     from nightshift.agent.history.lookback import look_back, models, report
     from nightshift.agent.history.lookback_report import as_json_values, as_text
@@ -146,13 +148,15 @@ def calibrate(
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write (JSON)")],
     days: Annotated[float, typer.Option(min=0.01, max=400, help="How far back to read")] = 14.0,
     step_s: Annotated[float, typer.Option(min=1, help="Time between two looks (s)")] = 60.0,
-    load: Annotated[float, typer.Option(min=0.01, max=1, help="Share of the time a query may be under way")] = 0.5,
-    matchers: Annotated[str, typer.Option(help='Of every query, such as cluster="prod-1"')] = "",
+    load: Annotated[
+        float, typer.Option(min=0.01, max=1, help="Largest share of the time that queries may take")
+    ] = 0.5,
+    matchers: Annotated[str, typer.Option(help='Label matchers for every query, e.g. cluster="prod-1"')] = "",
     config: Config = None,
 ) -> None:
-    """Fits what each statistical detector promises from your own telemetry. Needs no rights in the cluster.
+    """Calibrate the statistical detectors' false-alarm rates on your own telemetry. Needs no rights in the cluster.
 
-    Alarms on a node within a day of its own cordon or unreadiness are left out; all others count as false.
+    Alarms on a node within a day of its own cordon or unreadiness are excluded. All others count as false.
     """
     from nightshift.agent.history.calibration import excused_by, table
     from nightshift.agent.settings import load as load_settings
@@ -194,13 +198,13 @@ def learn(
     recordings: Annotated[
         list[Path], typer.Argument(help="Healthy recordings, as `nightshift record` writes them")
     ],
-    sku: Annotated[str, typer.Option(help="Part of the GPUs' model name, such as H200")],
+    sku: Annotated[str, typer.Option(help="Part of the GPUs' model name, e.g. H200")],
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write (JSON)")],
     metrics: Annotated[
         str, typer.Option(help="Comma-separated; default: utilisation, power, temperature, clock")
     ] = "",
 ) -> None:
-    """Learns what GPUs usually look like, for the multivariate detector. Needs scikit-learn."""
+    """Train the multivariate detector on healthy GPUs. Needs scikit-learn."""
     from nightshift.agent.config_file import ConfigError
     from nightshift.collectors.telemetry.metrics import BY_NAME
     from nightshift.detectors.outliers.learning import METRICS, LearningPlan, looks
@@ -216,8 +220,8 @@ def learn(
     model.save(output)
     days = model.tail.series_days
     typer.echo(
-        f"{len(model.weights)} classes of workload, calibrated on {days:.2f} GPU-days with {model.tail.episodes} "
-        f"episodes: measured down to {model.tail.measured_to:.0f} false alarms per 1,000 GPU-days"
+        f"{len(model.weights)} workload classes, calibrated on {days:.2f} GPU-days with {model.tail.episodes}  "
+        f"episodes; resolution {model.tail.measured_to:.0f} false alarms per 1,000 GPU-days"
     )
 
 

@@ -23,7 +23,7 @@ def incidents(
     limit: Annotated[int, typer.Option(min=1, help="At most so many")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """Lists open incidents; those that nobody is told of now are marked."""
+    """List open incidents. Muted ones are marked."""
     from nightshift.agent.cli.remote import remote, summary_of
     from nightshift.agent.presentation.incident_text import incident_json, incident_table
     from nightshift.agent.store.incident import IncidentState
@@ -48,7 +48,7 @@ def incidents(
 
 
 def show(incident_id: IncidentId, config: Config = None, as_json: AsJson = False) -> None:
-    """Shows one incident: what, why with evidence, the plan and its cost, the history."""
+    """Show one incident: what, why with evidence, the plan and its cost, the history."""
     from nightshift.agent.cli.remote import incident_of, remote
     from nightshift.agent.presentation.incident_text import incident_json, incident_text
 
@@ -72,12 +72,10 @@ def show(incident_id: IncidentId, config: Config = None, as_json: AsJson = False
 def report(
     incident_id: IncidentId,
     config: Config = None,
-    output: Annotated[
-        Path | None, typer.Option(help="File to write; standard output where it is not given")
-    ] = None,
+    output: Annotated[Path | None, typer.Option(help="File to write; default: standard output")] = None,
     chart: Annotated[Path | None, typer.Option(help="Also the deciding signal's chart, as PNG")] = None,
 ) -> None:
-    """Writes a post-mortem draft: timeline, evidence, actions, who approved, cost."""
+    """Write a post-mortem draft: timeline, evidence, actions, approvers, cost."""
     from nightshift.agent.presentation.chart_image import deciding, png
     from nightshift.agent.rca.report import post_mortem
     from nightshift.agent.store.incident_store import number_of

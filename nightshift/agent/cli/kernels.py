@@ -36,7 +36,7 @@ def promote(
     to: Annotated[str, typer.Option(help="canary or active")] = "canary",
     config: Config = None,
 ) -> None:
-    """Propose a certified kernel; once its plan is approved, carry it out. Exit code 1: it waits, or is refused."""
+    """Promote a certified kernel once its plan is approved, or propose it. Exit code 1: it waits or is refused."""
     from nightshift.agent.approvals.kernel_gate import KernelGate, promotion
     from nightshift.agent.approvals.kernel_search import SHOWN, evidence, fleet_view
     from nightshift.agent.cli.terminal import operator, stored
@@ -90,7 +90,7 @@ def approve(
     sha256: Annotated[str, typer.Option("--plan", help="Only if the plan's sha256 begins with this")] = "",
     config: Config = None,
 ) -> None:
-    """Approves a kernel's promotion or search."""
+    """Approve a kernel's promotion or search."""
     with _gate(config) as (kernels, who):
         answer_plan(kernels, plan, sha256, who, None, "nightshift kernels registry")
 
@@ -101,7 +101,7 @@ def reject(
     sha256: Annotated[str, typer.Option("--plan", help="Only if the plan's sha256 begins with this")] = "",
     config: Config = None,
 ) -> None:
-    """Declines a kernel's promotion or search."""
+    """Reject a kernel's promotion or search."""
     with _gate(config) as (kernels, who):
         answer_plan(kernels, plan, sha256, who, reason, "nightshift kernels registry")
 
@@ -123,7 +123,7 @@ def demote(
     reason: Annotated[str, typer.Option("--reason", "-r", help="Why")],
     config: Config = None,
 ) -> None:
-    """Takes a kernel out for good: the safe direction, so nobody has to approve. Jobs notice at their next step."""
+    """Demote a kernel permanently. Needs no approval. Jobs stop using it at their next step."""
     from nightshift.agent.cli.terminal import operator, stored
     from nightshift.kernels.certification.registry import RegistryError
 
@@ -154,7 +154,8 @@ def registry(
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output")] = False,
 ) -> None:
     """List the registry's kernels with their evidence, after demoting those that jobs' shadow checks found wrong.
-    Damaged ones stand below the others, with the file, and come into no bundle or layout: exit code 1."""
+    Damaged ones are listed
+    last, with the file, and come into no bundle or layout: exit code 1."""
     import time
 
     from nightshift.kernels.apply.bundle import write_bundle
@@ -221,7 +222,7 @@ def searches(
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output")] = False,
     config: Config = None,
 ) -> None:
-    """Lists the searches that ran on the cluster: how each ended, what it took, what it brought."""
+    """List kernel searches on the cluster: outcome, cost and result."""
     from nightshift.agent.kernels.runner import ledger_of
 
     with _gate(config) as (kernels, _):

@@ -22,7 +22,7 @@ def train(
     data: Annotated[list[Path] | None, typer.Option(help="Measurements to evaluate on (repeatable)")] = None,
     seeds: Annotated[int, typer.Option(min=0, help="Seeds of the evaluation; 0: none")] = 5,
 ) -> None:
-    """Trains a policy from scratch, writes it signed, and again with its evaluation."""
+    """Train a policy from scratch and write it signed, with its evaluation."""
     import os
     from dataclasses import replace
 
@@ -56,7 +56,7 @@ def evaluate(
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output")] = False,
 ) -> None:
-    """Compares a policy with every baseline and heuristic, on the same jobs and seeds."""
+    """Evaluate a policy against every baseline and heuristic, on the same jobs and seeds."""
     from rich.table import Table
 
     from nightshift.agent.cli.terminal import print_json, print_rich

@@ -37,8 +37,8 @@ def stand(
     file: Annotated[Path, typer.Argument(help="Policy file, as `nightshift policy train` writes it")],
     config: Config = None,
 ) -> None:
-    """Puts a policy file into the daemon's store, and its policy into shadow: nothing of it is executed. It has to
-    be signed by one of the configuration's `policy_keys`; the daemon asks it from its next start on."""
+    """Load a policy file into the daemon's store, in shadow mode: nothing of it is executed. One of the
+    configuration's `policy_keys` must have signed it. The daemon uses it from its next start."""
     from nightshift.agent.approvals.access import Permission, may
     from nightshift.agent.settings import load
     from nightshift.agent.setup.policies import stand_up
@@ -56,7 +56,7 @@ def stand(
 
 
 def standing(as_json: AsJson = False, config: Config = None) -> None:
-    """Where each kind's policy stands, what its next step still needs, and what waits for approval."""
+    """Show each kind's policy and mode, what its next step still needs, and pending approvals."""
     from nightshift.agent.store.records import plain
     from nightshift.controllers.promotion import least_jobs
 
@@ -69,11 +69,11 @@ def standing(as_json: AsJson = False, config: Config = None) -> None:
     for each in found:
         typer.echo(f"{each.kind}: {each.policy} is {each.mode}" + (f" ({each.demotion})" if each.demotion else ""))
         if each.next is not None:
-            words = each.evidence.words if each.evidence else "not looked at yet"
+            words = each.evidence.words if each.evidence else "not checked yet"
             typer.echo(f"  to {each.next}: {words}")
             criteria = policies.criteria_of(each.kind)
             least = least_jobs(each, criteria) << each.looks
-            then = f"it is looked at by itself once there are {least}"
+            then = f"it is checked automatically once there are {least}"
             if each.evidence is not None and each.evidence.ready:
                 then = "it waits for people"
             elif each.looks >= criteria.looks:
@@ -82,13 +82,12 @@ def standing(as_json: AsJson = False, config: Config = None) -> None:
     for plan in waiting:
         typer.echo(f"{plan.id}: {plan.state}, plan {plan.action.plan_sha256[:12]}: {plan.action.why}")
     if not found:
-        typer.echo("No learned policy stands: the baselines control.")
+        typer.echo("No learned policy is loaded: the baselines control.")
 
 
 def promote(kind: Kind, config: Config = None) -> None:
-    """Takes the next step: proposes it where its statistics hold, carries it out once it is approved. Exit code 1:
-    it waits for approval. The figures are those of the newest decisions, and looking at them is counted, but not
-    while there are too few for any policy to pass."""
+    """Promote a policy by one step: propose it when its statistics pass, apply it once approved. Exit code 1:
+    approval pending. Each evaluation uses the newest decisions and is counted, except while there are too few."""
     from nightshift.controllers.promotion import least_jobs
 
     with _opened(config) as (policies, receipts, who):
@@ -120,7 +119,7 @@ def approve(
     sha256: Annotated[str, typer.Option("--plan", help="Only if the plan's sha256 begins with this")] = "",
     config: Config = None,
 ) -> None:
-    """Approves a policy's step up."""
+    """Approve a policy's next step."""
     with _opened(config) as (policies, _, who):
         answer_plan(policies.plans, plan, sha256, who, None, "nightshift policy standing")
 
@@ -131,7 +130,7 @@ def reject(
     sha256: Annotated[str, typer.Option("--plan", help="Only if the plan's sha256 begins with this")] = "",
     config: Config = None,
 ) -> None:
-    """Declines a policy's step up."""
+    """Reject a policy's next step."""
     with _opened(config) as (policies, _, who):
         answer_plan(policies.plans, plan, sha256, who, reason, "nightshift policy standing")
 
@@ -139,7 +138,7 @@ def reject(
 def undo(
     kind: Kind, reason: Annotated[str, typer.Option("--reason", "-r", help="Why")] = "", config: Config = None
 ) -> None:
-    """Puts a policy back into shadow at once: the baseline controls. Needs no approval."""
+    """Revert a policy to shadow immediately; the baseline controls. Needs no approval."""
     with _opened(config) as (policies, _, who):
         answer = policies.undo(kind, who, reason)
     typer.echo(answer.message, err=not answer.ok)
@@ -148,7 +147,7 @@ def undo(
 
 
 def release(name: Annotated[str, typer.Argument(help="A GPU's UUID, or a node")], config: Config = None) -> None:
-    """Gives a GPU whose limit a person set, or a node that was locked out, back to power control."""
+    """Return a GPU with a manual limit, or a locked-out node, to power control."""
     from nightshift.agent.approvals.access import Permission, may
     from nightshift.agent.setup.power import release as give_back
 
@@ -165,8 +164,8 @@ def explain(
     as_json: AsJson = False,
     config: Config = None,
 ) -> None:
-    """The receipt of one decision: seen, proposed, clipped by which constraint, executed, what the baseline would
-    have done, and what came of it."""
+    """Show the receipt of one decision: inputs, proposal, clipping constraint, execution, outcome. Also show what
+    the baseline would have done."""
     from nightshift.agent.store.receipts import told
     from nightshift.controllers.decision import plain
 

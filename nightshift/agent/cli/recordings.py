@@ -14,14 +14,14 @@ def replay(
     recording: Annotated[Path | None, typer.Argument(help="A recording, as `nightshift record` writes it")] = None,
     prometheus: Annotated[str, typer.Option(help="URL of a Prometheus, instead of a recording")] = "",
     start: Annotated[
-        str, typer.Option("--from", help="Start of its range (ISO 8601, such as 2026-11-21T02:00Z)")
+        str, typer.Option("--from", help="Start of its range (ISO 8601, e.g. 2026-11-21T02:00Z)")
     ] = "",
     end: Annotated[str, typer.Option("--to", help="End of its range")] = "",
     config: Config = None,
     keep: Annotated[Path | None, typer.Option(help="Keep the replay's store in this folder")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Sees a recording or a Prometheus time range again, faster than real time; nothing is carried out."""
+    """Replay a recording or a Prometheus range, faster than real time. Takes no action."""
     import tempfile
 
     from nightshift.agent import logs
@@ -57,11 +57,11 @@ def replay(
 
 
 def record(
-    path: Annotated[Path, typer.Argument(help="File to write, such as night.jsonl.gz")],
+    path: Annotated[Path, typer.Argument(help="File to write, e.g. night.jsonl.gz")],
     minutes: Annotated[float, typer.Option("--minutes", "-m", min=0.01, help="How long")] = 60.0,
     config: Config = None,
 ) -> None:
-    """Writes what the configured sources say into a file that `nightshift replay` reads."""
+    """Record the configured sources into a file for `nightshift replay`."""
     import signal
     import threading
 
@@ -82,5 +82,7 @@ def _moment(text: str, option: str) -> float:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is no time such as 2026-11-21T02:00Z", param_hint=option) from error
+        raise typer.BadParameter(
+            f"{text!r} is not an ISO 8601 time, e.g. 2026-11-21T02:00Z", param_hint=option
+        ) from error
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

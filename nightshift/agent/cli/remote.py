@@ -102,7 +102,7 @@ def remote(environ: Mapping[str, str] | None = None) -> Remote | None:
     if not url:
         return None
     if not path:
-        raise Permanent("NIGHTSHIFT_API is set, so NIGHTSHIFT_TOKEN_FILE has to name the file with your token")
+        raise Permanent("NIGHTSHIFT_API is set, so NIGHTSHIFT_TOKEN_FILE must name the file with your token")
     try:
         return Remote(url, Path(path).read_text().strip())
     except OSError as error:
@@ -122,7 +122,10 @@ def incident_of(told: Mapping[str, Any]) -> Incident:
 def checked_plan(incident_id: str, sha256: str, prefix: str) -> str:
     """Raises Permanent where the plan is not the one that is meant."""
     if sha256 and not sha256.startswith(prefix):
-        raise Permanent(f"the plan of {incident_id} is {sha256}, not {prefix}…: look at it again")
+        raise Permanent(
+            f"the plan of {incident_id} is {sha256}, not {prefix}…: show the incident again and decide on its "
+            f"current plan"
+        )
     return sha256
 
 

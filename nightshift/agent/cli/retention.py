@@ -9,11 +9,11 @@ import typer
 
 from nightshift.agent.cli.terminal import AsJson, Config, print_json, print_rich, stored
 
-store_app = typer.Typer(no_args_is_help=True, help="The database's schema.")
+store_app = typer.Typer(no_args_is_help=True, help="Show or downgrade the database's schema.")
 
 
 def scoreboard(config: Config = None, as_json: AsJson = False) -> None:
-    """Says of each kind of action and namespace what people made of its plans, and what that has earned."""
+    """Show approval history by action kind and namespace, and which kinds may run automatically."""
     from dataclasses import asdict
 
     from rich.table import Table
@@ -32,7 +32,7 @@ def scoreboard(config: Config = None, as_json: AsJson = False) -> None:
         "plans",
         "agreed",
         "declined",
-        "by hand",
+        "manually",
         "worked",
         "did not",
         "earned",
@@ -47,10 +47,10 @@ def scoreboard(config: Config = None, as_json: AsJson = False) -> None:
 
 def rma(
     gpu: Annotated[str, typer.Argument(help="UUID of the GPU")],
-    output: Annotated[Path, typer.Option(help="File to write, such as GPU.tar.gz")],
+    output: Annotated[Path, typer.Option(help="File to write, e.g. GPU.tar.gz")],
     config: Config = None,
 ) -> None:
-    """Writes one archive for a return to the vendor: logs, counters and history of a GPU."""
+    """Write one archive for a return to the vendor: logs, counters and history of a GPU."""
     from nightshift.agent.incidents.rma import bundle
 
     with stored(config) as (store, _, now_s):
@@ -60,7 +60,7 @@ def rma(
 
 @store_app.command()
 def version(config: Config = None, as_json: AsJson = False) -> None:
-    """Says which schema the database has and which ones this program can make of it."""
+    """Show the database's schema version and the versions that this release supports."""
     from nightshift.agent.settings import load
     from nightshift.agent.store.database import Database, schemas
 
@@ -75,10 +75,10 @@ def version(config: Config = None, as_json: AsJson = False) -> None:
 
 @store_app.command()
 def downgrade(
-    to: Annotated[str, typer.Argument(help="Schema that an earlier program needs, such as 0002")],
+    to: Annotated[str, typer.Argument(help="Schema version that the earlier release needs, e.g. 0002")],
     config: Config = None,
 ) -> None:
-    """Takes the schema back for an earlier program. Stop every replica first; what newer tables hold is dropped."""
+    """Downgrade the schema for an earlier release. Stop every replica first. Data in newer tables is dropped."""
     from nightshift.agent.settings import load
     from nightshift.agent.store.database import Database
 
@@ -99,7 +99,7 @@ def certificates(
     settle_s: Annotated[float, typer.Option(min=0, help="A step of the authority waits for so long (s)")] = 3600.0,
     kubeconfig: Annotated[Path | None, typer.Option(help="None: the pod's service account")] = None,
 ) -> None:
-    """Makes and renews the chart's own authority and what it signs, in Secrets; run it more often than they end."""
+    """Create and renew the chart's certificates, in Secrets. Run it more often than they expire."""
     import time
 
     from nightshift.controllers.actuators.kube_certificates import CertificateNames, keep

@@ -11,7 +11,7 @@ from nightshift.agent.cli.terminal import Config
 
 
 def run(config: Config = None) -> None:
-    """Runs the daemon until SIGTERM; SIGHUP reads the configuration again."""
+    """Run the daemon until SIGTERM. SIGHUP reloads the configuration."""
     from nightshift.agent.daemon import run as run_daemon
 
     run_daemon(config)
@@ -31,7 +31,7 @@ def node(
     power_leases: Annotated[bool, typer.Option(help="Take power limits from the agent, for a time")] = False,
     power_fallback_w: Annotated[float, typer.Option(help="Limit without a lease (W); 0: each GPU's default")] = 0.0,
 ) -> None:
-    """Serves this machine's GPUs as a dcgm-exporter page, and its kernel log, until SIGTERM."""
+    """Serve this machine's GPU metrics (dcgm-exporter format) and kernel log until SIGTERM."""
     from nightshift.agent.node_agent import Power
     from nightshift.agent.node_agent import run as run_node
     from nightshift.collectors.telemetry.exporter import Settings

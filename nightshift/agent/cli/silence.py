@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from nightshift.agent.incidents.silence import Silences
     from nightshift.agent.store.incident_store import Store
 
-app = typer.Typer(no_args_is_help=True, help="Keep messages away for a while; faults are still found and shown.")
+app = typer.Typer(no_args_is_help=True, help="Mute notifications for a while. Faults are still found and shown.")
 
 
 @app.command()
 def add(
-    matcher: Annotated[str, typer.Argument(help="KIND:PATTERN, such as node:gpu-r12-* or fault:straggler")],
+    matcher: Annotated[str, typer.Argument(help="KIND:PATTERN, e.g. node:gpu-r12-* or fault:straggler")],
     reason: Annotated[str, typer.Option("--reason", "-r", help="Why")],
     hours: Annotated[float, typer.Option(min=0.01, max=720.0, help="For how long (h)")] = 2.0,
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tells nobody of incidents that it covers whole, until it ends."""
+    """Mute matching incidents until the silence expires. Every subject of an incident must match."""
     from nightshift.agent.units import full_time
 
     with stored(config) as (store, _, _now_s):
@@ -32,12 +32,12 @@ def add(
     if as_json:
         print_json(asdict(silence))
     else:
-        typer.echo(f"{silence.number}: nobody is told of {silence.matcher} until {full_time(silence.until_s)}")
+        typer.echo(f"{silence.number}: muted {silence.matcher} until {full_time(silence.until_s)}")
 
 
 @app.command("list")
 def list_(config: Config = None, as_json: AsJson = False) -> None:
-    """The silences that hold now."""
+    """List active silences."""
     from nightshift.agent.units import full_time
 
     with stored(config) as (store, _, _now_s):
@@ -55,7 +55,7 @@ def list_(config: Config = None, as_json: AsJson = False) -> None:
 def end(
     number: Annotated[int, typer.Argument(help="As `nightshift silence list` says")], config: Config = None
 ) -> None:
-    """Ends a silence now; what it held back is told."""
+    """Expire a silence now and send what it muted."""
     with stored(config) as (store, _, _now_s):
         done = _silences(store).end(number, operator())
     typer.echo(f"silence {number} ended" if done else f"no silence {number} holds", err=not done)

@@ -91,7 +91,9 @@ def answer_plan(plans: KernelGate, plan: str, sha256: str, who: Person, reason: 
         raise Permanent(f"{plan}: there is no such plan; `{listing}` lists them")
     present = known.action.plan_sha256
     if not present.startswith(sha256):
-        raise Permanent(f"the plan of {plan} is {present}, not {sha256}…: look at it again")
+        raise Permanent(
+            f"the plan of {plan} is {present}, not {sha256}…: show it again and decide on its current plan"
+        )
     answer = plans.approve(plan, present, who) if reason is None else plans.reject(plan, present, who, reason)
     tell(answer, as_json=False)
 

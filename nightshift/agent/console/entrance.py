@@ -45,7 +45,7 @@ class Entrance:
     ) -> Response:
         session = self._parts.doorkeeper.sign_in(token, self._parts.wall_s())
         if session is None:
-            return self._form(request, next, "That token is not known here.", 403)
+            return self._form(request, next, "Unknown token. `nightshift token` prints the operator's.", 403)
         return self._let_in(request, session, next)
 
     def sign_out(self, request: Request, form: Annotated[str, Form()]) -> Response:
@@ -86,7 +86,7 @@ class Entrance:
             provider_subject=who.subject,
             provider_session=who.session,
         )
-        self._log.info("signed in", person=who.name, how="oidc", fresh=begun.fresh)
+        self._log.info("sign-in succeeded", person=who.name, how="oidc", fresh=begun.fresh)
         response = self._let_in(request, session, begun.next)
         self._site.forget_cookie(response, self._begun)
         return response
@@ -99,7 +99,7 @@ class Entrance:
         except SignInRefused as error:
             return JSONResponse({"error": "invalid_request", "error_description": str(error)}, 400)
         ended = self._parts.doorkeeper.end_at_provider(subject, session)
-        self._log.info("signed out by the identity provider", sessions=ended)
+        self._log.info("sessions ended", sessions=ended)
         return Response(status_code=200)
 
     # Shared -----------------------------------------------------------------------------------------------------

@@ -120,9 +120,9 @@ class Provider:
         """Who it is. Raises SignInRefused, Temporary where the provider is away."""
         begun = self._unseal(cookie)
         if begun is None or not 0 <= now_s - begun.at_s <= BEGUN_S:
-            raise SignInRefused("This sign-in was not begun in this browser, or too long ago. Begin again.")
+            raise SignInRefused("This sign-in started in another browser, or too long ago. Sign in again.")
         if not hmac.compare_digest(begun.state.encode(), answer.get("state", "").encode()):
-            raise SignInRefused("This answer belongs to another sign-in. Begin again.")
+            raise SignInRefused("This answer belongs to another sign-in. Sign in again.")
         self._check_issuer(answer.get("iss"), now_s)
         if "error" in answer:
             raise SignInRefused(f"The identity provider refused: {answer['error'][:60]}.")
@@ -142,7 +142,7 @@ class Provider:
             raise SignInRefused("not a logout token")
         subject, session = (claims.get(name) for name in ("sub", "sid"))
         if not (subject or session):
-            raise SignInRefused("a logout token that names nobody")
+            raise SignInRefused("a logout token without a user")
         return (None if subject is None else str(subject)), (None if session is None else str(session))
 
     def _redeem(self, code: str, verifier: str, now_s: float) -> str:
@@ -208,7 +208,9 @@ class Provider:
             if proved_s is None or proved_s < begun.at_s - settings.skew_s:
                 raise SignInRefused("The identity provider did not ask you again who you are.")
             if settings.acr_values and claims.get("acr") not in settings.acr_values:
-                raise SignInRefused("The identity provider did not ask for enough, such as a second factor.")
+                raise SignInRefused(
+                    "The identity provider did not require a strong enough sign-in, e.g. a second factor."
+                )
         if proved_s is not None and proved_s > now_s + settings.skew_s:
             raise SignInRefused("The sign-in is from the future; is one of the clocks wrong?")
         if settings.acr_values and claims.get("acr") not in settings.acr_values:

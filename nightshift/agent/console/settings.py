@@ -22,7 +22,7 @@ class OidcSettings(BaseModel):
         None, description="File with the client secret; none: a public client, protected by PKCE alone"
     )
     name: str = Field("single sign-on", max_length=60, description="What the sign-in button calls it")
-    scopes: tuple[str, ...] = Field(("openid", "email", "profile"), description="Scopes that are asked for")
+    scopes: tuple[str, ...] = Field(("openid", "email", "profile"), description="Scopes to request")
     name_claim: str = Field(
         "email", min_length=1, description="Claim that names a person over all channels, as in `people.roles`"
     )
@@ -32,9 +32,7 @@ class OidcSettings(BaseModel):
     groups_claim: str = Field("groups", description="Claim with a person's groups; dots lead into objects")
     algorithms: tuple[str, ...] = Field(("RS256", "ES256"), min_length=1, description="Signatures that are taken")
     skew_s: float = Field(60.0, ge=0, le=300, description="How far the provider's clock may be off (s)")
-    acr_values: tuple[str, ...] = Field(
-        (), description="For a fresh sign-in: ask for one of these, and take no other (`acr`)"
-    )
+    acr_values: tuple[str, ...] = Field((), description="For a fresh sign-in: require one of these (`acr`)")
     ca_file: Path | None = Field(None, description="Authority (PEM) of its certificate; none: the system's")
 
     @field_validator("issuer")
@@ -87,7 +85,7 @@ class Settings(BaseModel):
     behind_tls: bool = Field(False, description="A proxy in front ends TLS: cookies are marked Secure")
     public_url: str = Field("", description="Address under which browsers reach it; OIDC needs it")
     secrets_dir: Path | None = Field(
-        None, description="Folder with operator.token and console.key, such as a mounted Secret; none: `state_dir`"
+        None, description="Folder with operator.token and console.key, e.g. a mounted Secret; none: `state_dir`"
     )
     operator: str = Field("operator", min_length=1, max_length=80, description="Who holds the operator token")
     tokens: dict[Annotated[str, Field(min_length=1, max_length=80)], Path] = Field(
@@ -108,5 +106,5 @@ class Settings(BaseModel):
         if self.oidc is not None and not self.public_url:
             raise ValueError("oidc needs public_url: the provider sends people back there")
         if self.public_url.startswith("https:") and not self.behind_tls:
-            raise ValueError("public_url is https, so behind_tls has to be true")
+            raise ValueError("public_url is https, so behind_tls must be true")
         return self

@@ -27,7 +27,7 @@ def accounts(
         if len(token) < _SHORTEST_TOKEN:
             raise Permanent(f"console.tokens.{name}: {path} is shorter than {_SHORTEST_TOKEN} characters")
         if token in found or name == operator:
-            raise Permanent(f"console.tokens.{name}: the name and the token have to be its own")
+            raise Permanent(f"console.tokens.{name}: the name and the token must be unique")
         found[token] = TokenAccount(name)
     return found
 

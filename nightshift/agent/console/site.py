@@ -39,7 +39,7 @@ from nightshift.collectors.subject import Inventory
 from nightshift.detectors.base import Finding
 
 STATIC = Path(__file__).parent / "static"
-_NOBODY = Person("somebody at this machine", frozenset({Role.VIEWER}), "console")
+_NOBODY = Person("local visitor", frozenset({Role.VIEWER}), "console")
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Site:
         scheme, _, token = header.partition(" ")
         account = self.parts.doorkeeper.account_of(token) if scheme.lower() == "bearer" else None
         if account is None:
-            raise HTTPException(401, "this token is not known here")
+            raise HTTPException(401, "unknown token")
         if account.roles:
             return Visitor(Person(account.name, frozenset(Role(role) for role in account.roles), "api"), None, "")
         return Visitor(self.parts.directory.person(account.name, "api"), None, "")
@@ -197,7 +197,9 @@ class Site:
             raise HTTPException(401, "sign in first")
         person = _NOBODY if visitor is None else visitor.person
         if not self.parts.directory.knows(person):
-            raise HTTPException(403, f"you are signed in as {person.name}, and nobody gave you a role here yet")
+            raise HTTPException(
+                403, f"you are signed in as {person.name} and have no role yet: ask an administrator for one"
+            )
         return person
 
     def _window(self, person: Person) -> IncidentWindow:

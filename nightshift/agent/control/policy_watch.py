@@ -85,7 +85,7 @@ class PolicyWatch:
         one had seen of them is gone. Raises Temporary where the store is away; to be told again, then."""
         now_s = self.gate.clock.now_s()
         for kind, (_, join) in self._asked.items():
-            lost = self.receipts.void_open(kind, now_s, "the daemon was started anew, or another took over")
+            lost = self.receipts.void_open(kind, now_s, "the daemon restarted, or another replica took over")
             if lost:
                 self.counters.outcomes(kind, "void", lost)
             with self._mutex:
@@ -132,7 +132,7 @@ class PolicyWatch:
             self.receipts.settle_all(found)
         except (Temporary, Permanent) as error:
             self.counters.outcomes(kind, "lost", len(found))
-            self._log.error("outcomes not stored", policy=kind, outcomes=len(found), error=str(error))
+            self._log.error("outcome write failed", policy=kind, outcomes=len(found), error=str(error))
             return
         void = sum(bool(outcome.void) for outcome in found)
         self.counters.outcomes(kind, "settled", len(found) - void)
@@ -149,7 +149,7 @@ class PolicyWatch:
             for standing in self.gate.standings():
                 self._turn(standing, now_s)
         except (Temporary, Permanent) as error:
-            self._log.error("policies not looked after; tries again", error=str(error))
+            self._log.error("policy check failed", error=str(error))
 
     def _turn(self, standing: PolicyStanding, now_s: float) -> None:
         kind = standing.kind
@@ -163,7 +163,7 @@ class PolicyWatch:
         if is_look_due(standing, jobs, self.gate.criteria_of(kind)):
             found = self.receipts.gathered(kind, standing.policy, standing.mode, standing.since_s)
             evidence = self.gate.look(kind, found.turns, found.fallback_share, lost=found.lost)
-            self._log.info("policy looked at", policy=standing.policy, ready=evidence.ready, words=evidence.words)
+            self._log.info("policy checked", policy=standing.policy, ready=evidence.ready, words=evidence.words)
             standing = self.gate.standing(kind)
         if standing.evidence is not None and standing.evidence.ready and standing.next is not None:
             self.gate.propose(kind)
@@ -181,7 +181,7 @@ class PolicyWatch:
 
     def _demoted(self, kind: str, why: str) -> None:
         self.counters.demoted(kind, reason_of(why))
-        self._log.error("policy demoted; the baseline controls", policy=kind, why=why)
+        self._log.error("policy demoted", policy=kind, why=why)
         self._told(self.gate.standing(kind))
 
     def _told(self, standing: PolicyStanding) -> None:

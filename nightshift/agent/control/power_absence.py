@@ -55,18 +55,18 @@ class Gone:
         try:
             standing = self._standing(names) if names else frozenset()
         except (Temporary, Permanent) as error:
-            self._log.warning("which nodes are gone is not known", silent=sorted(silent), error=str(error))
+            self._log.warning("absent nodes lookup failed", silent=sorted(silent), error=str(error))
             return
         strange = silent - standing - self._stood
         for node in sorted(strange - self._strange):
-            self._log.error("silent, and no Node of this name was ever seen: its draw is not known", node=node)
+            self._log.error("silent node not found", node=node)
         self._strange = strange
         self._asked |= names
         self._stood |= standing
         left = {n: at_s for n, at_s in self._since_s.items() if n in silent and n not in standing}
         newly = (silent & self._stood) - standing - left.keys()
         for node in sorted(newly):
-            self._log.warning("Node object deleted: no lease any more", node=node, counted_for_s=self._lives_s)
+            self._log.warning("lease of deleted node dropped", node=node, counted_for_s=self._lives_s)
         # written before the names: whoever reads between the two finds no number, and no number is no draw
         self._worst_mw = {**self._worst_mw, **{node: self._worst(node, gpus, memory) for node in newly}}
         self._since_s = left | dict.fromkeys(newly, now_s)

@@ -149,7 +149,7 @@ class Telling:
         except (Temporary, Permanent) as error:
             with self._mutex:
                 self._owed = what
-            self._log.error("store away: no policy is trusted until it is back", error=str(error))
+            self._log.error("outcome store failed", error=str(error))
             return False
         return True
 

@@ -249,7 +249,7 @@ class PowerLoop:
         try:
             self._queue.put_nowait((tick.at_s, due))
         except queue.Full:
-            self._log.warning("turn left out: the one before takes too long")
+            self._log.warning("turn skipped")
 
     def _work(self) -> None:
         while (item := self._queue.get()) is not None:
@@ -262,10 +262,10 @@ class PowerLoop:
                     self.follow(item[0])
             except (Temporary, Permanent) as error:
                 self._around.count("failed")
-                self._log.error("turn failed; limits stay, leases run out", error=str(error))
+                self._log.error("turn failed", error=str(error))
             except Exception:  # noqa: BLE001  the thread that renews leases must not die of a defect of ours
                 self._around.count("failed")
-                self._log.exception("turn failed; limits stay, leases run out")
+                self._log.exception("turn failed")
 
     # One turn
 
@@ -331,7 +331,7 @@ class PowerLoop:
         s = self.settings
         told = self._nodes.status() if self._nodes is not None else {}
         for node, said in complaints(told, self._told):
-            self._log.warning("node agent not usable", node=node, said=said)
+            self._log.warning("node agent rejected", node=node, said=said)
         self._told = told
         windows, speeds = self._windows.close(now_s)
         windows = self._gone.left(windows, now_s)
@@ -455,7 +455,7 @@ class PowerLoop:
             self._memory = shield.give_back(self._memory, gpus, names)
             self._clocks.give_back(gpus, names)
             self._released |= {name: asked[name] for name in names}
-            self._log.info("given back to power control", names=sorted(names))
+            self._log.info("power control restored", names=sorted(names))
 
     def _send(self, ordered_mw: Mapping[str, int], gpus: list[shield.Gpu]) -> Mapping[str, LeaseAnswer]:
         """Renews every node's lease with what is ordered of its GPUs; not of a node that is deleted, nor of a GPU
@@ -468,7 +468,7 @@ class PowerLoop:
         grants = self._nodes.grant(leases(ordered_mw, gpus, self._memory, term, ttl_s, self._clocks.memory))
         for node, grant in grants.items():
             if not grant.ok:
-                self._log.warning("power lease not granted", node=node, said=grant.said)
+                self._log.warning("power lease denied", node=node, said=grant.said)
         return grants
 
     # What is kept
@@ -488,6 +488,6 @@ class PowerLoop:
                 kept = PowerState.read(raw)
                 self._gone.restore(kept.gone)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                self._log.warning("power state of before not readable; begins anew", error=str(error))
+                self._log.warning("power state read failed", error=str(error))
         self._memory, self._beliefs.gangs, self._released = kept.memory, kept.gangs, kept.released
         self._clocks.memory, self._clocks.gangs = kept.clocks, kept.on_clock

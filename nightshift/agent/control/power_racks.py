@@ -52,9 +52,7 @@ class Racks:
             after = before.look(draw_mw, int(rack.budget_w * 1000), tick.at_s, self._settings.breaker)
             self._breakers[name] = after
             if after.open(tick.at_s, self._settings.breaker) and not before.open(tick.at_s, self._settings.breaker):
-                self._log.error(
-                    "breaker open: the rack's GPUs go to their fallback", rack=name, draw_w=draw_mw / 1000
-                )
+                self._log.error("rack breaker tripped", rack=name, draw_w=draw_mw / 1000)
                 tripped += 1
         return tripped
 

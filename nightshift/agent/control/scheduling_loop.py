@@ -108,7 +108,7 @@ class SchedulingLoop:
         try:
             self._queue.put_nowait(tick.at_s)
         except queue.Full:
-            self._log.warning("turn left out: the one before takes too long")
+            self._log.warning("turn skipped")
 
     def _work(self) -> None:
         self.view.start(FIRST_WAIT_S)
@@ -117,10 +117,10 @@ class SchedulingLoop:
                 self.turn(now_s)
             except (Temporary, Permanent) as error:
                 self.around.count("failed", 1)
-                self._log.error("turn failed; gates open by their age", error=str(error))
+                self._log.error("turn failed", error=str(error))
             except Exception:  # noqa: BLE001  the thread that opens gates must not die of a defect of ours
                 self.around.count("failed", 1)
-                self._log.exception("turn failed; gates open by their age")
+                self._log.exception("turn failed")
 
     # One turn
 
@@ -145,7 +145,7 @@ class SchedulingLoop:
             self.around.count("halted" if halted else outcome, 1)
         for name, why in self.controller.failures.items():
             self.around.count("not_written", 1)
-            self._log.error("gate not written; it opens by its age", job=name, error=why)
+            self._log.error("gate write failed", job=name, error=why)
         return receipts
 
     def _standing(self, job: str) -> Trust:

@@ -23,10 +23,10 @@ class Settings(BaseModel):
         default=1800.0, ge=0, description="A fault that returns within this time re-opens its incident"
     )
     settle_s: float = Field(
-        default=600.0, ge=0, description="How long after its end an action of ours can still cause findings (s)"
+        default=600.0, ge=0, description="How long after its end a Nightshift action can still cause findings (s)"
     )
     refresh_s: float = Field(
-        default=60.0, gt=0, description="A finding that goes on is written again this often (s)"
+        default=60.0, gt=0, description="Time between two writes of a finding that continues (s)"
     )
     storm_s: float = Field(default=120.0, ge=0, description="Onsets within this time can be one storm (s)")
     storm_faults: int = Field(

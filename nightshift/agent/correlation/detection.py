@@ -69,7 +69,7 @@ class Detection:
         self._metrics.observe_budget(self.budget)
         self._tell_withheld()
         for name in self._failing.keys() - failures.keys():
-            self._log.info("detector works again", detector=name)
+            self._log.info("detector recovered", detector=name)
         self._failing = failures
         return Detected(tuple(found), failures)
 
@@ -108,7 +108,7 @@ class Detection:
                 kept[_PREFIX + detector.name] = detector.snapshot()
             except Exception:  # noqa: BLE001  one that cannot be kept learns anew after a restart; the others do not
                 self._metrics.detector_failures.labels(detector.name).inc()
-                self._log.exception("detector cannot be kept", detector=detector.name)
+                self._log.exception("detector state write failed", detector=detector.name)
         return kept
 
     def restore(self, recall: Callable[[str], tuple[float, bytes] | None]) -> None:
@@ -118,7 +118,7 @@ class Detection:
             try:
                 self.budget.restore(spent[1])
             except SnapshotError as error:
-                self._log.warning("the alarm budget starts anew", reason=str(error))
+                self._log.warning("alarm budget reset", reason=str(error))
         for detector in self.detectors:
             kept = recall(_PREFIX + detector.name)
             if kept is None:
@@ -126,7 +126,7 @@ class Detection:
             try:
                 detector.restore(kept[1])
             except SnapshotError as error:
-                self._log.warning("detector starts anew", detector=detector.name, reason=str(error))
+                self._log.warning("detector reset", detector=detector.name, reason=str(error))
 
 
 def _said(finding: Finding, why: str) -> str:

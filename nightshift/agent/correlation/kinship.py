@@ -229,8 +229,10 @@ EFFECTS: tuple[CauseEffect, ...] = (
     CauseEffect(
         frozenset({Kin.STRAGGLER}), frozenset({Kin.HANG}), _JOB, 600.0, True, "one rank holds the others up"
     ),
-    CauseEffect(frozenset({Kin.SOURCE}), frozenset({Kin.GONE, Kin.HANG}), _NODE, 600.0, True, "nobody can see it"),
-    CauseEffect(frozenset({Kin.SOURCE}), frozenset({Kin.HANG}), _JOB, 600.0, True, "nobody can see its steps"),
+    CauseEffect(
+        frozenset({Kin.SOURCE}), frozenset({Kin.GONE, Kin.HANG}), _NODE, 600.0, True, "it cannot be observed"
+    ),
+    CauseEffect(frozenset({Kin.SOURCE}), frozenset({Kin.HANG}), _JOB, 600.0, True, "its steps cannot be observed"),
     *(
         CauseEffect(
             frozenset(set(Kin) - {Kin.ANOMALY}), frozenset({Kin.ANOMALY}), scope, 900.0, True, "it disturbs this"

@@ -180,7 +180,7 @@ class Watch:
         except (Temporary, Permanent) as error:
             problem = str(error)
             self._metrics.stage_failures.labels("store").inc()
-            self._log.error("not stored; the next look tries again", error=problem, findings=len(self._owed))
+            self._log.error("findings write failed", error=problem, findings=len(self._owed))
         self._metrics.observe_tick(tick)
         self._metrics.tick_seconds.observe(time.perf_counter() - began_s)
         return Look(tick, detected, tuple(decisions), problem)

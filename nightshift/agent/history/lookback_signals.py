@@ -90,7 +90,7 @@ def blind_signals(series: Mapping[str, int], own_record: bool | None, models: Co
         )
         found.append(Blind(what, tuple(detectors), how))
     if own_record is False:
-        how = "scrape kube-state-metrics: without it nobody can say what you cordoned, and when"
+        how = "scrape kube-state-metrics: without it your cordons and their times are unknown"
         found.append(Blind(CORDONS, ("this look-back",), how))
     return found
 

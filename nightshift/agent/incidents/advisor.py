@@ -72,7 +72,7 @@ def choose(
         return RemedyChoice(ActionProposal(None, watch))
     for kind in (*remedies(situation), _A.SUGGEST_SCALING, _A.NOTIFY_OWNER):
         if kind not in KINDS:
-            considered.append((kind, "what it does is not known"))
+            considered.append((kind, "its effect is unknown"))
         elif kind not in by_kind:
             considered.append((kind, "no playbook for it is installed"))
         elif can is not None and kind not in can:
@@ -98,9 +98,9 @@ def watched_only(situation: Situation) -> str | None:
     if situation.cause is _F.XID and number(situation, "xid") in APPLICATION_XIDS:
         back_s = number(situation, "last_step_s") - number(situation, "since_s")
         if back_s > BACK_AFTER_S:
-            return f"its job is back by itself: it made steps {back_s:.0f} s after the crash"
+            return f"its job recovered automatically: it made steps {back_s:.0f} s after the crash"
     if situation.cause is _F.XID and situation.facts.get("recovery_action") == _A.NONE.value:
-        return "NVIDIA's catalogue asks for nothing to be done"
+        return "NVIDIA's catalogue requires no action"
     return None
 
 
@@ -155,7 +155,7 @@ class Advisor:
         if incident.clear_since_s is not None and not is_unrepaired(incident):
             return ActionProposal(None, "every finding has become clear: nothing is done, it is watched")
         if incident.diagnosis.confidence is Confidence.UNKNOWN:
-            return ActionProposal(None, "the cause is not known well enough to act on: watched")
+            return ActionProposal(None, "the cause is too uncertain to act on: watched")
         if is_outdated(incident):
             return ActionProposal(
                 None, "what the diagnosis is about is over, and something else is open", outdated=True
@@ -173,7 +173,7 @@ class Advisor:
             )
         reason = choice.proposal.reason
         if not ruling.allowed:
-            reason += f". It has to wait: {ruling.reason}"
+            reason += f". It must wait: {ruling.reason}"
         milder = "; ".join(f"not {kind}: {why}" for kind, why in choice.considered)
         return ActionProposal(action, f"{reason} ({milder})" if milder else reason)
 

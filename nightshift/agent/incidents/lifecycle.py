@@ -253,7 +253,7 @@ class Lifecycle:
             self._leadership.release()
         except (Temporary, Permanent) as error:
             self._leadership.abandon()
-            self._log.warning("lead not given back; its lease ends by itself", error=str(error))
+            self._log.warning("leader lease release failed", error=str(error))
         _one_per_process.release()
 
     def wait_idle(self, timeout_s: float = 120.0) -> bool:
@@ -281,13 +281,13 @@ class Lifecycle:
                     self._queue.sweep()
                 self.advance(self._parts.clock.now_s())
             except Temporary as error:
-                self._log.warning("waits and tries again", error=str(error))
+                self._log.warning("lifecycle delayed", error=str(error))
                 self._stop.wait(self._lease_s / 6)
             except Permanent as error:
-                self._log.error("cannot go on; tries again", error=str(error))
+                self._log.error("lifecycle failed", error=str(error))
                 self._stop.wait(self._lease_s)
             except Exception:  # noqa: BLE001 the thread that drives every incident must not die of a defect of ours
-                self._log.exception("defect in the lifecycle; tries again")
+                self._log.exception("lifecycle crashed")
                 self._stop.wait(self._lease_s)
             if self._queue is not None and not self._leadership.leads:
                 self._step_down()
@@ -306,14 +306,14 @@ class Lifecycle:
                 self._on_its_way.clear()
                 adopted = queue.start()
                 self._queue = queue
-                self._log.info("leads", term=self.term, taken_over=adopted)
+                self._log.info("leadership acquired", term=self.term, taken_over=adopted)
 
     def _step_down(self) -> None:
         with self._mutex:
             if self._queue is not None:
                 self._queue.stop()
                 self._queue = None
-                self._log.info("leads no more", term=self.term)
+                self._log.info("leadership lost", term=self.term)
 
     # Deciding what is due ---------------------------------------------------------------------------------------
 
@@ -390,11 +390,11 @@ class Lifecycle:
             cause, left = self._clear(row)
             note = f"every finding has been clear for {quiet_s:.0f} s{left}"
         elif (waits or state is _S.DIAGNOSED) and row.news:
-            cause, note = _C.NEW_EVIDENCE, "a fault was found that the diagnosis has not seen"
+            cause, note = _C.NEW_EVIDENCE, "the diagnosis does not cover a newly found fault"
         elif returns and row.clear_since_s is None and row.expires_s > now_s:
             cause, note = _C.WORLD_CHANGED, "the fault is back"
         elif state is _S.AWAITING_APPROVAL and row.expires_s <= now_s:
-            cause, note = _C.EXPIRED, "nobody decided in time"
+            cause, note = _C.EXPIRED, "no decision in time"
         elif state is _S.AWAITING_APPROVAL and row.approval_rule == str(Rule.AUTOMATIC):
             return self._parts.gate.approve_by_policy(self._store.incident(incident_id))
         else:
@@ -451,7 +451,7 @@ class Lifecycle:
             if after.state is _S.DIAGNOSED and after.version == version + 1:
                 self._run_claimed(f"{key}+plan", number, after.version, after.stage_runs)
         except (Temporary, Permanent) as error:  # the store itself is away: `advance` queues another run
-            self._log.warning("stage not stored", key=key, error=str(error))
+            self._log.warning("stage write failed", key=key, error=str(error))
         finally:
             with self._free:
                 self._running.discard(number)
@@ -480,7 +480,7 @@ class Lifecycle:
         except Permanent as error:
             return self._give_up(number, str(error))
         except Exception as error:  # noqa: BLE001 a defect of ours must not strand an incident in silence
-            self._log.exception("defect in a stage", key=key)
+            self._log.exception("stage crashed", key=key)
             return self._give_up(number, f"defect in nightshift: {type(error).__name__}: {error}")
         else:
             if self._store.position(number).version != version:
@@ -488,7 +488,7 @@ class Lifecycle:
         due_s = min(due_s, self._parts.clock.now_s() + settings.retry_max_s)
         at = self._store.position(number)  # an act that stored its intent is one version further
         if at.state in STAGE_OF and self._store.put_off(number, at.version, at.stage_runs, due_s, failed=failed):
-            self._log.info("stage put off", key=key, failed=failed, why=why)
+            self._log.info("stage postponed", key=key, failed=failed, why=why)
         return None
 
     def _give_up(self, number: int, why: str) -> None:

@@ -54,7 +54,7 @@ class Repaired:
                 if any(f.state is State.CLEAR for f in summary.findings):
                     self._heed(self._store.incident(summary.id), now_s)
         except (Temporary, Permanent) as error:
-            self._log.warning("that nodes began anew was not stored yet", error=str(error))
+            self._log.warning("node restart write failed", error=str(error))
             return
         self._begun.clear()
 
@@ -74,8 +74,8 @@ class Repaired:
 
     def _write(self, incident: Incident, stored: StoredFinding, event: KernelEvent, now_s: float) -> None:
         number, finding = number_of(incident.id), stored.finding
-        line = LogExhibit(event.record, "the node, or its driver, began anew after the error")
-        summary = f"{finding.summary}; its driver has begun anew since"
+        line = LogExhibit(event.record, "the node, or its driver, restarted after the error")
+        summary = f"{finding.summary}; its driver has restarted since"
         mild = replace(finding, severity=Severity.WARNING, summary=summary, evidence=(*finding.evidence, line))
         mine = (findings.c.incident == number) & (findings.c.episode == stored.episode)
         values = {"severity": mild.severity, "body": dump(mild), "changed_s": now_s}
@@ -88,7 +88,7 @@ class Repaired:
             changed = {"clear_since_s": now_s, "updated_s": now_s}
             connection.execute(sa.update(incidents).where((incidents.c.number == number) & quiet).values(changed))
             audit.append(connection, at_s=now_s, kind=KIND, by="kernel log", incident=number, body=body)
-        self._log.info("repaired by somebody", incident=incident.id, node=event.node.name)
+        self._log.info("manual repair detected", incident=incident.id, node=event.node.name)
 
 
 def _last_line_s(stored: StoredFinding) -> float:

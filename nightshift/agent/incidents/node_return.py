@@ -103,7 +103,7 @@ class GivingBack:
 def stays(standing: Sequence[Action]) -> str:
     """What a person has to know of an incident that ends while something of ours may be out of use."""
     names = sorted({action.target.name for action in standing})
-    return f"; our cordon of {', '.join(names)} is left as it is: uncordon by hand" if names else ""
+    return f"; our cordon of {', '.join(names)} remains: uncordon manually" if names else ""
 
 
 def may_be_proposed(row_state: str, moved_by: str, action_kind: str | None) -> bool:

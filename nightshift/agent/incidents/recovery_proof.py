@@ -54,7 +54,7 @@ class ResumedProgress:
             lowest = int(step[t_s > begun_s].min())
             if lowest > float(onset):
                 raise UnderWay(
-                    f"{action.target.name} was not seen below step {float(onset):.0f}, where it was damaged"
+                    f"{action.target.name} has not made step {float(onset):.0f} again, where the damage was"
                 )
         past = "" if checkpoint is None else f", past its checkpoint of step {checkpoint}"
         return self._done(f"{action.target.name} makes steps again: {newest}{past}")

@@ -68,18 +68,18 @@ class Settings(BaseModel):
     )
     audit_days: float = Field(default=1095.0, gt=0, description="Records of the audit log (days)")
     decisions_days: float = Field(default=30.0, gt=0, description="Receipts of learned control (days)")
-    every_s: float = Field(default=3600.0, ge=60, description="How often this is looked after (s)")
+    every_s: float = Field(default=3600.0, ge=60, description="Time between two retention runs (s)")
     anchor_every_s: float = Field(
         default=60.0, gt=0, description="How often the audit log's end is written down where it has moved (s)"
     )
     anchor_file: Path | None = Field(
         default=None,
-        description="File outside the database, such as on another volume, that the audit log's end is appended to",
+        description="File outside the database, e.g. on another volume; the audit log's head is appended to it",
     )
     anchor_key: Path | None = Field(
         default=None,
-        description="File with the private key that signs each of those lines (`nightshift audit keygen`), such as"
-        " from a mounted Secret; read anew for each line",
+        description="File with the private key that signs each anchor (`nightshift audit keygen`), e.g. from "
+        "a mounted Secret. Reloaded for each anchor",
     )
 
 
@@ -109,15 +109,15 @@ class Keeping:
             if tidy or self._audit.head() != self._anchored:
                 self._anchored = self.anchor(now_s)
         except (Temporary, Permanent, OSError) as error:
-            self._log.error("not kept in order; tries again", error=str(error))
+            self._log.error("retention failed", error=str(error))
             return
         if removed or cut:
-            self._log.info("removed what was old", incidents=removed, audit_records=cut)
+            self._log.info("old records removed", incidents=removed, audit_records=cut)
 
     def anchor(self, now_s: float) -> Head:
         """Writes the log's end to the daemon's log and the anchor file."""
         head = self._audit.head()
-        self._log.info("audit log ends", anchor=str(head))
+        self._log.info("audit log anchored", anchor=str(head))
         self._write(now_s, head)
         return head
 
@@ -174,6 +174,6 @@ class Keeping:
         through = audit.outdated(self._database, now_s - self.settings.audit_days * DAY_S)
         if through is None:
             return 0
-        self._log.info("audit log is cut", anchor=str(through))
+        self._log.info("audit log cut", anchor=str(through))
         self._write(now_s, through, cut=True)
         return audit.cut(self._database, through, now_s)

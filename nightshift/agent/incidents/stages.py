@@ -66,7 +66,7 @@ def note_waiting(store: Store, incident: Incident, why: str, now_s: float, by: s
     waited_s = now_s - incident.entered_s
     told = sum(step.cause == Cause.UNDER_WAY and step.at_s >= incident.entered_s for step in incident.history)
     if waited_s >= FIRST_NOTE_S * 2**told:
-        store.remark(incident, Cause.UNDER_WAY, by, f"under way for {waited_s:.0f} s: {why}")
+        store.remark(incident, Cause.UNDER_WAY, by, f"running for {waited_s:.0f} s: {why}")
 
 
 def cut_off(
@@ -97,7 +97,7 @@ class LifecycleSettings(BaseModel):
     quiet_s: float = Field(
         default=120.0,
         ge=0,
-        description="Every finding has to stay clear for so long before it is resolved.",
+        description="How long every finding must stay clear before the incident is resolved (s).",
     )
     confirm_timeout_s: float = Field(
         default=1800.0, gt=0, description="After an action, how long to wait for recovery before undoing it."
@@ -105,9 +105,11 @@ class LifecycleSettings(BaseModel):
     act_timeout_s: float = Field(
         default=3600.0,
         gt=0,
-        description="A drain, restart or reboot that is still under way after this is given to a person.",
+        description="A drain, restart or reboot that still runs after this is escalated to a person (s).",
     )
-    max_plans: int = Field(default=5, ge=1, description="Plans for one incident before a person has to take over.")
+    max_plans: int = Field(
+        default=5, ge=1, description="Most plans for one incident before a person must take over."
+    )
     max_tries: int = Field(default=5, ge=1, description="Tries of one stage before the incident is escalated.")
     retry_s: float = Field(default=5.0, gt=0, description="Wait before a stage's second try; doubles each time.")
     retry_max_s: float = Field(default=300.0, gt=0, description="Longest wait between two tries of a stage.")
@@ -257,7 +259,7 @@ class Stages:
             self._plan_return(incident, giving)
             return
         if incident.attempt >= self._parts.settings.max_plans:
-            self._move(incident, _C.GUARD_REFUSED, f"{incident.attempt} plans were made; a person has to take over")
+            self._move(incident, _C.GUARD_REFUSED, f"{incident.attempt} plans were made; a person must take over")
             return
         proposal = self._parts.plan(incident)
         if proposal.action is not None:
@@ -337,7 +339,7 @@ class Stages:
                     note_waiting(self._store, incident, str(error), self._now(), self._runner)
                     wait_s = error.retry_after_s or (0.0 if goes_on else self._parts.settings.retry_s)
                     raise Later(str(error), self._now() + wait_s) from error
-                why = f"still under way after {for_s:.0f} s: {error}"
+                why = f"still running after {for_s:.0f} s: {error}"
                 outcome = cut_off(action, actuator, why, self._now())
         except Permanent as error:
             outcome = cut_off(action, actuator, str(error), self._now(), {}, _O.REFUSED)
@@ -380,7 +382,7 @@ class Stages:
         if action.kind is not ActionKind.RETURN_NODE:
             return []
         if self._parts.giving_back is None:
-            return ["nothing here gives nodes back any more"]
+            return ["no configured actuator can return nodes to service"]
         found = self._parts.giving_back.hindrances(self._store.incident(incident.id), action.target)
         left = self._left_alone(action) if begun else None
         return found + ([left.reason] if left else [])
@@ -392,7 +394,7 @@ class Stages:
 
     def _stop_unless_allowed(self) -> None:
         if not self._may_act():
-            raise Lost("another replica leads now")
+            raise Lost("another replica is the leader now")
         halt = self._parts.gate.halted()
         if halt.halted:
             raise Lost(f"halted by {halt.by}")
@@ -465,7 +467,7 @@ class Stages:
     def _undo(self, incident: Incident) -> None:
         action = _plan_of(incident)
         if not action.undo.possible:
-            self._move(incident, _C.ACTION_FAILED, f"cannot be taken back: {action.undo.how}")
+            self._move(incident, _C.ACTION_FAILED, f"cannot be undone: {action.undo.how}")
             return
         actuator = self._parts.actuator_for(incident)
         if has_intent(self._store.database, action, "undo"):

@@ -80,7 +80,7 @@ class KernelDrift:
             gone += [one for entry in registry.entries() if (one := self._hold(registry, entry, view, settings))]
             self._keep(registry, view)
         except (RegistryError, SealError) as error:
-            self._log.error("kernel registry check failed; will retry", error=str(error))
+            self._log.error("kernel registry check failed", error=str(error))
             return []
         return gone
 
@@ -95,7 +95,7 @@ class KernelDrift:
         try:
             demoted = registry.demote(entry.certificate, NIGHTSHIFT, why, view.at_s)
         except RegistryError as error:  # one that cannot be written keeps no other in use
-            self._log.error("kernel not demoted; will retry", certificate=entry.certificate[:16], error=str(error))
+            self._log.error("kernel demotion failed", certificate=entry.certificate[:16], error=str(error))
             return None
         self._tell(entry, why, self._ask_again(entry, view, settings), view.at_s)
         return demoted

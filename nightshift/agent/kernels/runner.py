@@ -106,9 +106,9 @@ class KernelRunner:
                 if self._leads():
                     self.turn()
             except (Temporary, Permanent) as error:
-                self._log.warning("kernel searches not looked after; tries again", error=str(error))
+                self._log.warning("kernel searches check failed", error=str(error))
             except Exception:  # noqa: BLE001  the thread outlives what it stumbles over; it says so
-                self._log.exception("kernel searches not looked after; tries again")
+                self._log.exception("kernel searches check failed")
             self._wake.wait(EVERY_S)
 
     def turn(self) -> None:
@@ -120,7 +120,7 @@ class KernelRunner:
             try:
                 self._follow(one, self._place)
             except Temporary as error:
-                self._log.info("kernel search not seen; tries again", search=one.name, why=str(error))
+                self._log.info("kernel search check failed", search=one.name, why=str(error))
         if not under_way:
             self._begin(self._place)
 
@@ -133,12 +133,12 @@ class KernelRunner:
                 continue
             if why := self._not_now(action):
                 if self._waits.get(action.id) != why:
-                    self._log.info("approved kernel search waits", plan=action.id, why=why)
+                    self._log.info("approved kernel search delayed", plan=action.id, why=why)
                 self._waits[action.id] = why
                 continue
             begun = self._gate.begin(action, job_name(action))
             if begun is not None:
-                self._log.info("kernel search begun", search=begun.name, plan=action.id)
+                self._log.info("kernel search started", search=begun.name, plan=action.id)
                 self._follow(begun, place)
                 return
 
@@ -146,7 +146,7 @@ class KernelRunner:
         if objections := self._gate.objections(action):
             return "; ".join(objections)
         if not self._asked_for(action):
-            return "its namespace does not ask for kernel searches any more"
+            return "its namespace no longer allows kernel searches"
         now_s = self._gate.clock.now_s()
         hours = action.blast_radius.cost_gpu_hours
         others = self._gate.used_gpu_hours(now_s - WEEK_S) - hours
@@ -174,7 +174,7 @@ class KernelRunner:
                 return
         except Permanent as error:
             if search.gpu_hours or search.uid:  # its Job may run all the while: what we may not read ends nothing
-                self._log.error("kernel search cannot be followed", search=search.name, error=str(error))
+                self._log.error("kernel search lost", search=search.name, error=str(error))
                 return
             self._end(search, FAILED, str(error))
             return
@@ -182,7 +182,7 @@ class KernelRunner:
         if not seen.there:
             unseen_h = (now_s - search.looked_at_s) / 3600.0  # it may have run all the while
             hours = min(_planned(search), search.gpu_hours + max(0.0, unseen_h))
-            self._end(replace(search, gpu_hours=hours), GONE, "its Job was taken away by somebody")
+            self._end(replace(search, gpu_hours=hours), GONE, "its Job was deleted")
             return
         had = search.gpu_hours > 0.0
         search = replace(search, gpu_hours=max(search.gpu_hours, seen.gpu_s / 3600.0), looked_at_s=now_s)
@@ -190,7 +190,7 @@ class KernelRunner:
         # one that was suspended before it ever had a GPU still waits to be let go, and nothing was taken from it
         if seen.preempted or (seen.suspended and had):
             why = "its pod was pre-empted" if seen.preempted else "its Job was suspended while it ran"
-            self._end_early(search, place, PREEMPTED, f"{why}; the GPU is somebody else's")
+            self._end_early(search, place, PREEMPTED, f"{why}; another job needs the GPU")
         elif seen.ended:
             ended = DONE if seen.ended == "Complete" or search.certificates else FAILED
             self._end(
@@ -211,8 +211,8 @@ class KernelRunner:
         if known is not None and known.state is ProposalState.REJECTED:
             return f"a person ended it: {known.note}"
         if rule_for(search.action, self._gate.gate.policy) is Rule.NEVER:
-            return "policy does not let searches happen any more"
-        return "" if self._asked_for(search.action) else "its namespace does not ask for kernel searches any more"
+            return "policy no longer allows searches"
+        return "" if self._asked_for(search.action) else "its namespace no longer allows kernel searches"
 
     def _end_early(self, search: KernelSearch, place: Place, how: str, why: str) -> None:
         """Reads what there is to read, takes the Job away, and counts what it took so far."""

@@ -81,7 +81,7 @@ class KernelWatch:
                 self._waiting.put_nowait((Path(match[1]), record.subject))
                 count += 1
             except queue.Full:
-                self._log.warning("trace passed over: others wait", trace=match[1])
+                self._log.warning("trace skipped", trace=match[1])
         turned = self._turn_due()
         if (count or turned) and self._thread is None:
             self._thread = threading.Thread(target=self._work, name="kernels", daemon=True)
@@ -131,7 +131,7 @@ class KernelWatch:
         before = self.uses.get(subject)
         if use.shadow_mismatches > (before.shadow_mismatches if before is not None else 0):
             wrong = ", ".join(use.mismatched) or "unnamed"
-            self._log.warning("a kernel was wrong; torch computes it now", job=str(subject), kernels=wrong)
+            self._log.warning("wrong kernel disabled", job=str(subject), kernels=wrong)
         if subject in self.uses or len(self.uses) < _SUBJECTS:
             self.uses[subject] = use
             self._heard_s[subject] = self._clock.now_s()
@@ -166,12 +166,12 @@ class KernelWatch:
             if before := self._decided_before(plan, now_s):
                 decision = Decision(False, decision.hotspot, before)
                 self.decisions[-1] = decision
-                self._log.info("no kernel search", job=job.name, why=before)
+                self._log.info("kernel search skipped", job=job.name, why=before)
                 return decision
             self._gate.propose(plan)
             self._log.info("kernel search proposed", job=job.name, why=decision.why)
         else:
-            self._log.info("no kernel search", job=job.name, why=decision.why)
+            self._log.info("kernel search skipped", job=job.name, why=decision.why)
         return decision
 
     def _decided_before(self, plan: Action, now_s: float) -> str:
@@ -200,9 +200,9 @@ class KernelWatch:
             except Exception as error:  # noqa: BLE001  one odd trace must not end the watch over all others
                 told = f"{type(error).__name__}: {error}"
                 if isinstance(item, FleetView):
-                    self._log.error("kernel registry check failed; will retry", error=told)
+                    self._log.error("kernel registry check failed", error=told)
                 else:
-                    self._log.warning("trace not profiled", trace=str(item[0]), error=told)
+                    self._log.warning("trace profiling failed", trace=str(item[0]), error=told)
 
 
 def _joined(ranks: Sequence[JobReport]) -> JobReport:

@@ -76,7 +76,7 @@ def incident_text(incident: Incident, now_s: float, suppressed: str = "") -> Ren
     if taken is not None:
         parts.append(Text(f"taken on by {taken.by}", style="green"))
     if suppressed:
-        parts.append(Text(f"suppressed, nobody is told: {suppressed}", style="yellow"))
+        parts.append(Text(f"muted: {suppressed}", style="yellow"))
     parts.append(Text(""))
     for stored in incident.findings:
         word, colour = _SIGNAL[stored.state]

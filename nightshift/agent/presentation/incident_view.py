@@ -134,10 +134,13 @@ def plan(incident: Incident, now_s: float) -> PlanView | None:
     )
 
 
+_CANNOT = ("cannot be undone", "taken back")  # the latter in plans of earlier versions
+
+
 def undo_words(action: Action) -> str:
     """How the action is taken back, or that it cannot be."""
     how = action.undo.how
-    return how if action.undo.possible or "cannot be taken back" in how else f"cannot be taken back: {how}"
+    return how if action.undo.possible or any(words in how for words in _CANNOT) else f"cannot be undone: {how}"
 
 
 def _many(names: Iterable[str]) -> str:

@@ -31,7 +31,7 @@ class EvidenceLimits(BaseModel):
     max_lines: int = Field(default=60, ge=4, description="Most lines of a log item")
     max_item_bytes: int = Field(default=32_768, ge=1024, description="Most bytes of an item")
     max_past: int = Field(default=5, ge=0, description="Most similar past incidents")
-    max_ranks: int = Field(default=4096, ge=1, description="Most ranks whose logs are condensed together")
+    max_ranks: int = Field(default=4096, ge=1, description="Most ranks per group when logs are condensed")
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ def _gone(case: DiagnosisCase) -> Drafts:
     before, now = case.fact("gpus_before"), case.fact("gpus_now")
     if math.isfinite(before) and math.isfinite(now):
         exhibit = case.bundle.one("exhibit", case.cause.episode)
-        sentence = f"its node shows {now:.0f} GPUs, {before:.0f} before; the node itself goes on"
+        sentence = f"its node shows {now:.0f} GPUs, {before:.0f} before; the node itself still runs"
         yield claim(_P.FELL, sentence, exhibit, split_s=case.cause.since.t_s, at_least=0.5 * max(1.0, before - now))
         for node in case.where.nodes[:1]:
             log, state = case.bundle.one("kernel_log", node), case.bundle.one("log_state", node)

@@ -319,7 +319,7 @@ class _Gatherer:
             if cause.subject in nodes and job is not None and left < 0.5 * held:
                 body[container.name] = {"before_bytes": held, "after_bytes": left, "job": job.name}
         if body:
-            title = "containers whose memory was given back at the kill"
+            title = "containers that freed memory at the kill"
             jobs = sorted({str(found["job"]) for found in body.values()})
             told = {"containers": body, "jobs": " ".join(jobs), "count": len(jobs)}
             self.ledger.facts(("victims", ""), "history", f"{metric} on {cause.subject.name}", title, told)

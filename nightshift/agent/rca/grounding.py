@@ -111,7 +111,7 @@ def _check_shape(claim: Claim, by_id: Mapping[str, Evidence]) -> None:
         if len(_WORDY.findall(quote.text)) < MIN_QUOTE_CHARS:
             raise Ungrounded("a quote without a word says nothing")
         if _bytes(quote) not in by_id[quote.evidence_id].content:
-            raise Ungrounded(f"the quote does not stand in {quote.evidence_id}")
+            raise Ungrounded(f"the quote is not in {quote.evidence_id}")
 
 
 def _bytes(quote: Quote) -> bytes:
@@ -227,7 +227,9 @@ def _moment(claim: Claim, item: Evidence) -> Instant:
         level, before_s = _number(claim, "level"), math.nan
         for t_s, value in series_of(item):
             if value >= level and math.isnan(before_s):
-                raise Ungrounded(f"{item.id} begins at {level:g} or more: when it first reached it is not known")
+                raise Ungrounded(
+                    f"{item.id} begins at {level:g} or more: the time it first reached that is unknown"
+                )
             if value >= level:
                 gap_s = t_s - before_s if t_s >= before_s else 0.0
                 return Instant(t_s - gap_s / 2, gap_s / 2, item.id)
@@ -260,7 +262,7 @@ def _preceded(claim: Claim, items: list[Evidence]) -> None:
         unsure_s = 0.0 if first.clock == second.clock else first.uncertainty_s + second.uncertainty_s
         raise Ungrounded(
             f"the first came {second.t_s - first.t_s:g} s before the second, not more than"
-            f" {margin_s + unsure_s:g} s: which was first is not known"
+            f" {margin_s + unsure_s:g} s: which came first is unknown"
         )
 
 
@@ -286,19 +288,19 @@ def _absent(claim: Claim, items: list[Evidence]) -> None:
     for item in facts:
         state = _json(item)
         if not isinstance(state, dict) or state.get("ok") is not True:
-            raise Ungrounded(f"{item.id}: the source was not seen to be well")
+            raise Ungrounded(f"{item.id}: no proof that the source was healthy")
     if strange := [log.id for log in logs if log.query not in {item.query for item in facts}]:
-        raise Ungrounded(f"whether the source of {', '.join(strange)} was well is not told")
+        raise Ungrounded(f"no data on the health of the source of {', '.join(strange)}")
     patterns = [pattern for pattern in _text(claim, "patterns").split("\n") if pattern.strip()]
     if not patterns:
-        raise Ungrounded("it says of nothing that it is absent")
+        raise Ungrounded("the claim does not name what is absent")
     for pattern in patterns:
         if not pattern.isascii() or len(_words(pattern)) > MAX_PATTERN_WORDS:
             raise Ungrounded(f"{pattern!r} is not ASCII or too long: a log that says it would be written otherwise")
         for item in logs:
             told = any(_tells(text, pattern) for _, text in lines_of(item))
             if told or pattern.encode() in item.content:
-                raise Ungrounded(f"{pattern!r} stands in {item.id}")
+                raise Ungrounded(f"{pattern!r} is in {item.id}")
 
 
 def _tells(text: str, pattern: str) -> bool:
@@ -343,7 +345,7 @@ def _repeated(claim: Claim, items: list[Evidence]) -> None:
         else:
             pattern = _text(claim, "pattern")
             if len(_WORDY.findall(pattern)) < MIN_QUOTE_CHARS:
-                raise Ungrounded(f"{pattern!r} stands in anything")
+                raise Ungrounded(f"{pattern!r} matches anything")
             count = sum(pattern in text for _, text in lines_of(item))
         if count < times:
             raise Ungrounded(f"{item.id} shows it {count} times, not {times:g}")
@@ -418,7 +420,7 @@ def _repeated_words(claim: Claim, items: Sequence[Evidence]) -> str:
     times = float(claim.arguments["times"])
     if items[0].media_type == SERIES:
         return f"{_signal(items[0])} was at least {float(claim.arguments['level']):.4g} {times:.0f} times or more"
-    return f"{_cut(str(claim.arguments['pattern']))!r} stands in {items[0].id} {times:.0f} times or more"
+    return f"{_cut(str(claim.arguments['pattern']))!r} appears in {items[0].id} {times:.0f} times or more"
 
 
 def _clock(t_s: float) -> str:

@@ -60,7 +60,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     budget_tokens: int = Field(default=6000, ge=100, description="Most tokens that condensing keeps")
-    max_templates: int = Field(default=100_000, ge=100, description="Most templates that are told apart")
+    max_templates: int = Field(default=100_000, ge=100, description="Most distinct templates")
     max_line: int = Field(default=1000, ge=80, description="Longer lines are cut (bytes)")
     near_s: float = Field(default=300.0, gt=0, description="How near to the onset counts (s)")
     before_s: float = Field(default=120.0, ge=0, description="So much before the onset still counts as new (s)")

@@ -70,7 +70,7 @@ SAYS: dict[Failure, str] = {
     Failure.TRUNCATED: "its answer was cut off",
     Failure.NOT_JSON: "its answer was not in the agreed form",
     Failure.REFUSED: "it refused to answer",
-    Failure.LOOPS: "it asked for the same thing again and again",
+    Failure.LOOPS: "it repeated the same request",
     Failure.STEPS: "it did not come to an end within its steps",
     Failure.TOKENS: "it used up its tokens",
     Failure.COST: "it used up its money",

@@ -85,9 +85,9 @@ def invents(query: str) -> str | None:
         caller, before, text, after = texts[place - 2 : place + 2]
         name, number, sign = token.groups()
         if name and (text in _INVENTS or (after == "(" and text not in _CALLED)):
-            return f"{name!r} makes a series that nobody measured"
+            return f"{name!r} makes a series that was never measured"
         if number and not (before == "(" and after == "," and caller in _NUMBERED):
             return f"the number {number} is not measured"
         if sign and sign not in "(),/":
-            return f"{sign!r} makes a series that nobody measured"
+            return f"{sign!r} makes a series that was never measured"
     return None

@@ -87,7 +87,7 @@ def _proof(incident: Incident) -> str:
     if diagnosis.hypothesis:
         lines.append(f"- Hypothesis, not checked: {markdown(diagnosis.hypothesis)}")
     if diagnosis.dropped:
-        lines.append(f"- {diagnosis.dropped} drafted claims did not hold and are left out.")
+        lines.append(f"- {diagnosis.dropped} drafted claims failed their check and are omitted.")
     return "\n".join(lines)
 
 

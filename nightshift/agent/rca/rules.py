@@ -77,7 +77,7 @@ REMAP_FAILED = 64
 RESET = frozenset({Recovery.RESET_GPU, Recovery.DRAIN_AND_RESET, Recovery.DRAIN_P2P, Recovery.RESET_GPU_IF_UVM})
 _WORST = (Recovery.REBOOT_NODE, *sorted(RESET), Recovery.CONTACT_SUPPORT, Recovery.RESTART_APP)
 SILENT = (
-    "silent data corruption is possible, not shown: no hardware error was seen, which does not exclude it, and a "
+    "silent data corruption is possible, not proven. No hardware error was reported, which does not exclude it; a "
     "clean test afterwards does not clear the hardware"
 )
 
@@ -97,7 +97,7 @@ _SAYS: dict[Fault, str] = {
     Fault.PCIE_DEGRADED: "PCIe errors",
     Fault.NETWORK_DEGRADED: "Network link errors",
     Fault.THROTTLE: "GPU throttled",
-    Fault.OOM_KILL: "Killed for want of host memory",
+    Fault.OOM_KILL: "Killed: out of host memory",
     Fault.SOURCE_LOST: "Source lost",
     Fault.ANOMALY: "Unusual behaviour",
 }
@@ -213,7 +213,7 @@ def recovery_of(findings: Sequence[Finding]) -> tuple[str, str] | None:
         return _plain(Recovery.NONE), f"the driver announced it (Xid 154: {announced[Recovery.NONE]})"
     if actions:
         code = next(iter(sorted(actions.values())))
-        return "none", f"NVIDIA's catalogue asks for nothing to be done about Xid {code}"
+        return "none", f"NVIDIA's catalogue requires no action for Xid {code}"
     return None
 
 
@@ -291,15 +291,15 @@ _CAVEATS: tuple[tuple[Callable[[DiagnosisCase, Kin, Sequence[Claim]], bool], str
         lambda case, kin, held: (
             kin is Kin.LOSS and case.bundle.one("departure") is None and len(case.where.ranks) != 1
         ),
-        "whose fault it was is not seen: the ranks' own values are not logged, or left together",
+        "cannot tell which rank caused it: per-rank values are missing or diverged together",
     ),
     (
         lambda case, kin, held: jumped(held),
-        "resumed with the same schedule it may diverge again: the owner should look at the learning rate",
+        "resumed with the same schedule it may diverge again: the owner should check the learning rate",
     ),
     (
         lambda case, kin, held: kin is Kin.LOSS and case.bundle.one("learning_rate") is None,
-        "the learning rate was not logged: whether it changed is not known",
+        "the learning rate was not logged: no data on whether it changed",
     ),
     (
         lambda case, kin, held: (
@@ -309,11 +309,11 @@ _CAVEATS: tuple[tuple[Callable[[DiagnosisCase, Kin, Sequence[Claim]], bool], str
     ),
     (
         lambda case, kin, held: kin in _LEAKS and not math.isfinite(case.fact("peers")),
-        "there are no other ranks to compare with: it may be growth that ends by itself",
+        "there are no other ranks to compare with: it may be growth that stops on its own",
     ),
     (
         lambda case, kin, held: kin in _LEAKS,
-        "which allocation is kept is not known from outside the process",
+        "the allocation that leaks cannot be identified from outside the process",
     ),
     (
         lambda case, kin, held: kin is Kin.STALL and not silent_storage(held),
@@ -321,7 +321,7 @@ _CAVEATS: tuple[tuple[Callable[[DiagnosisCase, Kin, Sequence[Claim]], bool], str
     ),
     (
         lambda case, kin, held: kin is Kin.FOLLOWER,
-        "this Xid follows another error; that one was not seen",
+        "this Xid follows another error, on which there is no data",
     ),
 )
 """When a diagnosis says that something is not known, and the sentence; in the order in which people read them."""
@@ -350,7 +350,7 @@ def _hypothesis(case: DiagnosisCase, held: Sequence[Claim]) -> str:
     if kin is Kin.STALL and silent_storage(held):
         return ""
     return {
-        Kin.GPU_LEAK: "tensors kept from step to step, such as a loss that was appended without detach",
+        Kin.GPU_LEAK: "tensors kept from step to step, e.g. a loss that was appended without detach",
         Kin.HOST_LEAK: "a data-loader worker or a cache that keeps what it read",
         Kin.STALL: "slow storage, too few loader workers, or a worker that restarts",
     }.get(kin, "")

@@ -49,7 +49,7 @@ def summarise(incident: Incident, now_s: float) -> list[SummaryLine]:
     lines = [_head(incident)]
     diagnosis = as_shown(incident).diagnosis
     if diagnosis is None:
-        lines.append(SummaryLine("Why", incident.findings[0].finding.summary + " (diagnosis under way)"))
+        lines.append(SummaryLine("Why", incident.findings[0].finding.summary + " (diagnosis running)"))
     else:
         lines += _runs(diagnosis)
         lines += _suspect(diagnosis)
@@ -106,7 +106,7 @@ def _suspect(diagnosis: Diagnosis) -> list[SummaryLine]:
 
 def _why(diagnosis: Diagnosis) -> list[SummaryLine]:
     if not diagnosis.claims:
-        return [SummaryLine("Why", "no claim about the cause stands: it is not known")]
+        return [SummaryLine("Why", "cause unknown: no claim passed its check")]
     lines: list[SummaryLine] = []
     for claim in diagnosis.claims[:MAX_CLAIMS]:
         cited = " ".join(f"[{name}]" for name in claim.evidence_ids)

@@ -52,7 +52,7 @@ def objection(action: Action, open_: Sequence[Finding], inventory: Inventory, at
         return ""
     by_subject = [[f for f in here if f.subject == subject] for subject in {f.subject for f in here}]
     asked = any(_asks(traits, found) for found in by_subject)
-    return "" if asked else f"no open finding on {target} asks for it"
+    return "" if asked else f"no open finding on {target} calls for it"
 
 
 def _is_at(finding: Finding, target: Subject, places: Places, inventory: Inventory, at_s: float) -> bool:

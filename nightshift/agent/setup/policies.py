@@ -79,7 +79,7 @@ def stood_up(store: Store, interface: Interface, keys: Sequence[Path]) -> Policy
         where = f"the stored {interface.kind} policy"
         return _fit(parse(kept[1], where, interface, _trusted(interface.kind, keys)), where)
     except Permanent as refused:
-        structlog.get_logger("policies").error("stored policy refused; the heuristic is asked", why=str(refused))
+        structlog.get_logger("policies").error("stored policy refused", why=str(refused))
         return None
 
 

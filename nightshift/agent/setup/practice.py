@@ -37,11 +37,11 @@ _PAST = 50
 def actuator_of(kind: ActionKind, actuators: Iterable[Actuator]) -> Actuator:
     """The first actuator that carries a kind out. Raises Permanent where there is none, or the kind has no row."""
     if kind not in KINDS:  # an actuator from outside may claim any kind
-        raise Permanent(f"{kind} has no row in nightshift.controllers.action.KINDS: what it does is not known")
+        raise Permanent(f"{kind} has no row in nightshift.controllers.action.KINDS, so its effect is unknown")
     for actuator in actuators:
         if kind in actuator.kinds():
             return actuator
-    raise Permanent(f"no configured actuator carries out {kind}: do it by hand, or name one under `actuators`")
+    raise Permanent(f"no configured actuator carries out {kind}: do it manually, or add one under `actuators`")
 
 
 class Practice:
@@ -135,7 +135,7 @@ class Practice:
 
     def _not_earned(self, action: Action) -> str:
         rating = Scoreboard(self._store.database, self._autonomy).may_act(action, self._clock.now_s())
-        return "" if rating is None else f"{action.kind} has not earned to act by itself here: {rating.reason}"
+        return "" if rating is None else f"{action.kind} has not earned automatic action here: {rating.reason}"
 
     def _begun(self) -> list[Commitment]:
         with self._store.database.read() as connection:

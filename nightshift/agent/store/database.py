@@ -211,7 +211,9 @@ class Database:
         if isinstance(cause, sqlite3.Error):
             code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
             if code == sqlite3.SQLITE_FULL:
-                return StoreFull(f"{self.where}: the disk is full; nothing was written, make room and it goes on")
+                return StoreFull(
+                    f"{self.where}: the disk is full and nothing was written. Free some space; writing then resumes"
+                )
             if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 return StoreBusy(f"{self.where}: another process holds the database's lock ({text})", 1.0)
             if code == sqlite3.SQLITE_IOERR:

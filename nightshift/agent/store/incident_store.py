@@ -255,7 +255,7 @@ class Store(Archive):
         row = row_of(connection, number)
         before = IncidentState(row.state)
         if row.version != move.version:
-            raise Conflict(f"{name_of(number)} is {before} now: somebody moved it first")
+            raise Conflict(f"{name_of(number)} is {before} now: another writer changed it first")
         after = next_state(before, move.cause)
         changed = connection.execute(
             sa.update(incidents)
@@ -275,7 +275,7 @@ class Store(Archive):
             )
         )
         if changed.rowcount != 1:
-            raise Conflict(f"{name_of(number)}: somebody moved it first")
+            raise Conflict(f"{name_of(number)}: another writer changed it first")
         self._step(connection, number, HistoryStep(now, before, after, move.cause, move.by, move.note))
         body = {"before": before, "after": after, "cause": move.cause, "note": move.note}
         audit.append(connection, at_s=now, kind="moved", by=move.by, incident=number, body=body)
@@ -317,7 +317,7 @@ class Store(Archive):
         with self.database.write() as connection:
             row = row_of(connection, number_of(incident.id), lock=True)
             if row.version != incident.version:
-                raise Conflict(f"{incident.id}: somebody moved it first")
+                raise Conflict(f"{incident.id}: another writer changed it first")
             self._remark(connection, row, cause, by, note)
 
     def _remark(self, connection: Connection, row: Any, cause: Cause, by: str, note: str) -> None:
@@ -392,7 +392,7 @@ class Store(Archive):
         mine = (incidents.c.number == number_of(incident.id)) & (incidents.c.version == incident.version)
         row = {"version": incident.version + 1, "updated_s": self._clock.now_s()}
         if connection.execute(sa.update(incidents).where(mine).values(row)).rowcount != 1:
-            raise Conflict(f"{incident.id}: somebody moved it first")
+            raise Conflict(f"{incident.id}: another writer changed it first")
 
     # One runner at a time: which replica works on an incident's stage ---------------------------------------------
 

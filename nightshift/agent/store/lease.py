@@ -118,7 +118,7 @@ class Leadership:
             elected = election.hold()
         except (Temporary, Permanent) as error:
             if not self._silent:
-                _log.warning("no answer on who is elected", error=str(error))
+                _log.warning("leader lookup failed", error=str(error))
             self._silent = True
             left_alone = asked_s - self._heard_s >= _STAND_BACK * self._lease_s
             return left_alone or asked_s - self._elected_s < 0.9 * self._lease_s

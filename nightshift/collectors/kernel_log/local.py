@@ -300,7 +300,7 @@ class FileReader:
             raise SourceError(reason, f"{self._path}: {error.strerror}") from error
         lines = Lines()
         if read.skipped_bytes:
-            lines.lost.append((0, f"{read.skipped_bytes} bytes were passed over"))
+            lines.lost.append((0, f"{read.skipped_bytes} bytes were skipped"))
         found = [(offset, read_syslog(line.decode(errors="replace"), now_s)) for offset, line in read.lines]
         self._keep_zone([line for _, line in found], read.changed_s, now_s)
         told = [(offset, line) for offset, line in found if line is not None and line.text is not None]
@@ -388,7 +388,7 @@ class LocalKernelLogCollector:
         )
         path: Path | None = Field(None, description="The file (source: file), or another device than /dev/kmsg")
         node: str = Field(default_factory=socket.gethostname, description="This node's name; none: its host name")
-        since_s: float = Field(900.0, ge=0, description="At the start, events older than this are not told (s)")
+        since_s: float = Field(900.0, ge=0, description="At the start, events older than this are skipped (s)")
         journalctl: str = Field("journalctl", description="journald's command")
         max_lines: int = Field(5_000, ge=10, description="Most lines that are kept in one tick")
         max_bytes: int = Field(2**23, ge=2**12, description="Most that is read of a file in one tick (bytes)")

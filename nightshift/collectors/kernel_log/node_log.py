@@ -76,7 +76,7 @@ class NodeLogCollector:
         max_bytes: int = Field(8 * 2**20, ge=1024, description="Most that is read of one node in one tick (bytes)")
         max_lines: int = Field(5_000, ge=10, description="Most lines that are kept of one node in one tick")
         since_s: float = Field(
-            900.0, ge=0, description="Of a node that was never read before, events older than this are not told (s)"
+            900.0, ge=0, description="On a node read for the first time, events older than this are skipped (s)"
         )
         state_file: Path | None = Field(
             None, description="Where the cursors are kept over restarts; none: in the daemon's state folder"
@@ -212,7 +212,7 @@ class NodeLogCollector:
             oldest_s, node.is_first = now_s - self._since_s, False
             kept = [record for record in kept if record.at.t_s >= oldest_s]
             events = [event for event in events if event.record.at.t_s >= oldest_s]
-        events = [*(node.parser.gap(record, "the log began anew") for record in began_anew), *events]
+        events = [*(node.parser.gap(record, "the log restarted") for record in began_anew), *events]
         if records:
             node.cursor = records[-1].offset
         if refused:

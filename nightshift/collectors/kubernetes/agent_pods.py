@@ -33,7 +33,7 @@ class Settings(BaseModel):
     certificate_name: str = Field(
         "{pod}.{namespace}.pod", description="Name in an agent's certificate, of {pod}, {node} and {namespace}"
     )
-    refresh_s: float = Field(15.0, gt=0, description="How often their addresses are asked for (s)")
+    refresh_s: float = Field(15.0, gt=0, description="Time between two queries of their addresses (s)")
     timeout_s: float = Field(5.0, gt=0, description="Longest wait for the API server (s)")
 
     @field_validator("certificate_name")

@@ -64,7 +64,7 @@ class KubernetesSettings(BaseModel):
     )
     gpu_resource: str = Field(
         default="nvidia.com/gpu",
-        description="Resource that GPU pods ask for; shares of it and the vendor's MIG instances count, too.",
+        description="Resource that GPU pods request; shares of it and the vendor's MIG instances count, too.",
     )
 
 

@@ -42,9 +42,9 @@ class AlertmanagerCollector:
 
         model_config = ConfigDict(extra="forbid")
 
-        url: str = Field(description="Base address, such as http://alertmanager:9093")
+        url: str = Field(description="Base address, e.g. http://alertmanager:9093")
         matchers: list[str] = Field(
-            default_factory=list, description='Only alerts with these labels, such as team="gpu"; none: all'
+            default_factory=list, description='Only alerts with these labels, e.g. team="gpu"; none: all'
         )
         max_bytes: int = Field(16 * 2**20, ge=1024, description="Largest answer that is read (bytes)")
         max_alerts: int = Field(5_000, ge=1, description="Most alerts, and most silences, that are kept")

@@ -141,22 +141,22 @@ class PrometheusCollector:
 
         model_config = ConfigDict(extra="forbid")
 
-        url: str = Field(description="Base address, such as http://prometheus:9090")
+        url: str = Field(description="Base address, e.g. http://prometheus:9090")
         kinds: list[SubjectKind] = Field(
             [_GPU, SubjectKind.CONTAINER, _NODE],
             min_length=1,
-            description="What to ask for: gpu, mig, container, node, nic, disk",
+            description="What to query: gpu, mig, container, node, nic, disk",
         )
         matchers: str = Field(
-            "", description='Label matchers of every query, such as cluster="prod-1",job="dcgm-exporter"'
+            "", description='Label matchers for every query, e.g. cluster="prod-1",job="dcgm-exporter"'
         )
         metrics: list[str] | None = Field(None, description="Only these of our metrics; none: all of the kinds")
-        refresh_s: float = Field(300.0, ge=1, description="How often labels (host, pod) are asked for (s)")
+        refresh_s: float = Field(300.0, ge=1, description="Time between two queries of labels (host, pod) (s)")
         max_bytes: int = Field(64 * 2**20, ge=1024, description="Largest answer to one query (bytes)")
         forget_after_s: float = Field(3600.0, gt=0, description="How long a vanished subject keeps its row (s)")
-        compress: bool = Field(False, description="Ask for gzip: spares the network, costs both sides time")
+        compress: bool = Field(False, description="Request gzip: less network traffic, more CPU time on both sides")
         at_clock: bool = Field(
-            False, description="Ask for the daemon's time instead of the server's: to replay a time range"
+            False, description="Query at the daemon's time instead of the server's: to replay a time range"
         )
         workload: WorkloadRule = Field(
             default_factory=WorkloadRule, description="How a pod's name tells its job and rank"
@@ -175,7 +175,7 @@ class PrometheusCollector:
         @classmethod
         def _can_be_asked(cls, kinds: list[SubjectKind]) -> list[SubjectKind]:
             if unknown := set(kinds) - set(KEYS):
-                raise ValueError(f"kinds: {sorted(unknown)} cannot be asked for; known: {sorted(KEYS)}")
+                raise ValueError(f"kinds: {sorted(unknown)} cannot be queried; known: {sorted(KEYS)}")
             return kinds
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -315,7 +315,7 @@ class PrometheusCollector:
             return f"exporters contradict each other about {len(contradicted)} GPUs, which have no value: {names}"[
                 :300
             ]
-        return f"{len(doubled)} GPUs are told by more than one exporter: {', '.join(sorted(doubled)[:3])}"[:300]
+        return f"{len(doubled)} GPUs are reported by more than one exporter: {', '.join(sorted(doubled)[:3])}"[:300]
 
     def _scraped_s(
         self, kind: SubjectKind, answer: HttpResponse | SourceError, failed: list[SourceError]

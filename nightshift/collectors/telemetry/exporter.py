@@ -57,7 +57,7 @@ class Settings(BaseModel):
     key_file: Path | None = Field(None, description="Its private key (PEM)")
     client_ca_file: Path | None = Field(None, description="Only clients with a certificate of this authority")
     client_names: tuple[str, ...] = Field(
-        (), description="Of them only those whose certificate bears one of these DNS names; none: all of them"
+        (), description="Allow only clients with one of these DNS names in their certificate; none: all clients"
     )
 
     @model_validator(mode="after")

@@ -98,7 +98,7 @@ HOST_METRICS: tuple[Metric, ...] = (
     _container("memory_limit_bytes", "bytes", _G, "Memory limit", "spec_memory_limit_bytes", zero_is_missing=True),
     _container("oom_events_total", "events", _C, "OOM kills", "oom_events_total"),
     _container("cpu_s_total", "s", _C, "CPU time", "cpu_usage_seconds_total"),
-    _container("cpu_throttled_s_total", "s", _C, "Held back by its CPU quota", "cpu_cfs_throttled_seconds_total"),
+    _container("cpu_throttled_s_total", "s", _C, "Throttled by its CPU quota", "cpu_cfs_throttled_seconds_total"),
     _container("cpu_pressure_s_total", "s", _C, "A task waited for a CPU", "pressure_cpu_waiting_seconds_total"),
     _container(
         "memory_pressure_s_total", "s", _C, "A task waited for memory", "pressure_memory_waiting_seconds_total"
@@ -135,14 +135,14 @@ HOST_METRICS: tuple[Metric, ...] = (
     _nic("transmit_errors_total", "packets", _C, "Not sent for an error", "network_transmit_errs_total"),
     _nic("receive_drops_total", "packets", _C, "Received and dropped", "network_receive_drop_total"),
     _nic(
-        *("transmit_drops_total", "packets", _C, "Not sent for want of room", "network_transmit_drop_total"),
+        *("transmit_drops_total", "packets", _C, "Not sent: no free buffer", "network_transmit_drop_total"),
         "infiniband_port_discards_transmitted_total",
     ),
     _nic(
         *("link_down_total", "events", _C, "The link went down", "network_carrier_down_changes_total"),
         "infiniband_link_downed_total",
     ),
-    _nic("link_recoveries_total", "events", _C, "The link trained anew", "infiniband_link_error_recovery_total"),
+    _nic("link_recoveries_total", "events", _C, "Link retrainings", "infiniband_link_error_recovery_total"),
     _nic("symbol_errors_total", "errors", _C, "Symbol errors", "infiniband_symbol_error_total"),
     _nic(
         *("integrity_errors_total", "errors", _C, "Bursts of physical errors beyond the port's threshold"),
@@ -154,7 +154,7 @@ HOST_METRICS: tuple[Metric, ...] = (
         *("ecn_marked_total", "packets", _C, "RoCE packets received that a switch marked for congestion"),
         "infiniband_np_ecn_marked_roce_packets_received_total",
     ),
-    _nic("cnp_sent_total", "packets", _C, "Congestion told to senders", "infiniband_np_cnp_packets_sent_total"),
+    _nic("cnp_sent_total", "packets", _C, "Congestion notifications sent", "infiniband_np_cnp_packets_sent_total"),
     _nic(
         *("cnp_handled_total", "packets", _C, "Slowed down for a receiver's congestion"),
         "infiniband_rp_cnp_packets_handled_total",
@@ -176,7 +176,7 @@ HOST_METRICS: tuple[Metric, ...] = (
         "infiniband_local_ack_timeout_errors_total",
     ),
     _nic(
-        *("no_buffer_drops_total", "packets", _C, "Dropped for want of a posted receive"),
+        *("no_buffer_drops_total", "packets", _C, "Dropped: no posted receive"),
         "infiniband_out_of_buffer_drops_total",
     ),
     _nic("is_up", "bool", _G, "Carries data", "network_carrier"),
@@ -192,7 +192,7 @@ HOST_METRICS: tuple[Metric, ...] = (
     _disk("written_bytes_total", "bytes", _C, "Written", "disk_written_bytes_total"),
     _disk("read_time_s_total", "s", _C, "Summed over all reads", "disk_read_time_seconds_total"),
     _disk("write_time_s_total", "s", _C, "Summed over all writes", "disk_write_time_seconds_total"),
-    _disk("busy_s_total", "s", _C, "With an operation under way", "disk_io_time_seconds_total"),
+    _disk("busy_s_total", "s", _C, "With an operation in flight", "disk_io_time_seconds_total"),
     _disk("size_bytes", "bytes", _G, "Size of the filesystem", "filesystem_size_bytes"),
     _disk("available_bytes", "bytes", _G, "Left to users on the filesystem", "filesystem_avail_bytes"),
     _disk("is_read_only", "bool", _G, "Mounted (or fallen back to) read-only", "filesystem_readonly"),
@@ -203,7 +203,7 @@ HOST_DERIVED: tuple[Derived, ...] = (
     Derived("container_oom_events_per_s", _BOX, "events/s", "OOM kills", "container_oom_events_total"),
     Derived("container_cpu_cores", _BOX, "cores", "CPU in use", "container_cpu_s_total"),
     Derived(
-        "container_cpu_throttled_ratio", _BOX, "ratio", "Held back by quota", "container_cpu_throttled_s_total"
+        "container_cpu_throttled_ratio", _BOX, "ratio", "Throttled by quota", "container_cpu_throttled_s_total"
     ),
     Derived("container_cpu_pressure_ratio", _BOX, "ratio", "Waited for a CPU", "container_cpu_pressure_s_total"),
     Derived(
@@ -229,7 +229,7 @@ HOST_DERIVED: tuple[Derived, ...] = (
     Derived("nic_wait_ticks_per_s", _NIC, "ticks/s", "No credits to send", "nic_wait_ticks_total"),
     Derived("disk_read_bytes_per_s", _DISK, "bytes/s", "Read", "disk_read_bytes_total"),
     Derived("disk_written_bytes_per_s", _DISK, "bytes/s", "Written", "disk_written_bytes_total"),
-    Derived("disk_busy_ratio", _DISK, "ratio", "With an operation under way", "disk_busy_s_total"),
+    Derived("disk_busy_ratio", _DISK, "ratio", "With an operation in flight", "disk_busy_s_total"),
     Derived("disk_read_latency_s", _DISK, "s", "Mean time of a read", "disk_read_time_s_total", "disk_reads_total"),
     Derived(
         "disk_write_latency_s", _DISK, "s", "Mean time of a write", "disk_write_time_s_total", "disk_writes_total"
@@ -532,7 +532,7 @@ def table() -> str:
         "What collectors read, in our names and units: value [unit] = exported × scale. A value out of range",
         "is refused and reads as missing; so do DCGM's blanks. MIG instances have the GPU's metrics; what they say",
         "of the board's health (memory errors, Xid, bus) is their GPU's as well, the highest where they differ.",
-        "A rate is missing over a restart of its counter, a reboot, a gap of over five minutes, and at first.",
+        "A rate is missing at first, after a counter restart or reboot, and over gaps longer than five minutes.",
     ]
     for kind in dict.fromkeys(metric.kind for metric in METRICS):
         title = str(kind).upper() if kind in (_GPU, SubjectKind.NIC) else str(kind).capitalize()

@@ -45,11 +45,11 @@ class NodeExporterCollector(PageCollector):
         ignored_devices: str = Field(
             r"lo|veth.*|cali.*|cilium.*|lxc.*|docker.*|cni.*|flannel.*|br-.*|ifb.*|tunl.*|kube-.*|dummy.*|nodelocaldns"
             r"|loop.*|ram.*|zram.*|sr\d+|dm-\d+|nbd.*",
-            description="Network and block devices that are left out: a pattern of their whole name",
+            description="Network and block devices to omit: a pattern of their whole name",
         )
         ignored_mounts: str = Field(
             r"/(?:dev|proc|sys|run|snap|boot)(?:/.*)?|/var/lib/(?:kubelet|containerd|docker)/.*",
-            description="Mount points that are left out: a pattern of their whole path",
+            description="Mount points to omit: a pattern of their whole path",
         )
 
         @field_validator("ignored_devices", "ignored_mounts")

@@ -48,7 +48,7 @@ class PageSettings(BaseModel):
     @classmethod
     def _are_addresses(cls, urls: list[str]) -> list[str]:
         if len(set(urls)) != len(urls):
-            raise ValueError("urls: an address stands twice")
+            raise ValueError("urls: an address is listed twice")
         try:
             return [checked_url(url) for url in urls]
         except Permanent as error:

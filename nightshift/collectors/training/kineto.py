@@ -83,7 +83,7 @@ class KinetoCollector:
             default_factory=WorkloadRule, description="How a pod's name tells its job and rank"
         )
         max_bytes: int = Field(4 << 30, ge=1024, description="Largest trace that is read (bytes, decompressed)")
-        max_age_s: float = Field(3600.0, gt=0, description="Older traces are passed over (s)")
+        max_age_s: float = Field(3600.0, gt=0, description="Older traces are skipped (s)")
         settle_s: float = Field(5.0, ge=0, description="A file that still changes is left for this long (s)")
 
         @field_validator("file_pattern")

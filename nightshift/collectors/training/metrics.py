@@ -70,12 +70,12 @@ class TrainingMetricsCollector:
 
         urls: list[str] = Field(default_factory=list, description="Addresses of the trainers' own pages")
         jobs: dict[str, str] = Field(
-            default_factory=dict, description="Job (namespace/name) by address, for pages whose labels name no pod"
+            default_factory=dict, description="Job (namespace/name) by address, for pages without a pod label"
         )
         api: str | None = Field(
             None, description="Base address of a Prometheus-compatible API that has the metrics"
         )
-        query: str = Field(QUERY, description="What the API is asked for")
+        query: str = Field(QUERY, description="Query to send to the API")
         names: SignalNames = Field(default_factory=SignalNames, description="Metrics of your own trainer")
         workload: WorkloadRule = Field(
             default_factory=WorkloadRule, description="How a pod's name tells its job and rank"

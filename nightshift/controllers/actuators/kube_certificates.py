@@ -73,7 +73,9 @@ def _authority(secret: Object, name: str) -> Authority:
     try:
         return Authority(**pairs, since_s=float(data["since"]))
     except (TypeError, KeyError, ValueError) as error:
-        raise Permanent(f"Secret {name} is no authority of ours: {error}; move it away to begin anew") from error
+        raise Permanent(
+            f"Secret {name} is not an authority of Nightshift: {error}. Delete or rename it to create a new one"
+        ) from error
 
 
 def _data(authority: Authority) -> dict[str, bytes]:

@@ -80,8 +80,8 @@ class KubeClient(KubeApi):
         stored = self.request("PATCH", path, body=body, query={"fieldManager": manager}, content_type=MERGE)
         if lacks := sorted(_not_stored(changes, stored, "")):
             raise Permanent(
-                f"kubernetes: PATCH {path} was taken, but not {', '.join(lacks)}: an admission webhook put its own"
-                " in place, or this kind has no such field"
+                f"kubernetes: PATCH {path} was accepted, but without {', '.join(lacks)}: an admission webhook "
+                f"replaced it, or this kind lacks the field"
             )
         return stored
 

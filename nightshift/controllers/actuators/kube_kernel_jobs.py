@@ -57,7 +57,8 @@ class KernelJobSettings(BaseModel):
     pull_secrets: tuple[str, ...] = Field(default=(), description="Secrets with the registry's credentials")
     queue: str = Field(default="", description="Kueue's LocalQueue; empty: none")
     claim: str = Field(
-        default="", description="Claim that keeps runs, so that a search cut short goes on in the next; empty: none"
+        default="",
+        description="Volume claim for runs, so that an interrupted search continues in the next run; empty: none",
     )
     gpu_resource: str = Field(default="nvidia.com/gpu", description="Resource that is one GPU")
     runtime_class: str = Field(default="", description="Runtime class of the pod; empty: none")
@@ -66,8 +67,8 @@ class KernelJobSettings(BaseModel):
         default=({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},),
         description="Taints that the pod tolerates",
     )
-    cpu: str = Field(default="4", description="CPU that the pod asks for")
-    memory: str = Field(default="16Gi", description="Memory that the pod asks for")
+    cpu: str = Field(default="4", description="CPU request of the pod")
+    memory: str = Field(default="16Gi", description="Memory request of the pod")
     memory_limit: str = Field(default="64Gi", description="Memory that the pod may not exceed")
     start_within_s: float = Field(
         default=6 * 3600.0, gt=0, description="A search that has got no GPU for so long is given up (s)"
@@ -211,7 +212,7 @@ class KernelJobActuator:
     def read(self, action: Action) -> ActionOutcome:
         seen = self.look(action)
         if not seen.released:
-            return self._outcome(OutcomeStatus.NOT_DONE, f"no Job {job_name(action)} was let go")
+            return self._outcome(OutcomeStatus.NOT_DONE, f"no Job {job_name(action)} was released")
         if not seen.ended:
             return self._outcome(OutcomeStatus.UNDER_WAY, f"Job {job_name(action)} searches")
         status = OutcomeStatus.DONE if seen.ended == "Complete" else OutcomeStatus.FAILED

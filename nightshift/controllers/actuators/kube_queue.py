@@ -49,12 +49,12 @@ class QueueSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kueue_version: Literal["v1beta1", "v1beta2"] = Field(
-        default="v1beta1", description="Version of Kueue's API to speak; none is asked for where Kueue is not."
+        default="v1beta1", description="Version of Kueue's API; unused without Kueue."
     )
     longest_hold_s: float = Field(
         default=3600.0,
         gt=0,
-        description="No gate of ours stays shut longer than this after its job's creation (s).",
+        description="Longest time from a job's creation until Nightshift opens its gate (s).",
     )
     field_manager: str = Field(
         default="nightshift", description="Name that the API server notes beside our writes."
@@ -207,7 +207,7 @@ class KubernetesQueue:
         if holds_quota(item):
             return "it has quota already: a boost could only make others be evicted"
         if BOOST in annotations and annotations.get(BOOSTED) != annotations[BOOST]:
-            return "somebody else has set its boost"
+            return "another client has set its boost"
         if annotations.get(BOOST) == str(value) or (value == 0 and BOOST not in annotations):
             return ""
         if value and self.evicts(item):

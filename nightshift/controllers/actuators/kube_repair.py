@@ -112,7 +112,7 @@ class KubernetesRepairActuator:
         if not mark and (stopped := self._left_stopped(action)):
             return self._carry_on(action, node_name, stopped)
         if node is None:
-            return self._outcome(_O.REFUSED, f"{action.kind}: {node_name} does not exist any more")
+            return self._outcome(_O.REFUSED, f"{action.kind}: {node_name} no longer exists")
         if mark.get("phase") == "done":
             return self._outcome(_O.ALREADY_DONE, f"{action.id} was done before")
         if mark.get("phase") == "failed":
@@ -338,7 +338,7 @@ class KubernetesRepairActuator:
         stays = f"; {name} stays cordoned" if keep and kube_nodes.is_cordoned(node) else ""
         if failure is not None:
             return self._failed(node, f"{action.kind} of {action.target}: {failure}{stays}")
-        back = (f"{stays} for {whose}" if whose else f"{stays}, as somebody else has it") if stays else ""
+        back = (f"{stays} for {whose}" if whose else f"{stays}, as another client has set") if stays else ""
         return self._outcome(_O.DONE, f"{action.kind} of {action.target} done; {self._checked_by(action)}{back}")
 
     # reading back
@@ -354,7 +354,7 @@ class KubernetesRepairActuator:
         return self._outcome(status, f"{action.kind} of {action.target}: {phase or 'untouched'}{stays}")
 
     def undo(self, action: Action) -> ActionOutcome:
-        return self._outcome(_O.REFUSED, f"{action.kind} of {action.target} cannot be taken back")
+        return self._outcome(_O.REFUSED, f"{action.kind} of {action.target} cannot be undone")
 
     def _node_of(self, action: Action) -> str:
         expected = self.TARGETS.get(action.kind) if action.kind in self.kinds() else None

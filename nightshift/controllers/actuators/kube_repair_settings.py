@@ -12,7 +12,7 @@ class RepairSettings(KubernetesActuatorSettings):
     """Resets GPUs and reboots nodes with privileged Jobs."""
 
     image: str = Field(min_length=1, description="Image with nvidia-smi, nsenter and a shell, from your registry")
-    namespace: str = Field(min_length=1, description="Where the Jobs run; it has to admit privileged pods")
+    namespace: str = Field(min_length=1, description="Namespace of the Jobs; it must admit privileged pods")
     pull_secrets: tuple[str, ...] = Field(default=(), description="Secrets with the registry's credentials")
     runtime_class: str = Field(default="", description="Runtime class that gives a container NVML; empty: none")
     components: dict[str, str] = Field(
@@ -24,11 +24,11 @@ class RepairSettings(KubernetesActuatorSettings):
         },
         description="The GPU operator's components that hold NVML handles: label of the node → `app` of its pods",
     )
-    check_image: str = Field(default="", description="Image of the check, such as NVIDIA's dcgm; empty: `image`")
+    check_image: str = Field(default="", description="Image of the check, e.g. NVIDIA's dcgm; empty: `image`")
     check_command: tuple[str, ...] = Field(
         default=("nvidia-smi",),
         min_length=1,
-        description="Has to succeed before the node takes work again, such as dcgmi, diag, -r, 2",
+        description="Command that must succeed before the node takes work again, e.g. dcgmi, diag, -r, 2",
     )
     probes: Probes = Field(
         default_factory=Probes,

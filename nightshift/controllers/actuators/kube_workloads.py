@@ -70,7 +70,7 @@ class Workloads:
             raise Permanent(f"action {action.id}: {action.target} does not exist")
         waiting = self.cycle(job, action)
         if waiting is None:
-            return self._outcome(OutcomeStatus.DONE, f"{action.target} stopped whole and started anew")
+            return self._outcome(OutcomeStatus.DONE, f"{action.target} stopped completely and restarted")
         raise UnderWay(waiting, retry_after_s=POLL_S)
 
     def cycle(self, job: kube_jobs.FoundJob, action: Action) -> str | None:
@@ -81,7 +81,7 @@ class Workloads:
         if phase == "started":
             return None
         if job.ended is not None and phase != "starting":
-            raise Permanent(f"job {name} has ended ({job.ended}); only its owner can submit it anew")
+            raise Permanent(f"job {name} has ended ({job.ended}); only its owner can resubmit it")
         if phase in (None, "saving") and (waits := self._begin_to_stop(job, workload, action, phase)) is not None:
             return waits
         if phase == "starting":  # from here on Kueue starts it: what is seen of it now is its new life
@@ -91,7 +91,7 @@ class Workloads:
         runs = not job.suspended if workload is None else kube_jobs.is_active(workload)
         if stopped and runs:
             self.marks.patch(job.path, job.object, action, {}, phase="started")
-            raise Permanent(f"job {name} was started again by somebody else while it stopped; that stands")
+            raise Permanent(f"job {name} was restarted by another client while it stopped; it keeps running")
         if workload is not None and runs:
             kube_jobs.set_active(self._kube, workload, False, self._manager)
         elif workload is not None and phase == "stopping":
@@ -100,7 +100,7 @@ class Workloads:
         if not stopped or left:
             return f"job {name} is stopping: {len(left)} pods left{kube_nodes.overdue(left, self._now_s())}"
         self._resume(job, workload, action)
-        return None if workload is None else f"job {name} starts again"
+        return None if workload is None else f"job {name} restarts"
 
     def _begin_to_stop(
         self, job: kube_jobs.FoundJob, workload: Object | None, action: Action, phase: str | None
@@ -111,7 +111,7 @@ class Workloads:
         if job.unstoppable is not None and workload is None:
             raise Permanent(f"job {name} cannot be stopped and started: {job.unstoppable}")
         if workload is None and job.suspended:
-            raise Permanent(f"job {name} is suspended by somebody else; it is theirs to start")
+            raise Permanent(f"job {name} is suspended by another client, which must resume it")
         if (waits := self._saves(job, action, phase)) is not None:
             return waits
         change = job.with_suspend(True) if workload is None else {}

@@ -78,10 +78,12 @@ class Drains:
             what = "is gone" if node is None else "is another machine now, or our mark was taken off it"
             return self._carry_on(action, stopped, f"{action.target.name} {what}")
         if node is None:
-            return self._outcome(OutcomeStatus.REFUSED, f"{action.target} does not exist any more")
+            return self._outcome(OutcomeStatus.REFUSED, f"{action.target} no longer exists")
         if marked and not kube_nodes.is_cordoned(node):
             stopped = self._work.stopped_by(action, self._work.gangs_of(node, action), STOPPED)
-            return self._carry_on(action, stopped, "a person has uncordoned it during the drain; that stands")
+            return self._carry_on(
+                action, stopped, "a person has uncordoned it during the drain; it stays uncordoned"
+            )
         left = kube_nodes.evictable(self._kube, action.target.name)
         gangs, single = self._work.gangs(left)
         known = self._work.gangs_of(node, action)
@@ -108,7 +110,7 @@ class Drains:
             return self._outcome(OutcomeStatus.DONE, f"{action.target} cordoned and empty of evictable pods{also}")
         said = f"{left} pods left; {'; '.join(wait.text for wait in waits)}"
         if waits and all(wait.refused for wait in waits):  # what can be done is done
-            why = f"drain of {action.target.name} cannot go on, and the node stays cordoned: {said}"
+            why = f"drain of {action.target.name} cannot continue; the node stays cordoned: {said}"
             if self._work.stopped_by(action, known):
                 raise Permanent(why)
             return ActionOutcome(OutcomeStatus.FAILED, why, self._now_s(), {"cordoned": "true"})
@@ -131,7 +133,7 @@ class Drains:
         if not kube_nodes.is_cordoned(node):
             begun = bool(self._work.stopped_by(action, gangs, STOPPED))
             status = OutcomeStatus.UNDER_WAY if begun else OutcomeStatus.NOT_DONE
-            return self._outcome(status, f"{action.target} is not cordoned any more")
+            return self._outcome(status, f"{action.target} is no longer cordoned")
         status = OutcomeStatus.DONE if done else OutcomeStatus.UNDER_WAY
         observed = {"cordoned": "true", "marked": "true"}
         return ActionOutcome(status, f"{action.kind} of {action.target} read back", self._now_s(), observed)
@@ -205,7 +207,7 @@ class KubernetesActuatorSettings(BaseModel):
     kubeconfig: Path | None = Field(default=None, description="kubeconfig file; none: the pod's service account.")
     context: str | None = Field(default=None, description="Context of the kubeconfig; none: its current one.")
     namespaces: tuple[str, ...] = Field(
-        default=(), description="Namespaces whose pods and jobs its role reaches, for doctor; none: all of them."
+        default=(), description="Namespaces with pods and jobs that its role covers, for `doctor`; none: all."
     )
     field_manager: str = Field(default="nightshift", description="Name under which writes are recorded.")
     timeout_s: float = Field(default=10.0, gt=0, description="Longest wait for one answer (s).")
@@ -216,7 +218,7 @@ class KubernetesActuatorSettings(BaseModel):
         default=False, description="A drain evicts pods, too, that no controller would make again"
     )
     evict_local_data: bool = Field(
-        default=True, description="A drain evicts pods, too, whose emptyDir on the node's disk goes with them"
+        default=True, description="A drain also evicts pods with an emptyDir; its data is deleted"
     )
     save_wait_s: float = Field(
         default=300.0,
@@ -225,7 +227,8 @@ class KubernetesActuatorSettings(BaseModel):
     )
     cordon_claims: tuple[str, ...] = Field(
         default=kube_nodes.CLAIMS,
-        description="Annotations or labels by which other tools keep a node out; its cordon is theirs, too, then",
+        description="Annotations or labels that other tools put on a node they cordon; Nightshift then keeps "
+        "the cordon",
     )
     actions: tuple[ActionKind, ...] | None = Field(
         default=None, description="Only these kinds of action; none: every kind that it knows."
@@ -297,7 +300,7 @@ class KubernetesActuator:
             try:
                 found = self._fact(condition)
             except NotFound:
-                sentences.append(f"{condition.subject} does not exist any more")
+                sentences.append(f"{condition.subject} no longer exists")
                 continue
             if found != condition.expected:
                 read = f"{condition.fact} is {found or 'not known'}, expected {condition.expected}"
@@ -380,7 +383,7 @@ class KubernetesActuator:
         namespace, name = kube_jobs.split(action.target)
         found = kube_scaling.suggest(self._kube, namespace, name)
         if found is None:
-            return self._refused(action, "no Deployment stands above it")
+            return self._refused(action, "it belongs to no Deployment")
         return self._outcome(OutcomeStatus.DONE, str(found))
 
     def _taint(self, action: Action) -> ActionOutcome:
@@ -388,10 +391,10 @@ class KubernetesActuator:
         node = self._kube.get(path)
         if self.marks.has(node, action):
             if not kube_nodes.is_tainted(node):
-                return self._refused(action, "somebody has taken the taint off since; that stands")
+                return self._refused(action, "another client has removed the taint since; it stays removed")
             return self._outcome(OutcomeStatus.ALREADY_DONE, f"{action.id} tainted it before")
         if kube_nodes.is_tainted(node):
-            return self._outcome(OutcomeStatus.ALREADY_DONE, "it is tainted: not this action's to take back")
+            return self._outcome(OutcomeStatus.ALREADY_DONE, "it has a taint that this action did not set")
         change = kube_nodes.taint_patch(node, str(action.params.get("value", "fault")))
         self.marks.patch(path, node, action, change)
         return self._outcome(OutcomeStatus.DONE, f"{action.target} tainted {kube_nodes.TAINT}")
@@ -400,10 +403,10 @@ class KubernetesActuator:
         node = self._kube.get(kube_nodes.path(action.target.name))
         if self.marks.has(node, action):
             if not kube_nodes.is_cordoned(node):
-                return self._refused(action, "a person has uncordoned it since; that stands")
+                return self._refused(action, "a person has uncordoned it since; it stays uncordoned")
             return self._outcome(OutcomeStatus.ALREADY_DONE, f"{action.id} cordoned it before")
         if kube_nodes.is_cordoned(node):
-            return self._outcome(OutcomeStatus.ALREADY_DONE, "somebody else has cordoned it: theirs to take back")
+            return self._outcome(OutcomeStatus.ALREADY_DONE, "another client has cordoned it and must uncordon it")
         self.marks.patch(kube_nodes.path(action.target.name), node, action, cordoning(node, _A.CORDON))
         return self._outcome(OutcomeStatus.DONE, f"{action.target} cordoned")
 
@@ -482,7 +485,7 @@ class KubernetesActuator:
         """Takes our own cordon or quarantine back; never somebody else's."""
         self._check_target(action)
         if not action.undo.possible or not traits_of(action.kind).contains:
-            return self._refused(action, f"{action.kind} cannot be taken back")
+            return self._refused(action, f"{action.kind} cannot be undone")
         name = str(action.params.get("node", "")) if action.kind is _A.QUARANTINE_GPU else action.target.name
         node = self._kube.get(kube_nodes.path(name))
         if action.kind is _A.QUARANTINE_GPU:
@@ -494,16 +497,16 @@ class KubernetesActuator:
             return self._outcome(OutcomeStatus.DONE, f"{action.target} back in service")
         if action.kind is _A.TAINT:
             if not kube_nodes.is_tainted(node):
-                return self._outcome(OutcomeStatus.ALREADY_DONE, f"{action.target} has no taint of ours")
+                return self._outcome(OutcomeStatus.ALREADY_DONE, f"{action.target} has no taint of Nightshift")
             if not self.marks.has(node, action):
                 return self._refused(action, "its taint is not this action's")
             self.marks.patch(kube_nodes.path(name), node, action, kube_nodes.taint_patch(node, None), undone=True)
-            return self._outcome(OutcomeStatus.DONE, f"{action.target} has no taint of ours any more")
+            return self._outcome(OutcomeStatus.DONE, f"{action.target} no longer has Nightshift's taint")
         if not kube_nodes.is_cordoned(node):
             return self._outcome(OutcomeStatus.ALREADY_DONE, f"{action.target} is schedulable")
         ours = self.cordons(node)
         if ours.get(action.kind) != action.id:
-            return self._refused(action, "its cordon is not this action's alone, or not any more")
+            return self._refused(action, "this action does not (or no longer) own its cordon alone")
         others = sorted(id_ for id_ in ours.values() if id_ != action.id)
         change = {} if others else {"spec": {"unschedulable": None}}
         self.marks.patch(kube_nodes.path(name), node, action, change, undone=True)

@@ -67,6 +67,6 @@ class NvmlPower:
         except pynvml.NVMLError_NoPermission as error:
             raise Permanent(f"NVML: {error}: setting {what} needs root and CAP_SYS_ADMIN") from error
         except pynvml.NVMLError_NotSupported as error:
-            raise Permanent(f"NVML: {error}: {uuid} does not let {what} be set") from error
+            raise Permanent(f"NVML: {error}: {uuid} does not allow setting {what}") from error
         except pynvml.NVMLError as error:
             raise Temporary(f"NVML: {error}") from error

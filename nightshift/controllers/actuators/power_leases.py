@@ -61,10 +61,10 @@ class Lease(BaseModel):
     ttl_s: float = Field(gt=0, le=MAX_LEASE_S)
     limits_mw: dict[str, int] = Field(min_length=1)
     clocks_mhz: dict[str, int] = Field(default_factory=dict, description="SM clock at most, of GPUs that are named")
-    clocks_left: tuple[str, ...] = Field((), description="GPUs whose clock a person set: not touched")
+    clocks_left: tuple[str, ...] = Field((), description="GPUs with a clock set by a person; not changed")
     clocks_freed: tuple[str, ...] = Field(
         (),
-        description="GPUs whose clock the agent had locked and is to be free; this machine may have forgotten it",
+        description="GPUs with a clock lock of the agent that must be removed; this node may not remember it",
     )
     held_mw: dict[str, int] = Field(
         default_factory=dict, description="What the agent had ordered before; this machine may have forgotten it"

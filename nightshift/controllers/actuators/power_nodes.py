@@ -49,7 +49,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     urls: dict[str, str] = Field(
-        default_factory=dict, description="Address by node, such as `https://node-1:9400`; `/power-lease` is asked"
+        default_factory=dict, description="Address by node, e.g. `https://node-1:9400`; `/power-lease` is queried"
     )
     agents: agent_pods.Settings | None = Field(
         None, description="Finds the agents of all other nodes by their pods; none: `urls` names every node"
@@ -211,7 +211,7 @@ class PowerNodes:
             for uuid in uuids:
                 nodes_of[uuid].append(node)
         return {
-            node: f"{node}: {uuid} is told by {' and by '.join(nodes)}: none of them is believed"
+            node: f"{node}: {uuid} is reported by {' and by '.join(nodes)}: none of the reports is used"
             for uuid, nodes in sorted(nodes_of.items())
             if len(nodes) > 1
             for node in nodes

@@ -215,7 +215,7 @@ class SimulatedActuator:
             facts = self.cluster.facts(condition.subject)
             found = self._cordon_of(condition.subject) if condition.fact == CORDON_OF else facts.get(condition.fact)
             if not facts:
-                sentences.append(f"{condition.subject} does not exist any more")
+                sentences.append(f"{condition.subject} no longer exists")
             elif found != condition.expected:
                 read = f"{condition.fact} is {found or 'not known'}, expected {condition.expected}"
                 sentences.append(f"{condition.subject}: {read}")
@@ -275,7 +275,7 @@ class SimulatedActuator:
         _before(mishap)
         back = _TAKE_BACK.get(action.kind)
         if back is None or not action.undo.possible:
-            return self._outcome(OutcomeStatus.REFUSED, f"{action.kind} cannot be taken back", action)
+            return self._outcome(OutcomeStatus.REFUSED, f"{action.kind} cannot be undone", action)
         with self.cluster.transaction() as db:
             done = self._marker(db, action)
             nothing_left = done is None or done.status is OutcomeStatus.REFUSED
@@ -284,8 +284,8 @@ class SimulatedActuator:
                 db.execute("UPDATE marker SET undone_at_s = ? WHERE action_id = ?", (self._now_s(), action.id))
         _after(mishap)
         if nothing_left:
-            return self._outcome(OutcomeStatus.ALREADY_DONE, f"nothing of {action.id} is left to take back", action)
-        return self._outcome(OutcomeStatus.DONE, f"{action.kind} of {action.target} taken back", action)
+            return self._outcome(OutcomeStatus.ALREADY_DONE, f"nothing of {action.id} is left to undo", action)
+        return self._outcome(OutcomeStatus.DONE, f"{action.kind} of {action.target} undone", action)
 
     def _refuse_misfit(self, action: Action) -> None:
         if action.kind not in EFFECTS or action.kind not in KINDS:
@@ -303,7 +303,7 @@ class SimulatedActuator:
             return None
         observed = _facts(db, action.target)
         if row[1] is not None:
-            return ActionOutcome(OutcomeStatus.REFUSED, f"{action.id} was done and taken back", row[1], observed)
+            return ActionOutcome(OutcomeStatus.REFUSED, f"{action.id} was done and undone", row[1], observed)
         return ActionOutcome(OutcomeStatus.ALREADY_DONE, f"{action.id} was done before", row[0], observed)
 
     def _change(self, db: sqlite3.Connection, action: Action, facts: Mapping[str, str], *, undo: bool) -> None:

@@ -26,7 +26,7 @@ class Cordon:
     def propose(self, situation: Situation) -> ActionProposal:
         node = place_of(situation, SubjectKind.NODE)
         if node is None:
-            return ActionProposal(None, "it is not known which one node this concerns")
+            return ActionProposal(None, "unknown which single node is affected")
         why = _WHY.get(situation.cause, "until it is repaired, nothing new should start here")
         action = draw_up(
             situation,

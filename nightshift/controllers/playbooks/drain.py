@@ -29,7 +29,7 @@ class Drain:
     def propose(self, situation: Situation) -> ActionProposal:
         node = place_of(situation, SubjectKind.NODE)
         if node is None:
-            return ActionProposal(None, "it is not known which one node this concerns")
+            return ActionProposal(None, "unknown which single node is affected")
         suffering = sorted({f.fault.value for f in situation.findings if self._suffers(situation, f, node)})
         if not suffering:
             return ActionProposal(None, "no job suffers yet: a cordon is enough")

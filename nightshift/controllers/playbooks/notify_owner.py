@@ -9,9 +9,9 @@ from nightshift.detectors.base import Fault
 
 _ASKS = {
     Fault.OOM_KILL: "raise the memory limit or lower the demand: it will be killed again otherwise",
-    Fault.DATA_STALL: "look at the input pipeline and its storage",
+    Fault.DATA_STALL: "check the input pipeline and its storage",
     Fault.STRAGGLER: "check whether this rank's share of work or data is larger than its peers'",
-    Fault.THROTTLE: "check power and cooling where this GPU stands",
+    Fault.THROTTLE: "check power and cooling at this GPU's place in the rack",
 }
 
 
@@ -36,8 +36,7 @@ class NotifyOwner:
         silent = situation.facts.get("silent_storage")
         others = situation.facts.get("other_jobs")
         why = (
-            f"get {silent} to answer again: the job waits for it and goes on by itself"
-            + (f"; so do {others}" if others else "")
+            f"restore {silent}: the job waits for it and then continues" + (f"; so do {others}" if others else "")
             if silent
             else _ASKS.get(situation.cause, "what to do is the owner's decision")
         )

@@ -18,7 +18,7 @@ class OpenRma:
     def propose(self, situation: Situation) -> ActionProposal:
         gpu = place_of(situation, SubjectKind.GPU)
         if gpu is None:
-            return ActionProposal(None, "it is not known which one GPU this concerns")
+            return ActionProposal(None, "unknown which single GPU is affected")
         if "remap_failure" in situation.facts:
             why = "a row remapping failed (Xid 64): NVIDIA's criterion for a return"
         elif "return" in situation.facts:

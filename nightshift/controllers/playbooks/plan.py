@@ -34,10 +34,10 @@ class Economy(BaseModel):
         default=600.0, gt=0, description="From a job's stop to its first step after restart (s)"
     )
     response_s: float = Field(default=7200.0, gt=0, description="Until a person would act without us (s)")
-    horizon_s: float = Field(default=28_800.0, gt=0, description="How long a slowdown would go on unnoticed (s)")
+    horizon_s: float = Field(default=28_800.0, gt=0, description="How long a slowdown would last unnoticed (s)")
     reset_s: float = Field(default=300.0, gt=0, description="GPU reset with its checks (s)")
     reboot_s: float = Field(default=1200.0, gt=0, description="Node reboot with its checks (s)")
-    expires_s: float = Field(default=3600.0, gt=0, description="A plan that nobody approved expires after this (s)")
+    expires_s: float = Field(default=3600.0, gt=0, description="Time until an unapproved plan expires (s)")
     repeat_probability: float = Field(
         default=0.44,
         ge=0,

@@ -23,7 +23,7 @@ class QuarantineGpu:
     def propose(self, situation: Situation) -> ActionProposal:
         gpu = place_of(situation, SubjectKind.GPU)
         if gpu is None:
-            return ActionProposal(None, "it is not known which one GPU this concerns")
+            return ActionProposal(None, "unknown which single GPU is affected")
         jobs = Reach.of(situation, gpu).jobs
         node = situation.inventory.above(gpu, SubjectKind.NODE, situation.at_s)
         memory = situation.cause in (Fault.HBM_IMMINENT, Fault.HBM_DEGRADED)

@@ -27,7 +27,7 @@ class RebootNode:
     def propose(self, situation: Situation) -> ActionProposal:
         node = place_of(situation, SubjectKind.NODE)
         if node is None:
-            return ActionProposal(None, "it is not known which one node this concerns")
+            return ActionProposal(None, "unknown which single node is affected")
         if situation.facts.get("recovery_action") != ActionKind.REBOOT_NODE.value:
             return ActionProposal(None, "no Xid calls for a reboot")
         reach = Reach.of(situation, node)
@@ -42,7 +42,7 @@ class RebootNode:
             self.kind,
             node,
             why=why,
-            undo=Undo(False, "a reboot cannot be taken back; the node is uncordoned once its checks pass"),
+            undo=Undo(False, "a reboot cannot be undone; the node is uncordoned once its checks pass"),
             stops=reach.jobs,
             nodes=(node,),
             gpus=reach.gpus,

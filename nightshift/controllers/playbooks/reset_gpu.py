@@ -27,13 +27,13 @@ class ResetGpu:
     def propose(self, situation: Situation) -> ActionProposal:
         gpu = place_of(situation, SubjectKind.GPU)
         if gpu is None:
-            return ActionProposal(None, "it is not known which one GPU this concerns")
+            return ActionProposal(None, "unknown which single GPU is affected")
         if situation.facts.get("recovery_action") != ActionKind.RESET_GPU.value:
             return ActionProposal(None, "no Xid calls for a reset")
         jobs = Reach.of(situation, gpu).jobs
         node = situation.inventory.above(gpu, SubjectKind.NODE, situation.at_s)
         if node is None:
-            return ActionProposal(None, f"it is not known which node holds {gpu.name}")
+            return ActionProposal(None, f"unknown which node holds {gpu.name}")
         why = str(situation.facts.get("recovery_reason", "its Xid calls for a GPU reset"))
         cost = restart_gpu_hours(situation, self._economy, jobs, number(situation, "checkpoint_s"))
         action = draw_up(
@@ -42,7 +42,7 @@ class ResetGpu:
             self.kind,
             gpu,
             why=why,
-            undo=Undo(False, "a reset cannot be taken back; the GPU returns to service once its check passes"),
+            undo=Undo(False, "a reset cannot be undone; the GPU returns to service once its check passes"),
             stops=jobs,
             gpus=(gpu,),
             cost_gpu_hours=cost + self._economy.reset_s / 3600.0,

@@ -33,7 +33,7 @@ class RestartJob:
     def propose(self, situation: Situation) -> ActionProposal:
         job = job_of(situation)
         if job is None:
-            return ActionProposal(None, "it is not known which one job this concerns")
+            return ActionProposal(None, "unknown which single job is affected")
         silent = situation.facts.get("silent_storage")
         if silent:
             return ActionProposal(
@@ -71,8 +71,8 @@ class RestartJob:
                 )
         why = {
             Fault.DATA_STALL: "the input pipeline stalls the job; a restart renews its loader workers",
-            Fault.HANG: "the job makes no progress and will not by itself",
-        }.get(situation.cause, "its process must start anew")
+            Fault.HANG: "the job makes no progress and will not recover on its own",
+        }.get(situation.cause, "its process must restart")
         if situation.cause in LEAKS:
             why = "memory that the process keeps comes back only with a new process"
         return self._answer(situation, job, why, cost, waiting, None if math.isnan(step) else int(step))
@@ -95,7 +95,7 @@ class RestartJob:
             self.kind,
             job,
             why=why,
-            undo=Undo(False, "a restart cannot be taken back; every checkpoint is kept"),
+            undo=Undo(False, "a restart cannot be undone; every checkpoint is kept"),
             stops=(job,),
             cost_gpu_hours=cost,
             waiting_gpu_hours=waiting,

@@ -20,7 +20,7 @@ class RestartPod:
     def propose(self, situation: Situation) -> ActionProposal:
         pod = place_of(situation, SubjectKind.POD)
         if pod is None:
-            return ActionProposal(None, "it is not known which one pod this concerns")
+            return ActionProposal(None, "unknown which single pod is affected")
         inventory, at_s = situation.inventory, situation.at_s
         onset_s = number(situation, "since_s")
         for when_s in [at_s] if math.isnan(onset_s) else [at_s, onset_s, onset_s - BEFORE_CRASH_S]:
@@ -37,7 +37,7 @@ class RestartPod:
             self.kind,
             pod,
             why=why,
-            undo=Undo(False, "a restart cannot be taken back"),
+            undo=Undo(False, "a restart cannot be undone"),
             cost_gpu_hours=gpus * self._economy.restart_s / 3600.0,
             waiting_gpu_hours=gpus * (self._economy.response_s + self._economy.restart_s) / 3600.0,
             note=f"pod {pod.name} restarts",

@@ -22,7 +22,7 @@ _WAITS_S = 12 * 3600.0
 def return_node(situation: Situation, standing: Sequence[Action], economy: Economy | None = None) -> Action:
     """The plan for the node that the last of these actions took out of use. Raises ValueError without any."""
     if not standing:
-        raise ValueError(f"{situation.incident_id}: nothing of ours is out of use")
+        raise ValueError(f"{situation.incident_id}: no node is out of use through Nightshift")
     economy = economy or Economy()
     node, probe = standing[-1].target, probe_for(situation.cause)
     standing = [action for action in standing if action.target == node]  # an incident may have cordoned several
@@ -31,8 +31,8 @@ def return_node(situation: Situation, standing: Sequence[Action], economy: Econo
         economy,
         ActionKind.RETURN_NODE,
         node,
-        why=f"its fault has cleared, and only our {standing[-1].kind} keeps it out of use: the {probe} probe has to"
-        " pass first",
+        why=f"its fault has cleared, and only Nightshift's {standing[-1].kind} keeps it out of use: the "
+        f"{probe} probe must pass first",
         undo=Undo(False, "a node that fails again is cordoned by a new plan"),
         nodes=(node,),
         gpus=tuple(situation.inventory.gpus(node, situation.at_s)),

@@ -21,12 +21,12 @@ class SuggestScaling:
     def propose(self, situation: Situation) -> ActionProposal:
         job = job_of(situation)
         if job is None:
-            return ActionProposal(None, "it is not known which one workload this concerns")
+            return ActionProposal(None, "unknown which single workload is affected")
         inventory, at_s = situation.inventory, situation.at_s
         pods = inventory.children(job, at_s, SubjectKind.POD)
         if not any(inventory.fact(pod, "job_kind") == "ReplicaSet" for pod in pods):
             return ActionProposal(None, "it is no Deployment: another replica would not help")
-        why = "a replica of it is lost or slow; whoever owns its replica count may add one meanwhile"
+        why = "a replica of it is lost or slow; the owner of its replica count may add one until it recovers"
         action = draw_up(
             situation,
             self._economy,

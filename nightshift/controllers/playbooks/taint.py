@@ -22,7 +22,7 @@ class Taint:
     def propose(self, situation: Situation) -> ActionProposal:
         node = place_of(situation, SubjectKind.NODE)
         if node is None:
-            return ActionProposal(None, "it is not known which one node this concerns")
+            return ActionProposal(None, "unknown which single node is affected")
         value = situation.cause.value.replace("_", "-")
         why = f"new work that does not tolerate {value} should not start here until it is repaired"
         action = draw_up(

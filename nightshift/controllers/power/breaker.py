@@ -18,7 +18,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    trip_share: float = Field(0.02, ge=0, lt=1, description="Over the budget by this share: trips at once")
+    trip_share: float = Field(0.02, ge=0, lt=1, description="Share over the budget at which it trips immediately")
     slow_s: float = Field(10.0, ge=0, description="Over the budget at all for this long: trips (s)")
     blind_s: float = Field(60.0, gt=0, description="A rack's draw not read for this long: trips (s)")
     rest_s: float = Field(600.0, gt=0, description="Raises nothing for this long after the draw came down (s)")

@@ -38,8 +38,8 @@ class Settings(BaseModel):
 
     enabled: bool = Field(False, description="Also propose locked SM clocks; without `power.act` a shadow")
     floor_share: float = Field(0.5, ge=0.3, le=1, description="No clock is locked below this share of its highest")
-    step_share: float = Field(0.05, gt=0, le=0.2, description="A lock goes down by this share at once, at most")
-    max_mhz: int = Field(1980, gt=0, description="Highest SM clock of a GPU whose node was not asked yet (MHz)")
+    step_share: float = Field(0.05, gt=0, le=0.2, description="Largest share by which one step lowers a lock")
+    max_mhz: int = Field(1980, gt=0, description="Highest SM clock of a GPU until its node answers (MHz)")
 
 
 @dataclass(frozen=True)

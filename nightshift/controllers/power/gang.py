@@ -227,7 +227,7 @@ class SlowdownGuard:
         floor = self.floor
         if action >= floor:
             return ShieldRuling(min(action, TOP))
-        why = f"below {LEVELS[floor]:.0%} the job is not known to keep within {self.budget:.0%}"
+        why = f"below {LEVELS[floor]:.0%} there is no data that the job keeps within {self.budget:.0%}"
         return ShieldRuling(floor, (Clip("slowdown", float(LEVELS[max(0, action)]), float(LEVELS[floor]), why),))
 
 
@@ -294,4 +294,4 @@ class Highest:
     name: str = "highest"
 
     def propose(self, observation: GangSeen, rng: np.random.Generator) -> PolicyProposal[int]:
-        return PolicyProposal(TOP, "as high as the budget lets it")
+        return PolicyProposal(TOP, "as high as the budget allows")

@@ -282,7 +282,7 @@ def left_out(
             for group, mine in parts.items():
                 others = [i for i in range(len(curves)) if i not in set(mine)]
                 if not others:
-                    raise Permanent(f"{kind}: only {group} is there, so it cannot be left out")
+                    raise Permanent(f"{kind}: only {group} is present, so it cannot be excluded")
                 scores = [summary([run.of(others) for run in many]) for many in runs]
                 chosen[group] = max(range(len(candidates)), key=lambda k: _rank(scores[k]))
             scored = []

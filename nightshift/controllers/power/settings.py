@@ -38,11 +38,12 @@ class PowerSettings(BaseModel):
     )
     shield: ShieldSettings = Field(default_factory=ShieldSettings, description="What is never done")
     breaker: BreakerSettings = Field(
-        default_factory=BreakerSettings, description="When a rack's GPUs go to their fallback at once"
+        default_factory=BreakerSettings,
+        description="Breaker: when a rack's GPUs drop to their fallback limit immediately",
     )
     kubernetes: NodeObjectsSettings | None = Field(
         None,
-        description="Asks whether a silent node's Node object is deleted; none: its rack's draw is not known",
+        description="Checks whether a silent node's Node object is deleted; none: its rack's draw is unknown",
     )
     clocks: ClockSettings = Field(
         default_factory=ClockSettings, description="SM clock locks where no power limit can bind"
@@ -55,10 +56,10 @@ class PowerSettings(BaseModel):
         default_factory=dict, description="Slowdown budget by namespace, where it is not `shield.slowdown` (share)"
     )
     opted_in: frozenset[str] = Field(
-        frozenset(), description="Namespaces whose owners agreed to randomised trials of a policy"
+        frozenset(), description="Namespaces with owners' consent to randomised trials of a policy"
     )
-    min_w: float = Field(200.0, gt=0, description="Lowest limit of a GPU whose node was not asked yet (W)")
-    max_w: float = Field(700.0, gt=0, description="Highest limit of a GPU whose node was not asked yet (W)")
+    min_w: float = Field(200.0, gt=0, description="Lowest limit of a GPU until its node answers (W)")
+    max_w: float = Field(700.0, gt=0, description="Highest limit of a GPU until its node answers (W)")
     policy_file: Path | None = Field(None, description="Learned policy; none: the heuristic, which ships")
     policy_keys: tuple[Path, ...] = Field((), description="Public keys that a policy file may be signed by")
 
@@ -72,7 +73,7 @@ class PowerSettings(BaseModel):
         for name, rack in self.racks.items():
             for node in rack.nodes:
                 if node in seen:
-                    raise ValueError(f"racks: node {node} stands in {seen[node]} and in {name}")
+                    raise ValueError(f"racks: node {node} is listed in {seen[node]} and in {name}")
                 seen[node] = name
         if self.act and not (self.racks and (self.nodes.urls or self.nodes.agents)):
             raise ValueError("act: needs racks, and nodes.urls or nodes.agents")

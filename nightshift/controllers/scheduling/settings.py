@@ -18,7 +18,7 @@ class SchedulingSettings(BaseModel):
 
     enabled: bool = Field(False, description="Look, propose and keep receipts; writes nothing")
     act: bool = Field(
-        False, description="Also open gates, write holds and boosts; gates of ours stay shut while this is false"
+        False, description="Also open gates and write holds and boosts; while false, Nightshift's gates stay shut"
     )
     kubeconfig: Path | None = Field(None, description="kubeconfig file; none: the pod's service account")
     context: str | None = Field(None, description="Context of the kubeconfig; none: its current one")
@@ -30,12 +30,12 @@ class SchedulingSettings(BaseModel):
         ("Job",), description="Kinds of jobs that may carry `kueue.x-k8s.io/admission-gated-by`"
     )
     queue: QueueSettings = Field(default_factory=QueueSettings, description="How gates are opened")
-    gpu_resource: str = Field("nvidia.com/gpu", description="Resource that GPU pods ask for")
+    gpu_resource: str = Field("nvidia.com/gpu", description="Resource that GPU pods request")
     rack_label: str = Field("topology.kubernetes.io/rack", description="Node label that names the rack")
     gpu_watts: float = Field(500.0, ge=0, description="What a GPU's start adds to its rack's draw (W)")
     slope_w: float | None = Field(
         None, gt=0, description="Rise of the draw that starts may cause in a minute (W); none: no limit"
     )
     opted_in: frozenset[str] = Field(
-        frozenset(), description="Namespaces whose owners agreed to randomised trials of a policy"
+        frozenset(), description="Namespaces with owners' consent to randomised trials of a policy"
     )

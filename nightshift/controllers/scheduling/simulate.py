@@ -91,7 +91,7 @@ class Simulation:
         self.jobs, self.world = list(jobs), world
         widest = max(job.gpus for job in jobs)
         if widest > world.shape.gpus:
-            raise Permanent(f"a job asks for {widest} GPUs of {world.shape.gpus}")
+            raise Permanent(f"a job requests {widest} GPUs, but there are {world.shape.gpus}")
         count = len(self.jobs)
         kinds = [KINDS.index(job.load.kind) if job.load.kind in KINDS else -1 for job in jobs]
         self.state = QueueState(

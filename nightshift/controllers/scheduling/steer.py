@@ -140,7 +140,7 @@ def _ends_in_time(seen: WaitingJob, now: Steer, limits: SteerLimits) -> Clipped:
         return replace(now, until_s=0.0), "a start has no end"
     latest_s = _latest_s(seen, limits)
     if not math.isfinite(latest_s) or not math.isfinite(now.until_s):
-        return _started(now), "a hold whose end is not known"
+        return _started(now), "a hold with an unknown end"
     if now.until_s <= seen.now_s:
         return _started(now), "a hold that has ended"
     if now.until_s > latest_s:
@@ -183,7 +183,7 @@ def _well_hosts(seen: WaitingJob, now: Steer, limits: SteerLimits) -> Clipped:
 def _placeable(seen: WaitingJob, now: Steer, limits: SteerLimits) -> Clipped:
     if now.verb is SteerVerb.START and seen.placeable:
         return None
-    return replace(now, prefer=(), avoid=()), "no pod of ours to write a preference on"
+    return replace(now, prefer=(), avoid=()), "no pod on which a preference may be written"
 
 
 def _few_hosts(seen: WaitingJob, now: Steer, limits: SteerLimits) -> Clipped:

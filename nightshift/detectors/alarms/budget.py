@@ -198,7 +198,7 @@ class BudgetSettings(BaseModel):
     burst: float = Field(
         default=3.0,
         ge=1,
-        description="False pages that may come at once; what the budget saves up to in quiet times",
+        description="Most false pages at the same time; quiet times save up to this many",
     )
     merge_s: float = Field(
         default=600.0,
@@ -442,7 +442,7 @@ class Budget:
             return Said.WITHHELD
         drains = _drains(finding)
         if not spend([self._purse, self._drains] if drains else [self._purse]):
-            self._why[finding.episode] = "the false pages of this week are spent, and nobody has confirmed one"
+            self._why[finding.episode] = "weekly false-page budget used up: no page was confirmed real"
             return Said.WITHHELD
         said = Said.DRAINS if drains else Said.PAGED
         self._accounts[finding.detector].paged += 1
@@ -493,4 +493,4 @@ def _drains(finding: Finding) -> bool:
 def words(finding: Finding) -> str:
     """What an alarm cost of the budget, for people."""
     said = f"{finding.budget_cost:.2g} false alarms at least this strong are expected per week on this fleet"
-    return said if finding.pages else f"not yet promised, so it does not page by itself; {said}"
+    return said if finding.pages else f"no stated false-alarm rate yet, so it does not page on its own; {said}"

@@ -328,7 +328,7 @@ class Ecc:
             since_s,
             Severity.WARNING,
             f"One cause, many GPUs: {len(gpus)} of {total} GPUs of {place.name} had memory errors within "
-            f"{self.settings.together_s / 60:.0f} min; look at power, cooling and driver before their memory",
+            f"{self.settings.together_s / 60:.0f} min; check power, cooling and driver before their memory",
             score=math.log(max(p, 1e-300)) / math.log(self.settings.together_p),
             threshold=1.0,
             p_value=p,

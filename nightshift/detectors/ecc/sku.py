@@ -88,7 +88,7 @@ def told_of(model: str, series: Mapping[str, int]) -> str:
     family = family_of(model)
     if family is None:
         seen = ", ".join(name for name in SIGNALS if series.get(name, 0) > 0)
-        return f"{model}: which signals it has is not known here; read: {seen or 'none'}"
+        return f"{model}: unknown which signals it has; read: {seen or 'none'}"
     read = [name for name in family.signals if series.get(name, 0) > 0]
     missing = [name for name in family.signals if series.get(name) == 0]
     lacks = "row remapping" if RETIRED in family.signals else "page retirement"
@@ -107,7 +107,7 @@ def page() -> str:
         return "yes" if set(signals) <= set(family.signals) else "no"
 
     head = (
-        "| design | such as | corrected and uncorrected errors | remapped rows, pending, failed, spare rows | "
+        "| design | for example | corrected and uncorrected errors | remapped rows, pending, failed, spare rows | "
         "retired pages, pending | Xid 94, 95 | row and bank |"
     )
     lines = [

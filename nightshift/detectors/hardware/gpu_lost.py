@@ -32,7 +32,9 @@ class GpuLostSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    lost_s: float = Field(default=120.0, gt=0, description="Not seen for this long while its node is (s)")
+    lost_s: float = Field(
+        default=120.0, gt=0, description="No data of a GPU for this long, while its node has some (s)"
+    )
     lost_looks: int = Field(default=3, ge=1, description="... and missing from this many looks in a row")
     settled_s: float = Field(default=60.0, ge=0, description="Seen for at least this long before (s)")
     forget_s: float = Field(
@@ -165,7 +167,7 @@ class GpuLost:
             "",
             "GPUs that the node's telemetry shows: when this one was last seen, and now",
         )
-        words = f"Not seen for {at_s - last_s:.0f} s while {now} other GPUs of {node.name} are"
+        words = f"No data for {at_s - last_s:.0f} s, while {now} other GPUs of {node.name} report"
         return Alarm(
             Fault.GPU_LOST,
             gpu,
@@ -191,7 +193,7 @@ class GpuLost:
         slots = [k for k in (self._table.slot(g) for g in others) if k is not None]
         here = self._table["last_s"][slots] >= at_s
         if node is not None and not here.any():
-            return self._episodes.no_data(fault, gpu, at_s, f"Nothing of {node.name} is seen any more")
+            return self._episodes.no_data(fault, gpu, at_s, f"No data of {node.name} any longer")
         if self._is_replaced(fault, gpu, here, self._table["first_s"][slots]):
             return self._episodes.clear(fault, gpu, at_s, "Another GPU has taken its place")
         return self._episodes.again(fault, gpu, at_s)

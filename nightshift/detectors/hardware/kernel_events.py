@@ -106,7 +106,7 @@ class KernelEvents:
         if latest.process:
             facts["process"] = latest.process
         words = {
-            Fault.OOM_KILL: f"The kernel killed {latest.process or 'a process'} for want of memory",
+            Fault.OOM_KILL: f"The kernel killed {latest.process or 'a process'}: out of memory",
             Fault.GPU_LOST: "The GPU has fallen off the bus",
             Fault.NVLINK_DEGRADED: "NVLink errors",
             Fault.PCIE_DEGRADED: "PCIe errors keep coming",

@@ -154,7 +154,7 @@ class XidDetector:
                 continue
             alarm = self._alarm(subject, burst, known.evidence)
             if alarm.severity is Severity.CRITICAL:
-                summary = f"{alarm.summary}; its driver has begun anew since"
+                summary = f"{alarm.summary}; its driver has restarted since"
                 found[subject] = self._episodes.fire(
                     replace(alarm, severity=Severity.WARNING, summary=summary), at_s
                 )

@@ -65,7 +65,9 @@ class Divergence:
             default=900.0, gt=0, description="No step for this long while firing is no_data"
         )
         forget_s: float = Field(default=86400.0, gt=0, description="A series unseen for this long is forgotten")
-        hardware_window_s: float = Field(default=86400.0, gt=0, description="Hardware signals this recent are told")
+        hardware_window_s: float = Field(
+            default=86400.0, gt=0, description="Longest age of a hardware signal to report (s)"
+        )
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or self.Settings()
@@ -283,7 +285,7 @@ class Divergence:
             subject,
             since_s if np.isfinite(since_s) else at_s,
             Severity.CRITICAL,
-            f"No loss is printed any more: none in the last {unsaid} steps" if unsaid else said,
+            f"No loss in the last {unsaid} steps" if unsaid else said,
             score=CERTAIN,
             threshold=1.0,
             evidence=(self._exhibit(slot, subject, float(table["base"][slot])),),
@@ -330,7 +332,7 @@ class Divergence:
             slot = self.machine.table.slot(subject)
             last = -np.inf if slot is None else float(self.machine.table["last_t_s"][slot])
             if subject not in fresh and at_s - last > self.settings.silent_after_s:
-                gone = self._episodes.no_data(fault, subject, at_s, "No training step any more")
+                gone = self._episodes.no_data(fault, subject, at_s, "No new training step")
                 findings += [gone] if gone else []
             elif subject not in fresh:
                 again = self._episodes.get(fault, subject)

@@ -171,7 +171,9 @@ class LossSettings(BaseModel):
         default=0.06, gt=0, description="Drift: above the best level by this share, and rising"
     )
     strength: float = Field(
-        default=1.0, gt=0, description="A divergence is this many times as far, as high or as drifted as asked for"
+        default=1.0,
+        gt=0,
+        description="A divergence exceeds its threshold of distance, height or drift this many times",
     )
     clear_steps: int = Field(
         default=20, ge=5, description="Steps of a new run, or back at the baseline, that clear"

@@ -53,8 +53,8 @@ class LeakSettings(BaseModel):
     strength: float = Field(
         default=1.0,
         gt=0,
-        description="A climb this many times stronger than asked for is an alarm: the odds of the share of the "
-        "free memory that it took, or its growth over that of its peers",
+        description="A climb this many times stronger than its threshold is an alarm. Strength: odds of the "
+        "free memory share it took, or its growth over that of its peers",
     )
     forget_s: float = Field(default=3600.0, gt=0, description="A subject unseen for this long is forgotten")
 

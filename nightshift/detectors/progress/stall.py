@@ -231,7 +231,7 @@ class DataStall(RunDetector):
             rhythm = self._runs.progress.rhythms.get(subject)
             gone = rhythm is None or at_s - rhythm.last_s > self.settings.silent_after_s
             if gone:
-                yield self._runs.episodes.no_data(fault, subject, at_s, "No training step any more")
+                yield self._runs.episodes.no_data(fault, subject, at_s, "No new training step")
             else:
                 yield self._runs.episodes.again(fault, subject, at_s)
         oldest_s = at_s - 4 * self.settings.window_s

@@ -401,7 +401,7 @@ class Straggler:
             slot = self._table.slot(subject)
             silent = slot is None or at_s - self._table["last_s"][slot] > self.settings.silent_after_s
             found = (
-                self._episodes.no_data(fault, subject, at_s, "No step of this rank any more")
+                self._episodes.no_data(fault, subject, at_s, "No new step of this rank")
                 if silent
                 else self._episodes.again(fault, subject, at_s)
             )

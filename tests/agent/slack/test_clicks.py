@@ -184,7 +184,7 @@ def test_snoozing_keeps_reminders_away(chat: Chat, to: str) -> None:
     assert "No reminders of" in _told(chat)
     chat.clock.advance(1_000)
     chat.slack.courier.once()
-    assert not [said for said in chat.thread(name) if "nobody has decided" in said]
+    assert not [said for said in chat.thread(name) if "no decision yet" in said]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_snoozing_keeps_reminders_away(chat: Chat, to: str) -> None:
         ("approve INC-1", "restart the job once"),
         ("approve INC-77", "there is no INC-77"),
         ("approve ../x", "is not an incident"),
-        ("silence node:n* 2h firmware", "Silence 1: nobody is told of node:n*"),
+        ("silence node:n* 2h firmware", "Silence 1: muted node:n*"),
         ("silence * 2h all", "is not KIND:PATTERN"),
         ("silence node:* 2h all", "hides the next fault"),
         ("silence node:n1 99999d x", "lasts up to 30 days"),
@@ -220,7 +220,7 @@ def test_the_status_under_a_stop_names_what_it_holds_half_way(chat: Chat, to: st
     _fine(chat.stand_in.command(ANN, "halt", CHANNEL, to=to))
     _told(chat, 1)  # commands are carried out beside each other
     _fine(chat.stand_in.command(ANN, "status", CHANNEL, to=to))
-    assert f"Held where it stands: {name} (restart job of job:team/job; what it has stopped" in _told(chat, 2)
+    assert f"Paused: {name} (restart job of job:team/job; stays stopped" in _told(chat, 2)
 
 
 def test_a_viewer_can_neither_halt_nor_silence(chat: Chat, to: str) -> None:

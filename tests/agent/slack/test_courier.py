@@ -299,7 +299,7 @@ def test_silence_of_people_is_reminded_once_and_escalated_once(tmp_path: Path) -
         for _ in range(6):
             chat.once()
             chat.clock.advance(50)
-        told = [said for said in chat.thread(name) if "nobody has decided" in said]
+        told = [said for said in chat.thread(name) if "no decision yet" in said]
         assert len(told) == 2
         assert "@S1" not in told[0]
         assert "@S1" in told[1]
@@ -367,7 +367,7 @@ def test_an_escalated_incident_says_so_to_the_whole_channel(chat: Chat) -> None:
     chat.store.move(name, Cause.GUARD_REFUSED, "guard", "8 of 8 nodes out", chat.store.incident(name).version)
     chat.once()
     told = chat.stand_in.workspace.thread(CHANNEL, chat.card(name)["ts"])
-    assert [m["broadcast"] for m in told if "Not allowed by the guard" in text_of(m)] == [True]
+    assert [m["broadcast"] for m in told if "Denied by the guard" in text_of(m)] == [True]
 
 
 @pytest.mark.parametrize("reason", ["invalid_blocks", "no answer"])

@@ -290,7 +290,7 @@ def test_a_limit_on_any_method_of_a_click_is_told_or_waited_out(chat: Chat, to: 
     seen: dict[str, Any] = {"views.open": 2}
     said = _told(chat, seen.get(method, 1))
     if method == "users.info":  # who clicked cannot be said now: nothing is done, and they are told
-        assert "Try again" in said
+        assert "Retry" in said
         assert chat.store.incident(name).state is IncidentState.AWAITING_APPROVAL
     else:
         until(lambda: chat.store.incident(name).state is not IncidentState.AWAITING_APPROVAL, "rejected")

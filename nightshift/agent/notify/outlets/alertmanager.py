@@ -29,9 +29,11 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    urls: tuple[str, ...] = Field(min_length=1, description="Every member of the cluster; all are told")
+    urls: tuple[str, ...] = Field(
+        min_length=1, description="Every member of the Alertmanager cluster; alerts go to all of them"
+    )
     renew_s: float = Field(60.0, ge=1, le=3600, description="A standing alert is sent again after so long (s)")
-    lasts_s: float = Field(300.0, ge=5, description="It ends by itself so long after it was last sent (s)")
+    lasts_s: float = Field(300.0, ge=5, description="An alert expires this long after it was last sent (s)")
     labels: dict[str, str] = Field(default_factory=dict, description="Further labels for every alert")
     bearer_token_file: Path | None = Field(None, description="File with a token for a proxy in front of it")
     timeout_s: float = Field(10.0, gt=0, le=60, description="A call without an answer is given up after this (s)")

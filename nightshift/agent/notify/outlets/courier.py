@@ -202,7 +202,7 @@ class OutletCourier(Repeated):
         taker = OutletAlert(row.incident, to, Form.PAGE, row.turn, row.severity, wall_s)
         current = next(other for other in there if other.outlet == row.outlet and other.form is Form.PAGE)
         self._ledger.put(replace(current, withdrawn=1), taker)
-        self._log.error("a page changes hands", incident=name_of(row.incident), was=row.outlet, now=to)
+        self._log.error("page moved", incident=name_of(row.incident), was=row.outlet, now=to)
 
     # Calls ------------------------------------------------------------------------------------------------------
 
@@ -239,7 +239,7 @@ class OutletCourier(Repeated):
         except NoAnswer as error:
             again_in_s = pace.away(wall_s)
             self.problems[outlet.name] = str(error)
-            self._log.warning("an outlet is away", outlet=outlet.name, error=str(error), again_in_s=again_in_s)
+            self._log.warning("outlet call failed", outlet=outlet.name, error=str(error), again_in_s=again_in_s)
             return False
         except RateLimited as error:
             pace.leave("all", wall_s, error.retry_after_s or 1.0)
@@ -254,7 +254,7 @@ class OutletCourier(Repeated):
             else:  # one of them spoils the rest
                 pace.leave(_TOGETHER, wall_s, _APART_S)
             self.problems[outlet.name] = str(error)
-            self._log.error("an outlet refuses", outlet=outlet.name, reason=error.reason)
+            self._log.error("outlet call refused", outlet=outlet.name, reason=error.reason)
             raise
         pace.answered()
         self._refused.discard(outlet.name)

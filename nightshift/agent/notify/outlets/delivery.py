@@ -108,11 +108,11 @@ class Repeated(ABC):
                     self.once()
             except (Temporary, Permanent) as error:
                 self.problem = str(error)
-                self._log.warning("what is told outside is behind", error=str(error))
+                self._log.warning("outlet delivery delayed", error=str(error))
                 self._wake.wait(1.0)
             except Exception as error:  # noqa: BLE001  a defect of ours must not end the messages; it is said
                 self.problem = f"{type(error).__name__}: {error}"
-                self._log.exception("a comparison failed")
+                self._log.exception("outlet comparison failed")
                 self._wake.wait(5.0)
             self._wake.wait(POLL_S)
 

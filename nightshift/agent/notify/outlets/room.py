@@ -76,5 +76,5 @@ class Outlets:
         except Temporary as error:  # it is sent again
             return Response(str(error), 503)
         except Permanent as error:
-            self._log.warning("a webhook was not used", error=str(error))
+            self._log.warning("webhook rejected", error=str(error))
         return Response(status_code=202)

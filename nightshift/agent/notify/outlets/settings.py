@@ -25,7 +25,9 @@ class PageRule(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    outlet: Name | Literal["nobody"] = Field(description="Who pages: pagerduty, opsgenie, alertmanager or nobody")
+    outlet: Name | Literal["nobody"] = Field(
+        description="Outlet that pages: pagerduty, opsgenie, alertmanager, or `nobody` for none"
+    )
     severities: frozenset[Severity] = Field(frozenset(), description="Severities that fit; none: all")
     namespaces: tuple[str, ...] = Field((), description="Namespaces that fit, with shell patterns; none: all")
 
@@ -37,7 +39,7 @@ class Failover(BaseModel):
 
     to: Name = Field(description="The outlet that takes the page over")
     after_s: float = Field(
-        120.0, ge=5, description="After so long without an answer; at once where the first one refuses (s)"
+        120.0, ge=5, description="Time without an answer before the next outlet (s); a refusal skips the wait"
     )
 
 
@@ -47,7 +49,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     pages: tuple[PageRule, ...] = Field(
-        (), description="Which outlet pages; the first that fits counts; none: nobody is paged"
+        (), description="Paging rules; the first match decides; none: no page is sent"
     )
     failover: Failover | None = Field(None, description="Who takes a page over that the first cannot take")
     console_url: str = Field("", description="Address under which people reach the console; empty: no links")

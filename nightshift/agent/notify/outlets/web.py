@@ -31,7 +31,7 @@ class OutletWeb:
         except (httpx.HTTPError, OSError) as error:
             raise NoAnswer(f"{self._service} did not answer: {type(error).__name__}: {error}"[:300]) from error
         if answer.status_code == 429:
-            raise RateLimited(f"{self._service} asks for fewer calls", _wait_s(answer.headers.get("retry-after")))
+            raise RateLimited(f"{self._service} limits the call rate", _wait_s(answer.headers.get("retry-after")))
         if answer.status_code >= 500 or answer.status_code == 408:
             raise NoAnswer(f"{self._service} answered {answer.status_code}")
         if answer.status_code >= 300:

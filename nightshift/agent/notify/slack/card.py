@@ -45,19 +45,19 @@ TOLD = {
     Cause.INTENT_STORED: "Started",
     Cause.ACTION_DONE: "Done; waiting for proof of recovery",
     Cause.ACTION_FAILED: "The action failed",
-    Cause.OUTCOME_UNKNOWN: "Nobody can tell whether the action happened: a person has to look",
+    Cause.OUTCOME_UNKNOWN: "Unknown whether the action happened: a person must check",
     Cause.CONFIRMED: "Recovered",
     Cause.NOT_CONFIRMED: "No recovery; taking the action back",
     Cause.CONTAINMENT_KEPT: "No recovery; what was taken out of use stays out",
-    Cause.UNDONE: "Taken back; a person has to look",
+    Cause.UNDONE: "Undone; a person must check",
     Cause.CLEARED_BY_ITSELF: "Cleared",
     Cause.RETURN_DUE: "The fault is gone; what is next is giving the node back",
     Cause.RELAPSED: "It is back",
     Cause.CLOSED_BY_PERSON: "Closed",
     Cause.ACKNOWLEDGED: "Taken on",
     Cause.UNDER_WAY: "Still under way",
-    Cause.GUARD_REFUSED: "Not allowed by the guard: a person has to look",
-    Cause.STAGE_FAILED: "Nightshift could not go on: a person has to look",
+    Cause.GUARD_REFUSED: "Denied by the guard: a person must check",
+    Cause.STAGE_FAILED: "Nightshift could not continue: a person must check",
 }
 """What the thread is told of; other moves show in the message alone."""
 OUTCOMES = frozenset(TOLD) - {Cause.EXPIRED, Cause.WORLD_CHANGED}
@@ -189,7 +189,7 @@ def recovery(incident: Incident) -> list[str]:
 def reminder(incident: Incident, now_s: float, escalate_to: str) -> ChatMessage:
     """Says in the thread that nobody has decided; mentions whom it escalates to."""
     waits = duration(now_s - incident.entered_s)
-    what = "nobody has decided" if incident.state is _S.AWAITING_APPROVAL else "a person has to act"
+    what = "no decision yet" if incident.state is _S.AWAITING_APPROVAL else "a person must act"
     parts = [text(f"{incident.id}: {what} for {waits}.")]
     if incident.state is _S.AWAITING_APPROVAL and incident.action is not None:
         parts.append(text(f" The plan expires {clock_time(incident.action.expires_at_s)} UTC."))

@@ -126,7 +126,7 @@ class Desk:
             try:
                 self._p.web.open_view(trigger_id, reason_view(value, channel))
             except (Temporary, Permanent) as error:
-                self._log.warning("the dialog did not open", error=str(error))
+                self._log.warning("dialog open failed", error=str(error))
                 self._say(
                     "reject", tell, said(f"Nothing was rejected: the dialog did not open ({error}). {_AGAIN}")
                 )
@@ -145,9 +145,9 @@ class Desk:
             try:
                 job()
             except (Temporary, Permanent) as error:
-                self._log.warning("a click was not answered", error=str(error))
+                self._log.warning("click answer failed", error=str(error))
             except Exception:  # noqa: BLE001  a defect of ours must not end the thread; it is said
-                self._log.exception("a click failed")
+                self._log.exception("click failed")
 
     # Answers ----------------------------------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class Desk:
         except Permanent as error:
             message = said(str(error))
         except Temporary as error:
-            message = said(f"Not done, the store or Slack is away ({error}). Try again, or use the CLI.")
+            message = said(f"Not done: the store or Slack is unavailable ({error}). Retry, or use the CLI.")
         self._p.wake()
         self._say(click.what, click.tell, message)
 
@@ -172,7 +172,7 @@ class Desk:
                 self._stopping.wait(min(error.retry_after_s or 1.0, _MOST_WAIT_S))
                 tell(message)
         except (OSError, Temporary, Permanent) as error:
-            self._log.warning("the clicker was not told", what=what, error=str(error))
+            self._log.warning("click notification failed", what=what, error=str(error))
 
     def _outcome(self, click: Click) -> ChatMessage:
         name = self._p.members.name_of(click.user, click.workspace)
@@ -233,7 +233,7 @@ class Desk:
             return said(allowed.reason)
         until_s = self._p.clock.now_s() + self._p.settings.snooze_s
         self._ledger.change(card_key(ticket.incident), snoozed_until_s=until_s)
-        self._log.info("snoozed", incident=ticket.incident, by=person.identity, until_s=until_s)
+        self._log.info("incident snoozed", incident=ticket.incident, by=person.identity, until_s=until_s)
         return said(f"No reminders of {ticket.incident} until {clock_time(until_s)} UTC.")
 
     def _command(self, text: str, person: Person) -> ChatMessage:
@@ -247,7 +247,7 @@ class Desk:
                 opened = self._window(person).open_incidents()
                 standing = self._p.suppressor.standing()
                 why = {
-                    row.id: "told to nobody now" if person.is_tenant else held.sentence()
+                    row.id: "muted" if person.is_tenant else held.sentence()
                     for row in opened
                     if (held := standing.of(row)) is not None
                 }
@@ -288,17 +288,17 @@ class Desk:
         waiting = sum(row.state == "awaiting_approval" for row in rows)
         stop = f"HALTED{'' if person.is_tenant else f' by {halt.by}'}. " if halt.halted else ""
         held = self._p.gate.held() if halt.halted and not person.is_tenant else []
-        told = f" Held where it stands: {', '.join(held)}." if held else ""
+        told = f" Paused: {', '.join(held)}." if held else ""
         return said(f"{stop}{len(rows)} open incidents, {waiting} of them wait for approval.{told}")
 
     def _silence(self, rest: str, person: Person) -> ChatMessage:
         matcher, span, reason = [*rest.split(maxsplit=2), "", "", ""][:3]
         amount, unit = span[:-1], span[-1:]
         if not matcher or unit not in _SPANS or not (amount.isascii() and amount.isdecimal() and len(amount) < 6):
-            return said("/nightshift silence KIND:PATTERN 30m|2h|1d REASON, such as: silence node:n7* 2h firmware")
+            return said("/nightshift silence KIND:PATTERN 30m|2h|1d REASON, e.g. silence node:n7* 2h firmware")
         silence = self._p.suppressor.silences.add(matcher, int(amount) * _SPANS[unit], person, reason)
         until = clock_time(silence.until_s)
-        return said(f"Silence {silence.number}: nobody is told of {silence.matcher} until {until} UTC.")
+        return said(f"Silence {silence.number}: muted {silence.matcher} until {until} UTC.")
 
 
 def reason_view(value: str, channel: str) -> dict[str, Any]:

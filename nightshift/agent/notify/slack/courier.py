@@ -269,7 +269,7 @@ class Courier(Repeated):
                 if refused.reason in UNREACHABLE_CHANNEL:
                     raise
                 self._ledger.change(key, ts=_NO_PICTURE)
-                self._log.warning("Slack takes no picture", incident=incident.id, reason=refused.reason)
+                self._log.warning("picture upload refused", incident=incident.id, reason=refused.reason)
 
     def _seen(self, row: Row, incident: Incident) -> None:
         shown: dict[str, object] = {"seen_s": incident.updated_s, "seen_version": incident.version}
@@ -335,7 +335,7 @@ class Courier(Repeated):
         if refused.reason in UNREACHABLE_CHANNEL and channel != self._p.settings.channel:
             self._broken[channel] = self._p.wall_s() + _BROKEN_S
             channel = self._p.settings.channel
-            self._log.warning("told elsewhere", key=row.key, channel=row.channel, reason=refused.reason)
+            self._log.warning("message redirected", key=row.key, channel=row.channel, reason=refused.reason)
         elif refused.reason not in _NOT_THERE:
             raise refused
         self._ledger.change(row.key, channel=channel, ts=None, content_sha256=None)
@@ -441,14 +441,14 @@ class Courier(Repeated):
         except NoAnswer as error:
             again_in_s = self._pace.away(wall_s)
             self.problem = str(error)
-            self._log.warning("Slack is away; messages wait", error=str(error), again_in_s=again_in_s)
+            self._log.warning("slack call failed", error=str(error), again_in_s=again_in_s)
         except DeliveryRefused as error:
             if error.reason in UNREACHABLE_CHANNEL and channel != self._p.settings.channel:
                 self._broken[channel] = wall_s + _BROKEN_S
             else:
                 self._pace.leave(channel if error.reason in OF_A_PLACE else key, wall_s, _BROKEN_S)
             self.problem = f"{channel}: {error}"
-            self._log.error("Slack refuses", channel=channel, reason=error.reason)
+            self._log.error("slack call refused", channel=channel, reason=error.reason)
 
     def _call(self, what: str, call: Callable[[], _T]) -> _T:
         return counted(call, partial(self._p.count, what))

@@ -128,7 +128,7 @@ def _state(proposal: KernelProposal, needed: int, now_s: float) -> str:
     action = proposal.action
     names = ", ".join(given.person for given in proposal.approvals)
     if proposal.state is ProposalState.WAITING and now_s >= action.expires_at_s:
-        return "expired; it has to be proposed again"
+        return "expired; propose it again"
     if proposal.state is ProposalState.WAITING:
         given = f"{len(proposal.approvals)} of {needed} approved ({names}); " if names else ""
         return f"{given}waits until {full_time(action.expires_at_s)}"

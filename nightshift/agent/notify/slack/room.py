@@ -110,12 +110,12 @@ class Slack:
                 if self._settings.mode == "socket":
                     self._connect()
                 self.problem = ""
-                self._log.info("connected", workspace=workspace, mode=self._settings.mode)
+                self._log.info("slack connected", workspace=workspace, mode=self._settings.mode)
                 self.courier.wake()
                 return
             except (Temporary, Permanent, SlackClientError, OSError) as error:
                 self.problem = str(error)[:300]
-                self._log.error("no connection to Slack yet", error=self.problem, again_in_s=wait_s)
+                self._log.error("slack connection failed", error=self.problem, again_in_s=wait_s)
                 self._stopping.wait(max(wait_s, getattr(error, "retry_after_s", None) or 0.0))
                 wait_s = min(most_s, 2 * wait_s)
 
@@ -231,7 +231,7 @@ class Slack:
         right = SignatureVerifier(self._signing_secret).generate_signature(timestamp=sent, body=text) or ""
         if hmac.compare_digest(right.encode(), given.encode(errors="replace")):
             off_s = round(time.time() - int(sent))
-            self._log.error("a request of Slack's is refused for its time: check this machine's clock", off_s=off_s)
+            self._log.error("slack request with wrong clock refused", off_s=off_s)
 
     async def _from_http(self, request: Request) -> Response:
         """Reads a bounded body and checks the signature and its age (5 minutes) before anything is parsed
@@ -295,7 +295,7 @@ def secret_now(setting: str, path: Path | None) -> str:
     try:
         return secret_of(setting, path)
     except Permanent as error:
-        structlog.get_logger("slack").error("a secret's file cannot be read", error=str(error))
+        structlog.get_logger("slack").error("secret read failed", error=str(error))
         return ""
 
 

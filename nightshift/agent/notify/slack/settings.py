@@ -17,9 +17,9 @@ class QuietHours(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    start: time = Field(description="Local time at which they begin, such as 22:00")
-    end: time = Field(description="Local time at which they end, such as 07:00")
-    zone: str = Field("UTC", description="Time zone by its IANA name, such as Europe/Zurich")
+    start: time = Field(description="Local time of their start, e.g. 22:00")
+    end: time = Field(description="Local time of their end, e.g. 07:00")
+    zone: str = Field("UTC", description="Time zone by its IANA name, e.g. Europe/Zurich")
     least: Severity = Field(Severity.CRITICAL, description="Least severity that is posted all the same")
 
     @field_validator("zone")
@@ -85,7 +85,7 @@ class Settings(BaseModel):
     storm_calm_s: float = Field(300.0, ge=10, description="Grouping ends after so long without a new incident (s)")
     remind_s: float = Field(900.0, ge=30, description="Reminder in the thread after so long without a decision (s)")
     escalate_s: float = Field(3600.0, ge=60, description="`escalate_to` is mentioned after so long (s)")
-    escalate_to: str = Field("", description="Id of the user group (`S…`) or user (`U…`) to mention; empty: nobody")
+    escalate_to: str = Field("", description="Id of the user group (`S…`) or user (`U…`) to mention; empty: none")
     snooze_s: float = Field(3600.0, ge=60, description="How long the Snooze button keeps reminders away (s)")
     api_url: str = Field("https://slack.com/api/", description="Slack's Web API, or a proxy in front of it")
     proxy: str = Field("", description="HTTP proxy for calls to Slack")
@@ -104,5 +104,5 @@ class Settings(BaseModel):
         if missing:
             raise ValueError(f"slack.enabled with mode {self.mode} needs {', '.join(missing)}")
         if self.escalate_s <= self.remind_s:
-            raise ValueError("escalate_s has to be longer than remind_s")
+            raise ValueError("escalate_s must be longer than remind_s")
         return self

@@ -186,7 +186,7 @@ def _content(message: ChatMessage) -> dict[str, Any]:
     content = {"text": message.text, "blocks": list(message.blocks)}
     broken = problems(content)
     if broken:
-        raise DeliveryRefused(f"a message of ours breaks Slack's limits: {broken[0]}")
+        raise DeliveryRefused(f"the message exceeds Slack's limits: {broken[0]}")
     return content
 
 
@@ -199,7 +199,7 @@ def _said() -> Iterator[None]:
         status = getattr(response, "status_code", 0)
         reason = str(response.get("error") or status) if hasattr(response, "get") else str(response)[:100]
         if status == 429 or reason == "ratelimited":
-            raise RateLimited("Slack asks for fewer calls", _retry_after(response)) from error
+            raise RateLimited("Slack limits the call rate", _retry_after(response)) from error
         if status >= 500 or reason in _TRANSIENT:
             raise NoAnswer(f"Slack answered {status} {reason}") from error
         raise DeliveryRefused(reason) from error
