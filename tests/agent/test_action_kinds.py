@@ -116,7 +116,7 @@ def test_nobody_can_approve_a_kind_without_a_row_whatever_is_configured(unclassi
     lax = ApprovalSettings(default=Rule.AUTOMATIC, kinds={unclassified: Rule.AUTOMATIC}, fresh_sign_in=frozenset())
     assert rule_for(plan(unclassified), lax) is Rule.NEVER
     ann = Person("ann", frozenset({Role.ADMIN}), "console", 0.0)
-    assert "never lets" in may_not_approve(ann, plan(unclassified), lax, "nightshift", 0.0)
+    assert "never allows" in may_not_approve(ann, plan(unclassified), lax, "nightshift", 0.0)
 
 
 def test_no_actuator_carries_out_a_kind_without_a_row(unclassified: ActionKind, tmp_path: Path) -> None:

@@ -43,5 +43,5 @@ def test_a_post_mortem_holds_timeline_proof_actions_and_cost(tmp_path: Path) -> 
     assert all(item.sha256[:16] in text for item in incident.diagnosis.evidence)
     rotten = tuple(replace(e, content=e.content + b" ") for e in incident.diagnosis.evidence)
     damaged = post_mortem(replace(incident, diagnosis=replace(incident.diagnosis, evidence=rotten)), records, NOW_S)
-    assert "drafted claims did not hold and are left out" in damaged
+    assert "drafted claims failed their check and are omitted" in damaged
     store.close()

@@ -206,7 +206,7 @@ def test_constants_are_chosen_without_the_group_that_they_are_judged_on() -> Non
     found = left_out(curves, {"gpu": ["a"] * 6 + ["b"] * 6}, cares, BANK, (1, 2), 60)
     assert [row["left out"] for row in found] == ["gpu", "gpu"]
     assert all(c["sure"] == cares[0].sure for row in found for c in row["constants"].values())
-    with pytest.raises(Permanent, match="cannot be left out"):
+    with pytest.raises(Permanent, match="cannot be excluded"):
         left_out(curves[:2], {"gpu": ["a", "a"]}, cares, BANK, (1,), 5)
 
 
