@@ -200,7 +200,7 @@ def test_a_plan_that_changed_since_the_page_was_loaded_is_not_approved(web: http
     incident_id = story.tell()
     form = sign_in(web)
     answer = web.post(f"/incidents/{incident_id}/approve", data={"form": form, "plan": "f" * 64})
-    assert "decide on its current plan" in web.get(answer.headers["location"]).text
+    assert "Reload it and decide again" in web.get(answer.headers["location"]).text
     assert story.store.incident(incident_id).state is IncidentState.AWAITING_APPROVAL
 
 

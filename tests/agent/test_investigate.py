@@ -99,7 +99,7 @@ def test_a_claim_that_holds_is_kept_in_our_words_whatever_provider_it_comes_from
     (claim,) = told.claims[len(RULES.claims) :]
     assert claim.predicate is Predicate.REPEATED
     assert "REBOOT" not in claim.sentence
-    assert claim.sentence == f"'NVRM: Xid' stands in {LINE_ITEM.id} 2 times or more"
+    assert claim.sentence == f"'NVRM: Xid' appears in {LINE_ITEM.id} 2 times or more"
     assert (told.author, told.dropped) == ("rules and model", RULES.dropped + 1)
     assert (told.facts["model_steps"], told.facts["model_calls"], told.facts["model_tokens"]) == (2.0, 1.0, 2200.0)
     assert told.model == f"{provider} scripted"

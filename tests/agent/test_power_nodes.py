@@ -228,13 +228,13 @@ def test_two_agents_that_tell_the_same_gpu_get_no_lease(world: World) -> None:
     nodes = world.client()
     told = nodes.status()
     first, second = sorted(world.nodes)
-    assert all(f"G1 is told by {first} and by {second}" in told[node].error for node in world.nodes)
+    assert all(f"G1 is reported by {first} and by {second}" in told[node].error for node in world.nodes)
     refused = nodes.grant({node: lease("G1") for node in world.nodes})
     assert [grant.ok for grant in refused.values()] == [False, False]
     exporter, serving = world._running.pop()
     exporter.stop()
     serving.join(10.0)
-    assert "G1 is told by" in nodes.status()[world.nodes[0]].error
+    assert "G1 is reported by" in nodes.status()[world.nodes[0]].error
     assert [g.orders for g in gpus] == [[], []]
     world.cluster.remove_pod("b")
     assert nodes.status()[world.nodes[0]].error == ""

@@ -286,7 +286,7 @@ def test_a_playbook_that_aims_elsewhere_is_refused_whatever_it_says() -> None:
     assert aimed(A.REBOOT_NODE, "node:n0") == ""
     assert aimed(A.REBOOT_NODE, "node:n1") == "no finding is open on node:n1"
     assert aimed(A.RESET_GPU, "gpu:GPU-0-1") == "no finding is open on gpu:GPU-0-1"
-    assert aimed(A.RESET_GPU, "gpu:GPU-0-0") == "no open finding on gpu:GPU-0-0 asks for it"
+    assert aimed(A.RESET_GPU, "gpu:GPU-0-0") == "no open finding on gpu:GPU-0-0 calls for it"
     assert aimed(A.RESTART_JOB, "job:ml/b") == "no finding is open on job:ml/b"
 
 

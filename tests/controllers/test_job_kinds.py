@@ -81,7 +81,7 @@ def test_one_that_somebody_stopped_is_theirs_to_start(cluster: Cluster, kind: Jo
     for part in reversed(kind.suspend[1:]):
         held = {part: held}
     target = made(cluster, kind, "held", **held)
-    with pytest.raises(Permanent, match="suspended by somebody else"):
+    with pytest.raises(Permanent, match="suspended by another client"):
         Patient(KubernetesActuatorSettings(), KubeClient(cluster.api)).execute(restart(target))
 
 

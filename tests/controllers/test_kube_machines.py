@@ -95,7 +95,7 @@ def test_a_node_that_is_gone_before_the_action_begins_is_said_to_be(cluster: Clu
     assert actuator.changed(action) == [f"node:{node} no longer exists"]
     try:
         outcome = actuator.execute(action)
-        assert (outcome.status, "not exist" in outcome.detail) == (S.REFUSED, True)
+        assert (outcome.status, "no longer exists" in outcome.detail) == (S.REFUSED, True)
     except Permanent as error:
         assert "not found" in str(error)  # noqa: PT017
 

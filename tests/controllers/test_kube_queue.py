@@ -184,7 +184,7 @@ def test_a_waiting_workload_is_boosted_and_given_back(kueue: Cluster) -> None:
         ("harsh", False, {}, "evicts"),
         ("none", False, {}, "evicts"),
         ("mild", True, {}, "quota already"),
-        ("mild", False, {BOOST: "40"}, "somebody else"),
+        ("mild", False, {BOOST: "40"}, "another client"),
     ],
 )
 def test_no_boost_that_could_evict_anybody_and_none_over_a_persons_own(

@@ -212,7 +212,7 @@ def test_a_cordon_that_a_person_had_set_before_ours_is_theirs(
     drained = act(A.DRAIN, node)
     Patient(KubernetesActuatorSettings(), KubeClient(cluster.api)).execute(drained)
     (said,) = actuator.changed(act(A.RETURN_NODE, node, drained.id, probe="nccl"))
-    assert "somebody else" in said
+    assert "another client" in said
 
 
 def test_nothing_is_given_back_on_a_check_that_proves_nothing(

@@ -104,7 +104,7 @@ def test_what_the_api_server_warns_of_stands_in_the_outcome(cluster: Cluster, ac
 def test_what_a_person_cordoned_is_never_uncordoned(cluster: Cluster, actuator: KubernetesActuator) -> None:
     node = cluster.node(unschedulable=True)
     action = on_node(ActionKind.CORDON, node)
-    assert "somebody else" in actuator.execute(action).detail
+    assert "another client" in actuator.execute(action).detail
     assert actuator.undo(action).status is S.REFUSED
     assert actuator.execute(on_node(ActionKind.UNCORDON, node)).status is S.REFUSED
     assert not schedulable(cluster, node)
@@ -247,7 +247,7 @@ def test_a_job_is_stopped_whole_and_resumes_from_the_named_step(
 def test_a_job_that_somebody_suspended_is_not_started(cluster: Cluster, actuator: KubernetesActuator) -> None:
     target = job(cluster, "held", [cluster.node()])
     client.BatchV1Api(cluster.api).patch_namespaced_job("held", cluster.namespace, {"spec": {"suspend": True}})
-    with pytest.raises(Permanent, match="suspended by somebody else"):
+    with pytest.raises(Permanent, match="suspended by another client"):
         actuator.execute(plan(ActionKind.RESTART_JOB, target, SubjectKind.JOB))
 
 

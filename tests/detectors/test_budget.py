@@ -177,7 +177,7 @@ def test_a_strong_alarm_pages_while_the_purse_has_a_page_and_waits_told_while_it
     held = alarm("a", "GPU-held", life.at_s, 1e12)
     (told,) = life.budget.weigh([held], Tick(life.at_s, life.frames), Inventory())
     assert not told.pages
-    assert "spent" in life.budget.why(told.episode)
+    assert "used up" in life.budget.why(told.episode)
     assert "no stated false-alarm rate yet" in words(told)
     for _ in range(170):
         life.hour([])

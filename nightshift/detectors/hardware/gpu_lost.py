@@ -50,7 +50,7 @@ class GpuLost:
     >>> rows = [{gpu: {"gpu_power_w": 600.0} for gpu in gpus} for gpus in seen]
     >>> show(GpuLost(), [tick(START_S + 5 * n, row) for n, row in enumerate(rows)])
     215 s: firing gpu_lost gpu:GPU-1
-        Not seen for 120 s while 1 other GPUs of n1 are
+        No data for 120 s, while 1 other GPUs of n1 report
     """
 
     plugin: ClassVar[str] = "gpu_lost"

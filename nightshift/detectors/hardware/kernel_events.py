@@ -36,7 +36,7 @@ class KernelEvents:
     >>> line = "Memory cgroup out of memory: Killed process 4242 (python) total-vm:90000000kB, anon-rss:64000000kB"
     >>> show(KernelEvents(), [tick(START_S, kernel=[line]), tick(START_S + 700)])
     0 s: firing oom_kill node:n1
-        The kernel killed python for want of memory
+        The kernel killed python: out of memory
     700 s: clear oom_kill node:n1
         Nothing more for 600 s
     """
