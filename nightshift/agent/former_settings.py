@@ -1,7 +1,7 @@
-"""Settings that became constants. A configuration that has one still loads, with a warning; its value has no effect.
+"""Settings that became constants. A configuration that has one still loads, with a warning.
 
-docs/decisions/030-settings-people-can-tune.md has the rule. A row names the constant, so the value in the warning is
-the one that the program uses.
+docs/decisions/030-settings-people-can-tune.md has the rule. A row names the constant, so the value in the warning
+is the one that the program uses.
 """
 
 from __future__ import annotations
@@ -9,21 +9,113 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
+from operator import attrgetter
 from typing import Any
 
 Field = tuple[str | int, ...]
 
 BLOCK = "-"
 REMOVED: Mapping[str, str] = {
+    "detectors.ecc.bin_s": "detectors.ecc.counters:CusumTest.bin_s",
+    "detectors.ecc.healthy_rate": "detectors.ecc.counters:CusumTest.healthy_rate",
+    "detectors.ecc.faulty_rate": "detectors.ecc.counters:CusumTest.faulty_rate",
+    "detectors.ecc.run_length_days": "detectors.ecc.counters:CusumTest.run_length_days",
+    "detectors.ecc.recover_s": "detectors.ecc.counters:CusumTest.recover_s",
+    "detectors.ecc.rows_in_bank": "detectors.ecc.detector:ROWS_IN_BANK",
+    "detectors.ecc.settle_s": "detectors.ecc.detector:SETTLE_S",
+    "detectors.ecc.together_s": "detectors.ecc.detector:TOGETHER_S",
+    "detectors.ecc.together_p": "detectors.ecc.detector:TOGETHER_P",
+    "detectors.ecc.quiet_s": "detectors.ecc.detector:QUIET_S",
+    "detectors.ecc.forget_s": "detectors.ecc.detector:FORGET_S",
+    "detectors.memory_leak.contrast_bucket_s": "detectors.memory.signals:CONTRAST_BUCKET_S",
+    "detectors.memory_leak.contrast_buckets": "detectors.memory.signals:CONTRAST_BUCKETS",
+    "detectors.memory_leak.contrast_min_buckets": "detectors.memory.signals:CONTRAST_MIN_BUCKETS",
+    "detectors.memory_leak.contrast_ratio": "detectors.memory.signals:CONTRAST_RATIO",
+    "detectors.memory_leak.patience_bucket_s": "detectors.memory.signals:PATIENCE_BUCKET_S",
+    "detectors.memory_leak.patience_buckets": "detectors.memory.signals:PATIENCE_BUCKETS",
+    "detectors.memory_leak.min_growth_bytes": "detectors.memory.signals:MIN_GROWTH_BYTES",
+    "detectors.memory_leak.warmup_s": "detectors.memory.signals:WARMUP_S",
+    "detectors.memory_leak.settle_s": "detectors.memory.signals:SETTLE_S",
+    "detectors.memory_leak.horizon_s": "detectors.memory.signals:HORIZON_S",
+    "detectors.memory_leak.forget_s": "detectors.memory.signals:FORGET_S",
+    "detectors.divergence.silent_after_s": "detectors.loss.divergence:SILENT_AFTER_S",
+    "detectors.divergence.forget_s": "detectors.loss.divergence:FORGET_S",
+    "detectors.divergence.hardware_window_s": "detectors.loss.divergence:HARDWARE_WINDOW_S",
+    "detectors.divergence.warmup_steps": "detectors.loss.state_machine:WARMUP_STEPS",
+    "detectors.divergence.memory_steps": "detectors.loss.state_machine:MEMORY_STEPS",
+    "detectors.divergence.spike_sigma": "detectors.loss.state_machine:SPIKE_SIGMA",
+    "detectors.divergence.spike_level": "detectors.loss.state_machine:SPIKE_LEVEL",
+    "detectors.divergence.spike_progress": "detectors.loss.state_machine:SPIKE_PROGRESS",
+    "detectors.divergence.far_steps": "detectors.loss.state_machine:FAR_STEPS",
+    "detectors.divergence.far_level": "detectors.loss.state_machine:FAR_LEVEL",
+    "detectors.divergence.far_sigma": "detectors.loss.state_machine:FAR_SIGMA",
+    "detectors.divergence.far_level_lr": "detectors.loss.state_machine:FAR_LEVEL_LR",
+    "detectors.divergence.stuck_level": "detectors.loss.state_machine:STUCK_LEVEL",
+    "detectors.divergence.watch_steps": "detectors.loss.state_machine:WATCH_STEPS",
+    "detectors.divergence.drift_level": "detectors.loss.state_machine:DRIFT_LEVEL",
+    "detectors.divergence.clear_steps": "detectors.loss.state_machine:CLEAR_STEPS",
+    "detectors.interconnect.pcie_replays_per_min": "detectors.hardware.interconnect:PCIE_REPLAYS_PER_MIN",
+    "detectors.interconnect.crc_errors_per_min": "detectors.hardware.interconnect:CRC_ERRORS_PER_MIN",
+    "detectors.interconnect.retrains_per_min": "detectors.hardware.interconnect:RETRAINS_PER_MIN",
+    "detectors.interconnect.symbol_errors_per_min": "detectors.hardware.interconnect:SYMBOL_ERRORS_PER_MIN",
+    "detectors.interconnect.window_s": "detectors.hardware.interconnect:WINDOW_S",
+    "detectors.interconnect.windows": "detectors.hardware.interconnect:WINDOWS",
+    "detectors.interconnect.level_s": "detectors.hardware.interconnect:LEVEL_S",
+    "detectors.interconnect.clear_s": "detectors.hardware.interconnect:CLEAR_S",
+    "detectors.interconnect.forget_s": "detectors.hardware.interconnect:FORGET_S",
+    "detectors.kernel_events.quiet_s": "detectors.hardware.kernel_events:QUIET_S",
+    "detectors.kernel_events.aer_events": "detectors.hardware.kernel_events:AER_EVENTS",
+    "detectors.multivariate.forget_s": "detectors.outliers.multivariate:FORGET_S",
+    "detectors.source.forget_s": "detectors.source_lost:FORGET_S",
+    "detectors.throttle.busy_percent": "detectors.hardware.throttle:BUSY_PERCENT",
+    "detectors.throttle.lost_share": "detectors.hardware.throttle:LOST_SHARE",
+    "detectors.throttle.window_s": "detectors.hardware.throttle:WINDOW_S",
+    "detectors.throttle.persist_s": "detectors.hardware.throttle:PERSIST_S",
+    "detectors.throttle.learn_s": "detectors.hardware.throttle:LEARN_S",
+    "detectors.throttle.clear_s": "detectors.hardware.throttle:CLEAR_S",
+    "detectors.throttle.forget_s": "detectors.hardware.throttle:FORGET_S",
+    "detectors.gpu_lost.lost_looks": "detectors.hardware.gpu_lost:LOST_LOOKS",
+    "detectors.gpu_lost.settled_s": "detectors.hardware.gpu_lost:SETTLED_S",
+    "detectors.gpu_lost.forget_s": "detectors.hardware.gpu_lost:FORGET_S",
+    "detectors.xid.quiet_s": "detectors.hardware.xid:QUIET_S",
+    "detectors.serving.hang_s": "detectors.serving:HANG_S",
+    "detectors.serving.pause_s": "detectors.serving:PAUSE_S",
+    "detectors.serving.pauses": "detectors.serving:PAUSES",
+    "detectors.serving.window_s": "detectors.serving:WINDOW_S",
+    "detectors.serving.lost_share": "detectors.serving:LOST_SHARE",
+    "detectors.serving.clear_s": "detectors.serving:CLEAR_S",
+    "detectors.serving.forget_s": "detectors.serving:FORGET_S",
+    "detectors.nccl_watchdog.quiet_s": "detectors.progress.nccl_watchdog:QUIET_S",
+    "detectors.straggler.steps": "detectors.progress.straggler:STEPS",
+    "detectors.straggler.persist_s": "detectors.progress.straggler:PERSIST_S",
+    "detectors.straggler.ratio": "detectors.progress.straggler:RATIO",
+    "detectors.straggler.often": "detectors.progress.straggler:OFTEN",
+    "detectors.straggler.cost": "detectors.progress.straggler:COST",
+    "detectors.straggler.every_s": "detectors.progress.straggler:EVERY_S",
+    "detectors.straggler.silent_after_s": "detectors.progress.straggler:SILENT_AFTER_S",
+    "detectors.straggler.forget_s": "detectors.progress.straggler:FORGET_S",
+    "detectors.stall.gap_ratio": "detectors.progress.stall:GAP_RATIO",
+    "detectors.stall.gap_s": "detectors.progress.stall:GAP_S",
+    "detectors.stall.gaps": "detectors.progress.stall:GAPS",
+    "detectors.stall.window_s": "detectors.progress.stall:WINDOW_S",
+    "detectors.stall.lost_share": "detectors.progress.stall:LOST_SHARE",
+    "detectors.stall.idle_share": "detectors.progress.stall:IDLE_SHARE",
+    "detectors.stall.clear_s": "detectors.progress.stall:CLEAR_S",
+    "detectors.stall.silent_after_s": "detectors.progress.stall:SILENT_AFTER_S",
+    "detectors.hang.hang_s": "detectors.progress.hang:HANG_S",
+    "detectors.hang.ratio": "detectors.progress.hang:TYPICAL_STEPS",
+    "detectors.hang.spin_power": "detectors.progress.hang:SPIN_POWER",
+    "detectors.hang.held_memory": "detectors.progress.hang:HELD_MEMORY",
+    "detectors.hang.forget_s": "detectors.progress.hang:FORGET_S",
 }
-"""Path (an entry of a list by its `type`, with shell patterns) → the constant that counts now, `module:NAME`; BLOCK: a block that
-has no settings left."""
+"""Path → the constant that counts now (without `nightshift.`), or BLOCK where a block has no settings left. An
+entry of a list goes by its `type`; shell patterns are allowed."""
 
 
 def constant(where: str) -> Any:
     """The value of `module:NAME`."""
     module, name = where.split(":")
-    return getattr(importlib.import_module(module), name)
+    return attrgetter(name)(importlib.import_module(f"nightshift.{module}"))
 
 
 def found(values: Any, at: Field = (), name: str = "") -> Iterator[tuple[Field, str]]:
@@ -55,11 +147,10 @@ def without(values: Any, gone: frozenset[Field], at: Field = ()) -> Any:
 def warning(place: str, where: str) -> str:
     """What a person reads of one former setting."""
     module, name = where.split(":")
-    return f"{place}: no longer a setting; it has no effect. Used is {constant(where)!r} ({module}.{name})"
+    return (
+        f"{place}: no longer a setting; it has no effect. Used is {constant(where)!r} (nightshift.{module}.{name})"
+    )
 
 
 def _row(name: str) -> str | None:
-    exact = REMOVED.get(name)
-    if exact is not None:
-        return exact
-    return next((where for pattern, where in REMOVED.items() if "*" in pattern and fnmatchcase(name, pattern)), None)
+    return REMOVED.get(name) or next((where for row, where in REMOVED.items() if fnmatchcase(name, row)), None)

@@ -25,10 +25,10 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
+from nightshift.agent import former_settings
 from nightshift.agent.approvals.people import Settings as PeopleSettings
 from nightshift.agent.approvals.policy import ApprovalSettings
 from nightshift.agent.approvals.scoreboard import Settings as AutonomySettings
-from nightshift.agent import former_settings
 from nightshift.agent.config_file import ConfigError, Document, explain, place, read
 from nightshift.agent.console.settings import Settings as ConsoleSettings
 from nightshift.agent.correlation.correlate import Settings as CorrelateSettings
