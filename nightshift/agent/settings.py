@@ -31,7 +31,6 @@ from nightshift.agent.approvals.policy import ApprovalSettings
 from nightshift.agent.approvals.scoreboard import Settings as AutonomySettings
 from nightshift.agent.config_file import ConfigError, Document, explain, place, read
 from nightshift.agent.console.settings import Settings as ConsoleSettings
-from nightshift.agent.correlation.correlate import Settings as CorrelateSettings
 from nightshift.agent.incidents.retention import Settings as KeepingSettings
 from nightshift.agent.incidents.stage_parts import LifecycleSettings
 from nightshift.agent.notify.outlets.settings import Settings as OutletSettings
@@ -39,7 +38,6 @@ from nightshift.agent.notify.slack.settings import Settings as SlackSettings
 from nightshift.agent.rca.model import ModelSettings
 from nightshift.agent.rca.redact import Settings as RedactSettings
 from nightshift.agent.store.election import Settings as ElectionSettings
-from nightshift.collectors.history import Settings as HistorySettings
 from nightshift.collectors.plugins import ALL as COLLECTORS
 from nightshift.controllers.actuators.plugins import ALL as ACTUATORS
 from nightshift.controllers.guard import Settings as GuardSettings
@@ -146,10 +144,6 @@ class Settings(BaseSettings):
     actuators: tuple[ActuatorEntry, ...] = Field(
         (), description="What may change the world; none: Nightshift proposes and cannot act"
     )
-    correlate: CorrelateSettings = Field(
-        default_factory=CorrelateSettings, description="How findings become incidents"
-    )
-    history: HistorySettings = Field(default_factory=HistorySettings, description="How much is looked back on")
     economy: Economy = Field(default_factory=Economy, description="What time costs on this cluster")
     ladder: Ladder = Field(
         default_factory=Ladder, description="How often a repair is tried on one device before the next harder one"

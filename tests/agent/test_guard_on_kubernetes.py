@@ -28,6 +28,7 @@ from nightshift.controllers import guard
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, Precondition, Undo
 from nightshift.controllers.actuators.kube_client import KubeClient
 from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
+from nightshift.controllers.guard import RATE_S
 from nightshift.detectors.base import Fault, State
 from tests.agent.incidents import ManualClock, a_finding
 from tests.agent.test_interleavings import AtOnce, Crash, Crashing
@@ -255,7 +256,7 @@ class GuardedCluster(RuleBasedStateMachine):
     def the_rate_holds(self) -> None:
         intents = [r.at_s for r in self._intents()]
         for start_s in intents:
-            within = [t for t in intents if start_s <= t < start_s + LIMITS.rate_s]
+            within = [t for t in intents if start_s <= t < start_s + RATE_S]
             assert len(within) <= LIMITS.cluster_rate
 
     def _intents(self) -> list[Any]:

@@ -18,7 +18,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from nightshift.agent.correlation.decisions import Decision, Group, Known, Settings, Verb
+from nightshift.agent.correlation.decisions import (
+    REFRESH_S,
+    RELAPSE_S,
+    SETTLE_S,
+    SLACK_S,
+    Decision,
+    Group,
+    Known,
+    Verb,
+)
 from nightshift.agent.correlation.kinship import (
     EFFECTS,
     SAME,
@@ -40,7 +49,7 @@ from nightshift.controllers.action import traits_of
 from nightshift.controllers.guard import Commitment
 from nightshift.detectors.base import Fault, Finding, State
 
-__all__ = ["Decision", "Known", "Settings", "Verb", "correlate"]
+__all__ = ["Decision", "Known", "Verb", "correlate"]
 
 _Rule = TypeVar("_Rule", Same, Effect)
 _WIDE = frozenset({SubjectKind.CLUSTER, SubjectKind.RACK})
@@ -51,12 +60,11 @@ def correlate(
     known: Iterable[Known],
     inventory: Inventory,
     at_s: float,
-    settings: Settings | None = None,
     events: Events = no_events,
 ) -> list[Decision]:
     """Decisions for one tick's findings, given the incidents that are open or were resolved within `relapse_s`, and
     the nodes' kernel events."""
-    return _Correlation(list(known), inventory, at_s, settings or Settings(), events).decide(_latest(findings))
+    return _Correlation(list(known), inventory, at_s, events).decide(_latest(findings))
 
 
 def _latest(findings: Iterable[Finding]) -> list[Finding]:
@@ -73,12 +81,9 @@ def _latest(findings: Iterable[Finding]) -> list[Finding]:
 
 
 class _Correlation:
-    def __init__(
-        self, known: list[Known], inventory: Inventory, at_s: float, settings: Settings, events: Events
-    ) -> None:
+    def __init__(self, known: list[Known], inventory: Inventory, at_s: float, events: Events) -> None:
         self._known = sorted(known, key=lambda k: (k.opened_s, k.id))
         self._at_s = at_s
-        self._settings = settings
         self._places = Places(inventory)
         self._waiting = Waiting(self._places, events, at_s)
         self._acts = [(i, act) for i in self._known if not i.resolved for act in i.begun]
@@ -112,7 +117,7 @@ class _Correlation:
                 return [
                     Decision(Verb.UPDATE, (finding,), "further events", incident.id, news=not incident.resolved)
                 ]
-            due = finding.at.t_s - stored.at.t_s >= self._settings.refresh_s or finding.severity != stored.severity
+            due = finding.at.t_s - stored.at.t_s >= REFRESH_S or finding.severity != stored.severity
             return [Decision(Verb.UPDATE, (finding,), "goes on", incident.id)] if due else []
         if incident.resolved and finding.state is State.FIRING:
             return [
@@ -137,7 +142,7 @@ class _Correlation:
                 for place in self._near(finding):
                     placed[place].append((home, finding))
         homes = self._waiting.joined(homes, self._known)
-        storms = Storms(self._known, self._places, self._settings)
+        storms = Storms(self._known, self._places)
         return [self._decision(home) for home in storms.joined(homes)]
 
     def _same(self, fresh: list[Finding]) -> list[Group]:
@@ -189,7 +194,7 @@ class _Correlation:
         same = self._matching(SAME, lambda r: {kin_of(new), kin_of(member)} <= r.kin, new, member)
         identical = (new.fault, kin_of(new), new.subject) == (member.fault, kin_of(member), member.subject)
         if incident.resolved:
-            if incident.resolved_s is None or self._at_s - incident.resolved_s > self._settings.relapse_s:
+            if incident.resolved_s is None or self._at_s - incident.resolved_s > RELAPSE_S:
                 return None
             alike = new.fault is member.fault and any(
                 self._places.scoped(new, rule.scope) & self._places.scoped(member, rule.scope)
@@ -216,7 +221,7 @@ class _Correlation:
         return [r for r in found if self._places.scoped(one, r.scope) & self._places.scoped(other, r.scope)]
 
     def _follows(self, cause: Finding, effect: Finding, rule: Effect) -> bool:
-        slack_s = self._settings.slack_s + cause.since.uncertainty_s + effect.since.uncertainty_s
+        slack_s = SLACK_S + cause.since.uncertainty_s + effect.since.uncertainty_s
         if effect.since.t_s < cause.since.t_s - slack_s:
             return False
         return gap_s(cause, effect, rule.ongoing) <= rule.window_s
@@ -235,7 +240,7 @@ class _Correlation:
     def _can_cause(self, act: Commitment, finding: Finding) -> bool:
         """Whether the action's kind can cause such a finding, in time, on a subject that the action touched."""
         ended_s = self._at_s if act.ended_s is None else act.ended_s
-        if not act.begun_s <= finding.since.t_s <= ended_s + self._settings.settle_s:
+        if not act.begun_s <= finding.since.t_s <= ended_s + SETTLE_S:
             return False
         node = act.action.params.get("node")  # of the GPU that it is about
         touched = act.action.named | ({Subject(SubjectKind.NODE, str(node))} if node is not None else set())

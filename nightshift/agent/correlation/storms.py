@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from nightshift.agent.correlation.decisions import Group, Known, Settings
+from nightshift.agent.correlation.decisions import STORM_CLUSTER, STORM_FAULTS, STORM_S, Group, Known
 from nightshift.agent.correlation.kinship import STORMY, Kin, Places, first_cause, kin_of, onset_key
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.detectors.base import Finding
@@ -15,15 +15,15 @@ from nightshift.detectors.base import Finding
 class Storms:
     """Finds storms among a tick's new incidents. `known`: the incidents that there are, oldest first."""
 
-    def __init__(self, known: Sequence[Known], places: Places, settings: Settings) -> None:
-        self._known, self._places, self._settings = known, places, settings
+    def __init__(self, known: Sequence[Known], places: Places) -> None:
+        self._known, self._places = known, places
 
     def joined(self, homes: list[Group]) -> list[Group]:
         """Merges new incidents of one stormy kin under one rack, NVLink domain or cluster into one."""
         for scope, least in (
-            (SubjectKind.NVLINK_DOMAIN, self._settings.storm_faults),
-            (SubjectKind.RACK, self._settings.storm_faults),
-            (SubjectKind.CLUSTER, self._settings.storm_cluster),
+            (SubjectKind.NVLINK_DOMAIN, STORM_FAULTS),
+            (SubjectKind.RACK, STORM_FAULTS),
+            (SubjectKind.CLUSTER, STORM_CLUSTER),
         ):
             buckets: dict[tuple[Kin, Subject | None], list[Group]] = defaultdict(list)
             for home in homes:
@@ -62,7 +62,7 @@ class Storms:
         last_s = -math.inf
         for home in ordered:
             since_s = first_cause(home.findings).since.t_s
-            if since_s - last_s > self._settings.storm_s:
+            if since_s - last_s > STORM_S:
                 bursts.append([])
             bursts[-1].append(home)
             last_s = since_s
@@ -75,7 +75,7 @@ class Storms:
         since_s = first_cause(burst[0].findings).since.t_s
         for incident in self._known:
             alike = [f for f in incident.findings if kin_of(f) is kin and place in self._storm_places(f, scope)]
-            recent = [f for f in alike if abs(since_s - f.since.t_s) <= self._settings.storm_s]
+            recent = [f for f in alike if abs(since_s - f.since.t_s) <= STORM_S]
             if not incident.resolved and recent and len({f.subject for f in alike}) >= least:
                 return incident
         return None

@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from nightshift.agent.incidents.node_return import GivingBack
 
 
+# Wait before a stage's second try; it doubles each time.
+RETRY_S = 5.0
+# Longest wait between two tries of a stage: an API server that is back is used within it.
+RETRY_MAX_S = 300.0
+# Stages that run at the same time. They wait for other systems, and the guard limits actions anyhow.
+WORKERS = 4
+
+
 class LifecycleSettings(BaseModel):
     """Settings of the incident's way. Times are in the daemon's clock."""
 
@@ -40,9 +48,6 @@ class LifecycleSettings(BaseModel):
     )
     max_plans: int = Field(default=5, ge=1, description="Plans for one incident before a person has to take over.")
     max_tries: int = Field(default=5, ge=1, description="Tries of one stage before the incident is escalated.")
-    retry_s: float = Field(default=5.0, gt=0, description="Wait before a stage's second try; doubles each time.")
-    retry_max_s: float = Field(default=300.0, gt=0, description="Longest wait between two tries of a stage.")
-    workers: int = Field(default=4, ge=1, description="Stages that run at the same time.")
 
 
 class Diagnose(Protocol):

@@ -24,7 +24,7 @@ from nightshift.agent.approvals.policy import rule_for
 from nightshift.agent.correlation.silent_faults import is_unrepaired
 from nightshift.agent.incidents import progress_notes
 from nightshift.agent.incidents.node_return import LOOK_AGAIN_S, GivingBack, stays
-from nightshift.agent.incidents.stage_parts import Parts
+from nightshift.agent.incidents.stage_parts import RETRY_S, Parts
 from nightshift.agent.store.diagnosis import Diagnosis
 from nightshift.agent.store.incident import Cause, Incident, IncidentState
 from nightshift.agent.store.incident_store import Move, number_of
@@ -221,7 +221,7 @@ class Stages:
                 for_s = self._now() - incident.entered_s
                 if for_s < self._parts.settings.act_timeout_s:
                     progress_notes.tell(self._store, incident, str(error), self._now(), self._runner)
-                    wait_s = error.retry_after_s or (0.0 if goes_on else self._parts.settings.retry_s)
+                    wait_s = error.retry_after_s or (0.0 if goes_on else RETRY_S)
                     raise Later(str(error), self._now() + wait_s) from error
                 why = f"still under way after {for_s:.0f} s: {error}"
                 outcome = progress_notes.cut_off(action, actuator, why, self._now())
@@ -303,7 +303,7 @@ class Stages:
                 tested = self._parts.probe(incident) if self._parts.probe else None
             except UnderWay as error:
                 if now - incident.entered_s < settings.confirm_timeout_s:
-                    raise Later(str(error), now + settings.retry_s) from error
+                    raise Later(str(error), now + RETRY_S) from error
                 tested = Outcome(_O.FAILED, str(error), now)
             if tested is None or tested.status in (_O.DONE, _O.ALREADY_DONE):
                 told = f"; {tested.detail}" if tested is not None and tested.detail else ""
