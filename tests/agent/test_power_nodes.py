@@ -31,6 +31,11 @@ FIRST, SECOND = "127.0.0.1", "127.0.0.2"
 
 
 @dataclass
+@pytest.fixture(autouse=True)
+def _refresh_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nightshift.collectors.kubernetes.agent_pods.REFRESH_S", 1e-9)
+
+
 class Gpus:
     """The GPUs of one machine (`power_leases.Device`)."""
 
@@ -111,7 +116,6 @@ class World:
             "namespace": self.cluster.namespace,
             "selector": "app=agent",
             "port": self.port,
-            "refresh_s": 1e-9,
             **changes.pop("agents", {}),
         }
         settings = Settings(
