@@ -16,6 +16,11 @@ Field = tuple[str | int, ...]
 
 BLOCK = "-"
 REMOVED: Mapping[str, str] = {
+    "scheduling.queue.field_manager": "controllers.actuators.kube_queue:FIELD_MANAGER",
+    "actuators.kubernetes_kernels.field_manager": "controllers.actuators.kube_kernel_jobs:FIELD_MANAGER",
+    "actuators.kubernetes_kernels.keep_s": "controllers.actuators.kube_kernel_jobs:KEEP_S",
+    "actuators.kubernetes.field_manager": "controllers.actuators.kubernetes:FIELD_MANAGER",
+    "actuators.kubernetes_repair.field_manager": "controllers.actuators.kubernetes:FIELD_MANAGER",
     "sources.training_metrics.max_bytes": "collectors.training.metrics:MAX_BYTES",
     "sources.training_metrics.max_subjects": "collectors.training.metrics:MAX_SUBJECTS",
     "sources.training_logs.max_files": "collectors.training.logs:MAX_FILES",

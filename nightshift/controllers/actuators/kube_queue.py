@@ -43,6 +43,10 @@ _GROUP = "/apis/kueue.x-k8s.io"
 T = TypeVar("T")
 
 
+# Name under which writes are recorded. One name: by it a cordon or a gate of ours is told from another's.
+FIELD_MANAGER = "nightshift"
+
+
 class QueueSettings(BaseModel):
     """Opens gates of waiting jobs and moves them in Kueue's queues."""
 
@@ -55,9 +59,6 @@ class QueueSettings(BaseModel):
         default=3600.0,
         gt=0,
         description="No gate of ours stays shut longer than this after its job's creation (s).",
-    )
-    field_manager: str = Field(
-        default="nightshift", description="Name that the API server notes beside our writes."
     )
 
 
@@ -156,7 +157,7 @@ class KubernetesQueue:
             if len(kept) == len(gates):
                 return False
             change = {"metadata": {"annotations": {HOLD_UNTIL: None}}, "spec": {"schedulingGates": kept}}
-        self._kube.merge(gate.path, change, version=version, manager=self.settings.field_manager)
+        self._kube.merge(gate.path, change, version=version, manager=FIELD_MANAGER)
         return True
 
     def _pass_checks(self, path: str, item: Object, version: str) -> bool:
@@ -170,7 +171,7 @@ class KubernetesQueue:
         if made == states:
             return False
         change = {"status": {"admissionChecks": made}}
-        self._kube.merge(f"{path}/status", change, version=version, manager=self.settings.field_manager)
+        self._kube.merge(f"{path}/status", change, version=version, manager=FIELD_MANAGER)
         return True
 
     def hold(self, gate: Gate, until_s: float) -> None:
@@ -182,7 +183,7 @@ class KubernetesQueue:
             return
         change = {"metadata": {"annotations": {HOLD_UNTIL: f"{until_s:.0f}"}}}
         version = str(item["metadata"]["resourceVersion"])
-        self._kube.merge(gate.path, change, version=version, manager=self.settings.field_manager)
+        self._kube.merge(gate.path, change, version=version, manager=FIELD_MANAGER)
 
     def prefer(self, gate: Gate, prefer: Sequence[str], avoid: Sequence[str]) -> bool:
         """Makes a pod that carries our gate prefer some hosts and keep off others, before the gate comes off; False
@@ -195,7 +196,7 @@ class KubernetesQueue:
         if placed(item) == (tuple(prefer), tuple(avoid)):
             return True
         change, version = placement(item, prefer, avoid), str(item["metadata"]["resourceVersion"])
-        self._kube.merge(gate.path, change, version=version, manager=self.settings.field_manager)
+        self._kube.merge(gate.path, change, version=version, manager=FIELD_MANAGER)
         return True
 
     def boost(self, workload: str, value: int) -> str:
@@ -215,7 +216,7 @@ class KubernetesQueue:
         text = str(value) if value else None
         change = {"metadata": {"annotations": {BOOST: text, BOOSTED: text}}}
         version = str(item["metadata"]["resourceVersion"])
-        self._kube.merge(path, change, version=version, manager=self.settings.field_manager)
+        self._kube.merge(path, change, version=version, manager=FIELD_MANAGER)
         return ""
 
     def evicts(self, workload: Object) -> bool:

@@ -40,7 +40,7 @@ from nightshift.controllers.actuators.kube_marks import MARKER
 from nightshift.controllers.actuators.kube_probe import ProbeJob
 from nightshift.controllers.actuators.kube_repair_settings import RepairSettings
 from nightshift.controllers.actuators.kube_workloads import POLL_S
-from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesSettings
+from nightshift.controllers.actuators.kubernetes import FIELD_MANAGER, KubernetesActuator, KubernetesSettings
 from nightshift.controllers.cordon import CORDON_OF, TAKES_OUT, of_other_incidents
 
 __all__ = ["KubernetesRepairActuator", "RepairSettings"]
@@ -67,7 +67,7 @@ class KubernetesRepairActuator:
     ) -> None:
         self._settings, self._kube, self._now_s = settings, kube, now_s
         access = KubernetesSettings(
-            field_manager=settings.field_manager,
+            field_manager=FIELD_MANAGER,
             drain_grace_s=settings.drain_grace_s,
             evict_unmanaged=settings.evict_unmanaged,
             evict_local_data=settings.evict_local_data,
@@ -386,7 +386,7 @@ class KubernetesRepairActuator:
             change["spec"] = {"unschedulable": None}
         version = str(node["metadata"]["resourceVersion"])
         path = kube_nodes.path(str(node["metadata"]["name"]))
-        self._kube.merge(path, change, version=version, manager=self._settings.field_manager)
+        self._kube.merge(path, change, version=version, manager=FIELD_MANAGER)
 
     def _failed(self, node: Object, detail: str) -> Outcome:
         """What it leaves out of use counts, until somebody takes it back."""
