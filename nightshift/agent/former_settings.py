@@ -16,8 +16,11 @@ Field = tuple[str | int, ...]
 
 BLOCK = "-"
 REMOVED: Mapping[str, str] = {
-    "scheduling.queue.field_manager": "controllers.actuators.kube_queue:FIELD_MANAGER",
-    "actuators.kubernetes_kernels.field_manager": "controllers.actuators.kube_kernel_jobs:FIELD_MANAGER",
+    "scheduling.stale_s": "controllers.actuators.kube_queue_follow:STALE_S",
+    "slack.storm_calm_s": "agent.notify.slack.settings:STORM_CALM_S",
+    "console.oidc.skew_s": "agent.console.settings:SKEW_S",
+    "scheduling.queue.field_manager": "controllers.actuators.kubernetes:FIELD_MANAGER",
+    "actuators.kubernetes_kernels.field_manager": "controllers.actuators.kubernetes:FIELD_MANAGER",
     "actuators.kubernetes_kernels.keep_s": "controllers.actuators.kube_kernel_jobs:KEEP_S",
     "actuators.kubernetes.field_manager": "controllers.actuators.kubernetes:FIELD_MANAGER",
     "actuators.kubernetes_repair.field_manager": "controllers.actuators.kubernetes:FIELD_MANAGER",

@@ -29,6 +29,7 @@ from nightshift.controllers.action import Action, ActionKind, Outcome, OutcomeSt
 from nightshift.controllers.actuators import kube_rights
 from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, Object
 from nightshift.controllers.actuators.kube_repair_jobs import said, why_failed
+from nightshift.controllers.actuators.kubernetes import FIELD_MANAGER
 
 POLL_S = 30.0
 LOG_BYTES = 16 << 20
@@ -40,8 +41,6 @@ _KERNEL = re.compile(r"[a-z0-9_]{1,60}")
 _CASE = re.compile(r"[a-z0-9_]{1,20}( [a-z_0-9]{1,20}=[0-9]{1,12}){1,12}")
 
 
-# Name under which writes are recorded. One name: by it a cordon or a gate of ours is told from another's.
-FIELD_MANAGER = "nightshift"
 # An ended Job and its log stay for a day, so that a person can read why a search of the night ended.
 KEEP_S = 86400
 

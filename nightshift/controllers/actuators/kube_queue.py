@@ -31,6 +31,7 @@ from nightshift.collectors.base import Permanent, Temporary
 from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, Object
 from nightshift.controllers.actuators.kube_jobs import KINDS, JobKind
 from nightshift.controllers.actuators.kube_place import placed, placement
+from nightshift.controllers.actuators.kubernetes import FIELD_MANAGER
 from nightshift.controllers.scheduling.steer import Steer, Verb
 
 CONTROLLER = "nightshift.dev/scheduling"
@@ -41,10 +42,6 @@ GATED_BY = "kueue.x-k8s.io/admission-gated-by"
 BOOST = "kueue.x-k8s.io/priority-boost"
 _GROUP = "/apis/kueue.x-k8s.io"
 T = TypeVar("T")
-
-
-# Name under which writes are recorded. One name: by it a cordon or a gate of ours is told from another's.
-FIELD_MANAGER = "nightshift"
 
 
 class QueueSettings(BaseModel):

@@ -67,7 +67,6 @@ class KubernetesRepairActuator:
     ) -> None:
         self._settings, self._kube, self._now_s = settings, kube, now_s
         access = KubernetesSettings(
-            field_manager=FIELD_MANAGER,
             drain_grace_s=settings.drain_grace_s,
             evict_unmanaged=settings.evict_unmanaged,
             evict_local_data=settings.evict_local_data,
