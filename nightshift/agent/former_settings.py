@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatchcase
 from operator import attrgetter
 from typing import Any
 
@@ -192,7 +191,7 @@ REMOVED: Mapping[str, str] = {
     "detectors.hang.forget_s": "detectors.progress.hang:FORGET_S",
 }
 """Path → the constant that counts now (without `nightshift.`), or BLOCK where a block has no settings left. An
-entry of a list goes by its `type`; shell patterns are allowed."""
+entry of a list goes by its `type`."""
 
 
 def constant(where: str) -> Any:
@@ -206,7 +205,7 @@ def found(values: Any, at: Field = (), name: str = "") -> Iterator[tuple[Field, 
     if isinstance(values, Mapping):
         for key, value in values.items():
             inner = f"{name}.{key}" if name else str(key)
-            where = _row(inner)
+            where = REMOVED.get(inner)
             inside = [] if where not in (None, BLOCK) else list(found(value, (*at, key), inner))
             yield from inside
             # A block goes only as a whole: a misspelt field in it is an error, not something to pass over.
@@ -233,7 +232,3 @@ def warning(place: str, where: str) -> str:
     return (
         f"{place}: no longer a setting; it has no effect. Used is {constant(where)!r} (nightshift.{module}.{name})"
     )
-
-
-def _row(name: str) -> str | None:
-    return REMOVED.get(name) or next((where for row, where in REMOVED.items() if fnmatchcase(name, row)), None)

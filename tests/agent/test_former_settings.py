@@ -14,9 +14,14 @@ from nightshift.agent.cli.commands import app
 from nightshift.agent.config_file import ConfigError
 from nightshift.agent.former_settings import BLOCK, REMOVED, constant, found, without
 from nightshift.agent.settings import Settings, load
+from nightshift.collectors.plugins import ALL as COLLECTORS
+from nightshift.controllers.actuators.plugins import ALL as ACTUATORS
 
 LEAVES = {path: where for path, where in REMOVED.items() if where != BLOCK}
-FIELDS = st.sampled_from(sorted(path for path in LEAVES if path.startswith("detectors.")))
+# Entries of lists and the agents of power need other fields beside them.
+FIELDS = st.sampled_from(
+    sorted(path for path in LEAVES if not path.startswith(("sources.", "actuators.", "power.nodes.")))
+)
 
 
 def nested(path: str, value: Any) -> dict[str, Any]:
@@ -35,6 +40,30 @@ def test_no_row_names_a_setting_that_is_still_one() -> None:
     assert list(found(Settings().model_dump(mode="json"))) == []
 
 
+@pytest.mark.parametrize(("kind", "plugins"), [("sources", COLLECTORS), ("actuators", ACTUATORS)])
+def test_no_row_names_a_setting_that_an_entry_of_a_list_still_has(kind: str, plugins: Any) -> None:
+    fields = {f"{kind}.{plugin.plugin}.{name}" for plugin in plugins for name in plugin.Settings.model_fields}
+    assert not fields & set(REMOVED)
+    entries = {f"{kind}.{plugin.plugin}" for plugin in plugins}
+    assert {path.rpartition(".")[0] for path in LEAVES if path.startswith(f"{kind}.")} <= entries
+
+
+def test_a_former_setting_of_an_entry_of_a_list_is_named_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "nightshift.yaml"
+    path.write_text("sources:\n  - type: nvml\n    node: n1\n    forget_after_s: 60\n")
+    (warning,) = load(path).warnings
+    assert warning.startswith(f"{path}:4: sources[0].forget_after_s: ")
+
+
+def test_a_block_without_settings_loads_and_a_misspelt_field_in_it_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "nightshift.yaml"
+    path.write_text("correlate:\n  slack_s: 10\nhistory: {}\n")
+    assert len(load(path).warnings) == 1
+    path.write_text("correlate:\n  slakc_s: 10\n")
+    with pytest.raises(ConfigError, match="there is no such setting"):
+        load(path)
+
+
 @given(FIELDS, st.one_of(st.integers(), st.text(), st.none(), st.lists(st.integers()), st.floats(allow_nan=False)))
 def test_a_former_setting_loads_with_whatever_value(path: str, value: Any) -> None:
     settings = Settings(**nested(path, value))
@@ -45,7 +74,9 @@ def test_a_former_setting_loads_with_whatever_value(path: str, value: Any) -> No
 def test_taking_former_settings_out_leaves_the_given_values_as_they_were(path: str) -> None:
     values = {**nested(path, 1), "cluster": "c"}
     gone = frozenset(at for at, _ in found(values))
-    assert len(gone) == 1
+    assert {REMOVED[".".join(map(str, at))] for at in gone} == {LEAVES[path]} | (
+        {BLOCK} if len(gone) > 1 else set()
+    )
     assert without(values, gone)["cluster"] == "c"
     assert list(found(values)), "the values given are not changed"
     assert not list(found(without(values, gone)))
