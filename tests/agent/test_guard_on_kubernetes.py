@@ -41,9 +41,7 @@ K, A, S = SubjectKind, ActionKind, IncidentState
 NODES = [f"n{number}" for number in range(8)]
 RACK = {name: f"r{number % 2}" for number, name in enumerate(NODES)}
 GPUS = 2
-LIMITS = guard.Settings(
-    cluster_fraction=0.4, rack_fraction=0.5, floor_gpus=8, cluster_rate=5, rack_rate=4, rate_s=3600.0
-)
+LIMITS = guard.Settings(cluster_fraction=0.4, rack_fraction=0.5, floor_gpus=8, cluster_rate=5, rack_rate=4)
 POLICY = ApprovalSettings(
     kinds={A.CORDON: Rule.AUTOMATIC, A.QUARANTINE_GPU: Rule.AUTOMATIC, A.TAINT: Rule.AUTOMATIC, A.DRAIN: Rule.ONE},
     valid_s=600,
