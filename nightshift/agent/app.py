@@ -61,7 +61,6 @@ NEEDS_RESTART = (
     "scheduling",
     "replica",
     "cluster",
-    "history",
     "lifecycle",
     "election",
 )
