@@ -79,6 +79,7 @@ def chart_schema() -> str:
     from nightshift.agent.settings import Settings
 
     own = Settings.model_json_schema()
+    _accept_former(own)
     fields = {name: field for name, field in own["properties"].items() if name not in CHARTS_OWN}
     power = schema["properties"]["power"]["properties"]
     power["settings"] = {**own["properties"]["power"], "description": power["settings"]["description"]}
@@ -98,6 +99,21 @@ def chart_schema() -> str:
     schema["$defs"] = {name: own["$defs"][name] for name in sorted(used)}
     _require(schema, yaml.safe_load((FOLDER / "../../helm/nightshift/values.yaml").read_text()))
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def _accept_former(own: Any) -> None:
+    """Puts settings that became constants into the schema, as deprecated: an upgrade keeps older values."""
+    from nightshift.agent.former_settings import REMOVED
+
+    for path in REMOVED:
+        *blocks, name = path.split(".")
+        part = own
+        for block in blocks:
+            part = _target(part["properties"].get(block, {}), own["$defs"]) if "properties" in part else {}
+        if "properties" in part:
+            part["properties"].setdefault(
+                name, {"deprecated": True, "description": "Ignored: the program uses a constant"}
+            )
 
 
 def _require(part: dict[str, object], values: dict[str, object]) -> None:

@@ -60,7 +60,6 @@ NEEDS_RESTART = (
     "scheduling",
     "replica",
     "cluster",
-    "history",
     "lifecycle",
     "election",
 )
@@ -93,7 +92,7 @@ class App:
         self.keeping = Keeping(self.store.database, settings.keeping)
         self.directory = Directory(settings.people)
         self.gate = Gate(self.store, settings.approval, self.clock, self.directory)
-        self.history = History(settings.history)
+        self.history = History()
         self.detection = Detection(build_detectors(settings.detectors), self.metrics, settings.budget)
         self.collection = Collection(
             build_collectors(settings.sources, settings.state_dir), settings.collect_timeout_s
@@ -105,7 +104,6 @@ class App:
             self.history,
             self.inventory,
             self.metrics,
-            settings.correlate,
         )
         kernel_gate = KernelGate(self.gate, self.store, self.clock)
         self.kernels = KernelWatch(settings.kernels, kernel_gate, self.inventory, self.clock, settings.cluster)

@@ -137,11 +137,12 @@ def explain(
             message = "is required"
         elif error["type"] == "union_tag_not_found":
             message = "needs a `type`"
-        problems.append(f"{_place(at, document, environ)}: {message}")
+        problems.append(f"{place(at, document, environ)}: {message}")
     return problems
 
 
-def _place(at: Field, document: Document | None, environ: Mapping[str, str]) -> str:
+def place(at: Field, document: Document | None, environ: Mapping[str, str]) -> str:
+    """The environment variable that gives this field, else its file and line."""
     for depth in range(len(at), 0, -1):
         variable = "NIGHTSHIFT_" + "__".join(str(part) for part in at[:depth]).upper()
         if variable in environ:

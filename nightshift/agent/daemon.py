@@ -58,6 +58,7 @@ def run(config: Path | None) -> None:
     settings = load(config)
     logs.configure(settings.log.level, settings.log.format)
     log = structlog.get_logger("daemon")
+    _warn(settings, log)
     app = App(settings)
     hangup = threading.Event()
     changed = Changes(config)
@@ -85,6 +86,11 @@ def run(config: Path | None) -> None:
         app.stop()
 
 
+def _warn(settings: Settings, log: structlog.typing.FilteringBoundLogger) -> None:
+    for warning in settings.warnings:
+        log.warning("setting ignored", warning=warning)
+
+
 def _read_again(app: App, config: Path | None, log: structlog.typing.FilteringBoundLogger) -> None:
     try:
         settings: Settings = load(config)
@@ -95,3 +101,4 @@ def _read_again(app: App, config: Path | None, log: structlog.typing.FilteringBo
             log.error("configuration refused", problem=problem)
         return
     logs.configure(settings.log.level, settings.log.format)
+    _warn(settings, log)

@@ -13,15 +13,24 @@ from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    ValidationError,
+    create_model,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
+from nightshift.agent import former_settings
 from nightshift.agent.approvals.people import Settings as PeopleSettings
 from nightshift.agent.approvals.policy import ApprovalSettings
 from nightshift.agent.approvals.scoreboard import Settings as AutonomySettings
-from nightshift.agent.config_file import ConfigError, Document, explain, read
+from nightshift.agent.config_file import ConfigError, Document, explain, place, read
 from nightshift.agent.console.settings import Settings as ConsoleSettings
-from nightshift.agent.correlation.correlate import Settings as CorrelateSettings
 from nightshift.agent.incidents.retention import Settings as KeepingSettings
 from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.notify.outlets.settings import Settings as OutletSettings
@@ -29,7 +38,6 @@ from nightshift.agent.notify.slack.settings import Settings as SlackSettings
 from nightshift.agent.rca.model import ModelSettings
 from nightshift.agent.rca.redact import Settings as RedactSettings
 from nightshift.agent.store.election import Settings as ElectionSettings
-from nightshift.collectors.history import Settings as HistorySettings
 from nightshift.collectors.plugins import ALL as COLLECTORS
 from nightshift.controllers.actuators.plugins import ALL as ACTUATORS
 from nightshift.controllers.guard import Settings as GuardSettings
@@ -137,10 +145,6 @@ class Settings(BaseSettings):
     actuators: tuple[ActuatorEntry, ...] = Field(
         (), description="What may change the world; none: Nightshift proposes and cannot act"
     )
-    correlate: CorrelateSettings = Field(
-        default_factory=CorrelateSettings, description="How findings become incidents"
-    )
-    history: HistorySettings = Field(default_factory=HistorySettings, description="How much is looked back on")
     economy: Economy = Field(default_factory=Economy, description="What time costs on this cluster")
     ladder: RepairLadder = Field(
         default_factory=RepairLadder,
@@ -194,6 +198,22 @@ class Settings(BaseSettings):
     )
     console: ConsoleSettings = Field(default_factory=ConsoleSettings, description="The web console")
     log: LogSettings = Field(default_factory=LogSettings, description="The daemon's own log")
+    _former: tuple[tuple[former_settings.Field, str], ...] = PrivateAttr(())
+    _warnings: tuple[str, ...] = PrivateAttr(())
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _without_former(cls, values: Any, handler: ModelWrapValidatorHandler[Settings]) -> Settings:
+        """Takes former settings out of the file's and the environment's values, and remembers where they are."""
+        former = tuple(former_settings.found(values))
+        settings = handler(former_settings.without(values, frozenset(at for at, _ in former)))
+        settings._former = former
+        return settings
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """One sentence for each former setting that the file or the environment still has."""
+        return self._warnings
 
     @classmethod
     def settings_customise_sources(
@@ -216,9 +236,15 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> 
     document = Document(Path("settings"), {}) if path is None else read(path)
     environ = os.environ if environ is None else environ
     try:
-        return Settings(**document.values)
+        settings = Settings(**document.values)
     except ValidationError as error:
         schema = Settings.model_json_schema()
         raise ConfigError(explain(error.errors(), document if path else None, schema, environ)) from error
     except SettingsError as error:
         raise ConfigError([f"environment: {error}: {error.__cause__}"]) from error
+    settings._warnings = tuple(
+        former_settings.warning(place(at, document if path else None, environ), where)
+        for at, where in settings._former
+        if where != former_settings.BLOCK
+    )
+    return settings

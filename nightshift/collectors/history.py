@@ -15,7 +15,6 @@ from threading import RLock
 from typing import TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.collectors.frame import Floats, Frame, LogRecord, SeriesIndex, SourceStatus, StepSeries
 from nightshift.collectors.kernel_log.event import KernelEvent
@@ -27,16 +26,16 @@ _LEVELS = 3
 T = TypeVar("T")
 
 
-class Settings(BaseModel):
-    """How much is looked back on. All bounds are per daemon."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    max_frame_bytes: int = Field(64 * 2**20, ge=2**16, description="Memory for frames of all kinds (bytes)")
-    max_subjects: int = Field(4096, ge=1, description="Most subjects with stored steps, lines and events")
-    max_steps: int = Field(20_000, ge=10, description="Training steps kept per rank or job")
-    max_lines: int = Field(2_000, ge=10, description="Log lines kept per subject")
-    max_events: int = Field(2_000, ge=10, description="Kernel events kept per node")
+# Memory for frames of all kinds. Older frames are thinned out, so more memory buys little more past.
+MAX_FRAME_BYTES = 64 * 2**20
+# Most subjects with stored steps, lines and events; the longest unheard goes first.
+MAX_SUBJECTS = 4096
+# Training steps kept per rank or job: fifty of the loss detector's longest watches.
+MAX_STEPS = 20_000
+# Log lines kept per subject.
+MAX_LINES = 2_000
+# Kernel events kept per node.
+MAX_EVENTS = 2_000
 
 
 class _Ring:
@@ -84,8 +83,16 @@ class Columns:
 
 
 class History:
-    def __init__(self, settings: Settings | None = None) -> None:
-        self.settings = settings or Settings()
+    def __init__(
+        self,
+        *,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+        max_subjects: int = MAX_SUBJECTS,
+        max_steps: int = MAX_STEPS,
+        max_lines: int = MAX_LINES,
+    ) -> None:
+        self._max_frame_bytes, self._max_subjects = max_frame_bytes, max_subjects
+        self._max_steps, self._max_lines = max_steps, max_lines
         self._lock = RLock()
         self._rings: dict[SubjectKind, _Ring] = {}
         self._steps: OrderedDict[Subject, deque[StepSeries]] = OrderedDict()
@@ -100,25 +107,25 @@ class History:
             for kind, frame in tick.frames.items():
                 self._rings.setdefault(kind, _Ring()).add(frame)
             for ring in self._rings.values():
-                ring.shrink(self.settings.max_frame_bytes / len(self._rings))
+                ring.shrink(self._max_frame_bytes / len(self._rings))
             for steps in tick.steps:
                 kept = self._slot(self._steps, steps.subject)
                 kept.append(steps)
                 count = len(steps.step) + (self._step_counts.get(steps.subject, 0) if len(kept) > 1 else 0)
-                while len(kept) > 1 and count > self.settings.max_steps:
+                while len(kept) > 1 and count > self._max_steps:
                     count -= len(kept.popleft().step)
                 self._step_counts[steps.subject] = count
-            if len(self._step_counts) > 2 * self.settings.max_subjects:
+            if len(self._step_counts) > 2 * self._max_subjects:
                 self._step_counts = {s: n for s, n in self._step_counts.items() if s in self._steps}
             for record in tick.logs:
                 kept_lines = self._slot(self._lines, record.subject)
                 kept_lines.append(record)
-                if len(kept_lines) > self.settings.max_lines:
+                if len(kept_lines) > self._max_lines:
                     kept_lines.popleft()
             for event in tick.events:
                 kept_events = self._slot(self._events, event.node)
                 kept_events.append(event)
-                if len(kept_events) > self.settings.max_events:
+                if len(kept_events) > MAX_EVENTS:
                     kept_events.popleft()
             for status in tick.sources:
                 self._sources[status.source] = status
@@ -126,7 +133,7 @@ class History:
     def _slot(self, table: OrderedDict[Subject, deque[T]], subject: Subject) -> deque[T]:
         slot = table.setdefault(subject, deque())
         table.move_to_end(subject)
-        while len(table) > self.settings.max_subjects:
+        while len(table) > self._max_subjects:
             table.popitem(last=False)
         return slot
 

@@ -81,6 +81,10 @@ class MaintenanceWindow(BaseModel):
         return any(fnmatchcase(name, pattern) for name in names for pattern in self.subjects)
 
 
+# Actions are counted over an hour, the unit of the rates; a second window would only make them hard to read.
+RATE_S = 3600.0
+
+
 class Settings(BaseModel):
     """How much mitigation the cluster bears."""
 
@@ -93,7 +97,6 @@ class Settings(BaseModel):
         default=1, ge=0, description="So many whole nodes may always be out, even if few exist"
     )
     floor_gpus: int = Field(default=0, ge=0, description="At least so many GPUs stay in use, whatever else holds")
-    rate_s: float = Field(default=3600.0, gt=0, description="The window over which actions are counted (s)")
     cluster_rate: int = Field(default=12, ge=0, description="Most actions on the cluster per window")
     rack_rate: int = Field(default=6, ge=0, description="Most actions on one rack per window")
     domain_rate: int = Field(default=6, ge=0, description="Most actions on one NVLink domain per window")
@@ -289,11 +292,7 @@ class _Guard:
         return None
 
     def _rate(self, action: Action, begun: list[Commitment]) -> GuardRuling | None:
-        recent = [
-            c
-            for c in begun
-            if not traits_of(c.action.kind).harmless and self._at_s - c.begun_s < self._settings.rate_s
-        ]
+        recent = [c for c in begun if not traits_of(c.action.kind).harmless and self._at_s - c.begun_s < RATE_S]
         limits = {
             _K.CLUSTER: (self._settings.cluster_rate, Limit.CLUSTER_RATE),
             _K.RACK: (self._settings.rack_rate, Limit.RACK_RATE),
@@ -309,9 +308,9 @@ class _Guard:
                 first_s = min(
                     (c.begun_s for c, t in zip(recent, others, strict=True) if scope in t), default=self._at_s
                 )
-                minutes = self._settings.rate_s / 60
+                minutes = RATE_S / 60
                 message = f"{count} actions on {scope} within {minutes:.0f} min; {most} are allowed"
-                return GuardRuling(False, message, limit, first_s + self._settings.rate_s)
+                return GuardRuling(False, message, limit, first_s + RATE_S)
         return None
 
     def _counted(self, action: Action) -> set[Subject]:

@@ -29,19 +29,28 @@ _PROGRESS = ("server_generated_tokens_total", "server_requests_done_total")
 _DEMAND = ("server_requests_waiting", "server_requests_running")
 
 
+# No token while requests wait for this long; the prefill of the longest prompts takes less. `strength` scales it.
+HANG_S = 120.0
+# A shorter stop under demand is no pause: it can be one scrape that came early.
+PAUSE_S = 20.0
+# One pause can be a model that loads an adapter; three within the window are a habit.
+PAUSES = 3
+# Pauses are counted over this, as gaps of training are (`detectors.progress.stall`).
+WINDOW_S = 900.0
+# Share of the window that the pauses have to cost; `strength` scales it.
+LOST_SHARE = 0.15
+# Progress without a pause for this long clears.
+CLEAR_S = 120.0
+# A server unseen for this long was scaled down.
+FORGET_S = 3600.0
+
+
 class ServingSettings(BaseModel):
     """When a server has stopped."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    hang_s: float = Field(default=120.0, gt=0, description="No token while requests wait for this long (s)")
-    pause_s: float = Field(default=20.0, gt=0, description="A shorter stop under demand is no pause (s)")
-    pauses: int = Field(default=3, ge=2, le=RING, description="Pauses within the window before it is a stall")
-    window_s: float = Field(default=900.0, gt=0, description="The window in which pauses are counted (s)")
-    lost_share: float = Field(default=0.15, gt=0, lt=1, description="Share of the window that the pauses must cost")
     strength: float = Field(default=1.0, gt=0, description="This many times as long, or as costly, is an alarm")
-    clear_s: float = Field(default=120.0, gt=0, description="Progress without a pause for this long clears (s)")
-    forget_s: float = Field(default=3600.0, gt=0, description="A server unseen for this long is forgotten (s)")
 
 
 class Serving:
@@ -80,7 +89,7 @@ class Serving:
             "pauses": Column(np.int64, 0),
             "demand": Column(np.float64, np.nan),
         }
-        return SeriesTable(columns, self.settings.forget_s)
+        return SeriesTable(columns, FORGET_S)
 
     @property
     def name(self) -> str:
@@ -131,10 +140,10 @@ class Serving:
         table["works"][slots] = np.where(whole, (table["works"][slots] & ~anew) | moved, table["works"][slots])
         waits = whole & (np.nan_to_num(demand) > 0) & ~moved & ~anew
         # after a gap in the data nobody knows when it moved last: the stop begins with the first look after it
-        gap = ~(at_s - table["last_s"][slots] <= self.settings.pause_s + 60.0)
+        gap = ~(at_s - table["last_s"][slots] <= PAUSE_S + 60.0)
         goes_on = whole & (~waits | gap | np.isnan(table["moved_s"][slots]))
         ended = goes_on & moved & table["stood"][slots] & ~gap
-        ended &= at_s - table["moved_s"][slots] >= self.settings.pause_s
+        ended &= at_s - table["moved_s"][slots] >= PAUSE_S
         table["stood"][slots] = np.where(whole, waits & ~gap, table["stood"][slots])
         for row in np.flatnonzero(ended & table["works"][slots]).tolist():
             self._note(int(slots[row]), at_s)
@@ -142,7 +151,7 @@ class Serving:
         table["moved_s"][slots] = np.where(goes_on, at_s, table["moved_s"][slots])
         table["demand"][slots] = np.where(whole, demand, table["demand"][slots])
         table["last_s"][slots] = np.where(whole, at_s, table["last_s"][slots])
-        for row in np.flatnonzero((stopped_s >= self.settings.strength * self.settings.hang_s) & ~gap).tolist():
+        for row in np.flatnonzero((stopped_s >= self.settings.strength * HANG_S) & ~gap).tolist():
             self._hang(int(slots[row]), float(stopped_s[row]), at_s)
         for row in np.flatnonzero(ended).tolist():
             self._stall(int(slots[row]), at_s)
@@ -172,7 +181,7 @@ class Serving:
             since_s,
             Severity.CRITICAL,
             f"No token for {stopped_s:.0f} s while {demand:.0f} requests wait or run",
-            score=stopped_s / self.settings.hang_s,
+            score=stopped_s / HANG_S,
             threshold=self.settings.strength,
             evidence=(exhibit,),
             facts={"silent_s": stopped_s, "requests": demand, "server": subject.name},
@@ -182,15 +191,15 @@ class Serving:
     def _stall(self, slot: int, at_s: float) -> None:
         s, table = self.settings, self._table
         start, end = table["start"][slot], table["end"][slot]
-        recent = end > at_s - s.window_s
-        if int(recent.sum()) < s.pauses:
+        recent = end > at_s - WINDOW_S
+        if int(recent.sum()) < PAUSES:
             return
         order = np.argsort(end[recent])
         start, end = start[recent][order], end[recent][order]
-        begin_s = max(at_s - s.window_s, float(start[0]))
+        begin_s = max(at_s - WINDOW_S, float(start[0]))
         lost_s = float((end - np.maximum(start, begin_s)).sum())
         lost = lost_s / max(at_s - begin_s, 1.0)
-        if lost < s.strength * s.lost_share:
+        if lost < s.strength * LOST_SHARE:
             return
         subject, longest_s = table.subjects[slot], float((end - start).max())
         exhibit = SeriesExhibit(
@@ -199,7 +208,7 @@ class Serving:
             "s",
             tuple(end.tolist()),
             tuple((end - start).tolist()),
-            s.pause_s,
+            PAUSE_S,
             "",
             "stops under demand; the reference is the least that counts",
         )
@@ -209,7 +218,7 @@ class Serving:
             float(start[0]),
             Severity.WARNING,
             f"{len(end)} stops of up to {longest_s:.0f} s cost {100 * lost:.0f} % of the time while requests wait",
-            score=lost / s.lost_share,
+            score=lost / LOST_SHARE,
             threshold=s.strength,
             evidence=(exhibit,),
             facts={
@@ -231,7 +240,7 @@ class Serving:
             return self._episodes.again(fault, subject, at_s)
         last_s = float(np.nanmax(table["end"][slot], initial=-np.inf))
         stopped_s = at_s - float(table["moved_s"][slot])
-        if at_s - last_s >= self.settings.clear_s and stopped_s < self.settings.pause_s:
+        if at_s - last_s >= CLEAR_S and stopped_s < PAUSE_S:
             return self._episodes.clear(fault, subject, at_s, "Tokens come without stops again")
         return self._episodes.again(fault, subject, at_s)
 

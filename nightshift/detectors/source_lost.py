@@ -16,6 +16,10 @@ from nightshift.detectors.snapshot import pack, unpack
 VERSION = 1
 
 
+# A source that is not queried for this long was removed from the configuration.
+FORGET_S = 3600.0
+
+
 class SourceSettings(BaseModel):
     """How long a source may be lost before it is said."""
 
@@ -23,9 +27,6 @@ class SourceSettings(BaseModel):
 
     lost_after_s: float = Field(
         default=120.0, gt=0, description="A source without a good answer for this long is lost"
-    )
-    forget_s: float = Field(
-        default=3600.0, gt=0, description="Time until a source that is no longer queried is forgotten (s)"
     )
 
 
@@ -95,7 +96,7 @@ class SourceLost:
             good_s = self._good_s[source] = min(self._good_s[source], tick.at_s)
             asked_s = self._asked_s[source] = min(self._asked_s.get(source, good_s), tick.at_s)
             silent_s = tick.at_s - good_s
-            if tick.at_s - asked_s > self.settings.forget_s:
+            if tick.at_s - asked_s > FORGET_S:
                 for known in (self._good_s, self._asked_s, self._last):
                     known.pop(source, None)
                 gone = self._episodes.no_data(

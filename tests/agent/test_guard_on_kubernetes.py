@@ -28,6 +28,7 @@ from nightshift.controllers import guard
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, Precondition, Undo
 from nightshift.controllers.actuators.kube_client import KubeClient
 from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesActuatorSettings
+from nightshift.controllers.guard import RATE_S
 from nightshift.detectors.base import Fault, State
 from tests.agent.incidents import ManualClock, a_finding
 from tests.agent.test_interleavings import AtOnce, Crash, Crashing
@@ -40,9 +41,7 @@ K, A, S = SubjectKind, ActionKind, IncidentState
 NODES = [f"n{number}" for number in range(8)]
 RACK = {name: f"r{number % 2}" for number, name in enumerate(NODES)}
 GPUS = 2
-LIMITS = guard.Settings(
-    cluster_fraction=0.4, rack_fraction=0.5, floor_gpus=8, cluster_rate=5, rack_rate=4, rate_s=3600.0
-)
+LIMITS = guard.Settings(cluster_fraction=0.4, rack_fraction=0.5, floor_gpus=8, cluster_rate=5, rack_rate=4)
 POLICY = ApprovalSettings(
     kinds={A.CORDON: Rule.AUTOMATIC, A.QUARANTINE_GPU: Rule.AUTOMATIC, A.TAINT: Rule.AUTOMATIC, A.DRAIN: Rule.ONE},
     valid_s=600,
@@ -255,7 +254,7 @@ class GuardedCluster(RuleBasedStateMachine):
     def the_rate_holds(self) -> None:
         intents = [r.at_s for r in self._intents()]
         for start_s in intents:
-            within = [t for t in intents if start_s <= t < start_s + LIMITS.rate_s]
+            within = [t for t in intents if start_s <= t < start_s + RATE_S]
             assert len(within) <= LIMITS.cluster_rate
 
     def _intents(self) -> list[Any]:

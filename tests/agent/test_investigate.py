@@ -153,7 +153,7 @@ FAILURES: list[tuple[str, list[Answer], dict[str, Any], Failure]] = [
     (
         "never ending",
         [lambda s, _: calls(("topology", {"subject": "node:n1", "at_s": len(s.asked)}))],
-        {"max_steps": 4},
+        {},
         Failure.STEPS,
     ),
     (

@@ -40,12 +40,17 @@ def _watch(gate: KernelGate, clock: ManualClock, policy: Settings = POLICY) -> K
     return KernelWatch(policy, gate, Inventory("c"), clock, "c")
 
 
+@pytest.fixture(autouse=True)
+def _settle_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nightshift.collectors.training.kineto.SETTLE_S", 0.0)
+
+
 def _told(folder: Path, namespace: str = "lab") -> list[LogRecord]:
     """What the collector says of the recorded trace."""
     target = folder / "traces" / namespace
     target.mkdir(parents=True)
     (target / "gpt-0.json.gz").write_bytes(RECORDED.read_bytes())
-    collector = KinetoCollector(KinetoCollector.Settings(path=folder / "traces", settle_s=0.0))
+    collector = KinetoCollector(KinetoCollector.Settings(path=folder / "traces"))
     import time
 
     return list(collector.collect(time.time(), Inventory(), 30.0).logs)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import nightshift.agent.incidents.lifecycle as lifecycle_module
 from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.store.incident import Incident, IncidentState
 from nightshift.collectors.base import Permanent, Temporary
@@ -200,7 +201,7 @@ def test_a_temporary_failure_is_tried_again_and_acts_once(world: World, clock: M
 
 
 def test_a_stage_that_keeps_failing_ends_with_a_person_after_growing_pauses(
-    world: World, clock: ManualClock
+    world: World, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried_at: list[float] = []
 
@@ -208,7 +209,8 @@ def test_a_stage_that_keeps_failing_ends_with_a_person_after_growing_pauses(
         tried_at.append(clock.now_s())
         raise Temporary("no answer from the model")
 
-    world.settings = LifecycleSettings(max_tries=4, retry_s=5, retry_max_s=12)
+    world.settings = LifecycleSettings(max_tries=4)
+    monkeypatch.setattr(lifecycle_module, "RETRY_MAX_S", 12.0)
     with running(world, diagnose=never) as lifecycle:
         name = opened(world)
         for _ in range(60):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from nightshift.agent.approvals.policy import ApprovalSettings, Rule
+from nightshift.agent.incidents.stages import WORKERS
 from nightshift.agent.store.incident import Incident, IncidentState
 from nightshift.agent.store.lease import AlreadyRunning
 from nightshift.controllers.action import Action, ActionKind, ActionOutcome, ActionProposal
@@ -118,7 +119,7 @@ def test_a_halt_lets_nothing_begin_and_what_is_under_way_ends_by_itself(world: W
         world.gate.halt(ANN)
         may_end.set()
         lifecycle.wait_idle()
-        assert len(world.cluster.effects()) == len(began) <= world.settings.workers < len(names)
+        assert len(world.cluster.effects()) == len(began) <= WORKERS < len(names)
         begun = {world.store.incident(name).state for name in names}
         assert begun <= {_S.APPROVED, _S.ACTING, _S.CONFIRMING}
         world.gate.resume(ANN)

@@ -30,6 +30,11 @@ FALLBACK, ASKED = 420_000, 500_000
 FIRST, SECOND = "127.0.0.1", "127.0.0.2"
 
 
+@pytest.fixture(autouse=True)
+def _refresh_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nightshift.collectors.kubernetes.agent_pods.REFRESH_S", 1e-9)
+
+
 @dataclass
 class Gpus:
     """The GPUs of one machine (`power_leases.PowerDevice`)."""
@@ -111,7 +116,6 @@ class World:
             "namespace": self.cluster.namespace,
             "selector": "app=agent",
             "port": self.port,
-            "refresh_s": 1e-9,
             **changes.pop("agents", {}),
         }
         settings = Settings(

@@ -12,7 +12,6 @@ from nightshift.agent.incidents.recovery_proof import ResumedProgress
 from nightshift.agent.store.incident import HistoryStep, Incident, IncidentState
 from nightshift.collectors.frame import StepSeries
 from nightshift.collectors.history import History
-from nightshift.collectors.history import Settings as HistorySettings
 from nightshift.collectors.subject import Subject
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.action import ActionKind, OutcomeStatus, UnderWay
@@ -48,7 +47,7 @@ def incident(cause: Fault = Fault.GPU_MEMORY_LEAK, checkpoint: int | None = 400,
 
 def history(*points: tuple[float, int]) -> History:
     """Steps (time, number) of the job's first rank."""
-    made = History(HistorySettings())
+    made = History()
     if points:
         t_s, step = (np.array(column) for column in zip(*points, strict=True))
         series = StepSeries(RANK, "r", step.astype(np.int64), t_s.astype(np.float64), {}, "log")

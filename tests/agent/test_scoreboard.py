@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,7 +73,9 @@ def ratings(world: World, clock: ManualClock, **settings: float) -> list[Rating]
     return Scoreboard(world.store.database, Settings(**settings)).ratings(clock.now_s())  # type: ignore[arg-type]
 
 
-def test_decisions_and_results_are_counted_where_they_belong(tmp_path: Path) -> None:
+def test_decisions_and_results_are_counted_where_they_belong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two approved and confirmed, one declined, one approved that did not help: each is counted once."""
     world, clock = made(tmp_path)
     for decide, recovers in (("approve", True), ("approve", True), ("reject", True), ("approve", False)):
@@ -80,7 +83,8 @@ def test_decisions_and_results_are_counted_where_they_belong(tmp_path: Path) -> 
     (rating,) = ratings(world, clock)
     assert rating.score == ApprovalScore(A.RESTART_JOB, "team", 4, agreed=3, disagreed=1, confirmed=2, failed=1)
     assert rating.level is Level.OBSERVE
-    assert ratings(world, clock, window_s=1.0) == []
+    monkeypatch.setattr("nightshift.agent.approvals.scoreboard.WINDOW_S", 1.0)
+    assert ratings(world, clock) == []
 
 
 def test_what_policy_approved_by_itself_earns_nothing(tmp_path: Path) -> None:
@@ -90,10 +94,13 @@ def test_what_policy_approved_by_itself_earns_nothing(tmp_path: Path) -> None:
     assert (rating.score.automatic, rating.score.decided) == (1, 0)
 
 
-def test_an_automatic_kind_asks_a_person_until_it_has_earned_it(tmp_path: Path) -> None:
+def test_an_automatic_kind_asks_a_person_until_it_has_earned_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same policy: at first somebody has to approve, and the plan says why; after enough agreement it acts."""
     world, clock = made(tmp_path, kinds={A.RESTART_JOB: Rule.AUTOMATIC})
-    board = Scoreboard(world.store.database, Settings(required=True, decisions=2, agreed=3, agreement=0.4))
+    monkeypatch.setattr("nightshift.agent.approvals.scoreboard.DECISIONS", 2)
+    board = Scoreboard(world.store.database, Settings(required=True, agreed=3, agreement=0.4))
 
     def not_earned(action: object) -> str:
         found = board.may_act(action, clock.now_s())  # type: ignore[arg-type]

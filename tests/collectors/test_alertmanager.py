@@ -116,9 +116,10 @@ def test_matchers_are_passed_on(alertmanager: str, opened: Any) -> None:
 
 
 @pytest.fixture
-def lying(opened: Any, page_server: Any) -> Any:
+def lying(opened: Any, page_server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     page_server.pages["/api/v2/silences"] = b"[]"
-    of = opened(AlertmanagerCollector(AlertmanagerCollector.Settings(url=page_server.url, max_alerts=10)))
+    monkeypatch.setattr("nightshift.collectors.prometheus.alertmanager.MAX_ALERTS", 10)
+    of = opened(AlertmanagerCollector(AlertmanagerCollector.Settings(url=page_server.url)))
     return page_server, of
 
 
@@ -175,12 +176,15 @@ def test_a_fuzzed_alert_never_raises(lying: Any, changes: dict[str, Any]) -> Non
     check_collect(of, NOW, Inventory(), 30.0)
 
 
-def test_a_faulty_alertmanager_is_told(opened: Any, faulty: tuple[Any, str, set[str], float]) -> None:
+def test_a_faulty_alertmanager_is_told(
+    opened: Any, faulty: tuple[Any, str, set[str], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nightshift.collectors.prometheus.alertmanager.MAX_BYTES", 100_000)
     served, path, reasons, timeout_s = faulty
     for api in ("alerts", "silences"):
         if path in served.pages:
             served.pages[f"{path}/api/v2/{api}"] = served.pages[path]
-    at = AlertmanagerCollector.Settings(url=served.at(path), max_bytes=100_000)
+    at = AlertmanagerCollector.Settings(url=served.at(path))
     (status,) = check_collect(
         opened(AlertmanagerCollector(at)), NOW, Inventory(), timeout_s, expect_ok=False
     ).sources

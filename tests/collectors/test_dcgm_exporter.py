@@ -341,9 +341,10 @@ def test_a_counter_that_went_back_changes_the_epoch_once(collector: Any, page_se
 
 
 def test_a_gpu_that_vanishes_from_its_page_keeps_its_row_and_node_but_no_value_and_no_pod(
-    collector: Any, page_server: Any
+    collector: Any, page_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of, inventory = collector(page_server.at("/m"), forget_after_s=60), Inventory()
+    monkeypatch.setattr("nightshift.collectors.telemetry.dcgm_exporter.FORGET_AFTER_S", 60)
+    of, inventory = collector(page_server.at("/m")), Inventory()
     both = row("DCGM_FI_DEV_POWER_USAGE", 1, more=pod("j-0")) + row("DCGM_FI_DEV_POWER_USAGE", 2, n=1)
     page_server.pages["/m"] = both.encode()
     before = frame(take(of, inventory))
@@ -384,10 +385,12 @@ def test_samples_of_another_time_are_refused(collector: Any, page_server: Any) -
 def test_a_faulty_page_is_told_with_its_reason_and_takes_no_other_page_with_it(
     collector: Any,
     faulty: tuple[Any, str, set[str], float],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("nightshift.collectors.telemetry.pages.MAX_BYTES", 1_000_000)
     server, path, reasons, timeout_s = faulty
     server.pages["/good"] = row("DCGM_FI_DEV_POWER_USAGE", 300).encode()
-    of = collector(server.at(path), server.at("/good"), max_bytes=1_000_000)
+    of = collector(server.at(path), server.at("/good"))
     batch = take(of, timeout_s=max(timeout_s, 3.0))
     bad, good = batch.sources
     assert good.ok

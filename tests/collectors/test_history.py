@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from nightshift.collectors.frame import Frame, Instant, LogRecord, SeriesIndex, StepSeries
-from nightshift.collectors.history import History, Settings
+from nightshift.collectors.history import History
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 
@@ -33,7 +33,7 @@ def test_a_window_gives_observation_times_and_leaves_missing_values_out() -> Non
 
 
 def test_frames_stay_within_the_budget_and_old_ones_thin_out_instead_of_vanishing() -> None:
-    history = History(Settings(max_frame_bytes=2**18))
+    history = History(max_frame_bytes=2**18)
     index = SeriesIndex(SubjectKind.GPU, GPUS)
     for n in range(5000):
         history.add(tick(5.0 * n, index, 100.0))
@@ -60,7 +60,7 @@ def steps(first: int, count: int, t_s: float) -> StepSeries:
 
 
 def test_steps_join_over_ticks_and_are_windows_too() -> None:
-    history = History(Settings(max_steps=30))
+    history = History(max_steps=30)
     for n in range(10):
         history.add(Tick(n * 5.0, steps=(steps(n * 5, 5, n * 5.0),)))
     joined = history.steps(RANK, 0.0, 100.0)
@@ -73,7 +73,7 @@ def test_steps_join_over_ticks_and_are_windows_too() -> None:
 
 
 def test_lines_of_one_subject_are_bounded_and_do_not_evict_those_of_another() -> None:
-    history = History(Settings(max_lines=10))
+    history = History(max_lines=10)
     quiet, loud = (Subject(SubjectKind.NODE, name) for name in ("quiet", "loud"))
 
     def record(node: Subject, n: int) -> LogRecord:
@@ -85,7 +85,7 @@ def test_lines_of_one_subject_are_bounded_and_do_not_evict_those_of_another() ->
 
 
 def test_subjects_that_were_silent_longest_are_forgotten_first() -> None:
-    history = History(Settings(max_subjects=2))
+    history = History(max_subjects=2)
     for n in range(3):
         node = Subject(SubjectKind.NODE, f"n{n}")
         history.add(Tick(float(n), logs=(LogRecord(Instant(float(n)), "kmsg", node, "x", 0),)))

@@ -63,11 +63,13 @@ LOUD = {
 @pytest.mark.parametrize("loud", LOUD)
 @pytest.mark.parametrize("plugin", PAGES, ids=lambda plugin: plugin.plugin)
 def test_hostile_labels_are_bounded_printable_and_counted(
-    plugin: Any, loud: str, opened: Any, page_server: Any
+    plugin: Any, loud: str, opened: Any, page_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever stands in a label: names stay short and printable, facts too, and no look takes long."""
+    monkeypatch.setattr("nightshift.collectors.telemetry.pages.MAX_BYTES", 2**28)
+    monkeypatch.setattr("nightshift.collectors.training.metrics.MAX_BYTES", 2**28)
     page_server.pages["/m"] = "".join(line.format(LOUD[loud]) + "\n" for line in PAGES[plugin]).encode()
-    of, inventory = opened(plugin(plugin.Settings(urls=[page_server.at("/m")], max_bytes=2**28))), Inventory()
+    of, inventory = opened(plugin(plugin.Settings(urls=[page_server.at("/m")]))), Inventory()
     began_s = time.process_time()
     batch = check_collect(of, NOW, inventory, 60.0)
     assert time.process_time() - began_s < 20.0

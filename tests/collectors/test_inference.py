@@ -202,9 +202,12 @@ def test_hostile_pages_are_bounded_and_counted(collector: Any, page_server: Any)
     assert status.rejected[Reason.MALFORMED] == 1
 
 
-def test_a_faulty_server_is_told(opened: Any, faulty: tuple[Any, str, set[str], float]) -> None:
+def test_a_faulty_server_is_told(
+    opened: Any, faulty: tuple[Any, str, set[str], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nightshift.collectors.telemetry.pages.MAX_BYTES", 100_000)
     served, path, reasons, timeout_s = faulty
-    of = opened(InferenceCollector(InferenceCollector.Settings(urls=[served.at(path)], max_bytes=100_000)))
+    of = opened(InferenceCollector(InferenceCollector.Settings(urls=[served.at(path)])))
     (status,) = check_collect(of, NOW, Inventory(), timeout_s, expect_ok=False).sources
     assert str(status.reason) in reasons
 

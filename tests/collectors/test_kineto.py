@@ -198,8 +198,13 @@ def test_shares_add_up_to_the_union_of_the_intervals(intervals: list[tuple[int, 
     assert share[kind == 0].sum() == pytest.approx(len(computing))
 
 
+@pytest.fixture(autouse=True)
+def _settle_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nightshift.collectors.training.kineto.SETTLE_S", 0.0)
+
+
 def _collector(path: Path, **more: Any) -> KinetoCollector:
-    return KinetoCollector(KinetoCollector.Settings(path=path, settle_s=0.0, **more))
+    return KinetoCollector(KinetoCollector.Settings(path=path, **more))
 
 
 def test_a_folder_of_traces_becomes_the_ranks_steps_once(tmp_path: Path) -> None:
@@ -221,7 +226,7 @@ def test_a_large_trace_is_read_over_several_ticks(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("nightshift.collectors.training.kineto_reader.CHUNK_BYTES", 1 << 18)
     (tmp_path / "a-0.json.gz").write_bytes(RECORDED.read_bytes())
     at = iter(np.arange(0.0, 1e6, 0.5))
-    settings = KinetoCollector.Settings(path=tmp_path, settle_s=0.0)
+    settings = KinetoCollector.Settings(path=tmp_path)
     collector = KinetoCollector(settings, timer=lambda: float(next(at)))
     batches = [collector.collect(time.time(), Inventory(), 2.0) for _ in range(40)]
     assert sum(len(batch.steps) for batch in batches) == 1

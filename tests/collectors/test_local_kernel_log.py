@@ -112,10 +112,13 @@ def test_a_syslog_file_is_followed_over_rotation_and_reboot(collector: Any, tmp_
     assert batch.events[2].record.at.uncertainty_s > 0  # dmesg's clock is not the wall's
 
 
-def test_a_flood_keeps_the_events_and_says_that_lines_were_dropped(collector: Any, tmp_path: Path) -> None:
+def test_a_flood_keeps_the_events_and_says_that_lines_were_dropped(
+    collector: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nightshift.collectors.kernel_log.local.MAX_LINES", 10)
     log = tmp_path / "kern.log"
     log.write_text("start\n")
-    of = collector(source="file", path=log, max_lines=10)
+    of = collector(source="file", path=log)
     take(of)
     with log.open("a") as stream:
         stream.writelines(f"[{n}.0] {XID if n == 700 else 'nfs: server not responding'}\n" for n in range(1000))
@@ -128,14 +131,17 @@ def journal(rows: list[dict[str, Any]]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def test_journald_is_read_by_cursor_with_its_reboots(collector: Any, tmp_path: Path) -> None:
+def test_journald_is_read_by_cursor_with_its_reboots(
+    collector: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answer, asked, command = tmp_path / "answer", tmp_path / "asked", tmp_path / "journalctl"
     command.write_text(f'#!/bin/sh\necho "$@" >> {asked}\ncat {answer}\n: > {answer}\n')
     command.chmod(0o755)
     micros = str(int((NOW - 5) * 1e6))
     row = {"__REALTIME_TIMESTAMP": micros, "__CURSOR": "s=1", "_BOOT_ID": "a", "MESSAGE": XID}
     answer.write_text(journal([row, {"MESSAGE": "no time"}]))
-    of = collector(source="journald", journalctl=str(command))
+    monkeypatch.setattr("nightshift.collectors.kernel_log.local.JOURNALCTL", str(command))
+    of = collector(source="journald")
     batch = take(of)
     assert kinds(batch) == [KernelEventKind.XID]
     assert batch.events[0].record.at.t_s == NOW - 5
@@ -151,7 +157,9 @@ def exported(rows: list[dict[str, str]]) -> str:
     return "".join("".join(f"{key}={value}\n" for key, value in row.items()) + "\n" for row in rows)
 
 
-def test_a_real_journal_is_read_by_the_real_journalctl(collector: Any, tmp_path: Path) -> None:
+def test_a_real_journal_is_read_by_the_real_journalctl(
+    collector: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A journal file of two boots, written by systemd's own writer: kernel lines of both, the reboot between them,
     lines of other programs left out, and nothing twice when it grows."""
     writer = Path("/lib/systemd/systemd-journal-remote")
@@ -173,7 +181,8 @@ def test_a_real_journal_is_read_by_the_real_journalctl(collector: Any, tmp_path:
     command = tmp_path / "journalctl"
     command.write_text(f'#!/bin/sh\nexec journalctl --file {store} "$@"\n')
     command.chmod(0o755)
-    of = collector(source="journald", journalctl=str(command))
+    monkeypatch.setattr("nightshift.collectors.kernel_log.local.JOURNALCTL", str(command))
+    of = collector(source="journald")
     first = take(of)
     assert kinds(first) == [KernelEventKind.XID, KernelEventKind.BOOT, KernelEventKind.XID]
     assert [round(NOW - event.record.at.t_s) for event in first.events] == [60, 20, 10]
@@ -188,12 +197,21 @@ def test_a_real_journal_is_read_by_the_real_journalctl(collector: Any, tmp_path:
     [
         ({"source": "file", "path": "/absent/kern.log"}, Reason.NOT_FOUND),
         ({"source": "kmsg", "path": "/absent/kmsg"}, Reason.NOT_FOUND),
-        ({"source": "journald", "journalctl": "/absent/journalctl"}, Reason.NOT_FOUND),
-        ({"source": "journald", "journalctl": "false"}, Reason.UNREACHABLE),
     ],
 )
 def test_a_log_that_cannot_be_read_is_told(collector: Any, given: dict[str, Any], reason: Reason) -> None:
     batch = check_collect(collector(**given), NOW, Inventory(), 30.0, expect_ok=False)
+    assert batch.sources[0].reason is reason
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"), [("/absent/journalctl", Reason.NOT_FOUND), ("false", Reason.UNREACHABLE)]
+)
+def test_a_journal_that_cannot_be_read_is_told(
+    collector: Any, command: str, reason: Reason, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nightshift.collectors.kernel_log.local.JOURNALCTL", command)
+    batch = check_collect(collector(source="journald"), NOW, Inventory(), 30.0, expect_ok=False)
     assert batch.sources[0].reason is reason
 
 

@@ -84,15 +84,18 @@ def agent(
     started.stop()
 
 
+@pytest.fixture(autouse=True)
+def _refresh_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nightshift.collectors.kubernetes.agent_pods.REFRESH_S", 0.05)
+
+
 def source(cluster: Cluster, folder: Path, authority: Authority, port: int, **changes: Any) -> NodeAgentsCollector:
     kubeconfig = folder / "kubeconfig"
     kubeconfig.write_text(yaml.safe_dump(cluster.kubeconfig))
     certificate, key = put(folder, "client", authority.issue("nightshift", client=True))
     http = HttpSettings(ca_file=folder / "ca.crt", certificate_file=certificate, key_file=key)
     settings = {"kubeconfig": kubeconfig, "namespace": cluster.namespace, "selector": "app=agent", "port": port}
-    return NodeAgentsCollector(
-        NodeAgentsCollector.Settings(**settings, tls=True, refresh_s=0.05, http=http, **changes)
-    )
+    return NodeAgentsCollector(NodeAgentsCollector.Settings(**settings, tls=True, http=http, **changes))
 
 
 def heard(collector: NodeAgentsCollector, count: int = 1, timeout_s: float = 90.0) -> list[Any]:

@@ -80,8 +80,11 @@ def test_a_log_that_began_anew_is_read_from_its_start_and_told(collector: Any, p
     assert take(of).events == () or take(of).events == []
 
 
-def test_a_flood_keeps_every_event_drops_plain_lines_and_says_so(collector: Any, page_server: Any) -> None:
-    log, of = Log(), collector(max_lines=10)
+def test_a_flood_keeps_every_event_drops_plain_lines_and_says_so(
+    collector: Any, page_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nightshift.collectors.kernel_log.node_log.MAX_LINES", 10)
+    log, of = Log(), collector()
     page_server.pages["/k"] = log
     log.lines = [(n, NOW, XID if n % 100 == 50 else "noise") for n in range(1000)]
     batch = take(of)
@@ -115,10 +118,11 @@ def test_a_time_that_cannot_be_is_replaced_by_now_with_its_uncertainty(collector
 
 
 def test_a_faulty_node_is_told_and_never_becomes_an_event(
-    collector: Any, faulty: tuple[Any, str, set[str], float]
+    collector: Any, faulty: tuple[Any, str, set[str], float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("nightshift.collectors.kernel_log.node_log.MAX_BYTES", 100_000)
     _, path, _, timeout_s = faulty
-    batch = check_collect(collector(path, max_bytes=100_000), NOW, Inventory(), timeout_s)
+    batch = check_collect(collector(path), NOW, Inventory(), timeout_s)
     (status,) = batch.sources
     assert not status.ok or status.rejected or status.samples == 0
     assert not batch.events
@@ -172,9 +176,10 @@ def test_a_crash_tells_the_last_look_again_and_loses_none(collector: Any, page_s
 
 
 def test_events_of_a_node_that_was_never_read_are_told_only_while_they_are_new(
-    collector: Any, page_server: Any
+    collector: Any, page_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, of = Log(), collector(since_s=60)
+    monkeypatch.setattr("nightshift.collectors.kernel_log.node_log.SINCE_S", 60)
+    log, of = Log(), collector()
     page_server.pages["/k"] = log
     log.lines = [(1, NOW - 600, XID), (2, NOW - 5, XID)]
     assert [event.record.offset for event in take(of).events] == [2]

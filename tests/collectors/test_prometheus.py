@@ -81,8 +81,9 @@ def until(read: Callable[[], Batch], good: Callable[[Batch], bool], within_s: fl
 
 
 def test_a_real_prometheus_is_read_through_its_own_failures_and_its_targets(
-    page_server: Any, prometheus_server: Any, collector: Any
+    page_server: Any, prometheus_server: Any, collector: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("nightshift.collectors.prometheus.live.REFRESH_S", 1)
     page_server.pages |= {"/gpu": dcgm(100), "/box": CADVISOR, "/node": NODE + FABRIC}
     target = page_server.url.removeprefix("http://")
     jobs = "".join(
@@ -92,7 +93,7 @@ def test_a_real_prometheus_is_read_through_its_own_failures_and_its_targets(
     config = f"global: {{scrape_interval: 500ms, scrape_timeout: 400ms}}\nscrape_configs:{jobs}\n"
     server = prometheus_server(config)
     kinds = ["gpu", "container", "node", "nic", "disk"]
-    of, inventory = collector(server.url, refresh_s=1, kinds=kinds), Inventory()
+    of, inventory = collector(server.url, kinds=kinds), Inventory()
 
     def read() -> Batch:
         return check_collect(of, time.time(), inventory, 30.0)
@@ -216,9 +217,10 @@ def victoria_metrics(tmp_path: Path) -> Iterator[Callable[[str], str]]:
 
 
 def test_a_real_victoria_metrics_is_read_by_the_same_queries(
-    page_server: Any, victoria_metrics: Callable[[str], str], collector: Any
+    page_server: Any, victoria_metrics: Callable[[str], str], collector: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Values, times, labels and the fabric's rows, as a Prometheus gives them."""
+    monkeypatch.setattr("nightshift.collectors.prometheus.live.REFRESH_S", 1)
     page_server.pages |= {"/gpu": dcgm(100), "/node": NODE + FABRIC}
     target = page_server.url.removeprefix("http://")
     jobs = "".join(
@@ -226,7 +228,7 @@ def test_a_real_victoria_metrics_is_read_by_the_same_queries(
         for name in ("gpu", "node")
     )
     url = victoria_metrics(f"global: {{scrape_interval: 1s, scrape_timeout: 1s}}\nscrape_configs:{jobs}\n")
-    of, inventory = collector(url, kinds=["gpu", "nic"], refresh_s=1), Inventory()
+    of, inventory = collector(url, kinds=["gpu", "nic"]), Inventory()
 
     def read() -> Batch:
         return check_collect(of, time.time(), inventory, 30.0)
@@ -295,12 +297,15 @@ def test_an_answer_that_is_none_is_told_and_gives_no_value(page_server: Any, col
     check_collect(collector(page_server.url), time.time(), Inventory(), 30.0, expect_ok=False)
 
 
-def test_every_http_fault_is_told_with_its_reason(faulty: Any, collector: Any) -> None:
+def test_every_http_fault_is_told_with_its_reason(
+    faulty: Any, collector: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nightshift.collectors.prometheus.live.MAX_BYTES", 100_000)
     server, path, reasons, timeout_s = faulty
     if path in server.pages:
         server.pages["/api/v1/query"] = server.pages[path]
     batch = check_collect(
-        collector(server.url, kinds=["gpu"], metrics=["gpu_power_w"], max_bytes=100_000),
+        collector(server.url, kinds=["gpu"], metrics=["gpu_power_w"]),
         time.time(),
         Inventory(),
         timeout_s,

@@ -432,18 +432,24 @@ def test_trainers_that_print_steps_in_a_bar_and_figures_apart_are_joined(collect
     assert found.column("loss").tolist() == [2.3, 2.1]
 
 
-def test_quotable_lines_are_kept_and_bounded(collector: Any, tmp_path: Path) -> None:
+def test_quotable_lines_are_kept_and_bounded(
+    collector: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nightshift.collectors.training.logs.MAX_LINES", 20)
     lines = ["RuntimeError: CUDA error: uncorrectable ECC error"] + ["noise"] * 50 + ["NCCL WARN x"] * 500
     (tmp_path / "ml_job-3_trainer.log").write_text("\n".join(lines) + "\n")
-    logs = take(collector(max_lines=20)).logs
+    logs = take(collector()).logs
     assert logs[0].text.startswith("RuntimeError")
     assert logs[0].subject == RANK
     assert len(logs) == 20
 
 
-def test_a_watchdogs_line_is_of_its_rank_and_kept_in_a_flood_of_errors(collector: Any, tmp_path: Path) -> None:
+def test_a_watchdogs_line_is_of_its_rank_and_kept_in_a_flood_of_errors(
+    collector: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One pod of eight ranks: each rank's last word is kept, and nothing without bound."""
-    folder, of = tmp_path, collector(max_lines=10)
+    monkeypatch.setattr("nightshift.collectors.training.logs.MAX_LINES", 10)
+    folder, of = tmp_path, collector()
     said = "[rank{0}]:[E1] [PG 0 (default_pg) Rank {0}] Timeout at NCCL work: 7, last enqueued NCCL work: {1}, last"
     lines = [f"RuntimeError: {n}" for n in range(500)]
     lines += [f"{said.format(rank, 6 if rank == 5 else 7)} completed NCCL work: 6." for rank in range(8)]
@@ -455,11 +461,12 @@ def test_a_watchdogs_line_is_of_its_rank_and_kept_in_a_flood_of_errors(collector
 
 
 def test_a_huge_file_is_read_from_near_its_end_and_an_endless_line_is_skipped(
-    collector: Any, tmp_path: Path
+    collector: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("nightshift.collectors.training.logs.MAX_BYTES", 2**18)
     log = tmp_path / "ml_job-3_trainer.log"
     log.write_text("".join(f"step={n} loss=2\n" for n in range(10_000)) + "x" * 100_000 + "\nstep=10000 loss=3\n")
-    of = collector(max_bytes=2**18)
+    of = collector()
     batch = take(of)
     assert only(batch).step.tolist()[-1] == 10_000
     with log.open("a") as stream:

@@ -87,9 +87,12 @@ def test_settings_that_ask_nobody_are_refused() -> None:
         TrainingMetricsCollector.Settings(urls=["http://a/m"], jobs={"http://a/m": "gpt"})
 
 
-def test_a_faulty_page_is_told(opened: Any, faulty: tuple[Any, str, set[str], float]) -> None:
+def test_a_faulty_page_is_told(
+    opened: Any, faulty: tuple[Any, str, set[str], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nightshift.collectors.training.metrics.MAX_BYTES", 100_000)
     served, path, reasons, timeout_s = faulty
     (status,) = check_collect(
-        make(opened, urls=[served.at(path)], max_bytes=100_000), NOW, Inventory(), timeout_s, expect_ok=False
+        make(opened, urls=[served.at(path)]), NOW, Inventory(), timeout_s, expect_ok=False
     ).sources
     assert str(status.reason) in reasons

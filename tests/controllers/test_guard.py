@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nightshift.collectors.subject import TAKES_WORK_SINCE, Inventory, Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, Undo, kinds_where, traits_of
-from nightshift.controllers.guard import Commitment, Limit, MaintenanceWindow, Settings, rule
+from nightshift.controllers.guard import RATE_S, Commitment, Limit, MaintenanceWindow, Settings, rule
 
 K, A = SubjectKind, ActionKind
 NODES, GPUS = 10, 8
@@ -206,7 +206,7 @@ def _holds(begun: list[Commitment], now_s: float, chosen: Settings) -> None:
         assert sum(n // 2 == domain for n, _ in out) <= max(int(chosen.domain_fraction * 16), whole_nodes)
     if out:
         assert NODES * GPUS - len(out) >= chosen.floor_gpus
-    recent = [held for held in begun if now_s - held.begun_s < chosen.rate_s]
+    recent = [held for held in begun if now_s - held.begun_s < RATE_S]
     assert len(recent) <= chosen.cluster_rate
     for number in range(5):
         job = f"ml/j{number}"

@@ -16,8 +16,8 @@ from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding, Severity, State
 from nightshift.detectors.ecc.clusters import MemoryCell, groups, pattern, together
-from nightshift.detectors.ecc.counters import CORRECTED, UNCORRECTED, CusumSettings, EccCounters
-from nightshift.detectors.ecc.detector import Ecc, EccSettings
+from nightshift.detectors.ecc.counters import CORRECTED, UNCORRECTED, CusumTest, EccCounters
+from nightshift.detectors.ecc.detector import TOGETHER_P, Ecc
 from nightshift.detectors.ecc.hazard import STRATA, ErrorHistory
 
 NODE = Subject(SubjectKind.NODE, "n1")
@@ -57,7 +57,7 @@ class Fleet:
 @pytest.mark.parametrize("rate", [0.02, 0.05])
 def test_the_sequential_test_keeps_its_average_run_length_on_healthy_devices(rate: float) -> None:
     """Errors at the healthy rate on 300 devices, simulated to their first alarms: at least the stated length."""
-    settings = CusumSettings(bin_s=3600.0, healthy_rate=rate, faulty_rate=0.4, run_length_days=12.0)
+    settings = CusumTest(bin_s=3600.0, healthy_rate=rate, faulty_rate=0.4, run_length_days=12.0)
     counters, devices, bins = EccCounters(settings, 1e9), 300, 4000
     index = SeriesIndex(SubjectKind.GPU, tuple(Subject(SubjectKind.GPU, str(n)) for n in range(devices)))
     counters.table.rows(index, 0.0)
@@ -166,7 +166,7 @@ def test_gpus_of_a_node_that_err_together_have_one_cause_and_one_finding() -> No
     assert fleet.said(found) == {(Fault.HBM_DEGRADED, NODE)}
     one = next(f for f in found if f.subject == NODE)
     assert one.p_value is not None
-    assert one.p_value < EccSettings().together_p
+    assert one.p_value < TOGETHER_P
     assert "One cause, many GPUs: 4 of 8" in one.summary
 
 

@@ -56,9 +56,12 @@ def test_a_rank_whose_gpu_is_capped_below_its_peers_is_not_accused_of_slow_compu
 
 
 @pytest.mark.parametrize(("silent_after_s", "named"), [(900.0, set()), (60.0, {"ml/train#2"})])
-def test_an_exporter_that_is_down_makes_no_capped_rank_a_slow_one(silent_after_s: float, named: set[str]) -> None:
+def test_an_exporter_that_is_down_makes_no_capped_rank_a_slow_one(
+    silent_after_s: float, named: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The limit of minutes ago still says why it is slow, over a restart too; one of long ago says nothing."""
-    detector, inventory = Straggler(Straggler.Settings(silent_after_s=silent_after_s)), HealthyFleet().inventory()
+    monkeypatch.setattr("nightshift.detectors.progress.straggler.SILENT_AFTER_S", silent_after_s)
+    detector, inventory = Straggler(), HealthyFleet().inventory()
     found: set[str] = set()
     for number, tick in enumerate(ticks("compute_s", 500.0)):
         if number == 20:

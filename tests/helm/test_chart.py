@@ -143,6 +143,13 @@ def test_wrong_values_are_refused_by_name(values: dict[str, Any], said: str) -> 
         render(values)
 
 
+def test_former_settings_of_an_older_release_are_still_taken() -> None:
+    """An upgrade with `--reuse-values` keeps them; the program warns of each."""
+    older = {"detectors": {"hang": {"ratio": 5, "strength": 2}}, "correlate": {"slack_s": 1}}
+    (config,) = (c for c in objects({"config": older}, "ConfigMap") if c["metadata"]["name"] == "nightshift")
+    assert yaml.safe_load(config["data"]["nightshift.yaml"])["correlate"] == {"slack_s": 1}
+
+
 def test_every_value_is_described() -> None:
     """The schema has a property with a type and a description for each value, knows no other, and closes each
     level."""

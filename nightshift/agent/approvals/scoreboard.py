@@ -43,6 +43,12 @@ class Level(StrEnum):
     ACT = "act"
 
 
+# Decisions are counted over a quarter: older ones were of another fleet.
+WINDOW_S = 90 * 86_400.0
+# Decisions of people before anything can be said of a kind of action.
+DECISIONS = 5
+
+
 class Settings(BaseModel):
     """What an action has to have earned before policy may carry it out without a person."""
 
@@ -52,8 +58,6 @@ class Settings(BaseModel):
         default=False,
         description="Require an earned approval history before a kind that policy allows runs automatically",
     )
-    window_s: float = Field(default=90 * 86_400.0, gt=0, description="Decisions are counted over this (s)")
-    decisions: int = Field(default=5, ge=1, description="Fewest decisions of people before a kind is rated")
     agreed: int = Field(default=20, ge=1, description="Agreements before it may act")
     agreement: float = Field(
         default=0.8, gt=0, lt=1, description="Least share of agreement, by its lower 95 % bound, before it may act"
@@ -95,8 +99,8 @@ class Rating:
 
 def rate(score: ApprovalScore, settings: Settings) -> Rating:
     """Purely a decision."""
-    if score.decided < settings.decisions:
-        return Rating(score, Level.OBSERVE, f"{score.decided} of {settings.decisions} decisions")
+    if score.decided < DECISIONS:
+        return Rating(score, Level.OBSERVE, f"{score.decided} of {DECISIONS} decisions")
     low = wilson_low(score.agreed, score.decided)
     if score.agreed < settings.agreed:
         return Rating(score, Level.PROPOSE, f"{score.agreed} of {settings.agreed} agreements")
@@ -145,7 +149,7 @@ class Scoreboard:
         return None if rating.level is Level.ACT else rating
 
     def _scores(self, now_s: float) -> dict[tuple[str, str], ApprovalScore]:
-        since_s = now_s - self.settings.window_s
+        since_s = now_s - WINDOW_S
         with self._database.read() as connection:
             made = connection.execute(sa.select(plans).where(plans.c.at_s >= since_s)).all()
             numbers = sorted({row.incident for row in made})

@@ -49,6 +49,9 @@ def check(
         raise typer.Exit(2) from None
     found = f"{len(settings.sources)} sources, {len(settings.actuators)} actuators"
     if as_json:
-        print_json({"ok": True, "settings": settings.model_dump(mode="json")})
+        warnings = list(settings.warnings)
+        print_json({"ok": True, "warnings": warnings, "settings": settings.model_dump(mode="json")})
     else:
+        for warning in settings.warnings:
+            typer.echo(f"warning: {warning}")
         typer.echo(f"{file}: good ({found})")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nightshift.agent.history.lookback import OwnEvent
     from nightshift.collectors.prometheus.range import RangeReader
     from nightshift.collectors.tick import Tick
+    from nightshift.detectors.base import Detector
 
 
 def lookback(
@@ -46,7 +47,8 @@ def lookback(
     try:
         reader.probe(end_s)
         own, has_record = _own_record(reader, start_s, end_s)
-        detectors = build_detectors(_at_pace(settings.detectors, step_s))
+        detectors = build_detectors(_without_sources(settings.detectors))
+        _expect(detectors, step_s)
         incidents, gpus, waited, read_s = look_back(
             reader.ticks(start_s, end_s, inventory), inventory, detectors, settings.budget, progress, own
         )
@@ -104,17 +106,18 @@ def _progress(start_s: float, end_s: float, say: bool) -> Callable[[float], None
     return progress
 
 
-def _at_pace(entries: Any, step_s: float) -> Any:
-    """The detectors' settings for looks that are `step_s` apart: a bucket of the leaks' test against peers is not
-    shorter than a look. A gap is told as such, so the detector of lost sources has no part in it."""
-    leak, source = entries.memory_leak, entries.source
-    wide_s = max(leak.contrast_bucket_s, step_s)
-    return entries.model_copy(
-        update={
-            "memory_leak": leak.model_copy(update={"contrast_bucket_s": wide_s}),
-            "source": source.model_copy(update={"enabled": False}),
-        }
-    )
+def _expect(detectors: Iterable[Detector], step_s: float) -> None:
+    """Tells the detector of leaks how far apart the looks are; a bucket of its test against peers is no shorter."""
+    from nightshift.detectors.memory.leak import MemoryLeak
+
+    for detector in detectors:
+        if isinstance(detector, MemoryLeak):
+            detector.expect(step_s)
+
+
+def _without_sources(entries: Any) -> Any:
+    """A gap is reported as such, so the detector of lost sources has no part in a look back."""
+    return entries.model_copy(update={"source": entries.source.model_copy(update={"enabled": False})})
 
 
 def _own_record(reader: RangeReader, start_s: float, end_s: float) -> tuple[list[OwnEvent], bool | None]:
@@ -173,8 +176,9 @@ def calibrate(
     try:
         reader.probe(end_s)
         own, _ = _own_record(reader, start_s, end_s)
-        entries = _at_pace(settings.detectors, step_s)
+        entries = settings.detectors
         loose = loosened(ALL, {kind.plugin: getattr(entries, kind.plugin) for kind in ALL})
+        _expect((one.detector for one in loose), step_s)
         ticks = _telling(reader.ticks(start_s, end_s, inventory), progress)
         heard = listen(loose, ticks, inventory, excused_by(own, inventory))
     finally:

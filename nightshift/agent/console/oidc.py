@@ -27,7 +27,7 @@ from joserfc import jwt
 from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
-from nightshift.agent.console.settings import OidcSettings
+from nightshift.agent.console.settings import SKEW_S, OidcSettings
 from nightshift.agent.console.sign_in import given_secret
 from nightshift.collectors.base import Permanent, Temporary
 
@@ -166,7 +166,7 @@ class Provider:
         claims = self._verified(token, now_s)
         audience = claims.get("aud")
         audiences = audience if isinstance(audience, list) else [audience]
-        ours, skew_s = self.settings.client_id, self.settings.skew_s
+        ours, skew_s = self.settings.client_id, SKEW_S
         if claims.get("iss") != self.settings.issuer:
             raise SignInRefused("The token is of another issuer.")
         if ours not in audiences or ((len(audiences) > 1 or "azp" in claims) and claims.get("azp") != ours):
@@ -205,13 +205,13 @@ class Provider:
             raise SignInRefused("The identity provider does not call your e-mail address verified.")
         proved_s = _time(claims, "auth_time")
         if begun.fresh:
-            if proved_s is None or proved_s < begun.at_s - settings.skew_s:
+            if proved_s is None or proved_s < begun.at_s - SKEW_S:
                 raise SignInRefused("The identity provider did not ask you again who you are.")
             if settings.acr_values and claims.get("acr") not in settings.acr_values:
                 raise SignInRefused(
                     "The identity provider did not require a strong enough sign-in, e.g. a second factor."
                 )
-        if proved_s is not None and proved_s > now_s + settings.skew_s:
+        if proved_s is not None and proved_s > now_s + SKEW_S:
             raise SignInRefused("The sign-in is from the future; is one of the clocks wrong?")
         if settings.acr_values and claims.get("acr") not in settings.acr_values:
             proved_s = None  # signed in, but not as a fresh sign-in has to be

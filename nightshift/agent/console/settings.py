@@ -11,6 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, IPvAnyNetwork, field_validato
 _ALGORITHMS = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"})
 
 
+# How far the provider's clock may be off: hosts that keep time by NTP differ by less, and more would let old
+# tokens pass.
+SKEW_S = 60.0
+
+
 class OidcSettings(BaseModel):
     """Sign-in through an OpenID Connect provider: authorisation code with PKCE."""
 
@@ -31,7 +36,6 @@ class OidcSettings(BaseModel):
     )
     groups_claim: str = Field("groups", description="Claim with a person's groups; dots lead into objects")
     algorithms: tuple[str, ...] = Field(("RS256", "ES256"), min_length=1, description="Signatures that are taken")
-    skew_s: float = Field(60.0, ge=0, le=300, description="How far the provider's clock may be off (s)")
     acr_values: tuple[str, ...] = Field((), description="For a fresh sign-in: require one of these (`acr`)")
     ca_file: Path | None = Field(None, description="Authority (PEM) of its certificate; none: the system's")
 

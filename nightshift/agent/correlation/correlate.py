@@ -19,7 +19,19 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from nightshift.agent.correlation.decisions import CorrelationDecision, DecisionVerb, Group, KnownIncident, Settings
+from nightshift.agent.correlation.decisions import (
+    REFRESH_S,
+    RELAPSE_S,
+    SETTLE_S,
+    SLACK_S,
+    STORM_CLUSTER,
+    STORM_FAULTS,
+    STORM_S,
+    CorrelationDecision,
+    DecisionVerb,
+    Group,
+    KnownIncident,
+)
 from nightshift.agent.correlation.kinship import (
     EFFECTS,
     SAME,
@@ -46,16 +58,16 @@ from nightshift.detectors.base import Fault, Finding, State
 class Storms:
     """Finds storms among a tick's new incidents. `known`: the incidents that there are, oldest first."""
 
-    def __init__(self, known: Sequence[KnownIncident], places: Places, settings: Settings) -> None:
-        self._known, self._places, self._settings = known, places, settings
+    def __init__(self, known: Sequence[KnownIncident], places: Places) -> None:
+        self._known, self._places = known, places
 
     def joined(self, homes: list[Group]) -> list[Group]:
         """Merges new incidents of one stormy kin under one rack, NVLink domain or cluster into one."""
         # narrowest first: what one NVLink domain explains counts once in its rack and in the cluster
         for scope, least in (
-            (SubjectKind.NVLINK_DOMAIN, self._settings.storm_faults),
-            (SubjectKind.RACK, self._settings.storm_faults),
-            (SubjectKind.CLUSTER, self._settings.storm_cluster),
+            (SubjectKind.NVLINK_DOMAIN, STORM_FAULTS),
+            (SubjectKind.RACK, STORM_FAULTS),
+            (SubjectKind.CLUSTER, STORM_CLUSTER),
         ):
             buckets: dict[tuple[Kin, Subject | None], list[Group]] = defaultdict(list)
             for home in homes:
@@ -94,7 +106,7 @@ class Storms:
         last_s = -math.inf
         for home in ordered:
             since_s = first_cause(home.findings).since.t_s
-            if since_s - last_s > self._settings.storm_s:
+            if since_s - last_s > STORM_S:
                 bursts.append([])
             bursts[-1].append(home)
             last_s = since_s
@@ -107,13 +119,13 @@ class Storms:
         since_s = first_cause(burst[0].findings).since.t_s
         for incident in self._known:
             alike = [f for f in incident.findings if kin_of(f) is kin and place in self._storm_places(f, scope)]
-            recent = [f for f in alike if abs(since_s - f.since.t_s) <= self._settings.storm_s]
+            recent = [f for f in alike if abs(since_s - f.since.t_s) <= STORM_S]
             if not incident.resolved and recent and len({f.subject for f in alike}) >= least:
                 return incident
         return None
 
 
-__all__ = ["CorrelationDecision", "DecisionVerb", "KnownIncident", "Settings", "correlate"]
+__all__ = ["CorrelationDecision", "DecisionVerb", "KnownIncident", "correlate"]
 
 _Rule = TypeVar("_Rule", Same, CauseEffect)
 _WIDE = frozenset({SubjectKind.CLUSTER, SubjectKind.RACK})
@@ -124,12 +136,11 @@ def correlate(
     known: Iterable[KnownIncident],
     inventory: Inventory,
     at_s: float,
-    settings: Settings | None = None,
     events: Events = no_events,
 ) -> list[CorrelationDecision]:
-    """Decisions for one tick's findings, given the incidents that are open or were resolved within `relapse_s`, and
+    """Decisions for one tick's findings, given the incidents that are open or were resolved within `RELAPSE_S`, and
     the nodes' kernel events."""
-    return _Correlation(list(known), inventory, at_s, settings or Settings(), events).decide(_latest(findings))
+    return _Correlation(list(known), inventory, at_s, events).decide(_latest(findings))
 
 
 def _latest(findings: Iterable[Finding]) -> list[Finding]:
@@ -146,12 +157,9 @@ def _latest(findings: Iterable[Finding]) -> list[Finding]:
 
 
 class _Correlation:
-    def __init__(
-        self, known: list[KnownIncident], inventory: Inventory, at_s: float, settings: Settings, events: Events
-    ) -> None:
+    def __init__(self, known: list[KnownIncident], inventory: Inventory, at_s: float, events: Events) -> None:
         self._known = sorted(known, key=lambda k: (k.opened_s, k.id))
         self._at_s = at_s
-        self._settings = settings
         self._places = Places(inventory)
         self._waiting = StorageWaits(self._places, events, at_s)
         self._acts = [(i, act) for i in self._known if not i.resolved for act in i.begun]
@@ -191,7 +199,7 @@ class _Correlation:
                         DecisionVerb.UPDATE, (finding,), "further events", incident.id, news=not incident.resolved
                     )
                 ]
-            due = finding.at.t_s - stored.at.t_s >= self._settings.refresh_s or finding.severity != stored.severity
+            due = finding.at.t_s - stored.at.t_s >= REFRESH_S or finding.severity != stored.severity
             return [CorrelationDecision(DecisionVerb.UPDATE, (finding,), "goes on", incident.id)] if due else []
         if incident.resolved and finding.state is State.FIRING:
             return [
@@ -223,7 +231,7 @@ class _Correlation:
                 for place in self._near(finding):
                     placed[place].append((home, finding))
         homes = self._waiting.joined(homes, self._known)
-        storms = Storms(self._known, self._places, self._settings)
+        storms = Storms(self._known, self._places)
         return [self._decision(home) for home in storms.joined(homes)]
 
     def _same(self, fresh: list[Finding]) -> list[Group]:
@@ -275,7 +283,7 @@ class _Correlation:
         same = self._matching(SAME, lambda r: {kin_of(new), kin_of(member)} <= r.kin, new, member)
         identical = (new.fault, kin_of(new), new.subject) == (member.fault, kin_of(member), member.subject)
         if incident.resolved:
-            if incident.resolved_s is None or self._at_s - incident.resolved_s > self._settings.relapse_s:
+            if incident.resolved_s is None or self._at_s - incident.resolved_s > RELAPSE_S:
                 return None
             alike = new.fault is member.fault and any(
                 self._places.scoped(new, rule.scope) & self._places.scoped(member, rule.scope)
@@ -302,7 +310,7 @@ class _Correlation:
         return [r for r in found if self._places.scoped(one, r.scope) & self._places.scoped(other, r.scope)]
 
     def _follows(self, cause: Finding, effect: Finding, rule: CauseEffect) -> bool:
-        slack_s = self._settings.slack_s + cause.since.uncertainty_s + effect.since.uncertainty_s
+        slack_s = SLACK_S + cause.since.uncertainty_s + effect.since.uncertainty_s
         if effect.since.t_s < cause.since.t_s - slack_s:
             return False
         return gap_s(cause, effect, rule.ongoing) <= rule.window_s
@@ -321,7 +329,7 @@ class _Correlation:
     def _can_cause(self, act: Commitment, finding: Finding) -> bool:
         """Whether the action's kind can cause such a finding, in time, on a subject that the action touched."""
         ended_s = self._at_s if act.ended_s is None else act.ended_s
-        if not act.begun_s <= finding.since.t_s <= ended_s + self._settings.settle_s:
+        if not act.begun_s <= finding.since.t_s <= ended_s + SETTLE_S:
             return False
         node = act.action.params.get("node")  # of the GPU that it is about
         touched = act.action.named | ({Subject(SubjectKind.NODE, str(node))} if node is not None else set())

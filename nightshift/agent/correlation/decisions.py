@@ -1,38 +1,29 @@
-"""What correlation takes and gives: its settings, what it has to know of incidents, and what it decides."""
+"""What correlation takes and gives: what it has to know of incidents, and what it decides."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from nightshift.agent.correlation.kinship import STAGE, first_cause, kin_of
 from nightshift.agent.store.incident import IncidentState
 from nightshift.controllers.guard import Commitment
 from nightshift.detectors.base import Finding, Severity
 
-
-class Settings(BaseModel):
-    """How findings are joined into incidents."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    slack_s: float = Field(default=60.0, ge=0, description="An effect may be dated this much before its cause (s)")
-    relapse_s: float = Field(
-        default=1800.0, ge=0, description="A fault that returns within this time re-opens its incident"
-    )
-    settle_s: float = Field(
-        default=600.0, ge=0, description="How long after its end a Nightshift action can still cause findings (s)"
-    )
-    refresh_s: float = Field(
-        default=60.0, gt=0, description="Time between two writes of a finding that continues (s)"
-    )
-    storm_s: float = Field(default=120.0, ge=0, description="Onsets within this time can be one storm (s)")
-    storm_faults: int = Field(
-        default=4, ge=2, description="From this many places in one rack or NVLink domain on: a storm"
-    )
-    storm_cluster: int = Field(default=8, ge=2, description="From this many places in the cluster on: a storm")
+# An effect may be dated this much before its cause: clocks and scrapes differ by as much.
+SLACK_S = 60.0
+# A fault that returns within this time re-opens its incident, with what was tried in it.
+RELAPSE_S = 1800.0
+# How long after its end a Nightshift action can still cause findings: a reboot's late links and pods.
+SETTLE_S = 600.0
+# Time between two writes of a finding that continues: each write is a row of the store.
+REFRESH_S = 60.0
+# Onsets within this time can be one storm: detectors of one cause differ by their own delays.
+STORM_S = 120.0
+# From this many places in one rack or NVLink domain on: three can be chance.
+STORM_FAULTS = 4
+# From this many places in the cluster on: more than one rack's storm.
+STORM_CLUSTER = 8
 
 
 @dataclass(frozen=True)

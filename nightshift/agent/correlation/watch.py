@@ -17,7 +17,7 @@ import structlog
 
 from nightshift.agent.correlation.collection import Collection
 from nightshift.agent.correlation.correlate import CorrelationDecision, DecisionVerb, KnownIncident, correlate
-from nightshift.agent.correlation.correlate import Settings as CorrelateSettings
+from nightshift.agent.correlation.decisions import RELAPSE_S
 from nightshift.agent.correlation.detection import Detected, Detection
 from nightshift.agent.metrics import Metrics
 from nightshift.agent.store.archive import number_of
@@ -136,7 +136,6 @@ class Watch:
         history: History,
         inventory: Inventory,
         metrics: Metrics,
-        settings: CorrelateSettings,
     ) -> None:
         self.collection = collection
         self.detection = detection
@@ -144,9 +143,8 @@ class Watch:
         self.inventory = inventory
         self._store = store
         self._metrics = metrics
-        self._settings = settings
         self._merger = Merger()
-        self._known = KnownIncidents(store, settings.relapse_s)
+        self._known = KnownIncidents(store, RELAPSE_S)
         self._owed: dict[tuple[str, State], Finding] = {}
         self._stored_relations: set[Membership] = set()
         self._tidied_s: float | None = None
@@ -161,7 +159,7 @@ class Watch:
         for text in json.loads(owed[1]) if owed is not None else []:
             finding = load(Finding, text)
             self._owed[finding.episode, finding.state] = finding
-        self._known = KnownIncidents(self._store, self._settings.relapse_s)
+        self._known = KnownIncidents(self._store, RELAPSE_S)
         self._tidied_s = now_s
 
     def look(self, at_s: float) -> Look:
@@ -200,9 +198,7 @@ class Watch:
         return decisions
 
     def _decide_on(self, findings: Sequence[Finding], at_s: float) -> list[CorrelationDecision]:
-        decisions = correlate(
-            findings, self._known.read(at_s), self.inventory, at_s, self._settings, self.history.events
-        )
+        decisions = correlate(findings, self._known.read(at_s), self.inventory, at_s, self.history.events)
         changes = [decision for decision in decisions if decision.verb is not DecisionVerb.IGNORE]
         if changes:
             involved = [finding for decision in changes for finding in decision.findings]

@@ -16,13 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from nightshift.agent.correlation.correlate import (
-    CorrelationDecision,
-    DecisionVerb,
-    KnownIncident,
-    Settings,
-    correlate,
-)
+from nightshift.agent.correlation.correlate import CorrelationDecision, DecisionVerb, KnownIncident, correlate
+from nightshift.agent.correlation.decisions import RELAPSE_S
 from nightshift.agent.correlation.kinship import first_cause
 from nightshift.agent.history.lookback_signals import Blind
 from nightshift.agent.store.incident import IncidentState
@@ -107,8 +102,7 @@ class LookbackReport:
 class LookbackStore:
     """Incidents as correlation leaves them, without a store."""
 
-    def __init__(self, settings: Settings | None = None) -> None:
-        self._settings = settings or Settings()
+    def __init__(self) -> None:
         self._findings: dict[str, dict[str, Finding]] = {}
         self._opened: dict[str, float] = {}
         self._resolved: dict[str, float] = {}
@@ -117,7 +111,7 @@ class LookbackStore:
     def take(self, findings: Sequence[Finding], inventory: Inventory, at_s: float) -> None:
         if not findings:
             return
-        for decision in correlate(findings, self._known(at_s), inventory, at_s, self._settings):
+        for decision in correlate(findings, self._known(at_s), inventory, at_s):
             self._apply(decision, at_s)
 
     def _known(self, at_s: float) -> list[KnownIncident]:
@@ -130,7 +124,7 @@ class LookbackStore:
                 self._resolved.get(key),
             )
             for key, found in self._findings.items()
-            if at_s - self._resolved.get(key, at_s) <= self._settings.relapse_s
+            if at_s - self._resolved.get(key, at_s) <= RELAPSE_S
         ]
 
     def _apply(self, decision: CorrelationDecision, at_s: float) -> None:

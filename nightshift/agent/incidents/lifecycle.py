@@ -28,7 +28,17 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from nightshift.agent.correlation.silent_faults import unrepaired
 from nightshift.agent.incidents.node_return import may_be_proposed, stays
-from nightshift.agent.incidents.stages import ACTS_ON_THE_WORLD, STAGE_OF, Later, Lost, StageParts, Stages
+from nightshift.agent.incidents.stages import (
+    ACTS_ON_THE_WORLD,
+    RETRY_MAX_S,
+    RETRY_S,
+    STAGE_OF,
+    WORKERS,
+    Later,
+    Lost,
+    StageParts,
+    Stages,
+)
 from nightshift.agent.store.database import Database, patient, server_options
 from nightshift.agent.store.incident import NEEDS_A_PERSON, Cause, IncidentState
 from nightshift.agent.store.incident_store import Conflict, name_of
@@ -194,9 +204,7 @@ class Lifecycle:
         self._poll_s = poll_s
         self._leadership = Leadership(parts.store.database, replica, lease_s=lease_s, election=election)
         self._stages = Stages(parts, lambda: self._leadership.leads, replica)
-        self._new_queue = new_queue or partial(
-            StageQueue, parts.store.database, replica, parts.settings.workers, poll_s=poll_s
-        )
+        self._new_queue = new_queue or partial(StageQueue, parts.store.database, replica, WORKERS, poll_s=poll_s)
         self._queue: Queue | None = None
         self._on_its_way: dict[int, float] = {}
         self._running: set[int] = set()
@@ -371,7 +379,7 @@ class Lifecycle:
             ),
         )
         # nothing is put off for longer than retry_max_s: what seems to be was put off before the clock went back
-        put_off = sa.and_(c.due_s.is_not(None), c.due_s > now_s, c.due_s <= now_s + settings.retry_max_s)
+        put_off = sa.and_(c.due_s.is_not(None), c.due_s > now_s, c.due_s <= now_s + RETRY_MAX_S)
         worst_first = sa.case({"critical": 0, "warning": 1}, value=c.severity, else_=2)
         query = sa.select(incidents, silent.label("silent")).where(wanted, ~put_off)
         query = query.order_by(worst_first, c.number).limit(_SEEN_AT_ONCE)
@@ -464,7 +472,7 @@ class Lifecycle:
         if not self._store.claim(number, version, runs, key, self._leadership.term):
             return
         incident = self._store.incident(name_of(number))
-        failed, due_s, why = False, now_s + settings.retry_s, "nothing to do yet"
+        failed, due_s, why = False, now_s + RETRY_S, "nothing to do yet"
         try:
             self._stages.run(incident)
         except (Conflict, Lost) as error:  # nothing is queued while another leads or, for an act, while halted
@@ -475,7 +483,7 @@ class Lifecycle:
             failures = self._store.position(number).stage_failures
             if failures + 1 >= settings.max_tries:
                 return self._give_up(number, f"tried {failures + 1} times: {error}")
-            retry_s = min(settings.retry_s * 2**failures, settings.retry_max_s)
+            retry_s = min(RETRY_S * 2**failures, RETRY_MAX_S)
             failed, due_s, why = True, now_s + max(retry_s, error.retry_after_s or 0.0), str(error)
         except Permanent as error:
             return self._give_up(number, str(error))
@@ -485,7 +493,7 @@ class Lifecycle:
         else:
             if self._store.position(number).version != version:
                 return None  # it moved: done
-        due_s = min(due_s, self._parts.clock.now_s() + settings.retry_max_s)
+        due_s = min(due_s, self._parts.clock.now_s() + RETRY_MAX_S)
         at = self._store.position(number)  # an act that stored its intent is one version further
         if at.state in STAGE_OF and self._store.put_off(number, at.version, at.stage_runs, due_s, failed=failed):
             self._log.info("stage postponed", key=key, failed=failed, why=why)

@@ -57,6 +57,10 @@ _OF_AN_INCIDENT = (
 _AT_ONCE = 200
 
 
+# How often records are looked after; the shortest time that anything is kept is in days.
+EVERY_S = 3600.0
+
+
 class Settings(BaseModel):
     """How long incidents, evidence and the audit log are kept."""
 
@@ -68,7 +72,6 @@ class Settings(BaseModel):
     )
     audit_days: float = Field(default=1095.0, gt=0, description="Records of the audit log (days)")
     decisions_days: float = Field(default=30.0, gt=0, description="Receipts of learned control (days)")
-    every_s: float = Field(default=3600.0, ge=60, description="Time between two retention runs (s)")
     anchor_every_s: float = Field(
         default=60.0, gt=0, description="How often the audit log's end is written down where it has moved (s)"
     )
@@ -97,13 +100,13 @@ class Keeping:
     def turn(self, now_s: float) -> None:
         """Does what is due. A failure is told and tried again the next time; it never holds up a look."""
         s, removed, cut = self.settings, 0, 0
-        tidy = not self._next_s - s.every_s <= now_s < self._next_s
+        tidy = not self._next_s - EVERY_S <= now_s < self._next_s
         if not tidy and self._next_anchor_s - s.anchor_every_s <= now_s < self._next_anchor_s:
             return
         self._next_anchor_s = now_s + s.anchor_every_s
         try:
             if tidy:
-                self._next_s = now_s + s.every_s
+                self._next_s = now_s + EVERY_S
                 removed, cut = self.remove_incidents(now_s), self.cut_audit(now_s)
                 Receipts(self._database).prune(now_s - s.decisions_days * DAY_S)
             if tidy or self._audit.head() != self._anchored:

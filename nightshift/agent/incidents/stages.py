@@ -89,6 +89,14 @@ def cut_off(
     return ActionOutcome(otherwise, why, now_s)
 
 
+# Wait before a stage's second try; it doubles each time.
+RETRY_S = 5.0
+# Longest wait between two tries of a stage: an API server that is back is used within it.
+RETRY_MAX_S = 300.0
+# Stages that run at the same time. They wait for other systems, and the guard limits actions anyhow.
+WORKERS = 4
+
+
 class LifecycleSettings(BaseModel):
     """Settings of the incident's way. Times are in the daemon's clock."""
 
@@ -111,9 +119,6 @@ class LifecycleSettings(BaseModel):
         default=5, ge=1, description="Most plans for one incident before a person must take over."
     )
     max_tries: int = Field(default=5, ge=1, description="Tries of one stage before the incident is escalated.")
-    retry_s: float = Field(default=5.0, gt=0, description="Wait before a stage's second try; doubles each time.")
-    retry_max_s: float = Field(default=300.0, gt=0, description="Longest wait between two tries of a stage.")
-    workers: int = Field(default=4, ge=1, description="Stages that run at the same time.")
 
 
 class Diagnose(Protocol):
@@ -337,7 +342,7 @@ class Stages:
                 for_s = self._now() - incident.entered_s
                 if for_s < self._parts.settings.act_timeout_s:
                     note_waiting(self._store, incident, str(error), self._now(), self._runner)
-                    wait_s = error.retry_after_s or (0.0 if goes_on else self._parts.settings.retry_s)
+                    wait_s = error.retry_after_s or (0.0 if goes_on else RETRY_S)
                     raise Later(str(error), self._now() + wait_s) from error
                 why = f"still running after {for_s:.0f} s: {error}"
                 outcome = cut_off(action, actuator, why, self._now())
@@ -419,7 +424,7 @@ class Stages:
                 tested = self._parts.probe(incident) if self._parts.probe else None
             except UnderWay as error:
                 if now - incident.entered_s < settings.confirm_timeout_s:
-                    raise Later(str(error), now + settings.retry_s) from error
+                    raise Later(str(error), now + RETRY_S) from error
                 tested = ActionOutcome(_O.FAILED, str(error), now)
             if tested is None or tested.status in (_O.DONE, _O.ALREADY_DONE):
                 told = f"; {tested.detail}" if tested is not None and tested.detail else ""

@@ -21,7 +21,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from nightshift.agent.rca.bundle import as_it_is
 from nightshift.agent.rca.grounding import bind, ground, sentence_of
 from nightshift.agent.rca.lookup import Lookup, schema_of, shown
-from nightshift.agent.rca.model import CHARS_PER_TOKEN, SAYS, Failed, Failure, Model, ModelAnswer, ModelSettings
+from nightshift.agent.rca.model import (
+    CHARS_PER_TOKEN,
+    MAX_STEPS,
+    MAX_TOOL_CALLS,
+    SAYS,
+    Failed,
+    Failure,
+    Model,
+    ModelAnswer,
+    ModelSettings,
+)
 from nightshift.agent.store.diagnosis import Claim, Diagnosis, Evidence, Predicate, Quote
 from nightshift.collectors.seal import canonical_json, sha256_hex
 from nightshift.detectors.base import Fault
@@ -160,7 +170,7 @@ class Investigator:
         settings = self.model.settings
         while True:
             self._within_limits(talk)
-            last = talk.spent.steps + 1 >= settings.max_steps
+            last = talk.spent.steps + 1 >= MAX_STEPS
             if last and talk.spent.steps:
                 talk.messages.append(HumanMessage("This is your last answer: call conclude now."))
             left_s = settings.timeout_s - (self.timer() - began_s)
@@ -224,7 +234,7 @@ class Investigator:
                 raise Failed(Failure.LOOPS, str(call["name"])[:40])
             if talk.asked[key] > 1:
                 said = "you have asked this before: its answer stands above"
-            elif number >= MAX_CALLS_AT_ONCE or talk.spent.calls > self.model.settings.max_tool_calls:
+            elif number >= MAX_CALLS_AT_ONCE or talk.spent.calls > MAX_TOOL_CALLS:
                 said = "no more look-ups: conclude with what you have"
             else:
                 said = lookup.call(str(call["name"]), call["args"])

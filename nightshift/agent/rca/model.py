@@ -86,6 +86,14 @@ class Failed(Exception):
         self.failure = failure
 
 
+# Most answers of the model per incident; `max_tokens` and `timeout_s` are what an operator pays by.
+MAX_STEPS = 8
+# Most look-ups per incident: three for each answer.
+MAX_TOOL_CALLS = 24
+# Most tokens of one answer. A diagnosis with its citations fits.
+MAX_ANSWER_TOKENS = 2_000
+
+
 class ModelSettings(BaseModel):
     """Which language model may look at an incident's evidence, and within what limits. Off by default."""
 
@@ -101,10 +109,7 @@ class ModelSettings(BaseModel):
     temperature: float | None = Field(
         default=None, ge=0, le=2, description="Sampling temperature; none: the server's"
     )
-    max_steps: int = Field(default=8, ge=1, le=50, description="Most answers of the model per incident")
-    max_tool_calls: int = Field(default=24, ge=0, le=500, description="Most look-ups per incident")
     max_tokens: int = Field(default=60_000, ge=500, description="Most tokens per incident, both ways together")
-    max_answer_tokens: int = Field(default=2_000, ge=100, description="Most tokens of one answer")
     max_per_hour: int = Field(default=60, ge=1, description="Most incidents that are shown to the model in an hour")
     timeout_s: float = Field(default=60.0, gt=0, le=900, description="Most wall time per incident (s)")
     max_cost_usd: float = Field(
@@ -227,9 +232,9 @@ def connect(settings: ModelSettings, timeout_s: float) -> BaseChatModel:
     if settings.temperature is not None:  # some models refuse any
         given["temperature"] = settings.temperature
     if settings.provider == "ollama":
-        given |= {"num_predict": settings.max_answer_tokens, "client_kwargs": {"timeout": timeout_s}}
+        given |= {"num_predict": MAX_ANSWER_TOKENS, "client_kwargs": {"timeout": timeout_s}}
     else:
-        given |= {"timeout": timeout_s, "max_retries": 0, "max_tokens": settings.max_answer_tokens}
+        given |= {"timeout": timeout_s, "max_retries": 0, "max_tokens": MAX_ANSWER_TOKENS}
         given["api_key"] = _key(settings) or "none"
     if settings.provider == "openai":
         given["use_responses_api"] = False

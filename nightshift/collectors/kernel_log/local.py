@@ -32,6 +32,15 @@ from nightshift.collectors.tail import FileTail
 from nightshift.collectors.telemetry.pages import source_subject
 from nightshift.collectors.tick import Batch
 
+# At the start, older events are skipped: what they said was acted on, or is over.
+SINCE_S = 900.0
+# Found by PATH, like every command of the system.
+JOURNALCTL = "journalctl"
+# Most lines that are kept in one tick; the others are counted, and events among them are kept all the same.
+MAX_LINES = 5_000
+# Most that is read of a file in one tick: the kernel's own ring is smaller.
+MAX_BYTES = 2**23
+
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _HEAD = re.compile(r"^(?:<\d{1,3}>(?:1 )?)?(?:kern {0,2}:\w+ *: ?)?")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -388,10 +397,6 @@ class LocalKernelLogCollector:
         )
         path: Path | None = Field(None, description="The file (source: file), or another device than /dev/kmsg")
         node: str = Field(default_factory=socket.gethostname, description="This node's name; none: its host name")
-        since_s: float = Field(900.0, ge=0, description="At the start, events older than this are skipped (s)")
-        journalctl: str = Field("journalctl", description="journald's command")
-        max_lines: int = Field(5_000, ge=10, description="Most lines that are kept in one tick")
-        max_bytes: int = Field(2**23, ge=2**12, description="Most that is read of a file in one tick (bytes)")
 
         @model_validator(mode="after")
         def _file_has_a_path(self) -> LocalKernelLogCollector.Settings:
@@ -420,16 +425,16 @@ class LocalKernelLogCollector:
             return Batch([self._status(now_s, started, 0, {}, error)])
         rejected = {Reason.MALFORMED: lines.malformed} if lines.malformed else {}
         records = lines.records
-        kept, events = self._parser.sift(records, self._settings.max_lines)
+        kept, events = self._parser.sift(records, MAX_LINES)
         if self._is_first:  # old lines tell the addresses of GPUs, but their events have had their day
-            oldest = now_s - self._settings.since_s
+            oldest = now_s - SINCE_S
             kept = [record for record in kept if record.at.t_s >= oldest]
             events = [event for event in events if event.record.at.t_s >= oldest]
             self._is_first = False
         elif records:
             gaps = [self._parser.gap(records[min(n, len(records) - 1)], why) for n, why in lines.lost]
             events = [*gaps, *events]
-        if len(kept) < len(records) and len(records) > self._settings.max_lines:
+        if len(kept) < len(records) and len(records) > MAX_LINES:
             rejected[Reason.TOO_LARGE] = len(records) - len(kept)
         return Batch([self._status(now_s, started, len(records), rejected, None)], logs=kept, events=events)
 
@@ -439,10 +444,10 @@ class LocalKernelLogCollector:
     def _choose(self) -> LogReader:
         settings = self._settings
         if settings.source == "file" and settings.path is not None:
-            return FileReader(self._node, settings.path, settings.max_bytes)
+            return FileReader(self._node, settings.path, MAX_BYTES)
         falls_back = settings.source == "auto" and not _readable(settings.path or KMSG)
-        if settings.source == "journald" or (falls_back and shutil.which(settings.journalctl)):
-            return JournalReader(self._node, settings.journalctl, settings.since_s)
+        if settings.source == "journald" or (falls_back and shutil.which(JOURNALCTL)):
+            return JournalReader(self._node, JOURNALCTL, SINCE_S)
         return KmsgReader(self._node, settings.path or KMSG)
 
     def _status(

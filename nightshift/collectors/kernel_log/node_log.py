@@ -59,6 +59,14 @@ class _Node:
         self.parser = KernelLogParser(self.node)
 
 
+# Most that is read of one node in one tick: the kernel's own ring is smaller.
+MAX_BYTES = 8 * 2**20
+# Most lines that are kept of one node in one tick; the others are counted, events are kept all the same.
+MAX_LINES = 5_000
+# On a node read for the first time, older events are skipped: what they said is over.
+SINCE_S = 900.0
+
+
 class NodeLogCollector:
     """New kernel log lines of all nodes, and the events among them."""
 
@@ -72,11 +80,6 @@ class NodeLogCollector:
         urls: list[str] = Field(min_length=1, description="Addresses of the nodes' `/kernel-log`")
         nodes: dict[str, str] = Field(
             default_factory=dict, description="Node name by address; otherwise the address's host"
-        )
-        max_bytes: int = Field(8 * 2**20, ge=1024, description="Most that is read of one node in one tick (bytes)")
-        max_lines: int = Field(5_000, ge=10, description="Most lines that are kept of one node in one tick")
-        since_s: float = Field(
-            900.0, ge=0, description="On a node read for the first time, events older than this are skipped (s)"
         )
         state_file: Path | None = Field(
             None, description="Where the cursors are kept over restarts; none: in the daemon's state folder"
@@ -92,13 +95,13 @@ class NodeLogCollector:
                 raise ValueError(str(error)) from error
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._max_lines, self._since_s = settings.max_lines, settings.since_s
+        self._max_lines, self._since_s = MAX_LINES, SINCE_S
         self._state_file = settings.state_file
         self._kept, self._unkept = "", ""
         self._away: dict[str, _State] = {}
         """By source, what is known of nodes that are not read now: an agent that is replaced comes back."""
         self._load()
-        self._fetcher = Fetcher(settings.http, max_bytes=settings.max_bytes, timer=clock)
+        self._fetcher = Fetcher(settings.http, max_bytes=MAX_BYTES, timer=clock)
         self._nodes = [
             self._resumed(
                 _Node(

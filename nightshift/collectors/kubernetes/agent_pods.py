@@ -19,6 +19,9 @@ from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.frame import Reason
 from nightshift.collectors.kubernetes.api import KubeApi, Object
 
+# How often the agents' addresses are asked for: one small list per cluster.
+REFRESH_S = 15.0
+
 
 class Settings(BaseModel):
     """Finds `nightshift node` by its pods."""
@@ -33,7 +36,6 @@ class Settings(BaseModel):
     certificate_name: str = Field(
         "{pod}.{namespace}.pod", description="Name in an agent's certificate, of {pod}, {node} and {namespace}"
     )
-    refresh_s: float = Field(15.0, gt=0, description="Time between two queries of their addresses (s)")
     timeout_s: float = Field(5.0, gt=0, description="Longest wait for the API server (s)")
 
     @field_validator("certificate_name")
@@ -70,7 +72,7 @@ class AgentPods:
     def refresh(self) -> None:
         """Asks the API server, unless it told them less than `refresh_s` ago."""
         settings, now_s = self._settings, self._timer()
-        if now_s - self._asked_s < settings.refresh_s:
+        if now_s - self._asked_s < REFRESH_S:
             return
         try:
             if self._kube is None:

@@ -46,6 +46,12 @@ MAX_TEXT = 1000
 _K = SubjectKind
 
 
+# Not heard for so long, a list counts as lost: bookmarks come once a minute.
+STALE_S = 180.0
+# Most lines of one tick; the rest is counted.
+MAX_LINES = 1000
+
+
 class KubernetesEventsSettings(BaseModel):
     """Reads events and changes from the API server."""
 
@@ -54,8 +60,6 @@ class KubernetesEventsSettings(BaseModel):
     kubeconfig: Path | None = Field(default=None, description="kubeconfig file; none: the pod's service account.")
     context: str | None = Field(default=None, description="Context of the kubeconfig; none: its current one.")
     timeout_s: float = Field(default=10.0, gt=0, description="Longest wait for one answer (s).")
-    stale_s: float = Field(default=180.0, gt=0, description="Not heard for so long (s), a list counts as lost.")
-    max_lines: int = Field(default=1000, ge=10, description="Most lines of one tick; the rest is counted.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +113,14 @@ class KubernetesEventsCollector:
         for follower in followers.values():
             follower.synced.wait(max(0.0, deadline - time.monotonic()))
         lines = [*self._told(now_s, inventory), *self._changes(now_s, inventory)]
-        dropped = max(0, len(lines) - self._settings.max_lines)
+        dropped = max(0, len(lines) - MAX_LINES)
         status = [self._status(what, follower, now_s) for what, follower in followers.items()]
         if dropped:
             status[0] = SourceStatus(
                 status[0].source, now_s, status[0].ok, status[0].reason, status[0].detail,
                 samples=status[0].samples, rejected={Reason.TOO_LARGE: dropped},
             )  # fmt: skip
-        return Batch(status, logs=lines[: self._settings.max_lines])
+        return Batch(status, logs=lines[:MAX_LINES])
 
     def close(self) -> None:
         if self._started:
@@ -129,7 +133,7 @@ class KubernetesEventsCollector:
         return KubeApi.connect(settings.kubeconfig, settings.context, timeout_s=settings.timeout_s)
 
     def _status(self, what: str, follower: Follower[Any], now_s: float) -> SourceStatus:
-        return follower.status(source_subject(self.plugin, what), what, now_s, self._settings.stale_s)
+        return follower.status(source_subject(self.plugin, what), what, now_s, STALE_S)
 
     def _told(self, now_s: float, inventory: Inventory) -> Iterator[LogRecord]:
         for event in self._events.take().values():

@@ -45,6 +45,10 @@ OPT_OUT = "nightshift-opt-out"
 _K = SubjectKind
 
 
+# Not heard for so long, the API server counts as lost: its bookmarks come once a minute.
+STALE_S = 180.0
+
+
 class KubernetesSettings(BaseModel):
     """Reads nodes and pods from the API server."""
 
@@ -53,9 +57,6 @@ class KubernetesSettings(BaseModel):
     kubeconfig: Path | None = Field(default=None, description="kubeconfig file; none: the pod's service account.")
     context: str | None = Field(default=None, description="Context of the kubeconfig; none: its current one.")
     timeout_s: float = Field(default=10.0, gt=0, description="Longest wait for one answer (s).")
-    stale_s: float = Field(
-        default=180.0, gt=0, description="Not heard for so long (s), the API server counts as lost."
-    )
     rack_label: str = Field(
         default="topology.kubernetes.io/rack", description="Node label that names the rack; empty: none."
     )
@@ -126,7 +127,7 @@ class KubernetesCollector:
         return KubeApi.connect(settings.kubeconfig, settings.context, timeout_s=settings.timeout_s)
 
     def _status(self, what: str, follower: Follower[Any], now_s: float) -> SourceStatus:
-        return follower.status(source_subject(self.plugin, what), what, now_s, self._settings.stale_s)
+        return follower.status(source_subject(self.plugin, what), what, now_s, STALE_S)
 
     # what is kept of an object
 

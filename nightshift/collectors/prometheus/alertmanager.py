@@ -32,6 +32,12 @@ _GPU_LABELS = ("UUID", "uuid", "gpu_uuid", "gpu_id")
 _NODE_LABELS = ("node", "kubernetes_node", "Hostname", "hostname", "nodename", "instance")
 
 
+# Largest answer that is read; what MAX_ALERTS alerts with long annotations take.
+MAX_BYTES = 16 * 2**20
+# Most alerts, and most silences, that are kept: a person reads none of so many.
+MAX_ALERTS = 5_000
+
+
 class AlertmanagerCollector:
     """All alerts and the silences that are active or to come."""
 
@@ -46,8 +52,6 @@ class AlertmanagerCollector:
         matchers: list[str] = Field(
             default_factory=list, description='Only alerts with these labels, e.g. team="gpu"; none: all'
         )
-        max_bytes: int = Field(16 * 2**20, ge=1024, description="Largest answer that is read (bytes)")
-        max_alerts: int = Field(5_000, ge=1, description="Most alerts, and most silences, that are kept")
         http: HttpSettings = Field(default_factory=HttpSettings, description="Credentials and TLS")
 
         @field_validator("url")
@@ -62,7 +66,7 @@ class AlertmanagerCollector:
         self._settings = settings
         self._timer = clock
         self._source = source_subject(self.plugin, settings.url)
-        self._fetcher = Fetcher(settings.http, max_bytes=settings.max_bytes, accept="application/json", timer=clock)
+        self._fetcher = Fetcher(settings.http, max_bytes=MAX_BYTES, accept="application/json", timer=clock)
         asked = urlencode([("filter", matcher) for matcher in settings.matchers])
         api = f"{settings.url}/api/v2"
         self._requests = [
@@ -80,8 +84,7 @@ class AlertmanagerCollector:
         rejected: dict[Reason, int] = {}
         try:
             first, second = (
-                _rows(answer, rejected, self._settings.max_alerts)
-                for answer in self._fetcher.fetch(self._requests, timeout_s)
+                _rows(answer, rejected, MAX_ALERTS) for answer in self._fetcher.fetch(self._requests, timeout_s)
             )
         except SourceError as error:
             took_s = self._timer() - started

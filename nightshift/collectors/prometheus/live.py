@@ -131,6 +131,14 @@ class _Ask:
     query: str
 
 
+# How often labels (host, pod) are asked for: that query is the dearest, and a pod lives for longer.
+REFRESH_S = 300.0
+# Largest answer to one query: a metric of ten thousand GPUs fits several times.
+MAX_BYTES = 64 * 2**20
+# How long a vanished subject keeps its row: an exporter that restarts is back sooner, and a row costs memory.
+FORGET_AFTER_S = 3600.0
+
+
 class PrometheusCollector:
     """Frames of GPUs, MIG instances, containers and nodes from instant queries."""
 
@@ -151,9 +159,6 @@ class PrometheusCollector:
             "", description='Label matchers for every query, e.g. cluster="prod-1",job="dcgm-exporter"'
         )
         metrics: list[str] | None = Field(None, description="Only these of our metrics; none: all of the kinds")
-        refresh_s: float = Field(300.0, ge=1, description="Time between two queries of labels (host, pod) (s)")
-        max_bytes: int = Field(64 * 2**20, ge=1024, description="Largest answer to one query (bytes)")
-        forget_after_s: float = Field(3600.0, gt=0, description="How long a vanished subject keeps its row (s)")
         compress: bool = Field(False, description="Request gzip: less network traffic, more CPU time on both sides")
         at_clock: bool = Field(
             False, description="Query at the daemon's time instead of the server's: to replay a time range"
@@ -184,15 +189,13 @@ class PrometheusCollector:
         self._source = source_subject(self.plugin, settings.url)
         self._fetcher = Fetcher(
             settings.http,
-            max_bytes=settings.max_bytes,
+            max_bytes=MAX_BYTES,
             accept="application/json",
             compress=settings.compress,
             parallel=_PARALLEL,
             timer=clock,
         )
-        self._known = {
-            kind: _Known(kind, Rows(kind, metrics_of(kind), settings.forget_after_s)) for kind in settings.kinds
-        }
+        self._known = {kind: _Known(kind, Rows(kind, metrics_of(kind), FORGET_AFTER_S)) for kind in settings.kinds}
         self._asks = [
             _Ask(kind, metric, query_for(kind, metric, settings.matchers))
             for kind in settings.kinds
@@ -345,7 +348,7 @@ class PrometheusCollector:
         """At the first time, after `refresh_s`, and as soon as there are new boards."""
         if not {_GPU, _MIG} & set(self._known):
             return False
-        is_old = not 0 <= now_s - self._labelled_s < self._settings.refresh_s
+        is_old = not 0 <= now_s - self._labelled_s < REFRESH_S
         return is_old or self._n_boards() > self._labelled_boards
 
     def _take_labels(self, answer: HttpResponse | SourceError, now_s: float, failed: list[SourceError]) -> None:

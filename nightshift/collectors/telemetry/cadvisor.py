@@ -19,7 +19,7 @@ from nightshift.collectors.frame import Reason
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.collectors.telemetry.exposition import Layout, Page
 from nightshift.collectors.telemetry.metrics import of_kind
-from nightshift.collectors.telemetry.pages import PageCollector, PagePlan, PageSettings, Relation
+from nightshift.collectors.telemetry.pages import FORGET_AFTER_S, PageCollector, PagePlan, PageSettings, Relation
 from nightshift.collectors.telemetry.rows import Rows, cells
 from nightshift.collectors.training.workload import WorkloadRule, container_subject, pod_subject
 
@@ -50,7 +50,7 @@ class CadvisorCollector(PageCollector):
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
         kinds = (SubjectKind.CONTAINER, SubjectKind.NODE)
-        rows = {kind: Rows(kind, of_kind(kind), settings.forget_after_s) for kind in kinds}
+        rows = {kind: Rows(kind, of_kind(kind), FORGET_AFTER_S) for kind in kinds}
         super().__init__(settings, rows, clock)
         self._workload = settings.workload
 

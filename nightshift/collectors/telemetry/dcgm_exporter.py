@@ -24,7 +24,7 @@ from nightshift.collectors.kernel_log.pci import PCI_FACT, canonical_pci
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.collectors.telemetry.exposition import Layout, Page
 from nightshift.collectors.telemetry.metrics import BOARD, of_kind
-from nightshift.collectors.telemetry.pages import PageCollector, PagePlan, PageSettings, Relation
+from nightshift.collectors.telemetry.pages import FORGET_AFTER_S, PageCollector, PagePlan, PageSettings, Relation
 from nightshift.collectors.telemetry.rows import Cells, Rows, cells
 from nightshift.collectors.training.workload import WorkloadRule, pod_subject
 
@@ -58,7 +58,7 @@ class DcgmExporterCollector(PageCollector):
         )
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(settings, gpu_rows(settings.forget_after_s), clock)
+        super().__init__(settings, gpu_rows(FORGET_AFTER_S), clock)
         self._workload = settings.workload
 
     def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> PagePlan:

@@ -29,7 +29,7 @@ from nightshift.collectors.frame import Floats, Ints, Reason
 from nightshift.collectors.subject import MAX_NAME_CHARS, Subject, SubjectKind
 from nightshift.collectors.telemetry.exposition import Layout, Page, Series
 from nightshift.collectors.telemetry.metrics import of_kind
-from nightshift.collectors.telemetry.pages import PageCollector, PagePlan, PageSettings
+from nightshift.collectors.telemetry.pages import FORGET_AFTER_S, PageCollector, PagePlan, PageSettings
 from nightshift.collectors.telemetry.rows import Rows, cells
 
 _SERVER = SubjectKind.SERVER
@@ -89,6 +89,10 @@ class _ServerPlan(PagePlan):
     histograms: Sequence[_Histogram] = ()
 
 
+# Most models of one page that get a row: a page that lists more is not a server's.
+MAX_MODELS = 256
+
+
 class InferenceCollector(PageCollector):
     r"""One row per model that a server serves; NaN where it did not say, and for quantiles of no requests.
 
@@ -108,11 +112,10 @@ class InferenceCollector(PageCollector):
         window_s: float = Field(
             60.0, gt=0, le=3600, description="Latency quantiles are of the requests within this time (s)"
         )
-        max_models: int = Field(256, ge=1, description="Most models of one page that get a row")
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(settings, {_SERVER: Rows(_SERVER, _METRICS, settings.forget_after_s)}, clock)
-        self._window_s, self._max_models = settings.window_s, settings.max_models
+        super().__init__(settings, {_SERVER: Rows(_SERVER, _METRICS, FORGET_AFTER_S)}, clock)
+        self._window_s, self._max_models = settings.window_s, MAX_MODELS
 
     def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> PagePlan:
         sums: dict[tuple[Subject, str], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))

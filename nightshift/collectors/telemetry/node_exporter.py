@@ -19,7 +19,7 @@ from nightshift.collectors.frame import Reason
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.collectors.telemetry.exposition import Layout, Page, Series
 from nightshift.collectors.telemetry.metrics import of_kind
-from nightshift.collectors.telemetry.pages import PageCollector, PagePlan, PageSettings, Relation
+from nightshift.collectors.telemetry.pages import FORGET_AFTER_S, PageCollector, PagePlan, PageSettings, Relation
 from nightshift.collectors.telemetry.rows import Rows, cells
 
 KINDS = (SubjectKind.NODE, SubjectKind.NIC, SubjectKind.DISK)
@@ -62,7 +62,7 @@ class NodeExporterCollector(PageCollector):
             return text
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
-        rows = {kind: Rows(kind, of_kind(kind), settings.forget_after_s) for kind in KINDS}
+        rows = {kind: Rows(kind, of_kind(kind), FORGET_AFTER_S) for kind in KINDS}
         super().__init__(settings, rows, clock)
         self._devices = re.compile(settings.ignored_devices)
         self._mounts = re.compile(settings.ignored_mounts)

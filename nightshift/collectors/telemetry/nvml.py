@@ -177,6 +177,10 @@ class _Sample:
     """The driver was loaded since the look before: its counters count anew."""
 
 
+# How long a vanished GPU keeps its row; the detector of lost GPUs has spoken long before.
+FORGET_AFTER_S = 3600.0
+
+
 class NvmlCollector:
     """One row per GPU of this machine."""
 
@@ -188,14 +192,13 @@ class NvmlCollector:
         model_config = ConfigDict(extra="forbid")
 
         node: str = Field(default_factory=socket.gethostname, description="This node's name; none: its host name")
-        forget_after_s: float = Field(3600.0, gt=0, description="How long a vanished GPU keeps its row (s)")
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._timer = clock
         self._node = Subject(SubjectKind.NODE, settings.node)
         self._source = source_subject(self.plugin, settings.node)
         self._metrics = of_kind(SubjectKind.GPU)
-        self._rows = Rows(SubjectKind.GPU, self._metrics, settings.forget_after_s)
+        self._rows = Rows(SubjectKind.GPU, self._metrics, FORGET_AFTER_S)
         self._started = False
         self._devices: dict[int, NvmlDevice] = {}
         self._cells: tuple[tuple[str, ...], Cells] | None = None

@@ -31,6 +31,12 @@ BOOT_JITTER_S = 30.0
 """The kernel works its boot time out of two clocks, so it wanders by a little without a reboot."""
 
 
+# Largest page that is read, decompressed; a page of one node takes a small part of it.
+MAX_BYTES = 32 * 2**20
+# How long a vanished subject keeps its row: an exporter that restarts is back sooner, and a row costs memory.
+FORGET_AFTER_S = 3600.0
+
+
 class PageSettings(BaseModel):
     """Pages to scrape."""
 
@@ -40,8 +46,6 @@ class PageSettings(BaseModel):
     nodes: dict[str, str] = Field(
         default_factory=dict, description="Node name by address, for pages that do not say it"
     )
-    max_bytes: int = Field(32 * 2**20, ge=1024, description="Largest page that is read (bytes, decompressed)")
-    forget_after_s: float = Field(3600.0, gt=0, description="How long a vanished subject keeps its row (s)")
     http: HttpSettings = Field(default_factory=HttpSettings, description="Credentials and TLS")
 
     @field_validator("urls")
@@ -95,7 +99,7 @@ class PageCollector(ABC):
         self._rows = rows
         self._timer = timer
         self._clocks: list[ClockOffset] = []
-        self._fetcher = Fetcher(settings.http, max_bytes=settings.max_bytes, accept=ACCEPT, timer=timer)
+        self._fetcher = Fetcher(settings.http, max_bytes=MAX_BYTES, accept=ACCEPT, timer=timer)
         self._sources = [
             _Source(url, source_subject(self.plugin, url), settings.nodes.get(url)) for url in settings.urls
         ]

@@ -49,6 +49,14 @@ class _Seen:
     found: dict[Path, tuple[tuple[int, int], float]] = field(default_factory=dict)
 
 
+# Largest trace that is read, decompressed: a few steps of a large job.
+MAX_BYTES = 4 << 30
+# Older traces are skipped: they are of another run.
+MAX_AGE_S = 3600.0
+# A file that still changes is left for this long: profilers write a trace in one go.
+SETTLE_S = 5.0
+
+
 class KinetoCollector:
     """Step times out of profiler traces, one file after the other.
 
@@ -82,9 +90,6 @@ class KinetoCollector:
         workload: WorkloadRule = Field(
             default_factory=WorkloadRule, description="How a pod's name tells its job and rank"
         )
-        max_bytes: int = Field(4 << 30, ge=1024, description="Largest trace that is read (bytes, decompressed)")
-        max_age_s: float = Field(3600.0, gt=0, description="Older traces are skipped (s)")
-        settle_s: float = Field(5.0, ge=0, description="A file that still changes is left for this long (s)")
 
         @field_validator("file_pattern")
         @classmethod
@@ -130,7 +135,7 @@ class KinetoCollector:
                     if not waiting:
                         break
                     path, mark = waiting.pop(0)
-                    reader = TraceReader(path, self._settings.max_bytes)
+                    reader = TraceReader(path, MAX_BYTES)
                     self._reading = _Reading(path, mark, reader, reader.steps())
                 reading = self._reading
                 try:
@@ -182,9 +187,9 @@ class KinetoCollector:
             known = self._seen.found.get(path)
             since = known[1] if known is not None and known[0] == mark else now
             seen[path] = (mark, since)
-            settled = now - min(since, status.st_mtime) >= self._settings.settle_s
+            settled = now - min(since, status.st_mtime) >= SETTLE_S
             taken = self._reading is not None and self._reading.path == path
-            fresh = now - status.st_mtime <= self._settings.max_age_s
+            fresh = now - status.st_mtime <= MAX_AGE_S
             if settled and fresh and not taken and self._seen.done.get(path) != mark:
                 found.append((status.st_mtime, path, mark))
         self._seen.found = seen

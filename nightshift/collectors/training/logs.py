@@ -103,6 +103,16 @@ class _File:
         self.zone_s = self.zone_s if zone_s is None else zone_s
 
 
+# Most files that are followed, the newest.
+MAX_FILES = 4096
+# Most that is read of one file in one tick; the rest follows in the next.
+MAX_BYTES = 2**22
+# Most quotable lines that are kept of one file in one tick: a trace-back of every rank fits.
+MAX_LINES = 200
+# Files untouched for a day are not followed: their run has ended.
+IDLE_S = 86400.0
+
+
 class TrainingLogsCollector:
     r"""New training steps per rank (or job), and the lines worth quoting.
 
@@ -136,10 +146,6 @@ class TrainingLogsCollector:
         workload: WorkloadRule = Field(
             default_factory=WorkloadRule, description="How a pod's name tells its job and rank"
         )
-        max_files: int = Field(4096, ge=1, description="Most files that are followed; the newest")
-        max_bytes: int = Field(2**22, ge=2**12, description="Most that is read of one file in one tick (bytes)")
-        max_lines: int = Field(200, ge=1, description="Most quotable lines that are kept of one file in one tick")
-        idle_s: float = Field(86400.0, gt=0, description="Files untouched for this long are not followed (s)")
 
         @field_validator("file_patterns")
         @classmethod
@@ -223,7 +229,7 @@ class TrainingLogsCollector:
         """Takes up new files. Raises OSError where the folder cannot be read."""
         root = self._settings.directory
         next(root.iterdir(), None)
-        newest = time.time() - self._settings.idle_s
+        newest = time.time() - IDLE_S
         found: list[tuple[float, Path, re.Match[str]]] = []
         for path in root.rglob("*.log"):
             if path in self._files:
@@ -237,7 +243,7 @@ class TrainingLogsCollector:
             if match is not None and changed_s >= newest:
                 found.append((changed_s, path, match))
         found.sort(key=lambda entry: entry[0], reverse=True)
-        room = self._settings.max_files - len(self._files)
+        room = MAX_FILES - len(self._files)
         if len(found) > room:
             rejected[Reason.TOO_LARGE] = len(found) - room
         for _, path, match in found[:room]:
@@ -254,7 +260,7 @@ class TrainingLogsCollector:
         pod = pod_subject(namespace, name)
         job, rank = self._settings.workload.place(namespace, name)
         return _File(
-            FileTail(path, self._settings.max_bytes),
+            FileTail(path, MAX_BYTES),
             f"{self._source.name}/{path.relative_to(self._settings.directory)}"[:500],
             pod,
             job or Subject(SubjectKind.JOB, pod.name),
@@ -303,9 +309,9 @@ class TrainingLogsCollector:
 
     def _is_kept(self, text: str, nccl: NcclLine | None, n_kept: int) -> bool:
         """Whether a line is worth keeping; a watchdog's word is, in a flood of other errors too."""
-        room = self._settings.max_lines - n_kept
+        room = MAX_LINES - n_kept
         if nccl is not None:
-            return room > -self._settings.max_lines
+            return room > -MAX_LINES
         return room > 0 and _NOTABLE.search(text) is not None
 
     def _subject(self, file: _File, line: TrainerLine | None, inventory: Inventory, now_s: float) -> Subject:

@@ -58,6 +58,12 @@ class _Place:
     vector: VectorReader = field(default_factory=VectorReader)
 
 
+# Largest answer that is read.
+MAX_BYTES = 16 * 2**20
+# Most ranks and jobs that are followed; the rest is counted.
+MAX_SUBJECTS = 8192
+
+
 class TrainingMetricsCollector:
     """One step per subject and tick at most: what the gauges say now."""
 
@@ -80,8 +86,6 @@ class TrainingMetricsCollector:
         workload: WorkloadRule = Field(
             default_factory=WorkloadRule, description="How a pod's name tells its job and rank"
         )
-        max_bytes: int = Field(16 * 2**20, ge=1024, description="Largest answer that is read (bytes)")
-        max_subjects: int = Field(8192, ge=1, description="Most ranks and jobs that are followed")
         http: HttpSettings = Field(default_factory=HttpSettings, description="Credentials, TLS and tenant header")
 
         @field_validator("urls", "api")
@@ -105,7 +109,7 @@ class TrainingMetricsCollector:
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         self._column = settings.names.reader().column
-        self._fetcher = Fetcher(settings.http, max_bytes=settings.max_bytes, accept=ACCEPT, timer=clock)
+        self._fetcher = Fetcher(settings.http, max_bytes=MAX_BYTES, accept=ACCEPT, timer=clock)
         self._known: dict[Subject, _Subject] = {}
         self._places = [
             _Place(
@@ -160,7 +164,7 @@ class TrainingMetricsCollector:
                 subject = None
             if subject is None:
                 _count(rejected, Reason.MALFORMED)
-            elif subject in self._known or len(self._known) < self._settings.max_subjects:
+            elif subject in self._known or len(self._known) < MAX_SUBJECTS:
                 self._known.setdefault(subject, _Subject())
                 figures.setdefault(subject, {})[column] = (value, at_s)
             else:

@@ -52,6 +52,14 @@ class _Points:
     figures: list[dict[str, float]] = field(default_factory=list)
 
 
+# Most files that are followed, the newest: open files are limited to about so many by default.
+MAX_FILES = 1024
+# Most that is read of one file in one tick; the rest follows in the next.
+MAX_BYTES = 2**22
+# Files untouched for a day are not followed: their run has ended.
+IDLE_S = 86400.0
+
+
 class TensorboardCollector:
     r"""New training steps of every run whose event files are found.
 
@@ -85,9 +93,6 @@ class TensorboardCollector:
         )
         namespace: str = Field("default", description="The jobs' namespace where the path does not tell it")
         names: SignalNames = Field(default_factory=SignalNames, description="Tags of your own trainer")
-        max_files: int = Field(1024, ge=1, description="Most files that are followed; the newest")
-        max_bytes: int = Field(2**22, ge=2**12, description="Most that is read of one file in one tick (bytes)")
-        idle_s: float = Field(86400.0, gt=0, description="Files untouched for this long are not followed (s)")
 
         @field_validator("path_pattern")
         @classmethod
@@ -162,7 +167,7 @@ class TensorboardCollector:
 
     def _find(self, inventory: Inventory, now_s: float, rejected: dict[Reason, int]) -> None:
         """Takes up new files, newest first. Raises OSError where the folder cannot be read."""
-        root, newest = self._settings.directory, time.time() - self._settings.idle_s
+        root, newest = self._settings.directory, time.time() - IDLE_S
         # rglob passes silently over a folder that cannot be read: ask for it once, so that the status says so
         next(root.iterdir(), None)
         found: list[tuple[float, Path, re.Match[str]]] = []
@@ -177,7 +182,7 @@ class TensorboardCollector:
             if match is not None and changed_s >= newest:
                 found.append((changed_s, path, match))
         found.sort(key=lambda entry: entry[0], reverse=True)
-        room = self._settings.max_files - len(self._runs)
+        room = MAX_FILES - len(self._runs)
         _count(rejected, Reason.TOO_LARGE, max(0, len(found) - room))
         for _, path, match in found[:room]:
             try:
@@ -197,7 +202,7 @@ class TensorboardCollector:
         job = Subject(SubjectKind.JOB, f"{namespace}/{name}")
         rank = groups.get("rank") or ""
         subject = rank_of(job, int(rank)) if rank.isdecimal() and len(rank) < 7 else job
-        return _Run(EventFile(path, self._settings.max_bytes), subject, job, path.name[-200:])
+        return _Run(EventFile(path, MAX_BYTES), subject, job, path.name[-200:])
 
     def _points(self, run: _Run, scalars: list[EventScalar], now_s: float, rejected: dict[Reason, int]) -> _Points:
         points = _Points()

@@ -29,6 +29,7 @@ from nightshift.controllers.action import Action, ActionKind, ActionOutcome, Out
 from nightshift.controllers.actuators import kube_rights
 from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, Object
 from nightshift.controllers.actuators.kube_repair_jobs import said, why_failed
+from nightshift.controllers.actuators.kubernetes import FIELD_MANAGER
 
 POLL_S = 30.0
 LOG_BYTES = 16 << 20
@@ -40,6 +41,10 @@ _KERNEL = re.compile(r"[a-z0-9_]{1,60}")
 _CASE = re.compile(r"[a-z0-9_]{1,20}( [a-z_0-9]{1,20}=[0-9]{1,12}){1,12}")
 
 
+# An ended Job and its log stay for a day, so that a person can read why a search of the night ended.
+KEEP_S = 86400
+
+
 class KernelJobSettings(BaseModel):
     """Runs kernel searches as Jobs of the cluster."""
 
@@ -47,7 +52,6 @@ class KernelJobSettings(BaseModel):
 
     kubeconfig: Path | None = Field(default=None, description="kubeconfig file; none: the pod's service account.")
     context: str | None = Field(default=None, description="Context of the kubeconfig; none: its current one.")
-    field_manager: str = Field(default="nightshift", description="Name under which writes are recorded.")
     timeout_s: float = Field(default=10.0, gt=0, description="Longest wait for one answer (s).")
     image: str = Field(min_length=1, description="The kernel worker's image, from your registry")
     namespace: str = Field(min_length=1, description="Where the Jobs run")
@@ -73,7 +77,6 @@ class KernelJobSettings(BaseModel):
     start_within_s: float = Field(
         default=6 * 3600.0, gt=0, description="A search that has got no GPU for so long is given up (s)"
     )
-    keep_s: int = Field(default=86400, ge=3600, description="An ended Job and its log stay for this long (s)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +157,7 @@ class KernelJobActuator:
             change["spec"] = {"suspend": False}
         version = str(job["metadata"]["resourceVersion"])
         path = f"{self._jobs}/{job_name(action)}"
-        self._kube.merge(path, change, version=version, manager=self._settings.field_manager)
+        self._kube.merge(path, change, version=version, manager=FIELD_MANAGER)
 
     def look(self, action: Action, uid: str = "") -> SearchStatus:
         """How far the Job is."""
@@ -334,7 +337,7 @@ def job_of(action: Action, settings: KernelJobSettings) -> Object:
         "completions": 1,
         "backoffLimit": 0,
         "podReplacementPolicy": "Failed",  # never a second pod beside one that is still ending
-        "ttlSecondsAfterFinished": settings.keep_s,
+        "ttlSecondsAfterFinished": KEEP_S,
         "template": {"metadata": {"labels": labels}, "spec": pod},
     }
     notes = {ACTION: action.id, PLAN: action.plan_sha256}

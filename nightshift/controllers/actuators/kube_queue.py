@@ -31,6 +31,7 @@ from nightshift.collectors.base import Permanent, Temporary
 from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, Object
 from nightshift.controllers.actuators.kube_jobs import KINDS, JobKind
 from nightshift.controllers.actuators.kube_place import placed, placement
+from nightshift.controllers.actuators.kubernetes import FIELD_MANAGER
 from nightshift.controllers.scheduling.steer import Steer, SteerVerb
 
 CONTROLLER = "nightshift.dev/scheduling"
@@ -55,9 +56,6 @@ class QueueSettings(BaseModel):
         default=3600.0,
         gt=0,
         description="Longest time from a job's creation until Nightshift opens its gate (s).",
-    )
-    field_manager: str = Field(
-        default="nightshift", description="Name that the API server notes beside our writes."
     )
 
 
@@ -156,7 +154,7 @@ class KubernetesQueue:
             if len(kept) == len(gates):
                 return False
             change = {"metadata": {"annotations": {HOLD_UNTIL: None}}, "spec": {"schedulingGates": kept}}
-        self._kube.merge(gate.path, change, version=version, manager=self.settings.field_manager)
+        self._kube.merge(gate.path, change, version=version, manager=FIELD_MANAGER)
         return True
 
     def _pass_checks(self, path: str, item: Object, version: str) -> bool:
@@ -170,7 +168,7 @@ class KubernetesQueue:
         if made == states:
             return False
         change = {"status": {"admissionChecks": made}}
-        self._kube.merge(f"{path}/status", change, version=version, manager=self.settings.field_manager)
+        self._kube.merge(f"{path}/status", change, version=version, manager=FIELD_MANAGER)
         return True
 
     def hold(self, gate: GangGate, until_s: float) -> None:
@@ -182,7 +180,7 @@ class KubernetesQueue:
             return
         change = {"metadata": {"annotations": {HOLD_UNTIL: f"{until_s:.0f}"}}}
         version = str(item["metadata"]["resourceVersion"])
-        self._kube.merge(gate.path, change, version=version, manager=self.settings.field_manager)
+        self._kube.merge(gate.path, change, version=version, manager=FIELD_MANAGER)
 
     def prefer(self, gate: GangGate, prefer: Sequence[str], avoid: Sequence[str]) -> bool:
         """Makes a pod that carries our gate prefer some hosts and keep off others, before the gate comes off; False
@@ -195,7 +193,7 @@ class KubernetesQueue:
         if placed(item) == (tuple(prefer), tuple(avoid)):
             return True
         change, version = placement(item, prefer, avoid), str(item["metadata"]["resourceVersion"])
-        self._kube.merge(gate.path, change, version=version, manager=self.settings.field_manager)
+        self._kube.merge(gate.path, change, version=version, manager=FIELD_MANAGER)
         return True
 
     def boost(self, workload: str, value: int) -> str:
@@ -215,7 +213,7 @@ class KubernetesQueue:
         text = str(value) if value else None
         change = {"metadata": {"annotations": {BOOST: text, BOOSTED: text}}}
         version = str(item["metadata"]["resourceVersion"])
-        self._kube.merge(path, change, version=version, manager=self.settings.field_manager)
+        self._kube.merge(path, change, version=version, manager=FIELD_MANAGER)
         return ""
 
     def evicts(self, workload: Object) -> bool:

@@ -43,6 +43,10 @@ EVICTS_S = 300.0
 _GFD = "nvidia.com/gpu"
 
 
+# Not heard for so long, the API server counts as lost: bookmarks come once a minute.
+STALE_S = 180.0
+
+
 class StaleView(Temporary):
     """The API server was not heard for too long to decide on what is known."""
 
@@ -235,7 +239,7 @@ class QueueView:
     def _fresh(self) -> None:
         for name, follower in self._followers.items():
             silent_s, fault = follower.health()
-            if silent_s is None or silent_s > self.settings.stale_s:
+            if silent_s is None or silent_s > STALE_S:
                 why = fault[1] if fault else "no answer yet"
                 raise StaleView(f"{name}: {why}")
 

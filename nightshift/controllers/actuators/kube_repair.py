@@ -40,7 +40,11 @@ from nightshift.controllers.actuators.kube_marks import MARKER
 from nightshift.controllers.actuators.kube_probe import ProbeJob
 from nightshift.controllers.actuators.kube_repair_settings import RepairSettings
 from nightshift.controllers.actuators.kube_workloads import POLL_S
-from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesActuatorSettings
+from nightshift.controllers.actuators.kubernetes import (
+    FIELD_MANAGER,
+    KubernetesActuator,
+    KubernetesActuatorSettings,
+)
 from nightshift.controllers.cordon import CORDON_OF, TAKES_OUT, of_other_incidents
 
 __all__ = ["KubernetesRepairActuator", "RepairSettings"]
@@ -67,7 +71,6 @@ class KubernetesRepairActuator:
     ) -> None:
         self._settings, self._kube, self._now_s = settings, kube, now_s
         access = KubernetesActuatorSettings(
-            field_manager=settings.field_manager,
             drain_grace_s=settings.drain_grace_s,
             evict_unmanaged=settings.evict_unmanaged,
             evict_local_data=settings.evict_local_data,
@@ -388,7 +391,7 @@ class KubernetesRepairActuator:
             change["spec"] = {"unschedulable": None}
         version = str(node["metadata"]["resourceVersion"])
         path = kube_nodes.path(str(node["metadata"]["name"]))
-        self._kube.merge(path, change, version=version, manager=self._settings.field_manager)
+        self._kube.merge(path, change, version=version, manager=FIELD_MANAGER)
 
     def _failed(self, node: Object, detail: str) -> ActionOutcome:
         """What it leaves out of use counts, until somebody takes it back."""

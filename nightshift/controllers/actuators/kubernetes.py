@@ -199,6 +199,10 @@ class Drains:
 _K, _A = SubjectKind, ActionKind
 
 
+# Name under which writes are recorded. One name: it distinguishes Nightshift's cordons and gates from others'.
+FIELD_MANAGER = "nightshift"
+
+
 class KubernetesActuatorSettings(BaseModel):
     """How the agent reaches the cluster that it acts on."""
 
@@ -209,7 +213,6 @@ class KubernetesActuatorSettings(BaseModel):
     namespaces: tuple[str, ...] = Field(
         default=(), description="Namespaces with pods and jobs that its role covers, for `doctor`; none: all."
     )
-    field_manager: str = Field(default="nightshift", description="Name under which writes are recorded.")
     timeout_s: float = Field(default=10.0, gt=0, description="Longest wait for one answer (s).")
     drain_grace_s: int | None = Field(
         default=None, ge=0, description="Grace period of evicted pods (s); none: each pod's own."
@@ -267,8 +270,8 @@ class KubernetesActuator:
     ) -> None:
         self._settings, self._kube, self._now_s = settings, kube, now_s
         self._warned: dict[str, tuple[str, ...]] = {}  # action → what was warned of in its tries so far
-        self.marks = Marks(kube, settings.field_manager, now_s)
-        self.work = Workloads(kube, self.marks, settings.field_manager, now_s, settings.save_wait_s)
+        self.marks = Marks(kube, FIELD_MANAGER, now_s)
+        self.work = Workloads(kube, self.marks, FIELD_MANAGER, now_s, settings.save_wait_s)
         limits = DrainLimits(settings.drain_grace_s, settings.evict_unmanaged, settings.evict_local_data)
         self._drains = Drains(kube, self.marks, self.work, limits, self.owns_cordon, now_s)
 
@@ -437,7 +440,7 @@ class KubernetesActuator:
         us, wrote it after us by the API server's own record, or claims the node in their own words."""
         marks = {kind: mark for kind in (_A.CORDON, _A.DRAIN) if (mark := self.marks.of(node, kind)) is not None}
         theirs = any(mark.get("theirs") for mark in marks.values())
-        theirs |= kube_nodes.cordoned_by(node) != {self._settings.field_manager}
+        theirs |= kube_nodes.cordoned_by(node) != {FIELD_MANAGER}
         if theirs or kube_nodes.claimed(node, self._settings.cordon_claims):
             return {}
         return {kind: str(mark.get("id")) for kind, mark in marks.items()}

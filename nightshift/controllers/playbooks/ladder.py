@@ -22,19 +22,19 @@ from nightshift.controllers.guard import Commitment
 RUNGS = tuple(kind for _, kind in sorted((row.rung, kind) for kind, row in KINDS.items() if row.rung is not None))
 
 
+# Repairs of one device are counted over a week: a fault that a reset cures for longer is cured.
+WINDOW_S = 7 * 86_400.0
+# Hardware faults of one GPU are counted over a month: rare ones count together.
+OFFENCES_WINDOW_S = 30 * 86_400.0
+
+
 class RepairLadder(BaseModel):
     """How often each repair is tried on one device."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    window_s: float = Field(
-        default=7 * 86_400.0, gt=0, description="Repairs of one device are counted over this (s)"
-    )
     gpu_resets: int = Field(default=2, ge=0, description="Resets of one GPU per window before its node is rebooted")
     node_reboots: int = Field(default=1, ge=0, description="Reboots for one GPU per window before it is returned")
-    offences_window_s: float = Field(
-        default=30 * 86_400.0, gt=0, description="Hardware faults of one GPU are counted over this (s)"
-    )
     offences: int = Field(default=3, ge=1, description="So many in the window make it a repeat offender")
 
 
@@ -59,7 +59,7 @@ class Rung:
 def rung(called_for: ActionKind, record: Record, ladder: RepairLadder) -> Rung:
     """Where a device stands: at what its error calls for, or as far above as what was tried has led."""
     if record.offences + 1 >= ladder.offences:
-        days = ladder.offences_window_s / 86_400
+        days = OFFENCES_WINDOW_S / 86_400
         return Rung(
             ActionKind.OPEN_RMA,
             f"repeat offender: {record.offences + 1} hardware faults of this GPU within {days:.0f} days",
@@ -71,7 +71,7 @@ def rung(called_for: ActionKind, record: Record, ladder: RepairLadder) -> Rung:
         done, most = used.get(kind, (0, 0))  # a rung without a budget is not tried
         if done < most:
             return Rung(kind, "; ".join(reasons))
-        reasons.append(f"{kind.replace('_', ' ')} was tried {done} times in {ladder.window_s / 86_400:.0f} days")
+        reasons.append(f"{kind.replace('_', ' ')} was tried {done} times in {WINDOW_S / 86_400:.0f} days")
     return Rung(ActionKind.OPEN_RMA, "; ".join(reasons))
 
 
@@ -86,12 +86,12 @@ def record_of(
     """The record of a GPU: `begun` are actions that were begun, `offences_s` when its earlier hardware faults
     were."""
     node = inventory.above(gpu, SubjectKind.NODE, at_s)
-    recent = [c.action for c in begun if 0 <= at_s - c.begun_s <= ladder.window_s]
+    recent = [c.action for c in begun if 0 <= at_s - c.begun_s <= WINDOW_S]
     return Record(
         resets=sum(a.kind is ActionKind.RESET_GPU and a.target == gpu for a in recent),
         reboots=sum(
             a.kind is ActionKind.REBOOT_NODE and a.target == node and a.params.get("gpu", gpu.name) == gpu.name
             for a in recent
         ),
-        offences=sum(0 <= at_s - t_s <= ladder.offences_window_s for t_s in offences_s),
+        offences=sum(0 <= at_s - t_s <= OFFENCES_WINDOW_S for t_s in offences_s),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nightshift.collectors.subject import SubjectKind
 from nightshift.controllers.action import ActionKind, ActionProposal, Situation, Undo
-from nightshift.controllers.playbooks.plan import Economy, Reach, draw_up, job_of, number
+from nightshift.controllers.playbooks.plan import HORIZON_S, Economy, Reach, draw_up, job_of, number
 from nightshift.detectors.base import Fault
 
 _ASKS = {
@@ -49,7 +49,7 @@ class NotifyOwner:
             target,
             why=why,
             undo=Undo(False, "a message cannot be unsent; nothing else changes"),
-            waiting_gpu_hours=lost * gpus * self._economy.horizon_s / 3600.0,
+            waiting_gpu_hours=lost * gpus * HORIZON_S / 3600.0,
             params={"owner": str(situation.facts.get("owner", "not known"))},
             needs_approval=False,
         )

@@ -24,6 +24,13 @@ from nightshift.controllers.action import (
     Undo,
 )
 
+# How long a slowdown would go on unnoticed: a night.
+HORIZON_S = 28_800.0
+# A GPU reset with its checks; the driver takes most of it, whatever the site.
+RESET_S = 300.0
+# Chance of another uncorrectable HBM error within 24 h of a first, measured on Calchas' data.
+REPEAT_PROBABILITY = 0.44
+
 
 class Economy(BaseModel):
     """What time costs on this cluster; used for both sides of every plan."""
@@ -34,16 +41,8 @@ class Economy(BaseModel):
         default=600.0, gt=0, description="From a job's stop to its first step after restart (s)"
     )
     response_s: float = Field(default=7200.0, gt=0, description="Until a person would act without us (s)")
-    horizon_s: float = Field(default=28_800.0, gt=0, description="How long a slowdown would last unnoticed (s)")
-    reset_s: float = Field(default=300.0, gt=0, description="GPU reset with its checks (s)")
     reboot_s: float = Field(default=1200.0, gt=0, description="Node reboot with its checks (s)")
     expires_s: float = Field(default=3600.0, gt=0, description="Time until an unapproved plan expires (s)")
-    repeat_probability: float = Field(
-        default=0.44,
-        ge=0,
-        le=1,
-        description="Chance of another uncorrectable HBM error within 24 h of a first (measured on Calchas' data)",
-    )
 
 
 @dataclass(frozen=True)

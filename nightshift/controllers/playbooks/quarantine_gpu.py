@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from nightshift.collectors.subject import SubjectKind
 from nightshift.controllers.action import ActionKind, ActionProposal, Precondition, Situation, Undo
-from nightshift.controllers.playbooks.plan import Economy, Reach, crash_gpu_hours, draw_up, job_gpus, place_of
+from nightshift.controllers.playbooks.plan import (
+    REPEAT_PROBABILITY,
+    Economy,
+    Reach,
+    crash_gpu_hours,
+    draw_up,
+    job_gpus,
+    place_of,
+)
 from nightshift.detectors.base import Fault
 
 
@@ -43,7 +51,7 @@ class QuarantineGpu:
             stops=jobs,
             gpus=(gpu,),
             cost_gpu_hours=job_gpus(situation, jobs) * self._economy.restart_s / 3600.0,
-            waiting_gpu_hours=self._economy.repeat_probability * crash_gpu_hours(situation, self._economy, jobs),
+            waiting_gpu_hours=REPEAT_PROBABILITY * crash_gpu_hours(situation, self._economy, jobs),
             note="the row remapping takes effect with the next GPU reset" if "remap" in situation.facts else "",
             params={"after_checkpoint": True} | ({"node": node.name} if node else {}),
             preconditions=(Precondition(gpu, "quarantined", "false"),),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from nightshift.collectors.subject import SubjectKind
 from nightshift.controllers.action import ActionKind, ActionProposal, Situation, Undo
 from nightshift.controllers.playbooks.plan import (
+    RESET_S,
     Economy,
     Reach,
     crash_gpu_hours,
@@ -45,7 +46,7 @@ class ResetGpu:
             undo=Undo(False, "a reset cannot be undone; the GPU returns to service once its check passes"),
             stops=jobs,
             gpus=(gpu,),
-            cost_gpu_hours=cost + self._economy.reset_s / 3600.0,
+            cost_gpu_hours=cost + RESET_S / 3600.0,
             waiting_gpu_hours=crash_gpu_hours(situation, self._economy, jobs),
             note="its job restarts from the newest checkpoint once the GPU is back"
             if jobs

@@ -8,6 +8,7 @@ import math
 from nightshift.collectors.subject import Subject
 from nightshift.controllers.action import ActionKind, ActionProposal, Precondition, Situation, Undo
 from nightshift.controllers.playbooks.plan import (
+    HORIZON_S,
     Economy,
     crash_gpu_hours,
     draw_up,
@@ -62,9 +63,7 @@ class RestartJob:
         cost = restart_gpu_hours(situation, self._economy, (job,), saved_s)
         waiting = crash_gpu_hours(situation, self._economy, (job,))
         if situation.cause is Fault.DATA_STALL:
-            waiting = (
-                number(situation, "lost_fraction") * job_gpus(situation, (job,)) * self._economy.horizon_s / 3600
-            )
+            waiting = number(situation, "lost_fraction") * job_gpus(situation, (job,)) * HORIZON_S / 3600
             if waiting < cost:
                 return ActionProposal(
                     None, f"a restart costs {cost:.1f} GPU-h, the stalls {waiting:.1f} GPU-h in a shift"

@@ -24,7 +24,6 @@ class SchedulingSettings(BaseModel):
     context: str | None = Field(None, description="Context of the kubeconfig; none: its current one")
     timeout_s: float = Field(10.0, gt=0, description="Longest wait for one answer (s)")
     every_s: float = Field(15.0, ge=1, le=300, description="Time between two turns (s)")
-    stale_s: float = Field(180.0, gt=0, description="Not heard for so long (s), the API server counts as lost")
     kueue: bool = Field(False, description="Follow Kueue's Workloads and AdmissionChecks, too")
     kinds: tuple[Literal["Job", "JobSet", "PyTorchJob", "RayJob"], ...] = Field(
         ("Job",), description="Kinds of jobs that may carry `kueue.x-k8s.io/admission-gated-by`"

@@ -14,7 +14,7 @@ pace, and gives it back where somebody acted on it; one that may drain a node ta
 So an operator who installs and does nothing has the budget kept from the first day, under any noise. While the
 purse is empty, alarms are *not yet promised*: told, counted, part of incidents that are open, but no page.
 
-Alarms of one job merge (`merge_s`); one that returns soon is the same page (`refractory_s`). An event is an event:
+Alarms of one job merge (`MERGE_S`); one that returns soon is the same page (`REFRACTORY_S`). An event is an event:
 it pages, and states its base rate and the precision that follows; so does what is CERTAIN (`detectors.base`).
 
 What is kept of every detector and every open alarm is saved as versioned JSON (`BudgetState`).
@@ -177,6 +177,12 @@ CONFIRMED_S = 30 * DAY_S
 """A page can be confirmed for this long after it ended."""
 
 
+# Alarms on a job or node while one of its alarms pages, and this long after, are the same page.
+MERGE_S = 600.0
+# An alarm that returns on its subject within this time is no new page.
+REFRACTORY_S = 3600.0
+
+
 class BudgetSettings(BaseModel):
     """The false-alarm budget."""
 
@@ -199,14 +205,6 @@ class BudgetSettings(BaseModel):
         default=3.0,
         ge=1,
         description="Most false pages at the same time; quiet times save up to this many",
-    )
-    merge_s: float = Field(
-        default=600.0,
-        ge=0,
-        description="Alarms on a job or node while one of its alarms pages, and this long after, are the same page",
-    )
-    refractory_s: float = Field(
-        default=3600.0, ge=0, description="An alarm that returns on its subject within this time is no new page"
     )
 
 
@@ -343,7 +341,7 @@ class Budget:
             self._last_s = tick.at_s  # also where the clock was set back; not where a tick came late
         if not 0 <= tick.at_s - self._tidied_s < _TIDY_S:
             self._tidied_s = tick.at_s
-            horizon_s = max(self.settings.merge_s, self.settings.refractory_s)
+            horizon_s = max(MERGE_S, REFRACTORY_S)
             self._steppers = {s: t for s, t in self._steppers.items() if tick.at_s - t <= _FORGET_S}
             self._paged_s = {k: t for k, t in self._paged_s.items() if tick.at_s - t <= horizon_s}
             self._spent = {
@@ -435,7 +433,7 @@ class Budget:
     def _decide(self, finding: Finding, cost: float, allowed: float, at_s: float, inventory: Inventory) -> Said:
         here, there = self._key(finding), self._place(finding, at_s, inventory)
         same_s, near_s = self._paged_s.get(here, -math.inf), self._paged_s.get(there, -math.inf)
-        if at_s - same_s <= self.settings.refractory_s or at_s - near_s <= self.settings.merge_s:
+        if at_s - same_s <= REFRACTORY_S or at_s - near_s <= MERGE_S:
             return Said.MERGED
         if cost > allowed * (1.0 + 1e-9):
             self._why[finding.episode] = f"over its detector's part of the budget, {allowed:.2g} per week"

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.collectors.frame import Floats, Frame
 from nightshift.detectors.base import SeriesExhibit
@@ -46,23 +45,20 @@ _HARD_COUNTERS = (UNCORRECTED, REMAPPED_UNCORRECTED, RETIRED_UNCORRECTED)
 _HARD_GAUGES = (FAILURE, PENDING, RETIRED_PENDING, BANKS_NONE)
 
 
-class CusumSettings(BaseModel):
-    """The sequential test over corrected errors."""
+@dataclass(frozen=True)
+class CusumTest:
+    """The sequential test over corrected errors. Its figures belong together; `strength` is the setting."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    bin_s: float = Field(default=120.0, gt=0, description="Width of a bin: a storm within it counts once")
-    healthy_rate: float = Field(
-        default=2e-4, gt=0, lt=1, description="Share of bins with a corrected error, healthy"
-    )
-    faulty_rate: float = Field(default=0.2, gt=0, lt=1, description="The same on a device that is failing")
-    run_length_days: float = Field(
-        default=20000.0, gt=0, description="Average device-days to a false alarm, at least"
-    )
-    strength: float = Field(default=1.0, gt=0, description="The test alarms at this many times its threshold")
-    recover_s: float = Field(
-        default=600.0, ge=0, description="The test's alarm ends after this long without a corrected error"
-    )
+    # A storm within a bin counts once; healthy fleets (Calchas' data) have an error in one bin of 5,000, failing
+    # devices in every fifth.
+    bin_s: float = 120.0
+    healthy_rate: float = 2e-4
+    faulty_rate: float = 0.2
+    # Average device-days to a false alarm, at least: one in 20 days on a thousand GPUs.
+    run_length_days: float = 20000.0
+    # The alarm ends after this long without a corrected error: five quiet bins.
+    recover_s: float = 600.0
+    strength: float = 1.0
 
     @property
     def threshold(self) -> float:
@@ -100,8 +96,8 @@ class Counted:
 class EccCounters:
     """Counters and the test's state of every GPU, as columns."""
 
-    def __init__(self, settings: CusumSettings, forget_s: float) -> None:
-        self.settings = settings
+    def __init__(self, test: CusumTest, forget_s: float) -> None:
+        self.test = test
         self.table = SeriesTable(
             {
                 **{name: Column(np.float64, np.nan) for name in SIGNALS},
@@ -146,7 +142,7 @@ class EccCounters:
         hard = np.logical_or.reduce([rose[n] > 0 for n in _HARD_COUNTERS] + [standing[n] for n in _HARD_GAUGES])
         soft = (rose[REMAPPED] > 0) | (rose[RETIRED] > 0)
         uncorrected = np.logical_or.reduce([rose[n] > 0 for n in _HARD_COUNTERS])
-        fired = table["cusum"][rows] >= self.settings.strength * self.settings.threshold
+        fired = table["cusum"][rows] >= self.test.strength * self.test.threshold
         return Counted(rose, standing, hard, soft, uncorrected, standing[FAILURE], fired, effect)
 
     def _gauges(
@@ -180,7 +176,7 @@ class EccCounters:
 
     def roll(self, at_s: float) -> None:
         """Closes bins: every device's CUSUM takes one increment a bin, however many errors the bin held."""
-        s, table = self.settings, self.table
+        s, table = self.test, self.table
         current = int(at_s // s.bin_s)
         if self.bin < 0 or current <= self.bin:
             self.bin = max(self.bin, current)
@@ -211,7 +207,7 @@ class EccCounters:
         """The counters of one GPU, what the test saw, and which signals this SKU and exporter give at all."""
         known = [name for name in SIGNALS if math.isfinite(float(self.table[name][slot]))]
         found: dict[str, float | str] = {name: float(self.table[name][slot]) for name in known if name in COUNTERS}
-        found |= {"active_bins": float(self.table["active_bins"][slot]), "bin_s": self.settings.bin_s}
+        found |= {"active_bins": float(self.table["active_bins"][slot]), "bin_s": self.test.bin_s}
         blind = [name for name in SIGNALS if name not in known]
         found["signals_seen"] = ", ".join(known) or "none"
         found["signals_blind"] = ", ".join(blind) or "none"

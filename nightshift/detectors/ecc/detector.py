@@ -20,7 +20,7 @@ import math
 from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.collectors.frame import Frame, LogRecord
 from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
@@ -47,7 +47,7 @@ from nightshift.detectors.ecc.counters import (
     SAY,
     UNCORRECTED,
     Counted,
-    CusumSettings,
+    CusumTest,
     EccCounters,
 )
 from nightshift.detectors.ecc.hazard import (
@@ -73,25 +73,26 @@ KEEP_SIGNS = 4
 _PLACES = (SubjectKind.RACK, SubjectKind.NODE)  # the widest first: what explains a rack's nodes is said once
 
 
-class EccSettings(CusumSettings):
-    """The sequential test, where errors gather, and when an episode ends."""
+# Distinct rows of one bank that are a bank's fault: two can be one row and its neighbour.
+ROWS_IN_BANK = 3
+# An uncorrected error without an Xid for this long was read by no program (a scrubber found it).
+SETTLE_S = 60.0
+# GPUs that begin to err within this time may have one cause.
+TOGETHER_S = 600.0
+# Below this chance of independent GPUs they have one: a fleet is asked some 10^5 times a year.
+TOGETHER_P = 1e-6
+# No further event for this long ends an event's episode.
+QUIET_S = 600.0
+# A GPU unseen for this long is forgotten: longer than a repair in place, shorter than an exchange.
+FORGET_S = 7 * 86400.0
+
+
+class EccSettings(BaseModel):
+    """How strong soft evidence has to be; hard evidence is taken at its word."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    rows_in_bank: int = Field(default=3, ge=2, description="Distinct rows of one bank that are a bank's fault")
-    settle_s: float = Field(
-        default=60.0, ge=0, description="An uncorrected error without an Xid for this long was read by no program"
-    )
-    together_s: float = Field(
-        default=600.0, gt=0, description="GPUs that begin to err within this time may have one cause"
-    )
-    together_p: float = Field(
-        default=1e-6, gt=0, lt=1, description="Below this chance of independent GPUs they have one cause"
-    )
-    quiet_s: float = Field(
-        default=600.0, gt=0, description="No further event for this long clears an event's episode"
-    )
-    forget_s: float = Field(default=7 * 86400.0, gt=0, description="A GPU unseen for this long is forgotten")
+    strength: float = Field(default=1.0, gt=0, description="The test alarms at this many times its threshold")
 
 
 class Ecc:
@@ -111,14 +112,15 @@ class Ecc:
 
     def __init__(self, settings: EccSettings | None = None) -> None:
         s = self.settings = settings or EccSettings()
-        self._counters = EccCounters(s, s.forget_s)
+        self._test = CusumTest(strength=s.strength)
+        self._counters = EccCounters(self._test, FORGET_S)
         self._cells: dict[Subject, set[MemoryCell]] = {}
         self._history: dict[Subject, ErrorHistory] = {}
         self._logged: set[Subject] = set()
         """Nodes whose kernel log is known to be read: only there does a missing Xid mean anything."""
         self._together: dict[Subject, float] = {}
         self._episodes = Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
-        self._quiet = QuietPeriods(self._episodes, s.quiet_s)
+        self._quiet = QuietPeriods(self._episodes, QUIET_S)
         self._spoken: dict[tuple[Fault, Subject], Finding] = {}
         """What this tick has said so far."""
 
@@ -137,9 +139,9 @@ class Ecc:
     @property
     def stated(self) -> StatedRate:
         """Lorden's bound gives the test its tail: an alarm of strength s comes e^(-h (s - 1)) times as often."""
-        s, bound = self.settings, "average run length of the CUSUM (Lorden's bound)"
-        tail = Tail(1.0, 1000.0 / s.run_length_days, 1.0 / s.threshold, 0.0, 0, 0.0, bound)
-        return told(StatedRate(0.0, RateBasis.STATISTICAL, bound), calibrated(self.plugin) or tail, s.strength)
+        test, bound = self._test, "average run length of the CUSUM (Lorden's bound)"
+        tail = Tail(1.0, 1000.0 / test.run_length_days, 1.0 / test.threshold, 0.0, 0, 0.0, bound)
+        return told(StatedRate(0.0, RateBasis.STATISTICAL, bound), calibrated(self.plugin) or tail, test.strength)
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
         spoken = self._spoken = {}
@@ -244,7 +246,7 @@ class Ecc:
             since_s, slot = at_s, table.slot(subject)
             if counted.fired[row] and slot is not None:
                 bins = int(table["active_bins"][slot])
-                said.append(f"corrected errors in {bins} bins of {self.settings.bin_s:.0f} s")
+                said.append(f"corrected errors in {bins} bins of {self._test.bin_s:.0f} s")
                 since_s = float(np.fmin(table["cusum_since_s"][slot], at_s))
             self._say(Fault.HBM_DEGRADED, subject, at_s, since_s, said, hard, ())
 
@@ -252,7 +254,7 @@ class Ecc:
         hard = [e for e in events if e.code in HARD_XIDS]
         said = [f"Xid {e.code} ({CATALOGUE[int(e.code or 0)].meaning})" for e in (hard or events)[:3]]
         where = pattern(tuple(self._cells.get(subject, ())))
-        if where.rows_in_bank >= self.settings.rows_in_bank:
+        if where.rows_in_bank >= ROWS_IN_BANK:
             said.append(f"{where.rows_in_bank} rows of one bank")
         lines = tuple(e.record for e in events)
         since_s = min([tick.at_s, *(line.at.t_s for line in lines)])
@@ -268,7 +270,7 @@ class Ecc:
             newest_s = history.moments[-1].t_s
             known = self._episodes.get(Fault.HBM_IMMINENT, subject)
             told = known is not None and known.facts.get("newest_s") == newest_s
-            stratum = history.stratum(tick.at_s, self.settings.settle_s)
+            stratum = history.stratum(tick.at_s, SETTLE_S)
             if (
                 stratum.share < IMMINENT_FROM
                 or told
@@ -288,18 +290,18 @@ class Ecc:
     def _near(self, subject: Subject, at_s: float, since_s: float, newest_s: float, said: list[str]) -> None:
         """Says imminent; what it promises is a day, so it outlives the events' quiet time."""
         self._say(Fault.HBM_IMMINENT, subject, at_s, since_s, said, True, (), newest_s)
-        self._quiet.event(Fault.HBM_IMMINENT, subject, newest_s + DAY_S - self.settings.quiet_s)
+        self._quiet.event(Fault.HBM_IMMINENT, subject, newest_s + DAY_S - QUIET_S)
 
     def _one_cause(self, at_s: float, inventory: Inventory) -> dict[Subject, Subject]:
         """GPU → the node or rack of which so many GPUs erred within `together_s` that it is no chance."""
-        s, table = self.settings, self._counters.table
-        lately = np.flatnonzero(table["last_active_s"] > at_s - s.together_s)
+        table = self._counters.table
+        lately = np.flatnonzero(table["last_active_s"] > at_s - TOGETHER_S)
         named = [table.subjects[slot] for slot in lately.tolist()]
         erring = {gpu for gpu in named if (Fault.HBM_DEGRADED, gpu) not in self._episodes}  # ill by itself before
         crowds: dict[Subject, Subject] = {}
         if len(erring) < 2:
             return crowds
-        chance = 1.0 - (1.0 - s.healthy_rate) ** math.ceil(s.together_s / s.bin_s)
+        chance = 1.0 - (1.0 - self._test.healthy_rate) ** math.ceil(TOGETHER_S / self._test.bin_s)
         for kind in _PLACES:
             by_place: dict[Subject, list[Subject]] = {}
             for gpu in erring - set(crowds):
@@ -313,7 +315,7 @@ class Ecc:
                     nodes = [inventory.above(gpu, SubjectKind.NODE, at_s) for gpu in inventory.gpus(place, at_s)]
                     ill = {inventory.above(gpu, SubjectKind.NODE, at_s) for gpu in gpus}
                     p = max(p, over_nodes(len(ill), max(len(set(nodes)), len(ill)), total, chance))
-                if len(gpus) >= 2 and p < s.together_p:
+                if len(gpus) >= 2 and p < TOGETHER_P:
                     self._crowd(place, sorted(gpus), total, p, at_s)
                     crowds |= dict.fromkeys(gpus, place)
         return crowds
@@ -328,8 +330,8 @@ class Ecc:
             since_s,
             Severity.WARNING,
             f"One cause, many GPUs: {len(gpus)} of {total} GPUs of {place.name} had memory errors within "
-            f"{self.settings.together_s / 60:.0f} min; check power, cooling and driver before their memory",
-            score=math.log(max(p, 1e-300)) / math.log(self.settings.together_p),
+            f"{TOGETHER_S / 60:.0f} min; check power, cooling and driver before their memory",
+            score=math.log(max(p, 1e-300)) / math.log(TOGETHER_P),
             threshold=1.0,
             p_value=p,
             facts={
@@ -364,12 +366,12 @@ class Ecc:
         said = list(dict.fromkeys([*grave, *said]))
         where = pattern(tuple(self._cells.get(subject, ())))
         facts: dict[str, float | str] = {"tier": "imminent" if imminent else "hard" if hard else "soft"}
-        stratum = self._history.get(subject, ErrorHistory()).stratum(at_s, self.settings.settle_s)
+        stratum = self._history.get(subject, ErrorHistory()).stratum(at_s, SETTLE_S)
         facts |= stratum.facts() | where.facts() | {"newest_s": newest_s}
         facts |= {"hard_signs": "; ".join(grave)} if grave else {}
         strength = 0.0
         if slot is not None:
-            strength = float(table["height"][slot]) / self.settings.threshold
+            strength = float(table["height"][slot]) / self._test.threshold
             facts |= self._counters.facts(slot)
         evidence: tuple[Any, ...] = exhibits(known, dict.fromkeys(lines, ""))
         evidence += tuple(e for e in (known.evidence if known else ()) if isinstance(e, SeriesExhibit))[:2]

@@ -27,6 +27,14 @@ from nightshift.detectors.snapshot import pack, unpack
 VERSION = 1
 
 
+# ... and missing from this many looks in a row: with rare looks the time alone would be one missed page.
+LOST_LOOKS = 3
+# Seen for at least this long before: a GPU that comes and goes at a node's start is not lost.
+SETTLED_S = 60.0
+# A GPU away for this long without an alarm was taken away on purpose.
+FORGET_S = 6 * 3600.0
+
+
 class GpuLostSettings(BaseModel):
     """When a GPU that is not seen is lost."""
 
@@ -34,11 +42,6 @@ class GpuLostSettings(BaseModel):
 
     lost_s: float = Field(
         default=120.0, gt=0, description="No data of a GPU for this long, while its node has some (s)"
-    )
-    lost_looks: int = Field(default=3, ge=1, description="... and missing from this many looks in a row")
-    settled_s: float = Field(default=60.0, ge=0, description="Seen for at least this long before (s)")
-    forget_s: float = Field(
-        default=6 * 3600.0, gt=0, description="A GPU away for this long without an alarm is forgotten (s)"
     )
 
 
@@ -67,7 +70,7 @@ class GpuLost:
             "last_s": Column(np.float64, np.nan),
             "looks": Column(np.int32, 0),  # since it was last seen
         }
-        return SeriesTable(columns, self.settings.forget_s)
+        return SeriesTable(columns, FORGET_S)
 
     @property
     def name(self) -> str:
@@ -114,9 +117,7 @@ class GpuLost:
         table["looks"][rows] = np.where(seen, 0, table["looks"][rows])
         away = table["last_s"] < at_s
         table["looks"][away] += 1
-        late = (
-            away & (at_s - table["last_s"] >= self.settings.lost_s) & (table["looks"] >= self.settings.lost_looks)
-        )
+        late = away & (at_s - table["last_s"] >= self.settings.lost_s) & (table["looks"] >= LOST_LOOKS)
         here = np.zeros(len(away), dtype=np.bool_)
         here[rows] = seen
         return np.flatnonzero(late).tolist(), here
@@ -130,7 +131,7 @@ class GpuLost:
         at_s: float,
         inventory: Inventory,
     ) -> None:
-        s, table = self.settings, self._table
+        table = self._table
         gpu, last_s = table.subjects[slot], float(table["last_s"][slot])
         if (Fault.GPU_LOST, gpu) in self._episodes or gpu.name in cut:
             return
@@ -142,7 +143,7 @@ class GpuLost:
         if node not in nodes:
             nodes[node] = self._seen_on(node, last_s, at_s, inventory)
         before, now = nodes[node]
-        if now == 0 or now >= before or last_s - float(table["first_s"][slot]) < s.settled_s:
+        if now == 0 or now >= before or last_s - float(table["first_s"][slot]) < SETTLED_S:
             return
         self._episodes.fire(self._alarm(gpu, node, last_s, before, now, at_s, inventory), at_s)
 

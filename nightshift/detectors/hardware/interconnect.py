@@ -13,12 +13,13 @@ InfiniBand's bit error rate of 10^-12, which is six per minute at 100 Gbit/s on 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from nightshift.collectors.frame import Floats, Frame
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
@@ -36,6 +37,16 @@ ASKED, ASK_S = 512, 60.0
 _GPU, _LINK, _NIC = SubjectKind.GPU, SubjectKind.LINK, SubjectKind.NIC
 
 
+# DCGM's own limits (dcgm_gpu_hardware_limits.h): 8 replays per minute and 100 CRC errors per second.
+PCIE_REPLAYS_PER_MIN = 8.0
+# ... which is this many per minute.
+CRC_ERRORS_PER_MIN = 6000.0
+# Retrained or fallen links: DCGM calls any one a fault; one in five minutes spares a single one at a job's start.
+RETRAINS_PER_MIN = 0.2
+# Ten times what InfiniBand's bit error rate of 10^-12 allows at 100 Gbit/s (six per minute).
+SYMBOL_ERRORS_PER_MIN = 60.0
+
+
 @dataclass(frozen=True, slots=True)
 class LinkSignal:
     """One signal: a counter with the rate (per s) from which on it matters, or a level that must not fall."""
@@ -44,50 +55,48 @@ class LinkSignal:
     metric: str
     fault: Fault
     what: str
-    setting: str = ""
-    """The setting that holds the limit per minute; empty: a level, compared with its own best."""
+    per_min: float | None = None
+    """The limit per minute; none: a level, compared with its own best."""
     when_busy: bool = False
 
 
 SIGNALS = (
-    LinkSignal(_GPU, "gpu_pcie_replay_total", Fault.PCIE_DEGRADED, "PCIe replays", "pcie_replays_per_min"),
-    LinkSignal(
-        _GPU, "gpu_nvlink_crc_errors_total", Fault.NVLINK_DEGRADED, "NVLink CRC errors", "crc_errors_per_min"
-    ),
+    LinkSignal(_GPU, "gpu_pcie_replay_total", Fault.PCIE_DEGRADED, "PCIe replays", PCIE_REPLAYS_PER_MIN),
+    LinkSignal(_GPU, "gpu_nvlink_crc_errors_total", Fault.NVLINK_DEGRADED, "NVLink CRC errors", CRC_ERRORS_PER_MIN),
     LinkSignal(_GPU, "gpu_pcie_link_width", Fault.PCIE_DEGRADED, "PCIe lanes"),
     LinkSignal(_GPU, "gpu_pcie_link_generation", Fault.PCIE_DEGRADED, "PCIe generation", when_busy=True),
-    LinkSignal(_LINK, "link_crc_errors_total", Fault.NVLINK_DEGRADED, "NVLink CRC errors", "crc_errors_per_min"),
-    LinkSignal(_LINK, "link_replay_errors_total", Fault.NVLINK_DEGRADED, "NVLink replays", "retrains_per_min"),
-    LinkSignal(_LINK, "link_recovery_errors_total", Fault.NVLINK_DEGRADED, "NVLink recoveries", "retrains_per_min"),
+    LinkSignal(_LINK, "link_crc_errors_total", Fault.NVLINK_DEGRADED, "NVLink CRC errors", CRC_ERRORS_PER_MIN),
+    LinkSignal(_LINK, "link_replay_errors_total", Fault.NVLINK_DEGRADED, "NVLink replays", RETRAINS_PER_MIN),
+    LinkSignal(_LINK, "link_recovery_errors_total", Fault.NVLINK_DEGRADED, "NVLink recoveries", RETRAINS_PER_MIN),
     LinkSignal(
-        _NIC, "nic_link_down_total", Fault.NETWORK_DEGRADED, "times that the port went down", "retrains_per_min"
+        _NIC, "nic_link_down_total", Fault.NETWORK_DEGRADED, "times that the port went down", RETRAINS_PER_MIN
     ),
-    LinkSignal(_NIC, "nic_link_recoveries_total", Fault.NETWORK_DEGRADED, "port recoveries", "retrains_per_min"),
-    LinkSignal(_NIC, "nic_symbol_errors_total", Fault.NETWORK_DEGRADED, "symbol errors", "symbol_errors_per_min"),
+    LinkSignal(_NIC, "nic_link_recoveries_total", Fault.NETWORK_DEGRADED, "port recoveries", RETRAINS_PER_MIN),
+    LinkSignal(_NIC, "nic_symbol_errors_total", Fault.NETWORK_DEGRADED, "symbol errors", SYMBOL_ERRORS_PER_MIN),
     LinkSignal(
-        _NIC, "nic_integrity_errors_total", Fault.NETWORK_DEGRADED, "link integrity errors", "retrains_per_min"
+        _NIC, "nic_integrity_errors_total", Fault.NETWORK_DEGRADED, "link integrity errors", RETRAINS_PER_MIN
     ),
     LinkSignal(_NIC, "nic_speed_bytes_per_s", Fault.NETWORK_DEGRADED, "port speed (bytes/s)"),
     LinkSignal(_NIC, "nic_is_up", Fault.NETWORK_DEGRADED, "port up"),
 )
 
 
+# Stretch over which a rate is taken: the limits are per minute.
+WINDOW_S = 60.0
+# Stretches in a row above the limit: a hot-plug or a driver reload fills one.
+WINDOWS = 2
+# A link may be narrower or slower for this long: it trains again after a reset.
+LEVEL_S = 120.0
+# Nothing above a limit for this long clears: bad cables have quiet minutes.
+CLEAR_S = 900.0
+# A link unseen for this long is forgotten; its best speed may be of another board.
+FORGET_S = 86400.0
+
+
 class InterconnectSettings(BaseModel):
     """From which rates on a link is degraded."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-    pcie_replays_per_min: float = Field(default=8.0, gt=0, description="PCIe replays per minute")
-    crc_errors_per_min: float = Field(default=6000.0, gt=0, description="NVLink CRC errors per minute")
-    retrains_per_min: float = Field(
-        default=0.2, gt=0, description="Retrained or fallen links per minute (one in five minutes)"
-    )
-    symbol_errors_per_min: float = Field(default=60.0, gt=0, description="Symbol errors of a port per minute")
-    window_s: float = Field(default=60.0, gt=0, description="Stretch over which a rate is taken (s)")
-    windows: int = Field(default=2, ge=1, description="Stretches in a row above the limit before it is said")
-    level_s: float = Field(default=120.0, ge=0, description="Time for which a link is narrower or slower (s)")
-    clear_s: float = Field(default=900.0, gt=0, description="Nothing above a limit for this long clears (s)")
-    forget_s: float = Field(default=86400.0, gt=0, description="A link unseen for this long is forgotten (s)")
 
 
 class Interconnect:
@@ -121,9 +130,9 @@ class Interconnect:
                     f"{signal.metric}.bad": Column(np.int16, 0),
                     f"{signal.metric}.rate": Column(np.float64, np.nan),
                 }
-                if kind is _GPU and not signal.setting:
+                if kind is _GPU and signal.per_min is None:
                     columns[f"{signal.metric}.asked_s"] = Column(np.float64, -np.inf)
-            tables[kind] = SeriesTable(columns, self.settings.forget_s)
+            tables[kind] = SeriesTable(columns, FORGET_S)
         return tables
 
     @property
@@ -171,7 +180,7 @@ class Interconnect:
             value = frame.column(signal.metric)
             with np.errstate(invalid="ignore"):
                 value = np.where((value >= 0) & (value < 2.0**53), value, np.nan)
-            if signal.setting:
+            if signal.per_min is not None:
                 self._rate(signal, table, slots, value, anew, at_s)
             else:
                 value = np.where(busy, value, np.nan) if signal.when_busy else value
@@ -188,12 +197,12 @@ class Interconnect:
         anew: NDArray[np.bool_],
         at_s: float,
     ) -> None:
-        s, limit = self.settings, getattr(self.settings, signal.setting) / 60.0
+        limit = (signal.per_min or math.inf) / 60.0
         base, since = table[f"{signal.metric}.base"], table[f"{signal.metric}.t_s"]
         elapsed = at_s - since[slots]
         with np.errstate(invalid="ignore"):
             restart = np.isfinite(value) & (anew | np.isnan(base[slots]) | (value < base[slots]) | (elapsed < 0))
-            full = np.isfinite(value) & ~restart & (elapsed >= s.window_s)
+            full = np.isfinite(value) & ~restart & (elapsed >= WINDOW_S)
             rate = (value - base[slots]) / np.maximum(elapsed, 1e-9)
             # after a gap in the data the stretch is longer: errors in it may have come at any time
             above = full & (rate > limit)
@@ -203,7 +212,7 @@ class Interconnect:
         table[f"{signal.metric}.rate"][slots] = np.where(full, rate, table[f"{signal.metric}.rate"][slots])
         for row in np.flatnonzero(above).tolist():
             slot = int(slots[row])
-            if count[slot] >= s.windows:
+            if count[slot] >= WINDOWS:
                 table["bad_s"][slot] = at_s
                 self._fire(signal, table, slot, float(base[slot]), float(value[row]), limit, at_s)
         move = restart | full
@@ -254,7 +263,7 @@ class Interconnect:
             less = value < best[slots]
         good = np.isfinite(value) & ~less
         since[slots] = np.where(less, np.fmin(since[slots], at_s), np.where(good, np.nan, since[slots]))
-        for row in np.flatnonzero(less & (at_s - since[slots] >= self.settings.level_s)).tolist():
+        for row in np.flatnonzero(less & (at_s - since[slots] >= LEVEL_S)).tolist():
             slot = int(slots[row])
             table["bad_s"][slot] = at_s
             self._degraded(signal, table, slot, float(value[row]), at_s)
@@ -274,7 +283,7 @@ class Interconnect:
         exhibit = SeriesExhibit(
             subject, signal.metric, "errors", (since_s, at_s), (before, now), None, "", f"{signal.what}, counted"
         )
-        words = f"{signal.what}: {60 * rate:,.1f} per minute, {self.settings.windows} stretches in a row"
+        words = f"{signal.what}: {60 * rate:,.1f} per minute, {WINDOWS} stretches in a row"
         facts = {"errors_per_min": 60 * rate, "limit_per_min": 60 * limit, "signal": signal.metric}
         self._say(signal, subject, since_s, words, rate / limit, 1.0, exhibit, facts, at_s)
 
@@ -326,7 +335,7 @@ class Interconnect:
         if not seen or table is None or slot is None:
             return self._episodes.no_data(fault, subject, at_s, "Its link counters are missing")
         quiet_s = at_s - float(table["bad_s"][slot])
-        if quiet_s >= self.settings.clear_s:
+        if quiet_s >= CLEAR_S:
             return self._episodes.clear(fault, subject, at_s, f"Below every limit for {quiet_s:.0f} s")
         return self._episodes.again(fault, subject, at_s)
 

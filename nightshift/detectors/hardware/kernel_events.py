@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
 from nightshift.collectors.kernel_log.pci import PCI_FACT, canonical_pci
@@ -20,13 +20,16 @@ _FELL_OFF = 79
 _NVLINK_XID = 74
 
 
+# Nothing more for this long ends an episode; the Xid detector's time, since one fault writes both kinds of line.
+QUIET_S = 600.0
+# PCIe AER lines within the quiet time: corrected ones come singly on a healthy link.
+AER_EVENTS = 10
+
+
 class KernelEventSettings(BaseModel):
     """When an episode of events is over, and how many soft link events make one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-    quiet_s: float = Field(default=600.0, gt=0, description="Nothing more for this long clears")
-    aer_events: int = Field(default=10, ge=1, description="PCIe AER lines within the quiet time before it is said")
 
 
 class KernelEvents:
@@ -49,7 +52,7 @@ class KernelEvents:
         self._aer: dict[Subject, list[float]] = {}
         self._counts: dict[tuple[Fault, Subject], int] = {}
         self._episodes = Episodes(self.name)
-        self._quiet = QuietPeriods(self._episodes, self.settings.quiet_s, by_kernel_log=True)
+        self._quiet = QuietPeriods(self._episodes, QUIET_S, by_kernel_log=True)
 
     @property
     def name(self) -> str:
@@ -91,9 +94,9 @@ class KernelEvents:
             return Fault.NVLINK_DEGRADED
         if event.kind is KernelEventKind.PCIE_AER and not _is_of_another_device(event, inventory, at_s):
             subject = event.gpu or event.node
-            recent = [t for t in self._aer.get(subject, []) if t > at_s - self.settings.quiet_s]
+            recent = [t for t in self._aer.get(subject, []) if t > at_s - QUIET_S]
             self._aer[subject] = [*recent, at_s][-1000:]
-            return Fault.PCIE_DEGRADED if len(self._aer[subject]) >= self.settings.aer_events else None
+            return Fault.PCIE_DEGRADED if len(self._aer[subject]) >= AER_EVENTS else None
         return None
 
     def _fire(self, fault: Fault, subject: Subject, events: list[KernelEvent], at_s: float) -> Finding:
@@ -118,7 +121,7 @@ class KernelEvents:
             Severity.CRITICAL if fault is Fault.GPU_LOST else Severity.WARNING,
             f"{words[fault]} ({count} lines)" if count > 1 else words[fault],
             score=float(count),
-            threshold=float(self.settings.aer_events) if fault is Fault.PCIE_DEGRADED else 0.0,
+            threshold=float(AER_EVENTS) if fault is Fault.PCIE_DEGRADED else 0.0,
             evidence=exhibits(known, {e.record: "" for e in events}),
             facts=facts,
         )

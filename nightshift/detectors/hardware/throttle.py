@@ -41,21 +41,28 @@ WAYS = ("", "_capped")
 RING = 32
 
 
+# A GPU at least this utilised has work; an idle one clocks down by itself.
+BUSY_PERCENT = 50.0
+# Share of its clock, and so of its work, lost; `strength` scales it.
+LOST_SHARE = 0.05
+# The loss is averaged over this: thermal slowdown comes and goes within seconds.
+WINDOW_S = 120.0
+# ... and stays lost at every look for this long.
+PERSIST_S = 60.0
+# Busy time without throttling that makes a reference: boost clocks settle within it.
+LEARN_S = 60.0
+# No such throttling for this long clears; a hot GPU that is given work again is hot again sooner.
+CLEAR_S = 300.0
+# A GPU unseen for this long is forgotten; its reference would be of another job.
+FORGET_S = 86400.0
+
+
 class ThrottleSettings(BaseModel):
     """When throttling costs work."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    busy_percent: float = Field(default=50.0, gt=0, le=100, description="A GPU at least this utilised has work")
-    lost_share: float = Field(default=0.05, gt=0, lt=1, description="Share of its clock, and so of its work, lost")
     strength: float = Field(default=1.0, gt=0, description="A loss this many times as large is an alarm")
-    window_s: float = Field(default=120.0, gt=0, description="Time over which the loss is averaged (s)")
-    persist_s: float = Field(default=60.0, ge=0, description="... and stays lost at every look for this long (s)")
-    learn_s: float = Field(
-        default=60.0, ge=0, description="Busy time without throttling that makes a reference (s)"
-    )
-    clear_s: float = Field(default=300.0, gt=0, description="No such throttling for this long clears (s)")
-    forget_s: float = Field(default=86400.0, gt=0, description="A GPU unseen for this long is forgotten (s)")
 
 
 class Throttle:
@@ -93,7 +100,7 @@ class Throttle:
             "ring_t": Column(np.float64, np.nan, (RING,)),
             "ring_n": Column(np.int64, 0),
         }
-        return SeriesTable(columns, self.settings.forget_s)
+        return SeriesTable(columns, FORGET_S)
 
     @property
     def name(self) -> str:
@@ -129,11 +136,11 @@ class Throttle:
         with np.errstate(invalid="ignore"):
             seen = (clock > 0) & (clock < 1e5) & (mask >= 0) & (mask < 2.0**31)
             seen &= (busy_percent >= 0) & (busy_percent <= 100)
-            busy = seen & (busy_percent >= s.busy_percent)
+            busy = seen & (busy_percent >= BUSY_PERCENT)
         bits = np.where(seen, mask, 0.0).astype(np.int64)
         held = busy & ((bits & HELD) != 0)
         last_s = table["last_s"][rows]
-        step_s = np.clip(np.nan_to_num(at_s - last_s, nan=0.0), 0.0, s.window_s)
+        step_s = np.clip(np.nan_to_num(at_s - last_s, nan=0.0), 0.0, WINDOW_S)
         late = np.isfinite(last_s) & (at_s <= last_s)
         busy, held = busy & ~late, held & ~late
         table["last_s"][rows] = np.where(seen & ~late, at_s, last_s)
@@ -142,12 +149,12 @@ class Throttle:
         reference = np.full(len(clock), np.nan)
         for way, which in zip(WAYS, (~capped, capped), strict=True):
             self._learn(way, rows, clock, free & which, step_s)
-            known = which & (table[f"learnt_s{way}"][rows] >= s.learn_s)
+            known = which & (table[f"learnt_s{way}"][rows] >= LEARN_S)
             reference = np.where(known, table[f"clock{way}"][rows], reference)
         with np.errstate(invalid="ignore"):
             share = np.where(held, np.clip(1.0 - clock / reference, 0.0, 1.0), 0.0)
         share = np.nan_to_num(share)
-        weight = np.where(busy, -np.expm1(-step_s / s.window_s), 0.0)
+        weight = np.where(busy, -np.expm1(-step_s / WINDOW_S), 0.0)
         table["lost"][rows] += weight * (share - table["lost"][rows])
         still = seen & ~late & ((bits & HELD) != 0)
         table["held_s"][rows] = np.where(still, at_s, table["held_s"][rows])
@@ -159,9 +166,9 @@ class Throttle:
                 peers = (free & ~capped, free & capped)
                 self._by_peers(frame, np.flatnonzero(blind), slots, clock, capped, peers, weight, at_s, inventory)
         lost = table["lost"][rows]
-        since_s = np.where(lost >= s.strength * s.lost_share, np.minimum(table["since_s"][rows], at_s), np.inf)
+        since_s = np.where(lost >= s.strength * LOST_SHARE, np.minimum(table["since_s"][rows], at_s), np.inf)
         table["since_s"][rows] = since_s
-        for row in np.flatnonzero(held & (at_s - since_s >= s.persist_s)).tolist():
+        for row in np.flatnonzero(held & (at_s - since_s >= PERSIST_S)).tolist():
             self._fire(int(_slots(rows, len(clock))[row]), float(clock[row]), frame, row, at_s, inventory)
         return seen
 
@@ -256,7 +263,7 @@ class Throttle:
             float(table["since_s"][slot]),
             Severity.WARNING,
             f"Works at {clock:.0f} MHz, {100 * lost:.0f} % of its clock lost to {reasons}",
-            score=lost / self.settings.lost_share,
+            score=lost / LOST_SHARE,
             threshold=self.settings.strength,
             evidence=(exhibit,),
             facts=facts,
@@ -269,9 +276,9 @@ class Throttle:
         slot, row = self._table.slot(subject), None if frame is None else frame.index.rows.get(subject)
         if slot is None or row is None or seen is None or not seen[row]:
             return self._episodes.no_data(fault, subject, at_s, "Its clock or its throttle reasons are missing")
-        if at_s - float(self._table["held_s"][slot]) >= self.settings.clear_s:
+        if at_s - float(self._table["held_s"][slot]) >= CLEAR_S:
             self._table["mask"][slot] = 0
-            return self._episodes.clear(fault, subject, at_s, f"Not held down for {self.settings.clear_s:.0f} s")
+            return self._episodes.clear(fault, subject, at_s, f"Not held down for {CLEAR_S:.0f} s")
         return self._episodes.again(fault, subject, at_s)
 
     def snapshot(self) -> bytes:

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
 from nightshift.collectors.subject import Inventory, Subject
@@ -37,12 +37,14 @@ _BROKEN = (Recovery.RESET_GPU, Recovery.REBOOT_NODE)
 """What the driver announces of a GPU that works no more; one to be drained and reset goes on meanwhile."""
 
 
+# No further Xid for this long ends an episode: a reset and the driver's next lines take less.
+QUIET_S = 600.0
+
+
 class XidSettings(BaseModel):
     """When an episode of Xids is over."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-    quiet_s: float = Field(default=600.0, gt=0, description="No further Xid on the GPU for this long clears")
 
 
 @dataclass(slots=True)
@@ -85,7 +87,7 @@ class XidDetector:
         self.settings = settings or XidSettings()
         self._bursts: dict[Subject, _Burst] = {}
         self._episodes = Episodes(self.name)
-        self._quiet = QuietPeriods(self._episodes, self.settings.quiet_s, by_kernel_log=True)
+        self._quiet = QuietPeriods(self._episodes, QUIET_S, by_kernel_log=True)
 
     @property
     def name(self) -> str:

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from nightshift.collectors.frame import StepSeries
 from nightshift.collectors.kernel_log.event import KernelEventKind
@@ -23,7 +22,16 @@ from nightshift.detectors.alarms.promise import stated
 from nightshift.detectors.base import CERTAIN, Fault, Finding, SeriesExhibit, Severity, State, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
 from nightshift.detectors.loss.gradient_witness import factor
-from nightshift.detectors.loss.state_machine import RING, LossMachine, LossPhase, LossSettings, Why
+from nightshift.detectors.loss.state_machine import (
+    CLEAR_STEPS,
+    DRIFT_LEVEL,
+    RING,
+    STUCK_LEVEL,
+    LossMachine,
+    LossPhase,
+    LossSettings,
+    Why,
+)
 from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 5
@@ -46,6 +54,14 @@ _SAY = {
 }
 
 
+# No step for this long while firing is no_data: the run has stopped.
+SILENT_AFTER_S = 900.0
+# A series unseen for this long is forgotten; a run that is restarted within a day is compared with itself.
+FORGET_S = 86400.0
+# Hardware signals this recent are named: silent corruption is found by its loss within a day or not at all.
+HARDWARE_WINDOW_S = 86400.0
+
+
 class Divergence:
     """LOSS_DIVERGED and LOSS_NONFINITE on the rank or job whose log printed the loss.
 
@@ -60,18 +76,11 @@ class Divergence:
     plugin: ClassVar[str] = "divergence"
     LOOSE: ClassVar[float] = 0.3
 
-    class Settings(LossSettings):
-        silent_after_s: float = Field(
-            default=900.0, gt=0, description="No step for this long while firing is no_data"
-        )
-        forget_s: float = Field(default=86400.0, gt=0, description="A series unseen for this long is forgotten")
-        hardware_window_s: float = Field(
-            default=86400.0, gt=0, description="Longest age of a hardware signal to report (s)"
-        )
+    Settings = LossSettings
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    def __init__(self, settings: LossSettings | None = None) -> None:
         self.settings = settings or self.Settings()
-        self.machine = LossMachine(self.settings, self.settings.forget_s)
+        self.machine = LossMachine(self.settings, FORGET_S)
         self._runs: dict[Subject, str] = {}
         self._well_below: dict[Subject, float] = {}
         """Runs that ended while diverged: the loss below which their successor has left the divergence behind."""
@@ -201,13 +210,13 @@ class Divergence:
             return
         anew = len(successor.step) > 0 and int(successor.step[0]) < 0.5 * int(table["onset_step"][slot])
         base, sigma, _ = (float(a[0]) for a in self.machine.scales(np.array([slot])))
-        margin = max(self.settings.stuck_level * abs(base), 3.0 * sigma)
+        margin = max(STUCK_LEVEL * abs(base), 3.0 * sigma)
         limit = np.inf if anew or not np.isfinite(base) else base + margin
         self._well_below.setdefault(subject, limit)
 
     def _is_well(self, slot: int, subject: Subject) -> bool:
         """Whether the new run has trained for a while, at a loss that is not the divergence's."""
-        count = self.settings.clear_steps
+        count = CLEAR_STEPS
         if self.machine.table["finite_run"][slot] < count:
             return False
         return float(np.median(self.machine.recent(np.array([slot]), count)[0])) < self._well_below[subject]
@@ -219,7 +228,7 @@ class Divergence:
             return []
         findings: list[Finding] = []
         nonfinite = (Fault.LOSS_NONFINITE, subject)
-        if table["nonfinite"][slot] > 0 and table["finite_run"][slot] < self.settings.clear_steps:
+        if table["nonfinite"][slot] > 0 and table["finite_run"][slot] < CLEAR_STEPS:
             findings.append(self._episodes.fire(self._nonfinite(slot, subject, at_s, inventory), at_s))
         elif nonfinite in self._episodes:
             cleared = self._episodes.clear(*nonfinite, at_s, "The loss is a number again")
@@ -261,7 +270,7 @@ class Divergence:
         norm = factor(table, slot)
         facts |= {"gradient_norm_factor": norm} if np.isfinite(norm) else {}
         summary = f"Loss {_SAY.get(why, 'diverged')}: {base:.3g} → {level:.3g} since step {onset_step}"
-        asked = self.settings.drift_level if why is Why.DRIFT else self.settings.stuck_level
+        asked = DRIFT_LEVEL if why is Why.DRIFT else STUCK_LEVEL
         return Alarm(
             Fault.LOSS_DIVERGED,
             subject,
@@ -312,7 +321,7 @@ class Divergence:
         for event in tick.events:
             if event.kind is KernelEventKind.XID and event.gpu is not None and event.code in HARDWARE_XIDS:
                 self._hardware.append((event.record.at.t_s, event.gpu, int(event.code)))
-        oldest = tick.at_s - self.settings.hardware_window_s
+        oldest = tick.at_s - HARDWARE_WINDOW_S
         self._hardware = [h for h in self._hardware if h[0] >= oldest]
 
     def _corruption(self, subject: Subject, at_s: float, inventory: Inventory) -> dict[str, float | str]:
@@ -331,7 +340,7 @@ class Divergence:
         for fault, subject in tuple(self._episodes):
             slot = self.machine.table.slot(subject)
             last = -np.inf if slot is None else float(self.machine.table["last_t_s"][slot])
-            if subject not in fresh and at_s - last > self.settings.silent_after_s:
+            if subject not in fresh and at_s - last > SILENT_AFTER_S:
                 gone = self._episodes.no_data(fault, subject, at_s, "No new training step")
                 findings += [gone] if gone else []
             elif subject not in fresh:

@@ -143,40 +143,43 @@ class Why(IntEnum):
     CLIMBS = 7
 
 
+# Steps of a run before a baseline is trusted.
+WARMUP_STEPS = 40
+# Time constant of baseline and noise: long against a spike, short against a learning-rate schedule.
+MEMORY_STEPS = 64
+# A step opens a watch at this many noise deviations up (a watch costs nothing, so this may be often) ...
+SPIKE_SIGMA = 4.0
+# ... and this share of the baseline ...
+SPIKE_LEVEL = 0.08
+# ... and this share of the run's progress: noise of a run that has converged is no spike.
+SPIKE_PROGRESS = 0.02
+# Steps of a watch before a loss far above is called diverged: healthy spikes are back by then.
+FAR_STEPS = 9
+# Far is this share of the baseline, but no more than all progress lost; `strength` scales it ...
+FAR_LEVEL = 0.75
+# ... and this many noise deviations.
+FAR_SIGMA = 5.0
+# The same where the learning rate had jumped up: a cause that stays needs less proof.
+FAR_LEVEL_LR = 0.25
+# Stuck is above by this share of the baseline and not falling.
+STUCK_LEVEL = 0.2
+# A watch this long takes the new level as the baseline: data may have changed.
+WATCH_STEPS = 400
+# Drift is above the best level by this share, and rising.
+DRIFT_LEVEL = 0.06
+# Steps of a new run, or back at the baseline, that clear.
+CLEAR_STEPS = 20
+
+
 class LossSettings(BaseModel):
     """Thresholds of the loss state machine; steps, not seconds, because a baseline is learned by steps."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    warmup_steps: int = Field(default=40, ge=10, description="Steps of a run before a baseline is trusted")
-    memory_steps: int = Field(default=64, ge=16, description="Time constant of the baseline and the noise")
-    spike_sigma: float = Field(default=4.0, gt=0, description="A step this many noise deviations up opens a watch")
-    spike_level: float = Field(default=0.08, gt=0, description="... and this share of the baseline up")
-    spike_progress: float = Field(default=0.02, gt=0, description="... and this share of the run's progress up")
-    far_steps: int = Field(
-        default=9, ge=4, description="Steps of a watch before a loss far above is called diverged"
-    )
-    far_level: float = Field(
-        default=0.75, gt=0, description="Far: this share of the baseline, but no more than all progress lost"
-    )
-    far_sigma: float = Field(default=5.0, gt=0, description="... and this many noise deviations")
-    far_level_lr: float = Field(default=0.25, gt=0, description="The same where the learning rate had jumped up")
-    stuck_level: float = Field(
-        default=0.2, gt=0, description="Stuck: above by this share of the baseline, not falling"
-    )
-    watch_steps: int = Field(
-        default=400, ge=50, description="A watch this long takes the new level as the baseline"
-    )
-    drift_level: float = Field(
-        default=0.06, gt=0, description="Drift: above the best level by this share, and rising"
-    )
     strength: float = Field(
         default=1.0,
         gt=0,
         description="A divergence exceeds its threshold of distance, height or drift this many times",
-    )
-    clear_steps: int = Field(
-        default=20, ge=5, description="Steps of a new run, or back at the baseline, that clear"
     )
 
 
@@ -238,7 +241,7 @@ class LossMachine:
         table["last_step"][slot] = -1
         if table["phase"][slot] in (LossPhase.HEALTHY, LossPhase.WATCHING):
             table["phase"][slot] = LossPhase.WARMUP
-            table["n"][slot] = min(int(table["n"][slot]), self.settings.warmup_steps // 2)
+            table["n"][slot] = min(int(table["n"][slot]), WARMUP_STEPS // 2)
             table["best_level"][slot] = np.inf
             table["block_total"][slot] = 0
 
@@ -276,7 +279,7 @@ class LossMachine:
         table = self.table
         known = table["lr"][slots]
         ratio = np.where((known > 0) & (lr > 0), np.minimum(lr / np.fmax(known, 1e-30), 1e9), 1.0)
-        faded = 1.0 + (table["lr_jump"][slots] - 1.0) * (1.0 - 1.0 / self.settings.memory_steps)
+        faded = 1.0 + (table["lr_jump"][slots] - 1.0) * (1.0 - 1.0 / MEMORY_STEPS)
         table["lr_jump"][slots] = np.maximum(faded, np.nan_to_num(ratio, nan=1.0))
         table["lr"][slots] = np.where(np.isfinite(lr), lr, known)
 
@@ -300,14 +303,14 @@ class LossMachine:
         return found
 
     def _decide(self, slots: Slots, step: Ints, t_s: Floats, loss: Floats) -> None:
-        s, table = self.settings, self.table
+        table = self.table
         base, sigma, progress = self.scales(slots)
         phase = table["phase"][slots]
         warm = phase == LossPhase.WARMUP
         if warm.any():
             self._warmup(slots[warm], step[warm], t_s[warm])
         spike = base + np.maximum.reduce(
-            [s.spike_sigma * sigma, s.spike_level * np.abs(base), s.spike_progress * progress]
+            [SPIKE_SIGMA * sigma, SPIKE_LEVEL * np.abs(base), SPIKE_PROGRESS * progress]
         )
         means = has_scale(base, table["top"][slots], sigma, progress)
         # without a scale shares mean nothing, but half a nat is a rise for every loss
@@ -327,21 +330,21 @@ class LossMachine:
             self._recovery(ill)
 
     def _warmup(self, slots: Slots, step: Ints, t_s: Floats) -> None:
-        s, table = self.settings, self.table
-        last = self.recent(slots, s.far_steps).mean(axis=1)
+        table = self.table
+        last = self.recent(slots, FAR_STEPS).mean(axis=1)
         top = table["top"][slots]
-        early = (table["n"][slots] >= s.far_steps) & (last > top + 0.3 * np.abs(top) + BEYOND_DOUBT)
+        early = (table["n"][slots] >= FAR_STEPS) & (last > top + 0.3 * np.abs(top) + BEYOND_DOUBT)
         blown = slots[early]
         table["phase"][blown], table["why"][blown] = LossPhase.DIVERGED, Why.EARLY
         table["onset_step"][blown], table["onset_t_s"][blown] = step[early], t_s[early]
         table["decided_step"][blown] = step[early]
-        ready = slots[~early & (table["n"][slots] >= s.warmup_steps)]
+        ready = slots[~early & (table["n"][slots] >= WARMUP_STEPS)]
         table["phase"][ready] = LossPhase.HEALTHY
 
     def _back(self, slots: Slots) -> Floats:
         """The excess over the baseline below which a loss counts as back."""
         base, sigma, progress = self.scales(slots)
-        limits = [2.0 * sigma, 0.5 * self.settings.spike_level * np.abs(base), 0.01 * progress]
+        limits = [2.0 * sigma, 0.5 * SPIKE_LEVEL * np.abs(base), 0.01 * progress]
         found: Floats = np.maximum.reduce(limits)
         return found
 
@@ -352,25 +355,25 @@ class LossMachine:
         recent = self.recent(slots, 48)
         five = np.median(recent[:, -5:], axis=1)
         back = (watched >= 5) & (five - base < self._back(slots))
-        level = s.strength * np.where(table["lr_jump"][slots] > 2.0, s.far_level_lr, s.far_level)
+        level = s.strength * np.where(table["lr_jump"][slots] > 2.0, FAR_LEVEL_LR, FAR_LEVEL)
         most = np.minimum(level * np.abs(base), 1.1 * progress)
-        far = np.maximum.reduce([s.far_sigma * sigma, most, 0.6 * level * progress])
-        window = recent[:, -s.far_steps :]
+        far = np.maximum.reduce([FAR_SIGMA * sigma, most, 0.6 * level * progress])
+        window = recent[:, -FAR_STEPS:]
         held = (window.mean(axis=1) - base > far) & (np.median(window, axis=1) - base > far)
-        diverged = (watched >= s.far_steps) & held
-        half = s.far_steps // 2
+        diverged = (watched >= FAR_STEPS) & held
+        half = FAR_STEPS // 2
         fallen = window[:, :half].mean(axis=1) - window[:, -half:].mean(axis=1)
         falling = fallen > 2.5 * np.sqrt(2.0 / half) * sigma
-        certain = (five - base > 2.0 * far) | (watched >= 3 * s.far_steps) | (level < s.strength * s.far_level)
+        certain = (five - base > 2.0 * far) | (watched >= 3 * FAR_STEPS) | (level < s.strength * FAR_LEVEL)
         diverged &= (five - base > far) & ~back & (~falling | certain)
-        gone = lost(recent, base, sigma, progress, s.stuck_level, s.strength)
+        gone = lost(recent, base, sigma, progress, STUCK_LEVEL, s.strength)
         gone &= (watched >= LOST_STEPS) & (watched <= LOST_BY) & ~back
         norms = gradient_witness.recent(table, slots)
         scatter = 1.2533 * table["grad_dev"][slots]
         climbs = climbing(recent, base, sigma, progress, norms, scatter, s.strength)
         climbs &= (watched >= CLIMB_STEPS) & ~back
         late = recent[:, 24:].mean(axis=1)
-        much = s.strength * np.minimum(s.stuck_level * np.abs(base), ALL_LOST * progress)
+        much = s.strength * np.minimum(STUCK_LEVEL * np.abs(base), ALL_LOST * progress)
         above = np.maximum.reduce([1.5 * sigma, much, 0.03 * progress])
         collapsed, exploded = gradient_witness.testifies(table, slots, watched)
         broken = (window.mean(axis=1) - base > np.maximum(above, 3.0 * sigma)) & (five - base > above) & ~back
@@ -392,7 +395,7 @@ class LossMachine:
         table["best_level"][long] = np.inf
         table["block_total"][long] = 0
         table["phase"][recovered] = LossPhase.HEALTHY
-        accept = slots[(watched >= s.watch_steps) & ~back & ~diverged & ~stuck]
+        accept = slots[(watched >= WATCH_STEPS) & ~back & ~diverged & ~stuck]
         table["phase"][accept] = LossPhase.HEALTHY
         table["base"][accept] = table["fast"][accept] = self.recent(accept, 24).mean(axis=1)
         table["best_level"][accept] = np.inf
@@ -403,15 +406,15 @@ class LossMachine:
         self.table["decided_step"][slots] = self.table["last_step"][slots]
 
     def _recovery(self, slots: Slots) -> None:
-        """A divergence is over where the mean of the last `clear_steps` is back within its own error."""
-        s, table = self.settings, self.table
-        window = self.recent(slots, s.clear_steps)
+        """A divergence is over where the mean of the last `CLEAR_STEPS` is back within its own error."""
+        table = self.table
+        window = self.recent(slots, CLEAR_STEPS)
         base, sigma, progress = self.scales(slots)
-        error = 3.0 * sigma / np.sqrt(s.clear_steps)
-        limit = np.maximum.reduce([error, 0.5 * s.drift_level * np.abs(base), 0.01 * progress])
+        error = 3.0 * sigma / np.sqrt(CLEAR_STEPS)
+        limit = np.maximum.reduce([error, 0.5 * DRIFT_LEVEL * np.abs(base), 0.01 * progress])
         since = table["last_step"][slots] - table["decided_step"][slots]
         with np.errstate(invalid="ignore"):
-            back = (window.mean(axis=1) - base < limit) & (since >= s.clear_steps)
+            back = (window.mean(axis=1) - base < limit) & (since >= CLEAR_STEPS)
         healed = slots[back]
         table["phase"][healed], table["why"][healed] = LossPhase.HEALTHY, Why.NONE
         table["best_level"][healed] = np.inf
@@ -419,16 +422,16 @@ class LossMachine:
 
     def _learn(self, slots: Slots, loss: Floats) -> None:
         """Baseline, noise, best and block levels from steps outside watches."""
-        table, s = self.table, self.settings
+        table = self.table
         phase = table["phase"][slots]
         learning = (phase == LossPhase.WARMUP) | (phase == LossPhase.HEALTHY)
         slots, loss = slots[learning], loss[learning]
         if len(slots) == 0:
             return
-        gradient_witness.learn(table, slots, table["total"][slots] - 1, s.memory_steps)
+        gradient_witness.learn(table, slots, table["total"][slots] - 1, MEMORY_STEPS)
         table["n"][slots] += 1
         n = table["n"][slots]
-        rate = np.maximum(1.0 / n, 1.0 / s.memory_steps)
+        rate = np.maximum(1.0 / n, 1.0 / MEMORY_STEPS)
         base = np.where(n == 1, loss, table["base"][slots])
         dev = table["dev"][slots]
         limit = np.where(n > 10, 4.0 * 1.2533 * dev + 1e-12, np.inf)
@@ -464,7 +467,7 @@ class LossMachine:
         scaled = has_scale(best, table["top"][ready], sigma, progress)
         error = sigma / np.sqrt(4 * BLOCK_STEPS)
         limit = np.maximum.reduce(
-            [6.0 * error, self.settings.strength * self.settings.drift_level * np.abs(best), 0.02 * progress]
+            [6.0 * error, self.settings.strength * DRIFT_LEVEL * np.abs(best), 0.02 * progress]
         )
         # One jump that falls again is no drift: it must have risen before, and go on.
         quarters = levels.reshape(len(ready), 4, 2).mean(axis=2)

@@ -32,6 +32,14 @@ from nightshift.detectors.memory.climb import SHAPES, climbs
 from nightshift.detectors.memory.contrast import Climb, assess, growth_over, risen
 from nightshift.detectors.memory.floors import Floors
 from nightshift.detectors.memory.signals import (
+    CONTRAST_BUCKET_S,
+    CONTRAST_BUCKETS,
+    CONTRAST_MIN_BUCKETS,
+    CONTRAST_RATIO,
+    HORIZON_S,
+    MIN_GROWTH_BYTES,
+    SETTLE_S,
+    WARMUP_S,
     LeakSettings,
     LeakSignal,
     level_and_limit,
@@ -72,6 +80,11 @@ class MemoryLeak:
         self.settings = settings or LeakSettings()
         self._episodes = Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
         self._signals = self._fresh()
+
+    def expect(self, step_s: float) -> None:
+        """Before the first look, where looks come `step_s` apart: no bucket is shorter than a look."""
+        for signal in self._signals:
+            signal.contrast = Floors("contrast", max(CONTRAST_BUCKET_S, step_s), CONTRAST_BUCKETS)
 
     def _fresh(self) -> tuple[LeakSignal, ...]:
         kinds = (SubjectKind.GPU, SubjectKind.MIG, SubjectKind.CONTAINER)
@@ -117,7 +130,7 @@ class MemoryLeak:
         level = table["level"][rows]
         ended = signal.ended(rows, values) | new_epoch
         with np.errstate(invalid="ignore"):
-            dropped = (values < 0.7 * level - self.settings.min_growth_bytes) | new_epoch
+            dropped = (values < 0.7 * level - MIN_GROWTH_BYTES) | new_epoch
             restarted = (dropped & (values < 1.1 * table["lowest"][rows])) | new_epoch
         if dropped.any():
             slots = slots_of(rows, len(values))
@@ -128,9 +141,9 @@ class MemoryLeak:
         table["level"][rows] = np.where(known, values, level)
         table["limit"][rows] = np.where(np.isfinite(limit), limit, table["limit"][rows])
         signal.top(rows, values, ended, at_s)
-        settled = dropped | (at_s - table["life_s"][rows] >= self.settings.settle_s)
+        settled = dropped | (at_s - table["life_s"][rows] >= SETTLE_S)
         table["lowest"][rows] = np.where(settled, np.fmin(table["lowest"][rows], values), table["lowest"][rows])
-        judged = np.where(at_s - table["born_s"][rows] >= self.settings.warmup_s, values, np.nan)
+        judged = np.where(at_s - table["born_s"][rows] >= WARMUP_S, values, np.nan)
         if signal.contrast.add(table, rows, judged, at_s):
             self._test_contrast(signal, at_s, inventory)
         if signal.patience.add(table, rows, values, at_s):
@@ -139,11 +152,11 @@ class MemoryLeak:
     def _test_contrast(self, signal: LeakSignal, at_s: float, inventory: Inventory) -> None:
         s, table = self.settings, signal.table
         window = signal.contrast.window(table)
-        candidates, width_s = risen(window, s.min_growth_bytes), signal.contrast.width_s
+        candidates, width_s = risen(window, MIN_GROWTH_BYTES), signal.contrast.width_s
         if len(candidates) == 0:
             return
-        climb = assess(window[candidates], signal.contrast.times_s(), width_s, s.min_growth_bytes)
-        enough = climb.lasted_s >= (s.contrast_min_buckets - 1) * width_s
+        climb = assess(window[candidates], signal.contrast.times_s(), width_s, MIN_GROWTH_BYTES)
+        enough = climb.lasted_s >= (CONTRAST_MIN_BUCKETS - 1) * width_s
         for row in np.flatnonzero(climb.steady & enough).tolist():
             slot = int(candidates[row])
             subject = table.subjects[slot]
@@ -161,8 +174,8 @@ class MemoryLeak:
             if len(grown) == 0:
                 continue
             usual = max(float(np.median(grown)), 0.0)
-            with_it = float(np.mean(grown > climb.growth_bytes[row] / s.contrast_ratio))
-            strength = float(climb.growth_bytes[row]) / (s.contrast_ratio * usual + 0.5 * s.min_growth_bytes)
+            with_it = float(np.mean(grown > climb.growth_bytes[row] / CONTRAST_RATIO))
+            strength = float(climb.growth_bytes[row]) / (CONTRAST_RATIO * usual + 0.5 * MIN_GROWTH_BYTES)
             if strength > s.strength and with_it <= 0.34:
                 facts: dict[str, float | str] = {
                     "peers": float(len(grown)),
@@ -174,7 +187,7 @@ class MemoryLeak:
     def _test_patience(self, signal: LeakSignal, at_s: float, inventory: Inventory) -> None:
         s, table = self.settings, signal.table
         window = signal.patience.window(table)
-        candidates = risen(window, s.min_growth_bytes)
+        candidates = risen(window, MIN_GROWTH_BYTES)
         # nothing climbs: who was suspected once would be told at its next single sign
         if len(candidates) == 0:
             table["suspect"][:] = False
@@ -185,7 +198,7 @@ class MemoryLeak:
         limit = np.where(np.isfinite(limit), limit, lowest + np.maximum(lowest, UNLIMITED_HEADROOM_BYTES))
         width_s = signal.patience.width_s
         age = np.nan_to_num((at_s - table["life_s"][candidates]) // width_s).astype(np.int64)
-        seen = climbs(floors, limit, age, width_s, s.horizon_s, s.strength)
+        seen = climbs(floors, limit, age, width_s, HORIZON_S, s.strength)
         lasted_s: Floats = (seen.buckets * width_s).astype(np.float64)
         climb = Climb(
             seen.found,
@@ -196,7 +209,7 @@ class MemoryLeak:
             seen.slope_high / width_s,
             seen.end,
         )
-        found = seen.found & (seen.growth >= s.min_growth_bytes)
+        found = seen.found & (seen.growth >= MIN_GROWTH_BYTES)
         confirmed = found & table["suspect"][candidates]
         table["suspect"][:] = False
         table["suspect"][candidates] = found
@@ -216,7 +229,7 @@ class MemoryLeak:
 
     def _heads_for_limit(self, signal: LeakSignal, slot: int, climb: Climb, row: int) -> bool:
         eta_s = signal.eta_s(slot, float(climb.slope[row]))
-        return bool(climb.slope[row] > 0) and not (eta_s > self.settings.horizon_s)
+        return bool(climb.slope[row] > 0) and not (eta_s > HORIZON_S)
 
     def _fire(
         self,
@@ -323,10 +336,10 @@ class MemoryLeak:
             if not np.isfinite(value):
                 found = self._episodes.no_data(fault, subject, at_s, f"{signal.metric} is missing")
             elif self._dropped(signal, slot, float(value)):
-                signal.freed(slot, self.settings.min_growth_bytes)
+                signal.freed(slot, MIN_GROWTH_BYTES)
                 found = self._episodes.clear(fault, subject, at_s, "Memory was freed: back near its level before")
             elif self._stopped(signal, slot):
-                signal.freed(slot, self.settings.min_growth_bytes)
+                signal.freed(slot, MIN_GROWTH_BYTES)
                 found = self._episodes.clear(fault, subject, at_s, "Memory no longer climbs")
             else:
                 found = self._press(signal, slot, at_s) or self._episodes.again(fault, subject, at_s)
@@ -349,7 +362,7 @@ class MemoryLeak:
         if known is not None and known.facts.get("test") == "patience":
             return self._levelled_off(signal, slot, known)
         window = signal.contrast.window(signal.table, np.array([slot]))[0]
-        if not np.isfinite(window).sum() >= self.settings.contrast_buckets - 1:
+        if not np.isfinite(window).sum() >= CONTRAST_BUCKETS - 1:
             return False
         seen = window[np.isfinite(window)]
         span_s = (len(seen) - 1) * signal.contrast.width_s

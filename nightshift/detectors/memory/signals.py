@@ -25,38 +25,41 @@ CREST_S = 3600.0
 """How long a peak is of late: the time in which it fades to the level by a factor of e."""
 
 
+# Width of a floor bucket of the test against peers; wider where scrapes are rarer (`LeakSignal.pace`).
+CONTRAST_BUCKET_S = 20.0
+# Buckets of the test against peers: eight minutes of them.
+CONTRAST_BUCKETS = 24
+# Climbing buckets that it needs: fewer are a larger batch.
+CONTRAST_MIN_BUCKETS = 10
+# A leak climbs this many times faster than its peers, which grow with longer sequences, too.
+CONTRAST_RATIO = 4.0
+# Width of a floor bucket of the test without peers: longer than a collection cycle.
+PATIENCE_BUCKET_S = 300.0
+# Buckets of it, some 21 hours: warm-up, caches and allocator plateaus end before.
+PATIENCE_BUCKETS = 257
+# Smaller climbs are never a leak: they cost no job its memory.
+MIN_GROWTH_BYTES = float(2**26)
+# Time after a start or a drop that is not judged: weights and caches are being loaded.
+WARMUP_S = 60.0
+# After this a process has its starting level.
+SETTLE_S = 600.0
+# A climb that needs longer than three days to the limit can wait for the next release.
+HORIZON_S = 72 * 3600.0
+# A subject unseen for this long has ended.
+FORGET_S = 3600.0
+
+
 class LeakSettings(BaseModel):
     """Times are of the observed signal, in seconds; shares are of the limit (capacity or container limit)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    contrast_bucket_s: float = Field(
-        default=20.0, gt=0, description="Width of a floor bucket of the test against peers"
-    )
-    contrast_buckets: int = Field(default=24, ge=6, description="Buckets of the test against peers")
-    contrast_min_buckets: int = Field(
-        default=10, ge=4, description="Climbing buckets that the test against peers needs"
-    )
-    contrast_ratio: float = Field(
-        default=4.0, gt=1, description="A leak climbs this many times faster than its peers"
-    )
-    patience_bucket_s: float = Field(
-        default=300.0, gt=0, description="Width of a floor bucket of the test without peers"
-    )
-    patience_buckets: int = Field(default=257, ge=16, description="Buckets of the test without peers")
-    min_growth_bytes: float = Field(default=float(2**26), ge=0, description="Smaller climbs are never a leak")
-    warmup_s: float = Field(default=60.0, ge=0, description="Time after a start or a drop that is not judged")
-    settle_s: float = Field(default=600.0, ge=0, description="After this a process has its starting level")
-    horizon_s: float = Field(
-        default=72 * 3600.0, gt=0, description="A climb that needs longer to the limit is no alarm"
-    )
     strength: float = Field(
         default=1.0,
         gt=0,
         description="A climb this many times stronger than its threshold is an alarm. Strength: odds of the "
         "free memory share it took, or its growth over that of its peers",
     )
-    forget_s: float = Field(default=3600.0, gt=0, description="A subject unseen for this long is forgotten")
 
 
 class LeakSignal:
@@ -69,8 +72,8 @@ class LeakSignal:
         self.looked_s: list[float] = []
         self.observed = np.zeros(0, dtype=bool)
         """[slots] whose level was read in the last frame."""
-        self.contrast = Floors("contrast", settings.contrast_bucket_s, settings.contrast_buckets)
-        self.patience = Floors("patience", settings.patience_bucket_s, settings.patience_buckets)
+        self.contrast = Floors("contrast", CONTRAST_BUCKET_S, CONTRAST_BUCKETS)
+        self.patience = Floors("patience", PATIENCE_BUCKET_S, PATIENCE_BUCKETS)
         columns = {
             **self.contrast.columns(),
             **self.patience.columns(),
@@ -88,7 +91,7 @@ class LeakSignal:
             "top": Column(np.float64, np.nan),  # the highest level since memory was last freed
             "bar": Column(np.float64, np.nan),  # what a climb must pass to be news: others so high were freed
         }
-        self.table = SeriesTable(columns, settings.forget_s)
+        self.table = SeriesTable(columns, FORGET_S)
 
     def pace(self, at_s: float) -> None:
         """Takes note of a look, and widens or narrows the buckets where the looks come at another pace."""

@@ -16,7 +16,14 @@ from nightshift.collectors.subject import Inventory
 from nightshift.detectors.memory.climb import NEAR, SAW, STAIRS
 from nightshift.detectors.memory.contrast import Climb
 from nightshift.detectors.memory.floors import Matrix
-from nightshift.detectors.memory.signals import LeakSettings, LeakSignal, peers_of, rank_of
+from nightshift.detectors.memory.signals import (
+    CONTRAST_RATIO,
+    MIN_GROWTH_BYTES,
+    LeakSettings,
+    LeakSignal,
+    peers_of,
+    rank_of,
+)
 
 TROUGHS = 3
 Places = tuple[int, int, int]
@@ -34,7 +41,7 @@ def told(
 ) -> tuple[Climb, list[Told]]:
     """The candidates (slots) whose troughs rise, and soon reach the limit, while those of their job's other ranks
     stay."""
-    climb, places = rising(window[candidates], signal.patience.width_s, settings.min_growth_bytes)
+    climb, places = rising(window[candidates], signal.patience.width_s, MIN_GROWTH_BYTES)
     return climb, list(_alone(signal, window, candidates, climb, places, settings, inventory, at_s))
 
 
@@ -58,8 +65,8 @@ def _alone(
         if len(rose) == 0 or signal.eta_s(slot, float(climb.slope[row]), crest=True) > NEAR.horizon_s:
             continue
         usual = max(float(np.median(rose)), 0.0)
-        strength = growth / (settings.contrast_ratio * usual + 0.5 * settings.min_growth_bytes)
-        if strength > settings.strength and float(np.mean(rose > growth / settings.contrast_ratio)) <= 0.34:
+        strength = growth / (CONTRAST_RATIO * usual + 0.5 * MIN_GROWTH_BYTES)
+        if strength > settings.strength and float(np.mean(rose > growth / CONTRAST_RATIO)) <= 0.34:
             peers: dict[str, float | str] = {"peers": float(len(rose)), "peer_growth_bytes": usual}
             yield row, strength, peers | {"test": "patience", "shape": "teeth"}
 

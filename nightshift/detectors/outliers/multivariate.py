@@ -29,6 +29,10 @@ MODEL_FACT = "model"
 _REFRESH_S = 300.0
 
 
+# A GPU unseen for this long is forgotten.
+FORGET_S = 86400.0
+
+
 class MultivariateSettings(BaseModel):
     """Which model, and how rare an alarm has to be."""
 
@@ -38,7 +42,6 @@ class MultivariateSettings(BaseModel):
         default="", description="File that `nightshift learn` wrote, or `h200` (an example); empty: not watched"
     )
     rate_per_1000: float = Field(default=10.0, gt=0, description="False alarms per 1,000 healthy GPU-days")
-    forget_s: float = Field(default=86400.0, gt=0, description="A GPU unseen for this long is forgotten (s)")
 
 
 class Multivariate:
@@ -85,7 +88,7 @@ class Multivariate:
             "known": Column(np.bool_, 0),
             "looked_s": Column(np.float64, np.nan),
         }
-        return SeriesTable(columns, self.settings.forget_s)
+        return SeriesTable(columns, FORGET_S)
 
     @property
     def name(self) -> str:

@@ -33,23 +33,25 @@ STILL = {"gpu_dram_active_ratio": 0.02, "gpu_tensor_active_ratio": 0.02}
 """Below all of these a GPU does nothing, whatever its utilisation says; the first has to be known."""
 
 
+# No step for this long. PyTorch's watchdog aborts after 600 s; this leaves seven minutes to report it.
+# `strength` scales it.
+HANG_S = 180.0
+# ... and for this many typical steps: a run whose steps take minutes pauses for minutes.
+TYPICAL_STEPS = 20.0
+# A GPU below this share of its usual draw only spins: waiting in a collective reads 100 % busy, at less power.
+SPIN_POWER = 0.7
+# Below this share of its memory the process has gone: allocators give back all at an exit, and little before.
+HELD_MEMORY = 0.5
+# A run silent for this long without an alarm has ended.
+FORGET_S = 3600.0
+
+
 class HangSettings(BaseModel):
     """What a hang is. PyTorch's NCCL watchdog aborts after 600 s by default; a hang should be known before."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    hang_s: float = Field(default=180.0, gt=0, description="No step for this long")
-    ratio: float = Field(default=20.0, gt=1, description="... and for this many typical steps")
     strength: float = Field(default=1.0, gt=0, description="A silence this many times as long as that is a hang")
-    spin_power: float = Field(
-        default=0.7, gt=0, lt=1, description="A GPU below this share of its usual draw only spins"
-    )
-    held_memory: float = Field(
-        default=0.5, gt=0, le=1, description="Below this share of its memory the process has gone"
-    )
-    forget_s: float = Field(
-        default=3600.0, gt=0, description="A run silent for this long without firing is forgotten"
-    )
 
 
 class Hang(RunDetector):
@@ -79,7 +81,7 @@ class Hang(RunDetector):
         self._runs = self._fresh()
 
     def _fresh(self) -> FollowedRuns:
-        activity = Activity(count=int(2 * self.settings.hang_s / 15.0) + 64)
+        activity = Activity(count=int(2 * HANG_S / 15.0) + 64)
         return FollowedRuns(
             self.name, StepRhythms(8.0, 2.0, 60.0), activity, self.stated.per_1000_series_days / 1000.0
         )
@@ -103,7 +105,7 @@ class Hang(RunDetector):
         s, at_s = self.settings, tick.at_s
         silent_s, open_now = at_s - rhythm.last_s, (Fault.HANG, subject) in self._runs.episodes
         typical = rhythm.typical_s
-        if not open_now and silent_s > s.forget_s:
+        if not open_now and silent_s > FORGET_S:
             del self._runs.progress.rhythms[subject]
             return None
         if not np.isfinite(typical) or silent_s < s.strength * self._patience_s(rhythm):
@@ -117,18 +119,18 @@ class Hang(RunDetector):
         seen = [k for k in slots if np.isfinite(table["memory"][k]) and table.seen_s()[k] == at_s]
         if not seen:
             return self._runs.episodes.no_data(Fault.HANG, subject, at_s, "Its GPUs are not observed")
-        held = [k for k in seen if table["memory"][k] >= s.held_memory * table["memory_high"][k]]
+        held = [k for k in seen if table["memory"][k] >= HELD_MEMORY * table["memory_high"][k]]
         if not held:
             return self._runs.episodes.clear(
                 Fault.HANG, subject, at_s, "Its processes have given their memory back"
             )
-        recent = (at_s - 0.6 * min(silent_s, s.hang_s), at_s)
+        recent = (at_s - 0.6 * min(silent_s, HANG_S), at_s)
         idle = self._runs.activity.idle(held, *recent)
         now_w = self._runs.activity.power_w(held, *recent)
-        usual_w = self._runs.activity.power_w(held, rhythm.last_s - s.hang_s, rhythm.last_s)
+        usual_w = self._runs.activity.power_w(held, rhythm.last_s - HANG_S, rhythm.last_s)
         with np.errstate(invalid="ignore"):
             idles = idle > 0.9
-            spins = now_w < (WORKS if idles.any() else s.spin_power) * usual_w
+            spins = now_w < (WORKS if idles.any() else SPIN_POWER) * usual_w
         spins |= self._still(held, tick.frames.get(SubjectKind.GPU))
         if not (idles | spins).all() and not open_now:
             return None
@@ -136,9 +138,8 @@ class Hang(RunDetector):
 
     def _patience_s(self, rhythm: Rhythm) -> float:
         """How long a silence of this run is none yet."""
-        s = self.settings
-        pause_s = min(PAUSE * rhythm.longest_s, PAUSES_TO * s.hang_s)
-        return max(s.hang_s, s.ratio * rhythm.typical_s, pause_s)
+        pause_s = min(PAUSE * rhythm.longest_s, PAUSES_TO * HANG_S)
+        return max(HANG_S, TYPICAL_STEPS * rhythm.typical_s, pause_s)
 
     def _still(self, held: list[int], frame: Frame | None) -> NDArray[np.bool_]:
         """[len(held)] whether neither the memory nor the tensor cores of a GPU are at work now."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from nightshift.collectors.frame import LogRecord
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
@@ -30,12 +30,14 @@ TIMEOUT = re.compile(
 RAN = re.compile(r"ran for (?P<ms>\d{1,12}) milliseconds")
 
 
+# No further line for this long ends the episode: the watchdog's own timeout, so a second one joins the first.
+QUIET_S = 600.0
+
+
 class NcclWatchdogSettings(BaseModel):
     """When an episode of watchdog lines is over."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-    quiet_s: float = Field(default=600.0, gt=0, description="No further line for this long clears (s)")
 
 
 class NcclWatchdog:
@@ -57,7 +59,7 @@ class NcclWatchdog:
     def __init__(self, settings: NcclWatchdogSettings | None = None) -> None:
         self.settings = settings or NcclWatchdogSettings()
         self._episodes = Episodes(self.name)
-        self._quiet = QuietPeriods(self._episodes, self.settings.quiet_s)
+        self._quiet = QuietPeriods(self._episodes, QUIET_S)
 
     @property
     def name(self) -> str:

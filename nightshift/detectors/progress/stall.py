@@ -29,24 +29,30 @@ DRAWS = 0.95
 PEERS_ASKED = 16
 
 
+# A gap is a step this many times longer than the typical one: steps of uneven sequences differ by less.
+GAP_RATIO = 8.0
+# ... and at least this long: what is shorter can be a pause of the garbage collector or of the log's writer.
+GAP_S = 2.0
+# One gap can be an evaluation and two can be a checkpoint with it; three are a habit.
+GAPS = 3
+# Gaps are counted over this: long enough for three that come minutes apart.
+WINDOW_S = 900.0
+# Share of the window that the gaps have to cost; `strength` scales it.
+LOST_SHARE = 0.15
+# Share of the lost time in which the GPU has to idle: in an evaluation it computes.
+IDLE_SHARE = 0.5
+# Steps without a gap for this long clear; longer than the usual distance of two gaps.
+CLEAR_S = 120.0
+# No step for this long is a hang or an end, on which this detector has no say.
+SILENT_AFTER_S = 900.0
+
+
 class StallSettings(BaseModel):
     """What a stall is. Times in seconds of the steps' own clock."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    gap_ratio: float = Field(
-        default=8.0, gt=1, description="A gap is a step this many times longer than the typical one"
-    )
-    gap_s: float = Field(default=2.0, gt=0, description="... and at least this long")
-    gaps: int = Field(default=3, ge=2, description="Gaps within the window before it is a stall")
-    window_s: float = Field(default=900.0, gt=0, description="The window in which gaps are counted")
-    lost_share: float = Field(default=0.15, gt=0, lt=1, description="Share of the window that the gaps must cost")
     strength: float = Field(default=1.0, gt=0, description="Gaps that cost this many times as much are a stall")
-    idle_share: float = Field(
-        default=0.5, gt=0, le=1, description="Share of the lost time in which the GPU must idle"
-    )
-    clear_s: float = Field(default=120.0, gt=0, description="Steps without a gap for at least this long clear")
-    silent_after_s: float = Field(default=900.0, gt=0, description="No step for this long while firing is no_data")
 
 
 class DataStall(RunDetector):
@@ -76,9 +82,8 @@ class DataStall(RunDetector):
         self._runs = self._fresh()
 
     def _fresh(self) -> FollowedRuns:
-        s = self.settings
-        progress = StepRhythms(s.gap_ratio, s.gap_s, s.window_s)
-        activity = Activity(count=int(s.window_s / 15.0) + 4)
+        progress = StepRhythms(GAP_RATIO, GAP_S, WINDOW_S)
+        activity = Activity(count=int(WINDOW_S / 15.0) + 4)
         cost = self.stated.per_1000_series_days / 1000.0
         return FollowedRuns(self.name, progress, activity, cost, Starvation())
 
@@ -86,14 +91,13 @@ class DataStall(RunDetector):
         self, subject: Subject, rhythm: Rhythm, count: int, tick: Tick, inventory: Inventory
     ) -> Finding | None:
         at_s = tick.at_s
-        s = self.settings
-        gaps = [g for g in rhythm.gaps if g.end_s > at_s - s.window_s and not g.checkpoint]
+        gaps = [g for g in rhythm.gaps if g.end_s > at_s - WINDOW_S and not g.checkpoint]
         open_now = (Fault.DATA_STALL, subject) in self._runs.episodes
         waits = self._runs.waits.of.get(subject) if self._runs.waits is not None else None
         starved = None if waits is None else self._starved(subject, rhythm, waits, open_now, at_s, inventory)
         if starved is not None:
             return starved
-        if len(gaps) >= s.gaps and (open_now or gaps[-1].end_s > at_s - s.clear_s):
+        if len(gaps) >= GAPS and (open_now or gaps[-1].end_s > at_s - CLEAR_S):
             alarm = self._weigh(subject, rhythm, gaps, at_s, inventory)
             if alarm is not None and not self._over(rhythm, gaps):
                 return self._runs.episodes.fire(alarm, at_s)
@@ -109,7 +113,7 @@ class DataStall(RunDetector):
             goes_on = open_now and waits.usual is not None
             return self._runs.episodes.again(Fault.DATA_STALL, subject, at_s) if goes_on else None
         waits.news = False
-        lost, s, limit = waits.lost(), self.settings, self.settings.strength * self.settings.lost_share
+        lost, s, limit = waits.lost(), self.settings, self.settings.strength * LOST_SHARE
         if waits.usual is not None:
             if not open_now:
                 waits.usual = None
@@ -126,7 +130,7 @@ class DataStall(RunDetector):
         since_s = waits.stretches[-len(lost) - 1][0]
         slots = self._runs.slots(inventory.gpus(subject, at_s))
         now_w = self._runs.activity.power_w(slots, since_s, at_s)
-        then_w = self._runs.activity.power_w(slots, since_s - s.window_s / 2.0, since_s)
+        then_w = self._runs.activity.power_w(slots, since_s - WINDOW_S / 2.0, since_s)
         with np.errstate(invalid="ignore"):
             if not (now_w < DRAWS * then_w).any():
                 return None
@@ -149,7 +153,7 @@ class DataStall(RunDetector):
             since_s,
             Severity.WARNING,
             f"Every step waits {wait_s:.2g} s for data, {before[1]:.2g} s before: {100 * share:.0f} % of the time",
-            score=share / s.lost_share,
+            score=share / LOST_SHARE,
             threshold=s.strength,
             evidence=(exhibit,),
             facts={
@@ -175,23 +179,23 @@ class DataStall(RunDetector):
     def _over(self, rhythm: Rhythm, gaps: list[Gap]) -> bool:
         """Steps for longer than two and a half times the usual distance between gaps, or a new run without one."""
         if not gaps:
-            return rhythm.last_s - rhythm.first_s >= self.settings.clear_s
+            return rhythm.last_s - rhythm.first_s >= CLEAR_S
         quiet_since_s = max(gaps[-1].end_s, rhythm.first_s)
         new_run = rhythm.run_since_s > gaps[-1].end_s
         spacing = (gaps[-1].end_s - gaps[0].end_s) / max(len(gaps) - 1, 1)
-        wait_s = self.settings.clear_s if new_run else max(self.settings.clear_s, 2.5 * spacing)
+        wait_s = CLEAR_S if new_run else max(CLEAR_S, 2.5 * spacing)
         return rhythm.last_s - quiet_since_s >= wait_s
 
     def _weigh(
         self, subject: Subject, rhythm: Rhythm, gaps: list[Gap], at_s: float, inventory: Inventory
     ) -> Alarm | None:
         s = self.settings
-        start_s = max(at_s - s.window_s, gaps[0].start_s)
+        start_s = max(at_s - WINDOW_S, gaps[0].start_s)
         lost_s = sum(g.end_s - max(g.start_s, start_s) for g in gaps)
         lost = lost_s / max(at_s - start_s, 1.0)
         idle = self._runs.activity.idle(self._runs.slots(inventory.gpus(subject, at_s)), start_s, at_s)
         idle = idle[np.isfinite(idle)]
-        if lost < s.strength * s.lost_share or len(idle) == 0 or float(idle.max()) < s.idle_share * lost:
+        if lost < s.strength * LOST_SHARE or len(idle) == 0 or float(idle.max()) < IDLE_SHARE * lost:
             return None
         typical = rhythm.typical_s
         longest = max(g.end_s - g.start_s for g in gaps)
@@ -211,7 +215,7 @@ class DataStall(RunDetector):
             gaps[0].start_s,
             Severity.WARNING,
             f"{len(gaps)} stalls of up to {longest:.0f} s cost {100 * lost:.0f} % of the time while the GPU idles",
-            score=lost / s.lost_share,
+            score=lost / LOST_SHARE,
             threshold=s.strength,
             evidence=(took,),
             facts={
@@ -229,12 +233,12 @@ class DataStall(RunDetector):
             if subject in read:
                 continue
             rhythm = self._runs.progress.rhythms.get(subject)
-            gone = rhythm is None or at_s - rhythm.last_s > self.settings.silent_after_s
+            gone = rhythm is None or at_s - rhythm.last_s > SILENT_AFTER_S
             if gone:
                 yield self._runs.episodes.no_data(fault, subject, at_s, "No new training step")
             else:
                 yield self._runs.episodes.again(fault, subject, at_s)
-        oldest_s = at_s - 4 * self.settings.window_s
+        oldest_s = at_s - 4 * WINDOW_S
         self._runs.progress.forget(oldest_s)
         if self._runs.waits is not None:
             self._runs.waits.forget(oldest_s)

@@ -112,22 +112,32 @@ STAGE = "pipeline_stage"
 stage that shows (`by_stage`)."""
 
 
+# Steps that a rank and its peers have to share: random imbalance averages out over so many.
+STEPS = 30
+# ... and be slower in, at every look for this long: a neighbour's burst is over by then.
+PERSIST_S = 90.0
+# Slower than its peers by this factor in the median step; below it, healthy GPUs of one model differ, too.
+RATIO = 1.05
+# Share of steps in which it is slower at all: imbalance makes every rank slow at times, a slow GPU always.
+OFTEN = 0.8
+# Share of the peers' own time that the excess has to cost; less is not worth a restart.
+COST = 0.03
+# Jobs are judged this often: all pairs of a job's ranks are too much work for every look.
+EVERY_S = 30.0
+# No step for this long says nothing of speed; hangs are another detector's.
+SILENT_AFTER_S = 900.0
+# A rank unseen for this long is forgotten; a job that is restarted within a day keeps its episode.
+FORGET_S = 86400.0
+
+
 class StragglerSettings(BaseModel):
     """When a rank is a straggler."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    steps: int = Field(default=30, ge=10, le=RING, description="Steps that a rank and its peers must share")
-    persist_s: float = Field(default=90.0, ge=0, description="... and be slower in, at every look for this long")
-    ratio: float = Field(default=1.05, gt=1, description="Slower than its peers by this factor, in the median step")
-    often: float = Field(default=0.8, gt=0.5, le=1, description="Share of steps in which it is slower at all")
-    cost: float = Field(default=0.03, gt=0, description="Share of the peers' own time that the excess must cost")
     strength: float = Field(
         default=1.0, gt=0, description="An excess that is this many times all three of them is an alarm"
     )
-    every_s: float = Field(default=30.0, gt=0, description="Jobs are judged this often")
-    silent_after_s: float = Field(default=900.0, gt=0, description="No step for this long while firing is no_data")
-    forget_s: float = Field(default=86400.0, gt=0, description="A rank unseen for this long is forgotten")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +173,7 @@ class Straggler:
         columns = {name: Column(np.float64, np.nan, (RING,)) for name in SIGNALS}
         columns |= {"step": Column(np.int64, -1, (RING,)), "last_s": Column(np.float64, -np.inf)}
         columns |= {"suspect_s": Column(np.float64, np.inf), "news": Column(np.bool_, 0)}
-        self._table = SeriesTable(columns, self.settings.forget_s)
+        self._table = SeriesTable(columns, FORGET_S)
         self._judged_s = -np.inf
         self._limits: dict[Subject, tuple[float, float]] = {}
         """GPU → (power limit in W, when it was seen), of ranks that were slow and of their peers."""
@@ -188,9 +198,8 @@ class Straggler:
 
     def _strength(self, e: Excess) -> float:
         """The excess over what each of the three conditions asks for, by the one that it meets least."""
-        s = self.settings
-        often = (e.often - 0.5) / (s.often - 0.5)
-        return max(min((e.ratio - 1.0) / (s.ratio - 1.0), often, e.share / s.cost), 0.0)
+        often = (e.often - 0.5) / (OFTEN - 0.5)
+        return max(min((e.ratio - 1.0) / (RATIO - 1.0), often, e.share / COST), 0.0)
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
         ranks = [s for s in tick.steps if s.subject.kind is SubjectKind.RANK and self._speaks(s)]
@@ -199,9 +208,9 @@ class Straggler:
         for series in ranks:
             self._take(series, tick.at_s)
         findings: list[Finding] = []
-        if tick.at_s - self._judged_s >= self.settings.every_s or tick.at_s < self._judged_s:
+        if tick.at_s - self._judged_s >= EVERY_S or tick.at_s < self._judged_s:
             self._judged_s = tick.at_s
-            oldest = tick.at_s - self.settings.silent_after_s
+            oldest = tick.at_s - SILENT_AFTER_S
             self._limits = {gpu: known for gpu, known in self._limits.items() if known[1] >= oldest}
             findings += self._judge(tick.frames.get(SubjectKind.GPU), tick.at_s, inventory)
         said = {f.subject for f in findings}
@@ -227,7 +236,7 @@ class Straggler:
 
     def _judge(self, gpus: Frame | None, at_s: float, inventory: Inventory) -> list[Finding]:
         groups: dict[tuple[Subject, str], list[int]] = {}
-        fresh = at_s - self.settings.silent_after_s
+        fresh = at_s - SILENT_AFTER_S
         for slot, subject in enumerate(self._table.subjects):
             job = inventory.above(subject, SubjectKind.JOB, at_s)
             if job is not None and self._table["last_s"][slot] >= fresh:
@@ -254,7 +263,7 @@ class Straggler:
         """Ranks in their order, apart where blocks of them take unlike times of this signal."""
         step = self._table["step"][slots]
         took = np.where(step == step.max(axis=0), self._table[name][slots], np.nan)
-        if (np.isfinite(took).sum(axis=1) < self.settings.steps).any():
+        if (np.isfinite(took).sum(axis=1) < STEPS).any():
             return [slots]
         return [slots[group] for group in by_stage(np.nanmedian(took, axis=1))]
 
@@ -283,9 +292,9 @@ class Straggler:
             if slow and name == "compute_s":
                 slow = not self._held_back(subject, ranks, gpus, at_s, inventory)
             table["suspect_s"][slot] = min(float(table["suspect_s"][slot]), at_s) if slow else np.inf
-            if slow and at_s - float(table["suspect_s"][slot]) >= s.persist_s:
+            if slow and at_s - float(table["suspect_s"][slot]) >= PERSIST_S:
                 found = self._episodes.fire(self._alarm(subject, name, e, typical_s, at_s, inventory), at_s)
-            elif row not in shared_out and (e.ratio < 0.5 * (1.0 + s.ratio) or e.often < 0.5 * (0.5 + s.often)):
+            elif row not in shared_out and (e.ratio < 0.5 * (1.0 + RATIO) or e.often < 0.5 * (0.5 + OFTEN)):
                 # half of what an alarm needs: between the two an episode neither begins nor ends
                 found = self._episodes.clear(Fault.STRAGGLER, subject, at_s, "As fast as its peers again")
             findings += [found] if found else []
@@ -306,7 +315,7 @@ class Straggler:
         alike = self._kinds([self._table.subjects[slot] for slot in slots.tolist()], at_s, inventory)
         compared = [("compute_s", rows) for rows in alike] + [("data_s", np.arange(len(slots)))]
         for name, rows in compared:
-            found_of = excesses(took[name][rows], typical_s, self.settings.steps)
+            found_of = excesses(took[name][rows], typical_s, STEPS)
             strong = [e is not None and self._strength(e) >= self.settings.strength for e in found_of]
             few = few_and_apart([np.nan if e is None else e.ratio for e in found_of], strong)
             for place, (row, excess) in enumerate(zip(rows.tolist(), found_of, strict=True)):
@@ -336,7 +345,7 @@ class Straggler:
     ) -> bool:
         """Whether its GPUs may draw less power than those of its peers: who caps one GPU of a job, as we may
         ourselves, has decided that its rank is slower. A limit that is missing now is the one that was seen within
-        `silent_after_s`: an exporter that is down makes no capped rank a slow one."""
+        `SILENT_AFTER_S`: an exporter that is down makes no capped rank a slow one."""
         theirs = [self._limit_w(rank, gpus, at_s, inventory) for rank in ranks[:PEERS_ASKED] if rank != subject]
         known = [one for one in theirs if np.isfinite(one)]
         own = self._limit_w(subject, gpus, at_s, inventory)
@@ -350,7 +359,7 @@ class Straggler:
                 row = gpus.index.rows.get(gpu)
                 if row is not None and np.isfinite(limits[row]):
                     self._limits[gpu] = (float(limits[row]), at_s)
-        oldest = at_s - self.settings.silent_after_s
+        oldest = at_s - SILENT_AFTER_S
         seen = [self._limits.get(gpu, (np.nan, -np.inf)) for gpu in inventory.gpus(rank, at_s)]
         return min((limit_w for limit_w, seen_s in seen if seen_s >= oldest), default=np.nan)
 
@@ -399,7 +408,7 @@ class Straggler:
             if subject in said:
                 continue
             slot = self._table.slot(subject)
-            silent = slot is None or at_s - self._table["last_s"][slot] > self.settings.silent_after_s
+            silent = slot is None or at_s - self._table["last_s"][slot] > SILENT_AFTER_S
             found = (
                 self._episodes.no_data(fault, subject, at_s, "No new step of this rank")
                 if silent

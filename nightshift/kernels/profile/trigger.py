@@ -17,6 +17,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.kernels.profile.hotspots import Hotspot
 
+# Least share of the step's wall time: a kernel that takes less can hardly win MIN_GAIN of the step.
+MIN_SHARE = 0.03
+# Most of the roofline that it may reach already; what is left above it is seldom won.
+MAX_UTILISATION = 0.7
+# Least expected speed-up of the whole step (1 %): what a step's time varies by itself.
+MIN_GAIN = 0.01
+# Least GPU-hours a week that run this step: 1 % of them is the price of one search.
+MIN_GPU_HOURS_WEEK = 100.0
+# A search has to be won back within so many weeks: later, the job may be another.
+PAYBACK_WEEKS = 4.0
+
 
 class Settings(BaseModel):
     """When Nightshift proposes to search for a faster kernel."""
@@ -26,13 +37,8 @@ class Settings(BaseModel):
     namespaces: tuple[str, ...] = Field(
         (), description="Namespaces (patterns) whose jobs may be optimised; none: Nightshift never proposes it"
     )
-    min_share: float = Field(0.03, ge=0, le=1, description="Least share of the step's wall time")
-    max_utilisation: float = Field(0.7, gt=0, le=1, description="Most of the roofline that it may reach already")
-    min_gain: float = Field(0.01, ge=0, description="Least expected speed-up of the whole step (0.01 = 1 %)")
-    min_gpu_hours_week: float = Field(100.0, ge=0, description="Least GPU-hours a week that run this step")
     search_gpu_hours: float = Field(1.0, gt=0, description="Most GPU-hours of one search")
     weekly_gpu_hours: float = Field(8.0, ge=0, description="Most GPU-hours a week of all searches together")
-    payback_weeks: float = Field(4.0, gt=0, description="A search has to be won back within so many weeks")
     priority_class: str = Field(
         "nightshift-preemptible", description="Priority class of the search's pod: preemptible, below every job"
     )
@@ -86,19 +92,19 @@ def consider(hotspot: Hotspot, stake: Stake, policy: Settings) -> Decision:
         return no(hotspot.why or "no family of ours computes it")
     if not math.isfinite(hotspot.utilisation):
         return no("its distance to the roofline is not known: no peaks were probed for this dtype")
-    if hotspot.share < policy.min_share:
-        return no(f"it takes {hotspot.share:.1%} of the step, less than {policy.min_share:.1%}")
-    if hotspot.utilisation > policy.max_utilisation:
-        return no(f"it reaches {hotspot.utilisation:.0%} of the roofline, more than {policy.max_utilisation:.0%}")
-    if hotspot.gain < policy.min_gain:
-        return no(f"the step would gain {hotspot.gain:.1%}, less than {policy.min_gain:.1%}")
-    if not stake.gpu_hours_week >= policy.min_gpu_hours_week:
-        return no(f"{stake.gpu_hours_week:.0f} GPU-hours a week run it, less than {policy.min_gpu_hours_week:.0f}")
+    if hotspot.share < MIN_SHARE:
+        return no(f"it takes {hotspot.share:.1%} of the step, less than {MIN_SHARE:.1%}")
+    if hotspot.utilisation > MAX_UTILISATION:
+        return no(f"it reaches {hotspot.utilisation:.0%} of the roofline, more than {MAX_UTILISATION:.0%}")
+    if hotspot.gain < MIN_GAIN:
+        return no(f"the step would gain {hotspot.gain:.1%}, less than {MIN_GAIN:.1%}")
+    if not stake.gpu_hours_week >= MIN_GPU_HOURS_WEEK:
+        return no(f"{stake.gpu_hours_week:.0f} GPU-hours a week run it, less than {MIN_GPU_HOURS_WEEK:.0f}")
     saved = stake.gpu_hours_week * hotspot.gain / (1.0 + hotspot.gain)
-    if saved * policy.payback_weeks < policy.search_gpu_hours:
+    if saved * PAYBACK_WEEKS < policy.search_gpu_hours:
         return no(
             f"it would save {saved:.2f} GPU-hours a week, and {policy.search_gpu_hours:g} of a search are not won "
-            f"back within {policy.payback_weeks:g} weeks"
+            f"back within {PAYBACK_WEEKS:g} weeks"
         )
     left = policy.weekly_gpu_hours - stake.used_gpu_hours
     if left < policy.search_gpu_hours:

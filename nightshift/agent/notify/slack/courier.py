@@ -31,7 +31,7 @@ from nightshift.agent.notify.slack import card as words
 from nightshift.agent.notify.slack.blocks import ChatImage, ChatMessage
 from nightshift.agent.notify.slack.ledger import ChatLedger, Row, card_key
 from nightshift.agent.notify.slack.proposals import Teller
-from nightshift.agent.notify.slack.settings import Settings
+from nightshift.agent.notify.slack.settings import STORM_CALM_S, Settings
 from nightshift.agent.notify.slack.web import OF_A_PLACE, UNREACHABLE_CHANNEL, SlackWeb
 from nightshift.agent.presentation.chart_image import deciding, png
 from nightshift.agent.store.archive import name_of, number_of
@@ -154,7 +154,7 @@ class Courier(Repeated):
         for row in self._ledger.unanswered():
             self._try(row.channel, partial(self._look_for, row), f"{row.key}/look")
         self._standing = self._p.suppressor.standing()
-        self._storms_now = {row.channel: row for row in self._ledger.storms(now_s - self._p.settings.storm_calm_s)}
+        self._storms_now = {row.channel: row for row in self._ledger.storms(now_s - STORM_CALM_S)}
         # whoever failed last comes last: one message that Slack will not have starves nobody
         for incident_id in sorted(self._ledger.news(now_s), key=lambda key: self._failed.get(card_key(key), 0.0)):
             if self._stopping.is_set():
@@ -300,7 +300,7 @@ class Courier(Repeated):
         self._joining.clear()
 
     def _tell_storms(self, now_s: float) -> None:
-        for row in self._ledger.storms(now_s - 4 * self._p.settings.storm_calm_s):
+        for row in self._ledger.storms(now_s - 4 * STORM_CALM_S):
             if row.tried_s is not None or self._p.wall_s() < self._storm_edited.get(row.key, 0.0) + _STORM_EDIT_S:
                 continue
             members = self._ledger.in_storm(row.key)

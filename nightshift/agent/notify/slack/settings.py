@@ -53,6 +53,10 @@ class Route(BaseModel):
     namespaces: tuple[str, ...] = Field((), description="Namespaces that fit, with shell patterns; none: all")
 
 
+# Grouping ends after so long without a new incident: the incidents of one cause come closer together.
+STORM_CALM_S = 300.0
+
+
 class Settings(BaseModel):
     """Slack: Socket Mode by default, so that no port has to be opened to the internet."""
 
@@ -82,7 +86,6 @@ class Settings(BaseModel):
     storm_after: int = Field(
         3, ge=1, le=50, description="New messages a minute and channel before they are grouped"
     )
-    storm_calm_s: float = Field(300.0, ge=10, description="Grouping ends after so long without a new incident (s)")
     remind_s: float = Field(900.0, ge=30, description="Reminder in the thread after so long without a decision (s)")
     escalate_s: float = Field(3600.0, ge=60, description="`escalate_to` is mentioned after so long (s)")
     escalate_to: str = Field("", description="Id of the user group (`S…`) or user (`U…`) to mention; empty: none")

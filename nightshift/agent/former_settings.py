@@ -1,0 +1,233 @@
+"""Settings that became constants. A configuration that has one still loads, with a warning.
+
+docs/decisions/034-settings-people-can-tune.md has the rule. A row names the constant, so the value in the warning
+is the one that the program uses.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
+from typing import Any
+
+Field = tuple[str | int, ...]
+
+BLOCK = "-"
+REMOVED: Mapping[str, str] = {
+    "scheduling.stale_s": "controllers.actuators.kube_queue_follow:STALE_S",
+    "slack.storm_calm_s": "agent.notify.slack.settings:STORM_CALM_S",
+    "console.oidc.skew_s": "agent.console.settings:SKEW_S",
+    "scheduling.queue.field_manager": "controllers.actuators.kubernetes:FIELD_MANAGER",
+    "actuators.kubernetes_kernels.field_manager": "controllers.actuators.kubernetes:FIELD_MANAGER",
+    "actuators.kubernetes_kernels.keep_s": "controllers.actuators.kube_kernel_jobs:KEEP_S",
+    "actuators.kubernetes.field_manager": "controllers.actuators.kubernetes:FIELD_MANAGER",
+    "actuators.kubernetes_repair.field_manager": "controllers.actuators.kubernetes:FIELD_MANAGER",
+    "sources.training_metrics.max_bytes": "collectors.training.metrics:MAX_BYTES",
+    "sources.training_metrics.max_subjects": "collectors.training.metrics:MAX_SUBJECTS",
+    "sources.training_logs.max_files": "collectors.training.logs:MAX_FILES",
+    "sources.training_logs.max_bytes": "collectors.training.logs:MAX_BYTES",
+    "sources.training_logs.max_lines": "collectors.training.logs:MAX_LINES",
+    "sources.training_logs.idle_s": "collectors.training.logs:IDLE_S",
+    "sources.tensorboard.max_files": "collectors.training.tensorboard:MAX_FILES",
+    "sources.tensorboard.max_bytes": "collectors.training.tensorboard:MAX_BYTES",
+    "sources.tensorboard.idle_s": "collectors.training.tensorboard:IDLE_S",
+    "sources.kineto.max_bytes": "collectors.training.kineto:MAX_BYTES",
+    "sources.kineto.max_age_s": "collectors.training.kineto:MAX_AGE_S",
+    "sources.kineto.settle_s": "collectors.training.kineto:SETTLE_S",
+    "sources.kubernetes_events.stale_s": "collectors.kubernetes.events:STALE_S",
+    "sources.kubernetes_events.max_lines": "collectors.kubernetes.events:MAX_LINES",
+    "sources.kubernetes.stale_s": "collectors.kubernetes.nodes_and_pods:STALE_S",
+    "sources.node_agents.refresh_s": "collectors.kubernetes.agent_pods:REFRESH_S",
+    "power.nodes.agents.refresh_s": "collectors.kubernetes.agent_pods:REFRESH_S",
+    "sources.node_log.max_bytes": "collectors.kernel_log.node_log:MAX_BYTES",
+    "sources.node_log.max_lines": "collectors.kernel_log.node_log:MAX_LINES",
+    "sources.node_log.since_s": "collectors.kernel_log.node_log:SINCE_S",
+    "sources.kernel_log.since_s": "collectors.kernel_log.local:SINCE_S",
+    "sources.kernel_log.journalctl": "collectors.kernel_log.local:JOURNALCTL",
+    "sources.kernel_log.max_lines": "collectors.kernel_log.local:MAX_LINES",
+    "sources.kernel_log.max_bytes": "collectors.kernel_log.local:MAX_BYTES",
+    "sources.alertmanager.max_bytes": "collectors.prometheus.alertmanager:MAX_BYTES",
+    "sources.alertmanager.max_alerts": "collectors.prometheus.alertmanager:MAX_ALERTS",
+    "sources.prometheus.refresh_s": "collectors.prometheus.live:REFRESH_S",
+    "sources.prometheus.max_bytes": "collectors.prometheus.live:MAX_BYTES",
+    "sources.prometheus.forget_after_s": "collectors.prometheus.live:FORGET_AFTER_S",
+    "sources.nvml.forget_after_s": "collectors.telemetry.nvml:FORGET_AFTER_S",
+    "sources.inference.max_models": "collectors.telemetry.inference:MAX_MODELS",
+    "sources.cadvisor.max_bytes": "collectors.telemetry.pages:MAX_BYTES",
+    "sources.cadvisor.forget_after_s": "collectors.telemetry.pages:FORGET_AFTER_S",
+    "sources.dcgm_exporter.max_bytes": "collectors.telemetry.pages:MAX_BYTES",
+    "sources.dcgm_exporter.forget_after_s": "collectors.telemetry.pages:FORGET_AFTER_S",
+    "sources.inference.max_bytes": "collectors.telemetry.pages:MAX_BYTES",
+    "sources.inference.forget_after_s": "collectors.telemetry.pages:FORGET_AFTER_S",
+    "sources.node_exporter.max_bytes": "collectors.telemetry.pages:MAX_BYTES",
+    "sources.node_exporter.forget_after_s": "collectors.telemetry.pages:FORGET_AFTER_S",
+    "correlate": BLOCK,
+    "history": BLOCK,
+    "history.max_frame_bytes": "collectors.history:MAX_FRAME_BYTES",
+    "history.max_subjects": "collectors.history:MAX_SUBJECTS",
+    "history.max_steps": "collectors.history:MAX_STEPS",
+    "history.max_lines": "collectors.history:MAX_LINES",
+    "history.max_events": "collectors.history:MAX_EVENTS",
+    "correlate.slack_s": "agent.correlation.decisions:SLACK_S",
+    "correlate.relapse_s": "agent.correlation.decisions:RELAPSE_S",
+    "correlate.settle_s": "agent.correlation.decisions:SETTLE_S",
+    "correlate.refresh_s": "agent.correlation.decisions:REFRESH_S",
+    "correlate.storm_s": "agent.correlation.decisions:STORM_S",
+    "correlate.storm_faults": "agent.correlation.decisions:STORM_FAULTS",
+    "correlate.storm_cluster": "agent.correlation.decisions:STORM_CLUSTER",
+    "llm.max_steps": "agent.rca.model:MAX_STEPS",
+    "llm.max_tool_calls": "agent.rca.model:MAX_TOOL_CALLS",
+    "llm.max_answer_tokens": "agent.rca.model:MAX_ANSWER_TOKENS",
+    "budget.merge_s": "detectors.alarms.budget:MERGE_S",
+    "budget.refractory_s": "detectors.alarms.budget:REFRACTORY_S",
+    "autonomy.window_s": "agent.approvals.scoreboard:WINDOW_S",
+    "autonomy.decisions": "agent.approvals.scoreboard:DECISIONS",
+    "kernels.min_share": "kernels.profile.trigger:MIN_SHARE",
+    "kernels.max_utilisation": "kernels.profile.trigger:MAX_UTILISATION",
+    "kernels.min_gain": "kernels.profile.trigger:MIN_GAIN",
+    "kernels.min_gpu_hours_week": "kernels.profile.trigger:MIN_GPU_HOURS_WEEK",
+    "kernels.payback_weeks": "kernels.profile.trigger:PAYBACK_WEEKS",
+    "lifecycle.retry_s": "agent.incidents.stages:RETRY_S",
+    "lifecycle.retry_max_s": "agent.incidents.stages:RETRY_MAX_S",
+    "lifecycle.workers": "agent.incidents.stages:WORKERS",
+    "keeping.every_s": "agent.incidents.retention:EVERY_S",
+    "ladder.window_s": "controllers.playbooks.ladder:WINDOW_S",
+    "ladder.offences_window_s": "controllers.playbooks.ladder:OFFENCES_WINDOW_S",
+    "economy.horizon_s": "controllers.playbooks.plan:HORIZON_S",
+    "economy.reset_s": "controllers.playbooks.plan:RESET_S",
+    "economy.repeat_probability": "controllers.playbooks.plan:REPEAT_PROBABILITY",
+    "guard.rate_s": "controllers.guard:RATE_S",
+    "detectors.ecc.bin_s": "detectors.ecc.counters:CusumTest.bin_s",
+    "detectors.ecc.healthy_rate": "detectors.ecc.counters:CusumTest.healthy_rate",
+    "detectors.ecc.faulty_rate": "detectors.ecc.counters:CusumTest.faulty_rate",
+    "detectors.ecc.run_length_days": "detectors.ecc.counters:CusumTest.run_length_days",
+    "detectors.ecc.recover_s": "detectors.ecc.counters:CusumTest.recover_s",
+    "detectors.ecc.rows_in_bank": "detectors.ecc.detector:ROWS_IN_BANK",
+    "detectors.ecc.settle_s": "detectors.ecc.detector:SETTLE_S",
+    "detectors.ecc.together_s": "detectors.ecc.detector:TOGETHER_S",
+    "detectors.ecc.together_p": "detectors.ecc.detector:TOGETHER_P",
+    "detectors.ecc.quiet_s": "detectors.ecc.detector:QUIET_S",
+    "detectors.ecc.forget_s": "detectors.ecc.detector:FORGET_S",
+    "detectors.memory_leak.contrast_bucket_s": "detectors.memory.signals:CONTRAST_BUCKET_S",
+    "detectors.memory_leak.contrast_buckets": "detectors.memory.signals:CONTRAST_BUCKETS",
+    "detectors.memory_leak.contrast_min_buckets": "detectors.memory.signals:CONTRAST_MIN_BUCKETS",
+    "detectors.memory_leak.contrast_ratio": "detectors.memory.signals:CONTRAST_RATIO",
+    "detectors.memory_leak.patience_bucket_s": "detectors.memory.signals:PATIENCE_BUCKET_S",
+    "detectors.memory_leak.patience_buckets": "detectors.memory.signals:PATIENCE_BUCKETS",
+    "detectors.memory_leak.min_growth_bytes": "detectors.memory.signals:MIN_GROWTH_BYTES",
+    "detectors.memory_leak.warmup_s": "detectors.memory.signals:WARMUP_S",
+    "detectors.memory_leak.settle_s": "detectors.memory.signals:SETTLE_S",
+    "detectors.memory_leak.horizon_s": "detectors.memory.signals:HORIZON_S",
+    "detectors.memory_leak.forget_s": "detectors.memory.signals:FORGET_S",
+    "detectors.divergence.silent_after_s": "detectors.loss.divergence:SILENT_AFTER_S",
+    "detectors.divergence.forget_s": "detectors.loss.divergence:FORGET_S",
+    "detectors.divergence.hardware_window_s": "detectors.loss.divergence:HARDWARE_WINDOW_S",
+    "detectors.divergence.warmup_steps": "detectors.loss.state_machine:WARMUP_STEPS",
+    "detectors.divergence.memory_steps": "detectors.loss.state_machine:MEMORY_STEPS",
+    "detectors.divergence.spike_sigma": "detectors.loss.state_machine:SPIKE_SIGMA",
+    "detectors.divergence.spike_level": "detectors.loss.state_machine:SPIKE_LEVEL",
+    "detectors.divergence.spike_progress": "detectors.loss.state_machine:SPIKE_PROGRESS",
+    "detectors.divergence.far_steps": "detectors.loss.state_machine:FAR_STEPS",
+    "detectors.divergence.far_level": "detectors.loss.state_machine:FAR_LEVEL",
+    "detectors.divergence.far_sigma": "detectors.loss.state_machine:FAR_SIGMA",
+    "detectors.divergence.far_level_lr": "detectors.loss.state_machine:FAR_LEVEL_LR",
+    "detectors.divergence.stuck_level": "detectors.loss.state_machine:STUCK_LEVEL",
+    "detectors.divergence.watch_steps": "detectors.loss.state_machine:WATCH_STEPS",
+    "detectors.divergence.drift_level": "detectors.loss.state_machine:DRIFT_LEVEL",
+    "detectors.divergence.clear_steps": "detectors.loss.state_machine:CLEAR_STEPS",
+    "detectors.interconnect.pcie_replays_per_min": "detectors.hardware.interconnect:PCIE_REPLAYS_PER_MIN",
+    "detectors.interconnect.crc_errors_per_min": "detectors.hardware.interconnect:CRC_ERRORS_PER_MIN",
+    "detectors.interconnect.retrains_per_min": "detectors.hardware.interconnect:RETRAINS_PER_MIN",
+    "detectors.interconnect.symbol_errors_per_min": "detectors.hardware.interconnect:SYMBOL_ERRORS_PER_MIN",
+    "detectors.interconnect.window_s": "detectors.hardware.interconnect:WINDOW_S",
+    "detectors.interconnect.windows": "detectors.hardware.interconnect:WINDOWS",
+    "detectors.interconnect.level_s": "detectors.hardware.interconnect:LEVEL_S",
+    "detectors.interconnect.clear_s": "detectors.hardware.interconnect:CLEAR_S",
+    "detectors.interconnect.forget_s": "detectors.hardware.interconnect:FORGET_S",
+    "detectors.kernel_events.quiet_s": "detectors.hardware.kernel_events:QUIET_S",
+    "detectors.kernel_events.aer_events": "detectors.hardware.kernel_events:AER_EVENTS",
+    "detectors.multivariate.forget_s": "detectors.outliers.multivariate:FORGET_S",
+    "detectors.source.forget_s": "detectors.source_lost:FORGET_S",
+    "detectors.throttle.busy_percent": "detectors.hardware.throttle:BUSY_PERCENT",
+    "detectors.throttle.lost_share": "detectors.hardware.throttle:LOST_SHARE",
+    "detectors.throttle.window_s": "detectors.hardware.throttle:WINDOW_S",
+    "detectors.throttle.persist_s": "detectors.hardware.throttle:PERSIST_S",
+    "detectors.throttle.learn_s": "detectors.hardware.throttle:LEARN_S",
+    "detectors.throttle.clear_s": "detectors.hardware.throttle:CLEAR_S",
+    "detectors.throttle.forget_s": "detectors.hardware.throttle:FORGET_S",
+    "detectors.gpu_lost.lost_looks": "detectors.hardware.gpu_lost:LOST_LOOKS",
+    "detectors.gpu_lost.settled_s": "detectors.hardware.gpu_lost:SETTLED_S",
+    "detectors.gpu_lost.forget_s": "detectors.hardware.gpu_lost:FORGET_S",
+    "detectors.xid.quiet_s": "detectors.hardware.xid:QUIET_S",
+    "detectors.serving.hang_s": "detectors.serving:HANG_S",
+    "detectors.serving.pause_s": "detectors.serving:PAUSE_S",
+    "detectors.serving.pauses": "detectors.serving:PAUSES",
+    "detectors.serving.window_s": "detectors.serving:WINDOW_S",
+    "detectors.serving.lost_share": "detectors.serving:LOST_SHARE",
+    "detectors.serving.clear_s": "detectors.serving:CLEAR_S",
+    "detectors.serving.forget_s": "detectors.serving:FORGET_S",
+    "detectors.nccl_watchdog.quiet_s": "detectors.progress.nccl_watchdog:QUIET_S",
+    "detectors.straggler.steps": "detectors.progress.straggler:STEPS",
+    "detectors.straggler.persist_s": "detectors.progress.straggler:PERSIST_S",
+    "detectors.straggler.ratio": "detectors.progress.straggler:RATIO",
+    "detectors.straggler.often": "detectors.progress.straggler:OFTEN",
+    "detectors.straggler.cost": "detectors.progress.straggler:COST",
+    "detectors.straggler.every_s": "detectors.progress.straggler:EVERY_S",
+    "detectors.straggler.silent_after_s": "detectors.progress.straggler:SILENT_AFTER_S",
+    "detectors.straggler.forget_s": "detectors.progress.straggler:FORGET_S",
+    "detectors.stall.gap_ratio": "detectors.progress.stall:GAP_RATIO",
+    "detectors.stall.gap_s": "detectors.progress.stall:GAP_S",
+    "detectors.stall.gaps": "detectors.progress.stall:GAPS",
+    "detectors.stall.window_s": "detectors.progress.stall:WINDOW_S",
+    "detectors.stall.lost_share": "detectors.progress.stall:LOST_SHARE",
+    "detectors.stall.idle_share": "detectors.progress.stall:IDLE_SHARE",
+    "detectors.stall.clear_s": "detectors.progress.stall:CLEAR_S",
+    "detectors.stall.silent_after_s": "detectors.progress.stall:SILENT_AFTER_S",
+    "detectors.hang.hang_s": "detectors.progress.hang:HANG_S",
+    "detectors.hang.ratio": "detectors.progress.hang:TYPICAL_STEPS",
+    "detectors.hang.spin_power": "detectors.progress.hang:SPIN_POWER",
+    "detectors.hang.held_memory": "detectors.progress.hang:HELD_MEMORY",
+    "detectors.hang.forget_s": "detectors.progress.hang:FORGET_S",
+}
+"""Path → the constant that counts now (without `nightshift.`), or BLOCK where a block has no settings left. An
+entry of a list goes by its `type`."""
+
+
+def constant(reference: str) -> Any:
+    """The value of `module:NAME`."""
+    module, name = reference.split(":")
+    return attrgetter(name)(importlib.import_module(f"nightshift.{module}"))
+
+
+def found(values: Any, at: Field = (), name: str = "") -> Iterator[tuple[Field, str]]:
+    """The place and the row's constant of each former setting in these plain values."""
+    if isinstance(values, Mapping):
+        for key, value in values.items():
+            inner = f"{name}.{key}" if name else str(key)
+            where = REMOVED.get(inner)
+            inside = [] if where not in (None, BLOCK) else list(found(value, (*at, key), inner))
+            yield from inside
+            # A block goes only as a whole: a misspelt field in it is an error and is not to be ignored.
+            if where is not None and (where != BLOCK or len(inside) == len(value or ())):
+                yield (*at, key), where
+    elif isinstance(values, list | tuple):
+        for i, item in enumerate(values):
+            kind = item.get("type", "") if isinstance(item, Mapping) else ""
+            yield from found(item, (*at, i), f"{name}.{kind}")
+
+
+def without(values: Any, fields: frozenset[Field], at: Field = ()) -> Any:
+    """These values without these fields; the argument is not changed."""
+    if isinstance(values, Mapping):
+        return {k: without(v, fields, (*at, k)) for k, v in values.items() if (*at, k) not in fields}
+    if isinstance(values, list | tuple):
+        return type(values)(without(item, fields, (*at, i)) for i, item in enumerate(values))
+    return values
+
+
+def warning(field: str, reference: str) -> str:
+    """What a person reads about one former setting. `field`: with its file and line."""
+    module, name = reference.split(":")
+    value = constant(reference)
+    return f"{field}: no longer a setting; it has no effect. Used is {value!r} (nightshift.{module}.{name})"

@@ -1,0 +1,120 @@
+"""A configuration with settings that became constants loads, and says what no longer has an effect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from nightshift.agent.__main__ import app
+from nightshift.agent.config_file import ConfigError
+from nightshift.agent.former_settings import BLOCK, REMOVED, constant, found, without
+from nightshift.agent.settings import Settings, load
+from nightshift.collectors.plugins import ALL as COLLECTORS
+from nightshift.controllers.actuators.plugins import ALL as ACTUATORS
+
+LEAVES = {path: where for path, where in REMOVED.items() if where != BLOCK}
+# Entries of lists and the agents of power need other fields beside them.
+FIELDS = st.sampled_from(
+    sorted(path for path in LEAVES if not path.startswith(("sources.", "actuators.", "power.nodes.")))
+)
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    """`{"a": {"b": value}}` of `a.b`."""
+    first, _, rest = path.partition(".")
+    return {first: nested(rest, value) if rest else value}
+
+
+def test_every_row_names_a_constant_that_is_there() -> None:
+    for path, where in LEAVES.items():
+        assert constant(where) is not None, path
+
+
+def test_no_row_names_a_setting_that_is_still_one() -> None:
+    """`found` would take the value of a setting that counts."""
+    assert list(found(Settings().model_dump(mode="json"))) == []
+
+
+@pytest.mark.parametrize(("kind", "plugins"), [("sources", COLLECTORS), ("actuators", ACTUATORS)])
+def test_no_row_names_a_setting_that_an_entry_of_a_list_still_has(kind: str, plugins: Any) -> None:
+    fields = {f"{kind}.{plugin.plugin}.{name}" for plugin in plugins for name in plugin.Settings.model_fields}
+    assert not fields & set(REMOVED)
+    entries = {f"{kind}.{plugin.plugin}" for plugin in plugins}
+    assert {path.rpartition(".")[0] for path in LEAVES if path.startswith(f"{kind}.")} <= entries
+
+
+def test_a_former_setting_of_an_entry_of_a_list_is_named_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "nightshift.yaml"
+    path.write_text("sources:\n  - type: nvml\n    node: n1\n    forget_after_s: 60\n")
+    (warning,) = load(path).warnings
+    assert warning.startswith(f"{path}:4: sources[0].forget_after_s: ")
+
+
+def test_a_block_without_settings_loads_and_a_misspelt_field_in_it_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "nightshift.yaml"
+    path.write_text("correlate:\n  slack_s: 10\nhistory: {}\n")
+    assert len(load(path).warnings) == 1
+    path.write_text("correlate:\n  slakc_s: 10\n")
+    with pytest.raises(ConfigError, match="there is no such setting"):
+        load(path)
+
+
+@given(FIELDS, st.one_of(st.integers(), st.text(), st.none(), st.lists(st.integers()), st.floats(allow_nan=False)))
+def test_a_former_setting_loads_with_whatever_value(path: str, value: Any) -> None:
+    settings = Settings(**nested(path, value))
+    assert settings.model_dump() == Settings().model_dump()
+
+
+@given(FIELDS)
+def test_taking_former_settings_out_leaves_the_given_values_as_they_were(path: str) -> None:
+    values = {**nested(path, 1), "cluster": "c"}
+    gone = frozenset(at for at, _ in found(values))
+    assert {REMOVED[".".join(map(str, at))] for at in gone} == {LEAVES[path]} | (
+        {BLOCK} if len(gone) > 1 else set()
+    )
+    assert without(values, gone)["cluster"] == "c"
+    assert list(found(values)), "the values given are not changed"
+    assert not list(found(without(values, gone)))
+
+
+def test_a_former_setting_in_a_file_is_named_with_its_line_and_the_value_that_counts(tmp_path: Path) -> None:
+    path = tmp_path / "nightshift.yaml"
+    path.write_text("cluster: prod-1\ndetectors:\n  hang:\n    strength: 2.0\n    ratio: 5\n")
+    settings = load(path)
+    assert settings.detectors.hang.strength == 2.0  # type: ignore[attr-defined]
+    (warning,) = settings.warnings
+    assert warning.startswith(f"{path}:5: detectors.hang.ratio: ")
+    assert "no effect" in warning
+    assert "20.0" in warning
+
+
+def test_a_former_setting_with_the_constant_as_its_value_is_named_as_well(tmp_path: Path) -> None:
+    path = tmp_path / "nightshift.yaml"
+    path.write_text("detectors:\n  hang:\n    ratio: 20.0\n")
+    assert len(load(path).warnings) == 1
+
+
+def test_a_former_setting_in_the_environment_is_named_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NIGHTSHIFT_DETECTORS__HANG__RATIO", "5")
+    (warning,) = load().warnings
+    assert warning.startswith("environment variable NIGHTSHIFT_DETECTORS__HANG__RATIO: detectors.hang.ratio: ")
+
+
+def test_a_misspelt_setting_beside_a_former_one_is_still_refused(tmp_path: Path) -> None:
+    path = tmp_path / "nightshift.yaml"
+    path.write_text("detectors:\n  hang:\n    ratio: 5\n    ratoi: 5\n")
+    with pytest.raises(ConfigError, match=r":4: detectors.hang.ratoi: there is no such setting"):
+        load(path)
+
+
+def test_config_check_prints_former_settings_and_finds_the_file_good(tmp_path: Path) -> None:
+    path = tmp_path / "nightshift.yaml"
+    path.write_text("detectors:\n  hang:\n    ratio: 5\n")
+    result = CliRunner().invoke(app, ["config", "check", str(path)])
+    assert result.exit_code == 0
+    assert f"warning: {path}:3: detectors.hang.ratio" in result.output
