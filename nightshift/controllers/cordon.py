@@ -1,6 +1,6 @@
 """Whose cordon stands on a node: the fact that giving a node back rests on, and what it may say.
 
-`cordon_of` names the ids of our actions whose cordon stands, in order, separated by commas; it says `somebody else`
+`cordon_of` names the ids of our actions whose cordon stands, in order, separated by commas; it says `another client`
 as soon as anybody but us has a part in it, and `nobody` where the node takes work.
 """
 
@@ -14,7 +14,7 @@ from nightshift.controllers.action import Action, kinds_where
 TAKES_OUT = kinds_where(lambda row: row.cordons and not row.gives_back_itself)
 """Mitigations that leave a node cordoned: no check runs after them, and nothing gives the node back by itself."""
 CORDON_OF = "cordon_of"
-NOBODY, SOMEBODY_ELSE = "nobody", "somebody else"
+NOBODY, SOMEBODY_ELSE = "nobody", "another client"
 
 
 def node_of(action: Action) -> str:
