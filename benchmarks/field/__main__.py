@@ -2,8 +2,8 @@
 
 `python -m benchmarks.field BATCH [--seed N] [--out NAME]` writes `results/field_batch_N.json`. One report is one
 fresh daemon (SQLite, no model, no actuators) with one source, a file that grows as the log did. It counts as right
-if an incident opened within three minutes in which title, headline or a finding's summary names the fault; or, for a
-healthy log, if none opened. Nothing else of the daemon is replaced; only its clock is stepped.
+if an incident opened within three minutes in which title, headline or a finding's summary names the fault. A
+healthy log counts as right if none opened. Nothing else of the daemon is replaced; only its clock is stepped.
 """
 
 from __future__ import annotations
@@ -56,9 +56,7 @@ class Drawn:
         self._step += 1
         loss = 2.2 + 60.0 / (self._step + 100.0) + self._random.gauss(0.0, 0.02)
         norm = 1.2 + self._random.gauss(0.0, 0.05)
-        return Template(line).safe_substitute(
-            self._fixed, step=self._step, loss=f"{loss:.4f}", norm=f"{norm:.3f}"
-        )
+        return Template(line).safe_substitute(self._fixed, step=self._step, loss=f"{loss:.4f}", norm=f"{norm:.3f}")
 
 
 def chunks(report: FieldReport) -> Iterator[list[str]]:
@@ -105,7 +103,9 @@ def play(report: FieldReport, seed: int) -> dict[str, Any]:
                     for line in lines:
                         kernel = report.channel is Channel.KERNEL
                         out.write(
-                            syslog(line, clock.now_s(), drawn, report.program) if kernel else f"{drawn.fill(line)}\n"
+                            syslog(line, clock.now_s(), drawn, report.program)
+                            if kernel
+                            else f"{drawn.fill(line)}\n"
                         )
                 clock.wait_until(clock.now_s() + TICK_S)
                 look = app.tick()

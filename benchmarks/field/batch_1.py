@@ -4,6 +4,7 @@ The right answers were written down with them. Lines are shortened, in our own w
 fact, and all values are drawn anew. `benchmarks/results/field_batch_1.json` holds the first try.
 """
 
+# ruff: noqa: E501 -- log lines are as long as they are
 from __future__ import annotations
 
 from benchmarks.field.report import FieldReport, job, kernel
@@ -84,9 +85,12 @@ BATCH: tuple[FieldReport, ...] = (
     kernel(
         "NVIDIA/gpu-operator#1146",
         r"RmInitAdapter|initiali[sz]",
-        *["NVRM: GPU $pci.0: RmInitAdapter failed! (0x24:0x72:1568)",
-          "NVRM: GPU $pci.0: rm_init_adapter failed, device minor number 5"] * 4,
-    ),  # fmt: skip
+        *[
+            "NVRM: GPU $pci.0: RmInitAdapter failed! (0x24:0x72:1568)",
+            "NVRM: GPU $pci.0: rm_init_adapter failed, device minor number 5",
+        ]
+        * 4,
+    ),
     kernel(
         "Bumblebee-Project/Bumblebee#722",
         r"RmInitAdapter|initiali[sz]|adapter",
@@ -224,17 +228,22 @@ BATCH: tuple[FieldReport, ...] = (
     kernel(
         "pop-os/pop#3363, four corrected errors",
         "",
-        *["pcieport 0000:00:03.1: AER: Correctable error message received from 0000:00:00.0",
-          "pcieport 0000:00:03.1: PCIe Bus Error: severity=Correctable, type=Data Link Layer, (Transmitter ID)"] * 4,
+        *[
+            "pcieport 0000:00:03.1: AER: Correctable error message received from 0000:00:00.0",
+            "pcieport 0000:00:03.1: PCIe Bus Error: severity=Correctable, type=Data Link Layer, (Transmitter ID)",
+        ]
+        * 4,
         opens=False,
-    ),  # fmt: skip
+    ),
     kernel(
         "leptonai/gpud#1164",
         "",
-        *["mlx5_core 0000:d2:00.0: mlx5_cmd_out_err:838:(pid $pid): ACCESS_REG(0x805) op_mod(0x1) failed, status bad "
-          "operation(0x2), syndrome (0x9a6171), err(-22)"] * 3,
+        *[
+            "mlx5_core 0000:d2:00.0: mlx5_cmd_out_err:838:(pid $pid): ACCESS_REG(0x805) op_mod(0x1) failed, status bad operation(0x2), syndrome (0x9a6171), err(-22)"
+        ]
+        * 3,
         opens=False,
-    ),  # fmt: skip
+    ),
     kernel(
         "geerlingguy/arm-nas#16",
         "",
@@ -533,7 +542,12 @@ BATCH: tuple[FieldReport, ...] = (
         *[_MEGATRON_NAN] * 12,
         before=_MEGATRON,
     ),
-    job("karpathy/nanoGPT#167", r"nan|NaN|non-finite|not a number|loss", *["iter $step: loss nan, time 563.15ms"] * 6, before=_NANOGPT),
+    job(
+        "karpathy/nanoGPT#167",
+        r"nan|NaN|non-finite|not a number|loss",
+        *["iter $step: loss nan, time 563.15ms"] * 6,
+        before=_NANOGPT,
+    ),
     job("NVIDIA-NeMo/Megatron-Bridge#4024, healthy lines", "", *[_MEGATRON] * 20, opens=False, before=_MEGATRON),
     job("huggingface/nanotron#390, healthy lines", "", *[_NANOTRON] * 20, opens=False, before=_NANOTRON),
     job("AI-Hypercomputer/maxtext#4847, healthy lines", "", *[_MAXTEXT] * 20, opens=False, before=_MAXTEXT),

@@ -13,11 +13,13 @@ class Channel(StrEnum):
 
 @dataclass(frozen=True)
 class FieldReport:
-    """source: where it was read (`owner/repository#number`, or an address). lines: the log in our own words and with
-    drawn values: `$host`, `$pci` (0000:9b:00), `$gpu`, `$pid`, `$n` and `$m` (numbers), `$step` (rises by the line).
-    opens: whether an incident is right. words: a pattern that its title or one of its findings' titles has to match;
-    of a report that opens nothing it is empty. before: healthy step lines of the same trainer, as a pattern of one.
-    program: who wrote the line to the system's log."""
+    """One report, and the right answer.
+
+    source: where it was read (`owner/repository#number`). lines: the log in our own words with drawn values:
+    `$host`, `$pci` (0000:9b:00), `$gpu`, `$pid`, `$n`, `$m` (numbers), `$step` (rises by the line), `$loss`,
+    `$norm`. opens: whether an incident is right. words: a pattern that its title, its headline or a finding's
+    summary has to match. before: a healthy step line of the same trainer. program: who wrote the line to the
+    system's log."""
 
     source: str
     channel: Channel

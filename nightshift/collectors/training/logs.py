@@ -37,6 +37,8 @@ MAX_TEXT = 2048
 _NOTABLE = re.compile(
     r"Traceback|[Ee]rror|ERROR|FATAL|NCCL|[Ww]atchdog|[Oo]ut of memory|CUDA|Killed|SIG(?:KILL|TERM|SEGV|ABRT)"
     r"|[Cc]heckpoint|nightshift kernels:"
+    # how launchers, schedulers and servers say that a process ended
+    r"|exitcode|Root Cause|terminate called|core dumped|DUE TO|[Ee]ngine (?:dead|core)|No space left|quota exceeded"
 )
 
 
