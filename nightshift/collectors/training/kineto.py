@@ -69,7 +69,7 @@ class KinetoCollector:
     ...     trace = Path(folder, "llm-0.json")
     ...     _ = trace.write_text(json.dumps({"traceEvents": [step, gemm]}))
     ...     collector = KinetoCollector(KinetoCollector.Settings(path=trace, settle_s=0.0))
-    ...     batch = collector.collect(time.time(), Inventory(), timeout_s=5.0)
+    ...     batch = collector.collect(time.time(), Inventory(), timeout_s=60.0)
     >>> batch.logs[0].text.partition(": ")[2]
     '1 steps of 1.0 ms on GPU: computes 60%, waits for communication 0%, copies 0%, idle 40%'
     """
