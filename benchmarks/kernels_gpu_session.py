@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from nightshift.kernels.judge.gallery import read_gallery
-from nightshift.kernels.problems import named
+from nightshift.kernels.ops.problems import named
 
 GOOD = Path(__file__).resolve().parents[1] / "tests" / "kernels" / "good"
 MUTANTS = ("mutants_sixth", "mutants_fifth", "mutants_fourth", "mutants_third", "mutants_later", "mutants")

@@ -61,7 +61,7 @@ def _commit() -> str:
 @app.command()
 def problems() -> None:
     """List the reference problems."""
-    from nightshift.kernels.problems import ALL
+    from nightshift.kernels.ops.problems import ALL
 
     for problem in ALL:
         typer.echo(f"{problem.name:24} {problem.family:16} {len(problem.cases)} timed cases")
@@ -104,8 +104,8 @@ def judge(
     from nightshift.kernels.judge.race.baselines import shelf_folder
     from nightshift.kernels.judge.race.contest import FULL
     from nightshift.kernels.judge.verdict import Status
+    from nightshift.kernels.ops.problems import named
     from nightshift.kernels.problem import ProblemError
-    from nightshift.kernels.problems import named
 
     if (certificate is None) != (key is None):
         raise _fail("--certificate and --key go together")
@@ -162,7 +162,7 @@ def verify(
     from nightshift.kernels.certification.envelope import CertificateError
     from nightshift.kernels.certification.evidence import certified_when
     from nightshift.kernels.judge.environment import environment
-    from nightshift.kernels.problems import named
+    from nightshift.kernels.ops.problems import named
 
     try:
         envelope: Any = json.loads(certificate.read_text())

@@ -24,8 +24,8 @@ from nightshift.kernels.judge.gallery import Piece, read_gallery, show
 from nightshift.kernels.judge.judge import Judge
 from nightshift.kernels.judge.probes.inputs import CPU, INTERPRETER, QUICK_GPU, Probe, Scope, plan
 from nightshift.kernels.judge.probes.oracle import gradient_seeds
+from nightshift.kernels.ops.problems import ALL, named
 from nightshift.kernels.problem import Case, Problem, unusual
-from nightshift.kernels.problems import ALL, named
 
 HERE = Path(__file__).parent / "mutants"
 LATER = Path(__file__).parent / "mutants_later"

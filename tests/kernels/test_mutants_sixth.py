@@ -16,8 +16,8 @@ from nightshift.kernels.judge.probes.correctness import compare
 from nightshift.kernels.judge.probes.inputs import CPU, FULL_GPU, INTERPRETER, QUICK_GPU, Probe, Scope, plan
 from nightshift.kernels.judge.probes.oracle import expected, gradient_seeds
 from nightshift.kernels.judge.verdict import Reason
+from nightshift.kernels.ops.problems import ALL, named
 from nightshift.kernels.problem import Case, Problem, gradients_of, kind
-from nightshift.kernels.problems import ALL, named
 from tests.kernels.test_judge import library
 
 SIXTH = Path(__file__).parent / "mutants_sixth"

@@ -15,7 +15,7 @@ from nightshift.kernels.judge.host.recorder import Recorder, unseen
 from nightshift.kernels.judge.judge import Judge
 from nightshift.kernels.judge.probes.inputs import CPU, INTERPRETER, QUICK_GPU, plan
 from nightshift.kernels.judge.verdict import Reason
-from nightshift.kernels.problems import named
+from nightshift.kernels.ops.problems import named
 
 KEPT = torch.ones(64)
 LATER = Path(__file__).parent / "mutants_later"

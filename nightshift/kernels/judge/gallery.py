@@ -20,7 +20,7 @@ from nightshift.kernels.judge.judge import Judge, Request
 from nightshift.kernels.judge.probes.sizes import Scope
 from nightshift.kernels.judge.race.contest import Pace
 from nightshift.kernels.judge.verdict import Reason, Verdict
-from nightshift.kernels.problems import named
+from nightshift.kernels.ops.problems import named
 
 STATIC_REASONS = frozenset({Reason.static_refusal, Reason.library_call, Reason.syntax, Reason.entry_missing})
 _SANITIZER = frozenset({Reason.memcheck, Reason.racecheck, Reason.initcheck, Reason.synccheck})

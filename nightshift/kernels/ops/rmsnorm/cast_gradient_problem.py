@@ -12,9 +12,9 @@ import torch
 
 from nightshift.kernels.draw import Draw
 from nightshift.kernels.exact_inputs import SIZE, even_means
+from nightshift.kernels.ops.rmsnorm.gradient_problem import powers
+from nightshift.kernels.ops.rmsnorm.problem import EPS, OTHER_EPS
 from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule, epsilon
-from nightshift.kernels.problems.backward import powers
-from nightshift.kernels.problems.rmsnorm import EPS, OTHER_EPS
 
 
 def backward_reference(

@@ -9,9 +9,9 @@ stride, by descriptors its tiles are read as they lie and turned in shared memor
 from __future__ import annotations
 
 from nightshift.kernels.generate.base import Config, GeneratorError
-from nightshift.kernels.generate.families import float32_products
 from nightshift.kernels.generate.space import Space
 from nightshift.kernels.generate.template import render
+from nightshift.kernels.ops.products import float32_kernels
 from nightshift.kernels.problem import Case
 
 POINTERS = """
@@ -164,7 +164,7 @@ class Matmul:
         if case.dtype == "float32" and problem == "linear_bias":
             raise GeneratorError(f"{self.name}: adds no bias to float32 products")
         if case.dtype == "float32":
-            return float32_products.space()
+            return float32_kernels.space()
         wide = case.element_bytes
         written = 4 if problem.endswith("_wide") else wide
 
@@ -196,7 +196,7 @@ class Matmul:
         layouts = "contiguous padded transposed offset"
         turned = {**config, "turned": TURNED[problem], "kind": _kind(problem), **shifted(problem, _BY_POINTERS)}
         if case.dtype == "float32":
-            return render(problem, float32_products.MATMUL, turned, layouts=layouts, like=case)
+            return render(problem, float32_kernels.MATMUL, turned, layouts=layouts, like=case)
         if config["way"] == "pointers":
             return render(problem, POINTERS, turned, layouts=layouts, like=case)
         fixed = config["way"] == "fixed"

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from nightshift.kernels.generate.base import Config, GeneratorError
 from nightshift.kernels.generate.bulk import SHARED_BYTES
-from nightshift.kernels.generate.families.matmul import shifted
 from nightshift.kernels.generate.space import Space
 from nightshift.kernels.generate.template import render
+from nightshift.kernels.ops.products.triton_family import shifted
 from nightshift.kernels.problem import Case
 
 KERNEL = """

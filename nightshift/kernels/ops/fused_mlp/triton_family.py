@@ -4,9 +4,9 @@ combined before anything is written; the second layer is a plain product with a 
 from __future__ import annotations
 
 from nightshift.kernels.generate.base import Config
-from nightshift.kernels.generate.families import float32_products
 from nightshift.kernels.generate.space import Space
 from nightshift.kernels.generate.template import render
+from nightshift.kernels.ops.products import float32_kernels
 from nightshift.kernels.problem import Case
 
 BODY = """
@@ -115,7 +115,7 @@ class FusedMlp:
 
     def space(self, problem: str, case: Case) -> Space:
         if case.dtype == "float32":
-            return float32_products.space(2)
+            return float32_kernels.space(2)
         wide = case.element_bytes
 
         def admits(config: Config) -> bool:
@@ -140,7 +140,7 @@ class FusedMlp:
 
     def source(self, problem: str, case: Case, config: Config) -> str:
         if case.dtype == "float32":
-            return render(problem, float32_products.MLP, config, layouts="contiguous offset", like=case)
+            return render(problem, float32_kernels.MLP, config, layouts="contiguous offset", like=case)
         keys = {"dtypes": "float16 bfloat16", "bounds": "m 0.., d 8.. /8, f 8.. /8"}
         cm, cn, cwarps, cstages, csplit, special = SECOND[str(config["second"])]
         second = {"cm": cm, "cn": cn, "cwarps": cwarps, "cstages": cstages, "csplit": csplit}

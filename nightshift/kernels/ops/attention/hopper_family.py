@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from nightshift.kernels.generate.base import Config, GeneratorError
 from nightshift.kernels.generate.bulk import SHARED_BYTES
-from nightshift.kernels.generate.families.hopper_by_position import FORWARD, laid_out
 from nightshift.kernels.generate.space import Space
 from nightshift.kernels.generate.template import render
+from nightshift.kernels.ops.attention.hopper_by_position import FORWARD, laid_out
 from nightshift.kernels.problem import Case
 
 BODY = """

@@ -10,8 +10,8 @@ import torch
 
 from nightshift.kernels.draw import Draw
 from nightshift.kernels.exact_inputs import SIZE, cancelling, even_means, one_hot_logits, some_rows
+from nightshift.kernels.ops.rmsnorm.problem import EPS, OTHER_EPS
 from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule, epsilon
-from nightshift.kernels.problems.rmsnorm import EPS, OTHER_EPS
 
 
 def rmsnorm_reference(

@@ -7,8 +7,8 @@ from nightshift.kernels.generate.base import Config
 from nightshift.kernels.generate.rows import POLICIES
 from nightshift.kernels.generate.space import Space
 from nightshift.kernels.generate.template import render
+from nightshift.kernels.ops.adamw.problem import CHUNK
 from nightshift.kernels.problem import Case
-from nightshift.kernels.problems.adamw import CHUNK
 
 ADAMW = """
 import triton
