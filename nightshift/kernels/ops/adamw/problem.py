@@ -16,7 +16,7 @@ from nightshift.kernels.draw import Draw, mix
 from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule, unusual
 
 
-def reference(
+def adamw_reference(
     parameter: torch.Tensor,
     gradient: torch.Tensor,
     first: torch.Tensor,
@@ -36,7 +36,7 @@ def reference(
     return shrunk - (rate / (1 - beta1**step)) * (mean / root), mean, square
 
 
-def cast_reference(
+def adamw_cast_reference(
     parameter: torch.Tensor,
     gradient: torch.Tensor,
     first: torch.Tensor,
@@ -50,11 +50,11 @@ def cast_reference(
     step: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The same on float32 tensors, and the new parameter rounded to the dtype of `narrow` (n,)."""
-    made = reference(parameter, gradient, first, second, rate, beta1, beta2, eps, decay, step)
+    made = adamw_reference(parameter, gradient, first, second, rate, beta1, beta2, eps, decay, step)
     return *made, made[0].to(narrow.dtype)
 
 
-def many_reference(
+def adamw_many_reference(
     parameter: torch.Tensor,
     gradient: torch.Tensor,
     first: torch.Tensor,
@@ -75,7 +75,7 @@ def many_reference(
     within = torch.arange(len(row), device=table.device) - (counts.cumsum(0) - counts)[row]
     places = [table[row, column] + within for column in range(5)]
     p, g, mean, square = (x[i] for x, i in zip((parameter, gradient, first, second), places[:4], strict=True))
-    made = reference(p, g, mean, square, rate, beta1, beta2, eps, decay, step)
+    made = adamw_reference(p, g, mean, square, rate, beta1, beta2, eps, decay, step)
     copied = table[row, 4] >= 0
     kinds = zip((parameter, first, second), (places[0], *places[2:4]), made, strict=True)
     news = [x.index_put((i,), new) for x, i, new in kinds]
@@ -181,7 +181,7 @@ def _inputs(case: Case, draw: Draw, dtype: torch.dtype) -> Inputs:
 ADAMW = Problem(
     name="adamw",
     family="optimiser",
-    reference=reference,
+    reference=adamw_reference,
     make_inputs=make_inputs,
     cases=(Case.of("float32", n=92 << 20),),
     axes=(Axis("n", (0, 1, 7, 1021, 65537), 1, 1 << 22),),
@@ -198,7 +198,7 @@ ADAMW = Problem(
 ADAMW_CAST = Problem(
     name="adamw_cast",
     family="optimiser",
-    reference=cast_reference,
+    reference=adamw_cast_reference,
     make_inputs=make_cast,
     cases=(Case.of("bfloat16", n=84 << 20),),
     axes=(Axis("n", (0, 1, 7, 1021, 65537), 1, 1 << 22),),
@@ -215,7 +215,7 @@ ADAMW_CAST = Problem(
 ADAMW_MANY = Problem(
     name="adamw_many",
     family="optimiser",
-    reference=many_reference,
+    reference=adamw_many_reference,
     make_inputs=make_many,
     cases=(Case.of("bfloat16", n=84 << 20),),
     axes=(Axis("n", (0, 1, 7, 1021, 65537), 1, 1 << 22),),

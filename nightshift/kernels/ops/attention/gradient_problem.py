@@ -19,14 +19,14 @@ from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def reference(
+def attention_backward_reference(
     gradient: torch.Tensor,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     out: torch.Tensor,
     logs: torch.Tensor,
-) -> Three:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """gradient, q, k, v, out: (b, h, s, d); logs: (b, h, s) float32 → gradients of q, k, v, scale 1/sqrt(d)."""
     s, scale = q.shape[-2], q.shape[-1] ** -0.5
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -48,7 +48,7 @@ def oracle(
     """Head by head, so that the float64 weights of long sequences fit."""
     shape = q.shape
     heads = [x.flatten(0, 1).unsqueeze(1) for x in (gradient, q, k, v, out, logs)]
-    made = [reference(*one) for one in zip(*heads, strict=True)]
+    made = [attention_backward_reference(*one) for one in zip(*heads, strict=True)]
     if not made:
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     first, second, third = (torch.cat(found).reshape(shape) for found in zip(*made, strict=True))
@@ -78,7 +78,7 @@ def _by_position(function: Callable[..., Three], *inputs: torch.Tensor) -> Three
     return to_q.transpose(1, 2), to_k.transpose(1, 2), to_v.transpose(1, 2)
 
 
-def by_position_reference(
+def attention_by_position_backward_reference(
     gradient: torch.Tensor,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -87,7 +87,7 @@ def by_position_reference(
     logs: torch.Tensor,
 ) -> Three:
     """The same with gradient, q, k, v, out and the gradients as (b, s, h, d); logs: (b, h, s)."""
-    return _by_position(reference, gradient, q, k, v, out, logs)
+    return _by_position(attention_backward_reference, gradient, q, k, v, out, logs)
 
 
 def by_position_oracle(
@@ -151,7 +151,7 @@ def _even_scale(case: Case) -> Iterator[Case]:
 FLASH_ATTENTION_BACKWARD = Problem(
     name="flash_attention_backward",
     family="flash_attention",
-    reference=reference,
+    reference=attention_backward_reference,
     oracle=oracle,
     make_inputs=make_inputs,
     cases=(Case.of("float16", b=2, h=32, s=1024, d=64), Case.of("bfloat16", b=1, h=32, s=4096, d=128)),
@@ -173,7 +173,7 @@ FLASH_ATTENTION_BACKWARD = Problem(
 FLASH_ATTENTION_BY_POSITION_BACKWARD = replace(
     FLASH_ATTENTION_BACKWARD,
     name="flash_attention_by_position_backward",
-    reference=by_position_reference,
+    reference=attention_by_position_backward_reference,
     oracle=by_position_oracle,
     make_inputs=make_by_position,
     rules=(Rule("one_hot", one_hot_by_position, _even_scale, outputs=(2,)),),

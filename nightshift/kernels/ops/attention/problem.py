@@ -5,55 +5,60 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+# by name: a job puts its own functions into torch.nn.functional, and takes these formulas for torch's
+from torch.nn.functional import scaled_dot_product_attention
 
 from nightshift.kernels.draw import Draw
 from nightshift.kernels.exact_inputs import coded, room
 from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule
 
 
-def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def attention_reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """q, k, v: (b, h, s, d) → (b, h, s, d), scale 1/sqrt(d); query i sees keys 0…i."""
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """The same by cuDNN; RuntimeError where it refuses the shape."""
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """The same by FlashAttention, whatever torch would choose."""
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def causal_scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """q, k: (…, s, d) → (…, s, s), float32 or wider, −∞ where query i does not see key j."""
+    wide, s = torch.promote_types(q.dtype, torch.float32), q.shape[-2]
+    hidden = torch.ones(s, s, dtype=torch.bool, device=q.device).triu(1)
+    scores: torch.Tensor = q.to(wide) @ k.to(wide).mT * q.shape[-1] ** -0.5
+    return scores.masked_fill(hidden, float("-inf"))
 
 
 def oracle(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Head by head, so that the float64 scores of long sequences fit."""
-    b, h, s, d = q.shape
-    hidden = torch.ones(s, s, dtype=torch.bool, device=q.device).triu(1)
-    heads = []
-    for qh, kh, vh in zip(*(x.reshape(b * h, s, d) for x in (q, k, v)), strict=True):
-        scores = (qh @ kh.T * d**-0.5).masked_fill(hidden, float("-inf"))
-        heads.append(torch.softmax(scores, dim=-1) @ vh)
-    return torch.stack(heads).reshape(b, h, s, d) if heads else torch.zeros_like(q)
+    heads = zip(*(x.flatten(0, 1) for x in (q, k, v)), strict=True)
+    made = [torch.softmax(causal_scores(qh, kh), dim=-1) @ vh for qh, kh, vh in heads]
+    return torch.stack(made).reshape(q.shape) if made else torch.zeros_like(q)
 
 
-def by_position_reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def attention_by_position_reference(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """q, k, v: (b, s, h, d), as a projection leaves them → (b, s, h, d), and what its gradients need: (b, h, s), of
     each query the logarithm of the sum of its scores' exponentials, natural, float32 or wider."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    wide, s = torch.promote_types(q.dtype, torch.float32), q.shape[-2]
-    hidden = torch.ones(s, s, dtype=torch.bool, device=q.device).triu(1)
-    scores = (q.to(wide) @ k.to(wide).mT * q.shape[-1] ** -0.5).masked_fill(hidden, float("-inf"))
-    return reference(q, k, v).transpose(1, 2), torch.logsumexp(scores, dim=-1)
+    return attention_reference(q, k, v).transpose(1, 2), torch.logsumexp(causal_scores(q, k), dim=-1)
 
 
 def by_position_oracle(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Head by head as well."""
-    heads = [by_position_reference(*(x[:, :, n : n + 1] for x in (q, k, v))) for n in range(q.shape[2])]
+    heads = [attention_by_position_reference(*(x[:, :, n : n + 1] for x in (q, k, v))) for n in range(q.shape[2])]
     return torch.cat([out for out, _ in heads], dim=2), torch.cat([logs for _, logs in heads], dim=1)
 
 
@@ -102,7 +107,7 @@ def one_hot_by_position(case: Case, draw: Draw) -> Inputs:
 FLASH_ATTENTION = Problem(
     name="flash_attention",
     family="flash_attention",
-    reference=reference,
+    reference=attention_reference,
     oracle=oracle,
     make_inputs=make_inputs,
     cases=(Case.of("float16", b=2, h=32, s=1024, d=64), Case.of("bfloat16", b=1, h=32, s=4096, d=128)),
@@ -125,7 +130,7 @@ FLASH_ATTENTION = Problem(
 FLASH_ATTENTION_BY_POSITION = replace(
     FLASH_ATTENTION,
     name="flash_attention_by_position",
-    reference=by_position_reference,
+    reference=attention_by_position_reference,
     oracle=by_position_oracle,
     make_inputs=make_by_position,
     rules=(Rule("one_hot", one_hot_by_position, room),),

@@ -8,7 +8,7 @@ from nightshift.kernels.draw import Draw
 from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule
 
 
-def reference(gradient: torch.Tensor, index: torch.Tensor, rows: int) -> torch.Tensor:
+def embedding_gradient_reference(gradient: torch.Tensor, index: torch.Tensor, rows: int) -> torch.Tensor:
     """gradient: (t, d); index: (t,) int64 in [0, rows) → (rows, d); rows that no token names are zero."""
     summed: torch.Tensor = torch.ops.aten.embedding_dense_backward(gradient, index, rows, -1, False)
     return summed
@@ -32,7 +32,7 @@ def whole(case: Case, draw: Draw) -> Inputs:
 EMBEDDING_GRADIENT = Problem(
     name="embedding_gradient",
     family="embedding_gradient",
-    reference=reference,
+    reference=embedding_gradient_reference,
     oracle=oracle,
     make_inputs=make_inputs,
     cases=(Case.of("bfloat16", t=16384, d=4096, v=32000), Case.of("float32", t=16384, d=1024, v=8192)),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+
+# by name: a job puts its own functions into torch.nn.functional, and takes these formulas for torch's
+from torch.nn.functional import gelu, silu
 
 from nightshift.kernels.draw import Draw
 from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule, narrow
@@ -13,7 +15,7 @@ from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule, narrow
 
 def swiglu_reference(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """gate, up: (m, n) → silu(gate) · up."""
-    return F.silu(gate) * up
+    return silu(gate) * up
 
 
 def swiglu_backward_reference(
@@ -21,12 +23,12 @@ def swiglu_backward_reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """gradient, gate, up: (m, n) → gradients of gate and of up, by the operations that autograd runs."""
     to_gate: torch.Tensor = torch.ops.aten.silu_backward(gradient * up, gate)
-    return to_gate, gradient * F.silu(gate)
+    return to_gate, gradient * silu(gate)
 
 
 def geglu_reference(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """gate, up: (m, n) → gelu(gate) · up, gelu in the tanh form (Hendrycks and Gimpel, arXiv 1606.08415)."""
-    return F.gelu(gate, approximate="tanh") * up
+    return gelu(gate, approximate="tanh") * up
 
 
 def make_inputs(case: Case, draw: Draw) -> Inputs:

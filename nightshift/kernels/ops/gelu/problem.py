@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
+
+# by name: a job puts its own functions into torch.nn.functional, and takes these formulas for torch's
+from torch.nn.functional import gelu
 
 from nightshift.kernels.draw import Draw
 from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule, narrow
 
 
-def reference(x: torch.Tensor) -> torch.Tensor:
+def gelu_reference(x: torch.Tensor) -> torch.Tensor:
     """x: (m, n) → x · Φ(x), Φ the normal distribution function."""
-    return F.gelu(x)
+    return gelu(x)
 
 
-def backward_reference(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def gelu_backward_reference(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """gradient, x: (m, n) → gradient · (Φ(x) + x · φ(x))."""
     out: torch.Tensor = torch.ops.aten.gelu_backward(gradient, x)
     return out
@@ -46,7 +48,7 @@ _HUGE = (Case.of("float16", m=69632, n=32768),)
 GELU = Problem(
     name="gelu",
     family="gelu",
-    reference=reference,
+    reference=gelu_reference,
     make_inputs=make_inputs,
     cases=_CASES,
     axes=_AXES,
@@ -62,7 +64,7 @@ GELU = Problem(
 GELU_BACKWARD = Problem(
     name="gelu_backward",
     family="gelu",
-    reference=backward_reference,
+    reference=gelu_backward_reference,
     make_inputs=make_backward,
     cases=_CASES,
     axes=_AXES,

@@ -8,30 +8,32 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+
+# by name: a job puts its own functions into torch.nn.functional, and takes these formulas for torch's
+from torch.nn.functional import gelu, linear, relu
 
 from nightshift.kernels.draw import WHOLE, Draw
 from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule, mantissa, narrow
 
 
-def bias_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def linear_bias_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """x: (m, k); weight: (n, k); bias: (n,) → x · weightᵀ + bias, (m, n), rounded once."""
-    return F.linear(x, weight, bias)
+    return linear(x, weight, bias)
 
 
-def gelu_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def linear_gelu_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """x: (m, k); weight: (n, k); bias: (n,) → gelu(x · weightᵀ + bias), (m, n)."""
-    return F.gelu(F.linear(x, weight, bias))
+    return gelu(linear(x, weight, bias))
 
 
-def gelu_tanh_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def linear_gelu_tanh_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """The same with GELU's tanh form."""
-    return F.gelu(F.linear(x, weight, bias), approximate="tanh")
+    return gelu(linear(x, weight, bias), approximate="tanh")
 
 
-def relu_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def linear_relu_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """The same with max(·, 0)."""
-    return F.relu(F.linear(x, weight, bias))
+    return relu(linear(x, weight, bias))
 
 
 def make_inputs(case: Case, draw: Draw) -> Inputs:
@@ -80,8 +82,8 @@ def _problem(name: str, reference: Callable[..., Any], rule: Rule) -> Problem:
 
 
 _INTEGERS, _SATURATED = Rule("integers", whole), Rule("saturated", saturated, narrow)
-LINEAR_BIAS = replace(_problem("linear_bias", bias_reference, _INTEGERS), gradients=(0, 1, 2))
-LINEAR_GELU = _problem("linear_gelu", gelu_reference, _SATURATED)
-LINEAR_GELU_TANH = _problem("linear_gelu_tanh", gelu_tanh_reference, _SATURATED)
-LINEAR_RELU = _problem("linear_relu", relu_reference, _INTEGERS)
+LINEAR_BIAS = replace(_problem("linear_bias", linear_bias_reference, _INTEGERS), gradients=(0, 1, 2))
+LINEAR_GELU = _problem("linear_gelu", linear_gelu_reference, _SATURATED)
+LINEAR_GELU_TANH = _problem("linear_gelu_tanh", linear_gelu_tanh_reference, _SATURATED)
+LINEAR_RELU = _problem("linear_relu", linear_relu_reference, _INTEGERS)
 ALL = (LINEAR_BIAS, LINEAR_GELU, LINEAR_GELU_TANH, LINEAR_RELU)

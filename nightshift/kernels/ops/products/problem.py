@@ -2,7 +2,7 @@
 
 A layer's weight is (n, k), so its forward pass is x · weightᵀ, its input's gradient the plain product gradient ·
 weight, and its weight's gradient gradientᵀ · x. A compiler's graph has the same three, with strides for the ᵀ.
-float32 inputs mean float32 products: TF32 is off in the reference and a downgrade elsewhere.
+float32 inputs mean float32 products: TF32 is off in the matmul_reference and a downgrade elsewhere.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
+
+# by name: a job puts its own functions into torch.nn.functional, and takes these formulas for torch's
+from torch.nn.functional import linear
 
 from nightshift.kernels.draw import Draw
 from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule, mantissa
 
 
-def reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def matmul_reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """a: (m, k); b: (k, n) → (m, n)."""
     return a @ b
 
@@ -28,7 +30,7 @@ def make_inputs(case: Case, draw: Draw) -> Inputs:
 
 def linear_reference(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x: (m, k); weight: (n, k) → x · weightᵀ, (m, n)."""
-    return F.linear(x, weight)
+    return linear(x, weight)
 
 
 def make_linear(case: Case, draw: Draw) -> Inputs:
@@ -36,7 +38,7 @@ def make_linear(case: Case, draw: Draw) -> Inputs:
     return x, draw.normal((case["n"], case["k"]), case.torch_dtype)
 
 
-def weight_gradient_reference(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def linear_weight_gradient_reference(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """gradient: (m, n); x: (m, k) → gradientᵀ · x, (n, k): a sum over the m rows."""
     return gradient.t() @ x
 
@@ -46,7 +48,7 @@ def make_weight_gradient(case: Case, draw: Draw) -> Inputs:
     return gradient, draw.normal((case["m"], case["k"]), case.torch_dtype)
 
 
-def wide_weight_gradient_reference(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def linear_weight_gradient_wide_reference(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """The same of 16-bit matrices in float32, as it was added up: (n, k)."""
     if gradient.element_size() > 2:
         return gradient.t() @ x
@@ -82,7 +84,7 @@ def _long(first: str, second: str, summed: str) -> Rule:
 MATMUL = Problem(
     name="matmul",
     family="matmul",
-    reference=reference,
+    reference=matmul_reference,
     make_inputs=make_inputs,
     cases=(Case.of("float16", m=2048, n=2048, k=2048), Case.of("bfloat16", m=4096, n=11008, k=4096)),
     axes=(
@@ -110,7 +112,7 @@ LINEAR = replace(
 LINEAR_WEIGHT_GRADIENT = replace(
     MATMUL,
     name="linear_weight_gradient",
-    reference=weight_gradient_reference,
+    reference=linear_weight_gradient_reference,
     make_inputs=make_weight_gradient,
     cases=LINEAR.cases,
     axes=(
@@ -124,7 +126,7 @@ LINEAR_WEIGHT_GRADIENT = replace(
 LINEAR_WEIGHT_GRADIENT_WIDE = replace(
     LINEAR_WEIGHT_GRADIENT,
     name="linear_weight_gradient_wide",
-    reference=wide_weight_gradient_reference,
+    reference=linear_weight_gradient_wide_reference,
     dtypes=("float16", "bfloat16"),
     rules=LINEAR_WEIGHT_GRADIENT.rules[:1],
     compulsory_bytes=lambda case: 2 * case["m"] * (case["n"] + case["k"]) + 4 * case["n"] * case["k"],

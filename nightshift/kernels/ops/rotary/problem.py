@@ -11,31 +11,33 @@ from nightshift.kernels.draw import Draw
 from nightshift.kernels.problem import Axis, Case, Inputs, Problem, Rule
 
 
-def interleaved_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotary_interleaved_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """x: (b, h, s, d); cos, sin: (s, d/2) → (b, h, s, d), rotating the pairs (0, 1), (2, 3)…"""
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
 
 
-def interleaved_backward_reference(gradient: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotary_interleaved_backward_reference(
+    gradient: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> torch.Tensor:
     """The same with the angle turned back: a rotation's gradient is its inverse."""
     even, odd = gradient[..., 0::2], gradient[..., 1::2]
     return torch.stack((even * cos + odd * sin, odd * cos - even * sin), dim=-1).flatten(-2)
 
 
-def interleaved_by_position_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotary_interleaved_by_position_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """x: (b, s, h, d), as a projection leaves it; cos, sin: (s, d/2) → (b, s, h, d)."""
-    return interleaved_reference(x, cos[:, None], sin[:, None])
+    return rotary_interleaved_reference(x, cos[:, None], sin[:, None])
 
 
-def interleaved_by_position_backward_reference(
+def rotary_interleaved_by_position_backward_reference(
     gradient: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> torch.Tensor:
     """The gradient of x from that of the rotated."""
-    return interleaved_backward_reference(gradient, cos[:, None], sin[:, None])
+    return rotary_interleaved_backward_reference(gradient, cos[:, None], sin[:, None])
 
 
-def half_reference(
+def rotary_half_reference(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """q: (b, h, s, d); k: (b, g, s, d); cos, sin: (s, d) → rotated (q, k), pairing element i with i + d/2."""
@@ -47,7 +49,7 @@ def half_reference(
     return q * cos + rotated(q) * sin, k * cos + rotated(k) * sin
 
 
-def half_backward_reference(
+def rotary_half_backward_reference(
     q_gradient: torch.Tensor, k_gradient: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradients of (q, k) from those of the rotated: what came to an element from its partner goes back."""
@@ -59,18 +61,18 @@ def half_backward_reference(
     return returned(q_gradient), returned(k_gradient)
 
 
-def half_by_position_reference(
+def rotary_half_by_position_reference(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """q: (b, s, h, d); k: (b, s, g, d), as a projection leaves them; cos, sin: (s, d) → rotated (q, k)."""
-    return half_reference(q, k, cos[:, None], sin[:, None])
+    return rotary_half_reference(q, k, cos[:, None], sin[:, None])
 
 
-def half_by_position_backward_reference(
+def rotary_half_by_position_backward_reference(
     q_gradient: torch.Tensor, k_gradient: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradients of (q, k) from those of the rotated."""
-    return half_backward_reference(q_gradient, k_gradient, cos[:, None], sin[:, None])
+    return rotary_half_backward_reference(q_gradient, k_gradient, cos[:, None], sin[:, None])
 
 
 def _angles(case: Case, draw: Draw) -> torch.Tensor:
@@ -130,7 +132,7 @@ def _tables(case: Case, width: int) -> int:
 ROTARY_INTERLEAVED = Problem(
     name="rotary_interleaved",
     family="rotary",
-    reference=interleaved_reference,
+    reference=rotary_interleaved_reference,
     make_inputs=make_interleaved,
     cases=(Case.of("float16", b=2, h=32, s=1024, d=128), Case.of("bfloat16", b=1, h=32, s=8192, d=128)),
     axes=(
@@ -151,7 +153,7 @@ ROTARY_INTERLEAVED = Problem(
 ROTARY_HALF = Problem(
     name="rotary_half",
     family="rotary",
-    reference=half_reference,
+    reference=rotary_half_reference,
     make_inputs=make_half,
     cases=(Case.of("bfloat16", b=1, h=32, g=8, s=8192, d=128),),
     axes=(
@@ -176,7 +178,7 @@ ROTARY_HALF = Problem(
 ROTARY_INTERLEAVED_BACKWARD = replace(
     ROTARY_INTERLEAVED,
     name="rotary_interleaved_backward",
-    reference=interleaved_backward_reference,
+    reference=rotary_interleaved_backward_reference,
     cases=ROTARY_INTERLEAVED.cases[1:],
     gradients=(),
 )
@@ -184,7 +186,7 @@ ROTARY_INTERLEAVED_BACKWARD = replace(
 ROTARY_INTERLEAVED_BY_POSITION = replace(
     ROTARY_INTERLEAVED,
     name="rotary_interleaved_by_position",
-    reference=interleaved_by_position_reference,
+    reference=rotary_interleaved_by_position_reference,
     make_inputs=make_interleaved_by_position,
     rules=(_whole(("bshd",), halves=False),),
     cases=ROTARY_INTERLEAVED.cases[1:],
@@ -193,18 +195,18 @@ ROTARY_INTERLEAVED_BY_POSITION = replace(
 ROTARY_INTERLEAVED_BY_POSITION_BACKWARD = replace(
     ROTARY_INTERLEAVED_BY_POSITION,
     name="rotary_interleaved_by_position_backward",
-    reference=interleaved_by_position_backward_reference,
+    reference=rotary_interleaved_by_position_backward_reference,
     gradients=(),
 )
 
 ROTARY_HALF_BACKWARD = replace(
-    ROTARY_HALF, name="rotary_half_backward", reference=half_backward_reference, gradients=(), libraries={}
+    ROTARY_HALF, name="rotary_half_backward", reference=rotary_half_backward_reference, gradients=(), libraries={}
 )
 
 ROTARY_HALF_BY_POSITION = replace(
     ROTARY_HALF,
     name="rotary_half_by_position",
-    reference=half_by_position_reference,
+    reference=rotary_half_by_position_reference,
     make_inputs=make_half_by_position,
     rules=(_whole(("bshd", "bsgd"), halves=True),),
     libraries={},
@@ -213,6 +215,6 @@ ROTARY_HALF_BY_POSITION = replace(
 ROTARY_HALF_BY_POSITION_BACKWARD = replace(
     ROTARY_HALF_BY_POSITION,
     name="rotary_half_by_position_backward",
-    reference=half_by_position_backward_reference,
+    reference=rotary_half_by_position_backward_reference,
     gradients=(),
 )
