@@ -147,6 +147,7 @@ class Flat:
     def space(self, problem: str, case: Case) -> Space:
         def admits(config: Config) -> bool:
             block, warps, steps = (int(config[k]) for k in ("block", "warps", "steps"))
+            # elements of a thread: of each, four tensors are in registers at once, and there are 255 of those
             return 2 <= block / (32 * warps) <= 16 and steps * block / (32 * warps) <= 32
 
         return Space.of(
@@ -160,6 +161,7 @@ class Flat:
 
     def source(self, problem: str, case: Case, config: Config) -> str:
         if problem == "adamw_many":
+            # a chunk's elements are the loop here: `steps` widens the block instead
             values = {**config, "block": int(config["block"]) * int(config["steps"]), "chunk": CHUNK}
             keys = {"mutates": "0 2 3 4"}
             return render(problem, MANY, values, kind="in_place", layouts="contiguous", keys=keys, like=case)
@@ -170,5 +172,6 @@ class Flat:
             return render(
                 problem, ADAMW, values, kind="in_place", layouts="contiguous offset", keys=keys, like=case
             )
+        # the generator's counter is the element's number in 32 bits: m · n stays below 2^31
         keys = {"bounds": "m 0..131072, n 1..8192"}
         return render(problem, DROPOUT, config, layouts="contiguous offset", keys=keys, like=case)

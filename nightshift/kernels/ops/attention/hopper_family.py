@@ -226,15 +226,24 @@ class FlashHopper:
 
     def space(self, problem: str, case: Case) -> Space:
         d = case["d"]
+        # two warpgroups take 64 rows each, the tensor cores' own height, and no row is masked away
         if d not in (64, 128) or case["s"] % 128:
             raise GeneratorError(f"{self.name}: needs 64 or 128 columns and sequences of whole 128 rows")
 
         def admits(config: Config) -> bool:
             bn, stages = int(config["bn"]), int(config["stages"])
+            # two bytes an element: the queries and the result of 128 rows, keys and values of each stage; the
+            # rest is barriers
             return 2 * d * (2 * 128 + 2 * stages * bn) <= SHARED_BYTES - 2048
 
         return Space.of(
-            admits, bn=(64, 128), stages=(2, 3, 4, 5, 6), persistent=(0, 1), turns=(0, 1), share=(224, 232, 240)
+            # share: registers of a consumer's thread, which the hardware hands out by eights
+            admits,
+            bn=(64, 128),
+            stages=(2, 3, 4, 5, 6),
+            persistent=(0, 1),
+            turns=(0, 1),
+            share=(224, 232, 240),
         )
 
     def source(self, problem: str, case: Case, config: Config) -> str:

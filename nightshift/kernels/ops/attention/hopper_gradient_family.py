@@ -385,6 +385,7 @@ class FlashBackwardHopper:
 
         def admits(config: Config) -> bool:
             stages, depth = int(config["stages"]), int(config["depth"])
+            # the first kernel's shared memory, then the second's: whichever is larger has to fit
             keys = 2 * 64 * d * (6 + 2 * stages) + 512 * stages
             queries = 2 * 64 * (d * (2 + depth) + 256 * depth)
             return max(keys, queries) <= SHARED_BYTES - 512
@@ -395,6 +396,7 @@ class FlashBackwardHopper:
         )
 
     def source(self, problem: str, case: Case, config: Config) -> str:
+        # the workspace holds a pair of a query and a key in 2 bytes: at 65,536 rows that is 4 GiB for one head
         keys = {"bounds": f"d {case['d']}..{case['d']}, s 128..65536 /128"}
         body, layouts = laid_out(problem, BODY, BACKWARD)
         return render(problem, body, config, layouts=layouts, keys=keys, like=case)

@@ -289,6 +289,7 @@ class FlashBackward:
             bm, bn, warps, stages, cm, cn, cwarps, cstages = (
                 int(config[k]) for k in ("bm", "bn", "warps", "stages", "cm", "cn", "cwarps", "cstages")
             )
+            # each of the two large kernels by itself: its tiles in shared memory, its sums in registers
             keys = 2 * d * wide * (bn + stages * bm) <= 224 << 10
             queries = 2 * d * wide * (cm + cstages * cn) <= 224 << 10
             held = 2 * bn * (d + bm) / (32 * warps) <= 224 and cm * (d + 2 * cn) / (32 * cwarps) <= 224
@@ -308,6 +309,7 @@ class FlashBackward:
 
     def source(self, problem: str, case: Case, config: Config) -> str:
         d = case["d"]
+        # the depth is compiled in, so the kernel answers for this one alone
         keys = {"bounds": f"d {d}..{d}"}
         if problem == "flash_attention_backward":
             return render(problem, BODY, config, layouts="contiguous", keys=keys, like=case)

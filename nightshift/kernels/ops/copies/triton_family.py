@@ -72,5 +72,6 @@ class Copy:
 
     def source(self, problem: str, case: Case, config: Config) -> str:
         if problem == "copy":
+            # flat: an element's number is its address, which holds of contiguous tensors alone.
             return render(problem, COPY, config, layouts="contiguous offset")
         return render(problem, PERMUTE, config, layouts="contiguous padded transposed offset")

@@ -83,5 +83,6 @@ class CrossEntropy:
         )
 
     def source(self, problem: str, case: Case, config: Config) -> str:
+        # the cast operation keeps its losses in float32, as the wide logits would have had it
         kind = "logits.dtype" if problem == "cross_entropy" else "torch.float32"
         return render(problem, BODY, {**config, "kind": kind}, like=case)

@@ -136,9 +136,11 @@ class EmbeddingGradientCuda:
 
     def space(self, problem: str, case: Case) -> Space:
         lanes = 16 // case.element_bytes
+        # tokens are packed into shared memory, 6 bytes each: 32,768 of them are 192 KiB of a block's 227
         if case["d"] % lanes or case["t"] > 32768:
             raise GeneratorError(f"{self.name}: needs rows of whole 16-byte vectors and at most 32,768 tokens")
         return Space.of(
+            # so that each thread has at least 64 of a multiprocessor's 65,536 registers
             lambda c: int(c["warps"]) * int(c["blocks"]) <= 32,
             span=(16, 32, 64, 128, 256),
             warps=(8, 16, 32),
@@ -151,6 +153,7 @@ class EmbeddingGradientCuda:
         d, lanes = case["d"], 16 // case.element_bytes
         types = FLOATS if case.dtype == "float32" else prelude(case.dtype, 0)
         values = {**config, "d": d, "lanes": lanes, "types": types + PUT}
+        # a grid of no block is an error to the driver, so there is one even where the table has no row
         shape = f"max(1, cdiv(v, {config['span']})) | {32 * int(config['warps'])} | 6 * t + 16"
         launch = f"add_rows | {shape} | in0; in1; out0; i32:t; i32:v"
         keys = {"dtypes": case.dtype, "bounds": f"d {d}..{d}, t 1..32768", "launch": launch}

@@ -120,8 +120,11 @@ class FusedMlp:
 
         def admits(config: Config) -> bool:
             bm, bn, bk, stages, warps = (int(config[k]) for k in ("bm", "bn", "bk", "stages", "warps"))
+            # both right tiles beside the left one for each stage, and the product on its way out
             room = (stages * bk * (bm + 2 * bn) + bm * bn) * wide
+            # float32 sums that a thread keeps: of two products for each element of the tile
             held = 2 * bm * bn / (32 * warps)
+            # Triton specialises warps of a loop over tiles only, which a program with one tile has not
             paired = bool(config["persistent"] or not config["specialised"])
             return room <= 227 << 10 and 64 <= held <= 128 and paired
 
@@ -141,6 +144,7 @@ class FusedMlp:
     def source(self, problem: str, case: Case, config: Config) -> str:
         if case.dtype == "float32":
             return render(problem, float32_kernels.MLP, config, layouts="contiguous offset", like=case)
+        # the copy engine wants rows that begin on 16 bytes: eight 16-bit elements
         keys = {"dtypes": "float16 bfloat16", "bounds": "m 0.., d 8.. /8, f 8.. /8"}
         cm, cn, cwarps, cstages, csplit, special = SECOND[str(config["second"])]
         second = {"cm": cm, "cn": cn, "cwarps": cwarps, "cstages": cstages, "csplit": csplit}

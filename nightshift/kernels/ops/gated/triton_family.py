@@ -85,5 +85,6 @@ class Gated:
 
     def source(self, problem: str, case: Case, config: Config) -> str:
         if problem not in INNER:
+            # one long vector: an element's number is its address, which holds of contiguous tensors alone
             return render(problem, BACKWARD, config, layouts="contiguous offset", like=case)
         return render(problem, BODY, {**config, "inner": INNER[problem]}, layouts="contiguous offset", like=case)

@@ -208,6 +208,7 @@ class MatmulCuda:
 
         def admits(config: Config) -> bool:
             bm, bn, stages, down = (int(config[k]) for k in ("bm", "bn", "stages", "down"))
+            # 2^15 float32 sums are 128 registers of each of the 256 threads that multiply
             fits = stages * _stage_bytes(config) + 2048 <= SHARED_BYTES and bm * bn <= 1 << 15
             return fits and bn // DEPTH % down == 0 and bn // DEPTH <= stages  # the last: the result's room
 
@@ -234,12 +235,15 @@ class MatmulCuda:
             "right_at": f"%{held + 1}",
             "add_at": f"%{held + 2}",
         }
+        # whole clusters, also at the edges: the hardware starts no part of one
         count = f"cdiv(m, {bm * down}) * cdiv(n, {bn * across}) * {down * across}"
         maps = f"map:in0:2:m:k:{bm // across}:{DEPTH}; map:in1:2:k:n:{DEPTH}:{DEPTH}; map:out0:2:m:n:16:{DEPTH}"
         room = int(config["stages"]) * _stage_bytes(config) + 1024
         keys = {
             "dtypes": case.dtype,
+            # the copy engine wants rows that begin on 16 bytes
             "bounds": "m 1.., n 8.. /8, k 8.. /8",
+            # two warpgroups that multiply and one warp that brings: 2 · 128 + 32 threads
             "launch": f"product | {count} | 288 | {room} | {maps}; i32:m; i32:n; i32:k",
         }
         return render(problem, BODY, values, language="cuda", layouts="contiguous", keys=keys)

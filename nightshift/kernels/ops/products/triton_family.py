@@ -162,14 +162,17 @@ class Matmul:
 
     def space(self, problem: str, case: Case) -> Space:
         if case.dtype == "float32" and problem == "linear_bias":
+            # the `linear` family does: its float32 kernel has the bias in it
             raise GeneratorError(f"{self.name}: adds no bias to float32 products")
         if case.dtype == "float32":
             return float32_kernels.space()
         wide = case.element_bytes
+        # the result waits for the copy engine in shared memory, in the width that it leaves with
         written = 4 if problem.endswith("_wide") else wide
 
         def admits(config: Config) -> bool:
             bm, bn, bk, stages, warps = (int(config[k]) for k in ("bm", "bn", "bk", "stages", "warps"))
+            # by pointers a program has one tile and writes it at once: the other choices belong to descriptors
             tma = config["way"] != "pointers"
             room = stages * bk * (bm + bn) * wide + (bm * bn * written // int(config["split"]) if tma else 0)
             held = bm * bn / (32 * warps)
@@ -200,6 +203,7 @@ class Matmul:
         if config["way"] == "pointers":
             return render(problem, POINTERS, turned, layouts=layouts, like=case)
         fixed = config["way"] == "fixed"
+        # a fixed kernel has its sizes compiled in; the copy engine else wants rows that begin on 16 bytes
         sizes = ", ".join(f"{name} {case[name]}..{case[name]}" for name in "mnk")
         keys = {"dtypes": "float16 bfloat16", "bounds": sizes if fixed else "m 1.., n 8.. /8, k 8.. /8"}
         values = {**config, **tiled(problem, config), **shifted(problem, _BY_TILES)}

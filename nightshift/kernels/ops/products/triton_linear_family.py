@@ -80,6 +80,8 @@ class Linear:
             bm, bn, bk, stages, warps = (int(config[k]) for k in ("bm", "bn", "bk", "stages", "warps"))
             held = bm * bn / (32 * warps)
             room = stages * bk * (bm + bn) * case.element_bytes <= 200 << 10
+            # float32 products run on the ordinary units: smaller tiles, and short blocks of the depth, each
+            # summed by itself
             return room and (8 <= held <= 64 and bk <= 32 if wide else 32 <= held <= 128)
 
         return Space.of(

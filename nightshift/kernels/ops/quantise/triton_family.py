@@ -94,4 +94,5 @@ class Quantise:
 
     def source(self, problem: str, case: Case, config: Config) -> str:
         body = QUANTISE if problem == "quantise" else DEQUANTISE
+        # a row lies in registers as a whole
         return render(problem, body, row_values(config), keys={"bounds": "n 1..32768"}, like=case)

@@ -78,6 +78,7 @@ class ReduceCuda:
 
         def admits(config: Config) -> bool:
             threads, blocks = int(config["threads"]), int(config["blocks"])
+            # no thread asks whether it is inside of the row; 2,048 threads are a multiprocessor's most
             return case["n"] // 8 % (threads * int(config["depth"])) == 0 and threads * blocks <= 2048
 
         return Space.of(

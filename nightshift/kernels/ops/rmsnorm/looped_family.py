@@ -72,6 +72,7 @@ class RmsNormLooped:
 
     def space(self, problem: str, case: Case) -> Space:
         def admits(config: Config) -> bool:
+            # values of a thread at a time: few, since that is why rows are read twice
             return 4 <= int(config["rows"]) * int(config["chunk"]) / (32 * int(config["warps"])) <= 32
 
         return Space.of(

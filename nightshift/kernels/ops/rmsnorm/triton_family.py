@@ -93,6 +93,7 @@ class RmsNorm:
         return row_space(case)
 
     def source(self, problem: str, case: Case, config: Config) -> str:
+        # what is in flight for each column decides how wide a row may be: the residual is a second tensor
         body, tensors = (PLAIN, 1) if problem == "rmsnorm" else (RESIDUAL, 2)
         keys = {"bounds": row_bounds(config, case, tensors * case.element_bytes)}
         return render(problem, body, row_values(config, "w:weight"), keys=keys, like=case)

@@ -150,6 +150,7 @@ class Rotary:
     problems = (*TURNED, *TURNED_HALVES)
 
     def space(self, problem: str, case: Case) -> Space:
+        # pairs lie in one vector of the head's width; of halves a thread holds both, each of half the width
         width = case["d"] if problem in TURNED else case["d"] // 2
 
         def admits(config: Config) -> bool:

@@ -144,6 +144,7 @@ class RowsCuda:
     problems = ("softmax", "rmsnorm", "layernorm")
 
     def space(self, problem: str, case: Case) -> Space:
+        # the copy engine moves multiples of 16 bytes from addresses on 16 bytes, so every row has to begin there
         if case.element_bytes != 2 or case["n"] % 8:
             raise GeneratorError(f"{self.name}: needs 16-bit elements and rows of whole 16-byte vectors")
         weights = len(_PARTS[problem][2])
@@ -180,6 +181,7 @@ class RowsCuda:
         }
         room = 2 * n * (warps * stages + len(shared))
         inputs = "; ".join(f"in{i}" for i in range(1 + len(shared)))
+        # persistent: so many blocks as run at once walk all rows, and each begins its ring once
         grid = f"max(1, min({UNITS * int(config['blocks'])}, cdiv(m, {warps})))"
         tail = f"; {number}" if number else ""
         launch = f"rows | {grid} | {32 * warps} | {room} | {inputs}; out0; i32:m{tail}"

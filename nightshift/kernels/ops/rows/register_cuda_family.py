@@ -195,12 +195,14 @@ class RowsDirectCuda:
     problems = ("softmax", "softmax_backward", "rmsnorm", "layernorm")
 
     def space(self, problem: str, case: Case) -> Space:
+        # 32 lanes of 8 elements: no lane asks whether it is inside of the row
         if case.element_bytes != 2 or case["n"] % 256:
             raise GeneratorError(f"{self.name}: needs 16-bit elements and rows that whole warps can share")
         held = len(_PARTS[problem].rows)
 
         def admits(config: Config) -> bool:
             threads, rows = int(config["threads"]), int(config["rows"])
+            # 16-byte vectors of a thread: sixteen are 64 of its 255 registers
             each = case["n"] // 8 // threads * rows * held
             return case["n"] // 8 % threads == 0 and 1 <= each <= 16 and threads * int(config["blocks"]) <= 2048
 

@@ -127,11 +127,13 @@ class RowBackward:
 
     def space(self, problem: str, case: Case) -> Space:
         if problem == "softmax_backward":
+            # two inputs are held, so half as many columns of each
             return row_space(case, 48)
         width = 1 << max(0, case["n"] - 1).bit_length()
 
         def admits(config: Config) -> bool:
             held = int(config["rows"]) * width / (32 * int(config["warps"]))
+            # the sums of weight and bias stay in registers beside the row, for as long as the program walks
             return 2 <= held <= 32
 
         return Space.of(
@@ -148,5 +150,6 @@ class RowBackward:
         if problem == "softmax_backward":
             bounds = row_bounds(config, case, 2 * case.element_bytes, 16384)
             return render(problem, SOFTMAX, row_values(config), keys={"bounds": bounds}, like=case)
+        # the second kernel adds one part for each program, at least one for every 256 tiles of rows
         bounds = f"m 1..1048576, {row_bounds(config, case, 2 * case.element_bytes, 16384)}"
         return render(problem, LAYERNORM, config, like=case, keys={"bounds": bounds})

@@ -125,6 +125,7 @@ class StreamCuda:
     problems = ("reduce_sum", "cross_entropy")
 
     def space(self, problem: str, case: Case) -> Space:
+        # the copy engine moves multiples of 16 bytes from addresses on 16 bytes, so every row has to begin there
         if case.element_bytes != 2 or case[_PARTS[problem][5]] % 8:
             raise GeneratorError(f"{self.name}: needs 16-bit elements and rows of whole 16-byte vectors")
 
@@ -155,6 +156,7 @@ class StreamCuda:
             "parameters": parameters,
             "start": start,
             "step": step.replace("COUNT", str(config["group"])),
+            # what is left of a row is no whole group of vectors
             "last": step.replace("COUNT", "1"),
             "finish": finish,
         }

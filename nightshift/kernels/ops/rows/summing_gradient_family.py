@@ -158,6 +158,7 @@ class Backward:
 
         def admits(config: Config) -> bool:
             held = int(config["rows"]) * width / (32 * int(config["warps"]))
+            # columns of a thread: of each the row's values and the weight's running sum
             return 1 <= held <= 64
 
         return Space.of(
@@ -172,8 +173,10 @@ class Backward:
 
     def source(self, problem: str, case: Case, config: Config) -> str:
         if not problem.startswith("rmsnorm"):
+            # the logits are walked in chunks, so a row's width is no matter of registers
             return render(problem, LOSS, config, like=case, keys={"bounds": "v 2..1048576"})
         cast, load = problem == "rmsnorm_cast_backward", HINTS[str(config["load"])]
         more = {key: text.replace("{load}", load) if cast else "" for key, text in RESIDUAL.items()}
+        # bytes in flight for each column, at most: the gradient and x, and with a cast the residual's gradient
         bounds = f"m 1..16777216, {row_bounds(config, case, 10 if cast else 8, 16384)}"
         return render(problem, RMSNORM, {**config, **more}, like=case, keys={"bounds": bounds})

@@ -67,6 +67,7 @@ class SoftmaxGradientLooped:
 
     def space(self, problem: str, case: Case) -> Space:
         def admits(config: Config) -> bool:
+            # two inputs at a time: half of what `rmsnorm_looped` holds of one
             return 4 <= int(config["rows"]) * int(config["chunk"]) / (32 * int(config["warps"])) <= 16
 
         return Space.of(

@@ -88,6 +88,7 @@ class StencilCuda:
     def source(self, problem: str, case: Case, config: Config) -> str:
         size = 3 if problem == "stencil_3x3" else 5
         values = {**config, "size": size, "reach": size // 2}
+        # the grid's third dimension ends at 65,535, and so does the bound on planes
         grid = f"cdiv(w, {4 * int(config['threads'])}), cdiv(h, {config['height']}), c"
         launch = f"stencil | {grid} | {config['threads']} | 0 | in0; in1; out0; i32:h; i32:w"
         keys = {"dtypes": "float32", "bounds": f"c 1..65535, w 4.. /4, k {size}..{size}", "launch": launch}

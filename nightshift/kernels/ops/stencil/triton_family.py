@@ -55,6 +55,7 @@ def steps(size: int, height: int, config: Config) -> str:
             )
         for a in range(size):
             t = r - a
+            # rows of the halo belong to fewer output rows
             if not 0 <= t < height:
                 continue
             terms = " + ".join(f"w{a}{b} * v{b}" for b in range(size))
@@ -74,6 +75,7 @@ class Stencil:
     def space(self, problem: str, case: Case) -> Space:
         def admits(config: Config) -> bool:
             held = int(config["block"]) / (32 * int(config["warps"]))
+            # each column keeps `size` unfinished sums, and all weights are in registers too
             return 1 <= held <= 4
 
         return Space.of(
