@@ -23,7 +23,11 @@ PLANTS = {
         ("nightshift/agent/notify/slack/card.py", "import nightshift.agent.cli.terminal"),
         ("nightshift/agent/rca/redact.py", "import nightshift.agent.settings"),
     ],
-    "judge": [("nightshift/kernels/judge/verdict.py", "import nightshift.kernels.generate.space")],
+    "judge": [
+        ("nightshift/kernels/judge/verdict.py", "import nightshift.kernels.generate.space"),
+        ("nightshift/kernels/judge/verdict.py", "import nightshift.kernels.ops.families"),
+        ("nightshift/kernels/judge/verdict.py", "import nightshift.kernels.ops.rows.stream_cuda_family"),
+    ],
     "rca": [("nightshift/agent/rca/redact.py", "import nightshift.controllers.actuators.kubernetes")],
     "heavy": [
         ("nightshift/agent/control/power_loop.py", "import torch"),

@@ -14,8 +14,8 @@ from nightshift.kernels.judge.probes.inputs import Probe
 from nightshift.kernels.judge.probes.layouts import laid_out
 from nightshift.kernels.judge.probes.oracle import allowance, eager_is_deterministic, expected
 from nightshift.kernels.judge.verdict import Reason
+from nightshift.kernels.ops.problems import ALL, named
 from nightshift.kernels.problem import Case, Inputs, Outputs, Problem
-from nightshift.kernels.problems import ALL, named
 
 Kernel = Callable[..., torch.Tensor]
 

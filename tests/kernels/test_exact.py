@@ -24,8 +24,8 @@ from nightshift.kernels.judge.probes.inputs import CPU, INTERPRETER, Probe, plan
 from nightshift.kernels.judge.probes.oracle import expected
 from nightshift.kernels.judge.probes.sizes import admits, sweep
 from nightshift.kernels.judge.verdict import Reason, Status, Verdict
+from nightshift.kernels.ops.problems import ALL, named
 from nightshift.kernels.problem import NARROWER, RULES, Case, Inputs, Problem, ProblemError, Rule
-from nightshift.kernels.problems import ALL, named
 
 HERE = Path(__file__).parent / "exact"
 SECRET = b"exact"

@@ -7,8 +7,8 @@ from dataclasses import replace
 from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.judge.gaps import unchecked
 from nightshift.kernels.judge.verdict import Comparison, Interval, LeftOut
+from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case
-from nightshift.kernels.problems import named
 
 SOFTMAX = named("softmax")
 KERNEL = Candidate("", "entry", "triton", "own_kernel", "bitwise", differentiable=True)
