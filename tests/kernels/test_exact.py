@@ -19,7 +19,7 @@ from nightshift.kernels.draw import WHOLE, Draw
 from nightshift.kernels.judge.judge import Judge, Request
 from nightshift.kernels.judge.probes import rules
 from nightshift.kernels.judge.probes.correctness import compare
-from nightshift.kernels.judge.probes.exact import ORDERS, Reordered, doubt, mantissa_bound
+from nightshift.kernels.judge.probes.exact import ORDERS, WrittenOut, doubt, mantissa_bound
 from nightshift.kernels.judge.probes.inputs import CPU, INTERPRETER, Probe, plan
 from nightshift.kernels.judge.probes.oracle import expected
 from nightshift.kernels.judge.probes.sizes import admits, sweep
@@ -248,7 +248,7 @@ def test_another_order_of_summation_gives_other_bits_where_a_sum_is_rounded() ->
     assert len(ORDERS) <= len(sums)
     for name, made in sums.items():
         usual = made()
-        with Reordered():  # type: ignore[no-untyped-call]
+        with WrittenOut(ORDERS):  # type: ignore[no-untyped-call]
             other = made()
         assert not torch.equal(usual, other), name
         assert torch.allclose(usual, other, rtol=1e-4, atol=1e-4), name

@@ -38,6 +38,10 @@ def unchecked(
     if "replay" not in stages and candidate.language == "triton":
         said.append("that its launches alone make its outputs: they were not replayed without its Python")
     said += _by_error(candidate, problem, sorted({case.dtype for case in probed}), exact)
+    if unplaced := exact.get("unplaced", {}):
+        where = ", ".join(f"{name}: {count}" for name, count in unplaced.items())
+        said.append(f"placement of NaN and infinity in {sum(unplaced.values())} elements, where references differ")
+        said[-1] += f" ({where})"
     if problem.gradients and not candidate.differentiable:
         said.append("gradients: the problem has some, the candidate declares none")
     elif problem.gradients:
@@ -63,12 +67,14 @@ def unchecked(
 def exactness(candidate: Candidate, problem: Problem, found: Examination) -> dict[str, Any]:
     """What a verdict says about bits. compared: by rule and dtype, how many questions with one right answer were
     answered exactly (of "mantissa": within float32's bound). doubted: why a question that was meant to have one was
-    judged by its error. everywhere: the operation has one answer to every question."""
+    judged by its error. everywhere: the operation has one answer to every question. unplaced: how many elements
+    were not held to be finite, NaN or infinite, as the references differ there."""
     return {
         "declared": candidate.exact,
         "everywhere": problem.exact,
         "compared": dict(sorted(found.bits.items())),
         "doubted": dict(sorted(found.doubts.items())),
+        "unplaced": dict(sorted(found.unplaced.items())),
     }
 
 

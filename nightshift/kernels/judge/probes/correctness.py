@@ -52,7 +52,8 @@ MIXED_ROW = 32
 
 @dataclass(frozen=True)
 class Finding:
-    """The comparison of one output: reason is None where it passed. Ratios are to the allowance (≤ 1 passes)."""
+    """The comparison of one output: reason is None where it passed. Ratios are to the allowance (≤ 1 passes).
+    unplaced: elements that may be finite, NaN or infinite, as the references differ in that."""
 
     reason: Reason | None
     detail: str
@@ -61,6 +62,7 @@ class Finding:
     element_ratio: float = 0.0
     max_ulp: float = 0.0
     rmse_to_eager: float = 0.0
+    unplaced: int = 0
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ class Expected:
     bound: float = 0.0
     bits: tuple[int, ...] = ()
     doubt: str = ""
+    written_out: Outputs = ()
 
 
 def compare(expected: Expected, outputs: Sequence[torch.Tensor]) -> Finding:
@@ -122,6 +125,7 @@ def compare(expected: Expected, outputs: Sequence[torch.Tensor]) -> Finding:
             max(worst.element_ratio, found.element_ratio),
             max(worst.max_ulp, found.max_ulp),
             max(worst.rmse_to_eager, found.rmse_to_eager),
+            worst.unplaced + found.unplaced,
         )
     return worst
 
@@ -145,15 +149,18 @@ def _one(expected: Expected, i: int, got: torch.Tensor, truth: torch.Tensor, eag
         return same_bits(got, eager, expected.signed_zero and not expected.bits)
     if not got.is_floating_point():
         return _integers(got, truth, expected.allowances[i])
-    placed = _placement(got, truth, eager)
-    if placed is not None:
-        return placed
+    wrong, unplaced = _placement(got, (truth, eager, *expected.written_out[i : i + 1]))
+    if wrong:
+        return Finding(Reason.nan_placement, wrong)
     if expected.placed:
-        return Finding(None, "")
-    if expected.bound:
-        return _bounded(got, truth, expected.bound)
-    terms = expected.terms[i] if expected.terms and got.dtype in EQUAL_TERMS else 1
-    return _accuracy(got, truth, eager, expected.allowances[i], expected.elementwise, math.sqrt(terms))
+        found = Finding(None, "")
+    elif expected.bound:
+        found = _bounded(got, truth, expected.bound)
+    else:
+        terms = expected.terms[i] if expected.terms and got.dtype in EQUAL_TERMS else 1
+        limits = expected.allowances[i], expected.elementwise, math.sqrt(terms)
+        found = _accuracy(got, truth, eager, *limits)
+    return replace(found, unplaced=unplaced)
 
 
 def _bounded(got: torch.Tensor, truth: torch.Tensor, bound: float) -> Finding:
@@ -204,16 +211,25 @@ def _classes(x: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _placement(got: torch.Tensor, truth: torch.Tensor, eager: torch.Tensor) -> Finding | None:
-    """NaN and ±inf must stand where the oracle, rounded to the output's dtype, or eager has them."""
+def _placement(got: torch.Tensor, references: Sequence[torch.Tensor]) -> tuple[str, int]:
+    """What stands where no reference, rounded to the output's dtype, has it (empty: nothing), and of how many
+    elements the references differ: there the output may be as any of them has it.
+
+    Three are needed. torch's fused RMSNorm on CUDA takes the mean by Welford's method where a row does not fill its
+    vectors, and an infinity then makes the whole row NaN, in float64 as in float16; a sum of squares makes one NaN.
+    """
     seen = _classes(got)
-    wrong = (seen != _classes(truth.to(got.dtype))) & (seen != _classes(eager))
+    first, *others = (_classes(x.to(got.dtype)) for x in references)
+    wrong, differ = seen != first, torch.zeros_like(seen, dtype=torch.bool)
+    for other in others:
+        wrong &= seen != other
+        differ |= first != other
     if not bool(wrong.any()):
-        return None
+        return "", int(differ.sum())
     at = _first(wrong)
     names = ("finite", "NaN", "+inf", "-inf")
-    was, should = names[int(seen[at])], names[int(_classes(truth.to(got.dtype))[at])]
-    return Finding(Reason.nan_placement, f"{int(wrong.sum())} elements, first at {at}: {was}, expected {should}")
+    told = f"{int(wrong.sum())} elements, first at {at}: {names[int(seen[at])]}, expected {names[int(first[at])]}"
+    return told, int(differ.sum())
 
 
 def _integers(got: torch.Tensor, truth: torch.Tensor, allowed: Allowance) -> Finding:

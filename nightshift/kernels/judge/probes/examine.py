@@ -40,12 +40,14 @@ class Source(Protocol):
 class Examination:
     """What has been found so far; `worst` keeps the largest figure of each kind over all calls. By rule and dtype:
     bits, how many questions were answered exactly (or within a mantissa probe's bound); doubts, why some were
-    judged by their error instead."""
+    judged by their error instead. unplaced, by distribution and dtype: elements of whose being finite, NaN or
+    infinite nothing was required, as the references differ."""
 
     calls: int = 0
     worst: dict[str, float] = field(default_factory=dict)
     bits: dict[str, int] = field(default_factory=dict)
     doubts: dict[str, str] = field(default_factory=dict)
+    unplaced: dict[str, int] = field(default_factory=dict)
 
     def note_bits(self, probe: Probe, want: Expected) -> None:
         """Of a probe of a problem's own rule, which has passed, how its outputs were compared."""
@@ -56,7 +58,10 @@ class Examination:
         else:
             self.bits[name] = self.bits.get(name, 0) + 1
 
-    def note(self, finding: Finding) -> None:
+    def note(self, probe: Probe, finding: Finding) -> None:
+        if finding.unplaced:
+            name = f"{probe.distribution} {probe.case.dtype}"
+            self.unplaced[name] = self.unplaced.get(name, 0) + finding.unplaced
         for name in ("rmse_ratio", "row_ratio", "element_ratio", "max_ulp", "rmse_to_eager"):
             self.worst[name] = max(self.worst.get(name, 0.0), float(getattr(finding, name)))
 
@@ -109,7 +114,7 @@ class Examiner:
             elif seed not in wants:
                 wants[seed] = expected(self.problem, probe, seed, laid_out(inputs, probe.case.layout))
             finding = self._judge(probe, number, wants[seed], outputs, previous, seen)
-            self.found.note(finding)
+            self.found.note(probe, finding)
             if probe.stage == "exact":
                 self.found.note_bits(probe, wants[seed])
             seen.setdefault(seed, outputs)

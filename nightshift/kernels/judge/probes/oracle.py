@@ -5,15 +5,17 @@ Computed from the judge's own copies of a call's inputs, in the judge's process,
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from nightshift.kernels.draw import Draw, mix
 from nightshift.kernels.judge.probes.correctness import MIXED_ROW, Allowance, Expected, repeats_agree
 from nightshift.kernels.judge.probes.errors import errors_of, positive, rows_of
-from nightshift.kernels.judge.probes.exact import doubt
+from nightshift.kernels.judge.probes.exact import WrittenOut, doubt
 from nightshift.kernels.judge.probes.inputs import Probe
 from nightshift.kernels.judge.probes.layouts import laid_out, lay_out, made_one, repeats
 from nightshift.kernels.problem import Inputs, Outputs, Problem, gradients_of
@@ -80,6 +82,7 @@ def expected(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> Expec
     )
     elementwise = problem.elementwise and not probe.backward
     terms = tuple(_equal_terms(inputs, out, probe.upstream == "expanded") for out in eager)
+    finite = all(bool(torch.isfinite(x).all()) for pair in zip(truth, eager, strict=True) for x in pair)
     return Expected(
         truth,
         eager,
@@ -93,6 +96,7 @@ def expected(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> Expec
         terms=terms,
         bits=rule.outputs if rule is not None and not doubted else (),
         doubt=doubted,
+        written_out=() if finite else _truth(problem, probe, seed, inputs, WrittenOut()),
     )
 
 
@@ -168,14 +172,29 @@ def _reached(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> Expec
 
 def _pair(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> tuple[Outputs, Outputs]:
     """(truth, eager): outputs, or gradients for a backward probe."""
+    truth = _truth(problem, probe, seed, inputs)
     if not probe.backward:
-        return problem.truth(inputs), problem.eager(inputs)
+        return truth, problem.eager(inputs)
+    grads = gradient_seeds(problem.eager(inputs), seed, probe.upstream)
+    return truth, gradients_of(problem.reference, inputs, probe.gradients(problem), grads, probe.only)
+
+
+def _truth(
+    problem: Problem,
+    probe: Probe,
+    seed: int,
+    inputs: Inputs,
+    mode: contextlib.AbstractContextManager[Any] = contextlib.nullcontext(),  # noqa: B008  holds nothing
+) -> Outputs:
+    """The float64 oracle's outputs or gradients, while `mode` is in force."""
+    if not probe.backward:
+        with mode:
+            return problem.truth(inputs)
     grads = gradient_seeds(problem.eager(inputs), seed, probe.upstream)
     doubles = tuple(x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs)
-    wide = tuple(g.double() for g in grads)
-    positions = probe.gradients(problem)
-    truth = gradients_of(problem.oracle or problem.reference, doubles, positions, wide, probe.only)
-    return truth, gradients_of(problem.reference, inputs, positions, grads, probe.only)
+    wide, positions = tuple(g.double() for g in grads), probe.gradients(problem)
+    with mode:
+        return gradients_of(problem.oracle or problem.reference, doubles, positions, wide, probe.only)
 
 
 def _sample(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> tuple[Inputs, torch.Tensor]:
