@@ -17,7 +17,7 @@ from nightshift.kernels.candidate import Candidate, CandidateError
 from nightshift.kernels.candidate_file import parse_candidate, read_candidate
 from nightshift.kernels.draw import WHOLE, Draw
 from nightshift.kernels.judge.judge import Judge, Request
-from nightshift.kernels.judge.probes import rules
+from nightshift.kernels.judge.probes import inputs as rules
 from nightshift.kernels.judge.probes.correctness import compare
 from nightshift.kernels.judge.probes.exact import ORDERS, WrittenOut, doubt, mantissa_bound
 from nightshift.kernels.judge.probes.inputs import CPU, INTERPRETER, Probe, plan

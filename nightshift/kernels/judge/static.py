@@ -1,4 +1,4 @@
-"""The cheap first filter: read a candidate's source, run nothing, refuse what no honest kernel needs.
+"""The cheap first filter: read a candidate's declaration and source, run nothing, refuse what no kernel needs.
 
 It spares the machine work and gives an early, clear reason. It is not a defence: a text can always be written that
 reads well and acts badly, so every cheat must also be refused by the later stages with this one switched off (the
@@ -14,9 +14,80 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
-from nightshift.kernels.candidate import Candidate
-from nightshift.kernels.judge import static_rules
+import torch
+
+from nightshift.kernels.candidate import Candidate, CandidateError
+from nightshift.kernels.differentiate import smallest_inputs
+from nightshift.kernels.judge.launch_plan import Fire, PlanError, Pointer, cuda_plan
 from nightshift.kernels.judge.verdict import Reason
+from nightshift.kernels.problem import Problem
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+MODULES = _words("""
+    __future__ abc bisect collections collections.abc contextlib copy dataclasses enum functools itertools logging
+    math numbers operator string textwrap typing warnings
+    torch torch.amp torch.autograd torch.autograd.function torch.compiler torch.cuda torch.func torch.library
+    torch.nn torch.nn.functional
+    triton triton.experimental triton.experimental.gluon triton.experimental.gluon.language
+    triton.experimental.gluon.language.nvidia.hopper triton.experimental.gluon.nvidia.hopper triton.language
+    triton.language.extra triton.language.extra.cuda triton.language.extra.cuda.libdevice
+    triton.language.extra.libdevice triton.language.math triton.runtime triton.tools.tensor_descriptor
+""")
+"""What kernels are written with: no way to files, processes or other names than those that are read here."""
+LIBRARY_MODULES = MODULES | {"liger_kernel", "torch.nn.attention", "torch.nn.attention.flex_attention"}
+BUILTINS = _words("""
+    __builtins__ __import__ breakpoint compile delattr eval exec getattr globals hash id input locals
+    memoryview open setattr vars
+""")
+"""Names no kernel needs: other ways to run text, to reach objects by name, and identities to key a cache with."""
+TORCH_MAKERS = _words("""
+    Size Tensor _check arange as_strided broadcast_shapes device dtype empty empty_like empty_strided enable_grad
+    finfo full full_like get_autocast_dtype iinfo is_autocast_enabled is_complex is_floating_point is_grad_enabled
+    is_tensor no_grad ones ones_like promote_types result_type scalar_tensor tensor zeros zeros_like
+""")
+"""What an own kernel may call from torch: allocation and constants. Dtypes are attributes, not calls."""
+TORCH_ROOMS = frozenset({"autograd", "cuda", "func", "nn"})
+TORCH_NAMED = frozenset(
+    {("amp", "custom_bwd"), ("amp", "custom_fwd"), ("compiler", "disable"), ("compiler", "is_compiling")}
+    | {
+        ("library", name)
+        for name in _words("""
+            Library custom_op define impl infer_schema register_autograd register_fake register_kernel triton_op
+            wrap_triton
+        """)
+    }
+)
+"""Single functions of further rooms: what wraps a kernel for autocast, the compiler and the dispatcher."""
+TORCH_CUDA = _words("""
+    current_device current_stream device device_count device_of get_device_capability get_device_name
+    get_device_properties is_available
+""")
+METHODS = _words("""
+    addmm amax amin argmax argsort bmm cumsum div einsum exp log log_softmax logsumexp
+    masked_fill matmul max mean min mm mul norm pow prod rsqrt scatter_add scatter_add_ silu softmax
+    sqrt std sub sum topk var
+""")
+"""Tensor methods that compute; those that own kernels' host code is caught with. Operators show at run time, and so
+do methods that Python's lists and sets have as well."""
+ATTRIBUTES = _words("""
+    _C _cdata _dynamo _inductor backends cpp_extension cudart f_back f_globals f_locals gi_frame storage
+    tb_frame tb_next untyped_storage
+""")
+MAIN = ("__name__ == '__main__'", "'__main__' == __name__")
+"""How a file asks whether it is the program."""
+OF_TORCH = _words("aten prim prims")
+"""Namespaces of operators that are everybody's."""
+BY_TEXT = frozenset({("operator", "attrgetter"), ("operator", "methodcaller")})
+"""Ways to reach for names that no reader sees."""
+JIT = ("jit", "autotune", "heuristics")
+DUNDERS = _words("__doc__ __init__ __name__ __post_init__ __qualname__ __version__")
+"""Attributes between double underscores that only say how a thing is called, or set it up."""
+PLAIN = _words("None bool bytes dtype float frozenset int str torch torch.dtype tuple")
+"""Annotations of values that are the same whoever asks: what is kept under them is no answer to a tensor."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +179,7 @@ def _own_names(node: ast.AST) -> set[ast.AST]:
 
 def _asks_whether_it_is_main(node: ast.AST) -> bool:
     """`if __name__ == "__main__":`, the one question to which a judge's answer is everybody's."""
-    return isinstance(node, ast.If) and ast.unparse(node.test) in static_rules.MAIN
+    return isinstance(node, ast.If) and ast.unparse(node.test) in MAIN
 
 
 def _harmless(node: ast.AST) -> set[ast.AST]:
@@ -118,11 +189,7 @@ def _harmless(node: ast.AST) -> set[ast.AST]:
         case ast.Call(func=ast.Attribute(attr="getLogger"), args=[ast.Name(id="__name__") as name]):
             return {name}
         case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=str() as name), *_], keywords=[]):
-            return (
-                set()
-                if name in static_rules.ATTRIBUTES or (_dunder(name) and name not in static_rules.DUNDERS)
-                else {node.func}
-            )
+            return set() if name in ATTRIBUTES or (_dunder(name) and name not in DUNDERS) else {node.func}
     return set()
 
 
@@ -157,9 +224,7 @@ def _plainly_annotated(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     ]
     called = {chain[-1:] for chain in chains}
     tensor = node.returns is not None and "Tensor" in ast.unparse(node.returns)
-    return (
-        None not in notes and a.kwarg is None and not tensor and called <= {(word,) for word in static_rules.PLAIN}
-    )
+    return None not in notes and a.kwarg is None and not tensor and called <= {(word,) for word in PLAIN}
 
 
 class _Reader:
@@ -167,7 +232,7 @@ class _Reader:
         self._candidate = candidate
         self._tree = tree
         self._own = candidate.kind != "library"
-        self._allowed = static_rules.MODULES if self._own else static_rules.LIBRARY_MODULES
+        self._allowed = MODULES if self._own else LIBRARY_MODULES
         self._roots = {name.split(".")[0] for name in self._allowed}
         self._modules: dict[str, str] = {}  # local name → dotted module or object
         self._excused: set[ast.AST] = set()  # nodes that mean something else than their name says
@@ -184,10 +249,10 @@ class _Reader:
                 for alias in node.names:
                     self._modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
             elif isinstance(node, ast.Call):
-                self._spaces |= _spaces(node) - static_rules.OF_TORCH
+                self._spaces |= _spaces(node) - OF_TORCH
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 self._functions.add(node.name)
-                if isinstance(node, ast.FunctionDef) and _decorators(node) & set(static_rules.JIT):
+                if isinstance(node, ast.FunctionDef) and _decorators(node) & set(JIT):
                     self._kernels.add(node)
             self._excused |= _own_names(node) | _harmless(node)
             if isinstance(node, ast.Try) and _only_imports(node):
@@ -271,7 +336,7 @@ class _Reader:
 
     def _reached(self, line: int, chain: Sequence[str]) -> Iterator[Observation]:
         """Modules of others that an allowed module happens to hold, and names that stand in texts."""
-        if tuple(chain) in static_rules.BY_TEXT:
+        if tuple(chain) in BY_TEXT:
             yield Observation(Reason.static_refusal, line, f"uses {'.'.join(chain)}")
             return
         module = _module_at(chain).split(".")[0] if len(chain) > 1 else ""
@@ -282,17 +347,13 @@ class _Reader:
         line = _line(node)
         if node in self._excused:
             return
-        if isinstance(node, ast.Name) and (
-            node.id in static_rules.BUILTINS or (_dunder(node.id) and _loaded(node))
-        ):
+        if isinstance(node, ast.Name) and (node.id in BUILTINS or (_dunder(node.id) and _loaded(node))):
             yield Observation(Reason.static_refusal, line, f"uses {node.id}")
         elif isinstance(node, ast.Attribute):
-            if node.attr in static_rules.ATTRIBUTES or (
-                _dunder(node.attr) and node.attr not in static_rules.DUNDERS
-            ):
+            if node.attr in ATTRIBUTES or (_dunder(node.attr) and node.attr not in DUNDERS):
                 yield Observation(Reason.static_refusal, line, f"reaches for .{node.attr}")
             chain = self._absolute(node)
-            if chain[:2] == ("torch", "cuda") and len(chain) > 2 and chain[2] not in static_rules.TORCH_CUDA:
+            if chain[:2] == ("torch", "cuda") and len(chain) > 2 and chain[2] not in TORCH_CUDA:
                 yield Observation(Reason.static_refusal, line, f"uses {'.'.join(chain)}")
             yield from self._reached(line, chain)
         elif isinstance(node, ast.Global | ast.Nonlocal):
@@ -327,24 +388,16 @@ class _Reader:
             yield Observation(Reason.library_call, _line(node), "multiplies matrices with @")
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
             chain = self._absolute(node.func)
-            if chain[:2] == ("torch", "library") and _spaces(node) & static_rules.OF_TORCH:
+            if chain[:2] == ("torch", "library") and _spaces(node) & OF_TORCH:
                 yield Observation(
                     Reason.static_refusal, _line(node), "registers something for torch's own operators"
                 )
             elif chain[:1] == ("torch",) and len(chain) > 1:
-                inner = chain[1] in static_rules.TORCH_ROOMS and chain[:3] != ("torch", "nn", "functional")
+                inner = chain[1] in TORCH_ROOMS and chain[:3] != ("torch", "nn", "functional")
                 inner |= chain[1] == "ops" and bool(self._spaces & {*chain[2:3]})
-                if (
-                    chain[1] not in static_rules.TORCH_MAKERS
-                    and not inner
-                    and chain[1:3] not in static_rules.TORCH_NAMED
-                ):
+                if chain[1] not in TORCH_MAKERS and not inner and chain[1:3] not in TORCH_NAMED:
                     yield Observation(Reason.library_call, _line(node), f"calls {'.'.join(chain)}")
-            elif (
-                isinstance(node.func, ast.Attribute)
-                and node.func.attr in static_rules.METHODS
-                and chain[:1] != ("math",)
-            ):
+            elif isinstance(node.func, ast.Attribute) and node.func.attr in METHODS and chain[:1] != ("math",):
                 yield Observation(Reason.library_call, _line(node), f"calls .{node.func.attr}()")
 
     def _absolute(self, node: ast.expr) -> tuple[str, ...]:
@@ -357,3 +410,48 @@ class _Reader:
 
 def _line(node: ast.AST) -> int:
     return int(getattr(node, "lineno", 0))
+
+
+def misfit(candidate: Candidate, problem: Problem) -> str:
+    """What in it does not fit, by field; empty where all does."""
+    domain, sizes = candidate.domain, sorted(problem.cases[0].sizes)
+    for field, said, known in (
+        ("dtypes", domain.dtypes, problem.dtypes),
+        ("layouts", domain.layouts, problem.layouts),
+        ("bounds", [bound.name for bound in domain.bounds], sizes),
+    ):
+        for word in said:
+            if word not in known:
+                return f"{field}: {word!r} is none of {problem.name}'s: {', '.join(known)}"
+        if twice := _twice(said):
+            return f"{field}: {twice!r} is given a second time"
+    given = smallest_inputs(problem) if candidate.mutates else ()
+    tensors = [position for position, x in enumerate(given) if isinstance(x, torch.Tensor)]
+    for position in candidate.mutates:
+        if position not in tensors:
+            return f"mutates: {position} is none of {problem.name}'s tensors: {', '.join(map(str, tensors))}"
+    return _launched(candidate, problem) if candidate.launches else ""
+
+
+def _launched(candidate: Candidate, problem: Problem) -> str:
+    """What in a declared plan has no meaning on the first timed case that the candidate admits."""
+    admitted = (c for c in problem.cases if candidate.domain.admits(c.sizes, c.dtype, c.layout))
+    case = next(admitted, None)
+    if case is None:
+        return ""
+    given = smallest_inputs(problem)
+    numbers = {i: float(x) for i, x in enumerate(given) if isinstance(x, int | float)}
+    try:
+        made = cuda_plan(candidate, b"", case.sizes, numbers)
+    except (PlanError, CandidateError) as error:
+        return f"launch: {error} ({case})"
+    there = {"in": len(given), "out": len(problem.eager(given)), "tmp": len(made.scratch_bytes)}
+    for step in [step for step in made.steps if isinstance(step, Fire)]:
+        for x in step.arguments:
+            if isinstance(x, Pointer) and x.index >= there[x.room]:
+                return f"launch: {x.room}{x.index} of {step.name!r}: there are {there[x.room]} of that kind"
+    return ""
+
+
+def _twice(words: Sequence[str]) -> str:
+    return next((word for number, word in enumerate(words) if word in words[:number]), "")

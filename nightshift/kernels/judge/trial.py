@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from nightshift.kernels.candidate import Candidate, CandidateError
 from nightshift.kernels.differentiate import input_count, training_step
 from nightshift.kernels.judge import launch_plan, static
-from nightshift.kernels.judge.declaration import misfit
 from nightshift.kernels.judge.gaps import exactness
 from nightshift.kernels.judge.probes import inputs
 from nightshift.kernels.judge.probes.examine import Examiner
@@ -33,6 +32,7 @@ from nightshift.kernels.judge.recorded_launches import (
     replay_some,
 )
 from nightshift.kernels.judge.sanitizer import sanitize
+from nightshift.kernels.judge.static import misfit
 from nightshift.kernels.judge.verdict import RESULTS, Comparison, JudgeBroken, LeftOut, Reason, Refusal
 from nightshift.kernels.problem import Case, Inputs, Problem
 

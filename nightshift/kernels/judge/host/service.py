@@ -22,16 +22,24 @@ from nightshift.kernels.differentiate import differentiated
 from nightshift.kernels.judge import cuda, launch_plan
 from nightshift.kernels.judge.host import recorder as recording
 from nightshift.kernels.judge.host.channel import Channel
-from nightshift.kernels.judge.host.footprint import Footprint
+from nightshift.kernels.judge.host.footprint import Footprint, Functions, watch_registrations
 from nightshift.kernels.judge.host.interference import amid_others, another_layers, late_inputs, load_beside
-from nightshift.kernels.judge.host.return_value import Unfit, as_tensors, attached, frugal, usable
-from nightshift.kernels.judge.host.surroundings import Functions, watch_registrations
 from nightshift.kernels.judge.probes.buffers import Borrower, Lent, View
 from nightshift.kernels.judge.verdict import Reason
 
 _IDLE_S = 3600.0
 _PIECE_BYTES = 1 << 28
+_PADDING_BYTES = 16 << 20
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _functions: list[Functions] = []
+
+
+class Unfit(Exception):
+    """The entry's result has the wrong form."""
+
+    def __init__(self, reason: Reason, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
 
 
 def warm() -> None:
@@ -335,6 +343,51 @@ class Host:
     def _wait(self) -> None:
         if self._device == "cuda":
             torch.cuda.synchronize()
+
+
+# --- the form of what an entry returns, and what it leaves on tensors ------------------------------------------
+
+
+def as_tensors(result: Any) -> tuple[torch.Tensor, ...]:
+    outputs = tuple(result) if isinstance(result, tuple | list) else (result,)
+    for number, output in enumerate(outputs):
+        if type(output) is not torch.Tensor:
+            raise Unfit(Reason.wrong_type, f"output {number} is a {type(output).__name__}, not a torch.Tensor")
+    return outputs
+
+
+def usable(outputs: Sequence[torch.Tensor], inputs: Sequence[Any]) -> None:
+    """Whether outputs are to any reader what eager's are: their memory holds the values, autograd takes them."""
+    for number, output in enumerate(outputs):
+        if output.layout != torch.strided or output.is_neg() or output.is_conj():
+            text = f"output {number} is not what its memory holds: it is sparse, packed, or to be negated when read"
+            raise Unfit(Reason.wrong_type, text)
+        if output.is_inference() and not any(isinstance(x, torch.Tensor) and x.is_inference() for x in inputs):
+            raise Unfit(Reason.wrong_type, f"output {number} was made in inference mode: autograd refuses it")
+        if output.requires_grad:
+            raise Unfit(Reason.wrong_type, f"output {number} asks for a gradient, though no input does")
+
+
+def frugal(outputs: Sequence[torch.Tensor]) -> None:
+    """Whether outputs keep no more memory than they fill, or little: padded rows are usual."""
+    filled: dict[int, int] = {}
+    sizes = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in outputs}
+    for x in outputs:
+        place = x.untyped_storage().data_ptr()
+        filled[place] = filled.get(place, 0) + x.numel() * x.itemsize
+    for place, size in sizes.items():
+        if size > 2 * filled[place] + _PADDING_BYTES:
+            text = f"outputs of {filled[place]} bytes are views of {size}, which live as long as they do"
+            raise Unfit(Reason.wrong_strides, text)
+
+
+def attached(kind: str, values: Sequence[Any]) -> list[str]:
+    """Python attributes of tensors, but for torch.compile's own marks; hooks on their gradients, and gradients."""
+    tensors = [(n, x) for n, x in enumerate(values) if isinstance(x, torch.Tensor)]
+    names = [(n, name) for n, x in tensors for name in vars(x) if not name.startswith("_dynamo")]
+    names += [(n, name) for n, x in tensors for name in _HOOKS if getattr(x, name)]
+    names += [(n, "grad") for n, x in tensors if x.is_leaf and x.grad is not None]
+    return [f".{name} of {kind} {n}" for n, name in names][:8]
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
