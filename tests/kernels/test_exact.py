@@ -22,7 +22,7 @@ from nightshift.kernels.judge.probes.correctness import compare
 from nightshift.kernels.judge.probes.exact import ORDERS, WrittenOut, doubt, mantissa_bound
 from nightshift.kernels.judge.probes.inputs import CPU, INTERPRETER, Probe, plan
 from nightshift.kernels.judge.probes.oracle import expected
-from nightshift.kernels.judge.probes.sizes import admits, sweep
+from nightshift.kernels.judge.probes.sizes import Space, sweep
 from nightshift.kernels.judge.verdict import Reason, Status, Verdict
 from nightshift.kernels.problem import NARROWER, RULES, Case, Inputs, Problem, ProblemError, Rule
 from nightshift.kernels.problems import ALL, named
@@ -135,9 +135,10 @@ PAIRS = [(problem, rule) for problem in ALL for rule in problem.rules]
 
 def _cases(problem: Problem, rule: Rule, seed: int) -> list[Case]:
     rng = random.Random(seed)
-    drawn = [c for c in sweep(problem, ANYTHING.domain, rng, SMALL) if all(c.sizes.values())]
+    on = Space(problem, ANYTHING, rng, SMALL)
+    drawn = [c for c in sweep(on) if all(c.sizes.values())]
     asked = [next(iter(rule.near(case.with_(dtype=d))), None) for case in drawn[:8] for d in problem.dtypes]
-    return [c for c in asked if c is not None and c.dtype in problem.dtypes and admits(problem, ANYTHING, c)]
+    return [c for c in asked if c is not None and c.dtype in problem.dtypes and on.admits(c)]
 
 
 @settings(max_examples=60, deadline=None)

@@ -86,8 +86,7 @@ def promotable(
         return (Objection(EvidenceReason.no_record),)
     found = [Objection(NO[name]) for name in FIELDS if not has(record, name)]
     found += _race_objections(record)
-    gaps = record.get("not_checked")
-    if not isinstance(gaps, list | tuple) or not gaps or not all(isinstance(x, str) and x.strip() for x in gaps):
+    if not _states_gaps(record.get("not_checked")):
         found.append(Objection(EvidenceReason.gaps_unstated))
     if record.get("judge") != environment.judge:
         told = f"judge {record.get('judge')}, this is {environment.judge}"
@@ -100,6 +99,12 @@ def promotable(
     if to is State.active and environment.unknown:
         found.append(Objection(EvidenceReason.environment_unknown, ", ".join(environment.unknown)))
     return tuple(found)
+
+
+def _states_gaps(gaps: Any) -> bool:
+    # no verdict answers for everything: a list without a sentence was not made by a judge of today
+    told = isinstance(gaps, list | tuple) and len(gaps) > 0
+    return told and all(isinstance(x, str) and x.strip() for x in gaps)
 
 
 def _whose(environment: JobEnvironment) -> str:

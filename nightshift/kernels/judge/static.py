@@ -10,9 +10,10 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -227,46 +228,55 @@ def _plainly_annotated(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return None not in notes and a.kwarg is None and not tensor and called <= {(word,) for word in PLAIN}
 
 
+def _excused(node: ast.AST) -> set[ast.AST]:
+    imports = isinstance(node, ast.Try) and _only_imports(node)
+    return _own_names(node) | _harmless(node) | ({node} if imports else set())
+
+
+def _imported(node: ast.AST) -> dict[str, str]:
+    """Of an import what its local names stand for: dotted modules or objects."""
+    if isinstance(node, ast.ImportFrom):
+        return {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    if isinstance(node, ast.Import):
+        # `import a.b` binds a, `import a.b as c` binds a.b
+        roots = [(a.asname, a.name) if a.asname else (None, a.name.split(".")[0]) for a in node.names]
+        return {name or root: root for name, root in roots}
+    return {}
+
+
+def _refused(node: ast.AST, text: str, reason: Reason = Reason.static_refusal) -> Observation:
+    return Observation(reason, int(getattr(node, "lineno", 0)), text)
+
+
 class _Reader:
+    """One source, and the names in it that a rule needs to know.
+
+    modules: local name → dotted module or object. excused: nodes that mean something else than their name says.
+    spaces: namespaces of operators of its own.
+    """
+
     def __init__(self, candidate: Candidate, tree: ast.Module) -> None:
+        nodes = list(ast.walk(tree))
+        defined = [n for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
         self._candidate = candidate
         self._tree = tree
         self._own = candidate.kind != "library"
         self._allowed = MODULES if self._own else LIBRARY_MODULES
         self._roots = {name.split(".")[0] for name in self._allowed}
-        self._modules: dict[str, str] = {}  # local name → dotted module or object
-        self._excused: set[ast.AST] = set()  # nodes that mean something else than their name says
-        self._functions: set[str] = set()
-        self._kernels: set[ast.AST] = set()
-        self._spaces: set[str] = set()  # of operators of its own
+        self._modules = {name: module for node in nodes for name, module in _imported(node).items()}
+        self._functions = {node.name for node in defined}
+        self._kernels = {n for n in defined if isinstance(n, ast.FunctionDef) and _decorators(n) & set(JIT)}
+        self._spaces = {x for n in nodes if isinstance(n, ast.Call) for x in _spaces(n)} - OF_TORCH
+        self._excused = {x for node in nodes for x in _excused(node)}
         self._renamed = "__name__" in _stored(tree)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    root = alias.name if alias.asname else alias.name.split(".")[0]
-                    self._modules[alias.asname or root] = root
-            elif isinstance(node, ast.ImportFrom):
-                for alias in node.names:
-                    self._modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-            elif isinstance(node, ast.Call):
-                self._spaces |= _spaces(node) - OF_TORCH
-            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                self._functions.add(node.name)
-                if isinstance(node, ast.FunctionDef) and _decorators(node) & set(JIT):
-                    self._kernels.add(node)
-            self._excused |= _own_names(node) | _harmless(node)
-            if isinstance(node, ast.Try) and _only_imports(node):
-                self._excused.add(node)
 
     def observations(self) -> Iterator[Observation]:
         yield from self._entry()
         yield from self._module_state()
         for node in self._host_nodes(self._tree):
-            yield from self._imports(node)
-            yield from self._names(node)
-            yield from self._assignments(node)
-            if self._own:
-                yield from self._library(node)
+            for types, rule in (*_RULES, *(_OWN_RULES if self._own else ())):
+                if isinstance(node, types) and node not in self._excused:
+                    yield from rule(self, node)
 
     def _host_nodes(self, root: ast.AST) -> Iterator[ast.AST]:
         """All nodes outside kernel bodies (whose words are the GPU's), decorators of kernels included; not what
@@ -305,100 +315,101 @@ class _Reader:
     def _module_state(self) -> Iterator[Observation]:
         """Empty containers at module level, which could only serve to remember earlier calls; not those that are
         filled and read at module level alone."""
-        names = [n for n in ast.walk(self._tree) if isinstance(n, ast.Name)]
-        functions = [n for n in ast.walk(self._tree) if isinstance(n, ast.FunctionDef | ast.Lambda)]
-        inside = {n for function in functions for n in ast.walk(function) if isinstance(n, ast.Name)}
-        inside -= {n for k in functions for d in getattr(k, "decorator_list", ()) for n in ast.walk(d)}
-        outside = {n.id for n in names if _loaded(n)} - {n.id for n in inside}
+        names = {n for n in ast.walk(self._tree) if isinstance(n, ast.Name)}
+        outside = {n.id for n in names if _loaded(n)} - {n.id for n in names & self._inside()}
         for node in self._tree.body:
             value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-            empty = ast.unparse(value) in ("{}", "[]", "dict()", "list()", "set()") if value is not None else False
+            empty = value is not None and ast.unparse(value) in ("{}", "[]", "dict()", "list()", "set()")
             if empty and not _stored(node) <= outside:
-                yield Observation(Reason.static_refusal, node.lineno, "an empty container at module level")
+                yield _refused(node, "an empty container at module level")
 
-    def _imports(self, node: ast.AST) -> Iterator[Observation]:
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+    def _inside(self) -> set[ast.AST]:
+        """All nodes of functions that run when they are called; their decorators run at import."""
+        functions = [n for n in ast.walk(self._tree) if isinstance(n, ast.FunctionDef | ast.Lambda)]
+        decorators = [d for function in functions for d in getattr(function, "decorator_list", ())]
+        return {n for f in functions for n in ast.walk(f)} - {n for d in decorators for n in ast.walk(d)}
+
+    def imports(self, node: ast.Import | ast.ImportFrom) -> Iterator[Observation]:
+        names = [alias.name for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
             names = [node.module or "." * node.level]
-        else:
-            return
-        foreign = [
-            name
-            for name in names
-            if name not in self._allowed and name.split(".")[0] not in self._allowed - {"torch", "triton"}
-        ]
+        # of torch and triton only what is listed, of any other allowed package all
+        whole = self._allowed - {"torch", "triton"}
+        foreign = [name for name in names if name not in self._allowed and name.split(".")[0] not in whole]
         for name in foreign:
-            yield Observation(Reason.static_refusal, _line(node), f"imports {name}")
+            yield _refused(node, f"imports {name}")
         if isinstance(node, ast.ImportFrom) and not foreign:
             for alias in node.names:
-                yield from self._reached(_line(node), (*names[0].split("."), alias.name))
+                yield from self._reached(node, (*names[0].split("."), alias.name))
 
-    def _reached(self, line: int, chain: Sequence[str]) -> Iterator[Observation]:
+    def _reached(self, node: ast.AST, chain: Sequence[str]) -> Iterator[Observation]:
         """Modules of others that an allowed module happens to hold, and names that stand in texts."""
         if tuple(chain) in BY_TEXT:
-            yield Observation(Reason.static_refusal, line, f"uses {'.'.join(chain)}")
+            yield _refused(node, f"uses {'.'.join(chain)}")
             return
         module = _module_at(chain).split(".")[0] if len(chain) > 1 else ""
         if module and module not in self._roots:
-            yield Observation(Reason.static_refusal, line, f"reaches the module {module}")
+            yield _refused(node, f"reaches the module {module}")
 
-    def _names(self, node: ast.AST) -> Iterator[Observation]:
-        line = _line(node)
-        if node in self._excused:
-            return
-        if isinstance(node, ast.Name) and (node.id in BUILTINS or (_dunder(node.id) and _loaded(node))):
-            yield Observation(Reason.static_refusal, line, f"uses {node.id}")
-        elif isinstance(node, ast.Attribute):
-            if node.attr in ATTRIBUTES or (_dunder(node.attr) and node.attr not in DUNDERS):
-                yield Observation(Reason.static_refusal, line, f"reaches for .{node.attr}")
-            chain = self._absolute(node)
-            if chain[:2] == ("torch", "cuda") and len(chain) > 2 and chain[2] not in TORCH_CUDA:
-                yield Observation(Reason.static_refusal, line, f"uses {'.'.join(chain)}")
-            yield from self._reached(line, chain)
-        elif isinstance(node, ast.Global | ast.Nonlocal):
-            yield Observation(Reason.static_refusal, line, f"keeps state in {', '.join(node.names)}")
-        elif isinstance(node, ast.ClassDef):
-            for base in node.bases:
-                if self._absolute(base)[-1:] in [("Tensor",), ("TorchDispatchMode",), ("TorchFunctionMode",)]:
-                    yield Observation(Reason.static_refusal, line, f"derives a class from {ast.unparse(base)}")
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            if _decorators(node) & {"cache", "lru_cache"} and not _plainly_annotated(node):
-                told = f"caches the results of {node.name}, whose parameters are not annotated as plain values"
-                yield Observation(Reason.static_refusal, line, told)
-            defaults = [*node.args.defaults, *node.args.kw_defaults]
-            if any(isinstance(default, ast.Dict | ast.List | ast.Set) for default in defaults):
-                yield Observation(Reason.static_refusal, line, f"keeps state in a default of {node.name}")
+    def name(self, node: ast.Name) -> Iterator[Observation]:
+        if node.id in BUILTINS or (_dunder(node.id) and _loaded(node)):
+            yield _refused(node, f"uses {node.id}")
 
-    def _assignments(self, node: ast.AST) -> Iterator[Observation]:
-        targets: list[ast.expr] = []
-        if isinstance(node, ast.Assign | ast.Delete):
-            targets = node.targets
-        elif isinstance(node, ast.AugAssign | ast.AnnAssign):
-            targets = [node.target]
-        for target in targets:
+    def attribute(self, node: ast.Attribute) -> Iterator[Observation]:
+        if node.attr in ATTRIBUTES or (_dunder(node.attr) and node.attr not in DUNDERS):
+            yield _refused(node, f"reaches for .{node.attr}")
+        chain = self._absolute(node)
+        if chain[:2] == ("torch", "cuda") and len(chain) > 2 and chain[2] not in TORCH_CUDA:
+            yield _refused(node, f"uses {'.'.join(chain)}")
+        yield from self._reached(node, chain)
+
+    def scope(self, node: ast.Global | ast.Nonlocal) -> Iterator[Observation]:
+        yield _refused(node, f"keeps state in {', '.join(node.names)}")
+
+    def bases(self, node: ast.ClassDef) -> Iterator[Observation]:
+        for base in node.bases:
+            # each of these sees, or answers, operations that are not the entry's own
+            if self._absolute(base)[-1:] in [("Tensor",), ("TorchDispatchMode",), ("TorchFunctionMode",)]:
+                yield _refused(node, f"derives a class from {ast.unparse(base)}")
+
+    def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Observation]:
+        if _decorators(node) & {"cache", "lru_cache"} and not _plainly_annotated(node):
+            told = f"caches the results of {node.name}, whose parameters are not annotated as plain values"
+            yield _refused(node, told)
+        defaults = [*node.args.defaults, *node.args.kw_defaults]
+        if any(isinstance(default, ast.Dict | ast.List | ast.Set) for default in defaults):
+            yield _refused(node, f"keeps state in a default of {node.name}")
+
+    def assignment(self, node: ast.Assign | ast.Delete | ast.AugAssign | ast.AnnAssign) -> Iterator[Observation]:
+        for target in node.targets if isinstance(node, ast.Assign | ast.Delete) else [node.target]:
             chain = _dotted(target)
             if len(chain) > 1 and (chain[0] in self._modules or chain[0] in self._functions):
-                yield Observation(Reason.static_refusal, _line(node), f"assigns to {'.'.join(chain)}")
+                yield _refused(node, f"assigns to {'.'.join(chain)}")
 
-    def _library(self, node: ast.AST) -> Iterator[Observation]:
-        if isinstance(node, ast.Try | ast.TryStar) and node not in self._excused:
-            yield Observation(Reason.static_refusal, _line(node), "catches exceptions: a kernel has no fallback")
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
-            yield Observation(Reason.library_call, _line(node), "multiplies matrices with @")
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
-            chain = self._absolute(node.func)
-            if chain[:2] == ("torch", "library") and _spaces(node) & OF_TORCH:
-                yield Observation(
-                    Reason.static_refusal, _line(node), "registers something for torch's own operators"
-                )
-            elif chain[:1] == ("torch",) and len(chain) > 1:
-                inner = chain[1] in TORCH_ROOMS and chain[:3] != ("torch", "nn", "functional")
-                inner |= chain[1] == "ops" and bool(self._spaces & {*chain[2:3]})
-                if chain[1] not in TORCH_MAKERS and not inner and chain[1:3] not in TORCH_NAMED:
-                    yield Observation(Reason.library_call, _line(node), f"calls {'.'.join(chain)}")
-            elif isinstance(node.func, ast.Attribute) and node.func.attr in METHODS and chain[:1] != ("math",):
-                yield Observation(Reason.library_call, _line(node), f"calls .{node.func.attr}()")
+    def fallback(self, node: ast.Try | ast.TryStar) -> Iterator[Observation]:
+        yield _refused(node, "catches exceptions: a kernel has no fallback")
+
+    def operator(self, node: ast.BinOp) -> Iterator[Observation]:
+        if isinstance(node.op, ast.MatMult):
+            yield _refused(node, "multiplies matrices with @", Reason.library_call)
+
+    def call(self, node: ast.Call) -> Iterator[Observation]:
+        chain = self._absolute(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ()
+        if chain[:2] == ("torch", "library") and _spaces(node) & OF_TORCH:
+            yield _refused(node, "registers something for torch's own operators")
+        elif chain[:1] == ("torch",) and len(chain) > 1:
+            if not self._allocates(chain[1:]):
+                yield _refused(node, f"calls {'.'.join(chain)}", Reason.library_call)
+        elif isinstance(node.func, ast.Attribute) and node.func.attr in METHODS and chain[:1] != ("math",):
+            yield _refused(node, f"calls .{node.func.attr}()", Reason.library_call)
+
+    def _allocates(self, chain: Sequence[str]) -> bool:
+        """Whether what is called of torch computes nothing, or is an operator of the candidate's own."""
+        room = chain[0]
+        if room == "ops" and self._spaces & {*chain[1:2]}:
+            return True
+        inner = room in TORCH_ROOMS and tuple(chain[:2]) != ("nn", "functional")
+        return inner or room in TORCH_MAKERS or tuple(chain[:2]) in TORCH_NAMED
 
     def _absolute(self, node: ast.expr) -> tuple[str, ...]:
         """An attribute chain with the local module name replaced by the imported one."""
@@ -408,8 +419,22 @@ class _Reader:
         return ()
 
 
-def _line(node: ast.AST) -> int:
-    return int(getattr(node, "lineno", 0))
+_Rules = tuple[tuple[Any, Callable[..., Iterator[Observation]]], ...]
+_RULES: _Rules = (
+    (ast.Import | ast.ImportFrom, _Reader.imports),
+    (ast.Name, _Reader.name),
+    (ast.Attribute, _Reader.attribute),
+    (ast.Global | ast.Nonlocal, _Reader.scope),
+    (ast.ClassDef, _Reader.bases),
+    (ast.FunctionDef | ast.AsyncFunctionDef, _Reader.function),
+    (ast.Assign | ast.Delete | ast.AugAssign | ast.AnnAssign, _Reader.assignment),
+)
+_OWN_RULES: _Rules = (
+    (ast.Try | ast.TryStar, _Reader.fallback),
+    (ast.BinOp, _Reader.operator),
+    (ast.Call, _Reader.call),
+)
+"""What a kernel of its own may not do, but a composition of library calls may."""
 
 
 def misfit(candidate: Candidate, problem: Problem) -> str:

@@ -65,6 +65,10 @@ class Finding:
     unplaced: int = 0
 
 
+RATIOS = ("rmse_ratio", "row_ratio", "element_ratio", "max_ulp", "rmse_to_eager")
+"""Of a finding, the figures whose largest over all calls a verdict carries."""
+
+
 @dataclass(frozen=True)
 class Allowance:
     """What eager's own errors permit for one output: absolute RMSE, worst row (absolute and relative to the row's
@@ -117,34 +121,29 @@ def compare(expected: Expected, outputs: Sequence[torch.Tensor]) -> Finding:
             reason = Reason.gradient if expected.gradients else found.reason
             what = "gradient" if expected.gradients else "output"
             return replace(found, reason=reason, detail=f"{what} {i}: {found.detail}")
-        worst = Finding(
-            None,
-            "",
-            max(worst.rmse_ratio, found.rmse_ratio),
-            max(worst.row_ratio, found.row_ratio),
-            max(worst.element_ratio, found.element_ratio),
-            max(worst.max_ulp, found.max_ulp),
-            max(worst.rmse_to_eager, found.rmse_to_eager),
-            worst.unplaced + found.unplaced,
-        )
+        ratios = {name: max(getattr(worst, name), getattr(found, name)) for name in RATIOS}
+        worst = Finding(None, "", **ratios, unplaced=worst.unplaced + found.unplaced)
     return worst
 
 
+def _form(got: torch.Tensor, eager: torch.Tensor) -> Finding | None:
+    """What is not eager's in an output before any of its values; None where nothing is."""
+    for reason, mine, should in (
+        (Reason.wrong_shape, tuple(got.shape), tuple(eager.shape)),
+        (Reason.wrong_dtype, got.dtype, eager.dtype),
+        (Reason.wrong_device, got.device, eager.device),
+    ):
+        if mine != should:
+            return Finding(reason, f"{mine}, expected {should}")
+    return None
+
+
 def _one(expected: Expected, i: int, got: torch.Tensor, truth: torch.Tensor, eager: torch.Tensor) -> Finding:
-    if got.shape != eager.shape:
-        return Finding(Reason.wrong_shape, f"{tuple(got.shape)}, expected {tuple(eager.shape)}")
-    if got.dtype != eager.dtype:
-        return Finding(Reason.wrong_dtype, f"{got.dtype}, expected {eager.dtype}")
-    if got.device != eager.device:
-        return Finding(Reason.wrong_device, f"{got.device}, expected {eager.device}")
-    if got.numel() == 0:
-        return Finding(None, "")
+    unfit = _form(got, eager)
+    if unfit is not None or got.numel() == 0:
+        return unfit or Finding(None, "")
     if expected.spoilt:
-        hidden = expected.spoilt[i] & torch.isfinite(got)
-        if not bool(hidden.any()):
-            return Finding(None, "")
-        text = f"{int(hidden.sum())} elements, first at {_first(hidden)}: finite, but infinite gradients reach them"
-        return Finding(Reason.nan_placement, text)
+        return _hidden(got, expected.spoilt[i])
     if expected.exact or i in expected.bits:
         return same_bits(got, eager, expected.signed_zero and not expected.bits)
     if not got.is_floating_point():
@@ -161,6 +160,14 @@ def _one(expected: Expected, i: int, got: torch.Tensor, truth: torch.Tensor, eag
         limits = expected.allowances[i], expected.elementwise, math.sqrt(terms)
         found = _accuracy(got, truth, eager, *limits)
     return replace(found, unplaced=unplaced)
+
+
+def _hidden(got: torch.Tensor, spoilt: torch.Tensor) -> Finding:
+    hidden = spoilt & torch.isfinite(got)
+    if not bool(hidden.any()):
+        return Finding(None, "")
+    text = f"{int(hidden.sum())} elements, first at {_first(hidden)}: finite, but infinite gradients reach them"
+    return Finding(Reason.nan_placement, text)
 
 
 def _bounded(got: torch.Tensor, truth: torch.Tensor, bound: float) -> Finding:

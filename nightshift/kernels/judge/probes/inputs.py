@@ -19,14 +19,14 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 from nightshift.kernels.candidate import PARTS, REPEATED, Candidate
 from nightshift.kernels.draw import TWIN, mix
 from nightshift.kernels.judge.probes.exact import mantissa_bound
 from nightshift.kernels.judge.probes.sizes import (
     Scope,
-    admits,
+    Space,
     between,
     beyond,
     of_each_residue,
@@ -35,7 +35,6 @@ from nightshift.kernels.judge.probes.sizes import (
     of_whole_tiles,
     rows,
     sweep,
-    within,
 )
 from nightshift.kernels.problem import Case, Problem, kind
 
@@ -86,23 +85,15 @@ class Probe:
         """Positions of the inputs whose gradients a backward probe asks for."""
         return problem.gradients if self.alone < 0 else problem.gradients[self.alone : self.alone + 1]
 
-    def to_json(self) -> dict[str, Any]:
-        """Seeds as text: they have 64 bits, more than JSON's numbers hold."""
-        return {**vars(self), "case": self.case.to_json(), "seeds": [f"{seed:016x}" for seed in self.seeds]}
-
 
 @dataclass
-class Ground:
+class Ground(Space):
     """What every rule of a plan knows. rng: the plan's chance, which rules use up one after the other.
 
     secret: what it follows from. admitted: the swept cases. bases: of every dtype the case that most probes are
     about.
     """
 
-    problem: Problem
-    candidate: Candidate
-    rng: random.Random
-    scope: Scope
     admitted: Sequence[Case]
     secret: bytes = b""
 
@@ -112,9 +103,6 @@ class Ground:
 
     def seed(self) -> int:
         return mix(self.rng.getrandbits(64))
-
-    def admits(self, case: Case) -> bool:
-        return admits(self.problem, self.candidate, case)
 
     def of_each_dtype(self, case: Case) -> list[Case]:
         return [other for dtype in self.problem.dtypes if self.admits(other := case.with_(dtype=dtype))]
@@ -135,7 +123,7 @@ class Ground:
 
     @cached_property
     def others(self) -> list[Case]:
-        return _other_numbers(self.problem, self.candidate, self.bases)
+        return _other_numbers(self)
 
     @cached_property
     def wide(self) -> list[Case]:
@@ -159,12 +147,12 @@ class Ground:
     @cached_property
     def parted(self) -> list[Case]:
         """Sizes between powers of two; drawn when a rule first asks."""
-        return list(between(self.problem, self.candidate, self.rng, self.scope))
+        return list(between(self))
 
     @cached_property
     def tiles(self) -> list[Case]:
         """Sizes that need no mask; drawn when a rule first asks."""
-        return of_whole_tiles(self.problem, self.candidate, self.rng, self.scope)
+        return of_whole_tiles(self)
 
     @property
     def long(self) -> list[Case]:
@@ -185,14 +173,12 @@ class Ground:
         return [case for case in self.problem.cases if self.admits(case)]
 
 
-def _other_numbers(problem: Problem, candidate: Candidate, bases: Sequence[Case]) -> list[Case]:
+def _other_numbers(on: Ground) -> list[Case]:
     """Of every dtype and every kind of numbers among the inputs that are not those of its base the nearest case,
     where there is one: the usual and the unusual ones are in every plan."""
     found: list[Case] = []
-    axes = [
-        axis for axis in (within(axis, candidate.domain) for axis in reversed(problem.axes)) if axis is not None
-    ]
-    for base in bases if problem.numbers else ():
+    numbers = on.problem.numbers
+    for base in on.bases if numbers else ():
         near = [
             Case.of(
                 base.dtype,
@@ -201,15 +187,12 @@ def _other_numbers(problem: Problem, candidate: Candidate, bases: Sequence[Case]
             )
             for cut in (1, 4, 16, 64)
             for step in range(65)
-            for axis in axes
+            for axis in reversed(on.axes)
         ]
-        for other in sorted({*range(problem.numbers + 1)} - {kind(base, problem.numbers)}):
-            fit = (c for c in near if kind(c, problem.numbers) == other and admits(problem, candidate, c))
-            found += itertools.islice(fit, 1)
+        for other in sorted({*range(numbers + 1)} - {kind(base, numbers)}):
+            found += itertools.islice((c for c in near if kind(c, numbers) == other and on.admits(c)), 1)
     return found
 
-
-__all__ = ["CPU", "FULL_GPU", "INTERPRETER", "QUICK_GPU", "Probe", "Stage", "calls_of", "plan"]
 
 INTERPRETER = Scope(1 << 16, 1 << 13, 96, 320, sweep_random=2, benchmark=False, huge=False, repeats=3)
 CPU = Scope(1 << 21, 1 << 18, 1 << 20, 1 << 40, sweep_random=4, benchmark=False, huge=False, repeats=4)
@@ -220,10 +203,10 @@ FULL_GPU = Scope(1 << 29, 1 << 22, 1 << 24, 1 << 40, sweep_random=12, benchmark=
 def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) -> tuple[Probe, ...]:
     """The probes in the order in which they are to be run; empty where the declared domain admits no case."""
     rng = random.Random(secret + problem.name.encode())
-    admitted = [case for case in sweep(problem, candidate.domain, rng, scope) if admits(problem, candidate, case)]
-    if not admitted:
+    on = Ground(problem, candidate, rng, scope, [], secret)
+    on.admitted = [case for case in sweep(on) if on.admits(case)]
+    if not on.admitted:
         return ()
-    on = Ground(problem, candidate, rng, scope, admitted, secret)
     return tuple(probe for rule in RULES for probe in rule(on))
 
 
@@ -241,7 +224,7 @@ def swept(on: Ground) -> Probes:
 
 
 def residues(on: Ground) -> Probes:
-    cases = of_each_residue(on.problem, on.candidate, on.rng, on.scope)
+    cases = of_each_residue(on)
     yield from (Probe("sweep", case, "normal", (on.seed(),)) for case in cases)
 
 
@@ -250,12 +233,12 @@ def between_powers(on: Ground) -> Probes:
 
 
 def one_count(on: Ground) -> Probes:
-    cases = of_one_count(on.problem, on.candidate, on.bases[0])
+    cases = of_one_count(on, on.bases[0])
     yield from (Probe("sweep", case, "normal", (on.seed(),)) for case in cases)
 
 
 def equal_axes(on: Ground) -> Probes:
-    cases = of_equal_axes(on.problem, on.candidate, on.rng, on.scope)
+    cases = of_equal_axes(on)
     yield from (Probe("sweep", case, "normal", (on.seed(),)) for case in cases)
 
 
@@ -305,7 +288,7 @@ def gradients(on: Ground) -> Probes:
         return
     yield from (Probe("accuracy", case, "normal", (on.seed(),), required=True) for case in on.bases)
     yield from (Probe("accuracy", case, "normal", (on.seed(),), backward=True) for case in (*on.bases, *on.others))
-    cases = of_each_residue(on.problem, on.candidate, on.rng, on.scope)
+    cases = of_each_residue(on)
     uneven = [case for case in cases if case.layout == "contiguous"]
     yield from (Probe("accuracy", case, "normal", (on.seed(),), backward=True) for case in uneven)
 
@@ -358,7 +341,7 @@ def gradient_calls(on: Ground) -> Probes:
 def benchmarked(on: Ground) -> Probes:
     if not on.scope.benchmark:
         return
-    far = beyond(on.problem, on.candidate, on.rng, on.scope)
+    far = beyond(on)
     yield from (Probe("accuracy", case, "normal", (on.seed(),)) for case in (*far, *on.timed))
     for case in on.timed if on.differentiates else ():
         if on.problem.compulsory_bytes(case) <= _GRADIENT_BYTES:

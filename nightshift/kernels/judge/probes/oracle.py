@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,55 +50,49 @@ def expected(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> Expec
     are pooled over further draws. With `probe.rows`, everything is computed on
     sampled rows only, the first, the last and those around element 2³¹ among them.
     """
-    rows = None
     if probe.upstream == "infinite":
         return _reached(problem, probe, seed, inputs)
+    rows = None
     if probe.rows:
         inputs, rows = _sample(problem, probe, seed, inputs)
     truth, eager = _pair(problem, probe, seed, inputs)
+    found = Expected(truth, eager, (), rows, False, problem.signed_zero, probe.backward, placed=probe.placed)
     if problem.exact and not probe.backward:
-        return Expected(truth, eager, (), rows, True, problem.signed_zero, False)
+        return replace(found, exact=True)
     if probe.bound:
-        return Expected(truth, eager, (), rows, False, problem.signed_zero, False, bound=probe.bound)
-    rule, doubted = problem.rule(probe.distribution), ""
+        return replace(found, bound=probe.bound)
+    rule = problem.rule(probe.distribution)
     if rule is not None:
-        doubted = doubt(problem, rule, inputs, eager, truth)
-        if not doubted and not rule.outputs:  # a sum of 0 has either sign by its order
-            return Expected(truth, eager, (), rows, True, False, False)
-    draws = [(eager, truth)]
-    device = next((x.device for x in inputs if isinstance(x, torch.Tensor)), torch.device("cpu"))
-    few = (_POOL_VECTOR[device.type], POOL_ELEMENTS)
-    if not probe.rows and any(t.numel() <= few[t.dim() > 1] for t in truth):
-        for i in range(1, POOL_DRAWS):
-            other = mix(seed, i, 0x9001)
-            made = problem.inputs(probe.case, probe.distribution, other, device)
-            again = laid_out(made_one(made) if probe.same else made, probe.case.layout)
-            truth_again, eager_again = _pair(problem, probe, other, again)
-            draws.append((eager_again, truth_again))
-    allowances = tuple(
-        _integer_allowance(draws, i)
-        if not e.is_floating_point()
-        else allowance([(d[0][i], d[1][i]) for d in draws])
-        for i, e in enumerate(eager)
-    )
-    elementwise = problem.elementwise and not probe.backward
-    terms = tuple(_equal_terms(inputs, out, probe.upstream == "expanded") for out in eager)
-    finite = all(bool(torch.isfinite(x).all()) for pair in zip(truth, eager, strict=True) for x in pair)
-    return Expected(
-        truth,
-        eager,
-        allowances,
-        rows,
-        False,
-        problem.signed_zero,
-        probe.backward,
-        elementwise,
-        probe.placed,
-        terms=terms,
-        bits=rule.outputs if rule is not None and not doubted else (),
-        doubt=doubted,
+        found = replace(found, bits=rule.outputs, doubt=doubt(problem, rule, inputs, eager, truth))
+        if found.doubt:
+            found = replace(found, bits=())
+        elif not rule.outputs:
+            return replace(found, exact=True, signed_zero=False)  # a sum of 0 has either sign by its order
+    draws = [(eager, truth), *_further_draws(problem, probe, seed, inputs, truth)]
+    finite = all(bool(torch.isfinite(x).all()) for x in (*truth, *eager))
+    return replace(
+        found,
+        allowances=tuple(_allowance_of([(e[i], t[i]) for e, t in draws]) for i in range(len(eager))),
+        elementwise=problem.elementwise and not probe.backward,
+        terms=tuple(_equal_terms(inputs, out, probe.upstream == "expanded") for out in eager),
         written_out=() if finite else _truth(problem, probe, seed, inputs, WrittenOut()),
     )
+
+
+def _further_draws(
+    problem: Problem, probe: Probe, seed: int, inputs: Inputs, truth: Outputs
+) -> Iterator[tuple[Outputs, Outputs]]:
+    """(eager, truth) of the same case with other values, where an output is so small that eager's error is luck."""
+    device = next((x.device for x in inputs if isinstance(x, torch.Tensor)), torch.device("cpu"))
+    few = (_POOL_VECTOR[device.type], POOL_ELEMENTS)
+    if probe.rows or not any(t.numel() <= few[t.dim() > 1] for t in truth):
+        return
+    for i in range(1, POOL_DRAWS):
+        other = mix(seed, i, 0x9001)
+        made = problem.inputs(probe.case, probe.distribution, other, device)
+        again = laid_out(made_one(made) if probe.same else made, probe.case.layout)
+        truth_again, eager_again = _pair(problem, probe, other, again)
+        yield eager_again, truth_again
 
 
 def _equal_terms(inputs: Inputs, out: torch.Tensor, expanded: bool) -> int:
@@ -112,9 +107,12 @@ def _equal_terms(inputs: Inputs, out: torch.Tensor, expanded: bool) -> int:
     return found
 
 
-def _integer_allowance(draws: Sequence[tuple[Outputs, Outputs]], i: int) -> Allowance:
-    """Rounded integers against an unrounded oracle: eager's largest distance, and a hair for another rounding."""
-    worst = max(float((e[i].double() - t[i].double()).abs().max()) if e[i].numel() else 0.0 for e, t in draws)
+def _allowance_of(draws: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Allowance:
+    """Of one output, from (eager, truth) pairs. Of rounded integers against an unrounded oracle it is eager's
+    largest distance, and a hair for another rounding."""
+    if draws[0][0].is_floating_point():
+        return allowance(draws)
+    worst = max(float((e.double() - t.double()).abs().max()) if e.numel() else 0.0 for e, t in draws)
     return Allowance(worst + 2.0**-10, worst, worst, worst, worst)
 
 
