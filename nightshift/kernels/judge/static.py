@@ -262,7 +262,6 @@ class _Reader:
         self._tree = tree
         self._own = candidate.kind != "library"
         self._allowed = MODULES if self._own else LIBRARY_MODULES
-        self._roots = {name.split(".")[0] for name in self._allowed}
         self._modules = {name: module for node in nodes for name, module in _imported(node).items()}
         self._functions = {node.name for node in defined}
         self._kernels = {n for n in defined if isinstance(n, ast.FunctionDef) and _decorators(n) & set(JIT)}
@@ -348,7 +347,7 @@ class _Reader:
             yield _refused(node, f"uses {'.'.join(chain)}")
             return
         module = _module_at(chain).split(".")[0] if len(chain) > 1 else ""
-        if module and module not in self._roots:
+        if module and module not in {name.split(".")[0] for name in self._allowed}:
             yield _refused(node, f"reaches the module {module}")
 
     def name(self, node: ast.Name) -> Iterator[Observation]:

@@ -455,23 +455,32 @@ def paths(device: str, peers: bool) -> dict[str, list[str]]:
     prefix, base = Path(sys.prefix), Path(sys.base_prefix)
     root = Path(__file__).resolve().parents[4]
     site = Path(sysconfig.get_paths()["purelib"])
-    installed = {site.resolve()} | {Path(entry).resolve() for entry in sys.path if Path(entry).is_dir()}
-    installed = {entry for entry in installed if root not in (entry, *entry.parents) and entry != Path.cwd()}
-    packages = [entry for folder in installed for entry in folder.iterdir() if entry.name not in PEERS]
+    installed = _installed(site, root)
     roots = [Path("/opt"), Path("/usr"), prefix.resolve(), base.resolve()]
+    if peers:
+        packages = [*installed, *roots]
+    else:
+        # Landlock grants whole folders: those that hold a peer are taken apart
+        packages = [entry for folder in installed for entry in folder.iterdir() if entry.name not in PEERS]
+        packages += [entry for folder in roots for entry in _around(folder, installed)]
     readable = _first(
         *map(Path, ("/lib", "/lib64", "/proc", "/sys", "/dev/urandom", "/dev/zero", "/run/nvidia")),
         *map(Path, ("/etc/ld.so.cache", "/etc/localtime", "/etc/nsswitch.conf", "/etc/passwd", "/etc/nvidia")),
         *(root / "nightshift" / part for part in ("__init__.py", "kernels", "collectors")),
-        *(installed if peers else packages),
-        *(entry for folder in roots for entry in ([folder] if peers else _around(folder, installed))),
-    )  # fmt: skip
+        *packages,
+    )
     tools = _first(site / "triton/backends/nvidia/bin", Path("/lib64/ld-linux-x86-64.so.2"))
     devices = ["/dev/null"]
     if device == "cuda":
         devices += [str(path) for path in sorted(Path("/dev").glob("nvidia*"))]
     listed = _first(*installed, *roots)
     return {"readable": readable, "listed": listed, "executable": tools, "devices": devices}
+
+
+def _installed(site: Path, root: Path) -> set[Path]:
+    """Folders of packages, but for the one that this program itself may lie in: `root`."""
+    found = {site.resolve()} | {Path(entry).resolve() for entry in sys.path if Path(entry).is_dir()}
+    return {entry for entry in found if root not in (entry, *entry.parents) and entry != Path.cwd()}
 
 
 def _around(folder: Path, kept_out: Collection[Path]) -> list[Path]:

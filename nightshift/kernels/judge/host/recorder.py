@@ -65,17 +65,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = func.overloadpacket.__name__
         if name == "lift_fresh" or (not func.is_view and name not in _SAME and not name.endswith("_")):
             self._note_made(result)
-        if name in _ALLOCATE or name in _ZERO:
+        if name in _ALLOCATE:
             self._tensors.append(result)
-            if name in _ZERO:
-                span = result.untyped_storage().nbytes() if name != "zero_" else result.numel() * result.itemsize
-                if name == "zero_" and not result.is_contiguous():
-                    self.opaque.append(name)
-                elif span:
-                    self.steps.append(("clear", result.data_ptr(), span))
+        elif name in _ZERO:
+            self._tensors.append(result)
+            self._note_zeros(result, name)
         elif not func.is_view and name not in _FREE:
             self.opaque.append(name)
         return result
+
+    def _note_zeros(self, result: torch.Tensor, name: str) -> None:
+        in_place = name == "zero_"
+        span = result.numel() * result.itemsize if in_place else result.untyped_storage().nbytes()
+        if in_place and not result.is_contiguous():
+            self.opaque.append(name)  # a plan clears one run of bytes
+        elif span:
+            self.steps.append(("clear", result.data_ptr(), span))
 
     def _note_made(self, result: Any) -> None:
         """An operation's new tensors: what a call makes is its own."""

@@ -11,7 +11,7 @@ import errno
 import functools
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -221,44 +221,13 @@ class Host:
                 inputs = stack.enter_context(late_inputs(inputs, self._device))
             run = functools.partial(self._gradients if order.get("gradients") else self._plain, order=order)
             if order.get("record"):
-                resident = [
-                    (launch_plan.Pointer("in", index), tensor.data_ptr(), _span(tensor))
-                    for index, tensor in enumerate(inputs)
-                    if isinstance(tensor, torch.Tensor) and tensor.numel()
-                ]
-                lent = [x for x in (*inputs, *self._inputs(order["seeds"])) if isinstance(x, torch.Tensor)]
-                with recording.Recorder(resident, lent) as recorder:
-                    outputs = run(inputs)
-                if not order.get("gradients") or self._device == "cpu":  # else in another thread, partly unseen
-                    body["kept_bytes"] = sum(recorder.kept.values())
-                body.update(launches=recorder.launches, opaque=sorted(set(recorder.opaque)))
-                body["launched"] = sorted({step[2] for step in recorder.steps if step[0] == "fire"})[:64]
-                if self._device == "cuda":
-                    try:
-                        made = recorder.plan([] if order["mutates"] else as_tensors(outputs))
-                        body["plan"], blob = made.to_message()
-                    except launch_plan.PlanError as error:
-                        body["no_plan"] = str(error)[:500]
+                outputs, blob = self._recorded(run, inputs, order, body)
             elif order.get("overlap") and not order.get("gradients"):
                 outputs = amid_others(run, inputs, self._device)
             else:
                 outputs = run(inputs)
             if not order["mutates"]:
-                body["strided"] = [n for n, x in enumerate(as_tensors(outputs)) if not x.is_contiguous()]
-                places = {
-                    x.untyped_storage().data_ptr() for x in inputs if isinstance(x, torch.Tensor) and x.numel()
-                }
-                body["aliases"] = [
-                    number
-                    for number, x in enumerate(as_tensors(outputs))
-                    if x.numel() and x.untyped_storage().data_ptr() in places
-                ]
-                if not order.get("gradients"):
-                    usable(as_tensors(outputs), inputs)
-                    assert self._footprint is not None
-                    fresh = [x for n, x in enumerate(as_tensors(outputs)) if n not in body["aliases"]]
-                    frugal(fresh)
-                    self._footprint.handed_over(fresh)
+                self._note_memory(inputs, as_tensors(outputs), order, body)
             self._store(outputs, order["outputs"], order["mutates"])
             outputs = () if order["mutates"] else as_tensors(outputs)
             body["attached"] = [*attached("input", inputs), *attached("output", outputs)]
@@ -266,6 +235,47 @@ class Host:
             self._leaves = []
         self._wait()
         return body, blob, outputs
+
+    def _recorded(
+        self, run: Callable[..., Any], inputs: Sequence[Any], order: Mapping[str, Any], body: dict[str, Any]
+    ) -> tuple[Any, bytes]:
+        """What `run(inputs)` returns, and its plan's binaries; what it launched goes into `body`."""
+        blob = b""
+        resident = [
+            (launch_plan.Pointer("in", index), tensor.data_ptr(), _span(tensor))
+            for index, tensor in enumerate(inputs)
+            if isinstance(tensor, torch.Tensor) and tensor.numel()
+        ]
+        lent = [x for x in (*inputs, *self._inputs(order["seeds"])) if isinstance(x, torch.Tensor)]
+        with recording.Recorder(resident, lent) as recorder:
+            outputs = run(inputs)
+        if not order.get("gradients") or self._device == "cpu":  # else in another thread, partly unseen
+            body["kept_bytes"] = sum(recorder.kept.values())
+        body.update(launches=recorder.launches, opaque=sorted(set(recorder.opaque)))
+        body["launched"] = sorted({step[2] for step in recorder.steps if step[0] == "fire"})[:64]
+        if self._device == "cuda":
+            try:
+                made = recorder.plan([] if order["mutates"] else as_tensors(outputs))
+                body["plan"], blob = made.to_message()
+            except launch_plan.PlanError as error:
+                body["no_plan"] = str(error)[:500]
+        return outputs, blob
+
+    def _note_memory(
+        self, inputs: Sequence[Any], outputs: Sequence[torch.Tensor], order: Mapping[str, Any], body: dict[str, Any]
+    ) -> None:
+        """Which outputs are not dense or lie in an input's memory; of others, whether a reader can use them."""
+        body["strided"] = [n for n, x in enumerate(outputs) if not x.is_contiguous()]
+        places = {x.untyped_storage().data_ptr() for x in inputs if isinstance(x, torch.Tensor) and x.numel()}
+        body["aliases"] = [
+            n for n, x in enumerate(outputs) if x.numel() and x.untyped_storage().data_ptr() in places
+        ]
+        if not order.get("gradients"):  # whose memory autograd made
+            usable(outputs, inputs)
+            assert self._footprint is not None
+            fresh = [x for n, x in enumerate(outputs) if n not in body["aliases"]]
+            frugal(fresh)
+            self._footprint.handed_over(fresh)
 
     def _changed_later(self, outputs: Sequence[torch.Tensor], order: Mapping[str, Any]) -> list[int]:
         """Positions of outputs that no longer are what was stored of them."""
@@ -292,19 +302,25 @@ class Host:
         pairs = list(zip(outputs, seeds, strict=True))
         reached = [(o, g) for o, g in (pairs if only < 0 else pairs[only : only + 1]) if o.requires_grad]
         upstream = [o for o, _ in reached], leaves, [g for _, g in reached]
+        with self._unchanged(outputs):
+            if order["twice"]:
+                others = [-2 * g for _, g in reached]
+                torch.autograd.grad(*upstream[:2], others, retain_graph=True, allow_unused=only >= 0)
+            made = torch.autograd.grad(*upstream, allow_unused=only >= 0)
+        del later  # until here: what the other layers keep must not be what this one's backward pass reads
+        return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, made, strict=True)]
+
+    @contextlib.contextmanager
+    def _unchanged(self, outputs: Sequence[torch.Tensor]) -> Iterator[None]:
+        """A backward pass during which no output may change: later layers have them, too."""
         with recording.unseen():
             before = [_bits(output).clone() for output in outputs]
-        if order["twice"]:
-            others = [-2 * g for _, g in reached]
-            torch.autograd.grad(*upstream[:2], others, retain_graph=True, allow_unused=only >= 0)
-        made = torch.autograd.grad(*upstream, allow_unused=only >= 0)
+        yield
         self._wait()
-        del later
         with recording.unseen():
             for number, (output, old) in enumerate(zip(outputs, before, strict=True)):
                 if not torch.equal(_bits(output), old):
                     raise Unfit(Reason.gradient, f"output {number} was changed by the backward pass")
-        return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, made, strict=True)]
 
     def _profile(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """GPU seconds per call and the kernels' names, by CUPTI; the judge holds this against its own clock."""

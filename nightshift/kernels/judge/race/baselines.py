@@ -172,19 +172,17 @@ def _alone(baseline: Baseline) -> float:
     return sorted(baseline.seconds([0, 1, 0, 1, 0, 1, 1, 0, 0, 1]) for _ in range(5))[2]
 
 
-def measure(
+def _runner(
     problem: Problem,
     case: Case,
     device: str,
-    compiled: bool,
     flush: Callable[[], torch.Tensor | None],
     clock: Callable[[], float],
-    shelf: Shelf | None = None,
-) -> Solo:
-    """Every baseline, compared and timed alone. Raises JudgeBroken where not even eager runs."""
+    solo: Solo,
+) -> Callable[[str, Callable[..., Any]], None]:
+    """Compares and times one baseline, and puts it into `solo`."""
     values = [problem.inputs(case, "normal", mix(7, n), device) for n in range(2)]
     want = expected(problem, Probe("accuracy", case, "normal", (mix(7, 0),)), mix(7, 0), values[0])
-    solo = Solo({}, {})
 
     def run(name: str, function: Callable[..., Any]) -> None:
         baseline = Baseline(name, function, _copies(values), flush(), clock)
@@ -199,6 +197,21 @@ def measure(
             return
         solo.functions[name], solo.seconds[name] = function, seconds
 
+    return run
+
+
+def measure(
+    problem: Problem,
+    case: Case,
+    device: str,
+    compiled: bool,
+    flush: Callable[[], torch.Tensor | None],
+    clock: Callable[[], float],
+    shelf: Shelf | None = None,
+) -> Solo:
+    """Every baseline, compared and timed alone. Raises JudgeBroken where not even eager runs."""
+    solo = Solo({}, {})
+    run = _runner(problem, case, device, flush, clock, solo)
     modes = baseline_modes(problem, device)
     earlier = far_slower(shelf.read(problem, case)) if shelf is not None else {}
     for name, function in modes.items():
