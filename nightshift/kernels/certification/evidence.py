@@ -17,8 +17,8 @@ from typing import Any
 
 from nightshift.kernels.certification.envelope import JUDGE
 
+# Of a certificate's environment what jobs are held against. Container and CUDA come with torch and driver.
 FIELDS = ("gpu", "driver", "torch", "triton")
-"""Of a certificate's environment what jobs are held against. Container and CUDA come with torch and driver."""
 _ABSENT = ("", "none", "unknown")
 
 
@@ -143,6 +143,7 @@ def environment_of(view: FleetView | None, certificate: str, record: Mapping[str
     there = [job for job in view.jobs.values() if gpu in job.gpu]
     users = _users(view.jobs, short, gpu)
     found = {name: _union(getattr(job, name) for job in users.values() or there) for name in FIELDS}
+    # a job's lines may lack the driver, which telemetry knows of every GPU model
     found["driver"] = found["driver"] or _union([view.gpus.get(gpu, ())])
     if not users:
         found["gpu"] = found["gpu"] or tuple(sorted(view.gpus))

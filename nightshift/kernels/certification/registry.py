@@ -59,8 +59,8 @@ class State(StrEnum):
     demoted = "demoted"
 
 
+# `at_s` of what is damaged, and was not demoted by anybody.
 _UNKNOWN_S = 0.0
-"""`at_s` of what is damaged, and was not demoted by anybody."""
 _NAME = re.compile(r"[0-9a-f]{64}")
 _MOVES = {
     State.proposed: {State.canary, State.demoted},
@@ -84,6 +84,7 @@ def promotable(
     """
     if not record:
         return (Objection(EvidenceReason.no_record),)
+    # every objection is listed, not the first: whoever certifies again should have to do so once
     found = [Objection(NO[name]) for name in FIELDS if not has(record, name)]
     found += _race_objections(record)
     if not _states_gaps(record.get("not_checked")):
@@ -375,6 +376,7 @@ class Registry:
     def _append(self, certificate: str, move: Move) -> None:
         path = self.folder / "kernels" / certificate / "history.jsonl"
         with path.open("ab") as file:
+            # the half line of a crash was no move; left there, it would spoil the line that follows
             torn = path.read_bytes()
             file.truncate(torn.rfind(b"\n") + 1)
             file.write(json.dumps(asdict(move), sort_keys=True).encode() + b"\n")

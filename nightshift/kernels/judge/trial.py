@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 _ENDURANCE_CALLS = 2000
 _ENDURANCE_S = 0.6
+# What the examination of other candidates on the same GPU can bring about in a race.
 _DISTURBED = frozenset({Reason.baseline_disturbed, Reason.clocks_disagree, Reason.rounds_disagree})
-"""What the examination of other candidates on the same GPU can bring about in a race."""
 
 
 @dataclass(frozen=True)

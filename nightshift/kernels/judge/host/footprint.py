@@ -50,16 +50,16 @@ _WATCHED: Mapping[str, Any] = {
     "torch.nn.functional": torch.nn.functional,
 }
 _HOOKS = sorted(name for name in vars(torch.nn.modules.module) if name.startswith("_global_") and "hook" in name)
+# Environment variables that the CUDA driver, torch and later processes go by.
 _ROOMS = ("CUDA_", "NCCL_", "PYTORCH_", "OMP_", "MKL_", "LD_", "PYTHON")
-"""Environment variables that the CUDA driver, torch and later processes go by."""
 _TORCH = os.path.dirname(torch.__file__)
 _COMPILER = (os.path.join(_TORCH, "_dynamo", ""), os.path.join(_TORCH, "_compile.py"))
 _OPTIMISER = os.path.join(_TORCH, "optim", "optimizer.py")
 _LEAST = 2.0**-1060  # zero where subnormal numbers are flushed
+# Outputs of so many calls alive at once are none that a call still needs.
 _MANY = 8
-"""Outputs of so many calls alive at once are none that a call still needs."""
+# So many tensors more than before the first call may be alive, and one for every fourth call.
 _FEW = 16
-"""So many tensors more than before the first call may be alive, and one for every fourth call."""
 
 
 class Footprint:
@@ -221,8 +221,8 @@ _TORCH_ROOMS = (
     "utils.data",
 )
 _PREFIXES = ("numpy.", "torch._tensor", "torch._C._nn", *(f"torch.{name}" for name in _TORCH_ROOMS))
+# What jobs call. Not torch's compiler and the like, whose modules change each other when they are loaded.
 _ROOTS = frozenset({*sys.stdlib_module_names, "numpy", "torch", "triton"})
-"""What jobs call. Not torch's compiler and the like, whose modules change each other when they are loaded."""
 _CALLED = (
     types.FunctionType,
     types.BuiltinFunctionType,
@@ -233,16 +233,16 @@ _CALLED = (
     classmethod,
     property,
 )
+# What a module's name stands for as long as a process lives.
 _FIXED = (types.ModuleType, float, complex, torch.dtype, torch.layout, torch.memory_format)
-"""What a module's name stands for as long as a process lives."""
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _STANDARD = os.path.join(sysconfig.get_path("stdlib"), "")
+# Where packages lie: the second is Debian's, and so that of NVIDIA's containers.
 _INSTALLED = (
     "/site-packages/",
     "/dist-packages/",
     os.path.join(os.path.dirname(os.path.dirname(torch.__file__)), ""),
 )
-"""Where packages lie: the second is Debian's, and so that of NVIDIA's containers."""
 _Place = tuple[str, Mapping[str, Any], str, Any]
 """Full name, namespace, name there, value."""
 _registered: list[str] = []

@@ -24,8 +24,8 @@ from nightshift.kernels.judge.host.process import STDERR_KEPT, Limits, Process, 
 from nightshift.kernels.judge.probes.buffers import CpuLender, CudaLender, Lender
 from nightshift.kernels.judge.verdict import JudgeBroken
 
+# In a judge's scratch folder: locked for as long as the judge lives.
 _HELD = "held"
-"""In a judge's scratch folder: locked for as long as the judge lives."""
 
 
 class Zygote:

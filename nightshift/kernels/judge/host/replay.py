@@ -24,8 +24,8 @@ from nightshift.kernels.judge.probes.blend import blend_into
 from nightshift.kernels.judge.probes.buffers import Borrower, Lent, View
 
 _IDLE_S = 3600.0
+# Of either side of a race, whose host may be held up: `timed` begins again behind a longer wait.
 TRIES = 3
-"""Of either side of a race, whose host may be held up: `timed` begins again behind a longer wait."""
 _POISON = 0xFF
 Call = list[Callable[[int], None]]
 Tensors = tuple[list[torch.Tensor | None], list[torch.Tensor]]

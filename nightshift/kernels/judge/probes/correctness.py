@@ -25,29 +25,29 @@ from nightshift.kernels.problem import Outputs
 
 RMSE_FACTOR = {torch.float16: 3.0, torch.bfloat16: 3.0, torch.float32: 2.0, torch.float64: 2.0}
 """m of `torch._dynamo.utils.same`."""
+# Allowed multiple, beyond m, of eager's worst element: extremes of two equally good results differ that much. An
+# RMSE over n rows gets 1 + 3/√n, which is the same for one row and nothing for many: all elements of a row may
+# share one error, that of the row's sum or maximum. Of a float32 output the part that all its elements share
+# (`kernels.judge.probes.errors`) counts as one row's, however many there are: it is the rounding of one sum over
+# the whole output, where eager's own is a matter of luck (its orders of summation err by ~√n · 2⁻²⁴ at random:
+# Higham and Mary 2019, SIAM J. Sci. Comput. 41 (5)), while each element's own error is held to the strict factor.
+# In 16 bits a float32 sum's rounding is far below the output's, so nothing is granted there.
 ELEMENT_FACTOR = 4.0
-"""Allowed multiple, beyond m, of eager's worst element: extremes of two equally good results differ that much.
-An RMSE over n rows gets 1 + 3/√n, which is the same for one row and nothing for many: all elements of a row may
-share one error, that of the row's sum or maximum. Of a float32 output the part that all its elements share
-(`kernels.judge.probes.errors`) counts as one row's, however many there are: it is the rounding of one sum over the
-whole output, where eager's own is a matter of luck (its orders of summation err by ~√n · 2⁻²⁴ at random: Higham
-and Mary 2019, SIAM J. Sci. Comput. 41 (5)), while each element's own error is held to the strict factor. In 16
-bits a float32 sum's rounding is far below the output's, so nothing is granted there."""
+# One element's error always allowed, in ULP. For float32 it is what rounding the argument of exp costs in the far
+# tail of a softmax: |x · log₂e| ≤ 126 at 2⁻²⁴ each, where libm's expf (eager) splits the argument in two.
 ELEMENT_FLOOR_ULP = {torch.float16: 2.0, torch.bfloat16: 2.0, torch.float32: 128.0, torch.float64: 128.0}
-"""One element's error always allowed, in ULP. For float32 it is what rounding the argument of exp costs in the far
-tail of a softmax: |x · log₂e| ≤ 126 at 2⁻²⁴ each, where libm's expf (eager) splits the argument in two."""
+# Where a row holds both signs, or eager's own worst element is beyond this, an output near zero may come of
+# cancellation, and ULP say little: the element is then held against the RMS of eager's error in its row, times the
+# same m and ELEMENT_FACTOR as any other element, or m times the worst element that eager has in that row.
 CANCELLING_ULP = 16.0
-"""Where a row holds both signs, or eager's own worst element is beyond this, an output near zero may come of
-cancellation, and ULP say little: the element is then held against the RMS of eager's error in its row, times the
-same m and ELEMENT_FACTOR as any other element, or m times the worst element that eager has in that row."""
+# Dtypes in which a sum of m equal terms may always err by √m units: equal roundings do not cancel, so that the
+# order of summation decides alone. One of √m blocks of √m, as good a kernel as any, is bound by 2√m · u (Higham
+# 1993, SIAM J. Sci. Comput. 14 (4)), where eager's tree may be exact.
 EQUAL_TERMS = (torch.float32, torch.float64)
-"""Dtypes in which a sum of m equal terms may always err by √m units: equal roundings do not cancel, so that the
-order of summation decides alone. One of √m blocks of √m, as good a kernel as any, is bound by 2√m · u (Higham 1993,
-SIAM J. Sci. Comput. 14 (4)), where eager's tree may be exact."""
+# Rows of fewer elements may cancel as a whole, so they are held against eager's worst absolute error only.
 SHORT_ROW = 8
-"""Rows of fewer elements may cancel as a whole, so they are held against eager's worst absolute error only."""
+# Of rows of fewer elements, thousands of which stand in one output, some have one sign by luck.
 MIXED_ROW = 32
-"""Of rows of fewer elements, thousands of which stand in one output, some have one sign by luck."""
 
 
 @dataclass(frozen=True)

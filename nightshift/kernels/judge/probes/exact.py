@@ -24,12 +24,12 @@ from nightshift.kernels.judge.probes.correctness import same_bits
 from nightshift.kernels.judge.probes.errors import ulp
 from nightshift.kernels.problem import NARROWER, Inputs, Outputs, Problem, Rule, as_outputs
 
+# Farthest from the output's grid that the oracle's value may lie: what exp(-128) or an epsilon leaves is far below,
+# and a value that lies nowhere in particular is nearer in one of 500 elements only.
 GRID_ULP = 2.0**-10
-"""Farthest from the output's grid that the oracle's value may lie: what exp(-128) or an epsilon leaves is far
-below, and a value that lies nowhere in particular is nearer in one of 500 elements only."""
+# A mantissa bound is that of a sum of so many terms at least: what an emulation of float32 by three TF32 products
+# leaves out (2^-22 of each) stays below it.
 LEAST_TERMS = 64
-"""A mantissa bound is that of a sum of so many terms at least: what an emulation of float32 by three TF32 products
-leaves out (2^-22 of each) stays below it."""
 
 _aten = torch.ops.aten
 

@@ -210,8 +210,8 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
     return tuple(probe for rule in RULES for probe in rule(on))
 
 
+# Timed cases beyond this are examined forward only: float64 gradients take many times the bytes.
 _GRADIENT_BYTES = 1 << 29
-"""Timed cases beyond this are examined forward only: float64 gradients take many times the bytes."""
 Probes = Iterator[Probe]
 
 

@@ -22,9 +22,9 @@ from nightshift.kernels.judge.probes.layouts import laid_out, lay_out, made_one,
 from nightshift.kernels.problem import Inputs, Outputs, Problem, gradients_of
 
 POOL_ELEMENTS = 4096
+# All of a vector's elements may share one error, that of a sum or a maximum over it, so that eager's is luck
+# however long it is; up to what a device draws again in no time.
 _POOL_VECTOR = {"cpu": 1 << 16, "cuda": 1 << 22}
-"""All of a vector's elements may share one error, that of a sum or a maximum over it, so that eager's is luck
-however long it is; up to what a device draws again in no time."""
 POOL_DRAWS = 8
 
 

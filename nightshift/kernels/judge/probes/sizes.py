@@ -18,8 +18,8 @@ from nightshift.kernels.problem import Axis, Case, Problem
 _OCTAVES = 14
 """Sizes between powers of two are asked below 2 to this."""
 _SMALL = 8
+# Rows, tokens and the like beyond this have no number of 16 bits.
 _FAR = 1 << 16
-"""Rows, tokens and the like beyond this have no number of 16 bits."""
 
 
 @dataclass(frozen=True)

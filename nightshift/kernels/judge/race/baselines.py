@@ -37,6 +37,7 @@ _NEAR = 1.25
 _FAR = 1.6
 """One this much slower on an earlier day is not run again."""
 _DAYS = 30.0
+# packages whose kernels are among the baselines: a new version may be faster than what is kept
 _LIBRARIES = ("liger_kernel", "flash_attn", "xformers", "nvidia-cudnn-cu13", "nvidia-cublas")
 _FAULTS = (ImportError, RuntimeError, TypeError, NotImplementedError, ProblemError, AttributeError)
 
@@ -188,6 +189,7 @@ def _runner(
         baseline = Baseline(name, function, _copies(values), flush(), clock)
         try:
             found = compare(want, as_outputs(baseline.call(0)))
+            # every race needs eager, whatever it computes: it is what users run today
             if found.reason is not None and name != "eager":
                 solo.missing[name] = f"computes something else: {found.reason}: {found.detail}"[:300]
                 return
