@@ -107,8 +107,7 @@ class Simulation:
             begin=self._begin,
             name=[job.name for job in jobs],
         )
-        if twin:
-            self.state.twin = Twin(self.state)
+        self.twin = self.state.twin = Twin(self.state) if twin else None
         self.seed = seed
         self.ramp = Ramp(world.shape, slope_w=world.slope_w)
         self._random = np.random.default_rng((seed, 0x51A1))
@@ -149,8 +148,8 @@ class Simulation:
                 _, what, number, version = heapq.heappop(events)
                 if what == _ARRIVE:
                     state.queue.append(number)
-                    if state.twin is not None:
-                        state.twin.seen(number)
+                    if self.twin is not None:
+                        self.twin.seen(number)
                 elif what == _END:
                     if version != self._version[number] or number not in state.cluster.held:
                         continue
@@ -202,8 +201,8 @@ class Simulation:
         self.end_s[job] = self.state.now_s
         done = self.jobs[job]
         self.state.durations.learn(done.user, done.gpus, done.submit_s, done.duration_s, done.name)
-        if self.state.twin is not None:
-            self.state.twin.ended(job, done.duration_s)
+        if self.twin is not None:
+            self.twin.ended(job, done.duration_s)
 
     def _fault(self, gpu: int) -> None:
         """A GPU fails: who sits on it falls back to the last checkpoint and waits again; the GPU stays closed."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +12,6 @@ from numpy.typing import NDArray
 from nightshift.controllers.scheduling.cluster import B1, F8, I8, NOBODY, Cluster, Guest, Seat, SharingRules
 from nightshift.controllers.scheduling.interference import MEASURED, Experience
 from nightshift.controllers.scheduling.predict import Durations
-
-if TYPE_CHECKING:
-    from nightshift.controllers.scheduling.twin import Twin
 
 RUNS_ON = 0.7
 """Quantile of the duration by which a running job's end is expected (for reservations)."""
@@ -42,6 +39,38 @@ class SharingCare:
 CAREFULLY, BOLDLY = SharingCare(), SharingCare(certain=0.7, grace=0.1)
 
 
+class BaselineTwin(Protocol):
+    """The same jobs under plain backfill, played beside us (in simulation: `controllers.scheduling.twin`)."""
+
+    @property
+    def started_s(self) -> Mapping[int, float]:
+        """When it started whom."""
+        ...
+
+    @property
+    def gpus(self) -> Mapping[int, I8]:
+        """Where it started them."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """How many wait there."""
+        ...
+
+    @property
+    def pressure(self) -> float:
+        """Time that jobs have waited there over the work done so far: how much there is to win."""
+        ...
+
+    def late(self) -> list[int]:
+        """Who waits here though the baseline would have started it, the earliest there first."""
+        ...
+
+    def is_like(self, cluster: Cluster) -> bool:
+        """Whether the same jobs sit there on the same GPUs."""
+        ...
+
+
 @dataclass
 class QueueState:
     """Jobs by number, in order of submission. Arrays `[jobs]`; a policy reads `submit_s`, `width`, `user`, never a
@@ -66,7 +95,7 @@ class QueueState:
     """Index in `KINDS` by job, -1 where it is not known; empty: of none."""
     rules: SharingRules = field(default_factory=SharingRules)
     begin: Callable[[Start], None] = lambda start: None
-    twin: Twin | None = None
+    twin: BaselineTwin | None = None
     """The baseline beside us; None where nobody asked for it."""
     name: list[str] = field(default_factory=list)
     """What their owners call them; empty where nobody knows."""
