@@ -40,7 +40,7 @@ CAREFULLY, BOLDLY = SharingCare(), SharingCare(certain=0.7, grace=0.1)
 
 
 class BaselineTwin(Protocol):
-    """The same jobs under plain backfill, played beside us (in simulation: `controllers.scheduling.twin`)."""
+    """The same jobs under plain backfill, played beside us (in simulation: `controllers.lab.scheduling.twin`)."""
 
     @property
     def started_s(self) -> Mapping[int, float]:

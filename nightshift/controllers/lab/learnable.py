@@ -20,10 +20,12 @@ from nightshift.collectors.base import Permanent
 from nightshift.controllers.policy_file import Interface, Network, Normaliser, PolicyFile
 
 KINDS: Mapping[str, str] = {
-    "power": "nightshift.controllers.power.learn",
-    "scheduling": "nightshift.controllers.scheduling.learn",
+    "power": "nightshift.controllers.lab.power.learn",
+    "scheduling": "nightshift.controllers.lab.scheduling.learn",
 }
 """Kind → module that holds `LEARNABLE`."""
+
+CONTROLLERS = Path(__file__).resolve().parents[1]
 
 
 class Learnable(Protocol):
@@ -59,11 +61,11 @@ def learnable(kind: str) -> Learnable:
 # shared by every kind's training
 
 
-def environment_sha256(package: Path, sources: Sequence[str]) -> str:
-    """Of the source text of everything that a policy is trained in: files of a package, in this order."""
+def environment_sha256(sources: Sequence[str], folder: Path = CONTROLLERS) -> str:
+    """Of the source text of everything that a policy is trained in: files below a folder, in this order."""
     state = hashlib.sha256()
     for name in sources:
-        state.update((package / name).read_bytes())
+        state.update((folder / name).read_bytes())
     return state.hexdigest()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nightshift.controllers.scheduling.simulate import Simulation
+from nightshift.controllers.lab.scheduling.simulate import Simulation
 from nightshift.controllers.scheduling.state import QueueState
 
 SECOND_QUEUE_GPU_S = 8 * 3600.0

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from nightshift.collectors.base import Permanent
+from nightshift.controllers.lab.scheduling.ramp import Ramp
+from nightshift.controllers.lab.scheduling.trace import TraceJob
+from nightshift.controllers.lab.scheduling.twin import Twin
 from nightshift.controllers.scheduling.cluster import F8, Cluster, ClusterShape
 from nightshift.controllers.scheduling.interference import KINDS, MEASURED, Experience, Interference, columns
 from nightshift.controllers.scheduling.policies import Policy
-from nightshift.controllers.scheduling.ramp import Ramp
 from nightshift.controllers.scheduling.state import QueueState, Start
-from nightshift.controllers.scheduling.trace import TraceJob
-from nightshift.controllers.scheduling.twin import Twin
 
 _ARRIVE, _END, _FAULT, _REPAIR, _TICK = range(5)
 

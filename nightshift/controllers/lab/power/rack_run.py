@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from nightshift.collectors.base import Permanent
+from nightshift.controllers.lab.power.simulate import WINDOW_S, lowest_levels
 from nightshift.controllers.power import shield
 from nightshift.controllers.power.belief import TOP, Ints
 from nightshift.controllers.power.curves import LEVELS, Curve, Floats, on_levels
 from nightshift.controllers.power.rack import MARGIN, Bools, Divider, fill
 from nightshift.controllers.power.share import Sharing, share_out
-from nightshift.controllers.power.simulate import WINDOW_S, lowest_levels
 
 MAX_MW = 700_000
 STUCK = 20

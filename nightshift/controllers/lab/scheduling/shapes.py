@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from nightshift.collectors.base import Permanent
-from nightshift.controllers.scheduling import trace
+from nightshift.controllers.lab.scheduling import trace
+from nightshift.controllers.lab.scheduling.trace import TraceJob
 from nightshift.controllers.scheduling.interference import KINDS, load_of
-from nightshift.controllers.scheduling.trace import TraceJob
 
 DAY_S = 86400.0
 

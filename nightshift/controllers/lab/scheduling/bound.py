@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nightshift.controllers.scheduling.trace import TraceJob
+from nightshift.controllers.lab.scheduling.trace import TraceJob
 
 
 def least_mean_jct_s(jobs: Sequence[TraceJob], gpus: int, *, gain: float = 1.0) -> float:

@@ -28,13 +28,13 @@ import numpy as np
 
 from nightshift.collectors.base import Permanent
 from nightshift.controllers.drift import ranges
-from nightshift.controllers.learnable import environment_sha256, exported, normaliser
+from nightshift.controllers.lab.learnable import environment_sha256, exported, normaliser
+from nightshift.controllers.lab.power.simulate import Controller, PowerScore, ledgers
 from nightshift.controllers.policy_file import Interface, Normaliser, PolicyFile
 from nightshift.controllers.power import descent
 from nightshift.controllers.power.belief import TOP, Bank, Ints
 from nightshift.controllers.power.curves import LEVELS, Curve, Floats, read_sweeps, synthetic
 from nightshift.controllers.power.features import FEATURES, INTERFACE, apply, features
-from nightshift.controllers.power.simulate import Controller, PowerScore, ledgers
 
 GRID = 0.1
 """25 W of a GPU of 250 W: the step of Zeus's profiling, as a share of the highest limit."""
@@ -339,11 +339,18 @@ def meets(row: Mapping[str, Any]) -> bool:
 STEPS = 600_000
 JOBS = 128
 TRAIN_BANK = 256
-_SOURCES = ("learn.py", "environment.py", "features.py", "descent.py", "belief.py", "curves.py")
+SOURCES = (
+    "lab/power/learn.py",
+    "lab/power/environment.py",
+    "power/features.py",
+    "power/descent.py",
+    "power/belief.py",
+    "power/curves.py",
+)
 
 
 class PowerLearnable:
-    """See `controllers.learnable.Learnable`."""
+    """See `controllers.lab.learnable.Learnable`."""
 
     @property
     def interface(self) -> Interface:
@@ -354,7 +361,7 @@ class PowerLearnable:
         from stable_baselines3 import PPO
         from stable_baselines3.common.callbacks import BaseCallback
 
-        from nightshift.controllers.power.environment import PowerEnv
+        from nightshift.controllers.lab.power.environment import PowerEnv
 
         total = steps or STEPS
         torch.set_num_threads(1)
@@ -386,7 +393,7 @@ class PowerLearnable:
         model.learn(total, callback=Progress())
         training = {
             "algorithm": "PPO",
-            "environment_sha256": environment_sha256(Path(__file__).parent, _SOURCES),
+            "environment_sha256": environment_sha256(SOURCES),
             "seeds": [seed],
             "steps": int(model.num_timesteps),
             "data": "synthetic curves",
@@ -401,7 +408,7 @@ class PowerLearnable:
 def _normaliser(env: Any) -> Normaliser:
     """Middle and spread of each feature under random actions, over every budget of training: of one alone the
     budget has no spread, and every other is clipped to the same number."""
-    from nightshift.controllers.power.environment import BUDGETS
+    from nightshift.controllers.lab.power.environment import BUDGETS
 
     rng, rows = np.random.default_rng(0), []
     for budget in BUDGETS:

@@ -20,10 +20,10 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from nightshift.controllers.scheduling import trace
+from nightshift.controllers.lab.scheduling import trace
+from nightshift.controllers.lab.scheduling.simulate import SchedulingWorld, Simulation
 from nightshift.controllers.scheduling.cluster import I8
 from nightshift.controllers.scheduling.policies import Steering
-from nightshift.controllers.scheduling.simulate import SchedulingWorld, Simulation
 from nightshift.controllers.scheduling.state import QueueState
 
 K = 8

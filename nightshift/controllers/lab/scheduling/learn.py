@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from nightshift.controllers.learnable import environment_sha256, exported, normaliser
+from nightshift.controllers.lab.learnable import environment_sha256, exported, normaliser
+from nightshift.controllers.lab.scheduling import trace
+from nightshift.controllers.lab.scheduling.environment import ACTIONS, FEATURES, WAIT, QueueChoice
+from nightshift.controllers.lab.scheduling.simulate import SchedulingWorld, Simulation
 from nightshift.controllers.policy_file import Interface, Network, Normaliser, PolicyFile
-from nightshift.controllers.scheduling import trace
 from nightshift.controllers.scheduling.cluster import F8
-from nightshift.controllers.scheduling.environment import ACTIONS, FEATURES, WAIT, QueueChoice
 from nightshift.controllers.scheduling.policies import Policy, Steering, backfill
-from nightshift.controllers.scheduling.simulate import SchedulingWorld, Simulation
 from nightshift.controllers.scheduling.state import QueueState
 
 INTERFACE = Interface("scheduling", FEATURES, ACTIONS)
@@ -28,16 +28,16 @@ STEPS = 1_000_000
 LOADS = (0.6, 0.9, 1.2)
 _KEPT = ("mean_jct_s", "p99_wait_s", "longest_wait_s")
 SOURCES = (
-    "environment.py",
-    "simulate.py",
-    "cluster.py",
-    "interference.py",
-    "predict.py",
-    "trace.py",
-    "policies.py",
-    "ramp.py",
-    "state.py",
-    "twin.py",
+    "lab/scheduling/environment.py",
+    "lab/scheduling/simulate.py",
+    "scheduling/cluster.py",
+    "scheduling/interference.py",
+    "scheduling/predict.py",
+    "lab/scheduling/trace.py",
+    "scheduling/policies.py",
+    "lab/scheduling/ramp.py",
+    "scheduling/state.py",
+    "lab/scheduling/twin.py",
 )
 """Of what it is trained in (a test holds it complete)."""
 
@@ -66,7 +66,7 @@ class LearnedQueue:
 
 
 class SchedulingLearnable:
-    """See `controllers.learnable.Learnable`."""
+    """See `controllers.lab.learnable.Learnable`."""
 
     @property
     def interface(self) -> Interface:
@@ -78,7 +78,7 @@ class SchedulingLearnable:
         from sb3_contrib import MaskablePPO
         from stable_baselines3.common.callbacks import BaseCallback
 
-        from nightshift.controllers.scheduling.environment import SchedulingEnv
+        from nightshift.controllers.lab.scheduling.environment import SchedulingEnv
 
         total = steps or STEPS
         torch.set_num_threads(1)
@@ -109,7 +109,7 @@ class SchedulingLearnable:
         model.learn(total, callback=Progress())
         training = {
             "algorithm": "MaskablePPO",
-            "environment_sha256": environment_sha256(Path(__file__).parent, SOURCES),
+            "environment_sha256": environment_sha256(SOURCES),
             "seeds": [seed],
             "steps": int(model.num_timesteps),
             "data": "drawn traces",
