@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import numpy as np
 
@@ -21,7 +22,15 @@ from nightshift.controllers.scheduling.interference import KINDS, MEASURED, Expe
 from nightshift.controllers.scheduling.policies import Policy
 from nightshift.controllers.scheduling.state import QueueState, Start
 
-_ARRIVE, _END, _FAULT, _REPAIR, _TICK = range(5)
+
+class _Event(IntEnum):
+    """At the same moment they happen in this order: who arrives is there before somebody's GPUs come free."""
+
+    ARRIVE = 0
+    END = 1
+    FAULT = 2
+    REPAIR = 3
+    TICK = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +121,7 @@ class Simulation:
         self.ramp = Ramp(world.shape, slope_w=world.slope_w)
         self._random = np.random.default_rng((seed, 0x51A1))
         self._by_kinds = self._random.normal(0.0, world.model.spread, (len(KINDS), len(KINDS)))
-        self._kind = [max(kind, 0) for kind in kinds]
+        self._kind = [max(kind, 0) for kind in kinds]  # who is of no known kind is slowed as the first of KINDS
         self._pairs: dict[tuple[int, int], float] = {}
         self._told: set[tuple[int, int]] = set()
         self._events: list[tuple[float, int, int, int]] = []
@@ -135,40 +144,47 @@ class Simulation:
         """Yields the state whenever something happened; the caller starts what it wants, then goes on."""
         state, events = self.state, self._events
         for number, job in enumerate(self.jobs):
-            heapq.heappush(events, (job.submit_s, _ARRIVE, number, 0))
+            heapq.heappush(events, (job.submit_s, _Event.ARRIVE, number, 0))
         self._next_fault(0.0)
-        open_jobs = len(self.jobs)
-        while open_jobs:
+        while np.isnan(self.end_s).any():
             if not events:
                 raise Permanent("the policy leaves jobs waiting in an empty cluster")
-            now_s = events[0][0]
-            state.now_s = now_s
+            now_s = state.now_s = events[0][0]
+            # all of one moment before anybody looks: a policy that saw half of a burst would start the wrong half
             news = False
             while events and events[0][0] <= now_s:
-                _, what, number, version = heapq.heappop(events)
-                if what == _ARRIVE:
-                    state.queue.append(number)
-                    if self.twin is not None:
-                        self.twin.seen(number)
-                elif what == _END:
-                    if version != self._version[number] or number not in state.cluster.held:
-                        continue
-                    self._end(number)
-                    open_jobs -= 1
-                elif what == _FAULT:
-                    self._fault(number)
-                elif what == _REPAIR:
-                    state.cluster.close(np.asarray([number]), False)
-                news = True
+                news |= self._happens(*heapq.heappop(events)[1:])
             self._settle()
-            if news and state.queue:
-                self._observe()
-                yield state
-                self._settle()
-                if self.world.tick_s and state.queue and not any(e[1] == _TICK for e in events[:1]):
-                    heapq.heappush(events, (now_s + self.world.tick_s, _TICK, 0, 0))
+            if not (news and state.queue):
+                continue
+            self._observe()
+            yield state
+            self._settle()
+            if self.world.tick_s and state.queue and not any(e[1] == _Event.TICK for e in events[:1]):
+                heapq.heappush(events, (now_s + self.world.tick_s, _Event.TICK, 0, 0))
 
     # what happens
+
+    def _happens(self, what: int, number: int, version: int) -> bool:
+        """Whether anything did."""
+        # nothing leaves the heap when a job's pace changes: its former end stays in there and is passed over here
+        if what == _Event.END and (version != self._version[number] or number not in self.state.cluster.held):
+            return False
+        match what:
+            case _Event.ARRIVE:
+                self._arrive(number)
+            case _Event.END:
+                self._end(number)
+            case _Event.FAULT:
+                self._fault(number)
+            case _Event.REPAIR:
+                self.state.cluster.close(np.asarray([number]), False)
+        return True
+
+    def _arrive(self, job: int) -> None:
+        self.state.queue.append(job)
+        if self.twin is not None:
+            self.twin.seen(job)
 
     def _begin(self, start: Start) -> None:
         job = start.job
@@ -185,7 +201,7 @@ class Simulation:
         self._leave(job)
         self._left_s[job] += self.world.restart_s
         self.state.queue.append(job)
-        self.state.queue.sort()
+        self.state.queue.sort()  # numbers are in order of submission: who was stopped does not lose its turn
         self.stops += 1
 
     def _leave(self, job: int) -> None:
@@ -213,7 +229,7 @@ class Simulation:
             self._left_s[job] += lost_s
             self.state.done_s[job] -= lost_s
         cluster.close(np.asarray([gpu]))
-        heapq.heappush(self._events, (self.state.now_s + self.world.faults.repair_s, _REPAIR, gpu, 0))
+        heapq.heappush(self._events, (self.state.now_s + self.world.faults.repair_s, _Event.REPAIR, gpu, 0))
         self._next_fault(self.state.now_s)
 
     def _next_fault(self, now_s: float) -> None:
@@ -221,7 +237,7 @@ class Simulation:
         mean_s = self.world.faults.mean_gpu_hours * 3600.0 / gpus
         if np.isfinite(mean_s):
             at_s = now_s + float(self._random.exponential(mean_s))
-            heapq.heappush(self._events, (at_s, _FAULT, int(self._random.integers(gpus)), 0))
+            heapq.heappush(self._events, (at_s, _Event.FAULT, int(self._random.integers(gpus)), 0))
 
     # progress
 
@@ -232,7 +248,7 @@ class Simulation:
     def _advance(self, job: int) -> None:
         now_s = self.state.now_s
         passed_s = now_s - float(self._at_s[job])
-        if passed_s > 0:
+        if passed_s > 0:  # a start that waits for the rack's slope lies ahead of now: nothing is done yet
             done_s = passed_s * float(self.state.rate[job])
             self._left_s[job] -= done_s
             self.state.done_s[job] += done_s
@@ -249,11 +265,12 @@ class Simulation:
             self._version[job] += 1
             from_s = max(self.state.now_s, float(self._at_s[job]))
             end_s = from_s + max(float(self._left_s[job]), 0.0) / float(self.state.rate[job])
-            heapq.heappush(self._events, (end_s, _END, job, self._version[job]))
+            heapq.heappush(self._events, (end_s, _Event.END, job, self._version[job]))
         self._changed.clear()
 
     def _slower(self, job: int) -> float:
         cluster = self.state.cluster
+        # a gang is as slow as its slowest GPU, and steps together: the worst neighbour sets its pace
         found = max((self._true(job, other) for other in cluster.neighbours(job)), default=1.0)
         return found * (self.world.shape.across_racks if cluster.spans_racks(cluster.held[job]) else 1.0)
 
@@ -271,6 +288,7 @@ class Simulation:
     def _true(self, job: int, other: int) -> float:
         known = self._pairs.get((job, other))
         if known is None:
+            # drawn by the pair's own seed, not in order of meeting: every policy meets the same world
             shift = self._by_kinds[self._kind[job], self._kind[other]] + self.world.harsher
             noise = float(np.random.default_rng((self.seed, job, other)).normal(0.0, 0.1))
             loads = self.state.loads
