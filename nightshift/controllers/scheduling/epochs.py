@@ -166,12 +166,14 @@ class Epochs:
         for job in now.start.jobs:
             if job.nodes and job.name not in running:
                 now.ended_s.setdefault(job.name, at_s)
-        if is_over:
-            return
+        if not is_over:
+            self._note_waiting(now, snapshot, durations)
+
+    def _note_waiting(self, now: _Open, snapshot: Snapshot, durations: Durations) -> None:
         for job in snapshot.jobs:
             if not job.nodes and job.gpus and job.name not in now.waits:
-                now.waits[job.name] = (job, at_s, _guess_s(job, durations))
-            late = job.gate is not None and at_s - job.submitted_s > self.overdue_s
+                now.waits[job.name] = (job, snapshot.at_s, _guess_s(job, durations))
+            late = job.gate is not None and snapshot.at_s - job.submitted_s > self.overdue_s
             now.violated |= now.treated and late
 
     def _settled(self, now: _Open, snapshot: Snapshot, durations: Durations) -> Sample:

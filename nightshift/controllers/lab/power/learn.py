@@ -287,19 +287,17 @@ def left_out(
                 chosen[group] = max(range(len(candidates)), key=lambda k: _rank(scores[k]))
             scored = []
             for seed in range(len(seeds)):
-                parts_of = [(runs[chosen[group]][seed].of(mine), len(mine)) for group, mine in parts.items()]
-                scored.append(
-                    PowerScore(
-                        *(
-                            sum(getattr(s, f.name) * n for s, n in parts_of) / len(curves)
-                            for f in fields(PowerScore)
-                        )
-                    )
-                )
+                scored.append(_pooled([(runs[chosen[g]][seed].of(mine), len(mine)) for g, mine in parts.items()]))
             names = {g: asdict(candidates[k]) for g, k in chosen.items()}
             constants = {g: {x: c[x] for x in ("sure", "surer")} for g, c in names.items()}
             found.append({"budget": budget, "left out": kind, "constants": constants, **summary(scored)})
     return found
+
+
+def _pooled(scores: Sequence[tuple[PowerScore, int]]) -> PowerScore:
+    """The mean over all jobs of groups of so many."""
+    jobs = sum(n for _, n in scores)
+    return PowerScore(*(sum(getattr(s, f.name) * n for s, n in scores) / jobs for f in fields(PowerScore)))
 
 
 def _rank(row: Mapping[str, Any]) -> tuple[bool, float]:
