@@ -160,6 +160,7 @@ def rule(
         return GuardRuling(False, message, Limit.UNKNOWN_KIND)
     if traits_of(action.kind).harmless:
         return GuardRuling(True, "changes nothing in the cluster")
+    # an action that is carried on does not stand in its own way
     begun = [c for c in commitments if c.action.id != action.id]
     return _Guard(inventory, at_s, settings or Settings()).rule(action, begun, unavailable)
 
@@ -262,6 +263,7 @@ class _Guard:
         for gpu in gpus:
             node = self._inventory.above(gpu, _K.NODE, self._at_s)
             per_node[node] = per_node.get(node, 0) + 1
+        # a share of a small rack may be less than one node: nothing could ever be repaired there
         largest = sorted(per_node.values(), reverse=True)[: self._settings.least_nodes]
         return max(math.floor(share * len(gpus)), sum(largest))
 
@@ -276,6 +278,7 @@ class _Guard:
             return GuardRuling(False, message, Limit.UNKNOWN_PLACE)
         out = self._out(begun, unavailable)
         new = taken - out
+        # what is out of use already costs nothing more, even where the limit is reached
         if not new:
             return None
         limits = {_K.RACK: Limit.RACK_CAPACITY, _K.NVLINK_DOMAIN: Limit.DOMAIN_CAPACITY}

@@ -169,9 +169,11 @@ def decide_gang(
         asked.drift.take(job, network.inputs, now_s)
         more["outside"] = asked.drift.envelope.outside(network.inputs)
     decision = replace(decision, **more)
+    # a look at the reference is for one window: the gang comes back to the home that it has
     probes = level == TOP and decision.why.startswith("reference")
     if treated and not probes:
         gang.jobs.home[0] = level
+    # home is where the gang is, not where a policy that was not executed wished it
     if not treated:
         gang.jobs.home[0] = gang.level
     on_clock = gang.lever == CLOCK
@@ -222,6 +224,7 @@ def shield_gpu(
 ) -> shield.Gpu:
     low, high = power_range(settings, window, told)
     mine = told.get(window.node, NodeStatus()).gpus.get(window.uuid)
+    # a lockout is for an hour, so it takes a slowdown that is sure; NaN never leads to one
     sure = belief is not None and belief[2].slowdown_sd < 0.01
     return shield.Gpu(
         window.uuid,
@@ -316,9 +319,11 @@ class Beliefs:
         shares = [w.limit_w * 1000.0 / high for w, (_, high) in zip(members, ranges, strict=True)]
         stale_s = self._settings.shield.stale_s
         read = all(seen_age_s(w.read_s, now_s, stale_s) <= stale_s for w in members)
+        # a gang steps at the pace of its slowest
         level = level_of(min(shares)) if read and all(map(math.isfinite, shares)) else -1
         draw = sum(w.draw_w * 1000.0 / high for w, (_, high) in zip(members, ranges, strict=True)) / len(members)
         gang = self.gangs.get(job)
+        # another lowest level is another kind of GPU: nothing that was learned holds there
         if gang is None or int(gang.jobs.lowest[0]) != lowest:
             gang = self.gangs[job] = Gang.start(lowest)
         steady = (

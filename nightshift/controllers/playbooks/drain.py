@@ -30,6 +30,7 @@ class Drain:
         node = place_of(situation, SubjectKind.NODE)
         if node is None:
             return ActionProposal(None, "unknown which single node is affected")
+        # a drain stops every job of the node: worth it only where one is already losing more than that
         suffering = sorted({f.fault.value for f in situation.findings if self._suffers(situation, f, node)})
         if not suffering:
             return ActionProposal(None, "no job suffers yet: a cordon is enough")

@@ -24,6 +24,7 @@ class NotifyOwner:
         self._economy = economy or Economy()
 
     def propose(self, situation: Situation) -> ActionProposal:
+        # such a place has jobs of many owners: none of them is the one to tell
         wide = situation.subject.kind in (
             SubjectKind.NODE,
             SubjectKind.RACK,

@@ -19,6 +19,7 @@ class OpenRma:
         gpu = place_of(situation, SubjectKind.GPU)
         if gpu is None:
             return ActionProposal(None, "unknown which single GPU is affected")
+        # in order of how sure they are: the vendor's own criterion, ours for repeat offenders, one repair in vain
         if "remap_failure" in situation.facts:
             why = "a row remapping failed (Xid 64): NVIDIA's criterion for a return"
         elif "return" in situation.facts:

@@ -62,6 +62,7 @@ class Reach:
         onset_s = number(situation, "since_s")
         if now.jobs or math.isnan(onset_s):
             return now
+        # the time of the onset alone may be just after its processes had gone
         before = max(
             (cls._at(situation, subject, t_s) for t_s in (onset_s, onset_s - BEFORE_CRASH_S)),
             key=lambda r: len(r.jobs),
@@ -72,6 +73,7 @@ class Reach:
     def _at(cls, situation: Situation, subject: Subject, at_s: float) -> Reach:
         inventory = situation.inventory
         gpus = set(inventory.gpus(subject, at_s))
+        # a rank and a container hold no GPUs of their own: those of their pod are meant
         if subject.kind in (SubjectKind.RANK, SubjectKind.CONTAINER) and not gpus:
             pod = inventory.above(subject, SubjectKind.POD, at_s)
             gpus = set(inventory.gpus(pod, at_s)) if pod else set()
@@ -181,10 +183,12 @@ def draw_up(
     same = {s: uid for s in places if s.kind is _K.NODE and (uid := inventory.fact(s, "uid"))}
     machines = tuple(Precondition(node, "uid", uid) for node, uid in sorted(same.items()))
     pods = sorted({pod for job in stops for pod in inventory.children(job, at_s, _K.POD)})
+    # rules of approval go by size: a restart of 512 GPUs named no GPU, and one person could approve it
     stopped = {STOPPED_GPUS: count} if (count := job_gpus(situation, stops)) else {}
     attempt = situation.facts.get("attempt", 0.0)
     identity = fingerprint([situation.incident_id, str(attempt), kind.value, str(target)])
     return Action(
+        # in small letters: Jobs are named by it, and names of Kubernetes have no capitals
         id=f"{situation.incident_id}-{kind.value.replace('_', '-')}-{identity[:10]}".lower(),
         kind=kind,
         target=target,

@@ -39,6 +39,8 @@ class QuarantineGpu:
             "its memory degrades" if memory else situation.facts.get("recovery_reason", "its error is not cleared")
         )
         why = f"{situation.facts.get('return', usual)}; no new work gets this GPU"
+        # it moves at its next checkpoint, since the GPU still works: a restart now would lose the work since the
+        # last
         if jobs:
             why += f", and {jobs[0].name} moves off it after its next checkpoint"
         action = draw_up(

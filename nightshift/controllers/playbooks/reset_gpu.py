@@ -29,6 +29,7 @@ class ResetGpu:
         gpu = place_of(situation, SubjectKind.GPU)
         if gpu is None:
             return ActionProposal(None, "unknown which single GPU is affected")
+        # only where the driver, or the catalogue of Xids, says so: it ends whatever runs on the GPU
         if situation.facts.get("recovery_action") != ActionKind.RESET_GPU.value:
             return ActionProposal(None, "no Xid calls for a reset")
         jobs = Reach.of(situation, gpu).jobs

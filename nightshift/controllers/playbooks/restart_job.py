@@ -50,6 +50,7 @@ class RestartJob:
             return ActionProposal(
                 None, "no checkpoint from before the onset was seen: where to resume is the owner's call"
             )
+        # all that it does until a person looks is thrown away: it trains on damaged weights
         wasted = job_gpus(situation, (job,)) * (self._economy.response_s + self._economy.restart_s) / 3600.0
         cost = restart_gpu_hours(situation, self._economy, (job,), saved_s)
         why = (
@@ -62,6 +63,7 @@ class RestartJob:
         step, saved_s = number(situation, "checkpoint_step"), number(situation, "checkpoint_s")
         cost = restart_gpu_hours(situation, self._economy, (job,), saved_s)
         waiting = crash_gpu_hours(situation, self._economy, (job,))
+        # a job that stalls still trains: a restart throws work away that a slow one keeps
         if situation.cause is Fault.DATA_STALL:
             waiting = number(situation, "lost_fraction") * job_gpus(situation, (job,)) * HORIZON_S / 3600
             if waiting < cost:

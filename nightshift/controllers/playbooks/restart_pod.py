@@ -23,6 +23,7 @@ class RestartPod:
             return ActionProposal(None, "unknown which single pod is affected")
         inventory, at_s = situation.inventory, situation.at_s
         onset_s = number(situation, "since_s")
+        # a crash empties its gang at once: now alone, the last pod of it would look single
         for when_s in [at_s] if math.isnan(onset_s) else [at_s, onset_s, onset_s - BEFORE_CRASH_S]:
             gangs = inventory.parents(pod, when_s, SubjectKind.JOB)
             job = next((j for j in gangs if len(inventory.children(j, when_s, SubjectKind.POD)) > 1), None)

@@ -130,6 +130,7 @@ class Epochs:
     def _begin(self, snapshot: Snapshot, trust: Trust, durations: Durations, differs: Sequence[str]) -> Stretch:
         epoch, treated = epoch_of(snapshot.at_s), trust.chance >= 1.0
         parts = _parts(snapshot, durations)
+        # both arms are played from the same state, by the same predictions
         shape, closed, at_s = snapshot.shape, snapshot.closed, snapshot.at_s
         plainly = starts_s(shape, closed, parts, at_s)
         steered = starts_s(shape, closed, parts, at_s, Steering(share=False))
@@ -202,6 +203,7 @@ class Epochs:
         really = {name: now.began_s[name] if name in now.began_s else later[name] for name in mine}
         reward, slowdown = _compared(mine, really, plainly)
         if math.isfinite(slowdown):
+            # wrong predictions of lengths put the plays of many hours off alike: the next figure is moved by that
             self._off[now.treated].append(slowdown - now.predicted)
         return replace(sample, reward=reward, slowdown=slowdown)
 
@@ -217,6 +219,7 @@ def _compared(
         return 0.0, 1.0
     there = {n: max(plainly_s[n] - parts[n].submitted_s + parts[n].lasts_s, SHORT_S) for n in names}
     here = {n: max(really_s[n] - parts[n].submitted_s + parts[n].lasts_s, SHORT_S) for n in names}
+    # without an end its slowdown is no number: better none than one that leaves out who waits longest
     if not all(map(math.isfinite, here.values())):
         return math.nan, math.nan
     saved_s = math.fsum(there[n] - here[n] for n in names)

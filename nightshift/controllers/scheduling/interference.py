@@ -131,8 +131,10 @@ class Experience:
         shift = math.log(kernel) - float(self.model.log_kernel(mine, theirs))
         if slowdown <= floor * SET_BY_HOST:
             expected = float(self.model.log_kernel(mine, theirs)) + float(self.shift(own, other, upper=False))
+            # less was expected, and host or network hide how much less it was: nothing is learned
             if 1.0 + float(mine[0]) * (math.exp(expected) - 1.0) <= slowdown:
                 return
+        # nothing seen is ever forgotten, so one absurd reading must not decide for its kinds for good
         self.sums[own, other] += float(np.clip(shift, -3.0, 3.0))
         self.counts[own, other] += 1.0
         self._shifts.clear()
@@ -141,9 +143,11 @@ class Experience:
         """To add to the model's logarithm for these kinds: its upper quantile, or (not `upper`) what gives the mean
         slowdown."""
         if upper not in self._shifts:
+            # the margin narrows to what pairs of jobs differ by; that noise no number of observations takes away
             prior, noise = self.model.spread**2, NOISE**2
             left = 1.0 / (1.0 / prior + self.counts / noise)
             mean, margin = self.sums / noise * left, self.model.upper * np.sqrt((left + noise) / (prior + noise))
+            # half of the variance: the mean of a lognormal lies above its median by so much
             self._shifts[upper] = mean + (margin if upper else left / 2.0)
         return np.asarray(self._shifts[upper][own, other])
 
@@ -176,9 +180,11 @@ def fit(path: Path, quantile: float = QUANTILE) -> Interference:
             if not row["b"]:
                 continue
             for own, other in (("a", "b"), ("b", "a")):
+                # its activity while it runs is what it has alone at full duty
                 sm, dram = alone[row[own], 1.0]
                 duty = float(row[other + "_duty"])
                 features.append((1.0, sm, dram, alone[row[other], 1.0][0] * duty, duty))
+                # a slowdown below 1 is noise of the measurement
                 logs.append(np.log(max(float(row[own + "_slowdown"]), 1.0)))
                 pairs.append(tuple(sorted((row["a"], row["b"]))))
     except (OSError, KeyError, ValueError) as error:
@@ -186,6 +192,7 @@ def fit(path: Path, quantile: float = QUANTILE) -> Interference:
     matrix, target = np.asarray(features), np.asarray(logs)
     errors = np.empty(len(target))
     for pair in set(pairs):
+        # both sides of a pair at once: one would give the other away
         out = np.asarray([each == pair for each in pairs])
         errors[out] = target[out] - matrix[out] @ _ridge(matrix[~out], target[~out])
     weights = tuple(round(float(w), 3) for w in _ridge(matrix, target))

@@ -129,6 +129,7 @@ class QueueState:
             found = self._shared(job, avoid, replace(self.rules, least_gain=0.0))
             waits_s = self.reservation(job, self.gpu_ends_s())[0] - self.now_s if found is not None else 0.0
             return found if found and (found.own - 1.0) * self.guess_s(job, RUNS_ON) <= waits_s else None
+        # carefully first, so that a bold guest comes only where no careful one fits
         found = self._guest(job, avoid, CAREFULLY)
         if found is not None or self.care == CAREFULLY:
             return found
@@ -190,6 +191,7 @@ class QueueState:
 
     def guess_s(self, job: int, q: float = 0.5) -> float:
         """The job's predicted duration alone (s), before it has run."""
+        # what is predicted changes only when a job ends: asked for every waiting job at every look otherwise
         stamp = self.durations.ended
         known = self._guessed.get(job)
         if known is None or known[0] != stamp or q != 0.5:
@@ -211,10 +213,12 @@ class QueueState:
 
     def expected_end_s(self, job: int) -> float:
         """When a running job is expected to end, at the pace it has now."""
+        # beside a job of which nothing is known its slowdown is infinite, and its pace 0
         return self.now_s + self.left_s(job) / max(float(self.rate[job]), 1e-6)
 
     def gpu_ends_s(self) -> F8:
         """`[nodes, per_node]`: when each GPU is expected to be free; infinite where it is closed."""
+        # one more than jobs, for the seats of nobody
         ends = np.full(len(self.submit_s) + 1, self.now_s)
         for job in self.cluster.held:
             ends[job] = self.expected_end_s(job)
@@ -226,6 +230,7 @@ class QueueState:
         width, per_node = int(self.width[job]), self.cluster.shape.per_node
         nodes: NDArray[np.bool_] = np.zeros(len(ends_s), bool)
         if width <= per_node:
+            # free by then are as many of a node's GPUs as it needs
             at_s = np.partition(ends_s, width - 1, axis=1)[:, width - 1]
             need = 1
         else:

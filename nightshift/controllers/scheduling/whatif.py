@@ -73,12 +73,14 @@ def occupied(shape: ClusterShape, nodes: Mapping[int, Mapping[int, int]], closed
             cluster.put(number, np.asarray(seats))
     for node, count in closed.items():
         free = np.flatnonzero(cluster.free()[node])
+        # which of them is closed nobody says: from the far end, so that the free ones lie together
         cluster.close(node * per_node + free[len(free) - min(count, len(free)) :])
     return cluster
 
 
 def _first_free(cluster: Cluster, node: int) -> I8:
     """GPUs of a node with a seat left, empty ones first."""
+    # a node may hold more than it has GPUs, where it shares them: the rest sit second
     taken = (cluster.tenants[node] != NOBODY).sum(1)
     return np.asarray(np.argsort(taken, kind="stable")[: int((taken < 2).sum())])
 

@@ -280,6 +280,8 @@ def left_out(
             parts = _grouped(names_of)
             chosen = {}
             for group, mine in parts.items():
+                # constants are chosen on the rest alone: chosen on all they would know the group that they are
+                # judged on
                 others = [i for i in range(len(curves)) if i not in set(mine)]
                 if not others:
                     raise Permanent(f"{kind}: only {group} is present, so it cannot be excluded")
@@ -362,6 +364,7 @@ class PowerLearnable:
         from nightshift.controllers.lab.power.environment import PowerEnv
 
         total = steps or STEPS
+        # sums over threads come in any order: the same seed would not give the same policy
         torch.set_num_threads(1)
         bank = Bank.make(TRAIN_BANK)
         scale = _normaliser(PowerEnv(JOBS, seed + 1, bank=bank))

@@ -52,6 +52,8 @@ class QueueChoice:
                 seat = state.seat(job)
                 shared = None if seat is None else seat.gpus
             self.places.append(None if shared is None else (shared, alone is None))
+            # logarithms of what spans orders of magnitude: a network sees no difference between a day and a week
+            # otherwise
             rows[place] = (
                 np.log1p(state.guess_s(job)), width / gpus, np.log1p(state.now_s - state.submit_s[job]),
                 alone is not None, alone is None and shared is not None, job in late, 1.0,
@@ -64,6 +66,7 @@ class QueueChoice:
         self.mask[: len(self.places)] = [place is not None for place in self.places]
         self.late = np.zeros(K + 1, bool)
         self.late[: len(self.jobs)] = [job in late for job in self.jobs]
+        # while nothing runs nothing will come free: to wait would be for ever, unless nobody can start
         self.mask[WAIT] = bool(state.cluster.held) or not self.mask.any()
 
     def carry_out(self, state: QueueState, action: int) -> None:
@@ -93,8 +96,13 @@ class SchedulingEnv(gymnasium.Env[NDArray[np.float32], int]):
         drawn = trace.draw(self._jobs, int(self._random.integers(2**31)))
         load = float(self._random.uniform(0.6, 1.4))
         self.simulation = Simulation(
-            trace.at_load(drawn, 64, load), SchedulingWorld(), int(self._random.integers(2**31)), twin=True
+            # 64 GPUs: the default shape's
+            trace.at_load(drawn, 64, load),
+            SchedulingWorld(),
+            int(self._random.integers(2**31)),
+            twin=True,
         )
+        # so that rewards are of the order of one, whatever the lengths in a trace
         self._scale_s = float(np.mean([job.duration_s for job in drawn])) * self._jobs
         self._steps = self.simulation.steps()
         self._spent_s = 0.0
@@ -111,6 +119,7 @@ class SchedulingEnv(gymnasium.Env[NDArray[np.float32], int]):
         if action != WAIT:
             self._choice.carry_out(state, action)
             self._choice = QueueChoice(state, self._order)
+            # time goes on only when nobody else can start: several starts belong to one moment
             if not state.queue or not self._choice.mask[:WAIT].any():
                 reward = self._go_on()
         else:

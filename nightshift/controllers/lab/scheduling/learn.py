@@ -81,6 +81,7 @@ class SchedulingLearnable:
         from nightshift.controllers.lab.scheduling.environment import SchedulingEnv
 
         total = steps or STEPS
+        # sums over threads come in any order: the same seed would not give the same policy
         torch.set_num_threads(1)
         scale = _normaliser(SchedulingEnv(seed + 1))
         raw = SchedulingEnv(seed)
@@ -100,6 +101,7 @@ class SchedulingLearnable:
             env,
             n_steps=1024,
             batch_size=256,
+            # what a start costs shows hundreds of steps later
             gamma=0.999,
             ent_coef=0.005,
             policy_kwargs={"net_arch": [64, 64]},
@@ -155,6 +157,7 @@ def _normaliser(env: Any) -> Normaliser:
     random = np.random.default_rng(0)
     rows = [env.reset(seed=0)[0]]
     for _ in range(3000):
+        # among what is allowed: a masked action raises
         observation, _, ended, _, _ = env.step(int(random.choice(np.flatnonzero(env.action_masks()))))
         rows.append(env.reset()[0] if ended else observation)
     return normaliser(np.asarray(rows, float))

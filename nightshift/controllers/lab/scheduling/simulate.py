@@ -160,6 +160,7 @@ class Simulation:
             self._observe()
             yield state
             self._settle()
+            # a preemptive order changes its mind by time alone; none is needed where one comes at once
             if self.world.tick_s and state.queue and not any(e[1] == _Event.TICK for e in events[:1]):
                 heapq.heappush(events, (now_s + self.world.tick_s, _Event.TICK, 0, 0))
 
@@ -225,6 +226,7 @@ class Simulation:
         cluster = self.state.cluster
         for job in cluster.on(gpu):
             self.stop(job)
+            # checkpoints are counted in work done, which a neighbour slows as it slows the job
             lost_s = float(self.state.done_s[job] % self.world.checkpoint_s)
             self._left_s[job] += lost_s
             self.state.done_s[job] -= lost_s
@@ -278,6 +280,7 @@ class Simulation:
         """A job beside one neighbour, not across racks, tells what that neighbour costs it, once."""
         cluster, state = self.state.cluster, self.state
         neighbours = cluster.neighbours(job)
+        # beside two, or across racks, what of it is whose cannot be told
         if len(neighbours) != 1 or (job, neighbours[0]) in self._told or cluster.spans_racks(cluster.held[job]):
             return
         other = neighbours[0]

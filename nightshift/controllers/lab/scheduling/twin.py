@@ -72,6 +72,7 @@ class Twin:
         slow it there too, and nobody would be late however wrong the model."""
         self._advance(self.real.now_s)
         self._worked_s[job] = worked_s
+        # it has not started there: how long it takes is known before, and used when it does
         if job not in self.started_s:
             return
         end_s = self.started_s[job] + self._lasts_s(job)
