@@ -190,11 +190,13 @@ class GangClocks:
 
 
 def _with_clocks(made: Decided, orders: clocks.ClockOrders, other: clocks.ClockOrders) -> Decided:
-    def mine(asked: clocks.ClockOrders) -> dict[str, int | None]:
-        return {u: asked.changed_mhz[u] for u in made.highest_mw if u in asked.changed_mhz}
+    def changes(arm: clocks.ClockOrders) -> dict[str, int | None]:
+        return {u: arm.changed_mhz[u] for u in made.highest_mw if u in arm.changed_mhz}
 
     clips = tuple(dict.fromkeys(c for u in made.highest_mw for c in orders.clips.get(u, ())))
-    return replace(made, clocks_mhz=mine(orders), clock_clips=clips, clock_same=mine(orders) == mine(other))
+    return replace(
+        made, clocks_mhz=changes(orders), clock_clips=clips, clock_same=changes(orders) == changes(other)
+    )
 
 
 def _known(gang: Gang, seen: Outlook, belief: Belief, unbound: bool) -> Belief:
