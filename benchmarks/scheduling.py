@@ -52,7 +52,6 @@ SOURCES = (
     "scheduling/policies.py",
     "scheduling/predict.py",
     "lab/scheduling/preemptive.py",
-    "lab/scheduling/ramp.py",
     "lab/scheduling/shapes.py",
     "lab/scheduling/simulate.py",
     "scheduling/state.py",

@@ -14,8 +14,7 @@ from nightshift.collectors.base import Permanent
 from nightshift.controllers.lab.scheduling import shapes, trace
 from nightshift.controllers.lab.scheduling.bound import least_mean_jct_s
 from nightshift.controllers.lab.scheduling.preemptive import Preemptive, least_attained
-from nightshift.controllers.lab.scheduling.ramp import Ramp
-from nightshift.controllers.lab.scheduling.simulate import Faults, SchedulingWorld, Simulation
+from nightshift.controllers.lab.scheduling.simulate import Faults, Ramp, SchedulingWorld, Simulation
 from nightshift.controllers.lab.scheduling.trace import TraceJob
 from nightshift.controllers.scheduling import policies
 from nightshift.controllers.scheduling.cluster import Cluster, ClusterShape, SharingRules
