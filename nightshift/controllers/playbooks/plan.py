@@ -7,8 +7,10 @@ they go back to). They are estimates from stated settings, NaN where a figure th
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,10 +20,12 @@ from nightshift.controllers.action import (
     STOPPED_GPUS,
     Action,
     ActionKind,
+    ActionProposal,
     BlastRadius,
     Precondition,
     Situation,
     Undo,
+    target_of,
 )
 
 # How long a slowdown would go on unnoticed: a night.
@@ -208,3 +212,34 @@ def draw_up(
         preconditions=(*preconditions, *machines),
         needs_approval=needs_approval,
     )
+
+
+_NOUNS = {_K.GPU: "GPU", _K.NODE: "node", _K.POD: "pod", _K.JOB: "job"}
+
+
+class Remedy(ABC):
+    """A playbook for the one subject that its kind acts on. Fulfils `controllers.action.Playbook`."""
+
+    kind: ClassVar[ActionKind]
+    unknown: ClassVar[str] = ""
+    """What is said where there is no one such subject; empty: that it is unknown which."""
+
+    def __init__(self, economy: Economy | None = None) -> None:
+        self._economy = economy or Economy()
+
+    def propose(self, situation: Situation) -> ActionProposal:
+        subject = self.subject(situation)
+        if subject is not None:
+            return self.plan(situation, subject)
+        return ActionProposal(
+            None, self.unknown or f"unknown which single {_NOUNS[target_of(self.kind)]} is affected"
+        )
+
+    def subject(self, situation: Situation) -> Subject | None:
+        """What to act on; None where it is not known or not exactly one."""
+        target = target_of(self.kind)
+        return job_of(situation) if target is _K.JOB else place_of(situation, target)
+
+    @abstractmethod
+    def plan(self, situation: Situation, subject: Subject) -> ActionProposal:
+        """The action on it, or why none fits."""
