@@ -169,15 +169,15 @@ class _Guard:
     def __init__(self, inventory: Inventory, at_s: float, settings: Settings) -> None:
         self._inventory, self._at_s, self._settings = inventory, at_s, settings
 
-    def rule(self, action: Action, begun: list[Commitment], unavailable: frozenset[Subject]) -> GuardRuling:
+    def rule(self, action: Action, commitments: list[Commitment], unavailable: frozenset[Subject]) -> GuardRuling:
         touched = self._touched(action)
         refusal = (
             self._left_alone(touched)
-            or self._busy(action, begun)
-            or self._capacity(action, begun, unavailable)
-            or self._rate(action, begun)
+            or self._busy(action, commitments)
+            or self._capacity(action, commitments, unavailable)
+            or self._rate(action, commitments)
         )
-        return refusal or GuardRuling(True, self._margin(action, begun, unavailable))
+        return refusal or GuardRuling(True, self._margin(action, commitments, unavailable))
 
     def _touched(self, action: Action) -> set[Subject]:
         return {above for s in action.named for above in self._inventory.ancestors(s, self._at_s)} | {

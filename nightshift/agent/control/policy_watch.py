@@ -55,9 +55,9 @@ class Uncounted:
     def jobs(self, kind: str, settled: int) -> None: ...
 
 
-def reason_of(why: str) -> str:
+def reason_of(demotion: str) -> str:
     """A demotion's reason as one of few words, for a metric's label."""
-    return next((word for sign, word in _SIGNS.items() if sign in why), "other")
+    return next((word for sign, word in _SIGNS.items() if sign in demotion), "other")
 
 
 @dataclass

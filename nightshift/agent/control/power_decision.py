@@ -199,9 +199,9 @@ _KEPT_S = 3600.0
 """For which a gang's belief outlives the last sight of its job."""
 
 
-def power_range(settings: PowerSettings, window: GpuWindow, told: Mapping[str, NodeStatus]) -> tuple[int, int]:
+def power_range(settings: PowerSettings, window: GpuWindow, status: Mapping[str, NodeStatus]) -> tuple[int, int]:
     """Lowest and highest limit of a GPU (mW): as its node says, else as it is configured."""
-    node = told.get(window.node)
+    node = status.get(window.node)
     if node is not None and window.uuid in node.gpus:
         return node.gpus[window.uuid].min_mw, node.gpus[window.uuid].max_mw
     return int(settings.min_w * 1000), int(settings.max_w * 1000)
@@ -217,13 +217,13 @@ def shield_gpu(
     settings: PowerSettings,
     rack: str,
     window: GpuWindow,
-    told: Mapping[str, NodeStatus],
+    status: Mapping[str, NodeStatus],
     ill: bool,
     belief: Belief | None,
     now_s: float,
 ) -> shield.Gpu:
-    low, high = power_range(settings, window, told)
-    mine = told.get(window.node, NodeStatus()).gpus.get(window.uuid)
+    low, high = power_range(settings, window, status)
+    mine = status.get(window.node, NodeStatus()).gpus.get(window.uuid)
     # a lockout is for an hour, so it takes a slowdown that is sure; NaN never leads to one
     sure = belief is not None and belief[2].slowdown_sd < 0.01
     return shield.Gpu(

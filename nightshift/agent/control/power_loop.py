@@ -109,10 +109,10 @@ def _gangs(windows: Iterable[GpuWindow]) -> dict[str, list[GpuWindow]]:
     return gangs
 
 
-def complaints(told: Mapping[str, NodeStatus], before: Mapping[str, NodeStatus]) -> list[tuple[str, str]]:
+def complaints(status: Mapping[str, NodeStatus], former: Mapping[str, NodeStatus]) -> list[tuple[str, str]]:
     """(node, what is wrong with it), where that is news."""
     return [
-        (n, s.error) for n, s in sorted(told.items()) if s.error and s.error != before.get(n, NodeStatus()).error
+        (n, s.error) for n, s in sorted(status.items()) if s.error and s.error != former.get(n, NodeStatus()).error
     ]
 
 

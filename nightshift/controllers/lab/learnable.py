@@ -69,10 +69,10 @@ def environment_sha256(sources: Sequence[str], folder: Path = CONTROLLERS) -> st
     return state.hexdigest()
 
 
-def normaliser(seen: NDArray[Any], *, robust: bool = False, clip: float = 5.0) -> Normaliser:
+def normaliser(features: NDArray[Any], *, robust: bool = False, clip: float = 5.0) -> Normaliser:
     """From features [n, n_features] seen under random actions: mean and standard deviation; `robust`: median, and
     the spread of a normal distribution with the same 10th and 90th percentile, for features with long tails."""
-    rows = np.asarray(seen, np.float64)
+    rows = np.asarray(features, np.float64)
     if robust:
         middle, spread = np.median(rows, axis=0), np.subtract(*np.percentile(rows, (90, 10), axis=0)) / 2.56
     else:

@@ -78,17 +78,17 @@ def rung(called_for: ActionKind, record: Record, ladder: RepairLadder) -> Rung:
 
 def record_of(
     gpu: Subject,
-    begun: Iterable[Commitment],
+    commitments: Iterable[Commitment],
     offences_s: Iterable[float],
     inventory: Inventory,
     at_s: float,
     ladder: RepairLadder,
 ) -> Record:
-    """The record of a GPU: `begun` are actions that were begun, `offences_s` when its earlier hardware faults
+    """The record of a GPU: `commitments` are actions that were begun, `offences_s` when its earlier hardware faults
     were."""
     node = inventory.above(gpu, SubjectKind.NODE, at_s)
     # begun counts, ended or not: a repair that failed was a try; one from the future is of a clock set back
-    recent = [c.action for c in begun if 0 <= at_s - c.begun_s <= WINDOW_S]
+    recent = [c.action for c in commitments if 0 <= at_s - c.begun_s <= WINDOW_S]
     return Record(
         resets=sum(a.kind is ActionKind.RESET_GPU and a.target == gpu for a in recent),
         reboots=sum(

@@ -79,7 +79,7 @@ class ClockOrders:
 
 
 def observe(
-    seen: Sequence[ClockReading],
+    readings: Sequence[ClockReading],
     memory: ClockMemory,
     granted: Mapping[str, bool],
     s: shield.Settings,
@@ -89,7 +89,7 @@ def observe(
     whose nodes saw a person change the clock."""
     confirmed, liars, odd = set(memory.confirmed) - by_hand, set(memory.liars), dict(memory.odd)
     manual = set(memory.manual | by_hand)
-    for one in seen:
+    for one in readings:
         node, uuid = one.gpu.node, one.gpu.uuid
         if not _is_new(one, memory, manual, s):
             continue
@@ -111,7 +111,7 @@ def observe(
             manual.add(uuid)
             confirmed.discard(uuid)
     ordered = without(memory.ordered_mhz, manual)
-    read_s = {one.gpu.uuid: one.read_s for one in seen if math.isfinite(one.read_s)}
+    read_s = {one.gpu.uuid: one.read_s for one in readings if math.isfinite(one.read_s)}
     return replace(
         memory, ordered_mhz=ordered, read_s=read_s, confirmed=frozenset(confirmed), manual=frozenset(manual),
         liars=frozenset(liars), odd=odd,
@@ -146,7 +146,7 @@ def _off(one: ClockReading, lock_mhz: int | None) -> _Off | None:
 
 
 def decide(
-    seen: Iterable[ClockReading],
+    readings: Iterable[ClockReading],
     wishes: Mapping[str, float],
     memory: ClockMemory,
     limits: shield.LimitMemory,
@@ -157,7 +157,7 @@ def decide(
     """What of the wishes (job → share of the highest clock; none, or 1: free) may be done now. Both memories after
     `observe`; `limits` is read, never changed."""
     gangs: dict[str, list[ClockReading]] = defaultdict(list)
-    for one in seen:
+    for one in readings:
         gangs[one.gpu.job or f"\0{one.gpu.uuid}"].append(one)  # one without a job is a gang of its own
     changed: dict[str, int | None] = {}
     clips: dict[str, tuple[Clip, ...]] = {}

@@ -180,7 +180,7 @@ class Cluster:
         gpus: int,
         loads: F8,
         kinds: I8,
-        known: Experience,
+        experience: Experience,
         rules: SharingRules,
         avoid: B1 | None = None,
         guest: Guest | None = None,
@@ -194,10 +194,10 @@ class Cluster:
         roomy = room >= per_node if avoid is None else (room >= per_node) & ~avoid
         if not len(people) or np.count_nonzero(roomy) < need:
             return None
-        mine, theirs, model, own = loads[job], loads[people], known.model, int(kinds[job])
+        mine, theirs, model, own = loads[job], loads[people], experience.model, int(kinds[job])
         # both at the upper quantile, to decide; what is told of the seat later is typical
-        theirs_slower = model.slowdown(theirs, mine, known.shift(kinds[people], own, upper=True))
-        mine_slower = model.slowdown(mine, theirs, known.shift(own, kinds[people], upper=True))
+        theirs_slower = model.slowdown(theirs, mine, experience.shift(kinds[people], own, upper=True))
+        mine_slower = model.slowdown(mine, theirs, experience.shift(own, kinds[people], upper=True))
         good = model.fits_memory(mine, theirs) & (np.maximum(theirs_slower, mine_slower) <= rules.most_slowdown)
         if guest is not None and good.any():
             stay_s, at = guest.work_s * mine_slower, np.flatnonzero(good)
@@ -233,9 +233,9 @@ class Cluster:
                 return Seat(flat, 1.0, 0.0)
             gain = gpus / float(mine_slower[met].max()) - float(loss[met].sum())
             if gain >= rules.least_gain * gpus:
-                typical, there = known.shift(own, kinds[people[met]], upper=False), theirs[met]
+                typical, there = experience.shift(own, kinds[people[met]], upper=False), theirs[met]
                 slower = float(model.slowdown(mine, there, typical).max())
-                typical = known.shift(kinds[people[met]], own, upper=False)
+                typical = experience.shift(kinds[people[met]], own, upper=False)
                 lost = 1.0 - 1.0 / model.slowdown(there, mine, typical)
                 return Seat(flat, slower, float(lost.sum()), float((lost * look.width[met]).sum()))
         return None

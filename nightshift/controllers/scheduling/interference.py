@@ -120,19 +120,21 @@ class Experience:
     _shifts: dict[bool, F8] = field(default_factory=dict, init=False)
     """Of all pairs of kinds, until more is seen."""
 
-    def see(self, own: int, other: int, mine: F8, theirs: F8, slowdown: float) -> None:
+    def see(self, own: int, other: int, own_load: F8, other_load: F8, slowdown: float) -> None:
         """One pair's observed slowdown, of a job of kind `own` beside one of kind `other` (indices of `KINDS`, -1:
         unknown). Where host or network set the pace, the GPU's share is known from above only: taken as that where
         it was expected to be more, as nothing where not."""
-        floor = max(float(mine[1] + theirs[1]), float(mine[2] + theirs[2]), 1.0)
-        if min(own, other) < 0 or not math.isfinite(slowdown + floor) or not mine[0] > 0:
+        floor = max(float(own_load[1] + other_load[1]), float(own_load[2] + other_load[2]), 1.0)
+        if min(own, other) < 0 or not math.isfinite(slowdown + floor) or not own_load[0] > 0:
             return
-        kernel = 1.0 + (max(slowdown, 1.0) - 1.0) / float(mine[0])
-        shift = math.log(kernel) - float(self.model.log_kernel(mine, theirs))
+        kernel = 1.0 + (max(slowdown, 1.0) - 1.0) / float(own_load[0])
+        shift = math.log(kernel) - float(self.model.log_kernel(own_load, other_load))
         if slowdown <= floor * SET_BY_HOST:
-            expected = float(self.model.log_kernel(mine, theirs)) + float(self.shift(own, other, upper=False))
+            expected = float(self.model.log_kernel(own_load, other_load)) + float(
+                self.shift(own, other, upper=False)
+            )
             # less was expected, and host or network hide how much less it was: nothing is learned
-            if 1.0 + float(mine[0]) * (math.exp(expected) - 1.0) <= slowdown:
+            if 1.0 + float(own_load[0]) * (math.exp(expected) - 1.0) <= slowdown:
                 return
         # nothing seen is ever forgotten, so one absurd reading must not decide for its kinds for good
         self.sums[own, other] += float(np.clip(shift, -3.0, 3.0))

@@ -33,14 +33,14 @@ def fifo(state: QueueState) -> None:
 
 
 def backfill(
-    state: QueueState, order: Sequence[int] | None = None, *, share: bool = False, taken: B1 | None = None
+    state: QueueState, order: Sequence[int] | None = None, *, share: bool = False, closed: B1 | None = None
 ) -> None:
-    """EASY backfill along an order (none: by submission), by predicted durations. `taken`: nodes closed to all."""
+    """EASY backfill along an order (none: by submission), by predicted durations. `closed`: nodes closed to all."""
     waiting = list(state.queue if order is None else order)
     # starts only take room away, so a width that fitted nowhere once fits nowhere in this pass; long queues are of
     # few widths. Sharing depends on the job itself, so there nothing is skipped.
     failed: set[tuple[int, bool]] = set()
-    widest = math.inf if share else _widest(state, taken)
+    widest = math.inf if share else _widest(state, closed)
     blocked: B1 | None = None
     until_s = math.inf
     worth = Worth(state)
@@ -51,7 +51,7 @@ def backfill(
         clear = blocked is None or state.now_s + state.guess_s(job) <= until_s
         if (width, clear) in failed:
             continue
-        avoid = taken if clear else _either(blocked, taken)
+        avoid = closed if clear else _either(blocked, closed)
         gpus = state.cluster.alone(width, avoid)
         if gpus is not None:
             state.start(job, gpus, "fits now" if blocked is None else "fits beside the reservation")
@@ -59,7 +59,7 @@ def backfill(
             if not share:
                 failed.add((width, clear))
             if blocked is None:
-                until_s, blocked = _reserved(state, job, taken)
+                until_s, blocked = _reserved(state, job, closed)
 
 
 def _either(some: B1 | None, others: B1 | None) -> B1 | None:
@@ -177,7 +177,7 @@ class Steering:
         rest = self.order(state, set(late))
         taken = None if self.held is None else self.held[1]
         share = share and not any(job in late for job in state.queue)
-        backfill(state, rest[: self.looks], share=share, taken=taken)
+        backfill(state, rest[: self.looks], share=share, closed=taken)
 
     def order(self, state: QueueState, late: Set[int] = frozenset()) -> list[int]:
         """Who waits and is not late: the first of the queue, then by rank; higher priority goes before both."""

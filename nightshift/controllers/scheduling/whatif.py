@@ -88,13 +88,13 @@ def _first_free(cluster: Cluster, node: int) -> I8:
 def starts_s(
     shape: ClusterShape,
     closed: Mapping[int, int],
-    parts: Sequence[PlayedJob],
+    jobs: Sequence[PlayedJob],
     from_s: float,
     order: Callable[[QueueState], None] = backfill,
 ) -> dict[str, float]:
     """When each job that does not run yet starts (Unix s); infinite for those that never do. `order`: plain
     backfill by priority and submission, or another that starts what it would start now."""
-    return _Replay(shape, closed, parts, from_s).run(order)
+    return _Replay(shape, closed, jobs, from_s).run(order)
 
 
 class _Replay:

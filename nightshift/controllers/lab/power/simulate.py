@@ -59,9 +59,9 @@ class EnergyLedger:
         pick = slice(None) if rows is None else np.asarray(rows, dtype=np.int64)
         return PowerScore(*(float(getattr(self, name)[pick].mean()) for name in PowerScore.__dataclass_fields__))
 
-    def split(self, parts: int) -> list[EnergyLedger]:
+    def split(self, blocks: int) -> list[EnergyLedger]:
         """In so many equal blocks of jobs."""
-        columns = [np.split(getattr(self, name), parts) for name in self.__dataclass_fields__]
+        columns = [np.split(getattr(self, name), blocks) for name in self.__dataclass_fields__]
         return [EnergyLedger(*block) for block in zip(*columns, strict=True)]
 
 

@@ -135,10 +135,10 @@ def at_load(jobs: list[TraceJob], gpus: int, load: float) -> list[TraceJob]:
     return [replace(job, submit_s=(job.submit_s - first_s) * stretch) for job in jobs]
 
 
-def without_part(jobs: list[TraceJob], part: int, parts: int) -> list[TraceJob]:
+def without_part(jobs: list[TraceJob], number: int, count: int) -> list[TraceJob]:
     """The trace with one of its parts (by order of submission) left out and the gap closed."""
-    edges = [round(len(jobs) * k / parts) for k in range(parts + 1)]
-    low, high = edges[part % parts], edges[part % parts + 1]
+    edges = [round(len(jobs) * k / count) for k in range(count + 1)]
+    low, high = edges[number % count], edges[number % count + 1]
     # closed, or the cluster would empty there, and the parts would not be alike
     gap_s = jobs[min(high, len(jobs) - 1)].submit_s - jobs[low].submit_s
     return jobs[:low] + [replace(job, submit_s=job.submit_s - gap_s) for job in jobs[high:]]
