@@ -184,3 +184,25 @@ def test_a_beginning_that_could_not_be_stored_is_stored_at_a_later_look(
     assert is_unrepaired(world.store.incident(name))
     repaired.look([], 1_115.0)
     assert not is_unrepaired(world.store.incident(name))
+
+
+def test_a_fatal_xid_that_came_after_the_action_and_fell_silent_is_not_confirmed_but_planned(
+    world: World, clock: ManualClock
+) -> None:
+    with running(world) as lifecycle:
+        name = opened(world)
+        assert lifecycle.wait_idle()
+        approved(world, name)
+        assert lifecycle.wait_idle()
+        assert world.store.incident(name).state is _S.CONFIRMING
+        clock.advance(1)
+        other = Subject(SubjectKind.GPU, "GPU-2")
+        fatal = a_finding(Fault.XID, other, since_s=clock.now_s(), severity=Severity.CRITICAL)
+        world.store.attach(name, fatal)
+        assert lifecycle.wait_idle()
+        told(world, name, State.CLEAR)
+        world.store.update_finding(name, replace(fatal, state=State.CLEAR))
+        clock.advance(11)
+        assert lifecycle.wait_idle()
+        assert world.store.incident(name).state is _S.AWAITING_APPROVAL
+    assert causes_of(world, name)[-3:] == ["new_evidence", "diagnosis_stored", "plan_proposed"]

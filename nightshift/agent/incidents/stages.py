@@ -419,6 +419,11 @@ class Stages:
         quiet_since = quiet_since_s(incident)
         failure = f"not recovered {settings.confirm_timeout_s:.0f} s after the action"
         if quiet_since is not None and now - quiet_since >= settings.quiet_s:
+            if is_unrepaired(incident):
+                # its silence proves nothing: a GPU that fell off the bus logs that once, and then nobody uses it
+                note = f"a fatal Xid since {action.kind} of {action.target} fell silent without a repair"
+                self._move(incident, _C.NEW_EVIDENCE, note)
+                return
             proof = f"every finding has been clear for {now - quiet_since:.0f} s"
             try:
                 tested = self._parts.probe(incident) if self._parts.probe else None
@@ -454,8 +459,8 @@ class Stages:
         return (_C.RETURN_DUE, "") if more else (_C.CONFIRMED, stays(standing))
 
     def _take_up_news(self, incident: Incident, action: Action) -> None:
-        """Diagnoses again what came after the action. Only where that finds another cause, or calls for another
-        repair, and so for another action, is the confirmation left; else it goes on, knowing more."""
+        """Diagnoses again what came after the action. Only where that finds another cause or place, or calls for
+        another repair, and so for another action, is the confirmation left; else it goes on, knowing more."""
         before, told = incident.diagnosis, self._parts.diagnose(incident)
         if before is None or called_for(told) != called_for(before):
             wanted = self._parts.plan(replace(incident, diagnosis=told)).action
@@ -465,6 +470,8 @@ class Stages:
                 )
                 self._move(incident, _C.NEW_EVIDENCE, note)
                 return
+        if before is not None and told.facts.get("subject") != before.facts.get("subject"):
+            told = before  # the probe proves recovery by the facts of the place that was acted on
         self._store.learn(incident, told, by=Stage.CONFIRM)
 
     # Undo -------------------------------------------------------------------------------------------------------
@@ -512,8 +519,8 @@ def quiet_since_s(incident: Incident) -> float | None:
 
 
 def called_for(diagnosis: Diagnosis) -> tuple[object, ...]:
-    """What of a diagnosis decides which repair fits."""
-    return diagnosis.cause, diagnosis.facts.get("recovery_action")
+    """What of a diagnosis decides which repair fits, and where."""
+    return diagnosis.cause, diagnosis.facts.get("recovery_action"), diagnosis.facts.get("subject")
 
 
 def _plan_of(incident: Incident) -> Action:

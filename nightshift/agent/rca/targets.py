@@ -7,12 +7,13 @@ what a kind of action repairs, and how far up the ladder of hardware repairs it 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
-from nightshift.agent.correlation.kinship import BEFORE_CRASH_S, Places, first_cause
+from nightshift.agent.correlation.kinship import BEFORE_CRASH_S, STAGE, Places, first_cause, kin_of
 from nightshift.agent.correlation.silent_faults import open_findings
 from nightshift.agent.rca.rules import REMAP_FAILED, codes_of, fault_of, recovery_of
-from nightshift.agent.store.incident import Incident, findings_of
+from nightshift.agent.store.incident import Cause, Incident, findings_of
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.action import KINDS, Action, ActionTraits, traits_of
 from nightshift.detectors.base import Finding
@@ -26,12 +27,33 @@ def at_issue(incident: Incident) -> list[Finding]:
 
     All of them, as long as the first cause is open, or nothing else that is open calls for work on a machine: a job
     may hang still though the crash that stopped it says nothing more. Where the first cause is over and another
-    machine's fault is open, only what is open: a repair of the first would be aimed at a healthy machine.
+    machine's fault is open, only what is open: a repair of the first would be aimed at a healthy machine. Where
+    another machine failed since our action began, only what is open there: the first cause was acted on already.
     """
     found, open_ = findings_of(incident), open_findings(incident)
+    if places := _failed_since_we_acted(incident, found, open_):
+        return [finding for finding in open_ if finding.subject in places]
     if not open_ or first_cause(found) in open_ or not _is_of_a_machine(first_cause(open_)):
         return found
     return open_
+
+
+def _failed_since_we_acted(incident: Incident, found: Iterable[Finding], open_: Iterable[Finding]) -> set[Subject]:
+    """Machines that no finding named when the action that was carried out began, with an open fault of their own.
+
+    Stage 0 alone: hardware and throttling follow from no other fault and from no action of ours. A hang or a lost
+    source may still be the first cause's effect or the action's own, and waits for the confirmation.
+    """
+    intended_s, begun_s = math.inf, math.inf
+    for step in incident.history:
+        if step.cause == Cause.INTENT_STORED:
+            intended_s = step.at_s
+        elif step.cause == Cause.ACTION_DONE:
+            begun_s = min(intended_s, step.at_s)
+        elif step.cause == Cause.RELAPSED:
+            begun_s = math.inf  # the fault is back: what was done the last time has no bearing on this one
+    earlier = {finding.subject for finding in found if finding.since.t_s <= begun_s}
+    return {f.subject for f in open_ if STAGE[kin_of(f)] == 0 and f.subject not in earlier}
 
 
 def _is_of_a_machine(finding: Finding) -> bool:

@@ -214,7 +214,12 @@ class Store(Archive):
         clear = all(row.state == State.CLEAR for row in rows)
         since = max(row.changed_s for row in rows) if clear else None
         diagnosed = {row.fault for row in rows if row.diagnosed == 1}
-        unseen = [row for row in rows if row.diagnosed == _OUTDATED or row.fault not in diagnosed]
+        # A job's thousand ranks hang alike: one more of a known fault makes no new diagnosis. After an action it
+        # does, because the same fault on another machine is one that nothing was done about.
+        state = connection.execute(sa.select(incidents.c.state).where(incidents.c.number == number)).scalar_one()
+        if state == IncidentState.CONFIRMING:
+            diagnosed = set()
+        unseen = [r for r in rows if r.diagnosed == _OUTDATED or (r.diagnosed == 0 and r.fault not in diagnosed)]
         news = any(row.state == State.FIRING for row in unseen)
         connection.execute(
             sa.update(incidents).where(incidents.c.number == number).values(clear_since_s=since, news=int(news))
