@@ -327,24 +327,39 @@ def _quoted(case: DiagnosisCase, finding: Finding, item: Evidence) -> Drafts:
     chosen = next((q for q in quotes if own and own in q.text), quotes[0] if quotes else None)
     if chosen is None:
         return
-    if code is None:
-        sentence, path, value = "the log says so", "fault", finding.fault.value
-        yield claim(_P.EQUALS, sentence, case.said(finding), item, quotes=(chosen,), path=path, value=value)
-    else:
-        meaning = CATALOGUE[code].meaning if code in CATALOGUE else "not in the catalogue"
-        sentence, path = f"Xid {code} ({meaning})", "facts.xid"
-        yield claim(_P.EQUALS, sentence, case.said(finding), item, quotes=(chosen,), path=path, value=float(code))
+    sentence, path, value = _own_words(finding, code)
+    yield claim(_P.EQUALS, sentence, case.said(finding), item, quotes=(chosen,), path=path, value=value)
     yield _further_codes(case, finding, item, quotes)
-    announced = next((q for q in quotes if "recovery action changed" in q.text), None)
-    if announced is not None and "announced_recovery" in finding.facts:
-        called_for = str(finding.facts["announced_recovery"])
-        sentence, path = f"the driver itself calls for: {called_for}", "facts.announced_recovery"
-        yield claim(_P.EQUALS, sentence, case.said(finding), item, quotes=(announced,), path=path, value=called_for)
-    follower = next((q for q in quotes if "): 45," in q.text or "): 43," in q.text), None)
-    if follower is not None and follower != chosen:
-        after = "45" if "): 45," in follower.text else "43"
-        sentence = f"Xid {after} came only after it: tear-down, not a cause"
-        yield claim(_P.PRECEDED, sentence, item, quotes=(chosen, follower), margin_s=0.0)
+    yield _announcement(case, finding, item, quotes)
+    yield _tear_down(item, quotes, chosen)
+
+
+def _own_words(finding: Finding, code: int | None) -> tuple[str, str, str | float]:
+    """What a finding's own line says, and the fact beside it: (sentence, path, value)."""
+    if code is None:
+        return "the log says so", "fault", finding.fault.value
+    meaning = CATALOGUE[code].meaning if code in CATALOGUE else "not in the catalogue"
+    return f"Xid {code} ({meaning})", "facts.xid", float(code)
+
+
+def _announcement(case: DiagnosisCase, finding: Finding, item: Evidence, quotes: list[Quote]) -> Claim | None:
+    """Which recovery the driver announced, by its own line (Xid 154)."""
+    line = next((q for q in quotes if "recovery action changed" in q.text), None)
+    if line is None or "announced_recovery" not in finding.facts:
+        return None
+    action = str(finding.facts["announced_recovery"])
+    sentence, path = f"the driver itself calls for: {action}", "facts.announced_recovery"
+    return claim(_P.EQUALS, sentence, case.said(finding), item, quotes=(line,), path=path, value=action)
+
+
+def _tear_down(item: Evidence, quotes: list[Quote], first: Quote) -> Claim | None:
+    """That 43 and 45 came after the error: the driver logs them for every process that it ends."""
+    line = next((q for q in quotes if "): 45," in q.text or "): 43," in q.text), None)
+    if line is None or line == first:
+        return None
+    after = "45" if "): 45," in line.text else "43"
+    sentence = f"Xid {after} came only after it: tear-down, not a cause"
+    return claim(_P.PRECEDED, sentence, item, quotes=(first, line), margin_s=0.0)
 
 
 def _further_codes(case: DiagnosisCase, finding: Finding, item: Evidence, quotes: list[Quote]) -> Claim | None:

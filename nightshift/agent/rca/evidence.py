@@ -357,7 +357,7 @@ class _Gatherer:
         return [s for s in near if s in known]
 
     def _kernel_log(self, node: Subject) -> None:
-        """The node's kernel events and whether its kernel log was seen to be well: absence counts only then."""
+        """The node's kernel events, and the state of the log that they come from."""
         events = self.history.events(node, self._start_s, self.at_s)
         storage = [event.record for event in events if event.kind is KernelEventKind.STORAGE]
         others = [event.record for event in events if event.kind is not KernelEventKind.STORAGE]
@@ -365,14 +365,15 @@ class _Gatherer:
         title = f"kernel events of {node.name}"
         item = self.ledger.log(("kernel_log", node.name), lines, title, even_if_empty=True)
         whole = item is not None and item.content.count(b"\n") == len(lines)
-        sources = [
-            s
-            for s in self.history.sources()
-            if s.source.name.partition(" ")[0] in KERNEL_LOGS and (node in s.covers or node.name in s.source.name)
-        ]
+        self._log_state(node, whole, sum(event.kind is KernelEventKind.GAP for event in events))
+
+    def _log_state(self, node: Subject, whole: bool, gaps: int) -> None:
+        """Adds whether the kernel log was read without a gap and kept whole: only then does absence count."""
+        kernel_logs = [s for s in self.history.sources() if s.source.name.partition(" ")[0] in KERNEL_LOGS]
+        # a node agent covers its node; a source that reads a file has the node only in its name
+        sources = [s for s in kernel_logs if node in s.covers or node.name in s.source.name]
         if not sources:
             return
-        gaps = sum(event.kind is KernelEventKind.GAP for event in events)
         body = {
             "ok": all(s.ok for s in sources) and gaps == 0 and whole,
             "gaps": gaps,

@@ -285,22 +285,34 @@ def _absent(claim: Claim, items: list[Evidence]) -> None:
     logs, facts = ([i for i in items if i.media_type == kind] for kind in (LOG, FACTS))
     if not logs or not facts:
         raise Ungrounded("absence needs a log and the state of its source")
-    for item in facts:
-        state = _json(item)
-        if not isinstance(state, dict) or state.get("ok") is not True:
-            raise Ungrounded(f"{item.id}: no proof that the source was healthy")
-    if strange := [log.id for log in logs if log.query not in {item.query for item in facts}]:
-        raise Ungrounded(f"no data on the health of the source of {', '.join(strange)}")
-    patterns = [pattern for pattern in _text(claim, "patterns").split("\n") if pattern.strip()]
-    if not patterns:
-        raise Ungrounded("the claim does not name what is absent")
-    for pattern in patterns:
-        if not pattern.isascii() or len(_words(pattern)) > MAX_PATTERN_WORDS:
-            raise Ungrounded(f"{pattern!r} is not ASCII or too long: a log that says it would be written otherwise")
+    _check_sources(logs, facts)
+    for pattern in _patterns(claim):
         for item in logs:
             told = any(_tells(text, pattern) for _, text in lines_of(item))
             if told or pattern.encode() in item.content:
                 raise Ungrounded(f"{pattern!r} is in {item.id}")
+
+
+def _check_sources(logs: Sequence[Evidence], states: Sequence[Evidence]) -> None:
+    """A log in which nothing stands proves nothing unless its own source was seen to be well all along."""
+    for item in states:
+        state = _json(item)
+        if not isinstance(state, dict) or state.get("ok") is not True:
+            raise Ungrounded(f"{item.id}: no proof that the source was healthy")
+    # the health of another node's log says nothing of this one
+    if strange := [log.id for log in logs if log.query not in {item.query for item in states}]:
+        raise Ungrounded(f"no data on the health of the source of {', '.join(strange)}")
+
+
+def _patterns(claim: Claim) -> list[str]:
+    patterns = [pattern for pattern in _text(claim, "patterns").split("\n") if pattern.strip()]
+    if not patterns:
+        raise Ungrounded("the claim does not name what is absent")
+    for pattern in patterns:
+        # a look-alike letter or a whole sentence is absent from any log, whatever the log says
+        if not pattern.isascii() or len(_words(pattern)) > MAX_PATTERN_WORDS:
+            raise Ungrounded(f"{pattern!r} is not ASCII or too long: a log that says it would be written otherwise")
+    return patterns
 
 
 def _tells(text: str, pattern: str) -> bool:

@@ -93,14 +93,22 @@ def _is_at(finding: Finding, target: Subject, places: Places, inventory: Invento
 def _asks(traits: ActionTraits, found: Iterable[Finding]) -> bool:
     """Whether one place's open findings ask for a kind: by what they call for, or by a fault that it repairs."""
     found = list(found)
-    called = recovery_of(found)
-    rung = None if called is None else next((r.rung for kind, r in KINDS.items() if kind.value == called[0]), None)
-    broken = REMAP_FAILED in codes_of(found)
-    if traits.rung is not None:  # what was tried in vain before leads further up, never down
-        is_last = traits.rung == max(row.rung for row in KINDS.values() if row.rung is not None)
-        return (rung is not None and rung <= traits.rung) or (is_last and broken)
+    rung, broken = _rung_called_for(found), REMAP_FAILED in codes_of(found)
+    if traits.rung is not None:
+        # what was tried in vain before leads further up the ladder, never down: a reboot may follow a reset
+        return (rung is not None and rung <= traits.rung) or (broken and traits.rung == _LAST_RUNG)
     if traits.harmless:
         return True
     if traits.contains and _K.GPU in traits.targets and (rung is not None or broken):
         return True  # kept out of use until it is repaired or returned
     return any(fault_of([finding]) in traits.repairs for finding in found)
+
+
+_LAST_RUNG = max(row.rung for row in KINDS.values() if row.rung is not None)
+
+
+def _rung_called_for(found: Sequence[Finding]) -> int | None:
+    """Where on the ladder the repair stands that the Xids call for; None where they call for none."""
+    called = recovery_of(found)
+    # NVIDIA also asks for what is no action of ours, for example to contact support
+    return None if called is None else next((row.rung for kind, row in KINDS.items() if kind == called[0]), None)
