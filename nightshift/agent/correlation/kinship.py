@@ -21,6 +21,8 @@ MEMORY_XIDS = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 171, 1
 BUS_XIDS = frozenset({54, 79, 167})
 LINK_XIDS = frozenset({74, 121, 136, 137, *range(144, 151), 155})
 APPLICATION_XIDS = frozenset({8, 13, 31, 32, 44, 68, 69, 80})
+# 43: a channel was reset; 45: pre-emptive clean-up of a process that ended; 154: the recovery action that the
+# driver announces. Each comes after the error that it is about.
 FOLLOWER_XIDS = frozenset({43, 45, 154})
 
 
@@ -104,6 +106,7 @@ def kin_of(finding: Finding) -> Kin:
         return _BY_FAULT[finding.fault]
     first = xid_of(finding)
     classes = [_class_of(code) for code in [*([] if first is None else [first]), *_listed(finding)]]
+    # a burst may begin with the crash that an error caused: the order of lines is not the order of causes
     for wanted in (HARDWARE, {Kin.APPLICATION}, {Kin.FOLLOWER}):
         for kin in classes:
             if kin in wanted:
@@ -185,6 +188,7 @@ class CauseEffect:
 _GPU, _NODE, _JOB, _POD = SubjectKind.GPU, SubjectKind.NODE, SubjectKind.JOB, SubjectKind.POD
 _DAY_S = 86_400.0
 SAME: tuple[Same, ...] = (
+    # corrected errors, a remapping and the Xid of one failing cell may lie a day apart
     Same(frozenset({Kin.MEMORY}), _GPU, _DAY_S, ongoing=True),
     Same(HARDWARE, _GPU, 300.0),
     Same(frozenset({Kin.BUS, Kin.GONE}), _NODE, 120.0),
@@ -198,6 +202,7 @@ SAME: tuple[Same, ...] = (
     Same(frozenset({Kin.STALL}), _JOB, 1800.0, ongoing=True),
     Same(frozenset({Kin.LOSS}), _JOB, 1800.0, ongoing=True),
     Same(frozenset({Kin.HANG}), _JOB, 1800.0, ongoing=True),
+    # by rank, not job: two slow ranks of one job are two machines to look at
     Same(frozenset({Kin.STRAGGLER}), SubjectKind.RANK, 1800.0, ongoing=True),
     Same(frozenset({Kin.SOURCE}), _NODE, 120.0, ongoing=True),
     Same(frozenset({Kin.FOLLOWER}), _JOB, 300.0),
@@ -213,6 +218,7 @@ EFFECTS: tuple[CauseEffect, ...] = (
     CauseEffect(HARDWARE, frozenset({Kin.SOURCE}), _NODE, 300.0, False, "the driver stopped answering after it"),
     CauseEffect(HARDWARE, _STOPS | {Kin.LOSS}, _JOB, 600.0, False, "the job lost a GPU to it"),
     CauseEffect(frozenset({Kin.GONE}), _STOPS, _JOB, 600.0, False, "the job lost a GPU"),
+    # ongoing where the effect lasts as long as its cause; what stops a job does so within minutes of its onset
     CauseEffect(HARDWARE | {Kin.THROTTLE}, frozenset({Kin.STRAGGLER}), _JOB, 600.0, True, "its GPU runs slower"),
     CauseEffect(frozenset({Kin.HOST_LEAK}), frozenset({Kin.OOM}), _POD, 600.0, True, "the leak reached the limit"),
     CauseEffect(frozenset({Kin.HOST_LEAK}), frozenset({Kin.OOM}), _NODE, 600.0, True, "the leak filled the host"),
@@ -241,6 +247,8 @@ EFFECTS: tuple[CauseEffect, ...] = (
     ),
 )
 
+# Kin that something shared (a switch, cooling, storage, Prometheus) causes in many places at once. Leaks, losses,
+# crashes and kills are the jobs' own.
 STORMY = frozenset(
     {
         *HARDWARE,
@@ -254,7 +262,6 @@ STORMY = frozenset(
         Kin.ANOMALY,
     }
 )
-"""Kin that something shared (a switch, cooling, storage, Prometheus) causes in many places at once."""
 
 
 class Places:
@@ -301,6 +308,8 @@ class Places:
         return found | {r for s in here for r in self._inventory.children(s, at_s, SubjectKind.RANK)}
 
 
+# A crash empties the GPU before anything is logged or scraped of it: so long before the onset (s) the job that
+# crashed is still there.
 BEFORE_CRASH_S = 60.0
 _HOLDERS = (SubjectKind.POD, SubjectKind.RANK, SubjectKind.CONTAINER, SubjectKind.JOB)
 _HOUSING = (SubjectKind.NODE, SubjectKind.RACK, SubjectKind.NVLINK_DOMAIN)

@@ -64,6 +64,7 @@ def _false_alarms(told: LookbackReport) -> list[str]:
 def _blind(told: LookbackReport) -> list[str]:
     """Signals that are missing, by what enables them: one remedy often enables several."""
     lines = ["BLIND: signals that this Prometheus does not have, and how to enable them"]
+    # in their order, each once: a counters file enables many signals by one edit
     for how in dict.fromkeys(blind.how for blind in told.blind):
         alike = [blind for blind in told.blind if blind.how == how]
         wide = max(len(blind.line) for blind in alike)
@@ -90,6 +91,7 @@ def _little(told: LookbackReport, days: float) -> list[str]:
             "NO GPU WAS SEEN: nothing exports DCGM_FI_DEV_FB_USED or its like. Scrape dcgm-exporter, or run "
             "`nightshift node`; under recorded names nothing is known of the metrics behind them."
         )
+    # a few missed scrapes are no gap worth a warning at the top
     if told.read_days < 0.99 * days:
         found.append(
             f"Telemetry was read of {told.read_days:.3g} of {days:.3g} days only; what is said is of those."
@@ -144,6 +146,7 @@ def as_json_values(told: LookbackReport, reading: Reading) -> dict[str, Any]:
 
 
 def _null(value: float) -> float | None:
+    # JSON has no NaN, and readers would refuse the whole file
     return None if math.isnan(value) else value
 
 

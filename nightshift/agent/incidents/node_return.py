@@ -24,8 +24,8 @@ from nightshift.controllers.playbooks.plan import Economy
 from nightshift.controllers.playbooks.return_node import return_node
 from nightshift.detectors.base import State
 
+# A GPU that was not seen for so long is not seen: missing telemetry is never health.
 FRESH_S = 120.0
-"""A GPU that was not seen for so long is not seen: missing telemetry is never health."""
 LOOK_AGAIN_S = 60.0
 """What keeps a node from being given back is looked at again after this."""
 _HAS_PLAN_AGAIN = (Cause.EXPIRED, Cause.WORLD_CHANGED)
@@ -54,6 +54,7 @@ class GivingBack:
     def is_due(self, incident: Incident) -> bool:
         """Whether a diagnosed incident is here to have its node given back, and not for a repair."""
         cause, kind = last_cause(incident), incident.action.kind if incident.action is not None else None
+        # an expired proposal to give back is made again as such, not as a repair of what is clear
         return cause == Cause.RETURN_DUE or (kind is ActionKind.RETURN_NODE and cause in _HAS_PLAN_AGAIN)
 
     def plan(self, incident: Incident, standing: Sequence[Action]) -> Action:
@@ -78,6 +79,7 @@ class GivingBack:
         return [
             other.id
             for other in open_
+            # where it is now, and where it was: a GPU may have been swapped since
             if any(self._is_on(f.subject, node, t_s) for f in other.findings for t_s in (now_s, f.since_s))
         ]
 
@@ -88,6 +90,7 @@ class GivingBack:
         """Which GPUs of a node have no telemetry now; empty where all have."""
         now_s = self._now_s()
         gpus = self._inventory.gpus(node, now_s)
+        # a node without telemetry has no GPU in the inventory, and none of none is missing
         if not gpus:
             return f"no GPU of {node.name} is known: its telemetry is missing"
         frame = self._history().latest(SubjectKind.GPU)
@@ -111,5 +114,6 @@ def may_be_proposed(row_state: str, moved_by: str, action_kind: str | None) -> b
     no or it has failed."""
     if moved_by in (Cause.REJECTED, Cause.STAGE_FAILED):
         return False
+    # a node whose return has failed is a person's: the probe would fail again
     failed = row_state == IncidentState.ESCALATED and moved_by != Cause.CONTAINMENT_KEPT
     return not (failed and action_kind == ActionKind.RETURN_NODE)

@@ -100,9 +100,11 @@ class Keeping:
     def turn(self, now_s: float) -> None:
         """Does what is due. A failure is told and tried again the next time; it never holds up a look."""
         s, removed, cut = self.settings, 0, 0
+        # both bounds: a clock that was set back would else put off the next turn by as much
         tidy = not self._next_s - EVERY_S <= now_s < self._next_s
         if not tidy and self._next_anchor_s - s.anchor_every_s <= now_s < self._next_anchor_s:
             return
+        # before the work: one that fails is tried at the next turn, not at every look
         self._next_anchor_s = now_s + s.anchor_every_s
         try:
             if tidy:
@@ -127,6 +129,7 @@ class Keeping:
     def _write(self, now_s: float, head: Head, *, cut: bool = False) -> None:
         if self.settings.anchor_file is not None:
             text = line(now_s, head, signer_of(self.settings.anchor_key), cut=cut)
+            # opened for each line: the file may be rotated, or its volume mounted later
             with self.settings.anchor_file.open("a", encoding="ascii") as file:
                 file.write(f"{text}\n")
 
@@ -135,9 +138,11 @@ class Keeping:
         removed = 0
         while True:
             with self._database.write() as connection:
+                # in pieces: SQLite's one write lock is free between them, and a finding can be stored
                 numbers = self._outdated(connection, now_s)[:_AT_ONCE]
                 if not numbers:
                     return removed
+                # children before the incident: SQLite and PostgreSQL check foreign keys at each statement
                 for table in _OF_AN_INCIDENT:
                     connection.execute(sa.delete(table).where(table.c.incident.in_(numbers)))
                 connection.execute(sa.delete(incidents).where(incidents.c.number.in_(numbers)))
@@ -147,6 +152,7 @@ class Keeping:
 
     def _outdated(self, connection: Connection, now_s: float) -> list[int]:
         begun = commitments(connection)
+        # the guard counts what these hold; forgetting one would let it take more than allowed
         held = {c.action.id for c in begun if c.released_s is None and traits_of(c.action.kind).takes_capacity}
         holding = sa.select(intents.c.incident).where(intents.c.action_id.in_(held))
         c = incidents.c

@@ -52,6 +52,7 @@ class Silences:
             raise Permanent(allowed.reason)
         if not colon or kind not in _KINDS.replace(",", " ").split() or kind == "or" or not pattern:
             raise Permanent(f"matcher {matcher[:80]!r} is not KIND:PATTERN with KIND {_KINDS}")
+        # fnmatch's wildcards alone; brackets still choose something
         if pattern.strip("*?") == "":
             raise Permanent("a silence of everything hides the next fault: name something")
         if not 0 < for_s <= MAX_S:
@@ -94,6 +95,7 @@ class Silences:
 def look_again(connection: Connection, now_s: float) -> None:
     """Has every door look again at what it holds back: whatever else holds it back holds it again."""
     for held in (chat_messages, outlet_rounds):
+        # held until now, not released: maintenance or quiet hours may hold the same message
         waits = held.c.held_until_s > now_s
         connection.execute(sa.update(held).where(waits).values(held_until_s=now_s))
 

@@ -54,8 +54,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from types import MappingProxyType
 
+# What has taken so long (s) is told, and again each time that it has taken twice as long: each minute's note
+# would bury the history of an incident that waits for hours.
 FIRST_NOTE_S = 300.0
-"""What has taken so long (s) is told, and again each time that it has taken twice as long."""
 
 
 def note_waiting(store: Store, incident: Incident, why: str, now_s: float, by: str) -> None:
@@ -79,9 +80,11 @@ def cut_off(
 ) -> ActionOutcome:
     """What becomes of an action that is given up: where it reads back as begun and not done, a person has to look
     at what it leaves; else what `known` makes of what was read, or `otherwise`."""
+    # it may be out of reach, which is perhaps why it is given up: what it left is unknown then
     with suppress(Temporary, Permanent):
         found = actuator.read(action)
         if found.status is OutcomeStatus.UNDER_WAY:
+            # whoever takes over must know that the node takes no work, though the action failed
             if found.observed.get("cordoned") == "true" and "stays cordoned" not in why:
                 why += "; the node stays cordoned"
             return ActionOutcome(OutcomeStatus.UNKNOWN, f"left half-way: {found.detail}; {why}", now_s)
@@ -272,6 +275,7 @@ class Stages:
             if rule is Rule.AUTOMATIC and self._parts.not_earned is not None:
                 why = self._parts.not_earned(proposal.action)
                 if why:
+                    # policy allows it, but the record of such plans does not yet
                     rule, reason = Rule.ONE, f"{reason}. A person decides, since {why}"
             self._store.save_plan(incident, proposal.action, reason, by=Stage.PLAN, rule=rule)
         elif proposal.outdated:
@@ -318,43 +322,57 @@ class Stages:
             self._stop_unless_allowed()
             if not self._intend(incident, action):
                 return
+            # its version and the time of entry are of the state ACTING now
             incident = self._store.incident(incident.id)
-        else:
-            outcome = actuator.read(action)  # the intent is older than this run: did it happen?
-            if outcome.status not in (_O.NOT_DONE, _O.UNDER_WAY):
-                self._conclude(incident, action, outcome)
-                return
-            if outcome.status is _O.UNDER_WAY and (hindrances := self._hindrances(incident, action, begun=True)):
-                self._conclude(incident, action, ActionOutcome(_O.REFUSED, "; ".join(hindrances), self._now()))
-                return
-            # what has begun is carried on: its own effects break its preconditions, and half of it is worse
-            if outcome.status is _O.NOT_DONE and not self._still_right(incident, action, actuator):
-                return
+        elif not self._goes_on(incident, action, actuator):
+            return
         self._stop_unless_allowed()
         try:
             outcome = actuator.execute(action)
-        except Temporary as error:  # it takes long, the answer was lost, or nothing was done
-            goes_on = isinstance(error, UnderWay)
-            outcome = ActionOutcome(_O.UNDER_WAY, str(error), self._now()) if goes_on else actuator.read(action)
-            if outcome.status is _O.NOT_DONE:
-                raise
-            if outcome.status is _O.UNDER_WAY:  # half of it is worse than waiting until it can go on
-                for_s = self._now() - incident.entered_s
-                if for_s < self._parts.settings.act_timeout_s:
-                    note_waiting(self._store, incident, str(error), self._now(), self._runner)
-                    wait_s = error.retry_after_s or (0.0 if goes_on else RETRY_S)
-                    raise Later(str(error), self._now() + wait_s) from error
-                why = f"still running after {for_s:.0f} s: {error}"
-                outcome = cut_off(action, actuator, why, self._now())
+        except Temporary as error:
+            outcome = self._interrupted(incident, action, actuator, error)
         except Permanent as error:
             outcome = cut_off(action, actuator, str(error), self._now(), {}, _O.REFUSED)
         self._conclude(incident, action, outcome)
+
+    def _goes_on(self, incident: Incident, action: Action, actuator: Actuator) -> bool:
+        """Whether to carry out an action whose intent is older than this run; False where it ended instead."""
+        outcome = actuator.read(action)
+        if outcome.status is _O.NOT_DONE:
+            return self._still_right(incident, action, actuator)
+        if outcome.status is _O.UNDER_WAY:
+            hindrances = self._hindrances(incident, action, begun=True)
+            if not hindrances:
+                return True  # its own effects break its preconditions by now, and half of it is worse than all
+            outcome = ActionOutcome(_O.REFUSED, "; ".join(hindrances), self._now())
+        self._conclude(incident, action, outcome)
+        return False
+
+    def _interrupted(
+        self, incident: Incident, action: Action, actuator: Actuator, error: Temporary
+    ) -> ActionOutcome:
+        """What became of an action that takes long, or whose answer was lost. Raises Later while it may go on, and
+        the error where nothing was done."""
+        goes_on, now_s = isinstance(error, UnderWay), self._now()
+        outcome = ActionOutcome(_O.UNDER_WAY, str(error), now_s) if goes_on else actuator.read(action)
+        if outcome.status is _O.NOT_DONE:
+            raise error
+        if outcome.status is not _O.UNDER_WAY:
+            return outcome
+        for_s = now_s - incident.entered_s
+        if for_s >= self._parts.settings.act_timeout_s:
+            return cut_off(action, actuator, f"still running after {for_s:.0f} s: {error}", now_s)
+        # half of it is worse than waiting until it can go on
+        note_waiting(self._store, incident, str(error), now_s, self._runner)
+        wait_s = error.retry_after_s or (0.0 if goes_on else RETRY_S)
+        raise Later(str(error), now_s + wait_s) from error
 
     def _intend(self, incident: Incident, action: Action) -> bool:
         """Stores the intent if the guard allows it, both in one transaction. False where it was refused."""
 
         def store(connection: Connection, number: int) -> None:
             if self._parts.guard is not None:
+                # in the transaction of the intent: two actions that fit alone and not together cannot both pass
                 ruling = self._parts.guard(action, commitments(connection, before_an_intent=True))
                 if not ruling.allowed:
                     raise _Refused(ruling)
@@ -406,6 +424,7 @@ class Stages:
 
     def _conclude(self, incident: Incident, action: Action, outcome: ActionOutcome) -> None:
         done = {_O.DONE: _C.ACTION_DONE, _O.ALREADY_DONE: _C.ACTION_DONE, _O.UNKNOWN: _C.OUTCOME_UNKNOWN}
+        # these failed, but the node takes no work: escalated for good, not until the signals are clear
         kept = outcome.left_cordoned or action.kind is ActionKind.RETURN_NODE
         failed = _C.CONTAINMENT_KEPT if kept else _C.ACTION_FAILED
         cause = done.get(outcome.status, failed)
@@ -414,40 +433,50 @@ class Stages:
     # Confirm ----------------------------------------------------------------------------------------------------
 
     def _confirm(self, incident: Incident) -> None:
-        settings, now = self._parts.settings, self._now()
-        action = _plan_of(incident)
-        quiet_since = quiet_since_s(incident)
-        failure = f"not recovered {settings.confirm_timeout_s:.0f} s after the action"
-        if quiet_since is not None and now - quiet_since >= settings.quiet_s:
-            if is_unrepaired(incident):
-                # its silence proves nothing: a GPU that fell off the bus logs that once, and then nobody uses it
-                note = f"a fatal Xid since {action.kind} of {action.target} fell silent without a repair"
-                self._move(incident, _C.NEW_EVIDENCE, note)
-                return
-            proof = f"every finding has been clear for {now - quiet_since:.0f} s"
-            try:
-                tested = self._parts.probe(incident) if self._parts.probe else None
-            except UnderWay as error:
-                if now - incident.entered_s < settings.confirm_timeout_s:
-                    raise Later(str(error), now + RETRY_S) from error
-                tested = ActionOutcome(_O.FAILED, str(error), now)
-            if tested is None or tested.status in (_O.DONE, _O.ALREADY_DONE):
-                told = f"; {tested.detail}" if tested is not None and tested.detail else ""
-                cause, left = self._recovered(incident)
-                self._move(incident, cause, proof + told + left)
-                return
-            failure = f"{proof}, but the probe says: {tested.detail}"
+        settings, action = self._parts.settings, _plan_of(incident)
+        quiet_since, for_s = quiet_since_s(incident), self._now() - incident.entered_s
+        if quiet_since is not None and self._now() - quiet_since >= settings.quiet_s:
+            self._confirm_quiet(incident, action, self._now() - quiet_since)
         elif action.kind is ActionKind.RETURN_NODE and any(f.state is State.FIRING for f in incident.findings):
             self._move(incident, _C.NEW_EVIDENCE, f"the fault is back since {action.target.name} was given back")
+        elif for_s >= settings.confirm_timeout_s:
+            self._not_confirmed(
+                incident, action, f"not recovered {settings.confirm_timeout_s:.0f} s after the action"
+            )
+        elif incident.news:
+            self._take_up_news(incident, action)
+
+    def _confirm_quiet(self, incident: Incident, action: Action, for_s: float) -> None:
+        """Ends a confirmation whose findings have all been clear for long enough."""
+        if is_unrepaired(incident):
+            # its silence proves nothing: a GPU that fell off the bus logs that once, and then nobody uses it
+            note = f"a fatal Xid since {action.kind} of {action.target} fell silent without a repair"
+            self._move(incident, _C.NEW_EVIDENCE, note)
             return
-        elif now - incident.entered_s < settings.confirm_timeout_s:
-            if incident.news:
-                self._take_up_news(incident, action)
-            return
-        if traits_of(action.kind).contains:
-            self._move(incident, _C.CONTAINMENT_KEPT, f"{failure}; {action.kind} of {action.target} stays in place")
+        proof = f"every finding has been clear for {for_s:.0f} s"
+        tested = self._tested(incident)
+        if tested.status in (_O.DONE, _O.ALREADY_DONE):
+            cause, left = self._recovered(incident)
+            self._move(incident, cause, proof + (f"; {tested.detail}" if tested.detail else "") + left)
         else:
-            self._move(incident, _C.NOT_CONFIRMED, failure)
+            self._not_confirmed(incident, action, f"{proof}, but the probe says: {tested.detail}")
+
+    def _tested(self, incident: Incident) -> ActionOutcome:
+        """What the probe says; DONE where there is none. Raises Later while it needs more time than has passed."""
+        if self._parts.probe is None:
+            return ActionOutcome(_O.DONE, "", self._now())
+        try:
+            return self._parts.probe(incident)
+        except UnderWay as error:
+            if self._now() - incident.entered_s < self._parts.settings.confirm_timeout_s:
+                raise Later(str(error), self._now() + RETRY_S) from error
+            return ActionOutcome(_O.FAILED, str(error), self._now())
+
+    def _not_confirmed(self, incident: Incident, action: Action, why: str) -> None:
+        if traits_of(action.kind).contains:  # taking it back would put the fault back to work
+            self._move(incident, _C.CONTAINMENT_KEPT, f"{why}; {action.kind} of {action.target} stays in place")
+        else:
+            self._move(incident, _C.NOT_CONFIRMED, why)
 
     def _recovered(self, incident: Incident) -> tuple[Cause, str]:
         """Over, and what it leaves behind; or what is next is giving the node back."""
@@ -482,6 +511,7 @@ class Stages:
             self._move(incident, _C.ACTION_FAILED, f"cannot be undone: {action.undo.how}")
             return
         actuator = self._parts.actuator_for(incident)
+        # an earlier run meant to take it back and may have: asked of the world, or it would be done twice
         if has_intent(self._store.database, action, "undo"):
             outcome = actuator.read(action)
             if outcome.status is _O.NOT_DONE:  # the action is gone, so it was taken back
@@ -499,6 +529,7 @@ class Stages:
             outcome = actuator.read(action)
             if outcome.status is not _O.NOT_DONE:
                 raise
+            # the answer was lost, but the world shows no trace of the action: it was taken back
             outcome = replace(outcome, status=_O.DONE)
         except Permanent as error:
             outcome = ActionOutcome(_O.REFUSED, str(error), self._now())

@@ -136,6 +136,7 @@ class KernelRunner:
                     self._log.info("approved kernel search delayed", plan=action.id, why=why)
                 self._waits[action.id] = why
                 continue
+            # in the store before the cluster is asked: a daemon that is killed here finds its Job by the name
             begun = self._gate.begin(action, job_name(action))
             if begun is not None:
                 self._log.info("kernel search started", search=begun.name, plan=action.id)
@@ -166,6 +167,7 @@ class KernelRunner:
             return
         try:
             if not search.uid:
+                # the Job is made suspended: it may run once its uid is stored, so that it is never made twice
                 search = replace(search, uid=place.prepare(action))
                 self._gate.keep(search)
             seen = place.look(action, search.uid)
@@ -178,28 +180,21 @@ class KernelRunner:
                 return
             self._end(search, FAILED, str(error))
             return
-        now_s = self._gate.clock.now_s()
+        now_s, had = self._gate.clock.now_s(), search.gpu_hours > 0.0
         if not seen.there:
             unseen_h = (now_s - search.looked_at_s) / 3600.0  # it may have run all the while
             hours = min(_planned(search), search.gpu_hours + max(0.0, unseen_h))
             self._end(replace(search, gpu_hours=hours), GONE, "its Job was deleted")
             return
-        had = search.gpu_hours > 0.0
         search = replace(search, gpu_hours=max(search.gpu_hours, seen.gpu_s / 3600.0), looked_at_s=now_s)
         search = self._hear(search, place.log(action) if search.gpu_hours else "")
-        # one that was suspended before it ever had a GPU still waits to be let go, and nothing was taken from it
-        if seen.preempted or (seen.suspended and had):
-            why = "its pod was pre-empted" if seen.preempted else "its Job was suspended while it ran"
-            self._end_early(search, place, PREEMPTED, f"{why}; another job needs the GPU")
+        if early := _ends_early(search, seen, had, now_s, place.start_within_s):
+            self._end_early(search, place, *early)
         elif seen.ended:
             ended = DONE if seen.ended == "Complete" or search.certificates else FAILED
             self._end(
                 search, ended, seen.said or f"{search.trials} trials, {len(search.certificates)} certificates"
             )
-        elif not search.gpu_hours and now_s - search.begun_at_s > place.start_within_s:
-            self._end_early(search, place, NO_GPU, f"no GPU was free for it within {place.start_within_s:.0f} s")
-        elif search.gpu_hours > _planned(search) + _LATE_S / 3600.0:
-            self._end_early(search, place, STOPPED, "it held its GPU beyond its time")
         else:
             self._gate.keep(search)
 
@@ -235,6 +230,7 @@ class KernelRunner:
         """Keeps the ledger's lines, and of the certificates those that are to be believed."""
         heard = progress_lines.hear(text)
         lines = ledger_of(self._gate.store, search)
+        # a pod's log is read whole each time, and written only where it says more
         if not heard.trials.items() <= lines.items():
             lines |= heard.trials
             rows = [[name, number, line] for (name, number), line in sorted(lines.items())]
@@ -259,6 +255,7 @@ class KernelRunner:
         predicate, _ = read(envelope, trusted_keys(self._settings.trusted_keys))
         problem, verdict = str(predicate["problem"].get("name")), predicate["verdict"]
         kernel, asked = str(action.params["kernel"]), _asked(action)
+        # a pod may print a true certificate of something else
         if problem not in asked:
             raise CertificateError(f"{problem}: the plan was for {kernel}")
         timed, case = [_case_text(found) for found in verdict.get("domain", {}).get("timed") or []], asked[problem]
@@ -293,6 +290,24 @@ def _asked(action: Action) -> dict[str, str]:
 
 def _case_text(case: Mapping[str, Any]) -> str:
     return " ".join([str(case["dtype"]), *(f"{name}={value}" for name, value in case["params"].items())])
+
+
+def _ends_early(
+    search: KernelSearch, seen: SearchStatus, had_gpu: bool, now_s: float, start_within_s: float
+) -> tuple[str, str] | None:
+    """How and why a search ends before its Job does; None where it may go on, or has ended by itself."""
+    if seen.preempted:
+        return PREEMPTED, "its pod was pre-empted; another job needs the GPU"
+    # one that was suspended before it ever had a GPU still waits to be let go, and nothing was taken from it
+    if seen.suspended and had_gpu:
+        return PREEMPTED, "its Job was suspended while it ran; another job needs the GPU"
+    if seen.ended:
+        return None
+    if not search.gpu_hours and now_s - search.begun_at_s > start_within_s:
+        return NO_GPU, f"no GPU was free for it within {start_within_s:.0f} s"
+    if search.gpu_hours > _planned(search) + _LATE_S / 3600.0:
+        return STOPPED, "it held its GPU beyond its time"
+    return None
 
 
 def _planned(search: KernelSearch) -> float:

@@ -33,6 +33,7 @@ from nightshift.kernels.profile.trigger import Decision, Settings, Stake, decide
 
 WEEK_S = 7 * 86400.0
 _TOLD = re.compile(r"profiler trace (.+?): \d+ steps of ")
+# A bound on what waits: a trace that does not fit is skipped and said, since its job writes further ones.
 _WAITING = 8
 _SUBJECTS = 100_000
 TURN_S = 30.0
@@ -74,6 +75,7 @@ class KernelWatch:
             use = read_use(record.text)
             if use is not None:
                 self._used(record.subject, use)
+            # only the collector's own line: a job's log may hold any text
             match = _TOLD.match(record.text) if record.source.startswith("kineto ") else None
             if match is None or not self.settings.namespaces:
                 continue
@@ -83,6 +85,7 @@ class KernelWatch:
             except queue.Full:
                 self._log.warning("trace skipped", trace=match[1])
         turned = self._turn_due()
+        # begun when there is something to do: most fleets never have a trace
         if (count or turned) and self._thread is None:
             self._thread = threading.Thread(target=self._work, name="kernels", daemon=True)
             self._thread.start()
@@ -122,6 +125,7 @@ class KernelWatch:
         facts = [self._inventory.facts(gpu) for gpu in self._inventory.gpus(subject, now_s)]
         models = (use.gpu,) if use.gpu else tuple(f["model"] for f in facts if f.get("model"))
         drivers = (use.driver,) if use.driver else tuple(f["driver"] for f in facts if f.get("driver"))
+        # one that applies no kernel does not depend on its versions
         named = bool(use.torch) or not use.applied
         torch, triton = ((value,) if value else () for value in (use.torch, use.triton))
         return JobReport(named, use.used, use.unused, models, drivers, torch, triton, self._heard_s[subject])
@@ -132,6 +136,7 @@ class KernelWatch:
         if use.shadow_mismatches > (before.shadow_mismatches if before is not None else 0):
             wrong = ", ".join(use.mismatched) or "unnamed"
             self._log.warning("wrong kernel disabled", job=str(subject), kernels=wrong)
+        # names come from logs: bounded, or a job that prints new ranks for ever would fill the memory
         if subject in self.uses or len(self.uses) < _SUBJECTS:
             self.uses[subject] = use
             self._heard_s[subject] = self._clock.now_s()
@@ -139,6 +144,7 @@ class KernelWatch:
     def close(self) -> None:
         """Ends the thread after what it has taken up."""
         if self._thread is not None:
+            # behind what waits: traces that were taken up are still decided
             self._waiting.put(None)
             self._thread.join(30.0)
             self._thread = None

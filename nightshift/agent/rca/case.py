@@ -39,6 +39,7 @@ class Where:
         if self.whole_job and len(self.jobs) == 1:
             return f"job {self.jobs[0]} ({len(self.gpus)} GPUs on {', '.join(self.nodes[:4])})"
         inside = []
+        # people know a rank by its number in its job, not by its subject's name
         if len(self.ranks) == 1:
             head = f"rank {self.ranks[0].rpartition('#')[2]} of {self.ranks[0].rpartition('#')[0]}"
         elif subject.kind in (SubjectKind.JOB, SubjectKind.NODE, SubjectKind.GPU, SubjectKind.SOURCE):
@@ -63,6 +64,7 @@ def few(names: Sequence[str], most: int) -> str:
 
 def short(name: str) -> str:
     """A GPU's UUID as people say it."""
+    # eight hexadecimal digits tell a cluster's GPUs apart
     return f"{name[:12]}…" if name.startswith("GPU-") and len(name) > 16 else name
 
 
@@ -93,6 +95,7 @@ def claim(
     quotes: tuple[Quote, ...] = (),
     **arguments: object,
 ) -> Claim | None:
+    # builders name what they would like to cite: without it there is no claim
     if any(item is None for item in items):
         return None
     plain = {k: v if isinstance(v, str) else float(v) for k, v in arguments.items()}  # type: ignore[arg-type]
@@ -116,6 +119,7 @@ def rise(case: DiagnosisCase, tag: str, about: str, split_s: float, least: float
             continue
         if times[0] <= split_s < times[-1]:
             return claim(_P.ROSE, sentence, item, split_s=split_s, at_least=least)
+        # an exhibit begins at the onset as its detector sees it: then its first value is the "before"
         if times[0] < times[-1] and tag == "exhibit":
             return claim(_P.ROSE, sentence, item, split_s=times[0], at_least=least)
     return None

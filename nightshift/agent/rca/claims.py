@@ -52,6 +52,7 @@ def _loss(case: DiagnosisCase) -> Drafts:
     if math.isfinite(base) and math.isfinite(level) and level > base:
         where = f"step {step:.0f} ({clock(onset_s)})" if math.isfinite(step) else clock(onset_s)
         sentence = f"loss {base:.3g} → {level:.3g} since {where}, with no recovery"
+        # below the half: grounding compares medians, which lag behind the newest value
         least = 0.4 * (level - base)
         yield rise(case, "signal", "loss", onset_s, least, sentence) or rise(
             case, "exhibit", episode, onset_s, least, sentence
@@ -174,6 +175,7 @@ def _storage(case: DiagnosisCase) -> Drafts:
     if item is None:
         return
     told = json.loads(item.content)
+    # each needs a line to quote: without one the claim would rest on our own reading
     for name, pattern, sentence in (
         ("silent", " {} ", "no answer from {} on {}"),
         ("blocked", " blocked ", "{} on {} waits in the kernel and cannot be stopped"),
@@ -282,6 +284,7 @@ def draft(case: DiagnosisCase) -> list[Claim]:
     builders: list[Callable[[DiagnosisCase], Drafts]] = [BY_KIN.get(kin_of(case.cause), plain)]
     builders += [_place, _lines, _learning_rate, _no_hardware_errors, _consequences]
     drafted = [claim for build in builders for claim in build(case) if claim is not None]
+    # two findings may quote the same line
     unique = {(c.predicate, c.evidence_ids, c.quotes, tuple(sorted(c.arguments.items()))): c for c in drafted}
     return [bind(claim, case.bundle.items) for claim in unique.values()]
 
@@ -304,6 +307,7 @@ def _place(case: DiagnosisCase) -> Drafts:
         len(where.jobs) == 1
         and len(where.nodes) == 1
         and not where.whole_job
+        # a job is its own place, and a source stands nowhere
         and not subject.startswith(("job:", "source:"))
     ):
         other = f"rank:{where.ranks[0]}" if len(where.ranks) == 1 else subject
@@ -323,6 +327,7 @@ def _lines(case: DiagnosisCase) -> Drafts:
 def _quoted(case: DiagnosisCase, finding: Finding, item: Evidence) -> Drafts:
     quotes = [Quote(item.id, _quotable(text)) for _, text in lines_of(item) if len(_quotable(text)) > 3]
     code = xid_of(finding)
+    # the driver writes `NVRM: Xid (PCI:0000:9b:00): 48, pid=…`: the code stands between `): ` and a comma
     own = f"): {code}," if code is not None else ""
     chosen = next((q for q in quotes if own and own in q.text), quotes[0] if quotes else None)
     if chosen is None:
@@ -365,8 +370,10 @@ def _tear_down(item: Evidence, quotes: list[Quote], first: Quote) -> Claim | Non
 def _further_codes(case: DiagnosisCase, finding: Finding, item: Evidence, quotes: list[Quote]) -> Claim | None:
     """The other Xids of a burst that are errors of their own, each with its first line."""
     codes = [int(c) for c in str(finding.facts.get("codes", "")).split() if c.isdigit()]
+    # three: a burst may name ten, and the first ones are what it began with
     others = [c for c in codes if c != xid_of(finding) and c not in FOLLOWER_XIDS][:3]
     lines = [next((q for q in quotes if f"): {code}," in q.text), None) for code in others]
+    # a code whose line was not kept cannot be quoted
     if not others or None in lines:
         return None
     said = ", ".join(f"{code} ({CATALOGUE[code].meaning})" if code in CATALOGUE else f"{code}" for code in others)
@@ -387,6 +394,7 @@ def _quotable(text: str) -> str:
 
 def _no_hardware_errors(case: DiagnosisCase) -> Drafts:
     """For faults that software could have: that the kernel log of their nodes has no GPU error."""
+    # a hardware fault is an error of its own, and a claim of none would contradict it
     if kin_of(case.cause) not in (Kin.LOSS, Kin.GPU_LEAK, Kin.HOST_LEAK, Kin.STALL, Kin.HANG, Kin.STRAGGLER):
         return
     for node in case.where.nodes[:4]:
@@ -399,6 +407,7 @@ def _consequences(case: DiagnosisCase) -> Drafts:
     """What else was found, one sentence per fault: the first subject by name, the others by number."""
     by_fault: dict[Fault, list[Finding]] = {}
     for finding in case.findings:
+        # the cause itself in another detector's words is no consequence; Xids are quoted above
         same = kin_of(finding) is kin_of(case.cause) and finding.subject == case.cause.subject
         if not same and finding.fault is not Fault.XID:
             by_fault.setdefault(finding.fault, []).append(finding)
@@ -409,6 +418,7 @@ def _consequences(case: DiagnosisCase) -> Drafts:
 
 
 def _consequence(case: DiagnosisCase, first: Finding, later_s: float, more: str) -> Claim | None:
+    # two clocks may differ by more than the time between: then no order is claimed
     apart = case.cause.since.order(first.since) is not Order.CONCURRENT
     when = "at the same time"
     if abs(later_s) >= 1:

@@ -43,6 +43,7 @@ MAX_CLAIMS, MAX_HYPOTHESIS, MAX_SAME, MAX_CALLS_AT_ONCE = 12, 400, 3, 8
 PROMPT_TOKENS_SHARE = 0.4
 """Share of the tokens that the first message may take; the rest is for looking things up and answering."""
 CONCLUDE = "conclude"
+# At the beginning only: "I can't find an Xid" in the middle of an answer is a result.
 _REFUSES = re.compile(r"(?i)^\W*(?:i['’]?m sorry|sorry\b|i (?:can(?:no|['’])t|am unable|won['’]t)|as an ai\b)")
 SYSTEM = """You investigate one incident on a GPU cluster. Deterministic rules have diagnosed it; you look for proof
 that they missed, for an earlier cause, and for what speaks against them.
@@ -83,6 +84,7 @@ class _Conclusion(BaseModel):
 
 
 class _Quoted(BaseModel):
+    # strict: a number where a text should be is no quote
     model_config = ConfigDict(extra="ignore", strict=True)
 
     evidence_id: str
@@ -148,6 +150,7 @@ class Investigator:
         room = int(PROMPT_TOKENS_SHARE * settings.max_tokens * CHARS_PER_TOKEN)
         prompt = self._prompt(told, lookup.ledger.items, room)
         talk = _Talk([SystemMessage(SYSTEM), HumanMessage(prompt)])
+        # what was asked is part of the record: a later prompt may bring another answer
         digest = sha256_hex(canonical_json([SYSTEM, prompt, self._tools(lookup, last=False)]))
         began_s = self.timer()
         try:
@@ -228,6 +231,7 @@ class Investigator:
             key = f"{call['name']} {json.dumps(call['args'], sort_keys=True, default=str)}"
             talk.asked[key] += 1
             talk.spent.calls += 1
+            # a few repeats happen to good models; more is a loop that only spends
             if talk.asked[key] > MAX_SAME:
                 raise Failed(Failure.LOOPS, str(call["name"])[:40])
             if talk.asked[key] > 1:
@@ -266,6 +270,7 @@ class Investigator:
         share = max(300, (room - len(text)) // max(1, len(lines)))
         for item, line in zip(evidence, lines, strict=True):
             cut = {"id": item.id, "title": item.title[:120], "left_out": "read it with read_evidence"}
+            # an item that does not fit is named, so that the model can read it by its tool
             shorter = line if len(line) <= share else self.redact(json.dumps(cut, ensure_ascii=True))
             if len(text) + len(shorter) + 1 > room:
                 break
@@ -282,6 +287,7 @@ class Investigator:
         caveats = list(told.caveats)
         if concluded.cause not in (told.cause, "unknown"):
             caveats.insert(0, f"the model reads it as {concluded.cause.replace('_', ' ')}: the rules' cause stands")
+        # people who see a model named must not think that it agreed
         if dropped and not held:
             caveats.append(f"the language model added nothing: {SAYS[Failure.NO_CLAIM_HELD]}")
         said = self.redact(" ".join(concluded.hypothesis.split()))[:MAX_HYPOTHESIS]
@@ -323,6 +329,7 @@ class Investigator:
         return held, len(grounded.fell) + misshapen
 
     def _claims(self, concluded: _Conclusion) -> Iterator[Claim]:
+        # one claim in no form costs that claim only, so they are read one by one
         for given in concluded.claims[: 2 * MAX_CLAIMS]:
             try:
                 claimed = _Claimed.model_validate(given)

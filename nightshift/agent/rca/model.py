@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
     from langchain_core.messages import AIMessage, BaseMessage
 
+# Calls that never came back: a thread that waits for a socket cannot be ended. From so many on no more are made
+# until one ends.
 MAX_STUCK = 4
-"""Calls that never came back; from then on no more are made until one ends."""
+# Investigations under way at once: the lifecycle's other workers stay free for what repairs.
 MAX_AT_ONCE = 2
-"""Investigations under way at once: the lifecycle's other workers stay free for what repairs."""
 MIN_REST_S, MAX_REST_S = 60.0, 1800.0
 _BASE_URL = {
     "openai": "https://api.openai.com/v1",
@@ -160,6 +161,7 @@ class Model:
         does not answer is left alone for a while, twice as long each time."""
         with self._lock:
             now_s = self._timer()
+            # a sliding hour: a fixed one would let two hours' worth through at its turn
             while self._begun and now_s - self._begun[0] > 3600.0:
                 self._begun.popleft()
             if now_s < self._rests_until_s:
@@ -180,6 +182,7 @@ class Model:
         finally:
             with self._lock:
                 self._at_once -= 1
+                # these say that the server is ill; all others are about one answer
                 down = failure in (Failure.TIMEOUT, Failure.UNREACHABLE, Failure.BUSY)
                 self._rest_s = min(MAX_REST_S, max(MIN_REST_S, 2 * self._rest_s)) if down else 0.0
                 self._rests_until_s = self._timer() + self._rest_s if down else -math.inf
@@ -199,6 +202,7 @@ class Model:
             except BaseException as error:  # noqa: BLE001  handed over to the thread that waits
                 told.put((None, error))
 
+        # a server that sends a byte every few seconds never trips the client's read timeout
         thread = threading.Thread(target=ask, name="language model", daemon=True)
         thread.start()
         try:
@@ -234,9 +238,12 @@ def connect(settings: ModelSettings, timeout_s: float) -> BaseChatModel:
     if settings.provider == "ollama":
         given |= {"num_predict": MAX_ANSWER_TOKENS, "client_kwargs": {"timeout": timeout_s}}
     else:
+        # the SDKs' own retries would double the time that an operator set
         given |= {"timeout": timeout_s, "max_retries": 0, "max_tokens": MAX_ANSWER_TOKENS}
+        # the SDK refuses to start without a key; vLLM and others take any
         given["api_key"] = _key(settings) or "none"
     if settings.provider == "openai":
+        # only OpenAI itself serves the Responses API; compatible servers have chat completions
         given["use_responses_api"] = False
     build: Callable[..., BaseChatModel] = chat_models.init_chat_model
     try:
@@ -263,6 +270,7 @@ def failed(error: BaseException) -> Failed:
         return Failed(Failure.DENIED, str(error))
     if "timeout" in name:
         return Failed(Failure.TIMEOUT, detail)
+    # 404 is what most servers answer to a model that they do not have
     if status in (401, 403, 404):
         return Failed(Failure.DENIED, detail)
     if status in (408, 429, 503, 529):
@@ -285,6 +293,7 @@ def try_out(model: Model) -> ModelAnswer:
     """One short question. Raises Failed."""
     from importlib.util import find_spec
 
+    # asked before the import, so that it is told as a setting and not as a crash
     if find_spec("langchain_core") is None:
         raise Failed(Failure.NOT_INSTALLED)
     from langchain_core.messages import HumanMessage

@@ -81,6 +81,7 @@ _K = SubjectKind
 REMAP_FAILED = 64
 """The Xid of a row remapping that failed: NVIDIA's criterion for a return."""
 RESET = frozenset({Recovery.RESET_GPU, Recovery.DRAIN_AND_RESET, Recovery.DRAIN_P2P, Recovery.RESET_GPU_IF_UVM})
+# Of several the gravest: a reboot also resets, and a reset also restarts the application.
 _WORST = (Recovery.REBOOT_NODE, *sorted(RESET), Recovery.CONTACT_SUPPORT, Recovery.RESTART_APP)
 SILENT = (
     "silent data corruption is possible, not proven. No hardware error was reported, which does not exclude it; a "
@@ -152,6 +153,7 @@ def where_of(findings: Sequence[Finding], inventory: Inventory, bundle: Bundle |
         touched = places.of(replace(cause, subject=jobs[0]))
     named = {kind: tuple(sorted(s.name for s in touched if s.kind is kind)) for kind in SubjectKind}
     victims = None if bundle is None else bundle.one("victims")
+    # the kernel names the process that it killed, not its pod: who gave memory back tells which job it was
     if victims is not None:
         killed = json.loads(victims.content)
         named[_K.JOB] = tuple(killed["jobs"].split()) if killed["count"] == 1 else ()
@@ -188,10 +190,12 @@ def fault_of(findings: Sequence[Finding]) -> Fault:
     cause = first_cause(findings)
     kin = kin_of(cause)
     if kin is Kin.MEMORY:
+        # the first sign of failing memory is a mild one: the gravest decides
         failing = any(f.fault is Fault.HBM_IMMINENT for f in findings)
         return Fault.HBM_IMMINENT if failing else Fault.HBM_DEGRADED
     if cause.fault is not Fault.XID:
         return cause.fault
+    # a counter that rises proves a loss; a line alone may be of what the link corrected
     if kin is Kin.LINK and all(f.fault is Fault.XID for f in findings):
         called = recovery_of(findings)
         if called is not None and called[0] == Recovery.NONE:
@@ -376,6 +380,7 @@ def _hypothesis(case: DiagnosisCase, held: Sequence[Claim]) -> str:
         if case.cause.fault is Fault.LOSS_DIVERGED:
             return "a flipped bit in weights or optimizer state, bad data, or an unstable step"
         return "an overflow, a division by zero in the data path, or a flipped bit"
+    # what the kernel log proves needs no guess beside it
     if kin is Kin.STALL and silent_storage(held):
         return ""
     return {
@@ -459,6 +464,7 @@ def _checkpoints(case: DiagnosisCase) -> dict[str, str | float]:
     step, at_s = pairs[-1]
     facts: dict[str, str | float] = {"checkpoint_step": float(step), "checkpoint_s": float(at_s)}
     onset_step, onset_s = _damaged_since(case)
+    # `not >=`: where no step is known (NaN) the time alone decides
     safe = [(s, t) for s, t in pairs if t < onset_s and not s >= onset_step]
     if safe:
         facts |= {"safe_checkpoint_step": float(safe[-1][0]), "safe_checkpoint_s": float(safe[-1][1])}

@@ -54,6 +54,7 @@ def summarise(incident: Incident, now_s: float) -> list[SummaryLine]:
         lines += _runs(diagnosis)
         lines += _suspect(diagnosis)
         lines += _why(diagnosis)
+        # the one mistake that cannot be undone: to resume from a damaged checkpoint, or delete the good ones
         if diagnosis.cause in _DAMAGED:
             lines += _warning(diagnosis)
         if diagnosis.hypothesis:
@@ -191,6 +192,7 @@ def _hours(radius: object) -> str:
 def _no_plan(incident: Incident) -> str:
     if incident.state in (IncidentState.OPEN, IncidentState.DIAGNOSED):
         return "being made"
+    # why there is no plan stands in the step that decided so
     return next((s.note for s in reversed(incident.history) if s.note), "none")
 
 
@@ -209,6 +211,7 @@ _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+!|<>~])")
 def plain(text: str, limit: int = 600) -> str:
     """Text from anywhere as one harmless line: no control, zero-width, tag or direction characters; cut with an
     ellipsis."""
+    # cut before it is normalised: text from outside may be megabytes
     text = _CONTROL.sub("�", unicodedata.normalize("NFC", text[: 4 * limit]))
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
@@ -220,6 +223,7 @@ def as_text(lines: list[SummaryLine]) -> str:
 
 def markdown(text: str) -> str:
     """Text from anywhere as Markdown that shows it and does nothing else: no markup, link, mention or image."""
+    # a word joiner is invisible, and neither mentions nor links are recognised across it
     return _MARKDOWN.sub(r"\\\1", plain(text)).replace("@", "@\u2060").replace("://", ":\u2060//")
 
 

@@ -64,6 +64,7 @@ def _is_of_a_machine(finding: Finding) -> bool:
 def objection(action: Action, open_: Sequence[Finding], inventory: Inventory, at_s: float) -> str:
     """Why no open finding asks for an action at its target; empty where one does."""
     traits, target = traits_of(action.kind), action.target
+    # to notify an owner or advise more replicas needs no open fault there
     if traits.harmless and target.kind not in _MACHINES:
         return ""
     places = Places(inventory)
@@ -72,6 +73,7 @@ def objection(action: Action, open_: Sequence[Finding], inventory: Inventory, at
         return f"no finding is open on {target}"
     if target.kind not in _MACHINES:
         return ""
+    # per subject: what one GPU of a node asks for says nothing of the next one
     by_subject = [[f for f in here if f.subject == subject] for subject in {f.subject for f in here}]
     asked = any(_asks(traits, found) for found in by_subject)
     return "" if asked else f"no open finding on {target} calls for it"
@@ -81,11 +83,13 @@ def _is_at(finding: Finding, target: Subject, places: Places, inventory: Invento
     subject = finding.subject
     if target == subject:
         return True
+    # a board may have been swapped since: any of these places may be the right one to act on
     times = (at_s, finding.at.t_s, finding.since.t_s, finding.since.t_s - BEFORE_CRASH_S)
     if target.kind not in _MACHINES:
         instances = (mig for t_s in times for mig in inventory.children(subject, t_s, _K.MIG))
         holders = (above for mig in instances for t_s in times for above in inventory.ancestors(mig, t_s))
         return target in places.of(finding) or target in holders
+    # a detector of a node with one GPU names the node
     only = subject.kind is _K.NODE and any(set(inventory.gpus(subject, t_s)) == {target} for t_s in times)
     return only or any(target in inventory.ancestors(subject, t_s) for t_s in times)
 

@@ -65,9 +65,11 @@ def anchors(file: Path, trusted: Mapping[str, Ed25519PublicKey] | None = None) -
     for number, text in enumerate(lines, 1):
         at, _, rest = text.strip().partition(" ")
         head, _, rest = rest.partition(" ")
+        # a base64 signature is never the word "cut", so that both fields may be absent
         cut = rest.partition(" ")[0] == CUT
         signature = rest.partition(" ")[2] if cut else rest
         try:
+            # a line without a time is an anchor that a person noted
             told = Head.parse(head or at)
             found.append(Anchor(told.number, told.sha256, cut))
             if trusted is not None:
@@ -92,6 +94,7 @@ def make_key(private: Path, public: Path) -> str:
     halves = (private, signer.to_bytes()), (public, signer.public.public_bytes(Encoding.Raw, PublicFormat.Raw))
     try:
         for path, half in halves:
+            # mode at creation: between open() and chmod() anybody could read the key
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w", encoding="ascii") as file:
                 file.write(half.hex() + "\n")

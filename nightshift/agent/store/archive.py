@@ -27,8 +27,8 @@ from nightshift.controllers.action import Action, ActionKind
 from nightshift.detectors.base import Fault, Finding, Severity, State
 
 _MOST_WORDS = 8
+# SQLite takes 32,766 variables in one query; PostgreSQL 65,535.
 _MANY = 5_000
-"""Numbers in one query: SQLite takes 32,766 variables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,7 @@ class NoSuchIncident(Permanent):
 def number_of(incident_id: str) -> int:
     """7 of `INC-7`. Raises NoSuchIncident."""
     prefix, _, digits = incident_id.strip().upper().partition("-")
+    # isdecimal() alone also takes other scripts' digits; ten digits may not fit PostgreSQL's integer
     if prefix != "INC" or not digits.isascii() or not digits.isdecimal() or len(digits) > 9:
         raise NoSuchIncident(f"{incident_id!r} is not an incident (INC-NUMBER)")
     return int(digits)
@@ -165,11 +166,13 @@ class Archive:
         return sorted(found, key=lambda row: number_of(row.id), reverse=True)
 
     def _summaries(self, query: sa.Select[Any]) -> list[IncidentSummary]:
+        # exhibits are most of a finding's bytes, and no list shows them
         light = [column for column in findings.c if column.name != "body"]
         with self.database.read() as connection:
             rows = connection.execute(query).all()
             if not rows:
                 return []
+            # the query again, inside the next two: thousands of numbers need not travel back as variables
             chosen = query.with_only_columns(incidents.c.number)
             found = connection.execute(
                 sa.select(*light).where(findings.c.incident.in_(chosen)).order_by(findings.c.since_s)
@@ -210,6 +213,7 @@ def _conditions(wanted: IncidentQuery) -> list[sa.ColumnElement[bool]]:
     if wanted.severities:
         found.append(incidents.c.severity.in_([str(level) for level in wanted.severities]))
     for word in wanted.text.split()[:_MOST_WORDS]:
+        # a name, not text: as text INC-7 would find INC-70 as well
         number = word.upper().removeprefix("INC-")
         if number.isascii() and number.isdecimal() and len(number) <= 9 and word.upper().startswith("INC-"):
             found.append(incidents.c.number == int(number))

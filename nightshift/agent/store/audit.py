@@ -78,6 +78,7 @@ def append(
     connection: Connection, *, at_s: float, kind: str, by: str, incident: int | None, body: Mapping[str, Any]
 ) -> None:
     """Adds a record inside the caller's open write transaction. Writers queue on the head row."""
+    # the lock keeps writers in line on PostgreSQL; on SQLite the transaction holds the only write lock anyway
     last = connection.execute(sa.select(audit_head).where(audit_head.c.id == 1).with_for_update()).one()
     number = last.number + 1
     record = {
@@ -105,6 +106,7 @@ def outdated(database: Database, before_s: float) -> Head | None:
     with database.read() as connection:
         newest = connection.execute(sa.select(sa.func.max(audit.c.number))).scalar_one()
         last = None
+        # a log of years does not fit into memory
         rows = connection.execution_options(yield_per=1000).execute(sa.select(audit).order_by(audit.c.number))
         for row in rows:
             if row.number == newest or json.loads(row.record)["at_s"] >= before_s:
@@ -118,6 +120,7 @@ def cut(database: Database, through: Head, now_s: float) -> int:
     with database.write() as connection:
         connection.execute(sa.select(audit_head.c.id).where(audit_head.c.id == 1).with_for_update())
         removed = connection.execute(sa.delete(audit).where(audit.c.number <= through.number)).rowcount
+        # in the same transaction: a log that was cut without its new beginning would look tampered with
         connection.execute(sa.delete(audit_head).where(audit_head.c.id == _BASE))
         connection.execute(sa.insert(audit_head).values(id=_BASE, number=through.number, sha256=through.sha256))
         body = {"through": through.number, "sha256": through.sha256}
@@ -161,6 +164,7 @@ class AuditLog:
             start = Head(base.number, base.sha256) if base else Head(0, FIRST)
             rows = connection.execution_options(yield_per=1000).execute(query.order_by(audit.c.number))
             anchors = [anchor] if isinstance(anchor, Head) else list(anchor)
+            # whoever can write the database can write a record of a cut; only an anchor outside vouches for it
             if cuts is not None and start.number and str(start) not in map(str, cuts):
                 return AuditReport(0, end, start.number, "the log was cut here, and no anchor says so of retention")
             return _walk(iter(rows), end, start, anchors)
@@ -168,33 +172,29 @@ class AuditLog:
     def _bytes(self, column: str) -> sa.Label[bytes]:
         """A text column as the bytes on disk, which after tampering need not be UTF-8."""
         text = audit.c[column]
+        # PostgreSQL's cast of text to bytea reads backslashes as escapes; convert_to does not
         raw = sa.cast(text, sa.LargeBinary) if self._database.is_sqlite else sa.func.convert_to(text, "UTF8")
         return raw.label(column)
 
 
 def _walk(rows: Iterator[Any], end: Head, start: Head, anchors: Sequence[Head]) -> AuditReport:
-    previous, at, count = start.sha256, start.number, 0
     told = {anchor.number: anchor.sha256 for anchor in anchors}
-    if told and told.get(at, previous) != previous:
-        return AuditReport(0, end, at, "it is not the record that the anchor names: the log was cut and rewritten")
-    if told and max(told) < at:
-        return AuditReport(0, end, at, f"the log begins after {at}, beyond every anchor: it cannot be checked")
-    cut = ""
+    last = max(told, default=start.number)
+    if told.get(start.number, start.sha256) != start.sha256:
+        why = "it is not the record that the anchor names: the log was cut and rewritten"
+        return AuditReport(0, end, start.number, why)
+    if last < start.number:
+        why = f"the log begins after {start.number}, beyond every anchor: it cannot be checked"
+        return AuditReport(0, end, start.number, why)
+    at, cut, count = start, "", 0
     for row in rows:
-        expected = at + 1
-        reason = _fault(row, expected, previous)
-        if not reason and told.get(expected, row.sha256.decode()) != row.sha256.decode():
-            reason = "it is not the record that the anchor names: the log was rewritten"
-        if reason:
-            return AuditReport(count, end, expected, reason)
-        previous, at, count = row.sha256.decode(), expected, count + 1
-        if b'"kind":"cut"' in row.record:
-            record = json.loads(row.record)
-            cut = f"{record['body']['through']}:{record['body']['sha256']}" if record["kind"] == "cut" else cut
-    if told and at < max(told):
-        return AuditReport(count, end, at + 1, f"the log ends here, the anchor is at {max(told)}")
-    if (end.number, end.sha256) != (at, previous if at else FIRST):
-        return AuditReport(count, end, at + 1, f"the log ends here, its head says {end}")
+        if reason := _fault(row, at, told):
+            return AuditReport(count, end, at.number + 1, reason)
+        at, count, cut = Head(row.number, row.sha256.decode()), count + 1, _cut_in(row) or cut
+    if at.number < last:
+        return AuditReport(count, end, at.number + 1, f"the log ends here, the anchor is at {last}")
+    if end != at:
+        return AuditReport(count, end, at.number + 1, f"the log ends here, its head says {end}")
     if start.number and cut != str(start):
         return AuditReport(
             count, end, start.number, "records before are missing, and retention did not remove them"
@@ -202,7 +202,17 @@ def _walk(rows: Iterator[Any], end: Head, start: Head, anchors: Sequence[Head]) 
     return AuditReport(count, end)
 
 
-def _fault(row: Any, expected: int, previous: str) -> str:
+def _cut_in(row: Any) -> str:
+    """Where a record says that retention cut the log; empty for every other record."""
+    if b'"kind":"cut"' not in row.record:  # few are: no other record is parsed twice
+        return ""
+    record = json.loads(row.record)
+    return f"{record['body']['through']}:{record['body']['sha256']}" if record["kind"] == "cut" else ""
+
+
+def _fault(row: Any, before: Head, told: Mapping[int, str]) -> str:
+    """What is wrong with a record that has to follow the one before it; empty where it does."""
+    expected, previous = before.number + 1, before.sha256
     if row.number != expected:
         return f"record {expected} is missing; the next one is {row.number}"
     if sha256_hex(row.record).encode() != row.sha256:
@@ -210,8 +220,11 @@ def _fault(row: Any, expected: int, previous: str) -> str:
     record = json.loads(row.record)
     if record["previous"] != previous:
         return "it does not follow the record before it"
+    # lists go by the columns: a record could be hidden from its incident without a change of its text
     if (record["number"], record["incident"]) != (row.number, row.incident):
         return "its columns do not match its text"
+    if told.get(expected, row.sha256.decode()) != row.sha256.decode():
+        return "it is not the record that the anchor names: the log was rewritten"
     return ""
 
 

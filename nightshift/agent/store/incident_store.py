@@ -133,6 +133,7 @@ class Store(Archive):
         cause = None
         with self.database.write() as connection:
             row = row_of(connection, number, lock=True)
+            # after the incident's row and before the audit log's head: all writers lock in this order
             is_new = self._insert_finding(connection, number, finding, now)
             values = {"updated_s": now, **_graver(row.severity, finding)}
             connection.execute(sa.update(incidents).where(incidents.c.number == number).values(values))
@@ -158,6 +159,7 @@ class Store(Archive):
                 .join(incidents, incidents.c.number == findings.c.incident)
                 .where(findings.c.incident == number, findings.c.episode == finding.episode)
             ).one_or_none()
+        # read without a lock, since most updates change nothing else; `attach` reads again under one
         if state is None or (state[1] == _CLOSED and finding.state is State.FIRING):
             self.attach(incident_id, finding)
             return
@@ -167,6 +169,7 @@ class Store(Archive):
                 mine = (findings.c.incident == number) & (findings.c.episode == finding.episode)
                 connection.execute(sa.update(findings).where(mine).values(diagnosed=_OUTDATED))
             graver = _graver(state[2], finding)
+            # `updated_s` is what Slack and the pagers look for: an alarm that only goes on is no change to show
             if news or graver or state[0] != finding.state:
                 values = {"updated_s": now, **graver}
                 connection.execute(sa.update(incidents).where(incidents.c.number == number).values(values))
@@ -183,11 +186,13 @@ class Store(Archive):
             # what seems to have changed in the future did so before the clock went back
             "changed_s": now if old is None or old.state != finding.state else min(now, old.changed_s),
         }
+        # the exhibits are to show what was wrong, not how it ended
         if old is None or finding.state is State.FIRING:
             values["body"] = dump(finding)
         if old is not None:
             connection.execute(sa.update(findings).where(mine).values(values))
             return False
+        # stored now: when a person looks, the pods are gone
         self._touch_tenants(connection, number, self._tenancy.of(finding.subject, finding.since.t_s, now))
         values |= {
             "incident": number,
@@ -244,6 +249,7 @@ class Store(Archive):
         with self.database.write() as connection:
             row_of(connection, number, lock=True)
             if also is not None:
+                # before the move, since it may fill in `columns` (`save_diagnosis`)
                 also(connection, number)
             before, after = self._move(connection, number, move, columns)
         self._fault_point(f"after {before} {move.cause}")
@@ -381,6 +387,7 @@ class Store(Archive):
 
         def keep(connection: Connection, number: int) -> None:
             mine = (plans.c.incident == number) & (plans.c.plan_sha256 == action.plan_sha256)
+            # the same plan may be proposed again after it expired: its key is its hash
             connection.execute(sa.delete(plans).where(mine))
             row = {"incident": number, "plan_sha256": action.plan_sha256, "attempt": incident.attempt + 1}
             row |= {"at_s": now, "reason": reason, "body": dump(action)}
@@ -405,6 +412,7 @@ class Store(Archive):
         """Takes an incident for one run of its stage. False where it has moved, has been run, or is being run by
         somebody of this term; a claim of an earlier term belongs to a leader that is gone."""
         c = incidents.c
+        # the same runner again: DBOS offers a run once more after its process has died
         free = sa.or_(c.runner.is_(None), c.runner_term < term, c.runner == runner)
         mine = (c.number == number) & (c.version == version) & (c.stage_runs == runs) & free
         with self.database.write() as connection:
@@ -443,6 +451,7 @@ class Store(Archive):
                         child=str(item.child),
                         parent=str(item.parent),
                         since_s=item.since_s,
+                        # infinity is no value of JSON, nor of every driver's float: null means "still"
                         until_s=item.until_s if math.isfinite(item.until_s) else None,
                     )
                 )

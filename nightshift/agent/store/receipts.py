@@ -20,8 +20,8 @@ from nightshift.controllers.decision import ControlDecision, Mode
 from nightshift.controllers.estimate import TrialTurn
 from nightshift.controllers.outcome import ReceiptOutcome, shares_lost
 
+# Numbers of a state that say when, not what: a model of the outcome would learn the date.
 _NOT_FEATURES = frozenset({"at_s", "now_s", "submitted_s"})
-"""Numbers of a state that say when, not what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,7 @@ class Receipts:
             for decision, chance, treated in made:
                 row = _row(decision, chance, treated)
                 mine = decisions.c.id == decision.id
+                # what was read back comes later than the receipt, by the same call
                 if not connection.execute(sa.update(decisions).where(mine).values(body=row["body"])).rowcount:
                     connection.execute(sa.insert(decisions).values(**row))
 
@@ -114,6 +115,7 @@ class Receipts:
 
     def find(self, decision_id: str) -> ControlDecision:
         """By id, or by the beginning of one. Raises Permanent where none or several are meant."""
+        # both are wildcards to LIKE
         begins = decisions.c.id.like(decision_id.replace("%", "").replace("_", "") + "%")
         with self._database.read() as connection:
             rows = connection.execute(sa.select(decisions.c.body).where(begins).limit(2)).all()
@@ -146,6 +148,7 @@ class Receipts:
         arm was drawn): cheap, and no look at what it says."""
         mine = _of(kind, mode, since_s) & (decisions.c.policy == policy) & decisions.c.reward.is_not(None)
         if mode is not Mode.SHADOW:
+            # a turn that could only go one way compares nothing
             mine &= (decisions.c.chance > 0) & (decisions.c.chance < 1)
         with self._database.read() as connection:
             query = sa.select(sa.func.count(sa.distinct(decisions.c.job))).where(mine)
@@ -157,16 +160,10 @@ class Receipts:
             query = sa.select(decisions).where(_of(kind, mode, since_s)).order_by(decisions.c.at_s, decisions.c.id)
             rows = connection.execute(query).all()
         rows = [row for row in rows if row.policy == policy or row.fallback]
-        fell = sum(row.fallback for row in rows) / len(rows) if rows else math.nan
         asked = [row for row in rows if not row.fallback]
-        settled = [row for row in asked if row.reward is not None and row.slowdown is not None]
-        bodies = [json.loads(row.body) for row in settled]
-        features = _features([body["seen"] for body in bodies])
-        made = [_turn(row, body, seen) for row, body, seen in zip(settled, bodies, features, strict=True)]
+        fell = (len(rows) - len(asked)) / len(rows) if rows else math.nan
         waiting = sum(row.reward is None and row.void is None for row in asked)
-        drawn = [row for row in asked if 0 < row.chance < 1 and (row.reward is not None or row.void is not None)]
-        lost = shares_lost((bool(row.treated), row.reward is not None) for row in drawn)
-        return Gathered(made, fell, lost, waiting)
+        return Gathered(_turns(asked), fell, _lost(asked), waiting)
 
     def turns(self, kind: str, policy: str, mode: Mode, since_s: float) -> tuple[Sequence[TrialTurn], float]:
         """Settled turns of a policy in a mode since then, oldest first, and the share of all that fell back."""
@@ -207,6 +204,20 @@ def _of(kind: str, mode: Mode, since_s: float) -> sa.ColumnElement[bool]:
     return (decisions.c.kind == kind) & (decisions.c.mode == str(mode)) & (decisions.c.at_s >= since_s)
 
 
+def _turns(asked: Sequence[Row[Any]]) -> list[TrialTurn]:
+    """The turns whose outcome is known."""
+    settled = [row for row in asked if row.reward is not None and row.slowdown is not None]
+    bodies = [json.loads(row.body) for row in settled]
+    features = _features([body["seen"] for body in bodies])
+    return [_turn(row, body, seen) for row, body, seen in zip(settled, bodies, features, strict=True)]
+
+
+def _lost(asked: Iterable[Row[Any]]) -> tuple[float, float]:
+    """Shares without an outcome, of turns whose arm was drawn: others say nothing of one arm losing more."""
+    drawn = [row for row in asked if 0 < row.chance < 1 and (row.reward is not None or row.void is not None)]
+    return shares_lost((bool(row.treated), row.reward is not None) for row in drawn)
+
+
 def _turn(row: Row[Any], body: Mapping[str, Any], features: tuple[float, ...]) -> TrialTurn:
     said = body["prediction"]
     predicted = said.get("slowdown_executed", said.get("slowdown") if row.treated else None)
@@ -224,6 +235,7 @@ def _features(states: Sequence[Mapping[str, Any]]) -> list[tuple[float, ...]]:
         for name, value in state.items():
             if isinstance(value, (int, float)) and name not in _NOT_FEATURES:
                 counts[name] = counts.get(name, 0) + 1
+    # a feature that most lack would be made of means
     names = sorted(name for name, count in counts.items() if count > len(states) / 2)
     columns = []
     for name in names:
