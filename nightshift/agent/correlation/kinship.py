@@ -105,7 +105,7 @@ def kin_of(finding: Finding) -> Kin:
     if finding.fault is not Fault.XID:
         return _BY_FAULT[finding.fault]
     first = xid_of(finding)
-    classes = [_class_of(code) for code in [*([] if first is None else [first]), *_listed(finding)]]
+    classes = [_class_of(code) for code in [*([] if first is None else [first]), *listed_xids(finding)]]
     # a burst may begin with the crash that an error caused: the order of lines is not the order of causes
     for wanted in (HARDWARE, {Kin.APPLICATION}, {Kin.FOLLOWER}):
         for kin in classes:
@@ -117,10 +117,11 @@ def kin_of(finding: Finding) -> Kin:
 def xids_of(finding: Finding) -> frozenset[int]:
     """Every Xid that a finding speaks of."""
     first = xid_of(finding)
-    return frozenset(_listed(finding)) | (frozenset() if first is None else {first})
+    return frozenset(listed_xids(finding)) | (frozenset() if first is None else {first})
 
 
-def _listed(finding: Finding) -> list[int]:
+def listed_xids(finding: Finding) -> list[int]:
+    """The Xids of a burst, in the order of their lines."""
     return [int(code) for code in str(finding.facts.get("codes", "")).split() if code.isdigit()]
 
 

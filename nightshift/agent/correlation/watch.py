@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import structlog
 
@@ -20,8 +19,7 @@ from nightshift.agent.correlation.correlate import CorrelationDecision, Decision
 from nightshift.agent.correlation.decisions import RELAPSE_S
 from nightshift.agent.correlation.detection import Detected, Detection
 from nightshift.agent.metrics import Metrics
-from nightshift.agent.store.archive import number_of
-from nightshift.agent.store.database import Database
+from nightshift.agent.store.archive import Archive, number_of
 from nightshift.agent.store.incident import Incident, IncidentState, IncidentSummary, entered_s, findings_of
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.store.intents import begun
@@ -34,22 +32,6 @@ from nightshift.collectors.tick import Tick
 from nightshift.controllers.guard import Commitment
 from nightshift.detectors.base import Finding, State
 
-
-class Reads(Protocol):
-    """The part of the store that is read here."""
-
-    @property
-    def database(self) -> Database: ...
-
-    def incident(self, incident_id: str) -> Incident: ...
-
-    def open_incidents(self) -> list[IncidentSummary]: ...
-
-    def incidents(
-        self, states: Iterable[IncidentState] | None = None, *, limit: int | None = None
-    ) -> list[IncidentSummary]: ...
-
-
 # Resolved incidents that are read after a start. A bound on the reading alone: what was resolved longer ago than
 # `RELAPSE_S` is dropped at once.
 MOST_RESOLVED = 500
@@ -59,7 +41,7 @@ class KnownIncidents:
     """Open incidents, and those resolved within `keep_s`, as the correlator takes them. One query per call, and two
     more per incident whose state, findings or sights have changed since the last."""
 
-    def __init__(self, store: Reads, keep_s: float) -> None:
+    def __init__(self, store: Archive, keep_s: float) -> None:
         self._store = store
         self._keep_s = keep_s
         # an incident is read whole, with its findings: too slow for a thousand open ones at every look

@@ -20,40 +20,20 @@ from sqlalchemy import Connection
 
 from nightshift.agent.store import audit
 from nightshift.agent.store.anchors import line, signer_of
-from nightshift.agent.store.audit import AuditLog, Head
+from nightshift.agent.store.audit import AuditHead, AuditLog
 from nightshift.agent.store.database import Database
 from nightshift.agent.store.incident import IncidentState
 from nightshift.agent.store.intents import commitments
 from nightshift.agent.store.receipts import Receipts
-from nightshift.agent.store.tables import (
-    approvals,
-    chat_messages,
-    diagnoses,
-    findings,
-    incidents,
-    intents,
-    outlet_alerts,
-    outlet_rounds,
-    plans,
-    steps,
-    tenancies,
-)
+from nightshift.agent.store.tables import diagnoses, incidents, intents, metadata
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.controllers.action import traits_of
 
 DAY_S = 86_400.0
-_OF_AN_INCIDENT = (
-    chat_messages,
-    outlet_alerts,
-    outlet_rounds,
-    intents,
-    approvals,
-    plans,
-    diagnoses,
-    steps,
-    findings,
-    tenancies,
-)
+# Not the audit log: it only names the incident's number, and outlives it.
+_OF_AN_INCIDENT = [
+    t for t in metadata.sorted_tables if any(key.column.table is incidents for key in t.foreign_keys)
+]
 _AT_ONCE = 200
 
 
@@ -94,7 +74,7 @@ class Keeping:
         self._database = database
         self._audit = AuditLog(database)
         self._next_s = self._next_anchor_s = float("-inf")
-        self._anchored: Head | None = None
+        self._anchored: AuditHead | None = None
         self._log = structlog.get_logger("keeping")
 
     def turn(self, now_s: float) -> None:
@@ -119,14 +99,14 @@ class Keeping:
         if removed or cut:
             self._log.info("old records removed", incidents=removed, audit_records=cut)
 
-    def anchor(self, now_s: float) -> Head:
+    def anchor(self, now_s: float) -> AuditHead:
         """Writes the log's end to the daemon's log and the anchor file."""
         head = self._audit.head()
         self._log.info("audit log anchored", anchor=str(head))
         self._write(now_s, head)
         return head
 
-    def _write(self, now_s: float, head: Head, *, cut: bool = False) -> None:
+    def _write(self, now_s: float, head: AuditHead, *, cut: bool = False) -> None:
         if self.settings.anchor_file is not None:
             text = line(now_s, head, signer_of(self.settings.anchor_key), cut=cut)
             # opened for each line: the file may be rotated, or its volume mounted later

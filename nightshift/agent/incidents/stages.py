@@ -14,10 +14,11 @@ only after its intent is on disk, and only once per action id.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from types import MappingProxyType
 
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
@@ -45,14 +46,6 @@ from nightshift.controllers.action import (
 )
 from nightshift.controllers.guard import Commitment, GuardRuling
 from nightshift.detectors.base import State
-
-if TYPE_CHECKING:
-    from nightshift.agent.incidents.node_return import GivingBack
-
-
-from collections.abc import Mapping
-from contextlib import suppress
-from types import MappingProxyType
 
 # What has taken so long (s) is told, and again each time that it has taken twice as long: each minute's note
 # would bury the history of an incident that waits for hours.
@@ -124,28 +117,14 @@ class LifecycleSettings(BaseModel):
     max_tries: int = Field(default=5, ge=1, description="Tries of one stage before the incident is escalated.")
 
 
-class Diagnose(Protocol):
-    """Finds the cause of an incident. May raise Temporary or Permanent."""
-
-    def __call__(self, incident: Incident) -> Diagnosis: ...
-
-
-class Planner(Protocol):
-    """Chooses the least disruptive fitting mitigation, with a new action id for each `incident.attempt`."""
-
-    def __call__(self, incident: Incident) -> ActionProposal: ...
-
-
-class RecoveryProbe(Protocol):
-    """Actively tests that the action worked: DONE where it did, FAILED where not; UnderWay to be asked again."""
-
-    def __call__(self, incident: Incident) -> ActionOutcome: ...
-
-
-class ActionGuard(Protocol):
-    """Whether an action may begin now, given those that have: asked in the transaction that stores the intent."""
-
-    def __call__(self, action: Action, begun: Sequence[Commitment]) -> GuardRuling: ...
+Diagnose = Callable[[Incident], Diagnosis]
+"""Finds the cause of an incident. May raise Temporary or Permanent."""
+Planner = Callable[[Incident], ActionProposal]
+"""Chooses the least disruptive fitting mitigation, with a new action id for each `incident.attempt`."""
+RecoveryProbe = Callable[[Incident], ActionOutcome]
+"""Actively tests that the action worked: DONE where it did, FAILED where not; UnderWay to be asked again."""
+ActionGuard = Callable[[Action, Sequence[Commitment]], GuardRuling]
+"""Whether an action may begin now, given those that have: asked in the transaction that stores the intent."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ redacted before it is stored; every item is numbered in the order in which it ca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,6 +114,15 @@ class EvidenceLedger:
         self, tag: tuple[str, str], source: str, query: str, title: str, body: Mapping[str, Any]
     ) -> Evidence | None:
         return self.add(tag, source, query, title, FACTS, canonical_json(self._clean(_finite(body))))
+
+    def past(self, tag: tuple[str, str], past: Iterable[PastIncident]) -> Evidence | None:
+        """What similar past incidents came to; None where there are none."""
+        body = {
+            p.id: {"cause": p.cause, "subject": p.subject, "action": p.action, "outcome": p.outcome}
+            for p in list(past)[: self.limits.max_past]
+        }
+        query, title = "similar incidents", "similar past incidents"
+        return self.facts(tag, "incident store", query, title, body) if body else None
 
     def _clean(self, value: Any) -> Any:
         """Facts with every text redacted: a summary, a name or a past incident may carry a log's words."""

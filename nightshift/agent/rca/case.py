@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from nightshift.agent.rca.bundle import Bundle
 from nightshift.agent.rca.grounding import Ungrounded, series_of
@@ -103,6 +102,7 @@ def claim(
 
 
 def equals(case: DiagnosisCase, name: str, sentence: str, finding: Finding | None = None) -> Claim | None:
+    """That a figure is what its detector says; None where it says none, whatever the sentence made of that."""
     finding = finding or case.cause
     value = finding.facts.get(name)
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
@@ -123,10 +123,6 @@ def rise(case: DiagnosisCase, tag: str, about: str, split_s: float, least: float
         if times[0] < times[-1] and tag == "exhibit":
             return claim(_P.ROSE, sentence, item, split_s=times[0], at_least=least)
     return None
-
-
-def clock(t_s: float) -> str:
-    return datetime.fromtimestamp(t_s, UTC).strftime("%H:%M:%S")
 
 
 def span(seconds: float) -> str:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from nightshift.agent.correlation.kinship import Kin, Places, first_cause, kin_of, onset_key
 from nightshift.agent.correlation.storage_outage import silent_servers
 from nightshift.agent.rca.bundle import Bundle, EvidenceLedger, EvidenceLimits, PastIncident, as_it_is
+from nightshift.agent.rca.case import few
 from nightshift.agent.rca.grounding import MAD_TO_SIGMA
 from nightshift.agent.rca.joblogs import condensed, first_lines, sources_of
 from nightshift.collectors.frame import Floats, LogRecord
@@ -207,13 +208,7 @@ class _Gatherer:
         self._checkpoints()
         if kin_of(cause) is Kin.LOSS:
             self._departure(cause)
-        similar = list(past)[: ledger.limits.max_past]
-        if similar:
-            body = {
-                p.id: {"cause": p.cause, "subject": p.subject, "action": p.action, "outcome": p.outcome}
-                for p in similar
-            }
-            ledger.facts(("past", ""), "incident store", "similar incidents", "similar past incidents", body)
+        ledger.past(("past", ""), past)
         return ledger.bundle()
 
     def _kind(self, kind: SubjectKind) -> list[Subject]:
@@ -411,9 +406,9 @@ class _Gatherer:
                 read.add(names[0])
                 self._kernel_log(Subject(_K.NODE, names[0]))
         body = {
-            "silent": _some(silent),
+            "silent": few(sorted(silent), 3),
             "silent_on": " ".join(sorted(set().union(*silent.values()))),
-            "blocked": _some(blocked),
+            "blocked": few(sorted(blocked), 3),
             "blocked_on": " ".join(sorted(set().union(*blocked.values()))),
         }
         title = "remote storage that does not answer, and processes that wait in the kernel"
@@ -513,9 +508,3 @@ def _most_telling(findings: Sequence[Finding], cause: Finding) -> list[Finding]:
             heads.append(finding)
     # by identity: findings compare by value, and two may be equal
     return heads + [f for f in findings if not any(f is head for head in heads)]
-
-
-def _some(names: Iterable[str]) -> str:
-    """The first three names, and how many more."""
-    ordered = sorted(names)
-    return ", ".join(ordered[:3]) + (f" and {len(ordered) - 3} more" if len(ordered) > 3 else "")

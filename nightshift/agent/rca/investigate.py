@@ -25,7 +25,6 @@ from nightshift.agent.rca.model import (
     CHARS_PER_TOKEN,
     MAX_STEPS,
     MAX_TOOL_CALLS,
-    SAYS,
     Failed,
     Failure,
     Model,
@@ -289,7 +288,7 @@ class Investigator:
             caveats.insert(0, f"the model reads it as {concluded.cause.replace('_', ' ')}: the rules' cause stands")
         # people who see a model named must not think that it agreed
         if dropped and not held:
-            caveats.append(f"the language model added nothing: {SAYS[Failure.NO_CLAIM_HELD]}")
+            caveats.append(f"the language model added nothing: {Failure.NO_CLAIM_HELD.says}")
         said = self.redact(" ".join(concluded.hypothesis.split()))[:MAX_HYPOTHESIS]
         hypothesis = "; ".join(filter(None, [told.hypothesis, said and f"the model suggests: {said}"]))
         outcome = "claims" if held else (Failure.NO_CLAIM_HELD if dropped else "nothing_new")

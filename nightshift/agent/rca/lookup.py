@@ -207,13 +207,7 @@ class Lookup:
         return items
 
     def _past_incidents(self, _: _Past) -> list[Evidence | None]:
-        body = {
-            p.id: {"cause": p.cause, "subject": p.subject, "action": p.action, "outcome": p.outcome}
-            for p in self._past[: self.ledger.limits.max_past]
-        }
-        if not body:
-            return []
-        return [self.ledger.facts(("looked_up", "past"), "incident store", "similar", "past incidents", body)]
+        return [self.ledger.past(("looked_up", "past"), self._past)]
 
     def _topology(self, asked: _Topology) -> list[Evidence | None]:
         subject = Subject.parse(asked.subject)

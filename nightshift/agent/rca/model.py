@@ -43,47 +43,36 @@ CHARS_PER_TOKEN = 4.0
 
 
 class Failure(StrEnum):
-    """Why the model's part is missing: the closed set that people and metrics are told."""
+    """Why the model's part is missing: the closed set that people and metrics are told, each with its words."""
 
-    NOT_INSTALLED = "not_installed"
-    UNREACHABLE = "unreachable"
-    DENIED = "denied"
-    BUSY = "busy"
-    TIMEOUT = "timeout"
-    BAD_ANSWER = "bad_answer"
-    TRUNCATED = "truncated"
-    NOT_JSON = "not_json"
-    REFUSED = "refused"
-    LOOPS = "loops"
-    STEPS = "steps"
-    TOKENS = "tokens"
-    COST = "cost"
-    NO_CLAIM_HELD = "no_claim_held"
+    says: str
 
+    def __new__(cls, value: str, says: str) -> Self:
+        made = str.__new__(cls, value)
+        made._value_, made.says = value, says
+        return made
 
-SAYS: dict[Failure, str] = {
-    Failure.NOT_INSTALLED: "the packages of the extra `llm` are not installed",
-    Failure.UNREACHABLE: "its server could not be reached",
-    Failure.DENIED: "its server refused our key or the model's name",
-    Failure.BUSY: "its server is overloaded, or earlier calls have not come back",
-    Failure.TIMEOUT: "it did not answer in time",
-    Failure.BAD_ANSWER: "its server's answer could not be read",
-    Failure.TRUNCATED: "its answer was cut off",
-    Failure.NOT_JSON: "its answer was not in the agreed form",
-    Failure.REFUSED: "it refused to answer",
-    Failure.LOOPS: "it repeated the same request",
-    Failure.STEPS: "it did not come to an end within its steps",
-    Failure.TOKENS: "it used up its tokens",
-    Failure.COST: "it used up its money",
-    Failure.NO_CLAIM_HELD: "none of its claims held when they were checked",
-}
+    NOT_INSTALLED = "not_installed", "the packages of the extra `llm` are not installed"
+    UNREACHABLE = "unreachable", "its server could not be reached"
+    DENIED = "denied", "its server refused our key or the model's name"
+    BUSY = "busy", "its server is overloaded, or earlier calls have not come back"
+    TIMEOUT = "timeout", "it did not answer in time"
+    BAD_ANSWER = "bad_answer", "its server's answer could not be read"
+    TRUNCATED = "truncated", "its answer was cut off"
+    NOT_JSON = "not_json", "its answer was not in the agreed form"
+    REFUSED = "refused", "it refused to answer"
+    LOOPS = "loops", "it repeated the same request"
+    STEPS = "steps", "it did not come to an end within its steps"
+    TOKENS = "tokens", "it used up its tokens"
+    COST = "cost", "it used up its money"
+    NO_CLAIM_HELD = "no_claim_held", "none of its claims held when they were checked"
 
 
 class Failed(Exception):
     """The model's part is missing, and why."""
 
     def __init__(self, failure: Failure, detail: str = "") -> None:
-        super().__init__(f"{SAYS[failure]}{f' ({detail})' if detail else ''}")
+        super().__init__(f"{failure.says}{f' ({detail})' if detail else ''}")
         self.failure = failure
 
 

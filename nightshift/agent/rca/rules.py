@@ -22,7 +22,16 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from nightshift.agent.correlation.kinship import HARDWARE, MEMORY_XIDS, Kin, Places, first_cause, kin_of, xid_of
+from nightshift.agent.correlation.kinship import (
+    HARDWARE,
+    MEMORY_XIDS,
+    Kin,
+    Places,
+    first_cause,
+    kin_of,
+    xid_of,
+    xids_of,
+)
 from nightshift.agent.correlation.storage_outage import WAITS
 from nightshift.agent.rca.bundle import Bundle
 from nightshift.agent.rca.case import DiagnosisCase, Where, few
@@ -205,12 +214,8 @@ def fault_of(findings: Sequence[Finding]) -> Fault:
 
 def codes_of(findings: Iterable[Finding]) -> tuple[int, ...]:
     """Every Xid among findings."""
-    found: set[int] = set()
-    for finding in findings:
-        code = xid_of(finding)
-        if finding.fault is Fault.XID and code is not None:
-            found |= {code, *(int(c) for c in str(finding.facts.get("codes", "")).split() if c.isdigit())}
-    return tuple(sorted(found))
+    told = (xids_of(f) for f in findings if f.fault is Fault.XID and xid_of(f) is not None)
+    return tuple(sorted(frozenset().union(*told)))
 
 
 def recovery_of(findings: Sequence[Finding]) -> tuple[str, str] | None:

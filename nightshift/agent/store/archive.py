@@ -121,7 +121,6 @@ class Archive:
         self,
         states: Iterable[IncidentState] | None = None,
         *,
-        opened_after_s: float | None = None,
         limit: int | None = None,
         offset: int = 0,
         touching: Callable[[str], bool] | None = None,
@@ -137,8 +136,6 @@ class Archive:
             )
         if states is not None:
             query = query.where(incidents.c.state.in_([str(state) for state in states]))
-        if opened_after_s is not None:
-            query = query.where(incidents.c.opened_s > opened_after_s)
         return self._summaries(query.where(*_conditions(wanted)))
 
     def namespaces(self) -> list[str]:

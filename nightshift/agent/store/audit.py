@@ -43,7 +43,7 @@ class AuditRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class AuditHead:
     """Where the log ends: keep it elsewhere to notice a rewritten log."""
 
     number: int
@@ -53,7 +53,7 @@ class Head:
         return f"{self.number}:{self.sha256}"
 
     @classmethod
-    def parse(cls, text: str) -> Head:
+    def parse(cls, text: str) -> AuditHead:
         number, separator, sha256 = text.strip().partition(":")
         if not separator or not number.isdecimal() or len(sha256) != 64:
             raise ValueError(f"anchor {text!r} is not NUMBER:SHA256")
@@ -65,7 +65,7 @@ class AuditReport:
     """What `verify` found. `broken` is the number of the first record that does not hold, with the reason."""
 
     records: int
-    head: Head
+    head: AuditHead
     broken: int | None = None
     reason: str = ""
 
@@ -100,7 +100,7 @@ _BASE = 2
 """Row of the head table that holds the last record that retention removed: where the chain begins now."""
 
 
-def outdated(database: Database, before_s: float) -> Head | None:
+def outdated(database: Database, before_s: float) -> AuditHead | None:
     """The end of the log's old beginning: the last record of those from its first on that are older than a time,
     never the newest of all. A record in the middle whose clock was behind makes nothing before it old."""
     with database.read() as connection:
@@ -111,11 +111,11 @@ def outdated(database: Database, before_s: float) -> Head | None:
         for row in rows:
             if row.number == newest or json.loads(row.record)["at_s"] >= before_s:
                 break
-            last = Head(row.number, row.sha256)
+            last = AuditHead(row.number, row.sha256)
         return last
 
 
-def cut(database: Database, through: Head, now_s: float) -> int:
+def cut(database: Database, through: AuditHead, now_s: float) -> int:
     """Removes the records up to this one; returns how many. The chain goes on from there."""
     with database.write() as connection:
         connection.execute(sa.select(audit_head.c.id).where(audit_head.c.id == 1).with_for_update())
@@ -134,23 +134,25 @@ class AuditLog:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def head(self) -> Head:
+    def head(self) -> AuditHead:
         with self._database.read() as connection:
             row = connection.execute(sa.select(audit_head).where(audit_head.c.id == 1)).one()
-        return Head(row.number, row.sha256)
+        return AuditHead(row.number, row.sha256)
 
     def records(
-        self, *, incident: int | None = None, after: int = 0, limit: int | None = None, newest_first: bool = False
+        self, *, incident: int | None = None, limit: int | None = None, newest_first: bool = False
     ) -> list[AuditRecord]:
-        """Records in order, of one incident or of all; `after` is the last number already seen."""
-        query = sa.select(audit).where(audit.c.number > after).limit(limit)
+        """Records in order, of one incident or of all."""
+        query = sa.select(audit).limit(limit)
         query = query.order_by(audit.c.number.desc() if newest_first else audit.c.number)
         if incident is not None:
             query = query.where(audit.c.incident == incident)
         with self._database.read() as connection:
             return [_record(row.record, row.sha256) for row in connection.execute(query)]
 
-    def verify(self, anchor: Head | Iterable[Head] = (), cuts: Collection[Head] | None = None) -> AuditReport:
+    def verify(
+        self, anchor: AuditHead | Iterable[AuditHead] = (), cuts: Collection[AuditHead] | None = None
+    ) -> AuditReport:
         """Walks the whole log and names the first record that was changed, removed, added or moved.
 
         Anchors on records that retention has removed say nothing any more; a log that begins after all of them
@@ -158,12 +160,12 @@ class AuditLog:
         record of a cut, too. None: nobody knows."""
         with self._database.read() as connection:
             row = connection.execute(sa.select(audit_head).where(audit_head.c.id == 1)).one_or_none()
-            end = Head(row.number, row.sha256) if row else Head(0, "")
+            end = AuditHead(row.number, row.sha256) if row else AuditHead(0, "")
             query = sa.select(audit.c.number, audit.c.incident, self._bytes("record"), self._bytes("sha256"))
             base = connection.execute(sa.select(audit_head).where(audit_head.c.id == _BASE)).one_or_none()
-            start = Head(base.number, base.sha256) if base else Head(0, FIRST)
+            start = AuditHead(base.number, base.sha256) if base else AuditHead(0, FIRST)
             rows = connection.execution_options(yield_per=1000).execute(query.order_by(audit.c.number))
-            anchors = [anchor] if isinstance(anchor, Head) else list(anchor)
+            anchors = [anchor] if isinstance(anchor, AuditHead) else list(anchor)
             # whoever can write the database can write a record of a cut; only an anchor outside vouches for it
             if cuts is not None and start.number and str(start) not in map(str, cuts):
                 return AuditReport(0, end, start.number, "the log was cut here, and no anchor says so of retention")
@@ -177,7 +179,7 @@ class AuditLog:
         return raw.label(column)
 
 
-def _walk(rows: Iterator[Any], end: Head, start: Head, anchors: Sequence[Head]) -> AuditReport:
+def _walk(rows: Iterator[Any], end: AuditHead, start: AuditHead, anchors: Sequence[AuditHead]) -> AuditReport:
     told = {anchor.number: anchor.sha256 for anchor in anchors}
     last = max(told, default=start.number)
     if told.get(start.number, start.sha256) != start.sha256:
@@ -190,7 +192,7 @@ def _walk(rows: Iterator[Any], end: Head, start: Head, anchors: Sequence[Head]) 
     for row in rows:
         if reason := _fault(row, at, told):
             return AuditReport(count, end, at.number + 1, reason)
-        at, count, cut = Head(row.number, row.sha256.decode()), count + 1, _cut_in(row) or cut
+        at, count, cut = AuditHead(row.number, row.sha256.decode()), count + 1, _cut_in(row) or cut
     if at.number < last:
         return AuditReport(count, end, at.number + 1, f"the log ends here, the anchor is at {last}")
     if end != at:
@@ -210,7 +212,7 @@ def _cut_in(row: Any) -> str:
     return f"{record['body']['through']}:{record['body']['sha256']}" if record["kind"] == "cut" else ""
 
 
-def _fault(row: Any, before: Head, told: Mapping[int, str]) -> str:
+def _fault(row: Any, before: AuditHead, told: Mapping[int, str]) -> str:
     """What is wrong with a record that has to follow the one before it; empty where it does."""
     expected, previous = before.number + 1, before.sha256
     if row.number != expected:

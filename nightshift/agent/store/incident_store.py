@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -40,14 +40,8 @@ class Conflict(Temporary):
     """Somebody else moved the incident first; read it again. Nothing was written."""
 
 
-class FaultPoint(Protocol):
-    """Where tests stop the process: called with `before STATE CAUSE` and `after STATE CAUSE` of every move."""
-
-    def __call__(self, place: str) -> None: ...
-
-
-def _pass(place: str) -> None:
-    """Production's fault point: nothing happens."""
+FaultPoint = Callable[[str], None]
+"""Where tests stop the process: called with `before STATE CAUSE` and `after STATE CAUSE` of every move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +72,7 @@ class Store(Archive):
         url: str | Database,
         clock: Clock,
         *,
-        fault_point: FaultPoint = _pass,
+        fault_point: FaultPoint = lambda _: None,
         inventory: Inventory | None = None,
     ) -> None:
         """`inventory`: who held a piece of hardware, for whose incident it is; without: what names say."""
