@@ -37,8 +37,8 @@ from nightshift.agent.correlation.kinship import (
     SAME,
     STORMY,
     CauseEffect,
+    FindingPlaces,
     Kin,
-    Places,
     Same,
     causal_key,
     first_cause,
@@ -58,7 +58,7 @@ from nightshift.detectors.base import Fault, Finding, State
 class Storms:
     """Finds storms among a tick's new incidents. `known`: the incidents that there are, oldest first."""
 
-    def __init__(self, known: Sequence[KnownIncident], places: Places) -> None:
+    def __init__(self, known: Sequence[KnownIncident], places: FindingPlaces) -> None:
         self._known, self._places = known, places
 
     def joined(self, homes: list[Group]) -> list[Group]:
@@ -136,27 +136,22 @@ _WIDE = frozenset({SubjectKind.CLUSTER, SubjectKind.RACK})
 
 def correlate(
     findings: Iterable[Finding],
-    known: Iterable[KnownIncident],
+    incidents: Iterable[KnownIncident],
     inventory: Inventory,
     at_s: float,
     events: Events = no_events,
 ) -> list[CorrelationDecision]:
     """Decisions for one tick's findings, given the incidents that are open or were resolved within `RELAPSE_S`, and
     the nodes' kernel events."""
-    return _Correlation(list(known), inventory, at_s, events).decide(_latest(findings))
+    return _Correlation(list(incidents), inventory, at_s, events).decide(_latest(findings))
 
 
 def _latest(findings: Iterable[Finding]) -> list[Finding]:
     newest: dict[str, Finding] = {}
     for finding in findings:
         # a restart replays what was owed: of one episode only the newest word counts
-        held = newest.get(finding.episode)
-        if held is None or (finding.at.t_s, finding.state, finding.summary) > (
-            held.at.t_s,
-            held.state,
-            held.summary,
-        ):
-            newest[finding.episode] = finding
+        known = newest.setdefault(finding.episode, finding)
+        newest[finding.episode] = max(known, finding, key=lambda f: (f.at.t_s, f.state, f.summary))
     return sorted(newest.values(), key=onset_key)
 
 
@@ -164,7 +159,7 @@ class _Correlation:
     def __init__(self, known: list[KnownIncident], inventory: Inventory, at_s: float, events: Events) -> None:
         self._known = sorted(known, key=lambda k: (k.opened_s, k.id))
         self._at_s = at_s
-        self._places = Places(inventory)
+        self._places = FindingPlaces(inventory)
         self._waiting = StorageWaits(self._places, events, at_s)
         self._acts = [(i, act) for i in self._known if not i.resolved for act in i.begun]
         self._live: dict[Subject, list[tuple[KnownIncident, Finding]]] = defaultdict(list)
@@ -186,11 +181,8 @@ class _Correlation:
             elif finding.state is State.FIRING:
                 fresh.append(finding)
             else:
-                decisions.append(
-                    CorrelationDecision(
-                        DecisionVerb.IGNORE, (finding,), f"{finding.state} of an alarm that is not ours"
-                    )
-                )
+                why = f"{finding.state} of an alarm that is not ours"
+                decisions.append(CorrelationDecision(DecisionVerb.IGNORE, (finding,), why))
         return decisions + self._place(fresh)
 
     def _update(self, finding: Finding, incident: KnownIncident, stored: Finding) -> list[CorrelationDecision]:
@@ -200,27 +192,17 @@ class _Correlation:
         if finding.state is stored.state:
             # a burst is one episode: a further Xid changes what is called for, though not the state
             if _events(finding) != _events(stored):
-                return [
-                    CorrelationDecision(
-                        DecisionVerb.UPDATE, (finding,), "further events", incident.id, news=not incident.resolved
-                    )
-                ]
+                news = not incident.resolved
+                return [CorrelationDecision(DecisionVerb.UPDATE, (finding,), "further events", incident.id, news)]
             # ten thousand alarms that go on would else be ten thousand writes every look
             due = finding.at.t_s - stored.at.t_s >= REFRESH_S or finding.severity != stored.severity
             return [CorrelationDecision(DecisionVerb.UPDATE, (finding,), "goes on", incident.id)] if due else []
         # a resolved incident that fires again keeps its history, so that what did not help is not tried first
         if incident.resolved and finding.state is State.FIRING:
-            return [
-                CorrelationDecision(
-                    DecisionVerb.REOPEN,
-                    (finding,),
-                    f"{finding.fault} fires again on {finding.subject}",
-                    incident.id,
-                )
-            ]
-        return [
-            CorrelationDecision(DecisionVerb.UPDATE, (finding,), f"{stored.state} → {finding.state}", incident.id)
-        ]
+            why = f"{finding.fault} fires again on {finding.subject}"
+            return [CorrelationDecision(DecisionVerb.REOPEN, (finding,), why, incident.id)]
+        why = f"{stored.state} → {finding.state}"
+        return [CorrelationDecision(DecisionVerb.UPDATE, (finding,), why, incident.id)]
 
     def _place(self, fresh: list[Finding]) -> list[CorrelationDecision]:
         # causes before their effects, so that an effect finds its cause placed; onset alone would miss a cause
@@ -383,9 +365,8 @@ class _Correlation:
         if home.incident is None:
             # a weak alarm may still join an incident or be part of a storm, but it wakes nobody alone
             if not any(finding.pages for finding in found) and not home.storm:
-                return CorrelationDecision(
-                    DecisionVerb.IGNORE, found, "withheld: not yet promised within the false-alarm budget"
-                )
+                why = "withheld: not yet promised within the false-alarm budget"
+                return CorrelationDecision(DecisionVerb.IGNORE, found, why)
             return CorrelationDecision(DecisionVerb.OPEN, found, home.reason)
         news = causal_key(first_cause(found))[0] < causal_key(first_cause(home.incident.findings))[0]
         verb = DecisionVerb.REOPEN if home.incident.resolved else DecisionVerb.ATTACH

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from nightshift.agent.correlation.decisions import Group, KnownIncident
-from nightshift.agent.correlation.kinship import Kin, Places, first_cause, kin_of, onset_key
+from nightshift.agent.correlation.kinship import FindingPlaces, Kin, first_cause, kin_of, onset_key
 from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.detectors.base import Finding, State
@@ -45,7 +45,7 @@ def silent_servers(events: Iterable[KernelEvent], cause: Finding) -> set[str]:
 class StorageWaits:
     """Which incidents wait for which servers at `at_s` (Unix s)."""
 
-    def __init__(self, places: Places, events: Events, at_s: float) -> None:
+    def __init__(self, places: FindingPlaces, events: Events, at_s: float) -> None:
         self._places, self._events, self._at_s = places, events, at_s
         self._of: dict[str, frozenset[str]] = {}
 
@@ -66,14 +66,14 @@ class StorageWaits:
             self._of[finding.episode] = frozenset().union(*told)
         return self._of[finding.episode]
 
-    def joined(self, homes: Sequence[Group], known: Iterable[KnownIncident]) -> list[Group]:
+    def joined(self, homes: Sequence[Group], incidents: Iterable[KnownIncident]) -> list[Group]:
         """The homes of a tick, with those that wait for one server made one: of the open incident that waits for
         it, where there is one. What has an incident already keeps it."""
         waiting = {home: self.of([*_findings_of(home.incident), *home.findings]) for home in homes}
         fresh = [home for home in homes if home.incident is None and waiting[home]]
         if not fresh:
             return list(homes)
-        standing = [(i, self.of(i.findings)) for i in known if not i.resolved and i.findings]
+        standing = [(i, self.of(i.findings)) for i in incidents if not i.resolved and i.findings]
         # two open incidents are never merged, even where both wait for one server (limits of `correlate`)
         heads = [(home, waiting[home]) for home in homes if home.incident is not None]
         kept = [home for home in homes if home not in fresh]

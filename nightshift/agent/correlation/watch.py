@@ -32,8 +32,7 @@ from nightshift.collectors.tick import Tick
 from nightshift.controllers.guard import Commitment
 from nightshift.detectors.base import Finding, State
 
-# Resolved incidents that are read after a start. A bound on the reading alone: what was resolved longer ago than
-# `RELAPSE_S` is dropped at once.
+# A bound on reading after a start alone: what was resolved longer ago than `RELAPSE_S` is dropped at once.
 MOST_RESOLVED = 500
 
 

@@ -289,10 +289,10 @@ def _warned(event: OwnEvent, incidents: Sequence[PastSighting]) -> Warned:
     return Warned(event, first, event.at_s - first.opened_s if first else math.nan)
 
 
-def same_node(one: str, other: str) -> bool:
+def same_node(node: str, other: str) -> bool:
     """Exporters tell a host's short or full name, the API server its own."""
     # two unknown nodes are not the same node
-    return bool(one) and bool(other) and one.split(".", maxsplit=1)[0] == other.split(".", maxsplit=1)[0]
+    return bool(node) and bool(other) and node.split(".", maxsplit=1)[0] == other.split(".", maxsplit=1)[0]
 
 
 def own_events(

@@ -45,8 +45,7 @@ REMEDIES: Mapping[Fault, tuple[ActionKind, ...]] = {
 }
 """What can repair each cause. Hardware goes by what its Xid calls for: a playbook that is not called for refuses,
 so the order among reset, reboot and quarantine is the order of being called for, not of preference."""
-# A step this long after a crash (s) was made by the job that came back; a sooner one may have been on its
-# way when it crashed.
+# A step this long after a crash (s) was made by the job that came back; a sooner one may have been on its way.
 BACK_AFTER_S = 20.0
 
 
@@ -215,10 +214,12 @@ class Advisor:
             facts |= {"recovery_action": found.kind.value, "recovery_reason": found.reason}
         return replace(situation, facts={**situation.facts, **facts})
 
-    def guard(self, action: Action, begun: Sequence[Commitment]) -> GuardRuling:
+    def guard(self, action: Action, commitments: Sequence[Commitment]) -> GuardRuling:
         """Whether an action may begin now: asked here for the plan, and by the lifecycle where it stores intent."""
         now_s = self.now_s()
-        return rule(action, begun, self.inventory, now_s, self.guard_settings, out_of_use(self.inventory, now_s))
+        return rule(
+            action, commitments, self.inventory, now_s, self.guard_settings, out_of_use(self.inventory, now_s)
+        )
 
 
 def out_of_use(inventory: Inventory, at_s: float) -> frozenset[Subject]:
@@ -258,12 +259,12 @@ def situation_of(incident: Incident, inventory: Inventory, at_s: float) -> Situa
     return Situation(incident.id, incident.diagnosis.cause, subject, tuple(found), inventory, at_s, facts)
 
 
-def resembling(incident: Incident, others: Iterable[Incident], limit: int = 5) -> list[PastIncident]:
+def resembling(incident: Incident, incidents: Iterable[Incident], limit: int = 5) -> list[PastIncident]:
     """Past incidents with the same first fault, those on the same subject first, then the newest."""
     cause = first_cause(findings_of(incident))
     alike = [
         other
-        for other in others
+        for other in incidents
         if other.id != incident.id and any(s.finding.fault is cause.fault for s in other.findings)
     ]
     alike.sort(key=lambda o: (cause.subject not in o.subjects, -o.opened_s))

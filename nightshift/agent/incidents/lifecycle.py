@@ -35,7 +35,7 @@ from nightshift.agent.incidents.stages import (
     STAGE_OF,
     WORKERS,
     Later,
-    Lost,
+    NotAllowedToAct,
     StageParts,
     Stages,
 )
@@ -493,7 +493,10 @@ class Lifecycle:
         failed, due_s, why = False, now_s + RETRY_S, "nothing to do yet"
         try:
             self._stages.run(incident)
-        except (Conflict, Lost) as error:  # nothing is queued while another leads or, for an act, while halted
+        except (
+            Conflict,
+            NotAllowedToAct,
+        ) as error:  # nothing is queued while another leads or, for an act, while halted
             due_s, why = now_s, str(error)
         except Later as error:
             due_s, why = error.at_s, str(error)

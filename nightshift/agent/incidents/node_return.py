@@ -57,10 +57,10 @@ class GivingBack:
         # an expired proposal to give back is made again as such, not as a repair of what is clear
         return cause == Cause.RETURN_DUE or (kind is ActionKind.RETURN_NODE and cause in _HAS_PLAN_AGAIN)
 
-    def plan(self, incident: Incident, standing: Sequence[Action]) -> Action:
+    def plan(self, incident: Incident, cordons: Sequence[Action]) -> Action:
         """What to propose, for cordons and drains of this incident that still stand."""
         situation = situation_of(incident, self._inventory, self._now_s())
-        return return_node(situation, standing, self._economy())
+        return return_node(situation, cordons, self._economy())
 
     def hindrances(self, incident: Incident, node: Subject) -> list[str]:
         """Why a node may not be given back now, each as a sentence; empty where it may."""
@@ -103,9 +103,9 @@ class GivingBack:
         return f"{len(missing)} of {len(gpus)} GPUs of {node.name} have no telemetry" if missing else ""
 
 
-def stays(standing: Sequence[Action]) -> str:
+def stays(cordons: Sequence[Action]) -> str:
     """What a person has to know of an incident that ends while something of ours may be out of use."""
-    names = sorted({action.target.name for action in standing})
+    names = sorted({action.target.name for action in cordons})
     return f"; our cordon of {', '.join(names)} remains: uncordon manually" if names else ""
 
 

@@ -107,12 +107,14 @@ def namespaces_of_matcher(matcher: str) -> tuple[str, ...]:
     return (pattern,) if kind == "namespace" and pattern and not set(pattern) & set("*?[") else ()
 
 
-def silenced(incident: Incident | IncidentSummary, standing: Sequence[IncidentSilence]) -> IncidentSilence | None:
+def silenced(
+    incident: Incident | IncidentSummary, active_silences: Sequence[IncidentSilence]
+) -> IncidentSilence | None:
     """The silence that covers *all* of an incident's findings for longest; None where one of them is not covered.
 
     So a silence of one noisy node does not hide an incident that reaches beyond it.
     """
-    fitting = [s for s in standing if _covers(s.matcher, incident)]
+    fitting = [s for s in active_silences if _covers(s.matcher, incident)]
     return max(fitting, key=lambda s: s.until_s, default=None)
 
 

@@ -47,12 +47,11 @@ from nightshift.controllers.action import (
 from nightshift.controllers.guard import Commitment, GuardRuling
 from nightshift.detectors.base import State
 
-# What has taken so long (s) is told, and again each time that it has taken twice as long: each minute's note
-# would bury the history of an incident that waits for hours.
+# Told after so long (s), and again at twice as long each time: more notes would bury the incident's history.
 FIRST_NOTE_S = 300.0
 
 
-def note_waiting(store: Store, incident: Incident, why: str, now_s: float, by: str) -> None:
+def note_waiting(store: Store, incident: Incident, reason: str, now_s: float, by: str) -> None:
     """Notes in the incident's own history what a begun action waits for, where that is due.
 
     A drain that a disruption budget holds up is no failure and nothing is tried harder for it; but whoever approved
@@ -60,29 +59,29 @@ def note_waiting(store: Store, incident: Incident, why: str, now_s: float, by: s
     waited_s = now_s - incident.entered_s
     told = sum(step.cause == Cause.UNDER_WAY and step.at_s >= incident.entered_s for step in incident.history)
     if waited_s >= FIRST_NOTE_S * 2**told:
-        store.remark(incident, Cause.UNDER_WAY, by, f"running for {waited_s:.0f} s: {why}")
+        store.remark(incident, Cause.UNDER_WAY, by, f"running for {waited_s:.0f} s: {reason}")
 
 
 def cut_off(
     action: Action,
     actuator: Actuator,
-    why: str,
+    reason: str,
     now_s: float,
-    known: Mapping[OutcomeStatus, OutcomeStatus] = MappingProxyType({}),
+    status_of: Mapping[OutcomeStatus, OutcomeStatus] = MappingProxyType({}),
     otherwise: OutcomeStatus = OutcomeStatus.UNKNOWN,
 ) -> ActionOutcome:
     """What becomes of an action that is given up: where it reads back as begun and not done, a person has to look
-    at what it leaves; else what `known` makes of what was read, or `otherwise`."""
+    at what it leaves; else what `status_of` makes of what was read, or `otherwise`."""
     # it may be out of reach, which is perhaps why it is given up: what it left is unknown then
     with suppress(Temporary, Permanent):
         found = actuator.read(action)
         if found.status is OutcomeStatus.UNDER_WAY:
             # whoever takes over must know that the node takes no work, though the action failed
-            if found.observed.get("cordoned") == "true" and "stays cordoned" not in why:
-                why += "; the node stays cordoned"
-            return ActionOutcome(OutcomeStatus.UNKNOWN, f"left half-way: {found.detail}; {why}", now_s)
-        otherwise = known.get(found.status, otherwise)
-    return ActionOutcome(otherwise, why, now_s)
+            if found.observed.get("cordoned") == "true" and "stays cordoned" not in reason:
+                reason += "; the node stays cordoned"
+            return ActionOutcome(OutcomeStatus.UNKNOWN, f"left half-way: {found.detail}; {reason}", now_s)
+        otherwise = status_of.get(found.status, otherwise)
+    return ActionOutcome(otherwise, reason, now_s)
 
 
 # Wait before a stage's second try; it doubles each time.
@@ -170,7 +169,7 @@ STAGE_OF = {
 ACTS_ON_THE_WORLD = frozenset({Stage.ACT, Stage.UNDO})
 
 
-class Lost(Exception):
+class NotAllowedToAct(Exception):
     """This replica no longer leads, or people have halted: the stage stops before it touches the world."""
 
 
@@ -200,8 +199,8 @@ class Stages:
     def run(self, incident: Incident) -> None:
         """Runs the stage that the incident's state needs and stores its result.
 
-        Raises Temporary where another try may help, Permanent where not, Later or Lost where it has to wait.
-        Nothing is half-done in any case.
+        Raises Temporary where another try may help, Permanent where not, Later or NotAllowedToAct where it has to
+        wait. Nothing is half-done in any case.
         """
         match STAGE_OF[incident.state]:
             case Stage.DIAGNOSE:
@@ -225,17 +224,17 @@ class Stages:
         by = STAGE_OF[incident.state]
         self._store.change(incident.id, IncidentMove(cause, by, note, incident.version), also)
 
-    def abandon(self, incident: Incident, why: str) -> None:
+    def abandon(self, incident: Incident, reason: str) -> None:
         """Escalates an incident whose stage cannot go on; if an act was begun, with what the world says of it."""
         if incident.state not in (_S.ACTING, _S.UNDOING):
-            self._move(incident, _C.STAGE_FAILED, why)
+            self._move(incident, _C.STAGE_FAILED, reason)
             return
         action = _plan_of(incident)
         if incident.state is _S.UNDOING:
-            self._conclude_undo(incident, action, ActionOutcome(_O.UNKNOWN, why, self._now()))
+            self._conclude_undo(incident, action, ActionOutcome(_O.UNKNOWN, reason, self._now()))
             return
         actuator = self._parts.actuator_for(incident)
-        outcome = cut_off(action, actuator, why, self._now(), {_O.NOT_DONE: _O.FAILED})
+        outcome = cut_off(action, actuator, reason, self._now(), {_O.NOT_DONE: _O.FAILED})
         self._conclude(incident, action, outcome)
 
     # Plan -------------------------------------------------------------------------------------------------------
@@ -396,10 +395,10 @@ class Stages:
 
     def _stop_unless_allowed(self) -> None:
         if not self._may_act():
-            raise Lost("another replica is the leader now")
+            raise NotAllowedToAct("another replica is the leader now")
         halt = self._parts.gate.halted()
         if halt.halted:
-            raise Lost(f"halted by {halt.by}")
+            raise NotAllowedToAct(f"halted by {halt.by}")
 
     def _conclude(self, incident: Incident, action: Action, outcome: ActionOutcome) -> None:
         done = {_O.DONE: _C.ACTION_DONE, _O.ALREADY_DONE: _C.ACTION_DONE, _O.UNKNOWN: _C.OUTCOME_UNKNOWN}

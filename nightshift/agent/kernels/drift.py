@@ -163,6 +163,10 @@ def _order(entry: Entry) -> dict[str, str | bool | int]:
     """The same operation on the case that was certified. again: a search's folder goes on with its own question,
     and this is another one."""
     timed: Sequence[Mapping[str, Any]] = entry.predicate["verdict"]["domain"]["timed"]
-    case = " ".join([str(timed[0]["dtype"]), *(f"{name}={size}" for name, size in timed[0]["params"].items())])
-    short = entry.certificate[:16]
+    case, short = case_text(timed[0]["dtype"], timed[0]["params"]), entry.certificate[:16]
     return {"kernel": entry.problem, "case": case, "backward": False, "searches": 1, "again": short}
+
+
+def case_text(dtype: object, sizes: Mapping[str, Any]) -> str:
+    """A case as plans and pods write it: `bf16 rows=4096 columns=8192`."""
+    return " ".join([str(dtype), *(f"{name}={size}" for name, size in sizes.items())])

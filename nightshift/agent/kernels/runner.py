@@ -34,6 +34,7 @@ from nightshift.agent.approvals.kernel_search import (
     fleet_view,
 )
 from nightshift.agent.approvals.policy import rule_for
+from nightshift.agent.kernels.drift import WEEK_S, case_text
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.seal import SealError, canonical_json, trusted_keys
@@ -47,13 +48,12 @@ from nightshift.kernels.profile.gradients import searches_of
 from nightshift.kernels.profile.trigger import Settings, asked_for
 
 EVERY_S = 30.0
-WEEK_S = 7 * 86400.0
 _LATE_S = 3600.0
 _MOST_REFUSALS = 10
 _LEDGER = "kernel-ledger/"
 
 
-class Place(Protocol):
+class SearchActuator(Protocol):
     """Where a search gets its GPU: `controllers.actuators.kube_kernel_jobs`."""
 
     @property
@@ -72,7 +72,7 @@ class KernelRunner:
         self,
         settings: Settings,
         gate: KernelGate,
-        place: Place | None,
+        place: SearchActuator | None,
         cluster: str,
         leads: Callable[[], bool],
     ) -> None:
@@ -84,9 +84,9 @@ class KernelRunner:
         self._waits: dict[str, str] = {}
         self.heed(settings, place)
 
-    def heed(self, settings: Settings, place: Place | None) -> None:
+    def heed(self, settings: Settings, actuator: SearchActuator | None) -> None:
         """From now on by these."""
-        self._settings, self._place = settings, place
+        self._settings, self._place = settings, actuator
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._work, name="kernel-searches", daemon=True)
@@ -124,9 +124,7 @@ class KernelRunner:
         if not under_way:
             self._begin(self._place)
 
-    # beginning
-
-    def _begin(self, place: Place) -> None:
+    def _begin(self, place: SearchActuator) -> None:
         for proposal in reversed(self._gate.proposals()):
             action = proposal.action
             if action.kind is not ActionKind.KERNEL_JOB or proposal.state is not ProposalState.APPROVED:
@@ -158,9 +156,7 @@ class KernelRunner:
     def _asked_for(self, action: Action) -> bool:
         return asked_for(action.target.name.partition("/")[0], self._settings)
 
-    # following
-
-    def _follow(self, search: KernelSearch, place: Place) -> None:
+    def _follow(self, search: KernelSearch, place: SearchActuator) -> None:
         action = search.action
         if why := self._must_end(search):
             self._end_early(search, place, STOPPED, why)
@@ -209,7 +205,7 @@ class KernelRunner:
             return "policy no longer allows searches"
         return "" if self._asked_for(search.action) else "its namespace no longer allows kernel searches"
 
-    def _end_early(self, search: KernelSearch, place: Place, how: str, why: str) -> None:
+    def _end_early(self, search: KernelSearch, place: SearchActuator, how: str, why: str) -> None:
         """Reads what there is to read, takes the Job away, and counts what it took so far."""
         now_s = self._gate.clock.now_s()
         seen = place.look(search.action, search.uid)
@@ -223,8 +219,6 @@ class KernelRunner:
         ended = replace(search, ended=how, detail=why[:500], ended_at_s=self._gate.clock.now_s())
         self._gate.keep(ended)
         self._log.info("kernel search ended", search=search.name, ended=how, why=why, gpu_hours=search.gpu_hours)
-
-    # hearing
 
     def _hear(self, search: KernelSearch, text: str) -> KernelSearch:
         """Keeps the ledger's lines, and of the certificates those that are to be believed."""
@@ -258,7 +252,8 @@ class KernelRunner:
         # a pod may print a true certificate of something else
         if problem not in asked:
             raise CertificateError(f"{problem}: the plan was for {kernel}")
-        timed, case = [_case_text(found) for found in verdict.get("domain", {}).get("timed") or []], asked[problem]
+        case, domain = asked[problem], verdict.get("domain", {})
+        timed = [case_text(found["dtype"], found["params"]) for found in domain.get("timed") or []]
         if verdict.get("status") == "faster" and sorted(case.split()) not in [sorted(one.split()) for one in timed]:
             raise CertificateError(f"{problem}: raced on {', '.join(timed)}; the plan was for {case}")
         sha256 = certificate_sha256(envelope)
@@ -285,11 +280,7 @@ def _asked(action: Action) -> dict[str, str]:
     kernel, (kind, *sizes) = str(action.params["kernel"]), str(action.params["case"]).split()
     named = {name: int(size) for name, _, size in (one.partition("=") for one in sizes)}
     listed = searches_of(kernel, named, bool(action.params.get("backward")))
-    return {problem: _case_text({"dtype": kind, "params": found}) for problem, found in listed}
-
-
-def _case_text(case: Mapping[str, Any]) -> str:
-    return " ".join([str(case["dtype"]), *(f"{name}={value}" for name, value in case["params"].items())])
+    return {problem: case_text(kind, found) for problem, found in listed}
 
 
 def _ends_early(

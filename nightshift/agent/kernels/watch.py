@@ -20,7 +20,7 @@ import structlog
 
 from nightshift.agent.approvals.kernel_gate import KernelGate, ProposalState, search
 from nightshift.agent.clock import Clock
-from nightshift.agent.kernels.drift import LINE_S, KernelDrift
+from nightshift.agent.kernels.drift import LINE_S, WEEK_S, KernelDrift, case_text
 from nightshift.collectors.frame import LogRecord
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.training.kernel_use import KernelUse, read_use
@@ -31,7 +31,6 @@ from nightshift.kernels.profile.hotspots import Hotspot, Profile, profile, timed
 from nightshift.kernels.profile.roofline import Peaks
 from nightshift.kernels.profile.trigger import Decision, Settings, Stake, decide
 
-WEEK_S = 7 * 86400.0
 _TOLD = re.compile(r"profiler trace (.+?): \d+ steps of ")
 # A bound on what waits: a trace that does not fit is skipped and said, since its job writes further ones.
 _WAITING = 8
@@ -214,8 +213,8 @@ class KernelWatch:
 def _joined(ranks: Sequence[JobReport]) -> JobReport:
     """A job's report: what any of its ranks said."""
 
-    def said(part: str) -> tuple[str, ...]:
-        return tuple(sorted({value for one in ranks for value in getattr(one, part)}))
+    def said(field: str) -> tuple[str, ...]:
+        return tuple(sorted({value for one in ranks for value in getattr(one, field)}))
 
     return JobReport(
         all(one.named for one in ranks), said("used"), said("unused"), said("gpu"), said("driver"), said("torch"),
@@ -227,6 +226,5 @@ def order(hotspot: Hotspot) -> dict[str, str | bool | int]:
     """What the search's pod is told: which kernel, on which case, whether the step needs its gradient, and among
     how many searches the time is divided: a product's gradients are two products."""
     sizes, backward = timed_sizes(hotspot), hotspot.backward_s > 0.0
-    case = " ".join([hotspot.dtype, *(f"{name}={value}" for name, value in sizes.items())])
-    count = len(searches_of(hotspot.problem, sizes, backward))
+    case, count = case_text(hotspot.dtype, sizes), len(searches_of(hotspot.problem, sizes, backward))
     return {"kernel": hotspot.problem, "case": case, "backward": backward, "searches": count}

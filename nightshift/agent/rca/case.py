@@ -17,7 +17,7 @@ _P = Predicate
 
 
 @dataclass(frozen=True)
-class Where:
+class FaultPlace:
     """Where a fault sits, as the inventory knew it at the onset; empty where it is not known."""
 
     gpus: tuple[str, ...] = ()
@@ -55,10 +55,10 @@ class Where:
         return f"{head} ({', '.join(inside)})" if inside else head
 
 
-def few(names: Sequence[str], most: int) -> str:
+def few(names: Sequence[str], limit: int) -> str:
     """The first of some names, and how many more there are."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
 
 
 def short(name: str) -> str:
@@ -74,7 +74,7 @@ class DiagnosisCase:
     cause: Finding
     findings: tuple[Finding, ...]
     bundle: Bundle
-    where: Where
+    where: FaultPlace
 
     def said(self, finding: Finding | None = None) -> Evidence | None:
         return self.bundle.one("finding", (finding or self.cause).episode)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.agent.correlation.kinship import Kin, Places, first_cause, kin_of, onset_key
+from nightshift.agent.correlation.kinship import FindingPlaces, Kin, first_cause, kin_of, onset_key
 from nightshift.agent.correlation.storage_outage import silent_servers
 from nightshift.agent.rca.bundle import Bundle, EvidenceLedger, EvidenceLimits, PastIncident, as_it_is
 from nightshift.agent.rca.case import few
@@ -189,7 +189,7 @@ class _Gatherer:
     def gather(self, past: Iterable[PastIncident]) -> Bundle:
         ledger, cause = self.ledger, first_cause(self.findings)
         self._start_s, self.at_s = ledger.start_s, ledger.at_s
-        self._places = Places(self.inventory).of(cause)
+        self._places = FindingPlaces(self.inventory).of(cause)
         ordered = _most_telling(self.findings, cause)
         # a third of the room: a storm's thousand findings must leave place for logs and topology
         for finding in ordered[: ledger.limits.max_items // 3]:

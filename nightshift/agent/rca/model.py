@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
     from langchain_core.messages import AIMessage, BaseMessage
 
-# Calls that never came back: a thread that waits for a socket cannot be ended. From so many on no more are made
-# until one ends.
+# Calls that never came back before no more are made: a thread that waits for a socket cannot be ended.
 MAX_STUCK = 4
 # Investigations under way at once: the lifecycle's other workers stay free for what repairs.
 MAX_AT_ONCE = 2

@@ -87,8 +87,7 @@ _IPV6 = (
     r"(?<![\w:])(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}(?![\w:])"
     r"|(?<![\w:])(?:[0-9a-f]{1,4}:){1,6}:(?:[0-9a-f]{1,4}:?){0,6}"
 )
-# Longer text is cut before it is searched, and the cut is said: some of the patterns are quadratic in the worst
-# case.
+# Longer text is cut before it is searched, and that is said: some patterns are quadratic at their worst.
 MAX_TEXT = 2**16
 
 

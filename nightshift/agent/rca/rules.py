@@ -25,8 +25,8 @@ from pathlib import Path
 from nightshift.agent.correlation.kinship import (
     HARDWARE,
     MEMORY_XIDS,
+    FindingPlaces,
     Kin,
-    Places,
     first_cause,
     kin_of,
     xid_of,
@@ -34,7 +34,7 @@ from nightshift.agent.correlation.kinship import (
 )
 from nightshift.agent.correlation.storage_outage import WAITS
 from nightshift.agent.rca.bundle import Bundle
-from nightshift.agent.rca.case import DiagnosisCase, Where, few
+from nightshift.agent.rca.case import DiagnosisCase, FaultPlace, few
 from nightshift.agent.rca.claims import draft
 from nightshift.agent.rca.grounding import ground
 from nightshift.agent.store.diagnosis import Claim, Confidence, Diagnosis, Predicate
@@ -50,29 +50,29 @@ _OBSERVED = frozenset({Kin.SOURCE, Kin.HANG, Kin.THROTTLE})
 """Kin that a detector sees as they are, so that its word alone is worth more than a low level."""
 
 
-def confidence_of(case: DiagnosisCase, held: Sequence[Claim]) -> Confidence:
+def confidence_of(case: DiagnosisCase, claims: Sequence[Claim]) -> Confidence:
     """The level of a case's first cause, given the claims that held."""
-    if not held or case.cause.fault is Fault.ANOMALY:
+    if not claims or case.cause.fault is Fault.ANOMALY:
         return Confidence.UNKNOWN
     kin = kin_of(case.cause)
     if kin is Kin.FOLLOWER:
         return Confidence.LOW  # what it followed was not seen, so its line proves no cause
-    strong = any(claim.predicate in _STRONG for claim in held)
+    strong = any(claim.predicate in _STRONG for claim in claims)
     if kin is Kin.LOSS:
-        proven = jumped(held)  # nothing else that is logged tells a cause from its damage
+        proven = jumped(claims)  # nothing else that is logged tells a cause from its damage
     elif kin in _LOGGED:
-        proven = any(claim.quotes for claim in held)
+        proven = any(claim.quotes for claim in claims)
     else:
         # memory of one rank that grows may be its data: only beside its peers is it a leak
-        proven = strong and (kin not in _LEAKS or any("peer" in str(c.arguments.get("path")) for c in held))
+        proven = strong and (kin not in _LEAKS or any("peer" in str(c.arguments.get("path")) for c in claims))
     if proven:
         return Confidence.HIGH
     return Confidence.MEDIUM if strong or kin in _OBSERVED else Confidence.LOW
 
 
-def jumped(held: Sequence[Claim]) -> bool:
+def jumped(claims: Sequence[Claim]) -> bool:
     """Whether it was proven that the learning rate jumped."""
-    return any(c.arguments.get("path") == "jumped" and c.arguments.get("value") == "yes" for c in held)
+    return any(c.arguments.get("path") == "jumped" and c.arguments.get("value") == "yes" for c in claims)
 
 
 def right_share(level: Confidence) -> float | None:
@@ -146,7 +146,7 @@ def diagnose(
     )
 
 
-def where_of(findings: Sequence[Finding], inventory: Inventory, bundle: Bundle | None = None) -> Where:
+def where_of(findings: Sequence[Finding], inventory: Inventory, bundle: Bundle | None = None) -> FaultPlace:
     """Where the first cause sat at its onset.
 
     Where several ranks of one job show the same fault of training, the job as a whole: in data-parallel training
@@ -154,7 +154,7 @@ def where_of(findings: Sequence[Finding], inventory: Inventory, bundle: Bundle |
     that gave memory back.
     """
     cause = first_cause(findings)
-    places = Places(inventory)
+    places = FindingPlaces(inventory)
     touched = places.of(cause)
     jobs = [s for s in touched if s.kind is _K.JOB]
     whole = len(jobs) == 1 and len(_alike(cause, findings, jobs[0], places)) > 1
@@ -167,7 +167,7 @@ def where_of(findings: Sequence[Finding], inventory: Inventory, bundle: Bundle |
         killed = json.loads(victims.content)
         named[_K.JOB] = tuple(killed["jobs"].split()) if killed["count"] == 1 else ()
     others = _other_jobs(cause, findings, places) - {*named[_K.JOB]} if len(named[_K.JOB]) == 1 else ()
-    return Where(
+    return FaultPlace(
         gpus=named[_K.GPU],
         ranks=named[_K.RANK],
         pods=named[_K.POD],
@@ -181,13 +181,13 @@ def where_of(findings: Sequence[Finding], inventory: Inventory, bundle: Bundle |
 _OF_ALL_RANKS = frozenset({Kin.LOSS, Kin.STALL, Kin.HANG})
 
 
-def _alike(cause: Finding, findings: Iterable[Finding], job: Subject, places: Places) -> set[Subject]:
+def _alike(cause: Finding, findings: Iterable[Finding], job: Subject, places: FindingPlaces) -> set[Subject]:
     """What shows the same fault of training in a job; none for a fault that one rank can show alone."""
     kin = kin_of(cause)
     return {f.subject for f in findings if kin in _OF_ALL_RANKS and kin_of(f) is kin and job in places.of(f)}
 
 
-def _other_jobs(cause: Finding, findings: Iterable[Finding], places: Places) -> set[str]:
+def _other_jobs(cause: Finding, findings: Iterable[Finding], places: FindingPlaces) -> set[str]:
     """Jobs that stop or wait in an incident that is about stopping or waiting: one storage server stops many."""
     stopped = [f for f in findings if kin_of(cause) in WAITS and kin_of(f) in WAITS]
     return {s.name for f in stopped for s in places.of(f) if s.kind is _K.JOB}
@@ -308,9 +308,9 @@ def _headline(case: DiagnosisCase, fault: Fault, held: Sequence[Claim]) -> str:
     return f"{what} · {case.where.sentence(case.cause.subject)}{named}"
 
 
-def silent_storage(held: Iterable[Claim]) -> str:
+def silent_storage(claims: Iterable[Claim]) -> str:
     """Remote storage that does not answer, where a claim that holds says so; else empty."""
-    return next((str(claim.arguments["value"]) for claim in held if claim.arguments.get("path") == "silent"), "")
+    return next((str(claim.arguments["value"]) for claim in claims if claim.arguments.get("path") == "silent"), "")
 
 
 def suspect_of(bundle: Bundle) -> tuple[str, str] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from nightshift.agent.correlation.kinship import BEFORE_CRASH_S, STAGE, Places, first_cause, kin_of
+from nightshift.agent.correlation.kinship import BEFORE_CRASH_S, STAGE, FindingPlaces, first_cause, kin_of
 from nightshift.agent.correlation.silent_faults import open_findings
 from nightshift.agent.rca.rules import REMAP_FAILED, codes_of, fault_of, recovery_of
 from nightshift.agent.store.incident import Cause, Incident, findings_of
@@ -67,7 +67,7 @@ def objection(action: Action, open_: Sequence[Finding], inventory: Inventory, at
     # to notify an owner or advise more replicas needs no open fault there
     if traits.harmless and target.kind not in _MACHINES:
         return ""
-    places = Places(inventory)
+    places = FindingPlaces(inventory)
     here = [f for f in open_ if _is_at(f, target, places, inventory, at_s)]
     if not here:
         return f"no finding is open on {target}"
@@ -79,7 +79,7 @@ def objection(action: Action, open_: Sequence[Finding], inventory: Inventory, at
     return "" if asked else f"no open finding on {target} calls for it"
 
 
-def _is_at(finding: Finding, target: Subject, places: Places, inventory: Inventory, at_s: float) -> bool:
+def _is_at(finding: Finding, target: Subject, places: FindingPlaces, inventory: Inventory, at_s: float) -> bool:
     subject = finding.subject
     if target == subject:
         return True

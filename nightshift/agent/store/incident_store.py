@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -87,12 +87,14 @@ class Store(Archive):
 
     # Findings in ------------------------------------------------------------------------------------------------
 
-    def open_incident(self, title: str, found: Sequence[Finding], *, by: str = "nightshift", note: str = "") -> str:
+    def open_incident(
+        self, title: str, new_findings: Sequence[Finding], *, by: str = "nightshift", note: str = ""
+    ) -> str:
         """Opens an incident for findings of one fault; returns its id."""
-        if not found:
+        if not new_findings:
             raise ValueError("an incident needs at least one finding")
         now = self._clock.now_s()
-        severity = max((finding.severity for finding in found), key=_SEVERITIES.index)
+        severity = max((finding.severity for finding in new_findings), key=_SEVERITIES.index)
         with self.database.write() as connection:
             row = {
                 "state": IncidentState.OPEN,
@@ -108,11 +110,16 @@ class Store(Archive):
                 "stage_failures": 0,
             }
             number = connection.execute(sa.insert(incidents).values(row).returning(incidents.c.number)).scalar_one()
-            for finding in found:
+            for finding in new_findings:
                 self._insert_finding(connection, number, finding, now)
             self._refresh(connection, number)
             self._step(connection, number, HistoryStep(now, None, IncidentState.OPEN, "opened", by, note))
-            body = {"title": title, "severity": severity, "episodes": [f.episode for f in found], "note": note}
+            body = {
+                "title": title,
+                "severity": severity,
+                "episodes": [f.episode for f in new_findings],
+                "note": note,
+            }
             audit.append(connection, at_s=now, kind="opened", by=by, incident=number, body=body)
             self._fault_point("before none opened")
         self._fault_point("after none opened")
@@ -289,18 +296,7 @@ class Store(Archive):
 
     def _step(self, connection: Connection, number: int, step: HistoryStep) -> None:
         last = connection.execute(sa.select(sa.func.max(steps.c.number)).where(steps.c.incident == number)).scalar()
-        connection.execute(
-            sa.insert(steps).values(
-                incident=number,
-                number=(last or 0) + 1,
-                at_s=step.at_s,
-                before=step.before,
-                after=step.after,
-                cause=step.cause,
-                by=step.by,
-                note=step.note,
-            )
-        )
+        connection.execute(sa.insert(steps).values(incident=number, number=(last or 0) + 1, **asdict(step)))
 
     def acknowledge(self, incident_id: str, by: str, note: str) -> bool:
         """Notes in the history that somebody has taken it on; its state stays. False where it is over, or the same
