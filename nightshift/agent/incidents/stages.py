@@ -26,7 +26,7 @@ from sqlalchemy import Connection
 from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.policy import rule_for
 from nightshift.agent.clock import Clock
-from nightshift.agent.correlation.silent_faults import is_unrepaired
+from nightshift.agent.correlation.silent_faults import is_unrepaired, open_findings
 from nightshift.agent.incidents.node_return import LOOK_AGAIN_S, GivingBack, stays
 from nightshift.agent.store.diagnosis import Diagnosis
 from nightshift.agent.store.incident import Cause, Incident, IncidentState
@@ -426,8 +426,10 @@ class Stages:
 
     def _confirm_quiet(self, incident: Incident, action: Action, for_s: float) -> None:
         """Ends a confirmation whose findings have all been clear for long enough."""
-        if is_unrepaired(incident):
-            # its silence proves nothing: a GPU that fell off the bus logs that once, and then nobody uses it
+        # What is open though all are clear is a fatal Xid since the action. Its silence proves nothing: a GPU that
+        # fell off the bus logs that once. Only what the action keeps out of use may go on failing there.
+        contained = action.named if traits_of(action.kind).contains else frozenset()
+        if any(finding.subject not in contained for finding in open_findings(incident)):
             note = f"a fatal Xid since {action.kind} of {action.target} fell silent without a repair"
             self._move(incident, _C.NEW_EVIDENCE, note)
             return
