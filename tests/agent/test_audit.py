@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nightshift.agent.store import audit
-from nightshift.agent.store.audit import AuditLog, Head
+from nightshift.agent.store.audit import AuditHead, AuditLog
 from nightshift.agent.store.database import Database
 
 RECORDS = 6
@@ -63,7 +63,7 @@ def _verify_after(path: Path, log: AuditLog, touch: Callable[[sqlite3.Connection
 def test_an_untouched_log_verifies_and_says_where_it_ends(log: AuditLog) -> None:
     report = log.verify()
     assert (report.ok, report.records, report.head) == (True, RECORDS, log.head())
-    assert log.verify(Head.parse(str(log.head()))).ok
+    assert log.verify(AuditHead.parse(str(log.head()))).ok
 
 
 def test_records_read_back_in_order_and_by_incident(log: AuditLog) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from nightshift.agent.incidents.retention import DAY_S, Keeping, Settings
 from nightshift.agent.store.anchors import anchors, make_key
-from nightshift.agent.store.audit import AuditLog, Head, append, cut
+from nightshift.agent.store.audit import AuditHead, AuditLog, append, cut
 from nightshift.agent.store.database import Database
 from nightshift.agent.store.incident import Cause, IncidentState
 from nightshift.agent.store.incident_store import NoSuchIncident, number_of
@@ -111,7 +111,7 @@ def test_a_cut_that_retention_did_not_announce_outside_is_found(
     assert [anchor.cut for anchor in told] == [True, False]
     assert log.verify(told, [anchor for anchor in told if anchor.cut]).ok, "retention's own cut"
     third = log.records()[2]
-    cut(world.store.database, Head(third.number, third.sha256), clock.now_s())
+    cut(world.store.database, AuditHead(third.number, third.sha256), clock.now_s())
     keeper.anchor(clock.now_s())
     told = anchors(tmp_path / "anchors", trusted)
     assert log.verify(told).ok, "the log alone, and where it ended, cannot tell"
@@ -153,7 +153,7 @@ def test_the_head_is_anchored_outside_and_a_rewritten_log_is_found_by_it(
     found = anchors(file)
     assert len(found) == 3
     assert world.store.audit.verify(found).ok
-    other = Head(found[0].number, "f" * 64)
+    other = AuditHead(found[0].number, "f" * 64)
     assert "rewritten" in world.store.audit.verify([other, found[1]]).reason
     with sqlite3.connect(path) as connection:
         last = found[-1].number

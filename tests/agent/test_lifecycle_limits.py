@@ -12,8 +12,10 @@ import pytest
 
 from nightshift.agent.approvals.policy import ApprovalSettings, Rule
 from nightshift.agent.incidents.stages import WORKERS
+from nightshift.agent.store.diagnosis import Diagnosis
 from nightshift.agent.store.incident import Incident, IncidentState
 from nightshift.agent.store.lease import AlreadyRunning
+from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, ActionOutcome, ActionProposal
 from nightshift.controllers.actuators.simulated import SimulatedActuator
 from nightshift.controllers.guard import GuardRuling, Limit
@@ -269,3 +271,50 @@ def test_news_that_leaves_the_repair_as_it_is_is_kept_and_the_confirmation_goes_
         lifecycle.wait_idle()
     assert [record.kind for record in world.store.audit.records()].count("diagnosis") == 4
     assert "not_confirmed" in causes_of(world, name)
+
+
+def test_the_same_fault_on_another_machine_during_a_confirmation_is_planned_there(world: World) -> None:
+    """Not the first cause decides what is new, but what failed since the action."""
+    other = Subject(SubjectKind.NODE, "n2")
+    world.cluster.add(other)
+
+    def diagnose(incident: Incident) -> Diagnosis:
+        newest = incident.findings[-1].finding.subject
+        return replace(a_diagnosis(), cause=Fault.XID, facts={"subject": str(newest)})
+
+    world.action = lambda incident: replace(
+        an_action(f"{incident.id}-{incident.attempt + 1}".lower(), ActionKind.CORDON),
+        target=incident.findings[-1].finding.subject,
+    )
+    with running(world, diagnose=diagnose) as lifecycle:
+        name = world.store.open_incident("xid", [a_finding(Fault.XID, NODE)])
+        lifecycle.wait_idle()
+        approved(world, name)
+        lifecycle.wait_idle()
+        assert world.store.incident(name).state is _S.CONFIRMING
+        world.store.attach(name, a_finding(Fault.XID, other, since_s=1_001.0))
+        lifecycle.wait_idle()
+        read = world.store.incident(name)
+    assert causes_of(world, name)[-3:] == ["new_evidence", "diagnosis_stored", "plan_proposed"]
+    assert read.action is not None
+    assert read.action.target == other
+
+
+def test_news_of_another_place_that_needs_no_other_action_leaves_the_diagnosis_that_the_proof_rests_on(
+    world: World,
+) -> None:
+    def diagnose(incident: Incident) -> Diagnosis:
+        newest = incident.findings[-1].finding
+        return replace(a_diagnosis(), cause=newest.fault, facts={"subject": str(newest.subject)})
+
+    with running(world, diagnose=diagnose) as lifecycle:
+        name = opened(world)
+        lifecycle.wait_idle()
+        approved(world, name)
+        lifecycle.wait_idle()
+        world.store.attach(name, a_finding(Fault.THROTTLE, NODE, since_s=1_001.0))
+        lifecycle.wait_idle()
+        read = world.store.incident(name)
+    assert (read.state, read.news) == (_S.CONFIRMING, False)
+    assert read.diagnosis is not None
+    assert read.diagnosis.facts == {"subject": str(GPU)}

@@ -162,7 +162,8 @@ def test_a_receipt_is_found_by_its_beginning_and_what_came_of_it_makes_a_turn(st
     with pytest.raises(Permanent, match="no such"):
         receipts.find("zz")
     receipts.settle(f"{2:016x}", reward=1.0, slowdown=1.01)
-    turns, fell_back = receipts.turns("scheduling", "ppo@ab", Mode.TRIAL, 0.0)
+    gathered = receipts.gathered("scheduling", "ppo@ab", Mode.TRIAL, 0.0)
+    turns, fell_back = gathered.turns, gathered.fallback_share
     assert [(turn.job, turn.chance, turn.predicted) for turn in turns] == [("job-2", 0.5, 1.02)]
     assert fell_back == 0.25
     assert receipts.prune(3.0) == 2

@@ -236,7 +236,7 @@ def test_a_fault_of_one_node_does_not_reboot_another_that_is_healthy_again() -> 
 
 def test_a_plan_is_not_made_by_a_diagnosis_of_what_is_over_since() -> None:
     told, asked = two_nodes(State.CLEAR, State.FIRING), advisor([])
-    now, before = (incident(told, planned=at, done_s=9074.0) for at in (True, False))
+    now, before = (incident(told, planned=at, done_s=9074.0 if at else 0.0) for at in (True, False))
     proposal = asked.plan(replace(now, diagnosis=asked.diagnose(before)))
     assert (proposal.action, proposal.outdated) == (None, True)
     assert asked.plan(replace(now, diagnosis=asked.diagnose(now))).action is not None
@@ -263,6 +263,35 @@ def test_what_another_node_asks_for_is_not_done_to_the_first_while_both_are_open
     action = planned(two_nodes(State.FIRING, State.FIRING), [], 0.0)
     assert action is not None
     assert (action.kind, str(action.target)) == (A.RESET_GPU, "gpu:GPU-1-0")
+
+
+def acted_on_first(second: State) -> Incident:
+    """The double bit error on node 1 was acted on; a GPU of node 0 has fallen off the bus since."""
+    return incident(two_nodes(State.FIRING, second), planned=True, done_s=9074.0)
+
+
+def test_after_an_action_a_machine_that_failed_since_is_diagnosed_though_the_first_cause_is_open() -> None:
+    now, asked = acted_on_first(State.FIRING), advisor([])
+    told = asked.diagnose(now)
+    assert (told.cause, told.facts["subject"]) == (F.GPU_LOST, "gpu:GPU-0-0")
+    action = asked.plan(replace(now, diagnosis=told)).action
+    assert action is not None
+    assert (action.kind, str(action.target)) == (A.REBOOT_NODE, "node:n0")
+
+
+@pytest.mark.parametrize("sign", [SIGNS[9], SIGNS[11], SIGNS[5], SIGNS[4], SIGNS[12]])
+def test_what_our_action_or_the_first_cause_may_have_caused_is_judged_with_the_first_cause(sign: Sign) -> None:
+    told = [
+        Told(SIGNS[1], 1, 0, 9005.0, State.FIRING, State.FIRING),
+        Told(sign, 0, 0, 9581.0, State.FIRING, State.FIRING),
+    ]
+    assert len(at_issue(incident(told, planned=True, done_s=9074.0))) == 2
+
+
+def test_a_fault_that_came_back_is_not_one_that_was_acted_on() -> None:
+    now = acted_on_first(State.FIRING)
+    again = HistoryStep(9500.0, IncidentState.RESOLVED, IncidentState.OPEN, Cause.RELAPSED, "nightshift")
+    assert len(at_issue(replace(now, history=(*now.history, again)))) == 4
 
 
 def test_a_crash_that_says_nothing_more_still_explains_the_job_that_hangs() -> None:

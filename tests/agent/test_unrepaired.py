@@ -15,7 +15,7 @@ from nightshift.collectors.base import Temporary
 from nightshift.collectors.frame import Instant, LogRecord
 from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
-from nightshift.controllers.action import ActionKind, ActionProposal
+from nightshift.controllers.action import ActionKind, ActionProposal, BlastRadius
 from nightshift.detectors.base import Fault, Severity, State
 from tests.agent.incidents import GPU, NODE, ManualClock, a_finding, an_action
 from tests.agent.lives import approved, causes_of, running
@@ -184,3 +184,30 @@ def test_a_beginning_that_could_not_be_stored_is_stored_at_a_later_look(
     assert is_unrepaired(world.store.incident(name))
     repaired.look([], 1_115.0)
     assert not is_unrepaired(world.store.incident(name))
+
+
+@pytest.mark.parametrize("kept_out", [False, True])
+def test_a_fatal_xid_since_the_action_that_fell_silent_is_confirmed_only_where_the_action_keeps_it_out_of_use(
+    world: World, clock: ManualClock, kept_out: bool
+) -> None:
+    made = world.action
+    if kept_out:
+        world.action = lambda i: replace(made(i), blast_radius=BlastRadius(gpus=("GPU-2",)))
+    with running(world) as lifecycle:
+        name = opened(world)
+        assert lifecycle.wait_idle()
+        approved(world, name)
+        assert lifecycle.wait_idle()
+        assert world.store.incident(name).state is _S.CONFIRMING
+        clock.advance(1)
+        other = Subject(SubjectKind.GPU, "GPU-2")
+        fatal = a_finding(Fault.XID, other, since_s=clock.now_s(), severity=Severity.CRITICAL)
+        world.store.attach(name, fatal)
+        assert lifecycle.wait_idle()
+        told(world, name, State.CLEAR)
+        world.store.update_finding(name, replace(fatal, state=State.CLEAR))
+        clock.advance(11)
+        assert lifecycle.wait_idle()
+        assert world.store.incident(name).state is (_S.RESOLVED if kept_out else _S.AWAITING_APPROVAL)
+    planned = ["new_evidence", "diagnosis_stored", "plan_proposed"]
+    assert causes_of(world, name)[5:] == (["action_done", "confirmed"] if kept_out else ["action_done", *planned])

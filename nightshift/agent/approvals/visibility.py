@@ -71,12 +71,12 @@ class IncidentWindow:
         if self._blind:
             return []
         if not self.person.is_tenant:
-            return self.store.incidents(states, limit=limit, offset=offset, wanted=wanted)
+            return self.store.incidents(states, limit=limit, offset=offset, search=wanted)
         if not wanted.text:
-            rows = self.store.incidents(states, limit=limit, offset=offset, touching=self._is_mine, wanted=wanted)
+            rows = self.store.incidents(states, limit=limit, offset=offset, touching=self._is_mine, search=wanted)
             return [self._summary(row) for row in rows]
         rows = self.store.incidents(
-            states, touching=self._is_mine, wanted=replace(wanted, text=""), limit=_SEARCHED
+            states, touching=self._is_mine, search=replace(wanted, text=""), limit=_SEARCHED
         )
         found = [row for row in map(self._summary, rows) if _says(row, wanted.text)]
         return found[offset : None if limit is None else offset + limit]

@@ -31,7 +31,7 @@ def verify(
 ) -> None:
     """Verify the whole audit chain. Exit code 1: broken; shows the first bad record."""
     from nightshift.agent.store.anchors import anchors as read_anchors
-    from nightshift.agent.store.audit import Head
+    from nightshift.agent.store.audit import AuditHead
     from nightshift.collectors.seal import SealError, trusted_keys
 
     try:
@@ -43,7 +43,7 @@ def verify(
             "checks the signatures of a file of anchors: also give --anchors", param_hint="--trust"
         )
     try:
-        heads = [Head.parse(anchor)] if anchor else []
+        heads = [AuditHead.parse(anchor)] if anchor else []
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--anchor") from error
     with stored(config) as (store, _, _now_s):

@@ -18,8 +18,9 @@ from nightshift.collectors.frame import Reason, SourceStatus
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Batch
 
+# Beyond the timeout that a collector was given, so that it can say itself which of its sources was late: this
+# module only knows all of them.
 _GRACE_S = 0.25
-"""Beyond the timeout that a collector was given, for it to say so itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class _Worker:
         self._known: tuple[SourceStatus, ...] = ()
         self._questions: SimpleQueue[_Question | None] = SimpleQueue()
         self._answers: SimpleQueue[Batch] = SimpleQueue()
+        # a collector stuck in a system call cannot be stopped; a daemon thread does not hold up the exit either
         self._thread = threading.Thread(target=self._run, name=f"collect-{place}", daemon=True)
         self._thread.start()
 
@@ -53,6 +55,7 @@ class _Worker:
         except Empty:
             return None
         self.busy = False
+        # a collector that fails whole names no sources: those it last read are the ones without data
         self._known = tuple(batch.sources) or self._known
         return batch
 
@@ -117,6 +120,7 @@ class Collection:
         ]
         for gone in [worker for worker in running.values() if worker not in self._workers]:
             self._asked_s.pop(gone, None)
+            # one that is busy is left alone: waiting for it would hold up the reload that takes it away
             gone.stop(1.0 if not gone.busy else 0.0)
 
     def collect(self, now_s: float, inventory: Inventory) -> list[Batch]:
@@ -125,6 +129,7 @@ class Collection:
         began_s = time.monotonic()
         for worker in self._workers:
             if worker.busy and (late := worker.answer(0)) is not None:
+                # without its sources' states: they are of the look that timed out, and this look asks them again
                 batches.append(Batch((), late.frames, late.steps, late.logs, late.events))
             if not worker.busy:
                 worker.ask(_Question(now_s, inventory, self._timeout_s))

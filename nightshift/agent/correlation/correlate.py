@@ -37,8 +37,8 @@ from nightshift.agent.correlation.kinship import (
     SAME,
     STORMY,
     CauseEffect,
+    FindingPlaces,
     Kin,
-    Places,
     Same,
     causal_key,
     first_cause,
@@ -58,42 +58,44 @@ from nightshift.detectors.base import Fault, Finding, State
 class Storms:
     """Finds storms among a tick's new incidents. `known`: the incidents that there are, oldest first."""
 
-    def __init__(self, known: Sequence[KnownIncident], places: Places) -> None:
+    def __init__(self, known: Sequence[KnownIncident], places: FindingPlaces) -> None:
         self._known, self._places = known, places
 
     def joined(self, homes: list[Group]) -> list[Group]:
         """Merges new incidents of one stormy kin under one rack, NVLink domain or cluster into one."""
         # narrowest first: what one NVLink domain explains counts once in its rack and in the cluster
-        for scope, least in (
-            (SubjectKind.NVLINK_DOMAIN, STORM_FAULTS),
-            (SubjectKind.RACK, STORM_FAULTS),
-            (SubjectKind.CLUSTER, STORM_CLUSTER),
-        ):
-            buckets: dict[tuple[Kin, Subject | None], list[Group]] = defaultdict(list)
-            for home in homes:
-                cause = first_cause(home.findings)
-                if home.incident is None and kin_of(cause) in STORMY:
-                    for place in self._storm_places(cause, scope):
-                        buckets[kin_of(cause), place].append(home)
-            merged: set[int] = set()
-            for (kin, place), found in sorted(buckets.items(), key=lambda item: (item[0][0], str(item[0][1]))):
-                alive = [h for h in found if id(h) not in merged]
-                for burst in self._bursts(alive):
-                    standing = self._standing_storm(kin, place, scope, least, burst)
-                    if len(burst) < least and standing is None:
-                        continue
-                    head, *rest = [
-                        *(h for h in homes if standing and h.incident is standing and id(h) not in merged),
-                        *burst,
-                    ]
-                    head.incident = standing
-                    head.storm = True
-                    head.reason = f"storm: {kin} in {len(burst)} places of {place or scope}"
-                    for home in rest:
-                        head.findings += home.findings
-                        merged.add(id(home))
-            homes = [home for home in homes if id(home) not in merged]
-        return homes
+        homes = self._joined_under(SubjectKind.NVLINK_DOMAIN, STORM_FAULTS, homes)
+        homes = self._joined_under(SubjectKind.RACK, STORM_FAULTS, homes)
+        return self._joined_under(SubjectKind.CLUSTER, STORM_CLUSTER, homes)
+
+    def _joined_under(self, scope: SubjectKind, least: int, homes: list[Group]) -> list[Group]:
+        merged: set[Group] = set()
+        for (kin, place), found in self._by_place(homes, scope):
+            for burst in self._bursts([h for h in found if h not in merged]):
+                standing = self._standing_storm(kin, place, scope, least, burst)
+                if len(burst) < least and standing is None:
+                    continue
+                theirs = [h for h in homes if standing and h.incident is standing and h not in merged]
+                head, *rest = [*theirs, *burst]
+                head.incident = standing
+                head.storm = True
+                head.reason = f"storm: {kin} in {len(burst)} places of {place or scope}"
+                for home in rest:
+                    head.findings += home.findings
+                    merged.add(home)
+        return [home for home in homes if home not in merged]
+
+    def _by_place(
+        self, homes: Iterable[Group], scope: SubjectKind
+    ) -> list[tuple[tuple[Kin, Subject | None], list[Group]]]:
+        """New incidents of stormy kin by the places of a scope that they touch, in a fixed order."""
+        found: dict[tuple[Kin, Subject | None], list[Group]] = defaultdict(list)
+        for home in homes:
+            cause = first_cause(home.findings)
+            if home.incident is None and kin_of(cause) in STORMY:
+                for place in self._storm_places(cause, scope):
+                    found[kin_of(cause), place].append(home)
+        return sorted(found.items(), key=lambda item: (item[0][0], str(item[0][1])))
 
     def _storm_places(self, finding: Finding, scope: SubjectKind) -> list[Subject | None]:
         if scope is SubjectKind.CLUSTER:
@@ -116,6 +118,7 @@ class Storms:
         self, kin: Kin, place: Subject | None, scope: SubjectKind, least: int, burst: list[Group]
     ) -> KnownIncident | None:
         """An open incident that is this storm already: enough subjects of that kin at that place, near in time."""
+        # the first cause's onset, since the consequences of a storm trail behind for minutes
         since_s = first_cause(burst[0].findings).since.t_s
         for incident in self._known:
             alike = [f for f in incident.findings if kin_of(f) is kin and place in self._storm_places(f, scope)]
@@ -133,26 +136,22 @@ _WIDE = frozenset({SubjectKind.CLUSTER, SubjectKind.RACK})
 
 def correlate(
     findings: Iterable[Finding],
-    known: Iterable[KnownIncident],
+    incidents: Iterable[KnownIncident],
     inventory: Inventory,
     at_s: float,
     events: Events = no_events,
 ) -> list[CorrelationDecision]:
     """Decisions for one tick's findings, given the incidents that are open or were resolved within `RELAPSE_S`, and
     the nodes' kernel events."""
-    return _Correlation(list(known), inventory, at_s, events).decide(_latest(findings))
+    return _Correlation(list(incidents), inventory, at_s, events).decide(_latest(findings))
 
 
 def _latest(findings: Iterable[Finding]) -> list[Finding]:
     newest: dict[str, Finding] = {}
     for finding in findings:
-        held = newest.get(finding.episode)
-        if held is None or (finding.at.t_s, finding.state, finding.summary) > (
-            held.at.t_s,
-            held.state,
-            held.summary,
-        ):
-            newest[finding.episode] = finding
+        # a restart replays what was owed: of one episode only the newest word counts
+        known = newest.setdefault(finding.episode, finding)
+        newest[finding.episode] = max(known, finding, key=lambda f: (f.at.t_s, f.state, f.summary))
     return sorted(newest.values(), key=onset_key)
 
 
@@ -160,7 +159,7 @@ class _Correlation:
     def __init__(self, known: list[KnownIncident], inventory: Inventory, at_s: float, events: Events) -> None:
         self._known = sorted(known, key=lambda k: (k.opened_s, k.id))
         self._at_s = at_s
-        self._places = Places(inventory)
+        self._places = FindingPlaces(inventory)
         self._waiting = StorageWaits(self._places, events, at_s)
         self._acts = [(i, act) for i in self._known if not i.resolved for act in i.begun]
         self._live: dict[Subject, list[tuple[KnownIncident, Finding]]] = defaultdict(list)
@@ -182,39 +181,32 @@ class _Correlation:
             elif finding.state is State.FIRING:
                 fresh.append(finding)
             else:
-                decisions.append(
-                    CorrelationDecision(
-                        DecisionVerb.IGNORE, (finding,), f"{finding.state} of an alarm that is not ours"
-                    )
-                )
+                why = f"{finding.state} of an alarm that is not ours"
+                decisions.append(CorrelationDecision(DecisionVerb.IGNORE, (finding,), why))
         return decisions + self._place(fresh)
 
     def _update(self, finding: Finding, incident: KnownIncident, stored: Finding) -> list[CorrelationDecision]:
+        # a finding that was owed while the store was away arrives after newer ones
         if finding.at.t_s < stored.at.t_s:
             return [CorrelationDecision(DecisionVerb.IGNORE, (finding,), "older than what is stored", incident.id)]
         if finding.state is stored.state:
+            # a burst is one episode: a further Xid changes what is called for, though not the state
             if _events(finding) != _events(stored):
-                return [
-                    CorrelationDecision(
-                        DecisionVerb.UPDATE, (finding,), "further events", incident.id, news=not incident.resolved
-                    )
-                ]
+                news = not incident.resolved
+                return [CorrelationDecision(DecisionVerb.UPDATE, (finding,), "further events", incident.id, news)]
+            # ten thousand alarms that go on would else be ten thousand writes every look
             due = finding.at.t_s - stored.at.t_s >= REFRESH_S or finding.severity != stored.severity
             return [CorrelationDecision(DecisionVerb.UPDATE, (finding,), "goes on", incident.id)] if due else []
+        # a resolved incident that fires again keeps its history, so that what did not help is not tried first
         if incident.resolved and finding.state is State.FIRING:
-            return [
-                CorrelationDecision(
-                    DecisionVerb.REOPEN,
-                    (finding,),
-                    f"{finding.fault} fires again on {finding.subject}",
-                    incident.id,
-                )
-            ]
-        return [
-            CorrelationDecision(DecisionVerb.UPDATE, (finding,), f"{stored.state} → {finding.state}", incident.id)
-        ]
+            why = f"{finding.fault} fires again on {finding.subject}"
+            return [CorrelationDecision(DecisionVerb.REOPEN, (finding,), why, incident.id)]
+        why = f"{stored.state} → {finding.state}"
+        return [CorrelationDecision(DecisionVerb.UPDATE, (finding,), why, incident.id)]
 
     def _place(self, fresh: list[Finding]) -> list[CorrelationDecision]:
+        # causes before their effects, so that an effect finds its cause placed; onset alone would miss a cause
+        # that was read late
         groups = sorted(self._same(fresh), key=lambda g: (g.stage, onset_key(g.findings[0])))
         homes: list[Group] = []
         placed: dict[Subject, list[tuple[Group, Finding]]] = defaultdict(list)
@@ -246,12 +238,15 @@ class _Correlation:
         buckets: dict[tuple[int, object], list[int]] = defaultdict(list)
         for i, finding in enumerate(fresh):
             kin = kin_of(finding)
+            # several detectors, or sources, may tell of the same fault on the same subject: no window for these
             buckets[-1, (finding.subject, finding.fault, kin)].append(i)
             for number, rule in enumerate(SAME):
                 if kin in rule.kin:
                     for place in self._places.scoped(finding, rule.scope):
                         buckets[number, place].append(i)
         for (number, _), rows in buckets.items():
+            # of ongoing faults the one that was seen last reaches furthest: an alarm that goes on for hours is
+            # still the same as what joins it at its end
             longest = rows[0]
             for row in rows[1:]:
                 alike = SAME[number] if number >= 0 else None
@@ -273,6 +268,7 @@ class _Correlation:
                 verdict = self._relation(finding, incident, member)
                 if verdict is not None:
                     rank, reason = verdict
+                    # two open incidents may both fit: the closest relation, then the older one
                     if best is None or (rank, incident.opened_s, incident.id) < best:
                         best = (rank, incident.opened_s, incident.id)
                         group.incident, group.reason = incident, reason
@@ -280,28 +276,37 @@ class _Correlation:
 
     def _relation(self, new: Finding, incident: KnownIncident, member: Finding) -> tuple[int, str] | None:
         """How a new finding relates to a known incident's finding: (rank, why), the lowest rank the closest."""
-        same = self._matching(SAME, lambda r: {kin_of(new), kin_of(member)} <= r.kin, new, member)
         identical = (new.fault, kin_of(new), new.subject) == (member.fault, kin_of(member), member.subject)
         if incident.resolved:
+            # a resolved incident takes back only its own fault: what else it might explain is over with it
             if incident.resolved_s is None or self._at_s - incident.resolved_s > RELAPSE_S:
                 return None
-            alike = new.fault is member.fault and any(
-                self._places.scoped(new, rule.scope) & self._places.scoped(member, rule.scope)
-                for rule in SAME
-                if kin_of(new) in rule.kin and rule.scope in (SubjectKind.JOB, SubjectKind.GPU)
-            )
-            return (1, f"{new.fault} is back on {new.subject}") if identical or alike else None
+            back = identical or self._is_alike(new, member)
+            return (1, f"{new.fault} is back on {new.subject}") if back else None
         if identical:
             return 0, f"{new.fault} on {new.subject} again"
+        same = self._matching(SAME, lambda r: {kin_of(new), kin_of(member)} <= r.kin, new, member)
         if any(gap_s(*in_order(new, member), rule.ongoing) <= rule.window_s for rule in same):
             return 2, f"the same fault as {member.fault} on {member.subject}"
-        for effect in self._matching(EFFECTS, lambda r: kin_of(member) in r.causes, member, new):
-            if kin_of(new) in effect.effects and self._follows(member, new, effect):
-                return 3, f"follows from {member.fault} on {member.subject}: {effect.why}"
-        for effect in self._matching(EFFECTS, lambda r: kin_of(new) in r.causes, new, member):
-            if kin_of(member) in effect.effects and self._follows(new, member, effect):
-                return 4, f"explains {member.fault} on {member.subject}: {effect.why}"
+        if (why := self._why_follows(member, new)) is not None:
+            return 3, f"follows from {member.fault} on {member.subject}: {why}"
+        if (why := self._why_follows(new, member)) is not None:
+            return 4, f"explains {member.fault} on {member.subject}: {why}"
         return None
+
+    def _is_alike(self, new: Finding, member: Finding) -> bool:
+        """Whether a resolved fault is back in its job or on its GPU. A node's other GPUs fail for themselves."""
+        return new.fault is member.fault and any(
+            self._places.scoped(new, rule.scope) & self._places.scoped(member, rule.scope)
+            for rule in SAME
+            if kin_of(new) in rule.kin and rule.scope in (SubjectKind.JOB, SubjectKind.GPU)
+        )
+
+    def _why_follows(self, cause: Finding, effect: Finding) -> str | None:
+        """Why one finding can follow from another, in place and time; None where it cannot."""
+        fits = lambda r: kin_of(cause) in r.causes and kin_of(effect) in r.effects  # noqa: E731
+        rules = self._matching(EFFECTS, fits, cause, effect)
+        return next((rule.why for rule in rules if self._follows(cause, effect, rule)), None)
 
     def _matching(
         self, rules: Sequence[_Rule], wanted: Callable[[_Rule], bool], one: Finding, other: Finding
@@ -319,6 +324,7 @@ class _Correlation:
         """The group with the incident of an action of ours that can have caused all of it, or None. All, because a
         GPU that falls off the bus while we reboot its node is a fault, though the reboot explains that it is gone.
         """
+        # last, after every other relation: a fault must not hide behind an action that happened at the time
         for incident, act in self._acts:
             if all(self._can_cause(act, finding) for finding in group.findings):
                 group.incident = incident
@@ -328,6 +334,7 @@ class _Correlation:
 
     def _can_cause(self, act: Commitment, finding: Finding) -> bool:
         """Whether the action's kind can cause such a finding, in time, on a subject that the action touched."""
+        # an action that has not ended, or whose end was lost, may still be at work
         ended_s = self._at_s if act.ended_s is None else act.ended_s
         if not act.begun_s <= finding.since.t_s <= ended_s + SETTLE_S:
             return False
@@ -337,6 +344,7 @@ class _Correlation:
         codes = xids_of(finding)
         return any(
             finding.fault is cause.fault
+            # one code beyond those that a stopped process leaves, and the burst is an error of its own
             and (finding.fault is not Fault.XID or (codes and codes <= cause.codes))
             and cause.through in here
             for cause in traits_of(act.action.kind).causes
@@ -348,18 +356,17 @@ class _Correlation:
         for finding in group.findings:
             near = {id(m): (h, m) for p in self._near(finding) for h, m in placed.get(p, ())}
             for home, member in near.values():
-                rules = self._matching(EFFECTS, lambda r, m=member: kin_of(m) in r.causes, member, finding)  # type: ignore[misc]
-                if any(kin_of(finding) in r.effects and self._follows(member, finding, r) for r in rules):
+                if self._why_follows(member, finding) is not None:
                     found.append((causal_key(member), home))
         return min(found, key=lambda pair: pair[0])[1] if found else None
 
     def _decision(self, home: Group) -> CorrelationDecision:
         found = tuple(sorted(home.findings, key=onset_key))
         if home.incident is None:
+            # a weak alarm may still join an incident or be part of a storm, but it wakes nobody alone
             if not any(finding.pages for finding in found) and not home.storm:
-                return CorrelationDecision(
-                    DecisionVerb.IGNORE, found, "withheld: not yet promised within the false-alarm budget"
-                )
+                why = "withheld: not yet promised within the false-alarm budget"
+                return CorrelationDecision(DecisionVerb.IGNORE, found, why)
             return CorrelationDecision(DecisionVerb.OPEN, found, home.reason)
         news = causal_key(first_cause(found))[0] < causal_key(first_cause(home.incident.findings))[0]
         verb = DecisionVerb.REOPEN if home.incident.resolved else DecisionVerb.ATTACH

@@ -74,7 +74,7 @@ class CorrelationDecision:
         return max((f.severity for f in self.findings), key=order.index)
 
 
-@dataclass
+@dataclass(eq=False)  # a group is itself: two with the same findings may still go to two incidents
 class Group:
     """Findings of one fault on their way to an incident: a known one, or a new one (`incident` None)."""
 

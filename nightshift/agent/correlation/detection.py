@@ -57,6 +57,7 @@ class Detection:
             except Exception as error:  # noqa: BLE001  a defect in one detector must not blind the others
                 failures[detector.name] = f"{type(error).__name__}: {error}"
                 self._metrics.detector_failures.labels(detector.name).inc()
+                # once per defect: the same traceback at every look would bury what else the log says
                 if self._failing.get(detector.name) != failures[detector.name]:
                     self._log.exception("detector failed", detector=detector.name)
                 continue
@@ -95,6 +96,7 @@ class Detection:
 
         Raises CalibrationError, and nothing changes, where the budget's calibration cannot be read.
         """
+        # first of all, since it may raise: a reload either happens whole or not at all
         fresh = self._budget(detectors, budget or self.budget.settings)
         states = self.snapshots()
         self.detectors, self.budget = tuple(detectors), fresh
@@ -113,6 +115,7 @@ class Detection:
 
     def restore(self, recall: Callable[[str], tuple[float, bytes] | None]) -> None:
         """Gives every detector the state that was kept; one that cannot use it starts anew and says so."""
+        # the account of false pages outlives a restart, or each restart would grant a new week's pages
         spent = recall(_BUDGET)
         if spent is not None:
             try:

@@ -21,6 +21,8 @@ MEMORY_XIDS = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 171, 1
 BUS_XIDS = frozenset({54, 79, 167})
 LINK_XIDS = frozenset({74, 121, 136, 137, *range(144, 151), 155})
 APPLICATION_XIDS = frozenset({8, 13, 31, 32, 44, 68, 69, 80})
+# 43: a channel was reset; 45: pre-emptive clean-up of a process that ended; 154: the recovery action that the
+# driver announces. Each comes after the error that it is about.
 FOLLOWER_XIDS = frozenset({43, 45, 154})
 
 
@@ -48,24 +50,24 @@ class Kin(StrEnum):
 HARDWARE = frozenset({Kin.MEMORY, Kin.BUS, Kin.LINK, Kin.FIRMWARE})
 
 STAGE: dict[Kin, int] = {
-    Kin.MEMORY: 0,
-    Kin.BUS: 0,
-    Kin.LINK: 0,
-    Kin.FIRMWARE: 0,
-    Kin.THROTTLE: 0,
-    Kin.GPU_LEAK: 1,
-    Kin.HOST_LEAK: 1,
-    Kin.APPLICATION: 2,
-    Kin.OOM: 3,
-    Kin.STALL: 4,
-    Kin.LOSS: 4,
-    Kin.STRAGGLER: 5,
-    Kin.SOURCE: 6,
-    Kin.GONE: 7,
-    Kin.CRASH: 8,
-    Kin.HANG: 9,
-    Kin.FOLLOWER: 10,
-    Kin.ANOMALY: 11,
+    kin: stage
+    for stage, kins in enumerate(
+        (
+            (*sorted(HARDWARE), Kin.THROTTLE),
+            (Kin.GPU_LEAK, Kin.HOST_LEAK),
+            (Kin.APPLICATION,),
+            (Kin.OOM,),
+            (Kin.STALL, Kin.LOSS),
+            (Kin.STRAGGLER,),
+            (Kin.SOURCE,),
+            (Kin.GONE,),
+            (Kin.CRASH,),
+            (Kin.HANG,),
+            (Kin.FOLLOWER,),
+            (Kin.ANOMALY,),
+        )
+    )
+    for kin in kins
 }
 """The causal order: of findings that belong together, the one of the lowest stage is the first cause."""
 
@@ -106,7 +108,8 @@ def kin_of(finding: Finding) -> Kin:
     if finding.fault is not Fault.XID:
         return _BY_FAULT[finding.fault]
     first = xid_of(finding)
-    classes = [_class_of(code) for code in [*([] if first is None else [first]), *_listed(finding)]]
+    classes = [_class_of(code) for code in [*([] if first is None else [first]), *listed_xids(finding)]]
+    # a burst may begin with the crash that an error caused: the order of lines is not the order of causes
     for wanted in (HARDWARE, {Kin.APPLICATION}, {Kin.FOLLOWER}):
         for kin in classes:
             if kin in wanted:
@@ -117,10 +120,11 @@ def kin_of(finding: Finding) -> Kin:
 def xids_of(finding: Finding) -> frozenset[int]:
     """Every Xid that a finding speaks of."""
     first = xid_of(finding)
-    return frozenset(_listed(finding)) | (frozenset() if first is None else {first})
+    return frozenset(listed_xids(finding)) | (frozenset() if first is None else {first})
 
 
-def _listed(finding: Finding) -> list[int]:
+def listed_xids(finding: Finding) -> list[int]:
+    """The Xids of a burst, in the order of their lines."""
     return [int(code) for code in str(finding.facts.get("codes", "")).split() if code.isdigit()]
 
 
@@ -140,9 +144,9 @@ def onset_key(finding: Finding) -> tuple[float, str, str, str]:
     return (finding.since.t_s, finding.fault, str(finding.subject), finding.detector)
 
 
-def in_order(one: Finding, other: Finding) -> tuple[Finding, Finding]:
+def in_order(finding: Finding, other: Finding) -> tuple[Finding, Finding]:
     """Two findings, the one that began first before the other."""
-    return (one, other) if onset_key(one) <= onset_key(other) else (other, one)
+    return (finding, other) if onset_key(finding) <= onset_key(other) else (other, finding)
 
 
 def gap_s(earlier: Finding, later: Finding, ongoing: bool) -> float:
@@ -185,86 +189,68 @@ class CauseEffect:
     why: str
 
 
+def _kin(*kin: Kin) -> frozenset[Kin]:
+    return frozenset(kin)
+
+
 _GPU, _NODE, _JOB, _POD = SubjectKind.GPU, SubjectKind.NODE, SubjectKind.JOB, SubjectKind.POD
 _DAY_S = 86_400.0
 SAME: tuple[Same, ...] = (
-    Same(frozenset({Kin.MEMORY}), _GPU, _DAY_S, ongoing=True),
+    # corrected errors, a remapping and the Xid of one failing cell may lie a day apart
+    Same(_kin(Kin.MEMORY), _GPU, _DAY_S, ongoing=True),
     Same(HARDWARE, _GPU, 300.0),
-    Same(frozenset({Kin.BUS, Kin.GONE}), _NODE, 120.0),
-    Same(frozenset({Kin.LINK}), SubjectKind.NVLINK_DOMAIN, 120.0),
-    Same(frozenset({Kin.LINK}), _NODE, 120.0),
-    Same(frozenset({Kin.THROTTLE}), _NODE, 600.0, ongoing=True),
-    Same(frozenset({Kin.GPU_LEAK}), _JOB, 1800.0),
-    Same(frozenset({Kin.HOST_LEAK}), _JOB, 1800.0),
-    Same(frozenset({Kin.APPLICATION}), _JOB, 300.0),
-    Same(frozenset({Kin.OOM}), _JOB, 300.0),
-    Same(frozenset({Kin.CRASH}), _JOB, 600.0, ongoing=True),
-    Same(frozenset({Kin.STALL}), _JOB, 1800.0, ongoing=True),
-    Same(frozenset({Kin.LOSS}), _JOB, 1800.0, ongoing=True),
-    Same(frozenset({Kin.HANG}), _JOB, 1800.0, ongoing=True),
-    Same(frozenset({Kin.STRAGGLER}), SubjectKind.RANK, 1800.0, ongoing=True),
-    Same(frozenset({Kin.SOURCE}), _NODE, 120.0, ongoing=True),
-    Same(frozenset({Kin.FOLLOWER}), _JOB, 300.0),
-    Same(frozenset({Kin.ANOMALY}), _GPU, 600.0, ongoing=True),
+    Same(_kin(Kin.BUS, Kin.GONE), _NODE, 120.0),
+    Same(_kin(Kin.LINK), SubjectKind.NVLINK_DOMAIN, 120.0),
+    Same(_kin(Kin.LINK), _NODE, 120.0),
+    Same(_kin(Kin.THROTTLE), _NODE, 600.0, ongoing=True),
+    Same(_kin(Kin.GPU_LEAK), _JOB, 1800.0),
+    Same(_kin(Kin.HOST_LEAK), _JOB, 1800.0),
+    Same(_kin(Kin.APPLICATION), _JOB, 300.0),
+    Same(_kin(Kin.OOM), _JOB, 300.0),
+    Same(_kin(Kin.CRASH), _JOB, 600.0, ongoing=True),
+    Same(_kin(Kin.STALL), _JOB, 1800.0, ongoing=True),
+    Same(_kin(Kin.LOSS), _JOB, 1800.0, ongoing=True),
+    Same(_kin(Kin.HANG), _JOB, 1800.0, ongoing=True),
+    # by rank, not job: two slow ranks of one job are two machines to look at
+    Same(_kin(Kin.STRAGGLER), SubjectKind.RANK, 1800.0, ongoing=True),
+    Same(_kin(Kin.SOURCE), _NODE, 120.0, ongoing=True),
+    Same(_kin(Kin.FOLLOWER), _JOB, 300.0),
+    Same(_kin(Kin.ANOMALY), _GPU, 600.0, ongoing=True),
 )
 
-_STOPS = frozenset({Kin.CRASH, Kin.HANG, Kin.FOLLOWER})
+_STOPS = _kin(Kin.CRASH, Kin.HANG, Kin.FOLLOWER)
 EFFECTS: tuple[CauseEffect, ...] = (
-    CauseEffect(HARDWARE, frozenset({Kin.APPLICATION}), _GPU, 120.0, False, "the GPU's error killed its process"),
-    CauseEffect(
-        HARDWARE, frozenset({Kin.GONE, Kin.FOLLOWER}), _GPU, 600.0, False, "the GPU went down with its error"
-    ),
-    CauseEffect(HARDWARE, frozenset({Kin.SOURCE}), _NODE, 300.0, False, "the driver stopped answering after it"),
+    CauseEffect(HARDWARE, _kin(Kin.APPLICATION), _GPU, 120.0, False, "the GPU's error killed its process"),
+    CauseEffect(HARDWARE, _kin(Kin.GONE, Kin.FOLLOWER), _GPU, 600.0, False, "the GPU went down with its error"),
+    CauseEffect(HARDWARE, _kin(Kin.SOURCE), _NODE, 300.0, False, "the driver stopped answering after it"),
     CauseEffect(HARDWARE, _STOPS | {Kin.LOSS}, _JOB, 600.0, False, "the job lost a GPU to it"),
-    CauseEffect(frozenset({Kin.GONE}), _STOPS, _JOB, 600.0, False, "the job lost a GPU"),
-    CauseEffect(HARDWARE | {Kin.THROTTLE}, frozenset({Kin.STRAGGLER}), _JOB, 600.0, True, "its GPU runs slower"),
-    CauseEffect(frozenset({Kin.HOST_LEAK}), frozenset({Kin.OOM}), _POD, 600.0, True, "the leak reached the limit"),
-    CauseEffect(frozenset({Kin.HOST_LEAK}), frozenset({Kin.OOM}), _NODE, 600.0, True, "the leak filled the host"),
-    CauseEffect(frozenset({Kin.HOST_LEAK}), _STOPS, _JOB, 600.0, True, "the leak stopped a rank"),
-    CauseEffect(
-        frozenset({Kin.GPU_LEAK}), _STOPS | {Kin.APPLICATION}, _JOB, 600.0, True, "a rank ran out of GPU memory"
-    ),
-    CauseEffect(frozenset({Kin.APPLICATION}), _STOPS, _JOB, 600.0, False, "a rank crashed"),
-    CauseEffect(frozenset({Kin.APPLICATION}), _STOPS, _GPU, 600.0, False, "its process crashed"),
-    CauseEffect(frozenset({Kin.OOM}), _STOPS, _JOB, 600.0, False, "a rank was killed"),
-    CauseEffect(frozenset({Kin.LOSS}), frozenset({Kin.CRASH}), _JOB, 600.0, True, "the job gave up on it"),
-    CauseEffect(frozenset({Kin.CRASH}), frozenset({Kin.HANG, Kin.FOLLOWER}), _JOB, 600.0, True, "the job ended"),
-    CauseEffect(
-        frozenset({Kin.STALL}), frozenset({Kin.STRAGGLER, Kin.HANG}), _JOB, 600.0, True, "the step waits for data"
-    ),
-    CauseEffect(
-        frozenset({Kin.STRAGGLER}), frozenset({Kin.HANG}), _JOB, 600.0, True, "one rank holds the others up"
-    ),
-    CauseEffect(
-        frozenset({Kin.SOURCE}), frozenset({Kin.GONE, Kin.HANG}), _NODE, 600.0, True, "it cannot be observed"
-    ),
-    CauseEffect(frozenset({Kin.SOURCE}), frozenset({Kin.HANG}), _JOB, 600.0, True, "its steps cannot be observed"),
+    CauseEffect(_kin(Kin.GONE), _STOPS, _JOB, 600.0, False, "the job lost a GPU"),
+    # ongoing where the effect lasts as long as its cause; what stops a job does so within minutes of its onset
+    CauseEffect(HARDWARE | {Kin.THROTTLE}, _kin(Kin.STRAGGLER), _JOB, 600.0, True, "its GPU runs slower"),
+    CauseEffect(_kin(Kin.HOST_LEAK), _kin(Kin.OOM), _POD, 600.0, True, "the leak reached the limit"),
+    CauseEffect(_kin(Kin.HOST_LEAK), _kin(Kin.OOM), _NODE, 600.0, True, "the leak filled the host"),
+    CauseEffect(_kin(Kin.HOST_LEAK), _STOPS, _JOB, 600.0, True, "the leak stopped a rank"),
+    CauseEffect(_kin(Kin.GPU_LEAK), _STOPS | {Kin.APPLICATION}, _JOB, 600.0, True, "a rank ran out of GPU memory"),
+    CauseEffect(_kin(Kin.APPLICATION), _STOPS, _JOB, 600.0, False, "a rank crashed"),
+    CauseEffect(_kin(Kin.APPLICATION), _STOPS, _GPU, 600.0, False, "its process crashed"),
+    CauseEffect(_kin(Kin.OOM), _STOPS, _JOB, 600.0, False, "a rank was killed"),
+    CauseEffect(_kin(Kin.LOSS), _kin(Kin.CRASH), _JOB, 600.0, True, "the job gave up on it"),
+    CauseEffect(_kin(Kin.CRASH), _kin(Kin.HANG, Kin.FOLLOWER), _JOB, 600.0, True, "the job ended"),
+    CauseEffect(_kin(Kin.STALL), _kin(Kin.STRAGGLER, Kin.HANG), _JOB, 600.0, True, "the step waits for data"),
+    CauseEffect(_kin(Kin.STRAGGLER), _kin(Kin.HANG), _JOB, 600.0, True, "one rank holds the others up"),
+    CauseEffect(_kin(Kin.SOURCE), _kin(Kin.GONE, Kin.HANG), _NODE, 600.0, True, "it cannot be observed"),
+    CauseEffect(_kin(Kin.SOURCE), _kin(Kin.HANG), _JOB, 600.0, True, "its steps cannot be observed"),
     *(
-        CauseEffect(
-            frozenset(set(Kin) - {Kin.ANOMALY}), frozenset({Kin.ANOMALY}), scope, 900.0, True, "it disturbs this"
-        )
+        CauseEffect(_kin(*Kin) - _kin(Kin.ANOMALY), _kin(Kin.ANOMALY), scope, 900.0, True, "it disturbs this")
         for scope in (_GPU, _JOB)
     ),
 )
 
-STORMY = frozenset(
-    {
-        *HARDWARE,
-        Kin.THROTTLE,
-        Kin.SOURCE,
-        Kin.GONE,
-        Kin.STALL,
-        Kin.CRASH,
-        Kin.HANG,
-        Kin.STRAGGLER,
-        Kin.FOLLOWER,
-        Kin.ANOMALY,
-    }
-)
-"""Kin that something shared (a switch, cooling, storage, Prometheus) causes in many places at once."""
+# Caused in many places by what they share (a switch, cooling, storage); leaks, losses and crashes are jobs' own.
+STORMY = frozenset(Kin) - {Kin.GPU_LEAK, Kin.HOST_LEAK, Kin.APPLICATION, Kin.OOM, Kin.LOSS}
 
 
-class Places:
+class FindingPlaces:
     """Where findings stand: the subjects of each kind that a finding touches, by inventory at its onset (or, where
     the inventory did not reach back so far, when it was last seen). Remembers its answers; one per call."""
 
@@ -308,6 +294,7 @@ class Places:
         return found | {r for s in here for r in self._inventory.children(s, at_s, SubjectKind.RANK)}
 
 
+# A crash empties the GPU before anything is logged or scraped of it: the job is still there this long before.
 BEFORE_CRASH_S = 60.0
 _HOLDERS = (SubjectKind.POD, SubjectKind.RANK, SubjectKind.CONTAINER, SubjectKind.JOB)
 _HOUSING = (SubjectKind.NODE, SubjectKind.RACK, SubjectKind.NVLINK_DOMAIN)

@@ -28,12 +28,14 @@ def open_findings(incident: Incident) -> list[Finding]:
 
 
 def _outlasts_silence(incident: Incident, finding: Finding) -> bool:
+    # a repair at most from that time on can have mended what began before it; what came later it did not
     done_s = max((step.at_s for step in incident.history if step.cause == Cause.ACTION_DONE), default=-float("inf"))
     return last_cause(incident) != Cause.REJECTED and is_grave(finding) and finding.since.t_s > done_s
 
 
 def is_grave(finding: Finding) -> bool:
     """Whether what it tells of lasts until something is done."""
+    # other detectors watch a level that comes back when the fault does; an Xid is a line, and lines end
     return finding.fault is Fault.XID and finding.severity is Severity.CRITICAL
 
 

@@ -8,9 +8,10 @@ first line (NFS is said to be silent three minutes after it is) have opened thei
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from nightshift.agent.correlation.decisions import Group, KnownIncident
-from nightshift.agent.correlation.kinship import Kin, Places, first_cause, kin_of, onset_key
+from nightshift.agent.correlation.kinship import FindingPlaces, Kin, first_cause, kin_of, onset_key
 from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.detectors.base import Finding, State
@@ -19,6 +20,7 @@ BEFORE_S = 900.0
 """A server that fell silent so long before the onset (s) may be what a job waits for."""
 WAITS = frozenset({Kin.STALL, Kin.HANG})
 
+_Waits = TypeVar("_Waits", Group, KnownIncident)
 Events = Callable[[Subject, float, float], Iterable[KernelEvent]]
 """A node's kernel events in a range of time (Unix s), oldest first."""
 
@@ -34,6 +36,7 @@ def silent_servers(events: Iterable[KernelEvent], cause: Finding) -> set[str]:
     for event in events:
         server = event.attributes.get("server")
         if event.kind is KernelEventKind.STORAGE and server is not None:
+            # events come oldest first, so the last word on each server stands
             last[server] = event.record.at.t_s, event.attributes.get("answers") == "yes"
     stalls = kin_of(cause) is Kin.STALL
     return {name for name, (t_s, answers) in last.items() if not answers or (stalls and t_s >= cause.since.t_s)}
@@ -42,13 +45,14 @@ def silent_servers(events: Iterable[KernelEvent], cause: Finding) -> set[str]:
 class StorageWaits:
     """Which incidents wait for which servers at `at_s` (Unix s)."""
 
-    def __init__(self, places: Places, events: Events, at_s: float) -> None:
+    def __init__(self, places: FindingPlaces, events: Events, at_s: float) -> None:
         self._places, self._events, self._at_s = places, events, at_s
         self._of: dict[str, frozenset[str]] = {}
 
     def of(self, findings: Sequence[Finding]) -> frozenset[str]:
         """The servers that firing stalls and hangs of one incident wait for; none where something else, such as a
         GPU's error, stopped the job."""
+        # a job that lost its GPU also hangs, and draws no other job's incident in
         if kin_of(first_cause(findings)) not in WAITS:
             return frozenset()
         waiting = [f for f in findings if kin_of(f) in WAITS and f.state is State.FIRING]
@@ -62,29 +66,46 @@ class StorageWaits:
             self._of[finding.episode] = frozenset().union(*told)
         return self._of[finding.episode]
 
-    def joined(self, homes: Sequence[Group], known: Iterable[KnownIncident]) -> list[Group]:
+    def joined(self, homes: Sequence[Group], incidents: Iterable[KnownIncident]) -> list[Group]:
         """The homes of a tick, with those that wait for one server made one: of the open incident that waits for
         it, where there is one. What has an incident already keeps it."""
-        waiting = [(home, self.of([*_findings_of(home.incident), *home.findings])) for home in homes]
-        if not any(servers for _, servers in waiting):
+        waiting = {home: self.of([*_findings_of(home.incident), *home.findings]) for home in homes}
+        fresh = [home for home in homes if home.incident is None and waiting[home]]
+        if not fresh:
             return list(homes)
-        standing = [(i, self.of(i.findings)) for i in known if not i.resolved and i.findings]
-        heads = [(home, servers) for home, servers in waiting if home.incident is not None]
+        standing = [(i, self.of(i.findings)) for i in incidents if not i.resolved and i.findings]
         # two open incidents are never merged, even where both wait for one server (limits of `correlate`)
-        kept = [home for home, servers in waiting if home.incident is not None or not servers]
-        fresh = [(home, servers) for home, servers in waiting if home.incident is None and servers]
-        for home, servers in sorted(fresh, key=lambda pair: onset_key(first_cause(pair[0].findings))):
-            head = next((group for group, theirs in heads if theirs & servers), None)
+        heads = [(home, waiting[home]) for home in homes if home.incident is not None]
+        kept = [home for home in homes if home not in fresh]
+        for home in sorted(fresh, key=lambda home: onset_key(first_cause(home.findings))):
+            head = _that_waits_for(waiting[home], heads)
             if head is not None:
-                head.findings += home.findings
+                head[0].findings += home.findings
                 continue
-            found = next(((i, theirs) for i, theirs in standing if theirs & servers), None)
-            if found is not None:
-                home.incident, theirs = found
-                home.reason = f"waits for the same storage: {', '.join(sorted(theirs & servers))}"
-            heads.append((home, servers if found is None else servers | found[1]))
+            heads.append((home, waiting[home] | self._adopted(home, waiting[home], standing)))
             kept.append(home)
         return kept
+
+    def _adopted(
+        self,
+        home: Group,
+        servers: frozenset[str],
+        standing: Iterable[tuple[KnownIncident, frozenset[str]]],
+    ) -> frozenset[str]:
+        """Puts a new group into the open incident that waits for one of its servers; returns the incident's, so
+        that a group that waits for another of them finds its way there, too."""
+        incident, theirs = _that_waits_for(servers, standing) or (None, frozenset())
+        if incident is not None:
+            home.incident = incident
+            home.reason = f"waits for the same storage: {', '.join(sorted(theirs & servers))}"
+        return theirs
+
+
+def _that_waits_for(
+    servers: frozenset[str], among: Iterable[tuple[_Waits, frozenset[str]]]
+) -> tuple[_Waits, frozenset[str]] | None:
+    """The first group or incident, with its servers, that waits for one of these."""
+    return next((pair for pair in among if pair[1] & servers), None)
 
 
 def _findings_of(incident: KnownIncident | None) -> tuple[Finding, ...]:

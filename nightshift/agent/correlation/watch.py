@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import structlog
 
@@ -20,8 +19,7 @@ from nightshift.agent.correlation.correlate import CorrelationDecision, Decision
 from nightshift.agent.correlation.decisions import RELAPSE_S
 from nightshift.agent.correlation.detection import Detected, Detection
 from nightshift.agent.metrics import Metrics
-from nightshift.agent.store.archive import number_of
-from nightshift.agent.store.database import Database
+from nightshift.agent.store.archive import Archive, number_of
 from nightshift.agent.store.incident import Incident, IncidentState, IncidentSummary, entered_s, findings_of
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.store.intents import begun
@@ -34,33 +32,18 @@ from nightshift.collectors.tick import Tick
 from nightshift.controllers.guard import Commitment
 from nightshift.detectors.base import Finding, State
 
-
-class Reads(Protocol):
-    """The part of the store that is read here."""
-
-    @property
-    def database(self) -> Database: ...
-
-    def incident(self, incident_id: str) -> Incident: ...
-
-    def open_incidents(self) -> list[IncidentSummary]: ...
-
-    def incidents(
-        self, states: Iterable[IncidentState] | None = None, *, limit: int | None = None
-    ) -> list[IncidentSummary]: ...
-
-
+# A bound on reading after a start alone: what was resolved longer ago than `RELAPSE_S` is dropped at once.
 MOST_RESOLVED = 500
-"""Resolved incidents that are looked at after a start."""
 
 
 class KnownIncidents:
     """Open incidents, and those resolved within `keep_s`, as the correlator takes them. One query per call, and two
     more per incident whose state, findings or sights have changed since the last."""
 
-    def __init__(self, store: Reads, keep_s: float) -> None:
+    def __init__(self, store: Archive, keep_s: float) -> None:
         self._store = store
         self._keep_s = keep_s
+        # an incident is read whole, with its findings: too slow for a thousand open ones at every look
         self._cache: dict[str, tuple[tuple[object, ...], KnownIncident]] | None = None
 
     def read(self, now_s: float) -> list[KnownIncident]:
@@ -73,6 +56,7 @@ class KnownIncidents:
             if incident_id not in self._cache or self._cache[incident_id][0] != _stamp(summary):
                 self._cache[incident_id] = self._load(summary)
         for incident_id, (stamp, cached) in list(self._cache.items()):
+            # open at the last look, but not now: read once more, for when it was resolved
             if incident_id in summaries:
                 continue
             known = cached if cached.resolved else self._known(incident_id)
@@ -152,6 +136,7 @@ class Watch:
 
     def resume(self, now_s: float) -> None:
         """Takes up where the last process, or the replica that led before, left off."""
+        # a fault that is told of after a restart is placed by who held the GPU at its onset
         self.inventory.load(self._store.load_memberships(now_s - REMEMBER_RELATIONS_S))
         self._stored_relations = set(self.inventory.memberships())
         self.detection.restore(self._store.recall)
@@ -169,6 +154,7 @@ class Watch:
         tick = self._merger.merge(batches, at_s, self.inventory)
         self.history.add(tick)
         detected = self.detection.detect(tick, self.inventory)
+        # by state, too: an alarm that began and ended while the store was away is owed twice, as both
         self._owed.update(((finding.episode, finding.state), finding) for finding in detected.findings)
         decisions: list[CorrelationDecision] = []
         problem = ""
@@ -201,6 +187,8 @@ class Watch:
         decisions = correlate(findings, self._known.read(at_s), self.inventory, at_s, self.history.events)
         changes = [decision for decision in decisions if decision.verb is not DecisionVerb.IGNORE]
         if changes:
+            # detectors' states and findings in one write: a crash after it repeats the findings, and one before
+            # it lets the detectors find them again
             involved = [finding for decision in changes for finding in decision.findings]
             self._store.keep(self.detection.snapshots() | self._owed_record(involved))
             self._apply(changes)
@@ -221,6 +209,7 @@ class Watch:
                     self._store.attach(decision.incident_id, finding, note=decision.reason)
 
     def _tidy(self, at_s: float) -> None:
+        # 0 <=: a clock that was set back must not stop housekeeping until it has caught up
         if self._tidied_s is not None and 0 <= at_s - self._tidied_s < HOUSEKEEPING_S:
             return
         self._tidied_s = at_s

@@ -14,6 +14,7 @@ def excused_by(own: Sequence[OwnEvent], inventory: Inventory) -> Callable[[Subje
     """Whether an alarm is explained by trouble that the cluster itself recorded on that node within a day."""
 
     def excused(subject: Subject, at_s: float) -> bool:
+        # before the inventory is asked: this runs for every alarm of months
         near = [e for e in own if -LEAD_S <= at_s - e.at_s <= AFTER_S]
         if not near:
             return False

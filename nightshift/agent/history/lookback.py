@@ -136,6 +136,7 @@ class LookbackStore:
             key = f"L-{self._number}"
             self._findings[key], self._opened[key] = {}, at_s
         for finding in decision.findings:
+            # a page is not taken back: what was sent once is what a person would have seen
             known = self._findings[key].get(finding.episode)
             kept = replace(finding, pages=finding.pages or (known is not None and known.pages))
             if known is not None and finding.state is not State.FIRING:
@@ -170,24 +171,30 @@ def look_back(
     gpus, coming = 0, sorted(own, key=lambda event: -event.at_s)
     for tick in ticks:
         progress(tick.at_s)
+        # sorted from the last one on, so that the next is popped from the end
         while coming and coming[-1].at_s <= tick.at_s:
-            event = coming.pop()
-            accounts.confirm(
-                finding.episode
-                for opened_s, findings in memory.incidents()
-                if event.at_s - LEAD_S <= opened_s
-                and same_node(_above(findings[0].subject, SubjectKind.NODE, inventory, findings[0]), event.node)
-                for finding in findings
-            )
+            accounts.confirm(_confirmed_by(coming.pop(), memory, inventory))
         if any(np.isfinite(frame.values).any() for frame in tick.frames.values()):
             read_s.append(tick.at_s)
         frame = tick.frames.get(SubjectKind.GPU)
+        # at once, not in all: a replaced board is no further GPU
         gpus = max(gpus, len(frame.index) if frame is not None else 0)
         found = [finding for detector in detectors for finding in detector.update(tick, inventory)]
         memory.take(accounts.weigh(found, tick, inventory), inventory, tick.at_s)
     waited = sum(line.withheld for line in accounts.lines())
     seen = [_seen(opened_s, findings, inventory, events) for opened_s, findings in memory.incidents()]
     return seen, gpus, waited, read_s
+
+
+def _confirmed_by(event: OwnEvent, memory: LookbackStore, inventory: Inventory) -> list[str]:
+    """The episodes of incidents on the event's node in the day before it."""
+    return [
+        finding.episode
+        for opened_s, findings in memory.incidents()
+        if event.at_s - LEAD_S <= opened_s
+        and same_node(_above(findings[0].subject, SubjectKind.NODE, inventory, findings[0]), event.node)
+        for finding in findings
+    ]
 
 
 def _seen(opened_s: float, findings: tuple[Finding, ...], inventory: Inventory, events: set[str]) -> PastSighting:
@@ -207,6 +214,7 @@ def _above(subject: Subject, kind: SubjectKind, inventory: Inventory, finding: F
     for at_s in (finding.since.t_s, finding.at.t_s):
         found = inventory.above(subject, kind, at_s)
         if found is None:
+            # a job or rank has no node above it, its GPUs have
             held = [inventory.above(gpu, kind, at_s) for gpu in inventory.gpus(subject, at_s)]
             found = next((h for h in held if h is not None), None)
         if found is not None:
@@ -253,6 +261,7 @@ def report(
         own_record=own_record,
         unexplained=unexplained,
         per_week=len(unexplained) / weeks if weeks > 0 else math.nan,
+        # exact for a Poisson count, even of zero: a quiet month still has an upper bound
         interval=garwood(len(unexplained), weeks),
         budget_per_week=budget.false_pages_per_week,
         blind=tuple(blind),
@@ -280,9 +289,10 @@ def _warned(event: OwnEvent, incidents: Sequence[PastSighting]) -> Warned:
     return Warned(event, first, event.at_s - first.opened_s if first else math.nan)
 
 
-def same_node(one: str, other: str) -> bool:
+def same_node(node: str, other: str) -> bool:
     """Exporters tell a host's short or full name, the API server its own."""
-    return bool(one) and bool(other) and one.split(".", maxsplit=1)[0] == other.split(".", maxsplit=1)[0]
+    # two unknown nodes are not the same node
+    return bool(node) and bool(other) and node.split(".", maxsplit=1)[0] == other.split(".", maxsplit=1)[0]
 
 
 def own_events(
@@ -295,6 +305,7 @@ def own_events(
         known = math.nan
         for row in range(len(t_s)):
             now = float(above[row][column])
+            # NaN <= 0 is false: what was set when it was first known is no event of the range
             if now > 0 and known <= 0:
                 found.append(OwnEvent(kind, node, float(t_s[row])))
             known = known if math.isnan(now) else now

@@ -11,25 +11,25 @@ from nightshift.agent.units import duration, full_time
 from nightshift.collectors.prometheus.range import Reading
 
 
-def as_text(told: LookbackReport, reading: Reading) -> str:
+def as_text(report: LookbackReport, reading: Reading) -> str:
     """Everything on a page or two."""
-    days = (told.end_s - told.start_s) / 86400.0
+    days = (report.end_s - report.start_s) / 86400.0
     cost = f"{reading.queries} queries, {reading.samples:,} samples, {reading.busy_s:.0f} s of the server's time"
     lines = [
-        f"{days:.3g} days to {full_time(told.end_s)}: {told.gpus} GPUs, {len(told.incidents)} incidents",
+        f"{days:.3g} days to {full_time(report.end_s)}: {report.gpus} GPUs, {len(report.incidents)} incidents",
         f"({cost}, {reading.rested_s:.0f} s rested between them)",
-        *_little(told, days),
+        *_little(report, days),
         "",
         "INCIDENTS THAT NIGHTSHIFT WOULD HAVE OPENED",
     ]
-    lines += [f"  {_seen(seen)}" for seen in told.incidents] or ["  None."]
-    lines += ["", *_own_record(told), "", *_false_alarms(told), "", *_blind(told)]
-    if told.memory_signals:
+    lines += [f"  {_seen(seen)}" for seen in report.incidents] or ["  None."]
+    lines += ["", *_own_record(report), "", *_false_alarms(report), "", *_blind(report)]
+    if report.memory_signals:
         lines += ["", "MEMORY ERRORS: what each model of GPU can tell, and what of it is read here"]
-        lines += [f"  {line}" for line in told.memory_signals]
-    if told.gaps:
-        lines += ["", f"NOT READ ({len(told.gaps)} queries failed): what is said above knows nothing of these"]
-        lines += [f"  {gap}" for gap in told.gaps[:10]]
+        lines += [f"  {line}" for line in report.memory_signals]
+    if report.gaps:
+        lines += ["", f"NOT READ ({len(report.gaps)} queries failed): what is said above knows nothing of these"]
+        lines += [f"  {gap}" for gap in report.gaps[:10]]
     return "\n".join(lines) + "\n"
 
 
@@ -64,6 +64,7 @@ def _false_alarms(told: LookbackReport) -> list[str]:
 def _blind(told: LookbackReport) -> list[str]:
     """Signals that are missing, by what enables them: one remedy often enables several."""
     lines = ["BLIND: signals that this Prometheus does not have, and how to enable them"]
+    # in their order, each once: a counters file enables many signals by one edit
     for how in dict.fromkeys(blind.how for blind in told.blind):
         alike = [blind for blind in told.blind if blind.how == how]
         wide = max(len(blind.line) for blind in alike)
@@ -90,6 +91,7 @@ def _little(told: LookbackReport, days: float) -> list[str]:
             "NO GPU WAS SEEN: nothing exports DCGM_FI_DEV_FB_USED or its like. Scrape dcgm-exporter, or run "
             "`nightshift node`; under recorded names nothing is known of the metrics behind them."
         )
+    # a few missed scrapes are no gap worth a warning at the top
     if told.read_days < 0.99 * days:
         found.append(
             f"Telemetry was read of {told.read_days:.3g} of {days:.3g} days only; what is said is of those."
@@ -107,14 +109,14 @@ def _warned(w: Warned, unseen: bool) -> str:
     return head + f"{w.first.cause.fault} told {when}"
 
 
-def as_json_values(told: LookbackReport, reading: Reading) -> dict[str, Any]:
+def as_json_values(report: LookbackReport, reading: Reading) -> dict[str, Any]:
     """Plain JSON values; NaN becomes null."""
     return {
-        "start_s": told.start_s,
-        "end_s": told.end_s,
-        "gpus": told.gpus,
-        "incidents": [_seen_json(seen) for seen in told.incidents],
-        "own_record": told.own_record,
+        "start_s": report.start_s,
+        "end_s": report.end_s,
+        "gpus": report.gpus,
+        "incidents": [_seen_json(seen) for seen in report.incidents],
+        "own_record": report.own_record,
         "own_events": [
             {
                 "kind": w.event.kind,
@@ -123,19 +125,19 @@ def as_json_values(told: LookbackReport, reading: Reading) -> dict[str, Any]:
                 "first_alarm": None if w.first is None else _seen_json(w.first),
                 "lead_s": _null(w.lead_s),
             }
-            for w in told.warned
+            for w in report.warned
         ],
-        "missed": len(told.missed),
-        "unseen": len(told.unseen),
-        "read_days": _null(told.read_days),
-        "unexplained": len(told.unexplained),
-        "false_pages_per_week": _null(told.per_week),
-        "false_pages_per_week_interval": [_null(end) for end in told.interval],
-        "budget_per_week": told.budget_per_week,
-        "alarms_that_waited": told.waited,
-        "blind": [plain(blind) for blind in told.blind],
-        "memory_signals": list(told.memory_signals),
-        "gaps": list(told.gaps),
+        "missed": len(report.missed),
+        "unseen": len(report.unseen),
+        "read_days": _null(report.read_days),
+        "unexplained": len(report.unexplained),
+        "false_pages_per_week": _null(report.per_week),
+        "false_pages_per_week_interval": [_null(end) for end in report.interval],
+        "budget_per_week": report.budget_per_week,
+        "alarms_that_waited": report.waited,
+        "blind": [plain(blind) for blind in report.blind],
+        "memory_signals": list(report.memory_signals),
+        "gaps": list(report.gaps),
         "queries": reading.queries,
         "samples": reading.samples,
         "server_busy_s": reading.busy_s,
@@ -144,6 +146,7 @@ def as_json_values(told: LookbackReport, reading: Reading) -> dict[str, Any]:
 
 
 def _null(value: float) -> float | None:
+    # JSON has no NaN, and readers would refuse the whole file
     return None if math.isnan(value) else value
 
 

@@ -18,9 +18,16 @@ LOGS = {
     "nccl_watchdog": "training logs (steps)",
     "job_crash": "training logs",
     "kernel_events": "the kernel log",
-    "source": "Nightshift's own looks",
+    "source": "Nightshift's own looks",  # no source to name: they are there as soon as it runs
 }
 """What no Prometheus holds, by detector."""
+_TRAINING = "name a `training_logs` source; a Prometheus does not hold it"
+_LOG_SOURCES = {
+    "training logs (loss)": _TRAINING,
+    "training logs with each rank's own times": _TRAINING,
+    "training logs (steps)": _TRAINING,
+    "the kernel log": "run `nightshift node` on the node, or name a `node_log` source",
+}
 NEEDS = {
     "ecc": (
         "gpu_ecc_sbe_total",
@@ -71,25 +78,17 @@ def blind_signals(series: Mapping[str, int], own_record: bool | None, models: Co
     """series: how many series of each of our metrics were found. One of which that could not be read is not called
     blind, and so with own_record None: it is told with what was not read. models: the GPUs' that were seen; what
     none of them has is no blind spot, and what only old ones have is asked of them."""
-    found, absent = [], cannot_have(models)
-    needs_of = dict(NEEDS)
+    absent, needs_of = cannot_have(models), dict(NEEDS)
+    # GPUs before Ampere retire pages, later ones remap rows: each is asked for what it has
     if any(family is not None and RETIRED in family.signals for family in map(family_of, models)):
         needs_of["ecc"] += (RETIRED, RETIRED_UNCORRECTED)
-    for metric in dict.fromkeys(name for needs in needs_of.values() for name in needs):
-        if series.get(metric) == 0 and metric not in absent:
-            by = tuple(detector for detector, needs in needs_of.items() if metric in needs)
-            found.append(Blind(metric, by, *how_to_enable(metric)))
-    by_log: dict[str, list[str]] = {}
-    for detector, what in LOGS.items():
-        if detector != "source":
-            by_log.setdefault(what, []).append(detector)
-    for what, detectors in by_log.items():
-        how = (
-            "run `nightshift node` on the node, or name a `node_log` source"
-            if what == "the kernel log"
-            else "name a `training_logs` source; a Prometheus does not hold it"
-        )
-        found.append(Blind(what, tuple(detectors), how))
+    found = [
+        Blind(metric, tuple(name for name, needs in needs_of.items() if metric in needs), *how_to_enable(metric))
+        for metric in dict.fromkeys(name for needs in needs_of.values() for name in needs)
+        if series.get(metric) == 0 and metric not in absent
+    ]
+    for what, how in _LOG_SOURCES.items():
+        found.append(Blind(what, tuple(detector for detector, log in LOGS.items() if log == what), how))
     if own_record is False:
         how = "scrape kube-state-metrics: without it your cordons and their times are unknown"
         found.append(Blind(CORDONS, ("this look-back",), how))

@@ -45,8 +45,8 @@ REMEDIES: Mapping[Fault, tuple[ActionKind, ...]] = {
 }
 """What can repair each cause. Hardware goes by what its Xid calls for: a playbook that is not called for refuses,
 so the order among reset, reboot and quarantine is the order of being called for, not of preference."""
+# A step this long after a crash (s) was made by the job that came back; a sooner one may have been on its way.
 BACK_AFTER_S = 20.0
-"""A step this long after a crash was made by the job that came back."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,11 @@ def choose(
     `objection` says why a proposed action does not fit the evidence, empty where it does."""
     by_kind = {playbook.kind: playbook for playbook in playbooks}
     considered: list[tuple[ActionKind, str]] = []
+    # before any playbook: some would fit by the fault alone
     watch = watched_only(situation)
     if watch is not None:
         return RemedyChoice(ActionProposal(None, watch))
+    # last, whatever the cause: advice, and telling the owner
     for kind in (*remedies(situation), _A.SUGGEST_SCALING, _A.NOTIFY_OWNER):
         if kind not in KINDS:
             considered.append((kind, "its effect is unknown"))
@@ -108,6 +110,7 @@ def remedies(situation: Situation) -> tuple[ActionKind, ...]:
     """The kinds to try for a situation, mildest fitting first."""
     if situation.cause is _F.XID and number(situation, "xid") in APPLICATION_XIDS:
         return (_A.RESTART_POD, _A.RESTART_JOB)
+    # a GPU that cannot remap rows, or whose repairs were all tried, is not repaired by a further reset
     if "remap_failure" in situation.facts or "return" in situation.facts:
         return (_A.QUARANTINE_GPU, _A.OPEN_RMA)
     return REMEDIES[situation.cause]
@@ -167,6 +170,7 @@ class Advisor:
         if action is None:
             return choice.proposal
         ruling = self.guard(action, self.begun())
+        # a limit that gives way in time does not refuse: the plan is shown with what it waits for
         if not ruling.allowed and ruling.retry_at_s is None:
             return ActionProposal(
                 None, f"{action.kind} of {action.target.name} is refused: {ruling.reason}", refused=True
@@ -186,6 +190,7 @@ class Advisor:
             for subject in self.history.step_subjects()
             if subject.name.rpartition("#")[0] == job or subject.name == job
         ]
+        # four ranks suffice: in data-parallel training no rank makes a step without the others
         seen = [self.history.steps(subject, situation.at_s - 600.0, situation.at_s) for subject in mates[:4]]
         times = [float(steps.t_s[-1]) for steps in seen if steps is not None]
         facts = {**situation.facts, **({"last_step_s": max(times)} if times else {})}
@@ -196,6 +201,7 @@ class Advisor:
         go."""
         called_for = situation.facts.get("recovery_action")
         gpu = place_of(situation, SubjectKind.GPU)
+        # only these two have a rung above them that repairs the same error by more force
         if gpu is None or called_for not in (ActionKind.RESET_GPU.value, ActionKind.REBOOT_NODE.value):
             return situation
         offences_s = [past.opened_s for past in self.past(incident) if past.subject == str(gpu)]
@@ -208,10 +214,12 @@ class Advisor:
             facts |= {"recovery_action": found.kind.value, "recovery_reason": found.reason}
         return replace(situation, facts={**situation.facts, **facts})
 
-    def guard(self, action: Action, begun: Sequence[Commitment]) -> GuardRuling:
+    def guard(self, action: Action, commitments: Sequence[Commitment]) -> GuardRuling:
         """Whether an action may begin now: asked here for the plan, and by the lifecycle where it stores intent."""
         now_s = self.now_s()
-        return rule(action, begun, self.inventory, now_s, self.guard_settings, out_of_use(self.inventory, now_s))
+        return rule(
+            action, commitments, self.inventory, now_s, self.guard_settings, out_of_use(self.inventory, now_s)
+        )
 
 
 def out_of_use(inventory: Inventory, at_s: float) -> frozenset[Subject]:
@@ -240,21 +248,23 @@ def situation_of(incident: Incident, inventory: Inventory, at_s: float) -> Situa
     found = at_issue(incident)
     cause = first_cause(found)
     repaired = len(entered_s(incident.history, IncidentState.CONFIRMING))
+    # what the Xids ask for is read again: since the diagnosis one may have cleared
     told = {name: value for name, value in incident.diagnosis.facts.items() if name not in RECOVERY_FACTS}
     asked = recovery_facts(cause, open_findings(incident))
     facts = {**told, **asked, "attempt": float(incident.attempt), "repairs": float(repaired)}
     subject = cause.subject
     if incident.diagnosis.cause is Fault.OOM_KILL and "job" in facts:
+        # the kernel names a node for the kill; what is to be restarted is the job
         subject = Subject(SubjectKind.JOB, str(facts["job"]))
     return Situation(incident.id, incident.diagnosis.cause, subject, tuple(found), inventory, at_s, facts)
 
 
-def resembling(incident: Incident, others: Iterable[Incident], limit: int = 5) -> list[PastIncident]:
+def resembling(incident: Incident, incidents: Iterable[Incident], limit: int = 5) -> list[PastIncident]:
     """Past incidents with the same first fault, those on the same subject first, then the newest."""
     cause = first_cause(findings_of(incident))
     alike = [
         other
-        for other in others
+        for other in incidents
         if other.id != incident.id and any(s.finding.fault is cause.fault for s in other.findings)
     ]
     alike.sort(key=lambda o: (cause.subject not in o.subjects, -o.opened_s))

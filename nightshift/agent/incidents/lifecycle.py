@@ -35,7 +35,7 @@ from nightshift.agent.incidents.stages import (
     STAGE_OF,
     WORKERS,
     Later,
-    Lost,
+    NotAllowedToAct,
     StageParts,
     Stages,
 )
@@ -49,8 +49,8 @@ from nightshift.controllers.action import ActionKind, Rule
 from nightshift.controllers.cordon import TAKES_OUT
 from nightshift.detectors.base import State
 
+# Changes with the meaning of a stage's key or arguments; the lifecycle makes the dropped work anew.
 STAGES_VERSION = "stages-1"
-"""Changes with the meaning of a stage's key or arguments; the lifecycle makes the dropped work anew."""
 POLL_S = 0.35
 _QUEUE_NAME = "stages"
 _LIVE = ("ENQUEUED", "PENDING", "DELAYED")
@@ -76,6 +76,7 @@ class StageQueue:
             "application_version": STAGES_VERSION,
             "sys_db_pool_size": workers + 2,
             "max_executor_threads": workers + 4,
+            # nothing is scheduled with DBOS
             "scheduler_polling_interval_sec": 3600.0,
             "notification_listener_polling_interval_sec": 0.2,
             "use_listen_notify": False,
@@ -97,6 +98,7 @@ class StageQueue:
 
         try:
             DBOS(config=self._config)  # type: ignore[arg-type]
+            # DBOS gives a run up after so many recoveries; how often to try is in the incident's own row
             self._entry = DBOS.workflow(name="stage", max_recovery_attempts=1000)(enter)
             DBOS.launch()
             DBOS.register_queue(
@@ -116,6 +118,7 @@ class StageQueue:
     def stop(self) -> None:
         """Lets go of every thread and connection; runs that are under way end by themselves."""
         self._entry = None
+        # the registry is the process's: a workflow that is left in it would be there twice at the next start
         DBOS.destroy(destroy_registry=True)
 
     def put(self, key: str, number: int, version: int, runs: int) -> bool:
@@ -124,6 +127,7 @@ class StageQueue:
         try:
             known = DBOS.list_workflows(workflow_ids=[key], load_input=False, load_output=False)
             if known:
+                # an id that has ended is answered with its old result, and nothing runs
                 return known[0].status in _LIVE
             with SetWorkflowID(key):
                 DBOS.enqueue_workflow(_QUEUE_NAME, self._entry, key, number, version, runs)
@@ -133,6 +137,7 @@ class StageQueue:
 
     def _adopt(self) -> int:
         unfinished = DBOS.list_workflows(status=list(_LIVE), load_input=False, load_output=False)
+        # runs of another version are never dequeued: they would stay pending for ever
         stale = [w.workflow_id for w in unfinished if w.app_version != STAGES_VERSION]
         if stale:
             DBOS.cancel_workflows(stale)
@@ -169,6 +174,8 @@ _LOOK_AGAIN_S = 15.0
 """How long a queued run is trusted to be on its way before its record is read again."""
 _SWEEP_S = 3600.0
 _GIVEN_BACK = [str(kind) for kind in (*sorted(TAKES_OUT), ActionKind.RETURN_NODE)]
+_ENDS_WHEN_CLEAR = frozenset({_S.AWAITING_APPROVAL, _S.MONITORING, _S.ESCALATED})
+_LEAVES_FOR_NEWS = frozenset({_S.AWAITING_APPROVAL, _S.MONITORING, _S.DIAGNOSED})
 _one_per_process = threading.Lock()
 
 
@@ -282,6 +289,7 @@ class Lifecycle:
             try:
                 now = time.monotonic()
                 if now >= renew_at:
+                    # six tries in a lease: some may fail, and the lead is still kept
                     renew_at = now + self._lease_s / 6
                     self._stand()
                 if self._queue is not None and now >= sweep_at:
@@ -297,6 +305,7 @@ class Lifecycle:
             except Exception:  # noqa: BLE001 the thread that drives every incident must not die of a defect of ours
                 self._log.exception("lifecycle crashed")
                 self._stop.wait(self._lease_s)
+            # also after a failure above: a replica that could not renew stops before another may begin
             if self._queue is not None and not self._leadership.leads:
                 self._step_down()
             self._wake.wait(self._poll_s)
@@ -334,6 +343,7 @@ class Lifecycle:
             if self._queue is None or not self._leadership.leads:
                 return None
             due = self._due(now_s)
+            # asked only where a row would act: it is one more query at each poll
             if any(_acts(row) for row in due) and self._parts.gate.halted().halted:
                 due = [row for row in due if not _acts(row)]
             for row in due:
@@ -389,26 +399,32 @@ class Lifecycle:
     def _moved_by_timer(self, row: Any, now_s: float) -> bool:
         """Moves that need no stage: cleared by itself, new evidence, expired, approved by policy."""
         state, incident_id = IncidentState(row.state), name_of(row.number)
-        quiet_s = -1.0 if row.clear_since_s is None else now_s - row.clear_since_s
-        waits = state in (_S.AWAITING_APPROVAL, _S.MONITORING)
-        # a plan to give a node back waits because all is clear: for it clear is no end, and a fault is news
-        returns = state is _S.AWAITING_APPROVAL and row.action_kind == ActionKind.RETURN_NODE
-        over = quiet_s >= self._parts.settings.quiet_s and not row.silent
-        if (waits or state is _S.ESCALATED) and over and not returns:
-            cause, left = self._clear(row)
-            note = f"every finding has been clear for {quiet_s:.0f} s{left}"
-        elif (waits or state is _S.DIAGNOSED) and row.news:
-            cause, note = _C.NEW_EVIDENCE, "the diagnosis does not cover a newly found fault"
-        elif returns and row.clear_since_s is None and row.expires_s > now_s:
-            cause, note = _C.WORLD_CHANGED, "the fault is back"
-        elif state is _S.AWAITING_APPROVAL and row.expires_s <= now_s:
-            cause, note = _C.EXPIRED, "no decision in time"
-        elif state is _S.AWAITING_APPROVAL and row.approval_rule == str(Rule.AUTOMATIC):
+        found = self._timed_move(state, row, now_s)
+        if found is not None:
+            cause, note = found
+            self._store.move(incident_id, cause, "lifecycle", note, row.version)
+            return True
+        if state is _S.AWAITING_APPROVAL and row.approval_rule == str(Rule.AUTOMATIC):
             return self._parts.gate.approve_by_policy(self._store.incident(incident_id))
-        else:
-            return False
-        self._store.move(incident_id, cause, "lifecycle", note, row.version)
-        return True
+        return False
+
+    def _timed_move(self, state: IncidentState, row: Any, now_s: float) -> tuple[Cause, str] | None:
+        """The move that is due of itself: (cause, note)."""
+        awaits = state is _S.AWAITING_APPROVAL
+        # a plan to give a node back waits because all is clear: for it clear is no end, and a fault is news
+        returns = awaits and row.action_kind == ActionKind.RETURN_NODE
+        if state in _ENDS_WHEN_CLEAR and not returns and not row.silent and row.clear_since_s is not None:
+            quiet_s = now_s - row.clear_since_s
+            if quiet_s >= self._parts.settings.quiet_s:
+                cause, left = self._clear(row)
+                return cause, f"every finding has been clear for {quiet_s:.0f} s{left}"
+        if state in _LEAVES_FOR_NEWS and row.news:
+            return _C.NEW_EVIDENCE, "the diagnosis does not cover a newly found fault"
+        if awaits and row.expires_s <= now_s:
+            return _C.EXPIRED, "no decision in time"
+        if returns and row.clear_since_s is None:
+            return _C.WORLD_CHANGED, "the fault is back"
+        return None
 
     def _clear(self, row: Any) -> tuple[Cause, str]:
         """What becomes of an incident that is clear, and what it leaves behind: over, or its node is given back."""
@@ -432,6 +448,7 @@ class Lifecycle:
             return
         stage = STAGE_OF[IncidentState(row.state)]
         key = f"{name_of(row.number)}/{stage}/{row.version}/{row.stage_runs}"
+        # before the queue is asked: its worker may have ended the run before `put` returns
         self._on_its_way[row.number] = now + _LOOK_AGAIN_S
         try:
             queued = queue.put(key, row.number, row.version, row.stage_runs)
@@ -456,6 +473,7 @@ class Lifecycle:
         try:
             self._run_claimed(key, number, version, runs)
             after = self._store.position(number)
+            # the plan follows on the same worker, or each incident would wait a poll longer for it
             if after.state is _S.DIAGNOSED and after.version == version + 1:
                 self._run_claimed(f"{key}+plan", number, after.version, after.stage_runs)
         except (Temporary, Permanent) as error:  # the store itself is away: `advance` queues another run
@@ -475,11 +493,15 @@ class Lifecycle:
         failed, due_s, why = False, now_s + RETRY_S, "nothing to do yet"
         try:
             self._stages.run(incident)
-        except (Conflict, Lost) as error:  # nothing is queued while another leads or, for an act, while halted
+        except (
+            Conflict,
+            NotAllowedToAct,
+        ) as error:  # nothing is queued while another leads or, for an act, while halted
             due_s, why = now_s, str(error)
         except Later as error:
             due_s, why = error.at_s, str(error)
         except Temporary as error:
+            # from the row, not from memory: the tries of the replica that led before count
             failures = self._store.position(number).stage_failures
             if failures + 1 >= settings.max_tries:
                 return self._give_up(number, f"tried {failures + 1} times: {error}")
@@ -493,6 +515,7 @@ class Lifecycle:
         else:
             if self._store.position(number).version != version:
                 return None  # it moved: done
+        # a server may ask for an hour (Retry-After), and `_due` takes longer waits for those of a clock set back
         due_s = min(due_s, self._parts.clock.now_s() + RETRY_MAX_S)
         at = self._store.position(number)  # an act that stored its intent is one version further
         if at.state in STAGE_OF and self._store.put_off(number, at.version, at.stage_runs, due_s, failed=failed):

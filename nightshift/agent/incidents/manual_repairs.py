@@ -45,17 +45,20 @@ class Repaired:
         for event in events:
             if event.kind is KernelEventKind.BOOT:
                 known = self._begun.get(event.node)
+                # the newest only: one that began again after the last line is what counts
                 if known is None or event.record.at.t_s >= known.record.at.t_s:
                     self._begun[event.node] = event
         if not self._begun:
             return
         try:
             for summary in self._store.incidents(sorted(_WAITS)):
+                # while it fires, the detector itself says that the driver began anew
                 if any(f.state is State.CLEAR for f in summary.findings):
                     self._heed(self._store.incident(summary.id), now_s)
         except (Temporary, Permanent) as error:
             self._log.warning("node restart write failed", error=str(error))
             return
+        # not before all is stored: after a failure the same events are taken up at the next look
         self._begun.clear()
 
     def _heed(self, incident: Incident, now_s: float) -> None:
@@ -76,6 +79,7 @@ class Repaired:
         number, finding = number_of(incident.id), stored.finding
         line = LogExhibit(event.record, "the node, or its driver, restarted after the error")
         summary = f"{finding.summary}; its driver has restarted since"
+        # `silent_faults` goes by severity: a warning's silence ends its incident
         mild = replace(finding, severity=Severity.WARNING, summary=summary, evidence=(*finding.evidence, line))
         mine = (findings.c.incident == number) & (findings.c.episode == stored.episode)
         values = {"severity": mild.severity, "body": dump(mild), "changed_s": now_s}

@@ -24,8 +24,8 @@ from nightshift.controllers.playbooks.plan import Economy
 from nightshift.controllers.playbooks.return_node import return_node
 from nightshift.detectors.base import State
 
+# A GPU that was not seen for so long is not seen: missing telemetry is never health.
 FRESH_S = 120.0
-"""A GPU that was not seen for so long is not seen: missing telemetry is never health."""
 LOOK_AGAIN_S = 60.0
 """What keeps a node from being given back is looked at again after this."""
 _HAS_PLAN_AGAIN = (Cause.EXPIRED, Cause.WORLD_CHANGED)
@@ -54,12 +54,13 @@ class GivingBack:
     def is_due(self, incident: Incident) -> bool:
         """Whether a diagnosed incident is here to have its node given back, and not for a repair."""
         cause, kind = last_cause(incident), incident.action.kind if incident.action is not None else None
+        # an expired proposal to give back is made again as such, not as a repair of what is clear
         return cause == Cause.RETURN_DUE or (kind is ActionKind.RETURN_NODE and cause in _HAS_PLAN_AGAIN)
 
-    def plan(self, incident: Incident, standing: Sequence[Action]) -> Action:
+    def plan(self, incident: Incident, cordons: Sequence[Action]) -> Action:
         """What to propose, for cordons and drains of this incident that still stand."""
         situation = situation_of(incident, self._inventory, self._now_s())
-        return return_node(situation, standing, self._economy())
+        return return_node(situation, cordons, self._economy())
 
     def hindrances(self, incident: Incident, node: Subject) -> list[str]:
         """Why a node may not be given back now, each as a sentence; empty where it may."""
@@ -78,6 +79,7 @@ class GivingBack:
         return [
             other.id
             for other in open_
+            # where it is now, and where it was: a GPU may have been swapped since
             if any(self._is_on(f.subject, node, t_s) for f in other.findings for t_s in (now_s, f.since_s))
         ]
 
@@ -88,6 +90,7 @@ class GivingBack:
         """Which GPUs of a node have no telemetry now; empty where all have."""
         now_s = self._now_s()
         gpus = self._inventory.gpus(node, now_s)
+        # a node without telemetry has no GPU in the inventory, and none of none is missing
         if not gpus:
             return f"no GPU of {node.name} is known: its telemetry is missing"
         frame = self._history().latest(SubjectKind.GPU)
@@ -100,9 +103,9 @@ class GivingBack:
         return f"{len(missing)} of {len(gpus)} GPUs of {node.name} have no telemetry" if missing else ""
 
 
-def stays(standing: Sequence[Action]) -> str:
+def stays(cordons: Sequence[Action]) -> str:
     """What a person has to know of an incident that ends while something of ours may be out of use."""
-    names = sorted({action.target.name for action in standing})
+    names = sorted({action.target.name for action in cordons})
     return f"; our cordon of {', '.join(names)} remains: uncordon manually" if names else ""
 
 
@@ -111,5 +114,6 @@ def may_be_proposed(row_state: str, moved_by: str, action_kind: str | None) -> b
     no or it has failed."""
     if moved_by in (Cause.REJECTED, Cause.STAGE_FAILED):
         return False
+    # a node whose return has failed is a person's: the probe would fail again
     failed = row_state == IncidentState.ESCALATED and moved_by != Cause.CONTAINMENT_KEPT
     return not (failed and action_kind == ActionKind.RETURN_NODE)

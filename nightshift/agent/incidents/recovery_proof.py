@@ -20,9 +20,9 @@ from nightshift.collectors.subject import Subject
 from nightshift.controllers.action import Action, ActionKind, ActionOutcome, OutcomeStatus, UnderWay
 from nightshift.controllers.playbooks.restart_job import DAMAGED
 
+# Steps this recent before the action show that the job's log is read. A job that hangs may have made its last one
+# hours before somebody approved its restart.
 BEFORE_S = 86_400.0
-"""Steps this recent before the action show that the job's log is read. A job that hangs may have made its last one
-hours before somebody approved its restart."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class ResumedProgress:
         if seen is None:
             return self._done(f"no step of {action.target.name} was ever read: its progress is not proved")
         t_s, step = seen
+        # entered: when the action was done; steps of the job that was stopped come before
         after = step[t_s > incident.entered_s]
         if not len(after):
             raise UnderWay(f"{action.target.name} has made no step since its restart")
@@ -51,6 +52,7 @@ class ResumedProgress:
             raise UnderWay(f"{action.target.name} is at step {newest}, below its checkpoint of step {checkpoint}")
         onset = incident.diagnosis.facts.get("onset_step") if incident.diagnosis else None
         if incident.diagnosis and incident.diagnosis.cause in DAMAGED and onset is not None:
+            # from its beginning, since the job may have passed the damage before the action had ended
             lowest = int(step[t_s > begun_s].min())
             if lowest > float(onset):
                 raise UnderWay(
@@ -62,6 +64,7 @@ class ResumedProgress:
     def _steps(self, job: Subject, start_s: float) -> tuple[np.ndarray, np.ndarray] | None:
         """(times, steps) of the job and its ranks since then, in order of time."""
         history, now_s = self.history(), self.now_s()
+        # without the inventory: a restarted job's pods have new names, and its ranks' keep the job's
         mates = [s for s in history.step_subjects() if s.name == job.name or s.name.rpartition("#")[0] == job.name]
         found = [steps for mate in mates if (steps := history.steps(mate, start_s, now_s)) is not None]
         if not found:

@@ -20,40 +20,20 @@ from sqlalchemy import Connection
 
 from nightshift.agent.store import audit
 from nightshift.agent.store.anchors import line, signer_of
-from nightshift.agent.store.audit import AuditLog, Head
+from nightshift.agent.store.audit import AuditHead, AuditLog
 from nightshift.agent.store.database import Database
 from nightshift.agent.store.incident import IncidentState
 from nightshift.agent.store.intents import commitments
 from nightshift.agent.store.receipts import Receipts
-from nightshift.agent.store.tables import (
-    approvals,
-    chat_messages,
-    diagnoses,
-    findings,
-    incidents,
-    intents,
-    outlet_alerts,
-    outlet_rounds,
-    plans,
-    steps,
-    tenancies,
-)
+from nightshift.agent.store.tables import diagnoses, incidents, intents, metadata
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.controllers.action import traits_of
 
 DAY_S = 86_400.0
-_OF_AN_INCIDENT = (
-    chat_messages,
-    outlet_alerts,
-    outlet_rounds,
-    intents,
-    approvals,
-    plans,
-    diagnoses,
-    steps,
-    findings,
-    tenancies,
-)
+# Not the audit log: it only names the incident's number, and outlives it.
+_OF_AN_INCIDENT = [
+    t for t in metadata.sorted_tables if any(key.column.table is incidents for key in t.foreign_keys)
+]
 _AT_ONCE = 200
 
 
@@ -94,15 +74,17 @@ class Keeping:
         self._database = database
         self._audit = AuditLog(database)
         self._next_s = self._next_anchor_s = float("-inf")
-        self._anchored: Head | None = None
+        self._anchored: AuditHead | None = None
         self._log = structlog.get_logger("keeping")
 
     def turn(self, now_s: float) -> None:
         """Does what is due. A failure is told and tried again the next time; it never holds up a look."""
         s, removed, cut = self.settings, 0, 0
+        # both bounds: a clock that was set back would else put off the next turn by as much
         tidy = not self._next_s - EVERY_S <= now_s < self._next_s
         if not tidy and self._next_anchor_s - s.anchor_every_s <= now_s < self._next_anchor_s:
             return
+        # before the work: one that fails is tried at the next turn, not at every look
         self._next_anchor_s = now_s + s.anchor_every_s
         try:
             if tidy:
@@ -117,16 +99,17 @@ class Keeping:
         if removed or cut:
             self._log.info("old records removed", incidents=removed, audit_records=cut)
 
-    def anchor(self, now_s: float) -> Head:
+    def anchor(self, now_s: float) -> AuditHead:
         """Writes the log's end to the daemon's log and the anchor file."""
         head = self._audit.head()
         self._log.info("audit log anchored", anchor=str(head))
         self._write(now_s, head)
         return head
 
-    def _write(self, now_s: float, head: Head, *, cut: bool = False) -> None:
+    def _write(self, now_s: float, head: AuditHead, *, cut: bool = False) -> None:
         if self.settings.anchor_file is not None:
             text = line(now_s, head, signer_of(self.settings.anchor_key), cut=cut)
+            # opened for each line: the file may be rotated, or its volume mounted later
             with self.settings.anchor_file.open("a", encoding="ascii") as file:
                 file.write(f"{text}\n")
 
@@ -135,9 +118,11 @@ class Keeping:
         removed = 0
         while True:
             with self._database.write() as connection:
+                # in pieces: SQLite's one write lock is free between them, and a finding can be stored
                 numbers = self._outdated(connection, now_s)[:_AT_ONCE]
                 if not numbers:
                     return removed
+                # children before the incident: SQLite and PostgreSQL check foreign keys at each statement
                 for table in _OF_AN_INCIDENT:
                     connection.execute(sa.delete(table).where(table.c.incident.in_(numbers)))
                 connection.execute(sa.delete(incidents).where(incidents.c.number.in_(numbers)))
@@ -147,6 +132,7 @@ class Keeping:
 
     def _outdated(self, connection: Connection, now_s: float) -> list[int]:
         begun = commitments(connection)
+        # the guard counts what these hold; forgetting one would let it take more than allowed
         held = {c.action.id for c in begun if c.released_s is None and traits_of(c.action.kind).takes_capacity}
         holding = sa.select(intents.c.incident).where(intents.c.action_id.in_(held))
         c = incidents.c

@@ -83,6 +83,8 @@ def _packed(files: dict[str, bytes]) -> bytes:
     with tarfile.open(fileobj=tar, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name in sorted(files):
             entry = tarfile.TarInfo(name)
+            # owner and time stay 0: the same store gives the same bytes
             entry.size, entry.mode = len(files[name]), 0o644
             archive.addfile(entry, io.BytesIO(files[name]))
+    # gzip writes the present time into its header by default
     return gzip.compress(tar.getvalue(), mtime=0)

@@ -52,6 +52,7 @@ class Silences:
             raise Permanent(allowed.reason)
         if not colon or kind not in _KINDS.replace(",", " ").split() or kind == "or" or not pattern:
             raise Permanent(f"matcher {matcher[:80]!r} is not KIND:PATTERN with KIND {_KINDS}")
+        # fnmatch's wildcards alone; brackets still choose something
         if pattern.strip("*?") == "":
             raise Permanent("a silence of everything hides the next fault: name something")
         if not 0 < for_s <= MAX_S:
@@ -94,6 +95,7 @@ class Silences:
 def look_again(connection: Connection, now_s: float) -> None:
     """Has every door look again at what it holds back: whatever else holds it back holds it again."""
     for held in (chat_messages, outlet_rounds):
+        # held until now, not released: maintenance or quiet hours may hold the same message
         waits = held.c.held_until_s > now_s
         connection.execute(sa.update(held).where(waits).values(held_until_s=now_s))
 
@@ -105,12 +107,14 @@ def namespaces_of_matcher(matcher: str) -> tuple[str, ...]:
     return (pattern,) if kind == "namespace" and pattern and not set(pattern) & set("*?[") else ()
 
 
-def silenced(incident: Incident | IncidentSummary, standing: Sequence[IncidentSilence]) -> IncidentSilence | None:
+def silenced(
+    incident: Incident | IncidentSummary, active_silences: Sequence[IncidentSilence]
+) -> IncidentSilence | None:
     """The silence that covers *all* of an incident's findings for longest; None where one of them is not covered.
 
     So a silence of one noisy node does not hide an incident that reaches beyond it.
     """
-    fitting = [s for s in standing if _covers(s.matcher, incident)]
+    fitting = [s for s in active_silences if _covers(s.matcher, incident)]
     return max(fitting, key=lambda s: s.until_s, default=None)
 
 

@@ -14,10 +14,11 @@ only after its intent is on disk, and only once per action id.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from types import MappingProxyType
 
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
@@ -25,7 +26,7 @@ from sqlalchemy import Connection
 from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.policy import rule_for
 from nightshift.agent.clock import Clock
-from nightshift.agent.correlation.silent_faults import is_unrepaired
+from nightshift.agent.correlation.silent_faults import is_unrepaired, open_findings
 from nightshift.agent.incidents.node_return import LOOK_AGAIN_S, GivingBack, stays
 from nightshift.agent.store.diagnosis import Diagnosis
 from nightshift.agent.store.incident import Cause, Incident, IncidentState
@@ -46,19 +47,11 @@ from nightshift.controllers.action import (
 from nightshift.controllers.guard import Commitment, GuardRuling
 from nightshift.detectors.base import State
 
-if TYPE_CHECKING:
-    from nightshift.agent.incidents.node_return import GivingBack
-
-
-from collections.abc import Mapping
-from contextlib import suppress
-from types import MappingProxyType
-
+# Told after so long (s), and again at twice as long each time: more notes would bury the incident's history.
 FIRST_NOTE_S = 300.0
-"""What has taken so long (s) is told, and again each time that it has taken twice as long."""
 
 
-def note_waiting(store: Store, incident: Incident, why: str, now_s: float, by: str) -> None:
+def note_waiting(store: Store, incident: Incident, reason: str, now_s: float, by: str) -> None:
     """Notes in the incident's own history what a begun action waits for, where that is due.
 
     A drain that a disruption budget holds up is no failure and nothing is tried harder for it; but whoever approved
@@ -66,27 +59,29 @@ def note_waiting(store: Store, incident: Incident, why: str, now_s: float, by: s
     waited_s = now_s - incident.entered_s
     told = sum(step.cause == Cause.UNDER_WAY and step.at_s >= incident.entered_s for step in incident.history)
     if waited_s >= FIRST_NOTE_S * 2**told:
-        store.remark(incident, Cause.UNDER_WAY, by, f"running for {waited_s:.0f} s: {why}")
+        store.remark(incident, Cause.UNDER_WAY, by, f"running for {waited_s:.0f} s: {reason}")
 
 
 def cut_off(
     action: Action,
     actuator: Actuator,
-    why: str,
+    reason: str,
     now_s: float,
-    known: Mapping[OutcomeStatus, OutcomeStatus] = MappingProxyType({}),
+    status_of: Mapping[OutcomeStatus, OutcomeStatus] = MappingProxyType({}),
     otherwise: OutcomeStatus = OutcomeStatus.UNKNOWN,
 ) -> ActionOutcome:
     """What becomes of an action that is given up: where it reads back as begun and not done, a person has to look
-    at what it leaves; else what `known` makes of what was read, or `otherwise`."""
+    at what it leaves; else what `status_of` makes of what was read, or `otherwise`."""
+    # it may be out of reach, which is perhaps why it is given up: what it left is unknown then
     with suppress(Temporary, Permanent):
         found = actuator.read(action)
         if found.status is OutcomeStatus.UNDER_WAY:
-            if found.observed.get("cordoned") == "true" and "stays cordoned" not in why:
-                why += "; the node stays cordoned"
-            return ActionOutcome(OutcomeStatus.UNKNOWN, f"left half-way: {found.detail}; {why}", now_s)
-        otherwise = known.get(found.status, otherwise)
-    return ActionOutcome(otherwise, why, now_s)
+            # whoever takes over must know that the node takes no work, though the action failed
+            if found.observed.get("cordoned") == "true" and "stays cordoned" not in reason:
+                reason += "; the node stays cordoned"
+            return ActionOutcome(OutcomeStatus.UNKNOWN, f"left half-way: {found.detail}; {reason}", now_s)
+        otherwise = status_of.get(found.status, otherwise)
+    return ActionOutcome(otherwise, reason, now_s)
 
 
 # Wait before a stage's second try; it doubles each time.
@@ -121,28 +116,14 @@ class LifecycleSettings(BaseModel):
     max_tries: int = Field(default=5, ge=1, description="Tries of one stage before the incident is escalated.")
 
 
-class Diagnose(Protocol):
-    """Finds the cause of an incident. May raise Temporary or Permanent."""
-
-    def __call__(self, incident: Incident) -> Diagnosis: ...
-
-
-class Planner(Protocol):
-    """Chooses the least disruptive fitting mitigation, with a new action id for each `incident.attempt`."""
-
-    def __call__(self, incident: Incident) -> ActionProposal: ...
-
-
-class RecoveryProbe(Protocol):
-    """Actively tests that the action worked: DONE where it did, FAILED where not; UnderWay to be asked again."""
-
-    def __call__(self, incident: Incident) -> ActionOutcome: ...
-
-
-class ActionGuard(Protocol):
-    """Whether an action may begin now, given those that have: asked in the transaction that stores the intent."""
-
-    def __call__(self, action: Action, begun: Sequence[Commitment]) -> GuardRuling: ...
+Diagnose = Callable[[Incident], Diagnosis]
+"""Finds the cause of an incident. May raise Temporary or Permanent."""
+Planner = Callable[[Incident], ActionProposal]
+"""Chooses the least disruptive fitting mitigation, with a new action id for each `incident.attempt`."""
+RecoveryProbe = Callable[[Incident], ActionOutcome]
+"""Actively tests that the action worked: DONE where it did, FAILED where not; UnderWay to be asked again."""
+ActionGuard = Callable[[Action, Sequence[Commitment]], GuardRuling]
+"""Whether an action may begin now, given those that have: asked in the transaction that stores the intent."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +169,7 @@ STAGE_OF = {
 ACTS_ON_THE_WORLD = frozenset({Stage.ACT, Stage.UNDO})
 
 
-class Lost(Exception):
+class NotAllowedToAct(Exception):
     """This replica no longer leads, or people have halted: the stage stops before it touches the world."""
 
 
@@ -218,8 +199,8 @@ class Stages:
     def run(self, incident: Incident) -> None:
         """Runs the stage that the incident's state needs and stores its result.
 
-        Raises Temporary where another try may help, Permanent where not, Later or Lost where it has to wait.
-        Nothing is half-done in any case.
+        Raises Temporary where another try may help, Permanent where not, Later or NotAllowedToAct where it has to
+        wait. Nothing is half-done in any case.
         """
         match STAGE_OF[incident.state]:
             case Stage.DIAGNOSE:
@@ -243,17 +224,17 @@ class Stages:
         by = STAGE_OF[incident.state]
         self._store.change(incident.id, IncidentMove(cause, by, note, incident.version), also)
 
-    def abandon(self, incident: Incident, why: str) -> None:
+    def abandon(self, incident: Incident, reason: str) -> None:
         """Escalates an incident whose stage cannot go on; if an act was begun, with what the world says of it."""
         if incident.state not in (_S.ACTING, _S.UNDOING):
-            self._move(incident, _C.STAGE_FAILED, why)
+            self._move(incident, _C.STAGE_FAILED, reason)
             return
         action = _plan_of(incident)
         if incident.state is _S.UNDOING:
-            self._conclude_undo(incident, action, ActionOutcome(_O.UNKNOWN, why, self._now()))
+            self._conclude_undo(incident, action, ActionOutcome(_O.UNKNOWN, reason, self._now()))
             return
         actuator = self._parts.actuator_for(incident)
-        outcome = cut_off(action, actuator, why, self._now(), {_O.NOT_DONE: _O.FAILED})
+        outcome = cut_off(action, actuator, reason, self._now(), {_O.NOT_DONE: _O.FAILED})
         self._conclude(incident, action, outcome)
 
     # Plan -------------------------------------------------------------------------------------------------------
@@ -272,6 +253,7 @@ class Stages:
             if rule is Rule.AUTOMATIC and self._parts.not_earned is not None:
                 why = self._parts.not_earned(proposal.action)
                 if why:
+                    # policy allows it, but the record of such plans does not yet
                     rule, reason = Rule.ONE, f"{reason}. A person decides, since {why}"
             self._store.save_plan(incident, proposal.action, reason, by=Stage.PLAN, rule=rule)
         elif proposal.outdated:
@@ -318,43 +300,57 @@ class Stages:
             self._stop_unless_allowed()
             if not self._intend(incident, action):
                 return
+            # its version and the time of entry are of the state ACTING now
             incident = self._store.incident(incident.id)
-        else:
-            outcome = actuator.read(action)  # the intent is older than this run: did it happen?
-            if outcome.status not in (_O.NOT_DONE, _O.UNDER_WAY):
-                self._conclude(incident, action, outcome)
-                return
-            if outcome.status is _O.UNDER_WAY and (hindrances := self._hindrances(incident, action, begun=True)):
-                self._conclude(incident, action, ActionOutcome(_O.REFUSED, "; ".join(hindrances), self._now()))
-                return
-            # what has begun is carried on: its own effects break its preconditions, and half of it is worse
-            if outcome.status is _O.NOT_DONE and not self._still_right(incident, action, actuator):
-                return
+        elif not self._goes_on(incident, action, actuator):
+            return
         self._stop_unless_allowed()
         try:
             outcome = actuator.execute(action)
-        except Temporary as error:  # it takes long, the answer was lost, or nothing was done
-            goes_on = isinstance(error, UnderWay)
-            outcome = ActionOutcome(_O.UNDER_WAY, str(error), self._now()) if goes_on else actuator.read(action)
-            if outcome.status is _O.NOT_DONE:
-                raise
-            if outcome.status is _O.UNDER_WAY:  # half of it is worse than waiting until it can go on
-                for_s = self._now() - incident.entered_s
-                if for_s < self._parts.settings.act_timeout_s:
-                    note_waiting(self._store, incident, str(error), self._now(), self._runner)
-                    wait_s = error.retry_after_s or (0.0 if goes_on else RETRY_S)
-                    raise Later(str(error), self._now() + wait_s) from error
-                why = f"still running after {for_s:.0f} s: {error}"
-                outcome = cut_off(action, actuator, why, self._now())
+        except Temporary as error:
+            outcome = self._interrupted(incident, action, actuator, error)
         except Permanent as error:
             outcome = cut_off(action, actuator, str(error), self._now(), {}, _O.REFUSED)
         self._conclude(incident, action, outcome)
+
+    def _goes_on(self, incident: Incident, action: Action, actuator: Actuator) -> bool:
+        """Whether to carry out an action whose intent is older than this run; False where it ended instead."""
+        outcome = actuator.read(action)
+        if outcome.status is _O.NOT_DONE:
+            return self._still_right(incident, action, actuator)
+        if outcome.status is _O.UNDER_WAY:
+            hindrances = self._hindrances(incident, action, begun=True)
+            if not hindrances:
+                return True  # its own effects break its preconditions by now, and half of it is worse than all
+            outcome = ActionOutcome(_O.REFUSED, "; ".join(hindrances), self._now())
+        self._conclude(incident, action, outcome)
+        return False
+
+    def _interrupted(
+        self, incident: Incident, action: Action, actuator: Actuator, error: Temporary
+    ) -> ActionOutcome:
+        """What became of an action that takes long, or whose answer was lost. Raises Later while it may go on, and
+        the error where nothing was done."""
+        goes_on, now_s = isinstance(error, UnderWay), self._now()
+        outcome = ActionOutcome(_O.UNDER_WAY, str(error), now_s) if goes_on else actuator.read(action)
+        if outcome.status is _O.NOT_DONE:
+            raise error
+        if outcome.status is not _O.UNDER_WAY:
+            return outcome
+        for_s = now_s - incident.entered_s
+        if for_s >= self._parts.settings.act_timeout_s:
+            return cut_off(action, actuator, f"still running after {for_s:.0f} s: {error}", now_s)
+        # half of it is worse than waiting until it can go on
+        note_waiting(self._store, incident, str(error), now_s, self._runner)
+        wait_s = error.retry_after_s or (0.0 if goes_on else RETRY_S)
+        raise Later(str(error), now_s + wait_s) from error
 
     def _intend(self, incident: Incident, action: Action) -> bool:
         """Stores the intent if the guard allows it, both in one transaction. False where it was refused."""
 
         def store(connection: Connection, number: int) -> None:
             if self._parts.guard is not None:
+                # in the transaction of the intent: two actions that fit alone and not together cannot both pass
                 ruling = self._parts.guard(action, commitments(connection, before_an_intent=True))
                 if not ruling.allowed:
                     raise _Refused(ruling)
@@ -399,13 +395,14 @@ class Stages:
 
     def _stop_unless_allowed(self) -> None:
         if not self._may_act():
-            raise Lost("another replica is the leader now")
+            raise NotAllowedToAct("another replica is the leader now")
         halt = self._parts.gate.halted()
         if halt.halted:
-            raise Lost(f"halted by {halt.by}")
+            raise NotAllowedToAct(f"halted by {halt.by}")
 
     def _conclude(self, incident: Incident, action: Action, outcome: ActionOutcome) -> None:
         done = {_O.DONE: _C.ACTION_DONE, _O.ALREADY_DONE: _C.ACTION_DONE, _O.UNKNOWN: _C.OUTCOME_UNKNOWN}
+        # these failed, but the node takes no work: escalated for good, not until the signals are clear
         kept = outcome.left_cordoned or action.kind is ActionKind.RETURN_NODE
         failed = _C.CONTAINMENT_KEPT if kept else _C.ACTION_FAILED
         cause = done.get(outcome.status, failed)
@@ -414,35 +411,52 @@ class Stages:
     # Confirm ----------------------------------------------------------------------------------------------------
 
     def _confirm(self, incident: Incident) -> None:
-        settings, now = self._parts.settings, self._now()
-        action = _plan_of(incident)
-        quiet_since = quiet_since_s(incident)
-        failure = f"not recovered {settings.confirm_timeout_s:.0f} s after the action"
-        if quiet_since is not None and now - quiet_since >= settings.quiet_s:
-            proof = f"every finding has been clear for {now - quiet_since:.0f} s"
-            try:
-                tested = self._parts.probe(incident) if self._parts.probe else None
-            except UnderWay as error:
-                if now - incident.entered_s < settings.confirm_timeout_s:
-                    raise Later(str(error), now + RETRY_S) from error
-                tested = ActionOutcome(_O.FAILED, str(error), now)
-            if tested is None or tested.status in (_O.DONE, _O.ALREADY_DONE):
-                told = f"; {tested.detail}" if tested is not None and tested.detail else ""
-                cause, left = self._recovered(incident)
-                self._move(incident, cause, proof + told + left)
-                return
-            failure = f"{proof}, but the probe says: {tested.detail}"
+        settings, action = self._parts.settings, _plan_of(incident)
+        quiet_since, for_s = quiet_since_s(incident), self._now() - incident.entered_s
+        if quiet_since is not None and self._now() - quiet_since >= settings.quiet_s:
+            self._confirm_quiet(incident, action, self._now() - quiet_since)
         elif action.kind is ActionKind.RETURN_NODE and any(f.state is State.FIRING for f in incident.findings):
             self._move(incident, _C.NEW_EVIDENCE, f"the fault is back since {action.target.name} was given back")
+        elif for_s >= settings.confirm_timeout_s:
+            self._not_confirmed(
+                incident, action, f"not recovered {settings.confirm_timeout_s:.0f} s after the action"
+            )
+        elif incident.news:
+            self._take_up_news(incident, action)
+
+    def _confirm_quiet(self, incident: Incident, action: Action, for_s: float) -> None:
+        """Ends a confirmation whose findings have all been clear for long enough."""
+        # What is open though all are clear is a fatal Xid since the action. Its silence proves nothing: a GPU that
+        # fell off the bus logs that once. Only what the action keeps out of use may go on failing there.
+        contained = action.named if traits_of(action.kind).contains else frozenset()
+        if any(finding.subject not in contained for finding in open_findings(incident)):
+            note = f"a fatal Xid since {action.kind} of {action.target} fell silent without a repair"
+            self._move(incident, _C.NEW_EVIDENCE, note)
             return
-        elif now - incident.entered_s < settings.confirm_timeout_s:
-            if incident.news:
-                self._take_up_news(incident, action)
-            return
-        if traits_of(action.kind).contains:
-            self._move(incident, _C.CONTAINMENT_KEPT, f"{failure}; {action.kind} of {action.target} stays in place")
+        proof = f"every finding has been clear for {for_s:.0f} s"
+        tested = self._tested(incident)
+        if tested.status in (_O.DONE, _O.ALREADY_DONE):
+            cause, left = self._recovered(incident)
+            self._move(incident, cause, proof + (f"; {tested.detail}" if tested.detail else "") + left)
         else:
-            self._move(incident, _C.NOT_CONFIRMED, failure)
+            self._not_confirmed(incident, action, f"{proof}, but the probe says: {tested.detail}")
+
+    def _tested(self, incident: Incident) -> ActionOutcome:
+        """What the probe says; DONE where there is none. Raises Later while it needs more time than has passed."""
+        if self._parts.probe is None:
+            return ActionOutcome(_O.DONE, "", self._now())
+        try:
+            return self._parts.probe(incident)
+        except UnderWay as error:
+            if self._now() - incident.entered_s < self._parts.settings.confirm_timeout_s:
+                raise Later(str(error), self._now() + RETRY_S) from error
+            return ActionOutcome(_O.FAILED, str(error), self._now())
+
+    def _not_confirmed(self, incident: Incident, action: Action, why: str) -> None:
+        if traits_of(action.kind).contains:  # taking it back would put the fault back to work
+            self._move(incident, _C.CONTAINMENT_KEPT, f"{why}; {action.kind} of {action.target} stays in place")
+        else:
+            self._move(incident, _C.NOT_CONFIRMED, why)
 
     def _recovered(self, incident: Incident) -> tuple[Cause, str]:
         """Over, and what it leaves behind; or what is next is giving the node back."""
@@ -454,8 +468,8 @@ class Stages:
         return (_C.RETURN_DUE, "") if more else (_C.CONFIRMED, stays(standing))
 
     def _take_up_news(self, incident: Incident, action: Action) -> None:
-        """Diagnoses again what came after the action. Only where that finds another cause, or calls for another
-        repair, and so for another action, is the confirmation left; else it goes on, knowing more."""
+        """Diagnoses again what came after the action. Only where that finds another cause or place, or calls for
+        another repair, and so for another action, is the confirmation left; else it goes on, knowing more."""
         before, told = incident.diagnosis, self._parts.diagnose(incident)
         if before is None or called_for(told) != called_for(before):
             wanted = self._parts.plan(replace(incident, diagnosis=told)).action
@@ -465,6 +479,8 @@ class Stages:
                 )
                 self._move(incident, _C.NEW_EVIDENCE, note)
                 return
+        if before is not None and told.facts.get("subject") != before.facts.get("subject"):
+            told = before  # the probe proves recovery by the facts of the place that was acted on
         self._store.learn(incident, told, by=Stage.CONFIRM)
 
     # Undo -------------------------------------------------------------------------------------------------------
@@ -475,6 +491,7 @@ class Stages:
             self._move(incident, _C.ACTION_FAILED, f"cannot be undone: {action.undo.how}")
             return
         actuator = self._parts.actuator_for(incident)
+        # an earlier run meant to take it back and may have: asked of the world, or it would be done twice
         if has_intent(self._store.database, action, "undo"):
             outcome = actuator.read(action)
             if outcome.status is _O.NOT_DONE:  # the action is gone, so it was taken back
@@ -492,6 +509,7 @@ class Stages:
             outcome = actuator.read(action)
             if outcome.status is not _O.NOT_DONE:
                 raise
+            # the answer was lost, but the world shows no trace of the action: it was taken back
             outcome = replace(outcome, status=_O.DONE)
         except Permanent as error:
             outcome = ActionOutcome(_O.REFUSED, str(error), self._now())
@@ -512,8 +530,8 @@ def quiet_since_s(incident: Incident) -> float | None:
 
 
 def called_for(diagnosis: Diagnosis) -> tuple[object, ...]:
-    """What of a diagnosis decides which repair fits."""
-    return diagnosis.cause, diagnosis.facts.get("recovery_action")
+    """What of a diagnosis decides which repair fits, and where."""
+    return diagnosis.cause, diagnosis.facts.get("recovery_action"), diagnosis.facts.get("subject")
 
 
 def _plan_of(incident: Incident) -> Action:

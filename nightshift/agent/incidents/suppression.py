@@ -84,5 +84,6 @@ class Suppressor:
     def _names(self, subject: Subject) -> Sequence[str]:
         if self._inventory is None:
             return [str(subject)]
+        # a window may name a rack, or the cluster: whatever the subject stands in
         above = self._inventory.ancestors(subject, self._clock.now_s())
         return [str(item) for item in (subject, *above, self._inventory.cluster)]

@@ -74,6 +74,7 @@ class KernelDrift:
             return []
         try:
             registry = Registry(settings.registry, trusted_keys(settings.trusted_keys))
+            # first: what a shadow check found wrong needs no look at its environment
             gone = registry.collect_mismatches(view.at_s)
             for entry in gone:
                 self._tell(entry, entry.history[-1].why, "none: a shadow check found it wrong", view.at_s)
@@ -119,6 +120,7 @@ class KernelDrift:
     def _ask_again(self, entry: Entry, view: FleetView, settings: Settings) -> str:
         """Puts a search for the same operation and case before people; its plan's name, or why there is none."""
         short = entry.certificate[:16]
+        # a job that left it out was asked to use it: it needs the operation as well
         holders = [name for name, job in sorted(view.jobs.items()) if short in (*job.used, *job.unused)]
         job = next((name for name in holders if asked_for(name.partition("/")[0], settings)), None)
         if job is None:
@@ -132,6 +134,7 @@ class KernelDrift:
             settings.priority_class, view.at_s, _order(entry),
         )  # fmt: skip
         try:
+            # the pod's command line is checked before people are asked, not when they have approved it
             arguments(plan)
         except Permanent as error:
             return f"none: {error}"
@@ -160,6 +163,10 @@ def _order(entry: Entry) -> dict[str, str | bool | int]:
     """The same operation on the case that was certified. again: a search's folder goes on with its own question,
     and this is another one."""
     timed: Sequence[Mapping[str, Any]] = entry.predicate["verdict"]["domain"]["timed"]
-    case = " ".join([str(timed[0]["dtype"]), *(f"{name}={size}" for name, size in timed[0]["params"].items())])
-    short = entry.certificate[:16]
+    case, short = case_text(timed[0]["dtype"], timed[0]["params"]), entry.certificate[:16]
     return {"kernel": entry.problem, "case": case, "backward": False, "searches": 1, "again": short}
+
+
+def case_text(dtype: object, sizes: Mapping[str, Any]) -> str:
+    """A case as plans and pods write it: `bf16 rows=4096 columns=8192`."""
+    return " ".join([str(dtype), *(f"{name}={size}" for name, size in sizes.items())])

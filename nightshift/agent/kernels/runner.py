@@ -34,6 +34,7 @@ from nightshift.agent.approvals.kernel_search import (
     fleet_view,
 )
 from nightshift.agent.approvals.policy import rule_for
+from nightshift.agent.kernels.drift import WEEK_S, case_text
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.seal import SealError, canonical_json, trusted_keys
@@ -47,13 +48,12 @@ from nightshift.kernels.profile.gradients import searches_of
 from nightshift.kernels.profile.trigger import Settings, asked_for
 
 EVERY_S = 30.0
-WEEK_S = 7 * 86400.0
 _LATE_S = 3600.0
 _MOST_REFUSALS = 10
 _LEDGER = "kernel-ledger/"
 
 
-class Place(Protocol):
+class SearchActuator(Protocol):
     """Where a search gets its GPU: `controllers.actuators.kube_kernel_jobs`."""
 
     @property
@@ -72,7 +72,7 @@ class KernelRunner:
         self,
         settings: Settings,
         gate: KernelGate,
-        place: Place | None,
+        place: SearchActuator | None,
         cluster: str,
         leads: Callable[[], bool],
     ) -> None:
@@ -84,9 +84,9 @@ class KernelRunner:
         self._waits: dict[str, str] = {}
         self.heed(settings, place)
 
-    def heed(self, settings: Settings, place: Place | None) -> None:
+    def heed(self, settings: Settings, actuator: SearchActuator | None) -> None:
         """From now on by these."""
-        self._settings, self._place = settings, place
+        self._settings, self._place = settings, actuator
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._work, name="kernel-searches", daemon=True)
@@ -124,9 +124,7 @@ class KernelRunner:
         if not under_way:
             self._begin(self._place)
 
-    # beginning
-
-    def _begin(self, place: Place) -> None:
+    def _begin(self, place: SearchActuator) -> None:
         for proposal in reversed(self._gate.proposals()):
             action = proposal.action
             if action.kind is not ActionKind.KERNEL_JOB or proposal.state is not ProposalState.APPROVED:
@@ -136,6 +134,7 @@ class KernelRunner:
                     self._log.info("approved kernel search delayed", plan=action.id, why=why)
                 self._waits[action.id] = why
                 continue
+            # in the store before the cluster is asked: a daemon that is killed here finds its Job by the name
             begun = self._gate.begin(action, job_name(action))
             if begun is not None:
                 self._log.info("kernel search started", search=begun.name, plan=action.id)
@@ -157,15 +156,14 @@ class KernelRunner:
     def _asked_for(self, action: Action) -> bool:
         return asked_for(action.target.name.partition("/")[0], self._settings)
 
-    # following
-
-    def _follow(self, search: KernelSearch, place: Place) -> None:
+    def _follow(self, search: KernelSearch, place: SearchActuator) -> None:
         action = search.action
         if why := self._must_end(search):
             self._end_early(search, place, STOPPED, why)
             return
         try:
             if not search.uid:
+                # the Job is made suspended: it may run once its uid is stored, so that it is never made twice
                 search = replace(search, uid=place.prepare(action))
                 self._gate.keep(search)
             seen = place.look(action, search.uid)
@@ -178,28 +176,21 @@ class KernelRunner:
                 return
             self._end(search, FAILED, str(error))
             return
-        now_s = self._gate.clock.now_s()
+        now_s, had = self._gate.clock.now_s(), search.gpu_hours > 0.0
         if not seen.there:
             unseen_h = (now_s - search.looked_at_s) / 3600.0  # it may have run all the while
             hours = min(_planned(search), search.gpu_hours + max(0.0, unseen_h))
             self._end(replace(search, gpu_hours=hours), GONE, "its Job was deleted")
             return
-        had = search.gpu_hours > 0.0
         search = replace(search, gpu_hours=max(search.gpu_hours, seen.gpu_s / 3600.0), looked_at_s=now_s)
         search = self._hear(search, place.log(action) if search.gpu_hours else "")
-        # one that was suspended before it ever had a GPU still waits to be let go, and nothing was taken from it
-        if seen.preempted or (seen.suspended and had):
-            why = "its pod was pre-empted" if seen.preempted else "its Job was suspended while it ran"
-            self._end_early(search, place, PREEMPTED, f"{why}; another job needs the GPU")
+        if early := _ends_early(search, seen, had, now_s, place.start_within_s):
+            self._end_early(search, place, *early)
         elif seen.ended:
             ended = DONE if seen.ended == "Complete" or search.certificates else FAILED
             self._end(
                 search, ended, seen.said or f"{search.trials} trials, {len(search.certificates)} certificates"
             )
-        elif not search.gpu_hours and now_s - search.begun_at_s > place.start_within_s:
-            self._end_early(search, place, NO_GPU, f"no GPU was free for it within {place.start_within_s:.0f} s")
-        elif search.gpu_hours > _planned(search) + _LATE_S / 3600.0:
-            self._end_early(search, place, STOPPED, "it held its GPU beyond its time")
         else:
             self._gate.keep(search)
 
@@ -214,7 +205,7 @@ class KernelRunner:
             return "policy no longer allows searches"
         return "" if self._asked_for(search.action) else "its namespace no longer allows kernel searches"
 
-    def _end_early(self, search: KernelSearch, place: Place, how: str, why: str) -> None:
+    def _end_early(self, search: KernelSearch, place: SearchActuator, how: str, why: str) -> None:
         """Reads what there is to read, takes the Job away, and counts what it took so far."""
         now_s = self._gate.clock.now_s()
         seen = place.look(search.action, search.uid)
@@ -229,12 +220,11 @@ class KernelRunner:
         self._gate.keep(ended)
         self._log.info("kernel search ended", search=search.name, ended=how, why=why, gpu_hours=search.gpu_hours)
 
-    # hearing
-
     def _hear(self, search: KernelSearch, text: str) -> KernelSearch:
         """Keeps the ledger's lines, and of the certificates those that are to be believed."""
         heard = progress_lines.hear(text)
         lines = ledger_of(self._gate.store, search)
+        # a pod's log is read whole each time, and written only where it says more
         if not heard.trials.items() <= lines.items():
             lines |= heard.trials
             rows = [[name, number, line] for (name, number), line in sorted(lines.items())]
@@ -259,9 +249,11 @@ class KernelRunner:
         predicate, _ = read(envelope, trusted_keys(self._settings.trusted_keys))
         problem, verdict = str(predicate["problem"].get("name")), predicate["verdict"]
         kernel, asked = str(action.params["kernel"]), _asked(action)
+        # a pod may print a true certificate of something else
         if problem not in asked:
             raise CertificateError(f"{problem}: the plan was for {kernel}")
-        timed, case = [_case_text(found) for found in verdict.get("domain", {}).get("timed") or []], asked[problem]
+        case, domain = asked[problem], verdict.get("domain", {})
+        timed = [case_text(found["dtype"], found["params"]) for found in domain.get("timed") or []]
         if verdict.get("status") == "faster" and sorted(case.split()) not in [sorted(one.split()) for one in timed]:
             raise CertificateError(f"{problem}: raced on {', '.join(timed)}; the plan was for {case}")
         sha256 = certificate_sha256(envelope)
@@ -288,11 +280,25 @@ def _asked(action: Action) -> dict[str, str]:
     kernel, (kind, *sizes) = str(action.params["kernel"]), str(action.params["case"]).split()
     named = {name: int(size) for name, _, size in (one.partition("=") for one in sizes)}
     listed = searches_of(kernel, named, bool(action.params.get("backward")))
-    return {problem: _case_text({"dtype": kind, "params": found}) for problem, found in listed}
+    return {problem: case_text(kind, found) for problem, found in listed}
 
 
-def _case_text(case: Mapping[str, Any]) -> str:
-    return " ".join([str(case["dtype"]), *(f"{name}={value}" for name, value in case["params"].items())])
+def _ends_early(
+    search: KernelSearch, seen: SearchStatus, had_gpu: bool, now_s: float, start_within_s: float
+) -> tuple[str, str] | None:
+    """How and why a search ends before its Job does; None where it may go on, or has ended by itself."""
+    if seen.preempted:
+        return PREEMPTED, "its pod was pre-empted; another job needs the GPU"
+    # one that was suspended before it ever had a GPU still waits to be let go, and nothing was taken from it
+    if seen.suspended and had_gpu:
+        return PREEMPTED, "its Job was suspended while it ran; another job needs the GPU"
+    if seen.ended:
+        return None
+    if not search.gpu_hours and now_s - search.begun_at_s > start_within_s:
+        return NO_GPU, f"no GPU was free for it within {start_within_s:.0f} s"
+    if search.gpu_hours > _planned(search) + _LATE_S / 3600.0:
+        return STOPPED, "it held its GPU beyond its time"
+    return None
 
 
 def _planned(search: KernelSearch) -> float:

@@ -20,7 +20,7 @@ import structlog
 
 from nightshift.agent.approvals.kernel_gate import KernelGate, ProposalState, search
 from nightshift.agent.clock import Clock
-from nightshift.agent.kernels.drift import LINE_S, KernelDrift
+from nightshift.agent.kernels.drift import LINE_S, WEEK_S, KernelDrift, case_text
 from nightshift.collectors.frame import LogRecord
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.training.kernel_use import KernelUse, read_use
@@ -31,8 +31,8 @@ from nightshift.kernels.profile.hotspots import Hotspot, Profile, profile, timed
 from nightshift.kernels.profile.roofline import Peaks
 from nightshift.kernels.profile.trigger import Decision, Settings, Stake, decide
 
-WEEK_S = 7 * 86400.0
 _TOLD = re.compile(r"profiler trace (.+?): \d+ steps of ")
+# A bound on what waits: a trace that does not fit is skipped and said, since its job writes further ones.
 _WAITING = 8
 _SUBJECTS = 100_000
 TURN_S = 30.0
@@ -74,6 +74,7 @@ class KernelWatch:
             use = read_use(record.text)
             if use is not None:
                 self._used(record.subject, use)
+            # only the collector's own line: a job's log may hold any text
             match = _TOLD.match(record.text) if record.source.startswith("kineto ") else None
             if match is None or not self.settings.namespaces:
                 continue
@@ -83,6 +84,7 @@ class KernelWatch:
             except queue.Full:
                 self._log.warning("trace skipped", trace=match[1])
         turned = self._turn_due()
+        # begun when there is something to do: most fleets never have a trace
         if (count or turned) and self._thread is None:
             self._thread = threading.Thread(target=self._work, name="kernels", daemon=True)
             self._thread.start()
@@ -122,6 +124,7 @@ class KernelWatch:
         facts = [self._inventory.facts(gpu) for gpu in self._inventory.gpus(subject, now_s)]
         models = (use.gpu,) if use.gpu else tuple(f["model"] for f in facts if f.get("model"))
         drivers = (use.driver,) if use.driver else tuple(f["driver"] for f in facts if f.get("driver"))
+        # one that applies no kernel does not depend on its versions
         named = bool(use.torch) or not use.applied
         torch, triton = ((value,) if value else () for value in (use.torch, use.triton))
         return JobReport(named, use.used, use.unused, models, drivers, torch, triton, self._heard_s[subject])
@@ -132,6 +135,7 @@ class KernelWatch:
         if use.shadow_mismatches > (before.shadow_mismatches if before is not None else 0):
             wrong = ", ".join(use.mismatched) or "unnamed"
             self._log.warning("wrong kernel disabled", job=str(subject), kernels=wrong)
+        # names come from logs: bounded, or a job that prints new ranks for ever would fill the memory
         if subject in self.uses or len(self.uses) < _SUBJECTS:
             self.uses[subject] = use
             self._heard_s[subject] = self._clock.now_s()
@@ -139,6 +143,7 @@ class KernelWatch:
     def close(self) -> None:
         """Ends the thread after what it has taken up."""
         if self._thread is not None:
+            # behind what waits: traces that were taken up are still decided
             self._waiting.put(None)
             self._thread.join(30.0)
             self._thread = None
@@ -208,8 +213,8 @@ class KernelWatch:
 def _joined(ranks: Sequence[JobReport]) -> JobReport:
     """A job's report: what any of its ranks said."""
 
-    def said(part: str) -> tuple[str, ...]:
-        return tuple(sorted({value for one in ranks for value in getattr(one, part)}))
+    def said(field: str) -> tuple[str, ...]:
+        return tuple(sorted({value for one in ranks for value in getattr(one, field)}))
 
     return JobReport(
         all(one.named for one in ranks), said("used"), said("unused"), said("gpu"), said("driver"), said("torch"),
@@ -221,6 +226,5 @@ def order(hotspot: Hotspot) -> dict[str, str | bool | int]:
     """What the search's pod is told: which kernel, on which case, whether the step needs its gradient, and among
     how many searches the time is divided: a product's gradients are two products."""
     sizes, backward = timed_sizes(hotspot), hotspot.backward_s > 0.0
-    case = " ".join([hotspot.dtype, *(f"{name}={value}" for name, value in sizes.items())])
-    count = len(searches_of(hotspot.problem, sizes, backward))
+    case, count = case_text(hotspot.dtype, sizes), len(searches_of(hotspot.problem, sizes, backward))
     return {"kernel": hotspot.problem, "case": case, "backward": backward, "searches": count}

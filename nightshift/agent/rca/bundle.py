@@ -7,7 +7,7 @@ redacted before it is stored; every item is numbered in the order in which it ca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,6 +97,7 @@ class EvidenceLedger:
         span: tuple[float, float] | None = None,
     ) -> Evidence | None:
         """The item with its number, or None where a limit is reached (counted)."""
+        # counted rather than cut: half a JSON text is no evidence
         if len(self.items) >= self.limits.max_items or len(content) > self.limits.max_item_bytes:
             self.left_out += 1
             return None
@@ -114,9 +115,19 @@ class EvidenceLedger:
     ) -> Evidence | None:
         return self.add(tag, source, query, title, FACTS, canonical_json(self._clean(_finite(body))))
 
+    def past(self, tag: tuple[str, str], past: Iterable[PastIncident]) -> Evidence | None:
+        """What similar past incidents came to; None where there are none."""
+        body = {
+            p.id: {"cause": p.cause, "subject": p.subject, "action": p.action, "outcome": p.outcome}
+            for p in list(past)[: self.limits.max_past]
+        }
+        query, title = "similar incidents", "similar past incidents"
+        return self.facts(tag, "incident store", query, title, body) if body else None
+
     def _clean(self, value: Any) -> Any:
         """Facts with every text redacted: a summary, a name or a past incident may carry a log's words."""
         if isinstance(value, dict):
+            # keys as well: labels and names of past incidents come from outside
             return {self.redact(key): self._clean(item) for key, item in value.items()}
         if isinstance(value, list):
             return [self._clean(item) for item in value]
@@ -138,6 +149,7 @@ class EvidenceLedger:
         if len(t_s) == 0:
             return None
         if len(t_s) > self.limits.max_points:
+            # evenly, with both ends: a claim compares before and after
             kept = np.unique(np.linspace(0, len(t_s) - 1, self.limits.max_points).round().astype(int))
             t_s, values = t_s[kept], values[kept]
             title += f" (every {(kept[-1] + 1) / len(kept):.1f}th point)"
@@ -146,6 +158,7 @@ class EvidenceLedger:
             "metric": metric,
             "unit": unit,
             "t_s": [round(float(t), 3) for t in t_s],
+            # nine digits: what a float32 counter holds, without the noise of its conversion
             "values": [float(f"{v:.9g}") for v in values],
             "reference": reference,
         }
@@ -159,6 +172,7 @@ class EvidenceLedger:
         """Whole lines, those nearest the onset first where not all fit, in order of time."""
         if not records and not even_if_empty:
             return None
+        # nearest the onset: the first lines of a day's log would be of the morning
         nearest = sorted(records, key=lambda r: abs(r.at.t_s - self.onset_s))[: self.limits.max_lines]
         kept: list[tuple[float, int, bytes]] = []
         room = self.limits.max_item_bytes
@@ -175,7 +189,9 @@ class EvidenceLedger:
 
     def line(self, record: LogRecord) -> bytes:
         """`<Unix s>[±<s>][@<clock>]` TAB text: whose clock it was, and how far it can be off, is part of it."""
+        # one record is one line: a line break within would forge another record
         text = self.redact(record.text).replace("\n", "\\n").replace("\r", "\\r")
+        # the separators of the line's head must not come from a host's name
         clock = "".join(c for c in record.at.clock if c > " " and c not in "@±")
         unsure = f"±{record.at.uncertainty_s:.3f}" if record.at.uncertainty_s > 0 else ""
         return f"{record.at.t_s:.3f}{unsure}{'@' if clock else ''}{clock}\t{text}\n".encode(errors="replace")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from nightshift.agent.rca.bundle import Bundle
 from nightshift.agent.rca.grounding import Ungrounded, series_of
@@ -18,7 +17,7 @@ _P = Predicate
 
 
 @dataclass(frozen=True)
-class Where:
+class FaultPlace:
     """Where a fault sits, as the inventory knew it at the onset; empty where it is not known."""
 
     gpus: tuple[str, ...] = ()
@@ -39,6 +38,7 @@ class Where:
         if self.whole_job and len(self.jobs) == 1:
             return f"job {self.jobs[0]} ({len(self.gpus)} GPUs on {', '.join(self.nodes[:4])})"
         inside = []
+        # people know a rank by its number in its job, not by its subject's name
         if len(self.ranks) == 1:
             head = f"rank {self.ranks[0].rpartition('#')[2]} of {self.ranks[0].rpartition('#')[0]}"
         elif subject.kind in (SubjectKind.JOB, SubjectKind.NODE, SubjectKind.GPU, SubjectKind.SOURCE):
@@ -55,14 +55,15 @@ class Where:
         return f"{head} ({', '.join(inside)})" if inside else head
 
 
-def few(names: Sequence[str], most: int) -> str:
+def few(names: Sequence[str], limit: int) -> str:
     """The first of some names, and how many more there are."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
 
 
 def short(name: str) -> str:
     """A GPU's UUID as people say it."""
+    # eight hexadecimal digits tell a cluster's GPUs apart
     return f"{name[:12]}…" if name.startswith("GPU-") and len(name) > 16 else name
 
 
@@ -73,7 +74,7 @@ class DiagnosisCase:
     cause: Finding
     findings: tuple[Finding, ...]
     bundle: Bundle
-    where: Where
+    where: FaultPlace
 
     def said(self, finding: Finding | None = None) -> Evidence | None:
         return self.bundle.one("finding", (finding or self.cause).episode)
@@ -93,6 +94,7 @@ def claim(
     quotes: tuple[Quote, ...] = (),
     **arguments: object,
 ) -> Claim | None:
+    # builders name what they would like to cite: without it there is no claim
     if any(item is None for item in items):
         return None
     plain = {k: v if isinstance(v, str) else float(v) for k, v in arguments.items()}  # type: ignore[arg-type]
@@ -100,6 +102,7 @@ def claim(
 
 
 def equals(case: DiagnosisCase, name: str, sentence: str, finding: Finding | None = None) -> Claim | None:
+    """That a figure is what its detector says; None where it says none, whatever the sentence made of that."""
     finding = finding or case.cause
     value = finding.facts.get(name)
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
@@ -116,13 +119,10 @@ def rise(case: DiagnosisCase, tag: str, about: str, split_s: float, least: float
             continue
         if times[0] <= split_s < times[-1]:
             return claim(_P.ROSE, sentence, item, split_s=split_s, at_least=least)
+        # an exhibit begins at the onset as its detector sees it: then its first value is the "before"
         if times[0] < times[-1] and tag == "exhibit":
             return claim(_P.ROSE, sentence, item, split_s=times[0], at_least=least)
     return None
-
-
-def clock(t_s: float) -> str:
-    return datetime.fromtimestamp(t_s, UTC).strftime("%H:%M:%S")
 
 
 def span(seconds: float) -> str:

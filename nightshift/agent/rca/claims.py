@@ -12,10 +12,11 @@ import json
 import math
 from collections.abc import Callable
 
-from nightshift.agent.correlation.kinship import FOLLOWER_XIDS, Kin, kin_of, onset_key, xid_of
-from nightshift.agent.rca.case import DiagnosisCase, Drafts, claim, clock, equals, rise, short, sides, size, span
+from nightshift.agent.correlation.kinship import FOLLOWER_XIDS, Kin, kin_of, listed_xids, onset_key, xid_of
+from nightshift.agent.rca.case import DiagnosisCase, Drafts, claim, equals, few, rise, short, sides, size, span
 from nightshift.agent.rca.grounding import MAX_QUOTE_CHARS, bind, lines_of
 from nightshift.agent.store.diagnosis import LOG, Claim, Evidence, Predicate, Quote
+from nightshift.agent.units import clock_time
 from nightshift.collectors.frame import Order
 from nightshift.detectors.base import Fault, Finding
 from nightshift.detectors.hardware.xid_catalogue import CATALOGUE
@@ -33,7 +34,7 @@ def _leak(case: DiagnosisCase) -> Drafts:
         if math.isfinite(pace):
             sentence += f", {size(pace)}/h, and does not come back"
         yield rise(case, "exhibit", case.cause.episode, case.cause.since.t_s, 0.5 * grown, sentence)
-        since = clock(case.cause.since.t_s)
+        since = clock_time(case.cause.since.t_s)
         sentence = f"the signal itself shows it: at least {size(0.4 * grown)} more than before {since}"
         yield rise(case, "signal", metric, case.cause.since.t_s, 0.4 * grown, sentence)
     peers, others = case.fact("peer_growth_bytes"), case.fact("peers")
@@ -41,24 +42,22 @@ def _leak(case: DiagnosisCase) -> Drafts:
         rest = f"{others:.0f} other ranks" if others > 1 else "other rank"
         sentence = f"the job's {rest} grew by {size(peers)}{' (median)' if others > 1 else ''} in the same time"
         yield equals(case, "peer_growth_bytes", sentence)
-    eta_s = case.fact("eta_s")
-    if math.isfinite(eta_s):
-        yield equals(case, "eta_s", f"at this pace its limit is reached in {span(eta_s)}")
+    yield equals(case, "eta_s", f"at this pace its limit is reached in {span(case.fact('eta_s'))}")
 
 
 def _loss(case: DiagnosisCase) -> Drafts:
     onset_s, episode = case.cause.since.t_s, case.cause.episode
     base, level, step = (case.fact(name) for name in ("baseline_loss", "loss", "onset_step"))
     if math.isfinite(base) and math.isfinite(level) and level > base:
-        where = f"step {step:.0f} ({clock(onset_s)})" if math.isfinite(step) else clock(onset_s)
+        where = f"step {step:.0f} ({clock_time(onset_s)})" if math.isfinite(step) else clock_time(onset_s)
         sentence = f"loss {base:.3g} → {level:.3g} since {where}, with no recovery"
+        # below the half: grounding compares medians, which lag behind the newest value
         least = 0.4 * (level - base)
         yield rise(case, "signal", "loss", onset_s, least, sentence) or rise(
             case, "exhibit", episode, onset_s, least, sentence
         )
     count = case.fact("nonfinite_steps")
-    if math.isfinite(count):
-        yield equals(case, "nonfinite_steps", f"the loss was not a number in {count:.0f} steps")
+    yield equals(case, "nonfinite_steps", f"the loss was not a number in {count:.0f} steps")
     for item in case.bundle.of("signal", "grad_norm"):
         before, after = sides(item, onset_s)
         if before and after:
@@ -96,9 +95,8 @@ def _throttle(case: DiagnosisCase) -> Drafts:
         # the detector averages for a while: what it calls the onset lies after the drop
         for item in case.bundle.of("signal", "gpu_sm_clock_mhz"):
             yield claim(_P.FELL, sentence, item, split_s=since_s - _LATE_S, at_least=0.5 * (reference - clock_mhz))
-    if math.isfinite(lost):
-        reasons = case.cause.facts.get("reasons", "what the driver does not say")
-        yield equals(case, "lost_share", f"{100 * lost:.0f} % of its clock is lost to {reasons}")
+    reasons = case.cause.facts.get("reasons", "what the driver does not say")
+    yield equals(case, "lost_share", f"{100 * lost:.0f} % of its clock is lost to {reasons}")
     yield equals(case, "temperature_c", f"it is at {case.fact('temperature_c'):.0f} °C")
 
 
@@ -109,7 +107,7 @@ def _link(case: DiagnosisCase) -> Drafts:
         before, after = sides(item, case.cause.since.t_s)
         if math.isfinite(rate) and before and after and after[-1] > before[-1]:
             more = after[-1] - before[-1]
-            sentence = f"{signal} counted {more:.0f} more since {clock(case.cause.since.t_s)}"
+            sentence = f"{signal} counted {more:.0f} more since {clock_time(case.cause.since.t_s)}"
             yield claim(_P.ROSE, sentence, item, split_s=case.cause.since.t_s, at_least=max(0.3 * more, 0.5))
         if math.isfinite(best):
             sentence = f"{signal} fell from {best:g} to {level:g}"
@@ -136,10 +134,8 @@ def _gone(case: DiagnosisCase) -> Drafts:
 
 def _straggler(case: DiagnosisCase) -> Drafts:
     ratio, often = case.fact("ratio"), case.fact("often")
-    if math.isfinite(ratio):
-        yield equals(case, "ratio", f"its own work takes {ratio:.2f} times its peers', step after step")
-    if math.isfinite(often):
-        yield equals(case, "often", f"it was the slower one in {100 * often:.0f} % of the steps")
+    yield equals(case, "ratio", f"its own work takes {ratio:.2f} times its peers', step after step")
+    yield equals(case, "often", f"it was the slower one in {100 * often:.0f} % of the steps")
     if not math.isfinite(ratio):
         yield from plain(case)
 
@@ -155,16 +151,10 @@ def _stall(case: DiagnosisCase) -> Drafts:
         level = min(0.3 * longest, 10 * typical) if math.isfinite(typical) else 0.3 * longest
         sentence = f"{stalls:.0f} steps stalled, the longest for {longest:.1f} s"
         yield claim(_P.REPEATED, sentence, exhibit, level=level, times=2.0)
-    if math.isfinite(lost):
-        yield equals(case, "lost_share", f"{100 * lost:.0f} % of the time was lost to it")
-    wait_s = case.fact("wait_s_per_step")
-    if math.isfinite(wait_s):
-        yield equals(case, "wait_s_per_step", f"every step waited {wait_s:.2g} s for data")
-    idle = case.fact("gpu_idle_share")
-    if math.isfinite(idle):
-        yield equals(
-            case, "gpu_idle_share", f"its GPUs idled {100 * idle:.0f} % of that time: they waited for data"
-        )
+    yield equals(case, "lost_share", f"{100 * lost:.0f} % of the time was lost to it")
+    yield equals(case, "wait_s_per_step", f"every step waited {case.fact('wait_s_per_step'):.2g} s for data")
+    idle = 100 * case.fact("gpu_idle_share")
+    yield equals(case, "gpu_idle_share", f"its GPUs idled {idle:.0f} % of that time: they waited for data")
     yield from _storage(case)
 
 
@@ -174,6 +164,7 @@ def _storage(case: DiagnosisCase) -> Drafts:
     if item is None:
         return
     told = json.loads(item.content)
+    # each needs a line to quote: without one the claim would rest on our own reading
     for name, pattern, sentence in (
         ("silent", " {} ", "no answer from {} on {}"),
         ("blocked", " blocked ", "{} on {} waits in the kernel and cannot be stopped"),
@@ -185,8 +176,7 @@ def _storage(case: DiagnosisCase) -> Drafts:
         log, quote = _first_line(case, nodes, words)
         if log is None or quote is None:
             continue
-        places = ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more" if len(nodes) > 4 else "")
-        said = sentence.format(told[name], places)
+        said = sentence.format(told[name], few(nodes, 4))
         yield claim(_P.EQUALS, said, item, log, quotes=(quote,), path=name, value=told[name])
 
 
@@ -202,9 +192,8 @@ def _first_line(case: DiagnosisCase, nodes: list[str], words: str) -> tuple[Evid
 
 def _hang(case: DiagnosisCase) -> Drafts:
     silent_s, step = case.fact("silent_s"), case.fact("last_step")
-    if math.isfinite(silent_s):
-        after = f" after step {step:.0f}" if math.isfinite(step) else ""
-        yield equals(case, "silent_s", f"no step for {span(silent_s)}{after}")
+    after = f" after step {step:.0f}" if math.isfinite(step) else ""
+    yield equals(case, "silent_s", f"no step for {span(silent_s)}{after}")
     if case.cause.facts.get("idle_gpus"):
         gpus = str(case.cause.facts["idle_gpus"]).split()
         yield equals(case, "idle_gpus", f"idle while the others spin: {', '.join(map(short, gpus[:4]))}")
@@ -226,7 +215,7 @@ def _memory(case: DiagnosisCase) -> Drafts:
         before, after = sides(item, since_s - 1.0)
         if before and after and after[-1] > before[-1]:
             more = after[-1] - before[0]
-            sentence = f"{what} {before[0]:.0f} → {after[-1]:.0f} since {clock(since_s)}"
+            sentence = f"{what} {before[0]:.0f} → {after[-1]:.0f} since {clock_time(since_s)}"
             yield claim(_P.ROSE, sentence, item, split_s=since_s - 1.0, at_least=max(0.4 * more, 0.5))
     for finding in case.findings:
         bins, width_s = case.fact("active_bins", finding), case.fact("bin_s", finding)
@@ -287,6 +276,7 @@ def draft(case: DiagnosisCase) -> list[Claim]:
     builders: list[Callable[[DiagnosisCase], Drafts]] = [BY_KIN.get(kin_of(case.cause), plain)]
     builders += [_place, _lines, _learning_rate, _no_hardware_errors, _consequences]
     drafted = [claim for build in builders for claim in build(case) if claim is not None]
+    # two findings may quote the same line
     unique = {(c.predicate, c.evidence_ids, c.quotes, tuple(sorted(c.arguments.items()))): c for c in drafted}
     return [bind(claim, case.bundle.items) for claim in unique.values()]
 
@@ -297,7 +287,8 @@ def _learning_rate(case: DiagnosisCase) -> Drafts:
     if kin_of(case.cause) is not Kin.LOSS or item is None:
         return
     told = json.loads(item.content)
-    sentence = f"the learning rate jumped from {told['before']:.3g} to {told['after']:.3g} at {clock(told['at_s'])}"
+    at = clock_time(told["at_s"])
+    sentence = f"the learning rate jumped from {told['before']:.3g} to {told['after']:.3g} at {at}"
     yield claim(_P.EQUALS, sentence, item, path="jumped", value="yes")
     yield claim(_P.EQUALS, "the learning rate followed its schedule", item, path="jumped", value="no")
 
@@ -309,6 +300,7 @@ def _place(case: DiagnosisCase) -> Drafts:
         len(where.jobs) == 1
         and len(where.nodes) == 1
         and not where.whole_job
+        # a job is its own place, and a source stands nowhere
         and not subject.startswith(("job:", "source:"))
     ):
         other = f"rank:{where.ranks[0]}" if len(where.ranks) == 1 else subject
@@ -328,35 +320,52 @@ def _lines(case: DiagnosisCase) -> Drafts:
 def _quoted(case: DiagnosisCase, finding: Finding, item: Evidence) -> Drafts:
     quotes = [Quote(item.id, _quotable(text)) for _, text in lines_of(item) if len(_quotable(text)) > 3]
     code = xid_of(finding)
+    # the driver writes `NVRM: Xid (PCI:0000:9b:00): 48, pid=…`: the code stands between `): ` and a comma
     own = f"): {code}," if code is not None else ""
     chosen = next((q for q in quotes if own and own in q.text), quotes[0] if quotes else None)
     if chosen is None:
         return
-    if code is None:
-        sentence, path, value = "the log says so", "fault", finding.fault.value
-        yield claim(_P.EQUALS, sentence, case.said(finding), item, quotes=(chosen,), path=path, value=value)
-    else:
-        meaning = CATALOGUE[code].meaning if code in CATALOGUE else "not in the catalogue"
-        sentence, path = f"Xid {code} ({meaning})", "facts.xid"
-        yield claim(_P.EQUALS, sentence, case.said(finding), item, quotes=(chosen,), path=path, value=float(code))
+    sentence, path, value = _own_words(finding, code)
+    yield claim(_P.EQUALS, sentence, case.said(finding), item, quotes=(chosen,), path=path, value=value)
     yield _further_codes(case, finding, item, quotes)
-    announced = next((q for q in quotes if "recovery action changed" in q.text), None)
-    if announced is not None and "announced_recovery" in finding.facts:
-        called_for = str(finding.facts["announced_recovery"])
-        sentence, path = f"the driver itself calls for: {called_for}", "facts.announced_recovery"
-        yield claim(_P.EQUALS, sentence, case.said(finding), item, quotes=(announced,), path=path, value=called_for)
-    follower = next((q for q in quotes if "): 45," in q.text or "): 43," in q.text), None)
-    if follower is not None and follower != chosen:
-        after = "45" if "): 45," in follower.text else "43"
-        sentence = f"Xid {after} came only after it: tear-down, not a cause"
-        yield claim(_P.PRECEDED, sentence, item, quotes=(chosen, follower), margin_s=0.0)
+    yield _announcement(case, finding, item, quotes)
+    yield _tear_down(item, quotes, chosen)
+
+
+def _own_words(finding: Finding, code: int | None) -> tuple[str, str, str | float]:
+    """What a finding's own line says, and the fact beside it: (sentence, path, value)."""
+    if code is None:
+        return "the log says so", "fault", finding.fault.value
+    meaning = CATALOGUE[code].meaning if code in CATALOGUE else "not in the catalogue"
+    return f"Xid {code} ({meaning})", "facts.xid", float(code)
+
+
+def _announcement(case: DiagnosisCase, finding: Finding, item: Evidence, quotes: list[Quote]) -> Claim | None:
+    """Which recovery the driver announced, by its own line (Xid 154)."""
+    line = next((q for q in quotes if "recovery action changed" in q.text), None)
+    if line is None or "announced_recovery" not in finding.facts:
+        return None
+    action = str(finding.facts["announced_recovery"])
+    sentence, path = f"the driver itself calls for: {action}", "facts.announced_recovery"
+    return claim(_P.EQUALS, sentence, case.said(finding), item, quotes=(line,), path=path, value=action)
+
+
+def _tear_down(item: Evidence, quotes: list[Quote], first: Quote) -> Claim | None:
+    """That 43 and 45 came after the error: the driver logs them for every process that it ends."""
+    line = next((q for q in quotes if "): 45," in q.text or "): 43," in q.text), None)
+    if line is None or line == first:
+        return None
+    after = "45" if "): 45," in line.text else "43"
+    sentence = f"Xid {after} came only after it: tear-down, not a cause"
+    return claim(_P.PRECEDED, sentence, item, quotes=(first, line), margin_s=0.0)
 
 
 def _further_codes(case: DiagnosisCase, finding: Finding, item: Evidence, quotes: list[Quote]) -> Claim | None:
     """The other Xids of a burst that are errors of their own, each with its first line."""
-    codes = [int(c) for c in str(finding.facts.get("codes", "")).split() if c.isdigit()]
-    others = [c for c in codes if c != xid_of(finding) and c not in FOLLOWER_XIDS][:3]
+    # three: a burst may name ten, and the first ones are what it began with
+    others = [c for c in listed_xids(finding) if c != xid_of(finding) and c not in FOLLOWER_XIDS][:3]
     lines = [next((q for q in quotes if f"): {code}," in q.text), None) for code in others]
+    # a code whose line was not kept cannot be quoted
     if not others or None in lines:
         return None
     said = ", ".join(f"{code} ({CATALOGUE[code].meaning})" if code in CATALOGUE else f"{code}" for code in others)
@@ -377,6 +386,7 @@ def _quotable(text: str) -> str:
 
 def _no_hardware_errors(case: DiagnosisCase) -> Drafts:
     """For faults that software could have: that the kernel log of their nodes has no GPU error."""
+    # a hardware fault is an error of its own, and a claim of none would contradict it
     if kin_of(case.cause) not in (Kin.LOSS, Kin.GPU_LEAK, Kin.HOST_LEAK, Kin.STALL, Kin.HANG, Kin.STRAGGLER):
         return
     for node in case.where.nodes[:4]:
@@ -389,6 +399,7 @@ def _consequences(case: DiagnosisCase) -> Drafts:
     """What else was found, one sentence per fault: the first subject by name, the others by number."""
     by_fault: dict[Fault, list[Finding]] = {}
     for finding in case.findings:
+        # the cause itself in another detector's words is no consequence; Xids are quoted above
         same = kin_of(finding) is kin_of(case.cause) and finding.subject == case.cause.subject
         if not same and finding.fault is not Fault.XID:
             by_fault.setdefault(finding.fault, []).append(finding)
@@ -399,6 +410,7 @@ def _consequences(case: DiagnosisCase) -> Drafts:
 
 
 def _consequence(case: DiagnosisCase, first: Finding, later_s: float, more: str) -> Claim | None:
+    # two clocks may differ by more than the time between: then no order is claimed
     apart = case.cause.since.order(first.since) is not Order.CONCURRENT
     when = "at the same time"
     if abs(later_s) >= 1:

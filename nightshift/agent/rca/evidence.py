@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nightshift.agent.correlation.kinship import Kin, Places, first_cause, kin_of, onset_key
+from nightshift.agent.correlation.kinship import FindingPlaces, Kin, first_cause, kin_of, onset_key
 from nightshift.agent.correlation.storage_outage import silent_servers
 from nightshift.agent.rca.bundle import Bundle, EvidenceLedger, EvidenceLimits, PastIncident, as_it_is
+from nightshift.agent.rca.case import few
 from nightshift.agent.rca.grounding import MAD_TO_SIGMA
 from nightshift.agent.rca.joblogs import condensed, first_lines, sources_of
 from nightshift.collectors.frame import Floats, LogRecord
@@ -36,8 +37,8 @@ from nightshift.detectors.base import Finding, LogExhibit, SeriesExhibit
 SIGNALS = ("grad_norm", "loss")
 SPREADS = 8.0
 """Robust standard deviations of the peers from which on a rank has left them."""
+# ... and by this factor: peers may agree to many digits, and a spread of nothing makes all look far.
 RATIO = 1.5
-"""... and by this factor: peers may agree to many digits, and a spread of nothing makes all look far."""
 BEFORE_S, AFTER_S = 300.0, 60.0
 LEAST_STEPS, LEAST_LEAD, STAYS = 20, 2, 3
 """Steps to know the usual by; steps alone before the others; steps for which the job stays damaged."""
@@ -100,6 +101,7 @@ def _first(signal: str, told: Mapping[Subject, Mapping[int, tuple[float, float]]
     away = _away(values)
     row = spread_out - 1
     column = int(np.argmax(away[row])) if row >= 0 else 0
+    # backwards from the damage: a spike of its own long before says nothing
     while row >= 0 and away[row].sum() == 1 and away[row, column]:
         row -= 1
     lead = spread_out - 1 - row
@@ -134,6 +136,7 @@ def _away(values: Floats) -> NDArray[np.bool_]:
     early = _usual(values)
     gap = np.abs(early - np.median(early, axis=1, keepdims=True))
     known = gap[np.isfinite(gap) & (gap > 0)]
+    # a thousandth of the level at least: ranks may agree exactly for many steps
     spread = max(MAD_TO_SIGMA * float(np.median(known)) if len(known) else 0.0, 1e-3 * float(np.nanmedian(early)))
     away = np.zeros(values.shape, dtype=np.bool_)
     for column in range(values.shape[1]):
@@ -145,17 +148,16 @@ def _away(values: Floats) -> NDArray[np.bool_]:
 
 
 _K = SubjectKind
-"""Collectors whose lines are a node's kernel log."""
 CHANGES_BEFORE_S = 86_400.0
 ALERTS = "alertmanager"
 LOGS = 4
 """Nodes whose kernel logs are kept as evidence."""
+# A node's lines on storage that are kept as evidence: thousands may come, and GPU errors need the room.
 STORAGE_LINES = 20
-"""A node's lines on storage that are kept as evidence: thousands may come, and GPU errors need the room."""
 _STEP_SIGNALS = ("loss", "grad_norm", "learning_rate", "step_time_s")
 
+# Warm-up and cosine schedules change the learning rate by far less between two steps.
 JUMP_RATIO = 1.5
-"""Warm-up and cosine schedules change the learning rate by far less between two steps."""
 JUMP_AFTER_S = 30.0
 
 
@@ -187,8 +189,9 @@ class _Gatherer:
     def gather(self, past: Iterable[PastIncident]) -> Bundle:
         ledger, cause = self.ledger, first_cause(self.findings)
         self._start_s, self.at_s = ledger.start_s, ledger.at_s
-        self._places = Places(self.inventory).of(cause)
+        self._places = FindingPlaces(self.inventory).of(cause)
         ordered = _most_telling(self.findings, cause)
+        # a third of the room: a storm's thousand findings must leave place for logs and topology
         for finding in ordered[: ledger.limits.max_items // 3]:
             self._say(finding)
         ledger.left_out += max(0, len(ordered) - ledger.limits.max_items // 3)
@@ -205,13 +208,7 @@ class _Gatherer:
         self._checkpoints()
         if kin_of(cause) is Kin.LOSS:
             self._departure(cause)
-        similar = list(past)[: ledger.limits.max_past]
-        if similar:
-            body = {
-                p.id: {"cause": p.cause, "subject": p.subject, "action": p.action, "outcome": p.outcome}
-                for p in similar
-            }
-            ledger.facts(("past", ""), "incident store", "similar incidents", "similar past incidents", body)
+        ledger.past(("past", ""), past)
         return ledger.bundle()
 
     def _kind(self, kind: SubjectKind) -> list[Subject]:
@@ -253,6 +250,7 @@ class _Gatherer:
     def _signals(self, cause: Finding) -> None:
         """The deciding signals round the onset: the exhibits' metrics, and for training also its step signals."""
         shown = [e for e in cause.evidence if isinstance(e, SeriesExhibit)]
+        # the steps' signals come below, for each fault of training, whatever its detector showed
         wanted = [(e.subject, e.metric) for e in shown if e.metric not in _STEP_SIGNALS]
         if kin_of(cause) is Kin.MEMORY:
             names = ("gpu_ecc_sbe_total", "gpu_remapped_rows_correctable", "gpu_remapped_rows_uncorrectable")
@@ -291,6 +289,7 @@ class _Gatherer:
     def _peers(self, subject: Subject, metric: str, unit: str) -> None:
         """The median of the same signal over the other members of the subject's job."""
         jobs = self._kind(_K.JOB)
+        # where several jobs share the place, nobody can say whose members are the peers
         if len(jobs) != 1 or subject.kind not in (_K.GPU, _K.CONTAINER):
             return
         columns = self.history.columns(subject.kind, metric, self._start_s, self.at_s)
@@ -313,6 +312,7 @@ class _Gatherer:
         after = _last_known(columns.subjects, columns.values[columns.t_s > cause.since.t_s])
         body = {}
         for container, held in before.items():
+            # a minute before, too: the pod may be gone from its node when the kill is logged
             nodes = [self.inventory.above(container, _K.NODE, t) for t in (cause.since.t_s - 60.0, cause.since.t_s)]
             job = self.inventory.above(container, _K.JOB, cause.since.t_s - 60.0)
             left = after.get(container, 0.0)
@@ -335,6 +335,7 @@ class _Gatherer:
         if found is None:
             return
         pod = self.inventory.above(found.rank, _K.POD, found.t_s)
+        # the rank's pod, since the inventory puts GPUs below pods
         gpus = self.inventory.gpus(pod if pod is not None else found.rank, found.t_s)
         body = {
             "rank": str(found.rank),
@@ -357,22 +358,24 @@ class _Gatherer:
         return [s for s in near if s in known]
 
     def _kernel_log(self, node: Subject) -> None:
-        """The node's kernel events and whether its kernel log was seen to be well: absence counts only then."""
+        """The node's kernel events, and the state of the log that they come from."""
         events = self.history.events(node, self._start_s, self.at_s)
         storage = [event.record for event in events if event.kind is KernelEventKind.STORAGE]
         others = [event.record for event in events if event.kind is not KernelEventKind.STORAGE]
+        # a flood of storage lines must leave a GPU error its place
         lines = others + storage[:STORAGE_LINES]
         title = f"kernel events of {node.name}"
         item = self.ledger.log(("kernel_log", node.name), lines, title, even_if_empty=True)
         whole = item is not None and item.content.count(b"\n") == len(lines)
-        sources = [
-            s
-            for s in self.history.sources()
-            if s.source.name.partition(" ")[0] in KERNEL_LOGS and (node in s.covers or node.name in s.source.name)
-        ]
+        self._log_state(node, whole, sum(event.kind is KernelEventKind.GAP for event in events))
+
+    def _log_state(self, node: Subject, whole: bool, gaps: int) -> None:
+        """Adds whether the kernel log was read without a gap and kept whole: only then does absence count."""
+        kernel_logs = [s for s in self.history.sources() if s.source.name.partition(" ")[0] in KERNEL_LOGS]
+        # a node agent covers its node; a source that reads a file has the node only in its name
+        sources = [s for s in kernel_logs if node in s.covers or node.name in s.source.name]
         if not sources:
             return
-        gaps = sum(event.kind is KernelEventKind.GAP for event in events)
         body = {
             "ok": all(s.ok for s in sources) and gaps == 0 and whole,
             "gaps": gaps,
@@ -403,9 +406,9 @@ class _Gatherer:
                 read.add(names[0])
                 self._kernel_log(Subject(_K.NODE, names[0]))
         body = {
-            "silent": _some(silent),
+            "silent": few(sorted(silent), 3),
             "silent_on": " ".join(sorted(set().union(*silent.values()))),
-            "blocked": _some(blocked),
+            "blocked": few(sorted(blocked), 3),
             "blocked_on": " ".join(sorted(set().union(*blocked.values()))),
         }
         title = "remote storage that does not answer, and processes that wait in the kernel"
@@ -414,6 +417,7 @@ class _Gatherer:
     def _told_by_others(self) -> None:
         """Events and other rules' alerts about these places, and what was changed there in the day before."""
         kinds = (_K.NODE, _K.POD, _K.JOB, _K.GPU)
+        # the cluster's own: an upgrade of the driver names no node
         near = [self.inventory.cluster, *(s for kind in kinds for s in self._kind(kind))]
         early_s = self.ledger.onset_s - CHANGES_BEFORE_S
         lines = [record for subject in near[:64] for record in self.history.logs(subject, early_s, self.at_s)]
@@ -430,10 +434,12 @@ class _Gatherer:
         told = 0
         for subject in dict.fromkeys(near):
             lines = self._own_lines(subject)
+            # two suffice as they stand: all ranks' logs follow condensed
             if lines and told < 2:
                 told += 1
                 self.ledger.log(("job_log", str(subject)), lines, f"log of {subject.name}")
         for job in self._kind(_K.JOB)[:1]:
+            # the pods of the onset crashed perhaps; where none was known then, those of now
             when_s = self.ledger.onset_s if self.inventory.below(job, _K.POD, self.ledger.onset_s) else self.at_s
             sources = sources_of(job, self.history, self.inventory, when_s, self.ledger)
             own = {
@@ -454,6 +460,7 @@ class _Gatherer:
         above: dict[str, list[str]] = {}
         for subject in list(subjects)[:80]:
             found = self.inventory.ancestors(subject, when_s)
+            # only itself: unknown at the onset, so where it is now
             if len(found) == 1:
                 found = self.inventory.ancestors(subject, self.at_s)
             above[str(subject)] = sorted(str(s) for s in found if s != subject)
@@ -470,6 +477,7 @@ class _Gatherer:
             saved = None if steps is None else steps.column("checkpoint_saved")
             if steps is None or saved is None or not np.any(saved > 0):
                 continue
+            # the newest checkpoint may be damaged already: older ones are wanted as well
             rows = np.flatnonzero(saved > 0)[-50:]
             body = {
                 "step": [int(steps.step[row]) for row in rows],
@@ -498,10 +506,5 @@ def _most_telling(findings: Sequence[Finding], cause: Finding) -> list[Finding]:
         if finding.fault not in seen:
             seen.add(finding.fault)
             heads.append(finding)
+    # by identity: findings compare by value, and two may be equal
     return heads + [f for f in findings if not any(f is head for head in heads)]
-
-
-def _some(names: Iterable[str]) -> str:
-    """The first three names, and how many more."""
-    ordered = sorted(names)
-    return ", ".join(ordered[:3]) + (f" and {len(ordered) - 3} more" if len(ordered) > 3 else "")

@@ -36,8 +36,8 @@ from nightshift.collectors.frame import Instant, Order
 MIN_QUOTE_CHARS = 3
 MAX_QUOTE_CHARS = 500
 MAX_PATTERN_WORDS = 6
+# From the median absolute deviation to the standard deviation of normal noise (Rousseeuw & Croux 1993).
 MAD_TO_SIGMA = 1.4826
-"""From the median absolute deviation to the standard deviation of normal noise (Rousseeuw & Croux 1993)."""
 
 
 class Ungrounded(Exception):
@@ -81,6 +81,7 @@ def why_not(claim: Claim, evidence: Sequence[Evidence]) -> str | None:
     """Why a claim does not hold over the evidence, or None where it does."""
     by_id: dict[str, Evidence] = {}
     for item in evidence:
+        # else a claim could be checked on one item and shown with the other
         if item.id in by_id:
             return f"evidence {item.id} is there twice"
         by_id[item.id] = item
@@ -108,8 +109,10 @@ def _check_shape(claim: Claim, by_id: Mapping[str, Evidence]) -> None:
             raise Ungrounded(
                 f"a quote of {len(quote.text)} characters is not {MIN_QUOTE_CHARS} to {MAX_QUOTE_CHARS}"
             )
+        # "): " stands in every line of the kernel log
         if len(_WORDY.findall(quote.text)) < MIN_QUOTE_CHARS:
             raise Ungrounded("a quote without a word says nothing")
+        # bytes: decoded with replacement, two different texts may look alike
         if _bytes(quote) not in by_id[quote.evidence_id].content:
             raise Ungrounded(f"the quote is not in {quote.evidence_id}")
 
@@ -200,6 +203,7 @@ def _change(claim: Claim, item: Evidence) -> float:
     after = [value for t_s, value in pairs if t_s > split_s]
     if not before or not after:
         raise Ungrounded(f"{item.id} does not reach to both sides of {split_s}")
+    # the newest: what rose and came back has not risen
     tail = after[-max(1, min(5, len(after))) :]
     usual = _median(before)
     change, noise = _median(tail) - usual, MAD_TO_SIGMA * _median([abs(value - usual) for value in before])
@@ -214,6 +218,7 @@ def _rose(claim: Claim, items: list[Evidence], sign: float = 1.0) -> None:
         raise Ungrounded("at_least must be above zero")
     for item in items:
         change = _change(claim, item)
+        # `not >=`, so that NaN does not pass
         if not sign * change >= at_least:
             raise Ungrounded(f"{item.id} changed by {change:g}, not {sign * at_least:g}")
 
@@ -231,6 +236,7 @@ def _moment(claim: Claim, item: Evidence) -> Instant:
                     f"{item.id} begins at {level:g} or more: the time it first reached that is unknown"
                 )
             if value >= level:
+                # the level was reached anywhere between the two samples
                 gap_s = t_s - before_s if t_s >= before_s else 0.0
                 return Instant(t_s - gap_s / 2, gap_s / 2, item.id)
             before_s = t_s
@@ -259,6 +265,7 @@ def _preceded(claim: Claim, items: list[Evidence]) -> None:
     else:
         raise Ungrounded("it needs two moments")
     if replace(first, t_s=first.t_s + margin_s).order(second) is not Order.BEFORE:
+        # two readings of one clock share its error
         unsure_s = 0.0 if first.clock == second.clock else first.uncertainty_s + second.uncertainty_s
         raise Ungrounded(
             f"the first came {second.t_s - first.t_s:g} s before the second, not more than"
@@ -285,22 +292,34 @@ def _absent(claim: Claim, items: list[Evidence]) -> None:
     logs, facts = ([i for i in items if i.media_type == kind] for kind in (LOG, FACTS))
     if not logs or not facts:
         raise Ungrounded("absence needs a log and the state of its source")
-    for item in facts:
-        state = _json(item)
-        if not isinstance(state, dict) or state.get("ok") is not True:
-            raise Ungrounded(f"{item.id}: no proof that the source was healthy")
-    if strange := [log.id for log in logs if log.query not in {item.query for item in facts}]:
-        raise Ungrounded(f"no data on the health of the source of {', '.join(strange)}")
-    patterns = [pattern for pattern in _text(claim, "patterns").split("\n") if pattern.strip()]
-    if not patterns:
-        raise Ungrounded("the claim does not name what is absent")
-    for pattern in patterns:
-        if not pattern.isascii() or len(_words(pattern)) > MAX_PATTERN_WORDS:
-            raise Ungrounded(f"{pattern!r} is not ASCII or too long: a log that says it would be written otherwise")
+    _check_sources(logs, facts)
+    for pattern in _patterns(claim):
         for item in logs:
             told = any(_tells(text, pattern) for _, text in lines_of(item))
             if told or pattern.encode() in item.content:
                 raise Ungrounded(f"{pattern!r} is in {item.id}")
+
+
+def _check_sources(logs: Sequence[Evidence], states: Sequence[Evidence]) -> None:
+    """A log in which nothing stands proves nothing unless its own source was seen to be well all along."""
+    for item in states:
+        state = _json(item)
+        if not isinstance(state, dict) or state.get("ok") is not True:
+            raise Ungrounded(f"{item.id}: no proof that the source was healthy")
+    # the health of another node's log says nothing of this one
+    if strange := [log.id for log in logs if log.query not in {item.query for item in states}]:
+        raise Ungrounded(f"no data on the health of the source of {', '.join(strange)}")
+
+
+def _patterns(claim: Claim) -> list[str]:
+    patterns = [pattern for pattern in _text(claim, "patterns").split("\n") if pattern.strip()]
+    if not patterns:
+        raise Ungrounded("the claim does not name what is absent")
+    for pattern in patterns:
+        # a look-alike letter or a whole sentence is absent from any log, whatever the log says
+        if not pattern.isascii() or len(_words(pattern)) > MAX_PATTERN_WORDS:
+            raise Ungrounded(f"{pattern!r} is not ASCII or too long: a log that says it would be written otherwise")
+    return patterns
 
 
 def _tells(text: str, pattern: str) -> bool:
@@ -328,6 +347,7 @@ def _equals(claim: Claim, items: list[Evidence]) -> None:
             if not isinstance(found, dict) or key not in found:
                 raise Ungrounded(f"{item.id} has no {claim.arguments['path']}")
             found = found[key]
+        # True == 1 to Python: a claim of the number would hold on a flag
         if isinstance(found, bool) or not isinstance(found, int | float | str):
             raise Ungrounded(f"{item.id}: {claim.arguments['path']} is not a value")
         if isinstance(found, str) != isinstance(wanted, str) or found != wanted:

@@ -25,7 +25,6 @@ from nightshift.agent.rca.model import (
     CHARS_PER_TOKEN,
     MAX_STEPS,
     MAX_TOOL_CALLS,
-    SAYS,
     Failed,
     Failure,
     Model,
@@ -43,6 +42,7 @@ MAX_CLAIMS, MAX_HYPOTHESIS, MAX_SAME, MAX_CALLS_AT_ONCE = 12, 400, 3, 8
 PROMPT_TOKENS_SHARE = 0.4
 """Share of the tokens that the first message may take; the rest is for looking things up and answering."""
 CONCLUDE = "conclude"
+# At the beginning only: "I can't find an Xid" in the middle of an answer is a result.
 _REFUSES = re.compile(r"(?i)^\W*(?:i['’]?m sorry|sorry\b|i (?:can(?:no|['’])t|am unable|won['’]t)|as an ai\b)")
 SYSTEM = """You investigate one incident on a GPU cluster. Deterministic rules have diagnosed it; you look for proof
 that they missed, for an earlier cause, and for what speaks against them.
@@ -83,6 +83,7 @@ class _Conclusion(BaseModel):
 
 
 class _Quoted(BaseModel):
+    # strict: a number where a text should be is no quote
     model_config = ConfigDict(extra="ignore", strict=True)
 
     evidence_id: str
@@ -148,6 +149,7 @@ class Investigator:
         room = int(PROMPT_TOKENS_SHARE * settings.max_tokens * CHARS_PER_TOKEN)
         prompt = self._prompt(told, lookup.ledger.items, room)
         talk = _Talk([SystemMessage(SYSTEM), HumanMessage(prompt)])
+        # what was asked is part of the record: a later prompt may bring another answer
         digest = sha256_hex(canonical_json([SYSTEM, prompt, self._tools(lookup, last=False)]))
         began_s = self.timer()
         try:
@@ -201,9 +203,7 @@ class Investigator:
 
     def _heard(self, talk: _Talk, message: AIMessage, lookup: Lookup) -> _Conclusion | None:
         """The conclusion, if this message is one; otherwise its look-ups are answered."""
-        from langchain_core.messages import ToolMessage
-
-        why_ended = _ending(message)
+        # a conclusion counts even in an answer that was cut off behind it
         for call in message.tool_calls:
             if call["name"] == CONCLUDE:
                 try:
@@ -211,25 +211,26 @@ class Investigator:
                 except ValidationError:
                     self._misread(talk)
                     return None
-        if why_ended in ("length", "max_tokens"):
-            raise Failed(Failure.TRUNCATED)
-        text = _text(message)
-        refusal = message.additional_kwargs.get("refusal")
-        if (
-            refusal
-            or why_ended in ("content_filter", "refusal")
-            or (not message.tool_calls and _REFUSES.match(text))
-        ):
-            raise Failed(Failure.REFUSED)
-        if not message.tool_calls:
-            concluded = _from_text(text)
-            if concluded is None:
-                self._misread(talk)
-            return concluded
+        if (failure := _unusable(message)) is not None:
+            raise Failed(failure)
+        if message.tool_calls:
+            self._look_up(talk, message, lookup)
+            return None
+        # small models write the conclusion as text, whatever tools they are given
+        concluded = _from_text(_text(message))
+        if concluded is None:
+            self._misread(talk)
+        return concluded
+
+    def _look_up(self, talk: _Talk, message: AIMessage, lookup: Lookup) -> None:
+        """Answers each look-up of a message, or says why not: providers refuse a call without an answer."""
+        from langchain_core.messages import ToolMessage
+
         for number, call in enumerate(message.tool_calls):
             key = f"{call['name']} {json.dumps(call['args'], sort_keys=True, default=str)}"
             talk.asked[key] += 1
             talk.spent.calls += 1
+            # a few repeats happen to good models; more is a loop that only spends
             if talk.asked[key] > MAX_SAME:
                 raise Failed(Failure.LOOPS, str(call["name"])[:40])
             if talk.asked[key] > 1:
@@ -239,7 +240,6 @@ class Investigator:
             else:
                 said = lookup.call(str(call["name"]), call["args"])
             talk.messages.append(ToolMessage(said, tool_call_id=str(call.get("id") or "")))
-        return None
 
     def _misread(self, talk: _Talk) -> None:
         """Asks once more; a second answer in no form ends it. Calls must be answered before the next turn."""
@@ -269,6 +269,7 @@ class Investigator:
         share = max(300, (room - len(text)) // max(1, len(lines)))
         for item, line in zip(evidence, lines, strict=True):
             cut = {"id": item.id, "title": item.title[:120], "left_out": "read it with read_evidence"}
+            # an item that does not fit is named, so that the model can read it by its tool
             shorter = line if len(line) <= share else self.redact(json.dumps(cut, ensure_ascii=True))
             if len(text) + len(shorter) + 1 > room:
                 break
@@ -279,27 +280,17 @@ class Investigator:
         self, told: Diagnosis, concluded: _Conclusion, lookup: Lookup, spent: ModelSpending, digest: str
     ) -> Diagnosis:
         items = lookup.ledger.items
-        drafted = [bind(claim, items) for claim in self._claims(concluded)]
-        misshapen = len(concluded.claims) - len(drafted)
-        grounded = ground(drafted, items)
-        known = {_identity(claim) for claim in told.claims}
-        held = []
-        for claim in grounded.held:
-            if _identity(claim) not in known:
-                known.add(_identity(claim))
-                held.append(replace(claim, sentence=self.redact(sentence_of(claim, items))))
-        dropped = len(grounded.fell) + misshapen
+        held, dropped = self._proven(told, concluded, items)
         cited = {name for claim in held for name in claim.evidence_ids}
         name = f"{self.model.settings.provider} {self.model.settings.model}"
         caveats = list(told.caveats)
         if concluded.cause not in (told.cause, "unknown"):
             caveats.insert(0, f"the model reads it as {concluded.cause.replace('_', ' ')}: the rules' cause stands")
+        # people who see a model named must not think that it agreed
         if dropped and not held:
-            caveats.append(f"the language model added nothing: {SAYS[Failure.NO_CLAIM_HELD]}")
+            caveats.append(f"the language model added nothing: {Failure.NO_CLAIM_HELD.says}")
         said = self.redact(" ".join(concluded.hypothesis.split()))[:MAX_HYPOTHESIS]
-        hypothesis = f"{told.hypothesis}; the model suggests: {said}" if told.hypothesis and said else (
-            f"the model suggests: {said}" if said else told.hypothesis
-        )  # fmt: skip
+        hypothesis = "; ".join(filter(None, [told.hypothesis, said and f"the model suggests: {said}"]))
         outcome = "claims" if held else (Failure.NO_CLAIM_HELD if dropped else "nothing_new")
         self.heed(str(outcome), spent)
         kept = tuple(item for item in items if item.id in cited or item in told.evidence)
@@ -322,7 +313,22 @@ class Investigator:
             },
         )
 
+    def _proven(
+        self, told: Diagnosis, concluded: _Conclusion, items: Sequence[Evidence]
+    ) -> tuple[list[Claim], int]:
+        """The model's claims that hold and that the rules did not make, in our words; and how many were dropped."""
+        drafted = [bind(claim, items) for claim in self._claims(concluded)]
+        grounded = ground(drafted, items)
+        once: dict[tuple[Any, ...], Claim] = {}
+        for claim in grounded.held:
+            once.setdefault(_identity(claim), claim)
+        fresh = [claim for key, claim in once.items() if key not in {_identity(known) for known in told.claims}]
+        held = [replace(claim, sentence=self.redact(sentence_of(claim, items))) for claim in fresh]
+        misshapen = len(concluded.claims) - len(drafted)
+        return held, len(grounded.fell) + misshapen
+
     def _claims(self, concluded: _Conclusion) -> Iterator[Claim]:
+        # one claim in no form costs that claim only, so they are read one by one
         for given in concluded.claims[: 2 * MAX_CLAIMS]:
             try:
                 claimed = _Claimed.model_validate(given)
@@ -359,10 +365,17 @@ def _identity(claim: Claim) -> tuple[Any, ...]:
     return (claim.predicate, claim.evidence_ids, claim.quotes, tuple(sorted(claim.arguments.items(), key=str)))
 
 
-def _ending(message: AIMessage) -> str:
-    """Why the model stopped, by whichever name its server gives it."""
+def _unusable(message: AIMessage) -> Failure | None:
+    """Why a message is neither a conclusion nor a look-up; None where it may be one."""
     told = message.response_metadata
-    return str(told.get("finish_reason") or told.get("stop_reason") or told.get("done_reason") or "")
+    # OpenAI, Anthropic and Ollama each have their own name for why the model stopped
+    ended = str(told.get("finish_reason") or told.get("stop_reason") or told.get("done_reason") or "")
+    if ended in ("length", "max_tokens"):
+        return Failure.TRUNCATED
+    filtered = message.additional_kwargs.get("refusal") or ended in ("content_filter", "refusal")
+    # many models refuse in plain words and end as if all were well
+    in_words = not message.tool_calls and _REFUSES.match(_text(message))
+    return Failure.REFUSED if filtered or in_words else None
 
 
 def _text(message: AIMessage) -> str:

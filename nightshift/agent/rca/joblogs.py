@@ -29,6 +29,7 @@ from nightshift.collectors.frame import Instant, LogRecord, Order
 from nightshift.collectors.history import History
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 
+# One pass in C, after which the pattern has to know one digit only.
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _WORD = re.compile(rb"(?<![A-Za-z_-])[A-Za-z_-]*0[\w-]*(?:[.:/][\w-]*0[\w-]*)*")
 _STAMP = re.compile(
@@ -45,13 +46,14 @@ _CALM = re.compile(rb"\b(?:INFO|DEBUG|TRACE)\b")
 _GRAVE = re.compile(
     rb"\b(?:ERROR|FATAL|CRITICAL|CRIT|EMERG|PANIC)\b|NVRM: Xid|Out of memory|out of memory|MCE|AER: "
 )
+# What ranks print because another died: first in many logs, and never the cause.
 _FOLLOWS = re.compile(
     rb"(?i)SIGTERM|SIGABRT|SIGKILL|process group|watchdog|torchelastic|ChildFailed|communicator (?:was )?aborted"
     rb"|connection (?:closed|reset) by peer|terminat|shutting down|RemoteDisconnected|broken pipe"
     rb"|Xid [^:]*: (?:43|45),"
 )
+# A cautious figure for English and log text under byte-pair encodings.
 CHARS_PER_TOKEN = 4.0
-"""A cautious figure for English and log text under byte-pair encodings."""
 
 
 class Settings(BaseModel):
@@ -109,6 +111,7 @@ class LogMiner:
         self.bytes += len(data)
         data = self._rest.pop(source, b"") + data
         cut = data.rfind(b"\n")
+        # a log without line ends (a progress bar) must not grow without bound
         if cut < 0 and len(data) < 2**22:
             self._rest[source] = data
             return
@@ -124,6 +127,7 @@ class LogMiner:
 
     def _mine(self, source: str, data: bytes) -> None:
         masks = _WORD.sub(b"#", data.translate(_DIGITS)).split(b"\n")
+        # by template, not by line: that is what keeps gigabytes at the speed of `re`
         counts = Counter(masks)
         self.lines += len(masks)
         seen = self._seen[source]
@@ -145,6 +149,7 @@ class LogMiner:
     def _first(self, source: str, mask: bytes, line: bytes) -> None:
         template = self._templates.get(mask)
         if template is None:
+            # bounded memory: hostile or binary logs make a template of every line
             if len(self._templates) >= self.settings.max_templates:
                 return
             template = self._templates[mask] = _Template()
@@ -178,6 +183,7 @@ class LogMiner:
             if not words:
                 continue
             bucket = buckets[len(words), words[0]]
+            # comparing each with all others is quadratic; like lines begin alike and come early
             for known, members in bucket[:50]:
                 alike = sum(a == b for a, b in zip(words, known, strict=True))
                 if alike >= 0.75 * len(words):
@@ -192,6 +198,7 @@ class LogMiner:
         count = sum(t.count for t in members)
         sources = set().union(*(t.sources for t in members))
         line = first.first_line
+        # a line that comes once in a million says more than one that comes every step
         score = 0.8 * math.log10(max(self.lines, 1) / max(count, 1))
         score += (
             3.0 * bool(_TROUBLE.search(line)) + 2.0 * bool(_GRAVE.search(line)) - 1.0 * bool(_CALM.search(line))
@@ -206,11 +213,13 @@ class LogMiner:
 
 def time_of(line: bytes) -> float:
     """The time that a line begins with (Unix s), ISO or seconds; NaN where it has none."""
+    # a time further on is what the line speaks of, not when it was written
     match = _STAMP.search(line[:64])
     if match is None:
         return math.nan
     if match.group(5):
         return float(match.group(5))
+    # containers run in UTC unless somebody says otherwise
     zone = (match.group(4) or b"Z").decode()
     text = f"{match.group(1).decode()}T{match.group(2).decode()}{'+00:00' if zone == 'Z' else zone}"
     try:
@@ -224,6 +233,7 @@ def time_of(line: bytes) -> float:
 
 def grave(line: str) -> bool:
     """Whether a line tells of something that stops work, rather than of a retry or a warning."""
+    # lines of megabytes exist; what is wrong stands near the beginning
     text = line.encode(errors="replace")[:4096]
     return bool(_GRAVE.search(text) or (_TROUBLE.search(text) and not _CALM.search(text) and b"WARN" not in text))
 
@@ -247,8 +257,8 @@ _K = SubjectKind
 BUDGET_TOKENS = 1500
 MAX_LINES = 200_000
 """Most lines that are mined for one incident; each rank gets an equal share, those nearest the onset first."""
+# Trouble that a rank told of so long before the onset may still be its beginning.
 EARLIER_S = 120.0
-"""Trouble that a rank told of so long before the onset may still be its beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +279,7 @@ def sources_of(
         job,
         *(s for kind in (_K.RANK, _K.POD, _K.CONTAINER) for s in sorted(inventory.below(job, kind, when_s))),
     ]
+    # three per rank: its rank, pod and container may each have a log
     members = list(dict.fromkeys(members))[: 3 * ledger.limits.max_ranks]
     share = max(20, MAX_LINES // max(1, len(members)))
     for member in members:

@@ -104,6 +104,7 @@ class Lookup:
         limits: EvidenceLimits | None = None,
     ) -> None:
         limits = limits or EvidenceLimits()
+        # what the rules gathered is full perhaps: the model's look-ups get room of their own
         limits = limits.model_copy(update={"max_items": len(bundle.items) + MORE_ITEMS})
         self.ledger = EvidenceLedger(
             limits, onset_s, at_s, redact or as_it_is, list(bundle.items), dict(bundle.tags)
@@ -132,6 +133,7 @@ class Lookup:
         shape, serve = self._tools[name]
         try:
             asked = shape.model_validate(arguments if isinstance(arguments, dict) else {})
+            # reading what is there makes no new evidence
             if isinstance(asked, _Read):
                 return self._read(asked)
             found = [item for item in serve(asked) if item is not None]
@@ -162,9 +164,11 @@ class Lookup:
         if refused := invents(asked.query):
             raise ValueError(f"{refused}: select, aggregate and divide what was measured")
         start_s, end_s = _span(asked.start_s, asked.end_s)
+        # finer than scrapes are, a step only repeats values
         step_s = max(5.0, (end_s - start_s) / self.ledger.limits.max_points)
         matrix = self._promql(asked.query, start_s, end_s, step_s)
         found = []
+        # a query without a selector answers with a thousand series
         for column, labels in enumerate(matrix.labels[:MAX_SERIES]):
             known = np.isfinite(matrix.values[:, column])
             name = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))[:300]
@@ -181,6 +185,7 @@ class Lookup:
         start_s, end_s = _span(asked.start_s, asked.end_s)
         lines = self._history.logs(subject, start_s, end_s)
         if subject.kind is SubjectKind.NODE:
+            # a node's kernel log is kept as events, not among the logs
             lines += [event.record for event in self._history.events(subject, start_s, end_s)]
         wanted = asked.contains.lower()
         lines = [record for record in lines if wanted in record.text.lower()]
@@ -202,19 +207,14 @@ class Lookup:
         return items
 
     def _past_incidents(self, _: _Past) -> list[Evidence | None]:
-        body = {
-            p.id: {"cause": p.cause, "subject": p.subject, "action": p.action, "outcome": p.outcome}
-            for p in self._past[: self.ledger.limits.max_past]
-        }
-        if not body:
-            return []
-        return [self.ledger.facts(("looked_up", "past"), "incident store", "similar", "past incidents", body)]
+        return [self.ledger.past(("looked_up", "past"), self._past)]
 
     def _topology(self, asked: _Topology) -> list[Evidence | None]:
         subject = Subject.parse(asked.subject)
         inventory, at_s = self._inventory, asked.at_s
         above = {str(subject): sorted(str(s) for s in inventory.ancestors(subject, at_s) if s != subject)}
         for kind in (SubjectKind.GPU, SubjectKind.RANK):
+            # a job of thousands of ranks would fill the item
             for child in sorted(inventory.below(subject, kind, at_s))[:32]:
                 above[str(child)] = sorted(str(s) for s in inventory.ancestors(child, at_s) if s != child)
         if not any(above.values()):
@@ -236,6 +236,7 @@ def shown(item: Evidence, offset: int = 0) -> str:
     text = item.content.decode(errors="replace")
     part = text[offset : offset + MAX_CONTENT]
     head = {"id": item.id, "title": item.title[:200], "source": item.source[:200], "media_type": item.media_type}
+    # a thousand numbers take the tokens of the whole investigation and say little
     if item.media_type == SERIES and offset == 0 and len(text) > MAX_CONTENT // 2:
         part = _digest(item)
     rest = len(text) - offset - len(part)

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
     from langchain_core.messages import AIMessage, BaseMessage
 
+# Calls that never came back before no more are made: a thread that waits for a socket cannot be ended.
 MAX_STUCK = 4
-"""Calls that never came back; from then on no more are made until one ends."""
+# Investigations under way at once: the lifecycle's other workers stay free for what repairs.
 MAX_AT_ONCE = 2
-"""Investigations under way at once: the lifecycle's other workers stay free for what repairs."""
 MIN_REST_S, MAX_REST_S = 60.0, 1800.0
 _BASE_URL = {
     "openai": "https://api.openai.com/v1",
@@ -42,47 +42,36 @@ CHARS_PER_TOKEN = 4.0
 
 
 class Failure(StrEnum):
-    """Why the model's part is missing: the closed set that people and metrics are told."""
+    """Why the model's part is missing: the closed set that people and metrics are told, each with its words."""
 
-    NOT_INSTALLED = "not_installed"
-    UNREACHABLE = "unreachable"
-    DENIED = "denied"
-    BUSY = "busy"
-    TIMEOUT = "timeout"
-    BAD_ANSWER = "bad_answer"
-    TRUNCATED = "truncated"
-    NOT_JSON = "not_json"
-    REFUSED = "refused"
-    LOOPS = "loops"
-    STEPS = "steps"
-    TOKENS = "tokens"
-    COST = "cost"
-    NO_CLAIM_HELD = "no_claim_held"
+    says: str
 
+    def __new__(cls, value: str, says: str) -> Self:
+        made = str.__new__(cls, value)
+        made._value_, made.says = value, says
+        return made
 
-SAYS: dict[Failure, str] = {
-    Failure.NOT_INSTALLED: "the packages of the extra `llm` are not installed",
-    Failure.UNREACHABLE: "its server could not be reached",
-    Failure.DENIED: "its server refused our key or the model's name",
-    Failure.BUSY: "its server is overloaded, or earlier calls have not come back",
-    Failure.TIMEOUT: "it did not answer in time",
-    Failure.BAD_ANSWER: "its server's answer could not be read",
-    Failure.TRUNCATED: "its answer was cut off",
-    Failure.NOT_JSON: "its answer was not in the agreed form",
-    Failure.REFUSED: "it refused to answer",
-    Failure.LOOPS: "it repeated the same request",
-    Failure.STEPS: "it did not come to an end within its steps",
-    Failure.TOKENS: "it used up its tokens",
-    Failure.COST: "it used up its money",
-    Failure.NO_CLAIM_HELD: "none of its claims held when they were checked",
-}
+    NOT_INSTALLED = "not_installed", "the packages of the extra `llm` are not installed"
+    UNREACHABLE = "unreachable", "its server could not be reached"
+    DENIED = "denied", "its server refused our key or the model's name"
+    BUSY = "busy", "its server is overloaded, or earlier calls have not come back"
+    TIMEOUT = "timeout", "it did not answer in time"
+    BAD_ANSWER = "bad_answer", "its server's answer could not be read"
+    TRUNCATED = "truncated", "its answer was cut off"
+    NOT_JSON = "not_json", "its answer was not in the agreed form"
+    REFUSED = "refused", "it refused to answer"
+    LOOPS = "loops", "it repeated the same request"
+    STEPS = "steps", "it did not come to an end within its steps"
+    TOKENS = "tokens", "it used up its tokens"
+    COST = "cost", "it used up its money"
+    NO_CLAIM_HELD = "no_claim_held", "none of its claims held when they were checked"
 
 
 class Failed(Exception):
     """The model's part is missing, and why."""
 
     def __init__(self, failure: Failure, detail: str = "") -> None:
-        super().__init__(f"{SAYS[failure]}{f' ({detail})' if detail else ''}")
+        super().__init__(f"{failure.says}{f' ({detail})' if detail else ''}")
         self.failure = failure
 
 
@@ -160,6 +149,7 @@ class Model:
         does not answer is left alone for a while, twice as long each time."""
         with self._lock:
             now_s = self._timer()
+            # a sliding hour: a fixed one would let two hours' worth through at its turn
             while self._begun and now_s - self._begun[0] > 3600.0:
                 self._begun.popleft()
             if now_s < self._rests_until_s:
@@ -180,6 +170,7 @@ class Model:
         finally:
             with self._lock:
                 self._at_once -= 1
+                # these say that the server is ill; all others are about one answer
                 down = failure in (Failure.TIMEOUT, Failure.UNREACHABLE, Failure.BUSY)
                 self._rest_s = min(MAX_REST_S, max(MIN_REST_S, 2 * self._rest_s)) if down else 0.0
                 self._rests_until_s = self._timer() + self._rest_s if down else -math.inf
@@ -199,6 +190,7 @@ class Model:
             except BaseException as error:  # noqa: BLE001  handed over to the thread that waits
                 told.put((None, error))
 
+        # a server that sends a byte every few seconds never trips the client's read timeout
         thread = threading.Thread(target=ask, name="language model", daemon=True)
         thread.start()
         try:
@@ -234,9 +226,12 @@ def connect(settings: ModelSettings, timeout_s: float) -> BaseChatModel:
     if settings.provider == "ollama":
         given |= {"num_predict": MAX_ANSWER_TOKENS, "client_kwargs": {"timeout": timeout_s}}
     else:
+        # the SDKs' own retries would double the time that an operator set
         given |= {"timeout": timeout_s, "max_retries": 0, "max_tokens": MAX_ANSWER_TOKENS}
+        # the SDK refuses to start without a key; vLLM and others take any
         given["api_key"] = _key(settings) or "none"
     if settings.provider == "openai":
+        # only OpenAI itself serves the Responses API; compatible servers have chat completions
         given["use_responses_api"] = False
     build: Callable[..., BaseChatModel] = chat_models.init_chat_model
     try:
@@ -263,6 +258,7 @@ def failed(error: BaseException) -> Failed:
         return Failed(Failure.DENIED, str(error))
     if "timeout" in name:
         return Failed(Failure.TIMEOUT, detail)
+    # 404 is what most servers answer to a model that they do not have
     if status in (401, 403, 404):
         return Failed(Failure.DENIED, detail)
     if status in (408, 429, 503, 529):
@@ -285,6 +281,7 @@ def try_out(model: Model) -> ModelAnswer:
     """One short question. Raises Failed."""
     from importlib.util import find_spec
 
+    # asked before the import, so that it is told as a setting and not as a crash
     if find_spec("langchain_core") is None:
         raise Failed(Failure.NOT_INSTALLED)
     from langchain_core.messages import HumanMessage

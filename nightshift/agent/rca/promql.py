@@ -45,6 +45,7 @@ class _Prometheus:
         fetcher = Fetcher(self._settings.http, max_bytes=MAX_BYTES)
         try:
             (answer,) = fetcher.fetch([over_range(self._settings.url, query, start_s, end_s, step_s)], TIMEOUT_S)
+            # `fetch` hands errors over per address, so that one that is down leaves the others
             if isinstance(answer, SourceError):
                 raise answer
             return read_matrix(answer, start_s, end_s, step_s)
@@ -68,6 +69,7 @@ _CALLED = (
     | frozenset(("and", "unless", "rate", "irate", "increase", "delta", "idelta", "deriv", "changes", "resets"))
 )
 """Words that may stand before a parenthesis."""
+# `start` and `end` are @-modifiers, which move a moment; `or` may add a series of the author's own.
 _INVENTS = frozenset(("or", "bool", "offset", "atan2", "group_left", "group_right", "inf", "nan", "start", "end"))
 _SELECTOR = re.compile(
     r"""\{(?:[^{}"'`]|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|`[^`]*`)*\}|\[\s*(?:\d+(?:ms|[smhdwy]))+\s*\]""",
@@ -86,6 +88,7 @@ def invents(query: str) -> str | None:
         name, number, sign = token.groups()
         if name and (text in _INVENTS or (after == "(" and text not in _CALLED)):
             return f"{name!r} makes a series that was never measured"
+        # only as the first argument of those that take one: topk(5, …) chooses, 5 * … invents
         if number and not (before == "(" and after == "," and caller in _NUMBERED):
             return f"the number {number} is not measured"
         if sign and sign not in "(),/":

@@ -17,6 +17,7 @@ _NAME = (
     r"[\w.-]*(?:(?<![a-z])pass|password|passwd|passphrase|pwd|secret(?:[_-]key)?|token|api[_-]?key|access[_-]?key"
     r"|private[_-]?key|credential|account[_-]?key|encryption[_-]?key|signing[_-]?key|auth[_-]?key)s?"
 )
+# `password: null` or `token=$TOKEN` tells nothing, and people need it to see what was not set.
 _HARMLESS = (
     r"(?!(?:null|none|true|false|nil|unset|empty|redacted|\*+|<[^>]*>|\$\{?\w+\}?|\d+(?:\.\d+)?)(?:[\s\"',;}&\\]|$))"
     r"(?!\[redacted:)"
@@ -33,6 +34,7 @@ _HEADER = r"\b(?:proxy-)?authorization[\"']?\s*[:=]\s*[\"']?(?:(?:token|api-?key
 RULES: tuple[tuple[str, str], ...] = (
     (
         "private_key",
+        # without its end, too: the log may have been cut in the middle of the key
         r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----(?:[\s\S]{0,8192}?-----END [A-Z0-9 ]*-----|[\s\S]*)",
     ),
     ("jwt", r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?"),
@@ -56,6 +58,7 @@ RULES: tuple[tuple[str, str], ...] = (
     ("sendgrid_key", r"\bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}"),
     ("vault_token", r"\bhv[sbr]\.[A-Za-z0-9_-]{20,}"),
     ("age_key", r"\bAGE-SECRET-KEY-1[0-9A-Z]{50,}"),
+    # bounded repeats: an unbounded one before `@` is quadratic on a line made to be slow
     ("url_credentials", r"(?<=://)[^\s/:@\"']{0,256}:[^\s/\"']{1,512}(?=@)|(?<=://)[A-Za-z0-9_-]{20,512}(?=@)"),
     ("authorization", r"(?i)(?<=\bbearer )[A-Za-z0-9._~+/=-]{8,}|(?<=\bbasic )[A-Za-z0-9+/]{12,}={0,2}"),
     ("authorization", rf"(?i)(?P<keep>{_HEADER})(?!(?:bearer|basic|negotiate)\b)[^\s\"',]{{6,}}"),
@@ -84,8 +87,8 @@ _IPV6 = (
     r"(?<![\w:])(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}(?![\w:])"
     r"|(?<![\w:])(?:[0-9a-f]{1,4}:){1,6}:(?:[0-9a-f]{1,4}:?){0,6}"
 )
+# Longer text is cut before it is searched, and that is said: some patterns are quadratic at their worst.
 MAX_TEXT = 2**16
-"""Longer text is cut before it is searched; the cut is said."""
 
 
 class Settings(BaseModel):
@@ -135,5 +138,6 @@ class Redactor:
     def _replace(self, match: re.Match[str], kind: str) -> str:
         self.found[kind] += 1
         kept = match.groupdict().get("keep") or ""
+        # lines keep their numbers: a key over ten lines leaves ten
         lines = "\n" * match.group(0).count("\n")
         return f"{kept}[redacted:{kind}]{lines}"

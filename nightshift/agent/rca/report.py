@@ -9,29 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from nightshift.agent.rca.summary import as_markdown, as_shown, markdown, markdown_quote, summarise
+from nightshift.agent.store.audit import AuditRecord
 from nightshift.agent.store.incident import Incident
 
 
-class ReportedRecord(Protocol):
-    """An audit record, as far as it is read here."""
-
-    @property
-    def at_s(self) -> float: ...
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def by(self) -> str: ...
-
-    @property
-    def body(self) -> Mapping[str, Any]: ...
-
-
-def post_mortem(incident: Incident, records: Iterable[ReportedRecord], now_s: float) -> str:
+def post_mortem(incident: Incident, records: Iterable[AuditRecord], now_s: float) -> str:
     """The draft for an incident with its audit records, oldest first."""
     incident, records = as_shown(incident), list(records)
     what = incident.diagnosis.headline if incident.diagnosis else incident.title
@@ -58,7 +43,7 @@ def _time(t_s: float) -> str:
     return datetime.fromtimestamp(t_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _timeline(incident: Incident, records: Iterable[ReportedRecord]) -> str:
+def _timeline(incident: Incident, records: Iterable[AuditRecord]) -> str:
     entries = [
         (s.finding.since.t_s, f"{s.finding.detector}: {s.finding.summary} (onset)", "") for s in incident.findings
     ]
@@ -91,7 +76,7 @@ def _proof(incident: Incident) -> str:
     return "\n".join(lines)
 
 
-def _done(records: Iterable[ReportedRecord]) -> str:
+def _done(records: Iterable[AuditRecord]) -> str:
     """Plans, who decided, and what came of them, with the cost that was shown."""
     lines = []
     for record in records:

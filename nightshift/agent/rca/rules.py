@@ -17,15 +17,24 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from nightshift.agent.correlation.kinship import HARDWARE, MEMORY_XIDS, Kin, Places, first_cause, kin_of, xid_of
+from nightshift.agent.correlation.kinship import (
+    HARDWARE,
+    MEMORY_XIDS,
+    FindingPlaces,
+    Kin,
+    first_cause,
+    kin_of,
+    xid_of,
+    xids_of,
+)
 from nightshift.agent.correlation.storage_outage import WAITS
 from nightshift.agent.rca.bundle import Bundle
-from nightshift.agent.rca.case import DiagnosisCase, Where, few
+from nightshift.agent.rca.case import DiagnosisCase, FaultPlace, few
 from nightshift.agent.rca.claims import draft
 from nightshift.agent.rca.grounding import ground
 from nightshift.agent.store.diagnosis import Claim, Confidence, Diagnosis, Predicate
@@ -34,30 +43,36 @@ from nightshift.detectors.base import Fault, Finding, State
 from nightshift.detectors.hardware.xid_catalogue import CATALOGUE, GRAVITY, Recovery, action_of, announced_action
 
 _STRONG = frozenset({Predicate.ROSE, Predicate.FELL, Predicate.REPEATED, Predicate.PRECEDED})
+_LEAKS = frozenset({Kin.GPU_LEAK, Kin.HOST_LEAK})
+_LOGGED = HARDWARE | {Kin.OOM, Kin.GONE, Kin.APPLICATION, Kin.CRASH}
+"""Kin of which the kernel, the driver or the job's launcher writes a line; that line is the proof."""
+_OBSERVED = frozenset({Kin.SOURCE, Kin.HANG, Kin.THROTTLE})
+"""Kin that a detector sees as they are, so that its word alone is worth more than a low level."""
 
 
-def confidence_of(case: DiagnosisCase, held: Sequence[Claim]) -> Confidence:
+def confidence_of(case: DiagnosisCase, claims: Sequence[Claim]) -> Confidence:
     """The level of a case's first cause, given the claims that held."""
-    strong = sum(claim.predicate in _STRONG for claim in held)
-    quoted = any(claim.quotes for claim in held)
-    if not held or case.cause.fault is Fault.ANOMALY:
+    if not claims or case.cause.fault is Fault.ANOMALY:
         return Confidence.UNKNOWN
     kin = kin_of(case.cause)
-    if kin is Kin.LOSS:
-        return Confidence.HIGH if jumped(held) else Confidence.MEDIUM if strong else Confidence.LOW
     if kin is Kin.FOLLOWER:
-        return Confidence.LOW
-    if kin in HARDWARE or kin in (Kin.OOM, Kin.GONE, Kin.APPLICATION, Kin.CRASH):
-        return Confidence.HIGH if quoted else Confidence.MEDIUM if strong else Confidence.LOW
-    alone = kin in (Kin.GPU_LEAK, Kin.HOST_LEAK) and not any("peer" in str(c.arguments.get("path")) for c in held)
-    if strong and not alone:
+        return Confidence.LOW  # what it followed was not seen, so its line proves no cause
+    strong = any(claim.predicate in _STRONG for claim in claims)
+    if kin is Kin.LOSS:
+        proven = jumped(claims)  # nothing else that is logged tells a cause from its damage
+    elif kin in _LOGGED:
+        proven = any(claim.quotes for claim in claims)
+    else:
+        # memory of one rank that grows may be its data: only beside its peers is it a leak
+        proven = strong and (kin not in _LEAKS or any("peer" in str(c.arguments.get("path")) for c in claims))
+    if proven:
         return Confidence.HIGH
-    return Confidence.MEDIUM if strong or kin in (Kin.SOURCE, Kin.HANG, Kin.THROTTLE) else Confidence.LOW
+    return Confidence.MEDIUM if strong or kin in _OBSERVED else Confidence.LOW
 
 
-def jumped(held: Sequence[Claim]) -> bool:
+def jumped(claims: Sequence[Claim]) -> bool:
     """Whether it was proven that the learning rate jumped."""
-    return any(c.arguments.get("path") == "jumped" and c.arguments.get("value") == "yes" for c in held)
+    return any(c.arguments.get("path") == "jumped" and c.arguments.get("value") == "yes" for c in claims)
 
 
 def right_share(level: Confidence) -> float | None:
@@ -75,6 +90,7 @@ _K = SubjectKind
 REMAP_FAILED = 64
 """The Xid of a row remapping that failed: NVIDIA's criterion for a return."""
 RESET = frozenset({Recovery.RESET_GPU, Recovery.DRAIN_AND_RESET, Recovery.DRAIN_P2P, Recovery.RESET_GPU_IF_UVM})
+# Of several the gravest: a reboot also resets, and a reset also restarts the application.
 _WORST = (Recovery.REBOOT_NODE, *sorted(RESET), Recovery.CONTACT_SUPPORT, Recovery.RESTART_APP)
 SILENT = (
     "silent data corruption is possible, not proven. No hardware error was reported, which does not exclude it; a "
@@ -131,7 +147,7 @@ def diagnose(
     )
 
 
-def where_of(findings: Sequence[Finding], inventory: Inventory, bundle: Bundle | None = None) -> Where:
+def where_of(findings: Sequence[Finding], inventory: Inventory, bundle: Bundle | None = None) -> FaultPlace:
     """Where the first cause sat at its onset.
 
     Where several ranks of one job show the same fault of training, the job as a whole: in data-parallel training
@@ -139,30 +155,43 @@ def where_of(findings: Sequence[Finding], inventory: Inventory, bundle: Bundle |
     that gave memory back.
     """
     cause = first_cause(findings)
-    places = Places(inventory)
+    places = FindingPlaces(inventory)
     touched = places.of(cause)
     jobs = [s for s in touched if s.kind is _K.JOB]
-    alike = {f.subject for f in findings if kin_of(f) is kin_of(cause) and {*jobs} & places.of(f)}
-    whole = kin_of(cause) in (Kin.LOSS, Kin.STALL, Kin.HANG) and len(alike) > 1 and len(jobs) == 1
-    if whole or cause.subject.kind is _K.JOB:
-        stand_in = replace(cause, subject=jobs[0]) if jobs else cause
-        touched = places.of(stand_in)
+    whole = len(jobs) == 1 and len(_alike(cause, findings, jobs[0], places)) > 1
+    if jobs and (whole or cause.subject.kind is _K.JOB):
+        touched = places.of(replace(cause, subject=jobs[0]))
     named = {kind: tuple(sorted(s.name for s in touched if s.kind is kind)) for kind in SubjectKind}
     victims = None if bundle is None else bundle.one("victims")
+    # the kernel names the process that it killed, not its pod: who gave memory back tells which job it was
     if victims is not None:
         killed = json.loads(victims.content)
         named[_K.JOB] = tuple(killed["jobs"].split()) if killed["count"] == 1 else ()
-    stopped = [f for f in findings if kin_of(cause) in WAITS and kin_of(f) in WAITS]
-    others = {s.name for f in stopped for s in places.of(f) if s.kind is _K.JOB} - {*named[_K.JOB]}
-    return Where(
-        named[_K.GPU],
-        named[_K.RANK],
-        named[_K.POD],
-        named[_K.JOB],
-        named[_K.NODE],
-        whole,
-        tuple(sorted(others)) if len(named[_K.JOB]) == 1 else (),
+    others = _other_jobs(cause, findings, places) - {*named[_K.JOB]} if len(named[_K.JOB]) == 1 else ()
+    return FaultPlace(
+        gpus=named[_K.GPU],
+        ranks=named[_K.RANK],
+        pods=named[_K.POD],
+        jobs=named[_K.JOB],
+        nodes=named[_K.NODE],
+        whole_job=whole,
+        others=tuple(sorted(others)),
     )
+
+
+_OF_ALL_RANKS = frozenset({Kin.LOSS, Kin.STALL, Kin.HANG})
+
+
+def _alike(cause: Finding, findings: Iterable[Finding], job: Subject, places: FindingPlaces) -> set[Subject]:
+    """What shows the same fault of training in a job; none for a fault that one rank can show alone."""
+    kin = kin_of(cause)
+    return {f.subject for f in findings if kin in _OF_ALL_RANKS and kin_of(f) is kin and job in places.of(f)}
+
+
+def _other_jobs(cause: Finding, findings: Iterable[Finding], places: FindingPlaces) -> set[str]:
+    """Jobs that stop or wait in an incident that is about stopping or waiting: one storage server stops many."""
+    stopped = [f for f in findings if kin_of(cause) in WAITS and kin_of(f) in WAITS]
+    return {s.name for f in stopped for s in places.of(f) if s.kind is _K.JOB}
 
 
 def fault_of(findings: Sequence[Finding]) -> Fault:
@@ -171,10 +200,12 @@ def fault_of(findings: Sequence[Finding]) -> Fault:
     cause = first_cause(findings)
     kin = kin_of(cause)
     if kin is Kin.MEMORY:
+        # the first sign of failing memory is a mild one: the gravest decides
         failing = any(f.fault is Fault.HBM_IMMINENT for f in findings)
         return Fault.HBM_IMMINENT if failing else Fault.HBM_DEGRADED
     if cause.fault is not Fault.XID:
         return cause.fault
+    # a counter that rises proves a loss; a line alone may be of what the link corrected
     if kin is Kin.LINK and all(f.fault is Fault.XID for f in findings):
         called = recovery_of(findings)
         if called is not None and called[0] == Recovery.NONE:
@@ -184,38 +215,46 @@ def fault_of(findings: Sequence[Finding]) -> Fault:
 
 def codes_of(findings: Iterable[Finding]) -> tuple[int, ...]:
     """Every Xid among findings."""
-    found: set[int] = set()
-    for finding in findings:
-        code = xid_of(finding)
-        if finding.fault is Fault.XID and code is not None:
-            found |= {code, *(int(c) for c in str(finding.facts.get("codes", "")).split() if c.isdigit())}
-    return tuple(sorted(found))
+    told = (xids_of(f) for f in findings if f.fault is Fault.XID and xid_of(f) is not None)
+    return tuple(sorted(frozenset().union(*told)))
 
 
 def recovery_of(findings: Sequence[Finding]) -> tuple[str, str] | None:
     """(what is called for, why) by the Xids among findings; None where there are none. An announced action (154)
     overrides the catalogue; of several codes, and of what several GPUs announce, the gravest counts. That nothing
     is to be done is said of the announcing GPU alone: one that fell off the bus announces nothing."""
-    said = {str(finding.facts.get("announced_recovery", "")) for finding in findings}
-    announced = {action: words for words in sorted(said) if (action := announced_action(words)) is not None}
-    for action in _WORST:
-        if action in announced:
-            return _plain(action), f"the driver announced it (Xid 154: {announced[action]})"
-    calm = [f for f in findings if announced_action(str(f.facts.get("announced_recovery", ""))) is Recovery.NONE]
-    others = [f for f in findings if not any(f.subject == g.subject and f.since.t_s <= g.since.t_s for g in calm)]
+    announced = dict(sorted((_announced(f) for f in findings), key=lambda said: said[1]))
+    if (action := _worst_of(announced)) is not None:
+        return _plain(action), f"the driver announced it (Xid 154: {announced[action]})"
+    others = _not_called_well(findings)
     told = severities_of(others)
-    actions = {action: code for code in codes_of(others) if (action := action_of(code, told.get(code, "")))}
-    for action in _WORST:
-        if action in actions:
-            code = actions[action]
-            what = f"Xid {code} ({', '.join(filter(None, (CATALOGUE[code].meaning, told.get(code))))})"
-            return _plain(action), f"NVIDIA's catalogue: {what} → {action}"
+    actions = {asked: code for code in codes_of(others) if (asked := action_of(code, told.get(code, "")))}
+    if (action := _worst_of(actions)) is not None:
+        code = actions[action]
+        what = f"Xid {code} ({', '.join(filter(None, (CATALOGUE[code].meaning, told.get(code))))})"
+        return _plain(action), f"NVIDIA's catalogue: {what} → {action}"
     if Recovery.NONE in announced:
         return _plain(Recovery.NONE), f"the driver announced it (Xid 154: {announced[Recovery.NONE]})"
     if actions:
         code = next(iter(sorted(actions.values())))
         return "none", f"NVIDIA's catalogue requires no action for Xid {code}"
     return None
+
+
+def _announced(finding: Finding) -> tuple[Recovery | None, str]:
+    """The recovery action that the driver announced by Xid 154, and its own words for it."""
+    words = str(finding.facts.get("announced_recovery", ""))
+    return announced_action(words), words
+
+
+def _not_called_well(findings: Sequence[Finding]) -> list[Finding]:
+    """Findings without those of a GPU of which the driver announced later that nothing is to be done."""
+    calm = [f for f in findings if _announced(f)[0] is Recovery.NONE]
+    return [f for f in findings if not any(f.subject == g.subject and f.since.t_s <= g.since.t_s for g in calm)]
+
+
+def _worst_of(called: Container[Recovery | None]) -> Recovery | None:
+    return next((action for action in _WORST if action in called), None)
 
 
 _BY_XID = HARDWARE | {Kin.APPLICATION, Kin.FOLLOWER}
@@ -272,9 +311,9 @@ def _headline(case: DiagnosisCase, fault: Fault, held: Sequence[Claim]) -> str:
     return f"{what} · {case.where.sentence(case.cause.subject)}{named}"
 
 
-def silent_storage(held: Iterable[Claim]) -> str:
+def silent_storage(claims: Iterable[Claim]) -> str:
     """Remote storage that does not answer, where a claim that holds says so; else empty."""
-    return next((str(claim.arguments["value"]) for claim in held if claim.arguments.get("path") == "silent"), "")
+    return next((str(claim.arguments["value"]) for claim in claims if claim.arguments.get("path") == "silent"), "")
 
 
 def suspect_of(bundle: Bundle) -> tuple[str, str] | None:
@@ -287,7 +326,6 @@ def suspect_of(bundle: Bundle) -> tuple[str, str] | None:
 
 
 _SOFTWARE = frozenset({Kin.LOSS, Kin.GPU_LEAK, Kin.HOST_LEAK, Kin.STALL, Kin.HANG, Kin.STRAGGLER})
-_LEAKS = frozenset({Kin.GPU_LEAK, Kin.HOST_LEAK})
 _CAVEATS: tuple[tuple[Callable[[DiagnosisCase, Kin, Sequence[Claim]], bool], str], ...] = (
     (lambda case, kin, held: kin is Kin.LOSS and not jumped(held) and not case.fact("hardware_events") > 0, SILENT),
     (
@@ -354,6 +392,7 @@ def _hypothesis(case: DiagnosisCase, held: Sequence[Claim]) -> str:
         if case.cause.fault is Fault.LOSS_DIVERGED:
             return "a flipped bit in weights or optimizer state, bad data, or an unstable step"
         return "an overflow, a division by zero in the data path, or a flipped bit"
+    # what the kernel log proves needs no guess beside it
     if kin is Kin.STALL and silent_storage(held):
         return ""
     return {
@@ -437,6 +476,7 @@ def _checkpoints(case: DiagnosisCase) -> dict[str, str | float]:
     step, at_s = pairs[-1]
     facts: dict[str, str | float] = {"checkpoint_step": float(step), "checkpoint_s": float(at_s)}
     onset_step, onset_s = _damaged_since(case)
+    # `not >=`: where no step is known (NaN) the time alone decides
     safe = [(s, t) for s, t in pairs if t < onset_s and not s >= onset_step]
     if safe:
         facts |= {"safe_checkpoint_step": float(safe[-1][0]), "safe_checkpoint_s": float(safe[-1][1])}

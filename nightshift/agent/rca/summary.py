@@ -14,11 +14,11 @@ import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 from nightshift.agent.rca.grounding import reground
 from nightshift.agent.store.diagnosis import Claim, Diagnosis
 from nightshift.agent.store.incident import Incident, IncidentState
+from nightshift.agent.units import clock_time
 from nightshift.controllers.action import Action, traits_of
 from nightshift.detectors.base import Fault, Severity
 
@@ -54,6 +54,7 @@ def summarise(incident: Incident, now_s: float) -> list[SummaryLine]:
         lines += _runs(diagnosis)
         lines += _suspect(diagnosis)
         lines += _why(diagnosis)
+        # the one mistake that cannot be undone: to resume from a damaged checkpoint, or delete the good ones
         if diagnosis.cause in _DAMAGED:
             lines += _warning(diagnosis)
         if diagnosis.hypothesis:
@@ -68,14 +69,10 @@ def summarise(incident: Incident, now_s: float) -> list[SummaryLine]:
     return lines
 
 
-def _clock(t_s: float) -> str:
-    return datetime.fromtimestamp(t_s, UTC).strftime("%H:%M:%S")
-
-
 def _head(incident: Incident) -> SummaryLine:
     since_s = min((s.finding.since.t_s for s in incident.findings), default=incident.opened_s)
     what = incident.diagnosis.headline if incident.diagnosis else incident.title
-    return SummaryLine("", f"{_MARK[incident.severity]} {incident.id} {what} · since {_clock(since_s)} UTC")
+    return SummaryLine("", f"{_MARK[incident.severity]} {incident.id} {what} · since {clock_time(since_s)} UTC")
 
 
 def _runs(diagnosis: Diagnosis) -> list[SummaryLine]:
@@ -129,9 +126,10 @@ def _quotes(claim: Claim) -> tuple[tuple[str, str], ...]:
 
 def _warning(diagnosis: Diagnosis) -> list[SummaryLine]:
     onset = diagnosis.facts.get("damaged_step", diagnosis.facts.get("onset_step"))
-    since = (
-        f"step {float(onset):.0f}" if isinstance(onset, int | float) else _clock(float(diagnosis.facts["since_s"]))
-    )
+    if isinstance(onset, int | float):
+        since = f"step {onset:.0f}"
+    else:
+        since = clock_time(float(diagnosis.facts["since_s"]))
     return [SummaryLine("⚠", f"Do NOT resume from checkpoints after {since}; keep them all")]
 
 
@@ -164,7 +162,7 @@ def _plan(incident: Incident, now_s: float) -> list[SummaryLine]:
     )
     if incident.state is IncidentState.AWAITING_APPROVAL:
         left_s = action.expires_at_s - now_s
-        until = _clock(action.expires_at_s)
+        until = clock_time(action.expires_at_s)
         said = f"nightshift approve {incident.id} · nightshift reject {incident.id} · expires {until}"
         lines.append(SummaryLine("Decide", said if left_s > 0 else f"expired at {until}"))
     return lines
@@ -191,6 +189,7 @@ def _hours(radius: object) -> str:
 def _no_plan(incident: Incident) -> str:
     if incident.state in (IncidentState.OPEN, IncidentState.DIAGNOSED):
         return "being made"
+    # why there is no plan stands in the step that decided so
     return next((s.note for s in reversed(incident.history) if s.note), "none")
 
 
@@ -209,6 +208,7 @@ _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+!|<>~])")
 def plain(text: str, limit: int = 600) -> str:
     """Text from anywhere as one harmless line: no control, zero-width, tag or direction characters; cut with an
     ellipsis."""
+    # cut before it is normalised: text from outside may be megabytes
     text = _CONTROL.sub("�", unicodedata.normalize("NFC", text[: 4 * limit]))
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
@@ -220,6 +220,7 @@ def as_text(lines: list[SummaryLine]) -> str:
 
 def markdown(text: str) -> str:
     """Text from anywhere as Markdown that shows it and does nothing else: no markup, link, mention or image."""
+    # a word joiner is invisible, and neither mentions nor links are recognised across it
     return _MARKDOWN.sub(r"\\\1", plain(text)).replace("@", "@\u2060").replace("://", ":\u2060//")
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from nightshift.agent.store.audit import Head
+from nightshift.agent.store.audit import AuditHead
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.seal import SealError, Signer, open_envelope
 
@@ -32,13 +32,13 @@ CUT = "cut"
 
 
 @dataclass(frozen=True, slots=True)
-class Anchor(Head):
+class Anchor(AuditHead):
     """A line. `cut`: it says that retention removes the records up to this one."""
 
     cut: bool = False
 
 
-def line(at_s: float, head: Head, signer: Signer | None, *, cut: bool = False) -> str:
+def line(at_s: float, head: AuditHead, signer: Signer | None, *, cut: bool = False) -> str:
     """One line for the anchor file, without its end."""
     said = f"{datetime.fromtimestamp(at_s, UTC).isoformat(timespec='seconds')} {head}" + (f" {CUT}" if cut else "")
     if signer is None:
@@ -65,10 +65,12 @@ def anchors(file: Path, trusted: Mapping[str, Ed25519PublicKey] | None = None) -
     for number, text in enumerate(lines, 1):
         at, _, rest = text.strip().partition(" ")
         head, _, rest = rest.partition(" ")
+        # a base64 signature is never the word "cut", so that both fields may be absent
         cut = rest.partition(" ")[0] == CUT
         signature = rest.partition(" ")[2] if cut else rest
         try:
-            told = Head.parse(head or at)
+            # a line without a time is an anchor that a person noted
+            told = AuditHead.parse(head or at)
             found.append(Anchor(told.number, told.sha256, cut))
             if trusted is not None:
                 _check(f"{at} {head}" + (f" {CUT}" if cut else ""), signature, trusted)
@@ -92,6 +94,7 @@ def make_key(private: Path, public: Path) -> str:
     halves = (private, signer.to_bytes()), (public, signer.public.public_bytes(Encoding.Raw, PublicFormat.Raw))
     try:
         for path, half in halves:
+            # mode at creation: between open() and chmod() anybody could read the key
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w", encoding="ascii") as file:
                 file.write(half.hex() + "\n")

@@ -27,8 +27,8 @@ from nightshift.controllers.action import Action, ActionKind
 from nightshift.detectors.base import Fault, Finding, Severity, State
 
 _MOST_WORDS = 8
+# SQLite takes 32,766 variables in one query; PostgreSQL 65,535.
 _MANY = 5_000
-"""Numbers in one query: SQLite takes 32,766 variables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,7 @@ class NoSuchIncident(Permanent):
 def number_of(incident_id: str) -> int:
     """7 of `INC-7`. Raises NoSuchIncident."""
     prefix, _, digits = incident_id.strip().upper().partition("-")
+    # isdecimal() alone also takes other scripts' digits; ten digits may not fit PostgreSQL's integer
     if prefix != "INC" or not digits.isascii() or not digits.isdecimal() or len(digits) > 9:
         raise NoSuchIncident(f"{incident_id!r} is not an incident (INC-NUMBER)")
     return int(digits)
@@ -95,12 +96,7 @@ class Archive:
             ).one_or_none()
             touched = _namespaces(connection, tenancies.c.incident == number)
         return Incident(
-            id=name_of(number),
-            state=IncidentState(row.state),
-            title=row.title,
-            severity=Severity(row.severity),
-            opened_s=row.opened_s,
-            updated_s=row.updated_s,
+            **_head(row),
             entered_s=row.entered_s,
             findings=tuple(
                 StoredFinding(load(Finding, f.body), State(f.state), f.last_seen_s, f.changed_s) for f in found
@@ -108,10 +104,7 @@ class Archive:
             diagnosis=None if diagnosis is None else load(Diagnosis, diagnosis),
             action=None if plan is None else load(Action, plan.body),
             plan_reason="" if plan is None else plan.reason,
-            attempt=row.attempt,
-            clear_since_s=row.clear_since_s,
             history=tuple(step_of(row) for row in history),
-            version=row.version,
             namespaces=tuple(touched.get(number, ())),
             news=bool(row.news),
         )
@@ -120,11 +113,10 @@ class Archive:
         self,
         states: Iterable[IncidentState] | None = None,
         *,
-        opened_after_s: float | None = None,
         limit: int | None = None,
         offset: int = 0,
         touching: Callable[[str], bool] | None = None,
-        wanted: IncidentQuery = EVERYTHING,
+        search: IncidentQuery = EVERYTHING,
     ) -> list[IncidentSummary]:
         """Summaries, newest first; of some states, or all; of those that touch a chosen namespace, or all; of what
         somebody looks for, or all."""
@@ -136,9 +128,7 @@ class Archive:
             )
         if states is not None:
             query = query.where(incidents.c.state.in_([str(state) for state in states]))
-        if opened_after_s is not None:
-            query = query.where(incidents.c.opened_s > opened_after_s)
-        return self._summaries(query.where(*_conditions(wanted)))
+        return self._summaries(query.where(*_conditions(search)))
 
     def namespaces(self) -> list[str]:
         """Every namespace whose jobs an incident has touched."""
@@ -165,11 +155,13 @@ class Archive:
         return sorted(found, key=lambda row: number_of(row.id), reverse=True)
 
     def _summaries(self, query: sa.Select[Any]) -> list[IncidentSummary]:
+        # exhibits are most of a finding's bytes, and no list shows them
         light = [column for column in findings.c if column.name != "body"]
         with self.database.read() as connection:
             rows = connection.execute(query).all()
             if not rows:
                 return []
+            # the query again, inside the next two: thousands of numbers need not travel back as variables
             chosen = query.with_only_columns(incidents.c.number)
             found = connection.execute(
                 sa.select(*light).where(findings.c.incident.in_(chosen)).order_by(findings.c.since_s)
@@ -177,18 +169,10 @@ class Archive:
             touched = _namespaces(connection, tenancies.c.incident.in_(chosen))
         of: dict[int, list[FindingSummary]] = {row.number: [] for row in rows}
         for f in found:
-            of[f.incident].append(
-                FindingSummary(
-                    f.episode,
-                    f.detector,
-                    Fault(f.fault),
-                    Subject.parse(f.subject),
-                    Severity(f.severity),
-                    State(f.state),
-                    f.since_s,
-                    f.last_seen_s,
-                )
-            )
+            fault, subject, severity = Fault(f.fault), Subject.parse(f.subject), Severity(f.severity)
+            times = f.since_s, f.last_seen_s
+            summary = FindingSummary(f.episode, f.detector, fault, subject, severity, State(f.state), *times)
+            of[f.incident].append(summary)
         return [_summary(row, tuple(of[row.number]), tuple(touched.get(row.number, ()))) for row in rows]
 
     def open_incidents(self) -> list[IncidentSummary]:
@@ -210,6 +194,7 @@ def _conditions(wanted: IncidentQuery) -> list[sa.ColumnElement[bool]]:
     if wanted.severities:
         found.append(incidents.c.severity.in_([str(level) for level in wanted.severities]))
     for word in wanted.text.split()[:_MOST_WORDS]:
+        # a name, not text: as text INC-7 would find INC-70 as well
         number = word.upper().removeprefix("INC-")
         if number.isascii() and number.isdecimal() and len(number) <= 9 and word.upper().startswith("INC-"):
             found.append(incidents.c.number == int(number))
@@ -221,17 +206,16 @@ def _conditions(wanted: IncidentQuery) -> list[sa.ColumnElement[bool]]:
     return found
 
 
+def _head(row: Any) -> dict[str, Any]:
+    """What an incident and its summary have alike."""
+    same = ("title", "opened_s", "updated_s", "clear_since_s", "attempt", "version")
+    typed = {"id": name_of(row.number), "state": IncidentState(row.state), "severity": Severity(row.severity)}
+    return typed | {name: row._mapping[name] for name in same}
+
+
 def _summary(row: Any, found: tuple[FindingSummary, ...], touched: tuple[str, ...]) -> IncidentSummary:
     return IncidentSummary(
-        id=name_of(row.number),
-        state=IncidentState(row.state),
-        title=row.title,
-        severity=Severity(row.severity),
-        opened_s=row.opened_s,
-        updated_s=row.updated_s,
-        clear_since_s=row.clear_since_s,
-        attempt=row.attempt,
-        version=row.version,
+        **_head(row),
         cause=None if row.cause is None else Fault(row.cause),
         action_kind=None if row.action_kind is None else ActionKind(row.action_kind),
         plan_sha256=row.plan_sha256,

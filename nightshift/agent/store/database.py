@@ -32,20 +32,21 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from nightshift.collectors.base import Permanent, Temporary
 
 BUSY_TIMEOUT_S = 5.0
+# A replica that is frozen inside a transaction (a paused machine, SIGSTOP) loses it after that long: its rows'
+# locks would keep every other replica from taking over.
 IDLE_TIMEOUT_S = 5.0
-"""A replica that is frozen inside a transaction (a paused machine, SIGSTOP) loses it after that long: its rows'
-locks would keep every other replica from taking over."""
+# A server that acknowledges nothing for that long has gone: its machine died, or the network ends before it.
 SILENCE_S = 11.0
-"""A server that acknowledges nothing for that long has gone: its machine died, or the network ends before it."""
+# A server that says nothing to a statement for that long is taken for frozen (paused, or waiting for its disk),
+# though its kernel still acknowledges what it is sent.
 ANSWER_S = 20.0
-"""A server that says nothing to a statement for that long is taken for frozen (paused, or waiting for its disk),
-though its kernel still acknowledges what it is sent."""
+# The same for a statement of a migration, which may rewrite a table.
 MIGRATION_S = 900.0
-"""The same for a statement of a migration, which may rewrite a table."""
+# read_only_sql_transaction: what a standby answers to a write
 _READ_ONLY = "25006"
 _MIGRATIONS = Path(__file__).parent / "migrations"
+# Any fixed number: the PostgreSQL advisory lock under which one process at a time migrates.
 _MIGRATION_LOCK = 7_411_001
-"""Any fixed number: the PostgreSQL advisory lock under which one process at a time migrates."""
 
 
 class StoreBusy(Temporary):
@@ -66,6 +67,7 @@ def parse_url(url: str) -> URL:
         parsed = make_url(url)
     except ArgumentError as error:
         raise StoreUnusable(f"store.url: not a database URL (sqlite:///FILE or postgresql://…): {error}") from error
+    # SQLAlchemy takes a plain postgresql:// for psycopg2; installed is psycopg 3
     if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
         return parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
@@ -86,6 +88,7 @@ def patient(url: URL) -> URL:
     """A PostgreSQL URL whose connections end when their server has gone without a word, and not after the 15 min
     in which the kernel sends a lost statement again and again. What the URL says itself stands."""
     timeouts = {
+        # keepalives find a peer that died in silence, tcp_user_timeout one that died while it was sent something
         "keepalives_idle": "5",
         "keepalives_interval": "2",
         "keepalives_count": "3",
@@ -122,6 +125,7 @@ class AttentiveSession(psycopg.Connection[Any]):
             if ready:
                 heard_s = time.monotonic()
             elif time.monotonic() - heard_s > self.answer_s:
+                # closed, not cancelled: a cancel goes to the same frozen server, and waits for it as well
                 self.pgconn.finish()
                 why = f"the server said nothing for {self.answer_s:g} s; it may still do what it was sent"
                 raise psycopg.OperationalError(why)
@@ -149,12 +153,19 @@ class Database:
     def _engine(self, busy_timeout_s: float) -> Engine:
         if not self.is_sqlite:
             arguments = {
+                # libpq takes no less than 2 s
                 "connect_timeout": max(2, round(busy_timeout_s)),
                 "options": server_options(self.url, lock_timeout=busy_timeout_s),
             }
             url = patient(self.url)
             return sa.create_engine(
-                url, pool_size=5, max_overflow=5, pool_pre_ping=True, pool_timeout=30, connect_args=arguments
+                # pre-ping: after a failover each pooled session is dead, and would fail one statement
+                url,
+                pool_size=5,
+                max_overflow=5,
+                pool_pre_ping=True,
+                pool_timeout=30,
+                connect_args=arguments,
             )
         path = Path(str(self.url.database))
         if not path.parent.is_dir():
@@ -163,7 +174,9 @@ class Database:
 
         @event.listens_for(engine, "connect")
         def _prepare(connection: sqlite3.Connection, _record: Any) -> None:
+            # the driver would begin DEFERRED, and fail half-way where another writer came first
             connection.isolation_level = None  # we say BEGIN ourselves
+            # WAL: readers never wait for the writer. With NORMAL, a power cut may take the last intents along.
             for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
                 connection.execute(f"PRAGMA {pragma}").close()
 
@@ -186,6 +199,7 @@ class Database:
     def read(self) -> Iterator[Connection]:
         """Reads what is committed, as of the first statement: all statements see the same moment."""
         with self._said_clearly(), self.engine.connect() as bare:
+            # READ COMMITTED could show a newer incident beside its older findings
             snapshot = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ"}
             connection = bare.execution_options(**snapshot)
             with connection.begin():
@@ -209,6 +223,7 @@ class Database:
         cause = getattr(error, "orig", None) or error
         text = " ".join(str(cause).split()) or type(cause).__name__
         if isinstance(cause, sqlite3.Error):
+            # the low byte is the primary code; the rest says where it happened, e.g. SQLITE_IOERR_WRITE
             code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
             if code == sqlite3.SQLITE_FULL:
                 return StoreFull(
@@ -220,16 +235,20 @@ class Database:
                 return StoreFull(f"{self.where}: the disk fails or is full ({text}); nothing was written")
             return StoreUnusable(f"{self.where}: {text}")
         state = getattr(cause, "sqlstate", None) or ""
+        # SQLSTATE 53100: disk_full (PostgreSQL, appendix A)
         if state == "53100":
             return StoreFull(f"{self.where}: the database server's disk is full; nothing was written")
         if state == _READ_ONLY:
             return StoreBusy(
                 f"{self.where}: {text}: a standby, or a primary about to be one; nothing was written", 1.0
             )
+        # 28: wrong user or password; 3D: no such database. A person has to mend these; everything else may pass
         if isinstance(cause, psycopg.OperationalError) and not state.startswith(("28", "3D")):
+            # a refusal before the session has begun carries no SQLSTATE, only words
             if not state and ("authentication" in text or "does not exist" in text):
                 return StoreUnusable(f"{self.where}: {text}")
             return StoreBusy(f"{self.where}: {text}", 1.0)
+        # connection, rollback (deadlock), resources, object not ready (a lock), operator intervention (shutdown)
         if state[:2] in ("08", "40", "53", "55", "57") or state in ("25P03", "25P04"):  # idle, or too long, inside
             return StoreBusy(f"{self.where}: {text}", 1.0)
         return StoreUnusable(f"{self.where}: {text}")
@@ -260,6 +279,7 @@ class Database:
             current = MigrationContext.configure(connection).get_current_revision()
             if current == script.get_current_head():
                 return
+            # an older program would write rows without what the newer one relies on
             if current is not None and current not in {entry.revision for entry in script.walk_revisions()}:
                 raise StoreUnusable(
                     f"{self.where}: its schema ({current}) is newer than this program; upgrade nightshift, or take "
@@ -276,6 +296,7 @@ class Database:
             connection = bare.execution_options(writes=True)
             with connection.begin():
                 if not self.is_sqlite:
+                    # ends with the transaction: a process that dies while it migrates blocks nobody
                     connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
                 with _unhurried(connection):
                     yield connection, ScriptDirectory.from_config(config), config

@@ -42,6 +42,7 @@ def build(settings: Settings, replica: str, *, is_sqlite: bool) -> Election | No
         )
     # an answer later than a third of the lease is none: the mandate must be renewed within it
     kube = KubeClient.connect(settings.kubeconfig, settings.context, timeout_s=LEASE_S / 3)
+    # a restarted replica is another holder: it must not take its predecessor's mandate for its own
     holder = f"{replica}_{uuid.uuid4()}"
     return KubeLease(kube, settings.namespace or _own_namespace(), settings.name, holder, LEASE_S)
 

@@ -99,6 +99,7 @@ TRANSITIONS: dict[tuple[IncidentState, Cause], IncidentState] = {
     (_S.ACTING, _C.ACTION_FAILED): _S.ESCALATED,
     (_S.ACTING, _C.OUTCOME_UNKNOWN): _S.ESCALATED,
     (_S.ACTING, _C.CONTAINMENT_KEPT): _S.ESCALATED,
+    # after a crash between intent and act: nothing was done, and the plan is no longer right
     (_S.ACTING, _C.EXPIRED): _S.DIAGNOSED,
     (_S.ACTING, _C.WORLD_CHANGED): _S.DIAGNOSED,
     (_S.CONFIRMING, _C.CONFIRMED): _S.RESOLVED,
@@ -118,14 +119,15 @@ TRANSITIONS: dict[tuple[IncidentState, Cause], IncidentState] = {
     (_S.RESOLVED, _C.RELAPSED): _S.OPEN,
     **{
         (state, _C.CLOSED_BY_PERSON): _S.RESOLVED
+        # not while something is being done to the world: its outcome has to be stored first
         for state in (_S.OPEN, _S.DIAGNOSED, _S.AWAITING_APPROVAL, _S.MONITORING, _S.ESCALATED)
     },
 }
 
 
+# Escalated for one of these, an incident stays open although its signals are clear: what was done to the world
+# has to be looked at.
 NEEDS_A_PERSON = frozenset({Cause.OUTCOME_UNKNOWN, Cause.CONTAINMENT_KEPT, Cause.UNDONE})
-"""Escalated for one of these, an incident stays open although its signals are clear: what was done to the world
-has to be looked at."""
 
 
 class IllegalTransition(ValueError):
@@ -217,8 +219,10 @@ def taken_on(history: Sequence[HistoryStep]) -> HistoryStep | None:
     """The acknowledgement that holds: a relapse and an escalation after it call for people anew."""
     found: HistoryStep | None = None
     for step in history:
+        # a remark inside ESCALATED has both, and calls for nobody
         escalated = step.after is IncidentState.ESCALATED and step.before is not IncidentState.ESCALATED
         if step.cause == Cause.ACKNOWLEDGED:
+            # the first person who took it on keeps it
             found = found or step
         elif step.cause == Cause.RELAPSED or escalated:
             found = None
@@ -264,7 +268,10 @@ def findings_of(incident: Incident) -> list[Finding]:
     """An incident's findings, each in its newest firing form but with the state that it has now."""
     return [
         replace(
-            s.finding, state=s.state, at=Instant(max(s.last_seen_s, s.finding.at.t_s), clock=s.finding.at.clock)
+            # the stored form is the last firing one: its exhibits show the fault, not that it ended
+            s.finding,
+            state=s.state,
+            at=Instant(max(s.last_seen_s, s.finding.at.t_s), clock=s.finding.at.clock),
         )
         for s in incident.findings
     ]

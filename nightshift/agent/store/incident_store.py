@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -40,14 +40,8 @@ class Conflict(Temporary):
     """Somebody else moved the incident first; read it again. Nothing was written."""
 
 
-class FaultPoint(Protocol):
-    """Where tests stop the process: called with `before STATE CAUSE` and `after STATE CAUSE` of every move."""
-
-    def __call__(self, place: str) -> None: ...
-
-
-def _pass(place: str) -> None:
-    """Production's fault point: nothing happens."""
+FaultPoint = Callable[[str], None]
+"""Where tests stop the process: called with `before STATE CAUSE` and `after STATE CAUSE` of every move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +72,7 @@ class Store(Archive):
         url: str | Database,
         clock: Clock,
         *,
-        fault_point: FaultPoint = _pass,
+        fault_point: FaultPoint = lambda _: None,
         inventory: Inventory | None = None,
     ) -> None:
         """`inventory`: who held a piece of hardware, for whose incident it is; without: what names say."""
@@ -93,12 +87,14 @@ class Store(Archive):
 
     # Findings in ------------------------------------------------------------------------------------------------
 
-    def open_incident(self, title: str, found: Sequence[Finding], *, by: str = "nightshift", note: str = "") -> str:
+    def open_incident(
+        self, title: str, new_findings: Sequence[Finding], *, by: str = "nightshift", note: str = ""
+    ) -> str:
         """Opens an incident for findings of one fault; returns its id."""
-        if not found:
+        if not new_findings:
             raise ValueError("an incident needs at least one finding")
         now = self._clock.now_s()
-        severity = max((finding.severity for finding in found), key=_SEVERITIES.index)
+        severity = max((finding.severity for finding in new_findings), key=_SEVERITIES.index)
         with self.database.write() as connection:
             row = {
                 "state": IncidentState.OPEN,
@@ -114,11 +110,16 @@ class Store(Archive):
                 "stage_failures": 0,
             }
             number = connection.execute(sa.insert(incidents).values(row).returning(incidents.c.number)).scalar_one()
-            for finding in found:
+            for finding in new_findings:
                 self._insert_finding(connection, number, finding, now)
             self._refresh(connection, number)
             self._step(connection, number, HistoryStep(now, None, IncidentState.OPEN, "opened", by, note))
-            body = {"title": title, "severity": severity, "episodes": [f.episode for f in found], "note": note}
+            body = {
+                "title": title,
+                "severity": severity,
+                "episodes": [f.episode for f in new_findings],
+                "note": note,
+            }
             audit.append(connection, at_s=now, kind="opened", by=by, incident=number, body=body)
             self._fault_point("before none opened")
         self._fault_point("after none opened")
@@ -133,6 +134,7 @@ class Store(Archive):
         cause = None
         with self.database.write() as connection:
             row = row_of(connection, number, lock=True)
+            # after the incident's row and before the audit log's head: all writers lock in this order
             is_new = self._insert_finding(connection, number, finding, now)
             values = {"updated_s": now, **_graver(row.severity, finding)}
             connection.execute(sa.update(incidents).where(incidents.c.number == number).values(values))
@@ -158,6 +160,7 @@ class Store(Archive):
                 .join(incidents, incidents.c.number == findings.c.incident)
                 .where(findings.c.incident == number, findings.c.episode == finding.episode)
             ).one_or_none()
+        # read without a lock, since most updates change nothing else; `attach` reads again under one
         if state is None or (state[1] == _CLOSED and finding.state is State.FIRING):
             self.attach(incident_id, finding)
             return
@@ -167,6 +170,7 @@ class Store(Archive):
                 mine = (findings.c.incident == number) & (findings.c.episode == finding.episode)
                 connection.execute(sa.update(findings).where(mine).values(diagnosed=_OUTDATED))
             graver = _graver(state[2], finding)
+            # `updated_s` is what Slack and the pagers look for: an alarm that only goes on is no change to show
             if news or graver or state[0] != finding.state:
                 values = {"updated_s": now, **graver}
                 connection.execute(sa.update(incidents).where(incidents.c.number == number).values(values))
@@ -183,11 +187,13 @@ class Store(Archive):
             # what seems to have changed in the future did so before the clock went back
             "changed_s": now if old is None or old.state != finding.state else min(now, old.changed_s),
         }
+        # the exhibits are to show what was wrong, not how it ended
         if old is None or finding.state is State.FIRING:
             values["body"] = dump(finding)
         if old is not None:
             connection.execute(sa.update(findings).where(mine).values(values))
             return False
+        # stored now: when a person looks, the pods are gone
         self._touch_tenants(connection, number, self._tenancy.of(finding.subject, finding.since.t_s, now))
         values |= {
             "incident": number,
@@ -214,7 +220,12 @@ class Store(Archive):
         clear = all(row.state == State.CLEAR for row in rows)
         since = max(row.changed_s for row in rows) if clear else None
         diagnosed = {row.fault for row in rows if row.diagnosed == 1}
-        unseen = [row for row in rows if row.diagnosed == _OUTDATED or row.fault not in diagnosed]
+        # A job's thousand ranks hang alike: one more of a known fault makes no new diagnosis. After an action it
+        # does, because the same fault on another machine is one that nothing was done about.
+        state = connection.execute(sa.select(incidents.c.state).where(incidents.c.number == number)).scalar_one()
+        if state == IncidentState.CONFIRMING:
+            diagnosed = set()
+        unseen = [r for r in rows if r.diagnosed == _OUTDATED or (r.diagnosed == 0 and r.fault not in diagnosed)]
         news = any(row.state == State.FIRING for row in unseen)
         connection.execute(
             sa.update(incidents).where(incidents.c.number == number).values(clear_since_s=since, news=int(news))
@@ -239,6 +250,7 @@ class Store(Archive):
         with self.database.write() as connection:
             row_of(connection, number, lock=True)
             if also is not None:
+                # before the move, since it may fill in `columns` (`save_diagnosis`)
                 also(connection, number)
             before, after = self._move(connection, number, move, columns)
         self._fault_point(f"after {before} {move.cause}")
@@ -284,18 +296,7 @@ class Store(Archive):
 
     def _step(self, connection: Connection, number: int, step: HistoryStep) -> None:
         last = connection.execute(sa.select(sa.func.max(steps.c.number)).where(steps.c.incident == number)).scalar()
-        connection.execute(
-            sa.insert(steps).values(
-                incident=number,
-                number=(last or 0) + 1,
-                at_s=step.at_s,
-                before=step.before,
-                after=step.after,
-                cause=step.cause,
-                by=step.by,
-                note=step.note,
-            )
-        )
+        connection.execute(sa.insert(steps).values(incident=number, number=(last or 0) + 1, **asdict(step)))
 
     def acknowledge(self, incident_id: str, by: str, note: str) -> bool:
         """Notes in the history that somebody has taken it on; its state stays. False where it is over, or the same
@@ -376,6 +377,7 @@ class Store(Archive):
 
         def keep(connection: Connection, number: int) -> None:
             mine = (plans.c.incident == number) & (plans.c.plan_sha256 == action.plan_sha256)
+            # the same plan may be proposed again after it expired: its key is its hash
             connection.execute(sa.delete(plans).where(mine))
             row = {"incident": number, "plan_sha256": action.plan_sha256, "attempt": incident.attempt + 1}
             row |= {"at_s": now, "reason": reason, "body": dump(action)}
@@ -400,6 +402,7 @@ class Store(Archive):
         """Takes an incident for one run of its stage. False where it has moved, has been run, or is being run by
         somebody of this term; a claim of an earlier term belongs to a leader that is gone."""
         c = incidents.c
+        # the same runner again: DBOS offers a run once more after its process has died
         free = sa.or_(c.runner.is_(None), c.runner_term < term, c.runner == runner)
         mine = (c.number == number) & (c.version == version) & (c.stage_runs == runs) & free
         with self.database.write() as connection:
@@ -438,6 +441,7 @@ class Store(Archive):
                         child=str(item.child),
                         parent=str(item.parent),
                         since_s=item.since_s,
+                        # infinity is no value of JSON, nor of every driver's float: null means "still"
                         until_s=item.until_s if math.isfinite(item.until_s) else None,
                     )
                 )

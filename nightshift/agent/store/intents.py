@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from nightshift.controllers.action import Action, ActionKind, ActionOutcome, Out
 from nightshift.controllers.cordon import TAKES_OUT, node_of
 from nightshift.controllers.guard import Commitment
 
+# An unknown outcome counts as happened: the guard must not spend capacity that may be gone.
 _HAPPENED = (OutcomeStatus.DONE, OutcomeStatus.ALREADY_DONE, OutcomeStatus.UNKNOWN)
 
 
@@ -31,6 +32,7 @@ def store_intent(
     mine = (intents.c.action_id == action.id) & (intents.c.phase == phase)
     known = connection.execute(sa.select(intents.c.plan_sha256, intents.c.incident).where(mine)).one_or_none()
     if known is not None:
+        # actuators tell by the id whether an action was done: a second plan under it would pass for done
         if (known.plan_sha256, known.incident) != (action.plan_sha256, incident):
             raise Permanent(f"action id {action.id} was used for another plan; every plan needs its own id")
         return
@@ -84,9 +86,15 @@ def commitments(
     ends = {(r.action_id, r.phase): load(ActionOutcome, r.outcome) for r in rows if r.outcome is not None}
     acts = [_commitment(row, ends) for row in rows if row.phase == "act"]
     found = [item for item in acts if item is not None]
-    known = {action_id for (action_id, _), end in ends.items() if end.status is not OutcomeStatus.UNKNOWN}
-    back = [item for item in found if traits_of(item.action.kind).gives_back and item.action.id in known]
+    back = _given_back(found, ends)
     return [_released(item, back) for item in found if item.action.kind is not ActionKind.UNCORDON]
+
+
+def _given_back(found: Iterable[Commitment], ends: Mapping[tuple[str, str], ActionOutcome]) -> list[Commitment]:
+    """The actions that gave a node back. One whose outcome is unknown gave nothing back as far as is known, and
+    the guard counts the node as out of use."""
+    known = {action_id for (action_id, _), end in ends.items() if end.status is not OutcomeStatus.UNKNOWN}
+    return [item for item in found if traits_of(item.action.kind).gives_back and item.action.id in known]
 
 
 def _commitment(row: Any, ends: Mapping[tuple[str, str], ActionOutcome]) -> Commitment | None:
@@ -119,6 +127,7 @@ def standing_cordons(connection: Connection, incident: int) -> list[Action]:
         for item in found
         if item.action.kind in TAKES_OUT
         and item.released_s is None
+        # a reset or reboot after the cordon gave the node back itself when it ended
         and repaired.get(node_of(item.action), item.begun_s) <= item.begun_s
     ]
 
@@ -131,6 +140,7 @@ def _released(item: Commitment, back: list[Commitment]) -> Commitment:
         if traits_of(item.action.kind).cordons
         and node_of(other.action) == node_of(item.action)
         and other.begun_s >= item.begun_s
+        # what has not ended has given nothing back yet
         and other.ended_s is not None
     ]
     if item.released_s is not None or not later:

@@ -83,6 +83,7 @@ class Leadership:
     @property
     def leads(self) -> bool:
         """Whether this replica holds the lead now, by its own clock, with a tenth of the lease to spare."""
+        # a wall clock that is set back would make the lease seem to last
         return self._monotonic_s() < self._valid_until_s
 
     def claim(self) -> bool:
@@ -98,6 +99,7 @@ class Leadership:
             self._file = self._lock_file()
         try:
             with self._database.write() as connection:
+                # validity counts from before this: however late the answer, it ends here before it ends there
                 term = self._take(connection)
         except (Temporary, Permanent):
             self._pass_on()
@@ -106,6 +108,7 @@ class Leadership:
             self._valid_until_s = float("-inf")
             return False
         self.term = term
+        # a tenth to spare: it stops believing in its lease before another may take the row
         self._valid_until_s = asked_s + 0.9 * self._lease_s
         return True
 
@@ -120,6 +123,7 @@ class Leadership:
             if not self._silent:
                 _log.warning("leader lookup failed", error=str(error))
             self._silent = True
+            # the API server may be away for all: then a cluster in trouble would have no leader at all
             left_alone = asked_s - self._heard_s >= _STAND_BACK * self._lease_s
             return left_alone or asked_s - self._elected_s < 0.9 * self._lease_s
         self._silent, self._heard_s = False, self._monotonic_s()
@@ -148,6 +152,7 @@ class Leadership:
         if row is None:
             first = insert(leases).values(name=_NAME, term=1, **fresh).on_conflict_do_nothing()
             return 1 if connection.execute(first).rowcount else None  # of two first replicas at once, one inserts
+        # on SQLite whoever holds the file's lock is the only one; the row there is a former process's
         if row.holder != self._holder and not self._database.is_sqlite and row.expires_s > now:
             return None
         term: int = row.term + (row.holder != self._holder)
@@ -157,6 +162,7 @@ class Leadership:
     def _now(self, connection: Connection) -> float:
         if self._database.is_sqlite:
             return time.time()
+        # now() is when the transaction began, which may lie before a long wait for the row's lock
         return float(connection.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
 
     def release(self) -> None:
@@ -187,6 +193,7 @@ class Leadership:
         path = Path(f"{self._database.url.database}.lock")
         file = path.open("a+")
         try:
+            # flock ends with its process, however that ends; a file with a pid in it would not
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             file.seek(0)
@@ -196,6 +203,7 @@ class Leadership:
                 f"{self._database.where}: another nightshift (process {holder}) runs on this file. One daemon per"
                 " SQLite file; for several replicas set store.url to a PostgreSQL database."
             ) from error
+        # the pid is for the message above alone; a full disk must not keep the daemon from starting
         file.truncate(0)
         file.write(str(os.getpid()))
         with suppress(OSError):

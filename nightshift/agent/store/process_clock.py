@@ -28,4 +28,5 @@ class ToldClock(WallClock):
     def now_s(self) -> float:
         kept = self._store.recall(_NAME)
         told = None if kept is None else json.loads(kept[1])["now_s"]
+        # no daemon has ever run here, or one that goes by the wall clock
         return time.time() if told is None else float(told)

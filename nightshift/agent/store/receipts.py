@@ -20,8 +20,8 @@ from nightshift.controllers.decision import ControlDecision, Mode
 from nightshift.controllers.estimate import TrialTurn
 from nightshift.controllers.outcome import ReceiptOutcome, shares_lost
 
+# Numbers of a state that say when, not what: a model of the outcome would learn the date.
 _NOT_FEATURES = frozenset({"at_s", "now_s", "submitted_s"})
-"""Numbers of a state that say when, not what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +71,13 @@ class Receipts:
         it was. The same receipt again only adds what was read back."""
         self.keep_all([(decision, chance, treated)])
 
-    def keep_all(self, made: Sequence[tuple[ControlDecision, float, bool]]) -> None:
+    def keep_all(self, receipts: Sequence[tuple[ControlDecision, float, bool]]) -> None:
         """As `keep`, of (decision, chance, treated), in one transaction."""
         with self._database.write() as connection:
-            for decision, chance, treated in made:
+            for decision, chance, treated in receipts:
                 row = _row(decision, chance, treated)
                 mine = decisions.c.id == decision.id
+                # what was read back comes later than the receipt, by the same call
                 if not connection.execute(sa.update(decisions).where(mine).values(body=row["body"])).rowcount:
                     connection.execute(sa.insert(decisions).values(**row))
 
@@ -104,16 +105,17 @@ class Receipts:
                 news += connection.execute(sa.update(decisions).where(mine).values(values)).rowcount
         return news
 
-    def void_open(self, kind: str, before_s: float, why: str) -> int:
+    def void_open(self, kind: str, before_s: float, reason: str) -> int:
         """Gives up every open outcome of decisions made before then: those of a process that is gone. Returns how
         many."""
         mine = (decisions.c.kind == kind) & (decisions.c.at_s < before_s)
         still = mine & decisions.c.reward.is_(None) & decisions.c.void.is_(None)
         with self._database.write() as connection:
-            return connection.execute(sa.update(decisions).where(still).values(void=why)).rowcount
+            return connection.execute(sa.update(decisions).where(still).values(void=reason)).rowcount
 
     def find(self, decision_id: str) -> ControlDecision:
         """By id, or by the beginning of one. Raises Permanent where none or several are meant."""
+        # both are wildcards to LIKE
         begins = decisions.c.id.like(decision_id.replace("%", "").replace("_", "") + "%")
         with self._database.read() as connection:
             rows = connection.execute(sa.select(decisions.c.body).where(begins).limit(2)).all()
@@ -146,6 +148,7 @@ class Receipts:
         arm was drawn): cheap, and no look at what it says."""
         mine = _of(kind, mode, since_s) & (decisions.c.policy == policy) & decisions.c.reward.is_not(None)
         if mode is not Mode.SHADOW:
+            # a turn that could only go one way compares nothing
             mine &= (decisions.c.chance > 0) & (decisions.c.chance < 1)
         with self._database.read() as connection:
             query = sa.select(sa.func.count(sa.distinct(decisions.c.job))).where(mine)
@@ -157,21 +160,10 @@ class Receipts:
             query = sa.select(decisions).where(_of(kind, mode, since_s)).order_by(decisions.c.at_s, decisions.c.id)
             rows = connection.execute(query).all()
         rows = [row for row in rows if row.policy == policy or row.fallback]
-        fell = sum(row.fallback for row in rows) / len(rows) if rows else math.nan
         asked = [row for row in rows if not row.fallback]
-        settled = [row for row in asked if row.reward is not None and row.slowdown is not None]
-        bodies = [json.loads(row.body) for row in settled]
-        features = _features([body["seen"] for body in bodies])
-        made = [_turn(row, body, seen) for row, body, seen in zip(settled, bodies, features, strict=True)]
+        fell = (len(rows) - len(asked)) / len(rows) if rows else math.nan
         waiting = sum(row.reward is None and row.void is None for row in asked)
-        drawn = [row for row in asked if 0 < row.chance < 1 and (row.reward is not None or row.void is not None)]
-        lost = shares_lost((bool(row.treated), row.reward is not None) for row in drawn)
-        return Gathered(made, fell, lost, waiting)
-
-    def turns(self, kind: str, policy: str, mode: Mode, since_s: float) -> tuple[Sequence[TrialTurn], float]:
-        """Settled turns of a policy in a mode since then, oldest first, and the share of all that fell back."""
-        found = self.gathered(kind, policy, mode, since_s)
-        return found.turns, found.fallback_share
+        return Gathered(_turns(asked), fell, _lost(asked), waiting)
 
     def prune(self, before_s: float) -> int:
         """Forgets decisions from before a time; returns how many."""
@@ -207,6 +199,20 @@ def _of(kind: str, mode: Mode, since_s: float) -> sa.ColumnElement[bool]:
     return (decisions.c.kind == kind) & (decisions.c.mode == str(mode)) & (decisions.c.at_s >= since_s)
 
 
+def _turns(asked: Sequence[Row[Any]]) -> list[TrialTurn]:
+    """The turns whose outcome is known."""
+    settled = [row for row in asked if row.reward is not None and row.slowdown is not None]
+    bodies = [json.loads(row.body) for row in settled]
+    features = _features([body["seen"] for body in bodies])
+    return [_turn(row, body, seen) for row, body, seen in zip(settled, bodies, features, strict=True)]
+
+
+def _lost(asked: Iterable[Row[Any]]) -> tuple[float, float]:
+    """Shares without an outcome, of turns whose arm was drawn: others say nothing of one arm losing more."""
+    drawn = [row for row in asked if 0 < row.chance < 1 and (row.reward is not None or row.void is not None)]
+    return shares_lost((bool(row.treated), row.reward is not None) for row in drawn)
+
+
 def _turn(row: Row[Any], body: Mapping[str, Any], features: tuple[float, ...]) -> TrialTurn:
     said = body["prediction"]
     predicted = said.get("slowdown_executed", said.get("slowdown") if row.treated else None)
@@ -224,6 +230,7 @@ def _features(states: Sequence[Mapping[str, Any]]) -> list[tuple[float, ...]]:
         for name, value in state.items():
             if isinstance(value, (int, float)) and name not in _NOT_FEATURES:
                 counts[name] = counts.get(name, 0) + 1
+    # a feature that most lack would be made of means
     names = sorted(name for name, count in counts.items() if count > len(states) / 2)
     columns = []
     for name in names:
@@ -234,26 +241,32 @@ def _features(states: Sequence[Mapping[str, Any]]) -> list[tuple[float, ...]]:
     return list(zip(*columns, strict=True)) if columns else [()] * len(states)
 
 
-def told(found: ControlDecision, came: Came) -> Iterator[tuple[str, str]]:
+def told(decision: ControlDecision, came: Came) -> Iterator[tuple[str, str]]:
     """A receipt line by line, as (what, words), for a person."""
-    when = full_time(found.at_s)
-    yield "decision", f"{found.id} ({found.kind}, {found.mode}) at {when} on {found.unit} for {found.job}"
-    yield "policy", found.policy + (f"; fell back: {found.fallback}" if found.fallback else "")
-    for name, value in sorted(found.seen.items()):
+    when = full_time(decision.at_s)
+    yield (
+        "decision",
+        f"{decision.id} ({decision.kind}, {decision.mode}) at {when} on {decision.unit} for {decision.job}",
+    )
+    yield "policy", decision.policy + (f"; fell back: {decision.fallback}" if decision.fallback else "")
+    for name, value in sorted(decision.seen.items()):
         yield "seen", f"{name} = {'missing' if value is None else value}"
-    for name, (value, low, high) in sorted(found.outside.items()):
+    for name, (value, low, high) in sorted(decision.outside.items()):
         yield (
             "unknown",
             f"{name} = {value:.4g} lies outside what the policy was trained on, {low:.4g} to {high:.4g}",
         )
-    yield "proposed", f"{found.proposed} (probability {found.propensity:.3g}): {found.why or 'no reason given'}"
-    for clip in found.clips:
+    yield (
+        "proposed",
+        f"{decision.proposed} (probability {decision.propensity:.3g}): {decision.why or 'no reason given'}",
+    )
+    for clip in decision.clips:
         yield "clipped", f"{clip.constraint}: {clip.before} → {clip.after}, {clip.why}"
-    whose = f", the {found.arm}'s" if found.arm else ""
-    yield "executed", f"{found.executed}{whose} (probability {found.executed_propensity:.3g})"
-    yield "baseline", f"{found.baseline} by {found.baseline_policy}"
-    if found.read_back is not None or found.mismatch:
-        yield "read back", found.mismatch or str(found.read_back)
+    whose = f", the {decision.arm}'s" if decision.arm else ""
+    yield "executed", f"{decision.executed}{whose} (probability {decision.executed_propensity:.3g})"
+    yield "baseline", f"{decision.baseline} by {decision.baseline_policy}"
+    if decision.read_back is not None or decision.mismatch:
+        yield "read back", decision.mismatch or str(decision.read_back)
     yield "outcome", came.words
     drawn = "its policy's" if came.treated else "its baseline's"
     yield "counts", f"as {drawn} with probability {came.chance:.3g} that it is the policy's"

@@ -14,6 +14,7 @@ import json
 import math
 import types
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -48,6 +49,7 @@ def plain(value: object, tagged: bool = False) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         hints = _hints(type(value))
         fields = {name: plain(getattr(value, name), _is_choice(hint)) for name, hint in hints.items()}
+        # a reader needs the name only where several types fit
         return {"$type": type(value).__name__, **fields} if tagged else fields
     if isinstance(value, Enum):
         return value.value
@@ -107,16 +109,15 @@ def _read_scalar(hint: Any, value: Any, where: str) -> Any:
             return hint(value)
         except ValueError as error:
             raise UnreadableRecord(f"{where}: {error}") from error
-    if hint is bytes and isinstance(value, dict) and set(value) == {"$bytes"}:
-        return base64.b64decode(value["$bytes"], validate=True)
-    if hint is float:
-        if isinstance(value, dict) and set(value) == {"$float"}:
-            return float(value["$float"])
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-    if hint is type(None) and value is None:
-        return None
-    if hint in (str, int, bool) and type(value) is hint:
+    tag, inside = next(iter(value.items())) if isinstance(value, dict) and len(value) == 1 else ("", "")
+    if hint is bytes and tag == "$bytes":
+        return base64.b64decode(inside, validate=True)
+    if hint is float and tag == "$float":
+        return float(inside)
+    # a bool is an int to Python, and a whole float is written as an int: exact types, but for that one case
+    if hint is float and type(value) in (int, float):
+        return float(value)
+    if hint in (str, int, bool, type(None)) and type(value) is hint:
         return value
     raise UnreadableRecord(f"{where}: {value!r} is not {getattr(hint, '__name__', hint)}")
 
@@ -124,24 +125,23 @@ def _read_scalar(hint: Any, value: Any, where: str) -> Any:
 def _read_choice(options: tuple[Any, ...], value: Any, where: str) -> Any:
     if value is None and type(None) in options:
         return None
-    options = tuple(option for option in options if option is not type(None))
-    if isinstance(value, dict) and "$type" in value:
-        named = [option for option in options if getattr(option, "__name__", "") == value["$type"]]
-        options = tuple(named) or options
-    exact = [option for option in options if type(value) is option]
-    for option in exact or options:
-        try:
+    left = [option for option in options if option is not type(None)]
+    name = value.get("$type") if isinstance(value, dict) else None
+    if name is not None:
+        left = [option for option in left if getattr(option, "__name__", "") == name] or left
+    # 1 fits both int and float: the type that JSON gave goes first, or an int would come back as a float
+    left = [option for option in left if type(value) is option] or left
+    for option in left[:-1]:
+        with suppress(UnreadableRecord):
             return _read(option, value, where)
-        except UnreadableRecord:
-            if option is (exact or options)[-1]:
-                raise
-    raise UnreadableRecord(f"{where}: {value!r} is none of {options}")
+    return _read(left[-1], value, where)
 
 
 def _read_dataclass(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise UnreadableRecord(f"{where}: {value!r} is not an object")
     hints = _hints(kind)
+    # a newer program may have written it, and storing the record again would lose it
     unknown = set(value) - set(hints) - {"$type"}
     if unknown:
         raise UnreadableRecord(f"{where}: unknown field {min(unknown)!r}; a newer version may have written it")

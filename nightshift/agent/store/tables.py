@@ -36,6 +36,7 @@ incidents = Table(
     Column("due_s", Float, doc="the present stage is not tried again before"),
     Column("runner", Text, doc="which stage run holds the incident"),
     Column("runner_term", Integer, doc="the leader's term in which it took it"),
+    # the lifecycle asks for due rows several times a second
     Index("incidents_by_state", "state", "expires_s", "clear_since_s"),
     sqlite_autoincrement=True,
 )
@@ -153,6 +154,7 @@ decisions = Table(
     Column("violated", Integer),
     Column("void", Text, doc="why its outcome will never be known"),
     Column("body", Text, nullable=False, doc="the receipt"),
+    # evidence for a promotion is read by kind and mode since a time
     Index("decisions_by_kind", "kind", "mode", "at_s"),
 )
 

@@ -31,6 +31,7 @@ class Tenancy:
     def of(self, subject: Subject, *at_s: float) -> set[str]:
         """The namespaces of a subject at some times (Unix s): its own, or of the pods that held it or ran on it."""
         found = set(namespaces_of([subject]))
+        # a cluster or a source is no team's: whoever is told of it must see everything
         if self._inventory is None or subject.kind not in _HELD:
             return found
         for moment in at_s:
@@ -62,5 +63,6 @@ def _hardware(subject: Subject) -> Subject:
     if subject.kind is SubjectKind.LINK:
         return Subject(SubjectKind.GPU, subject.name.partition("/")[0])
     if subject.kind in _OF_A_NODE:
+        # node:disk and node/interface: both kinds begin with their node
         return Subject(SubjectKind.NODE, subject.name.replace(":", "/", 1).partition("/")[0])
     return subject
