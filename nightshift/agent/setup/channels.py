@@ -13,13 +13,13 @@ from nightshift.agent.approvals.people import Directory
 from nightshift.agent.clock import Clock
 from nightshift.agent.incidents.suppression import Suppressor
 from nightshift.agent.metrics import Metrics
-from nightshift.agent.notify.outlets.courier import OutletParts
+from nightshift.agent.notify.ledger import ChatLedger
+from nightshift.agent.notify.outlets.pages import OutletParts
 from nightshift.agent.notify.outlets.room import Outlets
 from nightshift.agent.notify.outlets.settings import build as build_outlets
 from nightshift.agent.notify.slack.clicks import Desk, DeskParts
-from nightshift.agent.notify.slack.courier import Courier, SlackParts
-from nightshift.agent.notify.slack.ledger import ChatLedger
 from nightshift.agent.notify.slack.members import Members
+from nightshift.agent.notify.slack.messages import Courier, SlackParts
 from nightshift.agent.notify.slack.proposals import Promotions, Teller
 from nightshift.agent.notify.slack.room import Slack, secret_now, secret_of
 from nightshift.agent.notify.slack.settings import Settings as SlackSettings

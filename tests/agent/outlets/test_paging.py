@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from examples.pager_stand_in.server import Fault, StandIn
 from nightshift.agent.approvals.policy import Person, Role
 from nightshift.agent.drill import stage
-from nightshift.agent.notify.outlets.delivery import DeliveryPace, DeliveryRefused
+from nightshift.agent.notify.delivery import DeliveryPace, DeliveryRefused
 from nightshift.agent.notify.outlets.letter import AlertPhase, Letter, key_of, read_key
 from nightshift.agent.notify.outlets.settings import Settings
 from nightshift.agent.store.incident import Cause, IncidentState
@@ -279,7 +279,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from tests.agent.outlets.ward import outlet_settings
-from nightshift.agent.notify.outlets.courier import OutletCourier, OutletParts
+from nightshift.agent.notify.outlets.pages import OutletCourier, OutletParts
 from nightshift.agent.notify.outlets.settings import build
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.incidents.suppression import Suppressor

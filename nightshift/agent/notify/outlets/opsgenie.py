@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from nightshift.agent.notify.delivery import DeliveryRefused
 from nightshift.agent.notify.outlets.base import Acknowledgement
-from nightshift.agent.notify.outlets.delivery import DeliveryRefused
 from nightshift.agent.notify.outlets.letter import AlertPhase, Form, Letter
 from nightshift.agent.notify.outlets.web import OutletWeb, secret_of
 from nightshift.agent.rca.summary import plain

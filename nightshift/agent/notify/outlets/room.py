@@ -8,9 +8,9 @@ import structlog
 from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from nightshift.agent.notify.outlets.courier import OutletCourier, OutletParts
 from nightshift.agent.notify.outlets.ledger import OutletLedger
 from nightshift.agent.notify.outlets.pagerduty import PagerDuty
+from nightshift.agent.notify.outlets.pages import OutletCourier, OutletParts
 from nightshift.collectors.base import Permanent, Temporary
 
 PATH = "/outlets/pagerduty"

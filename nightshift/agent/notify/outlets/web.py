@@ -1,4 +1,4 @@
-"""HTTP to an outlet: one request, and what its answer means for the courier (`agent.notify.outlets.delivery`)."""
+"""HTTP to an outlet: one request, and what its answer means for the courier (`agent.notify.delivery`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from nightshift.agent.notify.outlets.delivery import DeliveryRefused, NoAnswer, RateLimited
+from nightshift.agent.notify.delivery import DeliveryRefused, NoAnswer, RateLimited
 from nightshift.collectors.base import Permanent
 
 _MAX_WAIT_S = 3600.0

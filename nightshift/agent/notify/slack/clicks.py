@@ -26,12 +26,12 @@ from nightshift.agent.approvals.visibility import IncidentWindow
 from nightshift.agent.clock import Clock
 from nightshift.agent.incidents.silence import IncidentSilence, namespaces_of_matcher
 from nightshift.agent.incidents.suppression import Suppressor
-from nightshift.agent.notify.outlets.delivery import RateLimited
+from nightshift.agent.notify.delivery import RateLimited
+from nightshift.agent.notify.ledger import ChatLedger, card_key
 from nightshift.agent.notify.slack import card as words
 from nightshift.agent.notify.slack import proposals
 from nightshift.agent.notify.slack.blocks import ChatMessage
 from nightshift.agent.notify.slack.card import Ticket, said
-from nightshift.agent.notify.slack.ledger import ChatLedger, card_key
 from nightshift.agent.notify.slack.members import Members, NotAMember
 from nightshift.agent.notify.slack.proposals import PlanTicket, Promotions
 from nightshift.agent.notify.slack.settings import Settings

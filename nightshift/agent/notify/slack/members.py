@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from nightshift.agent.notify.outlets.delivery import DeliveryRefused
+from nightshift.agent.notify.delivery import DeliveryRefused
 from nightshift.agent.notify.slack.web import SlackWeb
 from nightshift.collectors.base import Permanent
 

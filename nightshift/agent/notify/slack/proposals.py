@@ -14,7 +14,8 @@ from nightshift.agent.approvals.kernel_gate import KernelGate, KernelProposal, P
 from nightshift.agent.approvals.kernel_search import SHOWN, fleet_view
 from nightshift.agent.approvals.policy import PEOPLE, Person, rule_for
 from nightshift.agent.clock import Clock
-from nightshift.agent.notify.outlets.delivery import DeliveryRefused
+from nightshift.agent.notify.delivery import DeliveryRefused
+from nightshift.agent.notify.ledger import ChatLedger, Row
 from nightshift.agent.notify.slack.blocks import (
     Block,
     ChatMessage,
@@ -26,7 +27,6 @@ from nightshift.agent.notify.slack.blocks import (
     paragraph,
     text,
 )
-from nightshift.agent.notify.slack.ledger import ChatLedger, Row
 from nightshift.agent.notify.slack.settings import Settings
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.units import clock_time, full_time, sentence

@@ -28,10 +28,10 @@ from slack_sdk.errors import SlackClientError
 from slack_sdk.signature import SignatureVerifier
 from starlette.concurrency import run_in_threadpool
 
-from nightshift.agent.notify.outlets.delivery import DeliveryRefused
+from nightshift.agent.notify.delivery import DeliveryRefused
 from nightshift.agent.notify.slack.blocks import ChatMessage
 from nightshift.agent.notify.slack.clicks import REASON_VIEW, Click, Desk, reason_of
-from nightshift.agent.notify.slack.courier import Courier
+from nightshift.agent.notify.slack.messages import Courier
 from nightshift.agent.notify.slack.settings import Settings
 from nightshift.agent.notify.slack.web import Opener, SlackWeb
 from nightshift.collectors.base import Permanent, Temporary

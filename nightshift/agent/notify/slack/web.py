@@ -1,4 +1,4 @@
-"""Calls to Slack's Web API, with what each failure means (`agent.notify.outlets.delivery`). The `reason` of a
+"""Calls to Slack's Web API, with what each failure means (`agent.notify.delivery`). The `reason` of a
 refusal is Slack's error code (docs.slack.dev/reference/methods).
 """
 
@@ -13,7 +13,7 @@ from slack_sdk import WebClient
 from slack_sdk.errors import SlackApiError, SlackClientError
 from slack_sdk.web import SlackResponse
 
-from nightshift.agent.notify.outlets.delivery import DeliveryRefused, NoAnswer, RateLimited
+from nightshift.agent.notify.delivery import DeliveryRefused, NoAnswer, RateLimited
 from nightshift.agent.notify.slack.blocks import ChatImage, ChatMessage, problems
 from nightshift.agent.rca.summary import plain
 

@@ -18,15 +18,8 @@ from functools import partial
 
 from nightshift.agent.clock import Clock
 from nightshift.agent.incidents.suppression import ActiveSuppressions, Suppressor
+from nightshift.agent.notify.delivery import DeliveryPace, DeliveryRefused, NoAnswer, RateLimited, Repeated, counted
 from nightshift.agent.notify.outlets.base import Acknowledgement, Outlet
-from nightshift.agent.notify.outlets.delivery import (
-    DeliveryPace,
-    DeliveryRefused,
-    NoAnswer,
-    RateLimited,
-    Repeated,
-    counted,
-)
 from nightshift.agent.notify.outlets.ledger import OutletAlert, OutletLedger
 from nightshift.agent.notify.outlets.letter import AlertPhase, Form, Letter, Need, key_of, letter, need, read_key
 from nightshift.agent.notify.outlets.settings import Settings

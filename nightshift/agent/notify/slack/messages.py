@@ -19,17 +19,10 @@ from typing import TypeVar
 from nightshift.agent.approvals.people import Directory
 from nightshift.agent.clock import Clock
 from nightshift.agent.incidents.suppression import ActiveSuppressions, Suppressor
-from nightshift.agent.notify.outlets.delivery import (
-    DeliveryPace,
-    DeliveryRefused,
-    NoAnswer,
-    RateLimited,
-    Repeated,
-    counted,
-)
+from nightshift.agent.notify.delivery import DeliveryPace, DeliveryRefused, NoAnswer, RateLimited, Repeated, counted
+from nightshift.agent.notify.ledger import ChatLedger, Row, card_key
 from nightshift.agent.notify.slack import card as words
 from nightshift.agent.notify.slack.blocks import ChatImage, ChatMessage
-from nightshift.agent.notify.slack.ledger import ChatLedger, Row, card_key
 from nightshift.agent.notify.slack.proposals import Teller
 from nightshift.agent.notify.slack.settings import STORM_CALM_S, Settings
 from nightshift.agent.notify.slack.web import OF_A_PLACE, UNREACHABLE_CHANNEL, SlackWeb
