@@ -27,13 +27,11 @@ from nightshift.agent.store.intents import commitments
 from nightshift.agent.store.receipts import Receipts
 from nightshift.agent.store.tables import (
     approvals,
-    chat_messages,
+    deliveries,
     diagnoses,
     findings,
     incidents,
     intents,
-    outlet_alerts,
-    outlet_rounds,
     plans,
     steps,
     tenancies,
@@ -43,9 +41,7 @@ from nightshift.controllers.action import traits_of
 
 DAY_S = 86_400.0
 _OF_AN_INCIDENT = (
-    chat_messages,
-    outlet_alerts,
-    outlet_rounds,
+    deliveries,
     intents,
     approvals,
     plans,

@@ -1,25 +1,19 @@
-"""What every outlet has in common, Slack's too: what a failed call means, when to try again, and a thread that
-compares what should stand outside with what does.
+"""What a failed call to an outlet means, and how long a place is left alone after one.
 
-RateLimited   429: nothing was done; not before `retry_after_s`
-NoAnswer      the connection broke, timed out or answered 5xx: it may have happened
-Refused       the service said no; `reason` is its word for it
+RateLimited       429: nothing was done; not before `retry_after_s`
+NoAnswer          the connection broke, timed out or answered 5xx: it may have happened
+DeliveryRefused   the service said no; `reason` is its word for it
 """
 
 from __future__ import annotations
 
-import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TypeVar
-
-import structlog
+from collections.abc import Iterator
 
 from nightshift.collectors.base import Permanent, Temporary
 
-_T = TypeVar("_T")
-POLL_S = 0.5
-BACK_OFF_S = (1.0, 30.0)
+# Doubles from the first to the last: a service that restarts is back within seconds, and half a minute is the most
+# that a page then waits for the next try.
+_BACK_OFF_S = (1.0, 30.0)
 
 
 class RateLimited(Temporary):
@@ -42,93 +36,41 @@ class DeliveryPace:
     """Until when a place is left alone: after a 429 the place itself, without an answer everything, ever longer."""
 
     def __init__(self) -> None:
-        self._left: dict[str, tuple[float, float]] = {}
-        """Since when (wall, s) and for how long: a clock that is set back holds nothing up for longer."""
+        # Since when (wall, s), for how long, and why. Both times, not their sum: a clock that is set back an hour
+        # must not hold a page up for that hour.
+        self._left: dict[str, tuple[float, float, str]] = {}
         self._backing_off_s = 0.0
+        self.refused = False
+        """Whether the last answer was a refusal: nothing is gained by waiting for this outlet."""
 
     def may(self, place: str, wall_s: float) -> bool:
         """Whether a place may be called; an empty name asks of all of them."""
-        return not any(0 <= wall_s - since_s < for_s for since_s, for_s in map(self._of, {place, ""}))
+        return not any(self._holds(name, wall_s) for name in {place, ""})
 
-    def _of(self, place: str) -> tuple[float, float]:
-        return self._left.get(place, (0.0, 0.0))
+    def reasons(self, wall_s: float) -> Iterator[str]:
+        """Why places are left alone now."""
+        for place, (_, _, why) in self._left.items():
+            if why and self._holds(place, wall_s):
+                yield why
+
+    def _holds(self, place: str, wall_s: float) -> bool:
+        since_s, for_s, _ = self._left.get(place, (0.0, 0.0, ""))
+        return 0 <= wall_s - since_s < for_s
 
     def answered(self) -> None:
-        self._backing_off_s = 0.0
+        self._backing_off_s, self.refused = 0.0, False
 
-    def leave(self, place: str, wall_s: float, for_s: float) -> None:
-        self._left[place] = wall_s, for_s
+    def leave(self, place: str, wall_s: float, for_s: float, why: str = "") -> None:
+        if len(self._left) > _MOST_PLACES:  # one entry a message that was refused: years of them are forgotten
+            self._left = {name: left for name, left in self._left.items() if self._holds(name, wall_s)}
+        self._left[place] = wall_s, for_s, why
 
-    def away(self, wall_s: float) -> float:
+    def away(self, wall_s: float, why: str = "") -> float:
         """Nobody answers: leaves every place alone, and returns for how long (s)."""
-        least, most = BACK_OFF_S
+        least, most = _BACK_OFF_S
         self._backing_off_s = min(most, max(least, 2 * self._backing_off_s))
-        self.leave("", wall_s, self._backing_off_s)
+        self.leave("", wall_s, self._backing_off_s, why)
         return self._backing_off_s
 
 
-class Repeated(ABC):
-    """`once` is one comparison; `start` repeats it on a thread of its own until `stop`."""
-
-    def __init__(self, name: str, ends_within_s: float) -> None:
-        self._log = structlog.get_logger(name)
-        self._wake = threading.Event()
-        self._stopping = threading.Event()
-        self._ends_within_s = ends_within_s
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self.problem = ""
-        """Why nothing goes out now, for the health page; empty where it does."""
-
-    @abstractmethod
-    def once(self) -> None:
-        """Sends what is missing."""
-
-    @abstractmethod
-    def leads(self) -> bool:
-        """Whether this process is the one that sends."""
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def wake(self) -> None:
-        """Compares now rather than at the next poll."""
-        self._wake.set()
-
-    def stop(self) -> None:
-        self._stopping.set()
-        self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join(self._ends_within_s)
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            self._wake.clear()
-            try:
-                if self.leads():
-                    self.once()
-            except (Temporary, Permanent) as error:
-                self.problem = str(error)
-                self._log.warning("outlet delivery delayed", error=str(error))
-                self._wake.wait(1.0)
-            except Exception as error:  # noqa: BLE001  a defect of ours must not end the messages; it is said
-                self.problem = f"{type(error).__name__}: {error}"
-                self._log.exception("outlet comparison failed")
-                self._wake.wait(5.0)
-            self._wake.wait(POLL_S)
-
-
-def counted(call: Callable[[], _T], count: Callable[[str], None]) -> _T:
-    """Makes a call and counts how it ended: ok, limited, no_answer or refused."""
-    try:
-        answer = call()
-    except RateLimited:
-        count("limited")
-        raise
-    except NoAnswer:
-        count("no_answer")
-        raise
-    except DeliveryRefused:
-        count("refused")
-        raise
-    count("ok")
-    return answer
+_MOST_PLACES = 1000

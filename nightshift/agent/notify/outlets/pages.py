@@ -1,5 +1,4 @@
-"""Keeps the outlets in step with the incidents, as Slack's courier keeps the chat: compares what should stand there
-with what does and sends the difference. Only the leading replica runs it.
+"""What should stand in the pagers, and who pages: sent by the courier (`agent.notify.courier`).
 
 One outlet pages for an incident, never two: the claim is a row, written before the first call. It pages once a turn
 (`letter.need`); the other outlets show. A call without an answer is made again under the same key, which vendors
@@ -11,272 +10,218 @@ first outlet took the page and no answer of many tries came back.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from nightshift.agent.clock import Clock
-from nightshift.agent.incidents.suppression import ActiveSuppressions, Suppressor
-from nightshift.agent.notify.delivery import DeliveryPace, DeliveryRefused, NoAnswer, RateLimited, Repeated, counted
+from nightshift.agent.notify.courier import BROKEN_S, Courier, CourierParts
+from nightshift.agent.notify.delivery import DeliveryRefused
+from nightshift.agent.notify.ledger import PAGE, ROUND, SHOWN, Delivery, alert_key
 from nightshift.agent.notify.outlets.base import Acknowledgement, Outlet
-from nightshift.agent.notify.outlets.ledger import OutletAlert, OutletLedger
 from nightshift.agent.notify.outlets.letter import AlertPhase, Form, Letter, Need, key_of, letter, need, read_key
 from nightshift.agent.notify.outlets.settings import Settings
 from nightshift.agent.store.archive import name_of, number_of
 from nightshift.agent.store.incident import Incident, IncidentSummary
-from nightshift.agent.store.incident_store import Store
 from nightshift.agent.store.tenancy import namespaces_of
 from nightshift.collectors.base import Permanent
 from nightshift.detectors.base import Severity
 
+_P = AlertPhase
+# So much is compared before renewals get their turn: alerts of Alertmanager end where nobody renews them.
 _AT_ONCE = 200
+# An acknowledgement shows after this at most, and 50 requests of 15 s are under PagerDuty's 960 a minute.
 _ASK_S = 15.0
 _ASKED_AT_ONCE = 50
-_BROKEN_S = 60.0
 _OF_A_LETTER = ("400", "413", "422")
 """Statuses that speak of what was sent, and of whoever sends only at times (PagerDuty's 400 of a wrong key)."""
 _TOGETHER, _APART_S = "together", 3600.0
 """Once letters were refused together, each is sent alone for a while."""
 
 
-@dataclass(frozen=True)
-class OutletParts:
-    """What the courier works with; built once in `agent.app`."""
+@dataclass(frozen=True, kw_only=True)
+class OutletParts(CourierParts):
+    """What the pagers' courier works with; built once in `agent.setup.channels`."""
 
-    store: Store
-    clock: Clock
     outlets: Sequence[Outlet]
     settings: Settings
     cluster: str
-    suppressor: Suppressor
-    leads: Callable[[], bool]
-    count: Callable[[str, str, str], None] = lambda outlet, what, outcome: None
-    """Counts a call for the metrics: (outlet, send | renew | ask, ok | limited | no_answer | refused)."""
-    wall_s: Callable[[], float] = time.time
 
 
-class OutletCourier(Repeated):
-    """Keeps all outlets in step."""
+class PageCourier(Courier):
+    """Keeps all pagers in step. They share one courier, since who pages is decided among them."""
+
+    kind = ROUND
+    at_once = _AT_ONCE
+    _p: OutletParts
 
     def __init__(self, parts: OutletParts) -> None:
-        super().__init__("outlets", 11.0)
-        self._p = parts
-        self._ledger = OutletLedger(parts.store.database)
+        super().__init__("outlets", parts, 11.0)
         self._outlets: Mapping[str, Outlet] = {outlet.name: outlet for outlet in parts.outlets}
-        self._pace = {name: DeliveryPace() for name in self._outlets}
-        self._refused: set[str] = set()
-        """Outlets that said no to their last call: nothing is gained by waiting for them."""
         self._asked: dict[str, float] = {}
-        self.problems: dict[str, str] = {}
-        """By outlet: why nothing goes out there now."""
 
-    def leads(self) -> bool:
-        return self._p.leads()
-
-    def once(self) -> None:
-        """One comparison. An outlet that is away keeps the others from nothing."""
-        now_s = self._p.clock.now_s()
-        names = self._ledger.news(now_s, _AT_ONCE)
-        standing = self._p.suppressor.standing() if names else None
-        for incident_id in names:
-            if self._stopping.is_set():
-                return
-            assert standing is not None
-            self._tell(incident_id, standing)
+    def _keep_up(self, now_s: float) -> None:
         for outlet in self._outlets.values():
             self._renew(outlet)
             self._ask(outlet)
-        self.problem = "; ".join(f"{name}: {said}" for name, said in sorted(self.problems.items()))
 
     # One incident -----------------------------------------------------------------------------------------------
 
-    def _tell(self, incident_id: str, standing: ActiveSuppressions) -> None:
+    def _tell(self, incident_id: str, now_s: float) -> None:
         wall_s = self._p.wall_s()
         incident = self._p.store.incident(incident_id)
         rows = self._ledger.alerts(incident_id)
         wanted = need(incident.history)
-        newly = wanted.turn > max((row.turn for row in rows), default=0)
-        if newly and wanted.phase is not AlertPhase.CLOSED:
-            held = standing.of(incident)
+        seen_s: float | None = incident.updated_s
+        if wanted.phase is not _P.CLOSED:
+            # What was paged before a silence began is kept in step all the same: else its page would never end.
+            newly = wanted.turn > max((row.turn for row in rows), default=0)
+            held = self._standing.of(incident) if newly else None
             if held is not None:
-                seen = {"seen_s": incident.updated_s, "seen_version": incident.version}
-                self._ledger.round(incident_id, wall_s, held_until_s=held.until_s, **seen)
+                self._ledger.round(
+                    incident_id, held_until_s=held.until_s, seen_s=seen_s, seen_version=incident.version
+                )
                 return
-        if wanted.phase is not AlertPhase.CLOSED:
             self._claim(incident, rows, wanted, wall_s)
             rows = self._ledger.alerts(incident_id)
-        rows = sorted(rows, key=lambda row: row.form is not Form.PAGE)  # whoever is to be called comes first
+        rows = sorted(rows, key=lambda row: row.kind != PAGE)  # whoever is to be called comes first
+        paging = {row.outlet for row in rows if row.kind == PAGE and not row.withdrawn}
         (summary,) = self._p.store.summaries([incident_id])
-        done = [self._settle(summary, row, wanted, rows, wall_s) for row in rows]
-        seen_s = incident.updated_s if all(done) else None
-        self._ledger.round(incident_id, wall_s, held_until_s=None, seen_s=seen_s, seen_version=incident.version)
+        done = [self._settle(summary, row, wanted, paging, wall_s) for row in rows]
+        if all(done):
+            self._failed.pop(self._key(incident_id), None)
+        else:
+            self._failed[self._key(incident_id)] = wall_s
+            seen_s = None
+        self._ledger.round(incident_id, held_until_s=None, seen_s=seen_s, seen_version=incident.version)
 
-    def _claim(self, incident: Incident, rows: Sequence[OutletAlert], wanted: Need, wall_s: float) -> None:
+    def _claim(self, incident: Incident, rows: Sequence[Delivery], wanted: Need, wall_s: float) -> None:
         """Writes down who pages and who shows, before anybody is called. An incident that has become graver is
         paged where the rule now says, and no longer where it was."""
-        number = number_of(incident.id)
-        pages = [row for row in rows if row.form is Form.PAGE]
-        pager = next((row.outlet for row in pages if not row.withdrawn), "")
-        shown = {row.outlet for row in rows if row.form is Form.SHOWN}
-        blank = OutletAlert(number, "", Form.PAGE, wanted.turn, incident.severity, wall_s)
-        pager, new = self._pager_of(incident, pages, pager, blank)
+        pages = [row for row in rows if row.kind == PAGE]
+        shown = {row.outlet for row in rows if row.kind == SHOWN}
+        severity = Severity(incident.severity)
+        blank = Delivery("", "", PAGE, number_of(incident.id), turn=wanted.turn, severity=severity, due_s=wall_s)
+        pager, new = self._pager_of(incident, pages, blank)
         for name, outlet in self._outlets.items():
             if name != pager and name not in shown and Form.SHOWN in outlet.forms:
-                new.append(replace(blank, outlet=name, form=Form.SHOWN))
+                new.append(_alert(blank, name, SHOWN))
         if new:
             self._ledger.put(*new)
 
     def _pager_of(
-        self, incident: Incident, pages: Sequence[OutletAlert], pager: str, blank: OutletAlert
-    ) -> tuple[str, list[OutletAlert]]:
-        """Which outlet pages now (`pager`: which did), and the pages that change with it."""
-        new: list[OutletAlert] = []
-        if all(row.turn < blank.turn for row in pages):  # a new turn: the rule is asked anew
-            pager = self._p.settings.pager(incident.severity, namespaces_of(incident.subjects))
-            new = [replace(row, withdrawn=int(row.outlet != pager)) for row in pages]
-            if pager in self._outlets and pager not in {row.outlet for row in pages}:
-                new.append(replace(blank, outlet=pager))
-        elif any(row.outlet == pager and _rank(incident.severity) > _rank(row.severity) for row in pages):
-            asked = self._p.settings.pager(incident.severity, namespaces_of(incident.subjects))
-            if asked in self._outlets and asked not in {row.outlet for row in pages}:  # the page moves there
-                new = [*(replace(row, withdrawn=1) for row in pages), replace(blank, outlet=asked)]
-                pager = asked
-            else:
-                new = [replace(row, severity=incident.severity) for row in pages if row.outlet == pager]
-        return pager, new
+        self, incident: Incident, pages: Sequence[Delivery], blank: Delivery
+    ) -> tuple[str, list[Delivery]]:
+        """Which outlet pages now, and the pages that change with it."""
+        paged = {row.outlet for row in pages}
+        asked = self._p.settings.pager(incident.severity, namespaces_of(incident.subjects))
+        fresh = [_alert(blank, asked, PAGE)] if asked in self._outlets and asked not in paged else []
+        if all(row.turn < blank.turn for row in pages):  # a new turn: the rule is asked again
+            return asked, [*(replace(row, withdrawn=int(row.outlet != asked)) for row in pages), *fresh]
+        current = [row for row in pages if not row.withdrawn]
+        graver = [row for row in current if _rank(incident.severity) > _rank(row.severity)]
+        if graver and fresh:  # the page moves there
+            return asked, [*(replace(row, withdrawn=1) for row in pages), *fresh]
+        pager = next((row.outlet for row in current), "")
+        return pager, [replace(row, severity=incident.severity) for row in graver]
 
     def _settle(
-        self, incident: IncidentSummary, row: OutletAlert, wanted: Need, rows: Sequence[OutletAlert], wall_s: float
+        self, incident: IncidentSummary, row: Delivery, wanted: Need, paging: set[str], wall_s: float
     ) -> bool:
-        """Brings one alert to where it should stand; False where that has to be tried again."""
+        """Brings one alert to where it should stand; False where that has to be tried again. `paging`: outlets
+        whose page stands for the incident, so that they need not show it as well."""
         outlet = self._outlets.get(row.outlet)
         if outlet is None:  # taken out of the settings
             return True
-        paged_elsewhere = row.form is Form.SHOWN and any(
-            other.form is Form.PAGE and other.outlet == row.outlet and not other.withdrawn for other in rows
-        )
-        if row.withdrawn or paged_elsewhere:
-            return not row.may_stand or self._send(outlet, incident, row, AlertPhase.CLOSED)
+        leaves = row.withdrawn or (row.kind == SHOWN and row.outlet in paging)
+        ends = (leaves or row.turn != wanted.turn) and row.may_stand
+        if ends and not self._send(outlet, incident, row, _P.CLOSED):
+            return False
+        if leaves:
+            return True
         if row.turn != wanted.turn:
-            if row.may_stand and not self._send(outlet, incident, row, AlertPhase.CLOSED):
-                return False
-            row = replace(row, turn=wanted.turn, told=None, tried_s=None, due_s=wall_s, severity=incident.severity)
+            again = {"turn": wanted.turn, "shows": None, "tried_s": None, "due_s": wall_s}
+            row = replace(row, severity=incident.severity, **again)  # type: ignore[arg-type]
             self._ledger.put(row)
-        if wanted.phase is AlertPhase.CLOSED and not row.may_stand:
-            return True
-        if row.told is wanted.phase and row.tried_s is None:
-            return True
-        if row.told is None and wanted.phase is AlertPhase.ACKNOWLEDGED:
-            if row.form is Form.PAGE and not row.may_stand:  # somebody has taken it on already: nobody is called
-                return True
-            if row.form is Form.SHOWN and not self._send(outlet, incident, row, AlertPhase.TRIGGERED):
+        for phase in sends(row, wanted.phase):
+            if not self._send(outlet, incident, row, phase):
+                if row.shows is None and phase is _P.TRIGGERED:
+                    self._fail_over(row)
                 return False
-        if row.told is None and wanted.phase is AlertPhase.TRIGGERED:
-            return self._trigger(outlet, incident, row)
-        return self._send(outlet, incident, row, wanted.phase)
+        return True
 
-    def _trigger(self, outlet: Outlet, incident: IncidentSummary, row: OutletAlert) -> bool:
-        if self._send(outlet, incident, row, AlertPhase.TRIGGERED):
-            return True
+    def _fail_over(self, row: Delivery) -> None:
+        """Moves a page that its outlet does not take to the next one, where it is time."""
         failover = self._p.settings.failover
-        if row.form is Form.PAGE and failover is not None and failover.to != row.outlet:
-            late = self._p.wall_s() - row.due_s >= failover.after_s or outlet.name in self._refused
-            if late and failover.to not in self._refused:
-                self._hand_over(row, failover.to)
-        return False
-
-    def _hand_over(self, row: OutletAlert, to: str) -> None:
-        there = self._ledger.alerts(name_of(row.incident))
-        fresh = next((other for other in there if other.outlet == to and other.form is Form.PAGE), None)
-        if fresh is not None and fresh.withdrawn:  # it was tried before: nobody takes it back and forth
+        if row.kind != PAGE or failover is None or failover.to == row.outlet:
             return
-        wall_s = self._p.wall_s()
-        taker = OutletAlert(row.incident, to, Form.PAGE, row.turn, row.severity, wall_s)
-        current = next(other for other in there if other.outlet == row.outlet and other.form is Form.PAGE)
-        self._ledger.put(replace(current, withdrawn=1), taker)
+        late = self._p.wall_s() - (row.due_s or 0.0) >= failover.after_s or self._paces[row.outlet].refused
+        if late and not self._paces[failover.to].refused:
+            self._hand_over(row, failover.to)
+
+    def _hand_over(self, row: Delivery, to: str) -> None:
+        assert row.incident is not None
+        pages = {page.outlet: page for page in self._ledger.alerts(name_of(row.incident)) if page.kind == PAGE}
+        if to in pages and pages[to].withdrawn:  # it was tried before: a page is not handed back and forth
+            return
+        taker = _alert(replace(row, tried_s=None, told_s=None, due_s=self._p.wall_s()), to, PAGE)
+        self._ledger.put(replace(pages[row.outlet], withdrawn=1), taker)
         self._log.error("page moved", incident=name_of(row.incident), was=row.outlet, now=to)
 
     # Calls ------------------------------------------------------------------------------------------------------
 
-    def _send(self, outlet: Outlet, incident: IncidentSummary, row: OutletAlert, phase: AlertPhase) -> bool:
-        pace, wall_s = self._pace[outlet.name], self._p.wall_s()
-        if not pace.may("all", wall_s) or not pace.may(_of(row), wall_s):
-            return False
-        return self._deliver(outlet, "send", [row], [self._letter(incident, row, phase)], phase)
+    def _send(self, outlet: Outlet, incident: IncidentSummary, row: Delivery, phase: AlertPhase) -> bool:
+        work = partial(self._deliver_letters, outlet, "send", {row.key: incident}, [row], phase)
+        return self._attempt(outlet.name, outlet.name, row.key, work)
 
-    def _letter(self, incident: IncidentSummary, row: OutletAlert, phase: AlertPhase) -> Letter:
+    def _deliver_letters(
+        self,
+        outlet: Outlet,
+        what: str,
+        incidents: Mapping[str, IncidentSummary],
+        rows: Sequence[Delivery],
+        phase: AlertPhase,
+    ) -> None:
+        """`incidents`: by the row's key."""
+        letters = [self._letter(incidents[row.key], row, phase) for row in rows]
+        self._deliver(rows, phase, what, lambda: outlet.send(letters))
+
+    def _letter(self, incident: IncidentSummary, row: Delivery, phase: AlertPhase) -> Letter:
+        severity = row.severity or incident.severity
         url = self._p.settings.console_url
-        return letter(incident, self._p.cluster, row.turn, phase, row.form, row.severity, url)
+        return letter(incident, self._p.cluster, row.turn, phase, Form(row.kind), severity, url)
 
-    def _deliver(
-        self, outlet: Outlet, what: str, rows: Sequence[OutletAlert], letters: Sequence[Letter], phase: AlertPhase
-    ) -> bool:
-        """Writes the call down, makes it, writes down that it was answered."""
-        self._ledger.trying(rows, self._p.wall_s())
-        try:
-            if not self._try(outlet, what, partial(outlet.send, letters), [_of(row) for row in rows]):
-                return False
-        except (RateLimited, DeliveryRefused):
-            self._ledger.unsent(rows)
-            return False
-        self._ledger.told(rows, phase, self._p.wall_s())
-        return True
-
-    def _try(self, outlet: Outlet, what: str, call: Callable[[], object], about: Sequence[str] = ()) -> bool:
-        """Makes a call; a failure is said and noted in the outlet's pace: what an outlet says of one letter keeps
-        the others from nothing. Raises RateLimited and Refused: then nothing happened."""
-        pace, wall_s = self._pace[outlet.name], self._p.wall_s()
-        try:
-            counted(call, partial(self._p.count, outlet.name, what))
-        except NoAnswer as error:
-            again_in_s = pace.away(wall_s)
-            self.problems[outlet.name] = str(error)
-            self._log.warning("outlet call failed", outlet=outlet.name, error=str(error), again_in_s=again_in_s)
-            return False
-        except RateLimited as error:
-            pace.leave("all", wall_s, error.retry_after_s or 1.0)
-            self.problems[outlet.name] = str(error)
-            raise
-        except DeliveryRefused as error:
-            self._refused.add(outlet.name)
-            if not about or not error.reason.startswith(_OF_A_LETTER):
-                pace.leave("all", wall_s, _BROKEN_S)
-            elif len(about) == 1:
-                pace.leave(about[0], wall_s, _BROKEN_S)
-            else:  # one of them spoils the rest
-                pace.leave(_TOGETHER, wall_s, _APART_S)
-            self.problems[outlet.name] = str(error)
-            self._log.error("outlet call refused", outlet=outlet.name, reason=error.reason)
-            raise
-        pace.answered()
-        self._refused.discard(outlet.name)
-        self.problems.pop(outlet.name, None)
-        return True
+    def _refused(self, outlet: str, place: str, key: str, error: DeliveryRefused) -> None:
+        of_a_letter = key != place and error.reason.startswith(_OF_A_LETTER)
+        held, for_s = (key, BROKEN_S) if of_a_letter else (place, BROKEN_S)
+        if held == _TOGETHER:  # one of them spoils the rest
+            for_s = _APART_S
+        self._paces[outlet].leave(held, self._p.wall_s(), for_s, str(error))
 
     # Over time --------------------------------------------------------------------------------------------------
 
     def _renew(self, outlet: Outlet) -> None:
         """Sends standing alerts again where the outlet forgets them."""
-        wall_s = self._p.wall_s()
+        pace, wall_s = self._paces[outlet.name], self._p.wall_s()
         rows = self._ledger.renewable(outlet.name, wall_s - outlet.renew_s, _AT_ONCE)
-        if not rows or not self._pace[outlet.name].may("all", wall_s):
+        if not rows or not pace.may(outlet.name, wall_s):
             return
-        known = {row.id: row for row in self._p.store.summaries([name_of(row.incident) for row in rows])}
-        for phase in (AlertPhase.TRIGGERED, AlertPhase.ACKNOWLEDGED):
-            mine = [row for row in rows if row.told is phase and name_of(row.incident) in known]
-            together = len(mine) > 1 and self._pace[outlet.name].may(_TOGETHER, wall_s)
-            alone = [[row] for row in mine if self._pace[outlet.name].may(_of(row), wall_s)]
-            for some in [mine] if together else alone:
-                letters = [self._letter(known[name_of(row.incident)], row, phase) for row in some]
-                self._deliver(outlet, "renew", some, letters, phase)
+        names = {row.key: name_of(row.incident) for row in rows if row.incident is not None}
+        found = {summary.id: summary for summary in self._p.store.summaries([*names.values()])}
+        known = {key: found[name] for key, name in names.items() if name in found}
+        for phase in (_P.TRIGGERED, _P.ACKNOWLEDGED):
+            mine = [row for row in rows if row.shows == phase and row.key in known]
+            together = len(mine) > 1 and pace.may(_TOGETHER, wall_s)
+            for some in [mine] if together else [[row] for row in mine]:
+                work = partial(self._deliver_letters, outlet, "renew", known, some, phase)
+                self._attempt(outlet.name, outlet.name, _TOGETHER if together else some[0].key, work)
 
     def _ask(self, outlet: Outlet) -> None:
         """Asks who has taken pages on, where the outlet does not tell us."""
         wall_s = self._p.wall_s()
-        if 0 <= wall_s - self._asked.get(outlet.name, 0.0) < _ASK_S or not self._pace[outlet.name].may(
-            "all", wall_s
-        ):
+        # An age below 0: the wall clock was set back, and must not keep us from asking until it is there again.
+        if 0 <= wall_s - self._asked.get(outlet.name, 0.0) < _ASK_S:
+            return
+        if not self._paces[outlet.name].may(outlet.name, wall_s):
             return
         self._asked[outlet.name] = wall_s
         rows = self._ledger.pages(outlet.name, _ASKED_AT_ONCE)
@@ -284,38 +229,54 @@ class OutletCourier(Repeated):
             return
         keys = [key_for(self._p.cluster, row) for row in rows]
         found: list[Acknowledgement] = []
-        try:
-            self._try(outlet, "ask", lambda: found.extend(outlet.acknowledged(keys)))
-        except (RateLimited, DeliveryRefused):
-            return
+
+        def ask() -> None:
+            found.extend(self._call(outlet.name, "ask", lambda: outlet.acknowledged(keys)))
+
+        self._attempt(outlet.name, outlet.name, outlet.name, ask)
         for given in found:
             self.take(outlet.name, given)
 
     def take(self, outlet: str, given: Acknowledgement) -> bool:
-        """Somebody took a page on in an outlet: shown in the incident, and our own escalation ends. False for an
+        """A person took a page on in an outlet: shown in the incident, and our own escalation ends. False for an
         alert that this outlet does not page."""
         try:
             incident_id, turn = read_key(given.key)
             rows = self._ledger.alerts(incident_id)
         except (ValueError, Permanent):
             return False
-        mine = [row for row in rows if row.outlet == outlet and row.form is Form.PAGE and row.turn == turn]
+        mine = [row for row in rows if row.outlet == outlet and row.kind == PAGE and row.turn == turn]
         if not mine or given.key != key_for(self._p.cluster, mine[0]):
             return False
-        if mine[0].told is AlertPhase.TRIGGERED:
-            self._ledger.told(mine, AlertPhase.ACKNOWLEDGED, self._p.wall_s())
+        if mine[0].shows == _P.TRIGGERED:
+            self._ledger.told(mine, _P.ACKNOWLEDGED, self._p.wall_s())
         return self._p.store.acknowledge(incident_id, f"{given.by} ({outlet})", f"taken on in {outlet}")
 
 
-def _of(row: OutletAlert) -> str:
-    """An alert's place in its outlet's pace."""
-    return f"{row.incident}/{row.form}"
+def sends(row: Delivery, wanted: AlertPhase) -> tuple[AlertPhase, ...]:
+    """The phases to send, in order, that bring an alert to the wanted one. Decides purely."""
+    if row.shows == wanted and row.tried_s is None:
+        return ()
+    if wanted is _P.CLOSED and not row.may_stand:
+        return ()
+    if wanted is _P.ACKNOWLEDGED and row.shows is None:
+        if row.kind == SHOWN:  # vendors ignore an acknowledgement of an alert that they do not have
+            return (_P.TRIGGERED, wanted)
+        if not row.may_stand:  # a person has taken it on already: nobody is called
+            return ()
+    return (wanted,)
 
 
-def key_for(cluster: str, row: OutletAlert) -> str:
+def key_for(cluster: str, row: Delivery) -> str:
     """The vendor's name for a row's alert."""
+    assert row.incident is not None
     return key_of(cluster, name_of(row.incident), row.turn)
 
 
-def _rank(severity: Severity) -> int:
-    return list(Severity).index(severity)
+def _alert(like: Delivery, outlet: str, form: str) -> Delivery:
+    assert like.incident is not None
+    return replace(like, key=alert_key(outlet, like.incident, form), outlet=outlet, kind=form)
+
+
+def _rank(severity: Severity | None) -> int:
+    return -1 if severity is None else list(Severity).index(severity)

@@ -8,9 +8,9 @@ import structlog
 from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from nightshift.agent.notify.outlets.ledger import OutletLedger
+from nightshift.agent.notify.ledger import Ledger
 from nightshift.agent.notify.outlets.pagerduty import PagerDuty
-from nightshift.agent.notify.outlets.pages import OutletCourier, OutletParts
+from nightshift.agent.notify.outlets.pages import OutletParts, PageCourier
 from nightshift.collectors.base import Permanent, Temporary
 
 PATH = "/outlets/pagerduty"
@@ -25,8 +25,8 @@ class Outlets:
     def __init__(self, parts: OutletParts) -> None:
         self._parts = parts
         self._log = structlog.get_logger("outlets")
-        self._ledger = OutletLedger(parts.store.database)
-        self.courier = OutletCourier(parts)
+        self._ledger = Ledger(parts.store.database)
+        self.courier = PageCourier(parts)
 
     def start(self) -> None:
         self.courier.start()

@@ -5,17 +5,15 @@ evidence, risk, undo and expiry, and the buttons that incidents have; kept in st
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.kernel_gate import KernelGate, KernelProposal, ProposalState, not_promotable
 from nightshift.agent.approvals.kernel_search import SHOWN, fleet_view
 from nightshift.agent.approvals.policy import PEOPLE, Person, rule_for
 from nightshift.agent.clock import Clock
-from nightshift.agent.notify.delivery import DeliveryRefused
-from nightshift.agent.notify.ledger import ChatLedger, Row
+from nightshift.agent.notify.ledger import PROPOSAL, Delivery, Ledger
 from nightshift.agent.notify.slack.blocks import (
     Block,
     ChatMessage,
@@ -33,11 +31,9 @@ from nightshift.agent.units import clock_time, full_time, sentence
 from nightshift.kernels.certification.evidence import FleetView
 
 FAMILIES = ("kernel", "policy")
-KIND = "proposal"
 _LISTED = 20
 _FACTS = 14
 _LONG = 700
-_GONE = ("message_not_found", "cant_update_message", "edit_window_closed")
 _LOOK_S = 2.0
 
 
@@ -156,14 +152,14 @@ def listing(found: Sequence[KernelProposal], now_s: float) -> ChatMessage:
 class Teller:
     """Compares the promotions with their messages. Sending is the courier's."""
 
-    def __init__(self, promotions: Promotions, gate: Gate, ledger: ChatLedger, settings: Settings) -> None:
+    def __init__(self, promotions: Promotions, gate: Gate, ledger: Ledger, settings: Settings) -> None:
         self._promotions = promotions
         self._gate = gate
         self._ledger = ledger
         self._settings = settings
         self._looked_s = 0.0
 
-    def due(self, now_s: float, wall_s: float) -> Iterator[tuple[Row, ChatMessage, bool]]:
+    def due(self, now_s: float, wall_s: float) -> Iterator[tuple[Delivery, ChatMessage, bool]]:
         """(row, what it should show, whether it is there) of each message that is missing or out of date. One that
         was decided before the chat knew of it is left alone."""
         if not self._settings.promotions or wall_s < self._looked_s + _LOOK_S:
@@ -177,18 +173,9 @@ class Teller:
             decidable = proposal.state is ProposalState.WAITING and now_s < proposal.action.expires_at_s
             if row is None or (row.ts is None and row.tried_s is None):
                 if decidable:
-                    yield Row(proposal.id, KIND, None, channel, posted_s=now_s), content, False
-            elif row.ts is not None and row.content_sha256 != content.sha256:
+                    yield Delivery(proposal.id, "slack", PROPOSAL, None, channel, posted_s=now_s), content, False
+            elif row.ts is not None and row.shows != content.sha256:
                 yield row, content, True
-
-    def edit(self, row: Row, edit: Callable[[], Any]) -> None:
-        """Edits a message; one that somebody deleted is posted again at the next look."""
-        try:
-            edit()
-        except DeliveryRefused as refused:
-            if refused.reason not in _GONE:
-                raise
-            self._ledger.change(row.key, ts=None, content_sha256=None)
 
 
 __all__: Sequence[str] = ("PlanTicket", "Promotions", "Teller", "card", "listing")

@@ -31,7 +31,7 @@ from starlette.concurrency import run_in_threadpool
 from nightshift.agent.notify.delivery import DeliveryRefused
 from nightshift.agent.notify.slack.blocks import ChatMessage
 from nightshift.agent.notify.slack.clicks import REASON_VIEW, Click, Desk, reason_of
-from nightshift.agent.notify.slack.messages import Courier
+from nightshift.agent.notify.slack.messages import ChatCourier
 from nightshift.agent.notify.slack.settings import Settings
 from nightshift.agent.notify.slack.web import Opener, SlackWeb
 from nightshift.collectors.base import Permanent, Temporary
@@ -46,7 +46,7 @@ class Slack:
     """Posts incidents and takes clicks while it runs."""
 
     def __init__(
-        self, settings: Settings, web: SlackWeb, courier: Courier, desk: Desk, ready: threading.Event
+        self, settings: Settings, web: SlackWeb, courier: ChatCourier, desk: Desk, ready: threading.Event
     ) -> None:
         """`ready` is set once the token and the workspace are proven. Raises Permanent where a secret's file cannot
         be read."""

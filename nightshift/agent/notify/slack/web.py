@@ -34,6 +34,8 @@ UNREACHABLE_CHANNEL = frozenset(
     }
 )
 """Refusals that concern one channel; another one may do."""
+GONE = frozenset({"message_not_found", "cant_update_message", "edit_window_closed"})
+"""Refusals of an edit whose message a person deleted, or that a workspace's policy no longer lets us edit."""
 
 
 OF_A_PLACE = (
