@@ -43,9 +43,9 @@ class DeliveryPace:
         self.refused = False
         """Whether the last answer was a refusal: nothing is gained by waiting for this outlet."""
 
-    def may(self, place: str, wall_s: float) -> bool:
+    def may(self, scope: str, wall_s: float) -> bool:
         """Whether a place may be called; an empty name asks of all of them."""
-        return not any(self._holds(name, wall_s) for name in {place, ""})
+        return not any(self._holds(name, wall_s) for name in {scope, ""})
 
     def reasons(self, wall_s: float) -> Iterator[str]:
         """Why places are left alone now."""
@@ -60,16 +60,16 @@ class DeliveryPace:
     def answered(self) -> None:
         self._backing_off_s, self.refused = 0.0, False
 
-    def leave(self, place: str, wall_s: float, for_s: float, why: str = "") -> None:
+    def leave(self, scope: str, wall_s: float, for_s: float, reason: str = "") -> None:
         if len(self._left) > _MOST_PLACES:  # one entry a message that was refused: years of them are forgotten
             self._left = {name: left for name, left in self._left.items() if self._holds(name, wall_s)}
-        self._left[place] = wall_s, for_s, why
+        self._left[scope] = wall_s, for_s, reason
 
-    def away(self, wall_s: float, why: str = "") -> float:
+    def away(self, wall_s: float, reason: str = "") -> float:
         """Nobody answers: leaves every place alone, and returns for how long (s)."""
         least, most = _BACK_OFF_S
         self._backing_off_s = min(most, max(least, 2 * self._backing_off_s))
-        self.leave("", wall_s, self._backing_off_s, why)
+        self.leave("", wall_s, self._backing_off_s, reason)
         return self._backing_off_s
 
 

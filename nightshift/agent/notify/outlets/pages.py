@@ -253,18 +253,18 @@ class PageCourier(Courier):
         return self._p.store.acknowledge(incident_id, f"{given.by} ({outlet})", f"taken on in {outlet}")
 
 
-def sends(row: Delivery, wanted: AlertPhase) -> tuple[AlertPhase, ...]:
-    """The phases to send, in order, that bring an alert to the wanted one. Decides purely."""
-    if row.shows == wanted and row.tried_s is None:
+def sends(row: Delivery, phase: AlertPhase) -> tuple[AlertPhase, ...]:
+    """The phases to send, in order, that bring an alert to the last one. Decides purely."""
+    if row.shows == phase and row.tried_s is None:
         return ()
-    if wanted is _P.CLOSED and not row.may_stand:
+    if phase is _P.CLOSED and not row.may_stand:
         return ()
-    if wanted is _P.ACKNOWLEDGED and row.shows is None:
+    if phase is _P.ACKNOWLEDGED and row.shows is None:
         if row.kind == SHOWN:  # vendors ignore an acknowledgement of an alert that they do not have
-            return (_P.TRIGGERED, wanted)
+            return (_P.TRIGGERED, phase)
         if not row.may_stand:  # a person has taken it on already: nobody is called
             return ()
-    return (wanted,)
+    return (phase,)
 
 
 def key_for(cluster: str, row: Delivery) -> str:
