@@ -16,8 +16,8 @@ from nightshift.controllers.actuators.plugins import ALL as ACTUATORS
 from nightshift.detectors.base import Detector
 from nightshift.detectors.plugins import ALL as DETECTORS
 
+# What is watched without a configuration: this machine's GPUs and its kernel log.
 LOCAL = ("nvml", "kernel_log")
-"""What is watched without a configuration: this machine's GPUs and its kernel log."""
 NVML_LIBRARY = "libnvidia-ml.so.1"
 
 

@@ -20,8 +20,8 @@ from nightshift.collectors.merge import Merger
 from nightshift.collectors.recording import RecordingWriter
 from nightshift.collectors.subject import Inventory
 
+# Ticks between two waits for the stages of open incidents.
 _SETTLE_EVERY = 12
-"""Ticks between two waits for the stages of open incidents."""
 
 
 def replay(settings: Settings, start_s: float, end_s: float) -> list[Incident]:

@@ -28,7 +28,7 @@ from nightshift.agent.approvals.kernel_search import (
     put_search,
     search_of,
 )
-from nightshift.agent.approvals.policy import PEOPLE, Person, may_not_approve, rule_for
+from nightshift.agent.approvals.policy import Person, may_not_approve, rule_for
 from nightshift.agent.clock import Clock
 from nightshift.agent.store import audit
 from nightshift.agent.store.incident_store import Store
@@ -186,21 +186,15 @@ class KernelGate:
                 return GateAnswer(False, refusal)
             if any(a.person == by.identity and a.expires_s > now_s for a in known.approvals):
                 return GateAnswer(True, f"You approved this already; it is {known.state}.")
-            expires_s = min(known.action.expires_at_s, now_s + self.gate.policy.valid_s)
-            given = Approval(by.identity, by.role, by.channel, plan_sha256, now_s, expires_s, by.groups)
-            before = [a for a in known.approvals if a.expires_s > now_s and a.person != by.identity]
-            touched = namespaces(known.action)
-            standing = [a for a in before if self.gate.still_approves(a, touched)] + [given]
-            needed = max(1, PEOPLE[rule_for(known.action, self.gate.policy)])
-            so_far = len(self.gate.people(standing))
-            enough = so_far >= needed
-            state = ProposalState.APPROVED if enough else ProposalState.WAITING
+            given = self.gate.grant(known.action, by, now_s)
+            others = [a for a in known.approvals if a.person != by.identity]
+            standing = [*self.gate.counting(others, namespaces(known.action), now_s), given]
+            missing = self.gate.missing(known.action, standing)
+            state = ProposalState.WAITING if missing else ProposalState.APPROVED
             _put(connection, replace(known, approvals=tuple(standing), state=state), now_s, by.identity)
             body = {"plan": plan_id, "plan_sha256": plan_sha256, "role": by.role, "channel": by.channel}
             audit.append(connection, at_s=now_s, kind="approval", by=by.identity, incident=None, body=body)
-        if not enough:
-            return GateAnswer(True, f"Recorded: {so_far} of {needed}. A second person must approve.", True)
-        return GateAnswer(True, f"Approved: {known.action.kind} {known.action.why}", True)
+        return GateAnswer(True, missing or f"Approved: {known.action.kind} {known.action.why}", True)
 
     def reject(self, plan_id: str, plan_sha256: str, by: Person, reason: str) -> GateAnswer:
         """Declines a plan that has not been carried out; a search under way is ended."""
@@ -241,11 +235,11 @@ class KernelGate:
         if rule is Rule.NEVER:
             found.append(f"policy never allows {known.action.kind}")
         elif known.state is ProposalState.APPROVED:
-            touched = namespaces(known.action)
-            fresh = [a for a in known.approvals if a.expires_s > now_s]
-            people = self.gate.people(a for a in fresh if self.gate.still_approves(a, touched))
-            if len(people) < max(1, PEOPLE[rule]):
-                found.append(f"{len(people)} of {max(1, PEOPLE[rule])} approvals still count")
+            # Never 0: a rule may make a repair automatic; what jobs run and what controls them a person decides.
+            needed = max(1, self.gate.needed(known.action))
+            counting = self.gate.counting(known.approvals, namespaces(known.action), now_s)
+            if (so_far := len(self.gate.people(counting))) < needed:
+                found.append(f"{so_far} of {needed} approvals still count")
         return found
 
     def done(self, action: Action, by: str, note: str) -> None:

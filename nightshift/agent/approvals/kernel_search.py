@@ -33,11 +33,11 @@ from nightshift.kernels.certification.evidence import (
 
 SEARCH = "kernel-search/"
 _VIEW = "kernel-view"
+# A view older than this says nothing of now (s).
 VIEW_S = 900.0
-"""A view older than this says nothing of now (s)."""
 DONE, FAILED, PREEMPTED, STOPPED, GONE, NO_GPU = "done", "failed", "preempted", "stopped", "gone", "no_gpu"
+# Ends that say something of the kernel; the others say that nobody found out.
 ANSWERED = (DONE, FAILED)
-"""Ends that say something of the kernel; the others say that nobody found out."""
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,10 @@ from nightshift.controllers.action import Action, ActionKind, traits_of
 _A = ActionKind
 KIND = "by_hand"
 _CORDON = re.compile(r"unschedulable: (no -> yes|yes -> no)(?:, by (?P<who>.+))?$")
+# Field managers that are programs.
 MACHINES = re.compile(
     r"nightshift|kube-.*|kubelet.*|system:.*|node-problem-detector.*|cluster-autoscaler.*|karpenter.*|cloud-.*"
 )
-"""Field managers that are programs."""
 _OPEN = frozenset(
     {
         IncidentState.DIAGNOSED,

@@ -29,8 +29,8 @@ class Role(StrEnum):
 
 
 ORDER = list(Role)
+# A sign-in may look this much in the future: the identity provider's clock is not ours.
 SKEW_S = 60.0
-"""A sign-in may look this much in the future: the identity provider's clock is not ours."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,12 +33,12 @@ from nightshift.collectors.base import Permanent, Temporary
 
 CALLBACK = "/oidc/callback"
 BACK_CHANNEL = "/oidc/back-channel-logout"
+# A sign-in that was begun has to end within this (s).
 BEGUN_S = 600.0
-"""A sign-in that was begun has to end within this (s)."""
 _OLDEST_TOKEN_S = 600.0
 _KEEP_S = 3600.0
+# Keys are asked for again at most this often (s), whoever sends tokens with unknown ones.
 _AGAIN_S = 10.0
-"""Keys are asked for again at most this often (s), whoever sends tokens with unknown ones."""
 _MOST_BYTES = 1_000_000
 _LONGEST_NAME = 320  # of an e-mail address: 64 characters, @, 255 characters (RFC 3696)
 _MOST_GROUPS = 1000
@@ -194,28 +194,41 @@ class Provider:
         raise AssertionError
 
     def _identity(self, claims: Mapping[str, Any], begun: Beginning, now_s: float) -> Identity:
-        settings = self.settings
-        name, subject, session = (claims.get(c) for c in (settings.name_claim, "sub", "sid"))
+        subject, session = claims.get("sub"), claims.get("sid")
         if not isinstance(subject, str) or not subject:
             raise SignInRefused("The token names no subject.")
+        name = self._name(claims)
+        proved_s = self._proved(claims, begun, now_s)
+        return Identity(name, subject, str(session) if session else None, self._groups(claims), proved_s)
+
+    def _name(self, claims: Mapping[str, Any]) -> str:
+        settings = self.settings
+        name = claims.get(settings.name_claim)
+        # isprintable: control and direction characters could make one name look like another in the audit log.
         if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST_NAME or not name.isprintable():
             raise SignInRefused(f"The identity provider says no {settings.name_claim}.")
+        # An address that its owner typed in and nobody checked would be a way to sign in as anybody.
         checked = claims.get("email_verified") is True or settings.unverified_email
         if settings.name_claim == "email" and not checked:
             raise SignInRefused("The identity provider does not call your e-mail address verified.")
+        return name.strip()
+
+    def _proved(self, claims: Mapping[str, Any], begun: Beginning, now_s: float) -> float | None:
+        """When the person last proved who they are, as strongly as a fresh sign-in has to be; None where the
+        provider does not say. Raises SignInRefused where a fresh sign-in was asked for and is not one."""
+        levels = self.settings.acr_values
+        strong = not levels or claims.get("acr") in levels
         proved_s = _time(claims, "auth_time")
-        if begun.fresh:
-            if proved_s is None or proved_s < begun.at_s - SKEW_S:
-                raise SignInRefused("The identity provider did not ask you again who you are.")
-            if settings.acr_values and claims.get("acr") not in settings.acr_values:
-                raise SignInRefused(
-                    "The identity provider did not require a strong enough sign-in, e.g. a second factor."
-                )
+        # `prompt=login` is a request that a provider may ignore: only auth_time shows that it did ask.
+        if begun.fresh and (proved_s is None or proved_s < begun.at_s - SKEW_S):
+            raise SignInRefused("The identity provider did not ask you again who you are.")
+        if begun.fresh and not strong:
+            raise SignInRefused(
+                "The identity provider did not require a strong enough sign-in, e.g. a second factor."
+            )
         if proved_s is not None and proved_s > now_s + SKEW_S:
             raise SignInRefused("The sign-in is from the future; is one of the clocks wrong?")
-        if settings.acr_values and claims.get("acr") not in settings.acr_values:
-            proved_s = None  # signed in, but not as a fresh sign-in has to be
-        return Identity(name.strip(), subject, str(session) if session else None, self._groups(claims), proved_s)
+        return proved_s if strong else None  # signed in, but not as a fresh sign-in has to be
 
     def _groups(self, claims: Mapping[str, Any]) -> tuple[str, ...]:
         found: Any = claims.get(self.settings.groups_claim)

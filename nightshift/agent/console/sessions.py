@@ -28,8 +28,8 @@ from nightshift.collectors.base import Permanent
 from nightshift.collectors.seal import sha256_hex
 
 _ID = re.compile(r"[A-Za-z0-9_-]{43}\Z")
+# Sessions of one person; the oldest is ended.
 _MOST_EACH = 20
-"""Sessions of one person; the oldest is ended."""
 
 
 def cookie_name(secure: bool, what: str = "session") -> str:

@@ -238,25 +238,26 @@ class Courier(ABC):
         """Settles a post without an answer: adopts it where it is, lets it be sent again where it is not; and
         deletes a second copy that arrives late."""
         wall_s = self._p.wall_s()
-        last_s, pause_s = (
-            (row.tried_s, _LOST_S) if row.tried_s is not None else (self._looked.get(row.key), _LOOK_S)
-        )
-        if last_s is not None and wall_s < last_s + pause_s:
+        tried_s = self._looked.get(row.key, 0.0) if row.tried_s is None else row.tried_s
+        if wall_s < tried_s + (_LOOK_S if row.tried_s is None else _LOST_S):
             return
         self._looked[row.key] = wall_s
-        oldest_s = (wall_s if row.tried_s is None else row.tried_s) - _CLOCK_SKEW_S
+        keep = self._the_one(lookup, row, (wall_s if row.tried_s is None else row.tried_s) - _CLOCK_SKEW_S)
+        if row.ts is None and (keep is not None or row.tried_s is not None):
+            # Found: it stands, but what it shows is not known. Not found: it is sent again. Either way the lost one
+            # may still arrive, so the copy is watched for.
+            self._ledger.change(row.key, ts=keep, shows=None, tried_s=None, watch_until_s=wall_s + WATCH_S)
+            # A reply in a thread that was found says what it says; a card has to be edited.
+            if keep is None or row.kind == self.kind:
+                self._look_again([row])
+        elif row.watch_until_s is not None and wall_s >= row.watch_until_s:
+            self._ledger.change(row.key, watch_until_s=None)
+            self._looked.pop(row.key, None)
+
+    def _the_one(self, lookup: Lookup, row: Delivery, oldest_s: float) -> str | None:
+        """The outlet's name of a post, where it is there; every other copy of it is deleted."""
         found = self._call(row.outlet, "find", lambda: lookup.find(row.channel, row.key, row.thread, oldest_s))
         keep = row.ts if row.ts in found or not found else found[0]
         for extra in (ts for ts in found if ts != keep):
             self._call(row.outlet, "delete", partial(lookup.delete, row.channel, extra))
-        until_s = wall_s + WATCH_S
-        if row.ts is None and keep is not None:
-            self._ledger.change(row.key, ts=keep, tried_s=None, shows=None, watch_until_s=until_s)
-            if row.kind == self.kind:  # what it shows is not known: it is edited
-                self._look_again([row])
-        elif row.ts is None and row.tried_s is not None:
-            self._ledger.change(row.key, tried_s=None, watch_until_s=until_s)
-            self._look_again([row])
-        elif row.watch_until_s is not None and wall_s >= row.watch_until_s:
-            self._ledger.change(row.key, watch_until_s=None)
-            self._looked.pop(row.key, None)
+        return keep

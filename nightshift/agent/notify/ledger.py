@@ -20,12 +20,12 @@ from nightshift.agent.store.incident import IncidentState
 from nightshift.agent.store.tables import deliveries, incidents
 from nightshift.detectors.base import Severity
 
+# A lost post may still arrive this much later, beside the one that took its place.
 WATCH_S = 60.0
-"""A lost post may still arrive this much later, beside the one that took its place."""
 CARD, THREAD, STORM, PROPOSAL = "card", "thread", "storm", "proposal"
 PAGE, SHOWN = "page", "shown"
+# The pagers' joint row of an incident: what all of them were told. In the chat the card has that part itself.
 ROUND = "round"
-"""The pagers' joint row of an incident: what all of them were told. In the chat the card has that part itself."""
 STANDING = ("triggered", "acknowledged")
 _WAITING = (IncidentState.AWAITING_APPROVAL, IncidentState.ESCALATED)
 

@@ -18,10 +18,10 @@ from nightshift.collectors.frame import Floats
 WIDTH, HEIGHT = 720, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 26
 MAX_POINTS = 600
+# Beyond it, the span of an axis overflows; drawn as this.
 _LARGEST = 1e300
-"""Beyond it, the span of an axis overflows; drawn as this."""
+# Times the usual distance of two points from which on nothing is drawn between them.
 GAP = 6.0
-"""Times the usual distance of two points from which on nothing is drawn between them."""
 Scale = Callable[[float], float]
 
 

@@ -22,8 +22,8 @@ from nightshift.collectors.history import History
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.detectors.base import Severity
 
+# Up to so many GPUs every node is drawn at once; more are drawn by rack.
 AT_ONCE = 512
-"""Up to so many GPUs every node is drawn at once; more are drawn by rack."""
 LISTED = 12
 _NO_RACK = "no rack known"
 _PER_GROUP = 16

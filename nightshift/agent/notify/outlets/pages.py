@@ -32,10 +32,10 @@ _AT_ONCE = 200
 # An acknowledgement shows after this at most, and 50 requests of 15 s are under PagerDuty's 960 a minute.
 _ASK_S = 15.0
 _ASKED_AT_ONCE = 50
+# Statuses that speak of what was sent, and of whoever sends only at times (PagerDuty's 400 of a wrong key).
 _OF_A_LETTER = ("400", "413", "422")
-"""Statuses that speak of what was sent, and of whoever sends only at times (PagerDuty's 400 of a wrong key)."""
+# Once letters were refused together, each is sent alone for a while.
 _TOGETHER, _APART_S = "together", 3600.0
-"""Once letters were refused together, each is sent alone for a while."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,17 +112,17 @@ class PageCourier(Courier):
         self, incident: Incident, pages: Sequence[Delivery], blank: Delivery
     ) -> tuple[str, list[Delivery]]:
         """Which outlet pages now, and the pages that change with it."""
-        paged = {row.outlet for row in pages}
         asked = self._p.settings.pager(incident.severity, namespaces_of(incident.subjects))
-        fresh = [_alert(blank, asked, PAGE)] if asked in self._outlets and asked not in paged else []
+        had = asked not in self._outlets or any(row.outlet == asked for row in pages)
+        fresh = [] if had else [_alert(blank, asked, PAGE)]
         if all(row.turn < blank.turn for row in pages):  # a new turn: the rule is asked again
             return asked, [*(replace(row, withdrawn=int(row.outlet != asked)) for row in pages), *fresh]
-        current = [row for row in pages if not row.withdrawn]
-        graver = [row for row in current if _rank(incident.severity) > _rank(row.severity)]
-        if graver and fresh:  # the page moves there
+        (current,) = [row for row in pages if not row.withdrawn][:1] or [blank]
+        if _rank(incident.severity) <= _rank(current.severity):
+            return current.outlet, []
+        if fresh:  # graver than what was paged, and another outlet's business now
             return asked, [*(replace(row, withdrawn=1) for row in pages), *fresh]
-        pager = next((row.outlet for row in current), "")
-        return pager, [replace(row, severity=incident.severity) for row in graver]
+        return current.outlet, [replace(current, severity=incident.severity)]
 
     def _settle(
         self, incident: IncidentSummary, row: Delivery, wanted: Need, paging: set[str], wall_s: float
@@ -205,9 +205,8 @@ class PageCourier(Courier):
         rows = self._ledger.renewable(outlet.name, wall_s - outlet.renew_s, _AT_ONCE)
         if not rows or not pace.may(outlet.name, wall_s):
             return
-        names = {row.key: name_of(row.incident) for row in rows if row.incident is not None}
-        found = {summary.id: summary for summary in self._p.store.summaries([*names.values()])}
-        known = {key: found[name] for key, name in names.items() if name in found}
+        found = {number_of(one.id): one for one in self._p.store.summaries(_names(rows))}
+        known = {row.key: found[row.incident] for row in rows if row.incident in found}
         for phase in (_P.TRIGGERED, _P.ACKNOWLEDGED):
             mine = [row for row in rows if row.shows == phase and row.key in known]
             together = len(mine) > 1 and pace.may(_TOGETHER, wall_s)
@@ -276,6 +275,10 @@ def key_for(cluster: str, row: Delivery) -> str:
 def _alert(like: Delivery, outlet: str, form: str) -> Delivery:
     assert like.incident is not None
     return replace(like, key=alert_key(outlet, like.incident, form), outlet=outlet, kind=form)
+
+
+def _names(rows: Sequence[Delivery]) -> list[str]:
+    return [name_of(row.incident) for row in rows if row.incident is not None]
 
 
 def _rank(severity: Severity | None) -> int:

@@ -15,8 +15,8 @@ from nightshift.collectors.base import Permanent, Temporary
 
 PATH = "/outlets/pagerduty"
 MAX_BODY_BYTES = 1_000_000
+# A webhook that is older says nothing about now; PagerDuty tries again for less.
 _STALE_S = 6 * 3600.0
-"""A webhook that is older says nothing about now; PagerDuty tries again for less."""
 
 
 class Outlets:

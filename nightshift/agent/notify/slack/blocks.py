@@ -119,19 +119,26 @@ def problems(payload: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def _measures(block: Mapping[str, Any]) -> Iterator[tuple[str, int, int, int]]:
+    """(name, how many characters or elements, the fewest, the most) of what Slack limits in one object."""
+    kind, said = block.get("type"), block.get("text")
+    for name, limit in _LENGTHS.items():
+        if isinstance(block.get(name), str):
+            yield name, len(block[name]), 0, limit
+    if kind in _COUNTS:
+        yield "elements", len(block.get("elements", ())), 1, _COUNTS[kind]
+    # A block has its text in an object of its own, which is the next thing that is walked into.
+    if kind in _TEXTS and isinstance(said, Mapping):
+        yield "text", len(said.get("text", "")), 1, _TEXTS[kind]
+    if kind in ("text", "mrkdwn", "plain_text"):
+        yield "text", len(str(said or "")), 1, MAX_TEXT
+
+
 def _walk(place: str, value: Any) -> Iterator[str]:
     if isinstance(value, Mapping):
-        kind = value.get("type")
-        for name, limit in _LENGTHS.items():
-            if isinstance(value.get(name), str) and len(value[name]) > limit:
-                yield f"{place}.{name}: {len(value[name])} characters, not more than {limit}"
-        if kind in _COUNTS and not 1 <= len(value.get("elements", ())) <= _COUNTS[kind]:
-            yield f"{place}.elements: {len(value.get('elements', ()))}, not 1 to {_COUNTS[kind]}"
-        said = value.get("text")
-        if kind in _TEXTS and isinstance(said, Mapping) and not 1 <= len(said.get("text", "")) <= _TEXTS[kind]:
-            yield f"{place}.text: {len(said.get('text', ''))} characters, not 1 to {_TEXTS[kind]}"
-        if kind in ("text", "mrkdwn", "plain_text") and not 1 <= len(str(said or "")) <= MAX_TEXT:
-            yield f"{place}.text: {len(str(said or ''))} characters, not 1 to {MAX_TEXT}"
+        for name, count, least, most in _measures(value):
+            if not least <= count <= most:
+                yield f"{place}.{name}: {count}, not {least} to {most}"
         for name, item in value.items():
             yield from _walk(f"{place}.{name}" if place else str(name), item)
     elif isinstance(value, list | tuple):

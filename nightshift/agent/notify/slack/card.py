@@ -31,8 +31,8 @@ from nightshift.agent.units import clock_time, duration, sentence
 from nightshift.detectors.base import State
 
 _S = IncidentState
+# Lines of the summary that are for a terminal; here the buttons stand for them.
 _DECIDED_ELSEWHERE = frozenset({"Decide"})
-"""Lines of the summary that are for a terminal; here the buttons stand for them."""
 _MAX_ITEMS = 20
 MAX_LISTED = 10
 SNOOZABLE = (_S.AWAITING_APPROVAL, _S.ESCALATED)

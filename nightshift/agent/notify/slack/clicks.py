@@ -239,39 +239,43 @@ class Desk:
     def _command(self, text: str, person: Person) -> ChatMessage:
         verb, _, rest = text.strip().partition(" ")
         rest = rest.strip()
-        now_s = self._p.clock.now_s()
-        match verb:
-            case "status" | "":
-                return self._status(person)
-            case "incidents":
-                opened = self._window(person).open_incidents()
-                standing = self._p.suppressor.standing()
-                why = {
-                    row.id: "muted" if person.is_tenant else held.sentence()
-                    for row in opened
-                    if (held := standing.of(row)) is not None
-                }
-                return words.listing(opened, now_s, why)
-            case "show" | "approve":
-                return self._show(rest, person)
-            case "promotions":
-                return proposals.listing(self._promotions.all(person), now_s)
-            case "silence":
-                return self._silence(rest, person)
-            case "silences":
-                rows = self._silences(person)
-                lines = [f"{s.number}: {s.matcher} until {clock_time(s.until_s)} UTC, {s.by}" for s in rows]
-                return said("; ".join(lines) or "No silences.")
-            case "unsilence":
-                number = int(rest) if rest.isascii() and rest.isdecimal() and len(rest) < 10 else 0
-                done = self._p.suppressor.silences.end(number, person)
-                return said(f"Silence {number} ended." if done else f"No silence {rest[:20]} holds.")
-            case "halt":
-                return said(self._p.gate.halt(person, rest[:300]).message)
-            case "resume":
-                return said(self._p.gate.resume(person).message)
-            case _:
-                return said(_USAGE)
+        answers: dict[str, Callable[[], ChatMessage]] = {
+            "": lambda: self._status(person),
+            "status": lambda: self._status(person),
+            "incidents": lambda: self._incidents(person),
+            "show": lambda: self._show(rest, person),
+            # Shows rather than approves: a typed command binds no hash of a plan that its writer saw.
+            "approve": lambda: self._show(rest, person),
+            "promotions": lambda: proposals.listing(self._promotions.all(person), self._p.clock.now_s()),
+            "silence": lambda: self._silence(rest, person),
+            "silences": lambda: self._listed_silences(person),
+            "unsilence": lambda: self._unsilence(rest, person),
+            "halt": lambda: said(self._p.gate.halt(person, rest[:300]).message),
+            "resume": lambda: said(self._p.gate.resume(person).message),
+        }
+        return answers.get(verb, lambda: said(_USAGE))()
+
+    def _incidents(self, person: Person) -> ChatMessage:
+        opened = self._window(person).open_incidents()
+        standing = self._p.suppressor.standing()
+        # A silence or window may name nodes and jobs of other teams: a tenant reads only that there is one.
+        why = {
+            row.id: "muted" if person.is_tenant else held.sentence()
+            for row in opened
+            if (held := standing.of(row)) is not None
+        }
+        return words.listing(opened, self._p.clock.now_s(), why)
+
+    def _listed_silences(self, person: Person) -> ChatMessage:
+        rows = self._silences(person)
+        lines = [f"{s.number}: {s.matcher} until {clock_time(s.until_s)} UTC, {s.by}" for s in rows]
+        return said("; ".join(lines) or "No silences.")
+
+    def _unsilence(self, rest: str, person: Person) -> ChatMessage:
+        # isascii: isdecimal alone takes other scripts' digits; and int() of a long text takes quadratic time.
+        number = int(rest) if rest.isascii() and rest.isdecimal() and len(rest) < 10 else 0
+        done = self._p.suppressor.silences.end(number, person)
+        return said(f"Silence {number} ended." if done else f"No silence {rest[:20]} holds.")
 
     def _silences(self, person: Person) -> list[IncidentSilence]:
         """A team is told of silences of its own namespaces alone: others name nodes and jobs that are not

@@ -79,8 +79,8 @@ _MINUTE_S = 60.0
 _STORM_EDIT_S = 5.0
 # Rows that join a storm in one transaction: few enough that it holds SQLite's one write lock for milliseconds.
 _JOINED_AT_ONCE = 200
+# In the place of a file's id: it was refused, and is not sent again.
 _NO_PICTURE = "none"
-"""In the place of a file's id: it was refused, and is not sent again."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,9 @@ evidence, risk, undo and expiry, and the buttons that incidents have; kept in st
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.kernel_gate import KernelGate, KernelProposal, ProposalState, not_promotable
@@ -92,32 +93,42 @@ def card(
     name = str(facts.get("problem") or facts.get("policy") or action.id)
     to = f" → {facts['to']}" if "to" in facts else ""
     head = f"{sentence(action.kind)}: {name}{to}"
-    needed = max(1, PEOPLE[rule_for(action, gate.policy)])
-    lines = [line(text(head, bold=True)), line(text(action.why))]
     refused = not_promotable(proposal, view)
-    lines += [line(text("Refused: ", bold=True), text(refused, limit=_LONG))] if refused else []
-    shown = [
-        (key, value) for key, value in facts.items() if key not in ("problem", "policy", "to", "not promotable")
-    ]
-    shown.sort(key=lambda fact: SHOWN.index(fact[0]) if fact[0] in SHOWN else len(SHOWN))
-    lines += [
-        line(text(f"{sentence(key)}: ", bold=True), text(str(value), limit=_LONG if key == "not checked" else 300))
-        for key, value in shown[:_FACTS]
-    ]
-    if len(shown) > _FACTS:
-        lines.append(line(text(f"and {len(shown) - _FACTS} more figures in the console")))
-    lines.append(line(text("Risk: ", bold=True), text(action.blast_radius.note or "not stated")))
-    lines.append(line(text("Undo: ", bold=True), text(action.undo.how)))
-    lines.append(line(text("State: ", bold=True), text(_state(proposal, needed, now_s))))
+    lines = [line(text(head, bold=True)), line(text(action.why))]
+    lines += [_fact("Refused", refused, _LONG)] if refused else []
+    lines += _figures(facts)
+    lines.append(_fact("Risk", action.blast_radius.note or "not stated"))
+    lines.append(_fact("Undo", action.undo.how))
+    lines.append(_fact("State", _state(proposal, max(1, PEOPLE[rule_for(action, gate.policy)]), now_s)))
     if console_url:
         page = "policies" if action.id.startswith("policy/") else "kernels"
         lines.append(line(link(f"{console_url.rstrip('/')}/{page}", "Console")))
     blocks: list[Block] = [paragraph(lines)]
     if proposal.state is ProposalState.WAITING and now_s < action.expires_at_s:
         value = PlanTicket(action.id, action.plan_sha256).value()
+        # What is refused can still be rejected: that takes it off the list of what waits.
         approve = [] if refused else [button("Approve", "approve", value, "primary")]
         blocks.append(actions([*approve, button("Reject…", "reject", value, "danger")]))
     return ChatMessage(fallback(head), tuple(blocks))
+
+
+def _figures(facts: Mapping[str, Any]) -> list[Block]:
+    """The plan's figures, the telling ones first; the rest are in the console."""
+    shown = [
+        (key, value) for key, value in facts.items() if key not in ("problem", "policy", "to", "not promotable")
+    ]
+    shown.sort(key=lambda fact: SHOWN.index(fact[0]) if fact[0] in SHOWN else len(SHOWN))
+    # What nobody checked is never cut short: an approver takes silence for a check that passed.
+    lines = [
+        _fact(sentence(key), str(value), _LONG if key == "not checked" else 300) for key, value in shown[:_FACTS]
+    ]
+    if len(shown) > _FACTS:
+        lines.append(line(text(f"and {len(shown) - _FACTS} more figures in the console")))
+    return lines
+
+
+def _fact(label: str, value: str, limit: int = 600) -> Block:
+    return line(text(f"{label}: ", bold=True), text(value, limit=limit))
 
 
 def _state(proposal: KernelProposal, needed: int, now_s: float) -> str:

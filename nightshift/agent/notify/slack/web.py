@@ -22,8 +22,9 @@ _OURS = 200
 _TRANSIENT = frozenset(
     {"internal_error", "fatal_error", "service_unavailable", "request_timeout", "ratelimited", "team_added_to_org"}
 )
+# Refusals of the token itself, whatever is asked (docs.slack.dev/reference/methods/auth.test).
 _TOKEN = frozenset({"account_inactive", "invalid_auth", "not_authed", "token_expired", "token_revoked"})
-"""Refusals of the token itself, whatever is asked (docs.slack.dev/reference/methods/auth.test)."""
+# Refusals that concern one channel; another one may do.
 UNREACHABLE_CHANNEL = frozenset(
     {
         "channel_not_found",
@@ -33,18 +34,17 @@ UNREACHABLE_CHANNEL = frozenset(
         "restricted_action_read_only_channel",
     }
 )
-"""Refusals that concern one channel; another one may do."""
 GONE = frozenset({"message_not_found", "cant_update_message", "edit_window_closed"})
 """Refusals of an edit whose message a person deleted, or that a workspace's policy no longer lets us edit."""
 
 
+# Refusals that the next message meets, too; every other (`invalid_blocks`, `msg_too_long`) is of one message.
 OF_A_PLACE = (
     UNREACHABLE_CHANNEL
     | _TOKEN
     | {"missing_scope", "not_allowed_token_type", "no_permission", "access_denied", "ekm_access_denied"}
     | {"org_login_required", "team_access_not_granted", "accesslimited", "deprecated_endpoint", "method_deprecated"}
 )
-"""Refusals that the next message meets, too; every other (`invalid_blocks`, `msg_too_long`) is of one message."""
 
 
 class Opener(WebClient):
