@@ -263,8 +263,8 @@ class App:
         try:
             collectors = self.collection.collectors
             kept = {i: collectors[i] for i in range(len(before.sources))}
-            # A collector that goes on keeps its cursor and connections; a new one would read a log from its end
-            # and miss lines.
+            # A collector that goes on keeps its cursor and connections; a new one may begin at a log's end and
+            # miss lines.
             reused = {j: kept.pop(i) for j, i in _same(settings.sources, before.sources)}
             others = [s for j, s in enumerate(settings.sources) if j not in reused]
             if not settings.sources and not before.sources:  # this machine's own GPUs, as before

@@ -26,6 +26,7 @@ class Metrics:
 
     def __init__(self, version: str) -> None:
         self.registry = registry = CollectorRegistry()
+        # The registry is our own, so the default collectors are not in it.
         ProcessCollector(registry=registry)
         build = Info("nightshift_build", "Version of the daemon.", registry=registry)
         build.info({"version": version})
@@ -222,6 +223,7 @@ class Metrics:
             "Load time of the configuration in use (Unix s).",
             registry=registry,
         )
+        # The configuration that it started with was loaded: 0 would page for a reload that nobody asked for.
         self.reload_ok.set(1)
 
     def observe_tick(self, tick: Tick) -> None:
@@ -237,6 +239,7 @@ class Metrics:
                 self.source_failures.labels(status.reason or "unknown").inc()
             for reason, count in status.rejected.items():
                 self.rejected.labels(reason).inc(count)
+        # A kind that is no longer watched would keep its last count for good.
         self.series.clear()
         for kind, frame in tick.frames.items():
             self.series.labels(kind).set(len(frame.index))
@@ -258,6 +261,7 @@ class Metrics:
             self.alarms.labels(line.detector, "yes").set(line.alarms - line.withheld)
             self.alarms.labels(line.detector, "no").set(line.withheld)
             self.series_days.labels(line.detector).set(line.series_days * DAY_S)
+            # Events page by what the kernel says, and are not charged to the budget.
             if basis != "event":
                 self.pages.labels(line.detector, "yes").set(line.confirmed)
                 self.pages.labels(line.detector, "no").set(line.paged - line.confirmed)

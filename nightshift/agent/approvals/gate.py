@@ -110,6 +110,7 @@ class Gate:
         """The incident, if this person may know of it. Raises NoSuchIncident where there is none or they may not:
         a refusal that tells the two apart would tell of another team's incident."""
         incident = self._store.incident(incident_id)
+        # Without an identity the refusal comes later, and says to sign in.
         if by.identity and sight(by, incident.namespaces) is Sight.NOTHING:
             raise NoSuchIncident(f"there is no {incident.id}")
         return incident
@@ -127,6 +128,7 @@ class Gate:
         approval = self.grant(action, by, now)
         standing = [*self.counting(given, incident.namespaces, now), approval]
         if missing := self.missing(action, standing):
+            # Before the second approval nothing moves, so that the row and a new version are all that changes.
             self._record(incident, approval)
             return GateAnswer(True, missing, True)
         names = " and ".join(item.person for item in standing)
@@ -167,6 +169,8 @@ class Gate:
     def _refusal(self, incident: Incident, plan_sha256: str, by: Person, given: list[Approval], now: float) -> str:
         """Why this click does not approve; empty where it does."""
         action = incident.action
+        # Before any state is told: who approved, and that it was halted, is not for a team that sees a part of
+        # it.
         if by.is_tenant and not (allowed := may(by, Permission.APPROVE, incident.namespaces)):
             return allowed.reason
         if incident.state in _DECIDED:
@@ -321,6 +325,7 @@ class Gate:
         """What had begun and is not finished, as `INC-7 (drain of node:n1; stays stopped: ml/llm)`.
         Under a stop it takes no further step: what it has done stays done, such as a cordon, and it goes
         on, or a person is asked, after somebody resumes."""
+        # Approved plans are not listed: they wait at `objections`, and leave nothing half-way.
         rows = self._store.incidents([_S.ACTING, _S.UNDOING])
         return [_left(self._store.incident(row.id)) for row in reversed(rows)]
 
@@ -359,6 +364,7 @@ class Gate:
             & (approvals.c.plan_sha256 == approval.plan_sha256)
             & (approvals.c.person == approval.person)
         )
+        # Approved again after it expired: the newer one takes its place, with the role that the person has now.
         connection.execute(sa.delete(approvals).where(same))
         connection.execute(sa.insert(approvals).values(row))
         audit.append(

@@ -290,6 +290,8 @@ class KernelGate:
             known = _get(connection, action.id, self.family)
             if known is None or known.action.plan_sha256 != action.plan_sha256:
                 return None
+            # Asked again under the lock: `objections` read before it, and another replica may have begun the
+            # search since.
             if known.state is not ProposalState.APPROVED or search_of(connection, name) is not None:
                 return None
             made = KernelSearch(name, action, now_s, looked_at_s=now_s)
@@ -306,6 +308,7 @@ class KernelGate:
         now_s = self.clock.now_s()
         with self.store.database.write() as connection:
             before = search_of(connection, search.name)
+            # A late look of a runner that lost the lead must not reopen what the new one ended.
             if before is None or before.ended:
                 return
             put_search(connection, search, now_s)
@@ -345,6 +348,8 @@ class KernelGate:
         halt = self.gate.halted()
         if halt.halted:
             return f"Halted by {halt.by}; nothing is approved until it is resumed."
+        # By the one person behind their names: a token of one's own would else be the second approver of what one
+        # asked for.
         who, asked = replace(by, name=self.gate.one(by.identity)), self.gate.one(known.by)
         return may_not_approve(who, known.action, self.gate.policy, asked, now_s, namespaces(known.action))
 
@@ -380,6 +385,7 @@ def namespaces(action: Action) -> tuple[str, ...]:
 
 
 def _get(connection: Connection, plan_id: str, family: str) -> KernelProposal | None:
+    # Locked: two people who approve at once must see each other's approval.
     query = sa.select(controls.c.body).where(controls.c.name == plan_id).with_for_update()
     body = connection.execute(query).scalar()
     return None if body is None or not plan_id.startswith(f"{family}/") else load(KernelProposal, body)

@@ -250,7 +250,7 @@ class IncidentWindow:
         return replace(
             incident,
             title=_shared_title(cause),
-            # An incident without any finding has no severity and no place on a page.
+            # Never none: that there is a fault is shared, on whoever's work it is.
             findings=shown or tuple(map(_of_others, incident.findings[:1])),
             diagnosis=None,
             action=None if action is None else self._shared_action(action),

@@ -59,6 +59,7 @@ class FleetPages:
         """A large fleet's is kept for moments; a small one's, and a team's, is made for its reader."""
         if window.person.is_tenant:
             return self._make(window)
+        # Every open browser asks for it again and again, and each would compare every GPU with every incident.
         ask = self._fresh.get if self._is_large else self._fresh.anew
         view = ask("", lambda: self._make(window))
         self._is_large = view.front.gpus > AT_ONCE
@@ -99,6 +100,7 @@ class FleetPages:
             raise HTTPException(404, "there is no such list of incidents")
         wanted = IncidentQuery(q.strip(), (Severity(severity),) if severity else ())
         states = LISTS[state]
+        # One more than is shown says whether there is a next page, without a count over all.
         rows = window.incidents(states, wanted=wanted, limit=_PAGE + 1, offset=(page - 1) * _PAGE)
         return self._site.page(
             request,

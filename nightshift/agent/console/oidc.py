@@ -96,6 +96,8 @@ class Provider:
         """Where to send the browser, and the cookie to send it with."""
         state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
         begun = Beginning(state, nonce, verifier, next_page, now_s, fresh)
+        # PKCE (RFC 7636) beside the client's secret: a code that leaks from a redirect is worth nothing without
+        # the cookie.
         challenge = base64.urlsafe_b64encode(hashlib.sha256(begun.verifier.encode()).digest()).rstrip(b"=").decode()
         asked = {
             "response_type": "code",
@@ -108,6 +110,7 @@ class Provider:
             "code_challenge_method": "S256",
         }
         if fresh:
+            # max_age also makes auth_time required in the answer (OpenID Connect Core, 3.1.2.1).
             asked |= {"prompt": "login", "max_age": "0"}
             if self.settings.acr_values:
                 asked["acr_values"] = " ".join(self.settings.acr_values)
@@ -151,6 +154,7 @@ class Provider:
         auth = None
         if self._secret is not None:
             methods = self._discovered(now_s).get("token_endpoint_auth_methods_supported", ["client_secret_basic"])
+            # The default where a provider's metadata say nothing (Discovery 1.0, section 3).
             if "client_secret_basic" in methods:
                 auth = httpx.BasicAuth(self.settings.client_id, self._secret)
             else:
@@ -169,6 +173,7 @@ class Provider:
         ours, skew_s = self.settings.client_id, SKEW_S
         if claims.get("iss") != self.settings.issuer:
             raise SignInRefused("The token is of another issuer.")
+        # OpenID Connect Core 3.1.3.7: with several audiences, `azp` says for whom it was made.
         if ours not in audiences or ((len(audiences) > 1 or "azp" in claims) and claims.get("azp") != ours):
             raise SignInRefused("The token was made for another application.")
         made_s, ends_s = _time(claims, "iat"), _time(claims, "exp")
@@ -184,6 +189,8 @@ class Provider:
     def _verified(self, token: str, now_s: float) -> dict[str, Any]:
         if len(token) > _MOST_BYTES // 4:
             raise SignInRefused("The token is too large.")
+        # A provider that rotates its keys signs with one that we have not seen yet: asked for once more, then
+        # refused.
         for again in (False, True):
             try:
                 keys = self._key_set(now_s, again)
@@ -234,6 +241,7 @@ class Provider:
         found: Any = claims.get(self.settings.groups_claim)
         if found is None:
             found = claims
+            # Keycloak nests them (`realm_access.roles`); a claim whose own name has dots was looked for first.
             for part in self.settings.groups_claim.split("."):
                 found = found.get(part) if isinstance(found, Mapping) else None
         named = [found] if isinstance(found, str) else found if isinstance(found, list) else []
@@ -250,6 +258,7 @@ class Provider:
     def _endpoint(self, name: str, now_s: float) -> str:
         where = self._discovered(now_s).get(name)
         secure = urlsplit(self.settings.issuer).scheme
+        # Metadata that point to http would send the client's secret in the clear.
         if not isinstance(where, str) or urlsplit(where).scheme not in ("https", secure):
             raise Temporary(f"the identity provider says no {name} that can be used")
         return where
@@ -276,6 +285,7 @@ class Provider:
         usable = [
             key
             for key in (found if isinstance(found, list) else [])
+            # Public keys alone: a symmetric `oct` key in a public document would let anybody sign.
             if isinstance(key, dict) and key.get("kty") in ("RSA", "EC", "OKP") and key.get("use", "sig") == "sig"
         ]
         if not usable:
@@ -294,6 +304,7 @@ class Provider:
                 body = b""
                 for part in answer.iter_bytes():
                     body += part
+                    # Counted while it comes: Content-Length is the sender's claim, and chunked answers have none.
                     if len(body) > _MOST_BYTES:
                         raise Temporary("the identity provider's answer is too large")
         except httpx.HTTPError as error:
@@ -316,6 +327,7 @@ class Provider:
 
     def _unseal(self, cookie: str | None) -> Beginning | None:
         body, _, mac = (cookie or "").partition(".")
+        # The mac first: nothing of a cookie that is not ours is decoded.
         if len(body) > 4000 or not hmac.compare_digest(mac.encode(), self._mac(body).encode()):
             return None
         return Beginning(**json.loads(base64.urlsafe_b64decode(body)))
@@ -331,4 +343,5 @@ def _time(claims: Mapping[str, Any], name: str) -> float | None:
 
 def _client(settings: OidcSettings) -> httpx.Client:
     trust = ssl.create_default_context(cafile=str(settings.ca_file) if settings.ca_file else None)
+    # No redirects: the client's secret goes to the host that the metadata name, and to no other.
     return httpx.Client(timeout=10.0, follow_redirects=False, verify=trust)

@@ -25,7 +25,7 @@ class Server:
         self.url = f"http://{shown}:{self.port}"
         config = uvicorn.Config(
             app,
-            # uvicorn would configure the root logger, and our lines would no longer be JSON.
+            # uvicorn would bring handlers of its own, and its lines would not be JSON among ours.
             log_config=None,
             access_log=False,
             lifespan="off",

@@ -136,6 +136,8 @@ class Courier(ABC):
             except Exception as error:  # noqa: BLE001  a defect of ours must not end the messages; it is said
                 self.problem = f"{type(error).__name__}: {error}"
                 self._log.exception("outlet comparison failed")
+                # Longer than for a store that is away: a defect comes again at once, and each time with a
+                # traceback.
                 self._wake.wait(5.0)
             self._wake.wait(_POLL_S)
 
@@ -205,6 +207,7 @@ class Courier(ABC):
         wall_s = self._p.wall_s()
         if self._lookup is None:
             self._ledger.trying(rows, wall_s)
+        # One post at a time: with a look-up, each has a name of its own to write down.
         elif not self._ledger.begin(rows[0], wall_s):
             return False
         try:

@@ -55,6 +55,7 @@ class DeliveryPace:
 
     def _holds(self, place: str, wall_s: float) -> bool:
         since_s, for_s, _ = self._left.get(place, (0.0, 0.0, ""))
+        # An age below 0: the clock was set back.
         return 0 <= wall_s - since_s < for_s
 
     def answered(self) -> None:

@@ -97,6 +97,7 @@ def trouble(
                 state = str(incident.severity)
             if finding.state is State.CLEAR:
                 state = "info"
+            # A pod that is gone holds nothing now; where it ran when the fault began is what is meant.
             gpus = _gpus(finding.subject, inventory, now_s) or _gpus(finding.subject, inventory, finding.since_s)
             for gpu in gpus:
                 found.setdefault(gpu, []).append((state, incident))
@@ -157,6 +158,7 @@ def _title(
 
 
 def _value(frame: Frame | None, gpu: Subject, metric: str, now_s: float) -> float:
+    # Drawn as no data: the last value of a source that has gone is no state of now.
     if frame is None or now_s - frame.at_s > STALE_S:
         return math.nan
     return frame.value(gpu, metric)
@@ -167,6 +169,7 @@ def natural(text: str) -> tuple[tuple[int, int | str], ...]:
     """Sorts n2 before n10."""
     parts: list[tuple[int, int | str]] = []
     digits = ""
+    # One character beyond, so that digits at the end are written down as those inside are.
     for character in text + "\0":
         if character.isdigit():
             digits += character

@@ -89,6 +89,7 @@ class Channels:
         return Outlets(parts)
 
     def _build_slack(self, settings: Settings) -> Slack:
+        # Slack would call a port where nothing listens, and people would see clicks that do nothing.
         if settings.slack.mode == "http" and not settings.console.enabled:
             raise Permanent("slack.mode http needs the console's port: console.enabled is false")
         outlets = self.outlets

@@ -113,4 +113,5 @@ class Opsgenie:
 
 
 def _alias(letter: Letter) -> str:
+    # Another alias for what is shown: one alert of both would page again when it is acknowledged as shown.
     return letter.key if letter.form is Form.PAGE else f"{letter.key}/shown"

@@ -54,6 +54,7 @@ class Outlets:
             body = bytearray()
             async for piece in request.stream():
                 body += piece
+                # Counted while it comes, since Content-Length is the sender's claim.
                 if len(body) > MAX_BODY_BYTES:
                     return Response("too large", 413)
             signatures = request.headers.get("x-pagerduty-signature", "")[:2000]
@@ -69,6 +70,7 @@ class Outlets:
             return Response(str(error), 401)
         except (ValueError, RecursionError):
             return Response("not an event of PagerDuty's", 400)
+        # Not `>`: a time that could not be read is NaN, which compares as false with everything.
         if given is None or not abs(time.time() - given.at_s) <= _STALE_S:
             return Response(status_code=202)
         try:

@@ -32,6 +32,7 @@ class OutletWeb:
             raise NoAnswer(f"{self._service} did not answer: {type(error).__name__}: {error}"[:300]) from error
         if answer.status_code == 429:
             raise RateLimited(f"{self._service} limits the call rate", _wait_s(answer.headers.get("retry-after")))
+        # 408 is the server's own timeout: it may have read all of it.
         if answer.status_code >= 500 or answer.status_code == 408:
             raise NoAnswer(f"{self._service} answered {answer.status_code}")
         if answer.status_code >= 300:
@@ -56,6 +57,7 @@ def _wait_s(header: str | None) -> float:
             seconds = email.utils.parsedate_to_datetime(header).timestamp() - time.time()
         except ValueError:
             return 5.0
+    # A date in the past, or a year: neither a busy loop nor a pager that is given up.
     return min(max(seconds, 0.1), _MAX_WAIT_S)
 
 

@@ -59,6 +59,7 @@ class ChatImage:
 def text(said: str, *, bold: bool = False, code: bool = False, limit: int = 600) -> Block:
     """Text from anywhere, shown as it is: one line, no control characters, nothing interpreted."""
     shown = plain(said.encode(errors="replace").decode(), limit)  # a lone surrogate has no place in JSON
+    # Slack refuses an empty text, and the whole message with it.
     element: Block = {"type": "text", "text": shown or "\u2013"}
     style = {name: True for name, wanted in (("bold", bold), ("code", code)) if wanted}
     return element | ({"style": style} if style else {})
@@ -88,6 +89,7 @@ def button(said: str, action: str, value: str, style: str = "") -> Block:
     """`style`: primary, danger, or none."""
     made: Block = {
         "type": "button",
+        # Else Slack turns `:fire:` of a name from outside into a picture.
         "text": {"type": "plain_text", "text": said, "emoji": False},
         "action_id": action,
         "value": value,

@@ -43,8 +43,10 @@ from nightshift.collectors.subject import Inventory
 
 ACTIONS = ("approve", "reject", "snooze", "evidence")
 REASON_VIEW = "reject_reason"
+# Few, since each holds a connection of the store's pool of ten while it works.
 _WORKERS = 4
 _MOST_WAITING = 500
+# Of their own: a dialog's trigger is good for 3 s, and clicks before it may wait for a slow store.
 _MODALS = 2
 _MOST_WAIT_S = 10.0
 _AGAIN = "Click Reject again, or use the console or `nightshift reject`."
@@ -135,6 +137,7 @@ class Desk:
 
     def _queue(self, jobs: queue.Queue[Callable[[], None] | None], job: Callable[[], None]) -> bool:
         try:
+            # Never waits: the acknowledgement has 3 s, and Slack's own thread is here.
             jobs.put_nowait(job)
         except queue.Full:
             return False
@@ -172,6 +175,7 @@ class Desk:
                 self._stopping.wait(min(error.retry_after_s or 1.0, _MOST_WAIT_S))
                 tell(message)
         except (OSError, Temporary, Permanent) as error:
+            # The decision stands; only the word about it is lost, and the message itself shows it.
             self._log.warning("click notification failed", what=what, error=str(error))
 
     def _outcome(self, click: Click) -> ChatMessage:
@@ -198,6 +202,7 @@ class Desk:
     def _promotion(self, click: Click, ticket: PlanTicket, person: Person) -> ChatMessage:
         """The same gate, for kernels and policies."""
         gate = self._promotions.gate_of(ticket.plan)
+        # A promotion has no Snooze and no evidence: a request for one was made by hand.
         if gate is None or click.what not in ("approve", "reject"):
             return said("This is not a button of Nightshift.")
         if click.what == "approve":
@@ -310,6 +315,7 @@ def reason_view(value: str, channel: str) -> dict[str, Any]:
     return {
         "type": "modal",
         "callback_id": REASON_VIEW,
+        # Slack gives a submitted dialog no channel, so it travels inside.
         "private_metadata": f"{channel}\n{value}",
         "title": {"type": "plain_text", "text": "Reject the plan"},
         "submit": {"type": "plain_text", "text": "Reject"},
@@ -334,6 +340,7 @@ def reason_of(view: Mapping[str, Any]) -> tuple[str, str, str]:
     """(channel, button's value, reason) of a submitted dialog; empty where it is not ours."""
     channel, _, value = str(view.get("private_metadata", "")).partition("\n")
     try:
+        # An input that was left empty is null.
         reason = str(view["state"]["values"]["reason"]["reason"]["value"] or "")
     except (KeyError, TypeError):
         reason = ""

@@ -140,6 +140,7 @@ class ChatCourier(Courier):
 
     def _first(self, incident: Incident, row: Delivery | None, now_s: float) -> None:
         """An incident that the chat does not know: hold it, group it, or give it its message."""
+        # An incident that was over before anybody heard of it is no news.
         if not incident.is_open:
             if row is not None:  # it ended before anybody was told
                 self._seen(row, incident)
@@ -154,10 +155,12 @@ class ChatCourier(Courier):
             steps=len(incident.history),
             seen_s=incident.updated_s,
             seen_version=incident.version,
+            # An earlier post of it may still arrive: that is watched for under the new row as well.
             watch_until_s=row.watch_until_s if row is not None else None,
         )
         until_s = self._held_until(incident, now_s)
         if until_s is not None:
+            # With what was seen of it: it comes up again at that time, or as soon as it changes.
             self._ledger.put(replace(blank, held_until_s=until_s))
             return
         storm = self._storm(channel, now_s)
@@ -179,6 +182,7 @@ class ChatCourier(Courier):
         quiet = hold(incident, self._p.settings, now_s)
         cover = self._standing.of(incident)
         times = [item.until_s for item in (quiet, cover) if item is not None]
+        # The later one: quiet hours that end do not end a silence.
         return max(times) if times else None
 
     def _renew(self, incident: Incident, row: Delivery, now_s: float) -> None:
@@ -191,6 +195,7 @@ class ChatCourier(Courier):
 
     def _thread_of(self, incident: Incident, row: Delivery) -> None:
         there = self._ledger.thread(number_of(incident.id))
+        # In a storm the channel needs what was decided, and not the reasons of a hundred incidents.
         stormy = row.channel in self._storms_now
         wanted: list[tuple[str, ChatMessage, bool]] = []
         story = None if stormy else words.story(incident)
@@ -201,6 +206,7 @@ class ChatCourier(Courier):
                 continue
             cause = Cause(step.cause)
             if not stormy or cause in words.OUTCOMES:
+                # To the whole channel, since a thread that nobody follows notifies nobody.
                 loud = step.after is IncidentState.ESCALATED or cause is Cause.RELAPSED
                 wanted.append((f"{incident.id}/step/{number}", words.event(incident, step), loud))
         for key, content, broadcast in wanted:
@@ -256,6 +262,7 @@ class ChatCourier(Courier):
         self._joining.clear()
 
     def _tell_storms(self, now_s: float) -> None:
+        # Longer than a storm lasts: its incidents change state after the last one joined.
         for row in self._ledger.storms(now_s - 4 * STORM_CALM_S):
             if row.tried_s is not None or self._p.wall_s() < self._storm_edited.get(row.key, 0.0) + _STORM_EDIT_S:
                 continue
@@ -306,9 +313,11 @@ class ChatCourier(Courier):
                 row = self._ledger.row(card_key(incident_id))
                 if row is None or row.ts is None or self._held_until(incident, now_s) is not None:
                     continue
+                # Somebody has it: a reminder would tell them what they know.
                 if taken_on(incident.history) is not None:
                     self._ledger.change(row.key, reminders=number)
                     continue
+                # The pager has called a person: a mention here would call a second one.
                 called = "" if self._p.pager(incident_id) else whom
                 key = f"{incident_id}/reminder/{incident.version}/{number}"
                 reply = Delivery(key, SLACK, THREAD, row.incident, row.channel, row.ts, posted_s=now_s)

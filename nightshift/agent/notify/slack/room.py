@@ -53,6 +53,7 @@ class Slack:
         self._settings, self.web, self.courier, self.desk, self._ready = settings, web, courier, desk, ready
         self._log = structlog.get_logger("slack")
         self._stopping = threading.Event()
+        # Read at the start, so that a missing file is said then, and not at the first click.
         self._app_token, self._signing_secret = "", ""
         if settings.mode == "socket":
             self._app_token = secret_of("slack.app_token_file", settings.app_token_file)
@@ -82,6 +83,7 @@ class Slack:
             self._greeter.join(self._settings.timeout_s + 1)
         if self._socket is not None:
             client = self._socket.client
+            # Else its monitor opens a new socket for the one that is closed next.
             client.auto_reconnect_enabled = False
             line = client.current_session.sock if client.current_session is not None else None
             if line is not None:
@@ -117,6 +119,7 @@ class Slack:
                 self.problem = str(error)[:300]
                 self._log.error("slack connection failed", error=self.problem, again_in_s=wait_s)
                 self._stopping.wait(max(wait_s, getattr(error, "retry_after_s", None) or 0.0))
+                # Slack limits how often apps.connections.open is called; a token that is wrong stays wrong.
                 wait_s = min(most_s, 2 * wait_s)
 
     def _connect(self) -> None:
@@ -145,6 +148,7 @@ class Slack:
             authorize=authorize,
             client=WebClient(base_url=self.web.client.base_url),  # answers go to response URLs: no token needed
         )
+        # Exactly ours: a pattern without ends would take `approve_all`, too.
         bolt.action(re.compile(r"\A(approve|snooze|evidence)\Z"))(self._on_button)
         bolt.action("reject")(self._on_reject)
         bolt.view(REASON_VIEW)(self._on_reason)
@@ -208,6 +212,7 @@ class Slack:
         with self._mutex:
             again = trigger in self._taken
             self._taken[trigger] = None
+            # Bounded: a repeat comes within minutes, so the oldest are the ones to forget.
             while len(self._taken) > _MOST_TAKEN:
                 self._taken.popitem(last=False)
         return again
@@ -247,10 +252,12 @@ class Slack:
             if not self._is_signed(text, headers):
                 self._say_if_late(text, headers)
                 return Response("the signature does not hold, or is too old", 401)
+            # Bolt wants lists, since HTTP allows a header twice.
             many: dict[str, str | Sequence[str]] = {name: [value] for name, value in headers.items()}
             asked = BoltRequest(body=text, query=request.url.query, headers=many)
         except (ValueError, RecursionError):
             return Response("not a request of Slack's", 400)
+        # Bolt is synchronous: on the event loop it would hold up every page of the console.
         answer = await run_in_threadpool(self._bolt.dispatch, asked)
         plain = {name: values[0] for name, values in answer.headers.items() if values}
         return Response(answer.body, answer.status, headers=plain)

@@ -67,6 +67,7 @@ class SlackWeb:
     ) -> None:
         """`renew`: the token as its file has it now, asked where Slack refuses the one that we have."""
         self._renew = renew
+        # slack_sdk joins by urljoin, which drops the last part of an address without a slash.
         base = api_url if api_url.endswith("/") else f"{api_url}/"
         self.client = WebClient(
             token, base_url=base, proxy=proxy or None, timeout=max(1, round(timeout_s)), retry_handlers=[]
@@ -91,6 +92,7 @@ class SlackWeb:
                 channel=channel,
                 thread_ts=thread,
                 metadata={"event_type": EVENT_TYPE, "event_payload": {"key": key}},
+                # Slack would fetch the console's pages to preview them, and post what it gets.
                 unfurl_links=False,
                 unfurl_media=False,
                 **_content(message),
@@ -128,6 +130,7 @@ class SlackWeb:
                 metadata = item.get("metadata") or {}
                 ours = metadata.get("event_type") == EVENT_TYPE
                 files = {file.get("name") for file in item.get("files") or ()}
+                # A file carries no metadata: it is found by its name, which has the key.
                 if (ours and metadata.get("event_payload", {}).get("key") == key) or _file_name(key) in files:
                     found.append(str(item["ts"]))
             cursor = (answer.get("response_metadata") or {}).get("next_cursor")
@@ -165,6 +168,7 @@ class SlackWeb:
                 alt_txt=title,
                 content=picture.png,
             )
+        # An upload has no timestamp of its own before Slack has shared it; the id is what is known.
         return str(answer["files"][0]["id"])
 
     @contextmanager
@@ -174,6 +178,7 @@ class SlackWeb:
                 yield
         except DeliveryRefused as refused:
             token = self._renew() if refused.reason in _TOKEN else ""
+            # The same token: the refusal stands, and asking again would only be refused again.
             if not token or token == self.client.token:
                 raise
             self.client.token = token
