@@ -16,7 +16,7 @@ from examples.slack_stand_in.server import Fault
 from nightshift.agent.approvals.policy import Person, Role
 from nightshift.agent.incidents.silence import Silences
 from nightshift.agent.notify import courier as courier_module
-from nightshift.agent.notify.ledger import Delivery, Ledger
+from nightshift.agent.notify.ledger import Delivery, DeliveryLedger
 from nightshift.agent.store.database import Database
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.subject import Subject, SubjectKind
@@ -85,7 +85,7 @@ def test_rows_of_the_earlier_ledgers_are_taken_over_and_given_back_whole(url: st
                 connection.execute(sa.text(statement), row)
     earlier.close()
     database = Database(url)
-    ledger = Ledger(database)
+    ledger = DeliveryLedger(database)
     card = Delivery("INC-1/card", "slack", "card", 1, "C1", ts="17.5", shows="ab", posted_s=5.0, steps=2,
                     seen_s=6.0, seen_version=3, snoozed_until_s=9.0, reminders=1)  # fmt: skip
     page = Delivery("pagerduty/INC-1/page", "pagerduty", "page", 1, shows="acknowledged", told_s=4.0, due_s=3.0,

@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from nightshift.agent.approvals.visibility import IncidentWindow
 from nightshift.agent.console.site import Site
 from nightshift.agent.presentation.fleet import fleet
-from nightshift.agent.presentation.overview import AT_ONCE, FleetView, Fresh, overview
+from nightshift.agent.presentation.overview import AT_ONCE, FleetPicture, Fresh, overview
 from nightshift.agent.store.archive import IncidentQuery
 from nightshift.agent.store.incident import IncidentState
 from nightshift.detectors.base import Severity
@@ -30,7 +30,7 @@ class FleetPages:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._parts = site.parts
-        self._fresh: Fresh[FleetView] = Fresh()
+        self._fresh: Fresh[FleetPicture] = Fresh()
         self._is_large = False
 
     def add_to(self, app: FastAPI) -> None:
@@ -55,7 +55,7 @@ class FleetPages:
             suppressed=self._site.suppressed(window, view.front.urgent),
         )
 
-    def _view(self, window: IncidentWindow) -> FleetView:
+    def _view(self, window: IncidentWindow) -> FleetPicture:
         """A large fleet's is kept for moments; a small one's, and a team's, is made for its reader."""
         if window.person.is_tenant:
             return self._make(window)
@@ -65,7 +65,7 @@ class FleetPages:
         self._is_large = view.front.gpus > AT_ONCE
         return view
 
-    def _make(self, window: IncidentWindow) -> FleetView:
+    def _make(self, window: IncidentWindow) -> FleetPicture:
         opened = window.open_incidents()
         now_s = self._parts.clock.now_s()
         return overview(self._parts.history, self._parts.inventory, opened, now_s, window.gpus())

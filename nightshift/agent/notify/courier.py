@@ -5,8 +5,8 @@ them.
 
 Nothing is queued: after an outage, a 429 or a restart the same comparison is made again, so nothing is lost, and
 edits of an hour are one edit. A send is written down before it is made. One whose answer never came is made again
-under the same key where the vendor takes it for the same alert; elsewhere (`Lookup`) it is looked for by its key
-first, and a late second copy is deleted. What an outlet says of one message keeps the others from nothing.
+under the same key where the vendor takes it for the same alert; elsewhere (`PostFinder`) it is looked for by its
+key first, and a late second copy is deleted. What an outlet says of one message keeps the others from nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import structlog
 from nightshift.agent.clock import Clock
 from nightshift.agent.incidents.suppression import ActiveSuppressions, Suppressor
 from nightshift.agent.notify.delivery import DeliveryPace, DeliveryRefused, NoAnswer, RateLimited
-from nightshift.agent.notify.ledger import WATCH_S, Delivery, Ledger
+from nightshift.agent.notify.ledger import WATCH_S, Delivery, DeliveryLedger
 from nightshift.agent.store.archive import name_of
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.base import Permanent, Temporary
@@ -43,7 +43,7 @@ BROKEN_S = 60.0
 _OUTCOMES = {RateLimited: "limited", NoAnswer: "no_answer", DeliveryRefused: "refused"}
 
 
-class Lookup(Protocol):
+class PostFinder(Protocol):
     """An outlet where a second send would make a second copy, so that a lost one is looked for."""
 
     def find(self, channel: str, key: str, thread: str | None, oldest_s: float) -> list[str]:
@@ -74,13 +74,15 @@ class Courier(ABC):
     """
 
     kind: str
-    """Of the row that says what the outlets know of an incident (`Ledger.news`)."""
+    """Of the row that says what the outlets know of an incident (`DeliveryLedger.news`)."""
     at_once: int | None = None
     """Most incidents in one comparison."""
 
-    def __init__(self, name: str, parts: CourierParts, ends_within_s: float, lookup: Lookup | None = None) -> None:
+    def __init__(
+        self, name: str, parts: CourierParts, ends_within_s: float, lookup: PostFinder | None = None
+    ) -> None:
         self._p = parts
-        self._ledger = Ledger(parts.store.database)
+        self._ledger = DeliveryLedger(parts.store.database)
         self._lookup = lookup
         self._log = structlog.get_logger(name)
         self._name = name
@@ -237,7 +239,7 @@ class Courier(ABC):
 
     # Posts without an answer ------------------------------------------------------------------------------------
 
-    def _reconcile(self, lookup: Lookup, row: Delivery) -> None:
+    def _reconcile(self, lookup: PostFinder, row: Delivery) -> None:
         """Settles a post without an answer: adopts it where it is, lets it be sent again where it is not; and
         deletes a second copy that arrives late."""
         wall_s = self._p.wall_s()
@@ -257,7 +259,7 @@ class Courier(ABC):
             self._ledger.change(row.key, watch_until_s=None)
             self._looked.pop(row.key, None)
 
-    def _the_one(self, lookup: Lookup, row: Delivery, oldest_s: float) -> str | None:
+    def _the_one(self, lookup: PostFinder, row: Delivery, oldest_s: float) -> str | None:
         """The outlet's name of a post, where it is there; every other copy of it is deleted."""
         found = self._call(row.outlet, "find", lambda: lookup.find(row.channel, row.key, row.thread, oldest_s))
         keep = row.ts if row.ts in found or not found else found[0]

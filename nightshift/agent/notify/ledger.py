@@ -76,7 +76,7 @@ def alert_key(outlet: str, incident: int, form: str) -> str:
     return f"{outlet}/{name_of(incident)}/{form}"
 
 
-class Ledger:
+class DeliveryLedger:
     """Reads and writes the rows. Every method is one transaction."""
 
     def __init__(self, database: Database) -> None:
@@ -242,4 +242,4 @@ def _delivery(row: Any) -> Delivery:
     return Delivery(**{**row, "severity": severity})
 
 
-__all__: Sequence[str] = ("Delivery", "Ledger", "alert_key", "card_key", "round_key")
+__all__: Sequence[str] = ("Delivery", "DeliveryLedger", "alert_key", "card_key", "round_key")

@@ -69,7 +69,7 @@ class Overview:
 
 
 @dataclass(frozen=True)
-class FleetView:
+class FleetPicture:
     """What the fleet's pages are made of. `racks`: by name, nodes and their GPUs; `told`: by GPU, what open
     incidents make of it."""
 
@@ -91,7 +91,7 @@ def overview(
     opened: Sequence[IncidentSummary],
     now_s: float,
     only: frozenset[Subject] | None = None,
-) -> FleetView:
+) -> FleetPicture:
     """Every GPU by rack and node; of these, `only` some."""
     frame = history.latest(SubjectKind.GPU)
     told = trouble(opened, inventory, now_s)
@@ -109,7 +109,7 @@ def overview(
         sum(row.state is IncidentState.AWAITING_APPROVAL for row in opened),
         tuple(sorted(opened, key=_urgency)[:LISTED]),
     )
-    return FleetView(front, opened, racks, told)
+    return FleetPicture(front, opened, racks, told)
 
 
 def known(

@@ -8,7 +8,7 @@ import structlog
 from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from nightshift.agent.notify.ledger import Ledger
+from nightshift.agent.notify.ledger import DeliveryLedger
 from nightshift.agent.notify.outlets.pagerduty import PagerDuty
 from nightshift.agent.notify.outlets.pages import OutletParts, PageCourier
 from nightshift.collectors.base import Permanent, Temporary
@@ -25,7 +25,7 @@ class Outlets:
     def __init__(self, parts: OutletParts) -> None:
         self._parts = parts
         self._log = structlog.get_logger("outlets")
-        self._ledger = Ledger(parts.store.database)
+        self._ledger = DeliveryLedger(parts.store.database)
         self.courier = PageCourier(parts)
 
     def start(self) -> None:

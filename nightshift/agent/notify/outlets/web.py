@@ -66,7 +66,7 @@ def secret_of(setting: str, path: Path | None) -> str:
     try:
         text = path.read_text().strip() if path is not None else ""
     except (OSError, UnicodeDecodeError) as error:
-        raise Permanent(f"{setting}: {path}: {error}") from error
+        raise Permanent(f"{setting}: {path}: {getattr(error, 'strerror', None) or error}") from error
     if not text:
         raise Permanent(f"{setting}: {path} is empty")
     return text

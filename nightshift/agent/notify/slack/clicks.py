@@ -27,7 +27,7 @@ from nightshift.agent.clock import Clock
 from nightshift.agent.incidents.silence import IncidentSilence, namespaces_of_matcher
 from nightshift.agent.incidents.suppression import Suppressor
 from nightshift.agent.notify.delivery import RateLimited
-from nightshift.agent.notify.ledger import Ledger, card_key
+from nightshift.agent.notify.ledger import DeliveryLedger, card_key
 from nightshift.agent.notify.slack import card as words
 from nightshift.agent.notify.slack import proposals
 from nightshift.agent.notify.slack.blocks import ChatMessage
@@ -90,7 +90,7 @@ class Desk:
 
     def __init__(self, parts: DeskParts) -> None:
         self._p = parts
-        self._ledger = Ledger(parts.store.database)
+        self._ledger = DeliveryLedger(parts.store.database)
         self._promotions = Promotions(parts.gate, parts.store, parts.clock)
         self._log = structlog.get_logger("slack")
         self._waiting: queue.Queue[Callable[[], None] | None] = queue.Queue(_MOST_WAITING)

@@ -14,7 +14,7 @@ from nightshift.agent.approvals.kernel_gate import KernelGate, KernelProposal, P
 from nightshift.agent.approvals.kernel_search import SHOWN, fleet_view
 from nightshift.agent.approvals.policy import PEOPLE, Person, rule_for
 from nightshift.agent.clock import Clock
-from nightshift.agent.notify.ledger import PROPOSAL, Delivery, Ledger
+from nightshift.agent.notify.ledger import PROPOSAL, Delivery, DeliveryLedger
 from nightshift.agent.notify.slack.blocks import (
     Block,
     ChatMessage,
@@ -163,7 +163,7 @@ def listing(found: Sequence[KernelProposal], now_s: float) -> ChatMessage:
 class Teller:
     """Compares the promotions with their messages. Sending is the courier's."""
 
-    def __init__(self, promotions: Promotions, gate: Gate, ledger: Ledger, settings: Settings) -> None:
+    def __init__(self, promotions: Promotions, gate: Gate, ledger: DeliveryLedger, settings: Settings) -> None:
         self._promotions = promotions
         self._gate = gate
         self._ledger = ledger

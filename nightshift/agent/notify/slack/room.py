@@ -29,6 +29,7 @@ from slack_sdk.signature import SignatureVerifier
 from starlette.concurrency import run_in_threadpool
 
 from nightshift.agent.notify.delivery import DeliveryRefused
+from nightshift.agent.notify.outlets.web import secret_of
 from nightshift.agent.notify.slack.blocks import ChatMessage
 from nightshift.agent.notify.slack.clicks import REASON_VIEW, Click, Desk, reason_of
 from nightshift.agent.notify.slack.messages import ChatCourier
@@ -304,14 +305,3 @@ def secret_now(setting: str, path: Path | None) -> str:
     except Permanent as error:
         structlog.get_logger("slack").error("secret read failed", error=str(error))
         return ""
-
-
-def secret_of(setting: str, path: Path | None) -> str:
-    """A secret from its file. Raises Permanent, naming the setting."""
-    try:
-        text = path.read_text().strip() if path is not None else ""
-    except OSError as error:
-        raise Permanent(f"{setting}: {path}: {error.strerror}") from error
-    if not text:
-        raise Permanent(f"{setting}: {path} is empty")
-    return text
