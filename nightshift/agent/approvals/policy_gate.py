@@ -45,7 +45,7 @@ _TALLY = "policy-tally/"
 
 
 def promotion(
-    cluster: str, standing: PolicyStanding, evidence: PromotionEvidence, criteria: Criteria, now_s: float
+    cluster: str, policy: PolicyStanding, evidence: PromotionEvidence, criteria: Criteria, now_s: float
 ) -> Action:
     """The plan of a step up, with every figure that an approver has to see."""
     share = {
@@ -54,17 +54,17 @@ def promotion(
     }
     who = share.get(evidence.to, f"all {criteria.unit} but the holdout of {criteria.holdout_share:.0%}")
     return Action(
-        f"policy/{standing.kind}/{standing.manifest_sha256[:16]}/{evidence.to}",
+        f"policy/{policy.kind}/{policy.manifest_sha256[:16]}/{evidence.to}",
         ActionKind.PROMOTE_POLICY,
         Subject(SubjectKind.CLUSTER, cluster),
-        f"{standing.policy}: {standing.mode} → {evidence.to}; {evidence.words}",
-        BlastRadius(note=f"{standing.kind} of {who}, always within the shield"),
-        Undo(True, f"nightshift policy undo {standing.kind}: the baseline controls from the next decision on"),
+        f"{policy.policy}: {policy.mode} → {evidence.to}; {evidence.words}",
+        BlastRadius(note=f"{policy.kind} of {who}, always within the shield"),
+        Undo(True, f"nightshift policy undo {policy.kind}: the baseline controls from the next decision on"),
         now_s + VALID_S,
         {
-            "kind": standing.kind,
-            "policy": standing.policy,
-            "manifest": standing.manifest_sha256,
+            "kind": policy.kind,
+            "policy": policy.policy,
+            "manifest": policy.manifest_sha256,
             "to": str(evidence.to),
             "look": evidence.look,
             **{f"check {check.name}": check.words for check in evidence.checks},

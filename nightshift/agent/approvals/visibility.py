@@ -66,26 +66,26 @@ class IncidentWindow:
         *,
         limit: int | None = None,
         offset: int = 0,
-        wanted: IncidentQuery = EVERYTHING,
+        query: IncidentQuery = EVERYTHING,
     ) -> list[IncidentSummary]:
         """Summaries, newest first. Pages, counts and what a search finds are of what the person sees, so they tell
         of nothing else."""
         if self._blind:
             return []
         if not self.person.is_tenant:
-            return self.store.incidents(states, limit=limit, offset=offset, wanted=wanted)
-        if not wanted.text:
-            rows = self.store.incidents(states, limit=limit, offset=offset, touching=self._is_mine, wanted=wanted)
+            return self.store.incidents(states, limit=limit, offset=offset, wanted=query)
+        if not query.text:
+            rows = self.store.incidents(states, limit=limit, offset=offset, touching=self._is_mine, wanted=query)
             return [self._summary(row) for row in rows]
         rows = self.store.incidents(
             # Searched in what is shown, not in the database: a hit in a withheld title would tell what stands in
             # it.
             states,
             touching=self._is_mine,
-            wanted=replace(wanted, text=""),
+            wanted=replace(query, text=""),
             limit=_SEARCHED,
         )
-        found = [row for row in map(self._summary, rows) if _says(row, wanted.text)]
+        found = [row for row in map(self._summary, rows) if _says(row, query.text)]
         return found[offset : None if limit is None else offset + limit]
 
     def open_incidents(self) -> list[IncidentSummary]:

@@ -111,15 +111,15 @@ def remote(environ: Mapping[str, str] | None = None) -> Remote | None:
         raise Permanent(f"NIGHTSHIFT_TOKEN_FILE: {path}: {error.strerror}") from error
 
 
-def summary_of(told: Mapping[str, Any]) -> IncidentSummary:
+def summary_of(values: Mapping[str, Any]) -> IncidentSummary:
     """A row of a list, as it was before it was JSON."""
     # Through the store's own records, so that both ends have one reading of a state or a time.
-    return load(IncidentSummary, dump({name: value for name, value in told.items() if name not in _NOT_STORED}))
+    return load(IncidentSummary, dump({name: value for name, value in values.items() if name not in _NOT_STORED}))
 
 
-def incident_of(told: Mapping[str, Any]) -> Incident:
+def incident_of(values: Mapping[str, Any]) -> Incident:
     hidden = (*_NOT_STORED, "plan_sha256")
-    return load(Incident, dump({name: value for name, value in told.items() if name not in hidden}))
+    return load(Incident, dump({name: value for name, value in values.items() if name not in hidden}))
 
 
 def checked_plan(incident_id: str, sha256: str, prefix: str) -> str:

@@ -101,7 +101,7 @@ class FleetPages:
         wanted = IncidentQuery(q.strip(), (Severity(severity),) if severity else ())
         states = LISTS[state]
         # One more than is shown says whether there is a next page, without a count over all.
-        rows = window.incidents(states, wanted=wanted, limit=_PAGE + 1, offset=(page - 1) * _PAGE)
+        rows = window.incidents(states, query=wanted, limit=_PAGE + 1, offset=(page - 1) * _PAGE)
         return self._site.page(
             request,
             "incidents.html",

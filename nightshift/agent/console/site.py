@@ -269,10 +269,10 @@ class Site:
     def _flash(self) -> str:
         return cookie_name(self.settings.behind_tls, "said")
 
-    def said(self, where: str, message: str) -> Response:
+    def said(self, path: str, message: str) -> Response:
         """Goes to a page that shows the message once, to this browser alone."""
         # 303: a reload of the page that follows does not send the form again.
-        response = RedirectResponse(where, 303)
+        response = RedirectResponse(path, 303)
         self.set_cookie(response, self._flash, quote(message[:500]), 60.0)
         return response
 

@@ -154,8 +154,8 @@ def drawable(values: Floats) -> Floats:
     return np.where(np.isfinite(values), np.clip(values, -_LARGEST, _LARGEST), np.nan)
 
 
-def axis_range(known: Floats, reference: float | None) -> tuple[float, float]:
-    low, high = float(known.min()), float(known.max())
+def axis_range(values: Floats, reference: float | None) -> tuple[float, float]:
+    low, high = float(values.min()), float(values.max())
     if reference is not None and math.isfinite(reference):
         reference = min(max(reference, -_LARGEST), _LARGEST)
         low, high = min(low, reference), max(high, reference)

@@ -236,20 +236,20 @@ class PageCourier(Courier):
         for given in found:
             self.take(outlet.name, given)
 
-    def take(self, outlet: str, given: Acknowledgement) -> bool:
+    def take(self, outlet: str, acknowledgement: Acknowledgement) -> bool:
         """A person took a page on in an outlet: shown in the incident, and our own escalation ends. False for an
         alert that this outlet does not page."""
         try:
-            incident_id, turn = read_key(given.key)
+            incident_id, turn = read_key(acknowledgement.key)
             rows = self._ledger.alerts(incident_id)
         except (ValueError, Permanent):
             return False
         mine = [row for row in rows if row.outlet == outlet and row.kind == PAGE and row.turn == turn]
-        if not mine or given.key != key_for(self._p.cluster, mine[0]):
+        if not mine or acknowledgement.key != key_for(self._p.cluster, mine[0]):
             return False
         if mine[0].shows == _P.TRIGGERED:
             self._ledger.told(mine, _P.ACKNOWLEDGED, self._p.wall_s())
-        return self._p.store.acknowledge(incident_id, f"{given.by} ({outlet})", f"taken on in {outlet}")
+        return self._p.store.acknowledge(incident_id, f"{acknowledgement.by} ({outlet})", f"taken on in {outlet}")
 
 
 def sends(row: Delivery, phase: AlertPhase) -> tuple[AlertPhase, ...]:

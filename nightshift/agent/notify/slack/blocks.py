@@ -56,18 +56,18 @@ class ChatImage:
         return sha256_hex(self.png)
 
 
-def text(said: str, *, bold: bool = False, code: bool = False, limit: int = 600) -> Block:
+def text(content: str, *, bold: bool = False, code: bool = False, limit: int = 600) -> Block:
     """Text from anywhere, shown as it is: one line, no control characters, nothing interpreted."""
-    shown = plain(said.encode(errors="replace").decode(), limit)  # a lone surrogate has no place in JSON
+    shown = plain(content.encode(errors="replace").decode(), limit)  # a lone surrogate has no place in JSON
     # Slack refuses an empty text, and the whole message with it.
     element: Block = {"type": "text", "text": shown or "\u2013"}
     style = {name: True for name, wanted in (("bold", bold), ("code", code)) if wanted}
     return element | ({"style": style} if style else {})
 
 
-def link(url: str, said: str) -> Block:
+def link(url: str, content: str) -> Block:
     """A link of our own; the address is never from outside."""
-    return {"type": "link", "url": url, "text": plain(said, 100)}
+    return {"type": "link", "url": url, "text": plain(content, 100)}
 
 
 def mention(target: str) -> Block:
@@ -85,12 +85,12 @@ def paragraph(lines: Sequence[Block]) -> Block:
     return {"type": "rich_text", "elements": list(lines)}
 
 
-def button(said: str, action: str, value: str, style: str = "") -> Block:
+def button(content: str, action: str, value: str, style: str = "") -> Block:
     """`style`: primary, danger, or none."""
     made: Block = {
         "type": "button",
         # Else Slack turns `:fire:` of a name from outside into a picture.
-        "text": {"type": "plain_text", "text": said, "emoji": False},
+        "text": {"type": "plain_text", "text": content, "emoji": False},
         "action_id": action,
         "value": value,
     }
@@ -101,10 +101,10 @@ def actions(buttons: Sequence[Block]) -> Block:
     return {"type": "actions", "elements": list(buttons)}
 
 
-def fallback(said: str) -> str:
+def fallback(content: str) -> str:
     """The line for notifications: Slack's three control characters escaped
     (docs.slack.dev/messaging/formatting-message-text#escaping)."""
-    return plain(said, 300).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return plain(content, 300).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def problems(payload: Mapping[str, Any]) -> list[str]:

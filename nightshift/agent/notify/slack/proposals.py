@@ -143,9 +143,11 @@ def _state(proposal: KernelProposal, needed: int, now_s: float) -> str:
     return f"{proposal.state}{by}{f': {proposal.note}' if proposal.note else ''}"
 
 
-def listing(found: Sequence[KernelProposal], now_s: float) -> ChatMessage:
+def listing(proposals: Sequence[KernelProposal], now_s: float) -> ChatMessage:
     """What waits, for the one who asked."""
-    waiting = [item for item in found if item.state is ProposalState.WAITING and now_s < item.action.expires_at_s]
+    waiting = [
+        item for item in proposals if item.state is ProposalState.WAITING and now_s < item.action.expires_at_s
+    ]
     lines = [
         line(
             text(f"{item.id} ", bold=True),
