@@ -94,7 +94,7 @@ DEBT: dict[str, int] = {
     "class": 16,
     "module": 4,
     "pages docs": 8,
-    "parameter agent": 46,
+    "parameter agent": 44,
     "parameter collectors": 11,
     "parameter controllers": 45,
     "parameter detectors": 10,

@@ -146,15 +146,15 @@ class Gate:
 
     # What counts, for repairs, kernels and policies -------------------------------------------------------------
 
-    def grant(self, action: Action, by: Person, now: float) -> Approval:
+    def grant(self, action: Action, by: Person, now_s: float) -> Approval:
         """A person's approval of exactly this plan, as it is stored."""
-        expires_s = min(action.expires_at_s, now + self.policy.valid_s)
-        return Approval(by.identity, by.role, by.channel, action.plan_sha256, now, expires_s, by.groups)
+        expires_s = min(action.expires_at_s, now_s + self.policy.valid_s)
+        return Approval(by.identity, by.role, by.channel, action.plan_sha256, now_s, expires_s, by.groups)
 
-    def counting(self, approvals: Iterable[Approval], namespaces: Collection[str], now: float) -> list[Approval]:
+    def counting(self, approvals: Iterable[Approval], namespaces: Collection[str], now_s: float) -> list[Approval]:
         """Those that count now. An approval by policy is no person's: where the rule has become stricter since, it
         counts for nothing."""
-        fresh = [item for item in approvals if item.expires_s > now and item.person != POLICY]
+        fresh = [item for item in approvals if item.expires_s > now_s and item.person != POLICY]
         return [item for item in fresh if self.still_approves(item, namespaces)]
 
     def missing(self, action: Action, approvals: Iterable[Approval]) -> str:
