@@ -136,7 +136,7 @@ def storm(room: Room, count: int) -> dict[str, Any]:
         one = replace(finding(number), summary=f"Xid 79 on GPU-{number}")
         names.append(room.store.open_incident(f"Xid 79 on GPU-{number}", [one]))
     opened_s = time.perf_counter() - began
-    wait(lambda: not room.slack.courier._ledger.news(time.time()), 900)
+    wait(lambda: not room.slack.courier._ledger.news("card", time.time()), 900)
     settled_s = time.perf_counter() - began
     time.sleep(6)
     return {

@@ -45,7 +45,7 @@ PLANTS = {
     ],
     "slack": [
         ("nightshift/agent/control/power_loop.py", "import slack_sdk"),
-        ("nightshift/agent/notify/outlets/courier.py", "from slack_bolt import App"),
+        ("nightshift/agent/notify/outlets/pages.py", "from slack_bolt import App"),
         ("nightshift/kernels/loop/ledger.py", "import slack_sdk.web"),
     ],
     "kubernetes": [

@@ -93,7 +93,7 @@ NOT_FOR_PEOPLE = {
 DEBT: dict[str, int] = {
     "class": 12,
     "module": 4,
-    "parameter agent": 30,
+    "parameter agent": 11,
     "parameter collectors": 11,
     "parameter controllers": 17,
     "parameter detectors": 10,

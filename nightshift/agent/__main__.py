@@ -49,6 +49,7 @@ def _group(about: str, *commands: Callable[..., Any]) -> typer.Typer:
 
 
 app = _filled(
+    # Typer's tracebacks show local variables, and those may hold tokens.
     typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=_ABOUT),
     drill,
     incidents.incidents,
@@ -99,6 +100,7 @@ def main() -> None:
         sys.exit(2)
     except Temporary as error:
         _say(error)
+        # sysexits.h, EX_TEMPFAIL: a script may try again on this one alone.
         sys.exit(75)
 
 

@@ -65,8 +65,8 @@ NEEDS_RESTART = (
 )
 """Settings that a reload does not change."""
 _PAST = 50
+# A clock this far from the machine's is a replay's or the demo's, and the CLI has to be told of it (s).
 _WALL_S = 60.0
-"""A clock this far from the machine's is a replay's or the demo's, and the CLI has to be told of it (s)."""
 
 
 class App:
@@ -150,10 +150,13 @@ class App:
         """
         now_s, away = self.clock.now_s(), ""
         if self.lifecycle.leads:
+            # Another replica may have led in between: what it found and kept is taken up before the first look.
             if self._led_term != self.lifecycle.term:
                 self.watch.resume(now_s)
                 self.policies.lead()
                 self._led_term = self.lifecycle.term
+        # A standby waits. Only who led goes on looking while the store is away, since then nobody else can lead
+        # either.
         elif self._led_term is None or not (away := self._store_problem()):
             self._looked_at = time.monotonic()
             self._problem = ""
@@ -161,6 +164,8 @@ class App:
         look = self.watch.look(now_s)
         self._looked_at = time.monotonic()
         self._problem = look.problem or away
+        # The CLI is another process: expiries that it shows are counted by the daemon's clock, which it cannot
+        # see.
         if abs(now_s - time.time()) > _WALL_S and not look.problem:
             tell_time(self.store, now_s)
         self.kernels.look(look.tick.logs)
@@ -168,6 +173,8 @@ class App:
             if controller is not None:
                 controller.take(look.tick)
         if not look.problem:
+            # What was found is not stored yet where the look has a problem; nothing that writes is done before it
+            # is.
             self.policies.turn(now_s)
         self.watch.confirm(self.by_hand.look(look.tick.logs))
         self.repaired.look(look.tick.events, now_s)
@@ -196,9 +203,12 @@ class App:
                 self._log.exception("tick failed")
             next_s += self.settings.tick_s
             late_s = self.clock.now_s() - next_s
+            # Else nothing would be looked at until the clock is again where it was: an hour, at the end of summer
+            # time set by hand.
             if late_s < -self.settings.tick_s:  # the clock was set back
                 next_s += late_s + self.settings.tick_s
             elif late_s >= 0:
+                # Not made up for: looks in quick succession would show rates that the fleet never had.
                 skipped = int(late_s // self.settings.tick_s) + 1
                 self.metrics.skipped.inc(skipped)
                 next_s += skipped * self.settings.tick_s
@@ -212,6 +222,7 @@ class App:
     def stop(self) -> None:
         """Drains: stages under way end, states are kept, the lead is given back, everything is closed."""
         self._stopping.set()
+        # Asked before the lead is given back: after that another replica may write the same states.
         led = self._led_term is not None and self.lifecycle.leads
         self.lifecycle.close()
         if led:
@@ -236,6 +247,7 @@ class App:
     def reload(self, settings: Settings) -> None:
         """Takes new settings up at the next look. Raises ConfigError, and nothing changes, where one of them needs
         a restart."""
+        # Refused as a whole: half of a configuration taken up is one that nobody wrote.
         fixed = [name for name in NEEDS_RESTART if getattr(settings, name) != getattr(self.settings, name)]
         if fixed:
             self.metrics.reload_ok.set(0)
@@ -251,6 +263,8 @@ class App:
         try:
             collectors = self.collection.collectors
             kept = {i: collectors[i] for i in range(len(before.sources))}
+            # A collector that goes on keeps its cursor and connections; a new one may begin at a log's end and
+            # miss lines.
             reused = {j: kept.pop(i) for j, i in _same(settings.sources, before.sources)}
             others = [s for j, s in enumerate(settings.sources) if j not in reused]
             if not settings.sources and not before.sources:  # this machine's own GPUs, as before
@@ -285,9 +299,11 @@ class App:
 
     def health(self) -> DaemonHealth:
         """Alive: the loop goes round. Ready: it has looked, or stands by, and the store took what it found."""
+        # Ten looks: one that waits for a slow source is no reason for Kubernetes to restart the daemon.
         limit_s = max(60.0, 10 * self.settings.tick_s)
         if self._looked_at is None:
             return DaemonHealth(True, False, ("the first look is not done",))
+        # Monotonic: a clock that was set forward is not a loop that hangs.
         silent_s = time.monotonic() - self._looked_at
         if silent_s > limit_s:
             return DaemonHealth(False, False, (f"no look for {silent_s:.0f} s",))

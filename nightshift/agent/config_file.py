@@ -42,6 +42,7 @@ class Document:
     def place(self, at: Field) -> str:
         """`FILE:LINE: field`, with the line of the nearest enclosing field that stands in the file."""
         nearest = at
+        # A field that is missing has no line; its block has.
         while nearest and nearest not in self.lines:
             nearest = nearest[:-1]
         return f"{self.path}:{self.lines.get(nearest, 1)}: {dotted(at)}"
@@ -61,6 +62,7 @@ def read(path: Path) -> Document:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigError([f"{path}: {error.strerror or error}"]) from error
+    # Before the parser: the tree that PyYAML builds is many times the file's size.
     if len(content) > MAX_BYTES:
         raise ConfigError([f"{path}: {len(content)} bytes; a configuration has at most {MAX_BYTES}"])
     walk = _Walk(path)
@@ -91,6 +93,7 @@ class _Walk:
         self._nodes = 0
 
     def value(self, loader: yaml.SafeLoader, node: yaml.Node, at: Field) -> Any:
+        # Counted as they are expanded: ten aliases of ten aliases are few bytes and a billion values.
         self._nodes += 1
         if self._nodes > MAX_NODES:
             raise ConfigError([f"{self.path}: more than {MAX_NODES} values; are aliases nested?"])
@@ -101,6 +104,7 @@ class _Walk:
             return [self.value(loader, item, (*at, i)) for i, item in enumerate(node.value)]
         if not isinstance(node, yaml.MappingNode):
             return loader.construct_object(node, deep=True)
+        # Merge keys (`<<`) are YAML of their own; only this resolves them before keys are compared.
         loader.flatten_mapping(node)
         values: dict[Any, Any] = {}
         for key_node, value_node in node.value:
@@ -165,6 +169,7 @@ def _follow(schema: Mapping[str, Any], location: Iterable[str | int]) -> tuple[F
     for part in location:
         here = _resolve(here, definitions)
         mapping = here.get("discriminator", {}).get("mapping", {})
+        # pydantic puts a union's tag into the location, though no such field is in the file.
         if isinstance(part, str) and part in mapping:
             here = {"$ref": mapping[part]}
             continue
@@ -181,6 +186,7 @@ def _follow(schema: Mapping[str, Any], location: Iterable[str | int]) -> tuple[F
 def _resolve(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
     while "$ref" in schema:
         schema = definitions[str(schema["$ref"]).rsplit("/", 1)[-1]]
+    # An optional block is `anyOf` of the block and null; names are looked for in the block.
     for option in schema.get("anyOf", ()):
         if option.get("type") != "null":
             return _resolve(option, definitions)

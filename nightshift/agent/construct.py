@@ -16,8 +16,8 @@ from nightshift.controllers.actuators.plugins import ALL as ACTUATORS
 from nightshift.detectors.base import Detector
 from nightshift.detectors.plugins import ALL as DETECTORS
 
+# What is watched without a configuration: this machine's GPUs and its kernel log.
 LOCAL = ("nvml", "kernel_log")
-"""What is watched without a configuration: this machine's GPUs and its kernel log."""
 NVML_LIBRARY = "libnvidia-ml.so.1"
 
 
@@ -41,6 +41,7 @@ def _with_state(entry: Any, state_dir: Path | None) -> Any:
     if state_dir is None or getattr(entry, "state_file", state_dir) is not None:
         return entry
     read = entry.urls if hasattr(entry, "urls") else [entry.namespace, entry.selector]
+    # Sorted: the same sources in another order read the same things.
     place = fingerprint([entry.type, *sorted(read)])[:16]
     return entry.model_copy(update={"state_file": state_dir / f"{entry.type}-{place}.json"})
 
@@ -59,6 +60,7 @@ def build_actuators(entries: Sequence[Any], clock: Clock) -> list[Actuator]:
 
 def has_nvidia_driver() -> bool:
     try:
+        # The driver's own library: /dev/nvidia0 may be there without it, and nvidia-smi is not in every image.
         ctypes.CDLL(NVML_LIBRARY)
     except OSError:
         return False

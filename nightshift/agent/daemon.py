@@ -41,6 +41,7 @@ class Changes:
             return False
         self._looked_s = now_s
         content = self._read()
+        # By content: the kubelet replaces a ConfigMap by a symlink, with a new time and often the same text.
         if content is None or content == self._content:
             return False
         self._content = content
@@ -68,6 +69,7 @@ def run(config: Path | None) -> None:
 
     def reload(_number: int, _frame: FrameType | None) -> None:
         hangup.set()
+        # A handler does nothing more: it may run between any two instructions of the look.
         app.clock.wake()
 
     signal.signal(signal.SIGTERM, end)

@@ -69,6 +69,7 @@ def _state_dir(path: Path) -> DoctorCheck:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         probe = path / ".doctor"
+        # Written, not asked (`os.access`): a full disk, a quota and a read-only mount show only so.
         probe.write_bytes(b"x" * 4096)
         probe.unlink()
     except OSError as error:
@@ -104,6 +105,7 @@ def _secret_file(where: str, path: Path) -> DoctorCheck:
         return DoctorCheck(name, False, f"{path}: {error.strerror}", "name a file that this user can read")
     if size == 0:
         return DoctorCheck(name, False, f"{path} is empty", "put the secret into it")
+    # Others only: a mounted Secret is readable by its group.
     if mode & 0o004:
         return DoctorCheck(name, False, f"{path} can be read by everybody", f"chmod o-r {path}")
     return DoctorCheck(name, True, f"{path} can be read")
@@ -120,6 +122,7 @@ def _store(settings: Settings) -> DoctorCheck:
 
 def _port(settings: Settings) -> DoctorCheck:
     console = settings.console
+    # Port 0 is any free port: there is nothing that could be taken.
     if not console.enabled or console.port == 0:
         return DoctorCheck("console", True, "no fixed port" if console.enabled else "switched off")
     try:
@@ -145,6 +148,7 @@ def _sources(settings: Settings) -> Iterator[DoctorCheck]:
     for number, entry in enumerate(entries or [None]):
         name = f"sources[{number}]" if entry is not None else "local sources"
         try:
+            # One at a time, so that the first mistake does not hide the others.
             collectors = build_collectors([entry] if entry is not None else [])
         except (Permanent, Temporary) as error:
             yield DoctorCheck(name, False, str(error), "see the settings reference")
@@ -210,6 +214,7 @@ def _actuators(settings: Settings) -> Iterator[DoctorCheck]:
     for number, entry in enumerate(entries):
         name = f"actuators[{number}] {entry.type}"
         try:
+            # Built, so that credentials and the API server are tried; nothing is carried out.
             (actuator,) = build_actuators([entry], WallClock())
             refused = actuator.refused() if isinstance(actuator, KnowsItsRights) else []
         except (Permanent, Temporary) as error:

@@ -38,6 +38,7 @@ NODE = Subject(SubjectKind.NODE, f"{MARK}-node")
 GPUS = tuple(Subject(SubjectKind.GPU, f"GPU-{MARK}-{number}") for number in range(8))
 JOB = Subject(SubjectKind.JOB, f"{MARK}/train")
 PODS = tuple(Subject(SubjectKind.POD, f"{MARK}/train-{number}") for number in range(8))
+# An hour before the fault, so that detectors which learn a baseline have one by the onset.
 _SPAN_S, _STEP_S, _ONSET_S = 3600.0, 15.0, 900.0
 _PCI = "0000:9b:00"
 _BAD = 5
@@ -84,6 +85,7 @@ def stage(name: str, at_s: float) -> DrillScene:
     return _stage(name, at_s)
 
 
+# Each stage of a drill's incident asks for the scene again, and detectors take seconds over an hour of it.
 @lru_cache(maxsize=4)
 def _stage(name: str, at_s: float) -> DrillScene:
     history, inventory = History(), Inventory(MARK)
@@ -127,6 +129,7 @@ def _ticks(name: str, at_s: float) -> Sequence[Tick]:
     index = SeriesIndex(SubjectKind.GPU, GPUS)
     metrics = ("gpu_memory_used_bytes", "gpu_power_w", "gpu_ecc_sbe_total")
     lines = [(onset_s + after_s, text) for after_s, text in SCRIPTS[name]]
+    # Seeded: each stage of the incident makes the scene again, and has to see what was diagnosed.
     noise = np.random.default_rng(0)
     ticks = []
     for t_s in np.arange(at_s - _SPAN_S, at_s + 1e-6, _STEP_S):
@@ -171,6 +174,10 @@ class Drills:
             can=self.actuator.kinds(),
             now_s=self._now_s,
             guard_settings=GuardSettings(
-                cluster_fraction=1.0, rack_fraction=1.0, domain_fraction=1.0, least_nodes=0
+                # One node is the whole made-up cluster: any lower share would refuse to touch it.
+                cluster_fraction=1.0,
+                rack_fraction=1.0,
+                domain_fraction=1.0,
+                least_nodes=0,
             ),
         )

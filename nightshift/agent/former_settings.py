@@ -196,6 +196,7 @@ entry of a list goes by its `type`."""
 
 def constant(reference: str) -> Any:
     """The value of `module:NAME`."""
+    # Read from the module, so that a warning says the value that counts and not one that was copied here.
     module, name = reference.split(":")
     return attrgetter(name)(importlib.import_module(f"nightshift.{module}"))
 

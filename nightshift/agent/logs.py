@@ -27,10 +27,12 @@ def configure(level: str = "info", style: Literal["text", "json"] = "text") -> N
         processors=[*shared, last],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        # A reload changes the level and the form of loggers that are in use.
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(processor=last, foreign_pre_chain=shared))
     root = logging.getLogger()
     root.handlers[:] = [handler]
+    # Libraries' own chatter (each HTTP request of httpx) is not for our log at any level.
     root.setLevel(max(_LEVELS[level], logging.WARNING))

@@ -7,9 +7,11 @@ closed reason sets, incident states; never a URL, pod or GPU.
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+import prometheus_client as prometheus
+from prometheus_client import CollectorRegistry, Histogram, Info, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 
 from nightshift.agent.store.incident import IncidentState
@@ -18,6 +20,8 @@ from nightshift.detectors.alarms.budget import Budget
 from nightshift.detectors.alarms.history import DAY_S
 from nightshift.detectors.base import Finding, State
 
+_Counter = Callable[..., prometheus.Counter]
+_Gauge = Callable[..., prometheus.Gauge]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -26,202 +30,167 @@ class Metrics:
 
     def __init__(self, version: str) -> None:
         self.registry = registry = CollectorRegistry()
+        # The registry is our own, so the default collectors are not in it.
         ProcessCollector(registry=registry)
         build = Info("nightshift_build", "Version of the daemon.", registry=registry)
         build.info({"version": version})
-        self.ticks = Counter("nightshift_ticks", "Detection ticks since the start.", registry=registry)
-        self.last_tick = Gauge(
-            "nightshift_last_tick_timestamp_seconds", "Start time of the newest tick (Unix s).", registry=registry
-        )
+        for instruments in (self._watch, self._alarm, self._handle, self._control, self._configure):
+            instruments(
+                partial(prometheus.Counter, registry=registry), partial(prometheus.Gauge, registry=registry)
+            )
+
+    def _watch(self, Counter: _Counter, Gauge: _Gauge) -> None:
+        """Looks, sources and detectors."""
+        self.ticks = Counter("nightshift_ticks", "Detection ticks since the start.")
+        self.last_tick = Gauge("nightshift_last_tick_timestamp_seconds", "Start time of the newest tick (Unix s).")
         self.tick_seconds = Histogram(
             "nightshift_tick_duration_seconds",
             "Duration of a tick: collecting, detecting and correlating (s).",
             buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10),
-            registry=registry,
+            registry=self.registry,
         )
-        self.skipped = Counter(
-            "nightshift_ticks_skipped", "Ticks skipped because the previous one took too long.", registry=registry
-        )
-        self.sources = Gauge(
-            "nightshift_sources", "Sources by state (up, down) in the newest tick.", ["state"], registry=registry
-        )
+        self.skipped = Counter("nightshift_ticks_skipped", "Ticks skipped because the previous one took too long.")
+        self.sources = Gauge("nightshift_sources", "Sources by state (up, down) in the newest tick.", ["state"])
         self.source_failures = Counter(
-            "nightshift_source_failures",
-            "Source answers rejected, by reason.",
-            ["reason"],
-            registry=registry,
+            "nightshift_source_failures", "Source answers rejected, by reason.", ["reason"]
         )
         self.rejected = Counter(
             "nightshift_samples_rejected",
             "Samples and lines rejected from answers that were otherwise used, by reason.",
             ["reason"],
-            registry=registry,
         )
-        self.samples = Counter("nightshift_samples", "Samples and lines read from all sources.", registry=registry)
-        self.series = Gauge(
-            "nightshift_subjects", "Subjects in the newest frame, by kind.", ["kind"], registry=registry
-        )
-        self.findings = Gauge(
-            "nightshift_findings", "Alarms by detector and state.", ["detector", "state"], registry=registry
-        )
+        self.samples = Counter("nightshift_samples", "Samples and lines read from all sources.")
+        self.series = Gauge("nightshift_subjects", "Subjects in the newest frame, by kind.", ["kind"])
+        self.findings = Gauge("nightshift_findings", "Alarms by detector and state.", ["detector", "state"])
         self.detector_seconds = Counter(
-            "nightshift_detector_duration_seconds",
-            "Time spent in each detector (s).",
-            ["detector"],
-            registry=registry,
+            "nightshift_detector_duration_seconds", "Time spent in each detector (s).", ["detector"]
         )
         self.detector_failures = Counter(
             "nightshift_detector_failures",
             "Ticks in which a detector failed, so its findings are missing.",
             ["detector"],
-            registry=registry,
         )
+
+    def _alarm(self, Counter: _Counter, Gauge: _Gauge) -> None:
+        """The false-alarm budget, stated beside realised."""
         self.budget = Gauge(
             "nightshift_alarm_budget_pages_per_week",
             "False pages per week that the operator allows on this fleet, all detectors together.",
-            registry=registry,
         )
         self.budget_expected = Gauge(
             "nightshift_alarm_expected_false_pages_per_week",
             "False pages per week that each detector may cost on this fleet; basis: measured tail, bound of a "
             "model, learning (this fleet's own history only), or event.",
             ["detector", "basis"],
-            registry=registry,
         )
         self.rate_stated = Gauge(
             "nightshift_alarm_rate_stated",
             "False pages per 1,000 healthy series-days that each detector states (events: how often they occur).",
             ["detector"],
-            registry=registry,
         )
         self.rate_realised = Gauge(
             "nightshift_alarm_rate_realised",
             "Unconfirmed pages per 1,000 series-days (upper bound on false pages; for events: all pages).",
             ["detector"],
-            registry=registry,
         )
         self.alarms = Gauge(
             "nightshift_alarm_episodes",
             "Alarms since the budget's accounts began, by whether the budget allowed a page.",
             ["detector", "paged"],
-            registry=registry,
         )
         self.pages = Gauge(
             "nightshift_alarm_pages",
             "Pages charged to the false-alarm budget, by whether a person has acted on them.",
             ["detector", "confirmed"],
-            registry=registry,
         )
         self.budget_left = Gauge(
             "nightshift_alarm_budget_pages_left",
             "Pages left in the false-alarm budget; below 1, alarms of statistical detectors wait.",
-            registry=registry,
         )
         self.series_days = Gauge(
             "nightshift_alarm_watched_series_seconds",
             "Series × seconds watched by each detector: the denominator of the realised rate.",
             ["detector"],
-            registry=registry,
         )
-        self.incidents = Gauge(
-            "nightshift_incidents", "Unresolved incidents by state.", ["state"], registry=registry
-        )
+
+    def _handle(self, Counter: _Counter, Gauge: _Gauge) -> None:
+        """Incidents, and where people are told of them."""
+        self.incidents = Gauge("nightshift_incidents", "Unresolved incidents by state.", ["state"])
         self.stage_failures = Counter(
             "nightshift_stage_failures",
             "Failures in correlating, storing or advancing incidents, each retried at the next tick.",
             ["stage"],
-            registry=registry,
         )
         self.model_outcomes = Counter(
             "nightshift_model_investigations",
             "Incidents investigated by the language model, by outcome: claims, nothing_new, or the failure.",
             ["outcome"],
-            registry=registry,
         )
-        self.model_tokens = Counter(
-            "nightshift_model_tokens", "Tokens sent to and answered by the language model.", registry=registry
-        )
+        self.model_tokens = Counter("nightshift_model_tokens", "Tokens sent to and answered by the language model.")
         self.chat_calls = Counter(
-            "nightshift_chat_calls",
-            "Calls to Slack by what they were for and how they ended.",
-            ["call", "outcome"],
-            registry=registry,
+            "nightshift_chat_calls", "Calls to Slack by what they were for and how they ended.", ["call", "outcome"]
         )
         self.outlet_calls = Counter(
             "nightshift_outlet_calls",
             "Calls to PagerDuty, Opsgenie and Alertmanager by what they were for and how they ended.",
             ["outlet", "call", "outcome"],
-            registry=registry,
         )
+
+    def _control(self, Counter: _Counter, Gauge: _Gauge) -> None:
+        """Power, scheduling and learned policies."""
         self.power_decisions = Counter(
             "nightshift_power_decisions",
             "Decisions of power control by outcome: as proposed, clipped, fallback, halted, or a turn that failed.",
             ["outcome"],
-            registry=registry,
         )
         self.power_headroom = Gauge(
             "nightshift_power_headroom_watts",
             "Rack power budget minus its worst-case draw (W); negative: overdrawn.",
             ["rack"],
-            registry=registry,
         )
         self.power_breaker = Gauge(
             "nightshift_power_breaker_open",
             "Breaker of a rack: 1 while its GPUs are held at their fallback limit, else 0.",
             ["rack"],
-            registry=registry,
         )
         self.policy_mode = Gauge(
-            "nightshift_policy_mode",
-            "Mode of a learned policy: 0 shadow, 1 trial, 2 canary, 3 active.",
-            ["kind"],
-            registry=registry,
+            "nightshift_policy_mode", "Mode of a learned policy: 0 shadow, 1 trial, 2 canary, 3 active.", ["kind"]
         )
         self.policy_demotions = Counter(
             "nightshift_policy_demotions",
             "Automatic demotions of policies, by reason: budget, violation, lockout, drift, worth.",
             ["kind", "reason"],
-            registry=registry,
         )
         self.policy_outcomes = Counter(
             "nightshift_policy_outcomes",
             "Outcomes of decisions: settled, void (unknown), or lost because the store was unavailable.",
             ["kind", "state"],
-            registry=registry,
         )
         self.policy_jobs = Gauge(
-            "nightshift_policy_settled_jobs",
-            "Jobs with a settled outcome since the policy's last step.",
-            ["kind"],
-            registry=registry,
+            "nightshift_policy_settled_jobs", "Jobs with a settled outcome since the policy's last step.", ["kind"]
         )
         self.scheduling_decisions = Counter(
             "nightshift_scheduling_decisions",
             "Decisions on waiting jobs by outcome: as proposed, clipped, fallback, halted, not written, failed.",
             ["outcome"],
-            registry=registry,
         )
-        self.scheduling_waiting = Gauge(
-            "nightshift_scheduling_waiting_jobs", "Pending GPU jobs.", registry=registry
-        )
+        self.scheduling_waiting = Gauge("nightshift_scheduling_waiting_jobs", "Pending GPU jobs.")
         self.scheduling_gates = Gauge(
-            "nightshift_scheduling_shut_gates",
-            "Scheduling gates of Nightshift that are shut now.",
-            registry=registry,
+            "nightshift_scheduling_shut_gates", "Scheduling gates of Nightshift that are shut now."
         )
-        self.halted = Gauge(
-            "nightshift_halted", "Emergency stop: 1 while it blocks every action, else 0.", registry=registry
-        )
+
+    def _configure(self, Counter: _Counter, Gauge: _Gauge) -> None:
+        """The emergency stop and the configuration."""
+        self.halted = Gauge("nightshift_halted", "Emergency stop: 1 while it blocks every action, else 0.")
         self.reload_ok = Gauge(
             "nightshift_config_last_reload_successful",
             "Result of the last configuration reload: 1 loaded, 0 refused.",
-            registry=registry,
         )
         self.reload_at = Gauge(
             "nightshift_config_last_reload_success_timestamp_seconds",
             "Load time of the configuration in use (Unix s).",
-            registry=registry,
         )
+        # The configuration that it started with was loaded: 0 would page for a reload that nobody asked for.
         self.reload_ok.set(1)
 
     def observe_tick(self, tick: Tick) -> None:
@@ -237,6 +206,7 @@ class Metrics:
                 self.source_failures.labels(status.reason or "unknown").inc()
             for reason, count in status.rejected.items():
                 self.rejected.labels(reason).inc(count)
+        # A kind that is no longer watched would keep its last count for good.
         self.series.clear()
         for kind, frame in tick.frames.items():
             self.series.labels(kind).set(len(frame.index))
@@ -258,6 +228,7 @@ class Metrics:
             self.alarms.labels(line.detector, "yes").set(line.alarms - line.withheld)
             self.alarms.labels(line.detector, "no").set(line.withheld)
             self.series_days.labels(line.detector).set(line.series_days * DAY_S)
+            # Events page by what the kernel says, and are not charged to the budget.
             if basis != "event":
                 self.pages.labels(line.detector, "yes").set(line.confirmed)
                 self.pages.labels(line.detector, "no").set(line.paged - line.confirmed)

@@ -30,6 +30,7 @@ def run(settings: Settings, name: str = "", power: Power | None = None) -> None:
     log = structlog.get_logger("node")
     leases = None
     if power is not None:
+        # Whoever can post a lease can slow every GPU of the node down.
         if settings.client_ca_file is None:
             raise Permanent(
                 "power leases are taken by mutual TLS alone: name certificate, key and client authority"

@@ -20,8 +20,8 @@ from nightshift.collectors.merge import Merger
 from nightshift.collectors.recording import RecordingWriter
 from nightshift.collectors.subject import Inventory
 
+# Ticks between two waits for the stages of open incidents.
 _SETTLE_EVERY = 12
-"""Ticks between two waits for the stages of open incidents."""
 
 
 def replay(settings: Settings, start_s: float, end_s: float) -> list[Incident]:
@@ -34,6 +34,8 @@ def replay(settings: Settings, start_s: float, end_s: float) -> list[Incident]:
         while app.clock.now_s() <= end_s + 1e-6:
             look = app.tick()
             ticks += 1
+            # Stages run on threads of their own in wall time: without a wait, hours of the replay pass before a
+            # diagnosis.
             if (look is not None and look.decisions) or ticks % _SETTLE_EVERY == 0:
                 app.settle()
             app.clock.wait_until(app.clock.now_s() + settings.tick_s)

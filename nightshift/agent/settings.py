@@ -61,9 +61,11 @@ def _entry(plugins: Sequence[type[Plugin]]) -> Any:
     """The type of one entry of a list of plug-ins: each one's own settings, told apart by `type`."""
     models: list[Any] = []
     for plugin in plugins:
+        # `Literal[name]` in an annotation takes constants alone; this makes the same type from a value.
         kind: Any = (Literal.__getitem__(plugin.plugin), Field(description=f"`{plugin.plugin}`"))
         name = f"{plugin.__name__}Entry"
         models.append(create_model(name, __base__=plugin.Settings, __doc__=_first_line(plugin), type=kind))
+    # pydantic refuses a discriminator over a union of one.
     return models[0] if len(models) == 1 else Annotated[reduce(or_, models), Field(discriminator="type")]
 
 
@@ -87,6 +89,7 @@ def _first_line(plugin: type[Plugin]) -> str:
 
 
 if TYPE_CHECKING:
+    # mypy cannot follow types that are made from a table of plug-ins.
     SourceEntry: TypeAlias = BaseModel
     ActuatorEntry: TypeAlias = BaseModel
     DetectorEntries: TypeAlias = BaseModel
@@ -224,6 +227,8 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # The environment comes first: a Deployment overrides one field of a file that it mounts. No .env files:
+        # what a folder happens to hold must not configure a daemon.
         return env_settings, init_settings
 
     @property
@@ -233,6 +238,7 @@ class Settings(BaseSettings):
 
 def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
     """The settings of a file (none: defaults) and the environment. Raises ConfigError, naming every place."""
+    # A document in either case, so that errors of the environment are explained alike.
     document = Document(Path("settings"), {}) if path is None else read(path)
     environ = os.environ if environ is None else environ
     try:
@@ -245,6 +251,7 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> 
     settings._warnings = tuple(
         former_settings.warning(place(at, document if path else None, environ), where)
         for at, where in settings._former
+        # A block is said by its fields, each of which has a constant to name.
         if where != former_settings.BLOCK
     )
     return settings

@@ -35,6 +35,7 @@ def duration(span_s: float | None) -> str:
     if span_s is None or not math.isfinite(span_s):
         return UNKNOWN
     seconds = max(0, round(span_s))
+    # 90 s and 90 min are how people say them; "1 min" for 89 s would be off by half.
     if seconds < 90:
         return f"{seconds} s"
     if seconds < 5400:
@@ -56,6 +57,7 @@ def quantity(value: float | None, unit: str = "") -> str:
                 return f"{value / size:.3g} {name}"
         return f"{value:.0f} B"
     text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    # A ratio has no unit to say: the title beside it says of what.
     return f"{text} {unit}" if unit and unit not in ("ratio", "1") else text
 
 

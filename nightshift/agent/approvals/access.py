@@ -43,6 +43,8 @@ NEEDS = MappingProxyType(
     {
         Permission.SEE: Role.VIEWER,
         Permission.SEE_CLUSTER: Role.VIEWER,
+        # The safe direction (hold, decline, stop) takes a responder; whatever leads to an action takes an
+        # approver.
         Permission.SNOOZE: Role.RESPONDER,
         Permission.SILENCE: Role.RESPONDER,
         Permission.REJECT: Role.RESPONDER,
@@ -54,10 +56,10 @@ NEEDS = MappingProxyType(
         Permission.STAND: Role.APPROVER,
     }
 )
+# Verbs that reach everybody's jobs, so that a role over one team's does not do.
 OF_THE_CLUSTER = frozenset(
     {Permission.SEE_CLUSTER, Permission.HALT, Permission.RESUME, Permission.TAKE_BACK, Permission.STAND}
 )
-"""Verbs that reach everybody's jobs, so that a role over one team's does not do."""
 _DOING = {
     Permission.SEE: "seeing it",
     Permission.SEE_CLUSTER: "this page",
@@ -105,6 +107,7 @@ def may(person: Person, verb: Permission, namespaces: Collection[str] = ()) -> A
     """Whether a person may do this to what touches these namespaces. Approving is judged further by the gate: by
     the plan's rule, the two people and the age of the sign-in."""
     needed = NEEDS[verb]
+    # No namespaces is the cluster: a grant over some of them never covers it.
     reach = () if verb in OF_THE_CLUSTER else namespaces
     if not person.identity:
         return AccessDecision(False, "You are not signed in.")

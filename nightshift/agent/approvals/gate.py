@@ -17,7 +17,7 @@ alone; only a click that changes something is told to everybody. At execution ev
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 import sqlalchemy as sa
@@ -41,6 +41,8 @@ _CLOSABLE = (_S.OPEN, _S.DIAGNOSED, _S.AWAITING_APPROVAL, _S.MONITORING, _S.ESCA
 _NAMED = 5
 NIGHTSHIFT = "nightshift"
 """Who asks for plans that nobody asked for."""
+POLICY = "policy"
+"""Who approved a plan whose rule is automatic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +95,13 @@ class Gate:
     def approve(self, incident_id: str, plan_sha256: str, by: Person, now_s: float | None = None) -> GateAnswer:
         """Approves the plan with that hash, if it is still the incident's plan and the person may."""
         now = self._clock.now_s() if now_s is None else now_s
+        return self._decided(incident_id, by, lambda incident: self._approve(incident, plan_sha256, by, now))
+
+    def _decided(self, incident_id: str, by: Person, decide: Callable[[Incident], GateAnswer]) -> GateAnswer:
+        """Decides on an incident as it is; again where it changed between the look and the write."""
         for _ in range(3):
             try:
-                return self._approve(self._shown(incident_id, by), plan_sha256, by, now)
+                return decide(self._shown(incident_id, by))
             except Conflict:
                 continue
         return GateAnswer(False, f"{incident_id} keeps changing. Reload it and decide again.")
@@ -104,30 +110,27 @@ class Gate:
         """The incident, if this person may know of it. Raises NoSuchIncident where there is none or they may not:
         a refusal that tells the two apart would tell of another team's incident."""
         incident = self._store.incident(incident_id)
+        # Without an identity the refusal comes later, and says to sign in.
         if by.identity and sight(by, incident.namespaces) is Sight.NOTHING:
             raise NoSuchIncident(f"there is no {incident.id}")
         return incident
 
     def _approve(self, incident: Incident, plan_sha256: str, by: Person, now: float) -> GateAnswer:
         action = incident.action
-        given = self.approvals(incident.id)
-        mine = [item for item in given if item.person == by.identity and item.plan_sha256 == plan_sha256]
-        counts = incident.state in _DECIDED or any(item.expires_s > now for item in mine)
-        if mine and counts and incident.state in _PENDING and _is_plan(action, plan_sha256):
+        given = [item for item in self.approvals(incident.id) if item.plan_sha256 == plan_sha256]
+        if self._is_again(incident, plan_sha256, [item for item in given if item.person == by.identity], now):
             return GateAnswer(True, f"You approved this already; {incident.id} is {_words(incident.state)}.")
         refusal = self._refusal(incident, plan_sha256, by, given, now)
         if refusal:
             self._note_refusal(incident.id, "approve", by, plan_sha256, refusal)
             return GateAnswer(False, refusal)
         assert action is not None
-        expires_s = min(action.expires_at_s, now + self.policy.valid_s)
-        approval = Approval(by.identity, by.role, by.channel, plan_sha256, now, expires_s, by.groups)
-        before = [a for a in given if a.plan_sha256 == plan_sha256 and a.expires_s > now]
-        standing = [a for a in before if self.still_approves(a, incident.namespaces)] + [approval]
-        needed = PEOPLE[rule_for(action, self.policy)]
-        if (so_far := len(self.people(standing))) < needed:
+        approval = self.grant(action, by, now)
+        standing = [*self.counting(given, incident.namespaces, now), approval]
+        if missing := self.missing(action, standing):
+            # Before the second approval nothing moves, so that the row and a new version are all that changes.
             self._record(incident, approval)
-            return GateAnswer(True, f"Recorded: {so_far} of {needed}. A second person must approve.", True)
+            return GateAnswer(True, missing, True)
         names = " and ".join(item.person for item in standing)
         move = IncidentMove(
             Cause.APPROVED, by.identity, f"{by.channel}: {action.kind} by {names}", incident.version
@@ -135,13 +138,43 @@ class Gate:
         self._store.change(incident.id, move, lambda c, number: self._insert(c, number, approval))
         return GateAnswer(True, f"Approved: {action.kind} {action.target} starts now.", True)
 
+    def _is_again(self, incident: Incident, plan_sha256: str, mine: Sequence[Approval], now: float) -> bool:
+        """Whether a person approves what they have approved: a double click, or Slack's repeat of one."""
+        # Once it is decided an approval need not be fresh: the click that came twice did what it was to do.
+        counts = incident.state in _DECIDED or any(item.expires_s > now for item in mine)
+        return bool(mine) and counts and incident.state in _PENDING and _is_plan(incident.action, plan_sha256)
+
+    # What counts, for repairs, kernels and policies -------------------------------------------------------------
+
+    def grant(self, action: Action, by: Person, now_s: float) -> Approval:
+        """A person's approval of exactly this plan, as it is stored."""
+        expires_s = min(action.expires_at_s, now_s + self.policy.valid_s)
+        return Approval(by.identity, by.role, by.channel, action.plan_sha256, now_s, expires_s, by.groups)
+
+    def counting(self, approvals: Iterable[Approval], namespaces: Collection[str], now_s: float) -> list[Approval]:
+        """Those that count now. An approval by policy is no person's: where the rule has become stricter since, it
+        counts for nothing."""
+        fresh = [item for item in approvals if item.expires_s > now_s and item.person != POLICY]
+        return [item for item in fresh if self.still_approves(item, namespaces)]
+
+    def missing(self, action: Action, approvals: Iterable[Approval]) -> str:
+        """What a plan lacks where these count, as a sentence for whoever gave the last; empty where nothing."""
+        so_far, needed = len(self.people(approvals)), self.needed(action)
+        return "" if so_far >= needed else f"Recorded: {so_far} of {needed}. A second person must approve."
+
+    def needed(self, action: Action) -> int:
+        """How many different people a plan's rule asks for."""
+        return PEOPLE[rule_for(action, self.policy)]
+
     def _refusal(self, incident: Incident, plan_sha256: str, by: Person, given: list[Approval], now: float) -> str:
         """Why this click does not approve; empty where it does."""
         action = incident.action
+        # Before any state is told: who approved, and that it was halted, is not for a team that sees a part of
+        # it.
         if by.is_tenant and not (allowed := may(by, Permission.APPROVE, incident.namespaces)):
             return allowed.reason
         if incident.state in _DECIDED:
-            names = " and ".join(item.person for item in given if item.plan_sha256 == plan_sha256) or "policy"
+            names = " and ".join(item.person for item in given) or POLICY
             return f"Approved already by {names}; {incident.id} is {_words(incident.state)}."
         if incident.state is not _S.AWAITING_APPROVAL or action is None:
             return f"{incident.id} is {_words(incident.state)}; there is nothing to approve."
@@ -162,8 +195,8 @@ class Gate:
         if rule_for(action, self.policy) is not Rule.AUTOMATIC or self.halted().halted:
             return False
         expires_s = min(action.expires_at_s, now + self.policy.valid_s)
-        approval = Approval("policy", Role.APPROVER, "policy", action.plan_sha256, now, expires_s)
-        move = IncidentMove(Cause.APPROVED, "policy", f"{action.kind} is automatic by policy", incident.version)
+        approval = Approval(POLICY, Role.APPROVER, POLICY, action.plan_sha256, now, expires_s)
+        move = IncidentMove(Cause.APPROVED, POLICY, f"{action.kind} is automatic by policy", incident.version)
         try:
             self._store.change(incident.id, move, lambda c, number: self._insert(c, number, approval))
         except Conflict:
@@ -175,51 +208,41 @@ class Gate:
     ) -> GateAnswer:
         """Declines the plan; the incident is watched. An approved plan is stopped as long as it has not begun."""
         now = self._clock.now_s() if now_s is None else now_s
-        for _ in range(3):
-            incident = self._shown(incident_id, by)
-            if not (allowed := may(by, Permission.REJECT, incident.namespaces)):
-                refusal = allowed.reason
-            elif incident.state not in (_S.AWAITING_APPROVAL, _S.APPROVED):
-                refusal = f"{incident.id} is {_words(incident.state)}; there is nothing to reject."
-                if incident.state is _S.ACTING:
-                    refusal += " `nightshift halt` stops what has not happened yet."
-            elif not _is_plan(incident.action, plan_sha256):
-                refusal = f"The plan of {incident.id} has changed since you saw it. Reload it and decide again."
-            else:
-                body = {"plan_sha256": plan_sha256, "reason": reason, "channel": by.channel, "role": by.role}
-                move = IncidentMove(Cause.REJECTED, by.identity, reason, incident.version)
-                try:
-                    self._store.change(
-                        incident.id,
-                        move,
-                        lambda c, number, body=body: audit.append(  # type: ignore[misc]
-                            c, at_s=now, kind="rejected", by=by.identity, incident=number, body=body
-                        ),
-                    )
-                except Conflict:
-                    continue
-                return GateAnswer(True, f"Rejected; {incident.id} is watched until it clears.", True)
+        return self._decided(incident_id, by, lambda incident: self._reject(incident, plan_sha256, by, reason, now))
+
+    def _reject(self, incident: Incident, plan_sha256: str, by: Person, reason: str, now: float) -> GateAnswer:
+        refusal = ""
+        if not (allowed := may(by, Permission.REJECT, incident.namespaces)):
+            refusal = allowed.reason
+        elif incident.state not in (_S.AWAITING_APPROVAL, _S.APPROVED):
+            refusal = f"{incident.id} is {_words(incident.state)}; there is nothing to reject."
+            if incident.state is _S.ACTING:
+                refusal += " `nightshift halt` stops what has not happened yet."
+        elif not _is_plan(incident.action, plan_sha256):
+            refusal = f"The plan of {incident.id} has changed since you saw it. Reload it and decide again."
+        if refusal:
             self._note_refusal(incident.id, "reject", by, plan_sha256, refusal)
             return GateAnswer(False, refusal)
-        return GateAnswer(False, f"{incident_id} keeps changing. Reload it and decide again.")
+        body = {"plan_sha256": plan_sha256, "reason": reason, "channel": by.channel, "role": by.role}
+
+        def noted(connection: Connection, number: int) -> None:
+            audit.append(connection, at_s=now, kind="rejected", by=by.identity, incident=number, body=body)
+
+        self._store.change(incident.id, IncidentMove(Cause.REJECTED, by.identity, reason, incident.version), noted)
+        return GateAnswer(True, f"Rejected; {incident.id} is watched until it clears.", True)
 
     def close(self, incident_id: str, by: Person, note: str) -> GateAnswer:
         """A person says that it is over. An action that is approved or under way cannot be closed away."""
-        for _ in range(3):
-            incident = self._shown(incident_id, by)
-            if not (allowed := may(by, Permission.CLOSE, incident.namespaces)):
-                refusal = allowed.reason
-            elif incident.state not in _CLOSABLE:
-                refusal = f"{incident.id} is {_words(incident.state)}; it cannot be closed now."
-            else:
-                move = IncidentMove(Cause.CLOSED_BY_PERSON, by.identity, f"{by.channel}: {note}", incident.version)
-                try:
-                    self._store.change(incident.id, move)
-                except Conflict:
-                    continue
-                return GateAnswer(True, f"{incident.id} is closed.", True)
-            return GateAnswer(False, refusal)
-        return GateAnswer(False, f"{incident_id} keeps changing. Reload it and decide again.")
+        return self._decided(incident_id, by, lambda incident: self._close(incident, by, note))
+
+    def _close(self, incident: Incident, by: Person, note: str) -> GateAnswer:
+        if not (allowed := may(by, Permission.CLOSE, incident.namespaces)):
+            return GateAnswer(False, allowed.reason)
+        if incident.state not in _CLOSABLE:
+            return GateAnswer(False, f"{incident.id} is {_words(incident.state)}; it cannot be closed now.")
+        move = IncidentMove(Cause.CLOSED_BY_PERSON, by.identity, f"{by.channel}: {note}", incident.version)
+        self._store.change(incident.id, move)
+        return GateAnswer(True, f"{incident.id} is closed.", True)
 
     # At execution -----------------------------------------------------------------------------------------------
 
@@ -239,31 +262,30 @@ class Gate:
         given = [item for item in self.approvals(incident.id) if item.plan_sha256 == action.plan_sha256]
         if not given:
             return [(Cause.WORLD_CHANGED, "the plan is not the one that was approved")]
-        # an approval by policy is no person's: where the rule has become stricter since, it counts for nothing
-        fresh = [item for item in given if item.expires_s > now and item.person != "policy"]
-        standing = [item for item in fresh if self.still_approves(item, incident.namespaces)]
+        standing = self.counting(given, incident.namespaces, now)
         people = self.people(standing)
-        if rule is Rule.AUTOMATIC or len(people) >= PEOPLE[rule]:
+        if len(people) >= PEOPLE[rule]:
             return []
-        gone = sorted({item.person for item in fresh} - {item.person for item in standing})
+        fresh = {item.person for item in given if item.expires_s > now} - {POLICY}
+        gone = sorted(fresh - {item.person for item in standing})
         why = f"; {' and '.join(gone)} may no longer approve it" if gone else ""
         return [(Cause.EXPIRED, f"{len(people)} of {PEOPLE[rule]} approvals still count{why}")]
 
-    def people(self, given: Iterable[Approval]) -> set[str]:
+    def people(self, approvals: Iterable[Approval]) -> set[str]:
         """The different people behind approvals: somebody's token and account are one (`people.same`)."""
-        return {self.one(item.person) for item in given}
+        return {self.one(item.person) for item in approvals}
 
     def one(self, identity: str) -> str:
         """Whom an identity counts as where different people are asked for."""
         return identity if self._directory is None else self._directory.one(identity)
 
-    def still_approves(self, given: Approval, namespaces: Collection[str]) -> bool:
+    def still_approves(self, approval: Approval, namespaces: Collection[str]) -> bool:
         """Whether who gave an approval might give it now, as the directory knows them: a person who was taken out,
         or a group that lost its role, takes their approvals along. What only the identity provider knows, such as
         who left a group, is asked at the next sign-in."""
-        if self._directory is None or given.groups is None:
+        if self._directory is None or approval.groups is None:
             return True
-        person = self._directory.person(given.person, given.channel, None, given.groups)
+        person = self._directory.person(approval.person, approval.channel, None, approval.groups)
         return person.may(Role.APPROVER, namespaces)
 
     def approvals(self, incident_id: str) -> list[Approval]:
@@ -303,6 +325,7 @@ class Gate:
         """What had begun and is not finished, as `INC-7 (drain of node:n1; stays stopped: ml/llm)`.
         Under a stop it takes no further step: what it has done stays done, such as a cordon, and it goes
         on, or a person is asked, after somebody resumes."""
+        # Approved plans are not listed: they wait at `objections`, and leave nothing half-way.
         rows = self._store.incidents([_S.ACTING, _S.UNDOING])
         return [_left(self._store.incident(row.id)) for row in reversed(rows)]
 
@@ -341,6 +364,7 @@ class Gate:
             & (approvals.c.plan_sha256 == approval.plan_sha256)
             & (approvals.c.person == approval.person)
         )
+        # Approved again after it expired: the newer one takes its place, with the role that the person has now.
         connection.execute(sa.delete(approvals).where(same))
         connection.execute(sa.insert(approvals).values(row))
         audit.append(

@@ -28,7 +28,7 @@ from nightshift.agent.approvals.kernel_search import (
     put_search,
     search_of,
 )
-from nightshift.agent.approvals.policy import PEOPLE, Person, may_not_approve, rule_for
+from nightshift.agent.approvals.policy import Person, may_not_approve, rule_for
 from nightshift.agent.clock import Clock
 from nightshift.agent.store import audit
 from nightshift.agent.store.incident_store import Store
@@ -94,7 +94,7 @@ def search(
     cluster: str,
     job: str,
     problem: str,
-    why: str,
+    reason: str,
     gpu_hours: float,
     priority_class: str,
     now_s: float,
@@ -106,7 +106,7 @@ def search(
         f"{_PREFIX}search/{job}/{problem}"[:200],
         ActionKind.KERNEL_JOB,
         Subject(SubjectKind.JOB, job),
-        why,
+        reason,
         BlastRadius(cost_gpu_hours=gpu_hours, note="takes a GPU that no job uses, and gives it back when one asks"),
         Undo(True, "delete the search's Job; its ledger is kept"),
         now_s + VALID_S,
@@ -186,21 +186,15 @@ class KernelGate:
                 return GateAnswer(False, refusal)
             if any(a.person == by.identity and a.expires_s > now_s for a in known.approvals):
                 return GateAnswer(True, f"You approved this already; it is {known.state}.")
-            expires_s = min(known.action.expires_at_s, now_s + self.gate.policy.valid_s)
-            given = Approval(by.identity, by.role, by.channel, plan_sha256, now_s, expires_s, by.groups)
-            before = [a for a in known.approvals if a.expires_s > now_s and a.person != by.identity]
-            touched = namespaces(known.action)
-            standing = [a for a in before if self.gate.still_approves(a, touched)] + [given]
-            needed = max(1, PEOPLE[rule_for(known.action, self.gate.policy)])
-            so_far = len(self.gate.people(standing))
-            enough = so_far >= needed
-            state = ProposalState.APPROVED if enough else ProposalState.WAITING
+            given = self.gate.grant(known.action, by, now_s)
+            others = [a for a in known.approvals if a.person != by.identity]
+            standing = [*self.gate.counting(others, namespaces(known.action), now_s), given]
+            missing = self.gate.missing(known.action, standing)
+            state = ProposalState.WAITING if missing else ProposalState.APPROVED
             _put(connection, replace(known, approvals=tuple(standing), state=state), now_s, by.identity)
             body = {"plan": plan_id, "plan_sha256": plan_sha256, "role": by.role, "channel": by.channel}
             audit.append(connection, at_s=now_s, kind="approval", by=by.identity, incident=None, body=body)
-        if not enough:
-            return GateAnswer(True, f"Recorded: {so_far} of {needed}. A second person must approve.", True)
-        return GateAnswer(True, f"Approved: {known.action.kind} {known.action.why}", True)
+        return GateAnswer(True, missing or f"Approved: {known.action.kind} {known.action.why}", True)
 
     def reject(self, plan_id: str, plan_sha256: str, by: Person, reason: str) -> GateAnswer:
         """Declines a plan that has not been carried out; a search under way is ended."""
@@ -241,11 +235,11 @@ class KernelGate:
         if rule is Rule.NEVER:
             found.append(f"policy never allows {known.action.kind}")
         elif known.state is ProposalState.APPROVED:
-            touched = namespaces(known.action)
-            fresh = [a for a in known.approvals if a.expires_s > now_s]
-            people = self.gate.people(a for a in fresh if self.gate.still_approves(a, touched))
-            if len(people) < max(1, PEOPLE[rule]):
-                found.append(f"{len(people)} of {max(1, PEOPLE[rule])} approvals still count")
+            # Never 0: a rule may make a repair automatic; what jobs run and what controls them a person decides.
+            needed = max(1, self.gate.needed(known.action))
+            counting = self.gate.counting(known.approvals, namespaces(known.action), now_s)
+            if (so_far := len(self.gate.people(counting))) < needed:
+                found.append(f"{so_far} of {needed} approvals still count")
         return found
 
     def done(self, action: Action, by: str, note: str) -> None:
@@ -296,6 +290,8 @@ class KernelGate:
             known = _get(connection, action.id, self.family)
             if known is None or known.action.plan_sha256 != action.plan_sha256:
                 return None
+            # Asked again under the lock: `objections` read before it, and another replica may have begun the
+            # search since.
             if known.state is not ProposalState.APPROVED or search_of(connection, name) is not None:
                 return None
             made = KernelSearch(name, action, now_s, looked_at_s=now_s)
@@ -312,6 +308,7 @@ class KernelGate:
         now_s = self.clock.now_s()
         with self.store.database.write() as connection:
             before = search_of(connection, search.name)
+            # A late look of a runner that lost the lead must not reopen what the new one ended.
             if before is None or before.ended:
                 return
             put_search(connection, search, now_s)
@@ -351,6 +348,8 @@ class KernelGate:
         halt = self.gate.halted()
         if halt.halted:
             return f"Halted by {halt.by}; nothing is approved until it is resumed."
+        # By the one person behind their names: a token of one's own would else be the second approver of what one
+        # asked for.
         who, asked = replace(by, name=self.gate.one(by.identity)), self.gate.one(known.by)
         return may_not_approve(who, known.action, self.gate.policy, asked, now_s, namespaces(known.action))
 
@@ -386,6 +385,7 @@ def namespaces(action: Action) -> tuple[str, ...]:
 
 
 def _get(connection: Connection, plan_id: str, family: str) -> KernelProposal | None:
+    # Locked: two people who approve at once must see each other's approval.
     query = sa.select(controls.c.body).where(controls.c.name == plan_id).with_for_update()
     body = connection.execute(query).scalar()
     return None if body is None or not plan_id.startswith(f"{family}/") else load(KernelProposal, body)

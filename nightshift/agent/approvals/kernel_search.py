@@ -33,11 +33,11 @@ from nightshift.kernels.certification.evidence import (
 
 SEARCH = "kernel-search/"
 _VIEW = "kernel-view"
+# A view older than this says nothing of now (s).
 VIEW_S = 900.0
-"""A view older than this says nothing of now (s)."""
 DONE, FAILED, PREEMPTED, STOPPED, GONE, NO_GPU = "done", "failed", "preempted", "stopped", "gone", "no_gpu"
+# Ends that say something of the kernel; the others say that nobody found out.
 ANSWERED = (DONE, FAILED)
-"""Ends that say something of the kernel; the others say that nobody found out."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,12 @@ class KernelSearch:
     @property
     def counted_gpu_hours(self) -> float:
         """All that it may take while it goes on, then what it took."""
+        # Else two searches that began together would each find the week's cap untouched.
         return self.gpu_hours if self.ended else self.action.blast_radius.cost_gpu_hours
 
 
 def search_of(connection: Connection, name: str) -> KernelSearch | None:
+    # Locked: the runner that writes how far a search is, and the click that rejects it, meet at this row.
     query = sa.select(controls.c.body).where(controls.c.name == SEARCH + name).with_for_update()
     body = connection.execute(query).scalar()
     return None if body is None else load(KernelSearch, body)
@@ -125,6 +127,7 @@ def evidence(
         raise CertificateError(f"predicate.verdict: {type(error).__name__}: {error}") from error
     if objections:
         found["not promotable"] = "; ".join(map(str, objections))
+    # An approver reads this, and a plan's parameters are hashed and stored with every proposal.
     for race in record["raced"][:_MOST]:
         name = f"{race['case']}, over {race['baseline']}"
         found[name[:120]] = race_text(race) if measured(race) else "no times"
@@ -176,4 +179,5 @@ def last_view(store: Store) -> FleetView | None:
 def fleet_view(store: Store, now_s: float) -> FleetView | None:
     """What the daemon sees of machines and jobs; None where that is old, or of a clock that is not this one's."""
     view = last_view(store)
+    # abs: a view from the future is a demo's or a replay's, whose clock is not this one.
     return view if view is not None and abs(now_s - view.at_s) <= VIEW_S else None

@@ -31,10 +31,10 @@ from nightshift.controllers.action import Action, ActionKind, traits_of
 _A = ActionKind
 KIND = "by_hand"
 _CORDON = re.compile(r"unschedulable: (no -> yes|yes -> no)(?:, by (?P<who>.+))?$")
+# Field managers that are programs.
 MACHINES = re.compile(
     r"nightshift|kube-.*|kubelet.*|system:.*|node-problem-detector.*|cluster-autoscaler.*|karpenter.*|cloud-.*"
 )
-"""Field managers that are programs."""
 _OPEN = frozenset(
     {
         IncidentState.DIAGNOSED,
@@ -61,10 +61,12 @@ def read(line: LogRecord) -> Fix | None:
         return None
     if line.source.startswith(CHANGES) and (found := _CORDON.search(line.text)):
         who = found["who"] or ""
+        # Without a field manager it may have been anybody, the cluster autoscaler too.
         if not who or MACHINES.fullmatch(who):
             return None
         kind = _A.CORDON if found[1] == "no -> yes" else _A.UNCORDON
         return Fix(kind, line.subject, who, line.at.t_s)
+    # The kubelet's event for a new boot id; it does not know who pressed the button.
     if line.source.startswith(EVENTS) and " Rebooted Node " in line.text:
         return Fix(_A.REBOOT_NODE, line.subject, "unknown", line.at.t_s)
     return None
@@ -100,6 +102,7 @@ class ByHand:
     def _agrees(self, fix: Fix, incident: Incident) -> bool:
         """Writes down a fix of this incident's node; whether it is what was proposed."""
         plan = incident.action
+        # A cordon from before the incident is what its author knew then, not an answer to this plan.
         if plan is None or fix.at_s < incident.opened_s or self._node_of(plan, fix.at_s) != fix.node:
             return False
         number = number_of(incident.id)
@@ -111,6 +114,7 @@ class ByHand:
             "same": is_same(fix, plan),
         }
         with self._store.database.write() as connection:
+            # The API server lists a change again after a reconnect; it must not count as a second agreement.
             is_known = any(known["body"] == body for known in noted(connection, [number]))
             if not is_known:
                 audit.append(connection, at_s=fix.at_s, kind=KIND, by=fix.by, incident=number, body=body)
@@ -125,6 +129,7 @@ class ByHand:
             return plan.target
         if (name := plan.params.get("node")) is not None:
             return Subject(SubjectKind.NODE, str(name))
+        # At that time: the pod may run elsewhere by now.
         return self._inventory.above(plan.target, SubjectKind.NODE, at_s)
 
 

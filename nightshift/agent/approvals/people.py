@@ -63,12 +63,15 @@ class Settings(BaseModel):
     @classmethod
     def _leads_to_people(cls, same: dict[str, str]) -> dict[str, str]:
         """Raises ValueError where a name belongs to another one that belongs to somebody else, or to nobody."""
+        # Compared as identities are: two spellings of one name could otherwise lead to two people, who then
+        # approve together.
         spelt = {_identity(name): _identity(person) for name, person in same.items()}
         if len(spelt) < len(same):
             raise ValueError("the same name is listed twice, in two spellings")
         for name, person in spelt.items():
             if not name or not person:
                 raise ValueError(f"{name or person}: both sides must be a name")
+            # A chain would have to be followed at every click; and one that ends in itself has no person at all.
             if person in spelt:
                 raise ValueError(f"{name} belongs to {person}, which is itself another name of {spelt[person]}")
         return spelt
@@ -80,6 +83,8 @@ class Directory:
     def __init__(self, settings: Settings) -> None:
         self._book = _Book(settings)
 
+    # One assignment: a question that is being answered meanwhile is answered by the old book or by the new, never
+    # by a mix.
     def heed(self, settings: Settings) -> None:
         """Takes new settings up, between two questions: who was taken out may do nothing from now on."""
         self._book = _Book(settings)
@@ -113,6 +118,7 @@ class _Book:
 
     def __init__(self, settings: Settings) -> None:
         tenants = any(owner.names_people for owner in settings.owners)
+        # Where teams name their people, a stranger who may look would read all teams' work.
         anybody = settings.anybody or (NOBODY if tenants else Role.VIEWER)
         self._anybody: frozenset[Role] = frozenset() if anybody == NOBODY else frozenset({Role(anybody)})
         self.has_tenants = tenants
@@ -120,6 +126,7 @@ class _Book:
         self._groups = settings.groups
         self._same = settings.same
         self._roles = {_identity(name): role for name, role in settings.roles.items()}
+        # Only groups that give a role here are stored with an approval: a person may be in thousands of others.
         self._naming = frozenset(self._groups).union(*(owner.groups for owner in settings.owners))
         self._teams = [(owner, _people(owner)) for owner in settings.owners]
 
@@ -133,8 +140,11 @@ class _Book:
             here = [role for group, role in owner.groups.items() if group in belongs]
             here += [people[who]] if who in people else []
             if here:
+                # A person may be in a team by name and by group; the stronger role counts, or a group would take
+                # rights away.
                 grants.append(RoleGrant(max(here, key=ORDER.index), owner.namespaces))
         named = wide or grants
+        # `anybody` is for strangers: a team's member would see the whole cluster by it.
         roles = frozenset(wide) if named else self._anybody
         vouched = tuple(sorted(group for group in belongs if group in self._naming))
         return Person(name, roles, channel, signed_in_s, tuple(grants), vouched)

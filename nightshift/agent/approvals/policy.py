@@ -29,8 +29,8 @@ class Role(StrEnum):
 
 
 ORDER = list(Role)
+# A sign-in may look this much in the future: the identity provider's clock is not ours.
 SKEW_S = 60.0
-"""A sign-in may look this much in the future: the identity provider's clock is not ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,7 @@ class Person:
     @property
     def identity(self) -> str:
         """The name in one spelling, so that nobody is two people."""
+        # NFKC: full-width letters and ligatures spell the same name, and an identity provider may send either.
         return unicodedata.normalize("NFKC", self.name).strip().casefold()
 
     @property
@@ -77,6 +78,8 @@ class Person:
         """Whether their role suffices over *all* of these namespaces; over the cluster where none is named."""
         if any(ORDER.index(role) >= ORDER.index(needed) for role in self.roles):
             return True
+        # Each namespace by a grant of its own: a role that reaches one team's part of an incident decides nothing
+        # about the rest.
         strong = [grant for grant in self.grants if ORDER.index(grant.role) >= ORDER.index(needed)]
         return bool(namespaces) and all(any(grant.covers(name) for grant in strong) for name in namespaces)
 
@@ -134,10 +137,13 @@ def rule_for(action: Action, policy: ApprovalSettings) -> Rule:
     asks_nobody = traits.approval is Rule.AUTOMATIC and not action.needs_approval
     if rule is Rule.ONE and (traits.approval is not Rule.AUTOMATIC or asks_nobody):
         rule = traits.approval
+    # What is configured by name counts, before anything is made stricter below.
     rule = named or rule
     radius = action.blast_radius
+    # A drain touches one node, and may stop a job that holds GPUs on a hundred.
     gpus = max(len(set(radius.gpus)), int(action.params.get(STOPPED_GPUS, 0)))
     wide = gpus > policy.wide_gpus or len(set(radius.nodes)) > policy.wide_nodes
+    # The strictest of all: no setting can lower what a kind needs at least.
     rules = [rule, traits.least_approval, *([policy.wide] if wide else [])]
     touched = [str(subject) for subject in action.named]
     rules += [r for pattern, r in policy.places.items() if any(fnmatchcase(name, pattern) for name in touched)]
@@ -161,6 +167,7 @@ def may_not_approve(
         return f"Policy never allows nightshift to carry out {action.kind}. Do it manually."
     if not person.may(Role.APPROVER, namespaces):
         return lacks(person, Role.APPROVER, "approving", namespaces)
+    # Two people judge what a third asked for; for one approval a person may approve what they asked for.
     if rule is Rule.TWO and person.identity == Person(requester, frozenset(), "").identity:
         return "You requested this plan, so two other people must approve it."
     if must_sign_in_again(person, action, policy, now_s):

@@ -45,7 +45,7 @@ _TALLY = "policy-tally/"
 
 
 def promotion(
-    cluster: str, standing: PolicyStanding, evidence: PromotionEvidence, criteria: Criteria, now_s: float
+    cluster: str, policy: PolicyStanding, evidence: PromotionEvidence, criteria: Criteria, now_s: float
 ) -> Action:
     """The plan of a step up, with every figure that an approver has to see."""
     share = {
@@ -54,17 +54,17 @@ def promotion(
     }
     who = share.get(evidence.to, f"all {criteria.unit} but the holdout of {criteria.holdout_share:.0%}")
     return Action(
-        f"policy/{standing.kind}/{standing.manifest_sha256[:16]}/{evidence.to}",
+        f"policy/{policy.kind}/{policy.manifest_sha256[:16]}/{evidence.to}",
         ActionKind.PROMOTE_POLICY,
         Subject(SubjectKind.CLUSTER, cluster),
-        f"{standing.policy}: {standing.mode} → {evidence.to}; {evidence.words}",
-        BlastRadius(note=f"{standing.kind} of {who}, always within the shield"),
-        Undo(True, f"nightshift policy undo {standing.kind}: the baseline controls from the next decision on"),
+        f"{policy.policy}: {policy.mode} → {evidence.to}; {evidence.words}",
+        BlastRadius(note=f"{policy.kind} of {who}, always within the shield"),
+        Undo(True, f"nightshift policy undo {policy.kind}: the baseline controls from the next decision on"),
         now_s + VALID_S,
         {
-            "kind": standing.kind,
-            "policy": standing.policy,
-            "manifest": standing.manifest_sha256,
+            "kind": policy.kind,
+            "policy": policy.policy,
+            "manifest": policy.manifest_sha256,
             "to": str(evidence.to),
             "look": evidence.look,
             **{f"check {check.name}": check.words for check in evidence.checks},
@@ -117,6 +117,7 @@ class PolicyGate:
             known = _read(connection, kind)
             if known is not None and known.manifest_sha256 == manifest_sha256:
                 return known
+            # In the same transaction: an approval of the old policy's step would else move the new one.
             self.plans.withdraw(connection, f"policy/{kind}/", f"{policy} took its place", now_s)
             made = PolicyStanding(kind, policy, manifest_sha256, Mode.SHADOW, now_s)
             before = "" if known is None else f"{known.policy} ({known.mode})"
@@ -138,6 +139,7 @@ class PolicyGate:
         evidence = assess(standing, turns, fallback_share, self.criteria_of(kind), self.clock.now_s(), seed, lost)
         with self.store.database.write() as connection:
             now = self._same(connection, standing)
+            # Stored even where it fails: a look that does not count could be repeated until chance lets it pass.
             made = replace(now, looks=evidence.look, evidence=evidence)
             self._write(connection, made, NIGHTSHIFT, "policy_looked_at", {"evidence": plain(evidence)})
         return evidence
@@ -169,6 +171,8 @@ class PolicyGate:
         """
         standing = self.standing(kind)
         plan = self.propose(kind, by).action
+        # Proposed again first: where the evidence moved, the plan has another hash and its approvals count for
+        # nothing.
         objections = self.plans.objections(plan)
         if objections:
             raise Permanent(f"{plan.id}: {'; '.join(objections)}")
@@ -190,8 +194,10 @@ class PolicyGate:
             if plan.state is not ProposalState.APPROVED or not plan.id.startswith(mine):
                 continue
             to = Mode(plan.id.removeprefix(mine))
+            # `carry_out` writes the step and then that the plan is done, in two transactions.
             if STEPS.index(to) <= STEPS.index(standing.mode):
                 self.plans.done(plan.action, NIGHTSHIFT, f"{standing.policy} is {standing.mode}")
+            # A step that is two away was approved before a demotion, and is not skipped to.
             elif to is standing.next and not self.plans.objections(plan.action):
                 return self.carry_out(kind, plan.approvals[-1].person)
         return None
@@ -202,6 +208,7 @@ class PolicyGate:
         """Demotes at once where health asks for it; returns why, empty where the policy may stay."""
         with self.store.database.write() as connection:
             standing = _read(connection, kind)
+            # Read and judged under the row's lock: of two replicas that see the same violation, one demotes.
             why = demotion(standing, health, self.criteria_of(kind)) if standing is not None else ""
             if why and standing is not None:
                 self._take_down(connection, standing, NIGHTSHIFT, why)

@@ -101,12 +101,14 @@ def rate(score: ApprovalScore, settings: Settings) -> Rating:
     """Purely a decision."""
     if score.decided < DECISIONS:
         return Rating(score, Level.OBSERVE, f"{score.decided} of {DECISIONS} decisions")
+    # A bound, not the share: 5 of 5 is a share of 1 and says little; its bound is 0.65.
     low = wilson_low(score.agreed, score.decided)
     if score.agreed < settings.agreed:
         return Rating(score, Level.PROPOSE, f"{score.agreed} of {settings.agreed} agreements")
     if low < settings.agreement:
         return Rating(score, Level.PROPOSE, f"agreement is at least {low:.0%}; {settings.agreement:.0%} are needed")
     ended = score.confirmed + score.failed
+    # Multiplied rather than divided: nothing was carried out yet where a kind has only been agreed to.
     if score.failed > settings.failures * ended:
         return Rating(score, Level.PROPOSE, f"{score.failed} of {ended} did not help; {settings.failures:.0%} may")
     return Rating(score, Level.ACT, f"agreement is at least {low:.0%}; {score.failed} of {ended} did not help")
@@ -155,6 +157,7 @@ class Scoreboard:
             numbers = sorted({row.incident for row in made})
             moves: dict[int, list[Any]] = defaultdict(list)
             hands: dict[tuple[int, int], str] = {}
+            # SQLite takes 32,766 variables in a statement, PostgreSQL 65,535.
             for start in range(0, len(numbers), 5000):
                 some = numbers[start : start + 5000]
                 query = (
@@ -164,6 +167,7 @@ class Scoreboard:
                     moves[row.incident].append(row)
                 for fix in noted(connection, some):
                     key = fix["incident"], fix["body"]["attempt"]
+                    # The first fix counts: a person who cordons and then reboots would be counted twice.
                     hands.setdefault(key, "agreed" if fix["body"]["same"] else "disagreed")
         counted: dict[tuple[str, str], dict[str, int]] = defaultdict(lambda: defaultdict(int))
         kinds: dict[tuple[str, str], ActionKind] = {}
@@ -173,6 +177,7 @@ class Scoreboard:
             kinds[place] = action.kind
             counted[place]["proposed"] += 1
             for what in _became(moves[row.incident], row.attempt):
+                # Only where nobody decided: a click is the better witness of what people thought of a plan.
                 by_hand = hands.get((row.incident, row.attempt)) if what == "open" else None
                 counted[place][by_hand or what] += 1
                 counted[place]["by_hand"] += by_hand is not None
@@ -199,6 +204,8 @@ def _became(moves: Iterable[Any], attempt: int) -> Iterator[str]:
         if move.cause == Cause.CONFIRMED:
             ended = "confirmed"
         elif move.cause in (Cause.NOT_CONFIRMED, Cause.ACTION_FAILED, Cause.OUTCOME_UNKNOWN, Cause.RELAPSED):
+            # What was never carried out has not failed: a relapse after a person's own fix is no mark against the
+            # plan.
             ended = "failed" if decided in ("agreed", "automatic") else ended
     yield decided or "open"
     if ended:

@@ -31,8 +31,8 @@ OTHERS = "other teams' work"
 WITHHELD = f"(withheld: it names {OTHERS})"
 _NAMED = (SubjectKind.POD, SubjectKind.JOB)
 _WORD = re.compile(r"\w(?:[\w.-]*\w)?")
+# A team's newest incidents among which its words are looked for.
 _SEARCHED = 5_000
-"""A team's newest incidents among which its words are looked for."""
 PAST_INCIDENTS = "incident store"
 """The source of evidence that tells of other incidents."""
 
@@ -53,6 +53,8 @@ class IncidentWindow:
         incident = self.store.incident(incident_id)
         seen = self.sight(incident)
         if seen is Sight.NOTHING:
+            # In canonical spelling, as the store itself says it: an echo of `inc-007` would tell a hidden
+            # incident from none.
             raise NoSuchIncident(f"there is no {name_of(number_of(incident_id))}")
         if not self.person.is_tenant:
             return incident
@@ -64,21 +66,26 @@ class IncidentWindow:
         *,
         limit: int | None = None,
         offset: int = 0,
-        wanted: IncidentQuery = EVERYTHING,
+        query: IncidentQuery = EVERYTHING,
     ) -> list[IncidentSummary]:
         """Summaries, newest first. Pages, counts and what a search finds are of what the person sees, so they tell
         of nothing else."""
         if self._blind:
             return []
         if not self.person.is_tenant:
-            return self.store.incidents(states, limit=limit, offset=offset, search=wanted)
-        if not wanted.text:
-            rows = self.store.incidents(states, limit=limit, offset=offset, touching=self._is_mine, search=wanted)
+            return self.store.incidents(states, limit=limit, offset=offset, search=query)
+        if not query.text:
+            rows = self.store.incidents(states, limit=limit, offset=offset, touching=self._is_mine, search=query)
             return [self._summary(row) for row in rows]
         rows = self.store.incidents(
-            states, touching=self._is_mine, search=replace(wanted, text=""), limit=_SEARCHED
+            # Searched in what is shown, not in the database: a hit in a withheld title would tell what stands in
+            # it.
+            states,
+            touching=self._is_mine,
+            search=replace(query, text=""),
+            limit=_SEARCHED,
         )
-        found = [row for row in map(self._summary, rows) if _says(row, wanted.text)]
+        found = [row for row in map(self._summary, rows) if _says(row, query.text)]
         return found[offset : None if limit is None else offset + limit]
 
     def open_incidents(self) -> list[IncidentSummary]:
@@ -102,6 +109,7 @@ class IncidentWindow:
         for row in self.incidents(limit=limit):
             if self.sight(row) is Sight.WHOLE:
                 found += self.store.audit.records(incident=number_of(row.id), limit=limit, newest_first=True)
+        # The audit log has one order over all incidents; each was read by itself.
         newest = sorted(found, key=lambda record: -record.number)[:limit]
         return [record for record in newest if not self._names_others(str(record.body))]
 
@@ -114,7 +122,10 @@ class IncidentWindow:
         if self.inventory is None:
             return frozenset()
         pods = [
-            s for s in self.inventory.subjects(SubjectKind.POD, self.now_s) if self._is_mine(*namespaces_of([s]))
+            # By pods, since a GPU belongs to no namespace: it is theirs for as long as a pod of theirs holds it.
+            s
+            for s in self.inventory.subjects(SubjectKind.POD, self.now_s)
+            if self._is_mine(*namespaces_of([s]))
         ]
         return frozenset(gpu for pod in pods for gpu in self.inventory.gpus(pod, self.now_s))
 
@@ -156,6 +167,8 @@ class IncidentWindow:
         if self.inventory is not None:
             known.update(namespaces_of(self.inventory.subjects(SubjectKind.POD, self.now_s)))
         others = "|".join(re.escape(name) for name in sorted(known) if not self._is_mine(name))
+        # Followed by a slash or a quote, as `ns/pod` and `"ns"` are: a team that is called `data` would else have
+        # every sentence withheld.
         return re.compile(rf"(?<![\w.-])(?:{others})(?=[/\"'])" if others else r"(?!)")
 
     @cached_property
@@ -165,6 +178,7 @@ class IncidentWindow:
             return frozenset()
         found = [s for kind in _NAMED for s in self.inventory.subjects(kind, self.now_s)]
         names = {s.name.partition("/")[2] for s in found if not self._shared_or_mine(s)}
+        # A job that is called `train` would have every text withheld that says `train`.
         return frozenset(name for name in names if not name.isalpha())
 
     def _names_others(self, text: str) -> bool:
@@ -185,6 +199,7 @@ class IncidentWindow:
             title=_shared_title(str(row.cause or (found[0].fault if found else "fault"))),
             findings=found,
             namespaces=self._own_namespaces(row.namespaces),
+            # Without the hash nobody can approve from a list what they see in part.
             plan_sha256=None,
         )
 
@@ -213,6 +228,7 @@ class IncidentWindow:
             claims=tuple(
                 claim
                 for claim in diagnosis.claims
+                # A claim without its evidence is a bare assertion, which is never shown.
                 if set(claim.evidence_ids) | {quote.evidence_id for quote in claim.quotes} <= ids
                 and not self._names_others(claim.sentence)
             ),
@@ -234,10 +250,12 @@ class IncidentWindow:
         return replace(
             incident,
             title=_shared_title(cause),
+            # Never none: that there is a fault is shared, on whoever's work it is.
             findings=shown or tuple(map(_of_others, incident.findings[:1])),
             diagnosis=None,
             action=None if action is None else self._shared_action(action),
             plan_reason="",
+            # Who did what and the notes are prose of people, about work that may be another team's.
             history=tuple(HistoryStep(s.at_s, s.before, s.after, s.cause, "", "") for s in incident.history),
             namespaces=self._own_namespaces(incident.namespaces),
         )

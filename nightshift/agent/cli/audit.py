@@ -48,6 +48,7 @@ def verify(
         raise typer.BadParameter(str(error), param_hint="--anchor") from error
     with stored(config) as (store, _, _now_s):
         told = read_anchors(anchors, trusted) if anchors else []
+        # Where a file of anchors is given, only it says which cuts were retention's; any other gap is a break.
         report = store.audit.verify([*heads, *told], [a for a in told if a.cut] if anchors else None)
         facts = {"ok": report.ok, "records": report.records, "head": str(report.head), "broken": report.broken,
                  "reason": report.reason}  # fmt: skip

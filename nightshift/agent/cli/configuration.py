@@ -20,6 +20,7 @@ def doctor(config: Config = None, as_json: AsJson = False) -> None:
     from nightshift.agent.settings import load
 
     done = []
+    # Said as they are done: a source that does not answer takes its whole timeout.
     for check in examine(load(config)):
         done.append(check)
         if not as_json:
@@ -46,6 +47,7 @@ def check(
         if not as_json:
             raise
         print_json({"ok": False, "problems": list(error.problems)})
+        # The exit code of a mistake that a person has to mend, as without --json.
         raise typer.Exit(2) from None
     found = f"{len(settings.sources)} sources, {len(settings.actuators)} actuators"
     if as_json:

@@ -122,6 +122,7 @@ def token(config: Config = None) -> None:
     from nightshift.agent.settings import load
 
     settings = load(config)
+    # The token may be asked for before the daemon has run: it is made now, and the daemon finds it.
     settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     typer.echo(operator_token(settings.state_dir, settings.console.secrets_dir))
 

@@ -29,6 +29,7 @@ def drill(
     from nightshift.agent.store.incident import IncidentState as S
 
     with stored(config) as (store, _, now_s):
+        # Whole seconds: the daemon makes the same scene from the time that the findings carry.
         told = stage(name, float(round(now_s)))
         by = operator().identity
         incident_id = store.open_incident(f"TEST: drill {name}", told.findings, by=by, note="a drill, not a fault")
@@ -51,10 +52,12 @@ def drill(
                 if incident.state is S.OPEN and waited_s > _ASLEEP_S:
                     typer.echo("The daemon did not pick it up. Check that it runs on this store.", err=True)
                     raise typer.Exit(1)
+                # Once it is cleared the rest takes its own time and needs nobody.
                 if waited_s > 60.0 * minutes and not cleared:
                     typer.echo("No decision in time: the drill ends here.", err=True)
                     raise typer.Exit(1)
                 time.sleep(POLL_S)
+        # An interrupted drill would stand open for good: nothing real ever clears its findings.
         finally:
             _clear(store, store.incident(incident_id))
 

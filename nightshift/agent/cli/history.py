@@ -90,6 +90,7 @@ def _opened(
         source = PrometheusCollector.Settings(url=checked_url(prometheus), matchers=matchers)
     except Permanent as error:
         raise Permanent(f"--prometheus: {error}") from error
+    # Whole steps: two runs within one ask for the same points, which a query cache in front of it then has.
     end_s = time.time() // step_s * step_s
     return RangeReader(source, step_s, load=load), end_s - days * 86400.0, end_s
 
@@ -142,6 +143,7 @@ def _own_record(reader: RangeReader, start_s: float, end_s: float) -> tuple[list
                 found += own_events(kind, names, matrix.t_s.tolist(), (matrix.values - above).tolist())
         except SourceError as error:
             reader.reading.failed.append(f"{kind} nodes: {error}")
+            # Unknown is not "none": the report must not say that nothing was cordoned.
             known = None if kind == "cordoned" else known
     return sorted(found, key=lambda e: (e.at_s, e.node)), known
 
@@ -177,6 +179,7 @@ def calibrate(
         reader.probe(end_s)
         own, _ = _own_record(reader, start_s, end_s)
         entries = settings.detectors
+        # Below their thresholds: at those, months of telemetry would hold too few alarms to fit a tail.
         loose = loosened(ALL, {kind.plugin: getattr(entries, kind.plugin) for kind in ALL})
         _expect((one.detector for one in loose), step_s)
         ticks = _telling(reader.ticks(start_s, end_s, inventory), progress)
@@ -245,8 +248,10 @@ def _recorded(paths: list[Path], sku: str) -> Iterator[Tick]:
             frame = recorded.tick.frames.get(SubjectKind.GPU)
             if frame is None:
                 continue
+            # A recording of one model often has no model names at all.
             keep = [n for n, s in enumerate(frame.index.subjects) if sku in (models.get(s) or sku)]
             index = SeriesIndex(frame.kind, tuple(frame.index.subjects[n] for n in keep))
+            # One row stands for all GPUs where a source saw them at one moment.
             observed = frame.observed_at_s if len(frame.observed_at_s) == 1 else frame.observed_at_s[keep]
             own = replace(
                 frame, index=index, values=frame.values[keep], epoch=frame.epoch[keep], observed_at_s=observed

@@ -85,6 +85,7 @@ def report(
         incident = store.incident(incident_id)
         text = post_mortem(incident, store.audit.records(incident=number_of(incident_id)), now_s)
     signal = deciding(incident) if chart is not None else None
+    # Refused before anything is written: a report without the chart that was asked for looks whole.
     if chart is not None and signal is None:
         raise Permanent(f"{incident_id}: no signal decided it, so there is no chart")
     if chart is not None and signal is not None:
@@ -104,6 +105,7 @@ def _standing(store: Store, config: Path | None) -> ActiveSuppressions:
 
     settings = load(config)
     inventory = Inventory(settings.cluster)
+    # Places matter to maintenance windows alone, and loading them takes a moment on a large cluster.
     if settings.guard.maintenance:
         inventory.load(store.load_memberships())
     clock = ToldClock(store.database)

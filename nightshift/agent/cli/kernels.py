@@ -56,6 +56,7 @@ def promote(
                 if Path(certificate).is_file()
                 else held.entry(certificate)
             )
+            # Twice the same command is no error: scripts run it at each rollout.
             if entry.state is State(to):
                 typer.echo(f"{entry.certificate[:16]} is {to} already")
                 return
@@ -132,6 +133,8 @@ def demote(
             from nightshift.agent.store import audit
 
             who = operator()
+            # The registry first: jobs stop at its word. The record follows, and is lost rather than the demotion
+            # where the store fails.
             entry = _registry(registry, key).demote(certificate, who.identity, reason, now_s)
             with store.database.write() as connection:
                 body = {"certificate": entry.certificate, "reason": reason}
@@ -168,6 +171,7 @@ def registry(
         if take is not None:
             new = read_layout(held, take, "nightshift kernels registry", time.time())
             typer.echo(f"{len(new)} new kernels from {take}", err=True)
+        # Before anything is listed or written: a kernel that a job found wrong must not come into a new bundle.
         for gone in held.collect_mismatches(time.time()):
             typer.echo(f"demoted {gone.certificate[:16]} ({gone.problem}): {gone.history[-1].why}", err=True)
         entries, damaged = held.entries(), held.damaged()
@@ -204,6 +208,7 @@ def _kernel(entry: Entry, now_s: float) -> dict[str, Any]:
     from nightshift.kernels.certification.registry import promotable
 
     shown = {**summary(entry.record, UNKNOWN), "certified": certified_when(entry.predicate["issued_at"], now_s)}
+    # The registry's folder does not know jobs; "unknown" beside a kernel in use would be wrong.
     del shown["jobs run"]
     return {
         "certificate": entry.certificate,

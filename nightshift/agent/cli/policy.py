@@ -33,6 +33,7 @@ def train(
 
     part = learnable(kind)
     try:
+        # Before the training: a key that cannot be read is found after half an hour otherwise.
         signer = Signer.from_file(key)
     except SealError as error:
         raise Permanent(str(error)) from error

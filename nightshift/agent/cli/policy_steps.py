@@ -91,10 +91,12 @@ def promote(kind: Kind, config: Config = None) -> None:
 
     with _opened(config) as (policies, receipts, who):
         standing = policies.standing(kind)
+        # Evidence that is ready is not looked at again: a look costs a part of the 5 %.
         if standing.next is not None and (standing.evidence is None or not standing.evidence.ready):
             criteria = policies.criteria_of(kind)
             least = least_jobs(standing, criteria)
             have = receipts.jobs(kind, standing.policy, standing.mode, standing.since_s)
+            # Refused before the look, which would count, and could not pass.
             if have < least:
                 raise Permanent(
                     f"{standing.policy} stays {standing.mode}: outcomes of {have} {criteria.unit}, and with fewer "
@@ -152,6 +154,7 @@ def release(name: Annotated[str, typer.Argument(help="A GPU's UUID, or a node")]
 
     with stored(config) as (store, _, now_s):
         who = operator()
+        # Whoever gives a GPU back to automatic control lifts a stop, as `resume` does.
         if not (allowed := may(who, Permission.RESUME)):
             raise Permanent(allowed.reason)
         give_back(store, name, who.identity, now_s)

@@ -40,8 +40,10 @@ def replay(
         source: dict[str, Any] = {"type": "recording", "path": recording}
     else:
         start_s, end_s, tick_s = _moment(start, "--from"), _moment(end, "--to"), base.tick_s
+        # At the stepped clock's time; the live source asks for now.
         source = {"type": "prometheus", "url": prometheus, "at_clock": True}
     with tempfile.TemporaryDirectory(prefix="nightshift-replay-") as folder:
+        # Its own store, no console and no actuators: a replay that acted would act on today's cluster.
         values = base.model_dump(exclude={"sources", "actuators", "store", "console", "state_dir", "tick_s"})
         settings = Settings(
             **values, sources=[source], state_dir=keep or Path(folder), console={"enabled": False}, tick_s=tick_s

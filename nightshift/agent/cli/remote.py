@@ -69,9 +69,11 @@ class Remote:
 
     def _decide(self, path: str, body: Mapping[str, str]) -> GateAnswer:
         answer = self._ask("POST", path, json=dict(body))
+        # 409 is the gate's no, an answer as good as a yes; others are the console's own refusals.
         told = self._json(answer) if answer.status_code in (200, 409) else self._said(answer)
         if not isinstance(told, dict) or "message" not in told:
             detail = told.get("detail") if isinstance(told, dict) else None
+            # A proxy's login page answers 200, too; the request may have got through before.
             raise Permanent(str(detail or f"NIGHTSHIFT_API: {self._base} is no console: look whether it was done"))
         return GateAnswer(bool(told["ok"]), str(told["message"]), bool(told["changed"]))
 
@@ -109,14 +111,15 @@ def remote(environ: Mapping[str, str] | None = None) -> Remote | None:
         raise Permanent(f"NIGHTSHIFT_TOKEN_FILE: {path}: {error.strerror}") from error
 
 
-def summary_of(told: Mapping[str, Any]) -> IncidentSummary:
+def summary_of(values: Mapping[str, Any]) -> IncidentSummary:
     """A row of a list, as it was before it was JSON."""
-    return load(IncidentSummary, dump({name: value for name, value in told.items() if name not in _NOT_STORED}))
+    # Through the store's own records, so that both ends have one reading of a state or a time.
+    return load(IncidentSummary, dump({name: value for name, value in values.items() if name not in _NOT_STORED}))
 
 
-def incident_of(told: Mapping[str, Any]) -> Incident:
+def incident_of(values: Mapping[str, Any]) -> Incident:
     hidden = (*_NOT_STORED, "plan_sha256")
-    return load(Incident, dump({name: value for name, value in told.items() if name not in hidden}))
+    return load(Incident, dump({name: value for name, value in values.items() if name not in hidden}))
 
 
 def checked_plan(incident_id: str, sha256: str, prefix: str) -> str:
@@ -132,6 +135,7 @@ def checked_plan(incident_id: str, sha256: str, prefix: str) -> str:
 def _name(incident_id: str) -> str:
     """An id as part of an address; what cannot be one is nobody's."""
     name = incident_id.strip().upper()
+    # It becomes a part of the path: `../halt` would be another request.
     if not name.replace("-", "").isalnum() or not name.isascii():
         raise Permanent(f"{incident_id[:40]!r} is not an incident (INC-NUMBER)")
     return name

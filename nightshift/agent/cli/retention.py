@@ -87,6 +87,7 @@ def downgrade(
         before = database.downgrade(to)
     finally:
         database.close()
+    # Any command of this program that opens the store would migrate it up again.
     typer.echo(f"schema {before} -> {to}; start the earlier program now: this one would upgrade it again")
 
 

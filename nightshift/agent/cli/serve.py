@@ -47,6 +47,7 @@ def node(
             client_names=tuple(client_name or ()),
         ),
         name,
+        # Milliwatts, as NVML counts; 0 W is no limit that a GPU takes.
         Power(_nvml_power(), int(power_fallback_w * 1000) or None) if power_leases else None,
     )
 

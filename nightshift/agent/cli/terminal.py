@@ -39,6 +39,7 @@ def stored(config: Path | None) -> Iterator[tuple[Store, Gate, float]]:
 
     settings = load(config)
     url = parse_url(settings.store_url)
+    # SQLite would make an empty file there, and answer that there are no incidents.
     if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
         raise Permanent(
             f"{url.database} does not exist: has the daemon run with this configuration (--config FILE)?"
@@ -64,11 +65,14 @@ def operator() -> Person:
     from nightshift.agent.approvals.policy import Person, Role
 
     uid = os.getuid()
+    # The audit log names a person: of ten who may sudo, root is none. Root can lie here, and could change the
+    # store anyway.
     if uid == 0 and os.environ.get("SUDO_UID", "").isdecimal():
         uid = int(os.environ["SUDO_UID"])
     try:
         name = pwd.getpwuid(uid).pw_name
     except KeyError:
+        # A container's user often has no entry in passwd.
         name = f"uid {uid}"
     return Person(name, frozenset({Role.ADMIN}), "cli")
 
@@ -90,6 +94,7 @@ def answer_plan(plans: KernelGate, plan: str, sha256: str, who: Person, reason: 
     if known is None:
         raise Permanent(f"{plan}: there is no such plan; `{listing}` lists them")
     present = known.action.plan_sha256
+    # What was read on the screen is what is approved: a plan that changed since has another hash.
     if not present.startswith(sha256):
         raise Permanent(
             f"the plan of {plan} is {present}, not {sha256}…: show it again and decide on its current plan"
@@ -105,4 +110,5 @@ def print_json(value: Any) -> None:
 def print_rich(what: Any) -> None:
     from rich.console import Console
 
+    # No wrapping at 80 columns where the output is a pipe; no colours for numbers, which would stand for nothing.
     Console(highlight=False, soft_wrap=True).print(what)

@@ -105,6 +105,7 @@ class Api:
 
     def add_to(self, app: FastAPI) -> None:
         """Mounts the API as an application of its own, so that its description has no pages in it."""
+        # No docs pages: they load scripts from a CDN, which the content security policy refuses.
         own = FastAPI(title="Nightshift", version="1", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
         for kind in (StarletteHTTPException, NoSuchIncident, Permanent, Temporary):
             own.add_exception_handler(kind, self._site.failed)

@@ -26,8 +26,8 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 PROBES = ("/healthz", "/readyz", "/metrics")
+# Of a form or a JSON body; ours have a few hundred.
 MOST_BYTES = 65_536
-"""Of a form or a JSON body; ours have a few hundred."""
 MOST_BYTES_OF_CHAT = 1_048_576
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 

@@ -69,11 +69,13 @@ class Entrance:
         """The provider's answer: a session, or the sign-in page, which says why not."""
         assert self._provider is not None
         now_s = self._parts.wall_s()
+        # A code or an error of a provider's is short; this comes from the browser.
         answer = {name: value[:4000] for name, value in request.query_params.items()}
         try:
             who, begun = self._provider.finish(request.cookies.get(self._begun), answer, now_s)
         except (SignInRefused, Temporary) as error:
             self._log.warning("sign-in refused", why=str(error))
+            # The cookie goes in either case: state and nonce are good for one answer.
             response = self._form(request, "/", str(error), 403 if isinstance(error, SignInRefused) else 503)
             self._site.forget_cookie(response, self._begun)
             return response
@@ -97,6 +99,7 @@ class Entrance:
         try:
             subject, session = self._provider.logged_out(logout_token, self._parts.wall_s())
         except SignInRefused as error:
+            # Back-Channel Logout 1.0, section 2.8, has 400 for a logout that failed.
             return JSONResponse({"error": "invalid_request", "error_description": str(error)}, 400)
         ended = self._parts.doorkeeper.end_at_provider(subject, session)
         self._log.info("sessions ended", sessions=ended)

@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from nightshift.agent.approvals.visibility import IncidentWindow
 from nightshift.agent.console.site import Site
 from nightshift.agent.presentation.fleet import fleet
-from nightshift.agent.presentation.overview import AT_ONCE, FleetView, Fresh, overview
+from nightshift.agent.presentation.overview import AT_ONCE, FleetPicture, Fresh, overview
 from nightshift.agent.store.archive import IncidentQuery
 from nightshift.agent.store.incident import IncidentState
 from nightshift.detectors.base import Severity
@@ -30,7 +30,7 @@ class FleetPages:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._parts = site.parts
-        self._fresh: Fresh[FleetView] = Fresh()
+        self._fresh: Fresh[FleetPicture] = Fresh()
         self._is_large = False
 
     def add_to(self, app: FastAPI) -> None:
@@ -55,16 +55,17 @@ class FleetPages:
             suppressed=self._site.suppressed(window, view.front.urgent),
         )
 
-    def _view(self, window: IncidentWindow) -> FleetView:
+    def _view(self, window: IncidentWindow) -> FleetPicture:
         """A large fleet's is kept for moments; a small one's, and a team's, is made for its reader."""
         if window.person.is_tenant:
             return self._make(window)
+        # Every open browser asks for it again and again, and each would compare every GPU with every incident.
         ask = self._fresh.get if self._is_large else self._fresh.anew
         view = ask("", lambda: self._make(window))
         self._is_large = view.front.gpus > AT_ONCE
         return view
 
-    def _make(self, window: IncidentWindow) -> FleetView:
+    def _make(self, window: IncidentWindow) -> FleetPicture:
         opened = window.open_incidents()
         now_s = self._parts.clock.now_s()
         return overview(self._parts.history, self._parts.inventory, opened, now_s, window.gpus())
@@ -99,7 +100,8 @@ class FleetPages:
             raise HTTPException(404, "there is no such list of incidents")
         wanted = IncidentQuery(q.strip(), (Severity(severity),) if severity else ())
         states = LISTS[state]
-        rows = window.incidents(states, wanted=wanted, limit=_PAGE + 1, offset=(page - 1) * _PAGE)
+        # One more than is shown says whether there is a next page, without a count over all.
+        rows = window.incidents(states, query=wanted, limit=_PAGE + 1, offset=(page - 1) * _PAGE)
         return self._site.page(
             request,
             "incidents.html",

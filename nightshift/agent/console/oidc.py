@@ -33,12 +33,12 @@ from nightshift.collectors.base import Permanent, Temporary
 
 CALLBACK = "/oidc/callback"
 BACK_CHANNEL = "/oidc/back-channel-logout"
+# A sign-in that was begun has to end within this (s).
 BEGUN_S = 600.0
-"""A sign-in that was begun has to end within this (s)."""
 _OLDEST_TOKEN_S = 600.0
 _KEEP_S = 3600.0
+# Keys are asked for again at most this often (s), whoever sends tokens with unknown ones.
 _AGAIN_S = 10.0
-"""Keys are asked for again at most this often (s), whoever sends tokens with unknown ones."""
 _MOST_BYTES = 1_000_000
 _LONGEST_NAME = 320  # of an e-mail address: 64 characters, @, 255 characters (RFC 3696)
 _MOST_GROUPS = 1000
@@ -96,6 +96,8 @@ class Provider:
         """Where to send the browser, and the cookie to send it with."""
         state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
         begun = Beginning(state, nonce, verifier, next_page, now_s, fresh)
+        # PKCE (RFC 7636) beside the client's secret: a code that leaks from a redirect is worth nothing without
+        # the cookie.
         challenge = base64.urlsafe_b64encode(hashlib.sha256(begun.verifier.encode()).digest()).rstrip(b"=").decode()
         asked = {
             "response_type": "code",
@@ -108,6 +110,7 @@ class Provider:
             "code_challenge_method": "S256",
         }
         if fresh:
+            # max_age also makes auth_time required in the answer (OpenID Connect Core, 3.1.2.1).
             asked |= {"prompt": "login", "max_age": "0"}
             if self.settings.acr_values:
                 asked["acr_values"] = " ".join(self.settings.acr_values)
@@ -151,6 +154,7 @@ class Provider:
         auth = None
         if self._secret is not None:
             methods = self._discovered(now_s).get("token_endpoint_auth_methods_supported", ["client_secret_basic"])
+            # The default where a provider's metadata say nothing (Discovery 1.0, section 3).
             if "client_secret_basic" in methods:
                 auth = httpx.BasicAuth(self.settings.client_id, self._secret)
             else:
@@ -169,6 +173,7 @@ class Provider:
         ours, skew_s = self.settings.client_id, SKEW_S
         if claims.get("iss") != self.settings.issuer:
             raise SignInRefused("The token is of another issuer.")
+        # OpenID Connect Core 3.1.3.7: with several audiences, `azp` says for whom it was made.
         if ours not in audiences or ((len(audiences) > 1 or "azp" in claims) and claims.get("azp") != ours):
             raise SignInRefused("The token was made for another application.")
         made_s, ends_s = _time(claims, "iat"), _time(claims, "exp")
@@ -184,6 +189,8 @@ class Provider:
     def _verified(self, token: str, now_s: float) -> dict[str, Any]:
         if len(token) > _MOST_BYTES // 4:
             raise SignInRefused("The token is too large.")
+        # A provider that rotates its keys signs with one that we have not seen yet: asked for once more, then
+        # refused.
         for again in (False, True):
             try:
                 keys = self._key_set(now_s, again)
@@ -194,33 +201,47 @@ class Provider:
         raise AssertionError
 
     def _identity(self, claims: Mapping[str, Any], begun: Beginning, now_s: float) -> Identity:
-        settings = self.settings
-        name, subject, session = (claims.get(c) for c in (settings.name_claim, "sub", "sid"))
+        subject, session = claims.get("sub"), claims.get("sid")
         if not isinstance(subject, str) or not subject:
             raise SignInRefused("The token names no subject.")
+        name = self._name(claims)
+        proved_s = self._proved(claims, begun, now_s)
+        return Identity(name, subject, str(session) if session else None, self._groups(claims), proved_s)
+
+    def _name(self, claims: Mapping[str, Any]) -> str:
+        settings = self.settings
+        name = claims.get(settings.name_claim)
+        # isprintable: control and direction characters could make one name look like another in the audit log.
         if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST_NAME or not name.isprintable():
             raise SignInRefused(f"The identity provider says no {settings.name_claim}.")
+        # An address that its owner typed in and nobody checked would be a way to sign in as anybody.
         checked = claims.get("email_verified") is True or settings.unverified_email
         if settings.name_claim == "email" and not checked:
             raise SignInRefused("The identity provider does not call your e-mail address verified.")
+        return name.strip()
+
+    def _proved(self, claims: Mapping[str, Any], begun: Beginning, now_s: float) -> float | None:
+        """When the person last proved who they are, as strongly as a fresh sign-in has to be; None where the
+        provider does not say. Raises SignInRefused where a fresh sign-in was asked for and is not one."""
+        levels = self.settings.acr_values
+        strong = not levels or claims.get("acr") in levels
         proved_s = _time(claims, "auth_time")
-        if begun.fresh:
-            if proved_s is None or proved_s < begun.at_s - SKEW_S:
-                raise SignInRefused("The identity provider did not ask you again who you are.")
-            if settings.acr_values and claims.get("acr") not in settings.acr_values:
-                raise SignInRefused(
-                    "The identity provider did not require a strong enough sign-in, e.g. a second factor."
-                )
+        # `prompt=login` is a request that a provider may ignore: only auth_time shows that it did ask.
+        if begun.fresh and (proved_s is None or proved_s < begun.at_s - SKEW_S):
+            raise SignInRefused("The identity provider did not ask you again who you are.")
+        if begun.fresh and not strong:
+            raise SignInRefused(
+                "The identity provider did not require a strong enough sign-in, e.g. a second factor."
+            )
         if proved_s is not None and proved_s > now_s + SKEW_S:
             raise SignInRefused("The sign-in is from the future; is one of the clocks wrong?")
-        if settings.acr_values and claims.get("acr") not in settings.acr_values:
-            proved_s = None  # signed in, but not as a fresh sign-in has to be
-        return Identity(name.strip(), subject, str(session) if session else None, self._groups(claims), proved_s)
+        return proved_s if strong else None  # signed in, but not as a fresh sign-in has to be
 
     def _groups(self, claims: Mapping[str, Any]) -> tuple[str, ...]:
         found: Any = claims.get(self.settings.groups_claim)
         if found is None:
             found = claims
+            # Keycloak nests them (`realm_access.roles`); a claim whose own name has dots was looked for first.
             for part in self.settings.groups_claim.split("."):
                 found = found.get(part) if isinstance(found, Mapping) else None
         named = [found] if isinstance(found, str) else found if isinstance(found, list) else []
@@ -237,6 +258,7 @@ class Provider:
     def _endpoint(self, name: str, now_s: float) -> str:
         where = self._discovered(now_s).get(name)
         secure = urlsplit(self.settings.issuer).scheme
+        # Metadata that point to http would send the client's secret in the clear.
         if not isinstance(where, str) or urlsplit(where).scheme not in ("https", secure):
             raise Temporary(f"the identity provider says no {name} that can be used")
         return where
@@ -263,6 +285,7 @@ class Provider:
         usable = [
             key
             for key in (found if isinstance(found, list) else [])
+            # Public keys alone: a symmetric `oct` key in a public document would let anybody sign.
             if isinstance(key, dict) and key.get("kty") in ("RSA", "EC", "OKP") and key.get("use", "sig") == "sig"
         ]
         if not usable:
@@ -281,6 +304,7 @@ class Provider:
                 body = b""
                 for part in answer.iter_bytes():
                     body += part
+                    # Counted while it comes: Content-Length is the sender's claim, and chunked answers have none.
                     if len(body) > _MOST_BYTES:
                         raise Temporary("the identity provider's answer is too large")
         except httpx.HTTPError as error:
@@ -303,6 +327,7 @@ class Provider:
 
     def _unseal(self, cookie: str | None) -> Beginning | None:
         body, _, mac = (cookie or "").partition(".")
+        # The mac first: nothing of a cookie that is not ours is decoded.
         if len(body) > 4000 or not hmac.compare_digest(mac.encode(), self._mac(body).encode()):
             return None
         return Beginning(**json.loads(base64.urlsafe_b64decode(body)))
@@ -318,4 +343,5 @@ def _time(claims: Mapping[str, Any], name: str) -> float | None:
 
 def _client(settings: OidcSettings) -> httpx.Client:
     trust = ssl.create_default_context(cafile=str(settings.ca_file) if settings.ca_file else None)
+    # No redirects: the client's secret goes to the host that the metadata name, and to no other.
     return httpx.Client(timeout=10.0, follow_redirects=False, verify=trust)

@@ -52,6 +52,7 @@ class Pages:
         window = self._site.window(request)
         incident = as_shown(window.incident(incident_id))
         if seen is not None:
+            # htmx asks every few seconds: a 204 leaves the page, and a half-typed reason in it, as it is.
             headers = {} if seen == incident.version else {"HX-Refresh": "true"}
             return Response(status_code=204, headers=headers)
         now_s = self._parts.clock.now_s()
@@ -113,6 +114,7 @@ class Pages:
         diagnosis = self._site.window(request).incident(incident_id).diagnosis
         for item in diagnosis.evidence if diagnosis else ():
             if item.id == evidence_id:
+                # Evidence is text from outside: shown as HTML it would run in the console's origin.
                 headers = {"Content-Disposition": f'attachment; filename="{quote(incident_id)}-{quote(item.id)}"'}
                 return Response(item.content, media_type="application/octet-stream", headers=headers)
         raise HTTPException(404, f"{incident_id} has no evidence {evidence_id}")
@@ -123,6 +125,7 @@ class Pages:
         gpu = Subject(SubjectKind.GPU, uuid)
         now_s = self._parts.clock.now_s()
         mine = window.gpus()
+        # The same words as for a GPU that does not exist.
         if mine is not None and gpu not in mine:
             raise HTTPException(404, f"no GPU {uuid} was seen")
         start_s = max(now_s - _GPU_SPAN_S, window.held_since_s(gpu))
@@ -130,6 +133,7 @@ class Pages:
         for metric in METRICS:
             if metric.kind is SubjectKind.GPU:
                 t_s, values = self._parts.history.window(gpu, metric.name, start_s, now_s)
+                # The last Xid is a code and no quantity: a line through 31 and 79 means nothing.
                 if values.size and metric.name != "gpu_xid_last":
                     charts.append(Chart(metric.help, metric.unit, t_s, values))
         above = [s for s in self._parts.inventory.ancestors(gpu, now_s) if s != gpu and window.may_name(s)]
@@ -179,4 +183,5 @@ class Pages:
 
 
 def _text(content: bytes) -> str:
+    # A log excerpt of megabytes would make the page one that no browser scrolls; the whole is a download away.
     return content[:20_000].decode("utf-8", "replace")

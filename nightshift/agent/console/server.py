@@ -25,12 +25,16 @@ class Server:
         self.url = f"http://{shown}:{self.port}"
         config = uvicorn.Config(
             app,
+            # uvicorn would bring handlers of its own, and its lines would not be JSON among ours.
             log_config=None,
             access_log=False,
             lifespan="off",
+            # A browser keeps its connection open for minutes; a rollout does not wait for it.
             timeout_graceful_shutdown=2,
+            # A version in each answer says which exploits are worth a try.
             server_header=False,
             proxy_headers=False,  # who asks is who connects: X-Forwarded-For is anybody's word
+            # Headers: cookies and a proxy's groups can be long, and a stranger's must not fill the memory.
             h11_max_incomplete_event_size=32_768,
             limit_concurrency=400,
         )
@@ -43,6 +47,7 @@ class Server:
         """Raises Permanent where it does not come up."""
         self._thread.start()
         deadline = time.monotonic() + _START_S
+        # uvicorn sets a flag and has no event to wait for.
         while not self._server.started:
             if not self._thread.is_alive() or time.monotonic() > deadline:
                 raise Permanent(f"console: {self.url} did not start")

@@ -28,8 +28,8 @@ from nightshift.collectors.base import Permanent
 from nightshift.collectors.seal import sha256_hex
 
 _ID = re.compile(r"[A-Za-z0-9_-]{43}\Z")
+# Sessions of one person; the oldest is ended.
 _MOST_EACH = 20
-"""Sessions of one person; the oldest is ended."""
 
 
 def cookie_name(secure: bool, what: str = "session") -> str:
@@ -74,10 +74,12 @@ class Doorkeeper:
 
     def account_of(self, token: str) -> TokenAccount | None:
         """Whom a token belongs to; every token is compared in full, so that time tells nothing."""
+        # Hashes have one length: compare_digest tells the length of what it compares.
         given = hashlib.sha256(token.strip().encode()).digest()
         found = None
         for known, account in self._accounts.items():
             if hmac.compare_digest(known, given):
+                # No break: where in the list a token stands is not for a clock to tell.
                 found = account
         return found
 
@@ -104,6 +106,7 @@ class Doorkeeper:
         made = Session(name, how, groups, secrets.token_urlsafe(32), now_s, proved_s, now_s + self._session_s)
         person = _identity(name)
         with self._database.write() as connection:
+            # Here and nowhere else, since a sign-in is rare and writes anyway.
             connection.execute(sa.delete(sessions).where(sessions.c.until_s <= now_s))
             mine = sa.select(sessions.c.id_sha256).where(sessions.c.person == person)
             older = (
@@ -114,6 +117,7 @@ class Doorkeeper:
                 "id_sha256": sha256_hex(made.id.encode()),
                 "person": person,
                 "how": how,
+                # The name as it is spelt is shown; `person` has it as it is compared.
                 "groups": json.dumps([name, *groups]),
                 "provider_subject": provider_subject,
                 "provider_session": provider_session,
@@ -126,6 +130,7 @@ class Doorkeeper:
 
     def session(self, cookie: str | None, now_s: float) -> Session | None:
         """The session of a cookie; None where it is absent, not ours, ended, out of time or of no account now."""
+        # Before the database is asked: a cookie is whatever its sender likes, of any length.
         if not cookie or not _ID.match(cookie):
             return None
         query = sa.select(sessions).where(sessions.c.id_sha256 == sha256_hex(cookie.encode()))
@@ -134,6 +139,7 @@ class Doorkeeper:
         if row is None or now_s >= row.until_s:
             return None
         name, *groups = json.loads(row.groups)
+        # A token that was taken out of the configuration takes its sessions along.
         if row.how == "token" and self.account_named(name) is None:
             return None
         return Session(name, row.how, tuple(groups), cookie, row.since_s, row.proved_s or None, row.until_s)
@@ -147,6 +153,7 @@ class Doorkeeper:
         """Ends what the identity provider says has ended: a session of its own, or all of a person."""
         if not subject and not provider_session:
             return 0
+        # A provider's word ends its own sessions alone, not the operator's by token.
         gone = sessions.c.how == "oidc"
         if provider_session:
             gone &= sessions.c.provider_session == provider_session

@@ -26,6 +26,7 @@ def accounts(
         token = given_secret(path)
         if len(token) < _SHORTEST_TOKEN:
             raise Permanent(f"console.tokens.{name}: {path} is shorter than {_SHORTEST_TOKEN} characters")
+        # One token for two names would make two approvers of one person.
         if token in found or name == operator:
             raise Permanent(f"console.tokens.{name}: the name and the token must be unique")
         found[token] = TokenAccount(name)
@@ -38,6 +39,8 @@ def secret_file(path: Path, make_text: str) -> str:
     Raises Permanent where others can read it or it is empty.
     """
     try:
+        # O_EXCL with the mode: of two daemons at their first start one writes the token, and it is never readable
+        # by others, not even until a chmod.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         if path.stat().st_mode & 0o077:
@@ -62,6 +65,7 @@ def given_secret(path: Path) -> str:
         mode, text = path.stat().st_mode, path.read_text().strip()
     except OSError as error:
         raise Permanent(f"{path}: {error.strerror}") from error
+    # Kubernetes mounts a Secret for the pod's group (fsGroup), so the group may read it.
     if mode & 0o007:
         raise Permanent(f"{path} can be read by everybody; mount it with mode 0440")
     if not text:

@@ -99,6 +99,8 @@ class Site:
     def __init__(self, parts: ConsoleParts, settings: Settings) -> None:
         self.parts = parts
         self.settings = settings
+        # Behind a proxy, or with sign-in configured, loopback is not "this machine": the proxy connects from
+        # there for everybody.
         alone = settings.oidc is None and settings.proxy is None
         self._on_this_machine = _is_loopback(settings.host) and not settings.behind_tls and alone
         self._templates = Environment(
@@ -134,6 +136,8 @@ class Site:
         session = session or self._by_proxy(request)
         if session is None:
             return None
+        # Asked at each request: a token whose roles were taken away stops working with the sessions that it
+        # opened.
         account = keeper.account_named(session.name) if session.how == "token" else None
         if account is not None and account.roles:
             roles = frozenset(Role(role) for role in account.roles)
@@ -166,6 +170,7 @@ class Site:
         if not any(address in network for network in proxy.addresses):
             return None
         names = request.headers.getlist(proxy.user_header)
+        # Two headers: the client sent one of its own and the proxy added its; which counts would be a guess.
         if len(names) != 1 or not names[0].strip() or len(names[0]) > 320 or not names[0].isprintable():
             return None
         groups = request.headers.get(proxy.groups_header, "") if proxy.groups_header else ""
@@ -177,6 +182,7 @@ class Site:
         """When they last proved who they are, in the daemon's clock, which a demo runs faster."""
         if session.proved_s is None:
             return None
+        # By age, since the two clocks share neither zero nor speed.
         return self.parts.clock.now_s() - (self.parts.wall_s() - session.proved_s)
 
     def window(self, request: Request) -> IncidentWindow:
@@ -211,6 +217,7 @@ class Site:
         if visitor is None:
             raise HTTPException(401, "sign in first")
         session = visitor.session
+        # A token's request has no session and no form: programs write through the JSON API.
         if session is None or not self.parts.doorkeeper.form_is_ours(session, form):
             raise HTTPException(403, "this form is not ours or too old; load the page again")
         return visitor.person
@@ -262,9 +269,10 @@ class Site:
     def _flash(self) -> str:
         return cookie_name(self.settings.behind_tls, "said")
 
-    def said(self, where: str, message: str) -> Response:
+    def said(self, path: str, message: str) -> Response:
         """Goes to a page that shows the message once, to this browser alone."""
-        response = RedirectResponse(where, 303)
+        # 303: a reload of the page that follows does not send the form again.
+        response = RedirectResponse(path, 303)
         self.set_cookie(response, self._flash, quote(message[:500]), 60.0)
         return response
 

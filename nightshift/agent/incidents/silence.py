@@ -17,7 +17,7 @@ from nightshift.agent.clock import Clock
 from nightshift.agent.store import audit
 from nightshift.agent.store.incident import FindingSummary, Incident, IncidentSummary, StoredFinding
 from nightshift.agent.store.incident_store import Store
-from nightshift.agent.store.tables import chat_messages, outlet_rounds, silences
+from nightshift.agent.store.tables import deliveries, silences
 from nightshift.agent.store.tenancy import namespaces_of
 from nightshift.collectors.base import Permanent
 from nightshift.detectors.base import Finding
@@ -94,10 +94,9 @@ class Silences:
 
 def look_again(connection: Connection, now_s: float) -> None:
     """Has every door look again at what it holds back: whatever else holds it back holds it again."""
-    for held in (chat_messages, outlet_rounds):
-        # held until now, not released: maintenance or quiet hours may hold the same message
-        waits = held.c.held_until_s > now_s
-        connection.execute(sa.update(held).where(waits).values(held_until_s=now_s))
+    # held until now, not released: maintenance or quiet hours may hold the same message
+    waits = deliveries.c.held_until_s > now_s
+    connection.execute(sa.update(deliveries).where(waits).values(held_until_s=now_s))
 
 
 def namespaces_of_matcher(matcher: str) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ def deciding(incident: Incident) -> Chart | None:
     if diagnosis is None:
         return None
     onset_s = min((s.finding.since.t_s for s in incident.findings), default=incident.opened_s)
+    # A claim's own series first: it is what the sentence beside the picture speaks of.
     for items in (_cited(diagnosis), diagnosis.evidence):
         charts = [evidence_chart(item, onset_s) for item in items if item.media_type == SERIES]
         drawn = [chart for chart in charts if chart is not None and not chart.is_empty and len(chart.t_s) > 1]

@@ -14,8 +14,8 @@ from nightshift.collectors.history import History
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.detectors.base import Severity, State
 
+# A frame older than this says nothing about now.
 STALE_S = 60.0
-"""A frame older than this says nothing about now."""
 _WORST = (*Severity,)
 _DIRECT = frozenset({SubjectKind.GPU, SubjectKind.RANK, SubjectKind.CONTAINER, SubjectKind.POD, SubjectKind.MIG})
 
@@ -97,6 +97,7 @@ def trouble(
                 state = str(incident.severity)
             if finding.state is State.CLEAR:
                 state = "info"
+            # A pod that is gone holds nothing now; where it ran when the fault began is what is meant.
             gpus = _gpus(finding.subject, inventory, now_s) or _gpus(finding.subject, inventory, finding.since_s)
             for gpu in gpus:
                 found.setdefault(gpu, []).append((state, incident))
@@ -118,35 +119,46 @@ def _cell(
     now_s: float,
 ) -> GpuCell:
     used = _value(frame, gpu, "gpu_memory_used_bytes", now_s)
-    free = _value(frame, gpu, "gpu_memory_free_bytes", now_s)
+    total = used + _value(frame, gpu, "gpu_memory_free_bytes", now_s)
     power_w = _value(frame, gpu, "gpu_power_w", now_s)
     state = "no_data" if math.isnan(used) and math.isnan(power_w) else "ok"
-    for candidate, _ in trouble:
-        state = max(state, candidate, key=RANK.__getitem__)
+    state = max([state, *(candidate for candidate, _ in trouble)], key=RANK.__getitem__)
     index = inventory.fact(gpu, "index") or inventory.fact(gpu, "gpu")
-    pods = inventory.parents(gpu, now_s, SubjectKind.POD)
-    total = used + free
-    said = [
-        f"GPU {index}" if index is not None else gpu.name,
-        gpu.name,
-        inventory.fact(gpu, "model") or "",
-        f"{quantity(used, 'bytes')} in use" if math.isfinite(used) else "no data",
-        quantity(power_w, "W") if math.isfinite(power_w) else "",
-        ", ".join(pod.name for pod in pods),
-        *dict.fromkeys(f"{incident.id}: {incident.title}" for _, incident in trouble),
-    ]
     return GpuCell(
         gpu,
         index if index is not None else gpu.name[4:10],
         state,
         _MARKS[state],
-        " · ".join(part for part in dict.fromkeys(said) if part),
+        _title(gpu, index, used, power_w, inventory, trouble, now_s),
         round(10 * used / total) if math.isfinite(total) and total > 0 else 0,
         tuple(dict.fromkeys(incident.id for _, incident in trouble)),
     )
 
 
+def _title(
+    gpu: Subject,
+    index: str | None,
+    used_bytes: float,
+    power_w: float,
+    inventory: Inventory,
+    trouble: list[tuple[str, IncidentSummary]],
+    now_s: float,
+) -> str:
+    """What the cell says to a pointer or a screen reader; a colour alone says nothing to either."""
+    parts = [
+        f"GPU {index}" if index is not None else gpu.name,
+        gpu.name,
+        inventory.fact(gpu, "model") or "",
+        f"{quantity(used_bytes, 'bytes')} in use" if math.isfinite(used_bytes) else "no data",
+        quantity(power_w, "W") if math.isfinite(power_w) else "",
+        ", ".join(pod.name for pod in inventory.parents(gpu, now_s, SubjectKind.POD)),
+        *(f"{incident.id}: {incident.title}" for _, incident in trouble),
+    ]
+    return " · ".join(part for part in dict.fromkeys(parts) if part)
+
+
 def _value(frame: Frame | None, gpu: Subject, metric: str, now_s: float) -> float:
+    # Drawn as no data: the last value of a source that has gone is no state of now.
     if frame is None or now_s - frame.at_s > STALE_S:
         return math.nan
     return frame.value(gpu, metric)
@@ -157,6 +169,7 @@ def natural(text: str) -> tuple[tuple[int, int | str], ...]:
     """Sorts n2 before n10."""
     parts: list[tuple[int, int | str]] = []
     digits = ""
+    # One character beyond, so that digits at the end are written down as those inside are.
     for character in text + "\0":
         if character.isdigit():
             digits += character

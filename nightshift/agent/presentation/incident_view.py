@@ -51,10 +51,13 @@ def charts(incident: Incident, history: History, now_s: float) -> list[Chart]:
             if not isinstance(exhibit, SeriesExhibit) or (exhibit.subject, exhibit.metric) in found:
                 continue
             t_s, values = np.array(exhibit.t_s), np.array(exhibit.values)
+            # Some minutes past the end: the line that stays low is what shows that it was over.
             until_s = now_s if incident.is_open else incident.updated_s + _LEAD_S
             start_s = stored.finding.since.t_s - _LEAD_S
             recent_s, recent = history.window(exhibit.subject, exhibit.metric, start_s, until_s)
             if recent_s.size:
+                # The exhibit is thinned to what the finding needed; history has every point, for as long as it
+                # reaches back.
                 if not t_s.size or recent_s[0] <= t_s[0]:
                     t_s, values = recent_s, recent
                 else:
@@ -86,6 +89,7 @@ def evidence_chart(item: Evidence, onset: float) -> Chart | None:
         unit = str(body.get("unit", ""))
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
         return None
+    # Evidence may come from a collector outside this house: its JSON has whatever shape it has.
     if t_s.ndim != 1 or t_s.shape != values.shape or not t_s.size:
         return None
     return Chart(title, unit, t_s, values, onset)
@@ -125,6 +129,7 @@ def plan(incident: Incident, now_s: float) -> PlanView | None:
     left_s = action.expires_at_s - now_s
     return PlanView(
         action,
+        # Playbooks begin the reason with the plan's own why, which stands right above it.
         incident.plan_reason.removeprefix(action.why).strip(" .()"),
         action.plan_sha256,
         tuple((name, text) for name, text in rows if text),

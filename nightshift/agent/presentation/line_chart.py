@@ -18,10 +18,10 @@ from nightshift.collectors.frame import Floats
 WIDTH, HEIGHT = 720, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 26
 MAX_POINTS = 600
+# Beyond it, the span of an axis overflows; drawn as this.
 _LARGEST = 1e300
-"""Beyond it, the span of an axis overflows; drawn as this."""
+# Times the usual distance of two points from which on nothing is drawn between them.
 GAP = 6.0
-"""Times the usual distance of two points from which on nothing is drawn between them."""
 Scale = Callable[[float], float]
 
 
@@ -49,11 +49,13 @@ def draw(chart: Chart) -> Markup:
     if chart.is_empty:
         return Markup('<p class="quiet">No values of {} were kept.</p>').format(chart.title)
     t_s, values = thin(*with_gaps(chart.t_s, drawable(chart.values)))
+    # The margin holds some ten characters: long units stand in the title alone.
     axis_unit = chart.unit if chart.unit == "bytes" or len(chart.unit) <= 3 else ""
     known = values[np.isfinite(values)]
     low, high = axis_range(known, chart.reference)
     start_s, end_s = float(t_s[0]), float(t_s[-1])
     times = [t for t, _ in chart.marks] + ([chart.onset_s] if chart.onset_s is not None else [])
+    # An onset or an action outside of the points is still drawn: a line that begins after it would hide that.
     start_s, end_s = min([start_s, *times]), max([end_s, *times])
     span_s = max(end_s - start_s, 1e-9)
 
@@ -123,6 +125,7 @@ def with_gaps(t_s: Floats, values: Floats) -> tuple[Floats, Floats]:
     if len(t_s) < 3:
         return t_s, values
     steps = np.diff(t_s)
+    # The median: one long gap among the steps moves a mean, and then is no gap.
     usual = float(np.median(steps[steps > 0])) if (steps > 0).any() else 0.0
     after = np.flatnonzero(steps > GAP * usual) if usual else np.empty(0, dtype=np.intp)
     return np.insert(t_s, after + 1, t_s[after]), np.insert(values, after + 1, np.nan)
@@ -140,6 +143,7 @@ def thin(t_s: Floats, values: Floats, limit: int = MAX_POINTS) -> tuple[Floats, 
             keep.add(int(part[np.nanargmin(stretch)]))
             keep.add(int(part[np.nanargmax(stretch)]))
         if not np.isfinite(stretch).all():
+            # One missing value a stretch is enough for the line to break there.
             keep.add(int(part[np.flatnonzero(~np.isfinite(stretch))[0]]))
     rows = np.array(sorted(keep))
     return t_s[rows], values[rows]
@@ -150,12 +154,14 @@ def drawable(values: Floats) -> Floats:
     return np.where(np.isfinite(values), np.clip(values, -_LARGEST, _LARGEST), np.nan)
 
 
-def axis_range(known: Floats, reference: float | None) -> tuple[float, float]:
-    low, high = float(known.min()), float(known.max())
+def axis_range(values: Floats, reference: float | None) -> tuple[float, float]:
+    low, high = float(values.min()), float(values.max())
     if reference is not None and math.isfinite(reference):
         reference = min(max(reference, -_LARGEST), _LARGEST)
         low, high = min(low, reference), max(high, reference)
+    # A flat line has no span, and the division by it has to stand.
     margin = (high - low) * 0.06 or max(abs(high) * 0.05, 1e-9)
+    # From zero where it is near: an axis that is cut off makes a ripple look like a jump.
     return (0.0 if 0 <= low < 0.3 * high else low - margin), high + margin
 
 
@@ -163,6 +169,7 @@ def ticks(low: float, high: float, unit: str) -> list[float]:
     """Round places on the axis; of bytes, round in the size that they are written in."""
     rough = (high - low) / 4
     base = next((size for size in SIZES if high >= size), 1) if unit == "bytes" else 1
+    # 1, 2, 2.5, 5 or 10 of a power of ten: what people read as round.
     power = base * 10.0 ** math.floor(math.log10(rough / base))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough)
     first = math.ceil(low / step)

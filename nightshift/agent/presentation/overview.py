@@ -22,8 +22,8 @@ from nightshift.collectors.history import History
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.detectors.base import Severity
 
+# Up to so many GPUs every node is drawn at once; more are drawn by rack.
 AT_ONCE = 512
-"""Up to so many GPUs every node is drawn at once; more are drawn by rack."""
 LISTED = 12
 _NO_RACK = "no rack known"
 _PER_GROUP = 16
@@ -69,7 +69,7 @@ class Overview:
 
 
 @dataclass(frozen=True)
-class FleetView:
+class FleetPicture:
     """What the fleet's pages are made of. `racks`: by name, nodes and their GPUs; `told`: by GPU, what open
     incidents make of it."""
 
@@ -91,13 +91,14 @@ def overview(
     opened: Sequence[IncidentSummary],
     now_s: float,
     only: frozenset[Subject] | None = None,
-) -> FleetView:
+) -> FleetPicture:
     """Every GPU by rack and node; of these, `only` some."""
     frame = history.latest(SubjectKind.GPU)
     told = trouble(opened, inventory, now_s)
     states = _states(frame, known(frame, inventory, now_s, only), told, now_s)
     racks = by_rack(states, inventory, now_s)
     pictures = [_picture(name, nodes, states) for name, nodes in racks.items()]
+    # Only trouble moves a rack to the front: else healthy racks would change places with every gap in the data.
     pictures.sort(key=lambda item: -RANK[item.worst] if item.worst in ("warning", "critical") else 0)
     front = Overview(
         tuple(pictures),
@@ -108,7 +109,7 @@ def overview(
         sum(row.state is IncidentState.AWAITING_APPROVAL for row in opened),
         tuple(sorted(opened, key=_urgency)[:LISTED]),
     )
-    return FleetView(front, opened, racks, told)
+    return FleetPicture(front, opened, racks, told)
 
 
 def known(
@@ -133,6 +134,7 @@ def by_rack(
         rack = None if node is None else inventory.above(node, SubjectKind.RACK, now_s)
         name = "node not known" if node is None else node.name
         racks.setdefault(_NO_RACK if rack is None else rack.name, []).append((name, members))
+    # A cluster without topology labels would be one picture of all its nodes.
     loose = sorted(racks.pop(_NO_RACK, []), key=lambda item: natural(item[0]))
     found = {name: sorted(racks[name], key=lambda item: natural(item[0])) for name in sorted(racks, key=natural)}
     for start in range(0, len(loose), _PER_GROUP):
@@ -167,6 +169,7 @@ def _picture(
     cells: dict[str, list[str]] = {}
     for row, (_, gpus) in enumerate(nodes):
         for column, gpu in enumerate(sorted(gpus, key=lambda gpu: gpu.name)):
+            # Relative commands: half the bytes of four corners, times ten thousand cells.
             cells.setdefault(states[gpu], []).append(f"M{column} {row}h1v1h-1z")
     counts = {state: len(drawn) for state, drawn in cells.items()}
     total = sum(counts.values())
@@ -185,6 +188,7 @@ def _picture(
 
 def _urgency(row: IncidentSummary) -> tuple[int, int, float]:
     asks = row.state in (IncidentState.AWAITING_APPROVAL, IncidentState.ESCALATED)
+    # What waits for a person comes before what takes care of itself, within one severity.
     return -_SEVERITIES.index(row.severity), 0 if asks else 1, -row.opened_s
 
 
@@ -211,6 +215,7 @@ class Fresh(Generic[_T]):
         with self._lock:
             at_s, good_s, value = self._kept.get(key, (0.0, 0.0, None))
             age_s = self._clock() - at_s if value is not None else float("inf")
+            # One thread at a time per key: ten open browsers would else start ten of the same work.
             renew = good_s <= age_s < self._bearable_s and key not in self._making
             if renew:
                 self._making.add(key)
@@ -225,6 +230,8 @@ class Fresh(Generic[_T]):
         began_s = self._clock()
         value = make()
         now_s = self._clock()
+        # Never longer than half of what is bearable, or a slow fleet's readers would all wait for one that is too
+        # old.
         good_s = min(max(self._good_s, (now_s - began_s) / self._share), 0.5 * self._bearable_s)
         with self._lock:
             self._kept[key] = (now_s, good_s, value)

@@ -28,9 +28,9 @@ def effect(action: Action) -> list[DiffLine]:
     return found
 
 
-def against(before: Action, after: Action) -> list[DiffLine]:
+def against(previous: Action, current: Action) -> list[DiffLine]:
     """How a plan differs from the one that was made before it; lines that both have are left out."""
-    old, new = list(_lines(before)), list(_lines(after))
+    old, new = list(_lines(previous)), list(_lines(current))
     gone = [DiffLine("-", text) for text in old if text not in new]
     return gone + [DiffLine("+", text) for text in new if text not in old]
 

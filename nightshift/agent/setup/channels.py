@@ -13,15 +13,16 @@ from nightshift.agent.approvals.people import Directory
 from nightshift.agent.clock import Clock
 from nightshift.agent.incidents.suppression import Suppressor
 from nightshift.agent.metrics import Metrics
-from nightshift.agent.notify.outlets.courier import OutletParts
+from nightshift.agent.notify.ledger import DeliveryLedger
+from nightshift.agent.notify.outlets.pages import OutletParts
 from nightshift.agent.notify.outlets.room import Outlets
 from nightshift.agent.notify.outlets.settings import build as build_outlets
+from nightshift.agent.notify.outlets.web import secret_of
 from nightshift.agent.notify.slack.clicks import Desk, DeskParts
-from nightshift.agent.notify.slack.courier import Courier, SlackParts
-from nightshift.agent.notify.slack.ledger import ChatLedger
 from nightshift.agent.notify.slack.members import Members
+from nightshift.agent.notify.slack.messages import ChatCourier, SlackParts
 from nightshift.agent.notify.slack.proposals import Promotions, Teller
-from nightshift.agent.notify.slack.room import Slack, secret_now, secret_of
+from nightshift.agent.notify.slack.room import Slack, secret_now
 from nightshift.agent.notify.slack.settings import Settings as SlackSettings
 from nightshift.agent.notify.slack.web import SlackWeb
 from nightshift.agent.settings import Settings
@@ -89,6 +90,7 @@ class Channels:
         return Outlets(parts)
 
     def _build_slack(self, settings: Settings) -> Slack:
+        # Slack would call a port where nothing listens, and people would see clicks that do nothing.
         if settings.slack.mode == "http" and not settings.console.enabled:
             raise Permanent("slack.mode http needs the console's port: console.enabled is false")
         outlets = self.outlets
@@ -129,7 +131,7 @@ def build_slack(
         lambda: secret_now(token, settings.bot_token_file),
     )  # fmt: skip
     suppressor = suppressor or Suppressor(store, clock)
-    courier = Courier(
+    courier = ChatCourier(
         SlackParts(
             store=store,
             clock=clock,
@@ -137,10 +139,10 @@ def build_slack(
             settings=settings,
             directory=directory,
             suppressor=suppressor,
-            promotions=Teller(Promotions(gate, store, clock), gate, ChatLedger(store.database), settings),
+            promotions=Teller(Promotions(gate, store, clock), gate, DeliveryLedger(store.database), settings),
             pager=pager,
             leads=lambda: ready.is_set() and leads(),  # nothing is posted into a workspace that is not proven
-            count=count,
+            count=lambda outlet, what, outcome: count(what, outcome),
         )
     )
 

@@ -84,6 +84,7 @@ class _Probes:
     def _reasons(self, request: Request) -> tuple[str, ...]:
         try:
             self._site.of_cluster(request)
+        # A probe asks without signing in, and is answered while the store is away.
         except (HTTPException, Temporary, Permanent):
             return ()
         return self._parts.health().reasons

@@ -58,9 +58,11 @@ def stand_up(
 ) -> PolicyFile:
     """Puts a file into the store and its policy into shadow; the daemon asks it from its next start on. Raises
     PolicyRefused, and changes nothing, where the daemon would refuse it."""
+    # Read once: what was checked is what is stored, even where the file changes meanwhile.
     raw = read_bytes(path)
     found = parse(raw, str(path), interface, _trusted(interface.kind, keys))
     _fit(found, str(path))
+    # As it is, with its signature: the daemon checks that again at each start.
     policies.store.keep({_FILE + interface.kind: raw})
     policies.stand(interface.kind, f"{found.name}@{found.sha256[:12]}", found.sha256, by)
     with policies.store.database.write() as connection:

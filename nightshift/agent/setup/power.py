@@ -87,7 +87,9 @@ def build_power(
         count=lambda outcome: metrics.power_decisions.labels(outcome).inc(),
         gauge=gauge,
     )
+    # A file that is configured comes before what was stood up: it is what the operator wrote down.
     file = load(power) or stood_up(store, INTERFACE, power.policy_keys)
+    # Only nodes with a rack: without a rack's budget there is nothing to keep.
     racked = {node for rack in power.racks.values() for node in rack.nodes}
     nodes = PowerNodes(power.nodes, racked) if power.act else None
     loop = PowerLoop(power, inventory, nodes, around, file=file)

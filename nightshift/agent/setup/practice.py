@@ -61,6 +61,7 @@ class Practice:
         self._store, self._gate, self._history, self._inventory = store, gate, history, inventory
         self._clock, self._metrics = clock, metrics
         self._lifecycle = settings.lifecycle
+        # Not made again at a reload: a drill under way goes on in its own cluster.
         self.drills = Drills(settings.state_dir / "drill.sqlite", clock.now_s)
         self.heed(settings, actuators)
 
@@ -81,6 +82,7 @@ class Practice:
             begun=self._begun,
             past=self._past,
             redact=redact,
+            # Without a model the rules diagnose alone, and nothing leaves the cluster.
             investigate=None if model is None else Investigator(model, redact, heed=self._spent),
             promql=range_query(settings.sources),
         )
@@ -129,6 +131,7 @@ class Practice:
         return self.drills.advisor(incident) if is_drill(incident) else self._advisor
 
     def _guard(self, action: Action, begun: Sequence[Commitment]) -> GuardRuling:
+        # The simulated cluster is no capacity of the fleet's: a drill would use up what a real repair may take.
         if is_drills(action):
             return GuardRuling(True, "a drill touches nothing")
         return self._advisor.guard(action, [item for item in begun if not is_drills(item.action)])
@@ -142,6 +145,7 @@ class Practice:
             return [item for item in commitments(connection) if not is_drills(item.action)]
 
     def _past(self, incident: Incident) -> Iterable[PastIncident]:
+        # Escalated ones, too: that nothing helped then is what the next one needs to know.
         ended = (IncidentState.RESOLVED, IncidentState.ESCALATED)
         found = [self._store.incident(summary.id) for summary in self._store.incidents(ended, limit=_PAST)]
         return resembling(incident, found)

@@ -50,6 +50,7 @@ def build_scheduling(
                     node = inventory.above(subject, SubjectKind.NODE, now_s)
                     if node is not None:
                         gpus.add((node.name, subject.name))
+        # The node's own incident last: it counts for all its GPUs, whatever single ones have.
         return {**Counter(node for node, _ in gpus), **dict.fromkeys(nodes, -1)}
 
     def gauge(waiting: int, gates: int) -> None:

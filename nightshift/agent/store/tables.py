@@ -201,27 +201,34 @@ audit_head = Table(
     Column("sha256", Text, nullable=False),
 )
 
-chat_messages = Table(
-    "chat_messages",
+deliveries = Table(
+    "deliveries",
     metadata,
-    Column("key", Text, primary_key=True, doc="such as INC-7/card, INC-7/step/3 or storm/C1/1700000000"),
-    Column("kind", Text, nullable=False, doc="card, thread or storm"),
+    Column("key", Text, primary_key=True, doc="such as INC-7/card, storm/C1/1700000000 or pagerduty/INC-7/page"),
+    Column("outlet", Text, nullable=False, doc="slack, pagerduty, opsgenie or alertmanager; empty for a round"),
+    Column("kind", Text, nullable=False, doc="card, thread, storm, proposal; page, shown; round"),
     Column("incident", ForeignKey("incidents.number"), index=True),
-    Column("channel", Text, nullable=False),
+    Column("channel", Text, nullable=False, doc="the chat's; else empty"),
     Column("thread", Text, doc="timestamp of the message that it replies to"),
     Column("ts", Text, doc="the chat's name for it; null: not there, as far as is known"),
-    Column("content_sha256", Text, doc="of what the chat shows"),
-    Column("tried_s", Float, doc="wall time of a post whose answer has not come"),
+    Column("shows", Text, doc="hash of the message, or phase of the alert, as the outlet has it; null: not told"),
+    Column("tried_s", Float, doc="wall time of a send whose answer has not come"),
+    Column("told_s", Float, doc="wall time of the last answer"),
     Column("watch_until_s", Float, doc="wall time until which a second copy may still turn up"),
     Column("posted_s", Float, doc="when it was first shown"),
     Column("steps", Integer, nullable=False, doc="length of the history when it was first shown"),
-    Column("seen_s", Float, doc="incidents.updated_s that it shows"),
-    Column("seen_version", Integer, doc="incidents.version that it shows"),
-    Column("held_until_s", Float, doc="not shown before: quiet hours or a silence"),
+    Column("seen_s", Float, doc="card, round: incidents.updated_s that is shown; null: not all know"),
+    Column("seen_version", Integer, doc="card, round: incidents.version that is shown"),
+    Column("held_until_s", Float, doc="card, round: not told before: quiet hours, a silence or maintenance"),
     Column("storm", Text, doc="key of the storm's message that stands for it"),
     Column("snoozed_until_s", Float),
     Column("reminders", Integer, nullable=False),
-    Index("chat_messages_by_channel", "channel", "kind", "posted_s"),
+    Column("turn", Integer, nullable=False, doc="page, shown: counts the times that a person was newly needed"),
+    Column("severity", Text, doc="page, shown: when it was first told: an alert is known by it"),
+    Column("due_s", Float, doc="page: wall time at which this turn became due: failover counts from it"),
+    Column("withdrawn", Integer, nullable=False, doc="1: another outlet took its page over"),
+    Index("deliveries_by_channel", "channel", "kind", "posted_s"),
+    Index("deliveries_by_outlet", "outlet", "shows", "told_s"),
 )
 
 silences = Table(
@@ -249,30 +256,4 @@ sessions = Table(
     Column("proved_s", Float, nullable=False, doc="wall time at which the person last proved who they are"),
     Column("until_s", Float, nullable=False),
     Index("sessions_by_person", "person"),
-)
-
-outlet_rounds = Table(
-    "outlet_rounds",
-    metadata,
-    Column("incident", ForeignKey("incidents.number"), primary_key=True, autoincrement=False),
-    Column("seen_s", Float, doc="incidents.updated_s that every outlet was told; null: not all know"),
-    Column("seen_version", Integer, doc="incidents.version that every outlet was told"),
-    Column("held_until_s", Float, doc="not told before: a silence or maintenance"),
-    Column("looked_s", Float, nullable=False, doc="wall time of the last look: who waits longest comes first"),
-)
-
-outlet_alerts = Table(
-    "outlet_alerts",
-    metadata,
-    Column("incident", ForeignKey("incidents.number"), primary_key=True, autoincrement=False),
-    Column("outlet", Text, primary_key=True),
-    Column("form", Text, primary_key=True, doc="page or shown"),
-    Column("turn", Integer, nullable=False, doc="counts the times that a person was newly needed"),
-    Column("severity", Text, nullable=False, doc="when it was first told: an alert is known by it"),
-    Column("told", Text, doc="triggered, acknowledged or closed, as the outlet has it; null: not told"),
-    Column("tried_s", Float, doc="wall time of a call whose answer has not come"),
-    Column("told_s", Float, doc="wall time of the last answer"),
-    Column("due_s", Float, nullable=False, doc="wall time at which this turn became due: failover counts from it"),
-    Column("withdrawn", Integer, nullable=False, doc="1: another outlet took its page over"),
-    Index("outlet_alerts_by_outlet", "outlet", "told", "told_s"),
 )

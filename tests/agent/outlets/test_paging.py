@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from examples.pager_stand_in.server import Fault, StandIn
 from nightshift.agent.approvals.policy import Person, Role
 from nightshift.agent.drill import stage
-from nightshift.agent.notify.outlets.delivery import DeliveryPace, DeliveryRefused
+from nightshift.agent.notify.delivery import DeliveryPace, DeliveryRefused
 from nightshift.agent.notify.outlets.letter import AlertPhase, Letter, key_of, read_key
 from nightshift.agent.notify.outlets.settings import Settings
 from nightshift.agent.store.incident import Cause, IncidentState
@@ -279,7 +279,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from tests.agent.outlets.ward import outlet_settings
-from nightshift.agent.notify.outlets.courier import OutletCourier, OutletParts
+from nightshift.agent.notify.outlets.pages import PageCourier, OutletParts
 from nightshift.agent.notify.outlets.settings import build
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.incidents.suppression import Suppressor
@@ -289,7 +289,7 @@ folder, url, when = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 clock = ManualClock()
 store = Store(f"sqlite:///{folder}/store.sqlite", clock)
 settings = outlet_settings(folder, url)
-courier = OutletCourier(OutletParts(store=store, clock=clock, outlets=build(settings), settings=settings,
+courier = PageCourier(OutletParts(store=store, clock=clock, outlets=build(settings), settings=settings,
                               cluster="alpha", suppressor=Suppressor(store, clock), leads=lambda: True))
 if when == "after":
     courier._ledger.told = lambda *a: os._exit(9)

@@ -16,7 +16,7 @@ from examples.pager_stand_in.services import GENIE_KEY, REST_TOKEN, ROUTING_KEY
 from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.policy import ApprovalSettings
 from nightshift.agent.incidents.suppression import Suppressor
-from nightshift.agent.notify.outlets.courier import OutletParts
+from nightshift.agent.notify.outlets.pages import OutletParts
 from nightshift.agent.notify.outlets.room import Outlets
 from nightshift.agent.notify.outlets.settings import Settings, build
 from nightshift.agent.store.incident import Cause

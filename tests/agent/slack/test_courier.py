@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from examples.slack_stand_in.server import Fault
 from nightshift.agent.approvals.policy import Person, Role
 from nightshift.agent.incidents.silence import Silences
-from nightshift.agent.notify.outlets.delivery import DeliveryRefused, NoAnswer
-from nightshift.agent.notify.slack import courier as courier_module
+from nightshift.agent.notify import courier as courier_module
+from nightshift.agent.notify.delivery import DeliveryRefused, NoAnswer
 from nightshift.agent.notify.slack.blocks import ChatImage, problems
 from nightshift.agent.store.incident import Cause
 from nightshift.collectors.subject import Subject, SubjectKind

@@ -172,7 +172,7 @@ def test_whatever_befalls_the_post_the_message_is_there_once(
     import time
     from dataclasses import replace
 
-    from nightshift.agent.notify.slack import courier as courier_module
+    from nightshift.agent.notify import courier as courier_module
 
     now = [time.time()]
     courier: Any = chat.slack.courier

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from examples.slack_stand_in.server import StandIn
 from nightshift.agent.__main__ import app
 from nightshift.agent.doctor import examine
-from nightshift.agent.notify.slack.room import secret_of
+from nightshift.agent.notify.outlets.web import secret_of
 from nightshift.agent.notify.slack.settings import QuietHours, Settings
 from nightshift.agent.settings import Settings as AllSettings
 from nightshift.agent.store.incident_store import Store

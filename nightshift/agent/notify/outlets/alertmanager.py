@@ -65,6 +65,7 @@ class Alertmanager:
                 web.call("POST", "/api/v2/alerts", json=alerts)
             except (Temporary, Permanent) as failure:
                 failures.append(failure)
+        # Members tell one another (gossip), so one that took it is enough.
         if len(failures) == len(self._webs):
             raise failures[0]
 
@@ -90,6 +91,8 @@ class Alertmanager:
         alert = {
             "labels": labels,
             "annotations": {name: text for name, text in annotations.items() if text},
+            # Alertmanager refuses an alert that ends before it starts, as one would that was closed by a clock
+            # behind ours.
             "startsAt": _stamp(min(letter.since_s, wall_s - 1.0)),
             "endsAt": _stamp(ends_s),
         }

@@ -85,6 +85,7 @@ def key_of(cluster: str, incident: str, turn: int) -> str:
 def read_key(key: str) -> tuple[str, int]:
     """(incident, turn) of a key. Raises ValueError for one that is not ours."""
     prefix, _, rest = key.partition("/")
+    # From the right: a cluster's name may have slashes, as an ARN has.
     parts = rest.rsplit("/", 2)
     if prefix != "nightshift" or len(parts) != 3 or not parts[2].isdecimal() or len(parts[2]) > 6:
         raise ValueError("not an alert of Nightshift")

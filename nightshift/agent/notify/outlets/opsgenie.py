@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from nightshift.agent.notify.delivery import DeliveryRefused
 from nightshift.agent.notify.outlets.base import Acknowledgement
-from nightshift.agent.notify.outlets.delivery import DeliveryRefused
 from nightshift.agent.notify.outlets.letter import AlertPhase, Form, Letter
 from nightshift.agent.notify.outlets.web import OutletWeb, secret_of
 from nightshift.agent.rca.summary import plain
@@ -113,4 +113,5 @@ class Opsgenie:
 
 
 def _alias(letter: Letter) -> str:
+    # Another alias for what is shown: one alert of both would page again when it is acknowledged as shown.
     return letter.key if letter.form is Form.PAGE else f"{letter.key}/shown"

@@ -76,6 +76,7 @@ class PagerDuty:
         for letter in letters:
             if letter.form is Form.PAGE:
                 self._events.call("POST", "/v2/enqueue", json=self._event(letter))
+            # A change event cannot be acknowledged: it is a line in a list.
             elif letter.phase is not AlertPhase.ACKNOWLEDGED:
                 self._events.call("POST", "/v2/change/enqueue", json=self._change(letter))
 
@@ -125,7 +126,9 @@ class PagerDuty:
         """What a webhook says, if somebody took a page on. Raises PermissionError for one that PagerDuty did not
         sign, ValueError for one that cannot be read."""
         wanted = "v1=" + hmac.new(self._secret.encode(), body, hashlib.sha256).hexdigest()
+        # Several while a secret is rotated; ten, since the header is anybody's.
         given = [item.strip() for item in signatures.split(",")][:10]
+        # All are compared: the time tells nothing of which one fitted.
         matches = [hmac.compare_digest(item.encode(), wanted.encode()) for item in given]
         if not self._secret or not any(matches):
             raise PermissionError("the signature does not hold")

@@ -8,15 +8,15 @@ import structlog
 from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from nightshift.agent.notify.outlets.courier import OutletCourier, OutletParts
-from nightshift.agent.notify.outlets.ledger import OutletLedger
+from nightshift.agent.notify.ledger import DeliveryLedger
 from nightshift.agent.notify.outlets.pagerduty import PagerDuty
+from nightshift.agent.notify.outlets.pages import OutletParts, PageCourier
 from nightshift.collectors.base import Permanent, Temporary
 
 PATH = "/outlets/pagerduty"
 MAX_BODY_BYTES = 1_000_000
+# A webhook that is older says nothing about now; PagerDuty tries again for less.
 _STALE_S = 6 * 3600.0
-"""A webhook that is older says nothing about now; PagerDuty tries again for less."""
 
 
 class Outlets:
@@ -25,8 +25,8 @@ class Outlets:
     def __init__(self, parts: OutletParts) -> None:
         self._parts = parts
         self._log = structlog.get_logger("outlets")
-        self._ledger = OutletLedger(parts.store.database)
-        self.courier = OutletCourier(parts)
+        self._ledger = DeliveryLedger(parts.store.database)
+        self.courier = PageCourier(parts)
 
     def start(self) -> None:
         self.courier.start()
@@ -54,6 +54,7 @@ class Outlets:
             body = bytearray()
             async for piece in request.stream():
                 body += piece
+                # Counted while it comes, since Content-Length is the sender's claim.
                 if len(body) > MAX_BODY_BYTES:
                     return Response("too large", 413)
             signatures = request.headers.get("x-pagerduty-signature", "")[:2000]
@@ -69,6 +70,7 @@ class Outlets:
             return Response(str(error), 401)
         except (ValueError, RecursionError):
             return Response("not an event of PagerDuty's", 400)
+        # Not `>`: a time that could not be read is NaN, which compares as false with everything.
         if given is None or not abs(time.time() - given.at_s) <= _STALE_S:
             return Response(status_code=202)
         try:

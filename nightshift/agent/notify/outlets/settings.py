@@ -74,6 +74,7 @@ class Settings(BaseModel):
     def pager(self, severity: Severity, namespaces: Sequence[str]) -> str:
         """Who pages for an incident; empty where nobody does."""
         for rule in self.pages:
+            # An empty list is no condition, rather than one that nothing fits.
             severe = not rule.severities or severity in rule.severities
             fits = not rule.namespaces or any(fnmatchcase(n, p) for n in namespaces for p in rule.namespaces)
             if severe and fits:

@@ -1,4 +1,4 @@
-"""HTTP to an outlet: one request, and what its answer means for the courier (`agent.notify.outlets.delivery`)."""
+"""HTTP to an outlet: one request, and what its answer means for the courier (`agent.notify.delivery`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from nightshift.agent.notify.outlets.delivery import DeliveryRefused, NoAnswer, RateLimited
+from nightshift.agent.notify.delivery import DeliveryRefused, NoAnswer, RateLimited
 from nightshift.collectors.base import Permanent
 
 _MAX_WAIT_S = 3600.0
@@ -32,6 +32,7 @@ class OutletWeb:
             raise NoAnswer(f"{self._service} did not answer: {type(error).__name__}: {error}"[:300]) from error
         if answer.status_code == 429:
             raise RateLimited(f"{self._service} limits the call rate", _wait_s(answer.headers.get("retry-after")))
+        # 408 is the server's own timeout: it may have read all of it.
         if answer.status_code >= 500 or answer.status_code == 408:
             raise NoAnswer(f"{self._service} answered {answer.status_code}")
         if answer.status_code >= 300:
@@ -56,6 +57,7 @@ def _wait_s(header: str | None) -> float:
             seconds = email.utils.parsedate_to_datetime(header).timestamp() - time.time()
         except ValueError:
             return 5.0
+    # A date in the past, or a year: neither a busy loop nor a pager that is given up.
     return min(max(seconds, 0.1), _MAX_WAIT_S)
 
 
@@ -64,7 +66,7 @@ def secret_of(setting: str, path: Path | None) -> str:
     try:
         text = path.read_text().strip() if path is not None else ""
     except (OSError, UnicodeDecodeError) as error:
-        raise Permanent(f"{setting}: {path}: {error}") from error
+        raise Permanent(f"{setting}: {path}: {getattr(error, 'strerror', None) or error}") from error
     if not text:
         raise Permanent(f"{setting}: {path} is empty")
     return text

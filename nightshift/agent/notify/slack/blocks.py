@@ -56,17 +56,18 @@ class ChatImage:
         return sha256_hex(self.png)
 
 
-def text(said: str, *, bold: bool = False, code: bool = False, limit: int = 600) -> Block:
+def text(content: str, *, bold: bool = False, code: bool = False, limit: int = 600) -> Block:
     """Text from anywhere, shown as it is: one line, no control characters, nothing interpreted."""
-    shown = plain(said.encode(errors="replace").decode(), limit)  # a lone surrogate has no place in JSON
+    shown = plain(content.encode(errors="replace").decode(), limit)  # a lone surrogate has no place in JSON
+    # Slack refuses an empty text, and the whole message with it.
     element: Block = {"type": "text", "text": shown or "\u2013"}
     style = {name: True for name, wanted in (("bold", bold), ("code", code)) if wanted}
     return element | ({"style": style} if style else {})
 
 
-def link(url: str, said: str) -> Block:
+def link(url: str, content: str) -> Block:
     """A link of our own; the address is never from outside."""
-    return {"type": "link", "url": url, "text": plain(said, 100)}
+    return {"type": "link", "url": url, "text": plain(content, 100)}
 
 
 def mention(target: str) -> Block:
@@ -84,11 +85,12 @@ def paragraph(lines: Sequence[Block]) -> Block:
     return {"type": "rich_text", "elements": list(lines)}
 
 
-def button(said: str, action: str, value: str, style: str = "") -> Block:
+def button(content: str, action: str, value: str, style: str = "") -> Block:
     """`style`: primary, danger, or none."""
     made: Block = {
         "type": "button",
-        "text": {"type": "plain_text", "text": said, "emoji": False},
+        # Else Slack turns `:fire:` of a name from outside into a picture.
+        "text": {"type": "plain_text", "text": content, "emoji": False},
         "action_id": action,
         "value": value,
     }
@@ -99,10 +101,10 @@ def actions(buttons: Sequence[Block]) -> Block:
     return {"type": "actions", "elements": list(buttons)}
 
 
-def fallback(said: str) -> str:
+def fallback(content: str) -> str:
     """The line for notifications: Slack's three control characters escaped
     (docs.slack.dev/messaging/formatting-message-text#escaping)."""
-    return plain(said, 300).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return plain(content, 300).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def problems(payload: Mapping[str, Any]) -> list[str]:
@@ -119,19 +121,26 @@ def problems(payload: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def _measures(block: Mapping[str, Any]) -> Iterator[tuple[str, int, int, int]]:
+    """(name, how many characters or elements, the fewest, the most) of what Slack limits in one object."""
+    kind, said = block.get("type"), block.get("text")
+    for name, limit in _LENGTHS.items():
+        if isinstance(block.get(name), str):
+            yield name, len(block[name]), 0, limit
+    if kind in _COUNTS:
+        yield "elements", len(block.get("elements", ())), 1, _COUNTS[kind]
+    # A block has its text in an object of its own, which is the next thing that is walked into.
+    if kind in _TEXTS and isinstance(said, Mapping):
+        yield "text", len(said.get("text", "")), 1, _TEXTS[kind]
+    if kind in ("text", "mrkdwn", "plain_text"):
+        yield "text", len(str(said or "")), 1, MAX_TEXT
+
+
 def _walk(place: str, value: Any) -> Iterator[str]:
     if isinstance(value, Mapping):
-        kind = value.get("type")
-        for name, limit in _LENGTHS.items():
-            if isinstance(value.get(name), str) and len(value[name]) > limit:
-                yield f"{place}.{name}: {len(value[name])} characters, not more than {limit}"
-        if kind in _COUNTS and not 1 <= len(value.get("elements", ())) <= _COUNTS[kind]:
-            yield f"{place}.elements: {len(value.get('elements', ()))}, not 1 to {_COUNTS[kind]}"
-        said = value.get("text")
-        if kind in _TEXTS and isinstance(said, Mapping) and not 1 <= len(said.get("text", "")) <= _TEXTS[kind]:
-            yield f"{place}.text: {len(said.get('text', ''))} characters, not 1 to {_TEXTS[kind]}"
-        if kind in ("text", "mrkdwn", "plain_text") and not 1 <= len(str(said or "")) <= MAX_TEXT:
-            yield f"{place}.text: {len(str(said or ''))} characters, not 1 to {MAX_TEXT}"
+        for name, count, least, most in _measures(value):
+            if not least <= count <= most:
+                yield f"{place}.{name}: {count}, not {least} to {most}"
         for name, item in value.items():
             yield from _walk(f"{place}.{name}" if place else str(name), item)
     elif isinstance(value, list | tuple):

@@ -31,8 +31,8 @@ from nightshift.agent.units import clock_time, duration, sentence
 from nightshift.detectors.base import State
 
 _S = IncidentState
+# Lines of the summary that are for a terminal; here the buttons stand for them.
 _DECIDED_ELSEWHERE = frozenset({"Decide"})
-"""Lines of the summary that are for a terminal; here the buttons stand for them."""
 _MAX_ITEMS = 20
 MAX_LISTED = 10
 SNOOZABLE = (_S.AWAITING_APPROVAL, _S.ESCALATED)
@@ -78,10 +78,12 @@ class Ticket:
     def of(cls, value: str) -> Ticket:
         """Raises ValueError for a value that no button of ours carries."""
         try:
+            # Ours have some 100 characters; a forged one may have 2,000, all of them brackets.
             read = json.loads(value) if len(value) <= 300 else None
             if not isinstance(read, dict) or set(read) != {"i", "p"}:
                 raise ValueError("another shape")
             incident, plan = read["i"], read["p"]
+            # Raises for a name that no incident of ours has, before the store is asked with it.
             number_of(incident)
             if not isinstance(plan, str) or len(plan) > 64:
                 raise ValueError("no hash")
@@ -122,6 +124,7 @@ def _buttons(incident: Incident, snooze_s: float) -> Iterator[Block]:
     value = Ticket(incident.id, plan).value()
     if incident.state is _S.AWAITING_APPROVAL and incident.action is not None:
         yield button("Approve", "approve", value, "primary")
+        # The dots: it opens a dialog that asks why, and rejects nothing yet.
         yield button("Reject…", "reject", value, "danger")
     if incident.state in SNOOZABLE:
         yield button(f"Snooze {duration(snooze_s)}", "snooze", value)
@@ -200,6 +203,7 @@ def reminder(incident: Incident, now_s: float, escalate_to: str) -> ChatMessage:
 
 def storm(rows: Sequence[IncidentSummary], since_s: float, console_url: str) -> ChatMessage:
     """Many incidents as one message: how many, of what, in which state, and the newest by name."""
+    # Named are those that are open: a list of what is over would push them out of sight.
     still = [row for row in rows if row.state is not _S.RESOLVED]
     head = f"Storm: {len(rows)} incidents since {clock_time(since_s)} UTC, {len(still)} still open"
     states = ", ".join(

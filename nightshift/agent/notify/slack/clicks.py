@@ -26,12 +26,12 @@ from nightshift.agent.approvals.visibility import IncidentWindow
 from nightshift.agent.clock import Clock
 from nightshift.agent.incidents.silence import IncidentSilence, namespaces_of_matcher
 from nightshift.agent.incidents.suppression import Suppressor
-from nightshift.agent.notify.outlets.delivery import RateLimited
+from nightshift.agent.notify.delivery import RateLimited
+from nightshift.agent.notify.ledger import DeliveryLedger, card_key
 from nightshift.agent.notify.slack import card as words
 from nightshift.agent.notify.slack import proposals
 from nightshift.agent.notify.slack.blocks import ChatMessage
 from nightshift.agent.notify.slack.card import Ticket, said
-from nightshift.agent.notify.slack.ledger import ChatLedger, card_key
 from nightshift.agent.notify.slack.members import Members, NotAMember
 from nightshift.agent.notify.slack.proposals import PlanTicket, Promotions
 from nightshift.agent.notify.slack.settings import Settings
@@ -43,8 +43,10 @@ from nightshift.collectors.subject import Inventory
 
 ACTIONS = ("approve", "reject", "snooze", "evidence")
 REASON_VIEW = "reject_reason"
+# Few, since each holds a connection of the store's pool of ten while it works.
 _WORKERS = 4
 _MOST_WAITING = 500
+# Of their own: a dialog's trigger is good for 3 s, and clicks before it may wait for a slow store.
 _MODALS = 2
 _MOST_WAIT_S = 10.0
 _AGAIN = "Click Reject again, or use the console or `nightshift reject`."
@@ -88,7 +90,7 @@ class Desk:
 
     def __init__(self, parts: DeskParts) -> None:
         self._p = parts
-        self._ledger = ChatLedger(parts.store.database)
+        self._ledger = DeliveryLedger(parts.store.database)
         self._promotions = Promotions(parts.gate, parts.store, parts.clock)
         self._log = structlog.get_logger("slack")
         self._waiting: queue.Queue[Callable[[], None] | None] = queue.Queue(_MOST_WAITING)
@@ -135,6 +137,7 @@ class Desk:
 
     def _queue(self, jobs: queue.Queue[Callable[[], None] | None], job: Callable[[], None]) -> bool:
         try:
+            # Never waits: the acknowledgement has 3 s, and Slack's own thread is here.
             jobs.put_nowait(job)
         except queue.Full:
             return False
@@ -172,6 +175,7 @@ class Desk:
                 self._stopping.wait(min(error.retry_after_s or 1.0, _MOST_WAIT_S))
                 tell(message)
         except (OSError, Temporary, Permanent) as error:
+            # The decision stands; only the word about it is lost, and the message itself shows it.
             self._log.warning("click notification failed", what=what, error=str(error))
 
     def _outcome(self, click: Click) -> ChatMessage:
@@ -198,6 +202,7 @@ class Desk:
     def _promotion(self, click: Click, ticket: PlanTicket, person: Person) -> ChatMessage:
         """The same gate, for kernels and policies."""
         gate = self._promotions.gate_of(ticket.plan)
+        # A promotion has no Snooze and no evidence: a request for one was made by hand.
         if gate is None or click.what not in ("approve", "reject"):
             return said("This is not a button of Nightshift.")
         if click.what == "approve":
@@ -239,39 +244,43 @@ class Desk:
     def _command(self, text: str, person: Person) -> ChatMessage:
         verb, _, rest = text.strip().partition(" ")
         rest = rest.strip()
-        now_s = self._p.clock.now_s()
-        match verb:
-            case "status" | "":
-                return self._status(person)
-            case "incidents":
-                opened = self._window(person).open_incidents()
-                standing = self._p.suppressor.standing()
-                why = {
-                    row.id: "muted" if person.is_tenant else held.sentence()
-                    for row in opened
-                    if (held := standing.of(row)) is not None
-                }
-                return words.listing(opened, now_s, why)
-            case "show" | "approve":
-                return self._show(rest, person)
-            case "promotions":
-                return proposals.listing(self._promotions.all(person), now_s)
-            case "silence":
-                return self._silence(rest, person)
-            case "silences":
-                rows = self._silences(person)
-                lines = [f"{s.number}: {s.matcher} until {clock_time(s.until_s)} UTC, {s.by}" for s in rows]
-                return said("; ".join(lines) or "No silences.")
-            case "unsilence":
-                number = int(rest) if rest.isascii() and rest.isdecimal() and len(rest) < 10 else 0
-                done = self._p.suppressor.silences.end(number, person)
-                return said(f"Silence {number} ended." if done else f"No silence {rest[:20]} holds.")
-            case "halt":
-                return said(self._p.gate.halt(person, rest[:300]).message)
-            case "resume":
-                return said(self._p.gate.resume(person).message)
-            case _:
-                return said(_USAGE)
+        answers: dict[str, Callable[[], ChatMessage]] = {
+            "": lambda: self._status(person),
+            "status": lambda: self._status(person),
+            "incidents": lambda: self._incidents(person),
+            "show": lambda: self._show(rest, person),
+            # Shows rather than approves: a typed command binds no hash of a plan that its writer saw.
+            "approve": lambda: self._show(rest, person),
+            "promotions": lambda: proposals.listing(self._promotions.all(person), self._p.clock.now_s()),
+            "silence": lambda: self._silence(rest, person),
+            "silences": lambda: self._listed_silences(person),
+            "unsilence": lambda: self._unsilence(rest, person),
+            "halt": lambda: said(self._p.gate.halt(person, rest[:300]).message),
+            "resume": lambda: said(self._p.gate.resume(person).message),
+        }
+        return answers.get(verb, lambda: said(_USAGE))()
+
+    def _incidents(self, person: Person) -> ChatMessage:
+        opened = self._window(person).open_incidents()
+        standing = self._p.suppressor.standing()
+        # A silence or window may name nodes and jobs of other teams: a tenant reads only that there is one.
+        why = {
+            row.id: "muted" if person.is_tenant else held.sentence()
+            for row in opened
+            if (held := standing.of(row)) is not None
+        }
+        return words.listing(opened, self._p.clock.now_s(), why)
+
+    def _listed_silences(self, person: Person) -> ChatMessage:
+        rows = self._silences(person)
+        lines = [f"{s.number}: {s.matcher} until {clock_time(s.until_s)} UTC, {s.by}" for s in rows]
+        return said("; ".join(lines) or "No silences.")
+
+    def _unsilence(self, rest: str, person: Person) -> ChatMessage:
+        # isascii: isdecimal alone takes other scripts' digits; and int() of a long text takes quadratic time.
+        number = int(rest) if rest.isascii() and rest.isdecimal() and len(rest) < 10 else 0
+        done = self._p.suppressor.silences.end(number, person)
+        return said(f"Silence {number} ended." if done else f"No silence {rest[:20]} holds.")
 
     def _silences(self, person: Person) -> list[IncidentSilence]:
         """A team is told of silences of its own namespaces alone: others name nodes and jobs that are not
@@ -306,6 +315,7 @@ def reason_view(value: str, channel: str) -> dict[str, Any]:
     return {
         "type": "modal",
         "callback_id": REASON_VIEW,
+        # Slack gives a submitted dialog no channel, so it travels inside.
         "private_metadata": f"{channel}\n{value}",
         "title": {"type": "plain_text", "text": "Reject the plan"},
         "submit": {"type": "plain_text", "text": "Reject"},
@@ -330,6 +340,7 @@ def reason_of(view: Mapping[str, Any]) -> tuple[str, str, str]:
     """(channel, button's value, reason) of a submitted dialog; empty where it is not ours."""
     channel, _, value = str(view.get("private_metadata", "")).partition("\n")
     try:
+        # An input that was left empty is null.
         reason = str(view["state"]["values"]["reason"]["reason"]["value"] or "")
     except (KeyError, TypeError):
         reason = ""

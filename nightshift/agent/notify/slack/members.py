@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from nightshift.agent.notify.outlets.delivery import DeliveryRefused
+from nightshift.agent.notify.delivery import DeliveryRefused
 from nightshift.agent.notify.slack.web import SlackWeb
 from nightshift.collectors.base import Permanent
 
@@ -40,6 +40,7 @@ class Members:
         if known is None or now_s - known[0] > _KEEP_S:
             known = (now_s, *self._ask(user))
             with self._lock:
+                # Cleared as a whole: a workspace of more clickers than that loses a minute's answers, not memory.
                 if len(self._known) >= _MOST:
                     self._known.clear()
                 self._known[user] = known
@@ -61,8 +62,11 @@ class Members:
             return "", "Bots decide nothing here."
         if str(member.get("team_id", "")) != self._workspace or member.get("is_stranger"):
             return "", "You belong to another workspace."
+        # Guests are people of other companies, whom an administrator let into single channels.
         if member.get("is_restricted") or member.get("is_ultra_restricted"):
             return "", "Guests decide nothing here."
+        # An address that its user typed in would be a way to be anybody. A workspace that does not send the field
+        # refuses nobody.
         if member.get("is_email_confirmed") is False:
             return "", "Your e-mail address is not confirmed."
         email = str((member.get("profile") or {}).get("email") or "")

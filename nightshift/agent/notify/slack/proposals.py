@@ -5,7 +5,7 @@ evidence, risk, undo and expiry, and the buttons that incidents have; kept in st
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from nightshift.agent.approvals.kernel_gate import KernelGate, KernelProposal, P
 from nightshift.agent.approvals.kernel_search import SHOWN, fleet_view
 from nightshift.agent.approvals.policy import PEOPLE, Person, rule_for
 from nightshift.agent.clock import Clock
-from nightshift.agent.notify.outlets.delivery import DeliveryRefused
+from nightshift.agent.notify.ledger import PROPOSAL, Delivery, DeliveryLedger
 from nightshift.agent.notify.slack.blocks import (
     Block,
     ChatMessage,
@@ -26,18 +26,15 @@ from nightshift.agent.notify.slack.blocks import (
     paragraph,
     text,
 )
-from nightshift.agent.notify.slack.ledger import ChatLedger, Row
 from nightshift.agent.notify.slack.settings import Settings
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.units import clock_time, full_time, sentence
 from nightshift.kernels.certification.evidence import FleetView
 
 FAMILIES = ("kernel", "policy")
-KIND = "proposal"
 _LISTED = 20
 _FACTS = 14
 _LONG = 700
-_GONE = ("message_not_found", "cant_update_message", "edit_window_closed")
 _LOOK_S = 2.0
 
 
@@ -96,32 +93,42 @@ def card(
     name = str(facts.get("problem") or facts.get("policy") or action.id)
     to = f" → {facts['to']}" if "to" in facts else ""
     head = f"{sentence(action.kind)}: {name}{to}"
-    needed = max(1, PEOPLE[rule_for(action, gate.policy)])
-    lines = [line(text(head, bold=True)), line(text(action.why))]
     refused = not_promotable(proposal, view)
-    lines += [line(text("Refused: ", bold=True), text(refused, limit=_LONG))] if refused else []
-    shown = [
-        (key, value) for key, value in facts.items() if key not in ("problem", "policy", "to", "not promotable")
-    ]
-    shown.sort(key=lambda fact: SHOWN.index(fact[0]) if fact[0] in SHOWN else len(SHOWN))
-    lines += [
-        line(text(f"{sentence(key)}: ", bold=True), text(str(value), limit=_LONG if key == "not checked" else 300))
-        for key, value in shown[:_FACTS]
-    ]
-    if len(shown) > _FACTS:
-        lines.append(line(text(f"and {len(shown) - _FACTS} more figures in the console")))
-    lines.append(line(text("Risk: ", bold=True), text(action.blast_radius.note or "not stated")))
-    lines.append(line(text("Undo: ", bold=True), text(action.undo.how)))
-    lines.append(line(text("State: ", bold=True), text(_state(proposal, needed, now_s))))
+    lines = [line(text(head, bold=True)), line(text(action.why))]
+    lines += [_fact("Refused", refused, _LONG)] if refused else []
+    lines += _figures(facts)
+    lines.append(_fact("Risk", action.blast_radius.note or "not stated"))
+    lines.append(_fact("Undo", action.undo.how))
+    lines.append(_fact("State", _state(proposal, max(1, PEOPLE[rule_for(action, gate.policy)]), now_s)))
     if console_url:
         page = "policies" if action.id.startswith("policy/") else "kernels"
         lines.append(line(link(f"{console_url.rstrip('/')}/{page}", "Console")))
     blocks: list[Block] = [paragraph(lines)]
     if proposal.state is ProposalState.WAITING and now_s < action.expires_at_s:
         value = PlanTicket(action.id, action.plan_sha256).value()
+        # What is refused can still be rejected: that takes it off the list of what waits.
         approve = [] if refused else [button("Approve", "approve", value, "primary")]
         blocks.append(actions([*approve, button("Reject…", "reject", value, "danger")]))
     return ChatMessage(fallback(head), tuple(blocks))
+
+
+def _figures(facts: Mapping[str, Any]) -> list[Block]:
+    """The plan's figures, the telling ones first; the rest are in the console."""
+    shown = [
+        (key, value) for key, value in facts.items() if key not in ("problem", "policy", "to", "not promotable")
+    ]
+    shown.sort(key=lambda fact: SHOWN.index(fact[0]) if fact[0] in SHOWN else len(SHOWN))
+    # What nobody checked is never cut short: an approver takes silence for a check that passed.
+    lines = [
+        _fact(sentence(key), str(value), _LONG if key == "not checked" else 300) for key, value in shown[:_FACTS]
+    ]
+    if len(shown) > _FACTS:
+        lines.append(line(text(f"and {len(shown) - _FACTS} more figures in the console")))
+    return lines
+
+
+def _fact(label: str, value: str, limit: int = 600) -> Block:
+    return line(text(f"{label}: ", bold=True), text(value, limit=limit))
 
 
 def _state(proposal: KernelProposal, needed: int, now_s: float) -> str:
@@ -136,9 +143,11 @@ def _state(proposal: KernelProposal, needed: int, now_s: float) -> str:
     return f"{proposal.state}{by}{f': {proposal.note}' if proposal.note else ''}"
 
 
-def listing(found: Sequence[KernelProposal], now_s: float) -> ChatMessage:
+def listing(proposals: Sequence[KernelProposal], now_s: float) -> ChatMessage:
     """What waits, for the one who asked."""
-    waiting = [item for item in found if item.state is ProposalState.WAITING and now_s < item.action.expires_at_s]
+    waiting = [
+        item for item in proposals if item.state is ProposalState.WAITING and now_s < item.action.expires_at_s
+    ]
     lines = [
         line(
             text(f"{item.id} ", bold=True),
@@ -156,14 +165,14 @@ def listing(found: Sequence[KernelProposal], now_s: float) -> ChatMessage:
 class Teller:
     """Compares the promotions with their messages. Sending is the courier's."""
 
-    def __init__(self, promotions: Promotions, gate: Gate, ledger: ChatLedger, settings: Settings) -> None:
+    def __init__(self, promotions: Promotions, gate: Gate, ledger: DeliveryLedger, settings: Settings) -> None:
         self._promotions = promotions
         self._gate = gate
         self._ledger = ledger
         self._settings = settings
         self._looked_s = 0.0
 
-    def due(self, now_s: float, wall_s: float) -> Iterator[tuple[Row, ChatMessage, bool]]:
+    def due(self, now_s: float, wall_s: float) -> Iterator[tuple[Delivery, ChatMessage, bool]]:
         """(row, what it should show, whether it is there) of each message that is missing or out of date. One that
         was decided before the chat knew of it is left alone."""
         if not self._settings.promotions or wall_s < self._looked_s + _LOOK_S:
@@ -177,18 +186,9 @@ class Teller:
             decidable = proposal.state is ProposalState.WAITING and now_s < proposal.action.expires_at_s
             if row is None or (row.ts is None and row.tried_s is None):
                 if decidable:
-                    yield Row(proposal.id, KIND, None, channel, posted_s=now_s), content, False
-            elif row.ts is not None and row.content_sha256 != content.sha256:
+                    yield Delivery(proposal.id, "slack", PROPOSAL, None, channel, posted_s=now_s), content, False
+            elif row.ts is not None and row.shows != content.sha256:
                 yield row, content, True
-
-    def edit(self, row: Row, edit: Callable[[], Any]) -> None:
-        """Edits a message; one that somebody deleted is posted again at the next look."""
-        try:
-            edit()
-        except DeliveryRefused as refused:
-            if refused.reason not in _GONE:
-                raise
-            self._ledger.change(row.key, ts=None, content_sha256=None)
 
 
 __all__: Sequence[str] = ("PlanTicket", "Promotions", "Teller", "card", "listing")

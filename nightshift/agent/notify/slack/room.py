@@ -28,10 +28,11 @@ from slack_sdk.errors import SlackClientError
 from slack_sdk.signature import SignatureVerifier
 from starlette.concurrency import run_in_threadpool
 
-from nightshift.agent.notify.outlets.delivery import DeliveryRefused
+from nightshift.agent.notify.delivery import DeliveryRefused
+from nightshift.agent.notify.outlets.web import secret_of
 from nightshift.agent.notify.slack.blocks import ChatMessage
 from nightshift.agent.notify.slack.clicks import REASON_VIEW, Click, Desk, reason_of
-from nightshift.agent.notify.slack.courier import Courier
+from nightshift.agent.notify.slack.messages import ChatCourier
 from nightshift.agent.notify.slack.settings import Settings
 from nightshift.agent.notify.slack.web import Opener, SlackWeb
 from nightshift.collectors.base import Permanent, Temporary
@@ -46,13 +47,14 @@ class Slack:
     """Posts incidents and takes clicks while it runs."""
 
     def __init__(
-        self, settings: Settings, web: SlackWeb, courier: Courier, desk: Desk, ready: threading.Event
+        self, settings: Settings, web: SlackWeb, courier: ChatCourier, desk: Desk, ready: threading.Event
     ) -> None:
         """`ready` is set once the token and the workspace are proven. Raises Permanent where a secret's file cannot
         be read."""
         self._settings, self.web, self.courier, self.desk, self._ready = settings, web, courier, desk, ready
         self._log = structlog.get_logger("slack")
         self._stopping = threading.Event()
+        # Read at the start, so that a missing file is said then, and not at the first click.
         self._app_token, self._signing_secret = "", ""
         if settings.mode == "socket":
             self._app_token = secret_of("slack.app_token_file", settings.app_token_file)
@@ -82,6 +84,7 @@ class Slack:
             self._greeter.join(self._settings.timeout_s + 1)
         if self._socket is not None:
             client = self._socket.client
+            # Else its monitor opens a new socket for the one that is closed next.
             client.auto_reconnect_enabled = False
             line = client.current_session.sock if client.current_session is not None else None
             if line is not None:
@@ -117,6 +120,7 @@ class Slack:
                 self.problem = str(error)[:300]
                 self._log.error("slack connection failed", error=self.problem, again_in_s=wait_s)
                 self._stopping.wait(max(wait_s, getattr(error, "retry_after_s", None) or 0.0))
+                # Slack limits how often apps.connections.open is called; a token that is wrong stays wrong.
                 wait_s = min(most_s, 2 * wait_s)
 
     def _connect(self) -> None:
@@ -145,6 +149,7 @@ class Slack:
             authorize=authorize,
             client=WebClient(base_url=self.web.client.base_url),  # answers go to response URLs: no token needed
         )
+        # Exactly ours: a pattern without ends would take `approve_all`, too.
         bolt.action(re.compile(r"\A(approve|snooze|evidence)\Z"))(self._on_button)
         bolt.action("reject")(self._on_reject)
         bolt.view(REASON_VIEW)(self._on_reason)
@@ -208,6 +213,7 @@ class Slack:
         with self._mutex:
             again = trigger in self._taken
             self._taken[trigger] = None
+            # Bounded: a repeat comes within minutes, so the oldest are the ones to forget.
             while len(self._taken) > _MOST_TAKEN:
                 self._taken.popitem(last=False)
         return again
@@ -247,10 +253,12 @@ class Slack:
             if not self._is_signed(text, headers):
                 self._say_if_late(text, headers)
                 return Response("the signature does not hold, or is too old", 401)
+            # Bolt wants lists, since HTTP allows a header twice.
             many: dict[str, str | Sequence[str]] = {name: [value] for name, value in headers.items()}
             asked = BoltRequest(body=text, query=request.url.query, headers=many)
         except (ValueError, RecursionError):
             return Response("not a request of Slack's", 400)
+        # Bolt is synchronous: on the event loop it would hold up every page of the console.
         answer = await run_in_threadpool(self._bolt.dispatch, asked)
         plain = {name: values[0] for name, values in answer.headers.items() if values}
         return Response(answer.body, answer.status, headers=plain)
@@ -297,14 +305,3 @@ def secret_now(setting: str, path: Path | None) -> str:
     except Permanent as error:
         structlog.get_logger("slack").error("secret read failed", error=str(error))
         return ""
-
-
-def secret_of(setting: str, path: Path | None) -> str:
-    """A secret from its file. Raises Permanent, naming the setting."""
-    try:
-        text = path.read_text().strip() if path is not None else ""
-    except OSError as error:
-        raise Permanent(f"{setting}: {path}: {error.strerror}") from error
-    if not text:
-        raise Permanent(f"{setting}: {path} is empty")
-    return text

@@ -34,12 +34,14 @@ class QuietHours(BaseModel):
     def end_after(self, now_s: float) -> float | None:
         """When the quiet hours that hold at `now_s` end (Unix s); None outside them."""
         local = datetime.fromtimestamp(now_s, UTC).astimezone(ZoneInfo(self.zone))
+        # 22:00 to 07:00: the two halves lie on two days.
         over_midnight = self.start > self.end
         clock = local.time()
         quiet = (clock >= self.start or clock < self.end) if over_midnight else self.start <= clock < self.end
         if not quiet:
             return None
         day = local.date() + timedelta(days=1 if over_midnight and clock >= self.start else 0)
+        # From local time: a night with a change of clocks is an hour longer or shorter.
         return datetime.combine(day, self.end, ZoneInfo(self.zone)).timestamp()
 
 

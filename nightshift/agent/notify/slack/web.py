@@ -1,4 +1,4 @@
-"""Calls to Slack's Web API, with what each failure means (`agent.notify.outlets.delivery`). The `reason` of a
+"""Calls to Slack's Web API, with what each failure means (`agent.notify.delivery`). The `reason` of a
 refusal is Slack's error code (docs.slack.dev/reference/methods).
 """
 
@@ -13,7 +13,7 @@ from slack_sdk import WebClient
 from slack_sdk.errors import SlackApiError, SlackClientError
 from slack_sdk.web import SlackResponse
 
-from nightshift.agent.notify.outlets.delivery import DeliveryRefused, NoAnswer, RateLimited
+from nightshift.agent.notify.delivery import DeliveryRefused, NoAnswer, RateLimited
 from nightshift.agent.notify.slack.blocks import ChatImage, ChatMessage, problems
 from nightshift.agent.rca.summary import plain
 
@@ -22,8 +22,9 @@ _OURS = 200
 _TRANSIENT = frozenset(
     {"internal_error", "fatal_error", "service_unavailable", "request_timeout", "ratelimited", "team_added_to_org"}
 )
+# Refusals of the token itself, whatever is asked (docs.slack.dev/reference/methods/auth.test).
 _TOKEN = frozenset({"account_inactive", "invalid_auth", "not_authed", "token_expired", "token_revoked"})
-"""Refusals of the token itself, whatever is asked (docs.slack.dev/reference/methods/auth.test)."""
+# Refusals that concern one channel; another one may do.
 UNREACHABLE_CHANNEL = frozenset(
     {
         "channel_not_found",
@@ -33,16 +34,17 @@ UNREACHABLE_CHANNEL = frozenset(
         "restricted_action_read_only_channel",
     }
 )
-"""Refusals that concern one channel; another one may do."""
+GONE = frozenset({"message_not_found", "cant_update_message", "edit_window_closed"})
+"""Refusals of an edit whose message a person deleted, or that a workspace's policy no longer lets us edit."""
 
 
+# Refusals that the next message meets, too; every other (`invalid_blocks`, `msg_too_long`) is of one message.
 OF_A_PLACE = (
     UNREACHABLE_CHANNEL
     | _TOKEN
     | {"missing_scope", "not_allowed_token_type", "no_permission", "access_denied", "ekm_access_denied"}
     | {"org_login_required", "team_access_not_granted", "accesslimited", "deprecated_endpoint", "method_deprecated"}
 )
-"""Refusals that the next message meets, too; every other (`invalid_blocks`, `msg_too_long`) is of one message."""
 
 
 class Opener(WebClient):
@@ -65,6 +67,7 @@ class SlackWeb:
     ) -> None:
         """`renew`: the token as its file has it now, asked where Slack refuses the one that we have."""
         self._renew = renew
+        # slack_sdk joins by urljoin, which drops the last part of an address without a slash.
         base = api_url if api_url.endswith("/") else f"{api_url}/"
         self.client = WebClient(
             token, base_url=base, proxy=proxy or None, timeout=max(1, round(timeout_s)), retry_handlers=[]
@@ -89,6 +92,7 @@ class SlackWeb:
                 channel=channel,
                 thread_ts=thread,
                 metadata={"event_type": EVENT_TYPE, "event_payload": {"key": key}},
+                # Slack would fetch the console's pages to preview them, and post what it gets.
                 unfurl_links=False,
                 unfurl_media=False,
                 **_content(message),
@@ -126,6 +130,7 @@ class SlackWeb:
                 metadata = item.get("metadata") or {}
                 ours = metadata.get("event_type") == EVENT_TYPE
                 files = {file.get("name") for file in item.get("files") or ()}
+                # A file carries no metadata: it is found by its name, which has the key.
                 if (ours and metadata.get("event_payload", {}).get("key") == key) or _file_name(key) in files:
                     found.append(str(item["ts"]))
             cursor = (answer.get("response_metadata") or {}).get("next_cursor")
@@ -163,6 +168,7 @@ class SlackWeb:
                 alt_txt=title,
                 content=picture.png,
             )
+        # An upload has no timestamp of its own before Slack has shared it; the id is what is known.
         return str(answer["files"][0]["id"])
 
     @contextmanager
@@ -172,6 +178,7 @@ class SlackWeb:
                 yield
         except DeliveryRefused as refused:
             token = self._renew() if refused.reason in _TOKEN else ""
+            # The same token: the refusal stands, and asking again would only be refused again.
             if not token or token == self.client.token:
                 raise
             self.client.token = token

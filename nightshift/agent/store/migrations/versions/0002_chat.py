@@ -11,7 +11,7 @@ branch_labels = None
 depends_on = None
 
 
-def upgrade() -> None:
+def create_messages() -> None:
     op.create_table(
         "chat_messages",
         sa.Column("key", sa.Text(), nullable=False),
@@ -36,6 +36,10 @@ def upgrade() -> None:
     )
     op.create_index(op.f("ix_chat_messages_incident"), "chat_messages", ["incident"], unique=False)
     op.create_index("chat_messages_by_channel", "chat_messages", ["channel", "kind", "posted_s"], unique=False)
+
+
+def upgrade() -> None:
+    create_messages()
     op.create_table(
         "silences",
         sa.Column("number", sa.Integer(), nullable=False),
