@@ -309,6 +309,17 @@ class KernelLogParser:
         return self._event(KernelEventKind.GAP, record, lost_lines=match.group(1) or match.group(2))
 
 
+def since(
+    oldest_s: float, records: Iterable[LogRecord], events: Iterable[KernelEvent]
+) -> tuple[list[LogRecord], list[KernelEvent]]:
+    """What was written at or after `oldest_s` (Unix s), at the first look at a log: older lines tell the addresses
+    of GPUs, but their events have had their day."""
+    return (
+        [record for record in records if record.at.t_s >= oldest_s],
+        [event for event in events if event.record.at.t_s >= oldest_s],
+    )
+
+
 def _lines(record: LogRecord) -> Sequence[LogRecord]:
     if "\n" not in record.text:
         return (record,)

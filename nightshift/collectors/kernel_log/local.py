@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nightshift.collectors.frame import Instant, LogRecord, Reason, SourceStatus
 from nightshift.collectors.http import SourceError
-from nightshift.collectors.kernel_log.lines import MAX_TEXT, KernelLogParser
+from nightshift.collectors.kernel_log.lines import MAX_TEXT, KernelLogParser, since
 from nightshift.collectors.local_time import zone_of
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tail import FileTail
@@ -313,13 +313,7 @@ class FileReader:
         found = [(offset, read_syslog(line.decode(errors="replace"), now_s)) for offset, line in read.lines]
         self._keep_zone([line for _, line in found], read.changed_s, now_s)
         told = [(offset, line) for offset, line in found if line is not None and line.text is not None]
-        for _, line in told:
-            self._heed(line.host)
-        # a file of one other name is this machine's under another name; of several, no guess is safe
-        if not self._is_named and len(self._others) > 1:
-            several = f"{self._path} has lines of several hosts ({', '.join(list(self._others)[:3])}, …)"
-            raise SourceError(Reason.MALFORMED, f"{several}: give this one's name in the log as `node`")
-        ours = [line for line in told if not self._is_named or self._is_ours(line[1].host)]
+        ours = self._of_this_host(told)
         unknown = sum(
             line is None and bool(raw.strip()) for (_, line), (_, raw) in zip(found, read.lines, strict=True)
         )
@@ -330,6 +324,15 @@ class FileReader:
         lines.malformed = len(told) - len(ours) + unknown
         lines.records.extend(self._records(ours, now_s))
         return lines
+
+    def _of_this_host(self, told: Sequence[tuple[int, SyslogLine]]) -> Sequence[tuple[int, SyslogLine]]:
+        for _, line in told:
+            self._heed(line.host)
+        # a file of one other name is this machine's under another name; of several, no guess is safe
+        if not self._is_named and len(self._others) > 1:
+            several = f"{self._path} has lines of several hosts ({', '.join(list(self._others)[:3])}, …)"
+            raise SourceError(Reason.MALFORMED, f"{several}: give this one's name in the log as `node`")
+        return [line for line in told if not self._is_named or self._is_ours(line[1].host)]
 
     def _heed(self, host: str) -> None:
         if not self._is_ours(host):
@@ -426,11 +429,9 @@ class LocalKernelLogCollector:
         rejected = {Reason.MALFORMED: lines.malformed} if lines.malformed else {}
         records = lines.records
         kept, events = self._parser.sift(records, MAX_LINES)
-        if self._is_first:  # old lines tell the addresses of GPUs, but their events have had their day
-            oldest = now_s - SINCE_S
-            kept = [record for record in kept if record.at.t_s >= oldest]
-            events = [event for event in events if event.record.at.t_s >= oldest]
+        if self._is_first:
             self._is_first = False
+            kept, events = since(now_s - SINCE_S, kept, events)
         elif records:
             gaps = [self._parser.gap(records[min(n, len(records) - 1)], why) for n, why in lines.lost]
             events = [*gaps, *events]

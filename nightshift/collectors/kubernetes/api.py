@@ -19,7 +19,7 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -367,15 +367,20 @@ def refusal(status: int, data: bytes, headers: Mapping[str, str], target: str) -
     more = [text for cause in causes if (text := str(cause.get("message") or "")) and text not in message]
     text = f"kubernetes: {target}: {status}: {message}" + (f" ({'; '.join(more)[:500]})" if more else "")
     if status == 404:
+        # a load balancer without a backend says 404 too: taken for "no such node", a drain would go on
         absent = said.get("kind") == "Status" or data.strip() == _NO_SUCH_PATH
         return NotFound(text, status) if absent else Busy(f"{text}: not the API server's own answer", status)
     if status == 410:
         return Expired(text, status)
-    going = any(cause.get("reason") == "NamespaceTerminating" for cause in causes)
-    if status in _AGAIN or status >= 500 or going:
+    if _passes(status, causes):
         retry = headers.get("Retry-After", "")
         return Busy(text, status, float(retry) if retry.isdigit() else None)
     return Refused(text, status)
+
+
+def _passes(status: int, causes: Sequence[Object]) -> bool:
+    """Whether the same request may be answered later. A namespace that is going says 403, and comes back."""
+    return status in _AGAIN or status >= 500 or any(c.get("reason") == "NamespaceTerminating" for c in causes)
 
 
 def _status(data: bytes) -> tuple[Object, list[Object]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -257,17 +258,21 @@ def _job_of(labels: Mapping[str, str], owner: Object) -> tuple[str | None, str]:
 
 def _rank_of(meta: Object, spec: Object, job: str | None) -> int | None:
     """The rank of a pod of one GPU: its index in an indexed Job, else the RANK of a container's environment."""
-    labels, notes = meta.get("labels") or {}, meta.get("annotations") or {}
-    indexed = job is not None and job == labels.get("batch.kubernetes.io/job-name", labels.get("job-name"))
-    index = labels.get(INDEX_LABEL) or notes.get(INDEX_LABEL) or ""
-    if indexed and index.isdigit():
+    index = _index_of(meta, job)
+    if index.isdigit():
         return int(index)
-    for container in spec.get("containers") or []:
-        for variable in container.get("env") or []:
-            text = variable.get("value") or ""
-            if variable.get("name") == "RANK" and text.isdecimal() and len(text) < 7:
-                return int(text)
-    return None
+    variables = chain.from_iterable(container.get("env") or [] for container in spec.get("containers") or [])
+    # a `valueFrom` has no value here; what the pod will be given is not known to the API server
+    told = (variable.get("value") or "" for variable in variables if variable.get("name") == "RANK")
+    return next((int(text) for text in told if text.isdecimal() and len(text) < 7), None)
+
+
+def _index_of(meta: Object, job: str | None) -> str:
+    """The completion index of a pod whose own Job is the job: a JobSet's replicated Jobs each count from 0."""
+    labels, notes = meta.get("labels") or {}, meta.get("annotations") or {}
+    if job is None or job != labels.get("batch.kubernetes.io/job-name", labels.get("job-name")):
+        return ""
+    return str(labels.get(INDEX_LABEL) or notes.get(INDEX_LABEL) or "")
 
 
 def _opted_out(meta: Object) -> str:

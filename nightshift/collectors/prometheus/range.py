@@ -57,6 +57,17 @@ class Reading:
     failed: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """A part of the range: of each kind its metrics and values [n_times, n_subjects, n_metrics], and why what is
+    missing is."""
+
+    first_s: float
+    last_s: float
+    blocks: dict[SubjectKind, tuple[tuple[str, ...], Floats]]
+    problem: str
+
+
 class RangeReader:
     """Ticks of a time range. `load` is the share of the time in which a query may be under way."""
 
@@ -117,36 +128,47 @@ class RangeReader:
     def ticks(self, start_s: float, end_s: float, inventory: Inventory) -> Iterator[Tick]:
         """Oldest first, `step_s` apart, aligned to multiples of it."""
         start_s = math.ceil(start_s / self.step_s) * self.step_s
-        wanted = [(kind, self._exported(kind, start_s, end_s)) for kind in KINDS if kind in self._settings.kinds]
         indices: dict[SubjectKind, SeriesIndex] = {}
         labelled_s, labelled, xids = -math.inf, 0, _Xids(self._source.name)
-        chunk = min(self._steps(wanted), math.floor((end_s - start_s) / self.step_s + 1e-9) + 1)
-        least = max(chunk // SMALLEST, min(chunk, SMALLEST))
-        first_s, lost = start_s, 0
-        while first_s <= end_s:
-            last_s = min(first_s + (chunk - 1) * self.step_s, end_s) if lost < GIVE_UP else end_s
-            blocks, failed = self._blocks(wanted if lost < GIVE_UP else (), first_s, last_s, indices)
-            if chunk > least and any(_too_much(error) for error in failed.values()):
-                chunk = max(chunk // 4, least)
-                continue
-            problem = "; ".join(map(str, failed.values())) or ("given up" if lost >= GIVE_UP else "")
-            self.reading.failed += [f"{kind} at {first_s:.0f}: {error}" for kind, error in failed.items()]
-            if lost == GIVE_UP:
-                self.reading.failed.append(f"everything from {first_s:.0f} on: {lost} stretches in a row failed")
-            lost = lost + 1 if (failed and not blocks) or lost >= GIVE_UP else 0
-            for number in range(math.floor((last_s - first_s) / self.step_s + 1e-9) + 1):
-                at_s = first_s + number * self.step_s
+        for stretch in self._stretches(start_s, end_s, indices):
+            for number in range(self._n_steps(stretch.first_s, stretch.last_s)):
+                at_s = stretch.first_s + number * self.step_s
                 frames = {
                     kind: self._frame(kind, metrics, values[number], indices, at_s)
-                    for kind, (metrics, values) in blocks.items()
+                    for kind, (metrics, values) in stretch.blocks.items()
                 }
                 gpus = frames.get(SubjectKind.GPU)
                 seen = 0 if gpus is None else int(np.isfinite(gpus.values).any(axis=1).sum())
                 if seen and at_s - labelled_s >= (SOONER_S if seen > labelled else LABELS_EVERY_S):
                     labelled_s, labelled = at_s, seen
                     self._tell_labels(inventory, at_s)
-                yield self._tick(at_s, frames, problem, xids, inventory)
+                yield self._tick(at_s, frames, stretch.problem, xids, inventory)
+
+    def _stretches(
+        self, start_s: float, end_s: float, indices: dict[SubjectKind, SeriesIndex]
+    ) -> Iterator[_Stretch]:
+        """The range in stretches that the server answers; after GIVE_UP that it does not, the rest in one."""
+        wanted = [(kind, self._exported(kind, start_s, end_s)) for kind in KINDS if kind in self._settings.kinds]
+        chunk = min(self._steps(wanted), self._n_steps(start_s, end_s))
+        least = max(chunk // SMALLEST, min(chunk, SMALLEST))
+        first_s, lost = start_s, 0
+        while first_s <= end_s and lost < GIVE_UP:
+            last_s = min(first_s + (chunk - 1) * self.step_s, end_s)
+            blocks, failed = self._blocks(wanted, first_s, last_s, indices)
+            if chunk > least and any(_too_much(error) for error in failed.values()):
+                chunk = max(chunk // 4, least)
+                continue
+            self.reading.failed += [f"{kind} at {first_s:.0f}: {error}" for kind, error in failed.items()]
+            yield _Stretch(first_s, last_s, blocks, "; ".join(map(str, failed.values())))
+            lost = lost + 1 if failed and not blocks else 0
             first_s = last_s + self.step_s
+        if first_s <= end_s:
+            self.reading.failed.append(f"everything from {first_s:.0f} on: {lost} stretches in a row failed")
+            yield _Stretch(first_s, end_s, {}, "given up")
+
+    def _n_steps(self, first_s: float, last_s: float) -> int:
+        # 1e-9: 0.3 / 0.1 is 2.9999999999999996, and the last tick of the range must not be lost to that
+        return math.floor((last_s - first_s) / self.step_s + 1e-9) + 1
 
     def _blocks(
         self,
@@ -229,7 +251,7 @@ class RangeReader:
         if len(rows) > len(index):
             indices[kind] = SeriesIndex(kind, tuple(rows))
         indices.setdefault(kind, index)
-        n_times = math.floor((last_s - first_s) / self.step_s + 1e-9) + 1
+        n_times = self._n_steps(first_s, last_s)
         values = np.full((n_times, len(rows), len(metrics)), np.nan)
         for column, (metric, places, found) in enumerate(answers):
             known = np.array(places, dtype=np.int64)
@@ -250,6 +272,7 @@ class RangeReader:
         at_s: float,
     ) -> Frame:
         index = indices[kind]
+        # a later stretch has found more subjects: the rows of this one end before theirs
         if len(values) < len(index):
             values = np.vstack([values, np.full((len(index) - len(values), len(metrics)), np.nan)])
         epoch = np.zeros(len(index), dtype=np.int64)
@@ -281,6 +304,7 @@ class RangeReader:
             if isinstance(answer, HttpResponse):
                 return answer
             failed = answer
+            # the same query would be refused the same way; `matrices` asks for a shorter range instead
             if _refused(answer):
                 break
             if answer.reason in (Reason.UNAUTHORISED, Reason.NOT_FOUND):

@@ -251,8 +251,15 @@ def tell(inventory: Inventory, before: PagePlan | None, now: PagePlan, at_s: flo
         # a pod that left its GPU is gone; a GPU that left its page may be lost, and must be found on its node
         if parent.kind is not SubjectKind.NODE:
             inventory.end(child, parent, at_s)
-    taken: dict[Subject, set[str]] = defaultdict(set)
+    _leave_slots(inventory, now, now.relations - known, at_s)
     for child, parent in now.relations - known:
+        inventory.observe(child, parent, at_s)
+
+
+def _leave_slots(inventory: Inventory, now: PagePlan, new: frozenset[Relation], at_s: float) -> None:
+    """Boards that are not on the page any more leave the slots that new boards sit in."""
+    taken: dict[Subject, set[str]] = defaultdict(set)
+    for child, parent in new:
         if parent.kind is SubjectKind.NODE and (slot := now.facts.get(child, {}).get("slot")):
             taken[parent].add(slot)
     here = {child for child, _ in now.relations}
@@ -260,5 +267,3 @@ def tell(inventory: Inventory, before: PagePlan | None, now: PagePlan, at_s: flo
         for gpu in inventory.children(node, at_s, SubjectKind.GPU):
             if gpu not in here and inventory.fact(gpu, "slot") in slots:
                 inventory.end(gpu, node, at_s)
-    for child, parent in now.relations - known:
-        inventory.observe(child, parent, at_s)

@@ -169,16 +169,10 @@ class KinetoCollector:
 
     def _waiting(self) -> list[tuple[Path, tuple[int, int]]]:
         """Whole, new files, oldest first. Raises OSError where the path cannot be read."""
-        root, now = self._settings.path, self._wall()
-        if root.is_dir():
-            next(root.iterdir(), None)
-            paths = [p for p in root.rglob("*") if p.name.endswith(SUFFIXES)]
-        else:
-            root.stat()
-            paths = [root]
+        now = self._wall()
         found: list[tuple[float, Path, tuple[int, int]]] = []
         seen: dict[Path, tuple[tuple[int, int], float]] = {}
-        for path in paths:
+        for path in _traces(self._settings.path):
             try:
                 status = path.stat()
             except OSError:
@@ -239,6 +233,15 @@ class KinetoCollector:
         if rank is not None:
             inventory.observe(rank, job, now_s)
         return rank or job
+
+
+def _traces(root: Path) -> list[Path]:
+    """Raises OSError where the path cannot be read: `rglob` alone passes over a folder that it may not list."""
+    if not root.is_dir():
+        root.stat()
+        return [root]
+    next(root.iterdir(), None)
+    return [path for path in root.rglob("*") if path.name.endswith(SUFFIXES)]
 
 
 def summary(trace: Trace, times: StepTimes) -> str:

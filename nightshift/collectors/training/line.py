@@ -36,7 +36,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -280,57 +280,122 @@ def _read(text: str, patterns: Sequence[LinePattern], t_s: float | None) -> Trai
         if (match := pattern.expression.search(text)) is not None:
             return _own(match, t_s, rank)
     lower = text.lower()
-    if "checkpoint" in lower and _SAVED.search(text):
-        found = _SAVED_STEP.search(text)
-        step = int(found.group(1)) if found and len(found.group(1)) < 16 else None
-        return TrainerLine(step, {"checkpoint_saved": 1.0}, t_s, rank)
-    if any(word in lower for word in _STARTING) and _STARTED.search(text):
-        return TrainerLine(None, {}, t_s, rank, started=True)
-    if (begins := _KERAS_EPOCH.match(text)) is not None:
-        epoch = max(int(begins.group(1)) - 1, 0)
-        return TrainerLine(None, {}, t_s, rank, started=epoch == 0, epoch=epoch)
-    if "/" in text and (bar := _KERAS.match(text)) is not None:
-        of = int(bar.group(2)[:12]) if bar.group(2).isdigit() else 0
-        figures = {"loss": loss} if (loss := _named(text[bar.end() :], "loss")) is not None else {}
-        return TrainerLine(_step(bar.group(1)), figures, t_s, rank, of=of) if figures else None
+    for markers, notice in _NOTICES:
+        if any(marker in lower for marker in markers) and (line := notice(text)) is not None:
+            return None if line == _NOTHING else replace(line, t_s=t_s, rank=rank)
     step, figures, told = _figures(text)
     if step is None and not figures:
         return None
     # `rank=3` among the figures is the trainer's own word; a prefix may be the launcher's, of the node
-    if told is not None:
-        rank = told
-    return TrainerLine(step, figures, t_s, rank)
+    return TrainerLine(step, figures, t_s, rank if told is None else told)
 
 
-def _figures(text: str) -> tuple[int | None, dict[str, float], int | None]:
+def _checkpoint(text: str) -> TrainerLine | None:
+    if not _SAVED.search(text):
+        return None
+    found = _SAVED_STEP.search(text)
+    return TrainerLine(_step(found.group(1)) if found else None, {"checkpoint_saved": 1.0})
+
+
+def _starts(text: str) -> TrainerLine | None:
+    return TrainerLine(started=True) if _STARTED.search(text) else None
+
+
+def _keras_epoch(text: str) -> TrainerLine | None:
+    if (begins := _KERAS_EPOCH.match(text)) is None:
+        return None
+    epoch = max(int(begins.group(1)) - 1, 0)
+    return TrainerLine(started=epoch == 0, epoch=epoch)
+
+
+def _keras_bar(text: str) -> TrainerLine | None:
+    if (bar := _KERAS.match(text)) is None:
+        return None
+    of = int(bar.group(2)[:12]) if bar.group(2).isdigit() else 0
+    loss = _named(text[bar.end() :], "loss")
+    # a bar without a loss counts a download or an evaluation: no format below may take it for a step
+    return _NOTHING if loss is None else TrainerLine(_step(bar.group(1)), {"loss": loss}, of=of)
+
+
+_NOTHING = TrainerLine()
+_NOTICES: tuple[tuple[tuple[str, ...], Callable[[str], TrainerLine | None]], ...] = (
+    (("checkpoint",), _checkpoint),
+    (_STARTING, _starts),
+    (("epoch ",), _keras_epoch),
+    (("/",), _keras_bar),
+)
+"""Lines that are no step's figures, and bars whose step counts within an epoch: (words in lower case, reader)."""
+
+_Figures = tuple[int | None, dict[str, float], int | None]
+"""Step, figures, rank."""
+
+
+def _megatron(text: str) -> _Figures | None:
+    if (match := _MEGATRON.search(text)) is None:
+        return None
     figures: dict[str, float] = {}
-    if "iteration" in text and (match := _MEGATRON.search(text)) is not None:
-        for part in match.group(2).split("|"):
-            key, _, value = part.partition(":")
-            key = key.strip().lower()
-            if key == "elapsed time per iteration (ms)":  # some forks add the mean: 284.1/283.9
-                _set(figures, "step_time_s", value.partition("/")[0], 1e-3)
-            elif (column := _COLUMN_OF.get(key)) in FIGURES:
-                _set(figures, str(column), value)
-        return _step(match.group(1)), figures, None
-    if "iter " in text and (match := _NANOGPT.search(text)) is not None:
-        _set(figures, "loss", match.group(2))
-        _set(figures, "step_time_s", match.group(3), 1e-3)
-        return _step(match.group(1)), figures, None
-    # nanoGPT's evaluation repeats the step; taken for a step, its loss would look like a jump
-    if "val loss" in text and _NANOGPT_EVAL.search(text):
-        return None, {}, None
-    if "{'" in text and "'loss'" in text:
-        step_text = None
-        for key, value in _HF.findall(text):
-            if key == "step":
-                step_text = value
-            else:
-                _set(figures, key, value)
-        return _step(step_text) if step_text else _progress(text)[0], figures, None
-    if ("[batch=" in text or "Train loss/" in text) and any(parts := in_parts(text)):
-        _set(figures, "loss", parts[1] or "")
-        return _step(parts[0] or ""), figures, None
+    for part in match.group(2).split("|"):
+        key, _, value = part.partition(":")
+        key = key.strip().lower()
+        if key == "elapsed time per iteration (ms)":  # some forks add the mean: 284.1/283.9
+            _set(figures, "step_time_s", value.partition("/")[0], 1e-3)
+        elif (column := _COLUMN_OF.get(key)) in FIGURES:
+            _set(figures, str(column), value)
+    return _step(match.group(1)), figures, None
+
+
+def _nanogpt(text: str) -> _Figures | None:
+    if (match := _NANOGPT.search(text)) is None:
+        return None
+    figures: dict[str, float] = {}
+    _set(figures, "loss", match.group(2))
+    _set(figures, "step_time_s", match.group(3), 1e-3)
+    return _step(match.group(1)), figures, None
+
+
+def _nanogpt_evaluation(text: str) -> _Figures | None:
+    # it repeats the step; taken for a step, its loss would look like a jump
+    return (None, {}, None) if _NANOGPT_EVAL.search(text) else None
+
+
+def _hf(text: str) -> _Figures | None:
+    if "{'" not in text:
+        return None
+    figures: dict[str, float] = {}
+    step = None
+    for key, value in _HF.findall(text):
+        if key == "step":
+            step = _step(value)
+        else:
+            _set(figures, key, value)
+    return _progress(text)[0] if step is None else step, figures, None
+
+
+def _composer(text: str) -> _Figures | None:
+    step, loss = in_parts(text)
+    if step is None and loss is None:
+        return None
+    figures: dict[str, float] = {}
+    _set(figures, "loss", loss or "")
+    return _step(step or ""), figures, None
+
+
+_FORMATS: tuple[tuple[str, Callable[[str], _Figures | None]], ...] = (
+    ("iteration", _megatron),
+    ("iter ", _nanogpt),
+    ("val loss", _nanogpt_evaluation),
+    ("'loss'", _hf),
+    ("[batch=", _composer),
+    ("Train loss/", _composer),
+)
+"""What stands in every line of a format, and its reader; the first that knows the line has it. A plain search rules
+out nearly every line."""
+
+
+def _figures(text: str) -> _Figures:
+    for marker, read in _FORMATS:
+        if marker in text and (found := read(text)) is not None:
+            return found
     return _pairs(text)
 
 
@@ -340,9 +405,8 @@ def _pairs(text: str) -> tuple[int | None, dict[str, float], int | None]:
     is_bar, in_epoch = step is not None, False
     rest = rest if is_bar else text
     pairs = [(m.group(1).lower(), m.group(2), m.group(3), m.start(1)) for m in _PAIR.finditer(rest)]
-    if not is_bar and any(_COLUMN_OF.get(key) == "step" for key, _, _, _ in pairs):
-        pass
-    elif not is_bar and ("loss" in text or "Loss" in text):
+    tells_step = is_bar or any(_COLUMN_OF.get(key) == "step" for key, _, _, _ in pairs)
+    if not tells_step and ("loss" in text or "Loss" in text):
         told, in_epoch = counted(text)
         step = None if told is None else _step(told)
         pairs += [(key, value, "", at) for key, value, at in spaced(rest)]
@@ -557,34 +621,35 @@ def read_nccl_line(text: str) -> NcclLine | None:
     """
     if "NCCL" not in text and "watchdog" not in text and "dump signal" not in text:
         return None
-    work, at, status, dump = (
-        _NCCL_WORK.search(text),
-        _NCCL_AT.search(text),
-        _NCCL_STATUS.search(text),
-        _NCCL_DUMP.search(text),
-    )
-    if work is None and at is None and status is None and dump is None:
+    work, at, status = _NCCL_WORK.search(text), _NCCL_AT.search(text), _NCCL_STATUS.search(text)
+    dumps = _NCCL_DUMP.search(text) is not None
+    if not (work or at or status or dumps):
         return None
     rank, group = _NCCL_RANK.search(text), _NCCL_GROUP.search(text)
-    number, operation, elements, limit, ran = work.groups() if work else (None,) * 5
-    number = number or (at.group(1) if at else None)
+    number = _whole(work, 1)
+    limit_ms, ran_ms = _whole(work, 4), _whole(work, 5)
     return NcclLine(
-        None if rank is None else int(rank.group(1) or rank.group(2)),
+        _whole(rank, 1, 2),
         None if group is None else group.group(2) or group.group(1),
-        None if number is None else int(number),
-        operation,
-        None if elements is None else int(elements),
-        None if limit is None else int(limit) / 1000,
-        None if ran is None else int(ran) / 1000,
+        _whole(at, 1) if number is None else number,
+        None if work is None else work.group(2),
+        _whole(work, 3),
+        None if limit_ms is None else limit_ms / 1000,
+        None if ran_ms is None else ran_ms / 1000,
         _work_number(status, 1),
         _work_number(status, 2),
-        dump is not None,
+        dumps,
     )
+
+
+def _whole(match: re.Match[str] | None, *groups: int) -> int | None:
+    """The first of these groups that took part in the match."""
+    return None if match is None else next((int(text) for n in groups if (text := match.group(n))), None)
 
 
 def _work_number(status: re.Match[str] | None, group: int) -> int | None:
-    value = _NEVER_SET if status is None else int(status.group(group))
-    return value if value < _NEVER_SET else None
+    value = _whole(status, group)
+    return None if value is None or value >= _NEVER_SET else value
 
 
 def behind(lines: Iterable[NcclLine]) -> dict[str, tuple[int, ...]]:

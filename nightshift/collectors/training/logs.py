@@ -288,21 +288,19 @@ class TrainingLogsCollector:
         told = [(offset, text, read_line(text, self._lines, now_s)) for offset, text in _texts(read.lines, file)]
         file.keep_zone([line for _, _, line in told], read.changed_s, now_s)
         for offset, text, read_as in told:
-            line = None if read_as is None else file.over_epochs(read_as)
-            t_s = _time_of(line, file.zone_s, now_s, rejected)
             nccl = read_nccl_line(text) if "NCCL" in text else None
-            if line is None and nccl is not None and nccl.rank is not None:
-                line = TrainerLine(rank=nccl.rank)
+            line = _placed(file, read_as, nccl)
+            t_s = _time_of(line, file.zone_s, now_s, rejected)
             subject = self._subject(file, line, inventory, now_s)
             record = LogRecord(Instant(t_s, clock=file.pod.name), file.source, subject, text[:MAX_TEXT], offset)
-            if line is not None and line.started:
-                file.begins = True
-            if line is not None and (line.figures or line.step is not None):
+            file.begins |= line.started
+            if line.figures or line.step is not None:
                 last = record if line.figures else last
                 self._add(file, subject, line, t_s, points)
             if self._is_kept(text, nccl, len(kept)):
                 kept.append(record)
-        if last is not None and last not in kept:  # what the newest figures were read from can be cited
+        # what the newest figures were read from can be cited
+        if last is not None and last not in kept:
             kept.append(last)
         logs += kept
         return len(read.lines)
@@ -314,8 +312,8 @@ class TrainingLogsCollector:
             return room > -MAX_LINES
         return room > 0 and _NOTABLE.search(text) is not None
 
-    def _subject(self, file: _File, line: TrainerLine | None, inventory: Inventory, now_s: float) -> Subject:
-        if line is None or line.rank is None:
+    def _subject(self, file: _File, line: TrainerLine, inventory: Inventory, now_s: float) -> Subject:
+        if line.rank is None:
             return file.rank or file.job
         rank = rank_of(file.job, line.rank)
         if rank != file.rank:
@@ -351,10 +349,18 @@ class TrainingLogsCollector:
         known.figures.append(dict(line.figures))
 
 
-def _time_of(line: TrainerLine | None, zone_s: float, now_s: float, rejected: dict[Reason, int]) -> float:
+def _placed(file: _File, line: TrainerLine | None, nccl: NcclLine | None) -> TrainerLine:
+    """A line in the file's run; of one that tells no figure, the rank that the NCCL watchdog names in it."""
+    placed = None if line is None else file.over_epochs(line)
+    if placed is not None:
+        return placed
+    return TrainerLine(rank=None if nccl is None else nccl.rank)
+
+
+def _time_of(line: TrainerLine, zone_s: float, now_s: float, rejected: dict[Reason, int]) -> float:
     """When a line was written (Unix s); the time of the look where it does not say, or says a future one."""
-    t_s = now_s if line is None or line.t_s is None else line.t_s
-    t_s += zone_s if line is not None and not line.zoned else 0.0
+    t_s = now_s if line.t_s is None else line.t_s
+    t_s += 0.0 if line.zoned else zone_s
     if t_s <= now_s + FUTURE_S:
         return t_s
     rejected[Reason.CLOCK] = rejected.get(Reason.CLOCK, 0) + 1
