@@ -19,8 +19,8 @@ from nightshift.collectors.telemetry.metrics import BY_NAME
 from nightshift.collectors.tick import Batch
 
 _KNOWN = set(BY_NAME)
+# A collector may finish what it holds, on a machine that is busy; it may not wait.
 GRACE_S = 5.0
-"""A collector may finish what it holds, on a machine that is busy; it may not wait."""
 
 
 def check_declaration(plugin: type[Any]) -> None:

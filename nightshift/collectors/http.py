@@ -140,10 +140,12 @@ class Fetcher:
                     verify=trust,
                     limits=httpx.Limits(max_connections=self._parallel, keepalive_expiry=_KEEP_S),
                     timeout=None,
+                    # a proxy or .netrc of the daemon's environment would send a cluster's credentials elsewhere
                     trust_env=False,
                 )
         except (OSError, ValueError) as error:
             return [SourceError(Reason.UNAUTHORISED, f"credentials: {error}")] * len(requests)
+        # one deadline for all: a thousand slow nodes must not each have their own, one after the other
         end = asyncio.get_running_loop().time() + timeout_s
         places = asyncio.Semaphore(self._parallel)
         return await asyncio.gather(*(self._guarded(r, headers, end, timeout_s, places) for r in requests))
@@ -206,6 +208,8 @@ class Fetcher:
                     if raw[:1] != b"\x1f":  # padding, and not another member (RFC 1952, 2.2)
                         break
                     unzip = zlib.decompressobj(31)
+                # one byte beyond the limit tells a body of just that size from a larger one, and no more is ever
+                # unpacked
                 part = raw if unzip is None else unzip.decompress(raw, self._max_bytes - size + 1)
                 size += len(part)
                 if size > self._max_bytes:
@@ -221,6 +225,7 @@ class Fetcher:
         headers = {"Accept": self._accept, "Accept-Encoding": self._encoding, "User-Agent": "nightshift"}
         headers |= {name: value.get_secret_value() for name, value in settings.headers.items()}
         if settings.bearer_token_file is not None:
+            # read at each tick: the kubelet replaces a projected token in its file every hour
             headers["Authorization"] = f"Bearer {settings.bearer_token_file.read_text().strip()}"
         if settings.username is not None and settings.password_file is not None:
             auth = httpx.BasicAuth(settings.username, settings.password_file.read_text().strip())

@@ -64,10 +64,10 @@ _OOM_CONTEXT = re.compile(
     r"oom-kill:constraint=(\w+),.*?(?:oom_memcg=([^,]*),)?task_memcg=([^,]*),task=(.*?),pid=(\d+)"
 )
 _POD_UID = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
+# Not "Need to shutdown all links": so does every driver that is unloaded, and every GPU that is reset.
 _NVLINK = re.compile(
     r"(?:nvidia-nvlink|NVRM: .*?(?:nvlink|NVLink|knvlink)).*?(?:error|Error|fail|fatal|Fatal|timeout|\bdown\b)"
 )
-"""Not "Need to shutdown all links": so does every driver that is unloaded, and every GPU that is reset."""
 _NFS = re.compile(r"\b(nfs|lockd): server (\S+) (not responding|OK\b)")
 _LUSTRE = re.compile(r"Lustre: .*?Connection (?:to|restored to) (\S+)(?: \(at [^)]+\))?( was lost)?")
 _CEPH = re.compile(r"\bceph: (?:\[[^\]]*\]: )?(mds\d+) (hung|came back|caps renewed|recovery completed)")
@@ -328,6 +328,7 @@ def _lines(record: LogRecord) -> Sequence[LogRecord]:
 
 _FIELDS = frozenset({"code", "process", "pid"})
 _Reader = Callable[[KernelLogParser, LogRecord, str], KernelEvent | None]
+# What to look for, most telling first: a plain substring search rules out nearly every line.
 _READERS: tuple[tuple[str, _Reader], ...] = (
     ("NVRM", KernelLogParser._nvrm),
     ("SXid", KernelLogParser._sxid),
@@ -345,4 +346,3 @@ _READERS: tuple[tuple[str, _Reader], ...] = (
     ("suppressed", KernelLogParser._gap),
     ("messages", KernelLogParser._gap),
 )
-"""What to look for, most telling first: a plain substring search rules out nearly every line."""

@@ -51,8 +51,8 @@ _ISO = re.compile(
     r"(?: ?(Z|UTC|[+-]\d\d:?\d\d))?(?= )"
 )
 _UNIX = re.compile(r"(\d{9,10}\.\d+)(?= )")
+# dmesg -T writes days and months in the reader's language; a month of another language gives no time.
 _CTIME = re.compile(rf"\[\S+ (\S+) +(\d{{1,2}}) ({_CLOCK}) (\d{{4}})\]")
-"""dmesg -T writes days and months in the reader's language; a month of another language gives no time."""
 _SINCE_BOOT = re.compile(r"\[ *\d+\.\d+\]")
 _HOST = re.compile(r" (?:[A-Z]{3,5} )?(\S+) (?:kern\.\w+ )?kernel(?:\[\d+\])?(?:: ?| \S+ \S+ - )")
 _INNER = re.compile(r" *(?:\[ *\d+\.\d+\] ?)?(?:\[ *[TC]\d+\] ?)?")
@@ -147,12 +147,12 @@ def _without_year(month: str, day: str, clock: str, now_s: float) -> float | Non
 KMSG = Path("/dev/kmsg")
 _KMSG_BYTES = 8192
 _MAX_RECORDS = 100_000
+# What a machine calls itself before it knows its name, and in a file that names no host.
 _UNNAMED = ("", "localhost")
-"""What a machine calls itself before it knows its name, and in a file that names no host."""
 _MOST_HOSTS = 16
 FUTURE_S = 300.0
+# Lines that tell a file of another kind from a single odd line.
 _ENOUGH = 10
-"""Lines that tell a file of another kind from a single odd line."""
 
 
 @dataclass

@@ -30,11 +30,11 @@ from nightshift.collectors.base import Permanent, Temporary
 
 Object = dict[str, Any]
 MAX_EVENT_BYTES = 8 * 2**20
+# An answer that comes more slowly than this, beyond the limit of a call, is given up.
 SLOWEST_BYTES_PER_S = 2**16
-"""An answer that comes more slowly than this, beyond the limit of a call, is given up."""
 _AGAIN = frozenset({408, 409, 429})
+# Of a kind that is not served (k8s.io/apiserver, pkg/util/notfoundhandler): plain text, and no Status.
 _NO_SUCH_PATH = b"404 page not found"
-"""Of a kind that is not served (k8s.io/apiserver, pkg/util/notfoundhandler): plain text, and no Status."""
 
 
 class Busy(Temporary):
@@ -249,6 +249,7 @@ class KubeApi:
             )
             answer = self._api.call_api(*call, _request_timeout=timeout)
         except (HTTPError, OSError) as error:
+            # the cluster's authority was replaced: its new certificate is in the file by now
             if isinstance(error, SSLError):
                 self._take_up_renewed()
             raise Busy(f"kubernetes: no answer to {method} {path}: {type(error).__name__}: {error}") from error
@@ -267,6 +268,7 @@ def _api_client(kubeconfig: Path | None, context: str | None) -> Any:
     from kubernetes import client, config
 
     settings = client.Configuration()
+    # urllib3 retries by itself; here exactly one layer retries, the caller's loop
     settings.retries = False
     try:
         if kubeconfig is None:
@@ -293,6 +295,7 @@ class Stop:
     def __call__(self) -> None:
         with self._lock:
             self.called.set()
+            # the reader sits in recv: only shutting the socket down wakes it
             if self._response is not None:
                 _end(self._response)
 

@@ -27,8 +27,8 @@ from nightshift.collectors.tick import Batch
 from nightshift.collectors.training.workload import pod_subject
 
 EVENTS, CHANGES = "kubernetes_events", "kubernetes_changes"
+# Events carry whole seconds of whichever component wrote them.
 CLOCK, UNSURE_S = "kubernetes", 1.0
-"""Events carry whole seconds of whichever component wrote them."""
 NORMAL = frozenset(
     {"NodeReady", "NodeNotReady", "NodeSchedulable", "NodeNotSchedulable", "Rebooted", "Starting", "Killing",
      "Preempted", "Evicted", "RegisteredNode", "RemovingNode", "DeletingNode"}

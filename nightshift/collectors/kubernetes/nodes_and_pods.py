@@ -26,6 +26,8 @@ from nightshift.collectors.training.workload import pod_subject, rank_of
 
 AUTHORITY = 1
 """Of relations that the API server told, over inferred ones."""
+# Labels that carry a pod's job and what kind of job that is, the outermost owner first (each operator's label
+# reference). A Kueue Workload stands for one of these and has no pods of its own; its queue is a fact of the pod.
 JOB_LABELS = {
     "jobset.sigs.k8s.io/jobset-name": "JobSet",
     "training.kubeflow.org/job-name": "PyTorchJob",
@@ -37,8 +39,6 @@ JOB_LABELS = {
     "batch.kubernetes.io/job-name": "Job",
     "job-name": "Job",
 }
-"""Labels that carry a pod's job and what kind of job that is, the outermost owner first (each operator's label
-reference). A Kueue Workload stands for one of these and has no pods of its own; its queue is a fact of the pod."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 ZONE_LABEL = "topology.kubernetes.io/zone"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"

@@ -38,11 +38,11 @@ from nightshift.collectors.training.workload import WorkloadRule
 
 _GPU, _MIG = SubjectKind.GPU, SubjectKind.MIG
 _NODE, _NIC, _DISK = SubjectKind.NODE, SubjectKind.NIC, SubjectKind.DISK
+# Most time that one tick spends on whose GPUs are whose: a fleet of 100,000 is told over its first ticks.
 TELL_S = 1.0
-"""Most time that one tick spends on whose GPUs are whose: a fleet of 100,000 is told over its first ticks."""
 _LABELS, _DOUBTS = "labels", ("doubled", "contradicted")
+# Queries under way at once: Prometheus itself runs 20 of all its users.
 _PARALLEL = 4
-"""Queries under way at once: Prometheus itself runs 20 of all its users."""
 
 
 class _Known:
@@ -119,6 +119,7 @@ class _Known:
     def forget_gone(self) -> None:
         """Learns the keys anew where many are gone, so that they leave."""
         live = max((len(labels) for labels, _, _ in self._placed.values()), default=0)
+        # a few keys of GPUs that are gone cost less than placing all columns again
         if len(self._subjects) > 1.1 * live + 16:
             self._forget()
 

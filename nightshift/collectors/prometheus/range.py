@@ -29,17 +29,17 @@ from nightshift.collectors.telemetry.pages import source_subject
 from nightshift.collectors.tick import Tick
 
 KINDS = (SubjectKind.GPU, SubjectKind.CONTAINER, SubjectKind.NODE)
+# Values held at once: a chunk of the past is as long as that allows.
 MOST_VALUES = 8_000_000
-"""Values held at once: a chunk of the past is as long as that allows."""
+# Points per series and answer: Prometheus refuses more than 11,000.
 MOST_POINTS = 10_000
-"""Points per series and answer: Prometheus refuses more than 11,000."""
+# How often who holds what is asked for; sooner where more GPUs are seen than when it was last asked.
 LABELS_EVERY_S, SOONER_S = 3600.0, 600.0
-"""How often who holds what is asked for; sooner where more GPUs are seen than when it was last asked."""
 TRIES = 3
+# An answer is asked for in parts down to this share of its length (or this many points).
 SMALLEST = 16
-"""An answer is asked for in parts down to this share of its length (or this many points)."""
+# Stretches in a row that cannot be read: the server is gone, and the rest is one gap.
 GIVE_UP = 6
-"""Stretches in a row that cannot be read: the server is gone, and the rest is one gap."""
 UNKNOWN_SERIES = 4096
 """How many series a metric is taken to have whose count could not be read."""
 
@@ -258,6 +258,7 @@ class RangeReader:
             scaled = found[:, known >= 0] * metric.scale
             with np.errstate(invalid="ignore"):
                 possible = (scaled >= metric.low) & (scaled <= metric.high)
+            # as in the live rows: 0 is written for what could not be read
             if metric.zero_is_missing:
                 possible &= scaled != 0.0
             values[:, known[known >= 0], column] = np.where(possible, scaled, np.nan)
@@ -298,6 +299,7 @@ class RangeReader:
             self.reading.busy_s += took_s
             rest_s = took_s * (1.0 / self._load - 1.0) * (1 if isinstance(answer, HttpResponse) else 2**attempt)
             if isinstance(answer, SourceError):
+                # a refusal takes no time: resting as long as it took would ask a server in trouble without a pause
                 rest_s = max(rest_s, 0.2 * 2**attempt)
             self.reading.rested_s += rest_s
             self._sleep(rest_s)

@@ -98,6 +98,7 @@ def plan_of(
         placed.append(cells(SubjectKind.GPU, planner.repeated, highest=True))
     placed += [cells(kind, found) for kind, found in planner.entries.items()]
     at = next((n for n, series in enumerate(layout.series) if series.name == NODE_TIME), None)
+    # a federated page has many nodes' rows and one clock, which is none of theirs
     clock = (nodes[0], at) if len(nodes) == 1 else None
     return PagePlan(layout, placed, frozenset(relations), planner.facts, nodes, dict(planner.rejected), clock)
 
@@ -150,6 +151,7 @@ class _Planner:
             self.relations.add((subject, gpu))
         self.facts.setdefault(gpu, {}).update(_facts(labels))
         pod = labels.get("exported_pod") or labels.get("pod") or ""
+        # where both stand, `pod` is the exporter's own, added by Prometheus when it scraped
         namespace = labels.get("exported_namespace") or labels.get("namespace") or ""
         if pod and namespace:
             holder = pod_subject(namespace, pod)
@@ -181,6 +183,7 @@ def _metrics_of(kind: SubjectKind) -> SubjectKind:
 
 def _subject(kind: SubjectKind, labels: Mapping[str, str], lane: str | None) -> tuple[Subject, Subject]:
     """(the row's subject, its GPU). Raises ValueError where no usable UUID stands in the labels."""
+    # the spelling of the label differs by row and release of dcgm-exporter; links have `gpu_uuid`
     uuid = labels.get("UUID") or labels.get("uuid") or labels.get("gpu_uuid") or ""
     if not uuid.isprintable():
         raise ValueError("UUID with control characters")
@@ -216,5 +219,6 @@ def _place(holders: Mapping[Subject, set[Subject]], workload: WorkloadRule, rela
         job, rank = workload.place(*pod.name.split("/", 1))
         if job is not None:
             relations.add((pod, job))
+        # a pod of eight GPUs runs eight ranks, and its name tells none of theirs
         if job is not None and rank is not None and len(gpus) == 1:
             relations.update(((next(iter(gpus)), rank), (rank, pod), (rank, job)))

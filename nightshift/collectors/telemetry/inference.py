@@ -68,6 +68,7 @@ class _Histogram:
     def increase(self, values: Floats, now_s: float, window_s: float) -> Floats | None:
         """[n_buckets] how many fell into each since the window began; None where that is not known yet."""
         told = np.array([values[at].sum() for at in self.members])
+        # a bucket that was refused would make the others' differences wrong
         if np.isnan(told).any():
             return None
         if self.seen and (now_s <= self.seen[-1][0] or (told < self.seen[-1][1]).any()):

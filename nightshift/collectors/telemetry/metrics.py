@@ -449,6 +449,8 @@ METRICS: tuple[Metric, ...] = (
     *SERVER_METRICS,
 )
 
+# Health of the whole board, by exported names: in MIG mode exporters repeat it on each instance's row. Power,
+# clocks and temperature are the board's too, but of all who share it: no job's GPUs are compared by them.
 BOARD = frozenset(
     name
     for metric in METRICS
@@ -458,8 +460,6 @@ BOARD = frozenset(
     or metric.name == "gpu_xid_last"
     for name in (metric.exported_as, *metric.aliases)
 )
-"""Health of the whole board, by exported names: in MIG mode exporters repeat it on each instance's row. Power,
-clocks and temperature are the board's too, but of all who share it: no job's GPUs are compared by them."""
 
 NVML = {
     "gpu_memory_used_bytes": "nvmlDeviceGetMemoryInfo_v2 used",

@@ -27,8 +27,8 @@ from nightshift.collectors.tick import Batch
 
 ACCEPT = "text/plain;version=0.0.4;q=1,application/openmetrics-text;version=1.0.0;q=0.5"
 Relation = tuple[Subject, Subject]
+# The kernel works its boot time out of two clocks, so it wanders by a little without a reboot.
 BOOT_JITTER_S = 30.0
-"""The kernel works its boot time out of two clocks, so it wanders by a little without a reboot."""
 
 
 # Largest page that is read, decompressed; a page of one node takes a small part of it.
@@ -171,6 +171,7 @@ class PageCollector(ABC):
         """The plan of this page: the last one while its rows are the same, else a new one, whose relations are
         told."""
         before = plan = source.plan
+        # the parser returns the same layout while the rows are the same: who sits where is worked out once
         if plan is None or plan.layout is not page.layout:
             address = urlsplit(source.url)
             plan = self.plan(page.layout, page, address.hostname or "", source.node, address.netloc)
@@ -206,6 +207,7 @@ class PageCollector(ABC):
             if abs(booted_s - source.booted_s) > BOOT_JITTER_S:
                 for rows in self._rows.values():
                     rows.renew(subjects)
+            # a page without the boot time for once must not make the next one look like a reboot
             source.booted_s = source.booted_s if math.isnan(booted_s) else booted_s
 
 

@@ -68,7 +68,7 @@ class KinetoCollector:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     trace = Path(folder, "llm-0.json")
     ...     _ = trace.write_text(json.dumps({"traceEvents": [step, gemm]}))
-    ...     collector = KinetoCollector(KinetoCollector.Settings(path=trace, settle_s=0.0))
+    ...     collector = KinetoCollector(KinetoCollector.Settings(path=trace), wall=lambda: time.time() + 60.0)
     ...     batch = collector.collect(time.time(), Inventory(), timeout_s=5.0)
     >>> batch.logs[0].text.partition(": ")[2]
     '1 steps of 1.0 ms on GPU: computes 60%, waits for communication 0%, copies 0%, idle 40%'
@@ -179,6 +179,8 @@ class KinetoCollector:
                 continue  # removed since it was listed
             mark = (status.st_size, status.st_mtime_ns)
             known = self._seen.found.get(path)
+            # a file system may not keep times (NFS, an object store's mount): that size and time stand still is
+            # seen here, too
             since = known[1] if known is not None and known[0] == mark else now
             seen[path] = (mark, since)
             settled = now - min(since, status.st_mtime) >= SETTLE_S

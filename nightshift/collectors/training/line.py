@@ -118,8 +118,8 @@ _NUMBER = (
 )
 _GROUPED = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
 _GROUPED_BY_DOTS = re.compile(r"[-+]?\d{1,3}(?:\.\d{3})+,\d+")
+# Colours and moves of the cursor, also as syslog and log shippers leave them: escaped, or without escape.
 _ANSI = re.compile(r"(?:\x1b|#033|\^\[)\[[0-9;?]*[A-Za-z]|\[\d{1,2}(?:;\d{1,3})*m|\x08+")
-"""Colours and moves of the cursor, also as syslog and log shippers leave them: escaped, or without escape."""
 _KERAS = re.compile(r"^\s*(\d+)/(\d+|Unknown) (?:\[[=>.]*\]|[\u2500-\u257f]+|-(?= \d+m?s\b)) ")
 _KERAS_EPOCH = re.compile(r"^Epoch (\d{1,9})/\d+\s*$")
 _MEGATRON = re.compile(r"\biteration\s+(\d+)\s*/\s*\d+\s*\|(.*)")
@@ -147,13 +147,13 @@ _STARTED = re.compile(
     r"|start(?:ing)? training|training starts|(?<=\*\s)running training)\b",
     re.IGNORECASE,
 )
+# A word of each start, to look for first: most lines have none, and a plain search is ten times as fast.
 _STARTING = ("process group", "checkpoint", "resum", "start", "running training")
-"""A word of each start, to look for first: most lines have none, and a plain search is ten times as fast."""
 _STAMP = re.compile(r"\[?(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?\s?(Z|[+-]\d\d:?\d\d)?")
+# glog's and absl's stamp, which has no year: `I1123 12:00:01.123456 1234 train.py:10]`.
 _GLOG = re.compile(r"^[IWEF](\d\d)(\d\d) (\d\d:\d\d:\d\d)\.(\d{1,9})\s+\d+ ")
-"""glog's and absl's stamp, which has no year: `I1123 12:00:01.123456 1234 train.py:10]`."""
+# What the container runtime puts before each line (CRI log format); P: the line goes on in the next one.
 CRI = re.compile(r"^(\d{4}-\d\d-\d\dT\S+) (?:stdout|stderr) ([FP]) ")
-"""What the container runtime puts before each line (CRI log format); P: the line goes on in the next one."""
 
 _NAMES = {
     "step": (
@@ -264,6 +264,7 @@ def read_line(text: str, patterns: Sequence[LinePattern] = (), now_s: float | No
     >>> read_line("step 250: train loss 2.1, val loss 2.2") is None  # an evaluation is no step
     True
     """
+    # the substitution is the dearest part of a line, and nearly no line has a colour
     if "\x1b" in text or "\x08" in text or ("m" in text and "[" in text):
         text = _ANSI.sub("", text)
     t_s, text = _without_runtime(text)
@@ -380,6 +381,8 @@ def _composer(text: str) -> _Figures | None:
     return _step(step or ""), figures, None
 
 
+# What stands in every line of a format, and its reader; the first that knows the line has it. A plain search
+# rules out nearly every line.
 _FORMATS: tuple[tuple[str, Callable[[str], _Figures | None]], ...] = (
     ("iteration", _megatron),
     ("iter ", _nanogpt),
@@ -388,8 +391,6 @@ _FORMATS: tuple[tuple[str, Callable[[str], _Figures | None]], ...] = (
     ("[batch=", _composer),
     ("Train loss/", _composer),
 )
-"""What stands in every line of a format, and its reader; the first that knows the line has it. A plain search rules
-out nearly every line."""
 
 
 def _figures(text: str) -> _Figures:
@@ -519,6 +520,7 @@ def _step(text: str) -> int | None:
     digits = text.replace(",", "").strip()
     if digits.endswith(".0"):
         digits = digits[:-2]
+    # isdigit alone takes ², on which int fails; 16 digits do not fit a float exactly
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 16 else None
 
 
@@ -581,8 +583,8 @@ _NCCL_STATUS = re.compile(
 _NCCL_DUMP = re.compile(
     r"[Rr]eceived a dump signal.*? from (?:this local rank|rank (\d{1,6}))|FlightRecorder|flight recorder"
 )
+# Beyond this a counter was never set: an old release prints uninitialised memory.
 _NEVER_SET = 2**40
-"""Beyond this a counter was never set: an old release prints uninitialised memory."""
 
 
 @dataclass(frozen=True, slots=True)

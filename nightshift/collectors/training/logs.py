@@ -229,6 +229,7 @@ class TrainingLogsCollector:
         """Takes up new files. Raises OSError where the folder cannot be read."""
         root = self._settings.directory
         next(root.iterdir(), None)
+        # by this machine's clock, not the look's: files have the times of this machine, a replay has others
         newest = time.time() - IDLE_S
         found: list[tuple[float, Path, re.Match[str]]] = []
         for path in root.rglob("*.log"):
@@ -242,6 +243,7 @@ class TrainingLogsCollector:
                 continue  # removed since it was listed
             if match is not None and changed_s >= newest:
                 found.append((changed_s, path, match))
+        # newest first: where there are too many, runs that have ended are the ones left out
         found.sort(key=lambda entry: entry[0], reverse=True)
         room = MAX_FILES - len(self._files)
         if len(found) > room:
@@ -332,6 +334,8 @@ class TrainingLogsCollector:
     ) -> None:
         step, is_counted = file.step_of(subject, line)
         is_step = line.step is not None or "loss" in line.figures
+        # a start line alone proves no new run: evaluations load checkpoints, and logs are rotated. The first step
+        # decides
         if file.begins and is_step and line.figures.keys() - {"checkpoint_saved"}:
             file.begins = False
             if step < file.highest.get(subject, step + 1) or is_counted:
@@ -341,6 +345,7 @@ class TrainingLogsCollector:
         if not line.figures:
             return
         known = points.setdefault((subject, f"{file.pod.name}:{file.runs}"), _Points())
+        # Composer and others print one figure a line: the loss, then the gradient norm of the same step
         if known.step and known.step[-1] == step and not known.figures[-1].keys() & line.figures.keys():
             known.figures[-1].update(line.figures)  # one step told in two lines
             return
@@ -361,6 +366,7 @@ def _time_of(line: TrainerLine, zone_s: float, now_s: float, rejected: dict[Reas
     """When a line was written (Unix s); the time of the look where it does not say, or says a future one."""
     t_s = now_s if line.t_s is None else line.t_s
     t_s += 0.0 if line.zoned else zone_s
+    # a line of a clock that runs ahead would stay the newest for ever
     if t_s <= now_s + FUTURE_S:
         return t_s
     rejected[Reason.CLOCK] = rejected.get(Reason.CLOCK, 0) + 1

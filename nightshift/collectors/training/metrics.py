@@ -218,6 +218,7 @@ class TrainingMetricsCollector:
         if job is None:
             return None
         number = labels.get("rank") or labels.get("global_rank") or ""
+        # a label may hold anything: a rank of seven digits is no rank, and would make a subject per scrape
         if number.isdecimal() and len(number) < 7:
             rank = rank_of(job, int(number))
         if rank is not None:
