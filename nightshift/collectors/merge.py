@@ -20,6 +20,7 @@ from nightshift.collectors.kernel_log.event import KernelEvent
 from nightshift.collectors.kernel_log.pci import gpu_at
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.derived_metrics import Deriver
+from nightshift.collectors.telemetry.gauge_events import GaugeEvents
 from nightshift.collectors.tick import Batch, Tick
 
 
@@ -28,6 +29,7 @@ class Merger:
 
     def __init__(self) -> None:
         self._deriver = Deriver()
+        self._gauges = GaugeEvents()
         self._clocks = ClockOffsets()
         self._joined: dict[tuple[int, ...], tuple[tuple[SeriesIndex, ...], SeriesIndex]] = {}
 
@@ -36,13 +38,20 @@ class Merger:
         address are given the GPU that sat there."""
         clocks = tuple(chain.from_iterable(batch.clocks for batch in batches))
         self._clocks.add(clocks)
-        logs = chain.from_iterable(batch.logs for batch in batches)
+        logs = [self._on_our_clock(record, inventory) for batch in batches for record in batch.logs]
+        frames, events = self._frames(batches, at_s), self._events(batches, inventory)
+        if inventory is not None and (gpus := frames.get(SubjectKind.GPU)) is not None:
+            gauged = self._gauges.take(gpus, inventory, events)
+            logs += [event.record for event in gauged]
+            events += gauged
+        # sources answer in any order; detectors take the first error of a burst for its cause
+        events.sort(key=lambda event: event.record.at.t_s)
         return Tick(
             at_s,
-            self._frames(batches, at_s),
+            frames,
             tuple(chain.from_iterable(batch.steps for batch in batches)),
-            tuple(self._on_our_clock(record, inventory) for record in logs),
-            self._events(batches, inventory),
+            tuple(logs),
+            tuple(events),
             _one_status_each(chain.from_iterable(batch.sources for batch in batches)),
             clocks,
             tuple(chain.from_iterable(batch.alerts for batch in batches)),
@@ -64,15 +73,14 @@ class Merger:
         self._joined = {key: joined for key, joined in self._joined.items() if key in live}
         return frames
 
-    def _events(self, batches: Sequence[Batch], inventory: Inventory | None) -> tuple[KernelEvent, ...]:
+    def _events(self, batches: Sequence[Batch], inventory: Inventory | None) -> list[KernelEvent]:
         events: list[KernelEvent] = list(chain.from_iterable(batch.events for batch in batches))
         # nearly every tick of a fleet with good clocks has nothing to correct: no event is copied then
         if len(self._clocks):
             events = [replace(event, record=self._on_our_clock(event.record, inventory)) for event in events]
         if inventory is not None:
             events = [_with_gpu(event, inventory) for event in events]
-        # sources answer in any order; detectors take the first error of a burst for its cause
-        return tuple(sorted(events, key=lambda event: event.record.at.t_s))
+        return events
 
     def _on_our_clock(self, record: LogRecord, inventory: Inventory | None) -> LogRecord:
         """Two nodes' lines can be compared only by one clock."""
@@ -119,9 +127,17 @@ def merge(batches: Sequence[Batch], at_s: float, inventory: Inventory | None = N
 
 
 def _with_gpu(event: KernelEvent, inventory: Inventory) -> KernelEvent:
-    if event.gpu is not None or event.pci_address is None:
+    if event.gpu is not None:
         return event
-    return replace(event, gpu=gpu_at(inventory, event.node, event.pci_address, event.record.at.t_s))
+    at_s, index = event.record.at.t_s, event.attributes.get("gpu_index", "")
+    if event.pci_address is not None:
+        return replace(event, gpu=gpu_at(inventory, event.node, event.pci_address, at_s))
+    if index:
+        found = [
+            g for g in inventory.children(event.node, at_s, SubjectKind.GPU) if inventory.fact(g, "index") == index
+        ]
+        return replace(event, gpu=found[0]) if len(found) == 1 else event
+    return event
 
 
 def _one_status_each(statuses: Iterable[SourceStatus]) -> tuple[SourceStatus, ...]:

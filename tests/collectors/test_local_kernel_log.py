@@ -69,7 +69,8 @@ def test_kernel_records_have_their_time_and_others_are_left_out(collector: Any, 
     )
     of = collector(source="kmsg", path=device)
     batch = take(of)
-    (event,) = batch.events
+    old, event = batch.events
+    assert (old.code, old.attributes["old"]) == (31, "yes")
     assert event.record.at.t_s == pytest.approx(NOW - 10, abs=1)
     assert event.gpu is not None
     assert event.attributes["message"] == "GPU has fallen off the bus."

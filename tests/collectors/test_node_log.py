@@ -182,7 +182,7 @@ def test_events_of_a_node_that_was_never_read_are_told_only_while_they_are_new(
     log, of = Log(), collector()
     page_server.pages["/k"] = log
     log.lines = [(1, NOW - 600, XID), (2, NOW - 5, XID)]
-    assert [event.record.offset for event in take(of).events] == [2]
+    assert [(e.record.offset, e.attributes.get("old")) for e in take(of).events] == [(1, "yes"), (2, None)]
 
 
 @pytest.mark.parametrize("kept", [b"", b"[]", b'{"x', b"null", b'{"URL": {"cursor": "a"}}', b'{"URL": 7}'])

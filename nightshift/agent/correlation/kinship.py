@@ -16,6 +16,7 @@ from enum import StrEnum
 
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.detectors.base import Fault, Finding, Severity
+from nightshift.detectors.hardware.xid_catalogue import Recovery, announced_action
 
 MEMORY_XIDS = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 171, 172})
 BUS_XIDS = frozenset({54, 79, 167})
@@ -29,6 +30,7 @@ class Kin(StrEnum):
     BUS = "bus"
     LINK = "link"
     FIRMWARE = "firmware"
+    HOST = "host"
     THROTTLE = "throttle"
     GPU_LEAK = "gpu_leak"
     HOST_LEAK = "host_leak"
@@ -51,6 +53,7 @@ STAGE: dict[Kin, int] = {
     Kin.BUS: 0,
     Kin.LINK: 0,
     Kin.FIRMWARE: 0,
+    Kin.HOST: 0,
     Kin.THROTTLE: 0,
     Kin.GPU_LEAK: 1,
     Kin.HOST_LEAK: 1,
@@ -78,6 +81,8 @@ _BY_FAULT = {
     Fault.HBM_IMMINENT: Kin.MEMORY,
     Fault.HBM_DEGRADED: Kin.MEMORY,
     Fault.GPU_LOST: Kin.GONE,
+    Fault.DRIVER_ERROR: Kin.FIRMWARE,
+    Fault.HOST_ERROR: Kin.HOST,
     Fault.NVLINK_DEGRADED: Kin.LINK,
     Fault.PCIE_DEGRADED: Kin.LINK,
     Fault.NETWORK_DEGRADED: Kin.LINK,
@@ -106,9 +111,15 @@ def kin_of(finding: Finding) -> Kin:
     classes = [_class_of(code) for code in [*([] if first is None else [first]), *_listed(finding)]]
     for wanted in (HARDWARE, {Kin.APPLICATION}, {Kin.FOLLOWER}):
         for kin in classes:
-            if kin in wanted:
+            if kin in wanted and not (kin is Kin.FOLLOWER and _asks_for_repair(finding)):
                 return kin
     return Kin.FIRMWARE
+
+
+def _asks_for_repair(finding: Finding) -> bool:
+    """Whether the driver itself calls for a repair: what it follows was not seen, and is an error of the GPU."""
+    announced = announced_action(str(finding.facts.get("announced_recovery", "")))
+    return announced is not None and announced is not Recovery.NONE
 
 
 def xids_of(finding: Finding) -> frozenset[int]:
@@ -188,6 +199,7 @@ SAME: tuple[Same, ...] = (
     Same(frozenset({Kin.MEMORY}), _GPU, _DAY_S, ongoing=True),
     Same(HARDWARE, _GPU, 300.0),
     Same(frozenset({Kin.BUS, Kin.GONE}), _NODE, 120.0),
+    Same(frozenset({Kin.HOST}), _NODE, 600.0, ongoing=True),
     Same(frozenset({Kin.LINK}), SubjectKind.NVLINK_DOMAIN, 120.0),
     Same(frozenset({Kin.LINK}), _NODE, 120.0),
     Same(frozenset({Kin.THROTTLE}), _NODE, 600.0, ongoing=True),
@@ -212,6 +224,11 @@ EFFECTS: tuple[CauseEffect, ...] = (
     ),
     CauseEffect(HARDWARE, frozenset({Kin.SOURCE}), _NODE, 300.0, False, "the driver stopped answering after it"),
     CauseEffect(HARDWARE, _STOPS | {Kin.LOSS}, _JOB, 600.0, False, "the job lost a GPU to it"),
+    CauseEffect(
+        frozenset({Kin.HOST}),
+        _STOPS | {Kin.GONE, Kin.SOURCE, Kin.STALL, Kin.STRAGGLER, Kin.APPLICATION},
+        *(_NODE, 600.0, True, "its host fails"),
+    ),
     CauseEffect(frozenset({Kin.GONE}), _STOPS, _JOB, 600.0, False, "the job lost a GPU"),
     CauseEffect(HARDWARE | {Kin.THROTTLE}, frozenset({Kin.STRAGGLER}), _JOB, 600.0, True, "its GPU runs slower"),
     CauseEffect(frozenset({Kin.HOST_LEAK}), frozenset({Kin.OOM}), _POD, 600.0, True, "the leak reached the limit"),

@@ -18,6 +18,7 @@ from nightshift.agent.rca.grounding import MAX_QUOTE_CHARS, bind, lines_of
 from nightshift.agent.store.diagnosis import LOG, Claim, Evidence, Predicate, Quote
 from nightshift.collectors.frame import Order
 from nightshift.detectors.base import Fault, Finding
+from nightshift.detectors.hardware.sxid_catalogue import title_of
 from nightshift.detectors.hardware.xid_catalogue import CATALOGUE
 
 
@@ -331,8 +332,8 @@ def _quoted(case: DiagnosisCase, finding: Finding, item: Evidence) -> Drafts:
         sentence, path, value = "the log says so", "fault", finding.fault.value
         yield claim(_P.EQUALS, sentence, case.said(finding), item, quotes=(chosen,), path=path, value=value)
     else:
-        meaning = CATALOGUE[code].meaning if code in CATALOGUE else "not in the catalogue"
-        sentence, path = f"Xid {code} ({meaning})", "facts.xid"
+        meaning = CATALOGUE[code].meaning if code in CATALOGUE else None
+        sentence, path = title_of(code, meaning), "facts.xid"
         yield claim(_P.EQUALS, sentence, case.said(finding), item, quotes=(chosen,), path=path, value=float(code))
     yield _further_codes(case, finding, item, quotes)
     announced = next((q for q in quotes if "recovery action changed" in q.text), None)

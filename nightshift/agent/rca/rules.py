@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -31,7 +31,15 @@ from nightshift.agent.rca.grounding import ground
 from nightshift.agent.store.diagnosis import Claim, Confidence, Diagnosis, Predicate
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.detectors.base import Fault, Finding, State
-from nightshift.detectors.hardware.xid_catalogue import CATALOGUE, GRAVITY, Recovery, action_of, announced_action
+from nightshift.detectors.hardware.sxid_catalogue import SWITCH_ERRORS, title_of
+from nightshift.detectors.hardware.xid_catalogue import (
+    CATALOGUE,
+    GRAVITY,
+    RECOVERY_ACTION_CHANGED,
+    Recovery,
+    action_of,
+    announced_action,
+)
 
 _STRONG = frozenset({Predicate.ROSE, Predicate.FELL, Predicate.REPEATED, Predicate.PRECEDED})
 
@@ -47,6 +55,8 @@ def confidence_of(case: DiagnosisCase, held: Sequence[Claim]) -> Confidence:
         return Confidence.HIGH if jumped(held) else Confidence.MEDIUM if strong else Confidence.LOW
     if kin is Kin.FOLLOWER:
         return Confidence.LOW
+    if case.cause.fault is Fault.XID and codes_of([case.cause]) == (RECOVERY_ACTION_CHANGED,):
+        return Confidence.LOW  # what is to be done is known, and of what error nothing
     if kin in HARDWARE or kin in (Kin.OOM, Kin.GONE, Kin.APPLICATION):
         return Confidence.HIGH if quoted else Confidence.MEDIUM if strong else Confidence.LOW
     alone = kin in (Kin.GPU_LEAK, Kin.HOST_LEAK) and not any("peer" in str(c.arguments.get("path")) for c in held)
@@ -92,6 +102,8 @@ _SAYS: dict[Fault, str] = {
     Fault.HBM_IMMINENT: "HBM failing",
     Fault.HBM_DEGRADED: "HBM degrading",
     Fault.XID: "GPU error",
+    Fault.DRIVER_ERROR: "GPU driver error",
+    Fault.HOST_ERROR: "Host hardware error",
     Fault.GPU_LOST: "GPU lost",
     Fault.NVLINK_DEGRADED: "NVLink errors",
     Fault.PCIE_DEGRADED: "PCIe errors",
@@ -203,18 +215,33 @@ def recovery_of(findings: Sequence[Finding]) -> tuple[str, str] | None:
     calm = [f for f in findings if announced_action(str(f.facts.get("announced_recovery", ""))) is Recovery.NONE]
     others = [f for f in findings if not any(f.subject == g.subject and f.since.t_s <= g.since.t_s for g in calm)]
     told = severities_of(others)
-    actions = {action: code for code in codes_of(others) if (action := action_of(code, told.get(code, "")))}
+    actions = {action: code for code in codes_of(others) if (action := _by_catalogue(code, told.get(code, "")))}
+    by_line = {str(f.facts.get("log_recovery", "")): str(f.facts.get("meaning", "")) for f in findings}
     for action in _WORST:
         if action in actions:
-            code = actions[action]
-            what = f"Xid {code} ({', '.join(filter(None, (CATALOGUE[code].meaning, told.get(code))))})"
-            return _plain(action), f"NVIDIA's catalogue: {what} → {action}"
+            return _plain(action), f"NVIDIA's catalogue: {_of_catalogue(actions[action], told)} → {action}"
+        if action.value in by_line:
+            return _plain(action), f"the kernel log: {by_line[action.value]} → {action}"
     if Recovery.NONE in announced:
         return _plain(Recovery.NONE), f"the driver announced it (Xid 154: {announced[Recovery.NONE]})"
     if actions:
         code = next(iter(sorted(actions.values())))
         return "none", f"NVIDIA's catalogue requires no action for Xid {code}"
     return None
+
+
+def _by_catalogue(code: int, severity: str) -> Recovery | None:
+    """What an Xid, or a switch's SXid, calls for; a switch says itself that an error was not fatal."""
+    switch = SWITCH_ERRORS.get(code)
+    if switch is None:
+        return action_of(code, severity)
+    return Recovery.NONE if severity in ("nonfatal", "corrected") else switch.action
+
+
+def _of_catalogue(code: int, severities: Mapping[int, str]) -> str:
+    entry = SWITCH_ERRORS.get(code) or CATALOGUE[code]
+    kind = "SXid" if code in SWITCH_ERRORS else "Xid"
+    return f"{kind} {code} ({', '.join(filter(None, (entry.meaning, severities.get(code))))})"
 
 
 _BY_XID = HARDWARE | {Kin.APPLICATION, Kin.FOLLOWER}
@@ -252,8 +279,9 @@ def _headline(case: DiagnosisCase, fault: Fault, held: Sequence[Claim]) -> str:
     what = _SAYS[fault]
     code = xid_of(case.cause)
     if fault is Fault.XID and code is not None:
-        meaning = CATALOGUE[code].meaning if code in CATALOGUE else "not in the catalogue"
-        what = f"Xid {code} ({meaning})"
+        what = title_of(code, CATALOGUE[code].meaning if code in CATALOGUE else None)
+    if case.cause.fault in (Fault.DRIVER_ERROR, Fault.HOST_ERROR):
+        what = str(case.cause.facts.get("meaning", what))
     if kin_of(case.cause) is Kin.LOSS:
         if jumped(held):
             what += " after the learning rate jumped"

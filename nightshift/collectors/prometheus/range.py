@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from nightshift.collectors.base import Permanent
-from nightshift.collectors.frame import Floats, Frame, Instant, LogRecord, Reason, SeriesIndex, SourceStatus
+from nightshift.collectors.frame import Floats, Frame, Reason, SeriesIndex, SourceStatus
 from nightshift.collectors.http import Fetcher, HttpRequest, HttpResponse, SourceError
-from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
 from nightshift.collectors.prometheus.api import Matrix, instant, over_range, read_matrix, read_vector
 from nightshift.collectors.prometheus.live import PrometheusCollector
 from nightshift.collectors.prometheus.queries import KEYS, query_for, subject_of
-from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.subject import Inventory, SubjectKind
+from nightshift.collectors.telemetry.gauge_events import GaugeEvents
 from nightshift.collectors.telemetry.gpu_labels import IDENTITY, GpuLabels
 from nightshift.collectors.telemetry.metrics import Metric, of_kind
 from nightshift.collectors.telemetry.pages import source_subject
@@ -129,7 +129,7 @@ class RangeReader:
         """Oldest first, `step_s` apart, aligned to multiples of it."""
         start_s = math.ceil(start_s / self.step_s) * self.step_s
         indices: dict[SubjectKind, SeriesIndex] = {}
-        labelled_s, labelled, xids = -math.inf, 0, _Xids(self._source.name)
+        labelled_s, labelled, gauges = -math.inf, 0, GaugeEvents()
         for stretch in self._stretches(start_s, end_s, indices):
             for number in range(self._n_steps(stretch.first_s, stretch.last_s)):
                 at_s = stretch.first_s + number * self.step_s
@@ -142,7 +142,7 @@ class RangeReader:
                 if seen and at_s - labelled_s >= (SOONER_S if seen > labelled else LABELS_EVERY_S):
                     labelled_s, labelled = at_s, seen
                     self._tell_labels(inventory, at_s)
-                yield self._tick(at_s, frames, stretch.problem, xids, inventory)
+                yield self._tick(at_s, frames, stretch.problem, gauges, inventory)
 
     def _stretches(
         self, start_s: float, end_s: float, indices: dict[SubjectKind, SeriesIndex]
@@ -188,7 +188,7 @@ class RangeReader:
         return blocks, failed
 
     def _tick(
-        self, at_s: float, frames: dict[SubjectKind, Frame], problem: str, xids: _Xids, inventory: Inventory
+        self, at_s: float, frames: dict[SubjectKind, Frame], problem: str, gauges: GaugeEvents, inventory: Inventory
     ) -> Tick:
         status = SourceStatus(
             self._source,
@@ -200,7 +200,7 @@ class RangeReader:
         )
         shown = {kind: frame for kind, frame in frames.items() if len(frame.index)}
         gpus = shown.get(SubjectKind.GPU)
-        events = xids.take(gpus, inventory) if gpus is not None else ()
+        events = gauges.take(gpus, inventory) if gpus is not None else ()
         return Tick(at_s, shown, logs=[e.record for e in events], events=events, sources=(status,))
 
     def _exported(self, kind: SubjectKind, start_s: float, end_s: float) -> list[Metric]:
@@ -324,27 +324,3 @@ def _too_much(error: SourceError) -> bool:
     """Whether a shorter stretch may be answered: refused, or not ended in time (Prometheus then says 503)."""
     late = error.reason is Reason.TIMEOUT or error.detail.startswith(("HTTP 503", "HTTP 504"))
     return late or _refused(error)
-
-
-class _Xids:
-    """Xids by the gauge of the last one: it never clears, so what tells an event is that it changes."""
-
-    def __init__(self, source: str) -> None:
-        self._source = source
-        self._last: dict[Subject, float] = {}
-        self._count = 0
-
-    def take(self, frame: Frame, inventory: Inventory) -> tuple[KernelEvent, ...]:
-        column = frame.column("gpu_xid_last")
-        found = []
-        for row in np.flatnonzero(np.isfinite(column)).tolist():
-            gpu, code = frame.index.subjects[row], float(column[row])
-            before, self._last[gpu] = self._last.get(gpu, code), code
-            node = inventory.above(gpu, SubjectKind.NODE, frame.at_s) if code != before and code else None
-            if node is None:
-                continue
-            self._count += 1
-            text = f"DCGM_FI_DEV_XID_ERRORS of {gpu.name}: {before:.0f} → {code:.0f}"
-            record = LogRecord(Instant(frame.at_s), self._source, node, text, self._count)
-            found.append(KernelEvent(KernelEventKind.XID, record, node, code=int(code), gpu=gpu))
-        return tuple(found)

@@ -23,6 +23,7 @@ from nightshift.collectors.frame import Reason
 from nightshift.collectors.kernel_log.pci import PCI_FACT, canonical_pci
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.collectors.telemetry.exposition import Layout, Page, Series
+from nightshift.collectors.telemetry.gauge_events import EXPORTED
 from nightshift.collectors.telemetry.metrics import BOARD, of_kind
 from nightshift.collectors.telemetry.pages import FORGET_AFTER_S, PageCollector, PagePlan, PageSettings, Relation
 from nightshift.collectors.telemetry.rows import Cells, Rows, cells
@@ -100,7 +101,16 @@ def plan_of(
     at = next((n for n, series in enumerate(layout.series) if series.name == NODE_TIME), None)
     # a federated page has many nodes' rows and one clock, which is none of theirs
     clock = (nodes[0], at) if len(nodes) == 1 else None
-    return PagePlan(layout, placed, frozenset(relations), planner.facts, nodes, dict(planner.rejected), clock)
+    return PagePlan(
+        layout,
+        placed,
+        frozenset(relations),
+        planner.facts,
+        nodes,
+        dict(planner.rejected),
+        clock,
+        errors=planner.errors,
+    )
 
 
 class _Planner:
@@ -117,6 +127,7 @@ class _Planner:
         self.facts: dict[Subject, dict[str, str]] = {}
         self.holders: dict[Subject, set[Subject]] = defaultdict(set)
         self.rejected: Counter[Reason] = Counter()
+        self.errors: list[tuple[int, Subject, str, Mapping[str, str]]] = []
 
     def take(self, position: int, series: Series, declared: str | None) -> None:
         """Raises ValueError where a series of ours cannot be used; one that is not ours is passed over."""
@@ -128,6 +139,8 @@ class _Planner:
             name = name.removesuffix("_total")
             column = self._columns[kind].get(name)
         if column is None:
+            if name in EXPORTED:
+                self.errors.append((position, _subject(SubjectKind.GPU, labels, None)[1], name, labels))
             return
         if declared in ("histogram", "summary"):
             raise ValueError(f"{name} is a {declared}")

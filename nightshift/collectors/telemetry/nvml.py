@@ -39,6 +39,7 @@ _GONE = (
 )
 _FIELDS = {
     pynvml.NVML_FI_DEV_MEMORY_TEMP: "gpu_memory_temperature_c",
+    pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: "gpu_recovery_action",
     pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER: "gpu_pcie_replay_total",
     pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL: "gpu_nvlink_crc_errors_total",
 }

@@ -20,8 +20,10 @@ from nightshift.collectors.base import Permanent
 from nightshift.collectors.clocks import ClockOffset, measured
 from nightshift.collectors.frame import Floats, Frame, Reason, SourceStatus
 from nightshift.collectors.http import Fetcher, HttpRequest, HttpResponse, HttpSettings, SourceError, checked_url
+from nightshift.collectors.kernel_log.event import KernelEvent
 from nightshift.collectors.subject import MAX_NAME_CHARS, Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.exposition import Layout, Page, PageParser
+from nightshift.collectors.telemetry.gauge_events import ExportedEvents
 from nightshift.collectors.telemetry.rows import Cells, Rows
 from nightshift.collectors.tick import Batch
 
@@ -73,6 +75,8 @@ class PagePlan:
     """The node whose clock stamped this page, and the sample that tells its time, if one does."""
     boot: tuple[tuple[Subject, ...], int] | None = None
     """Whose counters began at the time that this sample tells."""
+    errors: Sequence[tuple[int, Subject, str, Mapping[str, str]]] = ()
+    """Samples that count errors of a GPU: position, GPU, metric, labels."""
 
 
 @dataclass
@@ -99,6 +103,8 @@ class PageCollector(ABC):
         self._rows = rows
         self._timer = timer
         self._clocks: list[ClockOffset] = []
+        self._events: list[KernelEvent] = []
+        self._exported = ExportedEvents()
         self._fetcher = Fetcher(settings.http, max_bytes=MAX_BYTES, accept=ACCEPT, timer=timer)
         self._sources = [
             _Source(url, source_subject(self.plugin, url), settings.nodes.get(url)) for url in settings.urls
@@ -121,7 +127,14 @@ class PageCollector(ABC):
         ]
         frames = [rows.frame(now_s) for rows in self._rows.values()]
         clocks, self._clocks = self._clocks, []
-        return Batch(statuses, [frame for frame in frames if isinstance(frame, Frame)], clocks=clocks)
+        events, self._events = self._events, []
+        return Batch(
+            statuses,
+            [frame for frame in frames if isinstance(frame, Frame)],
+            logs=[event.record for event in events],
+            events=events,
+            clocks=clocks,
+        )
 
     def shaped(self, plan: PagePlan, page: Page, now_s: float) -> tuple[Floats, Floats]:
         """Values and times (Unix s) that the plan's cells stand in; a subclass may join samples here."""
@@ -144,6 +157,8 @@ class PageCollector(ABC):
         rejected = dict(page.rejected)
         _add(rejected, plan.rejected)
         self._look_at_clocks(source, plan, page, answer)
+        counted = [(gpu, name, labels, float(page.values[at])) for at, gpu, name, labels in plan.errors]
+        self._events += self._exported.take(counted, inventory, now_s)
         values, times_s = self.shaped(plan, page, now_s)
         used = 0
         for where in plan.cells:
