@@ -300,7 +300,7 @@ class RangeReader:
             rest_s = took_s * (1.0 / self._load - 1.0) * (1 if isinstance(answer, HttpResponse) else 2**attempt)
             if isinstance(answer, SourceError):
                 # a refusal takes no time: resting as long as it took would ask a server in trouble without a pause
-                rest_s = max(rest_s, 0.2 * 2**attempt)
+                rest_s = max(rest_s, 0.2 * 2**attempt, answer.retry_after_s or 0.0)
             self.reading.rested_s += rest_s
             self._sleep(rest_s)
             if isinstance(answer, HttpResponse):

@@ -7,6 +7,11 @@
     Lightning     Epoch 0:  10%|█ | 100/1000 [00:10<01:30, 9.90it/s, v_num=0, train_loss=2.30]
     Keras         Epoch 2/10, then lines such as 100/1875 ━━━━━━ 4s 2ms/step - accuracy: 0.9 - loss: 0.3
     key=value     step=100 loss=2.3 grad_norm=1.2 lr=1e-4 step_time=0.25s tokens_per_s=1000 rank=3, also as JSON
+    nanotron      iteration: 100 / 5000 | elapsed_time_per_iteration_ms: 11.5K | tokens_per_sec: 22.8K | …
+    MaxText       completed step: 10, seconds: 10.2, TFLOP/s/device: 350.9, Tokens/s/device: 19222.2, loss: 12.9
+    verl          step:1 - actor/grad_norm:np.float64(0.21) - perf/throughput:1023.2 - timing_s/step:62.2
+    kohya         steps:   1%|█ | 1/1600 [00:51<2:10:33,  4.92s/it, avr_loss=0.101]
+    torchtune     1|20|Loss: 1.7000000:  20%|█ | 20/250 [00:30<06:30,  1.55s/it]
 
 Formats without `step=` tell their step otherwise; what they count anew in each epoch (100 of 5005) is told as a
 step that goes on over them:
@@ -22,6 +27,7 @@ step that goes on over them:
     tqdm without an end  100it [00:10,  9.90it/s, loss=2.3]
     Composer             [batch=100/1000]:   and, in lines of their own,   Train loss/train/total: 2.3456
                          [metric][batch=100]: { "loss/train/total": 2.3456 }
+    OLMo-core            [step=10/23842,epoch=1,eta=…]   and, in lines of their own,   train/CE loss=2.911
     word_language_model  | epoch   1 |   200/ 2983 batches | lr 5.00 | ms/batch 12.34 | loss  8.12 | ppl  3361.12
 
 A printed NaN or infinity of a figure is +inf here, because NaN means "not printed". Numbers may be grouped
@@ -130,9 +136,13 @@ _ITER_TIME = re.compile(rf"\biter time \(s\): ({_NUMBER})")
 _EPOCH = re.compile(r"\bepoch[:\s]\s*\[?(\d+)", re.IGNORECASE)
 _HF = re.compile(rf"'(loss|grad_norm|learning_rate|step)': '?({_NUMBER})'?")
 _PAIR = re.compile(
-    rf"""["']?(?<![\w/])([A-Za-z_][\w/.-]*?)["']?\s*[=:]\s*["']?(?:tensor\()?({_NUMBER})(ms|s)?"""
-    r"""(?=[\s,;|\]})"']|\.?$|\.\s)"""
+    rf"""["']?(?<![\w/])([A-Za-z_][\w/.-]*?)["']?\s*[=:]\s*["']?(?:tensor\(|np\.float(?:16|32|64)\()?({_NUMBER})"""
+    r"""(ms|s|[KMGB])?(?=[\s,;|\]})"']|\.?$|\.\s)"""
 )
+_THOUSANDS = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9}
+_TORCHTUNE = re.compile(rf"\b\d+\|(\d+)\|Loss: ({_NUMBER}):")
+_OLMO_STEP = re.compile(r"\[step=(\d+)/\d+,epoch=")
+_OLMO_FIGURE = re.compile(rf"^\s{{2,}}([a-z]+/[^=]{{1,60}})=({_NUMBER})\s*$")
 _RANK = re.compile(
     r"(?:\[(?:default)?rank\s?(\d+)\]|\b(?:global_)?rank[=: ]?\s?(\d+)\b|^\[\d+,(\d+)\]<std)", re.IGNORECASE
 )
@@ -151,6 +161,8 @@ _STARTED = re.compile(
 _STARTING = ("process group", "checkpoint", "resum", "start", "running training")
 _STAMP = re.compile(r"\[?(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?\s?(Z|[+-]\d\d:?\d\d)?")
 # glog's and absl's stamp, which has no year: `I1123 12:00:01.123456 1234 train.py:10]`.
+_DAY_WITH_SLASHES = re.compile(r"\[?(?:(\d{4})/(\d\d)/(\d\d)|(\d\d)/(\d\d)/(\d{4}))[ T](\d\d:\d\d:\d\d)")
+"""mmengine (2025/11/24) and nanotron (11/24/2025, the month first, as its logger's format has it)."""
 _GLOG = re.compile(r"^[IWEF](\d\d)(\d\d) (\d\d:\d\d:\d\d)\.(\d{1,9})\s+\d+ ")
 # What the container runtime puts before each line (CRI log format); P: the line goes on in the next one.
 CRI = re.compile(r"^(\d{4}-\d\d-\d\dT\S+) (?:stdout|stderr) ([FP]) ")
@@ -163,14 +175,19 @@ _NAMES = {
     "loss": (
         *("loss", "train_loss", "train/loss", "lm_loss", "lm loss", "training_loss", "train_loss_step"),
         *("reduced_train_loss", "step_loss", "total_loss", "loss/train/total", "train/loss_step"),
+        *("avr_loss", "train/ce loss"),
     ),
     "grad_norm": (
         *("grad_norm", "gnorm", "gradnorm", "grad-norm", "grad norm", "train/grad_norm", "gradient_norm", "norm"),
+        *("actor/grad_norm", "optim/total grad norm"),
     ),
-    "learning_rate": ("lr", "learning_rate", "learning rate", "train/learning_rate", "train/lr"),
+    "learning_rate": (
+        *("lr", "learning_rate", "learning rate", "train/learning_rate", "train/lr", "actor/lr"),
+        "optim/lr (group 0)",
+    ),
     "step_time_s": (
         *("step_time", "step_time_s", "iter_time", "time_per_step", "step_time_ms", "iter_time_ms", "dt"),
-        "train_step_timing in s",
+        *("train_step_timing in s", "elapsed_time_per_iteration_ms", "timing_s/step"),
     ),
     "tokens_per_s": (
         "tokens_per_s",
@@ -182,14 +199,22 @@ _NAMES = {
         "wps",
         "tokens_per_second",
         "throughput/tokens_per_sec",
+        # what one device does; a trainer that prints the job's, too, prints it first
+        *("tokens/s/device", "tokens_per_second_per_gpu", "tokens_per_sec_per_gpu", "perf/throughput"),
+        "throughput/device/tps",
     ),
     "compute_s": ("compute_s", "compute_time", "compute_time_s", "fwd_bwd_time"),
-    "data_s": ("data_s", "data_time", "data_time_s", "dataloader_time", "data_load_time"),
+    "data_s": (
+        *("data_s", "data_time", "data_time_s", "dataloader_time", "data_load_time"),
+        "throughput/device/data loading (s)",
+    ),
     "comm_s": ("comm_s", "comm_time", "comm_time_s", "allreduce_time"),
     "rank": ("rank", "global_rank"),
 }
 _IN_EPOCH = {"time": "step_time_s", "data": "data_s"}
 """What PyTorch's examples, timm and MMEngine call them."""
+_OF_FORMAT = {"completed step:": {"seconds": "step_time_s"}, "Iter(train)": _IN_EPOCH}
+"""Names that are a step's figure only in lines of one format (MaxText, MMEngine by iterations), by its words."""
 _COLUMN_OF = {alias: column for column, aliases in _NAMES.items() for alias in aliases}
 FIGURES = (
     "loss",
@@ -285,6 +310,9 @@ def _read(text: str, patterns: Sequence[LinePattern], t_s: float | None) -> Trai
         if any(marker in lower for marker in markers) and (line := notice(text)) is not None:
             return None if line == _NOTHING else replace(line, t_s=t_s, rank=rank)
     step, figures, told = _figures(text)
+    # HF Trainer's logging_nan_inf_filter prints 0.0 in the place of a loss that was NaN; its gradients tell
+    if figures.get("loss") == 0.0 and figures.get("grad_norm") == math.inf:
+        figures["loss"] = math.inf
     if step is None and not figures:
         return None
     # `rank=3` among the figures is the trainer's own word; a prefix may be the launcher's, of the node
@@ -383,6 +411,27 @@ def _composer(text: str) -> _Figures | None:
 
 # What stands in every line of a format, and its reader; the first that knows the line has it. A plain search
 # rules out nearly every line.
+def _torchtune(text: str) -> _Figures | None:
+    if (match := _TORCHTUNE.search(text)) is None:
+        return None
+    # the bar counts within its epoch, the title over all of them
+    figures = dict(_progress(text)[1])
+    _set(figures, "loss", match.group(2))
+    return _step(match.group(1)), figures, None
+
+
+def _olmo(text: str) -> _Figures | None:
+    if (match := _OLMO_STEP.search(text)) is not None:
+        return _step(match.group(1)), {}, None
+    match = _OLMO_FIGURE.match(text)
+    column = None if match is None else _COLUMN_OF.get(match.group(1).lower())
+    if match is None or column not in FIGURES:
+        return None
+    figures: dict[str, float] = {}
+    _set(figures, str(column), match.group(2))
+    return None, figures, None
+
+
 _FORMATS: tuple[tuple[str, Callable[[str], _Figures | None]], ...] = (
     ("iteration", _megatron),
     ("iter ", _nanogpt),
@@ -390,6 +439,9 @@ _FORMATS: tuple[tuple[str, Callable[[str], _Figures | None]], ...] = (
     ("'loss'", _hf),
     ("[batch=", _composer),
     ("Train loss/", _composer),
+    ("|Loss: ", _torchtune),
+    ("[step=", _olmo),
+    ("    ", _olmo),
 )
 
 
@@ -403,15 +455,17 @@ def _figures(text: str) -> _Figures:
 def _pairs(text: str) -> tuple[int | None, dict[str, float], int | None]:
     """A line of names and values, after a progress bar or without one."""
     step, figures, rest = _progress(text)
-    is_bar, in_epoch = step is not None, False
+    is_bar = step is not None
+    also: Mapping[str, str] = next((names for words, names in _OF_FORMAT.items() if words in text), {})
     rest = rest if is_bar else text
     pairs = [(m.group(1).lower(), m.group(2), m.group(3), m.start(1)) for m in _PAIR.finditer(rest)]
     tells_step = is_bar or any(_COLUMN_OF.get(key) == "step" for key, _, _, _ in pairs)
     if not tells_step and ("loss" in text or "Loss" in text):
         told, in_epoch = counted(text)
+        also = _IN_EPOCH if in_epoch else also
         step = None if told is None else _step(told)
         pairs += [(key, value, "", at) for key, value, at in spaced(rest)]
-    step, told_rank = _take_pairs(pairs, rest, in_epoch, step, figures)
+    step, told_rank = _take_pairs(pairs, rest, also, step, figures)
     if "step_time_s" not in figures and (match := _ITER_TIME.search(rest)) is not None:  # DeepSpeed's pipelines
         _set(figures, "step_time_s", match.group(1))
     if step is None:
@@ -424,21 +478,21 @@ def _pairs(text: str) -> tuple[int | None, dict[str, float], int | None]:
 def _take_pairs(
     pairs: Sequence[tuple[str, str, str, int]],
     text: str,
-    in_epoch: bool,
+    also: Mapping[str, str],
     step: int | None,
     figures: dict[str, float],
 ) -> tuple[int | None, int | None]:
     """Sets the figures that are named; (step, rank). The first of a name counts: what follows are means."""
     rank: int | None = None
     for key, value, unit, at in pairs:
-        column = _COLUMN_OF.get(key) or (_IN_EPOCH.get(key) if in_epoch else None)
+        column = _COLUMN_OF.get(key) or also.get(key)
         if column == "step":
             step = _step(value) if step is None else step
         elif column == "rank":
             rank = _step(value)
         elif column is not None and column not in figures and not of_another(column, text, at):
             in_ms = unit == "ms" or key.endswith("_ms")
-            _set(figures, column, value, 1e-3 if in_ms else 1.0)
+            _set(figures, column, value, (1e-3 if in_ms else 1.0) * _THOUSANDS.get(unit, 1.0))
     return step, rank
 
 
@@ -548,13 +602,26 @@ def _stamp(text: str, now_s: float | None = None) -> tuple[float | None, bool]:
         return _of_no_year(glog, time.time() if now_s is None else now_s), False
     match = _STAMP.search(text[:80])
     if match is None:
-        return None, True
+        at_s = _of_slashes(text)
+        return at_s, at_s is None
     day, clock, fraction, zone = match.groups()
     try:
         at = datetime.fromisoformat(f"{day}T{clock}{'+00:00' if zone in (None, 'Z') else zone}").astimezone(UTC)
     except ValueError:
         return None, True
     return at.timestamp() + (float(f"0.{fraction}") if fraction else 0.0), zone is not None
+
+
+def _of_slashes(text: str) -> float | None:
+    match = _DAY_WITH_SLASHES.match(text)
+    if match is None:
+        return None
+    first, second, third, month, day, year, clock = match.groups()
+    date = f"{first}-{second}-{third}" if first else f"{year}-{month}-{day}"
+    try:
+        return datetime.fromisoformat(f"{date}T{clock}+00:00").timestamp()
+    except ValueError:
+        return None
 
 
 def _of_no_year(match: re.Match[str], now_s: float) -> float | None:

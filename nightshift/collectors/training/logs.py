@@ -7,9 +7,10 @@ The file's path tells namespace, pod and container; the pod's name tells job and
 
 from __future__ import annotations
 
+import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
@@ -38,6 +39,12 @@ _NOTABLE = re.compile(
     r"Traceback|[Ee]rror|ERROR|FATAL|NCCL|[Ww]atchdog|[Oo]ut of memory|CUDA|Killed|SIG(?:KILL|TERM|SEGV|ABRT)"
     r"|[Cc]heckpoint|nightshift kernels:"
 )
+
+
+_RANK_PREFIX = re.compile(r"^(?:\[[^\]]{1,40}\]:? ?)+")
+# A log of so many lines without one figure is in a format that nobody here reads.
+UNREAD_LINES = 100
+_WELL_ABOVE_ZERO, _ENOUGH_LOSSES = 0.05, 10
 
 
 @dataclass
@@ -73,6 +80,37 @@ class _File:
     """The epoch within which Keras' bars count, and how many steps it has; 0: not known yet."""
     rest: bytes = b""
     """What was told of a bar's state that the container runtime cut in two."""
+    in_traceback: bool = False
+    """The lines of a Python traceback go on, up to the exception's own line."""
+    unread: int = 0
+    """Lines since the last one that told a figure, or since the beginning."""
+    block: TrainerLine | None = None
+    """A line that told its step and time alone: its figures follow in lines of their own."""
+    zeros: dict[Subject, tuple[int, int]] = field(default_factory=dict)
+    """Losses in a row well above 0, and then of exactly 0."""
+
+    def keeps(self, text: str) -> bool:
+        """Whether a line belongs to a traceback: its frames, and the exception after them, whatever its name is."""
+        said = _RANK_PREFIX.sub("", text)
+        if said.startswith("Traceback (most recent call last)"):
+            self.in_traceback = True
+            return True
+        kept = self.in_traceback and bool(said.strip())
+        self.in_traceback = self.in_traceback and said.startswith((" ", "\t"))
+        return kept
+
+    def unfiltered(self, subject: Subject, figures: Mapping[str, float]) -> Mapping[str, float]:
+        """The figures; a loss that HF Trainer printed as 0.0 in the place of NaN (its logging_nan_inf_filter) as
+        what it was: no loss falls from well above to exactly 0, and stays there, by training."""
+        loss = figures.get("loss")
+        if loss is None:
+            return figures
+        above, zeros = self.zeros.get(subject, (0, 0))
+        if loss != 0.0:
+            self.zeros[subject] = (above + 1, 0) if loss >= _WELL_ABOVE_ZERO else (0, 0)
+            return figures
+        self.zeros[subject] = above, zeros + 1
+        return {**figures, "loss": math.inf} if above >= _ENOUGH_LOSSES and zeros else figures
 
     def over_epochs(self, line: TrainerLine) -> TrainerLine | None:
         """The line with a step that goes on over epochs; None where its bar is an evaluation's."""
@@ -213,10 +251,13 @@ class TrainingLogsCollector:
             reason = Reason.NOT_FOUND if missing else Reason.UNAUTHORISED
         covers = tuple(sorted({file.job for file in self._files.values()}))
         detail = "" if error is None else f"{self._settings.directory}: {error.strerror}"
+        if error is None and (unread := self._unread()):
+            # silence of a log that nobody can read is not a job that makes no steps
+            reason, detail = Reason.MALFORMED, f"no figure of training in {unread}: see line_patterns"
         return SourceStatus(
             self._source,
             now_s,
-            error is None,
+            reason is None,
             reason,
             detail,
             samples=n_lines,
@@ -224,6 +265,15 @@ class TrainingLogsCollector:
             took_s=self._timer() - started,
             covers=covers,
         )
+
+    def _unread(self) -> str:
+        """Which files have many lines and not one figure; empty where any file has some: a job's other ranks, or
+        its launcher, print none."""
+        told = [file for file in self._files.values() if file.highest or file.last_step]
+        silent = [path for path, file in self._files.items() if file.unread >= UNREAD_LINES]
+        if told or not silent:
+            return ""
+        return f"{len(silent)} of {len(self._files)} logs ({', '.join(sorted(path.name for path in silent)[:3])})"
 
     def _find(self, inventory: Inventory, now_s: float, rejected: dict[Reason, int]) -> None:
         """Takes up new files. Raises OSError where the folder cannot be read."""
@@ -295,11 +345,12 @@ class TrainingLogsCollector:
             t_s = _time_of(line, file.zone_s, now_s, rejected)
             subject = self._subject(file, line, inventory, now_s)
             record = LogRecord(Instant(t_s, clock=file.pod.name), file.source, subject, text[:MAX_TEXT], offset)
+            file.unread = 0 if line.figures else file.unread + 1
             file.begins |= line.started
             if line.figures or line.step is not None:
                 last = record if line.figures else last
                 self._add(file, subject, line, t_s, points)
-            if self._is_kept(text, nccl, len(kept)):
+            if file.keeps(text) or self._is_kept(text, nccl, len(kept)):
                 kept.append(record)
         # what the newest figures were read from can be cited
         if last is not None and last not in kept:
@@ -344,20 +395,25 @@ class TrainingLogsCollector:
         file.highest[subject] = max(step, file.highest.get(subject, step))
         if not line.figures:
             return
+        figures = file.unfiltered(subject, line.figures)
         known = points.setdefault((subject, f"{file.pod.name}:{file.runs}"), _Points())
         # Composer and others print one figure a line: the loss, then the gradient norm of the same step
         if known.step and known.step[-1] == step and not known.figures[-1].keys() & line.figures.keys():
-            known.figures[-1].update(line.figures)  # one step told in two lines
+            known.figures[-1].update(figures)  # one step told in two lines
             return
         known.step.append(step)
         known.t_s.append(t_s)
-        known.figures.append(dict(line.figures))
+        known.figures.append(dict(figures))
 
 
 def _placed(file: _File, line: TrainerLine | None, nccl: NcclLine | None) -> TrainerLine:
     """A line in the file's run; of one that tells no figure, the rank that the NCCL watchdog names in it."""
     placed = None if line is None else file.over_epochs(line)
     if placed is not None:
+        if placed.step is not None:
+            file.block = None if placed.figures else placed
+        elif placed.t_s is None and file.block is not None:
+            placed = replace(placed, t_s=file.block.t_s, zoned=file.block.zoned)
         return placed
     return TrainerLine(rank=None if nccl is None else nccl.rank)
 

@@ -158,7 +158,7 @@ class XidDetector:
                 burst.switch.add(code)
             if code != RECOVERY_ACTION_CHANGED and announced_action(burst.announced) is Recovery.NONE:
                 burst.announced = ""  # of what came before this error
-            burst.announced = event.attributes.get("recovery_action") or burst.announced
+            burst.announced = _announced(subject, burst.announced, event.attributes.get("recovery_action", ""))
             if instance := event.attributes.get("gpu_instance"):
                 burst.instances.add(instance)
             if (word := event.attributes.get("severity", "").lower().replace("-", "")) in GRAVITY[1:]:
@@ -257,6 +257,15 @@ class XidDetector:
             raise SnapshotError(f"{self.name}: {error!r}") from error
         self._episodes, self._quiet, self._bursts = fresh._episodes, fresh._quiet, fresh._bursts
         self._latest = fresh._latest
+
+
+def _announced(subject: Subject, before: str, now: str) -> str:
+    """A GPU's newest announcement holds; of several GPUs whose addresses are not known, so that all stand on their
+    node, the one that asks for most."""
+    asked = (announced_action(before), announced_action(now))
+    if subject.kind is SubjectKind.NODE and Recovery.REBOOT_NODE in asked:
+        return before if asked[0] is Recovery.REBOOT_NODE else now
+    return now or before
 
 
 def _named(code: int, burst: _Burst) -> str:
