@@ -21,7 +21,7 @@ from pydantic import Field
 
 from nightshift.collectors.frame import Reason
 from nightshift.collectors.kernel_log.pci import PCI_FACT, canonical_pci
-from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.collectors.subject import SHOWS_HELD_ONLY, Subject, SubjectKind
 from nightshift.collectors.telemetry.exposition import Layout, Page, Series
 from nightshift.collectors.telemetry.gauge_events import EXPORTED
 from nightshift.collectors.telemetry.metrics import BOARD, of_kind
@@ -94,6 +94,9 @@ def plan_of(
     relations = planner.relations
     _place(planner.holders, workload, relations)
     nodes = tuple(sorted({parent for _, parent in relations if parent.kind is SubjectKind.NODE}))
+    hides = planner.shows_held_only
+    if planner.claims:
+        planner.facts |= {node: {SHOWS_HELD_ONLY: "yes" if hides else "no"} for node in nodes}
     placed: list[Cells] = []
     if planner.repeated:
         placed.append(cells(SubjectKind.GPU, planner.repeated, highest=True))
@@ -110,6 +113,7 @@ def plan_of(
         dict(planner.rejected),
         clock,
         errors=planner.errors,
+        note="it shows only GPUs that a pod holds: idle GPUs are not watched" if hides else "",
     )
 
 
@@ -127,7 +131,15 @@ class _Planner:
         self.facts: dict[Subject, dict[str, str]] = {}
         self.holders: dict[Subject, set[Subject]] = defaultdict(set)
         self.rejected: Counter[Reason] = Counter()
+        self.claims: set[Subject] = set()
         self.errors: list[tuple[int, Subject, str, Mapping[str, str]]] = []
+
+    @property
+    def shows_held_only(self) -> bool:
+        """Whether the exporter leaves out GPUs that no claim holds: with Dynamic Resource Allocation it lists
+        claims, and every GPU of the page has one (NVIDIA/dcgm-exporter, `dra_…` labels)."""
+        gpus = {gpu for gpu, parent in self.relations if gpu.kind is SubjectKind.GPU}
+        return bool(gpus) and gpus <= self.claims
 
     def take(self, position: int, series: Series, declared: str | None) -> None:
         """Raises ValueError where a series of ours cannot be used; one that is not ours is passed over."""
@@ -163,6 +175,8 @@ class _Planner:
         if subject != gpu:
             self.relations.add((subject, gpu))
         self.facts.setdefault(gpu, {}).update(_facts(labels))
+        if any(name.startswith("dra_") for name in labels):
+            self.claims.add(gpu)
         pod = labels.get("exported_pod") or labels.get("pod") or ""
         # where both stand, `pod` is the exporter's own, added by Prometheus when it scraped
         namespace = labels.get("exported_namespace") or labels.get("namespace") or ""
@@ -186,7 +200,8 @@ def _row_of(name: str, labels: Mapping[str, str]) -> tuple[SubjectKind, str, str
 
 def _node_name(labels: Mapping[str, str]) -> str:
     """The node that a series names; a page gathered by Prometheus' federation names it as the scraped instance."""
-    named = labels.get("Hostname") or labels.get("hostname") or labels.get("node")
+    # without NODE_NAME in its environment, dcgm-exporter's Hostname is its own pod; `node` is Kubernetes' word
+    named = labels.get("node") or labels.get("Hostname") or labels.get("hostname")
     return named or labels.get("instance", "").rpartition(":")[0]
 
 

@@ -21,7 +21,7 @@ from nightshift.collectors.clocks import ClockOffset, measured
 from nightshift.collectors.frame import Floats, Frame, Reason, SourceStatus
 from nightshift.collectors.http import Fetcher, HttpRequest, HttpResponse, HttpSettings, SourceError, checked_url
 from nightshift.collectors.kernel_log.event import KernelEvent
-from nightshift.collectors.subject import MAX_NAME_CHARS, Inventory, Subject, SubjectKind
+from nightshift.collectors.subject import MAX_NAME_CHARS, SHOWS_HELD_ONLY, Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.exposition import Layout, Page, PageParser
 from nightshift.collectors.telemetry.gauge_events import ExportedEvents
 from nightshift.collectors.telemetry.rows import Cells, Rows
@@ -75,6 +75,8 @@ class PagePlan:
     """The node whose clock stamped this page, and the sample that tells its time, if one does."""
     boot: tuple[tuple[Subject, ...], int] | None = None
     """Whose counters began at the time that this sample tells."""
+    note: str = ""
+    """What the page leaves out, in words."""
     errors: Sequence[tuple[int, Subject, str, Mapping[str, str]]] = ()
     """Samples that count errors of a GPU: position, GPU, metric, labels."""
 
@@ -165,7 +167,7 @@ class PageCollector(ABC):
             used += len(where.position)
             rows = self._rows[where.kind]
             _add(rejected, rows.put(where, values, times_s, now_s, blanks=self.blanks))
-        reason, detail = None, ""
+        reason, detail = None, plan.note
         if cut:
             reason, detail = Reason.TRUNCATED, f"the page ends {cut} after {len(answer.body)} bytes"
         elif not used:
@@ -263,6 +265,9 @@ def tell(inventory: Inventory, before: PagePlan | None, now: PagePlan, at_s: flo
     for subject, facts in now.facts.items():
         if before is None or before.facts.get(subject) != facts:
             inventory.describe(subject, **facts)
+    for subject in set(before.facts if before is not None else ()) - set(now.facts):
+        if subject.kind is SubjectKind.NODE:
+            inventory.describe(subject, **{SHOWS_HELD_ONLY: "no"})
     known = before.relations if before is not None else frozenset()
     for child, parent in known - now.relations:
         # a pod that left its GPU is gone; a GPU that left its page may be lost, and must be found on its node
