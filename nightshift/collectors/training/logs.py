@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -86,8 +87,9 @@ class _File:
     """Lines since the last one that told a figure, or since the beginning."""
     block: TrainerLine | None = None
     """A line that told its step and time alone: its figures follow in lines of their own."""
-    zeros: dict[Subject, tuple[int, int]] = field(default_factory=dict)
-    """Losses in a row well above 0, and then of exactly 0."""
+    recent: dict[Subject, deque[float]] = field(default_factory=dict)
+    zeros: dict[Subject, int] = field(default_factory=dict)
+    """Of each subject the last losses that were not 0, and how many of exactly 0 came in a row since."""
 
     def keeps(self, text: str) -> bool:
         """Whether a line belongs to a traceback: its frames, and the exception after them, whatever its name is."""
@@ -105,12 +107,15 @@ class _File:
         loss = figures.get("loss")
         if loss is None:
             return figures
-        above, zeros = self.zeros.get(subject, (0, 0))
+        recent = self.recent.setdefault(subject, deque(maxlen=_ENOUGH_LOSSES))
         if loss != 0.0:
-            self.zeros[subject] = (above + 1, 0) if loss >= _WELL_ABOVE_ZERO else (0, 0)
+            recent.append(loss)
+            self.zeros[subject] = 0
             return figures
-        self.zeros[subject] = above, zeros + 1
-        return {**figures, "loss": math.inf} if above >= _ENOUGH_LOSSES and zeros else figures
+        self.zeros[subject] = self.zeros.get(subject, 0) + 1
+        # a loss that was on its way to 0 (overfitting, GRPO) may arrive there
+        steady = len(recent) == _ENOUGH_LOSSES and min(recent) >= max(_WELL_ABOVE_ZERO, max(recent) / 3)
+        return {**figures, "loss": math.inf} if steady and self.zeros[subject] > 1 else figures
 
     def over_epochs(self, line: TrainerLine) -> TrainerLine | None:
         """The line with a step that goes on over epochs; None where its bar is an evaluation's."""
