@@ -120,7 +120,7 @@ class KernelLogParser:
         events: list[KernelEvent] = []
         dropped: LogRecord | None = None
         n_dropped = 0
-        for record in chain.from_iterable(map(_lines, records)):
+        for record in single_lines(records):
             event = self.read(record)
             if event is not None:
                 events.append(event)
@@ -381,6 +381,11 @@ def since(
 
 LASTING_S = 86_400.0
 _LASTING = (KernelEventKind.XID, KernelEventKind.SXID)
+
+
+def single_lines(records: Iterable[LogRecord]) -> list[LogRecord]:
+    """The lines of records, in order: the driver prints several in one go, as one record."""
+    return list(chain.from_iterable(map(_lines, records)))
 
 
 def _lines(record: LogRecord) -> Sequence[LogRecord]:
