@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 from pydantic import BaseModel, SecretStr
 
 from nightshift.agent.clock import WallClock
@@ -166,6 +167,10 @@ def _sources(settings: Settings) -> Iterator[DoctorCheck]:
                 detail = f"{status.samples} samples in {status.took_s * 1000:.0f} ms"
                 if not status.ok:
                     detail = f"{status.reason}: {status.detail}"
+                elif status.detail:
+                    detail += f"; {status.detail}"
+                if status.ok and any(np.isfinite(frame.column("gpu_xid_last")).any() for frame in batch.frames):
+                    detail += "; its Xid gauge shows changes only: a repeated Xid needs the kernel log"
                 yield DoctorCheck(f"{name} {status.source.name}", status.ok, detail, "see docs/how-to/sources.md")
 
 

@@ -19,8 +19,8 @@ from nightshift.collectors.telemetry.metrics import BY_NAME
 from nightshift.collectors.tick import Batch
 
 _KNOWN = set(BY_NAME)
+# A collector may finish what it holds, on a machine that is busy; it may not wait.
 GRACE_S = 5.0
-"""A collector may finish what it holds, on a machine that is busy; it may not wait."""
 
 
 def check_declaration(plugin: type[Any]) -> None:
@@ -47,13 +47,7 @@ def check_collect(
     took_s = time.monotonic() - started
     name = collector.name
     assert took_s <= timeout_s + GRACE_S, f"{name}: took {took_s:.2f} s of {timeout_s} s"
-    assert batch.sources, f"{name}: no source status"
-    seen = [status.source for status in batch.sources]
-    assert len(set(seen)) == len(seen), f"{name}: one source has two statuses"
-    for status in batch.sources:
-        assert status.source.kind is SubjectKind.SOURCE, f"{name}: {status.source} is no source"
-        assert status.ok == (status.reason is None), f"{name}: {status.source}: ok and reason disagree"
-        assert status.at_s == now_s, f"{name}: {status.source}: not of this tick"
+    _check_statuses(batch, name, now_s)
     for frame in batch.frames:
         _check_frame(frame, name)
     for steps in batch.steps:
@@ -65,6 +59,16 @@ def check_collect(
     if expect_ok is False:
         _check_silence(batch, name)
     return batch
+
+
+def _check_statuses(batch: Batch, name: str, now_s: float) -> None:
+    assert batch.sources, f"{name}: no source status"
+    seen = [status.source for status in batch.sources]
+    assert len(set(seen)) == len(seen), f"{name}: one source has two statuses"
+    for status in batch.sources:
+        assert status.source.kind is SubjectKind.SOURCE, f"{name}: {status.source} is no source"
+        assert status.ok == (status.reason is None), f"{name}: {status.source}: ok and reason disagree"
+        assert status.at_s == now_s, f"{name}: {status.source}: not of this tick"
 
 
 def _check_frame(frame: Frame, name: str) -> None:

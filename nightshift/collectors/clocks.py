@@ -18,11 +18,11 @@ from threading import Lock
 from nightshift.collectors.frame import Instant
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 
+# s/s: twice the tolerance of common quartz (±50 ppm), and within what NTP lets a clock be off (RFC 5905: 15 ppm
+# frequency tolerance, slewed by at most 500 ppm).
 DRIFT = 1e-4
-"""s/s: twice the tolerance of common quartz (±50 ppm), and within what NTP lets a clock be off (RFC 5905: 15 ppm
-frequency tolerance, slewed by at most 500 ppm)."""
+# A measurement up to this half width corrects lines' times; a Date header's is coarser.
 FINE_S = 0.25
-"""A measurement up to this half width corrects lines' times; a Date header's is coarser."""
 MAX_OFFSET_S = 10 * 365 * 86400.0
 
 

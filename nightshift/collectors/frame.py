@@ -177,6 +177,8 @@ class Reason(StrEnum):
     TIMEOUT = "timeout"
     UNAUTHORISED = "unauthorised"
     HTTP_STATUS = "http_status"
+    LIMITED = "limited"
+    """The server asked to be asked less often."""
     MALFORMED = "malformed"
     TOO_LARGE = "too_large"
     TRUNCATED = "truncated"

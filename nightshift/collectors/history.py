@@ -60,6 +60,7 @@ class _Ring:
                 frame = self.levels[level].popleft()
                 self.bytes[level] -= _bytes(frame)
                 self._thinned[level] += 1
+                # the oldest frames are thinned, not dropped: a leak of hours has to stay visible at a coarser step
                 if level + 1 < _LEVELS and self._thinned[level] % _STRIDE == 1:
                     self._put(level + 1, frame)
 
@@ -115,6 +116,7 @@ class History:
                 while len(kept) > 1 and count > self._max_steps:
                     count -= len(kept.popleft().step)
                 self._step_counts[steps.subject] = count
+            # subjects that left their slot leave their counts behind; swept now and then, not at each tick
             if len(self._step_counts) > 2 * self._max_subjects:
                 self._step_counts = {s: n for s, n in self._step_counts.items() if s in self._steps}
             for record in tick.logs:
@@ -146,6 +148,7 @@ class History:
         row_in: dict[int, int | None] = {}
         t_s, values = [], []
         for frame in frames:
+            # an index is shared by the frames of hours: its row is looked up once, not per frame
             row = row_in.setdefault(id(frame.index), frame.index.rows.get(subject))
             column = frame.columns.get(metric)
             if row is None or column is None:

@@ -27,13 +27,15 @@ from nightshift.collectors.telemetry.certificate_rotation import Renewed
 _PARALLEL = 64
 _KEEP_S = 60.0
 _SAID_BYTES = 200
+# Without a time of its own, as long as a scrape; a longer one than this would be an outage of ours.
+_PAUSE_S, _LONGEST_PAUSE_S = 15.0, 600.0
 
 
 class SourceError(Temporary):
     """A source gave no usable answer, with the reason from the closed set."""
 
-    def __init__(self, reason: Reason, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
+    def __init__(self, reason: Reason, detail: str, retry_after_s: float | None = None) -> None:
+        super().__init__(f"{reason}: {detail}", retry_after_s)
         self.reason = reason
         self.detail = detail[:300]
 
@@ -110,6 +112,8 @@ class Fetcher:
         self._runner: asyncio.Runner | None = None
         self._client: httpx.AsyncClient | None = None
         self._context: Renewed[ssl.SSLContext] | None = None
+        self._limited: dict[str, float] = {}
+        """By host and port, when it may be asked again (by the timer)."""
         self._trust: ssl.SSLContext | None = None
 
     def fetch(self, requests: Sequence[HttpRequest], timeout_s: float) -> list[HttpResponse | SourceError]:
@@ -140,10 +144,12 @@ class Fetcher:
                     verify=trust,
                     limits=httpx.Limits(max_connections=self._parallel, keepalive_expiry=_KEEP_S),
                     timeout=None,
+                    # a proxy or .netrc of the daemon's environment would send a cluster's credentials elsewhere
                     trust_env=False,
                 )
         except (OSError, ValueError) as error:
             return [SourceError(Reason.UNAUTHORISED, f"credentials: {error}")] * len(requests)
+        # one deadline for all: a thousand slow nodes must not each have their own, one after the other
         end = asyncio.get_running_loop().time() + timeout_s
         places = asyncio.Semaphore(self._parallel)
         return await asyncio.gather(*(self._guarded(r, headers, end, timeout_s, places) for r in requests))
@@ -158,6 +164,8 @@ class Fetcher:
     ) -> HttpResponse | SourceError:
         try:
             async with asyncio.timeout_at(end), places:
+                # here, and not before: the answer to the first query tells those that wait for a place
+                self._heed_limit(request)
                 return await self._fetch_one(request, headers)
         except SourceError as error:
             return error
@@ -182,6 +190,10 @@ class Fetcher:
                 raise SourceError(Reason.UNAUTHORISED, f"HTTP {response.status_code}")
             if response.status_code == 404:
                 raise SourceError(Reason.NOT_FOUND, "HTTP 404")
+            if wait_s := _wait_s(response, self._wall()):
+                self._limited[_host(request)] = self._timer() + wait_s
+                said = f"HTTP {response.status_code}: {await _excerpt(response)}"
+                raise SourceError(Reason.LIMITED, f"{said} (asked again in {wait_s:.0f} s)", wait_s)
             if response.status_code != 200:
                 raise SourceError(Reason.HTTP_STATUS, f"HTTP {response.status_code}: {await _excerpt(response)}")
             body = await self._read(response)
@@ -192,6 +204,12 @@ class Fetcher:
                 _date_s(response.headers.get("date")),
                 sent_s,
             )
+
+    def _heed_limit(self, request: HttpRequest) -> None:
+        """Raises SourceError while the host has asked to be left alone."""
+        left_s = self._limited.get(_host(request), -math.inf) - self._timer()
+        if left_s > 0:
+            raise SourceError(Reason.LIMITED, f"the server asked for a pause; {left_s:.0f} s are left", left_s)
 
     async def _read(self, response: httpx.Response) -> bytes:
         encoding = response.headers.get("content-encoding", "identity").lower()
@@ -206,6 +224,8 @@ class Fetcher:
                     if raw[:1] != b"\x1f":  # padding, and not another member (RFC 1952, 2.2)
                         break
                     unzip = zlib.decompressobj(31)
+                # one byte beyond the limit tells a body of just that size from a larger one, and no more is ever
+                # unpacked
                 part = raw if unzip is None else unzip.decompress(raw, self._max_bytes - size + 1)
                 size += len(part)
                 if size > self._max_bytes:
@@ -221,6 +241,7 @@ class Fetcher:
         headers = {"Accept": self._accept, "Accept-Encoding": self._encoding, "User-Agent": "nightshift"}
         headers |= {name: value.get_secret_value() for name, value in settings.headers.items()}
         if settings.bearer_token_file is not None:
+            # read at each tick: the kubelet replaces a projected token in its file every hour
             headers["Authorization"] = f"Bearer {settings.bearer_token_file.read_text().strip()}"
         if settings.username is not None and settings.password_file is not None:
             auth = httpx.BasicAuth(settings.username, settings.password_file.read_text().strip())
@@ -260,6 +281,20 @@ async def _excerpt(response: httpx.Response) -> str:
             break
     text = said[:_SAID_BYTES].decode(errors="replace")
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def _host(request: HttpRequest) -> str:
+    return httpx.URL(request.url).netloc.decode(errors="replace")
+
+
+def _wait_s(response: httpx.Response, wall_s: float) -> float:
+    """How long the server asks not to be asked (RFC 9110, 10.2.3: seconds or a date), 0 where it does not. Mimir's
+    and Thanos' front ends say 429, some without a time."""
+    status, header = response.status_code, response.headers.get("retry-after", "")
+    if status != 429 and not (status == 503 and header):
+        return 0.0
+    seconds = float(header) if header.isdecimal() and len(header) < 9 else _date_s(header or None) - wall_s
+    return min(max(seconds, 1.0), _LONGEST_PAUSE_S) if math.isfinite(seconds) else _PAUSE_S
 
 
 def _date_s(header: str | None) -> float:

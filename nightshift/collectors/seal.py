@@ -100,19 +100,25 @@ def _canonical(value: object, path: str) -> str:
         case float():
             return _number(value, path)
         case dict() | Mapping():
-            for key in value:
-                if not isinstance(key, str):
-                    raise SealError(f"{path}: key {key!r} is not text")
-            if all(map(str.isascii, value)):
-                keys = sorted(value)
-            else:
-                keys = sorted(value, key=lambda key: key.encode("utf-16-be", "surrogatepass"))
-            pairs = (f"{_canonical(k, path)}:{_canonical(value[k], f'{path}.{k}')}" for k in keys)
-            return "{" + ",".join(pairs) + "}"
+            return _object(value, path)
         case list() | tuple():
             return "[" + ",".join(_canonical(item, f"{path}[{i}]") for i, item in enumerate(value)) + "]"
         case _:
             raise SealError(f"{path}: {type(value).__name__} has no canonical form")
+
+
+def _object(value: Mapping[Any, object], path: str) -> str:
+    for key in value:
+        # json.dumps would write 1 and "1" as the same key: two objects, one signature
+        if not isinstance(key, str):
+            raise SealError(f"{path}: key {key!r} is not text")
+    if all(map(str.isascii, value)):
+        keys = sorted(value)
+    else:
+        # RFC 8785 sorts by UTF-16 unit; Python's order by code point differs beyond U+FFFF
+        keys = sorted(value, key=lambda key: key.encode("utf-16-be", "surrogatepass"))
+    pairs = (f"{_canonical(k, path)}:{_canonical(value[k], f'{path}.{k}')}" for k in keys)
+    return "{" + ",".join(pairs) + "}"
 
 
 def _number(value: float, path: str) -> str:

@@ -18,6 +18,9 @@ MAX_NAME_CHARS = 512
 TAKES_WORK_SINCE = "takes_work_since_s"
 """A fact of a node: when the API server was first seen to say that it is not cordoned (any more), Unix s."""
 
+SHOWS_HELD_ONLY = "shows_held_only"
+"""A fact of a node, `yes` or `no`: its exporter leaves out GPUs that no pod holds."""
+
 
 class SubjectKind(StrEnum):
     CLUSTER = "cluster"

@@ -76,6 +76,7 @@ class FileTail:
     def _lines(self, data: bytes) -> tuple[list[tuple[int, bytes]], int]:
         skipped = 0
         if self._skipping:
+            # a progress bar ends its states with a carriage return, and writes no newline for hours
             end = (data.find(b"\n") + 1) or (data.find(b"\r") + 1)
             if end == 0:
                 self._offset += len(data)
@@ -92,6 +93,7 @@ class FileTail:
         lines: list[tuple[int, bytes]] = []
         at = self._offset
         *ended, open_line = data[:whole].split(b"\n")
+        # a bar's whole run up to its newline is one long line: each of its states is read as one
         parts = [p for line in ended for p in (line.split(b"\r") if len(line) > MAX_LINE_BYTES else (line,))]
         for part in (*parts, *open_line.split(b"\r")[:-1]):
             if len(part) <= MAX_LINE_BYTES:
@@ -103,6 +105,7 @@ class FileTail:
         return lines, skipped
 
     def _last_of_rotated(self) -> list[tuple[int, bytes]]:
+        # logrotate names the old file .1 or -DATE; only the inode tells which of them it is
         for old in (*sorted(self.path.parent.glob(f"{self.path.name}[.-]*")),):
             try:
                 with old.open("rb") as stream:

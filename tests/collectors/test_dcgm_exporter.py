@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from nightshift.collectors.check import check_collect
 from nightshift.collectors.frame import Frame, Reason
 from nightshift.collectors.kernel_log.pci import PCI_FACT, gpu_at
-from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.subject import SHOWS_HELD_ONLY, Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.dcgm_exporter import DcgmExporterCollector
 from nightshift.collectors.telemetry.metrics import of_kind
 from nightshift.collectors.telemetry.rows import Rows, cells
@@ -450,3 +450,41 @@ def test_another_driver_begins_a_new_epoch_of_its_gpus_alone(opened: Any, page_s
         page_server.pages["/m"] = page(driver)
         epochs.append(check_collect(of, 1e9 + n, inventory, 30.0).frames[0].epoch.tolist())
     assert epochs == [[0, 0], [0, 0], [1, 0], [1, 0]]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_where_hostname_is_the_exporters_pod_the_node_label_is_the_node(
+    collector: Any, page_server: Any, number: int
+) -> None:
+    """An exporter without NODE_NAME: its GPUs must not stand on a node that does not exist."""
+    labels = f'Hostname="dcgm-exporter-6ld{number}b",node="gpu-n{number}"'
+    page_server.pages["/m"] = row("DCGM_FI_DEV_POWER_USAGE", 300, host=labels).encode()
+    known = Inventory()
+    take(collector(f"{page_server.url}/m"), known)
+    assert known.above(gpu(0), SubjectKind.NODE, NOW) == Subject(SubjectKind.NODE, f"gpu-n{number}")
+
+
+def test_an_exporter_that_lists_claims_says_that_it_hides_idle_gpus(collector: Any, page_server: Any) -> None:
+    """And no longer, once a GPU without a claim is shown again."""
+    of, known, node = collector(f"{page_server.url}/m"), Inventory(), Subject(SubjectKind.NODE, "n1")
+    held = pod("a-0") + ',dra_claim_name="c1"'
+    page_server.pages["/m"] = row("DCGM_FI_DEV_POWER_USAGE", 300, more=held).encode()
+    batch = take(of, known)
+    assert batch.sources[0].ok
+    assert "idle GPUs are not watched" in batch.sources[0].detail
+    assert known.fact(node, SHOWS_HELD_ONLY) == "yes"
+    both = row("DCGM_FI_DEV_POWER_USAGE", 300, more=held) + row("DCGM_FI_DEV_POWER_USAGE", 90, n=1)
+    page_server.pages["/m"] = both.encode()
+    assert take(of, known).sources[0].detail == ""
+    assert known.fact(node, SHOWS_HELD_ONLY) == "no"
+
+
+def test_what_the_exporter_counts_of_xids_comes_as_an_event(collector: Any, page_server: Any) -> None:
+    of, known = collector(f"{page_server.url}/m"), Inventory()
+    power = row("DCGM_FI_DEV_POWER_USAGE", 300)
+    page_server.pages["/m"] = (power + row("DCGM_EXP_XID_ERRORS_COUNT", 0)).encode()
+    assert list(take(of, known).events) == []
+    page_server.pages["/m"] = (power + row("DCGM_EXP_XID_ERRORS_COUNT", 1, more=',xid="95"')).encode()
+    batch = take(of, known)
+    assert [(event.code, event.gpu) for event in batch.events] == [(95, gpu(0))]
+    assert [record.text for record in batch.logs] == [event.record.text for event in batch.events]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -126,6 +127,19 @@ def test_sxids_are_read() -> None:
     )
     assert (event.kind, event.code, event.pci_address) == (KernelEventKind.SXID, 28006, "0000:c1:00")
     assert (event.attributes["severity"], event.attributes["link"]) == ("Non-fatal", "46")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_three_lines_of_a_switchs_error_are_one_event(seed: int) -> None:
+    """The further two hold its registers; of an error whose first line was lost they are the event."""
+    draw = random.Random(seed)
+    address, code = f"0000:{draw.randrange(256):02x}:00.0", draw.randrange(10_000, 25_000)
+    head = f"nvidia-nvswitch{draw.randrange(4)}: SXid (PCI:{address}): {code}"
+    lines = (f"{head}, Fatal, Link 7 x", f"{head}, Severity 1 Engine instance 32", f"{head}, Data {{0x1}}")
+    for first in (0, 1):
+        parser = KernelLogParser(NODE)
+        events = [parser.read(LogRecord(Instant(0.0), "/dev/kmsg", NODE, text, 0)) for text in lines[first:]]
+        assert [event is not None for event in events] == [True] + [False] * (2 - first)
 
 
 @pytest.mark.parametrize(

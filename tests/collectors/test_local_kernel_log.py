@@ -69,7 +69,8 @@ def test_kernel_records_have_their_time_and_others_are_left_out(collector: Any, 
     )
     of = collector(source="kmsg", path=device)
     batch = take(of)
-    (event,) = batch.events
+    old, event = batch.events
+    assert (old.code, old.attributes["old"]) == (31, "yes")
     assert event.record.at.t_s == pytest.approx(NOW - 10, abs=1)
     assert event.gpu is not None
     assert event.attributes["message"] == "GPU has fallen off the bus."
@@ -242,7 +243,11 @@ def test_a_stamp_without_a_year_is_the_newest_that_can_be() -> None:
         ("\x1b[33m[12345.678901]\x1b[0m ", None, True, ""),
         ("kern  :warn  : [12345.678901] ", None, True, ""),
         ("[Sat Nov 21 12:59:50 2026] ", 10.0, False, ""),
-        ("[lun. nov. 21 12:59:50 2026] ", None, False, ""),
+        ("[lun. nov. 21 12:59:50 2026] ", 10.0, False, ""),
+        ("[Sa Nov 21 12:59:50 2026] ", 10.0, False, ""),
+        ("[토 11월 21 12:59:50 2026] ", 10.0, False, ""),
+        ("[?? ?? 21 12:59:50 2026] ", None, False, ""),
+        ("10.1.2.3: kern:     err: [2026-11-21T12:59:50.500000000Z]: ", 9.5, True, ""),
         ("kern  :err   : [Sat Nov 21 12:59:50 2026] ", 10.0, False, ""),
         ("2026-11-21T12:59:50,500000+00:00 ", 9.5, True, ""),
     ],

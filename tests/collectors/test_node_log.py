@@ -182,7 +182,7 @@ def test_events_of_a_node_that_was_never_read_are_told_only_while_they_are_new(
     log, of = Log(), collector()
     page_server.pages["/k"] = log
     log.lines = [(1, NOW - 600, XID), (2, NOW - 5, XID)]
-    assert [event.record.offset for event in take(of).events] == [2]
+    assert [(e.record.offset, e.attributes.get("old")) for e in take(of).events] == [(1, "yes"), (2, None)]
 
 
 @pytest.mark.parametrize("kept", [b"", b"[]", b'{"x', b"null", b'{"URL": {"cursor": "a"}}', b'{"URL": 7}'])
@@ -206,3 +206,20 @@ def test_a_state_that_cannot_be_written_is_said(collector: Any, page_server: Any
     batch = take(of)
     assert batch.sources[0].ok
     assert "cannot be kept" in batch.sources[0].detail
+
+
+@pytest.mark.parametrize("lines", [2, 4, 40])
+def test_a_record_of_several_lines_fails_no_look_and_keeps_their_order(
+    collector: Any, page_server: Any, lines: int
+) -> None:
+    """As the driver prints an API mismatch: one record, whose lines outnumber the records."""
+    log, of = Log(), collector()
+    page_server.pages["/k"] = log
+    text = "\n".join(
+        ["NVRM: API mismatch: the client has the version 580.95.05, but", *["NVRM: further"] * (lines - 1)]
+    )
+    log.lines = [(1, NOW - 5, text)]
+    batch = take(of)
+    assert batch.sources[0].rejected == {}
+    assert [record.text for record in batch.logs] == text.split("\n")
+    assert [event.attributes["message"] for event in batch.events] == ["api_mismatch"]

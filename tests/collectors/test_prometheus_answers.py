@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from http.server import BaseHTTPRequestHandler
+from typing import Any
 
 import numpy as np
 import orjson
@@ -12,8 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nightshift.collectors.http import HttpResponse, SourceError
+from nightshift.collectors.frame import Reason
+from nightshift.collectors.http import Fetcher, HttpRequest, HttpResponse, HttpSettings, SourceError
 from nightshift.collectors.prometheus.api import VectorReader, over_range, read_matrix, read_vector
+from tests.collectors.conftest import answer
 from tests.collectors.test_prometheus import vector
 
 
@@ -86,3 +90,27 @@ def test_any_json_is_a_vector_or_an_error_by_name(document: object) -> None:
         for read in (read_vector, VectorReader().read, lambda a: read_matrix(a, 0.0, 10.0, 1.0)):
             with contextlib.suppress(SourceError):  # and nothing else
                 assert read(answered(body)).values.dtype == np.float64
+
+
+@pytest.mark.parametrize("header", ["30", "", "Wed, 21 Oct 2099 07:28:00 GMT", "soon"])
+def test_a_server_that_asks_for_a_pause_is_left_alone(page_server: Any, header: str) -> None:
+    """Mimir's and Thanos' front ends: 64 queries at every look made it worse. After the pause it is asked again."""
+    asked = []
+
+    def limited(handler: BaseHTTPRequestHandler) -> None:
+        asked.append(handler.path)
+        answer(handler, b'{"status":"error","error":"too many outstanding requests"}', 429, Retry_After=header)
+
+    page_server.pages["/api/v1/query"] = limited
+    now = [1000.0]
+    fetcher = Fetcher(HttpSettings(), max_bytes=10_000, parallel=1, timer=lambda: now[0])
+    requests = [HttpRequest(f"{page_server.url}/api/v1/query", {"query": str(n)}) for n in range(8)]
+    first = fetcher.fetch(requests, 5.0)
+    assert [found.reason for found in first if isinstance(found, SourceError)] == [Reason.LIMITED] * 8
+    now[0] += 10.0
+    fetcher.fetch(requests, 5.0)
+    assert len(asked) == 1
+    now[0] += 700.0
+    fetcher.fetch(requests[:1], 5.0)
+    assert len(asked) == 2
+    fetcher.close()

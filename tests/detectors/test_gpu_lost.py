@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nightshift.collectors.frame import Frame, Reason, SeriesIndex
-from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.subject import SHOWS_HELD_ONLY, Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Severity, State
 from nightshift.detectors.contract.testing import NODE, START_S, changes, gpu, inventory, tick
@@ -137,3 +137,32 @@ def test_a_loss_is_not_cleared_by_its_node_falling_silent() -> None:
     gone = [seen(n, list(range(7))) for n in range(40, 90)]
     silent = [Tick(START_S + 5.0 * n, {}) for n in range(90, 300)]
     assert [f.state for f in changes(GpuLost(), WELL + gone + silent)] == [State.FIRING, State.NO_DATA]
+
+
+def bare() -> Inventory:
+    """Eight GPUs of one node that no pod holds."""
+    known = Inventory()
+    for number in range(8):
+        known.observe(gpu(number), NODE, START_S - 3600.0)
+    return known
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("left", [1, 3])
+def test_idle_gpus_that_an_exporter_stops_listing_are_not_lost(told: bool, left: int) -> None:
+    """Its node's fact says so; or several that no pod held vanish at one scrape and all that are left are held."""
+    known = bare()
+    if told:
+        known.describe(NODE, **{SHOWS_HELD_ONLY: "yes"})
+    for number in range(left):
+        known.observe(gpu(number), Subject(SubjectKind.POD, f"ml/job-{number}"), START_S)
+    hidden = [seen(n, list(range(left))) for n in range(40, 90)]
+    assert changes(GpuLost(), WELL + hidden, known) == []
+
+
+def test_a_held_gpu_that_vanishes_with_idle_ones_is_lost() -> None:
+    known = bare()
+    for number in (0, 1):
+        known.observe(gpu(number), Subject(SubjectKind.POD, f"ml/job-{number}"), START_S)
+    gone = [seen(n, [0]) for n in range(40, 90)]
+    assert {f.subject for f in changes(GpuLost(), WELL + gone, known)} == {gpu(n) for n in range(1, 8)}

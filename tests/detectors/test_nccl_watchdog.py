@@ -47,3 +47,12 @@ def test_lost_sources_are_no_data_and_talk_of_watchdogs_is_no_hang() -> None:
     assert [f.state for f in found] == [State.FIRING, State.NO_DATA]
     lines = ("Watchdog thread started", "[Rank 0] Watchdog timeout is 600 s", "NCCL INFO Bootstrap")
     assert changes(NcclWatchdog(), [at(0, *lines)], HealthyFleet().inventory()) == []
+
+
+def test_a_line_of_a_release_that_numbered_no_work_is_a_hang_too() -> None:
+    """PyTorch 1.13 to 2.0."""
+    world = HealthyFleet()
+    (found,) = changes(NcclWatchdog(), [at(0, LINE.replace("SeqNum=15, ", ""))], world.inventory())
+    assert (found.fault, found.facts["collective"]) == (Fault.HANG, "ALLREDUCE")
+    assert "sequence" not in found.facts
+    assert found.summary == "NCCL's watchdog: ALLREDUCE did not end in 600 s"

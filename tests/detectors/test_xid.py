@@ -8,6 +8,7 @@ import pytest
 
 from nightshift.collectors.frame import Instant, LogRecord, Reason, SourceStatus
 from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
+from nightshift.collectors.kernel_log.lines import recovery_words
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Severity, State
@@ -61,7 +62,6 @@ def test_an_engines_fault_and_a_test_message_are_nothing_for_a_person(code: int,
     [
         ("GPU Reset Required", Severity.CRITICAL),
         ("Node Reboot Required", Severity.CRITICAL),
-        ("Drain and Reset", Severity.WARNING),
         ("None", Severity.WARNING),
     ],
 )
@@ -160,7 +160,61 @@ def test_an_announced_recovery_action_overrides_the_table() -> None:
     second = detector.update(tick(105.0, xid(154, 104.0, recovery_action="Node Reboot Required")), inventory())[0]
     assert second.episode == first.episode
     assert second.facts["recovery"] == Recovery.REBOOT_NODE.value
-    assert announced_action("words of a newer driver") is None
+
+
+def test_a_gpu_to_drain_is_grave_only_where_nothing_else_is_known_of_it() -> None:
+    """After Xid 94 its other processes go on; alone, the error that it follows was lost."""
+    drained = xid(154, 99.0, recovery_action="Drain and Reset")
+    (alone,) = XidDetector().update(tick(100.0, drained), inventory())
+    assert (alone.severity, alone.facts["recovery"]) == (Severity.CRITICAL, "drain_and_reset")
+    (after,) = XidDetector().update(tick(100.0, xid(94, 98.0), drained), inventory())
+    assert after.severity is Severity.WARNING
+
+
+@pytest.mark.parametrize(
+    ("number", "action"),
+    [
+        ("0", Recovery.NONE),
+        ("1", Recovery.RESET_GPU),
+        ("2", Recovery.REBOOT_NODE),
+        ("3", Recovery.DRAIN_P2P),
+        ("4", Recovery.DRAIN_AND_RESET),
+        ("5", Recovery.CONTACT_SUPPORT),
+        ("6", Recovery.REBOOT_NODE),
+        ("7", Recovery.REBOOT_NODE),
+        ("8", Recovery.CONTACT_SUPPORT),
+        ("ff", Recovery.CONTACT_SUPPORT),
+    ],
+)
+def test_every_recovery_action_of_nvml_is_known_and_another_is_asked_of_a_person(
+    number: str, action: Recovery
+) -> None:
+    assert announced_action(recovery_words(number)) is action
+    assert announced_action("words of a newer driver") is Recovery.CONTACT_SUPPORT
+    assert announced_action("") is None
+
+
+def test_what_was_there_before_the_first_look_is_said_once_and_wakes_nobody() -> None:
+    """A gauge shows its last Xid again at each start; what only ended an application is of no use hours later."""
+    detector, known = XidDetector(), inventory()
+    assert detector.update(tick(100.0, xid(31, 99.0, old="yes")), known) == []
+    (old,) = detector.update(tick(105.0, xid(95, 104.0, old="yes")), known)
+    assert old.severity is Severity.WARNING
+    assert "before the first look" in old.summary
+    after = XidDetector()
+    after.restore(detector.snapshot())
+    assert after.update(tick(5000.0, xid(95, 5000.0, old="yes")), known)[0].state is State.CLEAR
+    (new,) = after.update(tick(5005.0, xid(95, 5004.0)), known)
+    assert new.severity is Severity.CRITICAL
+
+
+def test_a_switchs_error_is_named_and_graded_by_its_own_catalogue() -> None:
+    record = LogRecord(Instant(99.0), "n1", NODE, "nvidia-nvswitch1: SXid (PCI:0000:84:00.0): 12028, Fatal, x", 1)
+    event = KernelEvent(KernelEventKind.SXID, record, NODE, code=12028, attributes={"severity": "Fatal"})
+    (finding,) = XidDetector().update(tick(100.0, event), inventory())
+    assert finding.severity is Severity.CRITICAL
+    assert finding.summary.startswith("SXid 12028 (egress non-posted PRIV error)")
+    assert finding.facts["recovery"] == "reboot_node"
 
 
 def test_an_unknown_xid_goes_to_a_person() -> None:

@@ -16,6 +16,7 @@ from enum import StrEnum
 
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.detectors.base import Fault, Finding, Severity
+from nightshift.detectors.hardware.xid_catalogue import Recovery, announced_action
 
 MEMORY_XIDS = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 171, 172})
 BUS_XIDS = frozenset({54, 79, 167})
@@ -31,6 +32,7 @@ class Kin(StrEnum):
     BUS = "bus"
     LINK = "link"
     FIRMWARE = "firmware"
+    HOST = "host"
     THROTTLE = "throttle"
     GPU_LEAK = "gpu_leak"
     HOST_LEAK = "host_leak"
@@ -53,7 +55,7 @@ STAGE: dict[Kin, int] = {
     kin: stage
     for stage, kins in enumerate(
         (
-            (*sorted(HARDWARE), Kin.THROTTLE),
+            (*sorted(HARDWARE), Kin.HOST, Kin.THROTTLE),
             (Kin.GPU_LEAK, Kin.HOST_LEAK),
             (Kin.APPLICATION,),
             (Kin.OOM,),
@@ -82,6 +84,8 @@ _BY_FAULT = {
     Fault.HBM_IMMINENT: Kin.MEMORY,
     Fault.HBM_DEGRADED: Kin.MEMORY,
     Fault.GPU_LOST: Kin.GONE,
+    Fault.DRIVER_ERROR: Kin.FIRMWARE,
+    Fault.HOST_ERROR: Kin.HOST,
     Fault.NVLINK_DEGRADED: Kin.LINK,
     Fault.PCIE_DEGRADED: Kin.LINK,
     Fault.NETWORK_DEGRADED: Kin.LINK,
@@ -112,9 +116,15 @@ def kin_of(finding: Finding) -> Kin:
     # a burst may begin with the crash that an error caused: the order of lines is not the order of causes
     for wanted in (HARDWARE, {Kin.APPLICATION}, {Kin.FOLLOWER}):
         for kin in classes:
-            if kin in wanted:
+            if kin in wanted and not (kin is Kin.FOLLOWER and _asks_for_repair(finding)):
                 return kin
     return Kin.FIRMWARE
+
+
+def _asks_for_repair(finding: Finding) -> bool:
+    """Whether the driver itself calls for a repair: what it follows was not seen, and is an error of the GPU."""
+    announced = announced_action(str(finding.facts.get("announced_recovery", "")))
+    return announced is not None and announced is not Recovery.NONE
 
 
 def xids_of(finding: Finding) -> frozenset[int]:
@@ -200,6 +210,7 @@ SAME: tuple[Same, ...] = (
     Same(_kin(Kin.MEMORY), _GPU, _DAY_S, ongoing=True),
     Same(HARDWARE, _GPU, 300.0),
     Same(_kin(Kin.BUS, Kin.GONE), _NODE, 120.0),
+    Same(_kin(Kin.HOST), _NODE, 600.0, ongoing=True),
     Same(_kin(Kin.LINK), SubjectKind.NVLINK_DOMAIN, 120.0),
     Same(_kin(Kin.LINK), _NODE, 120.0),
     Same(_kin(Kin.THROTTLE), _NODE, 600.0, ongoing=True),
@@ -224,6 +235,11 @@ EFFECTS: tuple[CauseEffect, ...] = (
     CauseEffect(HARDWARE, _kin(Kin.GONE, Kin.FOLLOWER), _GPU, 600.0, False, "the GPU went down with its error"),
     CauseEffect(HARDWARE, _kin(Kin.SOURCE), _NODE, 300.0, False, "the driver stopped answering after it"),
     CauseEffect(HARDWARE, _STOPS | {Kin.LOSS}, _JOB, 600.0, False, "the job lost a GPU to it"),
+    CauseEffect(
+        _kin(Kin.HOST),
+        _STOPS | {Kin.GONE, Kin.SOURCE, Kin.STALL, Kin.STRAGGLER, Kin.APPLICATION},
+        *(_NODE, 600.0, True, "its host fails"),
+    ),
     CauseEffect(_kin(Kin.GONE), _STOPS, _JOB, 600.0, False, "the job lost a GPU"),
     # ongoing where the effect lasts as long as its cause; what stops a job does so within minutes of its onset
     CauseEffect(HARDWARE | {Kin.THROTTLE}, _kin(Kin.STRAGGLER), _JOB, 600.0, True, "its GPU runs slower"),

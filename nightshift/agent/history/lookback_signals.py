@@ -57,7 +57,7 @@ NEEDS = {
     ),
     "serving": ("server_requests_waiting", "server_requests_running", "server_generated_tokens_total"),
     "throttle": ("gpu_sm_clock_mhz", "gpu_throttle_reasons", "gpu_utilization_percent"),
-    "xid": ("gpu_xid_last",),
+    "xid": ("gpu_xid_last", "gpu_recovery_action"),
 }
 CORDONS = "kube_node_spec_unschedulable"
 READY = "kube_node_status_condition"

@@ -95,13 +95,16 @@ def watched_only(situation: Situation) -> str | None:
         return "unusual, but no fault is named: watched, nothing is done"
     if situation.cause is _F.SOURCE_LOST:
         return "the cluster's operators restore the source; nothing is done to what it watches"
-    if situation.cause is _F.XID and number(situation, "xid") in FOLLOWER_XIDS:
+    asked = situation.facts.get("recovery_action")
+    follows = situation.cause is _F.XID and number(situation, "xid") in FOLLOWER_XIDS
+    # what the driver calls for by Xid 154 stands, though the error that it follows was not seen
+    if follows and asked not in (_A.RESET_GPU.value, _A.REBOOT_NODE.value):
         return "this Xid only ever follows another error, and none was seen"
     if situation.cause is _F.XID and number(situation, "xid") in APPLICATION_XIDS:
         back_s = number(situation, "last_step_s") - number(situation, "since_s")
         if back_s > BACK_AFTER_S:
             return f"its job recovered automatically: it made steps {back_s:.0f} s after the crash"
-    if situation.cause is _F.XID and situation.facts.get("recovery_action") == _A.NONE.value:
+    if situation.cause is _F.XID and asked == _A.NONE.value:
         return "NVIDIA's catalogue requires no action"
     return None
 

@@ -19,6 +19,7 @@ from nightshift.agent.store.diagnosis import LOG, Claim, Evidence, Predicate, Qu
 from nightshift.agent.units import clock_time
 from nightshift.collectors.frame import Order
 from nightshift.detectors.base import Fault, Finding
+from nightshift.detectors.hardware.sxid_catalogue import title_of
 from nightshift.detectors.hardware.xid_catalogue import CATALOGUE
 
 
@@ -336,8 +337,8 @@ def _own_words(finding: Finding, code: int | None) -> tuple[str, str, str | floa
     """What a finding's own line says, and the fact beside it: (sentence, path, value)."""
     if code is None:
         return "the log says so", "fault", finding.fault.value
-    meaning = CATALOGUE[code].meaning if code in CATALOGUE else "not in the catalogue"
-    return f"Xid {code} ({meaning})", "facts.xid", float(code)
+    meaning = CATALOGUE[code].meaning if code in CATALOGUE else None
+    return title_of(code, meaning), "facts.xid", float(code)
 
 
 def _announcement(case: DiagnosisCase, finding: Finding, item: Evidence, quotes: list[Quote]) -> Claim | None:

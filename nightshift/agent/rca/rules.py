@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -40,7 +40,15 @@ from nightshift.agent.rca.grounding import ground
 from nightshift.agent.store.diagnosis import Claim, Confidence, Diagnosis, Predicate
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.detectors.base import Fault, Finding, State
-from nightshift.detectors.hardware.xid_catalogue import CATALOGUE, GRAVITY, Recovery, action_of, announced_action
+from nightshift.detectors.hardware.sxid_catalogue import SWITCH_ERRORS, title_of
+from nightshift.detectors.hardware.xid_catalogue import (
+    CATALOGUE,
+    GRAVITY,
+    RECOVERY_ACTION_CHANGED,
+    Recovery,
+    action_of,
+    announced_action,
+)
 
 _STRONG = frozenset({Predicate.ROSE, Predicate.FELL, Predicate.REPEATED, Predicate.PRECEDED})
 _LEAKS = frozenset({Kin.GPU_LEAK, Kin.HOST_LEAK})
@@ -57,6 +65,8 @@ def confidence_of(case: DiagnosisCase, claims: Sequence[Claim]) -> Confidence:
     kin = kin_of(case.cause)
     if kin is Kin.FOLLOWER:
         return Confidence.LOW  # what it followed was not seen, so its line proves no cause
+    if case.cause.fault is Fault.XID and codes_of([case.cause]) == (RECOVERY_ACTION_CHANGED,):
+        return Confidence.LOW  # what is to be done is known, and of what error nothing
     strong = any(claim.predicate in _STRONG for claim in claims)
     if kin is Kin.LOSS:
         proven = jumped(claims)  # nothing else that is logged tells a cause from its damage
@@ -108,6 +118,8 @@ _SAYS: dict[Fault, str] = {
     Fault.HBM_IMMINENT: "HBM failing",
     Fault.HBM_DEGRADED: "HBM degrading",
     Fault.XID: "GPU error",
+    Fault.DRIVER_ERROR: "GPU driver error",
+    Fault.HOST_ERROR: "Host hardware error",
     Fault.GPU_LOST: "GPU lost",
     Fault.NVLINK_DEGRADED: "NVLink errors",
     Fault.PCIE_DEGRADED: "PCIe errors",
@@ -228,11 +240,13 @@ def recovery_of(findings: Sequence[Finding]) -> tuple[str, str] | None:
         return _plain(action), f"the driver announced it (Xid 154: {announced[action]})"
     others = _not_called_well(findings)
     told = severities_of(others)
-    actions = {asked: code for code in codes_of(others) if (asked := action_of(code, told.get(code, "")))}
-    if (action := _worst_of(actions)) is not None:
-        code = actions[action]
-        what = f"Xid {code} ({', '.join(filter(None, (CATALOGUE[code].meaning, told.get(code))))})"
-        return _plain(action), f"NVIDIA's catalogue: {what} → {action}"
+    actions = {asked: code for code in codes_of(others) if (asked := _by_catalogue(code, told.get(code, "")))}
+    by_line = {str(f.facts.get("log_recovery", "")): str(f.facts.get("meaning", "")) for f in findings}
+    for action in _WORST:
+        if action in actions:
+            return _plain(action), f"NVIDIA's catalogue: {_of_catalogue(actions[action], told)} → {action}"
+        if action.value in by_line:
+            return _plain(action), f"the kernel log: {by_line[action.value]} → {action}"
     if Recovery.NONE in announced:
         return _plain(Recovery.NONE), f"the driver announced it (Xid 154: {announced[Recovery.NONE]})"
     if actions:
@@ -255,6 +269,20 @@ def _not_called_well(findings: Sequence[Finding]) -> list[Finding]:
 
 def _worst_of(called: Container[Recovery | None]) -> Recovery | None:
     return next((action for action in _WORST if action in called), None)
+
+
+def _by_catalogue(code: int, severity: str) -> Recovery | None:
+    """What an Xid, or a switch's SXid, calls for; a switch says itself that an error was not fatal."""
+    switch = SWITCH_ERRORS.get(code)
+    if switch is None:
+        return action_of(code, severity)
+    return Recovery.NONE if severity in ("nonfatal", "corrected") else switch.action
+
+
+def _of_catalogue(code: int, severities: Mapping[int, str]) -> str:
+    entry = SWITCH_ERRORS.get(code) or CATALOGUE[code]
+    kind = "SXid" if code in SWITCH_ERRORS else "Xid"
+    return f"{kind} {code} ({', '.join(filter(None, (entry.meaning, severities.get(code))))})"
 
 
 _BY_XID = HARDWARE | {Kin.APPLICATION, Kin.FOLLOWER}
@@ -292,10 +320,11 @@ def _headline(case: DiagnosisCase, fault: Fault, held: Sequence[Claim]) -> str:
     what = _SAYS[fault]
     code = xid_of(case.cause)
     if fault is Fault.XID and code is not None:
-        meaning = CATALOGUE[code].meaning if code in CATALOGUE else "not in the catalogue"
-        what = f"Xid {code} ({meaning})"
+        what = title_of(code, CATALOGUE[code].meaning if code in CATALOGUE else None)
     if fault is Fault.JOB_CRASH:
         what += f": {case.cause.facts.get('ended_by', 'an error')}"
+    if case.cause.fault in (Fault.DRIVER_ERROR, Fault.HOST_ERROR):
+        what = str(case.cause.facts.get("meaning", what))
     if kin_of(case.cause) is Kin.LOSS:
         if jumped(held):
             what += " after the learning rate jumped"

@@ -20,6 +20,9 @@ class KernelEventKind(StrEnum):
     OOM_KILL = "oom_kill"
     FELL_OFF_BUS = "fell_off_bus"
     NVLINK = "nvlink"
+    MESSAGE = "message"
+    """A line of a kind that `collectors.kernel_log.messages` knows (`message`: its name; `subject`: whose it is,
+    where the line names a port or a disk)."""
     STORAGE = "storage"
     """A remote file system's server is silent or answers again (`server`, `answers`), or a process waits in the
     kernel without end (`blocked_s`)."""

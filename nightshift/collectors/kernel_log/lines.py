@@ -11,7 +11,9 @@ from public logs and NVIDIA's "Xid Errors" document (docs.nvidia.com/deploy/xid-
     NVRM: GPU at PCI:0000:9b:00: GPU-3f1c…                                                tells the UUID
     … 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)     overrides tables
     … 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 06 (0x…)                                  NVLink 5, 144 to 150
-    nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Non-fatal, Link 46 MC TS …
+    nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Non-fatal, Link 46 MC TS …         then two lines of its data
+
+What is said without a number stands in `collectors.kernel_log.messages`.
 
 A parser holds the state of one node's log: PCI addresses to UUIDs, and messages that run over several lines.
 """
@@ -25,6 +27,7 @@ from itertools import chain
 
 from nightshift.collectors.frame import LogRecord
 from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
+from nightshift.collectors.kernel_log.messages import read_message
 from nightshift.collectors.kernel_log.pci import canonical_pci
 from nightshift.collectors.subject import Subject, SubjectKind
 
@@ -41,6 +44,7 @@ _SXID = re.compile(
 )
 _PROCESS = re.compile(r"pid='?(<unknown>|\d+)'?(?:, name=('?<unknown>'?|[^,]*))?(?:, )?(.*)")
 _RECOVERY = re.compile(r"recovery action changed from 0x([0-9a-fA-F]+) \((.*?)\) to 0x([0-9a-fA-F]+) \((.*?)\)")
+_SXID_FURTHER = re.compile(r"(?:Severity \d+ Engine instance|Data \{)")
 _LINK = re.compile(r"\b[Ll]ink (?:ID )?(\d{1,2})\b")
 _NVLINK5 = re.compile(r"(\w+) +(Fatal|Nonfatal|Non-fatal|Corr?ected) +(XC\d) +(i\d+) +Link +(-?\d+)")
 _ROW = re.compile(r"\b(?:physical address|addr(?:ess)?|row|bank|partition|subpartition) (0x[0-9a-fA-F]+|\d+)")
@@ -64,10 +68,10 @@ _OOM_CONTEXT = re.compile(
     r"oom-kill:constraint=(\w+),.*?(?:oom_memcg=([^,]*),)?task_memcg=([^,]*),task=(.*?),pid=(\d+)"
 )
 _POD_UID = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
+# Not "Need to shutdown all links": so does every driver that is unloaded, and every GPU that is reset.
 _NVLINK = re.compile(
     r"(?:nvidia-nvlink|NVRM: .*?(?:nvlink|NVLink|knvlink)).*?(?:error|Error|fail|fatal|Fatal|timeout|\bdown\b)"
 )
-"""Not "Need to shutdown all links": so does every driver that is unloaded, and every GPU that is reset."""
 _NFS = re.compile(r"\b(nfs|lockd): server (\S+) (not responding|OK\b)")
 _LUSTRE = re.compile(r"Lustre: .*?Connection (?:to|restored to) (\S+)(?: \(at [^)]+\))?( was lost)?")
 _CEPH = re.compile(r"\bceph: (?:\[[^\]]*\]: )?(mds\d+) (hung|came back|caps renewed|recovery completed)")
@@ -96,6 +100,7 @@ class KernelLogParser:
     _falling: str | None = None
     _oom: Mapping[str, str] = field(default_factory=dict)
     _storage_said: dict[str, tuple[bool, float]] = field(default_factory=dict)
+    _switch_error: tuple[str, str] = ("", "")
 
     def read(self, record: LogRecord) -> KernelEvent | None:
         """The event that a line tells, or None. Never raises: a line of no known form is no event."""
@@ -105,7 +110,7 @@ class KernelLogParser:
                 event = read(self, record, text[:MAX_TEXT])
                 if event is not None:
                     return event
-        return None
+        return self._message(record, text[:MAX_TEXT])
 
     def sift(self, records: Iterable[LogRecord], max_lines: int) -> tuple[list[LogRecord], list[KernelEvent]]:
         """The lines worth keeping and the events in them. In a flood every event's line is kept, of the others
@@ -115,7 +120,7 @@ class KernelLogParser:
         events: list[KernelEvent] = []
         dropped: LogRecord | None = None
         n_dropped = 0
-        for record in chain.from_iterable(map(_lines, records)):
+        for record in single_lines(records):
             event = self.read(record)
             if event is not None:
                 events.append(event)
@@ -184,7 +189,7 @@ class KernelLogParser:
             "compute_instance": compute,
         }
         if (found := _RECOVERY.search(rest)) is not None:
-            attributes |= {"recovery_before": found.group(2), "recovery_action": found.group(4)}
+            attributes |= {"recovery_before": found.group(2), "recovery_action": recovery_words(*found.group(3, 4))}
         if (found := _NVLINK5.search(rest)) is not None:
             unit, severity, _, _, link = found.groups()
             attributes |= {"unit": unit, "severity": severity, "link": link}
@@ -200,6 +205,10 @@ class KernelLogParser:
         if (match := _SXID.search(text)) is None:
             return None
         switch, address, code, severity, rest = match.groups()
+        # the driver prints an error in three lines; the further two hold its registers
+        if _SXID_FURTHER.match(rest or "") and self._switch_error == (address, code):
+            return None
+        self._switch_error = address, code
         link = _LINK.search(rest or "")
         return self._event(
             KernelEventKind.SXID,
@@ -296,6 +305,21 @@ class KernelLogParser:
         given |= {"answers": "yes" if answers else "no"} if "server" in given else {}
         return self._event(KernelEventKind.STORAGE, record, None, **given)
 
+    def _message(self, record: LogRecord, text: str) -> KernelEvent | None:
+        found = read_message(text)
+        if found is None:
+            return None
+        kind = found.kind
+        device = found.device if kind.about in ("nic", "disk") else ""
+        return self._event(
+            KernelEventKind.MESSAGE,
+            record,
+            found.pci_address if kind.about == "gpu" else None,
+            message=kind.name,
+            gpu_index=found.gpu_index,
+            subject=f"{kind.about}:{self.node.name}/{device}" if device else None,
+        )
+
     def _booted(self, record: LogRecord, text: str) -> KernelEvent | None:
         if not text.startswith("Linux version "):
             return None
@@ -309,6 +333,61 @@ class KernelLogParser:
         return self._event(KernelEventKind.GAP, record, lost_lines=match.group(1) or match.group(2))
 
 
+# nvmlDeviceGpuRecoveryAction_t of nvml.h (615), as the driver's own lines call them.
+RECOVERY_WORDS = (
+    "None",
+    "GPU Reset Required",
+    "Node Reboot Required",
+    "Drain P2P",
+    "Drain and Reset",
+    "Recover IMEX Domain",
+    "GPU Bus Reset Required",
+    "System Reboot Required",
+)
+
+
+def recovery_words(number: str, words: str = "") -> str:
+    """What a recovery action is called: by the line's own words, else by its number (hexadecimal); a number that is
+    not known says so, so that a person is asked.
+
+    >>> recovery_words("4"), recovery_words("9")
+    ('Drain and Reset', 'unknown action 9')
+    """
+    if words.strip():
+        return words
+    at = int(number, 16)
+    return RECOVERY_WORDS[at] if at < len(RECOVERY_WORDS) else f"unknown action {at}"
+
+
+def since(
+    oldest_s: float, records: Iterable[LogRecord], events: Iterable[KernelEvent]
+) -> tuple[list[LogRecord], list[KernelEvent]]:
+    """What was written at or after `oldest_s` (Unix s), at the first look at a log: older lines tell the addresses
+    of GPUs, but their events have had their day. Of errors that outlive their line (an Xid, of this boot and
+    driver, of the last day) the event stays, marked `old`: whether it is grave, its detector knows."""
+    told = list(events)
+    boots = [number for number, event in enumerate(told) if event.kind is KernelEventKind.BOOT]
+    first = boots[-1] if boots else 0
+    kept = []
+    for number, event in enumerate(told):
+        t_s = event.record.at.t_s
+        if t_s >= oldest_s:
+            kept.append(event)
+        elif number >= first and event.kind in _LASTING and t_s >= oldest_s - LASTING_S:
+            kept.append(replace(event, attributes={**event.attributes, "old": "yes"}))
+    lines = {id(event.record) for event in kept}
+    return [r for r in records if r.at.t_s >= oldest_s or id(r) in lines], kept
+
+
+LASTING_S = 86_400.0
+_LASTING = (KernelEventKind.XID, KernelEventKind.SXID)
+
+
+def single_lines(records: Iterable[LogRecord]) -> list[LogRecord]:
+    """The lines of records, in order: the driver prints several in one go, as one record."""
+    return list(chain.from_iterable(map(_lines, records)))
+
+
 def _lines(record: LogRecord) -> Sequence[LogRecord]:
     if "\n" not in record.text:
         return (record,)
@@ -317,6 +396,7 @@ def _lines(record: LogRecord) -> Sequence[LogRecord]:
 
 _FIELDS = frozenset({"code", "process", "pid"})
 _Reader = Callable[[KernelLogParser, LogRecord, str], KernelEvent | None]
+# What to look for, most telling first: a plain substring search rules out nearly every line.
 _READERS: tuple[tuple[str, _Reader], ...] = (
     ("NVRM", KernelLogParser._nvrm),
     ("SXid", KernelLogParser._sxid),
@@ -334,4 +414,3 @@ _READERS: tuple[tuple[str, _Reader], ...] = (
     ("suppressed", KernelLogParser._gap),
     ("messages", KernelLogParser._gap),
 )
-"""What to look for, most telling first: a plain substring search rules out nearly every line."""

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nightshift.collectors.frame import Instant, LogRecord, Reason, SourceStatus
 from nightshift.collectors.http import SourceError
-from nightshift.collectors.kernel_log.lines import MAX_TEXT, KernelLogParser
+from nightshift.collectors.kernel_log.lines import MAX_TEXT, KernelLogParser, since
 from nightshift.collectors.local_time import zone_of
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tail import FileTail
@@ -43,7 +43,21 @@ MAX_BYTES = 2**23
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _HEAD = re.compile(r"^(?:<\d{1,3}>(?:1 )?)?(?:kern {0,2}:\w+ *: ?)?")
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+# How `date`, and so dmesg -T, abbreviates each month in glibc's locales of en, de, fr, es, it, pt, nl, pl and ru.
+_MONTHS = (
+    "jan ene gen sty янв",
+    "feb fév fev févr lut фев",
+    "mar mär mrt мар",
+    "apr avr abr kwi апр",
+    "may mai mei maj мая май",
+    "jun juin giu cze июн",
+    "jul juil lug lip июл",
+    "aug août aou ago sie авг",
+    "sep sept set wrz сен",
+    "oct okt ott out paź окт",
+    "nov lis ноя",
+    "dec dez déc dic gru дек",
+)
 _CLOCK = r"\d\d:\d\d:\d\d"
 _CLASSIC = re.compile(rf"([A-Z][a-z]{{2}}) +(\d{{1,2}}) ({_CLOCK})(?:[.,]\d+)?(?= )")
 _ISO = re.compile(
@@ -51,10 +65,13 @@ _ISO = re.compile(
     r"(?: ?(Z|UTC|[+-]\d\d:?\d\d))?(?= )"
 )
 _UNIX = re.compile(r"(\d{9,10}\.\d+)(?= )")
+# dmesg -T writes days and months in the reader's language.
 _CTIME = re.compile(rf"\[\S+ (\S+) +(\d{{1,2}}) ({_CLOCK}) (\d{{4}})\]")
-"""dmesg -T writes days and months in the reader's language; a month of another language gives no time."""
 _SINCE_BOOT = re.compile(r"\[ *\d+\.\d+\]")
 _HOST = re.compile(r" (?:[A-Z]{3,5} )?(\S+) (?:kern\.\w+ )?kernel(?:\[\d+\])?(?:: ?| \S+ \S+ - )")
+_FABRIC_MANAGER = re.compile(r" (\S+) (?:nv-|nvidia-)fabricmanager(?:\[\d+\])?: ")
+_TALOS_MARK = "Z]: "
+_TALOS = re.compile(rf"(?:\S+: )?(\w+): +\w+: \[(\d{{4}}-\d\d-\d\d)T({_CLOCK})\.(\d{{1,9}})Z\]: (.*)")
 _INNER = re.compile(r" *(?:\[ *\d+\.\d+\] ?)?(?:\[ *[TC]\d+\] ?)?")
 
 
@@ -81,6 +98,8 @@ def read_syslog(line: str, now_s: float) -> SyslogLine | None:
         [Mon Nov 23 10:00:00 2026] NVRM: …                           dmesg -T
         2026-11-23T10:00:00,123456+00:00 NVRM: …                     dmesg --time-format iso
         kern  :warn  : [12345.678901] NVRM: …                        dmesg -x
+        10.1.2.3: kern: warning: [2026-11-23T10:00:00.123456789Z]: NVRM: …       talosctl dmesg
+        {"__REALTIME_TIMESTAMP": "…", "_TRANSPORT": "kernel", "MESSAGE": "NVRM: …"}   journalctl -o json
 
     Classic syslog has no year: it is the newest that is not later than a day from now (Unix s).
 
@@ -98,6 +117,8 @@ def read_syslog(line: str, now_s: float) -> SyslogLine | None:
     if (match := _CTIME.match(line, begin)) is not None:
         month, day, clock, year = match.groups()
         return SyslogLine(_at_s(int(year), month, day, clock), False, "", _inner(line[match.end() :]))
+    if line.startswith("{") or _TALOS_MARK in line[:80]:
+        return _of_json(line) if line.startswith("{") else _of_talos(line)
     zoned = False
     if (match := _CLASSIC.match(line, begin)) is not None:
         at_s = _without_year(match.group(1), match.group(2), match.group(3), now_s)
@@ -112,8 +133,33 @@ def read_syslog(line: str, now_s: float) -> SyslogLine | None:
         return None
     said = _HOST.match(line, match.end())
     if said is None:
-        return SyslogLine(at_s, zoned, "", None)
+        # it runs the switches of the host, and writes to no other log
+        fabric = _FABRIC_MANAGER.match(line, match.end())
+        text = None if fabric is None else f"nv-fabricmanager: {line[fabric.end() :]}"
+        return SyslogLine(at_s, zoned, "" if fabric is None else fabric.group(1), text)
     return SyslogLine(at_s, zoned, said.group(1), _inner(line[said.end() :]))
+
+
+def _of_talos(line: str) -> SyslogLine | None:
+    match = _TALOS.match(line)
+    if match is None:
+        return None
+    facility, date, clock, fraction, text = match.groups()
+    # the address before it is the node's, under which nothing else here knows it
+    return SyslogLine(_iso_s(date, clock, fraction[:6], "Z"), True, "", text if facility == "kern" else None)
+
+
+def _of_json(line: str) -> SyslogLine | None:
+    try:
+        row = json.loads(line)
+        micros, message = int(row["__REALTIME_TIMESTAMP"]), row.get("MESSAGE")
+        if isinstance(message, list):  # bytes that are no UTF-8, as numbers
+            message = bytes(message).decode(errors="replace")
+        kernels = "kernel" in (row.get("_TRANSPORT"), row.get("SYSLOG_IDENTIFIER"))
+        host = str(row.get("_HOSTNAME", ""))
+        return SyslogLine(micros / 1e6, True, host, str(message) if kernels and message is not None else None)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 def _inner(text: str) -> str:
@@ -132,10 +178,25 @@ def _iso_s(date: str, clock: str, fraction: str | None, zone: str | None) -> flo
 
 def _at_s(year: int, month: str, day: str, clock: str) -> float | None:
     try:
-        stamp = f"{year}-{_MONTHS.index(month) + 1:02d}-{int(day):02d}T{clock}+00:00"
+        stamp = f"{year}-{_month(month):02d}-{int(day):02d}T{clock}+00:00"
         return datetime.fromisoformat(stamp).timestamp()
     except ValueError:
         return None
+
+
+def _month(word: str) -> int:
+    """The number of a month by its short name in hosts' languages. Raises ValueError where it is none.
+
+    >>> _month("Nov"), _month("déc."), _month("Mär"), _month("окт"), _month("11月")
+    (11, 12, 3, 10, 11)
+    """
+    if word[0].isdecimal():
+        return int(word.rstrip("월月."))
+    name = word.casefold().rstrip(".")
+    for number, names in enumerate(_MONTHS, 1):
+        if any(name.startswith(known) for known in names.split()):
+            return number
+    raise ValueError(f"{word!r} is no month")
 
 
 def _without_year(month: str, day: str, clock: str, now_s: float) -> float | None:
@@ -147,12 +208,12 @@ def _without_year(month: str, day: str, clock: str, now_s: float) -> float | Non
 KMSG = Path("/dev/kmsg")
 _KMSG_BYTES = 8192
 _MAX_RECORDS = 100_000
+# What a machine calls itself before it knows its name, and in a file that names no host.
 _UNNAMED = ("", "localhost")
-"""What a machine calls itself before it knows its name, and in a file that names no host."""
 _MOST_HOSTS = 16
 FUTURE_S = 300.0
-_ENOUGH = 10
-"""Lines that tell a file of another kind from a single odd line."""
+# Lines that tell a file of another kind from a single odd line.
+_ENOUGH = 2
 
 
 @dataclass
@@ -313,23 +374,26 @@ class FileReader:
         found = [(offset, read_syslog(line.decode(errors="replace"), now_s)) for offset, line in read.lines]
         self._keep_zone([line for _, line in found], read.changed_s, now_s)
         told = [(offset, line) for offset, line in found if line is not None and line.text is not None]
+        ours = self._of_this_host(told)
+        unknown = sum(
+            line is None and bool(raw.strip()) for (_, line), (_, raw) in zip(found, read.lines, strict=True)
+        )
+        self._is_known |= any(line is not None for _, line in found)
+        # one odd line is noise; more and no good one are another kind of file, and silence would look like health
+        if unknown >= _ENOUGH and not self._is_known:
+            raise SourceError(Reason.MALFORMED, f"no line of {self._path} is of a syslog's or dmesg's known form")
+        lines.malformed = len(told) - len(ours) + unknown
+        lines.records.extend(self._records(ours, now_s))
+        return lines
+
+    def _of_this_host(self, told: Sequence[tuple[int, SyslogLine]]) -> Sequence[tuple[int, SyslogLine]]:
         for _, line in told:
             self._heed(line.host)
         # a file of one other name is this machine's under another name; of several, no guess is safe
         if not self._is_named and len(self._others) > 1:
             several = f"{self._path} has lines of several hosts ({', '.join(list(self._others)[:3])}, …)"
             raise SourceError(Reason.MALFORMED, f"{several}: give this one's name in the log as `node`")
-        ours = [line for line in told if not self._is_named or self._is_ours(line[1].host)]
-        unknown = sum(
-            line is None and bool(raw.strip()) for (_, line), (_, raw) in zip(found, read.lines, strict=True)
-        )
-        self._is_known |= any(line is not None for _, line in found)
-        # one odd line is noise; ten and no good one are another kind of file, and silence would look like health
-        if unknown >= _ENOUGH and not self._is_known:
-            raise SourceError(Reason.MALFORMED, f"no line of {self._path} is of a syslog's or dmesg's known form")
-        lines.malformed = len(told) - len(ours) + unknown
-        lines.records.extend(self._records(ours, now_s))
-        return lines
+        return [line for line in told if not self._is_named or self._is_ours(line[1].host)]
 
     def _heed(self, host: str) -> None:
         if not self._is_ours(host):
@@ -426,11 +490,9 @@ class LocalKernelLogCollector:
         rejected = {Reason.MALFORMED: lines.malformed} if lines.malformed else {}
         records = lines.records
         kept, events = self._parser.sift(records, MAX_LINES)
-        if self._is_first:  # old lines tell the addresses of GPUs, but their events have had their day
-            oldest = now_s - SINCE_S
-            kept = [record for record in kept if record.at.t_s >= oldest]
-            events = [event for event in events if event.record.at.t_s >= oldest]
+        if self._is_first:
             self._is_first = False
+            kept, events = since(now_s - SINCE_S, kept, events)
         elif records:
             gaps = [self._parser.gap(records[min(n, len(records) - 1)], why) for n, why in lines.lost]
             events = [*gaps, *events]

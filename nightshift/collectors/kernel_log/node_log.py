@@ -24,7 +24,7 @@ from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Instant, LogRecord, Reason, SourceStatus
 from nightshift.collectors.http import Fetcher, HttpRequest, HttpResponse, HttpSettings, SourceError, checked_url
 from nightshift.collectors.kernel_log.event import KernelEvent
-from nightshift.collectors.kernel_log.lines import MAX_TEXT, KernelLogParser
+from nightshift.collectors.kernel_log.lines import MAX_TEXT, KernelLogParser, since, single_lines
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.pages import source_subject
 from nightshift.collectors.tick import Batch
@@ -209,12 +209,12 @@ class NodeLogCollector:
         found = [_record(line, node, now_s, rejected) for line in lines if line.strip()]
         records = [record for record in found if record is not None]
         began_anew = [r for r, cursor in _with_previous(records, node.cursor) if r.offset <= cursor]
-        kept, events = node.parser.sift(records, self._max_lines)
-        refused = len(records) - len(kept)
-        if node.is_first and records:  # old lines tell the addresses of GPUs, but their events have had their day
-            oldest_s, node.is_first = now_s - self._since_s, False
-            kept = [record for record in kept if record.at.t_s >= oldest_s]
-            events = [event for event in events if event.record.at.t_s >= oldest_s]
+        single = single_lines(records)
+        kept, events = node.parser.sift(single, self._max_lines)
+        refused = len(single) - len(kept)
+        if node.is_first and records:
+            node.is_first = False
+            kept, events = since(now_s - self._since_s, kept, events)
         events = [*(node.parser.gap(record, "the log restarted") for record in began_anew), *events]
         if records:
             node.cursor = records[-1].offset

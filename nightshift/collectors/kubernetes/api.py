@@ -19,7 +19,7 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -30,11 +30,11 @@ from nightshift.collectors.base import Permanent, Temporary
 
 Object = dict[str, Any]
 MAX_EVENT_BYTES = 8 * 2**20
+# An answer that comes more slowly than this, beyond the limit of a call, is given up.
 SLOWEST_BYTES_PER_S = 2**16
-"""An answer that comes more slowly than this, beyond the limit of a call, is given up."""
 _AGAIN = frozenset({408, 409, 429})
+# Of a kind that is not served (k8s.io/apiserver, pkg/util/notfoundhandler): plain text, and no Status.
 _NO_SUCH_PATH = b"404 page not found"
-"""Of a kind that is not served (k8s.io/apiserver, pkg/util/notfoundhandler): plain text, and no Status."""
 
 
 class Busy(Temporary):
@@ -249,6 +249,7 @@ class KubeApi:
             )
             answer = self._api.call_api(*call, _request_timeout=timeout)
         except (HTTPError, OSError) as error:
+            # the cluster's authority was replaced: its new certificate is in the file by now
             if isinstance(error, SSLError):
                 self._take_up_renewed()
             raise Busy(f"kubernetes: no answer to {method} {path}: {type(error).__name__}: {error}") from error
@@ -267,6 +268,7 @@ def _api_client(kubeconfig: Path | None, context: str | None) -> Any:
     from kubernetes import client, config
 
     settings = client.Configuration()
+    # urllib3 retries by itself; here exactly one layer retries, the caller's loop
     settings.retries = False
     try:
         if kubeconfig is None:
@@ -293,6 +295,7 @@ class Stop:
     def __call__(self) -> None:
         with self._lock:
             self.called.set()
+            # the reader sits in recv: only shutting the socket down wakes it
             if self._response is not None:
                 _end(self._response)
 
@@ -367,15 +370,20 @@ def refusal(status: int, data: bytes, headers: Mapping[str, str], target: str) -
     more = [text for cause in causes if (text := str(cause.get("message") or "")) and text not in message]
     text = f"kubernetes: {target}: {status}: {message}" + (f" ({'; '.join(more)[:500]})" if more else "")
     if status == 404:
+        # a load balancer without a backend says 404 too: taken for "no such node", a drain would go on
         absent = said.get("kind") == "Status" or data.strip() == _NO_SUCH_PATH
         return NotFound(text, status) if absent else Busy(f"{text}: not the API server's own answer", status)
     if status == 410:
         return Expired(text, status)
-    going = any(cause.get("reason") == "NamespaceTerminating" for cause in causes)
-    if status in _AGAIN or status >= 500 or going:
+    if _passes(status, causes):
         retry = headers.get("Retry-After", "")
         return Busy(text, status, float(retry) if retry.isdigit() else None)
     return Refused(text, status)
+
+
+def _passes(status: int, causes: Sequence[Object]) -> bool:
+    """Whether the same request may be answered later. A namespace that is going says 403, and comes back."""
+    return status in _AGAIN or status >= 500 or any(c.get("reason") == "NamespaceTerminating" for c in causes)
 
 
 def _status(data: bytes) -> tuple[Object, list[Object]]:

@@ -27,8 +27,8 @@ from nightshift.collectors.tick import Batch
 from nightshift.collectors.training.workload import pod_subject
 
 EVENTS, CHANGES = "kubernetes_events", "kubernetes_changes"
+# Events carry whole seconds of whichever component wrote them.
 CLOCK, UNSURE_S = "kubernetes", 1.0
-"""Events carry whole seconds of whichever component wrote them."""
 NORMAL = frozenset(
     {"NodeReady", "NodeNotReady", "NodeSchedulable", "NodeNotSchedulable", "Rebooted", "Starting", "Killing",
      "Preempted", "Evicted", "RegisteredNode", "RemovingNode", "DeletingNode"}
@@ -185,33 +185,48 @@ def _event(obj: Object) -> _Event | None:
     reason, kind = str(obj.get("reason") or ""), str(obj.get("type") or "Normal")
     if kind != "Warning" and reason not in NORMAL:
         return None
-    about = obj.get("involvedObject") or obj.get("regarding") or {}
-    series = obj.get("series") or {}
-    times = (
-        series.get("lastObservedTime"), obj.get("lastTimestamp"), obj.get("eventTime"),
-        obj.get("firstTimestamp"), (obj.get("metadata") or {}).get("creationTimestamp"),
-    )  # fmt: skip
-    count = int(series.get("count") or obj.get("count") or 1)
-    by = (obj.get("source") or {}).get("component") or obj.get("reportingComponent") or "unknown"
+    about = _first(obj, "involvedObject", "regarding") or {}
+    count = int(_first(obj, "series.count", "count") or 1)
+    by = _first(obj, "source.component", "reportingComponent") or "unknown"
     what, name = str(about.get("kind") or ""), str(about.get("name") or "")
     more = f" (×{count})" if count > 1 else ""
-    text = f"{kind} {reason} {what} {name}: {obj.get('message') or obj.get('note') or ''} [{by}]{more}"
-    t_s = next((t for t in map(_time, times) if t is not None), 0.0)
+    text = f"{kind} {reason} {what} {name}: {_first(obj, 'message', 'note') or ''} [{by}]{more}"
+    t_s = next((t for path in _TIMES if (t := _time(_first(obj, path))) is not None), 0.0)
     return _Event(what, name, str(about.get("namespace") or ""), text, t_s, count)
 
 
+# Newest first: an event that repeats keeps its first times. Events of events.k8s.io/v1 have `series` and
+# `eventTime`, those of v1 `lastTimestamp`; a component of another version may leave any of them null.
+_TIMES = (
+    "series.lastObservedTime", "lastTimestamp", "eventTime", "firstTimestamp", "metadata.creationTimestamp",
+)  # fmt: skip
+
+
+def _first(obj: Object, *paths: str) -> Any:
+    """The first of these fields (`outer.inner`) that is set; the two APIs of events name the same thing twice."""
+    for path in paths:
+        value: Any = obj
+        for key in path.split("."):
+            value = (value or {}).get(key)
+        if value:
+            return value
+    return None
+
+
 def _node(obj: Object) -> _Thing:
-    meta, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
-    labels, info = meta.get("labels") or {}, status.get("nodeInfo") or {}
-    watched = {"unschedulable": "yes" if spec.get("unschedulable") else "no"}
-    watched |= {f"taint {t.get('key')}": str(t.get("effect") or "") for t in spec.get("taints") or []}
-    watched |= {
-        f"condition {c.get('type')}": f"{c.get('status')} ({c.get('reason') or ''})"
-        for c in status.get("conditions") or []
-    }
-    watched |= {name: str(labels[name]) for name in LABELS if name in labels}
-    watched |= {name: str(info[name]) for name in VERSIONS if name in info}
-    watched |= {f"allocatable {k}": str(v) for k, v in (status.get("allocatable") or {}).items() if "gpu" in k}
+    meta = obj["metadata"]
+    watched = {"unschedulable": "yes" if _first(obj, "spec.unschedulable") else "no"}
+    for taint in _first(obj, "spec.taints") or []:
+        watched[f"taint {taint.get('key')}"] = str(taint.get("effect") or "")
+    for condition in _first(obj, "status.conditions") or []:
+        said = f"{condition.get('status')} ({condition.get('reason') or ''})"
+        watched[f"condition {condition.get('type')}"] = said
+    for names, path in ((LABELS, "metadata.labels"), (VERSIONS, "status.nodeInfo")):
+        told = _first(obj, path) or {}
+        watched |= {name: str(told[name]) for name in names if name in told}
+    # devices only: a change of a node's allocatable memory explains no GPU incident
+    allocatable = _first(obj, "status.allocatable") or {}
+    watched |= {f"allocatable {k}": str(v) for k, v in allocatable.items() if "gpu" in k}
     fields = {
         "unschedulable": ("f:spec", "f:unschedulable"),
         "taint": ("f:spec", "f:taints"),

@@ -19,8 +19,8 @@ from nightshift.collectors.frame import Reason, SourceStatus
 from nightshift.collectors.kubernetes.api import Busy, Expired, KubeApi, KubeSilent, Object, Refused, Stop
 from nightshift.collectors.subject import Subject
 
+# Where a server sends bookmarks, it does so about once a minute: after more silence the watch is opened anew.
 QUIET_S = 90.0
-"""Where a server sends bookmarks, it does so about once a minute: after more silence the watch is opened anew."""
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
 T = TypeVar("T")
 
@@ -105,16 +105,22 @@ class Follower(Generic[T]):
                 for event in watched:
                     version = self._hear(event) or version
                     pause_s, progressed, quiet = MIN_PAUSE_S, True, False
+                # a watch that lasted was a good one, though nothing changed: the next begins without a pause
                 progressed = progressed or self._timer() - began >= MIN_PAUSE_S
+            # a silent watch may be a dead connection or a quiet cluster: the first time it is opened again from the
+            # same version, and only a second silence costs a new list
             except KubeSilent:
                 progressed, quiet, version = True, not quiet, "" if quiet else version
             except Expired:
                 version, expired = "", self._expired
+                # the first 410 of a watch is usual after a long pause; one straight after a new list is a server
+                # that compacts faster than it answers, and is given a pause
                 self._expired = not progressed
                 progressed = progressed or not expired
             except (Temporary, Permanent) as error:
                 self._note(error)
                 progressed = False
+            # this thread must not die of an answer: the source would look alive, and hear nothing for ever
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 self._note(Busy(f"kubernetes: {self.path} was answered as no API server does: {error!r}"))
                 version, progressed = "", False
@@ -159,6 +165,7 @@ class Follower(Generic[T]):
         projected = self._understood(obj) if kind in ("ADDED", "MODIFIED") else None
         with self._lock:
             self._heard, self._fault = self._timer(), None
+            # an object that is no longer of interest (a pod that ended) is gone for the reader, as a deleted one is
             if key and projected is None and self._known.pop(key, None) is not None:
                 self._changed[key] = None
             elif key and projected is not None and self._known.get(key) != projected:
@@ -183,6 +190,7 @@ class Follower(Generic[T]):
             404: Reason.NOT_FOUND,
         }
         fault = reason.get(status, Reason.HTTP_STATUS)
+        # no status at all: the kubeconfig or the service account's files are missing
         if isinstance(error, Permanent) and status is None:
             fault = Reason.NOT_FOUND
         with self._lock:

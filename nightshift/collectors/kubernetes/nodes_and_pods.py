@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,6 +26,8 @@ from nightshift.collectors.training.workload import pod_subject, rank_of
 
 AUTHORITY = 1
 """Of relations that the API server told, over inferred ones."""
+# Labels that carry a pod's job and what kind of job that is, the outermost owner first (each operator's label
+# reference). A Kueue Workload stands for one of these and has no pods of its own; its queue is a fact of the pod.
 JOB_LABELS = {
     "jobset.sigs.k8s.io/jobset-name": "JobSet",
     "training.kubeflow.org/job-name": "PyTorchJob",
@@ -36,8 +39,6 @@ JOB_LABELS = {
     "batch.kubernetes.io/job-name": "Job",
     "job-name": "Job",
 }
-"""Labels that carry a pod's job and what kind of job that is, the outermost owner first (each operator's label
-reference). A Kueue Workload stands for one of these and has no pods of its own; its queue is a fact of the pod."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 ZONE_LABEL = "topology.kubernetes.io/zone"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
@@ -257,17 +258,21 @@ def _job_of(labels: Mapping[str, str], owner: Object) -> tuple[str | None, str]:
 
 def _rank_of(meta: Object, spec: Object, job: str | None) -> int | None:
     """The rank of a pod of one GPU: its index in an indexed Job, else the RANK of a container's environment."""
-    labels, notes = meta.get("labels") or {}, meta.get("annotations") or {}
-    indexed = job is not None and job == labels.get("batch.kubernetes.io/job-name", labels.get("job-name"))
-    index = labels.get(INDEX_LABEL) or notes.get(INDEX_LABEL) or ""
-    if indexed and index.isdigit():
+    index = _index_of(meta, job)
+    if index.isdigit():
         return int(index)
-    for container in spec.get("containers") or []:
-        for variable in container.get("env") or []:
-            text = variable.get("value") or ""
-            if variable.get("name") == "RANK" and text.isdecimal() and len(text) < 7:
-                return int(text)
-    return None
+    variables = chain.from_iterable(container.get("env") or [] for container in spec.get("containers") or [])
+    # a `valueFrom` has no value here; what the pod will be given is not known to the API server
+    told = (variable.get("value") or "" for variable in variables if variable.get("name") == "RANK")
+    return next((int(text) for text in told if text.isdecimal() and len(text) < 7), None)
+
+
+def _index_of(meta: Object, job: str | None) -> str:
+    """The completion index of a pod whose own Job is the job: a JobSet's replicated Jobs each count from 0."""
+    labels, notes = meta.get("labels") or {}, meta.get("annotations") or {}
+    if job is None or job != labels.get("batch.kubernetes.io/job-name", labels.get("job-name")):
+        return ""
+    return str(labels.get(INDEX_LABEL) or notes.get(INDEX_LABEL) or "")
 
 
 def _opted_out(meta: Object) -> str:

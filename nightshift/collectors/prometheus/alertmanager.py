@@ -165,6 +165,7 @@ def _alert(row: Any) -> AlertmanagerAlert:
 
 def _silence(row: Any) -> AlertmanagerSilence:
     if row["status"]["state"] == "expired":
+        # nothing of an expired silence is read: the caller drops it by its end, and it is no malformed row
         return AlertmanagerSilence("", (), 0.0, -math.inf, "", "")
     signs = {(True, False): "=", (False, False): "!=", (True, True): "=~", (False, True): "!~"}
     matchers = tuple(

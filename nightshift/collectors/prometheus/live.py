@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Floats, Frame, Reason, SourceStatus
-from nightshift.collectors.http import Fetcher, HttpRequest, HttpResponse, HttpSettings, SourceError, checked_url
+from nightshift.collectors.http import Fetcher, HttpResponse, HttpSettings, SourceError, checked_url
 from nightshift.collectors.prometheus.api import Vector, VectorReader, instant
 from nightshift.collectors.prometheus.queries import (
     KEYS,
@@ -38,10 +38,11 @@ from nightshift.collectors.training.workload import WorkloadRule
 
 _GPU, _MIG = SubjectKind.GPU, SubjectKind.MIG
 _NODE, _NIC, _DISK = SubjectKind.NODE, SubjectKind.NIC, SubjectKind.DISK
+# Most time that one tick spends on whose GPUs are whose: a fleet of 100,000 is told over its first ticks.
 TELL_S = 1.0
-"""Most time that one tick spends on whose GPUs are whose: a fleet of 100,000 is told over its first ticks."""
+_LABELS, _DOUBTS = "labels", ("doubled", "contradicted")
+# Queries under way at once: Prometheus itself runs 20 of all its users.
 _PARALLEL = 4
-"""Queries under way at once: Prometheus itself runs 20 of all its users."""
 
 
 class _Known:
@@ -77,6 +78,7 @@ class _Known:
 
     def _place(self, labels: Sequence[Mapping[str, str]], column: int, scale: float) -> tuple[Cells, int]:
         try:
+            # all keys known is the case of nearly every look: lists and one numpy pass, 60 queries × 10,000 GPUs
             keys: list[object] = (
                 [label[self.keys[0]] for label in labels]
                 if len(self.keys) == 1
@@ -117,6 +119,7 @@ class _Known:
     def forget_gone(self) -> None:
         """Learns the keys anew where many are gone, so that they leave."""
         live = max((len(labels) for labels, _, _ in self._placed.values()), default=0)
+        # a few keys of GPUs that are gone cost less than placing all columns again
         if len(self._subjects) > 1.1 * live + 16:
             self._forget()
 
@@ -213,41 +216,40 @@ class PrometheusCollector:
 
     def collect(self, now_s: float, inventory: Inventory, timeout_s: float) -> Batch:
         started = self._timer()
-        asks, matchers = self._asks, self._settings.matchers
+        queries = self._queries(now_s)
         at_s = now_s if self._settings.at_clock else None
-
-        def ask_for(query: str) -> HttpRequest:
-            return instant(self._settings.url, query, at_s, timeout_s)
-
-        requests = [ask_for(ask.query) for ask in asks]
-        when = {kind: len(requests) + n for n, kind in enumerate(self._known)}
-        requests += [ask_for(scrape_time_query(kind, matchers)) for kind in self._known]
-        doubts = len(requests)
-        if _GPU in self._known:
-            requests += [ask_for(query) for query in (doubled_query(matchers), contradiction_query(matchers))]
-        wants_labels = self._wants_labels(now_s)
-        if wants_labels:
-            requests.append(ask_for(f"{IDENTITY}{{{matchers}}}"))
-        answers = self._fetcher.fetch(requests, timeout_s)
+        asked = [instant(self._settings.url, query, at_s, timeout_s) for query in queries.values()]
+        answers = dict(zip(queries, self._fetcher.fetch(asked, timeout_s), strict=True))
         failed: list[SourceError] = []
         rejected: dict[Reason, int] = {}
-        if wants_labels:
-            self._take_labels(answers[-1], now_s, failed)
+        if _LABELS in answers:
+            self._take_labels(answers[_LABELS], now_s, failed)
         self._labels.tell(inventory, now_s, min(timeout_s / 4, TELL_S))
-        times = {kind: self._scraped_s(kind, answers[n], failed) for kind, n in when.items()}
+        times = {kind: self._scraped_s(kind, answers[kind], failed) for kind in self._known}
         used = 0
-        for ask, answer in zip(asks, answers, strict=False):
-            used += self._take(ask, answer, times[ask.kind], now_s, failed, rejected)
+        for ask in self._asks:
+            used += self._take(ask, answers[ask], times[ask.kind], now_s, failed, rejected)
         for known in self._known.values():
             known.tell(inventory, now_s)
         made = (known.rows.frame(now_s) for known in self._known.values())
         frames = [frame for frame in made if isinstance(frame, Frame)]
-        told = self._doubt(frames, answers[doubts : doubts + 2], failed, rejected) if _GPU in self._known else ""
-        status = self._status(now_s, used, failed, len(requests), rejected, self._timer() - started)
+        told = self._doubt(frames, [answers[key] for key in _DOUBTS if key in answers], failed, rejected)
+        status = self._status(now_s, used, failed, len(queries), rejected, self._timer() - started)
         return Batch([replace(status, detail=told) if status.ok else status], frames)
 
     def close(self) -> None:
         self._fetcher.close()
+
+    def _queries(self, now_s: float) -> dict[object, str]:
+        """What to ask now, by what the answer is for: values of an ask, scrape times of a kind, or a name."""
+        matchers = self._settings.matchers
+        queries: dict[object, str] = {ask: ask.query for ask in self._asks}
+        queries |= {kind: scrape_time_query(kind, matchers) for kind in self._known}
+        if _GPU in self._known:
+            queries |= zip(_DOUBTS, (doubled_query(matchers), contradiction_query(matchers)), strict=True)
+        if self._wants_labels(now_s):
+            queries[_LABELS] = f"{IDENTITY}{{{matchers}}}"
+        return queries
 
     def _status(
         self,
@@ -300,10 +302,13 @@ class PrometheusCollector:
     ) -> str:
         """Says which GPUs two exporters tell of. Where they contradict each other over two looks, nobody knows
         which is right, so the GPU has no value."""
+        if not answers:
+            return ""
         doubled, apart = (
             [] if vector is None else [one.get("UUID", "") for one in vector.labels]
             for vector in (self._vector(f"doubt {n}", answer, failed) for n, answer in enumerate(answers))
         )
+        # two exporters are scraped at two moments, so one look at a GPU whose power moves proves nothing
         contradicted = self._suspects & set(apart)
         self._suspects = frozenset(apart)
         if not doubled:

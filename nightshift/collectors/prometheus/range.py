@@ -16,30 +16,30 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from nightshift.collectors.base import Permanent
-from nightshift.collectors.frame import Floats, Frame, Instant, LogRecord, Reason, SeriesIndex, SourceStatus
+from nightshift.collectors.frame import Floats, Frame, Reason, SeriesIndex, SourceStatus
 from nightshift.collectors.http import Fetcher, HttpRequest, HttpResponse, SourceError
-from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
 from nightshift.collectors.prometheus.api import Matrix, instant, over_range, read_matrix, read_vector
 from nightshift.collectors.prometheus.live import PrometheusCollector
 from nightshift.collectors.prometheus.queries import KEYS, query_for, subject_of
-from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.subject import Inventory, SubjectKind
+from nightshift.collectors.telemetry.gauge_events import GaugeEvents
 from nightshift.collectors.telemetry.gpu_labels import IDENTITY, GpuLabels
 from nightshift.collectors.telemetry.metrics import Metric, of_kind
 from nightshift.collectors.telemetry.pages import source_subject
 from nightshift.collectors.tick import Tick
 
 KINDS = (SubjectKind.GPU, SubjectKind.CONTAINER, SubjectKind.NODE)
+# Values held at once: a chunk of the past is as long as that allows.
 MOST_VALUES = 8_000_000
-"""Values held at once: a chunk of the past is as long as that allows."""
+# Points per series and answer: Prometheus refuses more than 11,000.
 MOST_POINTS = 10_000
-"""Points per series and answer: Prometheus refuses more than 11,000."""
+# How often who holds what is asked for; sooner where more GPUs are seen than when it was last asked.
 LABELS_EVERY_S, SOONER_S = 3600.0, 600.0
-"""How often who holds what is asked for; sooner where more GPUs are seen than when it was last asked."""
 TRIES = 3
+# An answer is asked for in parts down to this share of its length (or this many points).
 SMALLEST = 16
-"""An answer is asked for in parts down to this share of its length (or this many points)."""
+# Stretches in a row that cannot be read: the server is gone, and the rest is one gap.
 GIVE_UP = 6
-"""Stretches in a row that cannot be read: the server is gone, and the rest is one gap."""
 UNKNOWN_SERIES = 4096
 """How many series a metric is taken to have whose count could not be read."""
 
@@ -55,6 +55,17 @@ class Reading:
     rested_s: float = 0.0
     series: dict[str, int] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """A part of the range: of each kind its metrics and values [n_times, n_subjects, n_metrics], and why what is
+    missing is."""
+
+    first_s: float
+    last_s: float
+    blocks: dict[SubjectKind, tuple[tuple[str, ...], Floats]]
+    problem: str
 
 
 class RangeReader:
@@ -117,36 +128,47 @@ class RangeReader:
     def ticks(self, start_s: float, end_s: float, inventory: Inventory) -> Iterator[Tick]:
         """Oldest first, `step_s` apart, aligned to multiples of it."""
         start_s = math.ceil(start_s / self.step_s) * self.step_s
-        wanted = [(kind, self._exported(kind, start_s, end_s)) for kind in KINDS if kind in self._settings.kinds]
         indices: dict[SubjectKind, SeriesIndex] = {}
-        labelled_s, labelled, xids = -math.inf, 0, _Xids(self._source.name)
-        chunk = min(self._steps(wanted), math.floor((end_s - start_s) / self.step_s + 1e-9) + 1)
-        least = max(chunk // SMALLEST, min(chunk, SMALLEST))
-        first_s, lost = start_s, 0
-        while first_s <= end_s:
-            last_s = min(first_s + (chunk - 1) * self.step_s, end_s) if lost < GIVE_UP else end_s
-            blocks, failed = self._blocks(wanted if lost < GIVE_UP else (), first_s, last_s, indices)
-            if chunk > least and any(_too_much(error) for error in failed.values()):
-                chunk = max(chunk // 4, least)
-                continue
-            problem = "; ".join(map(str, failed.values())) or ("given up" if lost >= GIVE_UP else "")
-            self.reading.failed += [f"{kind} at {first_s:.0f}: {error}" for kind, error in failed.items()]
-            if lost == GIVE_UP:
-                self.reading.failed.append(f"everything from {first_s:.0f} on: {lost} stretches in a row failed")
-            lost = lost + 1 if (failed and not blocks) or lost >= GIVE_UP else 0
-            for number in range(math.floor((last_s - first_s) / self.step_s + 1e-9) + 1):
-                at_s = first_s + number * self.step_s
+        labelled_s, labelled, gauges = -math.inf, 0, GaugeEvents()
+        for stretch in self._stretches(start_s, end_s, indices):
+            for number in range(self._n_steps(stretch.first_s, stretch.last_s)):
+                at_s = stretch.first_s + number * self.step_s
                 frames = {
                     kind: self._frame(kind, metrics, values[number], indices, at_s)
-                    for kind, (metrics, values) in blocks.items()
+                    for kind, (metrics, values) in stretch.blocks.items()
                 }
                 gpus = frames.get(SubjectKind.GPU)
                 seen = 0 if gpus is None else int(np.isfinite(gpus.values).any(axis=1).sum())
                 if seen and at_s - labelled_s >= (SOONER_S if seen > labelled else LABELS_EVERY_S):
                     labelled_s, labelled = at_s, seen
                     self._tell_labels(inventory, at_s)
-                yield self._tick(at_s, frames, problem, xids, inventory)
+                yield self._tick(at_s, frames, stretch.problem, gauges, inventory)
+
+    def _stretches(
+        self, start_s: float, end_s: float, indices: dict[SubjectKind, SeriesIndex]
+    ) -> Iterator[_Stretch]:
+        """The range in stretches that the server answers; after GIVE_UP that it does not, the rest in one."""
+        wanted = [(kind, self._exported(kind, start_s, end_s)) for kind in KINDS if kind in self._settings.kinds]
+        chunk = min(self._steps(wanted), self._n_steps(start_s, end_s))
+        least = max(chunk // SMALLEST, min(chunk, SMALLEST))
+        first_s, lost = start_s, 0
+        while first_s <= end_s and lost < GIVE_UP:
+            last_s = min(first_s + (chunk - 1) * self.step_s, end_s)
+            blocks, failed = self._blocks(wanted, first_s, last_s, indices)
+            if chunk > least and any(_too_much(error) for error in failed.values()):
+                chunk = max(chunk // 4, least)
+                continue
+            self.reading.failed += [f"{kind} at {first_s:.0f}: {error}" for kind, error in failed.items()]
+            yield _Stretch(first_s, last_s, blocks, "; ".join(map(str, failed.values())))
+            lost = lost + 1 if failed and not blocks else 0
             first_s = last_s + self.step_s
+        if first_s <= end_s:
+            self.reading.failed.append(f"everything from {first_s:.0f} on: {lost} stretches in a row failed")
+            yield _Stretch(first_s, end_s, {}, "given up")
+
+    def _n_steps(self, first_s: float, last_s: float) -> int:
+        # 1e-9: 0.3 / 0.1 is 2.9999999999999996, and the last tick of the range must not be lost to that
+        return math.floor((last_s - first_s) / self.step_s + 1e-9) + 1
 
     def _blocks(
         self,
@@ -166,7 +188,7 @@ class RangeReader:
         return blocks, failed
 
     def _tick(
-        self, at_s: float, frames: dict[SubjectKind, Frame], problem: str, xids: _Xids, inventory: Inventory
+        self, at_s: float, frames: dict[SubjectKind, Frame], problem: str, gauges: GaugeEvents, inventory: Inventory
     ) -> Tick:
         status = SourceStatus(
             self._source,
@@ -178,7 +200,7 @@ class RangeReader:
         )
         shown = {kind: frame for kind, frame in frames.items() if len(frame.index)}
         gpus = shown.get(SubjectKind.GPU)
-        events = xids.take(gpus, inventory) if gpus is not None else ()
+        events = gauges.take(gpus, inventory) if gpus is not None else ()
         return Tick(at_s, shown, logs=[e.record for e in events], events=events, sources=(status,))
 
     def _exported(self, kind: SubjectKind, start_s: float, end_s: float) -> list[Metric]:
@@ -229,13 +251,14 @@ class RangeReader:
         if len(rows) > len(index):
             indices[kind] = SeriesIndex(kind, tuple(rows))
         indices.setdefault(kind, index)
-        n_times = math.floor((last_s - first_s) / self.step_s + 1e-9) + 1
+        n_times = self._n_steps(first_s, last_s)
         values = np.full((n_times, len(rows), len(metrics)), np.nan)
         for column, (metric, places, found) in enumerate(answers):
             known = np.array(places, dtype=np.int64)
             scaled = found[:, known >= 0] * metric.scale
             with np.errstate(invalid="ignore"):
                 possible = (scaled >= metric.low) & (scaled <= metric.high)
+            # as in the live rows: 0 is written for what could not be read
             if metric.zero_is_missing:
                 possible &= scaled != 0.0
             values[:, known[known >= 0], column] = np.where(possible, scaled, np.nan)
@@ -250,6 +273,7 @@ class RangeReader:
         at_s: float,
     ) -> Frame:
         index = indices[kind]
+        # a later stretch has found more subjects: the rows of this one end before theirs
         if len(values) < len(index):
             values = np.vstack([values, np.full((len(index) - len(values), len(metrics)), np.nan)])
         epoch = np.zeros(len(index), dtype=np.int64)
@@ -275,12 +299,14 @@ class RangeReader:
             self.reading.busy_s += took_s
             rest_s = took_s * (1.0 / self._load - 1.0) * (1 if isinstance(answer, HttpResponse) else 2**attempt)
             if isinstance(answer, SourceError):
-                rest_s = max(rest_s, 0.2 * 2**attempt)
+                # a refusal takes no time: resting as long as it took would ask a server in trouble without a pause
+                rest_s = max(rest_s, 0.2 * 2**attempt, answer.retry_after_s or 0.0)
             self.reading.rested_s += rest_s
             self._sleep(rest_s)
             if isinstance(answer, HttpResponse):
                 return answer
             failed = answer
+            # the same query would be refused the same way; `matrices` asks for a shorter range instead
             if _refused(answer):
                 break
             if answer.reason in (Reason.UNAUTHORISED, Reason.NOT_FOUND):
@@ -298,27 +324,3 @@ def _too_much(error: SourceError) -> bool:
     """Whether a shorter stretch may be answered: refused, or not ended in time (Prometheus then says 503)."""
     late = error.reason is Reason.TIMEOUT or error.detail.startswith(("HTTP 503", "HTTP 504"))
     return late or _refused(error)
-
-
-class _Xids:
-    """Xids by the gauge of the last one: it never clears, so what tells an event is that it changes."""
-
-    def __init__(self, source: str) -> None:
-        self._source = source
-        self._last: dict[Subject, float] = {}
-        self._count = 0
-
-    def take(self, frame: Frame, inventory: Inventory) -> tuple[KernelEvent, ...]:
-        column = frame.column("gpu_xid_last")
-        found = []
-        for row in np.flatnonzero(np.isfinite(column)).tolist():
-            gpu, code = frame.index.subjects[row], float(column[row])
-            before, self._last[gpu] = self._last.get(gpu, code), code
-            node = inventory.above(gpu, SubjectKind.NODE, frame.at_s) if code != before and code else None
-            if node is None:
-                continue
-            self._count += 1
-            text = f"DCGM_FI_DEV_XID_ERRORS of {gpu.name}: {before:.0f} → {code:.0f}"
-            record = LogRecord(Instant(frame.at_s), self._source, node, text, self._count)
-            found.append(KernelEvent(KernelEventKind.XID, record, node, code=int(code), gpu=gpu))
-        return tuple(found)

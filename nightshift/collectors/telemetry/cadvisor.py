@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 from pydantic import Field
 
 from nightshift.collectors.frame import Reason
 from nightshift.collectors.subject import Subject, SubjectKind
-from nightshift.collectors.telemetry.exposition import Layout, Page
+from nightshift.collectors.telemetry.exposition import Layout, Page, Series
 from nightshift.collectors.telemetry.metrics import of_kind
 from nightshift.collectors.telemetry.pages import FORGET_AFTER_S, PageCollector, PagePlan, PageSettings, Relation
 from nightshift.collectors.telemetry.rows import Rows, cells
@@ -52,6 +52,8 @@ class CadvisorCollector(PageCollector):
         kinds = (SubjectKind.CONTAINER, SubjectKind.NODE)
         rows = {kind: Rows(kind, of_kind(kind), FORGET_AFTER_S) for kind in kinds}
         super().__init__(settings, rows, clock)
+        self._kind_of = {name: kind for kind, found in rows.items() for name in found.column}
+        self._scales = {kind: [metric.scale for metric in of_kind(kind)] for kind in rows}
         self._workload = settings.workload
 
     def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> PagePlan:
@@ -59,37 +61,51 @@ class CadvisorCollector(PageCollector):
         relations: set[Relation] = set()
         rejected: Counter[Reason] = Counter()
         here = Subject(SubjectKind.NODE, node or _node_name(layout) or host)
-        scales = {kind: [metric.scale for metric in of_kind(kind)] for kind in self._rows}
         for position, series in enumerate(layout.series):
-            kind = next((kind for kind, rows in self._rows.items() if series.name in rows.column), None)
+            kind = self._kind_of.get(series.name)
             if kind is None:
                 continue
             column = self._rows[kind].column[series.name]
-            if kind is SubjectKind.NODE:
-                if not series.labels:
-                    entries[kind].append((position, here, column, scales[kind][column]))
-                continue
-            container, pod = series.label("container"), series.label("pod")
-            namespace = series.label("namespace")
-            # sums over a pod or a slice, and the pause container, would be counted beside the containers themselves
-            if not (container and pod and namespace) or container == _PAUSE:
-                continue
-            if series.label("cpu", _ALL_CPUS) != _ALL_CPUS:
-                continue  # a standalone cAdvisor tells each CPU beside their sum
             try:
-                subject, holder = container_subject(namespace, pod, container), pod_subject(namespace, pod)
+                subject = _container(series) if kind is SubjectKind.CONTAINER else _whole_node(series, here)
             except ValueError:
                 rejected[Reason.MALFORMED] += 1
                 continue
-            entries[kind].append((position, subject, column, scales[kind][column]))
-            relations.add((subject, holder))
-            if node is not None or _node_name(layout):
-                relations.add((holder, here))
-            job, _ = self._workload.place(namespace, pod)
-            if job is not None:
-                relations.add((holder, job))
-        placed = [cells(kind, found) for kind, found in entries.items()]
+            if subject is not None:
+                entries[kind].append((position, subject, column, self._scales[kind][column]))
+        # a page behind a service's address is of any node: its host name would be a node that does not exist
+        known = here if node is not None or _node_name(layout) else None
+        for container in {subject for _, subject, _, _ in entries[SubjectKind.CONTAINER]}:
+            relations.update(self._relations(container, known))
+        placed = [cells(kind, found) for kind, found in entries.items() if found]
         return PagePlan(layout, placed, frozenset(relations), {}, (here,), dict(rejected))
+
+    def _relations(self, container: Subject, node: Subject | None) -> Iterator[Relation]:
+        namespace, pod, _ = container.name.split("/", 2)
+        holder = pod_subject(namespace, pod)
+        yield container, holder
+        if node is not None:
+            yield holder, node
+        job, _ = self._workload.place(namespace, pod)
+        if job is not None:
+            yield holder, job
+
+
+def _whole_node(series: Series, here: Subject) -> Subject | None:
+    """Of node-exporter's names here, those with labels are parts of the node (a disk, a CPU)."""
+    return None if series.labels else here
+
+
+def _container(series: Series) -> Subject | None:
+    """The container that a series is of, None where it is of none. Raises ValueError where it cannot be named."""
+    container, pod, namespace = (series.label(name) for name in ("container", "pod", "namespace"))
+    # sums over a pod or a slice, and the pause container, would be counted beside the containers themselves
+    if not (container and pod and namespace) or container == _PAUSE:
+        return None
+    # a standalone cAdvisor tells each CPU beside their sum
+    if series.label("cpu", _ALL_CPUS) != _ALL_CPUS:
+        return None
+    return container_subject(namespace, pod, container)
 
 
 def _node_name(layout: Layout) -> str:

@@ -21,8 +21,9 @@ from pydantic import Field
 
 from nightshift.collectors.frame import Reason
 from nightshift.collectors.kernel_log.pci import PCI_FACT, canonical_pci
-from nightshift.collectors.subject import Subject, SubjectKind
-from nightshift.collectors.telemetry.exposition import Layout, Page
+from nightshift.collectors.subject import SHOWS_HELD_ONLY, Subject, SubjectKind
+from nightshift.collectors.telemetry.exposition import Layout, Page, Series
+from nightshift.collectors.telemetry.gauge_events import EXPORTED
 from nightshift.collectors.telemetry.metrics import BOARD, of_kind
 from nightshift.collectors.telemetry.pages import FORGET_AFTER_S, PageCollector, PagePlan, PageSettings, Relation
 from nightshift.collectors.telemetry.rows import Cells, Rows, cells
@@ -84,51 +85,107 @@ def plan_of(
 ) -> PagePlan:
     """Where the samples of DCGM series belong: `columns` by kind and exported name. `node` overrides the Hostname
     label, `host` stands in for it."""
-    entries: dict[SubjectKind, list[tuple[int, Subject, int, float]]] = defaultdict(list)
-    relations: set[Relation] = set()
-    facts: dict[Subject, dict[str, str]] = {}
-    holders: dict[Subject, set[Subject]] = defaultdict(set)
-    rejected: Counter[Reason] = Counter()
-    described: set[tuple[tuple[str, str], ...]] = set()
-    repeated: list[tuple[int, Subject, int, float]] = []
-    boards = {name: column for name, column in columns[SubjectKind.GPU].items() if name in BOARD}
-    scales = {kind: [m.scale for m in of_kind(_metrics_of(kind))] for kind in KINDS}
+    planner = _Planner(columns, node, host)
     for position, series in enumerate(layout.series):
+        try:
+            planner.take(position, series, layout.types.get(series.name))
+        except ValueError:
+            planner.rejected[Reason.MALFORMED] += 1
+    relations = planner.relations
+    _place(planner.holders, workload, relations)
+    nodes = tuple(sorted({parent for _, parent in relations if parent.kind is SubjectKind.NODE}))
+    hides = planner.shows_held_only
+    if planner.claims:
+        planner.facts |= {node: {SHOWS_HELD_ONLY: "yes" if hides else "no"} for node in nodes}
+    placed: list[Cells] = []
+    if planner.repeated:
+        placed.append(cells(SubjectKind.GPU, planner.repeated, highest=True))
+    placed += [cells(kind, found) for kind, found in planner.entries.items()]
+    at = next((n for n, series in enumerate(layout.series) if series.name == NODE_TIME), None)
+    # a federated page has many nodes' rows and one clock, which is none of theirs
+    clock = (nodes[0], at) if len(nodes) == 1 else None
+    return PagePlan(
+        layout,
+        placed,
+        frozenset(relations),
+        planner.facts,
+        nodes,
+        dict(planner.rejected),
+        clock,
+        errors=planner.errors,
+        note="it shows only GPUs that a pod holds: idle GPUs are not watched" if hides else "",
+    )
+
+
+class _Planner:
+    """What the series of one page say, taken one by one."""
+
+    def __init__(self, columns: Mapping[SubjectKind, Mapping[str, int]], node: str | None, host: str) -> None:
+        self._columns, self._node, self._host = columns, node, host
+        self._boards = {name: column for name, column in columns[SubjectKind.GPU].items() if name in BOARD}
+        self._scales = {kind: [m.scale for m in of_kind(_metrics_of(kind))] for kind in KINDS}
+        self._described: set[tuple[tuple[str, str], ...]] = set()
+        self.entries: dict[SubjectKind, list[tuple[int, Subject, int, float]]] = defaultdict(list)
+        self.repeated: list[tuple[int, Subject, int, float]] = []
+        self.relations: set[Relation] = set()
+        self.facts: dict[Subject, dict[str, str]] = {}
+        self.holders: dict[Subject, set[Subject]] = defaultdict(set)
+        self.rejected: Counter[Reason] = Counter()
+        self.claims: set[Subject] = set()
+        self.errors: list[tuple[int, Subject, str, Mapping[str, str]]] = []
+
+    @property
+    def shows_held_only(self) -> bool:
+        """Whether the exporter leaves out GPUs that no claim holds: with Dynamic Resource Allocation it lists
+        claims, and every GPU of the page has one (NVIDIA/dcgm-exporter, `dra_…` labels)."""
+        gpus = {gpu for gpu, parent in self.relations if gpu.kind is SubjectKind.GPU}
+        return bool(gpus) and gpus <= self.claims
+
+    def take(self, position: int, series: Series, declared: str | None) -> None:
+        """Raises ValueError where a series of ours cannot be used; one that is not ours is passed over."""
         labels = dict(series.labels)
         kind, name, lane = _row_of(series.name, labels)
-        column = columns[kind].get(name)
-        if column is None:  # OpenTelemetry's collector and others end counters so
-            name = name.removesuffix("_total")
-            column = columns[kind].get(name)
+        column = self._columns[kind].get(name)
+        # OpenTelemetry's collector and others end the names of counters with `_total`
         if column is None:
-            continue
-        if layout.types.get(series.name) in ("histogram", "summary"):
-            rejected[Reason.MALFORMED] += 1
-            continue
-        try:
-            subject, gpu = _subject(kind, labels, lane)
-        except ValueError:
-            rejected[Reason.MALFORMED] += 1
-            continue
-        entries[kind].append((position, subject, column, scales[kind][column]))
+            name = name.removesuffix("_total")
+            column = self._columns[kind].get(name)
+        if column is None:
+            if name in EXPORTED:
+                self.errors.append((position, _subject(SubjectKind.GPU, labels, None)[1], name, labels))
+            return
+        if declared in ("histogram", "summary"):
+            raise ValueError(f"{name} is a {declared}")
+        subject, gpu = _subject(kind, labels, lane)
+        self.entries[kind].append((position, subject, column, self._scales[kind][column]))
         # one board's health stands on each of its instances' rows: it is the GPU's, once, the highest
-        if kind is SubjectKind.MIG and (of_board := boards.get(name)) is not None:
-            repeated.append((position, gpu, of_board, scales[SubjectKind.GPU][of_board]))
+        if kind is SubjectKind.MIG and (of_board := self._boards.get(name)) is not None:
+            self.repeated.append((position, gpu, of_board, self._scales[SubjectKind.GPU][of_board]))
         # a page repeats each label set per metric; what it tells is the same each time
-        if series.labels in described:
-            continue
-        described.add(series.labels)
-        try:
-            _describe(subject, gpu, labels, node or _node_name(labels) or host, relations, facts, holders)
-        except ValueError:
-            rejected[Reason.MALFORMED] += 1
-    _place(holders, workload, relations)
-    nodes = tuple(sorted({parent for _, parent in relations if parent.kind is SubjectKind.NODE}))
-    placed: list[Cells] = [cells(SubjectKind.GPU, repeated, highest=True)] if repeated else []
-    placed += [cells(kind, found) for kind, found in entries.items()]
-    at = next((n for n, series in enumerate(layout.series) if series.name == NODE_TIME), None)
-    clock = (nodes[0], at) if len(nodes) == 1 else None
-    return PagePlan(layout, placed, frozenset(relations), facts, nodes, dict(rejected), clock)
+        if series.labels not in self._described:
+            self._described.add(series.labels)
+            self._describe(subject, gpu, labels)
+
+    def _describe(self, subject: Subject, gpu: Subject, labels: Mapping[str, str]) -> None:
+        node_name = self._node or _node_name(labels) or self._host
+        if not node_name.isprintable():
+            raise ValueError("a host's name with control characters")
+        node = Subject(SubjectKind.NODE, node_name)
+        self.relations.add((gpu, node))
+        if subject != gpu:
+            self.relations.add((subject, gpu))
+        self.facts.setdefault(gpu, {}).update(_facts(labels))
+        if any(name.startswith("dra_") for name in labels):
+            self.claims.add(gpu)
+        pod = labels.get("exported_pod") or labels.get("pod") or ""
+        # where both stand, `pod` is the exporter's own, added by Prometheus when it scraped
+        namespace = labels.get("exported_namespace") or labels.get("namespace") or ""
+        if pod and namespace:
+            holder = pod_subject(namespace, pod)
+            self.relations.update(((gpu, holder), (holder, node)))
+            if subject.kind is SubjectKind.MIG:
+                self.relations.add((subject, holder))
+            self.holders[holder].add(gpu)
 
 
 def _row_of(name: str, labels: Mapping[str, str]) -> tuple[SubjectKind, str, str | None]:
@@ -143,7 +200,8 @@ def _row_of(name: str, labels: Mapping[str, str]) -> tuple[SubjectKind, str, str
 
 def _node_name(labels: Mapping[str, str]) -> str:
     """The node that a series names; a page gathered by Prometheus' federation names it as the scraped instance."""
-    named = labels.get("Hostname") or labels.get("hostname") or labels.get("node")
+    # without NODE_NAME in its environment, dcgm-exporter's Hostname is its own pod; `node` is Kubernetes' word
+    named = labels.get("node") or labels.get("Hostname") or labels.get("hostname")
     return named or labels.get("instance", "").rpartition(":")[0]
 
 
@@ -153,6 +211,7 @@ def _metrics_of(kind: SubjectKind) -> SubjectKind:
 
 def _subject(kind: SubjectKind, labels: Mapping[str, str], lane: str | None) -> tuple[Subject, Subject]:
     """(the row's subject, its GPU). Raises ValueError where no usable UUID stands in the labels."""
+    # the spelling of the label differs by row and release of dcgm-exporter; links have `gpu_uuid`
     uuid = labels.get("UUID") or labels.get("uuid") or labels.get("gpu_uuid") or ""
     if not uuid.isprintable():
         raise ValueError("UUID with control characters")
@@ -165,21 +224,7 @@ def _subject(kind: SubjectKind, labels: Mapping[str, str], lane: str | None) -> 
     return Subject(kind, f"{uuid}/{part}"), gpu
 
 
-def _describe(
-    subject: Subject,
-    gpu: Subject,
-    labels: Mapping[str, str],
-    node_name: str,
-    relations: set[Relation],
-    facts: dict[Subject, dict[str, str]],
-    holders: dict[Subject, set[Subject]],
-) -> None:
-    if not node_name.isprintable():
-        raise ValueError("a host's name with control characters")
-    node = Subject(SubjectKind.NODE, node_name)
-    relations.add((gpu, node))
-    if subject != gpu:
-        relations.add((subject, gpu))
+def _facts(labels: Mapping[str, str]) -> dict[str, str]:
     index, address = labels.get("gpu", ""), canonical_pci(labels.get("pci_bus_id", "")) or ""
     known = {
         "index": index,
@@ -188,15 +233,7 @@ def _describe(
         "driver": labels.get("DCGM_FI_DRIVER_VERSION", ""),
         PCI_FACT: address,
     }
-    facts.setdefault(gpu, {}).update({key: _plain(value) for key, value in known.items() if value})
-    pod = labels.get("exported_pod") or labels.get("pod") or ""
-    namespace = labels.get("exported_namespace") or labels.get("namespace") or ""
-    if pod and namespace:
-        holder = pod_subject(namespace, pod)
-        relations.update(((gpu, holder), (holder, node)))
-        if subject.kind is SubjectKind.MIG:
-            relations.add((subject, holder))
-        holders[holder].add(gpu)
+    return {key: _plain(value) for key, value in known.items() if value}
 
 
 def _plain(text: str) -> str:
@@ -210,5 +247,6 @@ def _place(holders: Mapping[Subject, set[Subject]], workload: WorkloadRule, rela
         job, rank = workload.place(*pod.name.split("/", 1))
         if job is not None:
             relations.add((pod, job))
+        # a pod of eight GPUs runs eight ranks, and its name tells none of theirs
         if job is not None and rank is not None and len(gpus) == 1:
             relations.update(((next(iter(gpus)), rank), (rank, pod), (rank, job)))

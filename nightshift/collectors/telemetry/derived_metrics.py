@@ -11,7 +11,7 @@ import numpy as np
 
 from nightshift.collectors.frame import Floats, Frame, Ints, SeriesIndex
 from nightshift.collectors.subject import SubjectKind
-from nightshift.collectors.telemetry.metrics import derived_of_kind
+from nightshift.collectors.telemetry.metrics import Derived, derived_of_kind
 
 MAX_GAP_S = 300.0
 
@@ -102,11 +102,7 @@ class Deriver:
         """The frame with its derived columns at the end, or itself where it has no counter to derive from. A
         column that is there already (a recording's) is kept."""
         kind = frame.kind
-        asked = [
-            d
-            for d in derived_of_kind(SubjectKind.GPU if kind is SubjectKind.MIG else kind)
-            if d.name not in frame.columns and d.counter in frame.columns and (not d.per or d.per in frame.columns)
-        ]
+        asked = _derivable(frame)
         counters = tuple(dict.fromkeys(name for d in asked for name in (d.counter, d.per) if name))
         if not counters:
             return frame
@@ -121,6 +117,7 @@ class Deriver:
         for place, derived in enumerate(asked):
             if derived.per:
                 by = rates[:, at[derived.per]]
+                # of no operations there is no time per operation: an idle disk is not one of zero latency
                 with np.errstate(invalid="ignore", divide="ignore"):
                     added[:, place] = np.where(by > 0, added[:, place] / by, np.nan)
         observed = frame.observed_at_s
@@ -128,3 +125,17 @@ class Deriver:
             observed = np.hstack([observed, observed[:, [frame.columns[d.counter] for d in asked]]])
         metrics = (*frame.metrics, *(d.name for d in asked))
         return replace(frame, metrics=metrics, values=np.hstack([frame.values, added]), observed_at_s=observed)
+
+
+def _derivable(frame: Frame) -> list[Derived]:
+    """What the frame's counters allow, and does not stand in it already."""
+    # MIG instances carry the metrics of GPUs
+    kind = SubjectKind.GPU if frame.kind is SubjectKind.MIG else frame.kind
+    columns = frame.columns
+    return [
+        derived
+        for derived in derived_of_kind(kind)
+        if derived.name not in columns
+        and derived.counter in columns
+        and (not derived.per or derived.per in columns)
+    ]

@@ -82,9 +82,11 @@ class KernelLines:
 
     def add(self, t_s: float, text: str) -> None:
         with self._lock:
+            # several lines of one microsecond, or a clock that was put back: a cursor names one line all the same
             cursor = max(int(t_s * 1e6), self._cursors[-1] + 1 if self._cursors else 0)
             self._cursors.append(cursor)
             self._rows.append(orjson.dumps({"cursor": cursor, "t_s": t_s, "text": text}) + b"\n")
+            # twice the limit, so that the oldest half goes in one move and not a line at each addition
             if len(self._rows) > 2 * self._max_lines:
                 del self._cursors[: -self._max_lines], self._rows[: -self._max_lines]
 
@@ -256,6 +258,7 @@ class _TlsServer(ThreadingHTTPServer):
 
     def get_request(self) -> tuple[socket.socket, Any]:
         plain, address = super().get_request()
+        # no handshake here: a client that never speaks would hold the thread that accepts the others
         wrapped = self._context.get().wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
         return wrapped, address
 

@@ -105,6 +105,7 @@ class PageParser:
         if template is not None and len(lines) == len(template.prefixes):
             rests = list(map(bytes.removeprefix, lines, template.prefixes))
             joined = b"".join(rests)
+            # removeprefix leaves a line as it is where its prefix differs, so equal lengths prove that all fitted
             fits = len(joined) + template.prefix_bytes + len(lines) - 1 == len(page)
             if fits and not any(compress(rests, template.fixed)):
                 return self._values(template, list(compress(rests, template.sampled)), b"_" in joined)
@@ -120,6 +121,7 @@ class PageParser:
             except ValueError:
                 pass  # timestamps, exemplars or an illegal value: read one by one below
         pairs = [rest.split() for rest in rests]
+        # every line with a timestamp, as a federated page has it, is still one pass of NumPy
         if not strict and set(map(len, pairs)) == {2}:
             try:
                 both = np.fromiter(map(float, chain.from_iterable(pairs)), np.float64, 2 * len(pairs))
@@ -186,6 +188,7 @@ class PageParser:
 
 def _known_prefix(line: bytes, known: Mapping[bytes, Series]) -> bytes | None:
     """The line's prefix where it was read before; after a legal label block no brace follows, but in exemplars."""
+    # the last brace may belong to an exemplar; that text is no known prefix, and the line is read with care
     prefix = line[: line.rfind(b"}") + 1]
     if not prefix:
         prefix = line[: line.find(b" ") + 1]
@@ -228,6 +231,7 @@ def _series(prefix: bytes, blocks: dict[bytes, Labels]) -> Series:
     if opening < 0 or (0 <= quoted < opening):
         return Series(prefix.strip(_WHITE).decode(), ())
     name, block = prefix[:opening].strip(_WHITE).decode(), prefix[opening:]
+    # the forty metrics of a GPU share one label block: it is read once per page
     if name and block in blocks:
         return Series(name, blocks[block])
     labels: dict[str, str] = {}
@@ -284,6 +288,7 @@ def _value(parts: Sequence[bytes]) -> tuple[float, float]:
     """Value and timestamp (NaN: none) of what follows a prefix. Raises ValueError where it is not legal."""
     if b"#" in parts:
         parts = parts[: parts.index(b"#")]
+    # Python's float takes 1_000, the exposition format does not
     if not 1 <= len(parts) <= 2 or any(b"_" in part for part in parts):
         raise _Illegal
     return float(parts[0]), float(parts[1]) if len(parts) == 2 else np.nan

@@ -16,8 +16,8 @@ from nightshift.collectors.telemetry.exposition import Layout, Series
 from nightshift.collectors.telemetry.pages import PagePlan, tell
 from nightshift.collectors.training.workload import WorkloadRule
 
+# The metric whose labels are read: every exporter has it, for MIG instances too.
 IDENTITY = "DCGM_FI_DEV_FB_USED"
-"""The metric whose labels are read: every exporter has it, for MIG instances too."""
 _COLUMNS = {kind: {IDENTITY: 0} for kind in (SubjectKind.GPU, SubjectKind.MIG, SubjectKind.LINK)}
 _HOST_LABELS = ("Hostname", "hostname", "node", "instance")
 
@@ -66,6 +66,7 @@ class GpuLabels:
     def tell(self, inventory: Inventory, at_s: float, budget_s: float) -> None:
         """Brings the inventory up to the labels taken, for at most `budget_s`; what is left is told next time."""
         started = self._timer()
+        # an inventory that is new (a restart, a replay) has heard nothing of what was told before
         if self._inventory is not inventory:
             self._due = {host: list(known.labels) for host, known in self._nodes.items()} | self._due
             self._nodes.clear()

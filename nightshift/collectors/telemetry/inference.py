@@ -68,6 +68,7 @@ class _Histogram:
     def increase(self, values: Floats, now_s: float, window_s: float) -> Floats | None:
         """[n_buckets] how many fell into each since the window began; None where that is not known yet."""
         told = np.array([values[at].sum() for at in self.members])
+        # a bucket that was refused would make the others' differences wrong
         if np.isnan(told).any():
             return None
         if self.seen and (now_s <= self.seen[-1][0] or (told < self.seen[-1][1]).any()):
@@ -123,11 +124,8 @@ class InferenceCollector(PageCollector):
         rejected: Counter[Reason] = Counter()
         subjects: dict[tuple[str, str], Subject] = {}
         for position, series in enumerate(layout.series):
-            name = _known_name(series)
-            histogram = _HISTOGRAM.get(series.name.removesuffix("_bucket")) if name is None else None
-            if name is None and histogram is None:
-                continue
-            if any(series.label(rank, "0") != "0" for rank in ("tp_rank", "pp_rank")):
+            name, family = _known_name(series), series.name.removesuffix("_bucket")
+            if (name is None and family not in _HISTOGRAM) or _is_repeated(series):
                 continue
             model = next((m for label in _MODEL_LABELS if (m := series.label(label))), "")
             key = (series.label("instance") or place, model)
@@ -135,16 +133,16 @@ class InferenceCollector(PageCollector):
                 rejected[Reason.TOO_LARGE] += 1
                 continue
             try:
-                bound = float(series.label("le", "nan")) if histogram is not None else math.nan
                 subject = subjects[key] = subjects.get(key) or _server(*key)
+                # `_sum` and `_count` of a histogram have no bound, and no part in a quantile
+                bound = float(series.label("le", "nan")) if name is None else math.nan
             except ValueError:
                 rejected[Reason.MALFORMED] += 1
                 continue
             if name is not None:
                 sums[subject, _PLAIN[name]][name].append(position)
-            elif histogram is not None and not math.isnan(bound):
-                family = series.name.removesuffix("_bucket")
-                buckets[subject, histogram, family][bound].append(position)
+            elif not math.isnan(bound):
+                buckets[subject, _HISTOGRAM[family], family][bound].append(position)
         return self._planned(layout, sums, buckets, node, rejected)
 
     def _planned(
@@ -227,6 +225,12 @@ def quantile(bounds: Floats, counts: Floats, q: float) -> float:
     below = float(reached[at - 1]) if at else 0.0
     inside = float(counts[at])
     return low + (float(bounds[at]) - low) * ((q * total - below) / inside if inside else 1.0)
+
+
+def _is_repeated(series: Series) -> bool:
+    """SGLang's tensor- and pipeline-parallel ranks count the same requests: added up, a server of eight ranks would
+    serve eight times what it does."""
+    return any(series.label(rank, "0") != "0" for rank in ("tp_rank", "pp_rank"))
 
 
 def _known_name(series: Series) -> str | None:

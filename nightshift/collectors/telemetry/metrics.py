@@ -346,6 +346,15 @@ METRICS: tuple[Metric, ...] = (
         aliases=("DCGM_FI_DEV_CLOCKS_EVENT_REASONS",),  # since DCGM 3.3
     ),
     Metric("gpu_xid_last", _GPU, "code", _G, "Last Xid; never clears", "DCGM_FI_DEV_XID_ERRORS"),
+    Metric(
+        "gpu_recovery_action",
+        _GPU,
+        "code",
+        _G,
+        "What the driver says that the GPU needs (0: nothing)",
+        "DCGM_FI_DEV_GPU_RECOVERY_ACTION",
+        aliases=("DCGM_FI_DEV_GET_GPU_RECOVERY_ACTION",),  # before DCGM 4.3
+    ),
     Metric("gpu_ecc_sbe_total", _GPU, "errors", _C, "Corrected, volatile", "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL"),
     Metric("gpu_ecc_dbe_total", _GPU, "errors", _C, "Uncorrected, volatile", "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"),
     Metric(
@@ -449,17 +458,17 @@ METRICS: tuple[Metric, ...] = (
     *SERVER_METRICS,
 )
 
+# Health of the whole board, by exported names: in MIG mode exporters repeat it on each instance's row. Power,
+# clocks and temperature are the board's too, but of all who share it: no job's GPUs are compared by them.
 BOARD = frozenset(
     name
     for metric in METRICS
     if metric.name.startswith(
         ("gpu_ecc_", "gpu_remap", "gpu_row_remap_", "gpu_retired_", "gpu_pcie_", "gpu_nvlink_")
     )
-    or metric.name == "gpu_xid_last"
+    or metric.name in ("gpu_xid_last", "gpu_recovery_action")
     for name in (metric.exported_as, *metric.aliases)
 )
-"""Health of the whole board, by exported names: in MIG mode exporters repeat it on each instance's row. Power,
-clocks and temperature are the board's too, but of all who share it: no job's GPUs are compared by them."""
 
 NVML = {
     "gpu_memory_used_bytes": "nvmlDeviceGetMemoryInfo_v2 used",

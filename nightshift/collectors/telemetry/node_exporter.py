@@ -19,7 +19,7 @@ from nightshift.collectors.frame import Reason
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.collectors.telemetry.exposition import Layout, Page, Series
 from nightshift.collectors.telemetry.metrics import of_kind
-from nightshift.collectors.telemetry.pages import FORGET_AFTER_S, PageCollector, PagePlan, PageSettings, Relation
+from nightshift.collectors.telemetry.pages import FORGET_AFTER_S, PageCollector, PagePlan, PageSettings
 from nightshift.collectors.telemetry.rows import Rows, cells
 
 KINDS = (SubjectKind.NODE, SubjectKind.NIC, SubjectKind.DISK)
@@ -64,27 +64,25 @@ class NodeExporterCollector(PageCollector):
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
         rows = {kind: Rows(kind, of_kind(kind), FORGET_AFTER_S) for kind in KINDS}
         super().__init__(settings, rows, clock)
+        self._kind_of = {name: kind for kind, found in rows.items() for name in found.column}
+        self._scales = {kind: [metric.scale for metric in of_kind(kind)] for kind in rows}
         self._devices = re.compile(settings.ignored_devices)
         self._mounts = re.compile(settings.ignored_mounts)
 
     def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> PagePlan:
         entries: dict[SubjectKind, list[tuple[int, Subject, int, float]]] = defaultdict(list)
-        relations: set[Relation] = set()
         rejected: Counter[Reason] = Counter()
-        known = {name: kind for kind, rows in self._rows.items() for name in rows.column}
-        scales = {kind: [metric.scale for metric in of_kind(kind)] for kind in self._rows}
-        uname = next((s.label("nodename") for s in layout.series if s.name == "node_uname_info"), "")
+
+        at = {series.name: position for position, series in enumerate(layout.series)}
+        clock, boot = at.get("node_time_seconds"), at.get("node_boot_time_seconds")
+        uname = layout.series[at["node_uname_info"]].label("nodename") if "node_uname_info" in at else ""
         try:
             here = Subject(SubjectKind.NODE, _printable(node or uname or host))
         except ValueError:
             return PagePlan(layout, (), rejected={Reason.MALFORMED: len(layout.series)})
-        clock = boot = None
+        named: set[Subject] = set()
         for position, series in enumerate(layout.series):
-            if series.name == "node_time_seconds":
-                clock = position
-            elif series.name == "node_boot_time_seconds":
-                boot = position
-            kind = known.get(series.name)
+            kind = self._kind_of.get(series.name)
             if kind is None:
                 continue
             try:
@@ -92,17 +90,18 @@ class NodeExporterCollector(PageCollector):
             except ValueError:
                 rejected[Reason.MALFORMED] += 1
                 continue
-            if subject is None:
-                continue
-            column = self._rows[kind].column[series.name]
-            entries[kind].append((position, subject, column, scales[kind][column]))
-            if subject != here:
-                relations.add((subject, here))
-        subjects = (here, *(subject for subject, _ in relations))
+            if subject is not None:
+                column = self._rows[kind].column[series.name]
+                entries[kind].append((position, subject, column, self._scales[kind][column]))
+                named.add(subject)
+        named.discard(here)
+        relations = frozenset((subject, here) for subject in named)
+        # a reboot starts the counters of the whole host anew, its disks' and ports' too
+        subjects = (here, *named)
         return PagePlan(
             layout,
             [cells(kind, found) for kind, found in entries.items()],
-            frozenset(relations),
+            relations,
             {},
             (here,),
             dict(rejected),

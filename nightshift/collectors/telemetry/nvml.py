@@ -39,6 +39,7 @@ _GONE = (
 )
 _FIELDS = {
     pynvml.NVML_FI_DEV_MEMORY_TEMP: "gpu_memory_temperature_c",
+    pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: "gpu_recovery_action",
     pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER: "gpu_pcie_replay_total",
     pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL: "gpu_nvlink_crc_errors_total",
 }
@@ -80,6 +81,8 @@ def _spares(handle: Any) -> Values:
 def _fields(handle: Any) -> Values:
     found = {}
     for value in pynvml.nvmlDeviceGetFieldValues(handle, list(_FIELDS)):
+        # each field has a return code of its own: the call succeeds on a GPU without NVLink, and its links' fields
+        # do not
         if value.nvmlReturn == pynvml.NVML_SUCCESS and value.valueType in _UNION:
             found[_FIELDS[value.fieldId]] = float(getattr(value.value, _UNION[value.valueType]))
     return found
@@ -138,6 +141,7 @@ class Gpm:
             for place, name in enumerate(_GPM.values()):
                 if request.metrics[place].nvmlReturn == pynvml.NVML_SUCCESS:
                     found[name] = request.metrics[place].value / 100
+        # the two buffers change places: a sample is allocated by the driver, and is filled again rather than freed
         self.before, self.after, self.has_before = self.after, self.before, True
         return found
 
@@ -216,15 +220,18 @@ class NvmlCollector:
             self._result = []
             self._thread = threading.Thread(target=self._sample, args=(self._result,), daemon=True, name="nvml")
             self._thread.start()
+        # NVML may block for minutes while a GPU hangs; the thread stays, and the next look waits for the same one
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             detail = f"NVML has not answered for {self._timer() - started:.1f} s"
             return self._batch(now_s, Reason.TIMEOUT, detail, 0, started, {})
         self._thread = None
+        # an exception other than NVML's ends the thread without a result
         sample = self._result[0] if self._result else _Sample(error="NVML: the sampling thread ended")
         if sample.error:
             return self._batch(now_s, Reason.UNSUPPORTED, sample.error, 0, started, {})
         subjects = tuple(device.uuid for device in sample.devices)
+        # a driver that was loaded again counts from 0: its rates must not span the load
         if sample.is_anew:
             self._rows.renew(Subject(SubjectKind.GPU, uuid) for uuid in subjects)
         if self._told != (inventory, subjects):
@@ -279,6 +286,7 @@ class NvmlCollector:
         here = {device.uuid for device in devices}
         slots = {device.facts["slot"] for device in devices}
         for gpu in inventory.children(self._node, now_s, SubjectKind.GPU):
+            # a lost GPU stays on its node until another board sits in its slot: its fault has to be found there
             if gpu.name not in here and inventory.fact(gpu, "slot") in slots:
                 inventory.end(gpu, self._node, now_s)
         for device in devices:
@@ -300,6 +308,7 @@ class NvmlCollector:
                     sample.values.append(read_device(device))
                     sample.devices.append(device)
                 except pynvml.NVMLError as error:
+                    # one lost GPU leaves the others readable; without a driver there is none to read
                     if error.value in _NO_DRIVER or error.value not in _GONE:
                         raise
                     sample.lost[index] = str(error)
@@ -341,6 +350,7 @@ def read_device(device: NvmlDevice) -> dict[str, float]:
     """Metric → value of one GPU; what it does not support is left out. Raises NVMLError where the GPU is gone."""
     found: dict[str, float] = {}
     device.looks += 1
+    # what a GPU does not support changes when MIG mode is switched or a driver is replaced
     if device.looks % ASK_AGAIN_LOOKS == 0:
         device.readers, device.resting = [*device.readers, *device.resting], []
     readers = list(device.readers)
@@ -350,6 +360,7 @@ def read_device(device: NvmlDevice) -> dict[str, float]:
         try:
             found.update(reader(device.handle))
         except pynvml.NVMLError as error:
+            # a lost GPU fails every reader: what was read before it went must not pass for a look
             if error.value in _GONE:
                 raise
             unsupported = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)

@@ -20,15 +20,17 @@ from nightshift.collectors.base import Permanent
 from nightshift.collectors.clocks import ClockOffset, measured
 from nightshift.collectors.frame import Floats, Frame, Reason, SourceStatus
 from nightshift.collectors.http import Fetcher, HttpRequest, HttpResponse, HttpSettings, SourceError, checked_url
-from nightshift.collectors.subject import MAX_NAME_CHARS, Inventory, Subject, SubjectKind
+from nightshift.collectors.kernel_log.event import KernelEvent
+from nightshift.collectors.subject import MAX_NAME_CHARS, SHOWS_HELD_ONLY, Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.exposition import Layout, Page, PageParser
+from nightshift.collectors.telemetry.gauge_events import ExportedEvents
 from nightshift.collectors.telemetry.rows import Cells, Rows
 from nightshift.collectors.tick import Batch
 
 ACCEPT = "text/plain;version=0.0.4;q=1,application/openmetrics-text;version=1.0.0;q=0.5"
 Relation = tuple[Subject, Subject]
+# The kernel works its boot time out of two clocks, so it wanders by a little without a reboot.
 BOOT_JITTER_S = 30.0
-"""The kernel works its boot time out of two clocks, so it wanders by a little without a reboot."""
 
 
 # Largest page that is read, decompressed; a page of one node takes a small part of it.
@@ -73,6 +75,10 @@ class PagePlan:
     """The node whose clock stamped this page, and the sample that tells its time, if one does."""
     boot: tuple[tuple[Subject, ...], int] | None = None
     """Whose counters began at the time that this sample tells."""
+    note: str = ""
+    """What the page leaves out, in words."""
+    errors: Sequence[tuple[int, Subject, str, Mapping[str, str]]] = ()
+    """Samples that count errors of a GPU: position, GPU, metric, labels."""
 
 
 @dataclass
@@ -99,6 +105,8 @@ class PageCollector(ABC):
         self._rows = rows
         self._timer = timer
         self._clocks: list[ClockOffset] = []
+        self._events: list[KernelEvent] = []
+        self._exported = ExportedEvents()
         self._fetcher = Fetcher(settings.http, max_bytes=MAX_BYTES, accept=ACCEPT, timer=timer)
         self._sources = [
             _Source(url, source_subject(self.plugin, url), settings.nodes.get(url)) for url in settings.urls
@@ -121,7 +129,14 @@ class PageCollector(ABC):
         ]
         frames = [rows.frame(now_s) for rows in self._rows.values()]
         clocks, self._clocks = self._clocks, []
-        return Batch(statuses, [frame for frame in frames if isinstance(frame, Frame)], clocks=clocks)
+        events, self._events = self._events, []
+        return Batch(
+            statuses,
+            [frame for frame in frames if isinstance(frame, Frame)],
+            logs=[event.record for event in events],
+            events=events,
+            clocks=clocks,
+        )
 
     def shaped(self, plan: PagePlan, page: Page, now_s: float) -> tuple[Floats, Floats]:
         """Values and times (Unix s) that the plan's cells stand in; a subclass may join samples here."""
@@ -144,13 +159,15 @@ class PageCollector(ABC):
         rejected = dict(page.rejected)
         _add(rejected, plan.rejected)
         self._look_at_clocks(source, plan, page, answer)
+        counted = [(gpu, name, labels, float(page.values[at])) for at, gpu, name, labels in plan.errors]
+        self._events += self._exported.take(counted, inventory, now_s)
         values, times_s = self.shaped(plan, page, now_s)
         used = 0
         for where in plan.cells:
             used += len(where.position)
             rows = self._rows[where.kind]
             _add(rejected, rows.put(where, values, times_s, now_s, blanks=self.blanks))
-        reason, detail = None, ""
+        reason, detail = None, plan.note
         if cut:
             reason, detail = Reason.TRUNCATED, f"the page ends {cut} after {len(answer.body)} bytes"
         elif not used:
@@ -171,6 +188,7 @@ class PageCollector(ABC):
         """The plan of this page: the last one while its rows are the same, else a new one, whose relations are
         told."""
         before = plan = source.plan
+        # the parser returns the same layout while the rows are the same: who sits where is worked out once
         if plan is None or plan.layout is not page.layout:
             address = urlsplit(source.url)
             plan = self.plan(page.layout, page, address.hostname or "", source.node, address.netloc)
@@ -206,6 +224,7 @@ class PageCollector(ABC):
             if abs(booted_s - source.booted_s) > BOOT_JITTER_S:
                 for rows in self._rows.values():
                     rows.renew(subjects)
+            # a page without the boot time for once must not make the next one look like a reboot
             source.booted_s = source.booted_s if math.isnan(booted_s) else booted_s
 
 
@@ -246,13 +265,23 @@ def tell(inventory: Inventory, before: PagePlan | None, now: PagePlan, at_s: flo
     for subject, facts in now.facts.items():
         if before is None or before.facts.get(subject) != facts:
             inventory.describe(subject, **facts)
+    for subject in set(before.facts if before is not None else ()) - set(now.facts):
+        if subject.kind is SubjectKind.NODE:
+            inventory.describe(subject, **{SHOWS_HELD_ONLY: "no"})
     known = before.relations if before is not None else frozenset()
     for child, parent in known - now.relations:
         # a pod that left its GPU is gone; a GPU that left its page may be lost, and must be found on its node
         if parent.kind is not SubjectKind.NODE:
             inventory.end(child, parent, at_s)
-    taken: dict[Subject, set[str]] = defaultdict(set)
+    _leave_slots(inventory, now, now.relations - known, at_s)
     for child, parent in now.relations - known:
+        inventory.observe(child, parent, at_s)
+
+
+def _leave_slots(inventory: Inventory, now: PagePlan, new: frozenset[Relation], at_s: float) -> None:
+    """Boards that are not on the page any more leave the slots that new boards sit in."""
+    taken: dict[Subject, set[str]] = defaultdict(set)
+    for child, parent in new:
         if parent.kind is SubjectKind.NODE and (slot := now.facts.get(child, {}).get("slot")):
             taken[parent].add(slot)
     here = {child for child, _ in now.relations}
@@ -260,5 +289,3 @@ def tell(inventory: Inventory, before: PagePlan | None, now: PagePlan, at_s: flo
         for gpu in inventory.children(node, at_s, SubjectKind.GPU):
             if gpu not in here and inventory.fact(gpu, "slot") in slots:
                 inventory.end(gpu, node, at_s)
-    for child, parent in now.relations - known:
-        inventory.observe(child, parent, at_s)

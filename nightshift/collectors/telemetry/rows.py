@@ -15,8 +15,8 @@ from nightshift.collectors.frame import Floats, Frame, Ints, Reason, SeriesIndex
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.collectors.telemetry.metrics import Metric, MetricType
 
+# Prometheus's own look-back: an older sample no longer stands for now.
 STALE_S = 300.0
-"""Prometheus's own look-back: an older sample no longer stands for now."""
 FUTURE_S = 60.0
 _FP64_BLANK = 2.0**47
 _INT32_BLANK = 2147483632.0
@@ -111,11 +111,13 @@ class Rows:
         rejected: dict[Reason, int] = {}
         raw = sample_values[where.position]
         values = (without_blanks(raw) if blanks else raw) * where.scale
+        # some exporters write 0 for what they could not read: a clock of 0 MHz is no measurement
         values[(values <= 0) & self._zero_is_missing[where.column]] = np.nan
         wrong = ~np.isnan(values) & ~((values >= self._low[where.column]) & (values <= self._high[where.column]))
         _refuse(values, wrong, Reason.MALFORMED, rejected)
         times: Floats | float = float(at_s)
         stamps = times_s[where.position]
+        # pages without timestamps, the usual ones, keep one time per page and no array
         if not np.isnan(stamps).all():
             stamps = np.where(np.isnan(stamps), at_s, stamps)
             _refuse(values, stamps < at_s - STALE_S, Reason.STALE, rejected)
@@ -193,6 +195,7 @@ class Rows:
         """A counter that went back began anew: after a reboot, a driver reload, or with another board."""
         now = values[:, self._counters]
         self._epoch[(now < self._last).any(axis=1)] += 1
+        # a look without a value must not hide that the counter went back meanwhile
         self._last = np.where(np.isnan(now), self._last, now)
 
 

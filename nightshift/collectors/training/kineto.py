@@ -68,8 +68,7 @@ class KinetoCollector:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     trace = Path(folder, "llm-0.json")
     ...     _ = trace.write_text(json.dumps({"traceEvents": [step, gemm]}))
-    ...     os.utime(trace, (time.time() - 10.0,) * 2)  # written whole some time ago
-    ...     collector = KinetoCollector(KinetoCollector.Settings(path=trace))
+    ...     collector = KinetoCollector(KinetoCollector.Settings(path=trace), wall=lambda: time.time() + 60.0)
     ...     batch = collector.collect(time.time(), Inventory(), timeout_s=60.0)
     >>> batch.logs[0].text.partition(": ")[2]
     '1 steps of 1.0 ms on GPU: computes 60%, waits for communication 0%, copies 0%, idle 40%'
@@ -170,22 +169,18 @@ class KinetoCollector:
 
     def _waiting(self) -> list[tuple[Path, tuple[int, int]]]:
         """Whole, new files, oldest first. Raises OSError where the path cannot be read."""
-        root, now = self._settings.path, self._wall()
-        if root.is_dir():
-            next(root.iterdir(), None)
-            paths = [p for p in root.rglob("*") if p.name.endswith(SUFFIXES)]
-        else:
-            root.stat()
-            paths = [root]
+        now = self._wall()
         found: list[tuple[float, Path, tuple[int, int]]] = []
         seen: dict[Path, tuple[tuple[int, int], float]] = {}
-        for path in paths:
+        for path in _traces(self._settings.path):
             try:
                 status = path.stat()
             except OSError:
                 continue  # removed since it was listed
             mark = (status.st_size, status.st_mtime_ns)
             known = self._seen.found.get(path)
+            # a file system may not keep times (NFS, an object store's mount): that size and time stand still is
+            # seen here, too
             since = known[1] if known is not None and known[0] == mark else now
             seen[path] = (mark, since)
             settled = now - min(since, status.st_mtime) >= SETTLE_S
@@ -240,6 +235,15 @@ class KinetoCollector:
         if rank is not None:
             inventory.observe(rank, job, now_s)
         return rank or job
+
+
+def _traces(root: Path) -> list[Path]:
+    """Raises OSError where the path cannot be read: `rglob` alone passes over a folder that it may not list."""
+    if not root.is_dir():
+        root.stat()
+        return [root]
+    next(root.iterdir(), None)
+    return [path for path in root.rglob("*") if path.name.endswith(SUFFIXES)]
 
 
 def summary(trace: Trace, times: StepTimes) -> str:

@@ -7,6 +7,11 @@
     Lightning     Epoch 0:  10%|█ | 100/1000 [00:10<01:30, 9.90it/s, v_num=0, train_loss=2.30]
     Keras         Epoch 2/10, then lines such as 100/1875 ━━━━━━ 4s 2ms/step - accuracy: 0.9 - loss: 0.3
     key=value     step=100 loss=2.3 grad_norm=1.2 lr=1e-4 step_time=0.25s tokens_per_s=1000 rank=3, also as JSON
+    nanotron      iteration: 100 / 5000 | elapsed_time_per_iteration_ms: 11.5K | tokens_per_sec: 22.8K | …
+    MaxText       completed step: 10, seconds: 10.2, TFLOP/s/device: 350.9, Tokens/s/device: 19222.2, loss: 12.9
+    verl          step:1 - actor/grad_norm:np.float64(0.21) - perf/throughput:1023.2 - timing_s/step:62.2
+    kohya         steps:   1%|█ | 1/1600 [00:51<2:10:33,  4.92s/it, avr_loss=0.101]
+    torchtune     1|20|Loss: 1.7000000:  20%|█ | 20/250 [00:30<06:30,  1.55s/it]
 
 Formats without `step=` tell their step otherwise; what they count anew in each epoch (100 of 5005) is told as a
 step that goes on over them:
@@ -22,6 +27,7 @@ step that goes on over them:
     tqdm without an end  100it [00:10,  9.90it/s, loss=2.3]
     Composer             [batch=100/1000]:   and, in lines of their own,   Train loss/train/total: 2.3456
                          [metric][batch=100]: { "loss/train/total": 2.3456 }
+    OLMo-core            [step=10/23842,epoch=1,eta=…]   and, in lines of their own,   train/CE loss=2.911
     word_language_model  | epoch   1 |   200/ 2983 batches | lr 5.00 | ms/batch 12.34 | loss  8.12 | ppl  3361.12
 
 A printed NaN or infinity of a figure is +inf here, because NaN means "not printed". Numbers may be grouped
@@ -36,7 +42,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -118,8 +124,8 @@ _NUMBER = (
 )
 _GROUPED = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
 _GROUPED_BY_DOTS = re.compile(r"[-+]?\d{1,3}(?:\.\d{3})+,\d+")
+# Colours and moves of the cursor, also as syslog and log shippers leave them: escaped, or without escape.
 _ANSI = re.compile(r"(?:\x1b|#033|\^\[)\[[0-9;?]*[A-Za-z]|\[\d{1,2}(?:;\d{1,3})*m|\x08+")
-"""Colours and moves of the cursor, also as syslog and log shippers leave them: escaped, or without escape."""
 _KERAS = re.compile(r"^\s*(\d+)/(\d+|Unknown) (?:\[[=>.]*\]|[\u2500-\u257f]+|-(?= \d+m?s\b)) ")
 _KERAS_EPOCH = re.compile(r"^Epoch (\d{1,9})/\d+\s*$")
 _MEGATRON = re.compile(r"\biteration\s+(\d+)\s*/\s*\d+\s*\|(.*)")
@@ -130,9 +136,13 @@ _ITER_TIME = re.compile(rf"\biter time \(s\): ({_NUMBER})")
 _EPOCH = re.compile(r"\bepoch[:\s]\s*\[?(\d+)", re.IGNORECASE)
 _HF = re.compile(rf"'(loss|grad_norm|learning_rate|step)': '?({_NUMBER})'?")
 _PAIR = re.compile(
-    rf"""["']?(?<![\w/])([A-Za-z_][\w/.-]*?)["']?\s*[=:]\s*["']?(?:tensor\()?({_NUMBER})(ms|s)?"""
-    r"""(?=[\s,;|\]})"']|\.?$|\.\s)"""
+    rf"""["']?(?<![\w/])([A-Za-z_][\w/.-]*?)["']?\s*[=:]\s*["']?(?:tensor\(|np\.float(?:16|32|64)\()?({_NUMBER})"""
+    r"""(ms|s|[KMGB])?(?=[\s,;|\]})"']|\.?$|\.\s)"""
 )
+_THOUSANDS = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9}
+_TORCHTUNE = re.compile(rf"\b\d+\|(\d+)\|Loss: ({_NUMBER}):")
+_OLMO_STEP = re.compile(r"\[step=(\d+)/\d+,epoch=")
+_OLMO_FIGURE = re.compile(rf"^\s{{2,}}([a-z]+/[^=]{{1,60}})=({_NUMBER})\s*$")
 _RANK = re.compile(
     r"(?:\[(?:default)?rank\s?(\d+)\]|\b(?:global_)?rank[=: ]?\s?(\d+)\b|^\[\d+,(\d+)\]<std)", re.IGNORECASE
 )
@@ -147,13 +157,15 @@ _STARTED = re.compile(
     r"|start(?:ing)? training|training starts|(?<=\*\s)running training)\b",
     re.IGNORECASE,
 )
+# A word of each start, to look for first: most lines have none, and a plain search is ten times as fast.
 _STARTING = ("process group", "checkpoint", "resum", "start", "running training")
-"""A word of each start, to look for first: most lines have none, and a plain search is ten times as fast."""
 _STAMP = re.compile(r"\[?(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?\s?(Z|[+-]\d\d:?\d\d)?")
+# glog's and absl's stamp, which has no year: `I1123 12:00:01.123456 1234 train.py:10]`.
+_DAY_WITH_SLASHES = re.compile(r"\[?(?:(\d{4})/(\d\d)/(\d\d)|(\d\d)/(\d\d)/(\d{4}))[ T](\d\d:\d\d:\d\d)")
+"""mmengine (2025/11/24) and nanotron (11/24/2025, the month first, as its logger's format has it)."""
 _GLOG = re.compile(r"^[IWEF](\d\d)(\d\d) (\d\d:\d\d:\d\d)\.(\d{1,9})\s+\d+ ")
-"""glog's and absl's stamp, which has no year: `I1123 12:00:01.123456 1234 train.py:10]`."""
+# What the container runtime puts before each line (CRI log format); P: the line goes on in the next one.
 CRI = re.compile(r"^(\d{4}-\d\d-\d\dT\S+) (?:stdout|stderr) ([FP]) ")
-"""What the container runtime puts before each line (CRI log format); P: the line goes on in the next one."""
 
 _NAMES = {
     "step": (
@@ -163,14 +175,19 @@ _NAMES = {
     "loss": (
         *("loss", "train_loss", "train/loss", "lm_loss", "lm loss", "training_loss", "train_loss_step"),
         *("reduced_train_loss", "step_loss", "total_loss", "loss/train/total", "train/loss_step"),
+        *("avr_loss", "train/ce loss"),
     ),
     "grad_norm": (
         *("grad_norm", "gnorm", "gradnorm", "grad-norm", "grad norm", "train/grad_norm", "gradient_norm", "norm"),
+        *("actor/grad_norm", "optim/total grad norm"),
     ),
-    "learning_rate": ("lr", "learning_rate", "learning rate", "train/learning_rate", "train/lr"),
+    "learning_rate": (
+        *("lr", "learning_rate", "learning rate", "train/learning_rate", "train/lr", "actor/lr"),
+        "optim/lr (group 0)",
+    ),
     "step_time_s": (
         *("step_time", "step_time_s", "iter_time", "time_per_step", "step_time_ms", "iter_time_ms", "dt"),
-        "train_step_timing in s",
+        *("train_step_timing in s", "elapsed_time_per_iteration_ms", "timing_s/step"),
     ),
     "tokens_per_s": (
         "tokens_per_s",
@@ -182,14 +199,22 @@ _NAMES = {
         "wps",
         "tokens_per_second",
         "throughput/tokens_per_sec",
+        # what one device does; a trainer that prints the job's, too, prints it first
+        *("tokens/s/device", "tokens_per_second_per_gpu", "tokens_per_sec_per_gpu", "perf/throughput"),
+        "throughput/device/tps",
     ),
     "compute_s": ("compute_s", "compute_time", "compute_time_s", "fwd_bwd_time"),
-    "data_s": ("data_s", "data_time", "data_time_s", "dataloader_time", "data_load_time"),
+    "data_s": (
+        *("data_s", "data_time", "data_time_s", "dataloader_time", "data_load_time"),
+        "throughput/device/data loading (s)",
+    ),
     "comm_s": ("comm_s", "comm_time", "comm_time_s", "allreduce_time"),
     "rank": ("rank", "global_rank"),
 }
 _IN_EPOCH = {"time": "step_time_s", "data": "data_s"}
 """What PyTorch's examples, timm and MMEngine call them."""
+_OF_FORMAT = {"completed step:": {"seconds": "step_time_s"}, "Iter(train)": _IN_EPOCH}
+"""Names that are a step's figure only in lines of one format (MaxText, MMEngine by iterations), by its words."""
 _COLUMN_OF = {alias: column for column, aliases in _NAMES.items() for alias in aliases}
 FIGURES = (
     "loss",
@@ -264,6 +289,7 @@ def read_line(text: str, patterns: Sequence[LinePattern] = (), now_s: float | No
     >>> read_line("step 250: train loss 2.1, val loss 2.2") is None  # an evaluation is no step
     True
     """
+    # the substitution is the dearest part of a line, and nearly no line has a colour
     if "\x1b" in text or "\x08" in text or ("m" in text and "[" in text):
         text = _ANSI.sub("", text)
     t_s, text = _without_runtime(text)
@@ -280,73 +306,166 @@ def _read(text: str, patterns: Sequence[LinePattern], t_s: float | None) -> Trai
         if (match := pattern.expression.search(text)) is not None:
             return _own(match, t_s, rank)
     lower = text.lower()
-    if "checkpoint" in lower and _SAVED.search(text):
-        found = _SAVED_STEP.search(text)
-        step = int(found.group(1)) if found and len(found.group(1)) < 16 else None
-        return TrainerLine(step, {"checkpoint_saved": 1.0}, t_s, rank)
-    if any(word in lower for word in _STARTING) and _STARTED.search(text):
-        return TrainerLine(None, {}, t_s, rank, started=True)
-    if (begins := _KERAS_EPOCH.match(text)) is not None:
-        epoch = max(int(begins.group(1)) - 1, 0)
-        return TrainerLine(None, {}, t_s, rank, started=epoch == 0, epoch=epoch)
-    if "/" in text and (bar := _KERAS.match(text)) is not None:
-        of = int(bar.group(2)[:12]) if bar.group(2).isdigit() else 0
-        figures = {"loss": loss} if (loss := _named(text[bar.end() :], "loss")) is not None else {}
-        return TrainerLine(_step(bar.group(1)), figures, t_s, rank, of=of) if figures else None
+    for markers, notice in _NOTICES:
+        if any(marker in lower for marker in markers) and (line := notice(text)) is not None:
+            return None if line == _NOTHING else replace(line, t_s=t_s, rank=rank)
     step, figures, told = _figures(text)
+    # HF Trainer's logging_nan_inf_filter prints 0.0 in the place of a loss that was NaN; its gradients tell
+    if figures.get("loss") == 0.0 and figures.get("grad_norm") == math.inf:
+        figures["loss"] = math.inf
     if step is None and not figures:
         return None
     # `rank=3` among the figures is the trainer's own word; a prefix may be the launcher's, of the node
-    if told is not None:
-        rank = told
-    return TrainerLine(step, figures, t_s, rank)
+    return TrainerLine(step, figures, t_s, rank if told is None else told)
 
 
-def _figures(text: str) -> tuple[int | None, dict[str, float], int | None]:
+def _checkpoint(text: str) -> TrainerLine | None:
+    if not _SAVED.search(text):
+        return None
+    found = _SAVED_STEP.search(text)
+    return TrainerLine(_step(found.group(1)) if found else None, {"checkpoint_saved": 1.0})
+
+
+def _starts(text: str) -> TrainerLine | None:
+    return TrainerLine(started=True) if _STARTED.search(text) else None
+
+
+def _keras_epoch(text: str) -> TrainerLine | None:
+    if (begins := _KERAS_EPOCH.match(text)) is None:
+        return None
+    epoch = max(int(begins.group(1)) - 1, 0)
+    return TrainerLine(started=epoch == 0, epoch=epoch)
+
+
+def _keras_bar(text: str) -> TrainerLine | None:
+    if (bar := _KERAS.match(text)) is None:
+        return None
+    of = int(bar.group(2)[:12]) if bar.group(2).isdigit() else 0
+    loss = _named(text[bar.end() :], "loss")
+    # a bar without a loss counts a download or an evaluation: no format below may take it for a step
+    return _NOTHING if loss is None else TrainerLine(_step(bar.group(1)), {"loss": loss}, of=of)
+
+
+_NOTHING = TrainerLine()
+_NOTICES: tuple[tuple[tuple[str, ...], Callable[[str], TrainerLine | None]], ...] = (
+    (("checkpoint",), _checkpoint),
+    (_STARTING, _starts),
+    (("epoch ",), _keras_epoch),
+    (("/",), _keras_bar),
+)
+"""Lines that are no step's figures, and bars whose step counts within an epoch: (words in lower case, reader)."""
+
+_Figures = tuple[int | None, dict[str, float], int | None]
+"""Step, figures, rank."""
+
+
+def _megatron(text: str) -> _Figures | None:
+    if (match := _MEGATRON.search(text)) is None:
+        return None
     figures: dict[str, float] = {}
-    if "iteration" in text and (match := _MEGATRON.search(text)) is not None:
-        for part in match.group(2).split("|"):
-            key, _, value = part.partition(":")
-            key = key.strip().lower()
-            if key == "elapsed time per iteration (ms)":  # some forks add the mean: 284.1/283.9
-                _set(figures, "step_time_s", value.partition("/")[0], 1e-3)
-            elif (column := _COLUMN_OF.get(key)) in FIGURES:
-                _set(figures, str(column), value)
-        return _step(match.group(1)), figures, None
-    if "iter " in text and (match := _NANOGPT.search(text)) is not None:
-        _set(figures, "loss", match.group(2))
-        _set(figures, "step_time_s", match.group(3), 1e-3)
-        return _step(match.group(1)), figures, None
-    # nanoGPT's evaluation repeats the step; taken for a step, its loss would look like a jump
-    if "val loss" in text and _NANOGPT_EVAL.search(text):
-        return None, {}, None
-    if "{'" in text and "'loss'" in text:
-        step_text = None
-        for key, value in _HF.findall(text):
-            if key == "step":
-                step_text = value
-            else:
-                _set(figures, key, value)
-        return _step(step_text) if step_text else _progress(text)[0], figures, None
-    if ("[batch=" in text or "Train loss/" in text) and any(parts := in_parts(text)):
-        _set(figures, "loss", parts[1] or "")
-        return _step(parts[0] or ""), figures, None
+    for part in match.group(2).split("|"):
+        key, _, value = part.partition(":")
+        key = key.strip().lower()
+        if key == "elapsed time per iteration (ms)":  # some forks add the mean: 284.1/283.9
+            _set(figures, "step_time_s", value.partition("/")[0], 1e-3)
+        elif (column := _COLUMN_OF.get(key)) in FIGURES:
+            _set(figures, str(column), value)
+    return _step(match.group(1)), figures, None
+
+
+def _nanogpt(text: str) -> _Figures | None:
+    if (match := _NANOGPT.search(text)) is None:
+        return None
+    figures: dict[str, float] = {}
+    _set(figures, "loss", match.group(2))
+    _set(figures, "step_time_s", match.group(3), 1e-3)
+    return _step(match.group(1)), figures, None
+
+
+def _nanogpt_evaluation(text: str) -> _Figures | None:
+    # it repeats the step; taken for a step, its loss would look like a jump
+    return (None, {}, None) if _NANOGPT_EVAL.search(text) else None
+
+
+def _hf(text: str) -> _Figures | None:
+    if "{'" not in text:
+        return None
+    figures: dict[str, float] = {}
+    step = None
+    for key, value in _HF.findall(text):
+        if key == "step":
+            step = _step(value)
+        else:
+            _set(figures, key, value)
+    return _progress(text)[0] if step is None else step, figures, None
+
+
+def _composer(text: str) -> _Figures | None:
+    step, loss = in_parts(text)
+    if step is None and loss is None:
+        return None
+    figures: dict[str, float] = {}
+    _set(figures, "loss", loss or "")
+    return _step(step or ""), figures, None
+
+
+# What stands in every line of a format, and its reader; the first that knows the line has it. A plain search
+# rules out nearly every line.
+def _torchtune(text: str) -> _Figures | None:
+    if (match := _TORCHTUNE.search(text)) is None:
+        return None
+    # the bar counts within its epoch, the title over all of them
+    figures = dict(_progress(text)[1])
+    _set(figures, "loss", match.group(2))
+    return _step(match.group(1)), figures, None
+
+
+def _olmo(text: str) -> _Figures | None:
+    if (match := _OLMO_STEP.search(text)) is not None:
+        return _step(match.group(1)), {}, None
+    match = _OLMO_FIGURE.match(text)
+    column = None if match is None else _COLUMN_OF.get(match.group(1).lower())
+    if match is None or column not in FIGURES:
+        return None
+    figures: dict[str, float] = {}
+    _set(figures, str(column), match.group(2))
+    return None, figures, None
+
+
+_FORMATS: tuple[tuple[str, Callable[[str], _Figures | None]], ...] = (
+    ("iteration", _megatron),
+    ("iter ", _nanogpt),
+    ("val loss", _nanogpt_evaluation),
+    ("'loss'", _hf),
+    ("[batch=", _composer),
+    ("Train loss/", _composer),
+    ("|Loss: ", _torchtune),
+    ("[step=", _olmo),
+    ("    ", _olmo),
+)
+
+
+def _figures(text: str) -> _Figures:
+    for marker, read in _FORMATS:
+        if marker in text and (found := read(text)) is not None:
+            return found
     return _pairs(text)
 
 
 def _pairs(text: str) -> tuple[int | None, dict[str, float], int | None]:
     """A line of names and values, after a progress bar or without one."""
     step, figures, rest = _progress(text)
-    is_bar, in_epoch = step is not None, False
+    is_bar = step is not None
+    also: Mapping[str, str] = next((names for words, names in _OF_FORMAT.items() if words in text), {})
     rest = rest if is_bar else text
     pairs = [(m.group(1).lower(), m.group(2), m.group(3), m.start(1)) for m in _PAIR.finditer(rest)]
-    if not is_bar and any(_COLUMN_OF.get(key) == "step" for key, _, _, _ in pairs):
-        pass
-    elif not is_bar and ("loss" in text or "Loss" in text):
+    tells_step = is_bar or any(_COLUMN_OF.get(key) == "step" for key, _, _, _ in pairs)
+    if not tells_step and ("loss" in text or "Loss" in text):
         told, in_epoch = counted(text)
+        also = _IN_EPOCH if in_epoch else also
         step = None if told is None else _step(told)
         pairs += [(key, value, "", at) for key, value, at in spaced(rest)]
-    step, told_rank = _take_pairs(pairs, rest, in_epoch, step, figures)
+    step, told_rank = _take_pairs(pairs, rest, also, step, figures)
     if "step_time_s" not in figures and (match := _ITER_TIME.search(rest)) is not None:  # DeepSpeed's pipelines
         _set(figures, "step_time_s", match.group(1))
     if step is None:
@@ -359,21 +478,21 @@ def _pairs(text: str) -> tuple[int | None, dict[str, float], int | None]:
 def _take_pairs(
     pairs: Sequence[tuple[str, str, str, int]],
     text: str,
-    in_epoch: bool,
+    also: Mapping[str, str],
     step: int | None,
     figures: dict[str, float],
 ) -> tuple[int | None, int | None]:
     """Sets the figures that are named; (step, rank). The first of a name counts: what follows are means."""
     rank: int | None = None
     for key, value, unit, at in pairs:
-        column = _COLUMN_OF.get(key) or (_IN_EPOCH.get(key) if in_epoch else None)
+        column = _COLUMN_OF.get(key) or also.get(key)
         if column == "step":
             step = _step(value) if step is None else step
         elif column == "rank":
             rank = _step(value)
         elif column is not None and column not in figures and not of_another(column, text, at):
             in_ms = unit == "ms" or key.endswith("_ms")
-            _set(figures, column, value, 1e-3 if in_ms else 1.0)
+            _set(figures, column, value, (1e-3 if in_ms else 1.0) * _THOUSANDS.get(unit, 1.0))
     return step, rank
 
 
@@ -455,6 +574,7 @@ def _step(text: str) -> int | None:
     digits = text.replace(",", "").strip()
     if digits.endswith(".0"):
         digits = digits[:-2]
+    # isdigit alone takes ², on which int fails; 16 digits do not fit a float exactly
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 16 else None
 
 
@@ -482,13 +602,26 @@ def _stamp(text: str, now_s: float | None = None) -> tuple[float | None, bool]:
         return _of_no_year(glog, time.time() if now_s is None else now_s), False
     match = _STAMP.search(text[:80])
     if match is None:
-        return None, True
+        at_s = _of_slashes(text)
+        return at_s, at_s is None
     day, clock, fraction, zone = match.groups()
     try:
         at = datetime.fromisoformat(f"{day}T{clock}{'+00:00' if zone in (None, 'Z') else zone}").astimezone(UTC)
     except ValueError:
         return None, True
     return at.timestamp() + (float(f"0.{fraction}") if fraction else 0.0), zone is not None
+
+
+def _of_slashes(text: str) -> float | None:
+    match = _DAY_WITH_SLASHES.match(text)
+    if match is None:
+        return None
+    first, second, third, month, day, year, clock = match.groups()
+    date = f"{first}-{second}-{third}" if first else f"{year}-{month}-{day}"
+    try:
+        return datetime.fromisoformat(f"{date}T{clock}+00:00").timestamp()
+    except ValueError:
+        return None
 
 
 def _of_no_year(match: re.Match[str], now_s: float) -> float | None:
@@ -517,8 +650,8 @@ _NCCL_STATUS = re.compile(
 _NCCL_DUMP = re.compile(
     r"[Rr]eceived a dump signal.*? from (?:this local rank|rank (\d{1,6}))|FlightRecorder|flight recorder"
 )
+# Beyond this a counter was never set: an old release prints uninitialised memory.
 _NEVER_SET = 2**40
-"""Beyond this a counter was never set: an old release prints uninitialised memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -557,34 +690,35 @@ def read_nccl_line(text: str) -> NcclLine | None:
     """
     if "NCCL" not in text and "watchdog" not in text and "dump signal" not in text:
         return None
-    work, at, status, dump = (
-        _NCCL_WORK.search(text),
-        _NCCL_AT.search(text),
-        _NCCL_STATUS.search(text),
-        _NCCL_DUMP.search(text),
-    )
-    if work is None and at is None and status is None and dump is None:
+    work, at, status = _NCCL_WORK.search(text), _NCCL_AT.search(text), _NCCL_STATUS.search(text)
+    dumps = _NCCL_DUMP.search(text) is not None
+    if not (work or at or status or dumps):
         return None
     rank, group = _NCCL_RANK.search(text), _NCCL_GROUP.search(text)
-    number, operation, elements, limit, ran = work.groups() if work else (None,) * 5
-    number = number or (at.group(1) if at else None)
+    number = _whole(work, 1)
+    limit_ms, ran_ms = _whole(work, 4), _whole(work, 5)
     return NcclLine(
-        None if rank is None else int(rank.group(1) or rank.group(2)),
+        _whole(rank, 1, 2),
         None if group is None else group.group(2) or group.group(1),
-        None if number is None else int(number),
-        operation,
-        None if elements is None else int(elements),
-        None if limit is None else int(limit) / 1000,
-        None if ran is None else int(ran) / 1000,
+        _whole(at, 1) if number is None else number,
+        None if work is None else work.group(2),
+        _whole(work, 3),
+        None if limit_ms is None else limit_ms / 1000,
+        None if ran_ms is None else ran_ms / 1000,
         _work_number(status, 1),
         _work_number(status, 2),
-        dump is not None,
+        dumps,
     )
+
+
+def _whole(match: re.Match[str] | None, *groups: int) -> int | None:
+    """The first of these groups that took part in the match."""
+    return None if match is None else next((int(text) for n in groups if (text := match.group(n))), None)
 
 
 def _work_number(status: re.Match[str] | None, group: int) -> int | None:
-    value = _NEVER_SET if status is None else int(status.group(group))
-    return value if value < _NEVER_SET else None
+    value = _whole(status, group)
+    return None if value is None or value >= _NEVER_SET else value
 
 
 def behind(lines: Iterable[NcclLine]) -> dict[str, tuple[int, ...]]:

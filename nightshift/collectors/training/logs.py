@@ -7,9 +7,11 @@ The file's path tells namespace, pod and container; the pod's name tells job and
 
 from __future__ import annotations
 
+import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
@@ -40,6 +42,12 @@ _NOTABLE = re.compile(
     # how launchers, schedulers and servers say that a process ended
     r"|exitcode|Root Cause|terminate called|core dumped|DUE TO|[Ee]ngine (?:dead|core)|No space left|quota exceeded"
 )
+
+
+_RANK_PREFIX = re.compile(r"^(?:\[[^\]]{1,40}\]:? ?)+")
+# A log of so many lines without one figure is in a format that nobody here reads.
+UNREAD_LINES = 100
+_WELL_ABOVE_ZERO, _ENOUGH_LOSSES = 0.05, 10
 
 
 @dataclass
@@ -75,6 +83,41 @@ class _File:
     """The epoch within which Keras' bars count, and how many steps it has; 0: not known yet."""
     rest: bytes = b""
     """What was told of a bar's state that the container runtime cut in two."""
+    in_traceback: bool = False
+    """The lines of a Python traceback go on, up to the exception's own line."""
+    unread: int = 0
+    """Lines since the last one that told a figure, or since the beginning."""
+    block: TrainerLine | None = None
+    """A line that told its step and time alone: its figures follow in lines of their own."""
+    recent: dict[Subject, deque[float]] = field(default_factory=dict)
+    zeros: dict[Subject, int] = field(default_factory=dict)
+    """Of each subject the last losses that were not 0, and how many of exactly 0 came in a row since."""
+
+    def keeps(self, text: str) -> bool:
+        """Whether a line belongs to a traceback: its frames, and the exception after them, whatever its name is."""
+        said = _RANK_PREFIX.sub("", text)
+        if said.startswith("Traceback (most recent call last)"):
+            self.in_traceback = True
+            return True
+        kept = self.in_traceback and bool(said.strip())
+        self.in_traceback = self.in_traceback and said.startswith((" ", "\t"))
+        return kept
+
+    def unfiltered(self, subject: Subject, figures: Mapping[str, float]) -> Mapping[str, float]:
+        """The figures; a loss that HF Trainer printed as 0.0 in the place of NaN (its logging_nan_inf_filter) as
+        what it was: no loss falls from well above to exactly 0, and stays there, by training."""
+        loss = figures.get("loss")
+        if loss is None:
+            return figures
+        recent = self.recent.setdefault(subject, deque(maxlen=_ENOUGH_LOSSES))
+        if loss != 0.0:
+            recent.append(loss)
+            self.zeros[subject] = 0
+            return figures
+        self.zeros[subject] = self.zeros.get(subject, 0) + 1
+        # a loss that was on its way to 0 (overfitting, GRPO) may arrive there
+        steady = len(recent) == _ENOUGH_LOSSES and min(recent) >= max(_WELL_ABOVE_ZERO, max(recent) / 3)
+        return {**figures, "loss": math.inf} if steady and self.zeros[subject] > 1 else figures
 
     def over_epochs(self, line: TrainerLine) -> TrainerLine | None:
         """The line with a step that goes on over epochs; None where its bar is an evaluation's."""
@@ -215,10 +258,13 @@ class TrainingLogsCollector:
             reason = Reason.NOT_FOUND if missing else Reason.UNAUTHORISED
         covers = tuple(sorted({file.job for file in self._files.values()}))
         detail = "" if error is None else f"{self._settings.directory}: {error.strerror}"
+        if error is None and (unread := self._unread()):
+            # silence of a log that nobody can read is not a job that makes no steps
+            reason, detail = Reason.MALFORMED, f"no figure of training in {unread}: see line_patterns"
         return SourceStatus(
             self._source,
             now_s,
-            error is None,
+            reason is None,
             reason,
             detail,
             samples=n_lines,
@@ -227,10 +273,20 @@ class TrainingLogsCollector:
             covers=covers,
         )
 
+    def _unread(self) -> str:
+        """Which files have many lines and not one figure; empty where any file has some: a job's other ranks, or
+        its launcher, print none."""
+        told = [file for file in self._files.values() if file.highest or file.last_step]
+        silent = [path for path, file in self._files.items() if file.unread >= UNREAD_LINES]
+        if told or not silent:
+            return ""
+        return f"{len(silent)} of {len(self._files)} logs ({', '.join(sorted(path.name for path in silent)[:3])})"
+
     def _find(self, inventory: Inventory, now_s: float, rejected: dict[Reason, int]) -> None:
         """Takes up new files. Raises OSError where the folder cannot be read."""
         root = self._settings.directory
         next(root.iterdir(), None)
+        # by this machine's clock, not the look's: files have the times of this machine, a replay has others
         newest = time.time() - IDLE_S
         found: list[tuple[float, Path, re.Match[str]]] = []
         for path in root.rglob("*.log"):
@@ -244,6 +300,7 @@ class TrainingLogsCollector:
                 continue  # removed since it was listed
             if match is not None and changed_s >= newest:
                 found.append((changed_s, path, match))
+        # newest first: where there are too many, runs that have ended are the ones left out
         found.sort(key=lambda entry: entry[0], reverse=True)
         room = MAX_FILES - len(self._files)
         if len(found) > room:
@@ -290,21 +347,20 @@ class TrainingLogsCollector:
         told = [(offset, text, read_line(text, self._lines, now_s)) for offset, text in _texts(read.lines, file)]
         file.keep_zone([line for _, _, line in told], read.changed_s, now_s)
         for offset, text, read_as in told:
-            line = None if read_as is None else file.over_epochs(read_as)
-            t_s = _time_of(line, file.zone_s, now_s, rejected)
             nccl = read_nccl_line(text) if "NCCL" in text else None
-            if line is None and nccl is not None and nccl.rank is not None:
-                line = TrainerLine(rank=nccl.rank)
+            line = _placed(file, read_as, nccl)
+            t_s = _time_of(line, file.zone_s, now_s, rejected)
             subject = self._subject(file, line, inventory, now_s)
             record = LogRecord(Instant(t_s, clock=file.pod.name), file.source, subject, text[:MAX_TEXT], offset)
-            if line is not None and line.started:
-                file.begins = True
-            if line is not None and (line.figures or line.step is not None):
+            file.unread = 0 if line.figures else file.unread + 1
+            file.begins |= line.started
+            if line.figures or line.step is not None:
                 last = record if line.figures else last
                 self._add(file, subject, line, t_s, points)
-            if self._is_kept(text, nccl, len(kept)):
+            if file.keeps(text) or self._is_kept(text, nccl, len(kept)):
                 kept.append(record)
-        if last is not None and last not in kept:  # what the newest figures were read from can be cited
+        # what the newest figures were read from can be cited
+        if last is not None and last not in kept:
             kept.append(last)
         logs += kept
         return len(read.lines)
@@ -316,8 +372,8 @@ class TrainingLogsCollector:
             return room > -MAX_LINES
         return room > 0 and _NOTABLE.search(text) is not None
 
-    def _subject(self, file: _File, line: TrainerLine | None, inventory: Inventory, now_s: float) -> Subject:
-        if line is None or line.rank is None:
+    def _subject(self, file: _File, line: TrainerLine, inventory: Inventory, now_s: float) -> Subject:
+        if line.rank is None:
             return file.rank or file.job
         rank = rank_of(file.job, line.rank)
         if rank != file.rank:
@@ -336,6 +392,8 @@ class TrainingLogsCollector:
     ) -> None:
         step, is_counted = file.step_of(subject, line)
         is_step = line.step is not None or "loss" in line.figures
+        # a start line alone proves no new run: evaluations load checkpoints, and logs are rotated. The first step
+        # decides
         if file.begins and is_step and line.figures.keys() - {"checkpoint_saved"}:
             file.begins = False
             if step < file.highest.get(subject, step + 1) or is_counted:
@@ -344,19 +402,34 @@ class TrainingLogsCollector:
         file.highest[subject] = max(step, file.highest.get(subject, step))
         if not line.figures:
             return
+        figures = file.unfiltered(subject, line.figures)
         known = points.setdefault((subject, f"{file.pod.name}:{file.runs}"), _Points())
+        # Composer and others print one figure a line: the loss, then the gradient norm of the same step
         if known.step and known.step[-1] == step and not known.figures[-1].keys() & line.figures.keys():
-            known.figures[-1].update(line.figures)  # one step told in two lines
+            known.figures[-1].update(figures)  # one step told in two lines
             return
         known.step.append(step)
         known.t_s.append(t_s)
-        known.figures.append(dict(line.figures))
+        known.figures.append(dict(figures))
 
 
-def _time_of(line: TrainerLine | None, zone_s: float, now_s: float, rejected: dict[Reason, int]) -> float:
+def _placed(file: _File, line: TrainerLine | None, nccl: NcclLine | None) -> TrainerLine:
+    """A line in the file's run; of one that tells no figure, the rank that the NCCL watchdog names in it."""
+    placed = None if line is None else file.over_epochs(line)
+    if placed is not None:
+        if placed.step is not None:
+            file.block = None if placed.figures else placed
+        elif placed.t_s is None and file.block is not None:
+            placed = replace(placed, t_s=file.block.t_s, zoned=file.block.zoned)
+        return placed
+    return TrainerLine(rank=None if nccl is None else nccl.rank)
+
+
+def _time_of(line: TrainerLine, zone_s: float, now_s: float, rejected: dict[Reason, int]) -> float:
     """When a line was written (Unix s); the time of the look where it does not say, or says a future one."""
-    t_s = now_s if line is None or line.t_s is None else line.t_s
-    t_s += zone_s if line is not None and not line.zoned else 0.0
+    t_s = now_s if line.t_s is None else line.t_s
+    t_s += 0.0 if line.zoned else zone_s
+    # a line of a clock that runs ahead would stay the newest for ever
     if t_s <= now_s + FUTURE_S:
         return t_s
     rejected[Reason.CLOCK] = rejected.get(Reason.CLOCK, 0) + 1

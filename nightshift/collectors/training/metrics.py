@@ -46,6 +46,12 @@ class _Subject:
     numbers: set[str] = field(default_factory=set)
     """The figures that have been numbers: a NaN of theirs was computed, any other's is a gauge not set yet."""
 
+    def figures(self, told: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+        stepped = {column: value for column, (value, _) in told.items() if column in STEP_COLUMNS}
+        found = {c: value for c, value in stepped.items() if c in self.numbers or not math.isnan(value)}
+        self.numbers |= {column for column, value in found.items() if math.isfinite(value)}
+        return found
+
 
 @dataclass
 class _Place:
@@ -212,6 +218,7 @@ class TrainingMetricsCollector:
         if job is None:
             return None
         number = labels.get("rank") or labels.get("global_rank") or ""
+        # a label may hold anything: a rank of seven digits is no rank, and would make a subject per scrape
         if number.isdecimal() and len(number) < 7:
             rank = rank_of(job, int(number))
         if rank is not None:
@@ -221,14 +228,10 @@ class TrainingMetricsCollector:
     def _step(self, subject: Subject, told: Mapping[str, tuple[float, float]], place: _Place) -> StepSeries | None:
         """The subject's new step, or None where nothing moved. A step that goes back is a new run."""
         known = self._known[subject]
-        stepped = {c: v for c, (v, _) in told.items() if c in STEP_COLUMNS}
-        figures = {c: v for c, v in stepped.items() if c in known.numbers or not math.isnan(v)}
-        known.numbers |= {c for c, v in figures.items() if math.isfinite(v)}
+        figures = known.figures(told)
         at_s = max(at for _, at in told.values())
-        step_value = told.get("step", (math.nan, 0.0))[0]
-        if math.isfinite(step_value) and abs(step_value) < 2**53:
-            step = int(step_value)
-        else:
+        step = _told_step(told)
+        if step is None:  # no metric of the step: a sample of another time is another step
             step = (-1 if known.step is None else known.step) + (at_s != known.at_s)
         if step == known.step or not figures:
             return None
@@ -240,6 +243,12 @@ class TrainingMetricsCollector:
         return StepSeries(
             subject, run, np.array([step], dtype=np.int64), np.array([at_s]), columns, place.source.name
         )
+
+
+def _told_step(told: Mapping[str, tuple[float, float]]) -> int | None:
+    value = told.get("step", (math.nan, 0.0))[0]
+    # beyond 2^53 a float no longer holds every whole number: two steps would look like one
+    return int(value) if math.isfinite(value) and abs(value) < 2**53 else None
 
 
 def _count(rejected: dict[Reason, int], reason: Reason, count: int = 1) -> None:

@@ -258,8 +258,8 @@ for _n in range(256):
         _c = (_c >> 1) ^ (0x82F63B78 if _c & 1 else 0)
     _CRC_TABLE[_n] = _c
 _HEAD, _FOOT = 12, 4
+# A larger record holds an image or a graph: it is passed over unread, its own CRC with it.
 MAX_EVENT_BYTES = 2**20
-"""A larger record holds an image or a graph: it is passed over unread, its own CRC with it."""
 MAX_TAG_CHARS = 200
 _DT_FLOAT, _DT_DOUBLE = 1, 2
 _Value = int | float | bytes

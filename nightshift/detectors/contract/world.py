@@ -95,7 +95,7 @@ def _healthy(name: str, kind: MetricType, number: int) -> float:
         return 0.0
     if kind is MetricType.COUNTER:
         return 1000.0 if any(word in name for word in _RARE) else 1000.0 + 500.0 * number
-    if name in ("gpu_throttle_reasons", "gpu_xid_last"):
+    if name in ("gpu_throttle_reasons", "gpu_xid_last", "gpu_recovery_action"):
         return 0.0
     if "ratio" in name:
         return 0.8

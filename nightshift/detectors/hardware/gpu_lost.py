@@ -2,10 +2,10 @@
 
 A silent page says nothing about a GPU, so a node that is silent as a whole is no loss (`detectors.source_lost` says
 that). A page that goes on with one device fewer does: the driver no longer enumerates it, it fell off the bus, or
-someone took it away. Not lost, or no longer, is a GPU whose place another took (a swapped board has a new UUID: the
-node counts as many as before), one that was cut into MIG instances, and one that is away for shorter than a reset
-takes. Of a page that was cut short nothing follows. On a node that a person took out of service the loss is told
-quietly: somebody is at work there.
+someone took it away. Nothing is lost where the page shows only GPUs that a pod holds. Not lost, or no longer, is a
+GPU whose place another took (a swapped board has a new UUID: the node counts as many as before), one that was cut
+into MIG instances, and one that is away for shorter than a reset takes. Of a page that was cut short nothing
+follows. On a node that a person took out of service the loss is told quietly: somebody is at work there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.collectors.frame import Frame, Reason
-from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.subject import SHOWS_HELD_ONLY, Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, SnapshotError, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
@@ -135,7 +135,7 @@ class GpuLost:
         gpu, last_s = table.subjects[slot], float(table["last_s"][slot])
         if (Fault.GPU_LOST, gpu) in self._episodes or gpu.name in cut:
             return
-        if inventory.children(gpu, at_s, SubjectKind.MIG):
+        if inventory.children(gpu, at_s, SubjectKind.MIG) or self._is_hidden(gpu, last_s, at_s, inventory):
             return
         node = inventory.above(gpu, SubjectKind.NODE, at_s) or inventory.above(gpu, SubjectKind.NODE, last_s)
         if node is None or node in cut_short:  # the rest of its page may have told of it
@@ -146,6 +146,22 @@ class GpuLost:
         if now == 0 or now >= before or last_s - float(table["first_s"][slot]) < SETTLED_S:
             return
         self._episodes.fire(self._alarm(gpu, node, last_s, before, now, at_s, inventory), at_s)
+
+    def _is_hidden(self, gpu: Subject, last_s: float, at_s: float, inventory: Inventory) -> bool:
+        """Whether its exporter rather shows no idle GPUs any longer: it says so, or several GPUs that no pod held
+        vanished at one scrape and every one that is left is held."""
+        node = inventory.above(gpu, SubjectKind.NODE, at_s) or inventory.above(gpu, SubjectKind.NODE, last_s)
+        if node is None:
+            return False
+        if inventory.fact(node, SHOWS_HELD_ONLY) == "yes":
+            return True
+        on = inventory.children(node, at_s, SubjectKind.GPU)
+        seen_s = {g: float(self._table["last_s"][k]) for g in on if (k := self._table.slot(g)) is not None}
+        gone = [g for g, when_s in seen_s.items() if when_s == last_s]
+        here = [g for g, when_s in seen_s.items() if when_s >= at_s]
+        idle = not any(inventory.parents(g, last_s, SubjectKind.POD) for g in gone)
+        held = all(inventory.parents(g, at_s, SubjectKind.POD) for g in here)
+        return len(gone) > 1 and bool(here) and idle and held
 
     def _seen_on(self, node: Subject, then_s: float, at_s: float, inventory: Inventory) -> tuple[int, int]:
         """How many of a node's GPUs were seen when this one was last, and how many are now."""

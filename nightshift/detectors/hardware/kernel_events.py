@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
 from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
+from nightshift.collectors.kernel_log.messages import BY_NAME, KINDS, MessageKind
 from nightshift.collectors.kernel_log.pci import PCI_FACT, canonical_pci
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
@@ -50,6 +52,8 @@ class KernelEvents:
     def __init__(self, settings: KernelEventSettings | None = None) -> None:
         self.settings = settings or KernelEventSettings()
         self._aer: dict[Subject, list[float]] = {}
+        self._lines: dict[tuple[str, Subject], list[float]] = {}
+        """When lines came of which one alone is no fault. A restart begins their count anew."""
         self._counts: dict[tuple[Fault, Subject], int] = {}
         self._episodes = Episodes(self.name)
         self._quiet = QuietPeriods(self._episodes, QUIET_S, by_kernel_log=True)
@@ -60,7 +64,8 @@ class KernelEvents:
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        return (Fault.OOM_KILL, Fault.GPU_LOST, Fault.NVLINK_DEGRADED, Fault.PCIE_DEGRADED)
+        told = {Fault(kind.fault) for kind in KINDS}
+        return tuple(sorted({Fault.OOM_KILL, Fault.GPU_LOST, Fault.NVLINK_DEGRADED, Fault.PCIE_DEGRADED} | told))
 
     @property
     def stated(self) -> StatedRate:
@@ -72,8 +77,8 @@ class KernelEvents:
         told: dict[tuple[Fault, Subject], list[KernelEvent]] = {}
         for event in tick.events:
             fault = self._fault(event, tick.at_s, inventory)
-            if fault is not None:
-                subject = event.node if fault is Fault.OOM_KILL else event.gpu or event.node
+            if fault is not None and "old" not in event.attributes:
+                subject = event.node if fault is Fault.OOM_KILL else _subject(event)
                 told.setdefault((fault, subject), []).append(event)
         findings = [self._fire(fault, subject, events, tick.at_s) for (fault, subject), events in told.items()]
         findings += self._quiet.rest(tick, inventory, set(told))
@@ -92,12 +97,28 @@ class KernelEvents:
             event.kind is KernelEventKind.XID and event.code == _NVLINK_XID
         ):
             return Fault.NVLINK_DEGRADED
+        if event.kind is KernelEventKind.MESSAGE:
+            return self._said(event, at_s)
         if event.kind is KernelEventKind.PCIE_AER and not _is_of_another_device(event, inventory, at_s):
             subject = event.gpu or event.node
             recent = [t for t in self._aer.get(subject, []) if t > at_s - QUIET_S]
             self._aer[subject] = [*recent, at_s][-1000:]
             return Fault.PCIE_DEGRADED if len(self._aer[subject]) >= AER_EVENTS else None
         return None
+
+    def _said(self, event: KernelEvent, at_s: float) -> Fault | None:
+        """The fault that a line of a known kind tells, where there were as many as make one."""
+        kind = BY_NAME.get(event.attributes.get("message", ""))
+        if kind is None:
+            return None
+        if kind.least > 1:
+            place = (kind.name, _subject(event))
+            self._lines[place] = [*(t for t in self._lines.get(place, ()) if t > at_s - QUIET_S), at_s][
+                -kind.least :
+            ]
+            if len(self._lines[place]) < kind.least:
+                return None
+        return Fault(kind.fault)
 
     def _fire(self, fault: Fault, subject: Subject, events: list[KernelEvent], at_s: float) -> Finding:
         known = self._episodes.get(fault, subject)
@@ -113,13 +134,24 @@ class KernelEvents:
             Fault.GPU_LOST: "The GPU has fallen off the bus",
             Fault.NVLINK_DEGRADED: "NVLink errors",
             Fault.PCIE_DEGRADED: "PCIe errors keep coming",
+            Fault.NETWORK_DEGRADED: "Network link errors",
+            Fault.DRIVER_ERROR: "GPU driver error",
+            Fault.HOST_ERROR: "Host hardware error",
         }
+        said = _gravest(events)
+        facts |= _facts(said, known)
+        meaning = str(facts.get("meaning", "")) or words[fault]
+        severity = Severity.CRITICAL if fault is Fault.GPU_LOST else Severity.WARNING
+        if said is not None:
+            severity = Severity(said.severity)
+        if known is not None and known.severity is Severity.CRITICAL:
+            severity = known.severity
         alarm = Alarm(
             fault,
             subject,
             min(e.record.at.t_s for e in events),
-            Severity.CRITICAL if fault is Fault.GPU_LOST else Severity.WARNING,
-            f"{words[fault]} ({count} lines)" if count > 1 else words[fault],
+            severity,
+            f"{meaning} ({count} lines)" if count > 1 else meaning,
             score=float(count),
             threshold=float(AER_EVENTS) if fault is Fault.PCIE_DEGRADED else 0.0,
             evidence=exhibits(known, {e.record: "" for e in events}),
@@ -148,6 +180,27 @@ class KernelEvents:
             raise SnapshotError(f"{self.name}: {error!r}") from error
         self._aer, self._counts = fresh._aer, fresh._counts
         self._quiet, self._episodes = fresh._quiet, fresh._episodes
+
+
+def _subject(event: KernelEvent) -> Subject:
+    named = event.attributes.get("subject", "")
+    return Subject.parse(named) if named else event.gpu or event.node
+
+
+def _gravest(events: Sequence[KernelEvent]) -> MessageKind | None:
+    """Of the kinds of lines that came together: one that says what to do, else a critical one, else the first."""
+    kinds = [kind for event in events if (kind := BY_NAME.get(event.attributes.get("message", ""))) is not None]
+    return min(kinds, key=lambda kind: (not kind.recovery, kind.severity), default=None)
+
+
+def _facts(kind: MessageKind | None, known: Finding | None) -> dict[str, float | str]:
+    """What a line means and calls for; a later line that calls for nothing takes nothing back."""
+    names = ("meaning", "log_recovery", "stated_in")
+    before = {name: known.facts[name] for name in names if known is not None and name in known.facts}
+    if kind is None or ("log_recovery" in before and not kind.recovery):
+        return before
+    asked: dict[str, float | str] = {"log_recovery": kind.recovery} if kind.recovery else {}
+    return before | {"meaning": kind.meaning, "stated_in": kind.source} | asked
 
 
 def _is_of_another_device(event: KernelEvent, inventory: Inventory, at_s: float) -> bool:

@@ -65,6 +65,9 @@ class Xid:
 SYMPATHETIC = frozenset({45})
 """Never a first cause: the tear-down that follows another Xid."""
 
+RECOVERY_ACTION_CHANGED = 154
+"""The driver's announcement of the recovery action that a GPU needs now."""
+
 GRAVITY = ("", "corrected", "nonfatal", "fatal")
 """What a line may say of an error's severity, mildest first; empty: nothing."""
 
@@ -109,16 +112,27 @@ def action_of(code: int, severity: str = "") -> Recovery | None:
 
 
 def announced_action(text: str) -> Recovery | None:
-    """The recovery action that an Xid 154 names, such as "GPU Reset Required"; None where the words are unknown."""
-    said = text.lower()
-    for words, action in (
-        ("drain and reset", Recovery.DRAIN_AND_RESET),
-        ("drain p2p", Recovery.DRAIN_P2P),
-        ("reboot", Recovery.REBOOT_NODE),
-        ("gpu reset", Recovery.RESET_GPU),
-        ("pf flr", Recovery.RESET_GPU),
-        ("none", Recovery.NONE),
-    ):
-        if words in said:
-            return action
-    return None
+    """The recovery action that an Xid 154 names, such as "GPU Reset Required"; None where it names none. What a
+    newer driver calls otherwise is asked of a person: it asked for something.
+
+    >>> announced_action("Node Reboot Required").value, announced_action("Recover Warp Core").value
+    ('reboot_node', 'contact_support')
+    """
+    said = text.lower().strip()
+    found = next((action for words, action in _ANNOUNCED if words in said), None)
+    return found if found is not None or not said else Recovery.CONTACT_SUPPORT
+
+
+# nvmlDeviceGpuRecoveryAction_t (nvml.h of 615) in words, its longest first. A reboot resets the bus, too; of an
+# IMEX domain, the other nodes' daemons have to be started again, which no action here does.
+_ANNOUNCED = (
+    ("drain and reset", Recovery.DRAIN_AND_RESET),
+    ("drain p2p", Recovery.DRAIN_P2P),
+    ("imex", Recovery.CONTACT_SUPPORT),
+    ("bus reset", Recovery.REBOOT_NODE),
+    ("reset bus", Recovery.REBOOT_NODE),
+    ("reboot", Recovery.REBOOT_NODE),
+    ("gpu reset", Recovery.RESET_GPU),
+    ("pf flr", Recovery.RESET_GPU),
+    ("none", Recovery.NONE),
+)

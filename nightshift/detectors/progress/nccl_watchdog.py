@@ -25,7 +25,7 @@ from nightshift.detectors.snapshot import pack, unpack
 VERSION = 1
 TIMEOUT = re.compile(
     r"(?:\[Rank (?P<rank>\d{1,6})\][^\n]{0,200})?Watchdog caught collective operation timeout: "
-    r"WorkNCCL\(SeqNum=(?P<seq>\d+), OpType=(?P<op>[A-Z_]+)[^)\n]{0,400}"
+    r"WorkNCCL\((?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>[A-Z_]+)[^)\n]{0,400}"
 )
 RAN = re.compile(r"ran for (?P<ms>\d{1,12}) milliseconds")
 
@@ -99,16 +99,19 @@ class NcclWatchdog:
         known = self._episodes.get(Fault.HANG, subject)
         self._quiet.event(Fault.HANG, subject, at_s)
         since_s = min(record.at.t_s, at_s) - ran_s
+        # before PyTorch 2.1 the watchdog did not number the work
+        sequence = {"sequence": float(match["seq"])} if match["seq"] else {}
+        work = f"{match['op']} number {match['seq']}" if match["seq"] else match["op"]
         alarm = Alarm(
             Fault.HANG,
             subject,
             since_s,
             Severity.CRITICAL,
-            f"NCCL's watchdog: {match['op']} number {match['seq']} did not end in {ran_s:.0f} s",
+            f"NCCL's watchdog: {work} did not end in {ran_s:.0f} s",
             score=ran_s,
             threshold=0.0,
             evidence=exhibits(known, {record: "the watchdog's own line"}),
-            facts={"collective": match["op"], "sequence": float(match["seq"]), "silent_s": ran_s},
+            facts={"collective": match["op"], **sequence, "silent_s": ran_s},
         )
         return self._episodes.fire(alarm, at_s)
 

@@ -1,0 +1,231 @@
+"""Lines of the driver and the host without an Xid: every kind, drawn anew, in every stamp format."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import pytest
+
+from nightshift.collectors.frame import Instant, LogRecord
+from nightshift.collectors.kernel_log.event import KernelEventKind
+from nightshift.collectors.kernel_log.lines import KernelLogParser
+from nightshift.collectors.kernel_log.local import read_syslog
+from nightshift.collectors.kernel_log.messages import KINDS, MessageKind, read_message
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Fault, Severity
+from nightshift.detectors.hardware.kernel_events import KernelEvents
+from nightshift.detectors.hardware.xid_catalogue import Recovery
+
+NODE = Subject(SubjectKind.NODE, "gpu-n7")
+START_S = 1_795_266_000.0
+SAMPLES = {
+    "dcgm_health": "DCGM health watch PCIE failed: DCGM_FR_PCI_REPLAY_RATE (x)",
+    "reset_required": "NVRM: GPU{gpu} nvAssertOkFailedNoLog: Assertion failed: Reset required "
+    "[NV_ERR_RESET_REQUIRED] (0x00000062) returned from status @ kernel_channel.c:{n}",
+    "init_failed": "NVRM: GPU {pci}: RmInitAdapter failed! (0x{hex}:0x55:{n})",
+    "gsp_heartbeat": "NVRM: GPU{gpu} _kgspIsHeartbeatTimedOut: Heartbeat timed out, diff {n} timeout 5200",
+    "gsp_timeout": "NVRM: GPU{gpu} _kgspLogRpcTimeout: ***** GSP Timeout *****",
+    "gsp_crash": "NVRM: ****** GSP-CrashCat Report *******",
+    "gsp_booter": "NVRM: kgspExecuteBooterLoad_TU102: failed to execute Booter Load: 0x{hex}",
+    "gsp_firmware": "NVRM: RmFetchGspRmImages: No firmware image found",
+    "gsp_init": "NVRM: kgspInitRm_IMPL: cannot bootstrap riscv/gsp: 0x{hex}",
+    "api_mismatch": "NVRM: API mismatch: the client has the version 580.{n}, but",
+    "gpu_is_lost": "NVRM: _issueRpcLarge: rpcSendMessage failed with status 0x0000000f: NV_ERR_GPU_IS_LOST {pci}",
+    "probe_failed": "NVRM: The NVIDIA probe routine failed for {n} device(s).",
+    "power_cables": "NVRM: GPU {pci}: GPU does not have the necessary power cables connected.",
+    "bar_invalid": "NVRM: This PCI I/O region assigned to your NVIDIA device is invalid:",
+    "vbios": "NVRM: failed to copy vbios to system memory.",
+    "fabric_probe": "NVRM: GPU{gpu} gpuFabricProbe: fabric probe failed after {n} tries",
+    "power_state": "nvidia {pci}: Unable to change power state from D3cold to D0, device inaccessible",
+    "fabric_fatal": "nv-fabricmanager: detected NVSwitch fatal error 2{n} on fid 0 on NVSwitch pci bus id x",
+    "fabric_nonfatal": "nv-fabricmanager: detected NVSwitch non-fatal error 2{n} on fid 0 on NVSwitch pci bus id x",
+    "fabric_version": "nv-fabricmanager: fabric manager NVIDIA GPU driver interface version 5{n} don't match "
+    "with driver version 570. Please update",
+    "fabric_training": "nv-fabricmanager: NVLink {n} training failed between GPU and switch",
+    "fabric_start": "nv-fabricmanager: failed to initialize all the available NVSwitches",
+    "mlx_health": "mlx5_core {pci}: mlx5_health_check: device's health compromised - reached miss count",
+    "mlx_fatal": "mlx5_core {pci}: mlx5_health_try_recover:{n}: handling bad device here",
+    "mlx_command": "mlx5_core {pci}: ENABLE_HCA(0x104) timeout. Will cause a leak of a command resource",
+    "mlx_module": "mlx5_core {pci}: Port module event[error]: module {gpu}, Cable error, Bus stuck",
+    "mlx_temperature": "mlx5_core {pci}: High temperature on sensors with bit set 0 {n}",
+    "mlx_power": "mlx5_core {pci}: Detected insufficient power on the PCIe slot ({n}W).",
+    "mlx_transmit": "mlx5_core {pci} {nic}: TX timeout detected",
+    "mlx_completion": "mlx5_core {pci} {nic}: Error cqe on cqn 0x{hex}, ci 0x1, sqn 0x2",
+    "mlx_pci": "mlx5_core {pci}: mlx5_pci_err_detected Device state = 1 pci_status: 0. Enter",
+    "mlx_link": "mlx5_core {pci} {nic}: Link down",
+    "transmit_queue": "NETDEV WATCHDOG: {nic} (mlx5_core): transmit queue {n} timed out",
+    "bond_member": "bond0: (slave {nic}): link status definitely down, disabling slave",
+    "bnxt_en_link": "bnxt_en {pci} {nic}: NIC Link is Down",
+    "ice_link": "ice {pci} {nic}: NIC Link is Down",
+    "i40e_link": "i40e {pci} {nic}: NIC Link is Down",
+    "ixgbe_link": "ixgbe {pci} {nic}: NIC Link is Down",
+    "igb_link": "igb {pci} {nic}: igb: {nic} NIC Link is Down",
+    "dpc": "pcieport {pci}: DPC: containment event, status:0x{hex} source:0x0000",
+    "slot_down": "pcieport {pci}: pciehp: Slot({n}): Link Down",
+    "slot_power": "pcieport {pci}: pciehp: Slot({n}): Power fault",
+    "recovery_failed": "pcieport {pci}: AER: device recovery failed",
+    "gpu_recovery_failed": "nvidia {pci}: AER: can't recover (no error_detected callback)",
+    "retraining": "pcieport {pci}: broken device, retraining non-functional downstream link at 2.5GT/s",
+    "hotplug_timeout": "pcieport {pci}: pciehp: Timeout on hotplug command 0x{hex} (issued {n} msec ago)",
+    "dma_fault": "DMAR: [DMA Read NO_PASID] Request device [3b:00.0] fault addr 0x{hex} [fault reason 0x06]",
+    "io_page_fault": "AMD-Vi: Event logged [IO_PAGE_FAULT device={pci} domain=0x{hex} address=0x{hex}]",
+    "memory_uncorrected": "EDAC MC{gpu}: 1 UE memory read error on CPU_SrcID#0_MC#0 (channel:{gpu} page:0x{hex})",
+    "memory_corrected": "EDAC MC{gpu}: {n} CE memory read error on CPU_SrcID#0_MC#0 (channel:{gpu} page:0x{hex})",
+    "machine_check": "mce: [Hardware Error]: CPU {n}: Machine Check Exception: 5 Bank {gpu}: be{hex}",
+    "memory_poison": "mce: Uncorrected hardware memory error in user-access at {hex}",
+    "machine_check_logged": "mce: [Hardware Error]: Machine check events logged",
+    "machine_check_storm": "mce: CMCI storm detected: switching to poll mode",
+    "firmware_fatal": "{{{n}}}[Hardware Error]: event severity: fatal",
+    "firmware_recoverable": "{{{n}}}[Hardware Error]: event severity: recoverable",
+    "firmware_corrected": "{{{n}}}[Hardware Error]: event severity: corrected",
+    "page_poison": "Memory failure: 0x{hex}: recovery action for dirty LRU page: Failed",
+    "page_offlined": "soft_offline: 0x{hex}: page migration failed {n}, type 1",
+    "throttled_core": "CPU{n}: Core temperature above threshold, cpu clock throttled (total events = {n})",
+    "critical_temperature": "thermal thermal_zone{gpu}: acpitz: critical temperature reached, shutting down",
+    "soft_lockup": "watchdog: BUG: soft lockup - CPU#{n} stuck for 22s! [python3:{n}]",
+    "hard_lockup": "watchdog: Watchdog detected hard LOCKUP on cpu {n}",
+    "nmi_lockup": "NMI watchdog: BUG: soft lockup - CPU#{n} stuck for 22s! [python3:{n}]",
+    "rcu_stall": "rcu: INFO: rcu_sched detected stalls on CPUs/tasks:",
+    "kernel_bug": "BUG: unable to handle page fault for address: ffff{hex}",
+    "kernel_assertion": "kernel BUG at mm/slub.c:{n}!",
+    "panic": "Kernel panic - not syncing: Fatal exception in interrupt",
+    "nvme_down": "nvme nvme{gpu}: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0x{hex}",
+    "nvme_timeout": "nvme nvme{gpu}: I/O {n} QID 3 timeout, aborting",
+    "nvme_removed": "nvme nvme{gpu}: Removing after probe failure status: -19",
+    "nvme_error": "nvme{gpu}n1: I/O Cmd(0x2) @ LBA {n}, 8 blocks, I/O Error (sct 0x2 / sc 0x81) MORE",
+    "medium_error": "critical medium error, dev nvme{gpu}n1, sector {n} op 0x0:(READ) flags 0x80700",
+    "io_error_0": "I/O error, dev sd{letter}, sector {n} op 0x1:(WRITE) flags 0x800",
+    "io_error_1": "blk_update_request: I/O error, dev sd{letter}, sector {n}",
+    "io_error_2": "Buffer I/O error on dev dm-{gpu}, logical block {n}, lost async page write",
+    "ext_error": "EXT4-fs error (device nvme{gpu}n1p2): ext4_find_entry:{n}: inode #{n}: comm python3: x",
+    "ext_read_only": "EXT4-fs (nvme{gpu}n1p2): Remounting filesystem read-only",
+    "journal_aborted": "Aborting journal on device nvme{gpu}n1p2-8.",
+    "xfs_error": "XFS (nvme{gpu}n1): metadata I/O error in \"xfs_da_read_buf+0x{hex}\" at daddr 0x{hex} len 8",
+    "btrfs_error": "BTRFS error (device sd{letter}): bdev /dev/sda errs: wr {n}, rd 0, flush 0, corrupt 0, gen 0",
+    "raid_failure": "md/raid1:md{gpu}: Disk failure on sd{letter}, disabling device.",
+    "ata_error": "ata{gpu}.00: failed command: READ FPDMA QUEUED",
+    "path_failed": "device-mapper: multipath: 253:{gpu}: Failing path 8:{n}.",
+}  # fmt: skip
+HEALTHY = (
+    "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.86.15  Release Build",
+    "nvidia 0000:3b:00.0: enabling device (0140 -> 0142)",
+    "nvidia-nvlink: Nvlink Core is being initialized, major device number 234",
+    "mlx5_core 0000:5e:00.0: Port module event: module 0, Cable plugged",
+    "mlx5_core 0000:5e:00.0 ens1f0np0: Link up",
+    "mlx5_core 0000:5e:00.0: firmware version: 28.39.1002",
+    "pcieport 0000:00:1c.0: AER: enabled with IRQ 122",
+    "pcieport 0000:00:1c.0: pciehp: Slot(12): Card present",
+    "pcieport 0000:00:1c.0: DPC: enabled with IRQ 122",
+    "EDAC MC0: Giving out device to module skx_edac controller Skylake Socket#0",
+    "mce: CPU0: Thermal monitoring enabled (TM1)",
+    "nvme nvme0: 64/0/0 default/read/poll queues",
+    "EXT4-fs (nvme0n1p2): mounted filesystem with ordered data mode. Quota mode: none.",
+    "XFS (nvme1n1): Ending clean mount",
+    "BTRFS info (device sda): using crc32c (crc32c-intel) checksum algorithm",
+    "thermal thermal_zone0: failed to read out thermal zone (-61)",
+    "rcu: \tRCU restricting CPUs from NR_CPUS=8192 to nr_cpu_ids=256.",
+    "CPU0: Intel(R) Xeon(R) Platinum 8480+ (family: 0x6, model: 0x8f, stepping: 0x8)",
+    "Memory: 527871264K/536588204K available",
+    "watchdog: Delayed init of the lockup detector failed: 0",
+    "ata1.00: configured for UDMA/133",
+    "kernel: Kernel command line: BOOT_IMAGE=/vmlinuz",
+)
+
+
+def fill(template: str, draw: random.Random) -> tuple[str, dict[str, str]]:
+    values = {
+        "pci": f"0000:{draw.randrange(1, 255):02x}:00.0",
+        "gpu": str(draw.randrange(8)),
+        "n": str(draw.randrange(1, 100)),
+        "hex": f"{draw.randrange(16, 97):x}",
+        "nic": draw.choice(["eth0", "ens1f0np0", "enp5s0"]),
+        "letter": draw.choice("abcdef"),
+    }
+    return template.format(**values), values
+
+
+def stamps(draw: random.Random) -> list[str]:
+    """Heads that dmesg, syslogs and shippers put before a line, of one drawn moment."""
+    at = datetime.fromtimestamp(START_S - draw.randrange(3600), UTC)
+    host = f"gpu-n{draw.randrange(100)}"
+    return [
+        f"[{draw.randrange(10**6)}.{draw.randrange(10**6):06}] ",
+        f"{at:[%a %b %e %H:%M:%S %Y]} ",
+        f"{at:%b %e %H:%M:%S} {host} kernel: [{draw.randrange(10**5)}.000001] ",
+        f"{at:%Y-%m-%dT%H:%M:%S}.{draw.randrange(10**6):06}+00:00 {host} kernel: ",
+        f"<4>1 {at:%Y-%m-%dT%H:%M:%S}.000001Z {host} kernel - - - ",
+        f"{at:%Y-%m-%dT%H:%M:%S},123456+00:00 ",
+        f"10.0.0.{draw.randrange(255)}: kern: warning: [{at:%Y-%m-%dT%H:%M:%S}.291660856Z]: ",
+    ]
+
+
+def parsed(text: str) -> Callable[[float], object]:
+    parser = KernelLogParser(NODE)
+    return lambda t_s: parser.read(LogRecord(Instant(t_s), "/dev/kmsg", NODE, text, int(t_s)))
+
+
+def test_the_table_has_a_sample_of_each_kind_and_speaks_the_detectors_words() -> None:
+    assert set(SAMPLES) == {kind.name for kind in KINDS}
+    assert len(KINDS) >= 60
+    for kind in KINDS:
+        assert Fault(kind.fault)
+        assert Severity(kind.severity)
+        assert kind.source
+        assert not kind.recovery or Recovery(kind.recovery)
+        assert kind.about in ("gpu", "nic", "disk", "node")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_each_kind_is_read_in_every_stamp_format(kind: MessageKind) -> None:
+    """Drawn addresses, numbers and devices: the words tell, and the line's own names are kept."""
+    draw = random.Random(kind.name)
+    for _ in range(5):
+        text, values = fill(SAMPLES[kind.name], draw)
+        found = read_message(text)
+        assert found is not None, text
+        assert found.kind is kind, text
+        if "{nic}" in SAMPLES[kind.name]:
+            assert found.device == values["nic"]
+        if "{pci}" in SAMPLES[kind.name] and kind.about == "gpu":
+            assert found.pci_address == values["pci"]
+        for head in stamps(draw) if kind.first_word != "nv-fabricmanager" else ():
+            line = read_syslog(head + text, START_S)
+            assert line is not None, head
+            assert line.text == text, head
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_each_kind_opens_its_fault_once_there_are_enough_lines(kind: MessageKind) -> None:
+    """A kind that a healthy machine writes now and then needs as many as its row says."""
+    draw, detector = random.Random(f"{kind.name} again"), KernelEvents()
+    text, _ = fill(SAMPLES[kind.name], draw)
+    read = parsed(text)
+    findings = []
+    for number in range(kind.least):
+        assert not findings, "one line too early"
+        at_s = START_S + 20.0 * number
+        event = read(at_s)
+        assert event is not None
+        assert event.kind is KernelEventKind.MESSAGE  # type: ignore[attr-defined]
+        findings = detector.update(Tick(at_s, {}, events=(event,)), Inventory())  # type: ignore[arg-type]
+    (finding,) = findings
+    assert (finding.fault.value, finding.severity.value) == (kind.fault, kind.severity)
+    assert finding.summary.startswith(kind.meaning)
+    assert finding.facts.get("log_recovery", "") == kind.recovery
+    assert finding.subject.name.partition("/")[0] == NODE.name
+    assert finding.subject.kind.value in (kind.about, "node")
+
+
+@pytest.mark.parametrize("text", HEALTHY)
+def test_a_healthy_line_is_of_no_kind(text: str) -> None:
+    assert read_message(text) is None
+
+
+def test_a_fabric_managers_line_of_a_syslog_is_the_hosts() -> None:
+    words = SAMPLES["fabric_start"].partition(": ")[2]
+    line = read_syslog(f"Nov 21 12:59:50 n1 nv-fabricmanager[712]: {words}", START_S)
+    assert line is not None
+    assert line.text == SAMPLES["fabric_start"]
