@@ -10,8 +10,8 @@ import torch
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from nightshift.kernels.apply.job.pairs import AngleTable, PairRotation
 from nightshift.kernels.apply.job.problems import SPECS
+from nightshift.kernels.apply.job.rotary import AngleTable, PairRotation
 from tests.kernels.pair_spellings import Write, of_given_complex, written
 
 B, H, S, D = 2, 3, 5, 8

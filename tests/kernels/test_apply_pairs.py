@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from nightshift.kernels.apply.job.pairs import PairRotation, pair_rotation
+from nightshift.kernels.apply.job.rotary import PairRotation, pair_rotation
 from tests.kernels.pair_graphs import Ran, changed, changes, graph_of, holds, inputs
 from tests.kernels.pair_spellings import SPELLINGS, Write, sliced, written
 

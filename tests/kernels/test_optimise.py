@@ -32,10 +32,9 @@ from nightshift.kernels.profile.hotspots import profile
 from nightshift.kernels.profile.pattern import BIASED
 from nightshift.kernels.profile.products import backward_of
 from nightshift.kernels.profile.roofline import Peaks
-from nightshift.kernels.suites.argument_binding import bind, call
 from nightshift.kernels.suites.kernelbench import load_task
 from nightshift.kernels.suites.model_trace import trace_model
-from nightshift.kernels.suites.suite import SuiteAuthor, binding_of
+from nightshift.kernels.suites.suite import SuiteAuthor, bind, binding_of, call
 from tests.kernels.test_search import NOWHERE, TASK, Counting, Told
 
 RECORDED = Path(__file__).parents[1] / "recordings" / "h200_train_trace.json.gz"

@@ -42,9 +42,8 @@ from nightshift.kernels.judge.race.contest import Pace
 from nightshift.kernels.judge.verdict import Status, Verdict
 from nightshift.kernels.loop import progress_lines
 from nightshift.kernels.loop.executor import Executor
-from nightshift.kernels.loop.ledger import Ledger, Provenance, write_whole
+from nightshift.kernels.loop.ledger import GitBook, Ledger, Provenance, write_whole
 from nightshift.kernels.loop.ledger_chain import Head
-from nightshift.kernels.loop.ledger_git import GitBook
 from nightshift.kernels.loop.search import Budget, Ladder, Progress, Result, Search
 from nightshift.kernels.problem import Case, Problem, ProblemError
 from nightshift.kernels.problems import BY_NAME, named

@@ -109,7 +109,7 @@ class Search:
     seed: int = 0
     clock: Callable[[], float] = time.time
     tell: Callable[[Progress], None] = _silent
-    book: Callable[[], None] = _nothing  # after every trial, such as `kernels.loop.ledger_git.GitBook.write`
+    book: Callable[[], None] = _nothing  # after every trial, such as `kernels.loop.ledger.GitBook.write`
     wait: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
