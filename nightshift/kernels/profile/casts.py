@@ -16,6 +16,7 @@ def cast_problems(found: Profile, hotspot: Hotspot) -> list[tuple[str, Case, str
         return []
     if hotspot.problem == "adamw":
         case = Case.of(narrow, "contiguous", **timed_sizes(hotspot))
+        # both: a kernel for all at once may not stand, and without either the step keeps its casts
         return [(name, case, f"weights cast to {narrow}") for name in ("adamw_many", "adamw_cast")]
     if hotspot.problem == "rmsnorm" and hotspot.backward_s > 0:
         case = Case.of(narrow, m=hotspot.sizes["m"], n=hotspot.sizes["n"])

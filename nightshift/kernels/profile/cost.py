@@ -44,6 +44,7 @@ def cost(found: Found) -> Cost:
             return Cost(moved, 6 * m * d * f, 2 * moved, 12 * m * d * f)
         case "flash_attention" | "flash_attention_by_position":
             area = s["b"] * s["h"] * s["s"]
+            # half of the scores: what the causal mask hides need not be calculated
             flops = 2 * area * (s["s"] + 1) * s["d"]
             return Cost(4 * area * s["d"] * size, flops, 8 * area * s["d"] * size, 2.5 * flops)
         case "cross_entropy" | "cross_entropy_cast":
@@ -73,6 +74,7 @@ def cost(found: Found) -> Cost:
             values = s["m"] * s["n"]
             return Cost(values * size, values, values * size, 0)
     values = s["m"] * s["n"]
+    # all others are row-wise: a few operations an element, which memory hides
     inputs, outputs = {"swiglu": (2, 1), "geglu": (2, 1), "dropout_add": (2, 1), "rmsnorm_residual": (2, 2)}.get(
         found.problem, (1, 1)
     )

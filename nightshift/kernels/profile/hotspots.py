@@ -117,6 +117,7 @@ def profile_of(trace: Trace, peaks: Peaks | None = None) -> Profile:
         count = f"none of its {len(activities.row)} GPU activities"
         raise TraceError(f"{trace.path}: {count} was launched within a step (marked: {marked})")
     found = operators_of(trace, activities)
+    # lower bounds that the trace proves: too low a roof makes gains too small, not too large
     known = peaks if peaks is not None else peaks_of(found, _copies(trace))
     steps = max(1, found.steps)
     return Profile(
@@ -140,12 +141,14 @@ def _check(trace: Trace, on_gpu: bool) -> None:
     """Raises TraceError for what would be added up wrongly."""
     events = trace.events
     processes = sorted({trace.tracks[number][0] for number in set(events.track[events.rows("cpu_op")].tolist())})
+    # each process has its own GPU's time and its own steps: added up they are no step's
     if len(processes) > 1:
         raise TraceError(
             f"{trace.path}: holds operators of {len(processes)} processes ({', '.join(processes[:4])}): "
             "profile each one's trace by itself"
         )
     launches = sum("Launch" in trace.names[number] for number in events.name[events.rows("cuda_runtime")].tolist())
+    # ranked by the CPU's times, a job on GPUs would be searched for what its GPUs do not wait for
     if launches and not on_gpu:
         raise TraceError(
             f"{trace.path}: launches {launches} kernels and holds none: record ProfilerActivity.CUDA as well"
@@ -188,29 +191,26 @@ def _hotspot(
     forward_s = sum(u.forward_s for group, _ in calls for u in group) / times
     backward_s = sum(u.backward_s for group, _ in calls for u in group) / times
     total_s = forward_s + backward_s
-    floor_s, why = math.nan, ""
     if match is not None:
-        need = cost(match)
-        ahead = peaks.floor_s(need.forward_bytes, need.forward_flops, match.dtype)
-        behind = peaks.floor_s(need.backward_bytes, need.backward_flops, match.dtype) if backward_s > 0 else 0.0
-        floor_s = (ahead + behind) * len(calls) / times
-        why = match.note
-    elif not units[0].signature.dims:
-        why = "its shapes were not recorded (record_shapes=True)"
+        floor_s = _floor_s(match, backward_s > 0, peaks) * len(calls) / times
     else:
-        why = "no family of ours computes this"
+        missing = not units[0].signature.dims
+        note = "its shapes were not recorded (record_shapes=True)" if missing else "no family of ours computes this"
+        match, floor_s = Found("", {}, "", "", note), math.nan
     known = math.isfinite(floor_s) and total_s > 0
+    # above 1 where caches served what the roofline counts as read from memory
     utilisation = min(1.0, floor_s / total_s) if known else math.nan
     saved_s = max(0.0, total_s - floor_s / REACHABLE) if math.isfinite(floor_s) else 0.0
+    # more than the whole step is no saving: kernels on several streams, whose times overlap
     gain = wall_s / (wall_s - saved_s) - 1.0 if 0 < saved_s < wall_s else 0.0
     frequency = total_s * times / operation_s if operation_s > 0 else math.nan
     headroom = 1.0 - utilisation if math.isfinite(utilisation) else 0.0
     return Hotspot(
         " + ".join(unit.name for unit in units),
-        match.problem if match is not None else "",
-        dict(match.sizes) if match is not None else {},
-        match.dtype if match is not None else "",
-        match.layout if match is not None else "",
+        match.problem,
+        dict(match.sizes),
+        match.dtype,
+        match.layout,
         len(calls) / steps,
         forward_s,
         backward_s,
@@ -220,8 +220,15 @@ def _hotspot(
         gain,
         frequency,
         gain * headroom * frequency,
-        why,
+        match.note,
     )
+
+
+def _floor_s(match: Found, trained: bool, peaks: Peaks) -> float:
+    """The least time of one call, with its backward pass where there is one."""
+    need = cost(match)
+    ahead = peaks.floor_s(need.forward_bytes, need.forward_flops, match.dtype)
+    return ahead + (peaks.floor_s(need.backward_bytes, need.backward_flops, match.dtype) if trained else 0.0)
 
 
 def _copies(trace: Trace) -> list[tuple[float, float]]:

@@ -54,15 +54,15 @@ def _linear_act(units: Sequence[Unit]) -> Found | None:
     *_, down = (unit for unit in units if unit.base != "mul")
     fused = _FUSED.fullmatch(act.base)
     inside = fused[1] if fused else act.base
-    first, second = _layer(up), _layer(down)
-    if first is None or second is None or ("gelu" in inside) == ("relu" in inside):
+    first = _layer(up)
+    if first is None or ("gelu" in inside) == ("relu" in inside):
         return None
     x, (n, k), kind, biased = first
-    if not (biased or "addmm" in inside) or second[0][-1:] != (n,) or second[1] != (k, n) or second[2] != kind:
+    if not (biased or "addmm" in inside) or not _comes_back(down, first):
         return None
     if units[-1] is not down and n == k:
         return None  # a gate and what it is multiplied by
-    if math.prod(second[0]) != math.prod(x[:-1]) * n or not (fused or dims(act, 0) == (*x[:-1], n)):
+    if not fused and dims(act, 0) != (*x[:-1], n):
         return None
     form = gelu_form(act) if "gelu" in inside else "none"
     name = "linear_relu" if "relu" in inside else "linear_gelu_tanh" if form == "tanh" else "linear_gelu"
@@ -70,7 +70,18 @@ def _linear_act(units: Sequence[Unit]) -> Found | None:
     return Found(name, sizes, kind, layout(up, int(up.base == "addmm")), "" if form else UNKNOWN_FORM)
 
 
-def _layer(unit: Unit) -> tuple[tuple[int, ...], tuple[int, int], str, bool] | None:
+_Layer = tuple[tuple[int, ...], tuple[int, int], str, bool]
+
+
+def _comes_back(down: Unit, up: _Layer) -> bool:
+    """Whether a linear layer takes as many rows of what another made back to where that began."""
+    second, (x, (n, k), kind, _) = _layer(down), up
+    if second is None or second[0][-1:] != (n,) or second[1] != (k, n) or second[2] != kind:
+        return False
+    return math.prod(second[0]) == math.prod(x[:-1]) * n
+
+
+def _layer(unit: Unit) -> _Layer | None:
     """(sizes of x, (n, k), dtype, whether a bias is added) of an `nn.Linear`; None where it is none, or is cast."""
     x_at = int(unit.base == "addmm")
     x, w = dims(unit, x_at), dims(unit, x_at + 1)
@@ -144,6 +155,7 @@ def _convolution(units: Sequence[Unit]) -> Found | None:
     x, weight = dims(unit, 0), dims(unit, 1)
     size = weight[-1] if weight else 0
     one, half = "[1, 1]", str([size // 2] * 2)
+    # any other stride, padding or dilation computes something else
     plain = (concrete(unit, 3), concrete(unit, 4), concrete(unit, 5)) == (one, half, one)
     if not plain or size not in (3, 5) or dims(unit, 2) or dtype(unit, 0) != "float32":
         return None
@@ -195,28 +207,31 @@ def _dequantise(units: Sequence[Unit]) -> Found | None:
     return Found("dequantise", rows_of(x), kind, layout(code, 0)) if source == "int8" and kind else None
 
 
+def _rotated(x: tuple[int, ...], table: tuple[int, ...], columns: int) -> str:
+    """The names of a rotary embedding's dimensions, as its table's rows tell them; empty where they fit none."""
+    if len(x) != 4:
+        return ""
+    # with one position a table of heads first has the same sizes
+    if table[-3:] == (x[1], 1, columns) and math.prod(table) == x[1] * columns and x[1] > 1:
+        return "bshd"
+    return "bhsd" if table[-2:] == (x[2], columns) and math.prod(table) == x[2] * columns else ""
+
+
 def _interleaved(units: Sequence[Unit]) -> Found | None:
     """(even · cos − odd · sin, even · sin + odd · cos), laid side by side again."""
     first, last = units[0], units[-1]
     half, table, kind = dims(first, 0), dims(first, 1), dtype(first, 0)
     products = [unit for unit in units if unit.base == "mul"]
-    if len(half) != 4 or not kind:
+    names = _rotated(half, table, half[-1] if half else 0)
+    if not names or not kind or not all((dims(u, 0), dims(u, 1)) == (half, table) for u in products):
         return None
-    by_head = table[-2:] == half[2:] and math.prod(table) == half[2] * half[3]
-    by_position = table[-3:] == (half[1], 1, half[3]) and math.prod(table) == half[1] * half[3] and half[1] > 1
-    if not by_head and not by_position:
-        return None
-    if not all((dims(u, 0), dims(u, 1)) == (half, table) for u in products):
-        return None
-    strides = first.signature.strides[0] if first.signature.strides else ()
-    apart = isinstance(strides, tuple) and bool(strides) and strides[-1] == 2
+    # every second element: halves of the width give the same operators and sizes, and are another rotation
+    apart = strides(first, 0)[-1:] == (2,)
     if concrete(last, 1) not in ("-1", str(len(half))) or not apart:
         return None
-    if by_position:
-        b, s, h, d = half
-        return Found("rotary_interleaved_by_position", {"b": b, "h": h, "s": s, "d": 2 * d}, kind)
-    b, h, s, d = half
-    return Found("rotary_interleaved", {"b": b, "h": h, "s": s, "d": 2 * d}, kind)
+    sizes = dict(zip(names, half, strict=True))
+    name = "rotary_interleaved" + ("_by_position" if names == "bshd" else "")
+    return Found(name, sizes | {"d": 2 * half[-1]}, kind)
 
 
 def _shifted_sums(size: int) -> tuple[Pattern, ...]:
@@ -263,6 +278,7 @@ def _rmsnorm(units: Sequence[Unit]) -> Found | None:
     if len(weight) != 1:
         return None  # no weight: another operation
     first = units[0]
+    # the kernel reads what the cast reads: its dtype is the one before
     narrow = first.base in ("to", "_to_copy") and dims(first, 0) == sizes
     kind = dtype(first, 0) if narrow else dtype(power, 0)
     return Found("rmsnorm", rows_of(sizes), kind, layout(power, 0)) if kind else None
@@ -333,6 +349,7 @@ def _linear(units: Sequence[Unit]) -> Found | None:
     x, w = dims(unit, 0), dims(unit, 1)
     if len(x) < 1 or len(w) != 2 or x[-1] != w[1]:
         return None
+    # autocast casts beneath the operator: what it records of its inputs is from before
     kind = DTYPES.get(unit.computed, "") or dtype(unit, 1)
     if not kind:
         return None
@@ -350,6 +367,7 @@ def _matmul(units: Sequence[Unit]) -> Found | None:
     if len(a) < 2 or len(b) != 2 or a[-1] != b[0] or not dtype(unit, shift):
         return None
     kind, left, right = dtype(unit, shift), turned(unit, shift), turned(unit, shift + 1)
+    # the first operand turned is how autograd asks for a weight's gradient
     if left and not right:
         return Found("linear_weight_gradient", {"m": a[1], "n": a[0], "k": b[1]}, kind)
     sizes = {"m": math.prod(a[:-1]), "n": b[1], "k": b[0]}
@@ -370,6 +388,7 @@ def _gated(problem: str) -> Bind:
 
 def _geglu(units: Sequence[Unit]) -> Found | None:
     """Of the tanh form alone: the exact one's kernel is a gelu, and a product."""
+    # the profiler records no strings, and gelu's `approximate` is one
     form = gelu_form(units[0])
     found = _gated("geglu")(units) if form != "none" else None
     return replace(found, note=_TANH_TAKEN) if found is not None and not form else found
@@ -402,6 +421,7 @@ def _dropout_add(units: Sequence[Unit]) -> Found | None:
 def _embedding(units: Sequence[Unit]) -> Found | None:
     unit = units[0]
     table, index = dims(unit, 0), dims(unit, 1)
+    # a look-up is no kernel of ours: only its gradient is worth one
     if len(table) != 2 or not index or not dtype(unit, 0) or unit.backward_s <= unit.forward_s:
         return None
     sizes = {"t": math.prod(index), "d": table[1], "v": table[0]}
@@ -423,25 +443,20 @@ def _reduce(problem: str) -> Bind:
 def _rotary_half(units: Sequence[Unit]) -> Found | None:
     """q·cos + rotated(q)·sin, then the same of k."""
     first, second = (next(u for u in part if u.base == "mul") for part in (units, units[len(units) // 2 :]))
-    q, k = dims(first, 0), dims(second, 0)
-    if len(q) != 4 or len(k) != 4 or not dtype(first, 0):
+    q, k, kind = dims(first, 0), dims(second, 0), dtype(first, 0)
+    names = _rotated(q, dims(first, 1), q[-1] if q else 0)
+    if not names or len(k) != 4 or not kind:
         return None
-    kind, table = dtype(first, 0), dims(first, 1)
-    if table[-3:] == (q[1], 1, q[3]) and math.prod(table) == q[1] * q[3] and q[1] > 1:
-        if (q[0], q[1], q[3]) != (k[0], k[1], k[3]):
-            return None
-        sizes = {"b": q[0], "h": q[2], "g": k[2], "s": q[1], "d": q[3]}
+    heads = names.index("h")
+    if (*q[:heads], *q[heads + 1 :]) != (*k[:heads], *k[heads + 1 :]):
+        return None
+    sizes = {**dict(zip(names, q, strict=True)), "g": k[heads]}
+    if names == "bshd":
         return Found("rotary_half_by_position", sizes, kind, layout(first, 0))
-    if (q[0], q[2], q[3]) != (k[0], k[2], k[3]):
-        return None
-    if math.prod(table) == q[2] * q[3] and table[-2:] == q[2:]:
-        sizes = {"b": q[0], "h": q[1], "g": k[1], "s": q[2], "d": q[3]}
-        # heads first, of memory that has positions first: a projection's output, turned
-        turned_back = strides(first, 0) == (q[1] * q[2] * q[3], q[3], q[1] * q[3], 1) and q[1] > 1
-        if turned_back:
-            return Found("rotary_half_by_position", sizes, kind)
-        return Found("rotary_half", sizes, kind, layout(first, 0))
-    return None
+    # heads first, of memory that has positions first: a projection's output, turned
+    if strides(first, 0) == (q[1] * q[2] * q[3], q[3], q[1] * q[3], 1) and q[1] > 1:
+        return Found("rotary_half_by_position", sizes, kind)
+    return Found("rotary_half", sizes, kind, layout(first, 0))
 
 
 _RMS = ("to?", "_to_copy?", "pow|mul|square", "mean", "add?", "rsqrt", "mul", "to?", "_to_copy?", "mul")
@@ -485,11 +500,14 @@ def segments(units: Sequence[Unit], parameters: int = 0) -> list[tuple[tuple[Uni
     """The units in groups: those of a problem together, each other one alone. `parameters`: elements that an
     optimiser step works on."""
     made: list[tuple[tuple[Unit, ...], Found | None]] = []
+    # what a kernel for inference fuses is kept for a gradient in training
     trained = parameters > 0 or any(unit.backward_s > 0 for unit in units)
     patterns = PATTERNS if trained else (*UNTRAINED_PATTERNS, *PATTERNS)
     at = 0
     while at < len(units):
+        # operators of two threads, or of two steps, stand side by side by chance
         same = [u for u in units[at : at + LONGEST] if (u.step, u.track) == (units[at].step, units[at].track)]
+        # the trace has the optimiser's operators, not its parameters: their elements are those of the gradients
         if units[at].name.startswith("Optimizer.step#Adam") and parameters:
             made.append(
                 ((units[at],), Found("adamw", {"n": parameters}, "float32", note="all parameters together"))

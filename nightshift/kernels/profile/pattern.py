@@ -97,6 +97,7 @@ def layout(unit: Unit, position: int) -> str:
         return "contiguous"
     expected, plain = 1, True
     for size, stride in zip(reversed(sizes), reversed(apart), strict=True):
+        # a dimension of one may have any stride
         plain = plain and (stride == expected or size == 1)
         expected *= max(1, size)
     if plain:
