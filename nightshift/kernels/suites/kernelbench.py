@@ -82,6 +82,7 @@ def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> Task:
     moved = _elements(values) + _elements(made)
 
     def reference(*arguments: Any) -> Any:
+        # the judge compares its inputs before and after: the reference must not change them
         arguments = _copies(arguments) if writes else arguments
         rest, given, by_name = arguments[len(sample) :], *_parted(arguments[: len(sample)], named)
         return torch.func.functional_call(model, dict(zip(names, rest, strict=True)), given, by_name)
@@ -209,6 +210,7 @@ def speedup(verdict: Verdict, baseline: str = "eager", bound: str = "low") -> fl
 
 
 def _module(path: Path) -> ModuleType:
+    # by its whole path: two levels of a suite have files of one name
     name = f"kernelbench_{mix(*os.fsencode(os.path.realpath(path))):016x}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or not path.is_file():
@@ -285,10 +287,7 @@ def _looked_at(
     Raises ProblemError where no oracle can be made of it.
     """
     for i, value in enumerate(sample):
-        if not isinstance(value, torch.Tensor | int | float) or (
-            isinstance(value, torch.Tensor) and value.is_complex()
-        ):
-            what = f"complex ({value.dtype})" if isinstance(value, torch.Tensor) else type(value).__name__
+        if what := _unjudged(value):
             raise ProblemError(f"get_inputs: item {i} is {what}; real tensors and numbers can be judged")
 
     def called(inputs: Sequence[Any]) -> Outputs:
@@ -298,6 +297,7 @@ def _looked_at(
     before = _copies(sample)
     made = called(sample)
     tensors = [(a, b) for a, b in zip(before, sample, strict=True) if isinstance(a, torch.Tensor)]
+    # NaN equals nothing: an input that holds one would count as written to
     writes = not all(a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in tensors)
     for i, out in enumerate(made):
         if out.is_complex():
@@ -310,6 +310,13 @@ def _looked_at(
     if [x.shape for x in other] != [x.shape for x in made]:
         raise ProblemError("the outputs' shapes depend on the inputs' values")
     return made, int(counter.get_total_flops()), writes
+
+
+def _unjudged(value: Any) -> str:
+    """What an input is that no kernel can be judged on; empty where it is a real tensor or a number."""
+    if isinstance(value, torch.Tensor):
+        return f"complex ({value.dtype})" if value.is_complex() else ""
+    return "" if isinstance(value, int | float) else type(value).__name__
 
 
 def _alike(first: torch.Tensor, again: torch.Tensor) -> bool:

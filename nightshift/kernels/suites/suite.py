@@ -67,117 +67,163 @@ def call(binding: Binding, entry: Callable[..., Any], arguments: Arguments) -> A
     return eval(binding.call, {"a": arguments, "entry": entry, "math": math})  # our own text, made below
 
 
+@dataclass(frozen=True)
+class _Tensors:
+    """A function's tensors by their places: of two or more dimensions of floats (blocks), of one (lines), of
+    integers (wholes)."""
+
+    shape: dict[int, tuple[int, ...]]
+    blocks: tuple[int, ...]
+    lines: tuple[int, ...]
+    wholes: tuple[int, ...]
+    bytes: frozenset[int]
+
+    @classmethod
+    def of(cls, arguments: Arguments) -> _Tensors:
+        tensors = {i: x for i, x in enumerate(arguments) if isinstance(x, torch.Tensor)}
+        shape = {i: tuple(x.shape) for i, x in tensors.items()}
+        floats = [i for i, x in tensors.items() if x.is_floating_point()]
+        return cls(
+            shape,
+            tuple(i for i in floats if len(shape[i]) >= 2),
+            tuple(i for i in floats if len(shape[i]) == 1),
+            tuple(i for i in tensors if i not in floats),
+            frozenset(i for i, x in tensors.items() if x.dtype == torch.int8),
+        )
+
+    def rows(self, x: int) -> dict[str, int]:
+        return {"m": math.prod(self.shape[x][:-1]), "n": self.shape[x][-1]}
+
+    def flat(self, x: int) -> str:
+        return f"a[{x}].reshape(-1, {self.shape[x][-1]})"
+
+
 def _guesses(arguments: Arguments) -> Iterator[Binding]:
-    tensors = [i for i, x in enumerate(arguments) if isinstance(x, torch.Tensor)]
-    floats = [i for i in tensors if arguments[i].is_floating_point()]
-    wholes = [i for i in tensors if not arguments[i].is_floating_point()]
-    shape = {i: tuple(arguments[i].shape) for i in tensors}
-    lines = [i for i in floats if len(shape[i]) == 1]
-    blocks = [i for i in floats if len(shape[i]) >= 2]
-    if len(blocks) == 1 and not wholes:
-        (x,) = blocks
-        n = shape[x][-1]
-        rows = {"m": math.prod(shape[x][:-1]), "n": n}
-        flat = f"a[{x}].reshape(-1, {n})"
-        if not lines:
-            yield Binding("softmax", f"entry({flat}).reshape(a[{x}].shape)", rows, (x,))
-            for name, one in itertools.product(("reduce_sum", "max"), ("", ", 1")):  # with the dimension kept, too
-                yield Binding(name, f"entry({flat}).reshape(*a[{x}].shape[:-1]{one})", rows, (x,))
-            yield Binding("gelu", f"entry({flat}).reshape(a[{x}].shape)", rows, (x,))
-            yield Binding("copy", f"entry({flat}).reshape(a[{x}].shape)", rows, (x,))
-            if len(shape[x]) == 2:
-                yield Binding("quantise", f"entry(a[{x}])", rows, (x,))
-            if n % 2 == 0:
-                half, cut = n // 2, {"m": rows["m"], "n": n // 2}
-                first, second = (
-                    f"a[{x}][..., {s}].contiguous().reshape(-1, {half})" for s in (f":{half}", f"{half}:")
-                )
-                for name, (gate, up) in itertools.product(("swiglu", "geglu"), ((first, second), (second, first))):
-                    text = f"entry({gate}, {up}).reshape(*a[{x}].shape[:-1], {half})"
-                    yield Binding(name, text, cut, (x,))
-        for weight in lines:
-            if shape[weight] == (n,):
-                for eps in EPSILONS:
-                    text = f"entry({flat}, a[{weight}], {eps!r}).reshape(a[{x}].shape)"
-                    yield Binding("rmsnorm", text, rows, (x, weight))
-        for weight, bias in itertools.permutations(lines, 2):
-            if shape[weight] == shape[bias] == (n,):
-                for eps in EPSILONS:
-                    text = f"entry({flat}, a[{weight}], a[{bias}], {eps!r}).reshape(a[{x}].shape)"
-                    yield Binding("layernorm", text, rows, (x, weight, bias))
-    yield from _pairs(arguments, shape, blocks, lines, wholes)
-    yield from _attention(shape, blocks)
+    given = _Tensors.of(arguments)
+    for rule in _RULES.get(len(given.blocks), ()):
+        yield from rule(given)
 
 
-def _pairs(
-    arguments: Arguments, shape: dict[int, tuple[int, ...]], blocks: list[int], lines: list[int], wholes: list[int]
-) -> Iterator[Binding]:
-    for x, y in itertools.permutations(blocks, 2):
-        if len(blocks) != 2 or wholes:
-            break
-        n = shape[x][-1]
-        rows = {"m": math.prod(shape[x][:-1]), "n": n}
-        if shape[x] == shape[y] and not lines:
-            for name in ("swiglu", "geglu"):
-                text = f"entry(a[{x}].reshape(-1, {n}), a[{y}].reshape(-1, {n})).reshape(a[{x}].shape)"
-                yield Binding(name, text, rows, (x, y))
-        if shape[x] == shape[y] and len(lines) == 1 and shape[lines[0]] == (n,):
-            both = f"a[{x}].reshape(-1, {n}), a[{y}].reshape(-1, {n}), a[{lines[0]}]"
-            for eps in EPSILONS:
-                text = f"tuple(o.reshape(a[{x}].shape) for o in entry({both}, {eps!r}))"
-                yield Binding("rmsnorm_residual", text, rows, (x, y, lines[0]))
-        if len(shape[y]) == 2 and len(lines) == 1 and shape[y] == (shape[lines[0]][0], n):
-            sizes = {"m": rows["m"], "n": shape[y][0], "k": n}
-            call = (
-                f"entry(a[{x}].reshape(-1, {n}), a[{y}], a[{lines[0]}]).reshape(*a[{x}].shape[:-1], {shape[y][0]})"
-            )
-            for name in ("linear_bias", "linear_gelu", "linear_gelu_tanh", "linear_relu"):
-                yield Binding(name, call, sizes, (x, y, lines[0]))
-        if len(shape[y]) == 2 and not lines:
-            m, k = math.prod(shape[x][:-1]), n
-            flat = f"a[{x}].reshape(-1, {k})"
-            if shape[y][1] == k:
-                text = f"entry({flat}, a[{y}].t()).reshape(*a[{x}].shape[:-1], {shape[y][0]})"
-                yield Binding("matmul", text, {"m": m, "n": shape[y][0], "k": k}, (x, y))
-            if shape[y][0] == k:
-                text = f"entry({flat}, a[{y}]).reshape(*a[{x}].shape[:-1], {shape[y][1]})"
-                yield Binding("matmul", text, {"m": m, "n": shape[y][1], "k": k}, (x, y))
-    if len(blocks) == 1 and len(wholes) == 1 and not lines:
-        x, index = blocks[0], wholes[0]
-        if len(shape[x]) == 2 and shape[index] == shape[x][:1]:
+def _of_rows(given: _Tensors) -> Iterator[Binding]:
+    """Functions of rows alone."""
+    (x,) = given.blocks
+    if given.wholes or given.lines:
+        return
+    rows, flat, n = given.rows(x), given.flat(x), given.shape[x][-1]
+    yield Binding("softmax", f"entry({flat}).reshape(a[{x}].shape)", rows, (x,))
+    for name, one in itertools.product(("reduce_sum", "max"), ("", ", 1")):  # with the dimension kept, too
+        yield Binding(name, f"entry({flat}).reshape(*a[{x}].shape[:-1]{one})", rows, (x,))
+    for name in ("gelu", "copy"):
+        yield Binding(name, f"entry({flat}).reshape(a[{x}].shape)", rows, (x,))
+    if len(given.shape[x]) == 2:
+        yield Binding("quantise", f"entry(a[{x}])", rows, (x,))
+    if n % 2 == 0:  # gate and up in one tensor, in either order
+        half, cut = n // 2, {"m": rows["m"], "n": n // 2}
+        first, second = (f"a[{x}][..., {s}].contiguous().reshape(-1, {half})" for s in (f":{half}", f"{half}:"))
+        for name, (gate, up) in itertools.product(("swiglu", "geglu"), ((first, second), (second, first))):
+            yield Binding(name, f"entry({gate}, {up}).reshape(*a[{x}].shape[:-1], {half})", cut, (x,))
+
+
+def _norms(given: _Tensors) -> Iterator[Binding]:
+    (x,) = given.blocks
+    vectors = [line for line in given.lines if given.shape[line] == given.shape[x][-1:]] if not given.wholes else []
+    for name, count in (("rmsnorm", 1), ("layernorm", 2)):
+        for weights, eps in itertools.product(itertools.permutations(vectors, count), EPSILONS):
+            listed = ", ".join(f"a[{weight}]" for weight in weights)
+            text = f"entry({given.flat(x)}, {listed}, {eps!r}).reshape(a[{x}].shape)"
+            yield Binding(name, text, given.rows(x), (x, *weights))
+
+
+def _classes(given: _Tensors) -> Iterator[Binding]:
+    (x,), shape = given.blocks, given.shape
+    if len(given.wholes) == 1 and not given.lines and len(shape[x]) == 2:
+        (index,) = given.wholes
+        if shape[index] == shape[x][:1]:
             sizes = {"m": shape[x][0], "v": shape[x][1]}
             yield Binding("cross_entropy", f"entry(a[{x}], a[{index}])", sizes, (x, index))
-    if len(wholes) == 1 and len(lines) == 1 and len(shape[wholes[0]]) == 2 and not blocks:
-        code, scale = wholes[0], lines[0]
-        if shape[scale] == shape[code][:1] and arguments[code].dtype == torch.int8:
-            sizes = {"m": shape[code][0], "n": shape[code][1]}
-            yield Binding("dequantise", f"entry(a[{code}], a[{scale}])", sizes, (code, scale))
 
 
-def _attention(shape: dict[int, tuple[int, ...]], blocks: list[int]) -> Iterator[Binding]:
-    """Attention, rotary and feed-forward blocks: three or four tensors."""
-    if len(blocks) == 3:
-        for q, k, v in itertools.permutations(blocks):
-            if len(shape[q]) == 4 and shape[q] == shape[k] == shape[v]:
-                sizes = dict(zip("bhsd", shape[q], strict=True))
-                yield Binding("flash_attention", f"entry(a[{q}], a[{k}], a[{v}])", sizes, (q, k, v))
-            if len(shape[q]) == 4 and shape[k] == shape[v] == (shape[q][2], shape[q][3] // 2):
-                sizes = dict(zip("bhsd", shape[q], strict=True))
-                yield Binding("rotary_interleaved", f"entry(a[{q}], a[{k}], a[{v}])", sizes, (q, k, v))
-    if len(blocks) == 4:
-        for x, gate, up, down in itertools.permutations(blocks):
-            if [len(shape[i]) for i in (gate, up, down)] == [2, 2, 2] and shape[gate] == shape[up]:
-                f, d = shape[gate]
-                if shape[x][-1] == d and shape[down] == (d, f):
-                    text = f"entry(a[{x}].reshape(-1, {d}), a[{gate}], a[{up}], a[{down}]).reshape(a[{x}].shape)"
-                    sizes = {"m": math.prod(shape[x][:-1]), "d": d, "f": f}
-                    yield Binding("fused_mlp", text, sizes, (x, gate, up, down))
-            if len(shape[x]) == len(shape[gate]) == 4 and shape[up] == shape[down] == shape[x][2:]:
-                b, h, s, d = shape[x]
-                if (shape[gate][0], shape[gate][2], shape[gate][3]) == (b, s, d):
-                    sizes = {"b": b, "h": h, "g": shape[gate][1], "s": s, "d": d}
-                    text = f"entry(a[{x}], a[{gate}], a[{up}], a[{down}])"
-                    yield Binding("rotary_half", text, sizes, (x, gate, up, down))
+def _codes(given: _Tensors) -> Iterator[Binding]:
+    """Codes of 8 bits, and a scale for each row."""
+    if len(given.wholes) == 1 and len(given.lines) == 1:
+        (code,), (scale,) = given.wholes, given.lines
+        if code in given.bytes and len(given.shape[code]) == 2 and given.shape[scale] == given.shape[code][:1]:
+            yield Binding("dequantise", f"entry(a[{code}], a[{scale}])", given.rows(code), (code, scale))
+
+
+def _pairs(given: _Tensors) -> Iterator[Binding]:
+    for x, y in itertools.permutations(given.blocks) if not given.wholes and not given.lines else ():
+        if given.shape[x] == given.shape[y]:
+            for name in ("swiglu", "geglu"):
+                text = f"entry({given.flat(x)}, {given.flat(y)}).reshape(a[{x}].shape)"
+                yield Binding(name, text, given.rows(x), (x, y))
+        if len(given.shape[y]) == 2:
+            m, k = given.rows(x).values()
+            for (n, inner), turn in ((given.shape[y], ".t()"), (given.shape[y][::-1], "")):
+                if inner == k:
+                    text = f"entry({given.flat(x)}, a[{y}]{turn}).reshape(*a[{x}].shape[:-1], {n})"
+                    yield Binding("matmul", text, {"m": m, "n": n, "k": k}, (x, y))
+
+
+def _pairs_and_a_line(given: _Tensors) -> Iterator[Binding]:
+    for x, y in itertools.permutations(given.blocks) if not given.wholes and len(given.lines) == 1 else ():
+        (line,), shape, (m, n) = given.lines, given.shape, given.rows(x).values()
+        if shape[x] == shape[y] and shape[line] == (n,):
+            for eps in EPSILONS:
+                both = f"{given.flat(x)}, {given.flat(y)}, a[{line}], {eps!r}"
+                text = f"tuple(o.reshape(a[{x}].shape) for o in entry({both}))"
+                yield Binding("rmsnorm_residual", text, given.rows(x), (x, y, line))
+        if shape[y] == (*shape[line], n):
+            sizes = {"m": m, "n": shape[y][0], "k": n}
+            text = f"entry({given.flat(x)}, a[{y}], a[{line}]).reshape(*a[{x}].shape[:-1], {shape[y][0]})"
+            for name in ("linear_bias", "linear_gelu", "linear_gelu_tanh", "linear_relu"):
+                yield Binding(name, text, sizes, (x, y, line))
+
+
+def _threes(given: _Tensors) -> Iterator[Binding]:
+    """Attention; a tensor rotated by two tables."""
+    for q, k, v in itertools.permutations(given.blocks):
+        shape = given.shape[q]
+        if len(shape) != 4:
+            continue
+        text, sizes = f"entry(a[{q}], a[{k}], a[{v}])", dict(zip("bhsd", shape, strict=True))
+        if shape == given.shape[k] == given.shape[v]:
+            yield Binding("flash_attention", text, sizes, (q, k, v))
+        if given.shape[k] == given.shape[v] == (shape[2], shape[3] // 2):
+            yield Binding("rotary_interleaved", text, sizes, (q, k, v))
+
+
+def _blocks_of_four(given: _Tensors) -> Iterator[Binding]:
+    """A gated feed-forward block."""
+    for x, gate, up, down in itertools.permutations(given.blocks):
+        if len(given.shape[gate]) == 2 and given.shape[gate] == given.shape[up] == given.shape[down][::-1]:
+            f, d = given.shape[gate]
+            if given.shape[x][-1] == d:
+                text = f"entry({given.flat(x)}, a[{gate}], a[{up}], a[{down}]).reshape(a[{x}].shape)"
+                sizes = {"m": given.rows(x)["m"], "d": d, "f": f}
+                yield Binding("fused_mlp", text, sizes, (x, gate, up, down))
+
+
+def _rotations(given: _Tensors) -> Iterator[Binding]:
+    """Queries and keys rotated by two tables."""
+    for q, k, cos, sin in itertools.permutations(given.blocks):
+        shapes = [given.shape[place] for place in (q, k, cos, sin)]
+        if [len(shape) for shape in shapes] == [4, 4, 2, 2] and shapes[2] == shapes[3] == shapes[0][2:]:
+            (b, h, s, d), (other_b, g, *rest) = shapes[:2]
+            if [other_b, *rest] == [b, s, d]:
+                sizes = {"b": b, "h": h, "g": g, "s": s, "d": d}
+                text = f"entry(a[{q}], a[{k}], a[{cos}], a[{sin}])"
+                yield Binding("rotary_half", text, sizes, (q, k, cos, sin))
+
+
+_RULES: dict[int, tuple[Callable[[_Tensors], Iterator[Binding]], ...]] = {
+    0: (_codes,),
+    1: (_of_rows, _norms, _classes),
+    2: (_pairs, _pairs_and_a_line),
+    3: (_threes,),
+    4: (_blocks_of_four, _rotations),
+}
+"""By the number of blocks."""
 
 
 @torch.no_grad()
@@ -211,6 +257,7 @@ def _drawn(value: Any, generator: torch.Generator, scale: float) -> Any:
     if not value.is_floating_point():
         return value.detach().cpu()
     made = torch.randn(value.shape, generator=generator, dtype=torch.float64) * scale
+    # off zero: a function that subtracts a mean, or drops a sign, differs then
     return made + 0.25 * scale
 
 
@@ -223,6 +270,7 @@ def from_suite(folder: Path, dtypes: tuple[str, ...] = ("float32",)) -> tuple[li
             task = load_task(folder / name, dtypes)
             binding = binding_of(task)
         except ProblemError as error:
+            # one broken file must not end the suite
             missed[name] = str(error)
             continue
         if binding is None:
@@ -232,6 +280,7 @@ def from_suite(folder: Path, dtypes: tuple[str, ...] = ("float32",)) -> tuple[li
         else:
             made = _suite_work(task, binding, f"suite {folder.name}/{name}", str(folder / name))
             slug = slug_of(name)
+            # two files of one name in different folders would share a search's folder
             slug = f"{slug[:70]}-{sha256_hex(name.encode())[:8]}" if slug in works else slug
             works[slug] = replace(made, slug=slug)
     return list(works.values()), missed
