@@ -27,6 +27,7 @@ def kernel_record(envelope: Mapping[str, Any], trusted: Mapping[str, Ed25519Publ
     candidate = Candidate.from_json(predicate["candidate"])
     verdict = predicate["verdict"]
     timed = verdict["domain"].get("timed") or []
+    # a record holds one shape: the guards let calls near it through, and those are what was raced
     case = timed[0] if timed else _first_case(verdict)
     environment = verdict["environment"]
     return {
@@ -79,6 +80,7 @@ def bundle(records: Sequence[Mapping[str, Any]]) -> str:
     text = standalone()
     if text.count(_PLACE) != 1:
         raise ValueError("nightshift/kernels/apply/job: the place for the kernels is not there")
+    # JSON in a Python string: its null and true are no Python, and a source may hold any quotes
     listed = json.dumps(json.dumps(list(records), sort_keys=True))
     return text.replace(_PLACE, f"KERNELS: list[dict[str, Any]] = json.loads(\n    {listed}\n)\n")
 
@@ -97,30 +99,34 @@ def standalone() -> str:
         text = (Path(__file__).parent / "job" / f"{name}.py").read_text(encoding="utf-8")
         tree = ast.parse(text)
         docstring = ast.get_docstring(tree, clean=False) or ""
-        lines = text.splitlines()
-        after = tree.body[0].end_lineno or 0
-        for node in tree.body:
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                after = max(after, node.end_lineno or 0)
-                module = node.module or "" if isinstance(node, ast.ImportFrom) else node.names[0].name
-                if module.startswith("nightshift.kernels.apply.job.") or module == "__future__":
-                    continue
-                if module.partition(".")[0] not in (*sys.stdlib_module_names, "torch"):
-                    raise ValueError(f"nightshift/kernels/apply/job/{name}.py: a job may not have {module}")
-                if isinstance(node, ast.ImportFrom):
-                    taken.setdefault(module, set()).update(alias.name for alias in node.names)
-                else:
-                    plain.add(ast.unparse(node))
-            for defined in _names(node):
-                if owner.setdefault(defined, name) != name:
-                    raise ValueError(
-                        f"nightshift/kernels/apply/job: {defined} stands in {owner[defined]}.py and in {name}.py"
-                    )
+        imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        for node in imports:
+            _take(name, node, plain, taken)
+        for defined in (each for node in tree.body for each in _names(node)):
+            if owner.setdefault(defined, name) != name:
+                raise ValueError(
+                    f"nightshift/kernels/apply/job: {defined} stands in {owner[defined]}.py and in {name}.py"
+                )
+        after = max(node.end_lineno or 0 for node in (tree.body[0], *imports))
         heading = f"# {name} {'-' * (112 - len(name))}"
-        bodies.append("\n".join([heading, *lines[after:]]).rstrip())
+        # comments stay: whoever runs the file reads it first, and the reasons for odd branches are in them
+        bodies.append("\n".join([heading, *text.splitlines()[after:]]).rstrip())
     from_ = [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(taken.items())]
     head = [f'"""{docstring}"""', "", "from __future__ import annotations", "", *sorted(plain), *from_]
     return "\n".join(head) + "\n\n" + "\n\n\n".join(bodies) + "\n"
+
+
+def _take(part: str, node: ast.Import | ast.ImportFrom, plain: set[str], taken: dict[str, set[str]]) -> None:
+    """Adds an import of a part's to those of the whole file."""
+    module = node.module or "" if isinstance(node, ast.ImportFrom) else node.names[0].name
+    if module.startswith("nightshift.kernels.apply.job.") or module == "__future__":
+        return
+    if module.partition(".")[0] not in (*sys.stdlib_module_names, "torch"):
+        raise ValueError(f"nightshift/kernels/apply/job/{part}.py: a job may not have {module}")
+    if isinstance(node, ast.ImportFrom):
+        taken.setdefault(module, set()).update(alias.name for alias in node.names)
+    else:
+        plain.add(ast.unparse(node))
 
 
 def _names(node: ast.stmt) -> list[str]:

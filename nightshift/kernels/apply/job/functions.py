@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nightshift.kernels.apply.job.folds import FoldCasts
+from nightshift.kernels.apply.job.folds import FoldCasts, Pass
 from nightshift.kernels.apply.job.guards import as_rows, guarded, refusal, widened
 from nightshift.kernels.apply.job.heads import plain_attention, side_by_side
 from nightshift.kernels.apply.job.norms import FoldNorms
@@ -29,7 +29,7 @@ from nightshift.kernels.apply.job.operators import invoke, operator_of, run_once
 from nightshift.kernels.apply.job.places import autocast, overseen, plain, problem_of, shaped, transformed
 from nightshift.kernels.apply.job.problems import SPECS
 from nightshift.kernels.apply.job.products import linear_of
-from nightshift.kernels.apply.job.rotary import TurnHalves, TurnPairs
+from nightshift.kernels.apply.job.rotary import TurnByKernels
 from nightshift.kernels.apply.job.state import (
     ATTENDED,
     CAST,
@@ -87,6 +87,7 @@ def _differentiable(g: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tenso
     return tuple(next(made) if x.requires_grad else None for x in given)
 
 
+# the backends' flags are global state that a tracer cannot follow
 @torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
 def _any_backend() -> bool:
     """Whether torch may choose who computes attention: not where a job asks for the plain formula."""
@@ -149,17 +150,22 @@ def _name() -> str:
 
 def _attended_by_kernel(*given: torch.Tensor) -> Any:
     """(b, h, s, d), of q, k and v as given; None where a guard refuses, which is counted."""
-    device = given[0].device.type
     if autocast(given[0]) and all(x.dtype in _NARROWED for x in given):  # as it casts for torch's
-        given = tuple(x.to(torch.get_autocast_dtype(device)) for x in given)
+        given = tuple(x.to(torch.get_autocast_dtype(given[0].device.type)) for x in given)
     trained = torch.is_grad_enabled() and any(x.requires_grad for x in given)
-    if in_use(HEADS_FIRST) is not None and not trained and all(x.is_contiguous() for x in given):
+    first = in_use(HEADS_FIRST) is not None
+    if first and not trained and all(x.is_contiguous() for x in given):
         return guarded(HEADS_FIRST, given, ())
     held = [name for name in ((ATTENDED, GRADIENT) if trained else (ATTENDED,)) if in_use(name) is not None]
-    if not held:
-        if in_use(HEADS_FIRST) is not None:
-            fell_back(HEADS_FIRST, "gradient" if trained else "stride")
-        return None
+    return _attended_by_position(given, held, trained) if held else _no_kernel(first, trained)
+
+
+def _no_kernel(first: bool, trained: bool) -> None:
+    if first:
+        fell_back(HEADS_FIRST, "gradient" if trained else "stride")
+
+
+def _attended_by_position(given: Sequence[torch.Tensor], held: Sequence[str], trained: bool) -> Any:
     turned = [x.transpose(1, 2) for x in given]
     why = _refused(turned, held)
     if why:
@@ -200,6 +206,7 @@ SCRIPT = "torch.jit.script"
 def swap_functions(report: Report) -> None:
     """Puts the guarded functions in the place of torch's; those of `STATE.functions` are torch's own."""
     if any(kernel.problem in PRODUCTS for kernel in STATE.kernels.values()):
+        # nn.Linear looks the function up in the module at every call, so that one place serves all layers
         swap_function("torch.nn.functional.linear", linear_of)
     for problem, name, wrapper in (
         ("cross_entropy", "cross_entropy", _cross_entropy),
@@ -309,6 +316,7 @@ def _cross_entropy(original: Callable[..., Any]) -> Callable[..., Any]:
                 losses = torch.where(kept, torch.where(known, losses, math.nan), 0.0)
                 if reduction == "none":
                     return losses
+                # as torch: the mean over the targets that count; with none NaN
                 return losses.sum() / kept.sum() if reduction == "mean" else losses.sum()
         return original(
             input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing=label_smoothing
@@ -329,8 +337,9 @@ def _cast_loss(input: torch.Tensor, target: torch.Tensor) -> Any:
 def fold_casts() -> None:
     """Puts the passes before torch's own over joint graphs, once."""
     kinds = {n: DTYPES[k.record["dtype"]] for n, k in STATE.kernels.items() if n.startswith((CAST, NORM))}
-    turning, pairing = (any(k.problem in names for k in STATE.kernels.values()) for names in (HALVES, PAIRS))
-    if not (kinds or turning or pairing) or STATE.fold is not None:
+    turning = any(k.problem in (*HALVES, *PAIRS) for k in STATE.kernels.values())
+    # a second `apply` would put the pass behind itself
+    if not (kinds or turning) or STATE.fold is not None:
         return
     from torch._inductor import config
 
@@ -341,9 +350,7 @@ def fold_casts() -> None:
     if norm is not None:
         made = FoldNorms(norm, made)
     if turning:
-        made = TurnHalves(made)
-    if pairing:
-        made = TurnPairs(made)
+        made = TurnByKernels(made)
     STATE.fold = config.joint_custom_pre_pass = made
 
 
@@ -352,7 +359,7 @@ def unfold_casts() -> None:
         from torch._inductor import config
 
         earlier = STATE.fold
-        while isinstance(earlier, FoldCasts | FoldNorms | TurnHalves | TurnPairs):
+        while isinstance(earlier, Pass):
             earlier = earlier.earlier
         STATE.fold, config.joint_custom_pre_pass = None, earlier
 
@@ -372,6 +379,7 @@ def _gelu(original: Callable[..., Any]) -> Callable[..., Any]:
 def _softmax(original: Callable[..., Any]) -> Callable[..., Any]:
     def softmax(input: torch.Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Any:
         rows = None
+        # torch warns and guesses where no dimension is named: its guess is its own
         if dtype is None and dim is not None and dim in (-1, input.dim() - 1):
             rows = _as_rows("softmax", input)
         if rows is not None:

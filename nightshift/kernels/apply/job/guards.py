@@ -38,6 +38,7 @@ def refusal(
         return "stride"
     for name, size in record["sizes"].items():
         here = sizes.get(name, -1)
+        # rows follow batch and sequence lengths, which change within a job; widths are the model's
         if name in ROW_AXES:
             if not size <= ROWS_SLACK * here or not here <= ROWS_SLACK * size:
                 return "shape"

@@ -114,6 +114,7 @@ class CudaSource:
         stream = torch.cuda.current_stream(device).cuda_stream if on_gpu else 0
         with torch.cuda.device(device) if on_gpu else contextlib.nullcontext():
             for kernel, grid, block, shared_bytes, arguments in launches:
+                # an empty tensor: CUDA refuses a launch of no block
                 if 0 in grid:
                     continue
                 values = [_argument(argument, rooms) for argument in arguments]
@@ -132,6 +133,7 @@ class CudaSource:
             module, function = ctypes.c_void_p(), ctypes.c_void_p()
             _asked(driver(), "cuModuleLoadData", ctypes.byref(module), self._cubin)
             _asked(driver(), "cuModuleGetFunction", ctypes.byref(function), module, kernel.encode())
+            # CUDA grants 48 KiB to every kernel, more only where it was asked for
             if shared_bytes > 48 << 10:
                 _asked(driver(), "cuFuncSetAttribute", function, 8, shared_bytes)  # MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._functions[key] = function
@@ -141,6 +143,7 @@ class CudaSource:
         """(kernel, grid, block, bytes of shared memory, arguments) of each launch; the bytes of scratch buffers."""
 
         def number(text: str) -> int:
+            # the judge has read the text, with these words alone in reach, before it was signed
             return int(eval(text, {"__builtins__": {}}, {**_WORDS, **dict(sizes)}))
 
         made = []
@@ -183,6 +186,7 @@ def _pointer(name: str, rooms: Mapping[str, Sequence[Any]]) -> int:
 def _tiles(pointer: int, each: int, rows: int, columns: int, high: int, wide: int) -> Any:
     """A tile descriptor (cuTensorMapEncodeTiled) as the judge encodes it (`kernels.judge.cuda.tensor_map`): of a
     contiguous matrix of `each`-byte elements, in boxes swizzled as wide as their rows. 64 bytes' alignment."""
+    # the driver wants 128 bytes at a multiple of 64, which ctypes does not promise
     raw = (ctypes.c_char * 192)()
     made = (ctypes.c_char * 128).from_buffer(raw, -ctypes.addressof(raw) % 64)
     swizzle = {32: 1, 64: 2, 128: 3}.get(wide * each, 0)

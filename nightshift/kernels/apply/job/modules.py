@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -91,25 +91,32 @@ def _as_found(module: nn.Module, names: Sequence[str], kept: Sequence[tuple[type
 def _layers(module: nn.Module) -> tuple[str, tuple[str, ...], list[tuple[type[nn.Module], Settings]]] | None:
     """(problem, names of gate, up and down, or of up and down, kind and settings of all else) of a module whose
     only parameters are three or two such linear layers'."""
-    layers: dict[str, Any] = dict(module.named_children())
-    linear = [name for name, layer in layers.items() if type(layer) is nn.Linear]
-    own = {id(p) for name in linear for p in layers[name].parameters()}
-    if len(linear) not in (2, 3) or any(id(p) not in own for p in module.parameters()) or list(module.buffers()):
-        return None
-    for *first, down in itertools.permutations(linear):
-        f, d = layers[first[0]].weight.shape
-        fits = all(tuple(layers[name].weight.shape) == (f, d) for name in first)
-        fits = fits and tuple(layers[down].weight.shape) == (d, f)
-        for problem in (GATED if len(first) == 2 else BENT) if fits else ():
-            with unseen(module):
-                parts = _beside(module, (*first, down))
-                before = [settings(part) for part in parts]
-                if _computes(module, problem, (*first, down)):
-                    after = [settings(part) for part in parts]
-                    kept = [tuple(each for each in a if each in b) for a, b in zip(before, after, strict=True)]
-                    kinds = [type(part) for part in parts]
-                    return problem, (*first, down), list(zip(kinds, kept, strict=True))
+    for problem, names in _orders(_only_linear(module)):
+        with unseen(module):
+            parts = _beside(module, names)
+            before = [settings(part) for part in parts]
+            if _computes(module, problem, names):
+                # what changed while it was asked (a count of its calls) is no setting
+                after = [settings(part) for part in parts]
+                kept = [tuple(each for each in a if each in b) for a, b in zip(before, after, strict=True)]
+                return problem, names, list(zip(map(type, parts), kept, strict=True))
     return None
+
+
+def _only_linear(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The shapes of its linear layers' weights, where these layers have all its parameters; else none."""
+    linear = {name: layer for name, layer in module.named_children() if type(layer) is nn.Linear}
+    own = {id(p) for layer in linear.values() for p in layer.parameters()}
+    whole = all(id(p) in own for p in module.parameters()) and not list(module.buffers())
+    return {name: tuple(layer.weight.shape) for name, layer in linear.items()} if whole else {}
+
+
+def _orders(shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(problem, names of gate, up and down, or of up and down), as far as the weights' shapes allow it."""
+    for names in itertools.permutations(shapes) if len(shapes) in (2, 3) else ():
+        *first, down = (shapes[name] for name in names)
+        if {*first, down[::-1]} == {first[0]}:
+            yield from ((problem, names) for problem in (GATED if len(first) == 2 else BENT))
 
 
 def _computes(module: nn.Module, problem: str, names: Sequence[str]) -> bool:
@@ -128,6 +135,7 @@ def _computes(module: nn.Module, problem: str, names: Sequence[str]) -> bool:
             values[f"{name}.weight"] = drawn(*shapes[name])
             if layers[name].bias is not None:
                 values[f"{name}.bias"] = drawn(shapes[name][0])
+        # of two and of three dimensions: a block may treat a batch of sequences otherwise
         x = drawn(*((2, 3) if number else (3,)), _FEW[0]) * scale
 
         def linear(name: str, given: torch.Tensor, values: dict[str, torch.Tensor] = values) -> torch.Tensor:
@@ -198,12 +206,14 @@ def _free(x: torch.Tensor, *layers: Any) -> bool:
     return fits and not torch.is_grad_enabled() and not hooked and not autocast(x)
 
 
+# of torch's layer norm, of Llama, of the first RMSNorms, of BERT, and float32's own, which torch's RMSNorm takes
 EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12, 2.0**-23)
 
 
 def cut_up(model: nn.Module, report: Report) -> set[int]:
     """Modules, by id, whose parameters FullyShardedDataParallel has cut up: each rank has others, and would find
     other places."""
+    # not imported: a job without FSDP need not load it, and one with it has
     wrapper: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
     found = {id(part) for module in model.modules() if isinstance(module, wrapper) for part in module.modules()}
     if found:
@@ -214,8 +224,10 @@ def cut_up(model: nn.Module, report: Report) -> set[int]:
 
 def swap_module(name: str, module: nn.Module, report: Report) -> None:
     """Gives one module a forward that asks the guards first; the module's class and parameters stay."""
+    # compiled already: it takes no other forward
     if isinstance(module, torch.jit.ScriptModule):
         return
+    # a second call of `apply`, or a copied model: named again, so that the report is whole
     if known := problems_of(module):
         for each in known:
             held = STATE.kernels.get(each)
@@ -249,23 +261,26 @@ def swap_module(name: str, module: nn.Module, report: Report) -> None:
 def _norm(module: nn.Module) -> tuple[str, Callable[..., Any], Settings] | None:
     """A module whose only parameters are one or two vectors, if it normalises over the last dimension: (problem,
     forward, by which settings)."""
-    parameters = list(module.named_parameters())
-    shapes = {tuple(p.shape) for _, p in parameters}
-    if not 1 <= len(parameters) <= 2 or len(shapes) != 1 or len(next(iter(shapes))) != 1 or list(module.buffers()):
+    parameters = dict(module.named_parameters())
+    shapes = {tuple(p.shape) for p in parameters.values()}
+    if (
+        len(parameters) not in (1, 2)
+        or len(shapes) != 1
+        or any(len(s) != 1 for s in shapes)
+        or list(module.buffers())
+    ):
         return None
-    (n,) = next(iter(shapes))
+    ((n,),) = shapes
     problem = "rmsnorm" if len(parameters) == 1 else "layernorm"
-    names = [name for name, _ in parameters]
-    orders = [names] if len(names) == 1 else [names, names[::-1]]
     own = getattr(module, "eps", None) or getattr(module, "variance_epsilon", None)
     epsilons = ([float(own)] if isinstance(own, float) else []) + list(EPSILONS)
     with unseen(module):
         kept = settings(module)
-        for order in orders:
-            for eps in epsilons:
-                if _same(module, problem, order, int(n), eps):
-                    kept = tuple(each for each in kept if each in settings(module))  # it may count its calls
-                    return problem, _norm_forward(type(module).forward, problem, tuple(order), eps), kept
+        # which of the two is the bias no name says for sure
+        for order, eps in itertools.product(itertools.permutations(parameters), epsilons):
+            if _same(module, problem, order, int(n), eps):
+                kept = tuple(each for each in kept if each in settings(module))  # it may count its calls
+                return problem, _norm_forward(type(module).forward, problem, order, eps), kept
     return None
 
 
@@ -273,6 +288,7 @@ def _same(module: nn.Module, problem: str, names: Sequence[str], n: int, eps: fl
     """Whether the module is that normalisation, in evaluation and in training: it may drop values in one."""
     kept = module.training
     try:
+        # dropout shows in training alone, a running mean in evaluation alone
         for mode in (kept, not kept):
             module.training = mode
             if not _same_now(module, problem, names, n, eps):
@@ -317,6 +333,8 @@ def _norm_forward(
         fits = x.dim() >= 2 and all(isinstance(w, torch.Tensor) and w.shape == x.shape[-1:] for w in weights)
         if fits and (lying := as_rows(problem, x)) is not None:
             (rows,), out = lying, None
+            # torch's forward with our gradient: there is no forward kernel, or the compiler fuses the formula for
+            # less than a launch
             if problem == "rmsnorm" and (in_use(problem) is None or _in_a_graph()):
                 out = normed(lambda given: original(self, given), rows, weights[0], eps)
             if out is None:
@@ -338,6 +356,7 @@ def _embedding(module: nn.Embedding) -> tuple[str, Callable[..., Any], Settings]
     own = original is nn.Embedding.forward  # one that inherits may scale what it looks up, or look up other rows
     if not own or module.padding_idx is not None or module.max_norm is not None:
         return None
+    # gradients of another rule or kind than the one the kernel was judged by
     if module.scale_grad_by_freq or module.sparse:
         return None
     embed()
