@@ -24,7 +24,7 @@ import math
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
@@ -46,15 +46,6 @@ Decision = Literal["keep", "revert", "discard", "crash"]
 
 _COLUMNS = ("trial", "generator", "rung", "decision", "status", "reason", "seconds", "speedup", "best_baseline",
             "candidate_sha256", "config", "hypothesis", "detail")  # fmt: skip
-
-
-_KINDS: dict[Any, tuple[str, ...]] = {
-    int: ("trial", "seed", "rung", "of", "tokens"),
-    str: ("commit", "gpu", "container", "generator", "problem", "hypothesis", "candidate_sha256", "status",
-          "reason", "detail", "stage", "secret"),
-    float | int: ("at_s",),
-    Mapping: ("case", "config", "baselines"),
-}  # fmt: skip
 
 
 class LedgerError(ValueError):
@@ -121,30 +112,41 @@ class Line:
         if unknown:
             raise LedgerError(f"unknown field {unknown[0]!r}")
         record = {k: v for k, v in value.items() if k != "schema"}
-        if record.get("decision") not in get_args(Decision):
-            raise LedgerError(f"decision: {record.get('decision')!r} is none of {', '.join(get_args(Decision))}")
+        for name, (fits, what) in _CHECKS.items():
+            if name in record and not fits(record[name]):
+                raise LedgerError(f"{name}: {str(record[name])[:80]!r} {what}")
         for name in ("seconds", "floor_s", "took_s"):
             record[name] = _number(record.get(name))
-        for kind, names in _KINDS.items():
-            for name in names:
-                if name in record and (not isinstance(record[name], kind) or record[name] is True):
-                    raise LedgerError(f"{name}: {str(record[name])[:80]!r} is none")
-        if record.get("status", "correct") not in set(Status):
-            raise LedgerError(f"status: {record['status'][:80]!r} is none")
-        if not isinstance(record.get("full", False), bool):
-            raise LedgerError(f"full: {str(record['full'])[:80]!r} is neither true nor false")
-        case, speedup = record.get("case", {}), record.get("speedup", (None,) * 3)
-        if not {"params", "dtype", "layout"} <= case.keys() or not isinstance(case["params"], Mapping):
-            raise LedgerError(f"case: {str(case)[:80]!r} is none")
-        if len(speedup) != 3:
-            raise LedgerError(f"speedup: {str(speedup)[:80]!r} is none")
-        bytes.fromhex(record.get("secret", ""))
-        record["speedup"] = tuple(_number(x) for x in speedup)
+        record["speedup"] = tuple(_number(x) for x in record.get("speedup", (None,) * 3))
         record["baselines"] = {k: _number(v) for k, v in record.get("baselines", {}).items()}
         try:
             return cls(**record)
         except TypeError as error:
             raise LedgerError(str(error)) from error
+
+
+def _is_case(value: Any) -> bool:
+    whole = isinstance(value, Mapping) and {"params", "dtype", "layout"} <= value.keys()
+    return whole and isinstance(value["params"], Mapping)
+
+
+_TEXTS = ("commit", "gpu", "container", "generator", "problem", "hypothesis", "candidate_sha256", "reason",
+          "detail", "stage")  # fmt: skip
+_BYTES = re.compile("([0-9a-fA-F]{2})*")
+_CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "decision": (lambda value: value in get_args(Decision), f"is none of {', '.join(get_args(Decision))}"),
+    # type(), not isinstance(): True would pass for 1
+    **dict.fromkeys(("trial", "seed", "rung", "of", "tokens"), (lambda value: type(value) is int, "is none")),
+    **dict.fromkeys(_TEXTS, (lambda value: isinstance(value, str), "is none")),
+    "at_s": (lambda value: type(value) in (int, float), "is none"),
+    **dict.fromkeys(("config", "baselines"), (lambda value: isinstance(value, Mapping), "is none")),
+    "status": (lambda value: value in list(Status), "is none"),
+    "full": (lambda value: isinstance(value, bool), "is neither true nor false"),
+    "case": (_is_case, "is none"),
+    "speedup": (lambda value: isinstance(value, list | tuple) and len(value) == 3, "is none"),
+    "secret": (lambda value: isinstance(value, str) and bool(_BYTES.fullmatch(value)), "is no hexadecimal number"),
+}
+"""Field → what it has to be, and what to say where it is not. A field that is missing is `Line`'s to refuse."""
 
 
 def _plain(value: Any) -> Any:
@@ -178,6 +180,7 @@ class Ledger:
         try:
             if run is not None and not asked_the_same(folder / "run.json", run):
                 write_whole(folder / "run.json", json.dumps(run, indent=1) + "\n")
+            # before anything is written: a search does not go on from a ledger that was changed
             self.lines, found = _sound(folder)
             _cut_torn(folder / "ledger.jsonl")
             self.head = found.head
@@ -227,6 +230,7 @@ def asked_the_same(path: Path, asked: Mapping[str, Any]) -> bool:
     if not path.exists():
         return False
     before = _asked_of(path)
+    # as it would be read again: tuples come back as lists
     if before != json.loads(json.dumps(asked)):
         changed = sorted(k for k in {*before, *asked} if before.get(k) != asked.get(k))
         raise LedgerError(f"{path}: this run was asked something else ({', '.join(changed)})")
@@ -237,6 +241,7 @@ def _locked(path: Path, folder: Path) -> IO[bytes]:
     """A file that nobody else has open so; the lock ends with the process. Raises LedgerError."""
     file = path.open("a+b")
     try:
+        # the kernel gives it back when the process ends, however it ends: a lock file would outlive a kill
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         file.close()
@@ -349,6 +354,7 @@ def _read(path: Path) -> list[Line]:
             line = Line.from_json({name: value for name, value in record.items() if name not in LINKS})
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise LedgerError(f"{path}:{number}: {error}") from error
+        # a ledger of an older version has no chain: its numbers are all that shows a missing line
         if line.trial != number:
             raise LedgerError(f"{path}:{number}: trial {line.trial}")
         lines.append(line)
@@ -451,6 +457,7 @@ class GitBook:
 
     def _save(self, subject: str, body: str) -> None:
         self._git("update-index", "--add", "--remove", *_FILES)  # whatever the user's settings ignore
+        # git ends a message at a NUL, which a candidate's error may hold
         said = f"{subject}\n\n{body or '-'}".replace("\0", "\ufffd")
         self._git(*_IDENTITY, "commit", "-q", "--allow-empty", "--cleanup=whitespace", "-F", "-", said=said)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,6 +90,8 @@ def audit(data: bytes, asked: Mapping[str, Any], heads: Mapping[str, Head], name
     for number, text in enumerate(lines, 1):
         faults: list[Finding] = []
         record = _record(text, number, faults)
+        # unchained lines are believed at the beginning alone, where an older version wrote; further on, links were
+        # removed
         if found.unchained == number - 1 and record is not None and not any(name in record for name in LINKS):
             found.unchained += 1
         else:
@@ -132,6 +134,7 @@ def _next(record: Mapping[str, Any] | None) -> tuple[str, ...]:
     changed. "": anything, behind a line that cannot be read."""
     if record is None:
         return ("",)
+    # both, so that one edited line is one finding, and not every line behind it
     return str(record.get("hash")), fingerprint({k: v for k, v in record.items() if k != "hash"})
 
 
@@ -145,40 +148,47 @@ def _faults(
     if not changed and record["previous"] not in expected and "" not in expected:
         what = "does not follow the line before: a line was removed, inserted or moved, or run.json changed"
         changed = [Finding(number, "previous", what)]
+    # the same values in other bytes have the same hash: another program wrote the line
     if not changed and text != canonical_json(record):
         changed = [Finding(number, _field_at(text, record), "written in another way than ours")]
     return changed
 
 
-def _changed(
-    record: Mapping[str, Any], expected: Sequence[str], names: Collection[str]
-) -> Iterator[tuple[str, str]]:
-    """The fields whose content is not what the line's hash says."""
+def _changed(record: Mapping[str, Any], expected: Sequence[str], names: Collection[str]) -> list[tuple[str, str]]:
+    """The fields whose content is not what the line's hash says, and how."""
     body = {name: value for name, value in record.items() if name != "hash"}
     if fingerprint(body) == record["hash"]:
-        return
+        return []
     plain = {name: value for name, value in record.items() if name not in LINKS}
-    odd = [(name, "unknown") for name in plain if names and name not in names]
-    if odd:
-        yield from odd
-        return
-    now, then = _digests(plain), record["digests"]
-    if len(now) != len(then) and names and plain.keys() != set(names):
-        yield from ((name, "missing") for name in names if name not in plain)
-        return
-    others = [
-        name
-        for place, name in enumerate(sorted(plain))
-        if now[place * _DIGITS : (place + 1) * _DIGITS] != then[place * _DIGITS : (place + 1) * _DIGITS]
-    ]
-    link = ""
-    if fingerprint({**body, "digests": now}) == record["hash"]:
-        link = "digests"
-    elif not others:
-        restored = any(fingerprint({**body, "previous": one}) == record["hash"] for one in expected)
-        link = "previous" if restored else "hash"
-    for name in [link] if link else others:
-        yield name, "changed since it was written"
+    if names and (odd := _added_or_gone(plain, record["digests"], names)):
+        return odd
+    edited = _edited(plain, record["digests"])
+    link = _changed_link(body, record["hash"], expected, _digests(plain), bool(edited))
+    return [(name, "changed since it was written") for name in ([link] if link else edited)]
+
+
+def _added_or_gone(plain: Mapping[str, Any], digests: str, names: Collection[str]) -> list[tuple[str, str]]:
+    if odd := [(name, "unknown") for name in plain if name not in names]:
+        return odd
+    # digests stand by the fields' places: with a field gone, all behind it would seem changed
+    gone = [(name, "missing") for name in names if name not in plain]
+    return gone if len(_digests(plain)) != len(digests) else []
+
+
+def _edited(plain: Mapping[str, Any], digests: str) -> list[str]:
+    now = _digests(plain)
+    cuts = [slice(at, at + _DIGITS) for at in range(0, len(now), _DIGITS)]
+    return [name for name, cut in zip(sorted(plain), cuts, strict=True) if now[cut] != digests[cut]]
+
+
+def _changed_link(body: Mapping[str, Any], sha256: str, expected: Sequence[str], digests: str, edited: bool) -> str:
+    """Which of the links was changed: the one with which, as it ought to be, the hash is right; "" where none."""
+    if fingerprint({**body, "digests": digests}) == sha256:
+        return "digests"
+    if edited:
+        return ""
+    restored = any(fingerprint({**body, "previous": one}) == sha256 for one in expected)
+    return "previous" if restored else "hash"
 
 
 def _field_at(text: bytes, record: Mapping[str, Any]) -> str:
@@ -210,12 +220,14 @@ def _ends(found: Audit, hashes: Sequence[str], heads: Mapping[str, Head], torn: 
         if head.lines > count:
             cut = f"{_lines(count + 1, head.lines)} cut off at the end: {place} names {head.lines} lines"
             found.findings.append(Finding(count + 1, "", cut))
+        # a line with a finding of its own is told once
         elif found.unchained < head.lines and hashes[head.lines - 1] != head.hash and head.lines not in named:
             what = f"not the line that {place} names: lines from here on were replaced"
             found.findings.append(Finding(head.lines, "hash", what))
         elif head.lines and found.unchained >= head.lines:
             what = f"not chained, and {place} names its hash: its links were removed"
             found.findings.append(Finding(head.lines, "hash", what))
+    # one line without a head: the process was killed between the two writes
     if not heads and count - found.unchained > 1:
         found.findings.append(
             Finding(count, "", "no file names the last line: whether lines are cut off is unknown")

@@ -49,6 +49,7 @@ def hear(text: str) -> Heard:
     certificates: list[Mapping[str, Any]] = []
     ended = ""
     for line in text.split("\n"):
+        # a pod's log is whatever the pod prints
         if not line.startswith(WORD) or len(line) > _LONGEST:
             continue
         try:
