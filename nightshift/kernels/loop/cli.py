@@ -127,27 +127,27 @@ class _Wanted:
     for_jobs: bool
     backward: bool
 
-    def works(self, known: Any, again: bool) -> tuple[list[Any], Any]:
-        """(works, the GPU's peaks): those that are known, else what a trace shows. again: the run continues."""
+    def works(self, peaks: Any, continues: bool) -> tuple[list[Any], Any]:
+        """(works, the GPU's peaks): those that are known, else what a trace shows. continues: the run continues."""
         from nightshift.kernels.loop.optimise import from_problem
         from nightshift.kernels.profile.problem_file import keep_problem
 
         match self.kind:
             case "problem":
-                works = from_problem(self.what, known, self.case, self.seed, self.for_jobs, self.backward)
+                works = from_problem(self.what, peaks, self.case, self.seed, self.for_jobs, self.backward)
                 if self.where == "cpu" and self.case is None:
                     works = [_tiny(work) for work in works[:1]]
             case "kernelbench":
                 works = self._of_suite()
             case _:
-                works, known = self._of_trace(known, again)
+                works, peaks = self._of_trace(peaks, continues)
         for work in works:
             # `replay` judges with the problem as it was searched, whatever the user does to the file
             if work.source.endswith(".py"):
                 keep_problem(Path(work.source), self.run, work.slug)
-        return works, known
+        return works, peaks
 
-    def _of_trace(self, known: Any, again: bool) -> tuple[list[Any], Any]:
+    def _of_trace(self, peaks: Any, continues: bool) -> tuple[list[Any], Any]:
         from nightshift.kernels.loop.optimise import from_trace
         from nightshift.kernels.loop.run_folder import write_json
         from nightshift.kernels.profile.hotspots import left_out
@@ -155,9 +155,9 @@ class _Wanted:
 
         path = Path(self.what) if self.kind == "trace" else self.run / MODEL_TRACE
         # a run that continues searches what it began with: another trace has other times, and so other hotspots
-        if self.kind == "model" and not (again and path.exists()):
+        if self.kind == "model" and not (continues and path.exists()):
             trace_model(self.what, self.run, self.where)
-        found, works, decisions = from_trace(path, self.run, known, self.most, self.min_gain, self.seed)
+        found, works, decisions = from_trace(path, self.run, peaks, self.most, self.min_gain, self.seed)
         if self.where == "cuda" and not found.on_gpu:
             raise Permanent(f"{path}: holds no GPU activity: record ProfilerActivity.CUDA as well")
         write_json(self.run / "profile.json", _profile_json(found, decisions))
@@ -166,7 +166,7 @@ class _Wanted:
         for hotspot, why in decisions[:12]:
             typer.echo(f"{hotspot.total_s * 1e3:8.3f} ms {hotspot.share:6.1%}  {hotspot.name}: {why}")
         works = [_tiny(work) for work in works] if self.where == "cpu" else works
-        return works, found.peaks if known is None else known
+        return works, found.peaks if peaks is None else peaks
 
     def _of_suite(self) -> list[Any]:
         from nightshift.kernels.loop.run_folder import write_json
@@ -397,12 +397,12 @@ def replay(
 # Shared --------------------------------------------------------------------------------------------------------
 
 
-def where_of(word: str) -> str:
+def where_of(device: str) -> str:
     import torch
 
-    where = ("cuda" if torch.cuda.is_available() else "cpu") if word == "auto" else word
+    where = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     if where not in ("cuda", "cpu"):
-        raise typer.BadParameter(f"--device: {word!r} is none of cuda, cpu and auto")
+        raise typer.BadParameter(f"--device: {device!r} is none of cuda, cpu and auto")
     # said here: deep in a search it would be a traceback of torch's
     if where == "cuda" and not torch.cuda.is_available():
         raise Permanent("--device cuda: torch sees no GPU here")

@@ -225,14 +225,14 @@ class Ledger:
         write_whole(self.folder / "results.tsv", text)
 
 
-def asked_the_same(path: Path, asked: Mapping[str, Any]) -> bool:
+def asked_the_same(path: Path, question: Mapping[str, Any]) -> bool:
     """Whether a folder was asked this before; False where it was asked nothing. Raises LedgerError."""
     if not path.exists():
         return False
     before = _asked_of(path)
     # as it would be read again: tuples come back as lists
-    if before != json.loads(json.dumps(asked)):
-        changed = sorted(k for k in {*before, *asked} if before.get(k) != asked.get(k))
+    if before != json.loads(json.dumps(question)):
+        changed = sorted(k for k in {*before, *question} if before.get(k) != question.get(k))
         raise LedgerError(f"{path}: this run was asked something else ({', '.join(changed)})")
     return True
 

@@ -68,9 +68,9 @@ class Audit:
     head: Head = Head(0, "")
 
 
-def origin(asked: Mapping[str, Any], older: bytes) -> str:
+def origin(question: Mapping[str, Any], older: bytes) -> str:
     """What the first chained line follows. older: the lines before it, of a version that chained none."""
-    return fingerprint({"asked": asked, "older": sha256_hex(older)})
+    return fingerprint({"asked": question, "older": sha256_hex(older)})
 
 
 def sealed(record: Mapping[str, Any], previous: str) -> dict[str, Any]:
@@ -79,7 +79,9 @@ def sealed(record: Mapping[str, Any], previous: str) -> dict[str, Any]:
     return {**body, "hash": fingerprint(body)}
 
 
-def audit(data: bytes, asked: Mapping[str, Any], heads: Mapping[str, Head], names: Collection[str] = ()) -> Audit:
+def audit(
+    data: bytes, question: Mapping[str, Any], heads: Mapping[str, Head], names: Collection[str] = ()
+) -> Audit:
     """Checks a ledger's bytes. heads: what each place (a file, a certificate) names as its end. names: of all
     fields that a line can have."""
     found = Audit()
@@ -95,7 +97,7 @@ def audit(data: bytes, asked: Mapping[str, Any], heads: Mapping[str, Head], name
         if found.unchained == number - 1 and record is not None and not any(name in record for name in LINKS):
             found.unchained += 1
         else:
-            expected = expected or (origin(asked, data[:offset]),)
+            expected = expected or (origin(question, data[:offset]),)
             faults += _faults(record, text, number, expected, names) if record is not None else []
             expected = _next(record)
         before_s = _clock(record, number, before_s, found.notes)
@@ -107,7 +109,7 @@ def audit(data: bytes, asked: Mapping[str, Any], heads: Mapping[str, Head], name
         found.notes.insert(
             0, f"{_lines(1, found.unchained)}: unchained, of an older version: an edit cannot be seen"
         )
-    last = hashes[-1] if hashes and found.unchained < len(hashes) else origin(asked, data[:offset])
+    last = hashes[-1] if hashes and found.unchained < len(hashes) else origin(question, data[:offset])
     found.head = Head(len(lines), last)
     return found
 

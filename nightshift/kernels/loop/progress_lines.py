@@ -25,9 +25,9 @@ def certificate(search: str, envelope: Mapping[str, Any]) -> str:
     return _line({"certificate": envelope, "search": search})
 
 
-def end(why: str) -> str:
+def end(reason: str) -> str:
     """The last line: the searches are over."""
-    return _line({"end": why})
+    return _line({"end": reason})
 
 
 def _line(value: Mapping[str, Any]) -> str:

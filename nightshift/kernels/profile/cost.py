@@ -19,11 +19,11 @@ class Cost:
     backward_flops: float
 
 
-def cost(found: Found) -> Cost:
+def cost(operation: Found) -> Cost:
     """Compulsory traffic and arithmetic of one call, as `kernels.problems` counts them; backward passes read the
     outputs' gradients and what was kept, and write the inputs' gradients."""
-    s, size = found.sizes, BYTES.get(found.dtype, 4)
-    match found.problem:
+    s, size = operation.sizes, BYTES.get(operation.dtype, 4)
+    match operation.problem:
         case "matmul" | "linear" | "linear_weight_gradient":
             m, n, k = s["m"], s["n"], s["k"]
             moved = (m * k + k * n + m * n) * size
@@ -76,6 +76,6 @@ def cost(found: Found) -> Cost:
     values = s["m"] * s["n"]
     # all others are row-wise: a few operations an element, which memory hides
     inputs, outputs = {"swiglu": (2, 1), "geglu": (2, 1), "dropout_add": (2, 1), "rmsnorm_residual": (2, 2)}.get(
-        found.problem, (1, 1)
+        operation.problem, (1, 1)
     )
     return Cost((inputs + outputs) * values * size, 5 * values, (2 * inputs + outputs) * values * size, 8 * values)

@@ -155,10 +155,10 @@ def _check(trace: Trace, on_gpu: bool) -> None:
         )
 
 
-def rank(found: Operators, peaks: Peaks) -> list[Hotspot]:
+def rank(operators: Operators, peaks: Peaks) -> list[Hotspot]:
     """All operations of a trace by what a better kernel of theirs would gain."""
     groups: dict[tuple[Any, ...], list[tuple[tuple[Unit, ...], Found | None]]] = defaultdict(list)
-    for units, match in segments(found.units, found.parameters):
+    for units, match in segments(operators.units, operators.parameters):
         if match is not None:
             key: tuple[Any, ...] = (
                 match.problem, tuple(match.sizes.items()), match.dtype, match.layout, BIASED in match.note,
@@ -169,8 +169,8 @@ def rank(found: Operators, peaks: Peaks) -> list[Hotspot]:
     of_operation: dict[str, float] = defaultdict(float)
     for key, calls in groups.items():
         of_operation[key[0]] += sum(u.forward_s + u.backward_s for units, _ in calls for u in units)
-    steps = max(1, found.steps)
-    wall_s, devices = found.wall_s / steps, max(1, found.devices)
+    steps = max(1, operators.steps)
+    wall_s, devices = operators.wall_s / steps, max(1, operators.devices)
     made = [
         _hotspot(key, calls, of_operation[key[0]], steps, devices, wall_s, peaks) for key, calls in groups.items()
     ]
@@ -244,29 +244,29 @@ def peaks_text(peaks: Peaks) -> str:
     return f"peaks ({peaks.source}): {'; '.join(known) or 'none are known'}"
 
 
-def left_out(found: Profile) -> tuple[str, ...]:
+def left_out(profile: Profile) -> tuple[str, ...]:
     """What a profile cannot say, in a line each."""
-    unmapped = f"{found.unmapped_s * 1e3:.3f} ms a step belong to no operator"
+    unmapped = f"{profile.unmapped_s * 1e3:.3f} ms a step belong to no operator"
     return (
-        *(() if found.on_gpu else ("no GPU in this trace: times are the operators' own on the CPU",)),
-        *((f"{unmapped}: a CUDA graph's kernels have none",) if found.unmapped_s > 0 else ()),
-        *((f"{found.rejected} malformed events of the trace were left out",) if found.rejected else ()),
+        *(() if profile.on_gpu else ("no GPU in this trace: times are the operators' own on the CPU",)),
+        *((f"{unmapped}: a CUDA graph's kernels have none",) if profile.unmapped_s > 0 else ()),
+        *((f"{profile.rejected} malformed events of the trace were left out",) if profile.rejected else ()),
     )
 
 
-def as_text(found: Profile, count: int = 12) -> str:
+def as_text(profile: Profile, count: int = 12) -> str:
     """The profile as a table for a terminal or a report."""
     ms = 1e3
-    waits = f"exposed communication {found.communication_s * ms:.2f}, exposed copies {found.copy_s * ms:.2f}"
-    steps = f"{found.steps} steps of {found.step_s * ms:.2f} ms: computes {found.compute_s * ms:.2f}, {waits}"
+    waits = f"exposed communication {profile.communication_s * ms:.2f}, exposed copies {profile.copy_s * ms:.2f}"
+    steps = f"{profile.steps} steps of {profile.step_s * ms:.2f} ms: computes {profile.compute_s * ms:.2f}, {waits}"
     lines = [
-        f"{steps}, idle {found.idle_s * ms:.2f} ms",
-        *left_out(found),
-        peaks_text(found.peaks),
+        f"{steps}, idle {profile.idle_s * ms:.2f} ms",
+        *left_out(profile),
+        peaks_text(profile.peaks),
         "",
         f"{'ms/step':>8} {'share':>6} {'roof':>5} {'gain':>6}  operation",
     ]
-    for h in found.hotspots[:count]:
+    for h in profile.hotspots[:count]:
         roof = f"{h.utilisation:.0%}" if math.isfinite(h.utilisation) else "–"
         note = f"   ({h.why})" if h.why else ""
         lines.append(f"{h.total_s * ms:8.3f} {h.share:6.1%} {roof:>5} {h.gain:6.1%}  {h.name}{note}")

@@ -109,7 +109,7 @@ def probe(device: str = "cuda", copy_bytes: int = 1 << 31, side: int = 8192, rep
     return Peaks(bytes_per_s, rates, "probe", environment)
 
 
-def peaks_of(found: Operators, copies: Sequence[tuple[float, float]] = ()) -> Peaks:
+def peaks_of(operators: Operators, copies: Sequence[tuple[float, float]] = ()) -> Peaks:
     """Lower bounds that a trace proves: the fastest matched problem by traffic, and by arithmetic per dtype.
 
     `copies`: (bytes, seconds) of device-to-device copies; each byte is read and written.
@@ -117,7 +117,7 @@ def peaks_of(found: Operators, copies: Sequence[tuple[float, float]] = ()) -> Pe
     rates: dict[str, float] = {}
     # small copies stay in the caches: they would prove more than memory gives
     moving = [2 * moved / seconds for moved, seconds in copies if seconds > 0 and moved >= 1 << 24]
-    for units, match in segments(found.units, found.parameters):
+    for units, match in segments(operators.units, operators.parameters):
         if match is None:
             continue
         forward_s = sum(unit.forward_s for unit in units)

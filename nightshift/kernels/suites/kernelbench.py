@@ -116,14 +116,14 @@ def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> Task:
     return Task(problem, init, init_named, len(sample), named, names)
 
 
-def arguments_of(what: Any, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments_of(what: Any, value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """(in order, by name) that a class or a model is called with: of a list, a mapping, one tensor, or
     [[…], {…}]. The last is two arguments where `what` takes it so alone."""
-    if isinstance(given, torch.Tensor):
-        return (given,), {}
-    if isinstance(given, Mapping):
-        return (), dict(given)
-    items = tuple(given)
+    if isinstance(value, torch.Tensor):
+        return (value,), {}
+    if isinstance(value, Mapping):
+        return (), dict(value)
+    items = tuple(value)
     if len(items) == 2 and isinstance(items[0], list | tuple) and isinstance(items[1], Mapping):
         try:
             called = what.forward if isinstance(what, torch.nn.Module) else what

@@ -61,9 +61,11 @@ def canary(
     seconds: dict[str, float] = {}
     reader = _Reading(step, steps, rounds, settle_s, limit_s, clock)
 
-    def finish(kept: Kernels) -> dict[str, float]:
-        _use(kept)
-        STATE.log(f"nightshift kernels: canary keeps {', '.join(kept) or 'none'} of {', '.join(given) or 'none'}")
+    def finish(kernels: Kernels) -> dict[str, float]:
+        _use(kernels)
+        STATE.log(
+            f"nightshift kernels: canary keeps {', '.join(kernels) or 'none'} of {', '.join(given) or 'none'}"
+        )
         return seconds
 
     STATE.open = False

@@ -138,8 +138,8 @@ def _computes(module: nn.Module, problem: str, names: Sequence[str]) -> bool:
         # of two and of three dimensions: a block may treat a batch of sequences otherwise
         x = drawn(*((2, 3) if number else (3,)), _FEW[0]) * scale
 
-        def linear(name: str, given: torch.Tensor, values: dict[str, torch.Tensor] = values) -> torch.Tensor:
-            return F.linear(given, values[f"{name}.weight"], values.get(f"{name}.bias"))
+        def linear(name: str, rows: torch.Tensor, values: dict[str, torch.Tensor] = values) -> torch.Tensor:
+            return F.linear(rows, values[f"{name}.weight"], values.get(f"{name}.bias"))
 
         inner = SPECS[problem].reference if problem in GATED else BENT[problem]
         wanted = linear(down, inner(*(linear(name, x) for name in first)))

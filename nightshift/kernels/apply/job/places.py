@@ -31,14 +31,14 @@ def settings(module: nn.Module) -> Settings:
     )
 
 
-def as_set(module: nn.Module, kept: Settings) -> bool:
+def as_set(module: nn.Module, expected: Settings) -> bool:
     """Whether it still has these settings: who changes a norm's epsilon, or a dropout's probability, means it."""
-    return all(getattr(module, name, None) == value for name, value in kept)
+    return all(getattr(module, name, None) == value for name, value in expected)
 
 
-def put(module: nn.Module, problems: Sequence[str], forward: Callable[..., Any], kept: Settings = ()) -> None:
+def put(module: nn.Module, problems: Sequence[str], forward: Callable[..., Any], expected: Settings = ()) -> None:
     """Gives the instance a forward of one tensor; called in any other way, or with other settings than those that
-    are `kept`, or another forward of its class than now, the module's own class computes.
+    are `expected`, or another forward of its class than now, the module's own class computes.
 
     It is named as the class's: a pickled method is looked up by its name, and a model that is loaded again without
     this file has torch's.
@@ -52,7 +52,7 @@ def put(module: nn.Module, problems: Sequence[str], forward: Callable[..., Any],
             x = given[0] if given else named.get(first)
             if isinstance(x, torch.Tensor) and plain(x):
                 # a class may be patched, or a setting changed, after `apply`
-                if type(self).forward is original and as_set(self, kept):
+                if type(self).forward is original and as_set(self, expected):
                     return forward(self, x)
                 fell_back(problems[0], "changed")
         return type(self).forward(self, *given, **named)

@@ -177,20 +177,20 @@ def in_use(problem: str) -> Kernel | None:
     return None if kernel is None or kernel.disabled else kernel
 
 
-def disable(kernel: Kernel, why: str) -> None:
+def disable(kernel: Kernel, reason: str) -> None:
     """From the next call on torch computes it; from the next trace on, in compiled regions."""
-    kernel.disabled = why
+    kernel.disabled = reason
     # what a pass put into a graph asks no guard again; all other regions guard on `in_use`
     STATE.outdated = STATE.outdated or kernel.problem in (*PRODUCTS, *HALVES, *PAIRS)
-    STATE.log(f"nightshift kernels: {kernel.problem} {kernel.certificate[:16]} {why}; torch computes it now")
+    STATE.log(f"nightshift kernels: {kernel.problem} {kernel.certificate[:16]} {reason}; torch computes it now")
 
 
-def fell_back(problem: str, why: str) -> None:
+def fell_back(problem: str, reason: str) -> None:
     """Counts a call that torch computes. A compiled region decides when it is traced, and is counted once."""
     if torch.compiler.is_compiling():
-        _traced_away(problem, why)
+        _traced_away(problem, reason)
     else:
-        count_fallback(f"{problem}: {why}")
+        count_fallback(f"{problem}: {reason}")
 
 
 def count_fallback(key: str) -> None:
