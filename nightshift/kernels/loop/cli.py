@@ -83,7 +83,7 @@ def optimize(
     from nightshift.kernels.loop.optimise import ON_CPU
     from nightshift.kernels.loop.report import write_report
     from nightshift.kernels.loop.run_folder import held, keep_question, peaks_of, question, signer_of
-    from nightshift.kernels.loop.search import Budget, Ladder
+    from nightshift.kernels.loop.search import Ladder, SearchBudget
     from nightshift.kernels.profile.roofline import probe
 
     (kind, what), where = named[0], where_of(device)
@@ -99,7 +99,7 @@ def optimize(
             raise typer.Exit(1)
         keep_question(run, asked)
         means = Means(
-            run, signer.to_bytes(), commit() or "unknown", Budget(trials=trials, wall_s=minutes * 60.0),
+            run, signer.to_bytes(), commit() or "unknown", SearchBudget(trials=trials, wall_s=minutes * 60.0),
             Ladder() if where == "cuda" else ON_CPU, known, seed, git, where,
             tuple(range(_gpus_for(len(works), where, gpus, alone=bool(ray or stream)))), shelf=shelf_folder(),
             finish=partial(_with_model, run=run, model=llm, url=llm_url, tokens=llm_tokens) if llm else as_it_is,

@@ -25,8 +25,8 @@ from nightshift.collectors.seal import Signer
 from nightshift.kernels.judge.judge import Judge
 from nightshift.kernels.loop.executor import Executor, LocalExecutor
 from nightshift.kernels.loop.ledger import Provenance
-from nightshift.kernels.loop.optimise import Done, Run, Work, work_of
-from nightshift.kernels.loop.search import Budget, Ladder
+from nightshift.kernels.loop.optimise import FinishedWork, Run, Work, work_of
+from nightshift.kernels.loop.search import Ladder, SearchBudget
 from nightshift.kernels.problem import Case
 from nightshift.kernels.problems import named
 from nightshift.kernels.profile.problem_file import load_problem
@@ -53,7 +53,7 @@ class Means:
     folder: Path
     signer: bytes
     commit: str
-    budget: Budget
+    budget: SearchBudget
     ladder: Ladder
     peaks: Peaks | None
     seed: int = 0
@@ -82,7 +82,7 @@ def search_all(
     tell: Callable[[str], None] = print,
     ready: Callable[[int], bool] = lambda gpu: True,
     enough: Callable[[], bool] = lambda: False,
-) -> list[Done]:
+) -> list[FinishedWork]:
     """Searches every work; `Done.result` of another process is None. ready: whether a GPU may be begun with now.
     enough: whether the time is over: works that were not begun then are left, and come back as not certified.
 
@@ -178,10 +178,10 @@ def _deal(worker: _Worker, waiting: deque[tuple[int, Work]]) -> None:
             worker.given = waiting.popleft()
 
 
-def _done(work: Work, folder: Path, found: tuple[str, int] | None) -> Done:
+def _done(work: Work, folder: Path, found: tuple[str, int] | None) -> FinishedWork:
     path = folder / "tasks" / work.slug / "certificate.json"
     why, trials = found or ("its process ended; run it again to go on", 0)
-    return Done(work, None, path if path.exists() else None, why, trials)
+    return FinishedWork(work, None, path if path.exists() else None, why, trials)
 
 
 def _start(context: Any, gpu: int, means: Means) -> _Worker:
@@ -227,7 +227,7 @@ def _work_off(gpu: int, means: Means, line: Any) -> None:
         def failed(number: int, error: Exception) -> None:
             say("done", number, (f"{type(error).__name__}: {error}"[:500], 0))
 
-        def report(number: int, conclude: Callable[[], Done]) -> None:
+        def report(number: int, conclude: Callable[[], FinishedWork]) -> None:
             try:
                 done = conclude()
                 say("done", number, (done.why, done.trials))

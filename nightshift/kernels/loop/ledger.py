@@ -34,7 +34,7 @@ from nightshift.collectors.seal import SealError, canonical_json
 from nightshift.kernels.candidate import Candidate, CandidateError
 from nightshift.kernels.judge.verdict import Status
 from nightshift.kernels.loop import ledger_chain
-from nightshift.kernels.loop.ledger_chain import LINKS, Audit, Head
+from nightshift.kernels.loop.ledger_chain import LINKS, Audit, LedgerHead
 
 HEAD = "head.json"
 SCHEMA = 1
@@ -213,7 +213,7 @@ class Ledger:
         self._file.flush()
         os.fsync(self._file.fileno())
         self.lines.append(line)
-        self.head = Head(line.trial, record["hash"])
+        self.head = LedgerHead(line.trial, record["hash"])
         write_whole(
             self.folder / HEAD, json.dumps(self.head.to_json()) + "\n"
         )  # behind the line: never ahead of it
@@ -273,7 +273,9 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[Line]]:
     return _asked(folder), _sound(folder)[0]
 
 
-def read_audit(folder: Path, heads: Mapping[str, Head] | None = None) -> tuple[dict[str, Any], list[Line], Audit]:
+def read_audit(
+    folder: Path, heads: Mapping[str, LedgerHead] | None = None
+) -> tuple[dict[str, Any], list[Line], Audit]:
     """The same for a report: lines that are not as they were written are read all the same, and named. heads: what
     other places name as the ledger's end. Raises LedgerError where a line cannot be read; it names all such."""
     path = folder / "ledger.jsonl"
@@ -295,11 +297,11 @@ def _sound(folder: Path) -> tuple[list[Line], Audit]:
     return lines, found
 
 
-def _audit(folder: Path, heads: Mapping[str, Head]) -> Audit:
+def _audit(folder: Path, heads: Mapping[str, LedgerHead]) -> Audit:
     asked, path = _asked(folder), folder / HEAD
     if path.exists():
         try:
-            heads = {HEAD: Head.of(json.loads(path.read_text())), **heads}
+            heads = {HEAD: LedgerHead.of(json.loads(path.read_text())), **heads}
         except (OSError, ValueError, RecursionError) as error:
             raise LedgerError(f"{path}: {error}") from error
     names = {"schema", *(f.name for f in fields(Line))}

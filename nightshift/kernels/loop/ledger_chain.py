@@ -26,7 +26,7 @@ _DIGITS = 8
 
 
 @dataclass(frozen=True)
-class Finding:
+class LedgerFinding:
     """One place where a ledger is not as it was written. field: "" where it is about the whole line."""
 
     line: int
@@ -38,14 +38,14 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Head:
+class LedgerHead:
     """The last line of a ledger at some time."""
 
     lines: int
     hash: str
 
     @classmethod
-    def of(cls, value: Any) -> Head:
+    def of(cls, value: Any) -> LedgerHead:
         """Raises ValueError."""
         if not isinstance(value, Mapping) or type(value.get("lines")) is not int or value["lines"] < 0:
             raise ValueError("names no number of lines")
@@ -62,10 +62,10 @@ class Audit:
     head: the last whole line, and what the next one follows.
     """
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[LedgerFinding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     unchained: int = 0
-    head: Head = Head(0, "")
+    head: LedgerHead = LedgerHead(0, "")
 
 
 def origin(question: Mapping[str, Any], older: bytes) -> str:
@@ -80,7 +80,7 @@ def sealed(record: Mapping[str, Any], previous: str) -> dict[str, Any]:
 
 
 def audit(
-    data: bytes, question: Mapping[str, Any], heads: Mapping[str, Head], names: Collection[str] = ()
+    data: bytes, question: Mapping[str, Any], heads: Mapping[str, LedgerHead], names: Collection[str] = ()
 ) -> Audit:
     """Checks a ledger's bytes. heads: what each place (a file, a certificate) names as its end. names: of all
     fields that a line can have."""
@@ -90,7 +90,7 @@ def audit(
     offset, before_s = 0, -math.inf
     hashes: list[str] = []
     for number, text in enumerate(lines, 1):
-        faults: list[Finding] = []
+        faults: list[LedgerFinding] = []
         record = _record(text, number, faults)
         # unchained lines are believed at the beginning alone, where an older version wrote; further on, links were
         # removed
@@ -110,11 +110,11 @@ def audit(
             0, f"{_lines(1, found.unchained)}: unchained, of an older version: an edit cannot be seen"
         )
     last = hashes[-1] if hashes and found.unchained < len(hashes) else origin(question, data[:offset])
-    found.head = Head(len(lines), last)
+    found.head = LedgerHead(len(lines), last)
     return found
 
 
-def _record(text: bytes, number: int, faults: list[Finding]) -> dict[str, Any] | None:
+def _record(text: bytes, number: int, faults: list[LedgerFinding]) -> dict[str, Any] | None:
     """A line's fields and links; None where it is no line."""
     try:
         record = json.loads(text.decode())
@@ -123,9 +123,9 @@ def _record(text: bytes, number: int, faults: list[Finding]) -> dict[str, Any] |
             raise ValueError("no JSON object")
     except SealError as error:
         place, _, what = str(error).removeprefix("$").removeprefix(".").partition(": ")
-        faults.append(Finding(number, place.partition(".")[0].partition("[")[0], f"malformed: {what}"))
+        faults.append(LedgerFinding(number, place.partition(".")[0].partition("[")[0], f"malformed: {what}"))
     except (ValueError, RecursionError) as error:
-        faults.append(Finding(number, "", f"malformed: {error}"))
+        faults.append(LedgerFinding(number, "", f"malformed: {error}"))
     else:
         return record
     return None
@@ -142,17 +142,17 @@ def _next(record: Mapping[str, Any] | None) -> tuple[str, ...]:
 
 def _faults(
     record: Mapping[str, Any], text: bytes, number: int, expected: Sequence[str], names: Collection[str]
-) -> list[Finding]:
+) -> list[LedgerFinding]:
     missing = [name for name in LINKS if not isinstance(record.get(name), str)]
     if missing:
-        return [Finding(number, name, "missing: the line is not chained") for name in missing]
-    changed = [Finding(number, name, what) for name, what in _changed(record, expected, names)]
+        return [LedgerFinding(number, name, "missing: the line is not chained") for name in missing]
+    changed = [LedgerFinding(number, name, what) for name, what in _changed(record, expected, names)]
     if not changed and record["previous"] not in expected and "" not in expected:
         what = "does not follow the line before: a line was removed, inserted or moved, or run.json changed"
-        changed = [Finding(number, "previous", what)]
+        changed = [LedgerFinding(number, "previous", what)]
     # the same values in other bytes have the same hash: another program wrote the line
     if not changed and text != canonical_json(record):
-        changed = [Finding(number, _field_at(text, record), "written in another way than ours")]
+        changed = [LedgerFinding(number, _field_at(text, record), "written in another way than ours")]
     return changed
 
 
@@ -215,24 +215,24 @@ def _clock(record: Mapping[str, Any] | None, number: int, before_s: float, notes
     return float(at_s)
 
 
-def _ends(found: Audit, hashes: Sequence[str], heads: Mapping[str, Head], torn: bool) -> None:
+def _ends(found: Audit, hashes: Sequence[str], heads: Mapping[str, LedgerHead], torn: bool) -> None:
     """Holds the last lines against the heads."""
     count, named = len(hashes), {one.line for one in found.findings}
     for place, head in heads.items():
         if head.lines > count:
             cut = f"{_lines(count + 1, head.lines)} cut off at the end: {place} names {head.lines} lines"
-            found.findings.append(Finding(count + 1, "", cut))
+            found.findings.append(LedgerFinding(count + 1, "", cut))
         # a line with a finding of its own is told once
         elif found.unchained < head.lines and hashes[head.lines - 1] != head.hash and head.lines not in named:
             what = f"not the line that {place} names: lines from here on were replaced"
-            found.findings.append(Finding(head.lines, "hash", what))
+            found.findings.append(LedgerFinding(head.lines, "hash", what))
         elif head.lines and found.unchained >= head.lines:
             what = f"not chained, and {place} names its hash: its links were removed"
-            found.findings.append(Finding(head.lines, "hash", what))
+            found.findings.append(LedgerFinding(head.lines, "hash", what))
     # one line without a head: the process was killed between the two writes
     if not heads and count - found.unchained > 1:
         found.findings.append(
-            Finding(count, "", "no file names the last line: whether lines are cut off is unknown")
+            LedgerFinding(count, "", "no file names the last line: whether lines are cut off is unknown")
         )
     if torn and not any(head.lines > count for head in heads.values()):
         found.notes.append(f"line {count + 1}: half-written when the process ended; nothing was done upon it")

@@ -43,8 +43,8 @@ from nightshift.kernels.judge.verdict import Status, Verdict
 from nightshift.kernels.loop import progress_lines
 from nightshift.kernels.loop.executor import Executor
 from nightshift.kernels.loop.ledger import GitBook, Ledger, Provenance, write_whole
-from nightshift.kernels.loop.ledger_chain import Head
-from nightshift.kernels.loop.search import Budget, Ladder, Progress, Result, Search
+from nightshift.kernels.loop.ledger_chain import LedgerHead
+from nightshift.kernels.loop.search import Ladder, Progress, Result, Search, SearchBudget
 from nightshift.kernels.problem import Case, Problem, ProblemError
 from nightshift.kernels.problems import BY_NAME, named
 from nightshift.kernels.profile.casts import cast_problems, copies_gain
@@ -81,7 +81,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Done:
+class FinishedWork:
     """One finished search. `certified`: its certificate's file, None where none was issued and `why`."""
 
     work: Work
@@ -99,7 +99,7 @@ class Run:
     executor: Executor
     provenance: Provenance
     signer: Signer
-    budget: Budget = field(default_factory=Budget)
+    budget: SearchBudget = field(default_factory=SearchBudget)
     ladder: Ladder = field(default_factory=Ladder)
     peaks: Peaks | None = None
     seed: int = 0
@@ -111,11 +111,11 @@ class Run:
     )  # `kernels.loop.progress_lines`: ledger lines, those of before a kill too
     _voice: threading.Lock = field(default_factory=threading.Lock, init=False)  # one line at a time
 
-    def search(self, works: Sequence[Work]) -> list[Done]:
+    def search(self, works: Sequence[Work]) -> list[FinishedWork]:
         """Searches each work in turn, and issues certificates for what the judge found fit: each while the next
         work is searched already, for a whole verdict waits longer than it keeps the GPU busy."""
         with ThreadPoolExecutor(1) as judged:
-            found: list[Future[Done]] = []
+            found: list[Future[FinishedWork]] = []
             for work in works:
                 conclude = self.explore(work)
                 if found:
@@ -123,13 +123,13 @@ class Run:
                 found.append(judged.submit(conclude))
             return [one.result() for one in found]
 
-    def explore(self, work: Work) -> Callable[[], Done]:
+    def explore(self, work: Work) -> Callable[[], FinishedWork]:
         """Searches one work. What comes back asks for its whole verdicts and issues the certificate; it may be
         called in another thread, and until it has been, the search's ledger is open."""
         folder = self.folder / "tasks" / work.slug
         if (before := self._before(folder / "certificate.json")) is not None:
             self._stream(progress_lines.certificate(work.slug, before))
-            return lambda: Done(work, None, folder / "certificate.json", "certified before")
+            return lambda: FinishedWork(work, None, folder / "certificate.json", "certified before")
         asked = {"origin": work.origin, "task": work.task.name, "seed": self.seed, "authors":
                  [g.name for g in work.generators]}  # fmt: skip
         self._tell(f"{work.slug}: {work.task.name}, from {work.origin}")
@@ -145,7 +145,7 @@ class Run:
             stopped = search.explore()
             return partial(self._conclude, work, search, stopped, open_until.pop_all())
 
-    def _conclude(self, work: Work, search: Search, stopped: str, open_until: ExitStack) -> Done:
+    def _conclude(self, work: Work, search: Search, stopped: str, open_until: ExitStack) -> FinishedWork:
         with open_until:
             result = search.conclude(stopped)
             for line in search.ledger.lines:
@@ -183,11 +183,11 @@ class Run:
         ratio = f", {progress.best_speedup:.2f}×" if math.isfinite(progress.best_speedup) else ""
         self._tell(f"  {line.trial:4} {line.decision:8} {line.status}: {line.reason}; {best}{ratio}")
 
-    def _certify(self, work: Work, folder: Path, result: Result, ledger: Head) -> Done:
+    def _certify(self, work: Work, folder: Path, result: Result, ledger: LedgerHead) -> FinishedWork:
         verdict, winner = result.verdict, result.winner
         if verdict is None or winner is None or verdict.status not in FIT:
             why = f"no certificate: {verdict.status} ({verdict.detail})" if verdict else "no candidate stood"
-            return Done(work, result, None, why, result.trials)
+            return FinishedWork(work, result, None, why, result.trials)
         moment = datetime.fromtimestamp(self.clock(), UTC).isoformat(timespec="seconds")
         candidate = winner.proposal.candidate
         commit = self.provenance.commit
@@ -196,7 +196,7 @@ class Run:
         write_whole(path, json.dumps(envelope, indent=1) + "\n")
         self._stream(progress_lines.certificate(work.slug, envelope))
         why = f"certified as {verdict.status}: {speedup_text(verdict)}"
-        return Done(work, result, path, why, result.trials)
+        return FinishedWork(work, result, path, why, result.trials)
 
 
 def speedup_text(verdict: Verdict) -> str:

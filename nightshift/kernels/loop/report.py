@@ -53,7 +53,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Report:
+class WrittenReport:
     """What was written, and where a ledger is not as the search wrote it: "file: line, field: what"."""
 
     markdown: Path
@@ -61,7 +61,7 @@ class Report:
     findings: tuple[str, ...] = ()
 
 
-def write_report(run: Path) -> Report:
+def write_report(run: Path) -> WrittenReport:
     """Writes report.md, report.html and plots/ into a run's folder. Raises LedgerError where a line is none."""
     sections = [_section(slug, folder) for slug, folder in tasks_of(run)]
     plots = run / "plots"
@@ -76,7 +76,7 @@ def write_report(run: Path) -> Report:
     markdown, page = run / "report.md", run / "report.html"
     write_whole(markdown, "\n\n".join(_as_markdown(block) for block in blocks) + "\n")
     write_whole(page, _page(blocks, images))
-    return Report(
+    return WrittenReport(
         markdown, page, tuple(f"{s.folder / 'ledger.jsonl'}: {one}" for s in sections for one in s.audit.findings)
     )
 

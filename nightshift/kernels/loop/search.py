@@ -38,7 +38,7 @@ PAUSE_S = 120.0
 
 
 @dataclass(frozen=True)
-class Budget:
+class SearchBudget:
     """When to stop. trials: proposals judged. patience: that many in a row without a better one.
 
     wall_s: looked at after every verdict, the first batch has twice as much; what is under way then is waited for
@@ -104,7 +104,7 @@ class Search:
     executor: Executor
     ledger: Ledger
     provenance: Provenance
-    budget: Budget = field(default_factory=Budget)
+    budget: SearchBudget = field(default_factory=SearchBudget)
     ladder: Ladder = field(default_factory=Ladder)
     seed: int = 0
     clock: Callable[[], float] = time.time

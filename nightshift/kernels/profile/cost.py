@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nightshift.kernels.profile.pattern import Found
+from nightshift.kernels.profile.pattern import ProblemMatch
 
 BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
@@ -19,7 +19,7 @@ class Cost:
     backward_flops: float
 
 
-def cost(operation: Found) -> Cost:
+def cost(operation: ProblemMatch) -> Cost:
     """Compulsory traffic and arithmetic of one call, as `kernels.problems` counts them; backward passes read the
     outputs' gradients and what was kept, and write the inputs' gradients."""
     s, size = operation.sizes, BYTES.get(operation.dtype, 4)

@@ -20,7 +20,7 @@ from nightshift.collectors.training.kineto_trace import Trace, TraceError
 from nightshift.kernels.profile.cost import cost
 from nightshift.kernels.profile.match import segments
 from nightshift.kernels.profile.operators import Operators, Unit, operators_of
-from nightshift.kernels.profile.pattern import BIASED, Found, dims
+from nightshift.kernels.profile.pattern import BIASED, ProblemMatch, dims
 from nightshift.kernels.profile.roofline import Peaks, peaks_of
 
 LARGEST_PARAMETER = 1 << 24
@@ -157,7 +157,7 @@ def _check(trace: Trace, on_gpu: bool) -> None:
 
 def rank(operators: Operators, peaks: Peaks) -> list[Hotspot]:
     """All operations of a trace by what a better kernel of theirs would gain."""
-    groups: dict[tuple[Any, ...], list[tuple[tuple[Unit, ...], Found | None]]] = defaultdict(list)
+    groups: dict[tuple[Any, ...], list[tuple[tuple[Unit, ...], ProblemMatch | None]]] = defaultdict(list)
     for units, match in segments(operators.units, operators.parameters):
         if match is not None:
             key: tuple[Any, ...] = (
@@ -179,7 +179,7 @@ def rank(operators: Operators, peaks: Peaks) -> list[Hotspot]:
 
 def _hotspot(
     key: tuple[Any, ...],
-    calls: Sequence[tuple[tuple[Unit, ...], Found | None]],
+    calls: Sequence[tuple[tuple[Unit, ...], ProblemMatch | None]],
     operation_s: float,
     steps: int,
     devices: int,
@@ -196,7 +196,7 @@ def _hotspot(
     else:
         missing = not units[0].signature.dims
         note = "its shapes were not recorded (record_shapes=True)" if missing else "no family of ours computes this"
-        match, floor_s = Found("", {}, "", "", note), math.nan
+        match, floor_s = ProblemMatch("", {}, "", "", note), math.nan
     known = math.isfinite(floor_s) and total_s > 0
     # above 1 where caches served what the roofline counts as read from memory
     utilisation = min(1.0, floor_s / total_s) if known else math.nan
@@ -224,7 +224,7 @@ def _hotspot(
     )
 
 
-def _floor_s(match: Found, trained: bool, peaks: Peaks) -> float:
+def _floor_s(match: ProblemMatch, trained: bool, peaks: Peaks) -> float:
     """The least time of one call, with its backward pass where there is one."""
     need = cost(match)
     ahead = peaks.floor_s(need.forward_bytes, need.forward_flops, match.dtype)

@@ -24,8 +24,8 @@ from nightshift.kernels.profile.pattern import (
     BIASED,
     DTYPES,
     Bind,
-    Found,
     Pattern,
+    ProblemMatch,
     dims,
     dtype,
     layout,
@@ -49,7 +49,7 @@ def gelu_form(unit: Unit) -> str:
     return {"1": "tanh", "2": "none"}.get(found[1], "") if found else ""
 
 
-def _linear_act(units: Sequence[Unit]) -> Found | None:
+def _linear_act(units: Sequence[Unit]) -> ProblemMatch | None:
     up, act = units[:2]
     *_, down = (unit for unit in units if unit.base != "mul")
     fused = _FUSED.fullmatch(act.base)
@@ -67,7 +67,7 @@ def _linear_act(units: Sequence[Unit]) -> Found | None:
     form = gelu_form(act) if "gelu" in inside else "none"
     name = "linear_relu" if "relu" in inside else "linear_gelu_tanh" if form == "tanh" else "linear_gelu"
     sizes = {"m": math.prod(x[:-1]), "n": n, "k": k}
-    return Found(name, sizes, kind, layout(up, int(up.base == "addmm")), "" if form else UNKNOWN_FORM)
+    return ProblemMatch(name, sizes, kind, layout(up, int(up.base == "addmm")), "" if form else UNKNOWN_FORM)
 
 
 _Layer = tuple[tuple[int, ...], tuple[int, int], str, bool]
@@ -128,7 +128,7 @@ def over_last(unit: Unit) -> bool:
 
 
 def _stencil(size: int) -> Bind:
-    def bind(units: Sequence[Unit]) -> Found | None:
+    def bind(units: Sequence[Unit]) -> ProblemMatch | None:
         """x padded by zeros, then Σ weight[a, b] · (x shifted by a, b)."""
         x, kind = dims(units[0], 0), dtype(units[0], 0)
         if len(x) < 2 or kind != "float32" or concrete(units[0], 1) != str([size // 2] * 4):
@@ -144,12 +144,12 @@ def _stencil(size: int) -> Bind:
     return bind
 
 
-def _planes(size: int, x: tuple[int, ...], kind: str, how: str) -> Found:
+def _planes(size: int, x: tuple[int, ...], kind: str, how: str) -> ProblemMatch:
     sizes = {"c": math.prod(x[:-2]), "h": x[-2], "w": x[-1], "k": size}
-    return Found(f"stencil_{size}x{size}", sizes, kind, how)
+    return ProblemMatch(f"stencil_{size}x{size}", sizes, kind, how)
 
 
-def _convolution(units: Sequence[Unit]) -> Found | None:
+def _convolution(units: Sequence[Unit]) -> ProblemMatch | None:
     """A convolution of single planes with one square filter is a stencil; of channels it is none of ours."""
     unit = units[0]
     x, weight = dims(unit, 0), dims(unit, 1)
@@ -164,7 +164,7 @@ def _convolution(units: Sequence[Unit]) -> Found | None:
     return _planes(size, (x[0], x[2], x[3]), "float32", layout(unit, 0))
 
 
-def _particles(units: Sequence[Unit]) -> Found | None:
+def _particles(units: Sequence[Unit]) -> ProblemMatch | None:
     """Distances of m particles to k landmarks, Gaussian log likelihoods, normalised by their log-sum-exp."""
     first = units[0]
     if first.base == "cdist":
@@ -179,10 +179,10 @@ def _particles(units: Sequence[Unit]) -> Found | None:
     last = next(unit for unit in reversed(units) if unit.base in ("logsumexp", "log_softmax"))
     if dims(last, 0) != place[:1]:
         return None
-    return Found("particle_weights", {"m": place[0], "k": landmark[0]}, "float32", layout(first, 0))
+    return ProblemMatch("particle_weights", {"m": place[0], "k": landmark[0]}, "float32", layout(first, 0))
 
 
-def _quantise(units: Sequence[Unit]) -> Found | None:
+def _quantise(units: Sequence[Unit]) -> ProblemMatch | None:
     """Codes of 8 bits and a scale for each row, from the row's largest magnitude."""
     magnitude = next(unit for unit in units if unit.base == "abs")
     reduction = next(unit for unit in units if unit.base in ("amax", "max"))
@@ -193,10 +193,10 @@ def _quantise(units: Sequence[Unit]) -> Found | None:
         return None
     if _INT8 not in last.signature.concrete[1:3]:
         return None
-    return Found("quantise", rows_of(x), kind, layout(first, 0))
+    return ProblemMatch("quantise", rows_of(x), kind, layout(first, 0))
 
 
-def _dequantise(units: Sequence[Unit]) -> Found | None:
+def _dequantise(units: Sequence[Unit]) -> ProblemMatch | None:
     """Codes of 8 bits times their row's scale."""
     code, product = units[0], units[-1]
     position = next((p for p in range(2) if dims(product, p)[-1:] == (1,)), None)
@@ -204,7 +204,7 @@ def _dequantise(units: Sequence[Unit]) -> Found | None:
     if position is None or len(x) < 2 or dims(product, position) != (*x[:-1], 1):
         return None
     kind, source = dtype(product, position), dtype(code, 0 if code is not product else 1 - position)
-    return Found("dequantise", rows_of(x), kind, layout(code, 0)) if source == "int8" and kind else None
+    return ProblemMatch("dequantise", rows_of(x), kind, layout(code, 0)) if source == "int8" and kind else None
 
 
 def _rotated(x: tuple[int, ...], table: tuple[int, ...], columns: int) -> str:
@@ -217,7 +217,7 @@ def _rotated(x: tuple[int, ...], table: tuple[int, ...], columns: int) -> str:
     return "bhsd" if table[-2:] == (x[2], columns) and math.prod(table) == x[2] * columns else ""
 
 
-def _interleaved(units: Sequence[Unit]) -> Found | None:
+def _interleaved(units: Sequence[Unit]) -> ProblemMatch | None:
     """(even · cos − odd · sin, even · sin + odd · cos), laid side by side again."""
     first, last = units[0], units[-1]
     half, table, kind = dims(first, 0), dims(first, 1), dtype(first, 0)
@@ -231,7 +231,7 @@ def _interleaved(units: Sequence[Unit]) -> Found | None:
         return None
     sizes = dict(zip(names, half, strict=True))
     name = "rotary_interleaved" + ("_by_position" if names == "bshd" else "")
-    return Found(name, sizes | {"d": 2 * half[-1]}, kind)
+    return ProblemMatch(name, sizes | {"d": 2 * half[-1]}, kind)
 
 
 def _shifted_sums(size: int) -> tuple[Pattern, ...]:
@@ -267,7 +267,7 @@ WRITTEN_OUT: tuple[Pattern, ...] = (
 """The longest first. Of operators that other families begin with too, the binding function takes only its own."""
 
 
-def _rmsnorm(units: Sequence[Unit]) -> Found | None:
+def _rmsnorm(units: Sequence[Unit]) -> ProblemMatch | None:
     """pow or x·x, mean, (+ eps), rsqrt, · x, · weight. With `to` first the input is of fewer bits than the sum."""
     power = next(u for u in units if u.base in ("pow", "mul", "square"))
     weighted = units[-1]
@@ -281,29 +281,29 @@ def _rmsnorm(units: Sequence[Unit]) -> Found | None:
     # the kernel reads what the cast reads: its dtype is the one before
     narrow = first.base in ("to", "_to_copy") and dims(first, 0) == sizes
     kind = dtype(first, 0) if narrow else dtype(power, 0)
-    return Found("rmsnorm", rows_of(sizes), kind, layout(power, 0)) if kind else None
+    return ProblemMatch("rmsnorm", rows_of(sizes), kind, layout(power, 0)) if kind else None
 
 
-def _rmsnorm_residual(units: Sequence[Unit]) -> Found | None:
+def _rmsnorm_residual(units: Sequence[Unit]) -> ProblemMatch | None:
     add, rest = units[0], units[1:]
     found = _native_rmsnorm(rest) if "rms_norm" in rest[0].base else _rmsnorm(rest)
     if found is None or dims(add, 0) != dims(add, 1) or rows_of(dims(add, 0) or (0, 0)) != found.sizes:
         return None
     if dtype(add, 0) != dtype(add, 1) or dtype(add, 0) != found.dtype:
         return None  # a sum of mixed dtypes: the norm alone is taken
-    return Found("rmsnorm_residual", found.sizes, found.dtype, found.layout)
+    return ProblemMatch("rmsnorm_residual", found.sizes, found.dtype, found.layout)
 
 
-def _native_rmsnorm(units: Sequence[Unit]) -> Found | None:
+def _native_rmsnorm(units: Sequence[Unit]) -> ProblemMatch | None:
     return rowwise("rmsnorm", units[0])
 
 
-def _layernorm(units: Sequence[Unit]) -> Found | None:
+def _layernorm(units: Sequence[Unit]) -> ProblemMatch | None:
     unit = units[0]
     return rowwise("layernorm", unit) if dims(unit, 2) and dims(unit, 3) else None
 
 
-def _softmax(units: Sequence[Unit]) -> Found | None:
+def _softmax(units: Sequence[Unit]) -> ProblemMatch | None:
     unit = units[0]
     concrete = unit.signature.concrete
     axis = concrete[1] if len(concrete) > 1 else ""
@@ -311,7 +311,7 @@ def _softmax(units: Sequence[Unit]) -> Found | None:
     return rowwise("softmax", unit) if axis in ("-1", str(rank - 1), "") else None
 
 
-def _cross_entropy(units: Sequence[Unit]) -> Found | None:
+def _cross_entropy(units: Sequence[Unit]) -> ProblemMatch | None:
     """A cast of the logits to float before it is taken along: a kernel reads the narrow ones as well."""
     loss = next(u for u in units if u.base in ("cross_entropy_loss", "log_softmax", "_log_softmax"))
     found = rowwise("cross_entropy", loss, last="v")
@@ -324,11 +324,11 @@ def _cross_entropy(units: Sequence[Unit]) -> Found | None:
         and math.prod(dims(first, 0)) == math.prod(dims(loss, 0))
     ):
         note = "logits are cast to float32 first"
-        return Found("cross_entropy_cast", found.sizes, dtype(first, 0), found.layout, note)
+        return ProblemMatch("cross_entropy_cast", found.sizes, dtype(first, 0), found.layout, note)
     return found
 
 
-def _attention(units: Sequence[Unit]) -> Found | None:
+def _attention(units: Sequence[Unit]) -> ProblemMatch | None:
     unit = units[0]
     q, k, v = (dims(unit, position) for position in range(3))
     concrete = unit.signature.concrete
@@ -338,11 +338,13 @@ def _attention(units: Sequence[Unit]) -> Found | None:
     sizes, kind = dict(zip("bhsd", q, strict=True)), dtype(unit, 0)
     lies = {side_by_side(unit, position) for position in range(3)}
     if "" not in lies:
-        return Found("flash_attention_by_position", sizes, kind, "sliced" if "sliced" in lies else "contiguous")
-    return Found("flash_attention", sizes, kind, layout(unit, 0))
+        return ProblemMatch(
+            "flash_attention_by_position", sizes, kind, "sliced" if "sliced" in lies else "contiguous"
+        )
+    return ProblemMatch("flash_attention", sizes, kind, layout(unit, 0))
 
 
-def _linear(units: Sequence[Unit]) -> Found | None:
+def _linear(units: Sequence[Unit]) -> ProblemMatch | None:
     """x (…, k) · weight (n, k)ᵀ, plus a bias. Under autocast the recorded inputs may be wider than what is
     multiplied."""
     unit = units[0]
@@ -357,10 +359,10 @@ def _linear(units: Sequence[Unit]) -> Found | None:
     notes = ["autocast converts its operands"] * (kind != dtype(unit, 1)) + [BIASED] * (columns and biased)
     sizes = {"m": math.prod(x[:-1]), "n": w[0], "k": w[1]}
     name = "matmul" if columns else "linear_bias" if biased else "linear"
-    return Found(name, sizes, kind, layout(unit, 0), "; ".join(notes))
+    return ProblemMatch(name, sizes, kind, layout(unit, 0), "; ".join(notes))
 
 
-def _matmul(units: Sequence[Unit]) -> Found | None:
+def _matmul(units: Sequence[Unit]) -> ProblemMatch | None:
     unit = units[0]
     shift = 1 if unit.base == "addmm" else 0
     a, b = dims(unit, shift), dims(unit, shift + 1)
@@ -369,15 +371,15 @@ def _matmul(units: Sequence[Unit]) -> Found | None:
     kind, left, right = dtype(unit, shift), turned(unit, shift), turned(unit, shift + 1)
     # the first operand turned is how autograd asks for a weight's gradient
     if left and not right:
-        return Found("linear_weight_gradient", {"m": a[1], "n": a[0], "k": b[1]}, kind)
+        return ProblemMatch("linear_weight_gradient", {"m": a[1], "n": a[0], "k": b[1]}, kind)
     sizes = {"m": math.prod(a[:-1]), "n": b[1], "k": b[0]}
     rows, biased = right and not left, shift and dims(unit, 0) == (b[1],)
     name = "matmul" if not rows else "linear_bias" if biased else "linear"
-    return Found(name, sizes, kind, layout(unit, shift), BIASED if shift and name != "linear_bias" else "")
+    return ProblemMatch(name, sizes, kind, layout(unit, shift), BIASED if shift and name != "linear_bias" else "")
 
 
 def _gated(problem: str) -> Bind:
-    def bind(units: Sequence[Unit]) -> Found | None:
+    def bind(units: Sequence[Unit]) -> ProblemMatch | None:
         act, product = units[0], units[-1]
         if not dims(act, 0) or dims(product, 0) != dims(product, 1) or dims(product, 0) != dims(act, 0):
             return None
@@ -386,7 +388,7 @@ def _gated(problem: str) -> Bind:
     return bind
 
 
-def _geglu(units: Sequence[Unit]) -> Found | None:
+def _geglu(units: Sequence[Unit]) -> ProblemMatch | None:
     """Of the tanh form alone: the exact one's kernel is a gelu, and a product."""
     # the profiler records no strings, and gelu's `approximate` is one
     form = gelu_form(units[0])
@@ -394,42 +396,46 @@ def _geglu(units: Sequence[Unit]) -> Found | None:
     return replace(found, note=_TANH_TAKEN) if found is not None and not form else found
 
 
-def _gelu(units: Sequence[Unit]) -> Found | None:
+def _gelu(units: Sequence[Unit]) -> ProblemMatch | None:
     form = gelu_form(units[0])
     found = rowwise("gelu", units[0]) if form != "tanh" else None
     return replace(found, note=UNKNOWN_FORM) if found is not None and not form else found
 
 
-def _fused_mlp(units: Sequence[Unit]) -> Found | None:
+def _fused_mlp(units: Sequence[Unit]) -> ProblemMatch | None:
     linears = [unit for unit in units if unit.base == "linear"]
     first, second, last = (dims(unit, 1) for unit in linears)
     x = dims(linears[0], 0)
     if first != second or len(first) != 2 or last != (first[1], first[0]) or not x or not dtype(linears[0], 0):
         return None
     sizes = {"m": math.prod(x[:-1]), "d": first[1], "f": first[0]}
-    return Found("fused_mlp", sizes, dtype(linears[0], 0), layout(linears[0], 0))
+    return ProblemMatch("fused_mlp", sizes, dtype(linears[0], 0), layout(linears[0], 0))
 
 
-def _dropout_add(units: Sequence[Unit]) -> Found | None:
+def _dropout_add(units: Sequence[Unit]) -> ProblemMatch | None:
     drop, add = units
     if dims(drop, 0) != dims(add, 0) or dims(add, 0) != dims(add, 1):
         return None
     found = rowwise("dropout_add", drop)
-    return Found(found.problem, found.sizes, found.dtype, found.layout, "another random stream") if found else None
+    return (
+        ProblemMatch(found.problem, found.sizes, found.dtype, found.layout, "another random stream")
+        if found
+        else None
+    )
 
 
-def _embedding(units: Sequence[Unit]) -> Found | None:
+def _embedding(units: Sequence[Unit]) -> ProblemMatch | None:
     unit = units[0]
     table, index = dims(unit, 0), dims(unit, 1)
     # a look-up is no kernel of ours: only its gradient is worth one
     if len(table) != 2 or not index or not dtype(unit, 0) or unit.backward_s <= unit.forward_s:
         return None
     sizes = {"t": math.prod(index), "d": table[1], "v": table[0]}
-    return Found("embedding_gradient", sizes, dtype(unit, 0))
+    return ProblemMatch("embedding_gradient", sizes, dtype(unit, 0))
 
 
 def _reduce(problem: str) -> Bind:
-    def bind(units: Sequence[Unit]) -> Found | None:
+    def bind(units: Sequence[Unit]) -> ProblemMatch | None:
         unit = units[0]
         concrete = unit.signature.concrete
         axis = concrete[1] if len(concrete) > 1 else ""
@@ -440,7 +446,7 @@ def _reduce(problem: str) -> Bind:
     return bind
 
 
-def _rotary_half(units: Sequence[Unit]) -> Found | None:
+def _rotary_half(units: Sequence[Unit]) -> ProblemMatch | None:
     """q·cos + rotated(q)·sin, then the same of k."""
     first, second = (next(u for u in part if u.base == "mul") for part in (units, units[len(units) // 2 :]))
     q, k, kind = dims(first, 0), dims(second, 0), dtype(first, 0)
@@ -452,11 +458,11 @@ def _rotary_half(units: Sequence[Unit]) -> Found | None:
         return None
     sizes = {**dict(zip(names, q, strict=True)), "g": k[heads]}
     if names == "bshd":
-        return Found("rotary_half_by_position", sizes, kind, layout(first, 0))
+        return ProblemMatch("rotary_half_by_position", sizes, kind, layout(first, 0))
     # heads first, of memory that has positions first: a projection's output, turned
     if strides(first, 0) == (q[1] * q[2] * q[3], q[3], q[1] * q[3], 1) and q[1] > 1:
-        return Found("rotary_half_by_position", sizes, kind)
-    return Found("rotary_half", sizes, kind, layout(first, 0))
+        return ProblemMatch("rotary_half_by_position", sizes, kind)
+    return ProblemMatch("rotary_half", sizes, kind, layout(first, 0))
 
 
 _RMS = ("to?", "_to_copy?", "pow|mul|square", "mean", "add?", "rsqrt", "mul", "to?", "_to_copy?", "mul")
@@ -496,10 +502,10 @@ LONGEST = max(len(pattern.names) + len(pattern.ahead) for pattern in (*UNTRAINED
 _TANH_TAKEN = "which form of GELU was not recorded; taken as the tanh one"
 
 
-def segments(units: Sequence[Unit], parameters: int = 0) -> list[tuple[tuple[Unit, ...], Found | None]]:
+def segments(units: Sequence[Unit], parameters: int = 0) -> list[tuple[tuple[Unit, ...], ProblemMatch | None]]:
     """The units in groups: those of a problem together, each other one alone. `parameters`: elements that an
     optimiser step works on."""
-    made: list[tuple[tuple[Unit, ...], Found | None]] = []
+    made: list[tuple[tuple[Unit, ...], ProblemMatch | None]] = []
     # what a kernel for inference fuses is kept for a gradient in training
     trained = parameters > 0 or any(unit.backward_s > 0 for unit in units)
     patterns = PATTERNS if trained else (*UNTRAINED_PATTERNS, *PATTERNS)
@@ -510,7 +516,7 @@ def segments(units: Sequence[Unit], parameters: int = 0) -> list[tuple[tuple[Uni
         # the trace has the optimiser's operators, not its parameters: their elements are those of the gradients
         if units[at].name.startswith("Optimizer.step#Adam") and parameters:
             made.append(
-                ((units[at],), Found("adamw", {"n": parameters}, "float32", note="all parameters together"))
+                ((units[at],), ProblemMatch("adamw", {"n": parameters}, "float32", note="all parameters together"))
             )
             at += 1
             continue

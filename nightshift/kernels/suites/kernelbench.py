@@ -43,7 +43,7 @@ CORRECT = frozenset({Status.faster, Status.slower, Status.inconclusive, Status.c
 
 
 @dataclass(frozen=True)
-class Task:
+class SuiteTask:
     """A loaded file: the problem, and what a `ModelNew` needs to be built and called like `Model`.
 
     inputs: how many it is called with, the last of them by the names in `named`; state: of parameters and buffers.
@@ -58,7 +58,7 @@ class Task:
 
 
 @as_it_was()
-def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> Task:
+def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> SuiteTask:
     """The task of a file. Raises ProblemError that names the file and what it lacks."""
     with as_it_was():
         module = _module(path)
@@ -113,7 +113,7 @@ def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> Task:
         distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny"),
         rules=(Rule("integers", whole),),
     )
-    return Task(problem, init, init_named, len(sample), named, names)
+    return SuiteTask(problem, init, init_named, len(sample), named, names)
 
 
 def arguments_of(what: Any, value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -146,7 +146,7 @@ def _drawn(module: ModuleType, model: torch.nn.Module, named: Sequence[str]) -> 
     return (*first, *(by_name[name] for name in named))
 
 
-def load_suite(folder: Path, dtypes: tuple[str, ...] = ("float32",)) -> dict[str, Task]:
+def load_suite(folder: Path, dtypes: tuple[str, ...] = ("float32",)) -> dict[str, SuiteTask]:
     """All tasks of a folder, by path below it. Raises ProblemError where there is none."""
     return {name: load_task(folder / name, dtypes) for name in names_of(folder)}
 
@@ -162,7 +162,11 @@ def names_of(folder: Path) -> list[str]:
 
 
 def candidate_of(
-    task: Task, source: str, language: Language = "triton", kind: Any = "own_kernel", determinism: Any = "bitwise"
+    task: SuiteTask,
+    source: str,
+    language: Language = "triton",
+    kind: Any = "own_kernel",
+    determinism: Any = "bitwise",
 ) -> Candidate:
     """A contestant's `ModelNew` as a candidate; it gets the inputs and the state of `Model` with every call.
 

@@ -26,8 +26,7 @@ from nightshift.kernels.generate.template import Family
 from nightshift.kernels.loop.optimise import OptimiseError, Work, slug_of
 from nightshift.kernels.problem import Case, ProblemError, as_outputs
 from nightshift.kernels.problems import BY_NAME, named
-from nightshift.kernels.suites.kernelbench import Task as SuiteTask
-from nightshift.kernels.suites.kernelbench import load_task, names_of
+from nightshift.kernels.suites.kernelbench import SuiteTask, load_task, names_of
 
 EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12, 2.0**-23)
 _SCALES = (1.0, 1e-3)

@@ -50,7 +50,7 @@ _WIDE = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass
-class Copy:
+class WeightCopy:
     """A weight's 16-bit copy, and the version and address of the weight that it was made of; −1: of none."""
 
     weight: weakref.ref[torch.Tensor]
@@ -73,8 +73,8 @@ class Copy:
 
 
 COPIES = ByTensor()
-"""Weight → its Copy."""
-MODELS: list[list[Copy]] = []
+"""Weight → its WeightCopy."""
+MODELS: list[list[WeightCopy]] = []
 """The copies of each model that they were asked for."""
 
 
@@ -93,7 +93,7 @@ def copy_weights(model: nn.Module, report: Report, smallest: int) -> None:
     if replaced(model) or problem_of(model) or isinstance(model, nn.Linear):
         report.skipped.append(("16-bit copies of weights", "the model's own forward was replaced"))
         return
-    mine: dict[int, Copy] = {}
+    mine: dict[int, WeightCopy] = {}
     for name, module in model.named_modules():
         weight = module._parameters.get("weight")
         if weight is None or not _copyable(module, weight, kernel, smallest):
@@ -101,7 +101,7 @@ def copy_weights(model: nn.Module, report: Report, smallest: int) -> None:
         if COPIES.get(weight) is None:
             narrow = weight.detach().to(DTYPES[kernel.record["dtype"]])
             torch._dynamo.mark_static_address(narrow, guard=False)  # CUDA graphs read it where it lies
-            COPIES[weight] = Copy(weakref.ref(weight), narrow)
+            COPIES[weight] = WeightCopy(weakref.ref(weight), narrow)
         copy = mine[id(weight)] = COPIES.get(weight)
         put(module, (COPIED,), _linear(weight, copy))
         report.applied.append((name, kernel.problem, kernel.certificate))
@@ -170,7 +170,7 @@ class Copied(torch.autograd.Function):
         return dx.reshape(x.shape), dw, None, rows.sum(0) if ctx.biased else None
 
 
-def _linear(parameter: nn.Parameter, copy: Copy) -> Callable[..., Any]:
+def _linear(parameter: nn.Parameter, copy: WeightCopy) -> Callable[..., Any]:
     narrow, kind = copy.narrow, copy.narrow.dtype
 
     def forward(self: nn.Linear, x: torch.Tensor) -> Any:
@@ -286,7 +286,7 @@ def _after(optimizer: Any, *_: Any) -> None:
             copy.version = -1
 
 
-def _copies_of(optimizer: Any) -> Sequence[tuple[torch.Tensor, Copy]]:
+def _copies_of(optimizer: Any) -> Sequence[tuple[torch.Tensor, WeightCopy]]:
     listed = [(weight, COPIES.get(weight)) for group in optimizer.param_groups for weight in group["params"]]
     return [(weight, copy) for weight, copy in listed if copy is not None]
 
