@@ -10,7 +10,7 @@ PARTS = (
     "state",
     "folds",
     "demotion",
-    "places",
+    "forwards",
     "heads",
     "problems",
     "checks",

@@ -27,8 +27,8 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from nightshift.kernels.apply.job.checks import capturing
+from nightshift.kernels.apply.job.forwards import problem_of, put, put_whole, replaced
 from nightshift.kernels.apply.job.guards import interpreted, outside
-from nightshift.kernels.apply.job.places import problem_of, put, put_whole, replaced
 from nightshift.kernels.apply.job.products import times
 from nightshift.kernels.apply.job.state import (
     DTYPES,

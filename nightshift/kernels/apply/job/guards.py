@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from nightshift.kernels.apply.job.forwards import autocast, plain, transformed, unsavable
 from nightshift.kernels.apply.job.operators import invoke
-from nightshift.kernels.apply.job.places import autocast, plain, transformed, unsavable
 from nightshift.kernels.apply.job.problems import SPECS
 from nightshift.kernels.apply.job.state import DTYPES, ON_CPU, ROW_AXES, ROWS_SLACK, fell_back, in_use
 

@@ -29,6 +29,7 @@ from torch import nn
 
 from nightshift.kernels.apply.job.copies import COPIED, COPIES, MODELS, copy_weights
 from nightshift.kernels.apply.job.demotion import DEMOTED_ENV, out_of_reach, read_demotions
+from nightshift.kernels.apply.job.forwards import problem_of, take_back
 from nightshift.kernels.apply.job.functions import (
     SCRIPT,
     fold_casts,
@@ -42,7 +43,6 @@ from nightshift.kernels.apply.job.launch import load_entry
 from nightshift.kernels.apply.job.modules import cut_up, swap_module
 from nightshift.kernels.apply.job.operators import open_all
 from nightshift.kernels.apply.job.optimizer import SMALLEST, swap_optimizer
-from nightshift.kernels.apply.job.places import problem_of, take_back
 from nightshift.kernels.apply.job.products import compile_anew, multiply_by_kernels, multiply_by_torch
 from nightshift.kernels.apply.job.rotary import name_rotary
 from nightshift.kernels.apply.job.start import objections

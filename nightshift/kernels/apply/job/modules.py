@@ -19,10 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from nightshift.kernels.apply.job.guards import as_rows, guarded, refusal
-from nightshift.kernels.apply.job.norms import marked, normed
-from nightshift.kernels.apply.job.operators import invoke, operator_of
-from nightshift.kernels.apply.job.places import (
+from nightshift.kernels.apply.job.forwards import (
     Settings,
     as_set,
     autocast,
@@ -35,6 +32,9 @@ from nightshift.kernels.apply.job.places import (
     unseen,
     watched,
 )
+from nightshift.kernels.apply.job.guards import as_rows, guarded, refusal
+from nightshift.kernels.apply.job.norms import marked, normed
+from nightshift.kernels.apply.job.operators import invoke, operator_of
 from nightshift.kernels.apply.job.problems import BENT, SPECS
 from nightshift.kernels.apply.job.state import DTYPES, NORM, OPERATORS, STATE, Report, fell_back, in_use
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from nightshift.kernels.apply.job.folds import VIEWS, Pass, casts_after, narrow_source, operator_name, viewed
+from nightshift.kernels.apply.job.forwards import plain, transformed, unsavable
 from nightshift.kernels.apply.job.guards import refusal, widened
 from nightshift.kernels.apply.job.operators import invoke, operator_of
-from nightshift.kernels.apply.job.places import plain, transformed, unsavable
 from nightshift.kernels.apply.job.problems import rms_backward_reference
 from nightshift.kernels.apply.job.state import NORM, OPERATORS, STATE, fell_back, in_use
 

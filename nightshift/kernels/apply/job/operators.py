@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from nightshift.kernels.apply.job.checks import due, shadowed
+from nightshift.kernels.apply.job.forwards import overseen
 from nightshift.kernels.apply.job.heads import side_by_side
-from nightshift.kernels.apply.job.places import overseen
 from nightshift.kernels.apply.job.problems import (
     SPECS,
     loss_backward_reference,

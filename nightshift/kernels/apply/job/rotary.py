@@ -22,9 +22,9 @@ import torch
 from torch import nn
 
 from nightshift.kernels.apply.job.folds import VIEWS, Pass, operator_name, seen_through, viewed
+from nightshift.kernels.apply.job.forwards import transformed
 from nightshift.kernels.apply.job.guards import refusal
 from nightshift.kernels.apply.job.operators import operator_of, run_once
-from nightshift.kernels.apply.job.places import transformed
 from nightshift.kernels.apply.job.problems import SPECS
 from nightshift.kernels.apply.job.state import HALVES, PAIRS, STATE, Kernel, Report, fell_back, in_use, slot
 
