@@ -27,7 +27,7 @@ from nightshift.kernels.judge.race.contest import Pace
 from nightshift.kernels.loop.executor import LocalExecutor
 from nightshift.kernels.loop.ledger import Ledger, Provenance
 from nightshift.kernels.loop.optimise import ON_CPU
-from nightshift.kernels.loop.search import Budget, Ladder, Search
+from nightshift.kernels.loop.search import Ladder, Search, SearchBudget
 from nightshift.kernels.problem import ProblemError
 from nightshift.kernels.suites.kernelbench import CORRECT, load_task, speedup
 from nightshift.kernels.suites.suite import from_suite
@@ -131,7 +131,7 @@ def main() -> None:
             if time.time() - started > given.seconds:
                 break
             provenance = Provenance("benchmark", judge.environment.gpu, "none")
-            budget = Budget(given.trials, 60.0, given.trials, batch=given.trials)
+            budget = SearchBudget(given.trials, 60.0, given.trials, batch=given.trials)
             with Ledger(Path(folder) / work.slug) as ledger:
                 search = Search(work.task, work.generators, executor, ledger, provenance, budget, ladder)
                 found = search.run()

@@ -93,7 +93,7 @@ def optimise(run: Path, path: Path, given: argparse.Namespace, peers: Part | Non
     from nightshift.kernels.loop.fan_out import Means, as_it_is, search_all
     from nightshift.kernels.loop.report import write_report
     from nightshift.kernels.loop.run_folder import write_json
-    from nightshift.kernels.loop.search import Budget, Ladder
+    from nightshift.kernels.loop.search import Ladder, SearchBudget
     from nightshift.kernels.profile.hotspots import as_text
     from nightshift.kernels.profile.hotspots import profile as read_profile
     from nightshift.kernels.profile.roofline import probe
@@ -111,7 +111,7 @@ def optimise(run: Path, path: Path, given: argparse.Namespace, peers: Part | Non
     signer = Signer.generate()
     # searches race eager only: torch.compile's baselines cost half a minute each, and the step is what counts here
     means = Means(
-        run, signer.to_bytes(), given.commit, Budget(given.trials, given.search_s, patience=24, batch=16),
+        run, signer.to_bytes(), given.commit, SearchBudget(given.trials, given.search_s, patience=24, batch=16),
         Ladder(full=Request(QUICK_GPU, Pace(min_rounds=15, max_rounds=30))) if on_gpu else loop.ON_CPU, peaks,
         device="cuda" if on_gpu else "cpu", gpus=tuple(range(given.gpus)), threads=12 if on_gpu else 1,
         compiled=False, finish=as_it_is if on_gpu else cli._tiny,

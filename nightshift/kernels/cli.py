@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -17,11 +16,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from nightshift.collectors.seal import SealError, Signer, trusted_keys
 from nightshift.kernels.loop import cli
+from nightshift.version import commit
 
 if TYPE_CHECKING:
-    from nightshift.kernels.candidate import Candidate
-    from nightshift.kernels.judge.verdict import Verdict
-    from nightshift.kernels.problem import Problem
+    pass
 
 # what needs torch is imported inside the commands: it takes seconds, and `--help` needs none of it
 app = typer.Typer(help="Find faster GPU kernels: profile, search, judge, certify, apply.", no_args_is_help=True)
@@ -55,15 +53,6 @@ def _trusted(paths: list[Path]) -> dict[str, Ed25519PublicKey]:
         raise _fail(str(error)) from error
 
 
-def _commit() -> str:
-    found = os.environ.get("NIGHTSHIFT_COMMIT")
-    if found:
-        return found
-    root = Path(__file__).resolve().parent
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
-
-
 @app.command()
 def problems() -> None:
     """List the reference problems."""
@@ -80,6 +69,7 @@ def keygen(private: Path, public: Path) -> None:
 
     signer = Signer.generate()
     try:
+        # created with its mode, and never over a key that signed certificates
         descriptor = os.open(private, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(signer.to_bytes().hex() + "\n")
@@ -111,10 +101,7 @@ def judge(
     from nightshift.kernels.ops.problems import named
     from nightshift.kernels.problem import ProblemError
 
-    if (certificate is None) != (key is None):
-        raise _fail("--certificate and --key go together")
-    if certificate is not None:
-        _check_writable(certificate)
+    signer = _certifier(certificate, key)
     try:
         read = read_candidate(file)
         problem = named(read.problem)
@@ -124,46 +111,51 @@ def judge(
     interpret = where == "cpu" and read.candidate.language == "triton"
     scope = FULL_GPU if where == "cuda" else INTERPRETER if interpret else CPU
     request = Request(scope, FULL if timing and where == "cuda" else None, static=static, promote=promote)
-    signer = _signer(key) if key is not None else None
     with Judge(where, interpret=interpret, shelf=shelf_folder()) as court:
         verdict = court.verdict(read.candidate, problem, request)
-    typer.echo(json.dumps(verdict.to_json(), indent=1) if as_json else _text_of(verdict))
+    typer.echo(json.dumps(verdict.to_json(), indent=1) if as_json else _verdict_text(verdict))
     if certificate is not None and signer is not None:
-        _certify(certificate, verdict, read.candidate, problem, signer)
+        _certify(verdict, read.candidate, problem, signer, certificate)
     if verdict.status is Status.machine_fault:
+        # not 1: nothing was found against the candidate, and a retry elsewhere may pass
         raise typer.Exit(3)
     raise typer.Exit(1 if verdict.refused else 0)
 
 
-def _check_writable(certificate: Path) -> None:
-    # a judgement takes minutes; what stands in its result's way is said before
-    if certificate.is_dir() or not os.access(certificate.parent, os.W_OK):
+def _certifier(certificate: Path | None, key: Path | None) -> Signer | None:
+    """Who signs the certificate. What is wrong with either option is said before minutes of judging."""
+    if (certificate is None) != (key is None):
+        raise _fail("--certificate and --key go together")
+    if certificate is not None and (certificate.is_dir() or not os.access(certificate.parent, os.W_OK)):
         raise _fail(f"--certificate {certificate}: cannot be written there")
+    return _signer(key) if key is not None else None
 
 
-def _certify(to: Path, verdict: Verdict, candidate: Candidate, problem: Problem, signer: Signer) -> None:
+def _verdict_text(verdict: Any) -> str:
+    lines = [
+        f"{verdict.status}: {verdict.reason} — {verdict.detail}",
+        f"stages: {', '.join(verdict.stages) or 'none'} ({verdict.took_s:.1f} s)",
+    ]
+    for c in verdict.comparisons:
+        ratio = f"{c.speedup.point:.3f}x [{c.speedup.low:.3f}, {c.speedup.high:.3f}] tier {c.tier}"
+        lines.append(f"  {c.case}: {c.candidate_s * 1e6:.1f} µs, {c.baseline} {c.baseline_s * 1e6:.1f} µs: {ratio}")
+    lines += [f"  {x.case}: {x.baseline} not raced: {x.why.splitlines()[0]}" for x in verdict.left_out]
+    lines += [f"  not checked: {gap}" for gap in verdict.not_checked]
+    return "\n".join(lines)
+
+
+def _certify(verdict: Any, candidate: Any, problem: Any, signer: Signer, path: Path) -> None:
     from nightshift.kernels.certification.certificate import issue
     from nightshift.kernels.certification.envelope import CertificateError
 
     try:
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        envelope = issue(verdict, candidate, problem, signer, now, _commit())
+        envelope = issue(verdict, candidate, problem, signer, now, commit() or "unknown")
     except CertificateError as error:
         typer.echo(f"no certificate: {error}", err=True)
-        return
-    to.write_text(json.dumps(envelope, indent=1) + "\n")
-    typer.echo(f"certificate: {to}")
-
-
-def _text_of(verdict: Verdict) -> str:
-    lines = [f"{verdict.status}: {verdict.reason} — {verdict.detail}"]
-    lines.append(f"stages: {', '.join(verdict.stages) or 'none'} ({verdict.took_s:.1f} s)")
-    for c in verdict.comparisons:
-        told = f"{c.speedup.point:.3f}x [{c.speedup.low:.3f}, {c.speedup.high:.3f}] tier {c.tier}"
-        lines.append(f"  {c.case}: {c.candidate_s * 1e6:.1f} µs, {c.baseline} {c.baseline_s * 1e6:.1f} µs: {told}")
-    lines += [f"  {x.case}: {x.baseline} not raced: {x.why.splitlines()[0]}" for x in verdict.left_out]
-    lines += [f"  not checked: {gap}" for gap in verdict.not_checked]
-    return "\n".join(lines)
+    else:
+        path.write_text(json.dumps(envelope, indent=1) + "\n")
+        typer.echo(f"certificate: {path}")
 
 
 @app.command()
@@ -184,6 +176,7 @@ def verify(
     except (OSError, ValueError) as error:
         raise _fail(f"{certificate}: {error}") from error
     where = cli.where_of("auto")
+    # on a machine without a GPU the rest can be checked; what cannot is named in the end
     here = environment(where) if where == "cuda" else None
     if rerun and here is None:
         raise _fail("--rerun needs the GPU; without it, signature, anchors and drift are checked")
@@ -213,6 +206,7 @@ def _rerun(candidate: Any, problem: Any, then: Mapping[str, Any]) -> Any:
     from nightshift.kernels.judge.race.contest import FULL
 
     with Judge("cuda", shelf=shelf_folder()) as court:
+        # asked as the certificate was: fewer checks would confirm what they did not look at
         promoted = "sanitizer" in (then.get("stages") or ())
         pace = FULL if then.get("comparisons") else None
         return court.verdict(candidate, problem, Request(FULL_GPU, pace, promote=promoted))

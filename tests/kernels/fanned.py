@@ -15,8 +15,8 @@ from pathlib import Path
 from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.generate.base import Outcome, Proposal, Spent, Task
 from nightshift.kernels.loop.fan_out import Means, search_all
-from nightshift.kernels.loop.optimise import ON_CPU, Done, Work, from_problem
-from nightshift.kernels.loop.search import Budget
+from nightshift.kernels.loop.optimise import ON_CPU, FinishedWork, Work, from_problem
+from nightshift.kernels.loop.search import SearchBudget
 from nightshift.kernels.problem import Case
 
 TRIALS = 6
@@ -70,11 +70,11 @@ def main(
     processes: int = 0,
     finish: Callable[[Work], Work] = by_plain,
     trials: int = TRIALS,
-) -> list[Done]:
+) -> list[FinishedWork]:
     cases = [Case.of("float16", "contiguous", m=6, n=n) for n in COLUMNS]
     works = [work for case in cases for work in from_problem("softmax", case=case)]
     means = Means(
-        folder, bytes(range(32)), "c0ffee", Budget(trials=trials, batch=1), ON_CPU, None, device="cpu",
+        folder, bytes(range(32)), "c0ffee", SearchBudget(trials=trials, batch=1), ON_CPU, None, device="cpu",
         gpus=tuple(range(processes or len(works))), threads=1, compiled=False, finish=finish,
     )  # fmt: skip
     return search_all(works, means, lambda text: print(text, flush=True), enough=enough)

@@ -1,4 +1,4 @@
-"""Graphs of rotary embeddings of pairs, and the same graphs with something changed."""
+"""Graphs of rotary embeddings of pairs and of halves, and the same graphs with something changed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from nightshift.kernels.apply.job.pairs import AngleTable, PairRotation
-from nightshift.kernels.apply.job.problems import SPECS
-from tests.kernels.pair_spellings import Write, of_given_complex, written
+from nightshift.kernels.apply.job.problems import SPECS, half_returned, half_turned
+from nightshift.kernels.apply.job.rotary import AngleTable, Rotation
+from tests.kernels.pair_spellings import HALVED, Write, of_given_complex, written
 
 B, H, S, D = 2, 3, 5, 8
 
@@ -22,7 +22,8 @@ def inputs(how: Write, by_position: bool) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
     shape = (B, S, H, D) if by_position else (B, H, S, D)
     x, g = (torch.randn(shape, generator=generator) for _ in range(2))
-    cos, sin = (torch.randn((S, 1, D // 2) if by_position else (S, D // 2), generator=generator) for _ in range(2))
+    width = D if how in HALVED else D // 2
+    cos, sin = (torch.randn((S, 1, width) if by_position else (S, width), generator=generator) for _ in range(2))
     return [x, g, torch.complex(cos, sin) if how is of_given_complex else cos, sin]
 
 
@@ -54,16 +55,22 @@ class Ran(torch.fx.Interpreter):
         return self.values[n]
 
 
-def holds(found: PairRotation, values: dict[Any, Any]) -> bool:
+def holds(found: Rotation, values: dict[Any, Any]) -> bool:
     """Whether a rotation that was read off a graph is what the graph computes."""
 
     def table(one: AngleTable) -> torch.Tensor:
         whole = values[one.node]
         part = {"": lambda: whole, "re": lambda: whole.real, "im": lambda: whole.imag}[one.of]()
-        return part.reshape(S, D // 2)  # type: ignore[no-any-return]
+        return part.reshape(S, -1)  # type: ignore[no-any-return]
 
     x, out = (values[n].permute(0, 2, 1, 3) if found.moved else values[n] for n in (found.x, found.out))
-    wanted = SPECS[found.problem].reference(x, table(found.cos), table(found.sin))
+    cos, sin = table(found.cos), table(found.sin)
+    if "half" in found.problem:
+        if "by_position" in found.problem:
+            cos, sin = cos[:, None], sin[:, None]
+        wanted = (half_returned if "backward" in found.problem else half_turned)(x, cos, sin)
+    else:
+        wanted = SPECS[found.problem].reference(x, cos, sin)
     return bool(torch.allclose(out, wanted, rtol=1e-4, atol=1e-5))
 
 
@@ -85,6 +92,10 @@ def changes(graph: torch.fx.Graph) -> Iterator[tuple[str, Callable[[torch.fx.Gra
         if name in ("slice", "slice_scatter") and node.args[-1] == 2:
             place = 2 if name == "slice" else 3
             yield f"{node}: the other elements", _put(at, args={place: 1 - node.args[place]})
+        if name in ("slice", "slice_scatter") and node.args[-1] != 2:
+            place = 2 if name == "slice" else 3
+            begin, end = (D // 2, 2**63 - 1) if not node.args[place] else (0, D // 2)
+            yield f"{node}: the other half", _put(at, args={place: begin, place + 1: end})
         if name == "getitem":
             yield f"{node}: the other element", _put(at, args={1: 1 - node.args[1]})
         if name in ("cat", "stack"):

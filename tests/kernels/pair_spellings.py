@@ -59,3 +59,22 @@ def written(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 
 SPELLINGS: tuple[Write, ...] = (sliced, unflattened, unbound, chunked, every_two, of_complex, of_given_complex)
+
+
+def cut(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Halves, as Llama has them in transformers."""
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+
+def cut_in_two(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    low, high = x.chunk(2, -1)
+    return cos * x + sin * torch.cat((high.neg(), low), -1)
+
+
+def taken_away(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    low, high = x.chunk(2, -1)
+    return x * cos - torch.cat((high, -low), -1) * sin
+
+
+HALVED: tuple[Write, ...] = (cut, cut_in_two, taken_away)

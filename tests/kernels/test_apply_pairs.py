@@ -1,4 +1,4 @@
-"""Rotary embeddings of pairs are read off a graph where they are there, and nowhere else."""
+"""Rotary embeddings of pairs and of halves are read off a graph where they are there, and nowhere else."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from nightshift.kernels.apply.job.pairs import PairRotation, pair_rotation
+from nightshift.kernels.apply.job.rotary import Rotation, rotation
 from tests.kernels.pair_graphs import Ran, changed, changes, graph_of, holds, inputs
-from tests.kernels.pair_spellings import SPELLINGS, Write, sliced, written
+from tests.kernels.pair_spellings import HALVED, SPELLINGS, Write, sliced, written
 
-WAYS = [(how, back, by) for how in SPELLINGS for back in (False, True) for by in (False, True)]
+WAYS = [(how, back, by) for how in (*SPELLINGS, *HALVED) for back in (False, True) for by in (False, True)]
 WAYS += [(written, False, False), (written, False, True)]
 NAMES = [f"{how.__name__}{'-back' * back}{'-by-position' * by}" for how, back, by in WAYS]
 
@@ -31,8 +31,8 @@ def result(module: torch.fx.GraphModule) -> torch.fx.Node:
     return value
 
 
-def read(module: torch.fx.GraphModule) -> list[PairRotation]:
-    return [found for node in module.graph.nodes if (found := pair_rotation(node)) is not None]
+def read(module: torch.fx.GraphModule, halves: bool = False) -> list[Rotation]:
+    return [found for node in module.graph.nodes if (found := rotation(node, halves)) is not None]
 
 
 @pytest.mark.parametrize(("how", "back", "by_position"), WAYS, ids=NAMES)
@@ -42,9 +42,11 @@ def test_each_spelling_and_its_gradient_is_a_rotation_of_what_was_given(
     module = traced(how, back, by_position)
     run = Ran(module)
     run.run(*inputs(how, by_position))
-    found = pair_rotation(result(module))
+    found = rotation(result(module), how in HALVED)
     assert found is not None
-    assert found.problem == f"rotary_interleaved{'_by_position' * by_position}{'_backward' * back}"
+    assert rotation(result(module), how not in HALVED) is None
+    kind = "half" if how in HALVED else "interleaved"
+    assert found.problem == f"rotary_{kind}{'_by_position' * by_position}{'_backward' * back}"
     assert found.x.name.startswith("g_1" if back else "x_1")
     assert holds(found, run.values)
 
@@ -56,7 +58,7 @@ def test_with_one_sign_one_index_or_one_operand_changed_it_is_no_rotation_of_tha
     """Every single change. What changes nothing may be read as before; what does is read as what it is, or not."""
     module = traced(how, back, by_position)
     given = inputs(how, by_position)
-    before, claim = module(*given), pair_rotation(result(module))
+    before, claim = module(*given), rotation(result(module), how in HALVED)
     assert claim is not None
     count = 0
     for name, change in changes(module.graph):
@@ -66,9 +68,9 @@ def test_with_one_sign_one_index_or_one_operand_changed_it_is_no_rotation_of_tha
             now = run.run(*given)
         except RuntimeError:
             continue  # what cannot be computed compiles nowhere
-        for found in read(other):
+        for found in read(other, how in HALVED):
             assert holds(found, run.values), f"{name}: {found}"
-        found = pair_rotation(result(other))
+        found = rotation(result(other), how in HALVED)
         if not torch.allclose(now, before, rtol=1e-4, atol=1e-5):
             count += 1
             same = found is not None and (str(found.x), found.problem) == (str(claim.x), claim.problem)
@@ -92,7 +94,7 @@ def test_whatever_is_changed_what_is_read_is_what_is_computed(
         run.run(*inputs(way[0], way[2]))
     except RuntimeError:
         return
-    assert all(holds(found, run.values) for found in read(other))
+    assert all(holds(found, run.values) for found in read(other, way[0] in HALVED))
 
 
 def test_tables_for_each_batch_other_dtypes_and_odd_strides_are_left_alone() -> None:

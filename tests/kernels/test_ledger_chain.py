@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from nightshift.collectors.seal import canonical_json, fingerprint
 from nightshift.kernels.cli import app
 from nightshift.kernels.loop.ledger import HEAD, Ledger, LedgerError, read_audit, read_run
-from nightshift.kernels.loop.ledger_chain import Audit, Head, audit, sealed
+from nightshift.kernels.loop.ledger_chain import Audit, LedgerHead, audit, sealed
 from tests.kernels.test_ledger import LINE
 
 COUNT = 5
@@ -31,17 +31,17 @@ def written(folder: Path, count: int = COUNT) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, dict[str, Head]]:
+def scene(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, dict[str, LedgerHead]]:
     folder = tmp_path_factory.mktemp("run")
     data = written(folder)
-    return data, {HEAD: Head.of(json.loads((folder / HEAD).read_text()))}
+    return data, {HEAD: LedgerHead.of(json.loads((folder / HEAD).read_text()))}
 
 
-def looked(data: bytes, heads: dict[str, Head]) -> Audit:
+def looked(data: bytes, heads: dict[str, LedgerHead]) -> Audit:
     return audit(data, {"task": "softmax", "seed": 7}, heads, FIELDS)
 
 
-def test_a_ledger_as_it_was_written_has_no_finding_and_no_note(scene: tuple[bytes, dict[str, Head]]) -> None:
+def test_a_ledger_as_it_was_written_has_no_finding_and_no_note(scene: tuple[bytes, dict[str, LedgerHead]]) -> None:
     found = looked(*scene)
     assert (found.findings, found.notes, found.unchained) == ([], [], 0)
     assert found.head == scene[1][HEAD]
@@ -50,7 +50,7 @@ def test_a_ledger_as_it_was_written_has_no_finding_and_no_note(scene: tuple[byte
 @settings(max_examples=600, deadline=None)
 @given(data=st.data())
 def test_any_one_byte_that_is_changed_is_named_by_its_line_and_field(
-    scene: tuple[bytes, dict[str, Head]], data: st.DataObject
+    scene: tuple[bytes, dict[str, LedgerHead]], data: st.DataObject
 ) -> None:
     """The line that holds the byte, and the field that does; or that the line is none any more."""
     original, heads = scene
@@ -84,7 +84,7 @@ def field_at(text: bytes, offset: int) -> str:
     number=st.integers(1, COUNT), name=st.sampled_from(sorted(FIELDS)), value=st.sampled_from([0, 7.25, "x", None])
 )
 def test_an_edited_field_is_named_though_the_line_is_still_canonical(
-    scene: tuple[bytes, dict[str, Head]], number: int, name: str, value: object
+    scene: tuple[bytes, dict[str, LedgerHead]], number: int, name: str, value: object
 ) -> None:
     original, heads = scene
     lines = original.splitlines(keepends=True)
@@ -97,7 +97,9 @@ def test_an_edited_field_is_named_though_the_line_is_still_canonical(
 
 
 @given(number=st.integers(1, COUNT))
-def test_a_removed_line_is_named_where_it_is_missing(scene: tuple[bytes, dict[str, Head]], number: int) -> None:
+def test_a_removed_line_is_named_where_it_is_missing(
+    scene: tuple[bytes, dict[str, LedgerHead]], number: int
+) -> None:
     lines = scene[0].splitlines(keepends=True)
     del lines[number - 1]
     found = looked(b"".join(lines), scene[1])
@@ -106,7 +108,7 @@ def test_a_removed_line_is_named_where_it_is_missing(scene: tuple[bytes, dict[st
 
 
 @given(pair=st.lists(st.integers(0, COUNT - 1), min_size=2, max_size=2, unique=True))
-def test_lines_that_changed_places_are_named(scene: tuple[bytes, dict[str, Head]], pair: list[int]) -> None:
+def test_lines_that_changed_places_are_named(scene: tuple[bytes, dict[str, LedgerHead]], pair: list[int]) -> None:
     lines = scene[0].splitlines(keepends=True)
     one, other = sorted(pair)
     lines[one], lines[other] = lines[other], lines[one]
@@ -115,7 +117,7 @@ def test_lines_that_changed_places_are_named(scene: tuple[bytes, dict[str, Head]
 
 
 @given(at=st.integers(0, COUNT), taken=st.integers(0, COUNT - 1))
-def test_an_inserted_line_is_named(scene: tuple[bytes, dict[str, Head]], at: int, taken: int) -> None:
+def test_an_inserted_line_is_named(scene: tuple[bytes, dict[str, LedgerHead]], at: int, taken: int) -> None:
     """Even one with whole links of its own."""
     lines = scene[0].splitlines(keepends=True)
     lines.insert(at, lines[taken])
@@ -126,7 +128,9 @@ def test_an_inserted_line_is_named(scene: tuple[bytes, dict[str, Head]], at: int
 
 
 @given(size=st.integers(0, 1 << 20))
-def test_lines_cut_off_at_the_end_are_named_by_the_head(scene: tuple[bytes, dict[str, Head]], size: int) -> None:
+def test_lines_cut_off_at_the_end_are_named_by_the_head(
+    scene: tuple[bytes, dict[str, LedgerHead]], size: int
+) -> None:
     """However many bytes, also where the rest of a line is left, as a crash would leave it."""
     kept = scene[0][: size % len(scene[0])]
     whole = kept.count(b"\n")
@@ -136,7 +140,7 @@ def test_lines_cut_off_at_the_end_are_named_by_the_head(scene: tuple[bytes, dict
 
 
 def test_a_whole_chain_that_was_forged_anew_is_seen_by_the_certificates_head(
-    scene: tuple[bytes, dict[str, Head]], tmp_path: Path
+    scene: tuple[bytes, dict[str, LedgerHead]], tmp_path: Path
 ) -> None:
     with Ledger(tmp_path, {"task": "softmax", "seed": 7}) as ledger:
         for number in range(1, COUNT + 1):

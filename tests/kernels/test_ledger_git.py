@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.kernels.candidate import Candidate
-from nightshift.kernels.loop.ledger import Ledger, LedgerError
-from nightshift.kernels.loop.ledger_git import GitBook
+from nightshift.kernels.loop.ledger import GitBook, Ledger, LedgerError
 from tests.kernels.test_ledger import LINE
 
 

@@ -34,7 +34,7 @@ from nightshift.kernels.judge.race.contest import Pace
 from nightshift.kernels.judge.verdict import Status
 from nightshift.kernels.loop.executor import LocalExecutor
 from nightshift.kernels.loop.ledger import Ledger, Provenance, read_run
-from nightshift.kernels.loop.search import Budget, Ladder, Search
+from nightshift.kernels.loop.search import Ladder, Search, SearchBudget
 from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case
 from tests.kernels.scripted_model import Answer, served
@@ -291,7 +291,8 @@ def test_the_whole_loop_with_a_scripted_model_keeps_the_honest_kernel_and_refuse
             author = LanguageModel(connect("scripted", url, "NIGHTSHIFT_TEST_KEY"), allowance=Allowance(calls=9))
             search = Search(
                 TASK, [author], LocalExecutor([interpreting_judge], 1), ledger, NOWHERE,
-                Budget(trials=6, batch=1, roof_share=2.0), Ladder((pace,), INTERPRETER, Request(INTERPRETER, None)),
+                SearchBudget(trials=6, batch=1, roof_share=2.0),
+                Ladder((pace,), INTERPRETER, Request(INTERPRETER, None)),
             )  # fmt: skip
             result = search.run(certify=False)
     finally:

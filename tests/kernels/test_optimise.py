@@ -25,17 +25,16 @@ from nightshift.kernels.loop.ledger import Ledger, Line, read_run
 from nightshift.kernels.loop.optimise import find_trial, from_problem, from_profile, slug_of
 from nightshift.kernels.loop.progress_lines import WORD, hear
 from nightshift.kernels.loop.report import write_report
-from nightshift.kernels.loop.search import Budget, Search
+from nightshift.kernels.loop.search import Search, SearchBudget
 from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case
 from nightshift.kernels.profile.hotspots import profile
 from nightshift.kernels.profile.pattern import BIASED
 from nightshift.kernels.profile.products import backward_of
 from nightshift.kernels.profile.roofline import Peaks
-from nightshift.kernels.suites.argument_binding import bind, call
 from nightshift.kernels.suites.kernelbench import load_task
 from nightshift.kernels.suites.model_trace import trace_model
-from nightshift.kernels.suites.suite import SuiteAuthor, binding_of
+from nightshift.kernels.suites.suite import SuiteAuthor, bind, binding_of, call
 from tests.kernels.test_search import NOWHERE, TASK, Counting, Told
 
 RECORDED = Path(__file__).parents[1] / "recordings" / "h200_train_trace.json.gz"
@@ -127,7 +126,9 @@ def _trusted(run: Path) -> dict[str, Any]:
 def test_what_came_to_nothing_links_to_the_ledger_that_shows_it(tmp_path: Path, trials: int) -> None:
     """A search that was killed before its first verdict, and one in which all were refused: no line has a best."""
     with Ledger(tmp_path / "tasks" / "x", {"task": "softmax", "origin": "a test"}) as ledger:
-        search = Search(TASK, [Counting()], Told(reason=Reason.rmse), ledger, NOWHERE, Budget(trials, batch=1))
+        search = Search(
+            TASK, [Counting()], Told(reason=Reason.rmse), ledger, NOWHERE, SearchBudget(trials, batch=1)
+        )
         assert search.run(certify=False).best is None
     written = write_report(tmp_path)
     markdown, page = written.markdown, written.page

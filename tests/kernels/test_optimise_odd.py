@@ -20,7 +20,7 @@ from nightshift.kernels.judge.verdict import Status, Verdict
 from nightshift.kernels.loop.executor import Job
 from nightshift.kernels.loop.ledger import HEAD, Ledger, LedgerError, read_run
 from nightshift.kernels.loop.optimise import ON_CPU, Run, from_profile, tasks_of, work_of
-from nightshift.kernels.loop.search import PAUSE_S, Budget, Ladder, Search
+from nightshift.kernels.loop.search import PAUSE_S, Ladder, Search, SearchBudget
 from nightshift.kernels.ops.problems import named
 from nightshift.kernels.profile.hotspots import profile
 from nightshift.kernels.profile.problem_file import load_problem, problem_path, write_problem
@@ -87,7 +87,9 @@ def test_while_one_search_has_its_whole_verdict_the_next_is_searched(tmp_path: P
         replace(work_of(named(name), TASK.case, "a test", None, 0), generators=(Counting(2),))
         for name in ("softmax", "rmsnorm")
     ]
-    run = Run(tmp_path, Waiting(), NOWHERE, Signer.generate(), Budget(trials=2, batch=2), ON_CPU, tell=said.append)
+    run = Run(
+        tmp_path, Waiting(), NOWHERE, Signer.generate(), SearchBudget(trials=2, batch=2), ON_CPU, tell=said.append
+    )
     done = run.search(works)
     assert [one.work.task.problem.name for one in done] == ["softmax", "rmsnorm"]
     assert [one.trials for one in done] == [2, 2]
@@ -109,7 +111,7 @@ def test_a_ledger_that_fails_under_a_whole_verdict_ends_the_run(tmp_path: Path) 
         replace(work_of(named(name), TASK.case, "a test", None, 0), generators=(Counting(2),))
         for name in ("softmax", "rmsnorm", "layernorm")
     ]
-    run = Run(tmp_path, Failing(), NOWHERE, Signer.generate(), Budget(trials=2, batch=2), ON_CPU)
+    run = Run(tmp_path, Failing(), NOWHERE, Signer.generate(), SearchBudget(trials=2, batch=2), ON_CPU)
     with pytest.raises(LedgerError, match="no room"):
         run.search(works)
     assert len(list(tasks_of(tmp_path))) == 2
@@ -300,7 +302,7 @@ def test_one_candidate_proposed_twice_at_once_is_judged_once(tmp_path: Path) -> 
 
     told = Told()
     with Ledger(tmp_path) as ledger:
-        search = Search(TASK, [Echo(6)], told, ledger, NOWHERE, Budget(trials=6, batch=4), Ladder((None,)))
+        search = Search(TASK, [Echo(6)], told, ledger, NOWHERE, SearchBudget(trials=6, batch=4), Ladder((None,)))
         assert search.run(certify=False).trials == 6
     assert len(told.asked) == len(set(told.asked)) == 6
 

@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from nightshift.collectors.training.kineto_trace import Signature
-from nightshift.kernels.profile.bent import UNKNOWN_FORM
 from nightshift.kernels.profile.hotspots import profile
-from nightshift.kernels.profile.match import segments
+from nightshift.kernels.profile.match import UNKNOWN_FORM, segments
 from nightshift.kernels.profile.operators import Unit
 from tests.kernels.traced import GELU, X, traced
 from tests.kernels.traced import unit as _unit

@@ -20,7 +20,7 @@ from nightshift.kernels.profile.cost import cost
 from nightshift.kernels.profile.hotspots import profile_of
 from nightshift.kernels.profile.match import PATTERNS, segments
 from nightshift.kernels.profile.operators import Unit
-from nightshift.kernels.profile.pattern import BIASED, Found
+from nightshift.kernels.profile.pattern import BIASED, ProblemMatch
 from tests.kernels.traced import GELU, ROW, W, X, traced
 from tests.kernels.traced import unit as _unit
 
@@ -274,5 +274,5 @@ def test_costs_are_those_of_the_problems_for_every_size() -> None:
     for problem in ALL:
         if problem.name in SEQUENCES or problem.name in ("adamw", "embedding_gradient"):
             case = problem.cases[0]
-            need = cost(Found(problem.name, case.sizes, case.dtype))
+            need = cost(ProblemMatch(problem.name, case.sizes, case.dtype))
             assert need.forward_bytes > 0

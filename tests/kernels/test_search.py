@@ -28,7 +28,7 @@ from nightshift.kernels.judge.race.contest import Pace
 from nightshift.kernels.judge.verdict import STATUS_OF, Comparison, Interval, Reason, Verdict
 from nightshift.kernels.loop.executor import Job, LocalExecutor
 from nightshift.kernels.loop.ledger import Ledger, LedgerError, Provenance, read_run
-from nightshift.kernels.loop.search import Budget, Ladder, Progress, Search, convergence, replay
+from nightshift.kernels.loop.search import Ladder, Progress, Search, SearchBudget, convergence, replay
 from nightshift.kernels.ops.problems import named
 from nightshift.kernels.ops.softmax.triton_family import Softmax
 from nightshift.kernels.problem import Case
@@ -105,7 +105,7 @@ def test_the_best_is_kept_and_every_trial_is_written_with_its_decision(tmp_path:
     """Discards and reverts are lines like keeps, later rungs name the trial they repeat, and the best wins."""
     told: list[Progress] = []
     with Ledger(tmp_path) as ledger:
-        search = Search(TASK, [Counting()], Told(), ledger, NOWHERE, Budget(trials=48), tell=told.append)
+        search = Search(TASK, [Counting()], Told(), ledger, NOWHERE, SearchBudget(trials=48), tell=told.append)
         result = search.run()
     assert result.best is not None
     assert result.best.proposal.config == {"n": 30}
@@ -125,11 +125,11 @@ def test_the_best_is_kept_and_every_trial_is_written_with_its_decision(tmp_path:
 def test_a_search_killed_at_any_trial_goes_on_to_the_same_end(tmp_path: Path, dies_after: int) -> None:
     """The same candidates are judged and the same one is kept as without the interruption."""
     with Ledger(tmp_path / "whole") as ledger:
-        whole = Search(TASK, [Counting()], Told(), ledger, NOWHERE, Budget(trials=40)).run(certify=False)
+        whole = Search(TASK, [Counting()], Told(), ledger, NOWHERE, SearchBudget(trials=40)).run(certify=False)
     with Ledger(tmp_path / "cut") as ledger, contextlib.suppress(KeyboardInterrupt):
-        Search(TASK, [Counting()], Told(dies_after), ledger, NOWHERE, Budget(trials=40)).run(certify=False)
+        Search(TASK, [Counting()], Told(dies_after), ledger, NOWHERE, SearchBudget(trials=40)).run(certify=False)
     with Ledger(tmp_path / "cut") as ledger:
-        again = Search(TASK, [Counting()], Told(), ledger, NOWHERE, Budget(trials=40)).run(certify=False)
+        again = Search(TASK, [Counting()], Told(), ledger, NOWHERE, SearchBudget(trials=40)).run(certify=False)
     assert whole.best is not None
     assert again.best is not None
     assert again.best.proposal.candidate == whole.best.proposal.candidate
@@ -144,7 +144,7 @@ def test_a_search_killed_at_any_trial_goes_on_to_the_same_end(tmp_path: Path, di
 )
 def test_a_search_killed_again_and_again_loses_nothing(deaths: list[int], batch: int, halving: int) -> None:
     """Wherever it dies: no candidate is judged twice on a rung, none is skipped, and the same one is kept."""
-    budget = Budget(trials=24, batch=batch, halving=halving)
+    budget = SearchBudget(trials=24, batch=batch, halving=halving)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with Ledger(folder / "whole") as ledger:
@@ -186,7 +186,7 @@ def test_the_time_is_over_in_the_middle_of_a_batch(
     with it; a later batch ends after ten. The best is certified once, and what was not judged is judged when the
     search is taken up."""
     slow = Slow()
-    budget = Budget(trials=24, wall_s=10.0, batch=batch)
+    budget = SearchBudget(trials=24, wall_s=10.0, batch=batch)
     with Ledger(tmp_path) as ledger:
         search = Search(TASK, [Counting()], slow, ledger, NOWHERE, budget, clock=lambda: slow.now_s)
         result = search.run()
@@ -197,7 +197,7 @@ def test_the_time_is_over_in_the_middle_of_a_batch(
     assert [line.full for line in lines].count(True) == 1
     assert slow.closed == closed
     with Ledger(tmp_path) as ledger:
-        again = Search(TASK, [Counting()], Told(), ledger, NOWHERE, Budget(trials=24)).run(certify=False)
+        again = Search(TASK, [Counting()], Told(), ledger, NOWHERE, SearchBudget(trials=24)).run(certify=False)
     assert again.trials == 24
     assert sorted(line.config["n"] for line in read_run(tmp_path)[1] if line.of == 0 and not line.full) == [
         *range(24)
@@ -235,14 +235,14 @@ def test_an_executor_that_is_closed_begins_nothing_more(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("budget", "why"),
     [
-        (Budget(trials=10), "10 trials"),
-        (Budget(target_s=40e-6), "target"),
-        (Budget(roof_share=1 / 45), "of the roofline"),
-        (Budget(patience=20, trials=500), "no better one"),
-        (Budget(wall_s=0.0), "are over"),
+        (SearchBudget(trials=10), "10 trials"),
+        (SearchBudget(target_s=40e-6), "target"),
+        (SearchBudget(roof_share=1 / 45), "of the roofline"),
+        (SearchBudget(patience=20, trials=500), "no better one"),
+        (SearchBudget(wall_s=0.0), "are over"),
     ],
 )
-def test_a_search_says_why_it_stopped(tmp_path: Path, budget: Budget, why: str) -> None:
+def test_a_search_says_why_it_stopped(tmp_path: Path, budget: SearchBudget, why: str) -> None:
     """Each limit ends it, in words."""
     with Ledger(tmp_path) as ledger:
         assert why in Search(TASK, [Counting()], Told(), ledger, NOWHERE, budget).run(certify=False).stopped
@@ -269,7 +269,7 @@ def test_an_author_that_is_busy_for_a_while_is_asked_again(tmp_path: Path) -> No
             return super().propose(task, history, count)
 
     with Ledger(tmp_path) as ledger:
-        search = Search(TASK, [Limited(12)], Told(), ledger, NOWHERE, Budget(batch=4), wait=waited.append)
+        search = Search(TASK, [Limited(12)], Told(), ledger, NOWHERE, SearchBudget(batch=4), wait=waited.append)
         result = search.run(certify=False)
     assert result.trials == 12
     assert waited == [15.0, 30.0, 15.0]
@@ -303,7 +303,7 @@ def test_the_whole_loop_runs_on_triton_s_interpreter(tmp_path: Path, interpretin
     with Ledger(tmp_path) as ledger:
         search = Search(
             task, [Template(Softmax(), seed=1)], LocalExecutor([interpreting_judge], 1), ledger, NOWHERE,
-            Budget(trials=3, batch=3), ladder,
+            SearchBudget(trials=3, batch=3), ladder,
         )  # fmt: skip
         result = search.run()
     assert result.best is not None
@@ -347,7 +347,7 @@ def test_what_a_whole_verdict_refused_is_not_asked_for_again_when_the_search_is_
         for more in most:
             executor = Refusing(more)
             with Ledger(tmp_path / name) as ledger, contextlib.suppress(KeyboardInterrupt):
-                Search(TASK, [Counting()], executor, ledger, NOWHERE, Budget(trials=24)).run()
+                Search(TASK, [Counting()], executor, ledger, NOWHERE, SearchBudget(trials=24)).run()
             asked.setdefault(name, []).append(executor.whole)
     (first, second, third), nothing = asked["whole"]
     assert not nothing
@@ -363,7 +363,7 @@ class Slow(Told):
         time.sleep(0.01)
         return super().verdict(job)
 with Ledger(Path(sys.argv[1])) as ledger:
-    Search(TASK, [Counting()], Slow(), ledger, NOWHERE, Budget(trials=40)).run(certify=False)
+    Search(TASK, [Counting()], Slow(), ledger, NOWHERE, SearchBudget(trials=40)).run(certify=False)
 """
 
 
@@ -371,7 +371,7 @@ with Ledger(Path(sys.argv[1])) as ledger:
 def test_a_search_killed_with_signal_9_is_taken_up_by_another_process(tmp_path: Path, after: int) -> None:
     """Nothing but the folder is left of the first process, and the end is the same."""
     with Ledger(tmp_path / "whole") as ledger:
-        whole = Search(TASK, [Counting()], Told(), ledger, NOWHERE, Budget(trials=40)).run(certify=False)
+        whole = Search(TASK, [Counting()], Told(), ledger, NOWHERE, SearchBudget(trials=40)).run(certify=False)
     root = Path(__file__).parents[2]
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "cut")], cwd=root)
     path = tmp_path / "cut" / "ledger.jsonl"
@@ -381,7 +381,7 @@ def test_a_search_killed_with_signal_9_is_taken_up_by_another_process(tmp_path: 
     process.wait()
     assert len(read_run(tmp_path / "cut")[1]) >= after
     with Ledger(tmp_path / "cut") as ledger:
-        again = Search(TASK, [Counting()], Told(), ledger, NOWHERE, Budget(trials=40)).run(certify=False)
+        again = Search(TASK, [Counting()], Told(), ledger, NOWHERE, SearchBudget(trials=40)).run(certify=False)
     assert again.best is not None
     assert whole.best is not None
     assert again.best.proposal.candidate == whole.best.proposal.candidate

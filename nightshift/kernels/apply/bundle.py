@@ -29,6 +29,7 @@ def kernel_record(envelope: Mapping[str, Any], trusted: Mapping[str, Ed25519Publ
     candidate = Candidate.from_json(predicate["candidate"])
     verdict = predicate["verdict"]
     timed = verdict["domain"].get("timed") or []
+    # a record holds one shape: the guards let calls near it through, and those are what was raced
     case = timed[0] if timed else _first_case(verdict)
     environment = verdict["environment"]
     return {
@@ -81,6 +82,7 @@ def bundle(records: Sequence[Mapping[str, Any]]) -> str:
     text = standalone()
     if text.count(_PLACE) != 1:
         raise ValueError("nightshift/kernels/apply/job: the place for the kernels is not there")
+    # JSON in a Python string: its null and true are no Python, and a source may hold any quotes
     listed = json.dumps(json.dumps(list(records), sort_keys=True))
     return text.replace(_PLACE, f"KERNELS: list[dict[str, Any]] = json.loads(\n    {listed}\n)\n")
 
@@ -122,6 +124,7 @@ class _JobFile:
                 self._ask(node, module)
             for defined in _names(node):
                 self._claim(defined, module)
+        # comments stay: whoever runs the file reads it first, and the reasons for odd branches are in them
         return "\n".join([_heading(module.removeprefix(_JOB)), *text.splitlines()[after:]]).rstrip()
 
     def _ask(self, node: ast.Import | ast.ImportFrom, by: str) -> None:

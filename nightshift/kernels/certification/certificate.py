@@ -36,7 +36,7 @@ from nightshift.kernels.judge.environment import Environment
 from nightshift.kernels.judge.probes import inputs
 from nightshift.kernels.judge.probes.fingerprints import digest
 from nightshift.kernels.judge.verdict import FIT, Status, Verdict
-from nightshift.kernels.loop.ledger_chain import Head
+from nightshift.kernels.loop.ledger_chain import LedgerHead
 from nightshift.kernels.problem import Case, Inputs, Outputs, Problem, ProblemError
 
 # an anchor is computed again on the CPU at every `verify`, on machines without the GPU too
@@ -103,7 +103,7 @@ def issue(
     signer: Signer,
     issued_at: str,
     commit: str,
-    ledger: Head | None = None,
+    ledger: LedgerHead | None = None,
 ) -> dict[str, Any]:
     """The signed envelope. Raises CertificateError for a refused candidate or a machine fault. ledger: the end of
     the ledger of the search that found it.

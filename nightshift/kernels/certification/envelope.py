@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from nightshift.collectors.seal import SealError, fingerprint, open_envelope
 from nightshift.kernels.candidate import Candidate, CandidateError
-from nightshift.kernels.loop.ledger_chain import Head
+from nightshift.kernels.loop.ledger_chain import LedgerHead
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
@@ -59,7 +59,7 @@ def certificate_sha256(envelope: Mapping[str, Any]) -> str:
     return fingerprint(envelope)
 
 
-def ledger_head(envelope: Mapping[str, Any]) -> Head | None:
+def ledger_head(envelope: Mapping[str, Any]) -> LedgerHead | None:
     """The end of the search's ledger that a certificate names; None of one that names none. Whose signature it
     bears is not asked here. Raises ValueError where it is no certificate."""
     try:
@@ -67,4 +67,4 @@ def ledger_head(envelope: Mapping[str, Any]) -> Head | None:
         found = statement["predicate"].get("ledger")
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no certificate ({type(error).__name__}: {error})") from error
-    return None if found is None else Head.of(found)
+    return None if found is None else LedgerHead.of(found)

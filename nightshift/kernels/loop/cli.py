@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
-from dataclasses import asdict, replace
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,154 +14,235 @@ import typer
 
 from nightshift.collectors.base import Permanent
 from nightshift.kernels.loop import progress_lines
+from nightshift.version import commit
 
 RunFolder = Annotated[Path, typer.Argument(help="A run's folder")]
 Device = Annotated[str, typer.Option(help="cuda, cpu or auto")]
+DEFAULT_RUN = Path("artefacts/kernels/run")
+
+# Options of `optimize`, which has more of them than a signature can say at a glance
+_Trace = Annotated[Path | None, typer.Option(help="torch.profiler trace (.json, .json.gz)")]
+_Model = Annotated[str, typer.Option(help="FILE.py:CLASS, traced here first")]
+_Problem = Annotated[str, typer.Option(help="Reference problem, or a problem file")]
+_Suite = Annotated[Path | None, typer.Option(help="Folder of KernelBench tasks")]
+_Run = Annotated[Path, typer.Option(help="The run's folder; an existing run continues")]
+_Case = Annotated[str, typer.Option(help="One case of the problem: 'float16 m=64 n=128'")]
+_Peaks = Annotated[Path | None, typer.Option(help="Peaks of this GPU; without: probed now")]
+_Most = Annotated[int, typer.Option(min=1, help="Most hotspots that are searched")]
+_MinGain = Annotated[float, typer.Option(min=0, help="Least expected gain of the step")]
+_Trials = Annotated[int, typer.Option(min=1, help="Most trials of each search")]
+_Minutes = Annotated[float, typer.Option(min=0.01, help="Most minutes of each search")]
+_Key = Annotated[Path | None, typer.Option(help="Private key; without: one is made for the run")]
+# canonical JSON (RFC 8785), by which a ledger is sealed, has no integers beyond 2^53
+_Seed = Annotated[int, typer.Option(min=-(2**53), max=2**53, help="Seed of the search")]
+_Git = Annotated[bool, typer.Option("--git", help="Keep each search as git commits too")]
+_Gpus = Annotated[int, typer.Option(min=0, help="Most GPUs of this machine; 0: all that are visible")]
+_Ray = Annotated[str, typer.Option(help="Address of a Ray cluster with GPUs to judge on, or 'local'")]
+_Backward = Annotated[bool, typer.Option("--backward", help="Of --problem: its gradients too, if it has any")]
+_ForJobs = Annotated[bool, typer.Option("--for-jobs", help="Of --problem: only what a job's file can hold")]
+_Stream = Annotated[
+    bool, typer.Option("--stream", help="Also print ledger lines and certificates, for who reads the pod's log")
+]
+_Llm = Annotated[str, typer.Option(help="Chat model that writes kernels too: PROVIDER:MODEL")]
+_LlmUrl = Annotated[str, typer.Option(help="Base URL of an OpenAI-compatible server for --llm")]
+_LlmTokens = Annotated[int, typer.Option(min=1, help="Most tokens of the model in each search")]
 
 
 def optimize(
-    trace: Annotated[Path | None, typer.Option(help="torch.profiler trace (.json, .json.gz)")] = None,
-    model: Annotated[str, typer.Option(help="FILE.py:CLASS, traced here first")] = "",
-    problem: Annotated[str, typer.Option(help="Reference problem, or a problem file")] = "",
-    kernelbench: Annotated[Path | None, typer.Option(help="Folder of KernelBench tasks")] = None,
-    run: Annotated[Path, typer.Option(help="The run's folder; an existing run continues")] = Path(
-        "artefacts/kernels/run"
-    ),
+    trace: _Trace = None,
+    model: _Model = "",
+    problem: _Problem = "",
+    kernelbench: _Suite = None,
+    run: _Run = DEFAULT_RUN,
     device: Device = "auto",
-    case: Annotated[str, typer.Option(help="One case of the problem: 'float16 m=64 n=128'")] = "",
-    peaks: Annotated[Path | None, typer.Option(help="Peaks of this GPU; without: probed now")] = None,
-    most: Annotated[int, typer.Option(min=1, help="Most hotspots that are searched")] = 6,
-    min_gain: Annotated[float, typer.Option(min=0, help="Least expected gain of the step")] = 0.005,
-    trials: Annotated[int, typer.Option(min=1, help="Most trials of each search")] = 100,
-    minutes: Annotated[float, typer.Option(min=0.01, help="Most minutes of each search")] = 15.0,
-    key: Annotated[Path | None, typer.Option(help="Private key; without: one is made for the run")] = None,
-    seed: Annotated[int, typer.Option(min=-(2**53), max=2**53, help="Seed of the search")] = 0,
-    git: Annotated[bool, typer.Option("--git", help="Keep each search as git commits too")] = False,
-    gpus: Annotated[int, typer.Option(min=0, help="Most GPUs of this machine; 0: all that are visible")] = 0,
-    ray: Annotated[str, typer.Option(help="Address of a Ray cluster with GPUs to judge on, or 'local'")] = "",
-    backward: Annotated[
-        bool, typer.Option("--backward", help="Of --problem: its gradients too, if it has any")
-    ] = False,
-    for_jobs: Annotated[
-        bool, typer.Option("--for-jobs", help="Of --problem: only what a job's file can hold")
-    ] = False,
-    stream: Annotated[
-        bool, typer.Option("--stream", help="Also print ledger lines and certificates, for who reads the pod's log")
-    ] = False,
-    llm: Annotated[str, typer.Option(help="Chat model that writes kernels too: PROVIDER:MODEL")] = "",
-    llm_url: Annotated[str, typer.Option(help="Base URL of an OpenAI-compatible server for --llm")] = "",
-    llm_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of the model in each search")] = 400_000,
+    case: _Case = "",
+    peaks: _Peaks = None,
+    most: _Most = 6,
+    min_gain: _MinGain = 0.005,
+    trials: _Trials = 100,
+    minutes: _Minutes = 15.0,
+    key: _Key = None,
+    seed: _Seed = 0,
+    git: _Git = False,
+    gpus: _Gpus = 0,
+    ray: _Ray = "",
+    backward: _Backward = False,
+    for_jobs: _ForJobs = False,
+    stream: _Stream = False,
+    llm: _Llm = "",
+    llm_url: _LlmUrl = "",
+    llm_tokens: _LlmTokens = 400_000,
 ) -> None:
     """Optimize kernels: search, certify, and write the report and the file for the job."""
-    if sum(map(bool, (trace, model, problem, kernelbench))) != 1:
+    kinds = [("trace", trace), ("model", model), ("problem", problem), ("kernelbench", kernelbench)]
+    named = [(name, str(given)) for name, given in kinds if given]
+    if len(named) != 1:
         raise typer.BadParameter("name one of --trace, --model, --problem and --kernelbench")
-    import torch
-
-    from nightshift.kernels.apply.bundle import FILE, kernel_record, write_bundle
-    from nightshift.kernels.certification.envelope import CertificateError
-    from nightshift.kernels.judge.judge import Judge
     from nightshift.kernels.judge.race.baselines import shelf_folder
-    from nightshift.kernels.loop import optimise as loop
-    from nightshift.kernels.loop.executor import LocalExecutor
-    from nightshift.kernels.loop.fan_out import Means, as_it_is, search_all
-    from nightshift.kernels.loop.ledger import Provenance
+    from nightshift.kernels.loop.fan_out import Means, as_it_is
+    from nightshift.kernels.loop.optimise import ON_CPU
     from nightshift.kernels.loop.report import write_report
-    from nightshift.kernels.loop.run_folder import held, keep_question, peaks_of, question, signer_of, write_json
-    from nightshift.kernels.loop.search import Budget, Ladder
-    from nightshift.kernels.profile.hotspots import left_out
-    from nightshift.kernels.profile.problem_file import keep_problem
-    from nightshift.kernels.profile.roofline import PeaksError, probe
-    from nightshift.kernels.suites.model_trace import MODEL_TRACE, trace_model
-    from nightshift.kernels.suites.suite import from_suite
+    from nightshift.kernels.loop.run_folder import held, keep_question, peaks_of, question, signer_of
+    from nightshift.kernels.loop.search import Ladder, SearchBudget
+    from nightshift.kernels.profile.roofline import probe
 
-    where, one = where_of(device), _case(case)
-    kinds = {"trace": trace, "model": model, "problem": problem, "kernelbench": kernelbench}
-    kind, what = next((name, str(given)) for name, given in kinds.items() if given)
+    (kind, what), where = named[0], where_of(device)
+    wanted = _Wanted(kind, what, run, where, _case(case), most, min_gain, seed, for_jobs, backward)
     asked = question(kind, what, case=case, device=where)
     with held(run, asked) as again:
         signer = signer_of(key, run)
-        try:
-            known = peaks_of(run, peaks, where, probe)
-            if trace is not None or model:
-                path = trace if trace is not None else run / MODEL_TRACE
-                if model and not (again and path.exists()):  # taken up again, a run searches what it began with
-                    trace_model(model, run, where)
-                found, works, decisions = loop.from_trace(path, run, known, most, min_gain, seed)
-                if where == "cuda" and not found.on_gpu:
-                    raise Permanent(f"{path}: holds no GPU activity: record ProfilerActivity.CUDA as well")
-                if known is None:
-                    known = found.peaks
-                write_json(run / "profile.json", _profile_json(found, decisions))
-                for line in left_out(found):
-                    typer.echo(line)
-                for hotspot, why in decisions[:12]:
-                    typer.echo(f"{hotspot.total_s * 1e3:8.3f} ms {hotspot.share:6.1%}  {hotspot.name}: {why}")
-                if where == "cpu":
-                    works = [_tiny(work) for work in works]
-            elif problem:
-                works = loop.from_problem(problem, known, one, seed, for_jobs, backward)
-                if where == "cpu" and not case:
-                    works = [_tiny(work) for work in works[:1]]
-            else:
-                works, missed = from_suite(Path(what))
-                write_json(run / "coverage.json", {"covered": [work.slug for work in works], "missed": missed})
-                typer.echo(f"{len(works)} of {len(works) + len(missed)} tasks can be generated by a kernel family")
-                for name, why in missed.items():
-                    typer.echo(f"  not {name}: {' '.join(why.split())}")
-            for work in works:
-                if work.source.endswith(".py"):
-                    keep_problem(Path(work.source), run, work.slug)
-        except (ValueError, PeaksError) as error:
-            raise Permanent(str(error)) from error
-        except OSError as error:
-            if error.filename is None:
-                raise  # a disk that is full
-            raise Permanent(f"{error.filename}: {error.strerror}") from error
+        with _refusals():
+            works, known = wanted.works(peaks_of(run, peaks, where, probe), again)
         if not works:
-            typer.echo("nothing to search: no operation would gain enough, or none is known")
             write_report(run)
+            typer.echo("nothing to search: no operation would gain enough, or none is known")
             raise typer.Exit(1)
         keep_question(run, asked)
-        finish = partial(_with_model, run=run, model=llm, url=llm_url, tokens=llm_tokens) if llm else as_it_is
-        budget, ladder = Budget(trials=trials, wall_s=minutes * 60.0), Ladder() if where == "cuda" else loop.ON_CPU
-        count = min(gpus or len(works), torch.cuda.device_count(), len(works)) if where == "cuda" else 1
-        count = 1 if ray or stream else count
-        if count > 1:
-            means = Means(
-                run, signer.to_bytes(), _commit(), budget, ladder, known, seed, git, gpus=tuple(range(count)),
-                shelf=shelf_folder(), finish=finish,
-            )  # fmt: skip
-            done = search_all(works, means, typer.echo)
-        else:
-            with ExitStack() as stack:
-                spread = stack.enter_context(_ray(ray, where)) if ray else None
-                judge = stack.enter_context(Judge(where, interpret=where == "cpu", shelf=shelf_folder()))
-                provenance = Provenance(_commit(), judge.environment.gpu, judge.environment.container)
-                executor = spread or LocalExecutor([judge], 8 if where == "cuda" else 1)
-                loop_run = loop.Run(
-                    run, executor, provenance, signer, budget, ladder, known, seed, tell=typer.echo, git=git,
-                    stream=typer.echo if stream else (lambda _line: None),
-                )  # fmt: skip
-                done = loop_run.search([finish(work) for work in works])
-        trusted = {signer.key_id: signer.public}
-        certified = [item for item in done if item.certified is not None]
-        records = []
-        for item in certified:
-            assert item.certified is not None
-            try:
-                records.append(kernel_record(json.loads(item.certified.read_text()), trusted))
-            except CertificateError as error:
-                typer.echo(f"not for jobs: {item.work.slug}: {error}")
-        usable = [r for r in records if r["status"] == "faster" or (where == "cpu" and r["status"] == "correct")]
-        usable = [r for r in usable if not str(r["problem"]).startswith("kernelbench/")]
-        write_bundle(run / FILE, usable)
-        written = write_report(run)
-        told_of = f"{len(certified)} of {len(done)} certified; {len(usable)} in {run / FILE}"
-        typer.echo(f"{told_of}; {written.markdown}, {written.page}")
+        means = Means(
+            run, signer.to_bytes(), commit() or "unknown", SearchBudget(trials=trials, wall_s=minutes * 60.0),
+            Ladder() if where == "cuda" else ON_CPU, known, seed, git, where,
+            tuple(range(_gpus_for(len(works), where, gpus, alone=bool(ray or stream)))), shelf=shelf_folder(),
+            finish=partial(_with_model, run=run, model=llm, url=llm_url, tokens=llm_tokens) if llm else as_it_is,
+        )  # fmt: skip
+        done = _search(works, means, ray, stream)
+        certified = _write(done, run, signer, where)
     if stream:
         typer.echo(progress_lines.end("; ".join(f"{item.work.slug}: {item.why}" for item in done)))
     if not certified:
         raise typer.Exit(1)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What to search, as the options of `optimize` name it."""
+
+    kind: str
+    what: str
+    run: Path
+    where: str
+    case: Any
+    most: int
+    min_gain: float
+    seed: int
+    for_jobs: bool
+    backward: bool
+
+    def works(self, peaks: Any, continues: bool) -> tuple[list[Any], Any]:
+        """(works, the GPU's peaks): those that are known, else what a trace shows. continues: the run continues."""
+        from nightshift.kernels.loop.optimise import from_problem
+        from nightshift.kernels.profile.problem_file import keep_problem
+
+        match self.kind:
+            case "problem":
+                works = from_problem(self.what, peaks, self.case, self.seed, self.for_jobs, self.backward)
+                if self.where == "cpu" and self.case is None:
+                    works = [_tiny(work) for work in works[:1]]
+            case "kernelbench":
+                works = self._of_suite()
+            case _:
+                works, peaks = self._of_trace(peaks, continues)
+        for work in works:
+            # `replay` judges with the problem as it was searched, whatever the user does to the file
+            if work.source.endswith(".py"):
+                keep_problem(Path(work.source), self.run, work.slug)
+        return works, peaks
+
+    def _of_trace(self, peaks: Any, continues: bool) -> tuple[list[Any], Any]:
+        from nightshift.kernels.loop.optimise import from_trace
+        from nightshift.kernels.loop.run_folder import write_json
+        from nightshift.kernels.profile.hotspots import left_out
+        from nightshift.kernels.suites.model_trace import MODEL_TRACE, trace_model
+
+        path = Path(self.what) if self.kind == "trace" else self.run / MODEL_TRACE
+        # a run that continues searches what it began with: another trace has other times, and so other hotspots
+        if self.kind == "model" and not (continues and path.exists()):
+            trace_model(self.what, self.run, self.where)
+        found, works, decisions = from_trace(path, self.run, peaks, self.most, self.min_gain, self.seed)
+        if self.where == "cuda" and not found.on_gpu:
+            raise Permanent(f"{path}: holds no GPU activity: record ProfilerActivity.CUDA as well")
+        write_json(self.run / "profile.json", _profile_json(found, decisions))
+        for line in left_out(found):
+            typer.echo(line)
+        for hotspot, why in decisions[:12]:
+            typer.echo(f"{hotspot.total_s * 1e3:8.3f} ms {hotspot.share:6.1%}  {hotspot.name}: {why}")
+        works = [_tiny(work) for work in works] if self.where == "cpu" else works
+        return works, found.peaks if peaks is None else peaks
+
+    def _of_suite(self) -> list[Any]:
+        from nightshift.kernels.loop.run_folder import write_json
+        from nightshift.kernels.suites.suite import from_suite
+
+        works, missed = from_suite(Path(self.what))
+        write_json(self.run / "coverage.json", {"covered": [work.slug for work in works], "missed": missed})
+        typer.echo(f"{len(works)} of {len(works) + len(missed)} tasks can be generated by a kernel family")
+        for name, why in missed.items():
+            typer.echo(f"  not {name}: {' '.join(why.split())}")
+        return works
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What a user's file or question lacks, as Permanent."""
+    from nightshift.kernels.profile.roofline import PeaksError
+
+    try:
+        yield
+    except (ValueError, PeaksError) as error:
+        raise Permanent(str(error)) from error
+    except OSError as error:
+        if error.filename is None:
+            raise  # a disk that is full
+        raise Permanent(f"{error.filename}: {error.strerror}") from error
+
+
+def _gpus_for(works: int, where: str, most: int, alone: bool) -> int:
+    """How many processes search, each on a GPU. alone: one, in this process: Ray spreads candidates by itself, and
+    a stream is one pod's log."""
+    import torch
+
+    return 1 if alone or where != "cuda" else min(most or works, torch.cuda.device_count(), works)
+
+
+def _search(works: list[Any], means: Any, ray: str, stream: bool) -> list[Any]:
+    from nightshift.kernels.judge.judge import Judge
+    from nightshift.kernels.loop.executor import LocalExecutor
+    from nightshift.kernels.loop.fan_out import run_of, search_all
+
+    if len(means.gpus) > 1:
+        return search_all(works, means, typer.echo)
+    with ExitStack() as stack:
+        spread = stack.enter_context(_ray(ray, means.device)) if ray else None
+        # beside Ray's judges too: it says what machine this is
+        judge = stack.enter_context(Judge(means.device, interpret=means.device == "cpu", shelf=means.shelf))
+        executor = spread or LocalExecutor([judge], means.threads if means.device == "cuda" else 1)
+        made = run_of(means, executor, judge, typer.echo)
+        if stream:
+            made.stream = typer.echo
+        return made.search([means.finish(work) for work in works])
+
+
+def _write(done: list[Any], run: Path, signer: Any, where: str) -> int:
+    """The job's file and the report; how many works were certified."""
+    from nightshift.kernels.apply.bundle import FILE, kernel_record, write_bundle
+    from nightshift.kernels.certification.envelope import CertificateError
+    from nightshift.kernels.loop.report import write_report
+
+    certified = [item for item in done if item.certified is not None]
+    records = []
+    for item in certified:
+        try:
+            envelope = json.loads(item.certified.read_text())
+            records.append(kernel_record(envelope, {signer.key_id: signer.public}))
+        except CertificateError as error:
+            typer.echo(f"not for jobs: {item.work.slug}: {error}")
+    # on a CPU nothing is raced, so nothing is faster: the file is for trying it out
+    fit = ("faster", "correct") if where == "cpu" else ("faster",)
+    usable = [r for r in records if r["status"] in fit and not str(r["problem"]).startswith("kernelbench/")]
+    write_bundle(run / FILE, usable)
+    written = write_report(run)
+    told_of = f"{len(certified)} of {len(done)} certified; {len(usable)} in {run / FILE}"
+    typer.echo(f"{told_of}; {written.markdown}, {written.page}")
+    return len(certified)
 
 
 def _ray(address: str, where: str) -> Any:
@@ -174,8 +256,6 @@ def _ray(address: str, where: str) -> Any:
 
 def _with_model(work: Any, run: Path, model: str, url: str, tokens: int) -> Any:
     """The same work with a language model among its authors, who keeps account in the search's folder."""
-    from dataclasses import replace
-
     from nightshift.kernels.generate.base import GeneratorError
     from nightshift.kernels.generate.llm import Allowance, LanguageModel, connect
 
@@ -252,6 +332,7 @@ def report(run: RunFolder) -> None:
     from nightshift.kernels.loop.optimise import tasks_of
     from nightshift.kernels.loop.report import write_report
 
+    # a report would be written into any folder, and say that nothing was searched
     if not any(tasks_of(run)) and not (run / "profile.json").exists():
         raise Permanent(f"{run}: no run's folder: it holds neither searches nor a profile")
     try:
@@ -267,7 +348,7 @@ def report(run: RunFolder) -> None:
 
 def replay(
     trial: Annotated[str, typer.Argument(help="SEARCH:NUMBER, or NUMBER where the run has one search")],
-    run: Annotated[Path, typer.Option(help="The run's folder")] = Path("artefacts/kernels/run"),
+    run: Annotated[Path, typer.Option(help="The run's folder")] = DEFAULT_RUN,
     device: Device = "auto",
 ) -> None:
     """Judge one trial of a run again, with the same candidate, probes and seeds. Exit code 1: another verdict."""
@@ -291,6 +372,7 @@ def replay(
         if line is None:
             raise OptimiseError(f"{trial}: {folder} has {len(lines)} lines")
         written = problem_path(run, folder.name)
+        # the run's own copy: the user's file, or the reference problem, may have changed since
         if line.problem.startswith("kernelbench/"):
             problem = replace(load_task(written, (line.case["dtype"],)).problem, name=line.problem)
         elif written.exists():
@@ -305,6 +387,7 @@ def replay(
     then, now = line.seconds * 1e6, seconds_of(verdict, case) * 1e6
     typer.echo(f"then {line.status} ({line.reason}) {then:.1f} µs on {line.gpu}")
     typer.echo(f"now  {verdict.status} ({verdict.reason}) {now:.1f} µs on {verdict.environment.get('gpu')}")
+    # times vary from race to race: whether it is fit must come out the same, how fast need not
     same = verdict.status.value == line.status or {verdict.status.value, line.status} <= {
         "faster", "slower", "inconclusive",
     }  # fmt: skip
@@ -314,12 +397,13 @@ def replay(
 # Shared --------------------------------------------------------------------------------------------------------
 
 
-def where_of(word: str) -> str:
+def where_of(device: str) -> str:
     import torch
 
-    where = ("cuda" if torch.cuda.is_available() else "cpu") if word == "auto" else word
+    where = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     if where not in ("cuda", "cpu"):
-        raise typer.BadParameter(f"--device: {word!r} is none of cuda, cpu and auto")
+        raise typer.BadParameter(f"--device: {device!r} is none of cuda, cpu and auto")
+    # said here: deep in a search it would be a traceback of torch's
     if where == "cuda" and not torch.cuda.is_available():
         raise Permanent("--device cuda: torch sees no GPU here")
     return where
@@ -340,8 +424,6 @@ def _case(text: str) -> Any:
 
 def _tiny(work: Any) -> Any:
     """The same search on a shape that Triton's interpreter can run: every size at most 48."""
-    from dataclasses import replace
-
     from nightshift.kernels.ops.families import interprets
     from nightshift.kernels.problem import Case
 
@@ -349,15 +431,10 @@ def _tiny(work: Any) -> Any:
     small = Case.of(case.dtype, "contiguous", **{name: min(value, 48) for name, value in case.params})
     if "m" in small.sizes:
         small = small.with_(m=min(6, small["m"]))
+    # CUDA C++ and Gluon have no interpreter
     authors = tuple(g for g in work.generators if interprets(g.name))
     task = replace(work.task, case=small, problem=replace(work.task.problem, cases=(small,)))
     return replace(work, task=task, generators=authors)
-
-
-def _commit() -> str:
-    from nightshift.kernels.cli import _commit as commit
-
-    return commit()
 
 
 def _profile_json(found: Any, decisions: list[Any]) -> dict[str, Any]:

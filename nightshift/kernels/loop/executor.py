@@ -50,6 +50,7 @@ class LocalExecutor:
 
     def run(self, jobs: Iterable[Job]) -> Generator[tuple[Job, Verdict]]:
         turns: queue.SimpleQueue[int] = queue.SimpleQueue()
+        # numbers in rounds, so that the first jobs go to different judges
         for _ in range(self._threads):
             for number in range(len(self._judges)):
                 turns.put(number)
@@ -74,4 +75,5 @@ class LocalExecutor:
                 for future in as_completed(futures):
                     yield future.result()
             finally:
+                # the caller has what it wanted: jobs that were not begun would cost GPU time for nothing
                 pool.shutdown(wait=False, cancel_futures=True)

@@ -23,10 +23,10 @@ from typing import Any
 
 from nightshift.collectors.seal import Signer
 from nightshift.kernels.judge.judge import Judge
-from nightshift.kernels.loop.executor import LocalExecutor
+from nightshift.kernels.loop.executor import Executor, LocalExecutor
 from nightshift.kernels.loop.ledger import Provenance
-from nightshift.kernels.loop.optimise import Done, Run, Work, work_of
-from nightshift.kernels.loop.search import Budget, Ladder
+from nightshift.kernels.loop.optimise import FinishedWork, Run, Work, work_of
+from nightshift.kernels.loop.search import Ladder, SearchBudget
 from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case
 from nightshift.kernels.profile.problem_file import load_problem
@@ -53,7 +53,7 @@ class Means:
     folder: Path
     signer: bytes
     commit: str
-    budget: Budget
+    budget: SearchBudget
     ladder: Ladder
     peaks: Peaks | None
     seed: int = 0
@@ -66,13 +66,23 @@ class Means:
     finish: Finish = as_it_is
 
 
+def run_of(means: Means, executor: Executor, judge: Judge, tell: Callable[[str], None]) -> Run:
+    """A run by these means, on the judge's machine."""
+    provenance = Provenance(means.commit, judge.environment.gpu, judge.environment.container)
+    signer = Signer.from_bytes(means.signer)
+    return Run(
+        means.folder, executor, provenance, signer, means.budget, means.ladder, means.peaks, means.seed, tell=tell,
+        git=means.git,
+    )  # fmt: skip
+
+
 def search_all(
     works: Sequence[Work],
     means: Means,
     tell: Callable[[str], None] = print,
     ready: Callable[[int], bool] = lambda gpu: True,
     enough: Callable[[], bool] = lambda: False,
-) -> list[Done]:
+) -> list[FinishedWork]:
     """Searches every work; `Done.result` of another process is None. ready: whether a GPU may be begun with now.
     enough: whether the time is over: works that were not begun then are left, and come back as not certified.
 
@@ -80,6 +90,7 @@ def search_all(
     process is left for comes back as not certified. Each process has a pipe of its own, so one that is killed in
     the middle of a message leaves no lock behind that another would wait for.
     """
+    # CUDA does not survive a fork
     context = multiprocessing.get_context("spawn")
     waiting = deque(enumerate(works))
     workers: dict[int, _Worker] = {}
@@ -87,20 +98,21 @@ def search_all(
     over = False
     try:
         while len(found) < len(works):
-            for gpu in means.gpus:
-                if gpu not in workers and not over and ready(gpu):
-                    workers[gpu] = _start(context, gpu, means)
-            over = over or enough()
-            if over:
-                found |= {number: (NOT_BEGUN, 0) for number, _ in waiting}
-                waiting.clear()
+            if not over:
+                begun = [gpu for gpu in means.gpus if gpu not in workers and ready(gpu)]
+                workers |= {gpu: _start(context, gpu, means) for gpu in begun}
+                over = enough()
+            while over and waiting:
+                found[waiting.popleft()[0]] = (NOT_BEGUN, 0)
             alive = [worker for worker in workers.values() if not worker.line.closed]
             if not alive and (over or len(workers) == len(means.gpus)):
                 break
             _listen(alive, waiting, found, tell)
     finally:
+        # with all verdicts here they only have to close their judges; broken off, nobody waits for theirs
+        patience_s = 30.0 if len(found) == len(works) else 0.0
         for worker in workers.values():
-            worker.end(30.0 if len(found) == len(works) else 0.0)
+            worker.end(patience_s)
     return [_done(work, means.folder, found.get(number)) for number, work in enumerate(works)]
 
 
@@ -134,6 +146,7 @@ def _listen(
     for worker in alive:
         if worker.line in heard or worker.process.sentinel in heard:
             try:
+                # its sentinel alone: all that it had said was read in earlier turns
                 if not worker.line.poll():
                     raise EOFError
                 kind, number, item = worker.line.recv()
@@ -165,10 +178,10 @@ def _deal(worker: _Worker, waiting: deque[tuple[int, Work]]) -> None:
             worker.given = waiting.popleft()
 
 
-def _done(work: Work, folder: Path, found: tuple[str, int] | None) -> Done:
+def _done(work: Work, folder: Path, found: tuple[str, int] | None) -> FinishedWork:
     path = folder / "tasks" / work.slug / "certificate.json"
     why, trials = found or ("its process ended; run it again to go on", 0)
-    return Done(work, None, path if path.exists() else None, why, trials)
+    return FinishedWork(work, None, path if path.exists() else None, why, trials)
 
 
 def _start(context: Any, gpu: int, means: Means) -> _Worker:
@@ -197,6 +210,7 @@ def _work_off(gpu: int, means: Means, line: Any) -> None:
     """A process: searches until there is nothing left. It ends with its parent."""
     parent = multiprocessing.parent_process()
     if parent is not None:
+        # killed by SIGKILL, a parent tells nobody: its searches would hold the GPUs
         threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
     os.set_inheritable(line.fileno(), False)  # judges' processes must not keep it open
     one_at_a_time = threading.Lock()
@@ -205,26 +219,15 @@ def _work_off(gpu: int, means: Means, line: Any) -> None:
         with one_at_a_time:
             line.send((kind, number, item))
 
-    signer = Signer.from_bytes(means.signer)
     judge = Judge(means.device, means.device == "cpu", compiled=means.compiled, shelf=means.shelf)
     with judge:
-        run = Run(
-            means.folder,
-            LocalExecutor([judge], means.threads),
-            Provenance(means.commit, judge.environment.gpu, judge.environment.container),
-            signer,
-            means.budget,
-            means.ladder,
-            means.peaks,
-            means.seed,
-            tell=lambda text: say("line", -1, f"[{gpu}] {text}"),
-            git=means.git,
-        )
+        executor = LocalExecutor([judge], means.threads)
+        run = run_of(means, executor, judge, lambda text: say("line", -1, f"[{gpu}] {text}"))
 
         def failed(number: int, error: Exception) -> None:
             say("done", number, (f"{type(error).__name__}: {error}"[:500], 0))
 
-        def report(number: int, conclude: Callable[[], Done]) -> None:
+        def report(number: int, conclude: Callable[[], FinishedWork]) -> None:
             try:
                 done = conclude()
                 say("done", number, (done.why, done.trials))
@@ -246,6 +249,7 @@ def _work_off(gpu: int, means: Means, line: Any) -> None:
                 except Exception as error:  # noqa: BLE001  the same
                     failed(number, error)
                     continue
+                # one whole verdict at a time: two would wait for each other's races
                 wait(under_way)
                 under_way = [judged.submit(report, number, conclude)]
 
@@ -262,4 +266,5 @@ def work_again(
 
 def _end_with(sentinel: int) -> None:
     connection.wait([sentinel])
+    # at once: whoever would read what an orderly end leaves is gone
     os._exit(1)

@@ -3,9 +3,15 @@
 A run is a folder. `ledger.jsonl` is the truth: a line is on the disk (fsync) before the search acts on it, and one
 torn by a crash is cut off when the run is opened again. Lines are chained (`kernels.loop.ledger_chain`), and
 `head.json` names the last one: a line that was changed, removed, moved or cut off is found.
-`candidates/SHA256.json` holds what was judged, written before its line. `results.tsv` is the same for eyes and
-spreadsheets, written anew from the ledger on opening. `run.json` holds what the search was asked. One process at a
-time: the ledger is locked while it is open.
+`candidates/SHA256.json` holds what was judged, written before its line. `run.json` holds what the search was asked.
+One process at a time: the ledger is locked while it is open.
+
+Two more forms are written from it. `results.tsv` is the same for eyes and spreadsheets, written anew on opening.
+`git/` (where asked for) is the same as commits, for `git log`, `git show` and `git bisect`: every trial commits the
+candidate's source and its ledger line; a trial that was not kept is followed by a commit that takes the source back
+to the best. A trial whose commit is missing (the process was killed between the two) is written with the next one.
+All goes to the branch `search`, wherever people left HEAD (a bisect, a branch of theirs), which comes back to it.
+Their commits on it and their other files stay; of the two files that are ours, what is not committed goes.
 """
 
 from __future__ import annotations
@@ -16,7 +22,9 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
@@ -26,7 +34,7 @@ from nightshift.collectors.seal import SealError, canonical_json
 from nightshift.kernels.candidate import Candidate, CandidateError
 from nightshift.kernels.judge.verdict import Status
 from nightshift.kernels.loop import ledger_chain
-from nightshift.kernels.loop.ledger_chain import LINKS, Audit, Head
+from nightshift.kernels.loop.ledger_chain import LINKS, Audit, LedgerHead
 
 HEAD = "head.json"
 SCHEMA = 1
@@ -38,15 +46,6 @@ Decision = Literal["keep", "revert", "discard", "crash"]
 
 _COLUMNS = ("trial", "generator", "rung", "decision", "status", "reason", "seconds", "speedup", "best_baseline",
             "candidate_sha256", "config", "hypothesis", "detail")  # fmt: skip
-
-
-_KINDS: dict[Any, tuple[str, ...]] = {
-    int: ("trial", "seed", "rung", "of", "tokens"),
-    str: ("commit", "gpu", "container", "generator", "problem", "hypothesis", "candidate_sha256", "status",
-          "reason", "detail", "stage", "secret"),
-    float | int: ("at_s",),
-    Mapping: ("case", "config", "baselines"),
-}  # fmt: skip
 
 
 class LedgerError(ValueError):
@@ -113,30 +112,41 @@ class Line:
         if unknown:
             raise LedgerError(f"unknown field {unknown[0]!r}")
         record = {k: v for k, v in value.items() if k != "schema"}
-        if record.get("decision") not in get_args(Decision):
-            raise LedgerError(f"decision: {record.get('decision')!r} is none of {', '.join(get_args(Decision))}")
+        for name, (fits, what) in _CHECKS.items():
+            if name in record and not fits(record[name]):
+                raise LedgerError(f"{name}: {str(record[name])[:80]!r} {what}")
         for name in ("seconds", "floor_s", "took_s"):
             record[name] = _number(record.get(name))
-        for kind, names in _KINDS.items():
-            for name in names:
-                if name in record and (not isinstance(record[name], kind) or record[name] is True):
-                    raise LedgerError(f"{name}: {str(record[name])[:80]!r} is none")
-        if record.get("status", "correct") not in set(Status):
-            raise LedgerError(f"status: {record['status'][:80]!r} is none")
-        if not isinstance(record.get("full", False), bool):
-            raise LedgerError(f"full: {str(record['full'])[:80]!r} is neither true nor false")
-        case, speedup = record.get("case", {}), record.get("speedup", (None,) * 3)
-        if not {"params", "dtype", "layout"} <= case.keys() or not isinstance(case["params"], Mapping):
-            raise LedgerError(f"case: {str(case)[:80]!r} is none")
-        if len(speedup) != 3:
-            raise LedgerError(f"speedup: {str(speedup)[:80]!r} is none")
-        bytes.fromhex(record.get("secret", ""))
-        record["speedup"] = tuple(_number(x) for x in speedup)
+        record["speedup"] = tuple(_number(x) for x in record.get("speedup", (None,) * 3))
         record["baselines"] = {k: _number(v) for k, v in record.get("baselines", {}).items()}
         try:
             return cls(**record)
         except TypeError as error:
             raise LedgerError(str(error)) from error
+
+
+def _is_case(value: Any) -> bool:
+    whole = isinstance(value, Mapping) and {"params", "dtype", "layout"} <= value.keys()
+    return whole and isinstance(value["params"], Mapping)
+
+
+_TEXTS = ("commit", "gpu", "container", "generator", "problem", "hypothesis", "candidate_sha256", "reason",
+          "detail", "stage")  # fmt: skip
+_BYTES = re.compile("([0-9a-fA-F]{2})*")
+_CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "decision": (lambda value: value in get_args(Decision), f"is none of {', '.join(get_args(Decision))}"),
+    # type(), not isinstance(): True would pass for 1
+    **dict.fromkeys(("trial", "seed", "rung", "of", "tokens"), (lambda value: type(value) is int, "is none")),
+    **dict.fromkeys(_TEXTS, (lambda value: isinstance(value, str), "is none")),
+    "at_s": (lambda value: type(value) in (int, float), "is none"),
+    **dict.fromkeys(("config", "baselines"), (lambda value: isinstance(value, Mapping), "is none")),
+    "status": (lambda value: value in list(Status), "is none"),
+    "full": (lambda value: isinstance(value, bool), "is neither true nor false"),
+    "case": (_is_case, "is none"),
+    "speedup": (lambda value: isinstance(value, list | tuple) and len(value) == 3, "is none"),
+    "secret": (lambda value: isinstance(value, str) and bool(_BYTES.fullmatch(value)), "is no hexadecimal number"),
+}
+"""Field → what it has to be, and what to say where it is not. A field that is missing is `Line`'s to refuse."""
 
 
 def _plain(value: Any) -> Any:
@@ -170,6 +180,7 @@ class Ledger:
         try:
             if run is not None and not asked_the_same(folder / "run.json", run):
                 write_whole(folder / "run.json", json.dumps(run, indent=1) + "\n")
+            # before anything is written: a search does not go on from a ledger that was changed
             self.lines, found = _sound(folder)
             _cut_torn(folder / "ledger.jsonl")
             self.head = found.head
@@ -202,7 +213,7 @@ class Ledger:
         self._file.flush()
         os.fsync(self._file.fileno())
         self.lines.append(line)
-        self.head = Head(line.trial, record["hash"])
+        self.head = LedgerHead(line.trial, record["hash"])
         write_whole(
             self.folder / HEAD, json.dumps(self.head.to_json()) + "\n"
         )  # behind the line: never ahead of it
@@ -214,13 +225,14 @@ class Ledger:
         write_whole(self.folder / "results.tsv", text)
 
 
-def asked_the_same(path: Path, asked: Mapping[str, Any]) -> bool:
+def asked_the_same(path: Path, question: Mapping[str, Any]) -> bool:
     """Whether a folder was asked this before; False where it was asked nothing. Raises LedgerError."""
     if not path.exists():
         return False
     before = _asked_of(path)
-    if before != json.loads(json.dumps(asked)):
-        changed = sorted(k for k in {*before, *asked} if before.get(k) != asked.get(k))
+    # as it would be read again: tuples come back as lists
+    if before != json.loads(json.dumps(question)):
+        changed = sorted(k for k in {*before, *question} if before.get(k) != question.get(k))
         raise LedgerError(f"{path}: this run was asked something else ({', '.join(changed)})")
     return True
 
@@ -229,6 +241,7 @@ def _locked(path: Path, folder: Path) -> IO[bytes]:
     """A file that nobody else has open so; the lock ends with the process. Raises LedgerError."""
     file = path.open("a+b")
     try:
+        # the kernel gives it back when the process ends, however it ends: a lock file would outlive a kill
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         file.close()
@@ -260,7 +273,9 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[Line]]:
     return _asked(folder), _sound(folder)[0]
 
 
-def read_audit(folder: Path, heads: Mapping[str, Head] | None = None) -> tuple[dict[str, Any], list[Line], Audit]:
+def read_audit(
+    folder: Path, heads: Mapping[str, LedgerHead] | None = None
+) -> tuple[dict[str, Any], list[Line], Audit]:
     """The same for a report: lines that are not as they were written are read all the same, and named. heads: what
     other places name as the ledger's end. Raises LedgerError where a line cannot be read; it names all such."""
     path = folder / "ledger.jsonl"
@@ -282,11 +297,11 @@ def _sound(folder: Path) -> tuple[list[Line], Audit]:
     return lines, found
 
 
-def _audit(folder: Path, heads: Mapping[str, Head]) -> Audit:
+def _audit(folder: Path, heads: Mapping[str, LedgerHead]) -> Audit:
     asked, path = _asked(folder), folder / HEAD
     if path.exists():
         try:
-            heads = {HEAD: Head.of(json.loads(path.read_text())), **heads}
+            heads = {HEAD: LedgerHead.of(json.loads(path.read_text())), **heads}
         except (OSError, ValueError, RecursionError) as error:
             raise LedgerError(f"{path}: {error}") from error
     names = {"schema", *(f.name for f in fields(Line))}
@@ -341,6 +356,7 @@ def _read(path: Path) -> list[Line]:
             line = Line.from_json({name: value for name, value in record.items() if name not in LINKS})
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise LedgerError(f"{path}:{number}: {error}") from error
+        # a ledger of an older version has no chain: its numbers are all that shows a missing line
         if line.trial != number:
             raise LedgerError(f"{path}:{number}: trial {line.trial}")
         lines.append(line)
@@ -372,3 +388,90 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o666) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+_IDENTITY = ("-c", "user.name=nightshift", "-c", "user.email=nightshift@localhost", "-c", "commit.gpgsign=false",
+             "-c", "core.hooksPath=/dev/null")  # fmt: skip
+_BRANCH = "refs/heads/search"
+_SUBJECT = re.compile(r"(Trial|Revert) ([0-9]+): ")
+_FILES = ("candidate", "trial.json")
+
+
+class GitBook:
+    """The repository beside a ledger. Raises LedgerError where git is missing or fails."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._folder = ledger.folder / "git"
+        self._folder.mkdir(exist_ok=True)
+        self._git("init", "-q", "-b", "search")  # also where one was broken off; the same again changes nothing
+        for lock in (self._folder / ".git").rglob("*.lock"):
+            lock.unlink()  # of a git that was killed: the ledger is open here alone
+        self._git("symbolic-ref", "HEAD", _BRANCH)
+        (self._folder / ".git" / "index").unlink(missing_ok=True)  # a kill or a crash may have damaged it
+        self._git("reset", "-q")  # made anew of the branch; files stay
+
+    def write(self) -> None:
+        """Commit every trial of the ledger that has no commit yet."""
+        done = self._written()
+        best: Line | None = None
+        for line in self._ledger.lines:
+            if line.trial > done:
+                self._commit(line)
+                if line.decision != "keep":
+                    self._take_back(line, best)
+            if line.decision == "keep":
+                best = line
+
+    def _written(self) -> int:
+        """The last trial with a commit, and its way back where it needed one."""
+        if not self._git("for-each-ref", _BRANCH):
+            return 0
+        subjects = self._git("log", "--first-parent", "--format=%s", _BRANCH).splitlines()
+        told = next((found for text in subjects if (found := _SUBJECT.match(text))), None)
+        if told is None:
+            return 0
+        number = int(told[2])
+        if not 0 < number <= len(self._ledger.lines):
+            raise LedgerError(f"{self._folder}: tells of trial {number}, the ledger of {len(self._ledger.lines)}")
+        line = self._ledger.lines[number - 1]
+        if line.decision != "keep" and told[1] != "Revert":
+            kept = [x for x in self._ledger.lines[: number - 1] if x.decision == "keep"]
+            self._take_back(line, kept[-1] if kept else None)
+        return number
+
+    def _commit(self, line: Line) -> None:
+        self._put(line)
+        (self._folder / "trial.json").write_text(json.dumps(line.to_json(), indent=1) + "\n")
+        said = f"Trial {line.trial}: {line.decision}, {line.status} ({line.reason})"
+        self._save(said, f"{line.hypothesis}\n\n{line.detail}")
+
+    def _take_back(self, line: Line, best: Line | None) -> None:
+        if best is None:
+            (self._folder / "candidate").unlink(missing_ok=True)
+        else:
+            self._put(best)
+        self._save(f"Revert {line.trial}: back to {f'trial {best.trial}' if best else 'nothing'}", "")
+
+    def _put(self, line: Line) -> None:
+        candidate = read_candidate_of(self._ledger.folder, line.candidate_sha256)
+        (self._folder / "candidate").write_text(candidate.source)
+
+    def _save(self, subject: str, body: str) -> None:
+        self._git("update-index", "--add", "--remove", *_FILES)  # whatever the user's settings ignore
+        # git ends a message at a NUL, which a candidate's error may hold
+        said = f"{subject}\n\n{body or '-'}".replace("\0", "\ufffd")
+        self._git(*_IDENTITY, "commit", "-q", "--allow-empty", "--cleanup=whitespace", "-F", "-", said=said)
+
+    def _git(self, *words: str, said: str = "") -> str:
+        outer = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # of a hook
+        outer["GIT_DIR"] = ".git"  # where it is damaged, git would look for one around it: the user's own project
+        try:
+            done = subprocess.run(
+                ["git", *words], cwd=self._folder, env=outer, input=said, capture_output=True, encoding="utf-8",
+                errors="replace", check=True, timeout=60,
+            )  # fmt: skip
+        except (OSError, subprocess.SubprocessError) as error:
+            said = getattr(error, "stderr", "") or str(error)
+            raise LedgerError(f"{self._folder}: git {words[0]}: {said.strip()[:300]}") from error
+        return done.stdout.strip()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ _DIGITS = 8
 
 
 @dataclass(frozen=True)
-class Finding:
+class LedgerFinding:
     """One place where a ledger is not as it was written. field: "" where it is about the whole line."""
 
     line: int
@@ -38,14 +38,14 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Head:
+class LedgerHead:
     """The last line of a ledger at some time."""
 
     lines: int
     hash: str
 
     @classmethod
-    def of(cls, value: Any) -> Head:
+    def of(cls, value: Any) -> LedgerHead:
         """Raises ValueError."""
         if not isinstance(value, Mapping) or type(value.get("lines")) is not int or value["lines"] < 0:
             raise ValueError("names no number of lines")
@@ -62,15 +62,15 @@ class Audit:
     head: the last whole line, and what the next one follows.
     """
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[LedgerFinding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     unchained: int = 0
-    head: Head = Head(0, "")
+    head: LedgerHead = LedgerHead(0, "")
 
 
-def origin(asked: Mapping[str, Any], older: bytes) -> str:
+def origin(question: Mapping[str, Any], older: bytes) -> str:
     """What the first chained line follows. older: the lines before it, of a version that chained none."""
-    return fingerprint({"asked": asked, "older": sha256_hex(older)})
+    return fingerprint({"asked": question, "older": sha256_hex(older)})
 
 
 def sealed(record: Mapping[str, Any], previous: str) -> dict[str, Any]:
@@ -79,7 +79,9 @@ def sealed(record: Mapping[str, Any], previous: str) -> dict[str, Any]:
     return {**body, "hash": fingerprint(body)}
 
 
-def audit(data: bytes, asked: Mapping[str, Any], heads: Mapping[str, Head], names: Collection[str] = ()) -> Audit:
+def audit(
+    data: bytes, question: Mapping[str, Any], heads: Mapping[str, LedgerHead], names: Collection[str] = ()
+) -> Audit:
     """Checks a ledger's bytes. heads: what each place (a file, a certificate) names as its end. names: of all
     fields that a line can have."""
     found = Audit()
@@ -88,12 +90,14 @@ def audit(data: bytes, asked: Mapping[str, Any], heads: Mapping[str, Head], name
     offset, before_s = 0, -math.inf
     hashes: list[str] = []
     for number, text in enumerate(lines, 1):
-        faults: list[Finding] = []
+        faults: list[LedgerFinding] = []
         record = _record(text, number, faults)
+        # unchained lines are believed at the beginning alone, where an older version wrote; further on, links were
+        # removed
         if found.unchained == number - 1 and record is not None and not any(name in record for name in LINKS):
             found.unchained += 1
         else:
-            expected = expected or (origin(asked, data[:offset]),)
+            expected = expected or (origin(question, data[:offset]),)
             faults += _faults(record, text, number, expected, names) if record is not None else []
             expected = _next(record)
         before_s = _clock(record, number, before_s, found.notes)
@@ -105,12 +109,12 @@ def audit(data: bytes, asked: Mapping[str, Any], heads: Mapping[str, Head], name
         found.notes.insert(
             0, f"{_lines(1, found.unchained)}: unchained, of an older version: an edit cannot be seen"
         )
-    last = hashes[-1] if hashes and found.unchained < len(hashes) else origin(asked, data[:offset])
-    found.head = Head(len(lines), last)
+    last = hashes[-1] if hashes and found.unchained < len(hashes) else origin(question, data[:offset])
+    found.head = LedgerHead(len(lines), last)
     return found
 
 
-def _record(text: bytes, number: int, faults: list[Finding]) -> dict[str, Any] | None:
+def _record(text: bytes, number: int, faults: list[LedgerFinding]) -> dict[str, Any] | None:
     """A line's fields and links; None where it is no line."""
     try:
         record = json.loads(text.decode())
@@ -119,9 +123,9 @@ def _record(text: bytes, number: int, faults: list[Finding]) -> dict[str, Any] |
             raise ValueError("no JSON object")
     except SealError as error:
         place, _, what = str(error).removeprefix("$").removeprefix(".").partition(": ")
-        faults.append(Finding(number, place.partition(".")[0].partition("[")[0], f"malformed: {what}"))
+        faults.append(LedgerFinding(number, place.partition(".")[0].partition("[")[0], f"malformed: {what}"))
     except (ValueError, RecursionError) as error:
-        faults.append(Finding(number, "", f"malformed: {error}"))
+        faults.append(LedgerFinding(number, "", f"malformed: {error}"))
     else:
         return record
     return None
@@ -132,53 +136,61 @@ def _next(record: Mapping[str, Any] | None) -> tuple[str, ...]:
     changed. "": anything, behind a line that cannot be read."""
     if record is None:
         return ("",)
+    # both, so that one edited line is one finding, and not every line behind it
     return str(record.get("hash")), fingerprint({k: v for k, v in record.items() if k != "hash"})
 
 
 def _faults(
     record: Mapping[str, Any], text: bytes, number: int, expected: Sequence[str], names: Collection[str]
-) -> list[Finding]:
+) -> list[LedgerFinding]:
     missing = [name for name in LINKS if not isinstance(record.get(name), str)]
     if missing:
-        return [Finding(number, name, "missing: the line is not chained") for name in missing]
-    changed = [Finding(number, name, what) for name, what in _changed(record, expected, names)]
+        return [LedgerFinding(number, name, "missing: the line is not chained") for name in missing]
+    changed = [LedgerFinding(number, name, what) for name, what in _changed(record, expected, names)]
     if not changed and record["previous"] not in expected and "" not in expected:
         what = "does not follow the line before: a line was removed, inserted or moved, or run.json changed"
-        changed = [Finding(number, "previous", what)]
+        changed = [LedgerFinding(number, "previous", what)]
+    # the same values in other bytes have the same hash: another program wrote the line
     if not changed and text != canonical_json(record):
-        changed = [Finding(number, _field_at(text, record), "written in another way than ours")]
+        changed = [LedgerFinding(number, _field_at(text, record), "written in another way than ours")]
     return changed
 
 
-def _changed(
-    record: Mapping[str, Any], expected: Sequence[str], names: Collection[str]
-) -> Iterator[tuple[str, str]]:
-    """The fields whose content is not what the line's hash says."""
+def _changed(record: Mapping[str, Any], expected: Sequence[str], names: Collection[str]) -> list[tuple[str, str]]:
+    """The fields whose content is not what the line's hash says, and how."""
     body = {name: value for name, value in record.items() if name != "hash"}
     if fingerprint(body) == record["hash"]:
-        return
+        return []
     plain = {name: value for name, value in record.items() if name not in LINKS}
-    odd = [(name, "unknown") for name in plain if names and name not in names]
-    if odd:
-        yield from odd
-        return
-    now, then = _digests(plain), record["digests"]
-    if len(now) != len(then) and names and plain.keys() != set(names):
-        yield from ((name, "missing") for name in names if name not in plain)
-        return
-    others = [
-        name
-        for place, name in enumerate(sorted(plain))
-        if now[place * _DIGITS : (place + 1) * _DIGITS] != then[place * _DIGITS : (place + 1) * _DIGITS]
-    ]
-    link = ""
-    if fingerprint({**body, "digests": now}) == record["hash"]:
-        link = "digests"
-    elif not others:
-        restored = any(fingerprint({**body, "previous": one}) == record["hash"] for one in expected)
-        link = "previous" if restored else "hash"
-    for name in [link] if link else others:
-        yield name, "changed since it was written"
+    if names and (odd := _added_or_gone(plain, record["digests"], names)):
+        return odd
+    edited = _edited(plain, record["digests"])
+    link = _changed_link(body, record["hash"], expected, _digests(plain), bool(edited))
+    return [(name, "changed since it was written") for name in ([link] if link else edited)]
+
+
+def _added_or_gone(plain: Mapping[str, Any], digests: str, names: Collection[str]) -> list[tuple[str, str]]:
+    if odd := [(name, "unknown") for name in plain if name not in names]:
+        return odd
+    # digests stand by the fields' places: with a field gone, all behind it would seem changed
+    gone = [(name, "missing") for name in names if name not in plain]
+    return gone if len(_digests(plain)) != len(digests) else []
+
+
+def _edited(plain: Mapping[str, Any], digests: str) -> list[str]:
+    now = _digests(plain)
+    cuts = [slice(at, at + _DIGITS) for at in range(0, len(now), _DIGITS)]
+    return [name for name, cut in zip(sorted(plain), cuts, strict=True) if now[cut] != digests[cut]]
+
+
+def _changed_link(body: Mapping[str, Any], sha256: str, expected: Sequence[str], digests: str, edited: bool) -> str:
+    """Which of the links was changed: the one with which, as it ought to be, the hash is right; "" where none."""
+    if fingerprint({**body, "digests": digests}) == sha256:
+        return "digests"
+    if edited:
+        return ""
+    restored = any(fingerprint({**body, "previous": one}) == sha256 for one in expected)
+    return "previous" if restored else "hash"
 
 
 def _field_at(text: bytes, record: Mapping[str, Any]) -> str:
@@ -203,22 +215,24 @@ def _clock(record: Mapping[str, Any] | None, number: int, before_s: float, notes
     return float(at_s)
 
 
-def _ends(found: Audit, hashes: Sequence[str], heads: Mapping[str, Head], torn: bool) -> None:
+def _ends(found: Audit, hashes: Sequence[str], heads: Mapping[str, LedgerHead], torn: bool) -> None:
     """Holds the last lines against the heads."""
     count, named = len(hashes), {one.line for one in found.findings}
     for place, head in heads.items():
         if head.lines > count:
             cut = f"{_lines(count + 1, head.lines)} cut off at the end: {place} names {head.lines} lines"
-            found.findings.append(Finding(count + 1, "", cut))
+            found.findings.append(LedgerFinding(count + 1, "", cut))
+        # a line with a finding of its own is told once
         elif found.unchained < head.lines and hashes[head.lines - 1] != head.hash and head.lines not in named:
             what = f"not the line that {place} names: lines from here on were replaced"
-            found.findings.append(Finding(head.lines, "hash", what))
+            found.findings.append(LedgerFinding(head.lines, "hash", what))
         elif head.lines and found.unchained >= head.lines:
             what = f"not chained, and {place} names its hash: its links were removed"
-            found.findings.append(Finding(head.lines, "hash", what))
+            found.findings.append(LedgerFinding(head.lines, "hash", what))
+    # one line without a head: the process was killed between the two writes
     if not heads and count - found.unchained > 1:
         found.findings.append(
-            Finding(count, "", "no file names the last line: whether lines are cut off is unknown")
+            LedgerFinding(count, "", "no file names the last line: whether lines are cut off is unknown")
         )
     if torn and not any(head.lines > count for head in heads.values()):
         found.notes.append(f"line {count + 1}: half-written when the process ended; nothing was done upon it")

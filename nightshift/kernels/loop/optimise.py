@@ -41,10 +41,9 @@ from nightshift.kernels.judge.race.contest import Pace
 from nightshift.kernels.judge.verdict import Status, Verdict
 from nightshift.kernels.loop import progress_lines
 from nightshift.kernels.loop.executor import Executor
-from nightshift.kernels.loop.ledger import Ledger, Provenance, write_whole
-from nightshift.kernels.loop.ledger_chain import Head
-from nightshift.kernels.loop.ledger_git import GitBook
-from nightshift.kernels.loop.search import Budget, Ladder, Progress, Result, Search
+from nightshift.kernels.loop.ledger import GitBook, Ledger, Provenance, write_whole
+from nightshift.kernels.loop.ledger_chain import LedgerHead
+from nightshift.kernels.loop.search import Ladder, Progress, Result, Search, SearchBudget
 from nightshift.kernels.ops.families import families_of
 from nightshift.kernels.ops.problems import BY_NAME, named
 from nightshift.kernels.problem import Case, Problem, ProblemError
@@ -82,7 +81,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Done:
+class FinishedWork:
     """One finished search. `certified`: its certificate's file, None where none was issued and `why`."""
 
     work: Work
@@ -100,7 +99,7 @@ class Run:
     executor: Executor
     provenance: Provenance
     signer: Signer
-    budget: Budget = field(default_factory=Budget)
+    budget: SearchBudget = field(default_factory=SearchBudget)
     ladder: Ladder = field(default_factory=Ladder)
     peaks: Peaks | None = None
     seed: int = 0
@@ -112,11 +111,11 @@ class Run:
     )  # `kernels.loop.progress_lines`: ledger lines, those of before a kill too
     _voice: threading.Lock = field(default_factory=threading.Lock, init=False)  # one line at a time
 
-    def search(self, works: Sequence[Work]) -> list[Done]:
+    def search(self, works: Sequence[Work]) -> list[FinishedWork]:
         """Searches each work in turn, and issues certificates for what the judge found fit: each while the next
         work is searched already, for a whole verdict waits longer than it keeps the GPU busy."""
         with ThreadPoolExecutor(1) as judged:
-            found: list[Future[Done]] = []
+            found: list[Future[FinishedWork]] = []
             for work in works:
                 conclude = self.explore(work)
                 if found:
@@ -124,13 +123,13 @@ class Run:
                 found.append(judged.submit(conclude))
             return [one.result() for one in found]
 
-    def explore(self, work: Work) -> Callable[[], Done]:
+    def explore(self, work: Work) -> Callable[[], FinishedWork]:
         """Searches one work. What comes back asks for its whole verdicts and issues the certificate; it may be
         called in another thread, and until it has been, the search's ledger is open."""
         folder = self.folder / "tasks" / work.slug
         if (before := self._before(folder / "certificate.json")) is not None:
             self._stream(progress_lines.certificate(work.slug, before))
-            return lambda: Done(work, None, folder / "certificate.json", "certified before")
+            return lambda: FinishedWork(work, None, folder / "certificate.json", "certified before")
         asked = {"origin": work.origin, "task": work.task.name, "seed": self.seed, "authors":
                  [g.name for g in work.generators]}  # fmt: skip
         self._tell(f"{work.slug}: {work.task.name}, from {work.origin}")
@@ -146,7 +145,7 @@ class Run:
             stopped = search.explore()
             return partial(self._conclude, work, search, stopped, open_until.pop_all())
 
-    def _conclude(self, work: Work, search: Search, stopped: str, open_until: ExitStack) -> Done:
+    def _conclude(self, work: Work, search: Search, stopped: str, open_until: ExitStack) -> FinishedWork:
         with open_until:
             result = search.conclude(stopped)
             for line in search.ledger.lines:
@@ -184,11 +183,11 @@ class Run:
         ratio = f", {progress.best_speedup:.2f}×" if math.isfinite(progress.best_speedup) else ""
         self._tell(f"  {line.trial:4} {line.decision:8} {line.status}: {line.reason}; {best}{ratio}")
 
-    def _certify(self, work: Work, folder: Path, result: Result, ledger: Head) -> Done:
+    def _certify(self, work: Work, folder: Path, result: Result, ledger: LedgerHead) -> FinishedWork:
         verdict, winner = result.verdict, result.winner
         if verdict is None or winner is None or verdict.status not in FIT:
             why = f"no certificate: {verdict.status} ({verdict.detail})" if verdict else "no candidate stood"
-            return Done(work, result, None, why, result.trials)
+            return FinishedWork(work, result, None, why, result.trials)
         moment = datetime.fromtimestamp(self.clock(), UTC).isoformat(timespec="seconds")
         candidate = winner.proposal.candidate
         commit = self.provenance.commit
@@ -197,7 +196,7 @@ class Run:
         write_whole(path, json.dumps(envelope, indent=1) + "\n")
         self._stream(progress_lines.certificate(work.slug, envelope))
         why = f"certified as {verdict.status}: {speedup_text(verdict)}"
-        return Done(work, result, path, why, result.trials)
+        return FinishedWork(work, result, path, why, result.trials)
 
 
 def speedup_text(verdict: Verdict) -> str:
@@ -261,47 +260,71 @@ def from_profile(
     decisions: list[tuple[Hotspot, str]] = []
     searched = 0
     rate = (peaks or found.peaks).bytes_per_s
-    alike: dict[tuple[str, str], list[Hotspot]] = {}  # one shape in several layouts is one search
-    for hotspot in found.hotspots:
-        key = (hotspot.name, hotspot.why) if hotspot.problem else ("", str(len(alike)))
-        alike.setdefault(key, []).append(hotspot)
-    gains = [(same, _gain_of(same) + copies_gain(found, same[0], rate)) for same in alike.values()]
+    gains = [(same, _gain_of(same) + copies_gain(found, same[0], rate)) for same in _alike(found.hotspots)]
     for same, gain in sorted(gains, key=lambda one: (-expected_gain(found, one[0][0], one[1]), -one[1])):
-        hotspot = same[0]
-        why = _not_searched(replace(hotspot, gain=gain), min_gain)
-        if not why and problems and hotspot.problem not in problems:
-            why = "the job's file has no place for it"
-        if not why and hotspot.problem in untrained and hotspot.backward_s > 0:
-            why = "the job's file has a place for it only where nothing is trained"
-        biased = bool(problems) and BIASED in hotspot.why
-        if not why and biased and not hotspot.backward_s > 0:
-            why = "the job's file has a place for it only without a bias"
-        if not why and searched >= most:
-            why = f"after the {most} best"
+        why = _not_searched(replace(same[0], gain=gain), min_gain) or _no_place(same[0], problems, untrained)
+        why = why or (f"after the {most} best" if searched >= most else "")
         if not why:
             try:
-                path = problem_path(folder, slug_of(f"{hotspot.problem} {case_of(hotspot)}"))
-                problem = write_problem(same, path, Path(found.source).name)
-                origin = f"trace {found.source}"
-                plain = [] if biased else [work_of(problem, problem.cases[0], origin, peaks, seed, True, str(path))]
-                plain += [
-                    work_of(gradient, case, f"{origin}, backward", peaks, seed, True)
-                    for gradient, case in backward_of(hotspot.problem, problem.cases[0])
-                    if hotspot.backward_s > 0
-                ]
-                casts = cast_problems(found, hotspot)
-                works += [
-                    work_of(BY_NAME[name], case, f"{origin}, {saving}", peaks, seed, True)
-                    for name, case, saving in casts
-                ]
-                (covered if casts else works).extend(plain)
-                layouts = f", in {len(same)} layouts" if len(same) > 1 else ""
-                searched += 1
-                why = f"searched: the step would gain {gain:.1%}{layouts}"
+                plain, casts = _works_of(same, found, folder, peaks, seed, bool(problems))
             except (ProblemError, OptimiseError) as error:
                 why = str(error)
+            else:
+                works += casts
+                # a kernel that writes the casts saves more: its plain form is for code that casts nothing, and
+                # comes last
+                (covered if casts else works).extend(plain)
+                searched += 1
+                layouts = f", in {len(same)} layouts" if len(same) > 1 else ""
+                why = f"searched: the step would gain {gain:.1%}{layouts}"
         decisions += [(one, why) for one in same]
+    # of works with one slug the first stays: two hotspots may share a gradient, and a folder holds one search
     return list({work.slug: work for work in reversed(works + covered)}.values())[::-1], decisions
+
+
+def _alike(hotspots: Sequence[Hotspot]) -> Collection[list[Hotspot]]:
+    """Hotspots in groups: one shape in several layouts is one search."""
+    groups: dict[tuple[str, str], list[Hotspot]] = {}
+    for hotspot in hotspots:
+        key = (hotspot.name, hotspot.why) if hotspot.problem else ("", str(len(groups)))
+        groups.setdefault(key, []).append(hotspot)
+    return groups.values()
+
+
+def _no_place(hotspot: Hotspot, problems: frozenset[str], untrained: Collection[str]) -> str:
+    """Why a job's file holds no kernel for it; without `problems` that is not asked."""
+    trained = hotspot.backward_s > 0
+    if problems and hotspot.problem not in problems:
+        return "the job's file has no place for it"
+    if hotspot.problem in untrained and trained:
+        return "the job's file has a place for it only where nothing is trained"
+    if problems and BIASED in hotspot.why and not trained:
+        return "the job's file has a place for it only without a bias"
+    return ""
+
+
+def _works_of(
+    same: Sequence[Hotspot], found: Profile, folder: Path, peaks: Peaks | None, seed: int, for_file: bool
+) -> tuple[list[Work], list[Work]]:
+    """(its own and its gradients', those that write or read its casts) for a hotspot in all its layouts.
+
+    Raises ProblemError or OptimiseError where it is of no problem, or no family writes it.
+    """
+    hotspot, origin = same[0], f"trace {found.source}"
+    path = problem_path(folder, slug_of(f"{hotspot.problem} {case_of(hotspot)}"))
+    problem = write_problem(same, path, Path(found.source).name)
+    case = problem.cases[0]
+    plain = []
+    if not (for_file and BIASED in hotspot.why):  # of such a layer the file takes the gradients' products alone
+        plain.append(work_of(problem, case, origin, peaks, seed, True, str(path)))
+    if hotspot.backward_s > 0:
+        gradients = backward_of(hotspot.problem, case)
+        plain += [work_of(one, of, f"{origin}, backward", peaks, seed, True) for one, of in gradients]
+    casts = [
+        work_of(BY_NAME[name], of, f"{origin}, {saving}", peaks, seed, True)
+        for name, of, saving in cast_problems(found, hotspot)
+    ]
+    return plain, casts
 
 
 def _gain_of(hotspots: Sequence[Hotspot]) -> float:
@@ -367,6 +390,7 @@ def find_trial(run: Path, text: str) -> tuple[Path, int]:
     """`SLUG:NUMBER`, or NUMBER where the run has one search. Raises OptimiseError."""
     slug, colon, number = text.rpartition(":")
     folders = dict(tasks_of(run))
+    # one search's own folder, as `Ledger` alone writes it
     if not folders and (run / "ledger.jsonl").exists():
         folders = {run.name: run}
     if not folders:

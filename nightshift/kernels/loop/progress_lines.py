@@ -25,9 +25,9 @@ def certificate(search: str, envelope: Mapping[str, Any]) -> str:
     return _line({"certificate": envelope, "search": search})
 
 
-def end(why: str) -> str:
+def end(reason: str) -> str:
     """The last line: the searches are over."""
-    return _line({"end": why})
+    return _line({"end": reason})
 
 
 def _line(value: Mapping[str, Any]) -> str:
@@ -35,7 +35,7 @@ def _line(value: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Heard:
+class StreamContent:
     """What a text held. trials: by search and number; the later of two wins. end: "" where it has not ended."""
 
     trials: Mapping[tuple[str, int], Mapping[str, Any]]
@@ -43,12 +43,13 @@ class Heard:
     end: str
 
 
-def hear(text: str) -> Heard:
+def hear(text: str) -> StreamContent:
     """Reads what was printed. Lines of others, and those that were cut off or are none of ours, are passed over."""
     trials: dict[tuple[str, int], Mapping[str, Any]] = {}
     certificates: list[Mapping[str, Any]] = []
     ended = ""
     for line in text.split("\n"):
+        # a pod's log is whatever the pod prints
         if not line.startswith(WORD) or len(line) > _LONGEST:
             continue
         try:
@@ -64,4 +65,4 @@ def hear(text: str) -> Heard:
             certificates.append(value["certificate"])
         elif isinstance(value.get("end"), str):
             ended = value["end"][:500]
-    return Heard(trials, tuple(certificates), ended)
+    return StreamContent(trials, tuple(certificates), ended)

@@ -134,6 +134,7 @@ class RayExecutor:
         except self._ray.exceptions.RayError as error:  # the actor, its worker or its node is gone, or it hangs
             late = isinstance(error, self._ray.exceptions.GetTimeoutError)
             told = f"no verdict in {self._hang_s:g} s" if late else f"{type(error).__name__}: {str(error)[-300:]}"
+            # one that hangs would keep its GPU from the actor that takes its place
             self._ray.kill(self._actors[one.number])
             self._start(one.number)
             sha = one.job.candidate.sha256
@@ -168,6 +169,7 @@ class RayExecutor:
                 self._ray.get(reference)
             except self._ray.exceptions.RayError as error:
                 self._failures.append(f"{type(error).__name__}: {str(error)[-300:]}")
+                # a cluster on which no judge starts must end the search; one bad node must not
                 if len(self._failures) < self._tries * len(self._actors):
                     self._start(number)
                 continue

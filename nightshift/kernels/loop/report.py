@@ -40,6 +40,8 @@ class Section:
         stood = [line for line in self.lines if line.full and line.decision != "discard" and line.status in FIT]
         if stood:
             return stood[-1]
+        # the fastest in a search may have been refused by its whole verdict: quoting it would promise what does not
+        # stand
         refused = {line.candidate_sha256 for line in self.lines if line.full and line.decision == "discard"}
         kept = [x for x in self.lines if x.decision == "keep" and x.candidate_sha256 not in refused]
         return kept[-1] if kept else None
@@ -51,7 +53,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Report:
+class WrittenReport:
     """What was written, and where a ledger is not as the search wrote it: "file: line, field: what"."""
 
     markdown: Path
@@ -59,7 +61,7 @@ class Report:
     findings: tuple[str, ...] = ()
 
 
-def write_report(run: Path) -> Report:
+def write_report(run: Path) -> WrittenReport:
     """Writes report.md, report.html and plots/ into a run's folder. Raises LedgerError where a line is none."""
     sections = [_section(slug, folder) for slug, folder in tasks_of(run)]
     plots = run / "plots"
@@ -74,7 +76,7 @@ def write_report(run: Path) -> Report:
     markdown, page = run / "report.md", run / "report.html"
     write_whole(markdown, "\n\n".join(_as_markdown(block) for block in blocks) + "\n")
     write_whole(page, _page(blocks, images))
-    return Report(
+    return WrittenReport(
         markdown, page, tuple(f"{s.folder / 'ledger.jsonl'}: {one}" for s in sections for one in s.audit.findings)
     )
 
@@ -223,6 +225,7 @@ def _section_blocks(section: Section) -> list[Block]:
     counts: dict[str, int] = {}
     for line in section.lines:
         counts[f"{line.decision}: {line.reason}"] = counts.get(f"{line.decision}: {line.reason}", 0) + 1
+    # a count links to its first line, where a reader begins
     first_of = {f"{line.decision}: {line.reason}": line for line in reversed(section.lines)}
     rows = [[(key, _link(section, first_of[key])), (str(n), _link(section, first_of[key]))] for key, n in
             sorted(counts.items(), key=lambda item: -item[1])]  # fmt: skip
@@ -290,6 +293,7 @@ def _as_markdown(block: Block) -> str:
 
 def _plain(text: str) -> str:
     """Text that cannot end a table's cell, a link or a line."""
+    # hypotheses and messages are a candidate's and a model's words
     flat = " ".join(text.split())
     for mark in ("\\", "|", "[", "]", "`", "*", "_"):
         flat = flat.replace(mark, f"\\{mark}")
@@ -334,6 +338,7 @@ def _anchor(text: str, link: str) -> str:
 
 
 def _figure() -> Any:
+    # without pyplot, which keeps every figure and looks for a display
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -344,6 +349,7 @@ def _figure() -> Any:
 
 def _bytes(figure: Any) -> bytes:
     out = io.BytesIO()
+    # no version in the file: a report written again is the same bytes
     figure.savefig(out, format="png", dpi=110, metadata={"Software": None})
     return out.getvalue()
 

@@ -27,7 +27,7 @@ ASKED = "run.json"
 
 
 @contextlib.contextmanager
-def held(run: Path, asked: Mapping[str, Any]) -> Iterator[bool]:
+def held(run: Path, question: Mapping[str, Any]) -> Iterator[bool]:
     """The folder for this process alone; whether it was asked the same before. Raises Permanent."""
     try:
         run.mkdir(parents=True, exist_ok=True)
@@ -36,14 +36,14 @@ def held(run: Path, asked: Mapping[str, Any]) -> Iterator[bool]:
     with on_disk(run):
         try:
             with locked(run / "run.lock", run):
-                yield asked_the_same(run / ASKED, asked)
+                yield asked_the_same(run / ASKED, question)
         except LedgerError as error:
             raise Permanent(str(error)) from error
 
 
-def keep_question(run: Path, asked: Mapping[str, Any]) -> None:
+def keep_question(run: Path, question: Mapping[str, Any]) -> None:
     """From here on the folder holds answers to this."""
-    write_json(run / ASKED, asked)
+    write_json(run / ASKED, question)
 
 
 def question(kind: str, what: str, **more: str) -> dict[str, str]:
@@ -74,14 +74,14 @@ def signer_of(key: Path | None, run: Path) -> Signer:
     return signer
 
 
-def peaks_of(run: Path, given: Path | None, where: str, probe: Callable[[str], Peaks]) -> Peaks | None:
+def peaks_of(run: Path, file: Path | None, device: str, probe: Callable[[str], Peaks]) -> Peaks | None:
     """The given peaks, this run's own, or a probe of this GPU; None on a CPU, whose peaks would mean nothing."""
-    path = given if given is not None else run / "peaks.json"
-    if path.exists() or given is not None:
+    path = file if file is not None else run / "peaks.json"
+    if path.exists() or file is not None:
         return Peaks.read(path)
-    if where != "cuda":
+    if device != "cuda":
         return None
-    found = probe(where)
+    found = probe(device)
     write_json(path, found.to_json())
     return found
 

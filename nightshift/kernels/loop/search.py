@@ -38,7 +38,7 @@ PAUSE_S = 120.0
 
 
 @dataclass(frozen=True)
-class Budget:
+class SearchBudget:
     """When to stop. trials: proposals judged. patience: that many in a row without a better one.
 
     wall_s: looked at after every verdict, the first batch has twice as much; what is under way then is waited for
@@ -104,12 +104,12 @@ class Search:
     executor: Executor
     ledger: Ledger
     provenance: Provenance
-    budget: Budget = field(default_factory=Budget)
+    budget: SearchBudget = field(default_factory=SearchBudget)
     ladder: Ladder = field(default_factory=Ladder)
     seed: int = 0
     clock: Callable[[], float] = time.time
     tell: Callable[[Progress], None] = _silent
-    book: Callable[[], None] = _nothing  # after every trial, such as `kernels.loop.ledger_git.GitBook.write`
+    book: Callable[[], None] = _nothing  # after every trial, such as `kernels.loop.ledger.GitBook.write`
     wait: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
@@ -190,9 +190,11 @@ class Search:
         """Authors in turn, those with nothing to say left out; nothing that was judged before."""
         seen = {o.proposal.candidate.sha256 for o in self.history}
         authors = [g for g in self.generators if g.name not in self._idle]
+        # another author first each time: the first one has the largest share
         turn = len(self.history) % max(1, len(authors))
         fresh: list[Proposal] = []
         for place, author in enumerate(authors[turn:] + authors[:turn]):
+            # rounded up, and what one author leaves is the next one's: no batch stays short while one has ideas
             share = -(-(count - len(fresh)) // (len(authors) - place))
             try:
                 proposals = author.propose(self.task, self.history, share)
@@ -201,6 +203,7 @@ class Search:
                 continue
             except Temporary as error:
                 self._busy[author.name] = self._busy.get(author.name, 0) + 1
+                # one rate limit is no reason to leave a language model out; an endless one is
                 if self._busy[author.name] > RETRIES:
                     del self._busy[author.name]
                     self._idle[author.name] = f"{author.name}: {error}"
@@ -221,6 +224,8 @@ class Search:
             request = Request(self.ladder.scope, pace, cases=(self.task.case,), search=True)
             ran = sorted(self._judge(standing, request, rung, rung == top), key=lambda o: o.seconds)
             best = self.best
+            # within 3 % a quick race cannot tell: the next rung decides. Against a best of a lower rung times say
+            # nothing
             near = [o for o in ran if best is None or o.seconds < 1.03 * best.seconds or best.rung < rung]
             standing = [(o.proposal, o.trial) for o in near[: max(1, len(proposals) // self.budget.halving)]]
             if not standing or self._late():
@@ -235,6 +240,7 @@ class Search:
             self.ledger.keep(proposal.candidate)
         jobs = [Job(key, p.candidate, self.task.problem, request) for key, (p, _) in named.items()]
         ran = []
+        # left before its end, the executor must begin no further job
         with contextlib.closing(self.executor.run(jobs)) as verdicts:
             for job, verdict in verdicts:
                 proposal, of = named[job.key]
@@ -263,14 +269,6 @@ class Search:
         seconds = seconds_of(verdict, self.task.case)
         raced = [c for c in verdict.comparisons if c.case == str(self.task.case)]
         closest = min(raced, key=lambda c: c.baseline_s, default=None)
-        best = self.best
-        decision: Decision = "revert"
-        if verdict.status is Status.machine_fault:
-            decision = "crash"
-        elif verdict.refused:
-            decision = "discard"
-        elif last and not full and verdict.status in TIMED and (best is None or seconds < best.seconds):
-            decision = "keep"
         s = closest.speedup if closest is not None else None
         return Line(
             trial=len(self.ledger.lines) + 1,
@@ -286,7 +284,7 @@ class Search:
             hypothesis=proposal.hypothesis,
             candidate_sha256=proposal.candidate.sha256,
             rung=rung,
-            decision=decision,
+            decision=self._decision(verdict, seconds, last and not full),
             status=verdict.status.value,
             reason=verdict.reason.value,
             detail=verdict.detail,
@@ -298,9 +296,19 @@ class Search:
             floor_s=self.task.floor_s,
             took_s=verdict.took_s,
             secret=verdict.secret,
+            # later rungs judge the same text: its tokens were counted
             tokens=proposal.tokens if not of else 0,
             full=full,
         )
+
+    def _decision(self, verdict: Verdict, seconds: float, last: bool) -> Decision:
+        """last: of the highest rung, where alone a time is precise enough to take the best one's place."""
+        if verdict.status is Status.machine_fault:
+            return "crash"
+        if verdict.refused:
+            return "discard"
+        better = self.best is None or seconds < self.best.seconds
+        return "keep" if last and better and verdict.status in TIMED else "revert"
 
     def _certify(self, tries: int = 3) -> tuple[Outcome | None, Verdict | None]:
         """Whole verdicts, the fastest first, until one stands. The last verdict is given back either way.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nightshift.kernels.profile.pattern import Found
+from nightshift.kernels.profile.pattern import ProblemMatch
 
 BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
@@ -19,11 +19,11 @@ class Cost:
     backward_flops: float
 
 
-def cost(found: Found) -> Cost:
+def cost(operation: ProblemMatch) -> Cost:
     """Compulsory traffic and arithmetic of one call, as `kernels.ops` counts them; backward passes read the
     outputs' gradients and what was kept, and write the inputs' gradients."""
-    s, size = found.sizes, BYTES.get(found.dtype, 4)
-    match found.problem:
+    s, size = operation.sizes, BYTES.get(operation.dtype, 4)
+    match operation.problem:
         case "matmul" | "linear" | "linear_weight_gradient":
             m, n, k = s["m"], s["n"], s["k"]
             moved = (m * k + k * n + m * n) * size
@@ -44,6 +44,7 @@ def cost(found: Found) -> Cost:
             return Cost(moved, 6 * m * d * f, 2 * moved, 12 * m * d * f)
         case "flash_attention" | "flash_attention_by_position":
             area = s["b"] * s["h"] * s["s"]
+            # half of the scores: what the causal mask hides need not be calculated
             flops = 2 * area * (s["s"] + 1) * s["d"]
             return Cost(4 * area * s["d"] * size, flops, 8 * area * s["d"] * size, 2.5 * flops)
         case "cross_entropy" | "cross_entropy_cast":
@@ -73,7 +74,8 @@ def cost(found: Found) -> Cost:
             values = s["m"] * s["n"]
             return Cost(values * size, values, values * size, 0)
     values = s["m"] * s["n"]
+    # all others are row-wise: a few operations an element, which memory hides
     inputs, outputs = {"swiglu": (2, 1), "geglu": (2, 1), "dropout_add": (2, 1), "rmsnorm_residual": (2, 2)}.get(
-        found.problem, (1, 1)
+        operation.problem, (1, 1)
     )
     return Cost((inputs + outputs) * values * size, 5 * values, (2 * inputs + outputs) * values * size, 8 * values)

@@ -20,7 +20,7 @@ from nightshift.collectors.training.kineto_trace import Trace, TraceError
 from nightshift.kernels.profile.cost import cost
 from nightshift.kernels.profile.match import segments
 from nightshift.kernels.profile.operators import Operators, Unit, operators_of
-from nightshift.kernels.profile.pattern import BIASED, Found, dims
+from nightshift.kernels.profile.pattern import BIASED, ProblemMatch, dims
 from nightshift.kernels.profile.roofline import Peaks, peaks_of
 
 LARGEST_PARAMETER = 1 << 24
@@ -117,6 +117,7 @@ def profile_of(trace: Trace, peaks: Peaks | None = None) -> Profile:
         count = f"none of its {len(activities.row)} GPU activities"
         raise TraceError(f"{trace.path}: {count} was launched within a step (marked: {marked})")
     found = operators_of(trace, activities)
+    # lower bounds that the trace proves: too low a roof makes gains too small, not too large
     known = peaks if peaks is not None else peaks_of(found, _copies(trace))
     steps = max(1, found.steps)
     return Profile(
@@ -140,22 +141,24 @@ def _check(trace: Trace, on_gpu: bool) -> None:
     """Raises TraceError for what would be added up wrongly."""
     events = trace.events
     processes = sorted({trace.tracks[number][0] for number in set(events.track[events.rows("cpu_op")].tolist())})
+    # each process has its own GPU's time and its own steps: added up they are no step's
     if len(processes) > 1:
         raise TraceError(
             f"{trace.path}: holds operators of {len(processes)} processes ({', '.join(processes[:4])}): "
             "profile each one's trace by itself"
         )
     launches = sum("Launch" in trace.names[number] for number in events.name[events.rows("cuda_runtime")].tolist())
+    # ranked by the CPU's times, a job on GPUs would be searched for what its GPUs do not wait for
     if launches and not on_gpu:
         raise TraceError(
             f"{trace.path}: launches {launches} kernels and holds none: record ProfilerActivity.CUDA as well"
         )
 
 
-def rank(found: Operators, peaks: Peaks) -> list[Hotspot]:
+def rank(operators: Operators, peaks: Peaks) -> list[Hotspot]:
     """All operations of a trace by what a better kernel of theirs would gain."""
-    groups: dict[tuple[Any, ...], list[tuple[tuple[Unit, ...], Found | None]]] = defaultdict(list)
-    for units, match in segments(found.units, found.parameters):
+    groups: dict[tuple[Any, ...], list[tuple[tuple[Unit, ...], ProblemMatch | None]]] = defaultdict(list)
+    for units, match in segments(operators.units, operators.parameters):
         if match is not None:
             key: tuple[Any, ...] = (
                 match.problem, tuple(match.sizes.items()), match.dtype, match.layout, BIASED in match.note,
@@ -166,8 +169,8 @@ def rank(found: Operators, peaks: Peaks) -> list[Hotspot]:
     of_operation: dict[str, float] = defaultdict(float)
     for key, calls in groups.items():
         of_operation[key[0]] += sum(u.forward_s + u.backward_s for units, _ in calls for u in units)
-    steps = max(1, found.steps)
-    wall_s, devices = found.wall_s / steps, max(1, found.devices)
+    steps = max(1, operators.steps)
+    wall_s, devices = operators.wall_s / steps, max(1, operators.devices)
     made = [
         _hotspot(key, calls, of_operation[key[0]], steps, devices, wall_s, peaks) for key, calls in groups.items()
     ]
@@ -176,7 +179,7 @@ def rank(found: Operators, peaks: Peaks) -> list[Hotspot]:
 
 def _hotspot(
     key: tuple[Any, ...],
-    calls: Sequence[tuple[tuple[Unit, ...], Found | None]],
+    calls: Sequence[tuple[tuple[Unit, ...], ProblemMatch | None]],
     operation_s: float,
     steps: int,
     devices: int,
@@ -188,29 +191,26 @@ def _hotspot(
     forward_s = sum(u.forward_s for group, _ in calls for u in group) / times
     backward_s = sum(u.backward_s for group, _ in calls for u in group) / times
     total_s = forward_s + backward_s
-    floor_s, why = math.nan, ""
     if match is not None:
-        need = cost(match)
-        ahead = peaks.floor_s(need.forward_bytes, need.forward_flops, match.dtype)
-        behind = peaks.floor_s(need.backward_bytes, need.backward_flops, match.dtype) if backward_s > 0 else 0.0
-        floor_s = (ahead + behind) * len(calls) / times
-        why = match.note
-    elif not units[0].signature.dims:
-        why = "its shapes were not recorded (record_shapes=True)"
+        floor_s = _floor_s(match, backward_s > 0, peaks) * len(calls) / times
     else:
-        why = "no family of ours computes this"
+        missing = not units[0].signature.dims
+        note = "its shapes were not recorded (record_shapes=True)" if missing else "no family of ours computes this"
+        match, floor_s = ProblemMatch("", {}, "", "", note), math.nan
     known = math.isfinite(floor_s) and total_s > 0
+    # above 1 where caches served what the roofline counts as read from memory
     utilisation = min(1.0, floor_s / total_s) if known else math.nan
     saved_s = max(0.0, total_s - floor_s / REACHABLE) if math.isfinite(floor_s) else 0.0
+    # more than the whole step is no saving: kernels on several streams, whose times overlap
     gain = wall_s / (wall_s - saved_s) - 1.0 if 0 < saved_s < wall_s else 0.0
     frequency = total_s * times / operation_s if operation_s > 0 else math.nan
     headroom = 1.0 - utilisation if math.isfinite(utilisation) else 0.0
     return Hotspot(
         " + ".join(unit.name for unit in units),
-        match.problem if match is not None else "",
-        dict(match.sizes) if match is not None else {},
-        match.dtype if match is not None else "",
-        match.layout if match is not None else "",
+        match.problem,
+        dict(match.sizes),
+        match.dtype,
+        match.layout,
         len(calls) / steps,
         forward_s,
         backward_s,
@@ -220,8 +220,15 @@ def _hotspot(
         gain,
         frequency,
         gain * headroom * frequency,
-        why,
+        match.note,
     )
+
+
+def _floor_s(match: ProblemMatch, trained: bool, peaks: Peaks) -> float:
+    """The least time of one call, with its backward pass where there is one."""
+    need = cost(match)
+    ahead = peaks.floor_s(need.forward_bytes, need.forward_flops, match.dtype)
+    return ahead + (peaks.floor_s(need.backward_bytes, need.backward_flops, match.dtype) if trained else 0.0)
 
 
 def _copies(trace: Trace) -> list[tuple[float, float]]:
@@ -237,29 +244,29 @@ def peaks_text(peaks: Peaks) -> str:
     return f"peaks ({peaks.source}): {'; '.join(known) or 'none are known'}"
 
 
-def left_out(found: Profile) -> tuple[str, ...]:
+def left_out(profile: Profile) -> tuple[str, ...]:
     """What a profile cannot say, in a line each."""
-    unmapped = f"{found.unmapped_s * 1e3:.3f} ms a step belong to no operator"
+    unmapped = f"{profile.unmapped_s * 1e3:.3f} ms a step belong to no operator"
     return (
-        *(() if found.on_gpu else ("no GPU in this trace: times are the operators' own on the CPU",)),
-        *((f"{unmapped}: a CUDA graph's kernels have none",) if found.unmapped_s > 0 else ()),
-        *((f"{found.rejected} malformed events of the trace were left out",) if found.rejected else ()),
+        *(() if profile.on_gpu else ("no GPU in this trace: times are the operators' own on the CPU",)),
+        *((f"{unmapped}: a CUDA graph's kernels have none",) if profile.unmapped_s > 0 else ()),
+        *((f"{profile.rejected} malformed events of the trace were left out",) if profile.rejected else ()),
     )
 
 
-def as_text(found: Profile, count: int = 12) -> str:
+def as_text(profile: Profile, count: int = 12) -> str:
     """The profile as a table for a terminal or a report."""
     ms = 1e3
-    waits = f"exposed communication {found.communication_s * ms:.2f}, exposed copies {found.copy_s * ms:.2f}"
-    steps = f"{found.steps} steps of {found.step_s * ms:.2f} ms: computes {found.compute_s * ms:.2f}, {waits}"
+    waits = f"exposed communication {profile.communication_s * ms:.2f}, exposed copies {profile.copy_s * ms:.2f}"
+    steps = f"{profile.steps} steps of {profile.step_s * ms:.2f} ms: computes {profile.compute_s * ms:.2f}, {waits}"
     lines = [
-        f"{steps}, idle {found.idle_s * ms:.2f} ms",
-        *left_out(found),
-        peaks_text(found.peaks),
+        f"{steps}, idle {profile.idle_s * ms:.2f} ms",
+        *left_out(profile),
+        peaks_text(profile.peaks),
         "",
         f"{'ms/step':>8} {'share':>6} {'roof':>5} {'gain':>6}  operation",
     ]
-    for h in found.hotspots[:count]:
+    for h in profile.hotspots[:count]:
         roof = f"{h.utilisation:.0%}" if math.isfinite(h.utilisation) else "–"
         note = f"   ({h.why})" if h.why else ""
         lines.append(f"{h.total_s * ms:8.3f} {h.share:6.1%} {roof:>5} {h.gain:6.1%}  {h.name}{note}")

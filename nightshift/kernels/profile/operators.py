@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -83,6 +83,7 @@ def operators_of(trace: Trace, activities: Activities | None = None) -> Operator
     own = np.zeros(len(trace.events))
     mapped = working & (owner >= 0)
     np.add.at(own, owner[mapped], share[mapped])
+    # a trace of the CPU alone ranks as well, and says so
     if not devices:
         own = _own_cpu_s(trace, found, forest)
     longest: dict[int, tuple[float, str]] = {}  # operator's row → its longest GPU activity
@@ -90,6 +91,7 @@ def operators_of(trace: Trace, activities: Activities | None = None) -> Operator
         name = trace.names[trace.events.name[found.row[at]]]
         longest[int(owner[at])] = max(longest.get(int(owner[at]), (0.0, "")), (float(share[at]), name))
     units, parameters = _units(trace, found, forest, own, longest)
+    # GPUs work at the same time: their sum would exceed the step
     mean = share[inside] / max(1, devices)
     compute_s, communication_s, copy_s = (float(mean[kind[inside] == k].sum()) for k in range(3))
     compute_s = compute_s if devices else float(own.sum())
@@ -97,6 +99,7 @@ def operators_of(trace: Trace, activities: Activities | None = None) -> Operator
     return Operators(
         tuple(units),
         len(found.steps),
+        # a GPU that is behind its launches works on after the step's window
         max(windows_s, compute_s + communication_s + copy_s),
         compute_s,
         communication_s,
@@ -156,6 +159,7 @@ class _Forest:
         for row in order.tolist():
             if events.track[row] != track:
                 track, open_rows = int(events.track[row]), []
+            # timestamps are rounded: events that followed each other may overlap a little
             while open_rows and end[open_rows[-1]] < end[row]:
                 open_rows.pop()
             while open_rows and end[open_rows[-1]] <= begin[row]:
@@ -204,54 +208,28 @@ def _innermost(trace: Trace, forest: _Forest, by_track: Mapping[int, Ints], laun
 def _units(
     trace: Trace, found: Activities, forest: _Forest, own: Floats, longest: Mapping[int, tuple[float, str]]
 ) -> tuple[list[Unit], int]:
+    """(units, elements of all gradients accumulated in one step)."""
     events, names = trace.events, trace.names
     total = own.copy()
     for row in forest.order[::-1].tolist():
         if forest.parent[row] >= 0:
             total[forest.parent[row]] += total[row]
-    emitted = np.full(len(events), -1, dtype=np.int64)  # row → the unit's row that it stands beneath
-    heads: list[int] = []
-    for row in forest.order.tolist():
-        above = forest.parent[row]
-        if above >= 0 and emitted[above] >= 0:
-            emitted[row] = emitted[above]
-        else:
-            name = names[events.name[row]]
-            # own time without being an operator: a compiled region, an extension
-            if name.startswith(_BACKWARD) or _OPERATOR.match(name) or own[row] > 0:
-                emitted[row] = row
-                heads.append(row)
-    computed: dict[int, tuple[float, str]] = {}
-    for row in np.flatnonzero(own > 0).tolist():
-        head = int(emitted[row])
-        if events.signature[row] >= 0 and own[row] > computed.get(head, (0.0, ""))[0]:
-            computed[head] = (float(own[row]), next(iter(trace.signatures[events.signature[row]].dtypes), ""))
+    emitted = _emitted(trace, forest, own)
+    computed = _computed(trace, own, emitted)
     kernels: dict[int, tuple[float, str]] = {}
     for row, one in longest.items():
         kernels[int(emitted[row])] = max(kernels.get(int(emitted[row]), (0.0, "")), one)
     forward_of = _forward_of(trace, forest, emitted)
     backward = np.zeros(len(events))
     loose: list[int] = []
-    parameters = 0
-    for row in heads:
-        name = names[events.name[row]]
-        if not name.startswith(_BACKWARD):
-            loose.append(row)
-            continue
-        forward = forward_of.get(row, -1)
-        if forward >= 0:
-            backward[forward] += total[row]
+    for row in forest.order[emitted[forest.order] == forest.order].tolist():
+        if row in forward_of:
+            backward[forward_of[row]] += total[row]
         else:
             loose.append(row)
-    for row in forest.order.tolist():
-        if names[events.name[row]] == _ACCUMULATE and events.signature[row] >= 0:
-            dims = trace.signatures[events.signature[row]].dims
-            parameters += _numel(dims[0]) if dims else 0
-    optimiser = _optimiser_windows(trace)
     begins = np.array([step.begin_ns for step in found.steps])
     ends = np.array([step.end_ns for step in found.steps])
     units: list[Unit] = []
-    merged: dict[tuple[str, int, int], Unit] = {}
     for row in sorted(loose, key=lambda r: (int(events.track[r]), int(events.begin_ns[r]))):
         at_ns, track = int(events.begin_ns[row]), int(events.track[row])
         step = int(np.searchsorted(begins, at_ns, side="right")) - 1
@@ -259,45 +237,96 @@ def _units(
             continue
         signature = trace.signatures[events.signature[row]] if events.signature[row] >= 0 else EMPTY
         name = names[events.name[row]].removeprefix(_BACKWARD)
-        kind = computed.get(row, (0.0, ""))[1]
-        kernel = kernels.get(row, (0.0, ""))[1]
-        unit = Unit(name, signature, float(total[row]), float(backward[row]), step, track, at_ns, kind, kernel)
-        label = next((w[0] for w in optimiser if w[1] == track and w[2] <= at_ns < w[3]), "")
-        if not label:
-            units.append(unit)
-            continue
-        before = merged.get((label, step, track))
-        spent = float(total[row]) + (before.forward_s if before else 0.0)
-        start = before.begin_ns if before else at_ns
-        merged[(label, step, track)] = Unit(label, EMPTY, spent, 0.0, step, track, start)
-    units += merged.values()
+        kind, kernel = (told.get(row, (0.0, ""))[1] for told in (computed, kernels))
+        units.append(
+            Unit(name, signature, float(total[row]), float(backward[row]), step, track, at_ns, kind, kernel)
+        )
+    units = _merged(units, _optimiser_windows(trace))
     units.sort(key=lambda unit: (unit.step, unit.track, unit.begin_ns))
-    return units, parameters // max(1, len(found.steps))
+    return units, _accumulated(trace, forest) // max(1, len(found.steps))
+
+
+def _emitted(trace: Trace, forest: _Forest, own: Floats) -> Ints:
+    """Operator's row → the row of the unit that it stands beneath, its own where it is one; −1 of no unit."""
+    events, names = trace.events, trace.names
+    emitted = np.full(len(events), -1, dtype=np.int64)
+    for row in forest.order.tolist():
+        above, name = forest.parent[row], names[events.name[row]]
+        if above >= 0 and emitted[above] >= 0:
+            emitted[row] = emitted[above]
+        # own time without being an operator: a compiled region, an extension
+        elif name.startswith(_BACKWARD) or _OPERATOR.match(name) or own[row] > 0:
+            emitted[row] = row
+    return emitted
+
+
+def _computed(trace: Trace, own: Floats, emitted: Ints) -> dict[int, tuple[float, str]]:
+    """Unit's row → (time, first dtype) of the operator in it that took most: what autocast made of the inputs."""
+    events = trace.events
+    found: dict[int, tuple[float, str]] = {}
+    for row in np.flatnonzero(own > 0).tolist():
+        head = int(emitted[row])
+        if events.signature[row] >= 0 and own[row] > found.get(head, (0.0, ""))[0]:
+            found[head] = (float(own[row]), next(iter(trace.signatures[events.signature[row]].dtypes), ""))
+    return found
+
+
+def _accumulated(trace: Trace, forest: _Forest) -> int:
+    """Elements of all gradients that the trace accumulates: an optimiser says nowhere how much it works on."""
+    events = trace.events
+    count = 0
+    for row in forest.order.tolist():
+        if trace.names[events.name[row]] == _ACCUMULATE and events.signature[row] >= 0:
+            dims = trace.signatures[events.signature[row]].dims
+            count += _numel(dims[0]) if dims else 0
+    return count
+
+
+def _merged(units: Sequence[Unit], optimiser: Sequence[tuple[str, int, int, int]]) -> list[Unit]:
+    """The units, those within an optimiser's step as one: which of its operators a kernel replaces depends on the
+    optimiser's implementation, and ours replaces the whole step."""
+    found: list[Unit] = []
+    merged: dict[tuple[str, int, int], Unit] = {}
+    for unit in units:
+        label = next((w[0] for w in optimiser if w[1] == unit.track and w[2] <= unit.begin_ns < w[3]), "")
+        if not label:
+            found.append(unit)
+            continue
+        key = (label, unit.step, unit.track)
+        before = merged.get(key, Unit(label, EMPTY, 0.0, 0.0, unit.step, unit.track, unit.begin_ns))
+        merged[key] = replace(before, forward_s=before.forward_s + unit.forward_s)
+    return [*found, *merged.values()]
 
 
 def _forward_of(trace: Trace, forest: _Forest, emitted: Ints) -> dict[int, int]:
     """Backward unit's row → forward unit's row: by arrows, else by sequence numbers."""
-    events, flows, names = trace.events, trace.flows, trace.names
-    ends: dict[int, dict[bool, tuple[int, int]]] = defaultdict(dict)
-    for number in np.flatnonzero(flows.kind == 1).tolist():
-        place = (int(flows.track[number]), int(flows.at_ns[number]))
-        ends[int(flows.id[number])][bool(flows.starts[number])] = place
-    linked: dict[int, int] = {}
-    for pair in ends.values():
-        if len(pair) == 2:
-            start, end = forest.by_start.get(pair[True], -1), forest.by_start.get(pair[False], -1)
-            if start >= 0 and end >= 0 and emitted[start] >= 0 and emitted[end] >= 0:
-                linked.setdefault(int(emitted[end]), int(emitted[start]))
+    events, names = trace.events, trace.names
+    linked = _arrows(trace, forest, emitted)
     by_sequence: dict[int, int] = {}
     for row in forest.order.tolist():
         head = int(emitted[row])  # also of an operator beneath: autograd numbers the nodes, not the calls
         if events.sequence[row] >= 0 and head >= 0 and not names[events.name[head]].startswith(_BACKWARD):
             by_sequence[int(events.sequence[row])] = head
+    found: dict[int, int] = {}
     for row in forest.order.tolist():
-        if emitted[row] == row and row not in linked and names[events.name[row]].startswith(_BACKWARD):
-            forward = by_sequence.get(int(events.sequence[row]), -1)
+        if emitted[row] == row and names[events.name[row]].startswith(_BACKWARD):
+            forward = linked.get(row, by_sequence.get(int(events.sequence[row]), -1))
             if forward >= 0:
-                linked[row] = forward
+                found[row] = forward
+    return found
+
+
+def _arrows(trace: Trace, forest: _Forest, emitted: Ints) -> dict[int, int]:
+    """Unit's row at the end of an arrow → the one at its start."""
+    flows = trace.flows
+    ends: dict[int, dict[bool, int]] = defaultdict(dict)
+    for number in np.flatnonzero(flows.kind == 1).tolist():
+        row = forest.by_start.get((int(flows.track[number]), int(flows.at_ns[number])), -1)
+        ends[int(flows.id[number])][bool(flows.starts[number])] = int(emitted[row]) if row >= 0 else -1
+    linked: dict[int, int] = {}
+    for pair in ends.values():
+        if min(pair.get(True, -1), pair.get(False, -1)) >= 0:
+            linked.setdefault(pair[False], pair[True])
     return linked
 
 

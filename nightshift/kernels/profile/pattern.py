@@ -27,7 +27,7 @@ BIASED = "it adds a bias"
 
 
 @dataclass(frozen=True)
-class Found:
+class ProblemMatch:
     """A problem in a trace: its name, sizes and dtype; `layout` of the first input; what could not be said."""
 
     problem: str
@@ -37,7 +37,7 @@ class Found:
     note: str = ""
 
 
-Bind = Callable[[Sequence[Unit]], Found | None]
+Bind = Callable[[Sequence[Unit]], ProblemMatch | None]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Pattern:
     bind: Bind
     ahead: tuple[str, ...] = ()
 
-    def match(self, units: Sequence[Unit]) -> tuple[int, Found] | None:
+    def match(self, units: Sequence[Unit]) -> tuple[int, ProblemMatch] | None:
         """(how many units it takes, what they are) at the beginning of `units`; None where it does not fit."""
         seen: list[Unit] = []
         at = taken = 0
@@ -97,6 +97,7 @@ def layout(unit: Unit, position: int) -> str:
         return "contiguous"
     expected, plain = 1, True
     for size, stride in zip(reversed(sizes), reversed(apart), strict=True):
+        # a dimension of one may have any stride
         plain = plain and (stride == expected or size == 1)
         expected *= max(1, size)
     if plain:
@@ -127,9 +128,9 @@ def rows_of(sizes: tuple[int, ...]) -> dict[str, int]:
     return {"m": math.prod(sizes[:-1]), "n": sizes[-1]}
 
 
-def rowwise(problem: str, unit: Unit, position: int = 0, last: str = "n") -> Found | None:
+def rowwise(problem: str, unit: Unit, position: int = 0, last: str = "n") -> ProblemMatch | None:
     sizes, kind = dims(unit, position), dtype(unit, position)
     if len(sizes) < 2 or not kind:
         return None
     named = rows_of(sizes)
-    return Found(problem, {"m": named["m"], last: named["n"]}, kind, layout(unit, position))
+    return ProblemMatch(problem, {"m": named["m"], last: named["n"]}, kind, layout(unit, position))

@@ -42,20 +42,23 @@ def write_problem(hotspots: Sequence[Hotspot], path: Path, source: str = "") -> 
         raise ProblemError(f"{base.name}: its source cannot be read")
     text = inspect.getsource(module)
     constant = next(name for name, value in vars(module).items() if value is base)
-    cases = list(dict.fromkeys(case_of(hotspot) for hotspot in hotspots))
+    head, future, rest = text.partition("from __future__ import annotations\n")
+    seen = "\n".join(["", "", *_seen_lines(hotspots, base, constant, source)])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, head + future + "\nimport dataclasses\n" + rest + seen + "\n")
+    return load_problem(path)
+
+
+def _seen_lines(hotspots: Sequence[Hotspot], base: Problem, constant: str, source: str) -> list[str]:
+    """The problem named `constant` with the shapes, dtypes and layouts that were seen."""
+    cases = dict.fromkeys(case_of(hotspot) for hotspot in hotspots)
     layouts = [name for name in base.layouts if name == "contiguous" or name in {h.layout for h in hotspots}]
-    lines = [
-        "",
-        "",
-        f"# Seen in {source}" if source else "# Seen in a trace",
-        *(
-            line
-            for h in hotspots
-            for line in (
-                f"# {h.name} ({h.layout}): {h.calls_per_step:g} calls, {h.total_s * 1e3:.3f} ms a step",
-                f"#   {h.operators}",
-            )
-        ),
+    lines = [f"# Seen in {source}" if source else "# Seen in a trace"]
+    for h in hotspots:
+        lines.append(f"# {h.name} ({h.layout}): {h.calls_per_step:g} calls, {h.total_s * 1e3:.3f} ms a step")
+        lines.append(f"#   {h.operators}")
+    return [
+        *lines,
         "SEEN_LAYOUTS = " + repr(tuple(layouts)),
         "PROBLEM = dataclasses.replace(",
         f"    {constant},",
@@ -65,11 +68,6 @@ def write_problem(hotspots: Sequence[Hotspot], path: Path, source: str = "") -> 
         "    layouts=tuple(dict.fromkeys((*SEEN_LAYOUTS, *" + constant + ".layouts))),",
         ")",
     ]
-    head, future, rest = text.partition("from __future__ import annotations\n")
-    body = head + future + "\nimport dataclasses\n" + rest + "\n".join(lines) + "\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, body)
-    return load_problem(path)
 
 
 def problem_path(run: Path, slug: str) -> Path:
@@ -86,6 +84,7 @@ def keep_problem(source: Path, run: Path, slug: str) -> None:
     if path == source:
         return
     text = source.read_bytes()
+    # a run's ledger is of one problem: trials of two would be compared
     if path.exists() and path.read_bytes() != text:
         raise ProblemError(f"{source}: not what this run has searched so far ({path}); take another --run")
     path.parent.mkdir(parents=True, exist_ok=True)

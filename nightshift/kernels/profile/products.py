@@ -14,12 +14,12 @@ PROVEN = 0.79
 this is hope, and hope waits for the rest."""
 
 
-def expected_gain(found: Profile, hotspot: Hotspot, gain: float) -> float:
+def expected_gain(profile: Profile, hotspot: Hotspot, gain: float) -> float:
     """What the step gains by: a product's by what ours have been seen to reach, others' as reckoned (`gain`)."""
-    if hotspot.problem not in PRODUCTS or not found.step_s > 0:
+    if hotspot.problem not in PRODUCTS or not profile.step_s > 0:
         return gain
     saved_s = max(0.0, hotspot.total_s - hotspot.floor_s / PROVEN)
-    return min(gain, saved_s / (found.step_s - saved_s)) if saved_s < found.step_s else gain
+    return min(gain, saved_s / (profile.step_s - saved_s)) if saved_s < profile.step_s else gain
 
 
 def backward_of(problem: str, case: Case) -> list[tuple[Problem, Case]]:

@@ -76,6 +76,7 @@ def probe(device: str = "cuda", copy_bytes: int = 1 << 31, side: int = 8192, rep
     on_gpu = device.startswith("cuda")
 
     def best_s(work: Callable[[], Any]) -> float:
+        # the first call compiles, loads and allocates
         work()
         times: list[float] = []
         for _ in range(repeats):
@@ -108,18 +109,20 @@ def probe(device: str = "cuda", copy_bytes: int = 1 << 31, side: int = 8192, rep
     return Peaks(bytes_per_s, rates, "probe", environment)
 
 
-def peaks_of(found: Operators, copies: Sequence[tuple[float, float]] = ()) -> Peaks:
+def peaks_of(operators: Operators, copies: Sequence[tuple[float, float]] = ()) -> Peaks:
     """Lower bounds that a trace proves: the fastest matched problem by traffic, and by arithmetic per dtype.
 
     `copies`: (bytes, seconds) of device-to-device copies; each byte is read and written.
     """
     rates: dict[str, float] = {}
+    # small copies stay in the caches: they would prove more than memory gives
     moving = [2 * moved / seconds for moved, seconds in copies if seconds > 0 and moved >= 1 << 24]
-    for units, match in segments(found.units, found.parameters):
+    for units, match in segments(operators.units, operators.parameters):
         if match is None:
             continue
         forward_s = sum(unit.forward_s for unit in units)
         need = cost(match)
+        # shorter kernels are as long as their launch, and prove no rate
         if forward_s > 5e-6 and match.problem in PRODUCTS:
             rates[match.dtype] = max(rates.get(match.dtype, 0.0), need.forward_flops / forward_s)
         if forward_s > 5e-6:

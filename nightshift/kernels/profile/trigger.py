@@ -83,8 +83,8 @@ def consider(hotspot: Hotspot, stake: Stake, policy: Settings) -> Decision:
     """The policy applied to one hotspot. The first condition that fails is told, with its figures."""
     where = f"{hotspot.name} in {stake.namespace}/{stake.job}"
 
-    def no(why: str) -> Decision:
-        return Decision(False, hotspot, f"{where}: {why}")
+    def no(reason: str) -> Decision:
+        return Decision(False, hotspot, f"{where}: {reason}")
 
     if not asked_for(stake.namespace, policy):
         return no("its namespace has not asked for kernel searches (kernels.namespaces)")

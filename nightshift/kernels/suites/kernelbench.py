@@ -43,7 +43,7 @@ CORRECT = frozenset({Status.faster, Status.slower, Status.inconclusive, Status.c
 
 
 @dataclass(frozen=True)
-class Task:
+class SuiteTask:
     """A loaded file: the problem, and what a `ModelNew` needs to be built and called like `Model`.
 
     inputs: how many it is called with, the last of them by the names in `named`; state: of parameters and buffers.
@@ -58,7 +58,7 @@ class Task:
 
 
 @as_it_was()
-def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> Task:
+def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> SuiteTask:
     """The task of a file. Raises ProblemError that names the file and what it lacks."""
     with as_it_was():
         module = _module(path)
@@ -82,6 +82,7 @@ def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> Task:
     moved = _elements(values) + _elements(made)
 
     def reference(*arguments: Any) -> Any:
+        # the judge compares its inputs before and after: the reference must not change them
         arguments = _copies(arguments) if writes else arguments
         rest, given, by_name = arguments[len(sample) :], *_parted(arguments[: len(sample)], named)
         return torch.func.functional_call(model, dict(zip(names, rest, strict=True)), given, by_name)
@@ -112,17 +113,17 @@ def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> Task:
         distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny"),
         rules=(Rule("integers", whole),),
     )
-    return Task(problem, init, init_named, len(sample), named, names)
+    return SuiteTask(problem, init, init_named, len(sample), named, names)
 
 
-def arguments_of(what: Any, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments_of(what: Any, value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """(in order, by name) that a class or a model is called with: of a list, a mapping, one tensor, or
     [[…], {…}]. The last is two arguments where `what` takes it so alone."""
-    if isinstance(given, torch.Tensor):
-        return (given,), {}
-    if isinstance(given, Mapping):
-        return (), dict(given)
-    items = tuple(given)
+    if isinstance(value, torch.Tensor):
+        return (value,), {}
+    if isinstance(value, Mapping):
+        return (), dict(value)
+    items = tuple(value)
     if len(items) == 2 and isinstance(items[0], list | tuple) and isinstance(items[1], Mapping):
         try:
             called = what.forward if isinstance(what, torch.nn.Module) else what
@@ -145,7 +146,7 @@ def _drawn(module: ModuleType, model: torch.nn.Module, named: Sequence[str]) -> 
     return (*first, *(by_name[name] for name in named))
 
 
-def load_suite(folder: Path, dtypes: tuple[str, ...] = ("float32",)) -> dict[str, Task]:
+def load_suite(folder: Path, dtypes: tuple[str, ...] = ("float32",)) -> dict[str, SuiteTask]:
     """All tasks of a folder, by path below it. Raises ProblemError where there is none."""
     return {name: load_task(folder / name, dtypes) for name in names_of(folder)}
 
@@ -161,7 +162,11 @@ def names_of(folder: Path) -> list[str]:
 
 
 def candidate_of(
-    task: Task, source: str, language: Language = "triton", kind: Any = "own_kernel", determinism: Any = "bitwise"
+    task: SuiteTask,
+    source: str,
+    language: Language = "triton",
+    kind: Any = "own_kernel",
+    determinism: Any = "bitwise",
 ) -> Candidate:
     """A contestant's `ModelNew` as a candidate; it gets the inputs and the state of `Model` with every call.
 
@@ -209,6 +214,7 @@ def speedup(verdict: Verdict, baseline: str = "eager", bound: str = "low") -> fl
 
 
 def _module(path: Path) -> ModuleType:
+    # by its whole path: two levels of a suite have files of one name
     name = f"kernelbench_{mix(*os.fsencode(os.path.realpath(path))):016x}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or not path.is_file():
@@ -285,10 +291,7 @@ def _looked_at(
     Raises ProblemError where no oracle can be made of it.
     """
     for i, value in enumerate(sample):
-        if not isinstance(value, torch.Tensor | int | float) or (
-            isinstance(value, torch.Tensor) and value.is_complex()
-        ):
-            what = f"complex ({value.dtype})" if isinstance(value, torch.Tensor) else type(value).__name__
+        if what := _unjudged(value):
             raise ProblemError(f"get_inputs: item {i} is {what}; real tensors and numbers can be judged")
 
     def called(inputs: Sequence[Any]) -> Outputs:
@@ -298,6 +301,7 @@ def _looked_at(
     before = _copies(sample)
     made = called(sample)
     tensors = [(a, b) for a, b in zip(before, sample, strict=True) if isinstance(a, torch.Tensor)]
+    # NaN equals nothing: an input that holds one would count as written to
     writes = not all(a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in tensors)
     for i, out in enumerate(made):
         if out.is_complex():
@@ -310,6 +314,13 @@ def _looked_at(
     if [x.shape for x in other] != [x.shape for x in made]:
         raise ProblemError("the outputs' shapes depend on the inputs' values")
     return made, int(counter.get_total_flops()), writes
+
+
+def _unjudged(value: Any) -> str:
+    """What an input is that no kernel can be judged on; empty where it is a real tensor or a number."""
+    if isinstance(value, torch.Tensor):
+        return f"complex ({value.dtype})" if value.is_complex() else ""
+    return "" if isinstance(value, int | float) else type(value).__name__
 
 
 def _alike(first: torch.Tensor, again: torch.Tensor) -> bool:

@@ -40,6 +40,7 @@ def trace_model(spec: str, folder: Path, device: str, steps: int = 3) -> Path:
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
     try:
         step()
+        # after a step outside: the first one allocates, compiles and picks algorithms
         with profile(activities=activities, record_shapes=True) as session:
             for number in range(steps):
                 with record_function(f"ProfilerStep#{number}"):
@@ -53,6 +54,7 @@ def trace_model(spec: str, folder: Path, device: str, steps: int = 3) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     partial, target = folder / f".{MODEL_TRACE}", folder / MODEL_TRACE
     session.export_chrome_trace(str(partial))
+    # killed while writing, a run must not continue with half a trace
     partial.replace(target)
     return target
 
@@ -89,4 +91,5 @@ def _mean(out: Any) -> torch.Tensor:
     parts = [item.float().mean() for item in tree_leaves(out) if isinstance(item, torch.Tensor) and item.numel()]
     if not parts:
         raise OptimiseError(f"the model returns no tensor, but {type(out).__name__}")
+    # every output has a part in it, or parts of the model would have no gradient
     return torch.stack(parts).sum()

@@ -10,15 +10,17 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from nightshift.kernels.apply.job.operators import open_all
 from nightshift.kernels.apply.job.start import as_rank_0, of_all_ranks
-from nightshift.kernels.apply.job.state import STATE
+from nightshift.kernels.apply.job.state import STATE, Kernel
 
+Kernels = dict[str, Kernel]
 STUDENT = (
     (6.314, 2.92, 2.353, 2.132, 2.015, 1.943, 1.895),
     (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365),
@@ -55,102 +57,169 @@ def canary(
     turns than give a limit. Compiled regions are compiled anew for each, one held at a time. Rank 0's choice
     counts.
     """
-    given = every = dict(STATE.kernels)
-    began = clock()
-    spent: list[float] = []
+    given = dict(STATE.kernels)
     seconds: dict[str, float] = {}
+    reader = _Reading(step, steps, rounds, settle_s, limit_s, clock)
 
-    def timed(names: Sequence[str]) -> float:
-        started = clock()
-        _use({name: every[name] for name in names})
-        for _ in range(3):
-            step()
-        one_s = _timed(step, 2, clock)
-        for _ in range(as_rank_0(min(1000, math.ceil(settle_s / one_s)) if one_s > 0 else 0)):
-            step()
-        found = [_timed(step, steps, clock) for _ in range(rounds)]
-        spent.append(clock() - started)
-        return statistics.median(found)
-
-    def tried(names: Sequence[str]) -> float:
-        """Infinite where the step does not run with these: that must not stop the job. Raises RuntimeError where
-        the GPU's context went with it, after which nothing in this process can run."""
-        try:
-            return timed(names)
-        except Exception as error:  # noqa: BLE001  a compiler that chokes on a kernel is a reason against it
-            told = f"{type(error).__name__}: {str(error)[:200]}"
-            STATE.log(f"nightshift kernels: no step with {', '.join(names)}: {told}")
-            _forget_gradients()
-            try:
-                _wait()
-            except RuntimeError as lost:
-                why = f"a step with {', '.join(names)} lost the GPU's context ({lost}): apply without them"
-                raise RuntimeError(why) from error
-            return math.inf
-
-    def left_s() -> float:
-        return float(as_rank_0(limit_s - (clock() - began)))
-
-    def finish(kept: Sequence[str]) -> dict[str, float]:
-        _use({name: every[name] for name in kept})
-        STATE.log(f"nightshift kernels: canary keeps {', '.join(kept) or 'none'} of {', '.join(given) or 'none'}")
+    def finish(kernels: Kernels) -> dict[str, float]:
+        _use(kernels)
+        STATE.log(
+            f"nightshift kernels: canary keeps {', '.join(kernels) or 'none'} of {', '.join(given) or 'none'}"
+        )
         return seconds
 
     STATE.open = False
+    every = _called(given, reader, seconds) if given else {}
     if not every:
-        return finish(())
-    before = {name: kernel.calls for name, kernel in every.items()}
-    seconds["all"] = first = tried(tuple(every))
-    called = {name for name, kernel in every.items() if kernel.calls > before[name]}
-    if math.isfinite(first) and called != every.keys():
-        why = ", ".join(f"{reason} ({count})" for reason, count in sorted(STATE.fallbacks.items()))
-        idle = ", ".join(name for name in every if name not in called)
-        STATE.log(f"nightshift kernels: no step called {idle}; left to torch: {why or 'nothing'}")
-    used = of_all_ranks({_group(name) for name in (called if math.isfinite(first) else every)})
-    every = {name: kernel for name, kernel in given.items() if _group(name) in set().union(*used)}
-    if not every:
-        return finish(())
-    whole, groups = tuple(every), sorted({_group(name) for name in every})
-    if any(kernel.traceable is not None for kernel in every.values()):
-        STATE.open = True
-        seconds["open"] = tried(whole)
-        STATE.open = as_rank_0(seconds["open"] < seconds["all"])
-        first = min(seconds["all"], seconds["open"])
-    without: dict[str, float] = {}
-    for group in groups if len(groups) > 1 else ():
-        if spent and left_s() < statistics.mean(spent) * 10:  # the readings in turns matter more
-            break
-        without[group] = tried([name for name in every if _group(name) != group])
-        seconds[f"without {group}"] = without[group]
-    again = tried(whole) if without else first
-    noise = max(min_gain, abs(again - first) / first if math.isfinite(again) and math.isfinite(first) else 0.0)
-    useful, harmful = as_rank_0(_judged(without, groups, first, again, noise))
-    told: dict[str, tuple[str, ...]] = {}
-    for label, names in (
-        ("useful", tuple(name for name in every if _group(name) in useful)),
-        ("harmless", tuple(name for name in every if _group(name) not in harmful)),
-        ("whole", whole),
-    ):
-        if names and names not in told.values():
-            told[label] = names
-    fewest = 1 + math.ceil(3 / len(told))  # with fewer degrees of freedom than three no limit says much
-    if math.isfinite(limit_s):
-        turns = min(turns, int(left_s() / (statistics.mean(spent) * (len(told) + 1)))) if spent else fewest
-    readings: dict[str, list[float]] = {label: [] for label in ("none", *told)}
-    labels = list(readings)
-    for turn in range(as_rank_0(max(fewest, turns))):
-        for label in labels[turn % len(labels) :] + labels[: turn % len(labels)]:
-            readings[label].append(timed(()) if label == "none" else tried(told[label]))
+        return finish({})
+    first = _faster_way(every, reader, seconds)
+    sets, noise = _sets(every, first, reader, seconds, min_gain)
+    readings = _in_turns(sets, turns, reader)
     seconds |= {label: statistics.median(values) for label, values in readings.items()}
     gains = over_none(readings)
     best = max(point for point, _ in gains.values())
-    near = [label for label in told if gains[label][0] >= best - min_gain and math.isfinite(best)]
-    chosen = as_rank_0(min(near, key=lambda label: len(told[label]), default=""))
+    near = [label for label in sets if gains[label][0] >= best - min_gain and math.isfinite(best)]
+    # the smallest: a kernel that wins nothing measurable is a risk without a gain
+    chosen = as_rank_0(min(near, key=lambda label: len(sets[label]), default=""))
     point, low = gains.get(chosen, (-math.inf, -math.inf))
     seconds |= {"turns": float(len(readings["none"])), "noise": noise}
     if chosen:
         seconds |= {"gain": math.expm1(point), "gain_low": math.expm1(low), "kept": seconds[chosen]}
-    return finish(told[chosen] if as_rank_0(low > 0.0 and point > min_gain) else ())
+    return finish(sets[chosen] if as_rank_0(low > 0.0 and point > min_gain) else {})
+
+
+@dataclass
+class _Reading:
+    """Times the job's step with a set of kernels. spent: what each reading took so far (s)."""
+
+    step: Callable[[], Any]
+    steps: int
+    rounds: int
+    settle_s: float
+    limit_s: float
+    clock: Callable[[], float]
+    spent: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._began = self.clock()
+
+    def left_s(self) -> float:
+        # rank 0's clock: ranks that counted for themselves would make different numbers of steps, and wait for ever
+        return float(as_rank_0(self.limit_s - (self.clock() - self._began)))
+
+    def timed(self, kernels: Kernels) -> float:
+        """Seconds a step."""
+        started = self.clock()
+        _use(kernels)
+        for _ in range(3):  # regions are compiled, and CUDA graphs recorded, in the first steps
+            self.step()
+        one_s = self._timed(2)
+        for _ in range(as_rank_0(min(1000, math.ceil(self.settle_s / one_s)) if one_s > 0 else 0)):
+            self.step()
+        found = [self._timed(self.steps) for _ in range(self.rounds)]
+        self.spent.append(self.clock() - started)
+        return statistics.median(found)
+
+    def tried(self, kernels: Kernels) -> float:
+        """The same; infinite where the step does not run with these: that must not stop the job. Raises
+        RuntimeError where the GPU's context went with it, after which nothing in this process can run."""
+        try:
+            return self.timed(kernels)
+        except Exception as error:  # noqa: BLE001  a compiler that chokes on a kernel is a reason against it
+            told, names = f"{type(error).__name__}: {str(error)[:200]}", ", ".join(kernels)
+            STATE.log(f"nightshift kernels: no step with {names}: {told}")
+            _forget_gradients()
+            try:
+                _wait()
+            except RuntimeError as lost:
+                why = f"a step with {names} lost the GPU's context ({lost}): apply without them"
+                raise RuntimeError(why) from error
+            return math.inf
+
+    def _timed(self, count: int) -> float:
+        _wait()
+        started = self.clock()
+        for _ in range(count):
+            self.step()
+        _wait()
+        return (self.clock() - started) / count
+
+
+def _called(given: Kernels, reader: _Reading, seconds: dict[str, float]) -> Kernels:
+    """The kernels that a step calls, on any rank; those that none does are named in the log."""
+    before = {name: kernel.calls for name, kernel in given.items()}
+    seconds["all"] = reader.tried(given)
+    if math.isfinite(seconds["all"]):
+        called = {name for name, kernel in given.items() if kernel.calls > before[name]}
+    else:
+        called = set(given)  # the step broke off: which ones it would have called is not known
+    if called != given.keys():
+        why = ", ".join(f"{reason} ({count})" for reason, count in sorted(STATE.fallbacks.items()))
+        idle = ", ".join(name for name in given if name not in called)
+        STATE.log(f"nightshift kernels: no step called {idle}; left to torch: {why or 'nothing'}")
+    used = set().union(*of_all_ranks({_group(name) for name in called}))
+    return {name: kernel for name, kernel in given.items() if _group(name) in used}
+
+
+def _faster_way(every: Kernels, reader: _Reading, seconds: dict[str, float]) -> float:
+    """Has the compiler launch the kernels, if it can and that is faster; a step's seconds then."""
+    if all(kernel.traceable is None for kernel in every.values()):
+        return seconds["all"]
+    STATE.open = True
+    seconds["open"] = reader.tried(every)
+    STATE.open = as_rank_0(seconds["open"] < seconds["all"])
+    return min(seconds["all"], seconds["open"])
+
+
+def _sets(
+    every: Kernels, first: float, reader: _Reading, seconds: dict[str, float], min_gain: float
+) -> tuple[dict[str, Kernels], float]:
+    """(the sets to race, the noise) of readings without each kernel. first: seconds with all, before them."""
+    groups = sorted({_group(name) for name in every})
+    without = _without_each(every, groups, reader) if len(groups) > 1 else {}
+    seconds |= {f"without {group}": value for group, value in without.items()}
+    again = reader.tried(every) if without else first
+    noise = max(min_gain, abs(again - first) / first if math.isfinite(again) and math.isfinite(first) else 0.0)
+    useful, harmful = as_rank_0(_judged(without, groups, first, again, noise))
+    sets: dict[str, Kernels] = {}
+    for label, some in (
+        ("useful", _less(every, {*groups} - {*useful})),
+        ("harmless", _less(every, harmful)),
+        ("whole", every),
+    ):
+        if some and some not in sets.values():
+            sets[label] = some
+    return sets, noise
+
+
+def _without_each(every: Kernels, groups: Sequence[str], reader: _Reading) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for group in groups:
+        if (
+            reader.spent and reader.left_s() < statistics.mean(reader.spent) * 10
+        ):  # the readings in turns matter more
+            break
+        found[group] = reader.tried(_less(every, {group}))
+    return found
+
+
+def _less(every: Kernels, groups: Collection[str]) -> Kernels:
+    return {name: kernel for name, kernel in every.items() if _group(name) not in groups}
+
+
+def _in_turns(sets: Mapping[str, Kernels], turns: int, reader: _Reading) -> dict[str, list[float]]:
+    """Readings of each set and of torch alone ("none"), each turn beginning with another: a GPU that warms up
+    favours no place in the order."""
+    fewest = 1 + math.ceil(3 / len(sets))  # with fewer degrees of freedom than three no limit says much
+    if math.isfinite(reader.limit_s):
+        each_s = statistics.mean(reader.spent) * (len(sets) + 1) if reader.spent else math.inf
+        turns = min(turns, int(reader.left_s() / each_s))
+    readings: dict[str, list[float]] = {label: [] for label in ("none", *sets)}
+    labels = list(readings)
+    for turn in range(as_rank_0(max(fewest, turns))):
+        for label in labels[turn % len(labels) :] + labels[: turn % len(labels)]:
+            readings[label].append(reader.timed({}) if label == "none" else reader.tried(sets[label]))
+    return readings
 
 
 def over_none(readings: dict[str, list[float]]) -> dict[str, tuple[float, float]]:
@@ -198,7 +267,7 @@ def _group(name: str) -> str:
     return name.removesuffix("_backward")
 
 
-def _use(kernels: dict[str, Any]) -> None:
+def _use(kernels: Kernels) -> None:
     STATE.kernels.clear()
     STATE.kernels.update(kernels)
     open_all()
@@ -211,16 +280,6 @@ def _forget_gradients() -> None:
     for model in STATE.models:
         for parameter in model.parameters():
             parameter.grad = None
-
-
-def _timed(step: Callable[[], Any], count: int, clock: Callable[[], float]) -> float:
-    """Seconds a step."""
-    _wait()
-    started = clock()
-    for _ in range(count):
-        step()
-    _wait()
-    return (clock() - started) / count
 
 
 def _wait() -> None:

@@ -22,6 +22,7 @@ def due(kernel: Kernel) -> bool:
     """Whether this call, already counted, is to be checked."""
     if not STATE.shadow_every or capturing():
         return False
+    # a compiled region that launches kernels itself counts no calls: there one whole step is checked
     return STATE.watching or kernel.calls % STATE.shadow_every == 0
 
 
@@ -41,9 +42,11 @@ def agrees(kernel: Kernel, out: Any, eager: Any, truth: Any) -> bool:
     outs, eagers, truths = (x if isinstance(x, tuple | list) else (x,) for x in (out, eager, truth))
     for mine, theirs, exact in zip(outs, eagers, truths, strict=True):
         error, allowed, level = _errors(mine, theirs, exact)
+        # a NaN compares false with everything: written the other way round it would pass
         if not error <= 3.0 * allowed + 2.0 * torch.finfo(mine.dtype).eps * level:
             kernel.shadow_mismatches += 1
             disable(kernel, f"shadow check: error {error:.3g}, torch's own {allowed:.3g}")
+            # other jobs may use the same kernel
             ask_demotion(kernel)
             return False
     return True
@@ -57,6 +60,7 @@ def _errors(mine: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor) -> tu
     """
     if not exact.numel():
         return 0.0, 0.0, 0.0
+    # as the kernel's dtype holds it: a float64 beyond float16's range is infinite there, rightly
     here, there, true = (x.isfinite() for x in (mine, theirs, exact.to(mine.dtype)))
     if bool(((here & ~there & ~true) | (~here & there & true)).any()):
         return math.inf, 0.0, 0.0

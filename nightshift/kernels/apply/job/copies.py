@@ -27,8 +27,8 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from nightshift.kernels.apply.job.checks import capturing
+from nightshift.kernels.apply.job.forwards import problem_of, put, put_whole, replaced
 from nightshift.kernels.apply.job.guards import interpreted, outside
-from nightshift.kernels.apply.job.places import problem_of, put, put_whole, replaced
 from nightshift.kernels.apply.job.products import times
 from nightshift.kernels.apply.job.state import (
     DTYPES,
@@ -45,11 +45,12 @@ from nightshift.kernels.apply.job.state import (
 COPIED = "adamw_cast"
 FIRST_LOOKS = 16
 """Steps in each of which every copy is compared with its weight."""
+# what autocast casts; float64 it leaves alone
 _WIDE = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass
-class Copy:
+class WeightCopy:
     """A weight's 16-bit copy, and the version and address of the weight that it was made of; −1: of none."""
 
     weight: weakref.ref[torch.Tensor]
@@ -67,12 +68,13 @@ class Copy:
 
     def made(self, weight: torch.Tensor) -> None:
         """The optimiser's kernel has just written both."""
+        # the address too: `.data = …` gives a weight other memory and counts no version
         self.version, self.address = weight._version, weight.data_ptr()
 
 
 COPIES = ByTensor()
-"""Weight → its Copy."""
-MODELS: list[list[Copy]] = []
+"""Weight → its WeightCopy."""
+MODELS: list[list[WeightCopy]] = []
 """The copies of each model that they were asked for."""
 
 
@@ -84,26 +86,22 @@ def copier() -> Kernel | None:
 def copy_weights(model: nn.Module, report: Report, smallest: int) -> None:
     """Copies for the weights of nn.Linear modules of `smallest` elements or more, where the kernel takes them."""
     kernel = copier()
+    # asked twice: the model's forward holds the number of its first copies
     if kernel is None or problem_of(model) == COPIED:
         return
+    # the model's forward has to be ours to make copies fresh before any layer reads one
     if replaced(model) or problem_of(model) or isinstance(model, nn.Linear):
         report.skipped.append(("16-bit copies of weights", "the model's own forward was replaced"))
         return
-    mine: dict[int, Copy] = {}
+    mine: dict[int, WeightCopy] = {}
     for name, module in model.named_modules():
         weight = module._parameters.get("weight")
-        if type(module) is not nn.Linear or weight is None or replaced(module) or problem_of(module):
-            continue
-        plain = type(weight) is nn.Parameter and weight.dtype == torch.float32 and weight.requires_grad
-        here = weight.device.type == "cuda" or interpreted()
-        if not plain or not here or not weight.is_contiguous() or weight.numel() < smallest:
-            continue
-        if outside(kernel.record, {"n": weight.numel()}):
+        if weight is None or not _copyable(module, weight, kernel, smallest):
             continue
         if COPIES.get(weight) is None:
             narrow = weight.detach().to(DTYPES[kernel.record["dtype"]])
             torch._dynamo.mark_static_address(narrow, guard=False)  # CUDA graphs read it where it lies
-            COPIES[weight] = Copy(weakref.ref(weight), narrow)
+            COPIES[weight] = WeightCopy(weakref.ref(weight), narrow)
         copy = mine[id(weight)] = COPIES.get(weight)
         put(module, (COPIED,), _linear(weight, copy))
         report.applied.append((name, kernel.problem, kernel.certificate))
@@ -114,9 +112,20 @@ def copy_weights(model: nn.Module, report: Report, smallest: int) -> None:
     STATE.wide_products = _wide_products(next(model.parameters()).device)
     MODELS.append(list(mine.values()))
     put_whole(model, (COPIED,), _gated(type(model).forward, len(MODELS) - 1))
+    # hooks are of all optimisers of the process: once for all models
     if len(MODELS) == 1:
         STATE.copied_steps = 0
         STATE.hooks += [register_optimizer_step_pre_hook(_before), register_optimizer_step_post_hook(_after)]
+
+
+def _copyable(module: nn.Module, weight: nn.Parameter, kernel: Kernel, smallest: int) -> bool:
+    """Whether a module is a linear layer as torch has it, with a weight that the kernel writes."""
+    if type(module) is not nn.Linear or replaced(module) or problem_of(module):
+        return False
+    plain = type(weight) is nn.Parameter and weight.dtype == torch.float32 and weight.requires_grad
+    here = weight.device.type == "cuda" or interpreted()
+    large = weight.numel() >= smallest and not outside(kernel.record, {"n": weight.numel()})
+    return plain and here and large and weight.is_contiguous()
 
 
 def _wide_products(device: torch.device) -> bool:
@@ -161,7 +170,7 @@ class Copied(torch.autograd.Function):
         return dx.reshape(x.shape), dw, None, rows.sum(0) if ctx.biased else None
 
 
-def _linear(parameter: nn.Parameter, copy: Copy) -> Callable[..., Any]:
+def _linear(parameter: nn.Parameter, copy: WeightCopy) -> Callable[..., Any]:
     narrow, kind = copy.narrow, copy.narrow.dtype
 
     def forward(self: nn.Linear, x: torch.Tensor) -> Any:
@@ -198,6 +207,7 @@ def _gated(original: Callable[..., Any], number: int) -> Callable[..., Any]:
                 return original(self, *given, **named)
             fenced = fence()(given[place], number)
             given = (*given[:place], fenced, *given[place + 1 :])
+        # layers that are compiled by themselves, outside of this forward, have nobody who made their copies fresh
         STATE.copying = True
         try:
             return original(self, *given, **named)
@@ -211,6 +221,7 @@ def _gated(original: Callable[..., Any], number: int) -> Callable[..., Any]:
 def fresh(number: int) -> None:
     """Makes a model's stale copies anew (all, while a CUDA graph is recorded). They are not taken for known
     afterwards: whoever wrote the weight now may write it again unseen."""
+    # a graph replays what was recorded: a copy that was fresh then is stale at the next replay
     every = capturing()
     pairs = [(copy.narrow, copy.weight()) for copy in MODELS[number] if every or copy.stale]
     here = [(narrow, weight) for narrow, weight in pairs if weight is not None and weight.device == narrow.device]
@@ -229,6 +240,7 @@ def fence() -> Any:
 
         def run(x: torch.Tensor, number: int) -> torch.Tensor:
             fresh(number)
+            # a custom operator must not give back its input
             return x.clone()
 
         operator = torch.library.custom_op(
@@ -262,22 +274,25 @@ def _before(optimizer: Any, *_: Any) -> None:
         if look and kernel is not None and copy.holds(weight) and not _same_values(copy.narrow, weight):
             disable(kernel, "a weight was written where nobody counts it (through .data?)")
             look = False
+        # torch's fused optimisers write weights without counting a version
         copy.version = -1
 
 
 def _after(optimizer: Any, *_: Any) -> None:
     """An optimiser that wraps another may write weights after the inner one's step."""
+    # torch's own writes nothing behind our kernel's step
     if type(optimizer) is not torch.optim.AdamW:
         for _weight, copy in _copies_of(optimizer):
             copy.version = -1
 
 
-def _copies_of(optimizer: Any) -> Sequence[tuple[torch.Tensor, Copy]]:
+def _copies_of(optimizer: Any) -> Sequence[tuple[torch.Tensor, WeightCopy]]:
     listed = [(weight, COPIES.get(weight)) for group in optimizer.param_groups for weight in group["params"]]
     return [(weight, copy) for weight, copy in listed if copy is not None]
 
 
 @torch.no_grad()
 def _same_values(narrow: torch.Tensor, weight: torch.Tensor) -> bool:
+    # a diverged job's NaN equals nothing: it is no sign of a foreign write
     made = weight.to(narrow.dtype)
     return bool(((made == narrow) | (made.isnan() & narrow.isnan())).all())

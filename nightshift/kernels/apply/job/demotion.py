@@ -20,6 +20,7 @@ def demotions() -> set[str]:
     try:
         listed = json.loads((Path(folder) / "demoted.json").read_text())
         return {str(item["certificate"]) for item in listed}
+    # no list is the usual case: nothing was demoted yet
     except FileNotFoundError:
         return set()
     except (OSError, ValueError, TypeError, KeyError):
@@ -42,6 +43,7 @@ def read_demotions() -> None:
         status = (Path(folder) / "demoted.json").stat()
         mark = (status.st_mtime_ns, status.st_size)
     except OSError:
+        # the folder may go while a job runs: another mark than that of a missing list, so that it is told once
         mark = (0, -1) if out_of_reach() else (0, 0)
     if mark == STATE.registry_mark:
         return
@@ -67,6 +69,7 @@ def ask_demotion(kernel: Kernel) -> None:
     try:
         target.mkdir(parents=True, exist_ok=True)
         partial.write_text(json.dumps(note) + "\n")
+        # whole or not at all: Nightshift may read the folder at any time
         partial.replace(path)
     except OSError as error:
         STATE.log(f"nightshift kernels: the registry cannot be written ({error})")

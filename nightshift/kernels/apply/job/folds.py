@@ -12,7 +12,38 @@ from typing import Any
 import torch
 
 
-class FoldCasts:
+class Pass:
+    """A pass of ours over a compiler's graphs. earlier: what stood in its place, one or several; they run first."""
+
+    def __init__(self, earlier: Any = None) -> None:
+        self.earlier = earlier
+
+    def before(self) -> tuple[Any, ...]:
+        if self.earlier is None:
+            return ()
+        return tuple(self.earlier) if isinstance(self.earlier, list | tuple) else (self.earlier,)
+
+    def uuid(self) -> Any:
+        """For the compiler's cache: what it made by other passes or of other kernels must not be found there."""
+        inner = tuple(getattr(one, "uuid", lambda: None)() for one in self.before())
+        # None says that a pass has no name: then the compiler keeps nothing that it had a part in
+        return None if None in inner else (self.named(), inner)
+
+    def __call__(self, graph: Any) -> None:
+        for one in self.before():
+            one(graph)
+        self.rewrite(graph)
+        graph.eliminate_dead_code()
+
+    def named(self) -> tuple[Any, ...]:
+        """What it does, with a number that is raised whenever it does more."""
+        raise NotImplementedError
+
+    def rewrite(self, graph: Any) -> None:
+        raise NotImplementedError
+
+
+class FoldCasts(Pass):
     """A pass for torch._inductor.config.joint_custom_pre_pass.
 
     places: operator name → position of its wide input; kinds: operator → its own dtype. An operator whose name ends
@@ -20,22 +51,18 @@ class FoldCasts:
     """
 
     def __init__(self, places: dict[str, int], kinds: dict[str, torch.dtype], earlier: Any = None) -> None:
-        self.places, self.kinds, self.earlier = places, kinds, earlier
+        super().__init__(earlier)
+        self.places, self.kinds = places, kinds
 
-    def uuid(self) -> Any:
-        """For the compiler's cache."""
-        named = sorted((name, place, str(self.kinds.get(name))) for name, place in self.places.items())
-        inner = getattr(self.earlier, "uuid", lambda: None)() if self.earlier is not None else ""
-        return None if inner is None else ("nightshift fold casts 1", tuple(named), inner)
+    def named(self) -> tuple[Any, ...]:
+        places = sorted((name, place, str(self.kinds.get(name))) for name, place in self.places.items())
+        return "nightshift fold casts 1", tuple(places)
 
-    def __call__(self, graph: Any) -> None:
-        if self.earlier is not None:
-            self.earlier(graph)
+    def rewrite(self, graph: Any) -> None:
         for node in list(graph.nodes):
             name = operator_name(node)
             if name in self.places and name in self.kinds:
                 self._fold(graph, node, name)
-        graph.eliminate_dead_code()
 
     def _fold(self, graph: Any, node: Any, name: str) -> None:
         wide = node.args[self.places[name]]
@@ -73,6 +100,7 @@ def _is_narrow(user: Any, node: Any) -> bool:
 
 def operator_name(node: Any) -> str:
     target = node.target
+    # functions such as getitem have no schema
     if not isinstance(target, torch._ops.OpOverload):
         return ""
     return target._schema.name.rpartition("::")[2]

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from nightshift.kernels.apply.job.forwards import autocast, plain, transformed, unsavable
 from nightshift.kernels.apply.job.operators import invoke
-from nightshift.kernels.apply.job.places import autocast, plain, transformed, unsavable
 from nightshift.kernels.apply.job.problems import SPECS
 from nightshift.kernels.apply.job.state import DTYPES, ON_CPU, ROW_AXES, ROWS_SLACK, fell_back, in_use
 
@@ -38,6 +38,7 @@ def refusal(
         return "stride"
     for name, size in record["sizes"].items():
         here = sizes.get(name, -1)
+        # rows follow batch and sequence lengths, which change within a job; widths are the model's
         if name in ROW_AXES:
             if not size <= ROWS_SLACK * here or not here <= ROWS_SLACK * size:
                 return "shape"

@@ -64,8 +64,10 @@ def attended(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
     elif whose:
         out, logs, *_ = ATEN._scaled_dot_product_flash_attention(*turned, 0.0, True)
     else:
+        # head by head: all at once would take s² of memory for each of them
         made = [plain_attention(*(x[:, n : n + 1] for x in turned)) for n in range(turned[0].shape[1])]
         out, logs = (torch.cat(found, 1) for found in zip(*made, strict=True))
+    # cuDNN gives a dimension of one more than the others
     return out.transpose(1, 2).contiguous(), logs.reshape(turned[0].shape[:-1])
 
 
@@ -80,6 +82,7 @@ def attention_gradients(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
     *turned, logs = (*(x.transpose(1, 2) for x in inputs[:-1]), inputs[-1])
     whose, s, device = _torchs(*turned[1:4]), turned[0].shape[2], logs.device
     if whose == "cudnn":
+        # torch's backward wants the dropout's seed and offset; without dropout they are not read
         seed = torch.zeros((), dtype=torch.int64, device=device)
         made = ATEN._scaled_dot_product_cudnn_attention_backward(
             *turned, logs[..., None], seed, seed, None, None, None, s, s, 0.0, True

@@ -29,6 +29,7 @@ from torch import nn
 
 from nightshift.kernels.apply.job.copies import COPIED, COPIES, MODELS, copy_weights
 from nightshift.kernels.apply.job.demotion import DEMOTED_ENV, out_of_reach, read_demotions
+from nightshift.kernels.apply.job.forwards import problem_of, take_back
 from nightshift.kernels.apply.job.functions import (
     SCRIPT,
     fold_casts,
@@ -42,7 +43,6 @@ from nightshift.kernels.apply.job.launch import load_entry
 from nightshift.kernels.apply.job.modules import cut_up, swap_module
 from nightshift.kernels.apply.job.operators import open_all
 from nightshift.kernels.apply.job.optimizer import SMALLEST, swap_optimizer
-from nightshift.kernels.apply.job.places import problem_of, take_back
 from nightshift.kernels.apply.job.products import compile_anew, multiply_by_kernels, multiply_by_torch
 from nightshift.kernels.apply.job.rotary import name_rotary
 from nightshift.kernels.apply.job.start import objections
@@ -84,19 +84,14 @@ def apply(
         else:
             STATE.kernels[_slot_of(record)] = loaded[_slot_of(record)]
     open_all()
-    cut = cut_up(model, report)
-    for name, module in model.named_modules():
-        where = name or type(model).__name__
-        try:
-            if id(module) not in cut or problem_of(module):
-                swap_module(where, module, report)
-        except Exception as error:  # noqa: BLE001  a module that cannot be asked must not stop the job
-            report.skipped.append((where, f"cannot be asked: {type(error).__name__}: {error}"))
+    _swap_modules(model, report)
     if weight_copies:
         copy_weights(model, report, SMALLEST)
     elif COPIED in STATE.kernels and not len(COPIES):
+        # it writes copies that nobody would read
         STATE.kernels.pop(COPIED)
         report.skipped.append((COPIED, "weight_copies was not asked for"))
+    # a script reads sources: with our forwards on the instances it would fail or keep them
     if STATE.kernels:
         swap_function(SCRIPT, script_of)
     if functions:
@@ -107,8 +102,20 @@ def apply(
     name_rotary(report)
     if optimizer is not None and not STATE.stepping and STATE.kernels:
         STATE.stepping = True
+        # an optimiser's step is what all jobs have: a training loop of their own marks its steps nowhere
         STATE.hooks.append(optimizer.register_step_post_hook(_after_step))
     return report
+
+
+def _swap_modules(model: nn.Module, report: Report) -> None:
+    cut = cut_up(model, report)
+    for name, module in model.named_modules():
+        where = name or type(model).__name__
+        try:
+            if id(module) not in cut or problem_of(module):
+                swap_module(where, module, report)
+        except Exception as error:  # noqa: BLE001  a module that cannot be asked must not stop the job
+            report.skipped.append((where, f"cannot be asked: {type(error).__name__}: {error}"))
 
 
 def _slot_of(record: Mapping[str, Any]) -> str:

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from nightshift.kernels.apply.job.folds import VIEWS, casts_after, narrow_source, operator_name, viewed
+from nightshift.kernels.apply.job.folds import VIEWS, Pass, casts_after, narrow_source, operator_name, viewed
+from nightshift.kernels.apply.job.forwards import plain, transformed, unsavable
 from nightshift.kernels.apply.job.guards import refusal, widened
 from nightshift.kernels.apply.job.operators import invoke, operator_of
-from nightshift.kernels.apply.job.places import plain, transformed, unsavable
 from nightshift.kernels.apply.job.state import NORM, OPERATORS, STATE, fell_back, in_use
 from nightshift.kernels.ops.rmsnorm.problem import rmsnorm_backward_reference
 
@@ -30,6 +30,7 @@ MARK = "rmsnorm_gradient"
 def marked() -> Any:
     """`nightshift::rmsnorm_gradient`: (g, x, weight, eps, open) → gradients of x and weight. open: the compiler may
     launch the kernel that the pass puts here; it stands in the graph, for compilers' caches."""
+    # torch knows operators by name for the whole process: a second one of a name is an error
     if MARK not in OPERATORS:
         made = torch.library.custom_op(
             f"nightshift::{MARK}",
@@ -60,6 +61,7 @@ class Normed(torch.autograd.Function):
         ctx.eps, ctx.cast, ctx.open = eps, cast, open
         if original is not None:
             return original(x)
+        # written out, and not `original`, for the compiler to fuse with what stands before and behind
         return (x * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
 
     @staticmethod
@@ -69,6 +71,7 @@ class Normed(torch.autograd.Function):
             dx, dw = rmsnorm_backward_reference(g, x, weight, ctx.eps)
         elif ctx.cast:
             dx, dw = marked()(g.contiguous(), x, weight, ctx.eps, ctx.open)
+        # kernels are certified for gradients of the inputs' dtype
         elif g.dtype == x.dtype and in_use("rmsnorm_backward") is not None:
             dx, dw = invoke("rmsnorm_backward", g.contiguous(), x, weight, ctx.eps)
         else:
@@ -98,23 +101,19 @@ def normed(original: Callable[..., Any], rows: torch.Tensor, weight: torch.Tenso
     return None
 
 
-class FoldNorms:
+class FoldNorms(Pass):
     """A pass for torch._inductor.config.joint_custom_pre_pass: marked gradients become the kernel's, or torch's
     formula. kind: the 16-bit dtype that the kernel was certified for."""
 
     def __init__(self, kind: torch.dtype, earlier: Any = None) -> None:
-        self.kind, self.earlier = kind, earlier
+        super().__init__(earlier)
+        self.kind = kind
 
-    def uuid(self) -> Any:
-        """For the compiler's cache."""
-        inner = getattr(self.earlier, "uuid", lambda: None)() if self.earlier is not None else ""
+    def named(self) -> tuple[Any, ...]:
         kernel = in_use(NORM)
-        named = (str(self.kind), "" if kernel is None else kernel.certificate)
-        return None if inner is None else ("nightshift fold norms 1", named, inner)
+        return "nightshift fold norms 1", str(self.kind), "" if kernel is None else kernel.certificate
 
-    def __call__(self, graph: Any) -> None:
-        if self.earlier is not None:
-            self.earlier(graph)
+    def rewrite(self, graph: Any) -> None:
         order = {node: number for number, node in enumerate(graph.nodes)}
         for node in list(graph.nodes):
             if operator_name(node) != MARK or self._fold(graph, node, order):
@@ -122,7 +121,6 @@ class FoldNorms:
             parts = _inlined(graph, node, rmsnorm_backward_reference, node.args[:4])
             for part in list(node.users):
                 part.replace_all_uses_with(parts[part.args[1]])
-        graph.eliminate_dead_code()
 
     def _fold(self, graph: Any, node: Any, order: dict[Any, int]) -> bool:
         """norm gradient of a cast, plus the residual's gradient, cast → one kernel. False where it is not that."""
@@ -154,22 +152,26 @@ class FoldNorms:
 
 def _sum_with(part: Any) -> tuple[Any, Any]:
     """(the sum that an output alone goes into, through views, what it is added to); None, None where none."""
-    while part is not None:
-        if len(part.users) != 1:
-            return None, None
-        (user,) = part.users
-        if operator_name(user) == "add":
-            break
-        part = user if operator_name(user) in VIEWS else None
-    if part is None or user.kwargs or len(user.args) != 2:
+    part, total = _sum_behind(part)
+    if total is None or total.kwargs or len(total.args) != 2:
         return None, None
-    others = [item for item in user.args if item is not part and isinstance(item, torch.fx.Node)]
-    if len(others) != 1:
-        return None, None
-    mine, value = user.meta["val"], others[0].meta.get("val")
+    others = [item for item in total.args if item is not part and isinstance(item, torch.fx.Node)]
+    value = others[0].meta.get("val") if len(others) == 1 else None
+    mine = total.meta["val"]
     if not isinstance(value, torch.Tensor) or value.shape != mine.shape or not value.is_contiguous():
         return None, None
-    return (user, others[0]) if value.dtype == mine.dtype == torch.float32 else (None, None)
+    return (total, others[0]) if value.dtype == mine.dtype == torch.float32 else (None, None)
+
+
+def _sum_behind(part: Any) -> tuple[Any, Any]:
+    """(what goes into it, a sum that an output alone goes into); None, None where there is none."""
+    # another user would want the gradient without the residual's, which the kernel never writes
+    while part is not None and len(part.users) == 1:
+        (user,) = part.users
+        if operator_name(user) == "add":
+            return part, user
+        part = user if operator_name(user) in VIEWS else None
+    return None, None
 
 
 def _inlined(graph: Any, before: Any, function: Callable[..., Any], arguments: Sequence[Any]) -> list[Any]:
@@ -187,6 +189,7 @@ def _inlined(graph: Any, before: Any, function: Callable[..., Any], arguments: S
 
     values = [arguments[n].meta["val"] for n in places]
     with detect_fake_mode(values) or contextlib.nullcontext():
+        # the compiler's later passes take a graph without writes in place
         functional = torch.func.functionalize(of, remove="mutations")
         inner = make_fx(functional, select_decomp_table())(*values).graph
     known = dict(zip(inner.find_nodes(op="placeholder"), [arguments[n] for n in places], strict=True))

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.functional import gelu
 
 from nightshift.kernels.apply.job.checks import due, shadowed
+from nightshift.kernels.apply.job.forwards import overseen
 from nightshift.kernels.apply.job.heads import side_by_side
-from nightshift.kernels.apply.job.places import overseen
 from nightshift.kernels.apply.job.problems import SPECS
 from nightshift.kernels.apply.job.state import (
     ATTENDED,
@@ -45,6 +45,7 @@ def operator_of(problem: str) -> Any:
         operator = torch.library.custom_op(
             f"nightshift::{problem}",
             lambda *inputs: run_once(problem, inputs),
+            # custom_op wants names where a Spec has positions; only optimisers' steps write in place
             mutates_args=[("parameter", "", "first", "second", "narrow")[place] for place in spec.mutates],
             schema=spec.schema,
         )
@@ -81,6 +82,7 @@ def open_operator_of(problem: str) -> Any:
                     return spec.reference(*args)
                 return kernel.traceable(*args)
 
+        # as torch's triton_op does it: what runs below this mode is what a compiler traces
         operator.register_torch_dispatch(FunctionalTensorMode, opened)
         if problem in GRADIENTS:
             operator.register_autograd(_backward_of(problem), setup_context=_setup_of(problem))
@@ -134,17 +136,9 @@ def run_once(problem: str, inputs: Sequence[Any]) -> Any:
     kernel = in_use(name)
     if kernel is None:
         return spec.reference(*inputs)
-    if problem in (*PRODUCTS, *HALVES, *PAIRS) and not all(x.is_contiguous() for x in inputs):
-        fell_back(problem, "stride")  # a compiler laid an operand out otherwise than its graph said
-        return spec.reference(*inputs)
-    narrow = inputs[0] if problem == NORM else inputs[-2] if problem.startswith(CAST) else None
-    if narrow is not None and narrow.dtype != DTYPES[kernel.record["dtype"]]:
-        return spec.reference(*inputs)  # the cast before it was not folded into it
-    if problem.startswith(ATTENDED) and not all(side_by_side(kernel.record, x) for x in inputs):
-        fell_back(problem, "stride")
-        return spec.reference(*inputs)
-    if not aligned(kernel.record, inputs):
-        fell_back(problem, "alignment")
+    if why := _otherwise(problem, kernel.record, inputs):
+        if why != _NOT_FOLDED:
+            fell_back(problem, why)
         return spec.reference(*inputs)
     kernel.calls += 1
     out = kernel.entry(*inputs)
@@ -156,6 +150,23 @@ def run_once(problem: str, inputs: Sequence[Any]) -> Any:
         except torch.OutOfMemoryError:  # a check needs float64 copies; the job must not die of one
             count_fallback("shadow: no memory")
     return out
+
+
+_NOT_FOLDED = "cast"
+"""No guard's refusal: the region was traced for it, and computes as it would without us."""
+
+
+def _otherwise(problem: str, record: Mapping[str, Any], inputs: Sequence[Any]) -> str:
+    """How inputs differ from what the guards let through when this was traced; empty where they do not."""
+    # a compiler may lay an operand out otherwise than its graph said
+    if problem in (*PRODUCTS, *HALVES, *PAIRS) and not all(x.is_contiguous() for x in inputs):
+        return "stride"
+    if problem.startswith(ATTENDED) and not all(side_by_side(record, x) for x in inputs):
+        return "stride"
+    narrow = inputs[0] if problem == NORM else inputs[-2] if problem.startswith(CAST) else None
+    if narrow is not None and narrow.dtype != DTYPES[record["dtype"]]:
+        return _NOT_FOLDED  # the pass did not fold the cast before it into it
+    return "" if aligned(record, inputs) else "alignment"
 
 
 def aligned(record: Mapping[str, Any], inputs: Sequence[Any]) -> bool:

@@ -60,6 +60,8 @@ class Steps:
         numbers = []
         for tensor in tensors:
             number, version = self._known.get(tensor, (0, -1))
+            # a load of state_dict, or a step by torch, writes to the tensor: then it is read, and the GPU waited
+            # for
             numbers.append((number if version == tensor._version else int(tensor.item())) + 1)
         torch._foreach_add_(list(tensors), 1)
         for tensor, number in zip(tensors, numbers, strict=True):
@@ -82,6 +84,7 @@ def _adam(original: Callable[..., Any]) -> Callable[..., Any]:
     def adam(params: Any, grads: Any, exp_avgs: Any, exp_avg_sqs: Any, *rest: Any, **named: Any) -> Any:
         every = (params, grads, exp_avgs, exp_avg_sqs)
         why, idle = "", not any(in_use(problem) for problem in ("adamw", COPIED, MANY))
+        # a recorded graph would replay this step's number for ever
         if idle or torch.compiler.is_compiling() or capturing():
             return original(*every, *rest, **named)
         steps: Any = rest[1] if len(rest) == 2 else named.get("state_steps")
@@ -106,6 +109,7 @@ def _adam(original: Callable[..., Any]) -> Callable[..., Any]:
             counts = [rows[n][0].numel() for n in mine]
             count = 1 if problem == MANY else sum(-(-n // _part(kernel, n)) for n in counts)
             if _due(kernel, count):
+                # a check needs float64 copies: of the smallest parameter they cost least
                 which = min(mine, key=lambda number: rows[number][0].numel())
                 kernel.calls += count
                 call = lambda: original(*every, *rest, **named)  # noqa: E731
@@ -139,19 +143,21 @@ def _takers(rows: Sequence[Row]) -> list[str]:
     if many is not None and (why := _unbounded(many)):
         fell_back(MANY, why)
         many = None
-    kind, here = (DTYPES[many.record["dtype"]], rows[0][0].get_device()) if many and rows else (None, -1)
-    reach = max(_REACH, _most(many)) if many else 0
+    if many is None or not rows:
+        return [_own_taker(row) for row in rows]
+    kind, here, reach = DTYPES[many.record["dtype"]], rows[0][0].get_device(), max(_REACH, _most(many))
     found = []
     for row in rows:
         copy = COPIES.get(row[0])
-        fits = kind is not None and (copy is None or copy.narrow.dtype == kind) and row[0].numel() <= reach
-        if fits and _lies_well(row, here):
-            found.append(MANY)
-            continue
-        problems = ("adamw",) if copy is None else (COPIED, "adamw")
-        kernels = ((problem, in_use(problem)) for problem in problems)
-        found.append(next((problem for problem, kernel in kernels if kernel and _fits(kernel, row)), ""))
+        fits = (copy is None or copy.narrow.dtype == kind) and row[0].numel() <= reach
+        found.append(MANY if fits and _lies_well(row, here) else _own_taker(row))
     return found
+
+
+def _own_taker(row: Row) -> str:
+    problems = ("adamw",) if COPIES.get(row[0]) is None else (COPIED, "adamw")
+    kernels = ((problem, in_use(problem)) for problem in problems)
+    return next((problem for problem, kernel in kernels if kernel and _fits(kernel, row)), "")
 
 
 def _unbounded(kernel: Kernel) -> str:
@@ -250,6 +256,7 @@ _TABLES = ByTensor()
 def _stepped_together(kernel: Kernel, rows: Sequence[Row], numbers: Sequence[Any], step: int) -> None:
     table, addresses = _TABLES.get(rows[0][0]), _addresses(rows)
     if len(rows) > 1 and _far_apart(kernel, rows, addresses):
+        # neighbours in memory stay together, so that each half spans less
         near = sorted(rows, key=lambda row: row[0].data_ptr())
         for part in (near[: len(near) // 2], near[len(near) // 2 :]):
             _stepped_together(kernel, part, numbers, step)
@@ -259,6 +266,7 @@ def _stepped_together(kernel: Kernel, rows: Sequence[Row], numbers: Sequence[Any
     elif table.addresses != addresses:
         table.place(rows, addresses)
     _launched(kernel, table.bases(rows), table, (*numbers, step))
+    # a kernel writes behind autograd's back: what saved the weight would be taken for current
     torch.autograd.graph.increment_version([x for row in rows for x in (row[0], row[2], row[3])])
     for row in rows:
         copy = COPIES.get(row[0])

@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from nightshift.kernels.apply.job.folds import Pass
+from nightshift.kernels.apply.job.forwards import autocast, overseen, plain, shaped, transformed
 from nightshift.kernels.apply.job.guards import refusal
 from nightshift.kernels.apply.job.operators import operator_of, run_once
-from nightshift.kernels.apply.job.places import autocast, overseen, plain, shaped, transformed
 from nightshift.kernels.apply.job.problems import SPECS
 from nightshift.kernels.apply.job.state import PRODUCTS, STATE, Kernel, Report, fell_back, in_use, slot
 
@@ -68,6 +69,7 @@ class Multiplied(torch.autograd.Function):
         db = g.sum(0) if of_bias else None
         if torch.is_grad_enabled():
             return g @ weight if of_x else None, g.t() @ x if of_weight else None, db
+        # gradients of sums and means come expanded: their strides are 0
         g = g.contiguous()
         dx = times("matmul", g, weight) if of_x else None
         return dx, times("linear_weight_gradient", g, x) if of_weight else None, db
@@ -77,6 +79,7 @@ def linear_of(original: Callable[..., Any]) -> Callable[..., Any]:
     """torch.nn.functional.linear that asks the guards."""
 
     def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+        # a set's look-up first: most layers of a job are of other widths, and Python's time is the host's
         if not torch.compiler.is_compiling() and weight.shape in STATE.widths:
             out = _multiplied(input, weight, bias)
             if out is not None:
@@ -88,26 +91,18 @@ def linear_of(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _multiplied(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
     """The layer's result where a kernel has a part in it; None where it has none, or a guard refuses."""
-    given = [x, weight] if bias is None else [x, weight, bias]
-    if not all(type(t) in (torch.Tensor, nn.Parameter) for t in given) or not plain(*given) or transformed():
-        return None
-    if x.dim() < 2 or x.shape[-1] != weight.shape[1] or any(t.device != x.device for t in given):
-        return None
-    if bias is not None and bias.shape != weight.shape[:1]:
-        return None
-    kind, cast = weight.dtype, autocast(x)
-    if cast and all(t.dtype in _CASTABLE for t in given):
-        kind = torch.get_autocast_dtype(x.device.type)
-    elif cast or any(t.dtype != kind for t in given):
+    given = (x, weight) if bias is None else (x, weight, bias)
+    kind = _product_dtype(*given) if _is_layer(*given) else None
+    rows, (n, k) = x.numel() // max(1, x.shape[-1]), weight.shape
+    if kind is None or not rows:
         return None
     trained = torch.is_grad_enabled() and any(t.requires_grad for t in given)
-    rows, (n, k) = x.numel() // max(1, x.shape[-1]), weight.shape
     name, forward = str(kind).removeprefix("torch."), "linear" if bias is None else "linear_bias"
     slots = [slot(forward, {"n": n, "k": k}, name)]
     if trained:
         slots.append(slot("matmul", {"n": k, "k": n}, name))
         slots.append(slot("linear_weight_gradient", {"n": n, "k": k}, name))
-    if not any(in_use(each) for each in slots) or not rows:
+    if not any(in_use(each) for each in slots):
         return None
     if not all(t.is_contiguous() for t in given):
         fell_back(forward, "stride")
@@ -117,86 +112,73 @@ def _multiplied(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     return shaped(out, *x.shape[:-1], n)
 
 
-class MultiplyByKernels:
-    """A pass for torch._inductor.config.post_grad_custom_post_pass. earlier: what stood there, one or several."""
+def _is_layer(x: torch.Tensor, weight: torch.Tensor, *bias: torch.Tensor) -> bool:
+    """Whether these are a linear layer's tensors, plain ones, on one device."""
+    given = (x, weight, *bias)
+    if not all(type(t) in (torch.Tensor, nn.Parameter) for t in given) or not plain(*given) or transformed():
+        return False
+    fits = x.dim() >= 2 and x.shape[-1] == weight.shape[1]
+    return fits and all(b.shape == weight.shape[:1] for b in bias) and all(t.device == x.device for t in given)
 
-    def __init__(self, earlier: Any = None) -> None:
-        self.earlier = earlier
 
-    def _before(self) -> Sequence[Any]:
-        if self.earlier is None:
-            return ()
-        return self.earlier if isinstance(self.earlier, list | tuple) else (self.earlier,)
+def _product_dtype(*given: torch.Tensor) -> torch.dtype | None:
+    """What torch would multiply them in; None where it would refuse."""
+    x, weight, *_ = given
+    if autocast(x):  # it casts these three dtypes alone: float64 stays, and meets 16 bits
+        castable = all(t.dtype in _CASTABLE for t in given)
+        return torch.get_autocast_dtype(x.device.type) if castable else None
+    return weight.dtype if all(t.dtype == weight.dtype for t in given) else None
 
-    def uuid(self) -> Any:
-        """For the compiler's cache: what it made of other kernels must not be found there."""
-        inner = tuple(getattr(one, "uuid", lambda: None)() for one in self._before())
+
+class MultiplyByKernels(Pass):
+    """A pass for torch._inductor.config.post_grad_custom_post_pass."""
+
+    def named(self) -> tuple[Any, ...]:
         used = sorted(k.certificate for k in STATE.kernels.values() if k.problem in PRODUCTS and not k.disabled)
-        return None if None in inner else ("nightshift multiply 2", tuple(used), inner)
+        return "nightshift multiply 2", tuple(used)
 
-    def __call__(self, graph: Any) -> None:
-        for one in self._before():
-            one(graph)
-        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default):
-            self._swap(graph, node)
-        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.addmm.default):
-            self._swap_biased(graph, node)
-        for node in graph.find_nodes(op="call_function", target=getattr(torch.ops.aten.mm, "dtype", None)):
-            self._swap_wide(graph, node)
-        graph.eliminate_dead_code()
+    def rewrite(self, graph: Any) -> None:
+        mm, addmm = torch.ops.aten.mm, torch.ops.aten.addmm
+        # an older torch has no product into another dtype; no node has None for its target
+        targets = {"mm": mm.default, "addmm": addmm.default, "mm.dtype": getattr(mm, "dtype", None)}
+        for name, target in targets.items():
+            for node in graph.find_nodes(op="call_function", target=target):
+                values = [n.meta.get("val") for n in node.args if isinstance(n, torch.fx.Node)]
+                if not node.kwargs and _are_operands(values, node.args[len(values) :]):
+                    self._swap(graph, node, values, _WAYS[name])
 
-    def _swap(self, graph: Any, node: Any) -> None:
-        values: list[Any] = [n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in node.args]
-        if len(values) != 2 or node.kwargs or not all(_known(value) for value in values):
-            return
-        (a, b), (first, second) = node.args, values
-        for problem, turn_a, turn_b in (
-            ("matmul", False, False),
-            ("linear", False, True),
-            ("linear_weight_gradient", True, False),
-        ):
-            given = (first.t() if turn_a else first, second.t() if turn_b else second)
+    def _swap(self, graph: Any, node: Any, values: list[Any], ways: Sequence[_Way]) -> None:
+        for problem, operands in ways:
+            given = tuple(values[at].t() if turn else values[at] for at, turn in operands)
             if not all(x.is_contiguous() for x in given) or kernel_for(problem, *given)[0] is None:
                 continue
             with graph.inserting_before(node):
-                turned = [_turned(graph, n) if turn else n for n, turn in ((a, turn_a), (b, turn_b))]
-                made = graph.call_function(operator_of(problem)._opoverload, tuple(turned))
+                nodes = [_turned(graph, node.args[at]) if turn else node.args[at] for at, turn in operands]
+                made = graph.call_function(operator_of(problem)._opoverload, tuple(nodes))
             _put(graph, node, made, given)
             return
 
-    def _swap_biased(self, graph: Any, node: Any) -> None:
-        """bias + x · weightᵀ, the bias one value for each column."""
-        values: list[Any] = [n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in node.args]
-        if (
-            len(values) != 3
-            or node.kwargs
-            or not all(_known(value, 2 if at else 1) for at, value in enumerate(values))
-        ):
-            return
-        given = (values[1], values[2].t(), values[0])
-        if values[0].shape != values[2].shape[1:] or not all(x.is_contiguous() for x in given):
-            return
-        if kernel_for("linear_bias", *given)[0] is None:
-            return
-        bias, x, weight = node.args
-        with graph.inserting_before(node):
-            made = graph.call_function(operator_of("linear_bias")._opoverload, (x, _turned(graph, weight), bias))
-        _put(graph, node, made, given)
 
-    def _swap_wide(self, graph: Any, node: Any) -> None:
-        """gᵀ · x of 16-bit matrices in float32."""
-        values: list[Any] = [n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in node.args[:2]]
-        if len(node.args) != 3 or node.args[2] != torch.float32 or node.kwargs or not all(map(_known, values)):
-            return
-        given = (values[0].t(), values[1])
-        if values[0].element_size() > 2 or not all(x.is_contiguous() for x in given):
-            return
-        if kernel_for("linear_weight_gradient_wide", *given)[0] is None:
-            return
-        with graph.inserting_before(node):
-            turned = (_turned(graph, node.args[0]), node.args[1])
-            made = graph.call_function(operator_of("linear_weight_gradient_wide")._opoverload, turned)
-        _put(graph, node, made, given)
+_Way = tuple[str, tuple[tuple[int, bool], ...]]
+_WAYS: dict[str, tuple[_Way, ...]] = {
+    "mm": (
+        ("matmul", ((0, False), (1, False))),
+        ("linear", ((0, False), (1, True))),
+        ("linear_weight_gradient", ((0, True), (1, False))),
+    ),
+    "addmm": (("linear_bias", ((1, False), (2, True), (0, False))),),
+    "mm.dtype": (("linear_weight_gradient_wide", ((0, True), (1, False))),),
+}
+"""Operator → problems that it may be: which of its operands each input is, and whether transposed."""
+
+
+def _are_operands(values: list[Any], rest: Sequence[Any]) -> bool:
+    """Whether these are two matrices, and before them a bias of one value for each column; behind them, where it
+    stands there, float32 as the dtype that 16-bit ones are multiplied into."""
+    if len(values) not in (2, 3) or not all(map(_known, values[-2:])) or tuple(rest) not in ((), (torch.float32,)):
+        return False
+    biased = all(_known(bias, 1) and bias.shape == values[-1].shape[1:] for bias in values[:-2])
+    return biased and (not rest or values[0].element_size() <= 2)
 
 
 def _put(graph: Any, node: Any, made: Any, given: tuple[torch.Tensor, ...]) -> None:
@@ -243,7 +225,8 @@ def multiply_by_kernels(report: Report) -> None:
     custom_graph_pass.CustomGraphPass.register(MultiplyByKernels)  # else the compiler keeps nothing on disk
     made = MultiplyByKernels(config.post_grad_custom_post_pass)
     told_more: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", ())  # torch 2.11 has none
-    if any(isinstance(one, told_more) for one in made._before()):
+    # such a pass is told whether it is inference; ours, in front of it, could not hand that on
+    if any(isinstance(one, told_more) for one in made.before()):
         report.skipped.append(("products in compiled regions", "a pass of the job's own stands in their place"))
         return
     STATE.multiply = config.post_grad_custom_post_pass = made
@@ -261,5 +244,6 @@ def compile_anew() -> None:
     """Between two steps: has regions compiled anew, if a pass put a kernel into them that is disabled since. Until
     then its operator is torch's product; what a CUDA graph replays is not."""
     if STATE.outdated:
+        # the graph calls our operator, which is torch's product now: right, but a call into Python for nothing
         torch._dynamo.reset()
     STATE.outdated = False

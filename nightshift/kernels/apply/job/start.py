@@ -32,6 +32,7 @@ def unfit(record: Mapping[str, Any]) -> str:
         return "" if interpreted() else "certified without a GPU"
     if not torch.cuda.is_available():
         return "no GPU"
+    # compiled for another architecture it is another kernel than the one that was judged
     here = ".".join(map(str, torch.cuda.get_device_capability()))
     if here != record["architecture"]:
         return f"certified on sm {record['architecture']}, this is {here}"
@@ -47,6 +48,8 @@ def objections(only: Sequence[str] = (), load: Callable[[Mapping[str, Any]], str
     is used by none, and ranks whose files say otherwise use none at all: they would compute different things.
     """
     ranked = torch.distributed.is_available() and torch.distributed.is_initialized()
+    # torchrun sets it before any code runs: ranks that decide alone may decide otherwise, and then compute
+    # different things
     if not ranked and os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
         return ["apply was called before torch.distributed was initialised: the ranks cannot agree"] * len(KERNELS)
     other = owned_by_another()
@@ -62,6 +65,7 @@ def objections(only: Sequence[str] = (), load: Callable[[Mapping[str, Any]], str
 def owned_by_another() -> str:
     """Why this file's kernels cannot be used, where another such file's are: functions and operators that both
     would swap are the process's. A file whose kernels were taken back is in nobody's way."""
+    # on torch itself: two files are two modules of different names, and have no other place in common
     owner = getattr(torch.library, _OWNER, weakref.ref(STATE))()
     if owner is not None and owner is not STATE and (owner.kernels or owner.functions):
         return "another file's kernels are in use in this process: take them back first (its unapply)"

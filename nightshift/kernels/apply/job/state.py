@@ -54,6 +54,7 @@ class ByTensor:
         self._found: dict[int, tuple[Any, Any]] = {}
 
     def get(self, tensor: torch.Tensor, default: Any = None) -> Any:
+        # ids are given again: a new tensor may have that of one that is gone
         reference, value = self._found.get(id(tensor), (None, None))
         return value if reference is not None and reference() is tensor else default
 
@@ -176,19 +177,20 @@ def in_use(problem: str) -> Kernel | None:
     return None if kernel is None or kernel.disabled else kernel
 
 
-def disable(kernel: Kernel, why: str) -> None:
+def disable(kernel: Kernel, reason: str) -> None:
     """From the next call on torch computes it; from the next trace on, in compiled regions."""
-    kernel.disabled = why
+    kernel.disabled = reason
+    # what a pass put into a graph asks no guard again; all other regions guard on `in_use`
     STATE.outdated = STATE.outdated or kernel.problem in (*PRODUCTS, *HALVES, *PAIRS)
-    STATE.log(f"nightshift kernels: {kernel.problem} {kernel.certificate[:16]} {why}; torch computes it now")
+    STATE.log(f"nightshift kernels: {kernel.problem} {kernel.certificate[:16]} {reason}; torch computes it now")
 
 
-def fell_back(problem: str, why: str) -> None:
+def fell_back(problem: str, reason: str) -> None:
     """Counts a call that torch computes. A compiled region decides when it is traced, and is counted once."""
     if torch.compiler.is_compiling():
-        _traced_away(problem, why)
+        _traced_away(problem, reason)
     else:
-        count_fallback(f"{problem}: {why}")
+        count_fallback(f"{problem}: {reason}")
 
 
 def count_fallback(key: str) -> None:
@@ -196,6 +198,7 @@ def count_fallback(key: str) -> None:
     STATE.fallbacks[key] = STATE.fallbacks.get(key, 0) + 1
 
 
+# a plain call would be traced: the count would be written into the graph, or break it
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _traced_away(problem: str, why: str) -> int:
     """Run by the tracer, and not by what it makes."""
@@ -215,6 +218,7 @@ def machine() -> dict[str, str]:
     if torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name()
         with suppress(OSError):
+            # NVML would say it too, through a package that a job need not have
             found["driver"] = Path("/sys/module/nvidia/version").read_text().strip()
     return found
 
@@ -227,12 +231,9 @@ def triton_version() -> str:
     return str(triton.__version__)
 
 
-def log_line() -> str:
-    """`nightshift kernels: step=… applied=… calls=… fallbacks=… shadow_checks=… shadow_mismatches=… demoted=…`, the
-    machine, and the certificates that are used and unused (16 digits of each)."""
-    kernels = STATE.kernels.values()
-    rank = os.environ.get("RANK", "")
-    figures: dict[str, int | str] = {
+def _figures() -> dict[str, int | str]:
+    kernels, rank = STATE.kernels.values(), os.environ.get("RANK", "")
+    return {
         "step": STATE.step,
         "applied": sum(not k.disabled for k in kernels),
         "calls": sum(k.calls for k in kernels),
@@ -242,7 +243,13 @@ def log_line() -> str:
         "demoted": sum(bool(k.disabled) for k in kernels),
         **({"rank": rank} if rank.isdecimal() else {}),
     }
-    text = "nightshift kernels: " + " ".join(f"{key}={value}" for key, value in figures.items())
+
+
+def log_line() -> str:
+    """`nightshift kernels: step=… applied=… calls=… fallbacks=… shadow_checks=… shadow_mismatches=… demoted=…`, the
+    machine, and the certificates that are used and unused (16 digits of each)."""
+    kernels = STATE.kernels.values()
+    text = "nightshift kernels: " + " ".join(f"{key}={value}" for key, value in _figures().items())
     used = [k.certificate[:16] for k in kernels if not k.disabled]
     told = {
         "mismatched": [k.certificate[:16] for k in kernels if k.shadow_mismatches],

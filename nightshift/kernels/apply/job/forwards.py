@@ -17,6 +17,7 @@ from nightshift.kernels.apply.job.state import STATE, fell_back
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 _KINDS = (bool, int, float, complex, str, type(None), torch.dtype, FunctionType, BuiltinFunctionType)
+# what torch itself keeps on a module changes in training, and is no setting
 _TORCHS = frozenset((*vars(nn.Module()), "training", "forward", "_compiled_call_impl"))
 Settings = tuple[tuple[str, Any], ...]
 
@@ -30,26 +31,28 @@ def settings(module: nn.Module) -> Settings:
     )
 
 
-def as_set(module: nn.Module, kept: Settings) -> bool:
+def as_set(module: nn.Module, expected: Settings) -> bool:
     """Whether it still has these settings: who changes a norm's epsilon, or a dropout's probability, means it."""
-    return all(getattr(module, name, None) == value for name, value in kept)
+    return all(getattr(module, name, None) == value for name, value in expected)
 
 
-def put(module: nn.Module, problems: Sequence[str], forward: Callable[..., Any], kept: Settings = ()) -> None:
+def put(module: nn.Module, problems: Sequence[str], forward: Callable[..., Any], expected: Settings = ()) -> None:
     """Gives the instance a forward of one tensor; called in any other way, or with other settings than those that
-    are `kept`, or another forward of its class than now, the module's own class computes.
+    are `expected`, or another forward of its class than now, the module's own class computes.
 
     It is named as the class's: a pickled method is looked up by its name, and a model that is loaded again without
     this file has torch's.
     """
     original = type(module).forward
+    # a call may name its one argument; two empty names stand for a forward that takes none
     first = ([*inspect.signature(original).parameters, "", ""])[1]
 
     def guarded_forward(self: nn.Module, *given: Any, **named: Any) -> Any:
         if len(given) + len(named) == 1:
             x = given[0] if given else named.get(first)
             if isinstance(x, torch.Tensor) and plain(x):
-                if type(self).forward is original and as_set(self, kept):
+                # a class may be patched, or a setting changed, after `apply`
+                if type(self).forward is original and as_set(self, expected):
                     return forward(self, x)
                 fell_back(problems[0], "changed")
         return type(self).forward(self, *given, **named)
@@ -59,6 +62,7 @@ def put(module: nn.Module, problems: Sequence[str], forward: Callable[..., Any],
 
 def put_whole(module: nn.Module, problems: Sequence[str], forward: Callable[..., Any]) -> None:
     """The same with a forward that takes whatever the class's takes."""
+    # pickle looks a bound method up by its name on the instance
     forward.__name__ = "forward"
     forward.nightshift, forward.owner = tuple(problems), STATE  # type: ignore[attr-defined]
     module.forward = MethodType(forward, module)
@@ -78,6 +82,7 @@ def problem_of(module: nn.Module) -> str:
 def replaced(module: nn.Module) -> bool:
     """Whether somebody else replaced its forward. What a pickled module of ours comes back with is its class's."""
     mine = module.__dict__.get("forward")
+    # unpickled: the name was looked up on the class, so torch computes there and nothing is replaced
     if getattr(mine, "__func__", None) is type(module).forward:
         del module.__dict__["forward"]
         return False
@@ -134,6 +139,7 @@ def unseen(module: nn.Module) -> Iterator[None]:
     """While a module is asked what it computes, its hooks do not hear of it, no random numbers are used up, and
     what it sets on itself, such as a count of its calls, is as before in the end."""
     kept = [(each, dict(each.__dict__)) for each in module.modules()]
+    # a job that sets a seed draws the same numbers with and without `apply`
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         try:
             for each, held in kept:
