@@ -115,7 +115,7 @@ def test_the_prompt_holds_rules_reference_shapes_roofline_exemplars_and_the_last
     said = messages(TASK, history, mine, 2)
     assert said[0] == ("system", RULES)
     text = said[1][1]
-    for part in ("F.softmax(x, dim=-1)", "(6, 40) float16", "1.0 µs", "2.00 times as fast", "warps 8 → 4"):
+    for part in ("return softmax(x, dim=-1)", "(6, 40) float16", "1.0 µs", "2.00 times as fast", "warps 8 → 4"):
         assert part in text
     assert said[2][0] == "assistant"
     assert "wrong (why). first wrong element (3, 1)" in said[3][1]
