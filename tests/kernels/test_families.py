@@ -11,9 +11,9 @@ from nightshift.kernels.generate.known import octaves, templates
 from nightshift.kernels.generate.space import Space
 from nightshift.kernels.generate.template import Family, Template, Warm, candidate
 from nightshift.kernels.judge import static
-from nightshift.kernels.judge.declaration import misfit
 from nightshift.kernels.judge.judge import Judge, Request
 from nightshift.kernels.judge.probes.inputs import INTERPRETER
+from nightshift.kernels.judge.static import misfit
 from nightshift.kernels.ops.families import ALL, families_of, interprets
 from nightshift.kernels.ops.problems import ALL as PROBLEMS
 from nightshift.kernels.ops.problems import named

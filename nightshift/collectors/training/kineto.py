@@ -60,7 +60,7 @@ SETTLE_S = 5.0
 class KinetoCollector:
     """Step times out of profiler traces, one file after the other.
 
-    >>> import json, tempfile
+    >>> import json, os, tempfile
     >>> step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#7", "tid": 1, "ts": 0, "dur": 1000}
     >>> step["pid"] = 1
     >>> gemm = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 100, "dur": 600}
@@ -68,8 +68,9 @@ class KinetoCollector:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     trace = Path(folder, "llm-0.json")
     ...     _ = trace.write_text(json.dumps({"traceEvents": [step, gemm]}))
-    ...     collector = KinetoCollector(KinetoCollector.Settings(path=trace, settle_s=0.0))
-    ...     batch = collector.collect(time.time(), Inventory(), timeout_s=5.0)
+    ...     os.utime(trace, (time.time() - 10.0,) * 2)  # written whole some time ago
+    ...     collector = KinetoCollector(KinetoCollector.Settings(path=trace))
+    ...     batch = collector.collect(time.time(), Inventory(), timeout_s=60.0)
     >>> batch.logs[0].text.partition(": ")[2]
     '1 steps of 1.0 ms on GPU: computes 60%, waits for communication 0%, copies 0%, idle 40%'
     """

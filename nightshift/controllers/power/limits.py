@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.controllers.decision import Clip
+
+T = TypeVar("T")
 
 
 class Settings(BaseModel):
@@ -26,6 +29,11 @@ class Settings(BaseModel):
     stale_s: float = Field(60.0, gt=0, description="Telemetry older than this: the GPU holds (s)")
     lockout_s: float = Field(3600.0, gt=0, description="How long a job that was slowed too much is left alone (s)")
     slowdown: float = Field(0.05, gt=0, lt=1, description="A job may be slowed by this share, unless it says less")
+
+
+def without(by_name: Mapping[str, T], names: Container[str]) -> dict[str, T]:
+    """What is remembered of all but these."""
+    return {name: value for name, value in by_name.items() if name not in names}
 
 
 @dataclass(frozen=True, slots=True)

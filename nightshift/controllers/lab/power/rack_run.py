@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from nightshift.collectors.base import Permanent
+from nightshift.controllers.lab.power.simulate import WINDOW_S, lowest_levels
 from nightshift.controllers.power import shield
 from nightshift.controllers.power.belief import TOP, Ints
 from nightshift.controllers.power.curves import LEVELS, Curve, Floats, on_levels
 from nightshift.controllers.power.rack import MARGIN, Bools, Divider, fill
 from nightshift.controllers.power.share import Sharing, share_out
-from nightshift.controllers.power.simulate import WINDOW_S, lowest_levels
 
 MAX_MW = 700_000
 STUCK = 20
@@ -77,6 +77,7 @@ class Scene:
         budget = share * float(draw[row, TOP].sum(1).mean())
         if budget * (1.0 - MARGIN) < LEVELS[lowest] * gpus:
             raise Permanent(f"a budget of {share:.0%} is below what {gpus} GPUs take at their lowest limit")
+        # one sensor that repeats itself and one that is silent: what any rack has sooner or later
         stuck, mute = (int(i) for i in rng.choice(gpus, 2, replace=False))
         return cls(time, draw, lowest, budget, row, fresh, began * gpus + columns, scale, stuck, mute)
 
@@ -165,6 +166,7 @@ def rack(scene: Scene, divider: Divider, seed: int, shielded: bool = True, noise
 def _gpu(i: int, enforced_mw: int, scene: Scene) -> shield.Gpu:
     low = round(LEVELS[scene.lowest] * MAX_MW)
     gpu = shield.Gpu(f"G{i}", f"node-{i // 8}", "rack", f"job-{i}", low, MAX_MW, MAX_MW, low, enforced_mw, 0.0)
+    # not known, so nobody is locked out: with too little power for all, most are slowed past their budget
     return replace(gpu, slowdown=float("nan"))
 
 

@@ -59,9 +59,9 @@ class EnergyLedger:
         pick = slice(None) if rows is None else np.asarray(rows, dtype=np.int64)
         return PowerScore(*(float(getattr(self, name)[pick].mean()) for name in PowerScore.__dataclass_fields__))
 
-    def split(self, parts: int) -> list[EnergyLedger]:
+    def split(self, blocks: int) -> list[EnergyLedger]:
         """In so many equal blocks of jobs."""
-        columns = [np.split(getattr(self, name), parts) for name in self.__dataclass_fields__]
+        columns = [np.split(getattr(self, name), blocks) for name in self.__dataclass_fields__]
         return [EnergyLedger(*block) for block in zip(*columns, strict=True)]
 
 
@@ -115,6 +115,7 @@ def ledger(
     n = len(curves)
     rows = np.arange(n)
     schedule = {0: list(curves), **{at: list(later) for at, later in phases}}
+    # as in a cluster, where a job's speed is in steps of its own: no controller may rely on its size
     scale = rng.uniform(0.5, 200.0, n)
     level = controller.start(lowest_levels(curves), budget, rng)
     energy, work, free, host, oracle = (np.zeros(n) for _ in range(5))
@@ -127,6 +128,7 @@ def ledger(
             time, draw = on_levels(schedule[window])
             best = np.array([_oracle_energy(c, budget) for c in schedule[window]])
             lowest_seen, stale = np.full(n, N), np.full(n, window > 0)
+        # back at the reference, whatever it believed of the phase before is gone
         stale &= level < TOP
         t, p = time[rows, level], draw[rows, level]
         # everything of one unit of work at the highest limit, so that phases can be added up

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nightshift.controllers.scheduling.simulate import Simulation
+from nightshift.controllers.lab.scheduling.simulate import Simulation
 from nightshift.controllers.scheduling.state import QueueState
 
 SECOND_QUEUE_GPU_S = 8 * 3600.0
@@ -26,6 +26,7 @@ class Preemptive:
     def __call__(self, state: QueueState) -> None:
         running = set(state.cluster.held)
         ranks = {job: self.order(self.simulation, job) for job in [*running, *state.queue]}
+        # counted in GPUs alone: what does not fit for fragments stays in the queue
         room, chosen = state.cluster.shape.gpus - int(state.cluster.closed.sum()), set()
         for job in sorted(ranks, key=lambda job: (ranks[job], job not in running, job)):
             if state.width[job] <= room:
@@ -33,6 +34,7 @@ class Preemptive:
                 chosen.add(job)
         for job in running - chosen:
             self.simulation.stop(job)
+        # the widest first, while whole nodes are free
         for job in sorted(chosen - running, key=lambda job: (-int(state.width[job]), ranks[job])):
             gpus = state.cluster.alone(int(state.width[job]))
             if gpus is not None:

@@ -28,13 +28,13 @@ import numpy as np
 
 from nightshift.collectors.base import Permanent
 from nightshift.controllers.drift import ranges
-from nightshift.controllers.learnable import environment_sha256, exported, normaliser
+from nightshift.controllers.lab.learnable import environment_sha256, exported, normaliser
+from nightshift.controllers.lab.power.simulate import Controller, PowerScore, ledgers
 from nightshift.controllers.policy_file import Interface, Normaliser, PolicyFile
 from nightshift.controllers.power import descent
 from nightshift.controllers.power.belief import TOP, Bank, Ints
 from nightshift.controllers.power.curves import LEVELS, Curve, Floats, read_sweeps, synthetic
 from nightshift.controllers.power.features import FEATURES, INTERFACE, apply, features
-from nightshift.controllers.power.simulate import Controller, PowerScore, ledgers
 
 GRID = 0.1
 """25 W of a GPU of 250 W: the step of Zeus's profiling, as a share of the highest limit."""
@@ -280,6 +280,8 @@ def left_out(
             parts = _grouped(names_of)
             chosen = {}
             for group, mine in parts.items():
+                # constants are chosen on the rest alone: chosen on all they would know the group that they are
+                # judged on
                 others = [i for i in range(len(curves)) if i not in set(mine)]
                 if not others:
                     raise Permanent(f"{kind}: only {group} is present, so it cannot be excluded")
@@ -287,19 +289,17 @@ def left_out(
                 chosen[group] = max(range(len(candidates)), key=lambda k: _rank(scores[k]))
             scored = []
             for seed in range(len(seeds)):
-                parts_of = [(runs[chosen[group]][seed].of(mine), len(mine)) for group, mine in parts.items()]
-                scored.append(
-                    PowerScore(
-                        *(
-                            sum(getattr(s, f.name) * n for s, n in parts_of) / len(curves)
-                            for f in fields(PowerScore)
-                        )
-                    )
-                )
+                scored.append(_pooled([(runs[chosen[g]][seed].of(mine), len(mine)) for g, mine in parts.items()]))
             names = {g: asdict(candidates[k]) for g, k in chosen.items()}
             constants = {g: {x: c[x] for x in ("sure", "surer")} for g, c in names.items()}
             found.append({"budget": budget, "left out": kind, "constants": constants, **summary(scored)})
     return found
+
+
+def _pooled(scores: Sequence[tuple[PowerScore, int]]) -> PowerScore:
+    """The mean over all jobs of groups of so many."""
+    jobs = sum(n for _, n in scores)
+    return PowerScore(*(sum(getattr(s, f.name) * n for s, n in scores) / jobs for f in fields(PowerScore)))
 
 
 def _rank(row: Mapping[str, Any]) -> tuple[bool, float]:
@@ -339,11 +339,18 @@ def meets(row: Mapping[str, Any]) -> bool:
 STEPS = 600_000
 JOBS = 128
 TRAIN_BANK = 256
-_SOURCES = ("learn.py", "environment.py", "features.py", "descent.py", "belief.py", "curves.py")
+SOURCES = (
+    "lab/power/learn.py",
+    "lab/power/environment.py",
+    "power/features.py",
+    "power/descent.py",
+    "power/belief.py",
+    "power/curves.py",
+)
 
 
 class PowerLearnable:
-    """See `controllers.learnable.Learnable`."""
+    """See `controllers.lab.learnable.Learnable`."""
 
     @property
     def interface(self) -> Interface:
@@ -354,9 +361,10 @@ class PowerLearnable:
         from stable_baselines3 import PPO
         from stable_baselines3.common.callbacks import BaseCallback
 
-        from nightshift.controllers.power.environment import PowerEnv
+        from nightshift.controllers.lab.power.environment import PowerEnv
 
         total = steps or STEPS
+        # sums over threads come in any order: the same seed would not give the same policy
         torch.set_num_threads(1)
         bank = Bank.make(TRAIN_BANK)
         scale = _normaliser(PowerEnv(JOBS, seed + 1, bank=bank))
@@ -386,7 +394,7 @@ class PowerLearnable:
         model.learn(total, callback=Progress())
         training = {
             "algorithm": "PPO",
-            "environment_sha256": environment_sha256(Path(__file__).parent, _SOURCES),
+            "environment_sha256": environment_sha256(SOURCES),
             "seeds": [seed],
             "steps": int(model.num_timesteps),
             "data": "synthetic curves",
@@ -401,7 +409,7 @@ class PowerLearnable:
 def _normaliser(env: Any) -> Normaliser:
     """Middle and spread of each feature under random actions, over every budget of training: of one alone the
     budget has no spread, and every other is clipped to the same number."""
-    from nightshift.controllers.power.environment import BUDGETS
+    from nightshift.controllers.lab.power.environment import BUDGETS
 
     rng, rows = np.random.default_rng(0), []
     for budget in BUDGETS:

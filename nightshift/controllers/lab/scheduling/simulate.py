@@ -7,21 +7,31 @@ mean, times a lognormal draw as wide as the model's own error, per pair of kinds
 from __future__ import annotations
 
 import heapq
+import math
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import numpy as np
 
 from nightshift.collectors.base import Permanent
-from nightshift.controllers.scheduling.cluster import F8, Cluster, ClusterShape
+from nightshift.controllers.lab.scheduling.trace import TraceJob
+from nightshift.controllers.lab.scheduling.twin import Twin
+from nightshift.controllers.scheduling.cluster import F8, I8, Cluster, ClusterShape
 from nightshift.controllers.scheduling.interference import KINDS, MEASURED, Experience, Interference, columns
 from nightshift.controllers.scheduling.policies import Policy
-from nightshift.controllers.scheduling.ramp import Ramp
 from nightshift.controllers.scheduling.state import QueueState, Start
-from nightshift.controllers.scheduling.trace import TraceJob
-from nightshift.controllers.scheduling.twin import Twin
 
-_ARRIVE, _END, _FAULT, _REPAIR, _TICK = range(5)
+
+class _Event(IntEnum):
+    """At the same moment they happen in this order: who arrives is there before somebody's GPUs come free."""
+
+    ARRIVE = 0
+    END = 1
+    FAULT = 2
+    REPAIR = 3
+    TICK = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +92,57 @@ class SimulationResult:
         }
 
 
+MINUTE_S = 60.0
+
+
+@dataclass
+class Ramp:
+    """How steeply a rack's draw may rise: starts on it are spread, so that power need not cap what has begun.
+
+    What a job adds is taken as the same for each of its GPUs, as in a live cluster before it has run. A start that
+    comes alone goes however much it adds, since a gang cannot start by halves; that is the shield's rule too
+    (`steer`).
+
+    `slope_w`: rise of one rack's draw allowed within a minute; `gpu_watts`: what a start adds per GPU.
+
+    `rises_w`: of every start on each of its racks, the rise within the minute up to it, itself included; 0 where it
+    came alone."""
+
+    shape: ClusterShape
+    gpu_watts: float = 500.0
+    slope_w: float = math.inf
+    rises_w: list[float] = field(default_factory=list)
+    _lately: dict[int, deque[tuple[float, float]]] = field(default_factory=lambda: defaultdict(deque))
+
+    def begins_s(self, now_s: float, gpus: I8) -> float:
+        """When a job that is given these GPUs now begins; books its rise."""
+        racks, counts = np.unique(gpus // (self.shape.per_node * self.shape.per_rack), return_counts=True)
+        added_w = {int(rack): self.gpu_watts * int(count) for rack, count in zip(racks, counts, strict=True)}
+        at_s = next(at_s for at_s in self._times_s(now_s, added_w) if self._is_flat(at_s, added_w))
+        for rack, watts in added_w.items():
+            lately = self._lately[rack]
+            lately.append((at_s, watts))
+            while lately[0][0] + MINUTE_S <= now_s:
+                lately.popleft()
+            risen_w = self._risen_w(rack, at_s)
+            self.rises_w.append(risen_w if risen_w > watts else 0.0)
+        return at_s
+
+    def _times_s(self, now_s: float, added_w: dict[int, float]) -> Iterator[float]:
+        """From now or the last start booked there on: the moments at which an earlier start is a minute ago."""
+        booked = [at_s for rack in added_w for at_s, _ in self._lately[rack]]
+        first_s = max([now_s, *booked])
+        yield first_s
+        yield from sorted(at_s + MINUTE_S for at_s in booked if at_s + MINUTE_S > first_s)
+
+    def _is_flat(self, at_s: float, added_w: dict[int, float]) -> bool:
+        risen_w = {rack: self._risen_w(rack, at_s) for rack in added_w}
+        return all(risen_w[rack] <= 0.0 or risen_w[rack] + w <= self.slope_w for rack, w in added_w.items())
+
+    def _risen_w(self, rack: int, at_s: float) -> float:
+        return math.fsum(watts for t_s, watts in self._lately[rack] if t_s <= at_s < t_s + MINUTE_S)
+
+
 class Simulation:
     """One run. `stop` is for preemptive policies only."""
 
@@ -107,13 +168,12 @@ class Simulation:
             begin=self._begin,
             name=[job.name for job in jobs],
         )
-        if twin:
-            self.state.twin = Twin(self.state)
+        self.twin = self.state.twin = Twin(self.state) if twin else None
         self.seed = seed
         self.ramp = Ramp(world.shape, slope_w=world.slope_w)
         self._random = np.random.default_rng((seed, 0x51A1))
         self._by_kinds = self._random.normal(0.0, world.model.spread, (len(KINDS), len(KINDS)))
-        self._kind = [max(kind, 0) for kind in kinds]
+        self._kind = [max(kind, 0) for kind in kinds]  # who is of no known kind is slowed as the first of KINDS
         self._pairs: dict[tuple[int, int], float] = {}
         self._told: set[tuple[int, int]] = set()
         self._events: list[tuple[float, int, int, int]] = []
@@ -136,40 +196,48 @@ class Simulation:
         """Yields the state whenever something happened; the caller starts what it wants, then goes on."""
         state, events = self.state, self._events
         for number, job in enumerate(self.jobs):
-            heapq.heappush(events, (job.submit_s, _ARRIVE, number, 0))
+            heapq.heappush(events, (job.submit_s, _Event.ARRIVE, number, 0))
         self._next_fault(0.0)
-        open_jobs = len(self.jobs)
-        while open_jobs:
+        while np.isnan(self.end_s).any():
             if not events:
                 raise Permanent("the policy leaves jobs waiting in an empty cluster")
-            now_s = events[0][0]
-            state.now_s = now_s
+            now_s = state.now_s = events[0][0]
+            # all of one moment before anybody looks: a policy that saw half of a burst would start the wrong half
             news = False
             while events and events[0][0] <= now_s:
-                _, what, number, version = heapq.heappop(events)
-                if what == _ARRIVE:
-                    state.queue.append(number)
-                    if state.twin is not None:
-                        state.twin.seen(number)
-                elif what == _END:
-                    if version != self._version[number] or number not in state.cluster.held:
-                        continue
-                    self._end(number)
-                    open_jobs -= 1
-                elif what == _FAULT:
-                    self._fault(number)
-                elif what == _REPAIR:
-                    state.cluster.close(np.asarray([number]), False)
-                news = True
+                news |= self._happens(*heapq.heappop(events)[1:])
             self._settle()
-            if news and state.queue:
-                self._observe()
-                yield state
-                self._settle()
-                if self.world.tick_s and state.queue and not any(e[1] == _TICK for e in events[:1]):
-                    heapq.heappush(events, (now_s + self.world.tick_s, _TICK, 0, 0))
+            if not (news and state.queue):
+                continue
+            self._observe()
+            yield state
+            self._settle()
+            # a preemptive order changes its mind by time alone; none is needed where one comes at once
+            if self.world.tick_s and state.queue and not any(e[1] == _Event.TICK for e in events[:1]):
+                heapq.heappush(events, (now_s + self.world.tick_s, _Event.TICK, 0, 0))
 
     # what happens
+
+    def _happens(self, what: int, number: int, version: int) -> bool:
+        """Whether anything did."""
+        # nothing leaves the heap when a job's pace changes: its former end stays in there and is passed over here
+        if what == _Event.END and (version != self._version[number] or number not in self.state.cluster.held):
+            return False
+        match what:
+            case _Event.ARRIVE:
+                self._arrive(number)
+            case _Event.END:
+                self._end(number)
+            case _Event.FAULT:
+                self._fault(number)
+            case _Event.REPAIR:
+                self.state.cluster.close(np.asarray([number]), False)
+        return True
+
+    def _arrive(self, job: int) -> None:
+        self.state.queue.append(job)
+        if self.twin is not None:
+            self.twin.seen(job)
 
     def _begin(self, start: Start) -> None:
         job = start.job
@@ -186,7 +254,7 @@ class Simulation:
         self._leave(job)
         self._left_s[job] += self.world.restart_s
         self.state.queue.append(job)
-        self.state.queue.sort()
+        self.state.queue.sort()  # numbers are in order of submission: who was stopped does not lose its turn
         self.stops += 1
 
     def _leave(self, job: int) -> None:
@@ -202,19 +270,20 @@ class Simulation:
         self.end_s[job] = self.state.now_s
         done = self.jobs[job]
         self.state.durations.learn(done.user, done.gpus, done.submit_s, done.duration_s, done.name)
-        if self.state.twin is not None:
-            self.state.twin.ended(job, done.duration_s)
+        if self.twin is not None:
+            self.twin.ended(job, done.duration_s)
 
     def _fault(self, gpu: int) -> None:
         """A GPU fails: who sits on it falls back to the last checkpoint and waits again; the GPU stays closed."""
         cluster = self.state.cluster
         for job in cluster.on(gpu):
             self.stop(job)
+            # checkpoints are counted in work done, which a neighbour slows as it slows the job
             lost_s = float(self.state.done_s[job] % self.world.checkpoint_s)
             self._left_s[job] += lost_s
             self.state.done_s[job] -= lost_s
         cluster.close(np.asarray([gpu]))
-        heapq.heappush(self._events, (self.state.now_s + self.world.faults.repair_s, _REPAIR, gpu, 0))
+        heapq.heappush(self._events, (self.state.now_s + self.world.faults.repair_s, _Event.REPAIR, gpu, 0))
         self._next_fault(self.state.now_s)
 
     def _next_fault(self, now_s: float) -> None:
@@ -222,7 +291,7 @@ class Simulation:
         mean_s = self.world.faults.mean_gpu_hours * 3600.0 / gpus
         if np.isfinite(mean_s):
             at_s = now_s + float(self._random.exponential(mean_s))
-            heapq.heappush(self._events, (at_s, _FAULT, int(self._random.integers(gpus)), 0))
+            heapq.heappush(self._events, (at_s, _Event.FAULT, int(self._random.integers(gpus)), 0))
 
     # progress
 
@@ -233,7 +302,7 @@ class Simulation:
     def _advance(self, job: int) -> None:
         now_s = self.state.now_s
         passed_s = now_s - float(self._at_s[job])
-        if passed_s > 0:
+        if passed_s > 0:  # a start that waits for the rack's slope lies ahead of now: nothing is done yet
             done_s = passed_s * float(self.state.rate[job])
             self._left_s[job] -= done_s
             self.state.done_s[job] += done_s
@@ -250,11 +319,12 @@ class Simulation:
             self._version[job] += 1
             from_s = max(self.state.now_s, float(self._at_s[job]))
             end_s = from_s + max(float(self._left_s[job]), 0.0) / float(self.state.rate[job])
-            heapq.heappush(self._events, (end_s, _END, job, self._version[job]))
+            heapq.heappush(self._events, (end_s, _Event.END, job, self._version[job]))
         self._changed.clear()
 
     def _slower(self, job: int) -> float:
         cluster = self.state.cluster
+        # a gang is as slow as its slowest GPU, and steps together: the worst neighbour sets its pace
         found = max((self._true(job, other) for other in cluster.neighbours(job)), default=1.0)
         return found * (self.world.shape.across_racks if cluster.spans_racks(cluster.held[job]) else 1.0)
 
@@ -262,6 +332,7 @@ class Simulation:
         """A job beside one neighbour, not across racks, tells what that neighbour costs it, once."""
         cluster, state = self.state.cluster, self.state
         neighbours = cluster.neighbours(job)
+        # beside two, or across racks, what of it is whose cannot be told
         if len(neighbours) != 1 or (job, neighbours[0]) in self._told or cluster.spans_racks(cluster.held[job]):
             return
         other = neighbours[0]
@@ -272,6 +343,7 @@ class Simulation:
     def _true(self, job: int, other: int) -> float:
         known = self._pairs.get((job, other))
         if known is None:
+            # drawn by the pair's own seed, not in order of meeting: every policy meets the same world
             shift = self._by_kinds[self._kind[job], self._kind[other]] + self.world.harsher
             noise = float(np.random.default_rng((self.seed, job, other)).normal(0.0, 0.1))
             loads = self.state.loads

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from nightshift.collectors.base import Permanent
-from nightshift.controllers.scheduling import trace
+from nightshift.controllers.lab.scheduling import trace
+from nightshift.controllers.lab.scheduling.trace import TraceJob
 from nightshift.controllers.scheduling.interference import KINDS, load_of
-from nightshift.controllers.scheduling.trace import TraceJob
 
 DAY_S = 86400.0
 
@@ -78,6 +78,7 @@ def drawn(name: str, count: int, seed: int) -> list[TraceJob]:
     random = np.random.default_rng((seed, 0x54A9E, *name.encode()))
     widths, chances = list(shape.widths), np.asarray(list(shape.widths.values()))
     templates: dict[int, list[tuple[str, str, int, float]]] = {}
+    # Zipf's first user is drawn anew with each seed, and with it which lengths make up most of the load
     rank = random.permutation(shape.users)
     jobs: list[TraceJob] = []
     now_s = 0.0
@@ -95,6 +96,7 @@ def drawn(name: str, count: int, seed: int) -> list[TraceJob]:
         label, kind, width, typical_s = templates[user][int(random.integers(len(templates[user])))]
         while len(jobs) < count:
             length_s = typical_s * math.exp(random.normal(0.0, shape.within))
+            # killed or failed: such jobs end anywhere in their length, many at once
             if random.random() < shape.early:
                 length_s *= random.random()
             duration_s = min(max(length_s, 5.0), shape.longest_s)

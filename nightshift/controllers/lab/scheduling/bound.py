@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nightshift.controllers.scheduling.trace import TraceJob
+from nightshift.controllers.lab.scheduling.trace import TraceJob
 
 
 def least_mean_jct_s(jobs: Sequence[TraceJob], gpus: int, *, gain: float = 1.0) -> float:
@@ -35,6 +35,7 @@ def least_mean_jct_s(jobs: Sequence[TraceJob], gpus: int, *, gain: float = 1.0) 
         busy_dates += (now_s + spent_s / 2.0 - float(submit_s[job])) * spent_s / float(area_s[job])
         left_s[job] -= spent_s
         now_s += spent_s
+        # subtracting leaves a rest of rounding, which would be worked on for ever
         if left_s[job] <= 1e-9 * area_s[job]:
             heapq.heappop(waiting)
     return float(max(alone_s.mean(), busy_dates / len(jobs) + alone_s.mean() / 2.0))

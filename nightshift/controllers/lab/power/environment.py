@@ -78,6 +78,7 @@ class PowerEnv(VecEnv):
         seen = descent.look(self.jobs, self.level, speed, drawn, self.bank, self.care)
         self.low, self.keep = descent.reachable(seen, self.jobs.home, self.jobs.lowest, self.care)
         found = features(self.jobs, seen, self.low, self.care)
+        # a feature is NaN until its first reference; a network has no number for that
         found = np.nan_to_num(found, nan=0.0, posinf=10.0, neginf=-10.0)
         if self.window % _KEEP_EVERY == 0:
             self.kept.append(found)
@@ -95,6 +96,7 @@ class PowerEnv(VecEnv):
         over = t - 1.0 > self.budget
         saved = 1.0 - t * p / self.draw[self.row, TOP]
         reward = 10.0 * saved - self.price * over - SWITCH * np.abs(LEVELS[self.level] - LEVELS[before]) * 10.0
+        # slowly: the price has to answer the policy, not one window's noise
         self.over_rate += 0.01 * (float(over.mean()) - self.over_rate)
         self.price = float(np.clip(self.price + 0.5 * (self.over_rate - ALLOWED), 0.5, 20.0))
         self.window += 1
@@ -103,6 +105,7 @@ class PowerEnv(VecEnv):
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         if self.window >= WINDOWS:
             for info, last in zip(infos, found, strict=True):
+                # cut by time, not ended: its value goes on beyond (stable-baselines3, VecEnv)
                 info["terminal_observation"], info["TimeLimit.truncated"] = last, True
             found = self.reset()
         return found, reward.astype(np.float32), done, infos

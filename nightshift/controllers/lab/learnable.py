@@ -20,10 +20,12 @@ from nightshift.collectors.base import Permanent
 from nightshift.controllers.policy_file import Interface, Network, Normaliser, PolicyFile
 
 KINDS: Mapping[str, str] = {
-    "power": "nightshift.controllers.power.learn",
-    "scheduling": "nightshift.controllers.scheduling.learn",
+    "power": "nightshift.controllers.lab.power.learn",
+    "scheduling": "nightshift.controllers.lab.scheduling.learn",
 }
 """Kind → module that holds `LEARNABLE`."""
+
+CONTROLLERS = Path(__file__).resolve().parents[1]
 
 
 class Learnable(Protocol):
@@ -59,18 +61,18 @@ def learnable(kind: str) -> Learnable:
 # shared by every kind's training
 
 
-def environment_sha256(package: Path, sources: Sequence[str]) -> str:
-    """Of the source text of everything that a policy is trained in: files of a package, in this order."""
+def environment_sha256(sources: Sequence[str], folder: Path = CONTROLLERS) -> str:
+    """Of the source text of everything that a policy is trained in: files below a folder, in this order."""
     state = hashlib.sha256()
     for name in sources:
-        state.update((package / name).read_bytes())
+        state.update((folder / name).read_bytes())
     return state.hexdigest()
 
 
-def normaliser(seen: NDArray[Any], *, robust: bool = False, clip: float = 5.0) -> Normaliser:
+def normaliser(features: NDArray[Any], *, robust: bool = False, clip: float = 5.0) -> Normaliser:
     """From features [n, n_features] seen under random actions: mean and standard deviation; `robust`: median, and
     the spread of a normal distribution with the same 10th and 90th percentile, for features with long tails."""
-    rows = np.asarray(seen, np.float64)
+    rows = np.asarray(features, np.float64)
     if robust:
         middle, spread = np.median(rows, axis=0), np.subtract(*np.percentile(rows, (90, 10), axis=0)) / 2.56
     else:

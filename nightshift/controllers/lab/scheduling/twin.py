@@ -58,8 +58,11 @@ class Twin:
 
     def seen(self, job: int) -> None:
         """A job was submitted."""
-        self._advance(self.real.now_s)
-        self._seen.append((self.real.now_s, job))
+        self._come(job, self.real.now_s)
+
+    def _come(self, job: int, at_s: float) -> None:
+        self._advance(at_s)
+        self._seen.append((at_s, job))
         self._state.queue.append(job)
         self._look()
 
@@ -69,6 +72,7 @@ class Twin:
         slow it there too, and nobody would be late however wrong the model."""
         self._advance(self.real.now_s)
         self._worked_s[job] = worked_s
+        # it has not started there: how long it takes is known before, and used when it does
         if job not in self.started_s:
             return
         end_s = self.started_s[job] + self._lasts_s(job)
@@ -81,13 +85,35 @@ class Twin:
     def _again(self, from_s: float) -> None:
         """Takes back what happened there since a time, and plays it with what is known now."""
         cluster, now_s = self._state.cluster, self._state.now_s
-        sits: list[int] = []
+        sat = self._take_back_ends(from_s)
+        self._take_back_starts(from_s)
+        # who ended since sits again, though its GPUs may have been closed meanwhile: they were open when it started
+        cluster.closed[:] = False
+        for job in sat:
+            if job in self.started_s:
+                cluster.put(job, self.gpus[job])
+        self._ends = [
+            (self.started_s[job] + self._lasts_s(job), job) for job in cluster.held if job in self._worked_s
+        ]
+        heapq.heapify(self._ends)
+        for at_s, job in self._take_back_arrivals(from_s):
+            self._come(job, at_s)
+        self._advance(now_s)
+
+    def _take_back_ends(self, from_s: float) -> list[int]:
+        """And what they taught; who ended since."""
+        sat: list[int] = []
+        # newest first: a level's lesson can only be taken back while it is the level's newest
         while self._gone and self._gone[-1][0] >= from_s:
             _, job, lesson = self._gone.pop()
             self._state.durations.take_back(lesson)
-            sits.append(job)
+            sat.append(job)
         self._state.forget()
-        while self.started_s:
+        return sat
+
+    def _take_back_starts(self, from_s: float) -> None:
+        cluster = self._state.cluster
+        while self.started_s:  # in order of time, as a dict keeps it
             job, at_s = self.started_s.popitem()
             if at_s < from_s:
                 self.started_s[job] = at_s
@@ -96,25 +122,15 @@ class Twin:
             self._state.queue.append(job)
             if job in cluster.held:
                 cluster.take(job)
-        cluster.closed[:] = False
-        for job in sits:
-            if job in self.started_s:
-                cluster.put(job, self.gpus[job])
-        self._ends = [
-            (self.started_s[job] + self._lasts_s(job), job) for job in cluster.held if job in self._worked_s
-        ]
-        heapq.heapify(self._ends)
-        came = []
+
+    def _take_back_arrivals(self, from_s: float) -> list[tuple[float, int]]:
+        """Who came since, in order of time."""
+        came: list[tuple[float, int]] = []
         while self._seen and self._seen[-1][0] >= from_s:
             came.append(self._seen.pop())
         later = {job for _, job in came}
         self._state.queue = sorted(job for job in self._state.queue if job not in later)
-        for at_s, job in reversed(came):
-            self._advance(at_s)
-            self._seen.append((at_s, job))
-            self._state.queue.append(job)
-            self._look()
-        self._advance(now_s)
+        return came[::-1]
 
     def late(self) -> list[int]:
         """Who waits though the baseline would have started it, the earliest there first."""
@@ -166,6 +182,7 @@ class Twin:
 
     def _look(self) -> None:
         state = self._state
+        # the twin stops nobody for a fault, so a GPU that failed here closes there only once it is empty
         state.cluster.closed[:] = self.real.cluster.closed & state.cluster.empty()
         for job in state.cluster.held:
             state.done_s[job] = (state.now_s - self.started_s[job]) * state.rate[job]

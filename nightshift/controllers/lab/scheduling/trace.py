@@ -76,6 +76,7 @@ def read(path: Path, *, seed: int = 0) -> list[TraceJob]:
 
 def _muri(row: dict[str, str], place: str, random: np.random.Generator) -> TraceJob:
     kind = _LIKE.get(row.get("model_name") or "", "")
+    # drawn also where the row says the rest: activity and memory are in neither layout
     load = load_of(kind or str(random.choice(KINDS)), random)
     parts = [row.get(f"resource_time_{index}") for index in range(3)]
     if all(parts) and row.get("iteration_time"):
@@ -134,10 +135,11 @@ def at_load(jobs: list[TraceJob], gpus: int, load: float) -> list[TraceJob]:
     return [replace(job, submit_s=(job.submit_s - first_s) * stretch) for job in jobs]
 
 
-def without_part(jobs: list[TraceJob], part: int, parts: int) -> list[TraceJob]:
+def without_part(jobs: list[TraceJob], number: int, count: int) -> list[TraceJob]:
     """The trace with one of its parts (by order of submission) left out and the gap closed."""
-    edges = [round(len(jobs) * k / parts) for k in range(parts + 1)]
-    low, high = edges[part % parts], edges[part % parts + 1]
+    edges = [round(len(jobs) * k / count) for k in range(count + 1)]
+    low, high = edges[number % count], edges[number % count + 1]
+    # closed, or the cluster would empty there, and the parts would not be alike
     gap_s = jobs[min(high, len(jobs) - 1)].submit_s - jobs[low].submit_s
     return jobs[:low] + [replace(job, submit_s=job.submit_s - gap_s) for job in jobs[high:]]
 
