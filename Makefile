@@ -56,7 +56,7 @@ test-torch: setup-test  ## the file for jobs with another torch and its Triton: 
 	@ours=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
 	  theirs=$$($(OTHER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
 	  echo "import site; site.addsitedir('$$ours')" > $$theirs/zz-rest.pth
-	$(OTHER)/bin/python -m pytest tests/kernels/test_apply*.py -n 2 --dist worksteal $(ARGS)
+	$(OTHER)/bin/python -m pytest tests/kernels/apply/test_apply*.py -n 2 --dist worksteal $(ARGS)
 
 docs: $(VENV)/.core  ## writes docs/reference from the code
 	$(BIN)/python docs/generate.py

@@ -1,6 +1,6 @@
 """How much of the rotary embeddings that we read off graphs torch's pattern matchers would find.
 
-Each spelling of `tests/kernels/pair_spellings.py`, forward and backward, heads or positions first, is a graph. A
+Each spelling of `tests/kernels/apply/pair_spellings.py`, forward and backward, heads or positions first, is a graph. A
 pattern is such a graph at one size; it is asked about the same graphs at another size, and about every graph with
 one sign, index or operand changed that computes something else. `docs/decisions/035` rests on the figures.
 
@@ -20,7 +20,7 @@ from torch.fx.passes.utils.matcher_utils import SubgraphMatcher
 
 from nightshift.kernels.apply.job.rotary import rotation
 from tests.kernels import pair_graphs
-from tests.kernels.pair_spellings import HALVED, SPELLINGS, Write
+from tests.kernels.apply.pair_spellings import HALVED, SPELLINGS, Write
 
 Way = tuple[Write, bool, bool]
 Match = Callable[[torch.fx.GraphModule], bool]

@@ -17,7 +17,7 @@ from torch import nn
 from nightshift.kernels.judge.host.launcher import Zygote
 from nightshift.kernels.judge.host.process import Limits
 from nightshift.kernels.judge.judge import Judge
-from tests.kernels.held import Job, of_a_file
+from tests.kernels.apply.torch_kernels import Job, of_a_file
 
 LIMITS = Limits(import_s=300.0, call_s=300.0, memory_bytes=2 << 30, scratch_bytes=64 << 20, output_bytes=1 << 20)
 """Times that only what hangs reaches: at 30 s a call, a busy machine had a good kernel refused."""
