@@ -91,14 +91,14 @@ NOT_FOR_PEOPLE = {
 }
 
 DEBT: dict[str, int] = {
-    "class": 16,
+    "class": 15,
     "module": 4,
     "pages docs": 8,
     "parameter agent": 63,
     "parameter collectors": 11,
     "parameter controllers": 45,
     "parameter detectors": 10,
-    "parameter kernels": 51,
+    "parameter kernels": 41,
     "words docs": 212,
 }
 """Findings by check and room that are not mended yet."""
