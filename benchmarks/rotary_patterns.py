@@ -1,7 +1,7 @@
 """How much of the rotary embeddings that we read off graphs torch's pattern matchers would find.
 
-Each spelling of `tests/kernels/apply/pair_spellings.py`, forward and backward, heads or positions first, is a graph. A
-pattern is such a graph at one size; it is asked about the same graphs at another size, and about every graph with
+Each spelling of `tests/kernels/apply/pair_spellings.py`, forward and backward, heads or positions first, is a graph.
+A pattern is such a graph at one size; it is asked about the same graphs at another size, and about every graph with
 one sign, index or operand changed that computes something else. `docs/decisions/035` rests on the figures.
 
     python -m benchmarks.rotary_patterns

@@ -192,7 +192,7 @@ class Shape:
     programmatic: bool = False
 
 
-class Launch:
+class LaunchCall:
     """A launch made ready once and fired many times; only the stream and the parameters' contents change."""
 
     def __init__(self, function: ctypes.c_void_p, shape: Shape, parameters: Sequence[Any]) -> None:
@@ -368,7 +368,7 @@ class Spoiler:
         self._sink = allocate_exactly(4)
         parameters = [ctypes.c_uint64(self._sink), ctypes.c_uint32(shared_bytes // 4)]
         shape = Shape((4 * multiprocessors, 1, 1), (1024, 1, 1), shared_bytes)
-        self._launch = Launch(self._module.function("spoil", shared_bytes), shape, parameters)
+        self._launch = LaunchCall(self._module.function("spoil", shared_bytes), shape, parameters)
         self._give_back = self._module.function("give_back", 0)
         self._wide = Shape((4 * multiprocessors, 1, 1), (256, 1, 1))
 
@@ -378,7 +378,7 @@ class Spoiler:
     def give_back(self, ranges: Any, stream: int = 0) -> None:
         """Of ranges (see `lines_of`; on the device), in stream order: one launch, so that the host keeps ahead."""
         parameters = [ctypes.c_uint64(ranges.data_ptr()), ctypes.c_uint32(len(ranges))]
-        Launch(self._give_back, self._wide, parameters)(stream)
+        LaunchCall(self._give_back, self._wide, parameters)(stream)
 
 
 def lines_of(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

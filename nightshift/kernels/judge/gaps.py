@@ -114,7 +114,7 @@ def unchecked(
     return (always, *(sentence for gap in GAPS for sentence in gap(on)))
 
 
-def exactness(candidate: Candidate, problem: Problem, found: Examination) -> dict[str, Any]:
+def exactness(candidate: Candidate, problem: Problem, examination: Examination) -> dict[str, Any]:
     """What a verdict says about bits. compared: by rule and dtype, how many questions with one right answer were
     answered exactly (of "mantissa": within float32's bound). doubted: why a question that was meant to have one was
     judged by its error. everywhere: the operation has one answer to every question. unplaced: how many elements
@@ -122,7 +122,7 @@ def exactness(candidate: Candidate, problem: Problem, found: Examination) -> dic
     return {
         "declared": candidate.exact,
         "everywhere": problem.exact,
-        "compared": dict(sorted(found.bits.items())),
-        "doubted": dict(sorted(found.doubts.items())),
-        "unplaced": dict(sorted(found.unplaced.items())),
+        "compared": dict(sorted(examination.bits.items())),
+        "doubted": dict(sorted(examination.doubts.items())),
+        "unplaced": dict(sorted(examination.unplaced.items())),
     }

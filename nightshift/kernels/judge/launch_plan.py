@@ -305,7 +305,7 @@ def prepare(
             continue
         parameters = [_parameter(argument, resolve) for argument in step.arguments]
         function = functions(step.binary, step.name, step.shape.shared_bytes)
-        actions.append(cuda.Launch(function, step.shape, parameters))
+        actions.append(cuda.LaunchCall(function, step.shape, parameters))
     return actions
 
 

@@ -377,7 +377,7 @@ class Trial:
         self.left_out += [entry for entry in solo.left_out(label) if entry not in self.left_out]
         if made is None:  # tier B uses a slot once a run
             pace = replace(pace, max_slots=32)
-        count = slot_count(problem, case, judge.board.l2_bytes, pace, once=made is None) // 2 * 2
+        count = slot_count(problem, case, judge.board.l2_bytes, pace, single_use=made is None) // 2 * 2
         rng = random.Random(self.secret + label.encode())
         with contextlib.ExitStack() as stack:
             entrant: Hosted | Replayed

@@ -12,7 +12,7 @@ import torch
 
 from nightshift.kernels.judge.environment import Environment
 from nightshift.kernels.judge.race import baselines
-from nightshift.kernels.judge.race.baselines import Known, Shelf, Solo, far_slower, measure
+from nightshift.kernels.judge.race.baselines import Shelf, Solo, SoloTime, far_slower, measure
 from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case, Problem
 from nightshift.kernels.suites.kernelbench import load_task
@@ -133,7 +133,12 @@ def test_a_folder_that_cannot_be_written_costs_nothing_but_time(tmp_path: Path, 
 
 def test_eager_is_always_run() -> None:
     """Every verdict is held against it, however slow it is."""
-    known = {"eager": Known(9.0, 0.0), "fast": Known(1.0, 0.0), "far": Known(1.7, 0.0), "near": Known(1.5, 0.0)}
+    known = {
+        "eager": SoloTime(9.0, 0.0),
+        "fast": SoloTime(1.0, 0.0),
+        "far": SoloTime(1.7, 0.0),
+        "near": SoloTime(1.5, 0.0),
+    }
     assert set(far_slower(known)) == {"far"}
 
 
@@ -151,7 +156,7 @@ def get_init_inputs(): return []
         path.parent.mkdir()
     first.write_text(text)
     other.write_text(text.replace("torch.softmax(x, -1)", "torch.relu(x)"))
-    kept, known = shelf(tmp_path / "shelf"), {"compile": Known(5e-5, NOW)}
+    kept, known = shelf(tmp_path / "shelf"), {"compile": SoloTime(5e-5, NOW)}
     problem = load_task(first).problem
     kept.write(problem, problem.cases[0], known)
     assert kept.read(load_task(first).problem, problem.cases[0]) == known

@@ -210,10 +210,10 @@ def test_tensors_that_nobody_lets_go_of_are_counted_when_they_are_as_many_as_the
     """Inputs and scratch memory: a few constants of a candidate's own are none of these."""
     footprint = Footprint("cpu")
     kept = [torch.empty(5) for _ in range(40)]
-    assert footprint.grown(calls=40, ours=0) >= 40
-    assert footprint.grown(calls=40, ours=30) == 0
+    assert footprint.grown(calls=40, own=0) >= 40
+    assert footprint.grown(calls=40, own=30) == 0
     del kept[16:]
-    assert footprint.grown(calls=40, ours=0) == 0
+    assert footprint.grown(calls=40, own=0) == 0
 
 
 COMPILED = """

@@ -95,10 +95,10 @@ class Footprint:
             self._outputs = [ref for ref in self._outputs if not ref.expired()]  # type: ignore[no-untyped-call]
         return len(self._outputs) if len(self._outputs) >= _MANY else 0
 
-    def grown(self, calls: int, ours: int) -> int:
-        """How many tensors that are not `ours` have come to be alive since, where that is of the order of `calls`:
+    def grown(self, calls: int, own: int) -> int:
+        """How many tensors that are not `own` have come to be alive since, where that is of the order of `calls`:
         inputs, scratch memory or upstream gradients that nobody lets go of."""
-        grown = tensors() - self._everything.tensors - ours
+        grown = tensors() - self._everything.tensors - own
         return grown if grown > _FEW + calls // 4 else 0
 
     def threads(self) -> int:

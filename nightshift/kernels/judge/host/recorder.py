@@ -101,12 +101,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.kept[storage.data_ptr()] = storage.nbytes()
 
     def fire(
-        self, binary: bytes, name: str, shape: cuda.Shape, arguments: Sequence[tuple[str, Any]], kept: Sequence[Any]
+        self,
+        binary: bytes,
+        name: str,
+        shape: cuda.Shape,
+        arguments: Sequence[tuple[str, Any]],
+        tensors: Sequence[Any],
     ) -> None:
         """A launch: `arguments` are (Triton type, value), pointers as ("*", address)."""
         self.launches += 1
         number = self._binaries.setdefault(binary, len(self._binaries))
-        self._tensors += [value for value in kept if isinstance(value, torch.Tensor)]
+        self._tensors += [value for value in tensors if isinstance(value, torch.Tensor)]
         self.steps.append(("fire", number, name, shape, tuple(arguments)))
 
     def plan(self, outputs: Sequence[torch.Tensor]) -> launch_plan.Plan:
@@ -204,7 +209,7 @@ class PlanLauncher:
         )
         parameters = [_parameter(kind, value) for kind, value in typed]
         cuda.enter()
-        cuda.Launch(ctypes.c_void_p(function), shape, parameters)(stream)
+        cuda.LaunchCall(ctypes.c_void_p(function), shape, parameters)(stream)
         if current:
             name, binary = self.binaries[function]
             kept = [value.base if isinstance(value, _Tile) else value for value in values]

@@ -237,26 +237,26 @@ class Replayer:
 def timed(
     calls: Sequence[Callable[[], Any]],
     flush: torch.Tensor,
-    before: Sequence[Callable[[], None]] = (),
+    preparations: Sequence[Callable[[], None]] = (),
     tries: int = 1,
 ) -> list[float]:
     """Seconds of each call by CUDA events, each after an L2 flush, queued behind a wait: none waits for Python.
 
-    `before`: one action for each call, outside its time and before the flush. `tries`: how often to begin again,
-    with a wait twice as long, where the GPU had overtaken the host at half of the calls or more. Calls that it had
-    overtaken are left out, unless they are that many to the end: their time may be the host's.
+    `preparations`: one action for each call, outside its time and before the flush. `tries`: how often to begin
+    again, with a wait twice as long, where the GPU had overtaken the host at half of the calls or more. Calls that
+    it had overtaken are left out, unless they are that many to the end: their time may be the host's.
 
     The same clock times candidates and baselines, so both sides of a ratio are measured alike.
     """
     for attempt in range(tries):
-        seconds, on_time = timed_once(calls, flush, before, 2**attempt)
+        seconds, on_time = timed_once(calls, flush, preparations, 2**attempt)
         if on_time:
             break
     return seconds
 
 
 def timed_once(
-    calls: Sequence[Callable[[], Any]], flush: torch.Tensor, before: Sequence[Callable[[], None]], wait: int
+    calls: Sequence[Callable[[], Any]], flush: torch.Tensor, preparations: Sequence[Callable[[], None]], wait: int
 ) -> tuple[list[float], bool]:
     """The seconds of those calls that had not begun on the GPU before the host had queued all of them, and True
     where they are more than half; else those of all. wait: how much longer than usual."""
@@ -264,7 +264,7 @@ def timed_once(
     late = []
     torch.cuda.synchronize()
     torch.cuda._sleep(wait * _cycles(len(calls)))  # type: ignore[no-untyped-call]
-    for call, (start, end), action in zip(calls, events, before or [_nothing] * len(calls), strict=True):
+    for call, (start, end), action in zip(calls, events, preparations or [_nothing] * len(calls), strict=True):
         action()
         flush.zero_()
         start.record()

@@ -339,9 +339,9 @@ def _worst_element(
     return worst, worst_at
 
 
-def repeats_agree(first: Sequence[torch.Tensor], again: Sequence[torch.Tensor]) -> bool:
+def repeats_agree(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
     """Whether two calls on the same inputs gave the same bits (NaN equals NaN)."""
-    return len(first) == len(again) and all(
+    return len(first) == len(second) and all(
         a.shape == b.shape and a.dtype == b.dtype and same_bits(a, b).reason is None
-        for a, b in zip(first, again, strict=True)
+        for a, b in zip(first, second, strict=True)
     )

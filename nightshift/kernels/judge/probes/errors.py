@@ -67,14 +67,14 @@ class Errors:
         return math.sqrt(max(0.0, self.rmse**2 - self.shared**2))
 
 
-def errors_of(got: torch.Tensor, truth: torch.Tensor, others: Sequence[torch.Tensor]) -> Errors:
+def errors_of(got: torch.Tensor, truth: torch.Tensor, references: Sequence[torch.Tensor]) -> Errors:
     """Numbers come from the device together, at the end: on a GPU of several processes each wait is a long one."""
     dtype = got.dtype
     rows, floors, scales, peaks = [], [], [], []
     sums = torch.zeros(4, dtype=torch.float64, device=got.device)  # of error, truth, truth², truth · error
     told = torch.zeros(3, dtype=torch.float64, device=got.device)  # sums of error², floor² and of elements
     worst = torch.zeros((), dtype=torch.float64, device=got.device)
-    for values, exact, *rest in parts(got, truth, *others):
+    for values, exact, *rest in parts(got, truth, *references):
         mask = torch.isfinite(values) & torch.isfinite(exact)
         for other in rest:
             mask &= torch.isfinite(other)

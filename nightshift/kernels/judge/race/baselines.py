@@ -78,7 +78,7 @@ def shelf_folder() -> Path:
 
 
 @dataclass(frozen=True)
-class Known:
+class SoloTime:
     """A baseline's time alone, and when it was measured (seconds since the epoch)."""
 
     seconds: float
@@ -94,19 +94,19 @@ class Shelf:
     environment: Environment
     now: Callable[[], float] = time.time
 
-    def read(self, problem: Problem, case: Case) -> Mapping[str, Known]:
+    def read(self, problem: Problem, case: Case) -> Mapping[str, SoloTime]:
         """What is known of each baseline, and not too old."""
         place = self._place(problem, case)
         try:
             told = json.loads(place.read_text())["baselines"] if place else {}
-            known = {str(name): Known(float(s), float(when)) for name, (s, when) in told.items()}
+            known = {str(name): SoloTime(float(s), float(when)) for name, (s, when) in told.items()}
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return {}
         if not all(math.isfinite(k.seconds) and k.seconds > 0 for k in known.values()):
             return {}
         return {name: k for name, k in known.items() if 0 <= self.now() - k.measured < 86400 * _DAYS}
 
-    def write(self, problem: Problem, case: Case, known: Mapping[str, Known]) -> None:
+    def write(self, problem: Problem, case: Case, times: Mapping[str, SoloTime]) -> None:
         """Whole or not at all; a folder that cannot be written costs the next judge its time, nothing else."""
         place = self._place(problem, case)
         if place is None:
@@ -115,7 +115,7 @@ class Shelf:
         half = place.with_suffix(f".{os.getpid()}")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            told = {name: (k.seconds, k.measured) for name, k in known.items()}
+            told = {name: (k.seconds, k.measured) for name, k in times.items()}
             half.write_text(json.dumps({**body, "baselines": told}, indent=1) + "\n")
             half.replace(place)
         except OSError:
@@ -142,10 +142,10 @@ class Shelf:
         return self.folder / f"{digest.hexdigest()[:40]}.json"
 
 
-def far_slower(known: Mapping[str, Known]) -> dict[str, Known]:
+def far_slower(times: Mapping[str, SoloTime]) -> dict[str, SoloTime]:
     """Those not worth another run: never eager, which every verdict needs."""
-    best = min((k.seconds for k in known.values()), default=0.0)
-    return {name: k for name, k in known.items() if name != "eager" and k.seconds > _FAR * best}
+    best = min((k.seconds for k in times.values()), default=0.0)
+    return {name: k for name, k in times.items() if name != "eager" and k.seconds > _FAR * best}
 
 
 def measure_again(
@@ -225,7 +225,7 @@ def measure(
         raise JudgeBroken(f"baselines: eager does not run on {problem.name}, {case}: {solo.missing['eager']}")
     best = min(solo.seconds.values())
     now = shelf.now() if shelf is not None else math.nan
-    known = {name: Known(s, now) for name, s in solo.seconds.items()}
+    known = {name: SoloTime(s, now) for name, s in solo.seconds.items()}
     for name, then in earlier.items():
         if name not in modes or name in solo.missing:
             continue
@@ -234,7 +234,7 @@ def measure(
             continue
         run(name, modes[name])  # what was faster then is not so today
         if name in solo.seconds:
-            known[name] = Known(solo.seconds[name], now)
+            known[name] = SoloTime(solo.seconds[name], now)
     if shelf is not None:
         shelf.write(problem, case, known)
     return solo

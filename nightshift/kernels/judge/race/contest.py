@@ -191,10 +191,10 @@ class Race:
         return (self.nvml.energy_j() - before) / count
 
 
-def slot_count(problem: Problem, case: Case, l2_bytes: int, pace: Pace, once: bool = False) -> int:
-    """Slots whose bytes together are four times L2, within the pace's limits. `once`: a run uses each slot once, so
-    there are as many as the limits allow."""
+def slot_count(problem: Problem, case: Case, l2_bytes: int, pace: Pace, single_use: bool = False) -> int:
+    """Slots whose bytes together are four times L2, within the pace's limits. `single_use`: a run uses each slot
+    once, so there are as many as the limits allow."""
     each = max(1, problem.compulsory_bytes(case))
-    if once:
+    if single_use:
         return max(2, min(pace.max_slots, pace.slot_bytes // each))
     return max(2, min(pace.max_slots, -(-4 * max(l2_bytes, 1 << 20) // each), max(2, pace.slot_bytes // each)))

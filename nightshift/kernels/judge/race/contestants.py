@@ -29,12 +29,6 @@ CHAIN_S, _CHAIN_CALLS = 0.012, 4096
 """How long a chain is by the candidate's own figure, and how long at most."""
 
 
-class Clock(Protocol):
-    """Seconds of the judge's clock."""
-
-    def __call__(self) -> float: ...
-
-
 class Contestant(Protocol):
     """Something that can be timed on a track's slots."""
 
@@ -70,7 +64,7 @@ class Baseline:
     function: Callable_
     values: list[Inputs]
     flush: torch.Tensor | None  # None: the judge's clock (tier B and CPU)
-    clock: Clock = time.perf_counter
+    clock: Callable[[], float] = time.perf_counter
     stir: Stir | None = None  # None: alone, no candidate beside it
 
     def call(self, number: int) -> Any:
@@ -105,7 +99,7 @@ class Replayed:
     track: Track
     plan: Plan
     flush_bytes: int
-    clock: Clock = time.perf_counter
+    clock: Callable[[], float] = time.perf_counter
     blends: bool = True
     rng: random.Random = field(default_factory=random.SystemRandom)
     name: str = "candidate"
@@ -183,7 +177,7 @@ class Hosted:
     """Tier B: the candidate's callable in its own process, by the judge's clock alone."""
 
     track: Track
-    clock: Clock = time.perf_counter
+    clock: Callable[[], float] = time.perf_counter
     rng: random.Random = field(default_factory=random.SystemRandom)
     name: str = "candidate"
     busy_s: float = math.nan  # GPU time per call, as the profiler in the candidate's process tells it
@@ -235,7 +229,7 @@ class Hosted:
         process.request(body, process.limits.call_s, stage="timing")
 
 
-def _slope(run: Callable[[Sequence[int]], None], order: Sequence[int], clock: Clock) -> float:
+def _slope(run: Callable[[Sequence[int]], None], order: Sequence[int], clock: Callable[[], float]) -> float:
     """(time of 2N calls − time of N calls) / N, each the median of three, in alternating order.
 
     What a call costs once (a message, a synchronisation) cancels; the median sheds an interruption, and nobody can
@@ -248,7 +242,7 @@ def _slope_of(
     run: Callable[[Sequence[int]], None],
     once: Sequence[int],
     twice: Sequence[int],
-    clock: Clock,
+    clock: Callable[[], float],
     before: Callable[[Sequence[int]], None] = lambda chosen: None,
     after: Callable[[int, Sequence[int]], None] = lambda number, chosen: None,
 ) -> float:
