@@ -20,13 +20,8 @@ LOGS = {
     "source": "Nightshift's own looks",  # no source to name: they are there as soon as it runs
 }
 """What no Prometheus holds, by detector."""
-_TRAINING = "name a `training_logs` source; a Prometheus does not hold it"
-_LOG_SOURCES = {
-    "training logs (loss)": _TRAINING,
-    "training logs with each rank's own times": _TRAINING,
-    "training logs (steps)": _TRAINING,
-    "the kernel log": "run `nightshift node` on the node, or name a `node_log` source",
-}
+_KERNEL_LOG = "run `nightshift node` on the node, or name a `node_log` source"
+_TRAINING_LOGS = "name a `training_logs` source; a Prometheus does not hold it"
 NEEDS = {
     "ecc": (
         "gpu_ecc_sbe_total",
@@ -86,7 +81,8 @@ def blind_signals(series: Mapping[str, int], own_record: bool | None, models: Co
         for metric in dict.fromkeys(name for needs in needs_of.values() for name in needs)
         if series.get(metric) == 0 and metric not in absent
     ]
-    for what, how in _LOG_SOURCES.items():
+    for what in dict.fromkeys(log for detector, log in LOGS.items() if detector != "source"):
+        how = _KERNEL_LOG if what == "the kernel log" else _TRAINING_LOGS
         found.append(Blind(what, tuple(detector for detector, log in LOGS.items() if log == what), how))
     if own_record is False:
         how = "scrape kube-state-metrics: without it your cordons and their times are unknown"
