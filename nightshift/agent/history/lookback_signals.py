@@ -21,13 +21,8 @@ LOGS = {
     "source": "Nightshift's own looks",  # no source to name: they are there as soon as it runs
 }
 """What no Prometheus holds, by detector."""
-_TRAINING = "name a `training_logs` source; a Prometheus does not hold it"
-_LOG_SOURCES = {
-    "training logs (loss)": _TRAINING,
-    "training logs with each rank's own times": _TRAINING,
-    "training logs (steps)": _TRAINING,
-    "the kernel log": "run `nightshift node` on the node, or name a `node_log` source",
-}
+_KERNEL_LOG = "run `nightshift node` on the node, or name a `node_log` source"
+_TRAINING_LOGS = "name a `training_logs` source; a Prometheus does not hold it"
 NEEDS = {
     "ecc": (
         "gpu_ecc_sbe_total",
@@ -87,12 +82,21 @@ def blind_signals(series: Mapping[str, int], own_record: bool | None, models: Co
         for metric in dict.fromkeys(name for needs in needs_of.values() for name in needs)
         if series.get(metric) == 0 and metric not in absent
     ]
-    for what, how in _LOG_SOURCES.items():
-        found.append(Blind(what, tuple(detector for detector, log in LOGS.items() if log == what), how))
+    found += _blind_logs()
     if own_record is False:
         how = "scrape kube-state-metrics: without it your cordons and their times are unknown"
         found.append(Blind(CORDONS, ("this look-back",), how))
     return found
+
+
+def _blind_logs() -> list[Blind]:
+    """The logs that no Prometheus holds, each once with all detectors that need it."""
+    needed: dict[str, list[str]] = {}
+    for detector, log in LOGS.items():
+        if detector != "source":
+            needed.setdefault(log, []).append(detector)
+    how = {"the kernel log": _KERNEL_LOG}
+    return [Blind(log, tuple(names), how.get(log, _TRAINING_LOGS)) for log, names in needed.items()]
 
 
 def how_to_enable(metric: str) -> tuple[str, str]:
