@@ -40,7 +40,7 @@ def _with_state(entry: Any, state_dir: Path | None) -> Any:
     from what is read, so that it stays when entries are reordered."""
     if state_dir is None or getattr(entry, "state_file", state_dir) is not None:
         return entry
-    read = entry.urls if hasattr(entry, "urls") else [entry.namespace, entry.selector]
+    read = entry.urls if hasattr(entry, "urls") else [entry.agents.namespace, entry.agents.selector]
     place = fingerprint([entry.type, *sorted(read)])[:16]
     return entry.model_copy(update={"state_file": state_dir / f"{entry.type}-{place}.json"})
 

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from nightshift.agent.control.power_decision import seen_age_s
 from nightshift.agent.control.power_loop import PowerLoop
 from nightshift.agent.control.power_windows import GpuWindows
+from nightshift.collectors.http import HttpSettings
 from nightshift.collectors.subject import SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.actuators.power_nodes import NodeStatus, PowerNodes, Settings
@@ -152,7 +153,7 @@ def test_a_node_that_answers_nonsense_is_told_and_costs_no_other_node_its_lease(
     (tmp_path / "key").write_bytes(key)
     files: dict[str, Any] = {"ca_file": tmp_path / "pem", "certificate_file": tmp_path / "pem"}
     urls = {"n0": "https://n0", "n1": "https://n1"}
-    nodes = PowerNodes(Settings(urls=urls, key_file=tmp_path / "key", **files))
+    nodes = PowerNodes(Settings(urls=urls, connection=HttpSettings(key_file=tmp_path / "key", **files)))
     told = nodes.status()
     assert told["n0"].error.startswith("https://n0: ")
     assert not told["n0"].gpus

@@ -135,8 +135,7 @@ def test_the_probe_of_the_fault_runs_in_its_image_and_its_last_words_are_told(
     settings = RepairSettings(
         image="tools:1",
         namespace=cluster.namespace,
-        drain_grace_s=0,
-        evict_unmanaged=True,
+        drain={"grace_s": 0, "evict_unmanaged": True},
         probes=Probes(nccl=probe),
     )
     actuator = PatientRepair(settings, KubeClient(cluster.api), now_s=clock)
@@ -251,7 +250,7 @@ def test_a_repair_needs_just_its_rights(cluster: Cluster, clock: Clock, kind: Ac
     kube = client_with(cluster, rules_of(RIGHTS[kind]), rules_of(OWN_RIGHTS[kind]))
     probes = Probes(dcgm=ProbeJob(image="dcgm:1"))
     settings = RepairSettings(
-        image="tools:1", namespace=cluster.namespace, drain_grace_s=0, evict_unmanaged=True, probes=probes
+        image="tools:1", namespace=cluster.namespace, drain={"grace_s": 0, "evict_unmanaged": True}, probes=probes
     )
     actuator = KubernetesRepairActuator(settings, kube, now_s=clock)
     assert actuator.refused() == [] or kind is not ActionKind.REBOOT_NODE

@@ -20,7 +20,9 @@ from tests.kubernetes_api.cluster import Cluster
 
 def identity(cluster: Cluster, rules: list[dict[str, list[str]]]) -> KubernetesActuator:
     """An actuator with a service account that has just these rules in the whole cluster."""
-    return Patient(KubernetesActuatorSettings(drain_grace_s=0, evict_unmanaged=True), client_with(cluster, rules))
+    return Patient(
+        KubernetesActuatorSettings(drain={"grace_s": 0, "evict_unmanaged": True}), client_with(cluster, rules)
+    )
 
 
 def test_an_administrator_lacks_nothing(cluster: Cluster) -> None:

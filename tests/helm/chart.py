@@ -61,7 +61,7 @@ SETS: dict[str, Object] = {
     "act, easily undone": {
         "mode": "act",
         "actions": ["cordon", "uncordon"],
-        "actuatorSettings": {"drain_grace_s": 30},
+        "config": {"drain": {"grace_s": 30}},
     },
     "act, with repairs": {
         "mode": "act",

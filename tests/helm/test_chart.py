@@ -371,9 +371,10 @@ def test_power_finds_the_same_agents_as_the_kernel_log_and_believes_the_same_cer
     made = yaml.safe_load(config["data"]["nightshift.yaml"])
     (source,) = (s for s in made["sources"] if s["type"] == "node_agents")
     nodes = made["power"]["nodes"]
-    assert nodes["agents"] == {k: source[k] for k in ("namespace", "selector", "port", "certificate_name")}
-    assert {k: v for k, v in nodes.items() if k != "agents"} == source["http"]
-    assert made["power"]["kubernetes"] == {}
+    assert nodes == {"agents": True, "connection": source["connection"]}
+    assert set(made["node_agents"]) == {"namespace", "selector", "port", "certificate_name"}
+    assert set(made["connections"][source["connection"]]) == {"ca_file", "certificate_file", "key_file"}
+    assert made["power"]["access"] == "pod"
     (daemon,) = objects(SETS[values], "DaemonSet")
     (container,) = daemon["spec"]["template"]["spec"]["containers"]
     assert {"--power-leases", "--power-fallback-w=350"} <= set(container["args"])
@@ -387,14 +388,13 @@ def test_power_finds_the_same_agents_as_the_kernel_log_and_believes_the_same_cer
 def test_the_agent_reads_the_node_agents_that_the_chart_makes(values: str, name: str | None) -> None:
     """It looks for their pods' labels at their port, and expects the names that their certificates have."""
     (config,) = (c for c in objects(SETS[values], "ConfigMap") if c["metadata"]["name"] == "nightshift")
-    (source,) = (
-        s for s in yaml.safe_load(config["data"]["nightshift.yaml"])["sources"] if s["type"] == "node_agents"
-    )
+    made = yaml.safe_load(config["data"]["nightshift.yaml"])
+    (source,), agents = (s for s in made["sources"] if s["type"] == "node_agents"), made["node_agents"]
     (daemon,) = objects(SETS[values], "DaemonSet")
     labels = daemon["spec"]["template"]["metadata"]["labels"]
-    assert dict(part.split("=") for part in source["selector"].split(",")).items() <= labels.items()
-    assert source["namespace"] == daemon["metadata"]["namespace"]
-    assert source.get("certificate_name") == name
+    assert dict(part.split("=") for part in agents["selector"].split(",")).items() <= labels.items()
+    assert agents["namespace"] == daemon["metadata"]["namespace"]
+    assert agents.get("certificate_name") == name
     assert source.get("tls", False) is (name is not None)
     (volume,) = [v for v in daemon["spec"]["template"]["spec"]["volumes"] if v["name"] == "tls"] or [None]
     if volume is not None and "csi" in volume:

@@ -201,9 +201,7 @@ class Investigator:
 
     def _heard(self, talk: _Talk, message: AIMessage, lookup: Lookup) -> _Conclusion | None:
         """The conclusion, if this message is one; otherwise its look-ups are answered."""
-        from langchain_core.messages import ToolMessage
-
-        why_ended = _ending(message)
+        # a conclusion counts even in an answer that was cut off behind it
         for call in message.tool_calls:
             if call["name"] == CONCLUDE:
                 try:
@@ -211,21 +209,21 @@ class Investigator:
                 except ValidationError:
                     self._misread(talk)
                     return None
-        if why_ended in ("length", "max_tokens"):
-            raise Failed(Failure.TRUNCATED)
-        text = _text(message)
-        refusal = message.additional_kwargs.get("refusal")
-        if (
-            refusal
-            or why_ended in ("content_filter", "refusal")
-            or (not message.tool_calls and _REFUSES.match(text))
-        ):
-            raise Failed(Failure.REFUSED)
-        if not message.tool_calls:
-            concluded = _from_text(text)
-            if concluded is None:
-                self._misread(talk)
-            return concluded
+        if (failure := _unusable(message)) is not None:
+            raise Failed(failure)
+        if message.tool_calls:
+            self._look_up(talk, message, lookup)
+            return None
+        # small models write the conclusion as text, whatever tools they are given
+        concluded = _from_text(_text(message))
+        if concluded is None:
+            self._misread(talk)
+        return concluded
+
+    def _look_up(self, talk: _Talk, message: AIMessage, lookup: Lookup) -> None:
+        """Answers each look-up of a message, or says why not: providers refuse a call without an answer."""
+        from langchain_core.messages import ToolMessage
+
         for number, call in enumerate(message.tool_calls):
             key = f"{call['name']} {json.dumps(call['args'], sort_keys=True, default=str)}"
             talk.asked[key] += 1
@@ -239,7 +237,6 @@ class Investigator:
             else:
                 said = lookup.call(str(call["name"]), call["args"])
             talk.messages.append(ToolMessage(said, tool_call_id=str(call.get("id") or "")))
-        return None
 
     def _misread(self, talk: _Talk) -> None:
         """Asks once more; a second answer in no form ends it. Calls must be answered before the next turn."""
@@ -279,16 +276,7 @@ class Investigator:
         self, told: Diagnosis, concluded: _Conclusion, lookup: Lookup, spent: ModelSpending, digest: str
     ) -> Diagnosis:
         items = lookup.ledger.items
-        drafted = [bind(claim, items) for claim in self._claims(concluded)]
-        misshapen = len(concluded.claims) - len(drafted)
-        grounded = ground(drafted, items)
-        known = {_identity(claim) for claim in told.claims}
-        held = []
-        for claim in grounded.held:
-            if _identity(claim) not in known:
-                known.add(_identity(claim))
-                held.append(replace(claim, sentence=self.redact(sentence_of(claim, items))))
-        dropped = len(grounded.fell) + misshapen
+        held, dropped = self._proven(told, concluded, items)
         cited = {name for claim in held for name in claim.evidence_ids}
         name = f"{self.model.settings.provider} {self.model.settings.model}"
         caveats = list(told.caveats)
@@ -297,9 +285,7 @@ class Investigator:
         if dropped and not held:
             caveats.append(f"the language model added nothing: {SAYS[Failure.NO_CLAIM_HELD]}")
         said = self.redact(" ".join(concluded.hypothesis.split()))[:MAX_HYPOTHESIS]
-        hypothesis = f"{told.hypothesis}; the model suggests: {said}" if told.hypothesis and said else (
-            f"the model suggests: {said}" if said else told.hypothesis
-        )  # fmt: skip
+        hypothesis = "; ".join(filter(None, [told.hypothesis, said and f"the model suggests: {said}"]))
         outcome = "claims" if held else (Failure.NO_CLAIM_HELD if dropped else "nothing_new")
         self.heed(str(outcome), spent)
         kept = tuple(item for item in items if item.id in cited or item in told.evidence)
@@ -321,6 +307,18 @@ class Investigator:
                 "model_dropped": float(dropped),
             },
         )
+
+    def _proven(
+        self, told: Diagnosis, concluded: _Conclusion, items: Sequence[Evidence]
+    ) -> tuple[list[Claim], int]:
+        """The model's claims that hold and that the rules did not make, in our words; and how many were dropped."""
+        drafted = [bind(claim, items) for claim in self._claims(concluded)]
+        grounded = ground(drafted, items)
+        known = {_identity(claim) for claim in told.claims}
+        fresh = {_identity(c): c for c in reversed(grounded.held) if _identity(c) not in known}
+        held = [replace(c, sentence=self.redact(sentence_of(c, items))) for c in reversed(fresh.values())]
+        misshapen = len(concluded.claims) - len(drafted)
+        return held, len(grounded.fell) + misshapen
 
     def _claims(self, concluded: _Conclusion) -> Iterator[Claim]:
         for given in concluded.claims[: 2 * MAX_CLAIMS]:
@@ -359,10 +357,17 @@ def _identity(claim: Claim) -> tuple[Any, ...]:
     return (claim.predicate, claim.evidence_ids, claim.quotes, tuple(sorted(claim.arguments.items(), key=str)))
 
 
-def _ending(message: AIMessage) -> str:
-    """Why the model stopped, by whichever name its server gives it."""
+def _unusable(message: AIMessage) -> Failure | None:
+    """Why a message is neither a conclusion nor a look-up; None where it may be one."""
     told = message.response_metadata
-    return str(told.get("finish_reason") or told.get("stop_reason") or told.get("done_reason") or "")
+    # OpenAI, Anthropic and Ollama each have their own name for why the model stopped
+    ended = str(told.get("finish_reason") or told.get("stop_reason") or told.get("done_reason") or "")
+    if ended in ("length", "max_tokens"):
+        return Failure.TRUNCATED
+    filtered = message.additional_kwargs.get("refusal") or ended in ("content_filter", "refusal")
+    # many models refuse in plain words and end as if all were well
+    in_words = not message.tool_calls and _REFUSES.match(_text(message))
+    return Failure.REFUSED if filtered or in_words else None
 
 
 def _text(message: AIMessage) -> str:

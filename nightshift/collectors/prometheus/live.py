@@ -14,10 +14,20 @@ from typing import ClassVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Floats, Frame, Reason, SourceStatus
-from nightshift.collectors.http import Fetcher, HttpRequest, HttpResponse, HttpSettings, SourceError, checked_url
+from nightshift.collectors.http import (
+    CONNECTION,
+    Connection,
+    Fetcher,
+    HttpRequest,
+    HttpResponse,
+    HttpSettings,
+    SourceError,
+    checked_url,
+)
 from nightshift.collectors.prometheus.api import Vector, VectorReader, instant
 from nightshift.collectors.prometheus.queries import (
     KEYS,
@@ -28,6 +38,7 @@ from nightshift.collectors.prometheus.queries import (
     scrape_time_query,
     subject_of,
 )
+from nightshift.collectors.shared_settings import stated_once
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.gpu_labels import IDENTITY, GpuLabels
 from nightshift.collectors.telemetry.metrics import Metric
@@ -163,10 +174,8 @@ class PrometheusCollector:
         at_clock: bool = Field(
             False, description="Query at the daemon's time instead of the server's: to replay a time range"
         )
-        workload: WorkloadRule = Field(
-            default_factory=WorkloadRule, description="How a pod's name tells its job and rank"
-        )
-        http: HttpSettings = Field(default_factory=HttpSettings, description="Credentials, TLS and tenant header")
+        workload: SkipJsonSchema[WorkloadRule] = stated_once("workload", WorkloadRule)
+        connection: Connection = Field(default_factory=HttpSettings, description=CONNECTION)
 
         @field_validator("url")
         @classmethod
@@ -188,7 +197,7 @@ class PrometheusCollector:
         self._timer = clock
         self._source = source_subject(self.plugin, settings.url)
         self._fetcher = Fetcher(
-            settings.http,
+            settings.connection,
             max_bytes=MAX_BYTES,
             accept="application/json",
             compress=settings.compress,

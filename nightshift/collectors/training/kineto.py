@@ -15,8 +15,10 @@ from typing import ClassVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from nightshift.collectors.frame import Instant, LogRecord, Reason, SourceStatus, StepSeries
+from nightshift.collectors.shared_settings import stated_once
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.pages import source_subject
 from nightshift.collectors.tick import Batch
@@ -60,7 +62,7 @@ SETTLE_S = 5.0
 class KinetoCollector:
     """Step times out of profiler traces, one file after the other.
 
-    >>> import json, tempfile
+    >>> import json, os, tempfile
     >>> step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#7", "tid": 1, "ts": 0, "dur": 1000}
     >>> step["pid"] = 1
     >>> gemm = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 100, "dur": 600}
@@ -68,7 +70,8 @@ class KinetoCollector:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     trace = Path(folder, "llm-0.json")
     ...     _ = trace.write_text(json.dumps({"traceEvents": [step, gemm]}))
-    ...     collector = KinetoCollector(KinetoCollector.Settings(path=trace, settle_s=0.0))
+    ...     os.utime(trace, (time.time() - 60.0, time.time() - 60.0))
+    ...     collector = KinetoCollector(KinetoCollector.Settings(path=trace))
     ...     batch = collector.collect(time.time(), Inventory(), timeout_s=5.0)
     >>> batch.logs[0].text.partition(": ")[2]
     '1 steps of 1.0 ms on GPU: computes 60%, waits for communication 0%, copies 0%, idle 40%'
@@ -86,10 +89,8 @@ class KinetoCollector:
             FILE_PATTERN,
             description="Pattern of a file's path within the folder; groups pod and (optional) namespace",
         )
-        namespace: str = Field("default", min_length=1, description="Namespace where the path names none")
-        workload: WorkloadRule = Field(
-            default_factory=WorkloadRule, description="How a pod's name tells its job and rank"
-        )
+        namespace: SkipJsonSchema[str] = stated_once("workload.namespace", lambda: "default")
+        workload: SkipJsonSchema[WorkloadRule] = stated_once("workload", WorkloadRule)
 
         @field_validator("file_pattern")
         @classmethod

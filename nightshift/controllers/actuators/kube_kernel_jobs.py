@@ -17,14 +17,15 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.collectors.base import Permanent
-from nightshift.collectors.kubernetes.api import Refused
+from nightshift.collectors.kubernetes.api import ACCESS, Access, AccessSettings, Refused
+from nightshift.collectors.kubernetes.nodes_and_pods import ClusterLabels, LabelSettings
 from nightshift.collectors.seal import fingerprint
+from nightshift.collectors.shared_settings import stated_once
 from nightshift.controllers.action import Action, ActionKind, ActionOutcome, OutcomeStatus, UnderWay
 from nightshift.controllers.actuators import kube_rights
 from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, Object
@@ -50,9 +51,7 @@ class KernelJobSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    kubeconfig: Path | None = Field(default=None, description="kubeconfig file; none: the pod's service account.")
-    context: str | None = Field(default=None, description="Context of the kubeconfig; none: its current one.")
-    timeout_s: float = Field(default=10.0, gt=0, description="Longest wait for one answer (s).")
+    access: Access = Field(default_factory=AccessSettings, description=ACCESS)
     image: str = Field(min_length=1, description="The kernel worker's image, from your registry")
     namespace: str = Field(min_length=1, description="Where the Jobs run")
     signer_secret: str = Field(
@@ -64,7 +63,7 @@ class KernelJobSettings(BaseModel):
         default="",
         description="Volume claim for runs, so that an interrupted search continues in the next run; empty: none",
     )
-    gpu_resource: str = Field(default="nvidia.com/gpu", description="Resource that is one GPU")
+    labels: ClusterLabels = stated_once("labels", LabelSettings)
     runtime_class: str = Field(default="", description="Runtime class of the pod; empty: none")
     node_selector: dict[str, str] = Field(default={}, description="Nodes that a search may use")
     tolerations: tuple[dict[str, str | int], ...] = Field(
@@ -113,7 +112,7 @@ class KernelJobActuator:
     def from_settings(
         cls, settings: KernelJobSettings, now_s: Callable[[], float] = time.time
     ) -> KernelJobActuator:
-        kube = KubeClient.connect(settings.kubeconfig, settings.context, timeout_s=settings.timeout_s)
+        kube = KubeClient.connect(settings.access)
         return cls(settings, kube, now_s=now_s)
 
     @property
@@ -286,8 +285,8 @@ def job_of(action: Action, settings: KernelJobSettings) -> Object:
         "app.kubernetes.io/part-of": "nightshift",
         "app.kubernetes.io/component": COMPONENT,
     }
-    resources = {"cpu": settings.cpu, "memory": settings.memory, settings.gpu_resource: "1"}
-    limits = {"memory": settings.memory_limit, settings.gpu_resource: "1"}
+    resources = {"cpu": settings.cpu, "memory": settings.memory, settings.labels.gpu_resource: "1"}
+    limits = {"memory": settings.memory_limit, settings.labels.gpu_resource: "1"}
     container: Object = {
         "name": "search",
         "image": settings.image,

@@ -70,19 +70,13 @@ class KubernetesRepairActuator:
         self, settings: RepairSettings, kube: KubeClient, *, now_s: Callable[[], float] = time.time
     ) -> None:
         self._settings, self._kube, self._now_s = settings, kube, now_s
-        access = KubernetesActuatorSettings(
-            drain_grace_s=settings.drain_grace_s,
-            evict_unmanaged=settings.evict_unmanaged,
-            evict_local_data=settings.evict_local_data,
-            save_wait_s=settings.save_wait_s,
-        )
-        self._nodes = KubernetesActuator(access, kube, now_s=now_s)
+        self._nodes = KubernetesActuator(KubernetesActuatorSettings(drain=settings.drain), kube, now_s=now_s)
 
     @classmethod
     def from_settings(
         cls, settings: RepairSettings, now_s: Callable[[], float] = time.time
     ) -> KubernetesRepairActuator:
-        kube = KubeClient.connect(settings.kubeconfig, settings.context, timeout_s=settings.timeout_s)
+        kube = KubeClient.connect(settings.access)
         return cls(settings, kube, now_s=now_s)
 
     @property
@@ -183,7 +177,7 @@ class KubernetesRepairActuator:
             return
         held = set(action.blast_radius.pods)
         left = [p for p in kube_nodes.evictable(self._kube, node_name) if kube_nodes.pod_name(p) in held]
-        waits = [wait for p in left if (wait := kube_nodes.evict(self._kube, p, self._settings.drain_grace_s))]
+        waits = [wait for p in left if (wait := kube_nodes.evict(self._kube, p, self._settings.drain.grace_s))]
         if waits:
             after_s = max([POLL_S, *(wait.retry_after_s for wait in waits)])
             raise UnderWay("; ".join(wait.text for wait in waits), retry_after_s=after_s)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from nightshift.collectors.kubernetes.node_objects import Settings as NodeObjectsSettings
+from nightshift.collectors.kubernetes.api import Access
 from nightshift.controllers.actuators.power_nodes import Settings as NodesSettings
 from nightshift.controllers.power.breaker import Settings as BreakerSettings
 from nightshift.controllers.power.clocks import Settings as ClockSettings
@@ -41,9 +41,10 @@ class PowerSettings(BaseModel):
         default_factory=BreakerSettings,
         description="Breaker: when a rack's GPUs drop to their fallback limit immediately",
     )
-    kubernetes: NodeObjectsSettings | None = Field(
+    access: Access | None = Field(
         None,
-        description="Checks whether a silent node's Node object is deleted; none: its rack's draw is unknown",
+        description="Entry of `kubernetes`, to check whether a silent node's Node object is deleted; none: the "
+        "draw of its rack is unknown",
     )
     clocks: ClockSettings = Field(
         default_factory=ClockSettings, description="SM clock locks where no power limit can bind"

@@ -3,11 +3,13 @@ says otherwise."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from nightshift.collectors.kubernetes.api import ACCESS, Access, AccessSettings
+from nightshift.collectors.kubernetes.nodes_and_pods import ClusterLabels, LabelSettings
+from nightshift.collectors.shared_settings import stated_once
 from nightshift.controllers.actuators.kube_queue import QueueSettings
 
 
@@ -20,17 +22,14 @@ class SchedulingSettings(BaseModel):
     act: bool = Field(
         False, description="Also open gates and write holds and boosts; while false, Nightshift's gates stay shut"
     )
-    kubeconfig: Path | None = Field(None, description="kubeconfig file; none: the pod's service account")
-    context: str | None = Field(None, description="Context of the kubeconfig; none: its current one")
-    timeout_s: float = Field(10.0, gt=0, description="Longest wait for one answer (s)")
+    access: Access = Field(default_factory=AccessSettings, description=ACCESS)
     every_s: float = Field(15.0, ge=1, le=300, description="Time between two turns (s)")
     kueue: bool = Field(False, description="Follow Kueue's Workloads and AdmissionChecks, too")
     kinds: tuple[Literal["Job", "JobSet", "PyTorchJob", "RayJob"], ...] = Field(
         ("Job",), description="Kinds of jobs that may carry `kueue.x-k8s.io/admission-gated-by`"
     )
     queue: QueueSettings = Field(default_factory=QueueSettings, description="How gates are opened")
-    gpu_resource: str = Field("nvidia.com/gpu", description="Resource that GPU pods request")
-    rack_label: str = Field("topology.kubernetes.io/rack", description="Node label that names the rack")
+    labels: ClusterLabels = stated_once("labels", LabelSettings)
     gpu_watts: float = Field(500.0, ge=0, description="What a GPU's start adds to its rack's draw (W)")
     slope_w: float | None = Field(
         None, gt=0, description="Rise of the draw that starts may cause in a minute (W); none: no limit"

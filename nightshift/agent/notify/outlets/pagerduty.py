@@ -20,11 +20,13 @@ from typing import Any
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from nightshift.agent.notify.outlets.base import Acknowledgement
 from nightshift.agent.notify.outlets.letter import AlertPhase, Form, Letter
 from nightshift.agent.notify.outlets.web import OutletWeb, secret_of
 from nightshift.agent.rca.summary import plain
+from nightshift.collectors.shared_settings import stated_once
 
 _ACTIONS = {AlertPhase.TRIGGERED: "trigger", AlertPhase.ACKNOWLEDGED: "acknowledge", AlertPhase.CLOSED: "resolve"}
 _TOOK_ON = {"incident.acknowledged": "", "incident.resolved": ", who resolved it there"}
@@ -45,7 +47,7 @@ class Settings(BaseModel):
     )
     url: str = Field("https://events.pagerduty.com", description="Events API; the EU's: events.eu.pagerduty.com")
     api_url: str = Field("https://api.pagerduty.com", description="REST API; the EU's: api.eu.pagerduty.com")
-    proxy: str = Field("", description="HTTP proxy")
+    proxy: SkipJsonSchema[str] = stated_once("proxy", str)
     timeout_s: float = Field(10.0, gt=0, le=60, description="A call without an answer is given up after this (s)")
 
 

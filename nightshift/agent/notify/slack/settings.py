@@ -8,7 +8,9 @@ from typing import Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
+from nightshift.collectors.shared_settings import stated_once
 from nightshift.detectors.base import Severity
 
 
@@ -82,7 +84,7 @@ class Settings(BaseModel):
     )
     promotions_channel: str = Field("", description="Id of the channel (`C…`) for promotions; empty: `channel`")
     quiet_hours: QuietHours | None = Field(None, description="When only grave incidents are posted")
-    console_url: str = Field("", description="Address under which people reach the console; empty: no links")
+    console_url: SkipJsonSchema[str] = stated_once("console.public_url", str)
     storm_after: int = Field(
         3, ge=1, le=50, description="New messages a minute and channel before they are grouped"
     )
@@ -91,7 +93,7 @@ class Settings(BaseModel):
     escalate_to: str = Field("", description="Id of the user group (`S…`) or user (`U…`) to mention; empty: none")
     snooze_s: float = Field(3600.0, ge=60, description="How long the Snooze button keeps reminders away (s)")
     api_url: str = Field("https://slack.com/api/", description="Slack's Web API, or a proxy in front of it")
-    proxy: str = Field("", description="HTTP proxy for calls to Slack")
+    proxy: SkipJsonSchema[str] = stated_once("proxy", str)
     timeout_s: float = Field(10.0, gt=0, le=60, description="A call without an answer is given up after this (s)")
 
     @model_validator(mode="after")
