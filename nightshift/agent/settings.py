@@ -138,9 +138,9 @@ def _shared(values: Mapping[str, Any]) -> dict[str, Any]:
     """What parts of a configuration take from its shared blocks. What is wrong in a block counts as not given: the
     block's own field names the mistake, and the parts need not repeat it."""
 
-    def valid(kind: Any, given: Any) -> Any:
+    def valid(kind: Any, value: Any) -> Any:
         with suppress(ValidationError):
-            return TypeAdapter(kind).validate_python(given)
+            return TypeAdapter(kind).validate_python(value)
         return None
 
     shared: dict[str, Any] = {}

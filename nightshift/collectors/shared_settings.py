@@ -57,7 +57,11 @@ def entry_of(block: str) -> BeforeValidator:
 
 def stated_once(block: str, default: Callable[[], Any]) -> Any:
     """For a field whose value stands in a block of its own. It is in no dump: the block is."""
-    return Field(default_factory=lambda: _stated.get().get(block, default()), exclude=True)
+    return Field(
+        default_factory=lambda: _stated.get().get(block, default()),
+        exclude=True,
+        description=f"Stated once for all parts, as `{block}`",
+    )
 
 
 def completed(block: str) -> BeforeValidator:

@@ -38,7 +38,7 @@ def server() -> Iterator[ApiServer]:
 def connected(server: ApiServer, tmp_path: Path, kind: type[KubeApi] = KubeApi) -> KubeApi:
     path = tmp_path / "kubeconfig"
     path.write_text(yaml.safe_dump(server.kubeconfig()))
-    return kind.connect(path, None)
+    return kind.connect(AccessSettings(kubeconfig=path))
 
 
 @pytest.mark.parametrize("fault", [Fault.TOO_MANY, Fault.UNAVAILABLE, Fault.DISCONNECT, Fault.PAGE, Fault.STRANGE])

@@ -37,7 +37,9 @@ class NodeAgentsCollector:
 
         agents: SkipJsonSchema[agent_pods.Settings | None] = stated_once("node_agents", lambda: None)
         tls: bool = Field(False, description="Whether they are reached by TLS")
-        state_file: SkipJsonSchema[Path | None] = stated_once("", lambda: None)
+        state_file: SkipJsonSchema[Path | None] = Field(
+            None, exclude=True, description="Keeps the cursors over restarts; set from `state_dir`"
+        )
         connection: Connection = Field(default_factory=HttpSettings, description=CONNECTION)
 
         @model_validator(mode="after")

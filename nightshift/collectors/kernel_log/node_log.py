@@ -90,7 +90,9 @@ class NodeLogCollector:
 
         urls: list[str] = Field(min_length=1, description="Addresses of the nodes' `/kernel-log`")
         nodes: SkipJsonSchema[dict[str, str]] = stated_once("node_names", dict)
-        state_file: SkipJsonSchema[Path | None] = stated_once("", lambda: None)
+        state_file: SkipJsonSchema[Path | None] = Field(
+            None, exclude=True, description="Keeps the cursors over restarts; set from `state_dir`"
+        )
         connection: Connection = Field(default_factory=HttpSettings, description=CONNECTION)
 
         @field_validator("urls")

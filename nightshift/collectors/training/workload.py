@@ -23,7 +23,9 @@ class WorkloadRule(BaseModel):
         r"(?P<job>.+?)(?:-(?:worker|master))?-(?P<rank>\d{1,6})(?:-[a-z0-9]{5})?",
         description="Pattern that a pod's whole name matches, with the groups job and (optional) rank",
     )
-    namespace: str = Field("default", min_length=1, description="Namespace of jobs whose file's path names none")
+    namespace: str = Field(
+        "default", min_length=1, description="Namespace of jobs from files with no namespace in their path"
+    )
 
     @field_validator("pod_pattern")
     @classmethod
