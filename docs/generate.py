@@ -205,10 +205,14 @@ def settings_page() -> str:
         ]
         for title, entry in sorted(_entries(schema["properties"][name]["items"], definitions).items()):
             lines += [f"\n### {name}: `{title}`\n", _sentence(entry), *_table(entry, definitions)]
-    lines += ["\n## detectors\n", "All run unless `enabled: false`.\n"]
-    for name, field in sorted(_target(schema["properties"]["detectors"], definitions)["properties"].items()):
-        entry = _target(field, definitions)
-        lines += [f"\n### detectors: `{name}`\n", _sentence(entry), *_table(entry, definitions)]
+    detectors = _target(schema["properties"]["detectors"], definitions)["properties"]
+    entries = {name: _target(field, definitions) for name, field in sorted(detectors.items()) if name != "disabled"}
+    lines += ["\n## detectors\n", "All run, without those in `disabled`. These have no settings of their own: "]
+    lines[-1] += ", ".join(f"`{name}`" for name, entry in entries.items() if not entry.get("properties")) + ".\n"
+    lines += _table({"properties": {"disabled": detectors["disabled"]}}, definitions)
+    for name, entry in entries.items():
+        if entry.get("properties"):
+            lines += [f"\n### detectors: `{name}`\n", _sentence(entry), *_table(entry, definitions)]
     return "\n".join(lines) + "\n"
 
 

@@ -46,9 +46,10 @@ def _with_state(entry: Any, state_dir: Path | None) -> Any:
 
 
 def build_detectors(entries: Any) -> list[Detector]:
-    """One detector per enabled entry."""
-    chosen = [(plugin, getattr(entries, plugin.plugin)) for plugin in DETECTORS]
-    return [plugin(entry) for plugin, entry in chosen if entry.enabled]
+    """One detector per entry, but the disabled ones."""
+    return [
+        plugin(getattr(entries, plugin.plugin)) for plugin in DETECTORS if plugin.plugin not in entries.disabled
+    ]
 
 
 def build_actuators(entries: Sequence[Any], clock: Clock) -> list[Actuator]:

@@ -13,10 +13,42 @@ from functools import reduce
 from operator import attrgetter, getitem
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from nightshift.detectors.plugins import ALL as DETECTORS
+
 Field = tuple[str | int, ...]
 
 BLOCK = "-"
 REMOVED: Mapping[str, str] = {
+    "power.window_s": "controllers.power.settings:WINDOW_S",
+    "power.lease_s": "controllers.power.settings:LEASE_S",
+    "power.clocks.step_share": "controllers.power.clocks:STEP_SHARE",
+    "power.clocks.max_mhz": "controllers.power.clocks:MAX_MHZ",
+    "power.breaker": BLOCK,
+    "power.breaker.trip_share": "controllers.power.breaker:TRIP_SHARE",
+    "power.shield.stale_s": "controllers.power.limits:STALE_S",
+    "power.shield.lockout_s": "controllers.power.limits:LOCKOUT_S",
+    "actuators.kubernetes_kernels.memory_limit": "controllers.actuators.kube_kernel_jobs:MEMORY_LIMIT",
+    "power.breaker.slow_s": "controllers.power.breaker:SLOW_S",
+    "power.breaker.blind_s": "controllers.power.breaker:BLIND_S",
+    "power.breaker.rest_s": "controllers.power.breaker:REST_S",
+    "slack.storm_after": "agent.notify.slack.settings:STORM_AFTER",
+    "slack.snooze_s": "agent.notify.slack.settings:SNOOZE_S",
+    "slack.timeout_s": "agent.notify.slack.settings:TIMEOUT_S",
+    "outlets.pagerduty.timeout_s": "agent.notify.outlets.web:TIMEOUT_S",
+    "outlets.opsgenie.timeout_s": "agent.notify.outlets.web:TIMEOUT_S",
+    "outlets.alertmanager.timeout_s": "agent.notify.outlets.web:TIMEOUT_S",
+    "outlets.alertmanager.renew_s": "agent.notify.outlets.alertmanager:RENEW_S",
+    "outlets.alertmanager.lasts_s": "agent.notify.outlets.alertmanager:LASTS_S",
+    "actuators.kubernetes_repair.components": "controllers.actuators.kube_repair_settings:COMPONENTS",
+    "actuators.kubernetes_kernels.cpu": "controllers.actuators.kube_kernel_jobs:CPU",
+    "actuators.kubernetes_kernels.memory": "controllers.actuators.kube_kernel_jobs:MEMORY",
+    "actuators.kubernetes_kernels.start_within_s": "controllers.actuators.kube_kernel_jobs:START_WITHIN_S",
+    "sources.prometheus.compress": "collectors.prometheus.live:COMPRESS",
+    "sources.inference.window_s": "collectors.telemetry.inference:WINDOW_S",
+    "keeping.anchor_every_s": "agent.incidents.retention:ANCHOR_EVERY_S",
+    "scheduling.every_s": "controllers.scheduling.settings:EVERY_S",
     "scheduling.stale_s": "controllers.actuators.kube_queue_follow:STALE_S",
     "slack.storm_calm_s": "agent.notify.slack.settings:STORM_CALM_S",
     "console.oidc.skew_s": "agent.console.settings:SKEW_S",
@@ -207,6 +239,7 @@ class Move:
 
 _CONNECTION = "write it as an entry of `connections`, and its name as `connection`"
 _ACCESS = "write it as an entry of `kubernetes`, and its name as `access`"
+_SWITCH = Move("", "list the detectors that do not run, as `detectors.disabled`")
 _PAGES = ("cadvisor", "dcgm_exporter", "inference", "node_exporter", "node_log")
 _IN_ACCESS = ("kubeconfig", "context", "timeout_s")
 _OF_AGENTS = ("namespace", "selector", "port", "certificate_name")
@@ -279,6 +312,22 @@ MOVED: Mapping[str, Move] = (
         for part in ("actuators.kubernetes", "actuators.kubernetes_repair")
         for name in _DRAIN
     }
+    | _each(
+        ("actuators.kubernetes", "actuators.kubernetes_repair"),
+        ["namespaces"],
+        "access.namespaces",
+        _ACCESS,
+    )
+    | _each(
+        ("actuators.kubernetes_repair", "actuators.kubernetes_kernels"),
+        ["pull_secrets"],
+        "pull_secrets",
+        _once("pull_secrets"),
+    )
+    | _each(("power", "scheduling"), ["opted_in"], "opted_in", _once("trial_namespaces"))
+    | _each(("slack.quiet_hours", "guard.maintenance"), ["zone"], "zone", _once("time_zone"))
+    | _each(("sources.nvml", "sources.kernel_log"), ["node"], "node", _once("node_name"))
+    | {f"detectors.{plugin.plugin}.enabled": _SWITCH for plugin in DETECTORS}
     | _each(("slack", "outlets.pagerduty", "outlets.opsgenie"), ["proxy"], "proxy", _once("proxy"))
     | _each(("slack", "outlets"), ["console_url"], "console_url", _once("console.public_url"))
 )
@@ -305,7 +354,7 @@ def found(values: Any, at: Field = (), name: str = "") -> Iterator[tuple[Field, 
     elif isinstance(values, list | tuple):
         for i, item in enumerate(values):
             kind = item.get("type", "") if isinstance(item, Mapping) else ""
-            yield from found(item, (*at, i), f"{name}.{kind}")
+            yield from found(item, (*at, i), f"{name}.{kind}" if kind else name)
 
 
 def without(values: Any, fields: frozenset[Field], at: Field = ()) -> Any:
@@ -329,7 +378,7 @@ def moves(values: Any, at: Field = (), name: str = "") -> Iterator[tuple[Field, 
     elif isinstance(values, list | tuple):
         for i, item in enumerate(values):
             kind = item.get("type", "") if isinstance(item, Mapping) else ""
-            yield from moves(item, (*at, i), f"{name}.{kind}")
+            yield from moves(item, (*at, i), f"{name}.{kind}" if kind else name)
 
 
 def moved(values: Any) -> Any:
@@ -337,6 +386,9 @@ def moved(values: Any) -> Any:
     values = _copy(values)
     for at, row in list(moves(values)):
         part = reduce(getitem, at[:-1], values)
+        if row is _SWITCH:
+            _switch(values["detectors"], str(at[-2]))
+            continue
         *blocks, name = row.to.split(".")
         inside = part
         for block in blocks:
@@ -347,9 +399,20 @@ def moved(values: Any) -> Any:
     return values
 
 
+def _switch(detectors: dict[str, Any], name: str) -> None:
+    """Turns `enabled` of one detector into its place in the list of those that do not run."""
+    try:
+        runs = TypeAdapter(bool).validate_python(detectors[name]["enabled"])
+    except ValidationError:
+        return  # left where it is, it is refused as unknown
+    del detectors[name]["enabled"]
+    if not runs:
+        detectors["disabled"] = [*detectors.get("disabled", ()), name]
+
+
 def new_places(values: Any) -> dict[Field, Field]:
     """Of each moved setting in these values: where its value is today → where it was written."""
-    return {(*at[:-1], *row.to.split(".")): at for at, row in moves(values)}
+    return {(*at[:-1], *row.to.split(".")): at for at, row in moves(values) if row.to}
 
 
 def _copy(values: Any) -> Any:

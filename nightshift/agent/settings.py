@@ -7,14 +7,17 @@ where each stands in the YAML. `NIGHTSHIFT_STORE__URL` overrides `store: {url: â
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
 from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -78,13 +81,12 @@ def _entry(plugins: Sequence[type[Plugin]]) -> Any:
 
 
 def _each(plugins: Sequence[type[Plugin]]) -> type[BaseModel]:
-    """One optional field per detector: its settings, and whether it runs."""
-    fields: dict[str, Any] = {}
+    """One optional field per detector: its settings; and which do not run."""
+    names: Any = Literal.__getitem__(tuple(plugin.plugin for plugin in plugins))
+    disabled: Any = (frozenset[names], Field(frozenset(), description="Detectors that do not run"))
+    fields: dict[str, Any] = {"disabled": disabled}
     for plugin in plugins:
-        enabled = (bool, Field(True, description="Whether this detector runs"))
-        model = create_model(
-            f"{plugin.__name__}Entry", __base__=plugin.Settings, __doc__=_first_line(plugin), enabled=enabled
-        )
+        model = create_model(f"{plugin.__name__}Entry", __base__=plugin.Settings, __doc__=_first_line(plugin))
         fields[plugin.plugin] = (model, Field(default_factory=model, description=_first_line(plugin)))
     return create_model(
         "Detectors", __config__=ConfigDict(extra="forbid"), __doc__="One entry per detector.", **fields
@@ -134,6 +136,20 @@ class LogSettings(BaseModel):
     format: Literal["text", "json"] = Field("text", description="`json` for log collectors")
 
 
+def _is_zone(zone: str) -> str:
+    try:
+        ZoneInfo(zone)
+    except (ZoneInfoNotFoundError, ValueError) as error:
+        raise ValueError(f"{zone!r} is not a time zone of the IANA database") from error
+    return zone
+
+
+_BLOCKS = (
+    *("node_agents", "labels", "workload", "signal_names", "node_names", "node_name", "pull_secrets"),
+    *("trial_namespaces", "time_zone", "proxy", "drain"),
+)
+
+
 def _shared(values: Mapping[str, Any]) -> dict[str, Any]:
     """What parts of a configuration take from its shared blocks. What is wrong in a block counts as not given: the
     block's own field names the mistake, and the parts need not repeat it."""
@@ -144,7 +160,7 @@ def _shared(values: Mapping[str, Any]) -> dict[str, Any]:
         return None
 
     shared: dict[str, Any] = {}
-    for name in ("node_agents", "labels", "workload", "signal_names", "node_names", "proxy", "drain"):
+    for name in _BLOCKS:
         if (value := valid(Settings.model_fields[name].annotation, values.get(name))) is not None:
             shared[name] = value
     kinds: Mapping[str, type[BaseModel]] = {"connections": HttpSettings, "kubernetes": AccessSettings}
@@ -192,6 +208,18 @@ class Settings(BaseSettings):
     )
     node_names: dict[str, str] = Field(
         default_factory=dict, description="Node name by address of a page, for pages that do not say it"
+    )
+    node_name: str = Field(
+        default_factory=socket.gethostname, description="This machine's name as a node; none: its host name"
+    )
+    pull_secrets: tuple[str, ...] = Field(
+        (), description="Secrets with the registry's credentials, for the Jobs of repairs and searches"
+    )
+    trial_namespaces: frozenset[str] = Field(
+        frozenset(), description="Namespaces with owners' consent to randomised trials of a policy"
+    )
+    time_zone: Annotated[str, AfterValidator(_is_zone)] = Field(
+        "UTC", description="IANA time zone of maintenance windows and quiet hours, e.g. Europe/Zurich"
     )
     proxy: str = Field("", description="HTTP proxy for calls to Slack, PagerDuty and Opsgenie")
     drain: DrainSettings = Field(default_factory=DrainSettings, description="What a drain may do to pods")

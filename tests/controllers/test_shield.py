@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from nightshift.controllers.power.breaker import Breaker
 from nightshift.controllers.power.breaker import Settings as BreakerSettings
+from nightshift.controllers.power.limits import LOCKOUT_S
 from nightshift.controllers.power.shield import (
     PATIENCE,
     Gpu,
@@ -278,7 +279,7 @@ def test_a_job_slowed_too_much_is_reverted_and_locked_out() -> None:
     later = observe(calm, orders.memory, {}, 200.0, S)
     held = decide({"r": Rack("r", 3_000_000, 0)}, calm, {"G0": 350_000.0, "G1": 350_000.0}, later, 200.0, S)
     assert not held.lower_mw
-    free = observe(calm, held.memory, {}, 100.0 + S.lockout_s + 1, S)
+    free = observe(calm, held.memory, {}, 100.0 + LOCKOUT_S + 1, S)
     again = decide({"r": Rack("r", 3_000_000, 0)}, calm, {"G0": 350_000.0, "G1": 350_000.0}, free, 1e5, S)
     assert set(again.lower_mw) == {"G0", "G1"}
 

@@ -348,7 +348,7 @@ def test_repairs_are_configured_with_what_the_values_say() -> None:
         c for c in objects(SETS["act, with repairs"], "ConfigMap") if c["metadata"]["name"] == "nightshift"
     )
     plain, repair = yaml.safe_load(config["data"]["nightshift.yaml"])["actuators"]
-    assert plain == {"type": "kubernetes", "actions": ["cordon"]}
+    assert plain == {"type": "kubernetes", "actions": ["cordon"], "access": "pod"}
     assert (repair["namespace"], repair["job_timeout_s"]) == ("ops", 1200)
     assert repair["image"] == "nvidia/cuda:13.0.2-base-ubuntu24.04"
     assert repair["check_image"] == "nvcr.io/nvidia/cloud-native/dcgm:4.4.1"

@@ -124,18 +124,19 @@ seccompProfile: {type: RuntimeDefault}
 {{- $repairs := list }}{{ $others := list -}}
 {{- range without .Values.actions "kernel_job" }}{{ if has . (list "reset_gpu" "reboot_node" "return_node") }}{{ $repairs = append $repairs . }}{{ else }}{{ $others = append $others . }}{{ end }}{{ end -}}
 {{- $actuators := list -}}
-{{- $reach := dict }}{{ with .Values.rbac.namespaces }}{{ $_ := set $reach "namespaces" . }}{{ end -}}
+{{- $reach := dict "access" "pod" }}{{ with .Values.rbac.namespaces }}{{ $_ := set $config "kubernetes" (dict "pod" (dict "namespaces" .)) }}{{ end -}}
+{{- with .Values.global.imagePullSecrets }}{{ $_ := set $config "pull_secrets" . }}{{ end -}}
 {{- if $others }}{{ $actuators = append $actuators (mergeOverwrite (dict "type" "kubernetes" "actions" $others) $reach .Values.actuatorSettings) }}{{ end -}}
 {{- if $repairs }}
 {{- $r := .Values.repair -}}
-{{- $own := dict "type" "kubernetes_repair" "actions" $repairs "namespace" .Release.Namespace "image" (include "nightshift.image" (list . $r.image $r.image)) "runtime_class" $r.runtimeClassName "pull_secrets" .Values.global.imagePullSecrets -}}
+{{- $own := dict "type" "kubernetes_repair" "actions" $repairs "namespace" .Release.Namespace "image" (include "nightshift.image" (list . $r.image $r.image)) "runtime_class" $r.runtimeClassName -}}
 {{- if $r.checkImage.repository }}{{ $_ := set $own "check_image" (include "nightshift.image" (list . $r.checkImage $r.checkImage)) }}{{ end -}}
 {{- if $r.checkCommand }}{{ $_ := set $own "check_command" $r.checkCommand }}{{ end -}}
 {{- $actuators = append $actuators (mergeOverwrite $own $reach .Values.actuatorSettings $r.settings) -}}
 {{- end -}}
 {{- if include "nightshift.searches" . }}
 {{- $k := .Values.kernelSearch -}}
-{{- $search := dict "type" "kubernetes_kernels" "namespace" .Release.Namespace "image" (include "nightshift.image" (list . $k.image $k.image)) "signer_secret" $k.signerSecret "runtime_class" $k.runtimeClassName "pull_secrets" .Values.global.imagePullSecrets -}}
+{{- $search := dict "type" "kubernetes_kernels" "namespace" .Release.Namespace "image" (include "nightshift.image" (list . $k.image $k.image)) "signer_secret" $k.signerSecret "runtime_class" $k.runtimeClassName -}}
 {{- $actuators = append $actuators (mergeOverwrite $search $k.settings) -}}
 {{- $_ := set $config "kernels" (dict "priority_class" $k.priorityClass.name) -}}
 {{- end -}}

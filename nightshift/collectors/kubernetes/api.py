@@ -97,6 +97,9 @@ class AccessSettings(BaseModel):
     kubeconfig: Path | None = Field(None, description="kubeconfig file; none: the pod's service account")
     context: str | None = Field(None, description="Context of the kubeconfig; none: its current one")
     timeout_s: float = Field(10.0, gt=0, description="Longest wait for one answer (s)")
+    namespaces: tuple[str, ...] = Field(
+        (), description="Namespaces with pods and jobs that its role covers, for `doctor`; none: all"
+    )
 
 
 Access = Annotated[AccessSettings, entry_of("kubernetes"), WithJsonSchema({"type": "string"}), NoDecode]

@@ -20,6 +20,7 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.kubernetes.api import ACCESS, Access, AccessSettings, Refused
@@ -44,6 +45,13 @@ _CASE = re.compile(r"[a-z0-9_]{1,20}( [a-z_0-9]{1,20}=[0-9]{1,12}){1,12}")
 
 # An ended Job and its log stay for a day, so that a person can read why a search of the night ended.
 KEEP_S = 86400
+# A search that has got no GPU for so long is given up: the profile that it rests on is of that day.
+START_WITHIN_S = 6 * 3600.0
+# What the pod asks for beside its GPU: the compilers use four cores, and candidates are measured one at a time.
+CPU = "4"
+MEMORY = "16Gi"
+# More than this is a leak of a candidate or of a compiler, and must not take memory from the node's jobs.
+MEMORY_LIMIT = "64Gi"
 
 
 class KernelJobSettings(BaseModel):
@@ -57,7 +65,7 @@ class KernelJobSettings(BaseModel):
     signer_secret: str = Field(
         min_length=1, description="Secret with `signer.key`, by which the judge in the pod signs certificates"
     )
-    pull_secrets: tuple[str, ...] = Field(default=(), description="Secrets with the registry's credentials")
+    pull_secrets: SkipJsonSchema[tuple[str, ...]] = stated_once("pull_secrets", tuple)
     queue: str = Field(default="", description="Kueue's LocalQueue; empty: none")
     claim: str = Field(
         default="",
@@ -69,12 +77,6 @@ class KernelJobSettings(BaseModel):
     tolerations: tuple[dict[str, str | int], ...] = Field(
         default=({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},),
         description="Taints that the pod tolerates",
-    )
-    cpu: str = Field(default="4", description="CPU request of the pod")
-    memory: str = Field(default="16Gi", description="Memory request of the pod")
-    memory_limit: str = Field(default="64Gi", description="Memory that the pod may not exceed")
-    start_within_s: float = Field(
-        default=6 * 3600.0, gt=0, description="A search that has got no GPU for so long is given up (s)"
     )
 
 
@@ -121,7 +123,7 @@ class KernelJobActuator:
 
     @property
     def start_within_s(self) -> float:
-        return self._settings.start_within_s
+        return START_WITHIN_S
 
     def kinds(self) -> frozenset[ActionKind]:
         return frozenset({ActionKind.KERNEL_JOB})
@@ -285,8 +287,8 @@ def job_of(action: Action, settings: KernelJobSettings) -> Object:
         "app.kubernetes.io/part-of": "nightshift",
         "app.kubernetes.io/component": COMPONENT,
     }
-    resources = {"cpu": settings.cpu, "memory": settings.memory, settings.labels.gpu_resource: "1"}
-    limits = {"memory": settings.memory_limit, settings.labels.gpu_resource: "1"}
+    resources = {"cpu": CPU, "memory": MEMORY, settings.labels.gpu_resource: "1"}
+    limits = {"memory": MEMORY_LIMIT, settings.labels.gpu_resource: "1"}
     container: Object = {
         "name": "search",
         "image": settings.image,

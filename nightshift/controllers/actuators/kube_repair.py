@@ -37,8 +37,8 @@ from nightshift.controllers.actuators import kube_nodes, kube_rights
 from nightshift.controllers.actuators import kube_repair_jobs as jobs
 from nightshift.controllers.actuators.kube_client import KubeClient, Object
 from nightshift.controllers.actuators.kube_marks import MARKER
-from nightshift.controllers.actuators.kube_probe import ProbeJob
-from nightshift.controllers.actuators.kube_repair_settings import RepairSettings
+from nightshift.controllers.actuators.kube_probe import ProbeJob, probe_job
+from nightshift.controllers.actuators.kube_repair_settings import COMPONENTS, RepairSettings
 from nightshift.controllers.actuators.kube_workloads import POLL_S
 from nightshift.controllers.actuators.kubernetes import (
     FIELD_MANAGER,
@@ -90,7 +90,9 @@ class KubernetesRepairActuator:
     def refused(self) -> list[str]:
         """What the API server says that this identity may not do; `nightshift doctor` tells it."""
         kinds, mine = [kind for kind in self.TARGETS if kind in self.kinds()], self._settings
-        return kube_rights.refused(self._kube, kinds, namespaces=mine.namespaces, own_namespace=mine.namespace)
+        return kube_rights.refused(
+            self._kube, kinds, namespaces=mine.access.namespaces, own_namespace=mine.namespace
+        )
 
     def changed(self, action: Action) -> list[str]:
         """A node is not given back on nothing but the default check, which only lists its GPUs."""
@@ -218,7 +220,7 @@ class KubernetesRepairActuator:
         """Pauses what holds handles on the GPU; UnderWay until its pods have gone, Permanent where they stay."""
         node = self._kube.get(kube_nodes.path(node_name))
         labels = node["metadata"].get("labels") or {}
-        running = {name: labels[name] for name in self._settings.components if labels.get(name) == "true"}
+        running = {name: labels[name] for name in COMPONENTS if labels.get(name) == "true"}
         if running or AGENT_PAUSED not in labels:
             mark = {**mark, "labels": {**mark["labels"], **running}, "phase": RELEASING}
             mark.setdefault("released_s", self._now_s())
@@ -232,7 +234,7 @@ class KubernetesRepairActuator:
         return mark
 
     def _holders(self, node_name: str) -> list[Object]:
-        pods, apps = kube_nodes.pods_on(self._kube, node_name), set(self._settings.components.values())
+        pods, apps = kube_nodes.pods_on(self._kube, node_name), set(COMPONENTS.values())
         return [pod for pod in pods if jobs.holds(pod["metadata"].get("labels") or {}, apps)]
 
     def _repair(self, action: Action, node_name: str, mark: dict[str, Any]) -> str | None:
@@ -270,8 +272,7 @@ class KubernetesRepairActuator:
 
     def _probe(self, action: Action) -> ProbeJob | None:
         """The probe that the plan names; None where no image is set for it."""
-        probe = self._settings.probes.named(str(action.params.get("probe", "")))
-        return probe if probe is not None and probe.image else None
+        return probe_job(self._settings.probes, str(action.params.get("probe", "")))
 
     def _checked_by(self, action: Action) -> str:
         """Which check passed, and what it said; or which probe was not run, and why."""

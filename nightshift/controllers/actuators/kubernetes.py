@@ -233,9 +233,6 @@ class KubernetesActuatorSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     access: Access = Field(default_factory=AccessSettings, description=ACCESS)
-    namespaces: tuple[str, ...] = Field(
-        default=(), description="Namespaces with pods and jobs that its role covers, for `doctor`; none: all."
-    )
     drain: DrainRules = stated_once("drain", DrainSettings)
     actions: tuple[ActionKind, ...] | None = Field(
         default=None, description="Only these kinds of action; none: every kind that it knows."
@@ -298,7 +295,7 @@ class KubernetesActuator:
     def refused(self) -> list[str]:
         """What the API server says that this identity may not do; `nightshift doctor` tells it."""
         kinds = [kind for kind in self.TARGETS if kind in self.kinds()]
-        return kube_rights.refused(self._kube, kinds, namespaces=self._settings.namespaces)
+        return kube_rights.refused(self._kube, kinds, namespaces=self._settings.access.namespaces)
 
     # the plan against the world
 

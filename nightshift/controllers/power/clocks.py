@@ -21,12 +21,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.controllers.decision import Clip
 from nightshift.controllers.power import shield
-from nightshift.controllers.power.limits import Gpu
+from nightshift.controllers.power.limits import STALE_S, Gpu
 
 GRID_MHZ = 15
 """Step of the SM clocks that NVIDIA's data centre GPUs support (`nvidia-smi -q -d SUPPORTED_CLOCKS`)."""
 FREE_SHARE = 0.97
 """Of its highest clock, what a GPU whose clock nobody holds runs at."""
+STEP_SHARE = 0.05
+"""Largest share by which one step lowers a lock: what a step costs is seen before the next one."""
+MAX_MHZ = 1980
+"""Highest SM clock of a GPU until its node answers: an H100's and H200's. Without nodes every lock is a shadow."""
 TWICE = 2
 """Turns that a clock above a lock that had held has to be seen: a node that forgot it locks it again in between."""
 
@@ -38,8 +42,6 @@ class Settings(BaseModel):
 
     enabled: bool = Field(False, description="Also propose locked SM clocks; without `power.act` a shadow")
     floor_share: float = Field(0.5, ge=0.3, le=1, description="No clock is locked below this share of its highest")
-    step_share: float = Field(0.05, gt=0, le=0.2, description="Largest share by which one step lowers a lock")
-    max_mhz: int = Field(1980, gt=0, description="Highest SM clock of a GPU until its node answers (MHz)")
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def observe(
         after = one.read_s >= memory.changed_s.get(uuid, math.inf) and one.read_s > memory.read_s.get(
             uuid, -math.inf
         )
-        if uuid in manual or not after or not math.isfinite(one.now_mhz) or not gpu.seen_age_s <= s.stale_s:
+        if uuid in manual or not after or not math.isfinite(one.now_mhz) or not gpu.seen_age_s <= STALE_S:
             continue
         lock_mhz = memory.ordered_mhz.get(uuid)
         above = lock_mhz is not None and one.now_mhz > lock_mhz + GRID_MHZ
@@ -186,7 +188,7 @@ def _gang(
         return 1.0, None if wish >= 1.0 else Clip(never[0], wish, 1.0, never[1])
     for one in members:
         holds = shield.held(one.gpu, limits, s)
-        if holds is None and not now_s - one.read_s <= s.stale_s:
+        if holds is None and not now_s - one.read_s <= STALE_S:
             holds = "stale", f"its clock was not read for {now_s - one.read_s:.0f} s"
         if holds is None and one.gpu.uuid in memory.odd:
             holds = "read-back", f"{one.gpu.uuid} does not run at the clock that it was given; is it a person's?"
@@ -195,7 +197,7 @@ def _gang(
     if wish >= 1.0:
         return 1.0, None
     present = min(memory.ordered_mhz.get(one.gpu.uuid, one.max_mhz) / one.max_mhz for one in members)
-    share = max(wish, own.floor_share, present - own.step_share)
+    share = max(wish, own.floor_share, present - STEP_SHARE)
     clip = None if share <= wish else Clip("clock", wish, share, "bounded steps, and not below the floor")
     since_s = now_s - max(memory.changed_s.get(one.gpu.uuid, -math.inf) for one in members)
     if since_s < s.dwell_s and abs(share - present) * max(one.max_mhz for one in members) >= GRID_MHZ:

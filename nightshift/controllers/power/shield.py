@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from nightshift.controllers.decision import Clip
-from nightshift.controllers.power.limits import Gpu, LimitMemory, LimitOrders, Rack, Settings
+from nightshift.controllers.power.limits import LOCKOUT_S, STALE_S, Gpu, LimitMemory, LimitOrders, Rack, Settings
 
 PATIENCE = 3
 """Turns within which an order has to be read back."""
@@ -48,17 +48,13 @@ def observe(
     unread = dict(memory.unread_mw)
     unmet, locked = (
         dict(memory.unmet),
-        {
-            job: min(until_s, now_s + s.lockout_s)
-            for job, until_s in memory.locked_until_s.items()
-            if until_s > now_s
-        },
+        {job: min(until_s, now_s + LOCKOUT_S) for job, until_s in memory.locked_until_s.items() if until_s > now_s},
     )
     for gpu in seen:
         if not math.isnan(gpu.slowdown) and gpu.job and gpu.slowdown > gpu.slowdown_budget + 0.01:
-            locked[gpu.job] = now_s + s.lockout_s
+            locked[gpu.job] = now_s + LOCKOUT_S
         ordered = memory.ordered_mw.get(gpu.uuid)
-        if gpu.enforced_mw is None or gpu.seen_age_s > s.stale_s or gpu.uuid in manual:
+        if gpu.enforced_mw is None or gpu.seen_age_s > STALE_S or gpu.uuid in manual:
             continue
         if ordered is None:
             if gpu.enforced_mw not in (gpu.default_mw, gpu.fallback_mw):
@@ -142,7 +138,7 @@ def worst_mw(gpu: Gpu, memory: LimitMemory, s: Settings) -> int:
     base = gpu.fallback_mw
     if gpu.uuid not in memory.manual:
         base = max(base, memory.ordered_mw.get(gpu.uuid, 0), *memory.unread_mw.get(gpu.uuid, ()))
-    if gpu.enforced_mw is None or not gpu.seen_age_s <= s.stale_s:
+    if gpu.enforced_mw is None or not gpu.seen_age_s <= STALE_S:
         base = max(base, gpu.default_mw)
     return max(base, gpu.enforced_mw or 0)
 
@@ -272,7 +268,7 @@ def held(gpu: Gpu, memory: LimitMemory, s: Settings) -> tuple[str, str] | None:
         return "lockout", f"{gpu.node} said that it had set a limit and had not"
     if gpu.incident:
         return "incident", f"an incident is open on {gpu.node}"
-    if gpu.enforced_mw is None or not gpu.seen_age_s <= s.stale_s:
+    if gpu.enforced_mw is None or not gpu.seen_age_s <= STALE_S:
         return "stale", f"not read for {gpu.seen_age_s:.0f} s"
     return None
 

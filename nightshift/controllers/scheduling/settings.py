@@ -6,11 +6,15 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from nightshift.collectors.kubernetes.api import ACCESS, Access, AccessSettings
 from nightshift.collectors.kubernetes.nodes_and_pods import ClusterLabels, LabelSettings
 from nightshift.collectors.shared_settings import stated_once
 from nightshift.controllers.actuators.kube_queue import QueueSettings
+
+# Time between two turns: a gate opens that much later at most, and each turn reads what changed since the last.
+EVERY_S = 15.0
 
 
 class SchedulingSettings(BaseModel):
@@ -23,7 +27,6 @@ class SchedulingSettings(BaseModel):
         False, description="Also open gates and write holds and boosts; while false, Nightshift's gates stay shut"
     )
     access: Access = Field(default_factory=AccessSettings, description=ACCESS)
-    every_s: float = Field(15.0, ge=1, le=300, description="Time between two turns (s)")
     kueue: bool = Field(False, description="Follow Kueue's Workloads and AdmissionChecks, too")
     kinds: tuple[Literal["Job", "JobSet", "PyTorchJob", "RayJob"], ...] = Field(
         ("Job",), description="Kinds of jobs that may carry `kueue.x-k8s.io/admission-gated-by`"
@@ -34,6 +37,4 @@ class SchedulingSettings(BaseModel):
     slope_w: float | None = Field(
         None, gt=0, description="Rise of the draw that starts may cause in a minute (W); none: no limit"
     )
-    opted_in: frozenset[str] = Field(
-        frozenset(), description="Namespaces with owners' consent to randomised trials of a policy"
-    )
+    opted_in: SkipJsonSchema[frozenset[str]] = stated_once("trial_namespaces", frozenset)

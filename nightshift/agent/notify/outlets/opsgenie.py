@@ -43,7 +43,6 @@ class Settings(BaseModel):
     )
     url: str = Field("https://api.opsgenie.com", description="The EU's: api.eu.opsgenie.com")
     proxy: SkipJsonSchema[str] = stated_once("proxy", str)
-    timeout_s: float = Field(10.0, gt=0, le=60, description="A call without an answer is given up after this (s)")
 
 
 class Opsgenie:
@@ -57,7 +56,7 @@ class Opsgenie:
         self.forms = frozenset(Form) if settings.show else frozenset({Form.PAGE})
         self._priorities = settings.priorities
         headers = {"Authorization": f"GenieKey {key}"}
-        self._web = OutletWeb("Opsgenie", settings.url, settings.timeout_s, settings.proxy, headers)
+        self._web = OutletWeb("Opsgenie", settings.url, settings.proxy, headers)
 
     def send(self, letters: Sequence[Letter]) -> None:
         for letter in letters:

@@ -48,7 +48,6 @@ class Settings(BaseModel):
     url: str = Field("https://events.pagerduty.com", description="Events API; the EU's: events.eu.pagerduty.com")
     api_url: str = Field("https://api.pagerduty.com", description="REST API; the EU's: api.eu.pagerduty.com")
     proxy: SkipJsonSchema[str] = stated_once("proxy", str)
-    timeout_s: float = Field(10.0, gt=0, le=60, description="A call without an answer is given up after this (s)")
 
 
 class PagerDuty:
@@ -63,12 +62,12 @@ class PagerDuty:
         self._secret = ""
         if settings.webhook_secret_file is not None:
             self._secret = secret_of("outlets.pagerduty.webhook_secret_file", settings.webhook_secret_file)
-        self._events = OutletWeb("PagerDuty", settings.url, settings.timeout_s, settings.proxy)
+        self._events = OutletWeb("PagerDuty", settings.url, settings.proxy)
         self._rest: OutletWeb | None = None
         if settings.api_token_file is not None:
             token = secret_of("outlets.pagerduty.api_token_file", settings.api_token_file)
             headers = {"Authorization": f"Token token={token}"}
-            self._rest = OutletWeb("PagerDuty", settings.api_url, settings.timeout_s, settings.proxy, headers)
+            self._rest = OutletWeb("PagerDuty", settings.api_url, settings.proxy, headers)
 
     @property
     def takes_webhooks(self) -> bool:

@@ -31,7 +31,7 @@ from nightshift.agent.notify.slack import card as words
 from nightshift.agent.notify.slack.blocks import ChatImage, ChatMessage
 from nightshift.agent.notify.slack.ledger import ChatLedger, Row, card_key
 from nightshift.agent.notify.slack.proposals import Teller
-from nightshift.agent.notify.slack.settings import STORM_CALM_S, Settings
+from nightshift.agent.notify.slack.settings import SNOOZE_S, STORM_AFTER, STORM_CALM_S, TIMEOUT_S, Settings
 from nightshift.agent.notify.slack.web import OF_A_PLACE, UNREACHABLE_CHANNEL, SlackWeb
 from nightshift.agent.presentation.chart_image import deciding, png
 from nightshift.agent.store.archive import name_of, number_of
@@ -127,7 +127,7 @@ class Courier(Repeated):
     """Keeps one workspace in step."""
 
     def __init__(self, parts: SlackParts) -> None:
-        super().__init__("slack", parts.settings.timeout_s + 1)
+        super().__init__("slack", TIMEOUT_S + 1)
         self._p = parts
         self._ledger = ChatLedger(parts.store.database)
         self._pace = DeliveryPace()
@@ -279,7 +279,7 @@ class Courier(Repeated):
 
     def _card(self, incident: Incident, now_s: float) -> ChatMessage:
         s = self._p.settings
-        return words.card(incident, now_s, s.console_url, s.snooze_s)
+        return words.card(incident, now_s, s.console_url, SNOOZE_S)
 
     # Storms -----------------------------------------------------------------------------------------------------
 
@@ -287,7 +287,7 @@ class Courier(Repeated):
         """The storm that a new incident of this channel belongs to; a new one where too many came at once."""
         if channel in self._storms_now:
             return self._storms_now[channel]
-        if self._ledger.lately(channel, now_s - _MINUTE_S) < self._p.settings.storm_after:
+        if self._ledger.lately(channel, now_s - _MINUTE_S) < STORM_AFTER:
             return None
         row = Row(f"storm/{channel}/{now_s:.0f}", "storm", None, channel, seen_s=now_s, posted_s=now_s)
         self._ledger.put(row)
