@@ -56,7 +56,7 @@ def take(of: InferenceCollector, merger: Merger, now_s: float) -> tuple[Frame, A
 @pytest.fixture
 def collector(opened: Any, page_server: Any) -> InferenceCollector:
     made: InferenceCollector = opened(
-        InferenceCollector(InferenceCollector.Settings(urls=[page_server.at("/metrics")], window_s=30.0))
+        InferenceCollector(InferenceCollector.Settings(urls=[page_server.at("/metrics")]))
     )
     return made
 

@@ -141,9 +141,9 @@ def test_a_role_held_to_namespaces_lacks_nothing_there_and_names_where_else_it_d
     everything = frozenset[Right]().union(*(RIGHTS[kind] for kind in kinds))
     spaced = frozenset(right for right in everything if right.namespaced)
     kube = client_with(cluster, rules_of(everything - spaced), own=rules_of(spaced))
-    held = KubernetesActuatorSettings(namespaces=(cluster.namespace,))
+    held = KubernetesActuatorSettings(access={"namespaces": (cluster.namespace,)})
     assert KubernetesActuator(held, kube).refused() == []
-    wider = KubernetesActuatorSettings(namespaces=(cluster.namespace, "elsewhere"))
+    wider = KubernetesActuatorSettings(access={"namespaces": (cluster.namespace, "elsewhere")})
     lacks = KubernetesActuator(wider, kube).refused()
     assert "patch pods in elsewhere" in lacks
     assert all(entry.endswith(" in elsewhere") for entry in lacks)
