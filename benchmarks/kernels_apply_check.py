@@ -31,12 +31,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from nightshift.kernels.apply.bundle import candidate_record, write_bundle
-from nightshift.kernels.generate.families import families_of, interprets
-from nightshift.kernels.generate.families.linear import Linear
-from nightshift.kernels.generate.families.matmul import Matmul
-from nightshift.kernels.generate.families.rotary import Rotary
-from nightshift.kernels.generate.families.rows_cuda import RowsCuda
 from nightshift.kernels.generate.template import Family, candidate
+from nightshift.kernels.ops.families import families_of, interprets
+from nightshift.kernels.ops.products.triton_family import Matmul
+from nightshift.kernels.ops.products.triton_linear_family import Linear
+from nightshift.kernels.ops.rotary.triton_family import Rotary
+from nightshift.kernels.ops.rows.bulk_cuda_family import RowsCuda
 from nightshift.kernels.problem import Case
 
 OUT = Path(os.environ.get("OUT", Path(__file__).parent / "results"))

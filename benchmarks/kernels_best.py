@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.kernels_tables import OUT
 from nightshift.kernels.generate import known
 from nightshift.kernels.generate.base import GeneratorError
-from nightshift.kernels.generate.families import family_named
+from nightshift.kernels.ops.families import family_named
 from nightshift.kernels.problem import Case
 
 

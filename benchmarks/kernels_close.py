@@ -18,7 +18,6 @@ import torch
 
 from benchmarks.kernels_rows import ANCHORS, losing, told
 from nightshift.kernels.candidate import Candidate
-from nightshift.kernels.generate.families import family_named
 from nightshift.kernels.generate.template import candidate
 from nightshift.kernels.judge.judge import Judge, Request
 from nightshift.kernels.judge.probes.inputs import QUICK_GPU, Scope
@@ -26,8 +25,9 @@ from nightshift.kernels.judge.race.contest import FULL
 from nightshift.kernels.judge.race.timing import interval
 from nightshift.kernels.judge.verdict import Comparison, Status, Verdict
 from nightshift.kernels.loop.search import CAREFUL
+from nightshift.kernels.ops.families import family_named
+from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case
-from nightshift.kernels.problems import named
 from nightshift.kernels.suites.kernelbench import CORRECT
 
 Choice = tuple[str, dict[str, int | str]]

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from nightshift.kernels.candidate import Candidate
-from nightshift.kernels.generate.families import family_named
 from nightshift.kernels.generate.template import candidate
 from nightshift.kernels.judge import cuda
+from nightshift.kernels.ops.families import family_named
+from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case, Inputs, Problem
-from nightshift.kernels.problems import named
 
 
 def own_gpu(gpu: int) -> None:

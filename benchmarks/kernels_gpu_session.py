@@ -20,11 +20,11 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.kernels_exploits import MUTANTS
 from nightshift.kernels.judge.gallery import read_gallery
-from nightshift.kernels.problems import named
+from nightshift.kernels.ops.problems import named
 
 GOOD = Path(__file__).resolve().parents[1] / "tests" / "kernels" / "good"
-MUTANTS = ("mutants_sixth", "mutants_fifth", "mutants_fourth", "mutants_third", "mutants_later", "mutants")
 
 
 def agreeing() -> list[str]:
@@ -45,7 +45,7 @@ def commands(out: Path, commit: str, seconds: float) -> list[tuple[list[str], fl
     """(module and arguments, seconds after which it is ended)."""
     first, second = 0.58 * seconds, 0.38 * seconds
     exploits = ["benchmarks.kernels_exploits", "--threads", "8", "--until", f"{first - 45:.0f}", "--commit", commit]
-    exploits += ["--out", str(out / "kernels_exploits.json"), "--parts", "good", *MUTANTS]
+    exploits += ["--out", str(out / "kernels_exploits.json"), "--parts", "good", *reversed(MUTANTS)]
     judge = [
         "benchmarks.kernels_judge",
         "--pairs",

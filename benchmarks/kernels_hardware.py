@@ -39,7 +39,7 @@ from nightshift.kernels.judge.race.contest import FULL
 from nightshift.kernels.judge.race.contestants import Baseline, graphed
 from nightshift.kernels.judge.verdict import Verdict
 from nightshift.kernels.loop.executor import Job, LocalExecutor
-from nightshift.kernels.problems import ALL, named
+from nightshift.kernels.ops.problems import ALL, named
 
 ROOT = Path(__file__).resolve().parents[1]
 GALLERY = ROOT / "tests" / "kernels"

@@ -41,8 +41,8 @@ from nightshift.kernels.judge.race.timing import MARGIN, WIDTH, interval
 from nightshift.kernels.judge.race.track import Track
 from nightshift.kernels.judge.verdict import Interval, Refusal, Status
 from nightshift.kernels.loop.executor import Job, LocalExecutor
+from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case
-from nightshift.kernels.problems import named
 
 ROOT = Path(__file__).resolve().parents[1]
 CASE = Case.of("bfloat16", m=16384, n=4096)

@@ -24,9 +24,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kernels_exploits import FOLDER, MUTANTS, ROOT, limits
+from benchmarks.kernels_exploits import MUTANTS, ROOT, limits, pieces_of
 from nightshift.detectors.contract.evaluate import exact_interval
-from nightshift.kernels.judge.gallery import Piece, read_gallery, show
+from nightshift.kernels.judge.gallery import Piece, show
 from nightshift.kernels.judge.judge import Judge
 from nightshift.kernels.judge.probes.inputs import CPU, INTERPRETER
 
@@ -92,7 +92,7 @@ def main() -> int:
     rows: dict[str, dict[str, Row]] = old.get("rows", {}) if old.get("commit") == options.commit else {}
     deadline = time.monotonic() + options.until
     goals = sorted({min(goal, options.secrets) for goal in (3, 10, 20, 40, 100, 250)})
-    pieces = {part: read_gallery(FOLDER / part, "cpu") for part in options.parts}
+    pieces = {part: pieces_of(part, "cpu") for part in options.parts}
     with Judge("cpu", interpret=True, limits=limits("cpu")) as judge:
         for goal, part in itertools.product(goals, options.parts):
             known = rows.setdefault(part, {})

@@ -28,13 +28,13 @@ from benchmarks.kernels_best import best, read
 from benchmarks.kernels_compile import own_arch
 from benchmarks.kernels_tables import Bench
 from nightshift.kernels.candidate import Candidate
-from nightshift.kernels.generate.families import family_named
 from nightshift.kernels.generate.template import candidate
 from nightshift.kernels.judge import cuda
 from nightshift.kernels.judge.environment import environment
 from nightshift.kernels.judge.host.replay import timed
+from nightshift.kernels.ops.families import family_named
+from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case, Inputs
-from nightshift.kernels.problems import named
 
 OUT = Path(__file__).resolve().parent / "results" / "kernels_neighbours.json"
 PROBLEMS = ("rmsnorm", "layernorm", "softmax", "softmax_backward")

@@ -11,9 +11,9 @@ from typing import Any
 
 from benchmarks.kernels_best import best
 from nightshift.kernels.generate import known
+from nightshift.kernels.ops.problems import ALL as PROBLEMS
+from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case
-from nightshift.kernels.problems import ALL as PROBLEMS
-from nightshift.kernels.problems import named
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "benchmarks" / "results" / "kernels_table.json"

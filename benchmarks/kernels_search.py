@@ -24,11 +24,11 @@ from typing import Any
 
 from benchmarks.kernels_best import read
 from nightshift.kernels.generate.base import Config, Value
-from nightshift.kernels.generate.families import family_named
 from nightshift.kernels.generate.known import octaves
 from nightshift.kernels.generate.rows import carry
 from nightshift.kernels.generate.space import Space
 from nightshift.kernels.generate.template import Family, Template, Warm
+from nightshift.kernels.ops.families import family_named
 from nightshift.kernels.problem import Case
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,12 +10,12 @@ import json
 import time
 from pathlib import Path
 
-from nightshift.kernels.generate.families import family_named
 from nightshift.kernels.generate.template import candidate
 from nightshift.kernels.judge.judge import Judge, Request
 from nightshift.kernels.judge.probes.inputs import QUICK_GPU
+from nightshift.kernels.ops.families import family_named
+from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case
-from nightshift.kernels.problems import named
 
 
 def main() -> None:

@@ -45,14 +45,14 @@ from benchmarks.kernels_compile import own_gpu
 from benchmarks.kernels_rows import OUT, dearest_first, resummarise, rows, summary
 from nightshift.kernels.generate import known
 from nightshift.kernels.generate.base import GeneratorError
-from nightshift.kernels.generate.families import interprets
 from nightshift.kernels.judge.host.replay import timed
 from nightshift.kernels.judge.judge import Judge, Request
 from nightshift.kernels.judge.probes.inputs import FULL_GPU, INTERPRETER, QUICK_GPU
 from nightshift.kernels.judge.race.contest import FULL
 from nightshift.kernels.loop.optimise import TINY
+from nightshift.kernels.ops.families import interprets
+from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case
-from nightshift.kernels.problems import named
 
 
 def from_tables(paths: list[Path], top: int) -> dict[str, list[Choice]]:

@@ -32,14 +32,14 @@ import torch
 from benchmarks.kernels_compile import compile_all, load, own_arch, own_gpu
 from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.generate.base import Config
-from nightshift.kernels.generate.families import families_of, family_named
 from nightshift.kernels.generate.template import Family, candidate
 from nightshift.kernels.judge import cuda, launch_plan
 from nightshift.kernels.judge.host import recorder
 from nightshift.kernels.judge.host.replay import timed
+from nightshift.kernels.ops.families import families_of, family_named
+from nightshift.kernels.ops.problems import ALL as PROBLEMS
+from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case, Inputs, Problem, as_outputs
-from nightshift.kernels.problems import ALL as PROBLEMS
-from nightshift.kernels.problems import named
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "benchmarks" / "results" / "kernels_tables"

@@ -33,11 +33,10 @@ from nightshift.kernels.judge.gallery import Piece, read_gallery, show
 from nightshift.kernels.judge.host.process import Limits
 from nightshift.kernels.judge.judge import Judge, Request
 from nightshift.kernels.judge.probes import inputs
-from nightshift.kernels.judge.probes.inputs import CPU, INTERPRETER, plan
-from nightshift.kernels.judge.probes.probe import Probe
+from nightshift.kernels.judge.probes.inputs import CPU, INTERPRETER, Probe, plan
 from nightshift.kernels.judge.verdict import Verdict
+from nightshift.kernels.ops.problems import ALL
 from nightshift.kernels.problem import Case, Problem
-from nightshift.kernels.problems import ALL
 from nightshift.kernels.suites.kernelbench import load_task
 
 GOOD = Path(__file__).parents[1] / "tests" / "kernels" / "good"

@@ -25,14 +25,7 @@ from benchmarks.power_look import look_cpu_s
 from benchmarks.report import write
 from nightshift.agent.control.power_clocks import UNBOUND
 from nightshift.collectors.seal import trusted_keys
-from nightshift.controllers.policy_file import read
-from nightshift.controllers.power import descent
-from nightshift.controllers.power.belief import Bank, Ints
-from nightshift.controllers.power.clock_curves import careful, clock_bank, synthetic_clocks
-from nightshift.controllers.power.clocks import Settings as ClockSettings
-from nightshift.controllers.power.curves import Curve, on_levels, read_sweeps, synthetic
-from nightshift.controllers.power.features import INTERFACE
-from nightshift.controllers.power.learn import (
+from nightshift.controllers.lab.power.learn import (
     CANDIDATES,
     GOALS,
     JUDGED_BUDGETS,
@@ -49,7 +42,14 @@ from nightshift.controllers.power.learn import (
     scored,
     summary,
 )
-from nightshift.controllers.power.simulate import Controller, ledgers, lowest_levels
+from nightshift.controllers.lab.power.simulate import Controller, ledgers, lowest_levels
+from nightshift.controllers.policy_file import read
+from nightshift.controllers.power import descent
+from nightshift.controllers.power.belief import Bank, Ints
+from nightshift.controllers.power.clock_curves import careful, clock_bank, synthetic_clocks
+from nightshift.controllers.power.clocks import Settings as ClockSettings
+from nightshift.controllers.power.curves import Curve, on_levels, read_sweeps, synthetic
+from nightshift.controllers.power.features import INTERFACE
 
 MHZ = ClockSettings().max_mhz
 

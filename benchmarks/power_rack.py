@@ -27,11 +27,11 @@ import numpy as np
 
 from benchmarks.report import write
 from nightshift.collectors.base import Permanent
+from nightshift.controllers.lab.power.learn import interval
+from nightshift.controllers.lab.power.rack_run import RackScore, Scene, TrueShares, at_once, oracle, rack
 from nightshift.controllers.power.belief import Bank
 from nightshift.controllers.power.curves import Curve, read_sweeps, synthetic
-from nightshift.controllers.power.learn import interval
 from nightshift.controllers.power.rack import RANGE, Believed, CommonCap
-from nightshift.controllers.power.rack_run import RackScore, Scene, TrueShares, at_once, oracle, rack
 from nightshift.controllers.power.share import Sharing
 from nightshift.detectors.hardware.throttle import POWER_CAP
 

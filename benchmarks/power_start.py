@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import write
+from nightshift.controllers.lab.power.learn import JUDGED_BUDGETS, Descent, interval
+from nightshift.controllers.lab.power.simulate import ledgers, lowest_levels
 from nightshift.controllers.power import descent
 from nightshift.controllers.power.belief import TOP, Bank
 from nightshift.controllers.power.curves import LEVELS, Curve, Floats, on_levels, read_sweeps, synthetic
-from nightshift.controllers.power.learn import JUDGED_BUDGETS, Descent, interval
-from nightshift.controllers.power.simulate import ledgers, lowest_levels
 
 LEAPS = (1, 3, 6)
 WINDOWS = 120

@@ -1,7 +1,8 @@
 """Scheduling against its peers on traces: `python -m benchmarks.scheduling [--trace FILE]… [--seeds 5]`.
 
 Traces: the Philly-derived one under NIGHTSHIFT_DATA where it is there, and drawn ones of published shapes
-(`controllers/scheduling/shapes.py`). Each has its bound: the least mean completion time that anybody could reach.
+(`controllers/lab/scheduling/shapes.py`). Each has its bound: the least mean completion time that anybody could
+reach.
 `--only NAME…` runs some of them and merges them into the committed file, which has to be of the same rule.
 `--resume` goes on where a run was cut short, as long as the rule has not changed since.
 
@@ -25,39 +26,39 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.report import RESULTS, write
-from nightshift.controllers.learnable import environment_sha256
-from nightshift.controllers.scheduling import policies, shapes, trace
-from nightshift.controllers.scheduling.bound import least_mean_jct_s
-from nightshift.controllers.scheduling.cluster import ClusterShape
-from nightshift.controllers.scheduling.preemptive import (
+from nightshift.controllers.lab.learnable import environment_sha256
+from nightshift.controllers.lab.scheduling import shapes, trace
+from nightshift.controllers.lab.scheduling.bound import least_mean_jct_s
+from nightshift.controllers.lab.scheduling.preemptive import (
     Preemptive,
     least_attained,
     remaining_predicted,
     remaining_true,
 )
-from nightshift.controllers.scheduling.simulate import Faults, SchedulingWorld, Simulation, SimulationResult
+from nightshift.controllers.lab.scheduling.simulate import Faults, SchedulingWorld, Simulation, SimulationResult
+from nightshift.controllers.lab.scheduling.trace import TraceJob
+from nightshift.controllers.scheduling import policies
+from nightshift.controllers.scheduling.cluster import ClusterShape
 from nightshift.controllers.scheduling.state import QueueState
-from nightshift.controllers.scheduling.trace import TraceJob
 
 LOADS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)
 ALIKE = (0.5, 0.9, 1.2)
 """Loads of drawn shapes and of the tables beside the main one."""
 PHILLY = "readonly/muri/trace3.csv"
 SOURCES = (
-    "bound.py",
-    "cluster.py",
-    "interference.py",
-    "policies.py",
-    "predict.py",
-    "preemptive.py",
-    "ramp.py",
-    "shapes.py",
-    "simulate.py",
-    "state.py",
-    "trace.py",
-    "twin.py",
+    "lab/scheduling/bound.py",
+    "scheduling/cluster.py",
+    "scheduling/interference.py",
+    "scheduling/policies.py",
+    "scheduling/predict.py",
+    "lab/scheduling/preemptive.py",
+    "lab/scheduling/shapes.py",
+    "lab/scheduling/simulate.py",
+    "scheduling/state.py",
+    "lab/scheduling/trace.py",
+    "lab/scheduling/twin.py",
 )
-"""Of the package, what the runs follow from (a test holds it complete)."""
+"""Of `nightshift/controllers`, what the runs follow from (a test holds it complete)."""
 KEPT = ("mean_jct_s", "p99_jct_s", "p99_wait_s", "longest_wait_s")
 
 Run = Callable[[list[TraceJob], SchedulingWorld, int], SimulationResult]
@@ -322,7 +323,7 @@ def main() -> None:
 
 def rule_sha256() -> str:
     """Of every module that the runs follow from."""
-    return environment_sha256(Path(policies.__file__).parent, SOURCES)
+    return environment_sha256(SOURCES)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ from typing import Any
 
 from benchmarks.report import write
 from benchmarks.scheduling import ALIKE, BASELINE, OURS, PHILLY, STEADY, Run, parts, rule_sha256, steady, table
+from nightshift.controllers.lab.scheduling import shapes, trace
+from nightshift.controllers.lab.scheduling.learn import LEARNABLE, LearnedQueue
+from nightshift.controllers.lab.scheduling.simulate import SchedulingWorld
 from nightshift.controllers.policy_file import PolicyFile
-from nightshift.controllers.scheduling import shapes, trace
 from nightshift.controllers.scheduling.cluster import ClusterShape
-from nightshift.controllers.scheduling.learn import LEARNABLE, LearnedQueue
-from nightshift.controllers.scheduling.simulate import SchedulingWorld
 
 JOBS = 500
 """Of a drawn trace, as in `benchmarks.scheduling`."""

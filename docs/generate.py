@@ -354,7 +354,8 @@ def lifecycle_page() -> str:
     for state in IncidentState:
         for (before, cause), after in TRANSITIONS.items():
             if before is state:
-                lines.append(f"| {before} | {cause} | {after} |".replace("_", " "))
+                states = [str(state).replace("_", " ") for state in (before, after)]
+                lines.append(f"| {states[0]} | `{cause}` | {states[1]} |")
     return with_block("concepts/lifecycle.md", "transitions", "\n".join(lines))
 
 

@@ -43,6 +43,11 @@ class _Former(MetaPathFinder, Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = importlib.import_module(f"nightshift.{moved().get(spec.name, spec.name)}")
+        if not hasattr(module, "__path__") and any(name.startswith(f"{spec.name}.") for name in moved()):
+            # a former package that is one module today: without a path, importlib would not look below it
+            package = ModuleType(spec.name)
+            package.__dict__.update(vars(module), __name__=spec.name, __path__=[])
+            module = package
         self._specs[spec.name] = module.__spec__
         return module
 

@@ -15,8 +15,8 @@ from nightshift.kernels.certification.certificate import issue
 from nightshift.kernels.certification.envelope import JUDGE, PAYLOAD_TYPE, PREDICATE_TYPE, STATEMENT_TYPE
 from nightshift.kernels.certification.evidence import FleetView, JobEnvironment, JobReport, record_of
 from nightshift.kernels.judge.verdict import Comparison, Interval, Reason, Status, Verdict
+from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case
-from nightshift.kernels.problems import named
 
 SIGNER = Signer.from_bytes(bytes(range(32)))
 TRUSTED = {SIGNER.key_id: SIGNER.public}

@@ -23,7 +23,20 @@ PLANTS = {
         ("nightshift/agent/notify/slack/card.py", "import nightshift.agent.cli.terminal"),
         ("nightshift/agent/rca/redact.py", "import nightshift.agent.settings"),
     ],
-    "judge": [("nightshift/kernels/judge/verdict.py", "import nightshift.kernels.generate.space")],
+    "lab": [
+        ("nightshift/controllers/scheduling/whatif.py", "import nightshift.controllers.lab.scheduling.trace"),
+        ("nightshift/controllers/promotion.py", "import nightshift.controllers.lab.learnable"),
+    ],
+    "training": [
+        ("nightshift/agent/drill.py", "import nightshift.controllers.lab.scheduling.simulate"),
+        ("nightshift/agent/cli/policy_steps.py", "import nightshift.controllers.lab.learnable"),
+        ("nightshift/agent/cli/policy.py", "import nightshift.controllers.lab.power.learn"),
+    ],
+    "judge": [
+        ("nightshift/kernels/judge/verdict.py", "import nightshift.kernels.generate.space"),
+        ("nightshift/kernels/judge/verdict.py", "import nightshift.kernels.ops.families"),
+        ("nightshift/kernels/judge/verdict.py", "import nightshift.kernels.ops.rows.stream_cuda_family"),
+    ],
     "rca": [("nightshift/agent/rca/redact.py", "import nightshift.controllers.actuators.kubernetes")],
     "heavy": [
         ("nightshift/agent/control/power_loop.py", "import torch"),

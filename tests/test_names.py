@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import importlib.util
 import json
 import os
 import pickle
@@ -16,7 +17,7 @@ import pytest
 
 import nightshift.former_names
 from nightshift.collectors.subject import Subject, SubjectKind
-from nightshift.former_names import PACKAGES, former_names
+from nightshift.former_names import PACKAGES, former_names, moved
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -35,6 +36,20 @@ def test_a_pickle_of_a_former_name_loads_as_the_class_of_today() -> None:
     with former_names():
         assert pickle.loads(saved) == Subject(SubjectKind.NODE, "n1")
     assert nightshift.collectors.subject.__spec__.name == "nightshift.collectors.subject"
+
+
+def test_a_former_package_that_is_one_module_today_still_has_its_submodules() -> None:
+    with former_names():
+        import kernels.generate.families.rows_cuda
+        from kernels.problems import named, softmax
+
+        assert softmax.SOFTMAX is named("softmax")
+        assert kernels.generate.families.rows_cuda.__name__ == "nightshift.kernels.ops.rows.bulk_cuda_family"
+
+
+def test_every_former_name_leads_to_a_module_of_today() -> None:
+    missing = [today for today in moved().values() if importlib.util.find_spec(f"nightshift.{today}") is None]
+    assert missing == []
 
 
 def test_other_packages_of_these_names_are_untouched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,9 +93,9 @@ NOT_FOR_PEOPLE = {
 DEBT: dict[str, int] = {
     "class": 16,
     "module": 4,
-    "parameter agent": 63,
+    "parameter agent": 57,
     "parameter collectors": 11,
-    "parameter controllers": 45,
+    "parameter controllers": 17,
     "parameter detectors": 10,
     "parameter kernels": 51,
 }

@@ -32,7 +32,7 @@ class ReplayCollector:
     ...         writer.add(Tick(at_s), Inventory())
     ...     writer.close()
     ...     collector = ReplayCollector(ReplayCollector.Settings(path=Path(folder, "night.gz")))
-    ...     [status.samples for status in collector.collect(106.0, Inventory(), timeout_s=1.0).sources]
+    ...     [status.samples for status in collector.collect(106.0, Inventory(), timeout_s=60.0).sources]
     [2]
     """
 

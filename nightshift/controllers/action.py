@@ -121,6 +121,7 @@ _ENDS_A_PROCESS = frozenset({43, 45})
 """Xids that the driver logs for a process that was stopped, whoever stopped it."""
 _STOPS_A_JOB = (
     Consequence(_F.HANG, _K.JOB),
+    Consequence(_F.JOB_CRASH, _K.JOB),
     Consequence(_F.XID, _K.JOB, _ENDS_A_PROCESS),
     Consequence(_F.SOURCE_LOST, _K.JOB),
 )

@@ -74,6 +74,7 @@ def turn(authority: Authority, now_s: float, life_s: float, settle_s: float) -> 
     if authority.following is not None:
         if not has_settled:
             return authority
+        # the former stays trusted: what it signed is in use until its holders take up the next
         return Authority(authority.following, None, authority.current, now_s)
     if authority.previous is not None:
         return replace(authority, previous=None, since_s=now_s) if has_settled else authority
@@ -130,6 +131,8 @@ def _build(
     begins = datetime.fromtimestamp(now_s, UTC)
     return (
         x509.CertificateBuilder()
+        # a common name has at most 64 characters (RFC 5280, ub-common-name); the names that count are the
+        # alternative ones
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject[:64])]))
         .issuer_name(issuer)
         .public_key(public)

@@ -1,7 +1,7 @@
 """Whose cordon stands on a node: the fact that giving a node back rests on, and what it may say.
 
-`cordon_of` names the ids of our actions whose cordon stands, in order, separated by commas; it says `another client`
-as soon as anybody but us has a part in it, and `nobody` where the node takes work.
+`cordon_of` names the ids of our actions whose cordon stands, in order, separated by commas; it says `another
+client` as soon as anybody but us has a part in it, and `nobody` where the node takes work.
 """
 
 from __future__ import annotations

@@ -176,6 +176,7 @@ def plain(value: Any) -> Any:
     if kind is tuple or kind is list:
         return [plain(item) for item in value]
     names = _names(kind)  # type: ignore[arg-type]  # mypy takes no class for hashable
+    # before Mapping and Sequence: a dataclass may be either, and its receipt names its fields
     if names is not None:
         return {name: plain(getattr(value, name)) for name in names}
     if isinstance(value, StrEnum):

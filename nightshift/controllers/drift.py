@@ -99,6 +99,7 @@ class Drift:
         levels = np.array([level for _, level, _ in self._levels.values()])
         counts = ((levels < e.low) | (levels > e.high)).sum(axis=0)
         far = np.flatnonzero(counts)
+        # divided by the inputs: asked of all of them at once, one would be found by chance sooner or later
         lows = betaincinv(counts[far], jobs - counts[far] + 1, _ALPHA / len(e.names))
         found = [
             Left(e.names[k], int(counts[k]), jobs, float(low), float(e.low[k]), float(e.high[k]))

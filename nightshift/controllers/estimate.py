@@ -106,6 +106,7 @@ def scores(turns: Sequence[TrialTurn]) -> tuple[F8, NDArray[np.int64]]:
         raise ValueError("one job cannot tell how jobs differ")
     features = np.asarray([turn.features for turn in turns], float).reshape(len(turns), -1)
     spread = features.std(0)
+    # a feature that never changes says nothing, and must not divide by nothing
     features = (features - features.mean(0)) / np.where(spread > 0, spread, 1.0)
     expected = np.zeros((2, len(turns)))
     for fold in range(FOLDS):
@@ -118,6 +119,7 @@ def scores(turns: Sequence[TrialTurn]) -> tuple[F8, NDArray[np.int64]]:
                 rest = features[rows] - middle
                 weights = _ridge(rest, reward[rows] - level) if rest.shape[1] else np.zeros(0)
                 expected[arm, held] = level + (features[held] - middle) @ weights
+    # a certain turn's score is replaced by 0 below: any number keeps its division finite until then
     safe = np.where(drawn, chance, 0.5)
     score = expected[1] - expected[0]
     score = score + treated / safe * (reward - expected[1]) - (1 - treated) / (1 - safe) * (reward - expected[0])

@@ -162,6 +162,7 @@ def rule(
         return GuardRuling(False, message, Limit.UNKNOWN_KIND)
     if traits_of(action.kind).harmless:
         return GuardRuling(True, "changes nothing in the cluster")
+    # an action that is carried on does not stand in its own way
     begun = [c for c in commitments if c.action.id != action.id]
     return _Guard(inventory, at_s, settings or Settings()).rule(action, begun, unavailable)
 
@@ -170,15 +171,15 @@ class _Guard:
     def __init__(self, inventory: Inventory, at_s: float, settings: Settings) -> None:
         self._inventory, self._at_s, self._settings = inventory, at_s, settings
 
-    def rule(self, action: Action, begun: list[Commitment], unavailable: frozenset[Subject]) -> GuardRuling:
+    def rule(self, action: Action, commitments: list[Commitment], unavailable: frozenset[Subject]) -> GuardRuling:
         touched = self._touched(action)
         refusal = (
             self._left_alone(touched)
-            or self._busy(action, begun)
-            or self._capacity(action, begun, unavailable)
-            or self._rate(action, begun)
+            or self._busy(action, commitments)
+            or self._capacity(action, commitments, unavailable)
+            or self._rate(action, commitments)
         )
-        return refusal or GuardRuling(True, self._margin(action, begun, unavailable))
+        return refusal or GuardRuling(True, self._margin(action, commitments, unavailable))
 
     def _touched(self, action: Action) -> set[Subject]:
         return {above for s in action.named for above in self._inventory.ancestors(s, self._at_s)} | {
@@ -264,6 +265,7 @@ class _Guard:
         for gpu in gpus:
             node = self._inventory.above(gpu, _K.NODE, self._at_s)
             per_node[node] = per_node.get(node, 0) + 1
+        # a share of a small rack may be less than one node: nothing could ever be repaired there
         largest = sorted(per_node.values(), reverse=True)[: self._settings.least_nodes]
         return max(math.floor(share * len(gpus)), sum(largest))
 
@@ -278,6 +280,7 @@ class _Guard:
             return GuardRuling(False, message, Limit.UNKNOWN_PLACE)
         out = self._out(begun, unavailable)
         new = taken - out
+        # what is out of use already costs nothing more, even where the limit is reached
         if not new:
             return None
         limits = {_K.RACK: Limit.RACK_CAPACITY, _K.NVLINK_DOMAIN: Limit.DOMAIN_CAPACITY}

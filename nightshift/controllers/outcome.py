@@ -67,6 +67,10 @@ class JoinSettings:
     """A clock that goes back by more than this was set."""
 
 
+_VIOLATED = "violated; too little was seen of the rest"
+"""A violation is never lost for want of the rest."""
+
+
 @dataclass
 class Joiner:
     """One per kind. `decided` and `saw` take in, `settle` gives out; each outcome once."""
@@ -126,26 +130,25 @@ class Joiner:
         until_s = min(stretch.until_s, stretch.from_s + s.longest_s, max(gone_s, stretch.from_s))
         if now_s < until_s:
             return None
-        inside = [
-            sample
-            for sample in self._seen.get(stretch.job, {}).values()
-            if stretch.from_s <= sample.from_s and sample.to_s <= until_s
-        ]
-        known = [x for x in inside if math.isfinite(x.reward) and math.isfinite(x.slowdown)]
+        inside = self._inside(stretch, until_s)
+        known = [x for x in inside if math.isfinite(x.reward + x.slowdown)]
         length_s = until_s - stretch.from_s
         seen_s = sum(x.to_s - x.from_s for x in known)
+        # not quite all: windows of telemetry do not end where decisions do
         if seen_s < 0.99 * length_s and now_s < until_s + s.grace_s:
             return None
         violated = any(x.violated for x in inside)
         if length_s <= 0 or not known or seen_s < s.least_share * length_s:
-            if violated:  # a violation is never lost for want of the rest
-                return ReceiptOutcome(stretch.id, violated=True, void="violated; too little was seen of the rest")
             ended = "the job ended; " if gone_s <= until_s else ""
             why = f"{ended}{seen_s:.0f} s of {length_s:.0f} s were seen"
-            return ReceiptOutcome(stretch.id, void=why)
+            return ReceiptOutcome(stretch.id, violated=violated, void=_VIOLATED if violated else why)
         reward = sum(x.reward * (x.to_s - x.from_s) for x in known) / seen_s
         slowdown = sum(x.slowdown * (x.to_s - x.from_s) for x in known) / seen_s
         return ReceiptOutcome(stretch.id, reward, slowdown, violated)
+
+    def _inside(self, stretch: Stretch, until_s: float) -> list[Sample]:
+        samples = self._seen.get(stretch.job, {}).values()
+        return [sample for sample in samples if stretch.from_s <= sample.from_s and sample.to_s <= until_s]
 
     def _give_up(self, stretch: Stretch, why: str) -> None:
         self._void.append(ReceiptOutcome(stretch.id, void=why))

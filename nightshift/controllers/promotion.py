@@ -137,15 +137,15 @@ class PolicyStanding:
         return STEPS[place + 1] if place + 1 < len(STEPS) else None
 
 
-def moved(standing: PolicyStanding, to: Mode, by: str, why: str, now_s: float) -> PolicyStanding:
+def moved(state: PolicyStanding, to: Mode, by: str, why: str, now_s: float) -> PolicyStanding:
     """The standing after a step. Up is one step at a time; raises ValueError otherwise."""
-    up = STEPS.index(to) > STEPS.index(standing.mode)
-    if up and to is not standing.next:
-        raise ValueError(f"{standing.policy} is {standing.mode}: the next step is {standing.next}, not {to}")
-    change = Change(now_s, standing.mode, to, by, why)
+    up = STEPS.index(to) > STEPS.index(state.mode)
+    if up and to is not state.next:
+        raise ValueError(f"{state.policy} is {state.mode}: the next step is {state.next}, not {to}")
+    change = Change(now_s, state.mode, to, by, why)
     return replace(
-        standing, mode=to, since_s=now_s, demotion="" if up else why, looks=0, evidence=None,
-        history=(*standing.history, change)[-50:],
+        state, mode=to, since_s=now_s, demotion="" if up else why, looks=0, evidence=None,
+        history=(*state.history, change)[-50:],
     )  # fmt: skip
 
 
@@ -163,67 +163,67 @@ def in_holdout(job: str, kind: str, criteria: Criteria) -> bool:
     return part_of(job, f"holdout/{kind}") < criteria.holdout_share
 
 
-def arm_of(standing: PolicyStanding, job: str, at_s: float, criteria: Criteria) -> bool:
+def arm_of(state: PolicyStanding, job: str, at_s: float, criteria: Criteria) -> bool:
     """Whether the trial's coin gives this job to the policy now: fixed for a block of time."""
     block = f"{int(at_s // criteria.block_s)}" if math.isfinite(criteria.block_s) else ""
-    return part_of(f"{job}/{block}", f"trial/{standing.policy}") < criteria.trial_chance
+    return part_of(f"{job}/{block}", f"trial/{state.policy}") < criteria.trial_chance
 
 
-def trust_of(standing: PolicyStanding, job: str, opted_in: bool, at_s: float, criteria: Criteria) -> Trust:
+def trust_of(state: PolicyStanding, job: str, opted_in: bool, at_s: float, criteria: Criteria) -> Trust:
     """How far the policy goes for a job now: the arm it fell to, and with which probability by design."""
-    designed = designed_chance(standing, opted_in, criteria)
-    if standing.mode is Mode.TRIAL:
+    designed = designed_chance(state, opted_in, criteria)
+    if state.mode is Mode.TRIAL:
         # the holdout is fixed before anything is drawn, so that its turns are certain, not a coin's
-        if not opted_in or in_holdout(job, standing.kind, criteria):
-            return Trust(standing.mode)
-        return Trust(standing.mode, float(arm_of(standing, job, at_s, criteria)), designed)
-    return Trust(standing.mode, chance_of(standing, job, opted_in, criteria), designed)
+        if not opted_in or in_holdout(job, state.kind, criteria):
+            return Trust(state.mode)
+        return Trust(state.mode, float(arm_of(state, job, at_s, criteria)), designed)
+    return Trust(state.mode, chance_of(state, job, opted_in, criteria), designed)
 
 
-def chance_of(standing: PolicyStanding, job: str, opted_in: bool, criteria: Criteria) -> float:
+def chance_of(state: PolicyStanding, job: str, opted_in: bool, criteria: Criteria) -> float:
     """Probability that the policy's proposal, rather than the baseline's, is executed for this job now."""
-    if standing.mode is Mode.SHADOW or in_holdout(job, standing.kind, criteria):
+    if state.mode is Mode.SHADOW or in_holdout(job, state.kind, criteria):
         return 0.0
-    if standing.mode is Mode.TRIAL:
+    if state.mode is Mode.TRIAL:
         return criteria.trial_chance if opted_in else 0.0
-    if standing.mode is Mode.CANARY:
-        return float(part_of(job, f"canary/{standing.policy}") < criteria.canary_share)
+    if state.mode is Mode.CANARY:
+        return float(part_of(job, f"canary/{state.policy}") < criteria.canary_share)
     return 1.0
 
 
-def designed_chance(standing: PolicyStanding, opted_in: bool, criteria: Criteria) -> float:
+def designed_chance(state: PolicyStanding, opted_in: bool, criteria: Criteria) -> float:
     """The probability with which the design gives a job's turn to the policy, before anything is drawn: what
     goes on a `TrialTurn` as `chance`, times what the shield lets through. In canary and active: drawn once a
     job."""
     open_share = 1.0 - criteria.holdout_share
-    if standing.mode is Mode.TRIAL:
+    if state.mode is Mode.TRIAL:
         return criteria.trial_chance if opted_in else 0.0
-    return {Mode.CANARY: criteria.canary_share * open_share, Mode.ACTIVE: open_share}.get(standing.mode, 0.0)
+    return {Mode.CANARY: criteria.canary_share * open_share, Mode.ACTIVE: open_share}.get(state.mode, 0.0)
 
 
 # what a step asks for
 
 
-def least_jobs(standing: PolicyStanding, criteria: Criteria) -> int:
+def least_jobs(state: PolicyStanding, criteria: Criteria) -> int:
     """Jobs with an outcome below which the next step cannot pass, however good the policy is."""
     alpha = criteria.alpha / criteria.looks
     clean = math.log(alpha) / math.log1p(-criteria.most_violations)  # none seen, and the bound still low enough
-    tail = 3.0 / (1.0 - 0.99) if standing.mode is not Mode.SHADOW else 0.0
+    tail = 3.0 / (1.0 - 0.99) if state.mode is not Mode.SHADOW else 0.0
     return max(criteria.least_jobs, math.ceil(clean), math.ceil(tail))
 
 
-def is_look_due(standing: PolicyStanding, jobs: int, criteria: Criteria) -> bool:
+def is_look_due(state: PolicyStanding, jobs: int, criteria: Criteria) -> bool:
     """Whether the daemon looks by itself: first when a step can pass at all, then with twice the jobs each time, so
     that the looks are planned before anything is seen. Never again while evidence that holds waits for people."""
-    if standing.next is None or standing.looks >= criteria.looks:
+    if state.next is None or state.looks >= criteria.looks:
         return False
-    if standing.evidence is not None and standing.evidence.ready:
+    if state.evidence is not None and state.evidence.ready:
         return False
-    return jobs >= least_jobs(standing, criteria) << standing.looks
+    return jobs >= least_jobs(state, criteria) << state.looks
 
 
 def assess(
-    standing: PolicyStanding,
+    state: PolicyStanding,
     turns: Sequence[TrialTurn],
     fallback_share: float,
     criteria: Criteria,
@@ -238,10 +238,10 @@ def assess(
     Shadow has executed nothing of the policy's: it shows that what it says of the action that *was* executed is
     right, and that it answers. Later modes show what it is worth.
     """
-    to = standing.next
+    to = state.next
     if to is None:
-        raise ValueError(f"{standing.policy} is active: there is no further step")
-    look, alpha = standing.looks + 1, criteria.alpha / criteria.looks
+        raise ValueError(f"{state.policy} is active: there is no further step")
+    look, alpha = state.looks + 1, criteria.alpha / criteria.looks
     jobs = len({turn.job for turn in turns})
     checks = [
         _check("looks", look, criteria.looks, f"look {look} of {criteria.looks}"),
@@ -250,7 +250,7 @@ def assess(
     ]
     # in shadow nothing of the policy's is executed: what is asked is whether its predictions are right and whether
     # anything is violated while it is asked
-    mine = [replace(turn, treated=True) for turn in turns] if standing.mode is Mode.SHADOW else turns
+    mine = [replace(turn, treated=True) for turn in turns] if state.mode is Mode.SHADOW else turns
     wrong = calibration(mine, alpha)
     furthest = max(abs(wrong.low), abs(wrong.high))
     checks.append(
@@ -266,7 +266,7 @@ def assess(
     words = f"at most {bound:.1%} of {criteria.unit} can have one (rule of three)"
     words += f", at most {criteria.most_violations:.1%} is allowed"
     checks.append(_check("violation_bound", bound, criteria.most_violations, words))
-    if standing.mode is not Mode.SHADOW:
+    if state.mode is not Mode.SHADOW:
         share = max(*lost, 2.0 * abs(lost[0] - lost[1]))
         words = f"no outcome of {lost[0]:.1%} of turns with the policy and {lost[1]:.1%} without"
         checks.append(_check("lost", share, criteria.most_lost, words))
@@ -357,9 +357,9 @@ class Tally:
         )
 
 
-def demotion(standing: PolicyStanding, health: PolicyHealth, criteria: Criteria) -> str:
+def demotion(state: PolicyStanding, health: PolicyHealth, criteria: Criteria) -> str:
     """Why a policy has to go back to shadow now; empty where it may stay. Needs nobody's approval."""
-    if standing.mode is Mode.SHADOW:
+    if state.mode is Mode.SHADOW:
         return ""
     if health.budget_events:
         return f"{health.budget_events} budget events"

@@ -44,6 +44,7 @@ class Fault(StrEnum):
     NETWORK_DEGRADED = "network_degraded"
     THROTTLE = "throttle"
     OOM_KILL = "oom_kill"
+    JOB_CRASH = "job_crash"
     SOURCE_LOST = "source_lost"
     ANOMALY = "anomaly"
 

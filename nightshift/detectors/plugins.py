@@ -12,6 +12,7 @@ from nightshift.detectors.loss.divergence import Divergence
 from nightshift.detectors.memory.leak import MemoryLeak
 from nightshift.detectors.outliers.multivariate import Multivariate
 from nightshift.detectors.progress.hang import Hang
+from nightshift.detectors.progress.job_crash import JobCrash
 from nightshift.detectors.progress.nccl_watchdog import NcclWatchdog
 from nightshift.detectors.progress.stall import DataStall
 from nightshift.detectors.progress.straggler import Straggler
@@ -24,6 +25,7 @@ ALL = (
     GpuLost,
     Hang,
     Interconnect,
+    JobCrash,
     KernelEvents,
     MemoryLeak,
     Multivariate,

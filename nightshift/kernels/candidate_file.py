@@ -20,6 +20,7 @@ Each but `launch` is given once. Any other key is a note: kept, not interpreted,
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -106,9 +107,8 @@ def _header(text: str, name: str) -> tuple[dict[str, list[str]], dict[str, int]]
     header: dict[str, list[str]] = {}
     places: dict[str, int] = {}
     ended = 0  # by a comment without a key
-    for number, line in enumerate(lines[1:], 2):
-        if not line.startswith(("#", "//")):
-            break
+    comments = itertools.takewhile(lambda line: line.startswith(("#", "//")), lines[1:])
+    for number, line in enumerate(comments, 2):
         key, colon, value = (part.strip() for part in line.lstrip("#/ ").partition(":"))
         if ended and colon and key in _KNOWN:
             raise CandidateError(

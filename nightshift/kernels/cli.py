@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -18,6 +18,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from nightshift.collectors.seal import SealError, Signer, trusted_keys
 from nightshift.kernels.loop import cli
 
+if TYPE_CHECKING:
+    from nightshift.kernels.candidate import Candidate
+    from nightshift.kernels.judge.verdict import Verdict
+    from nightshift.kernels.problem import Problem
+
+# what needs torch is imported inside the commands: it takes seconds, and `--help` needs none of it
 app = typer.Typer(help="Find faster GPU kernels: profile, search, judge, certify, apply.", no_args_is_help=True)
 
 app.command()(cli.optimize)
@@ -61,7 +67,7 @@ def _commit() -> str:
 @app.command()
 def problems() -> None:
     """List the reference problems."""
-    from nightshift.kernels.problems import ALL
+    from nightshift.kernels.ops.problems import ALL
 
     for problem in ALL:
         typer.echo(f"{problem.name:24} {problem.family:16} {len(problem.cases)} timed cases")
@@ -97,20 +103,18 @@ def judge(
     """Judge one candidate file. Exit code 0: fit (whatever its speed); 1: refused; 3: machine fault."""
     from nightshift.kernels.candidate import CandidateError
     from nightshift.kernels.candidate_file import read_candidate
-    from nightshift.kernels.certification.certificate import issue
-    from nightshift.kernels.certification.envelope import CertificateError
     from nightshift.kernels.judge.judge import Judge, Request
     from nightshift.kernels.judge.probes.inputs import CPU, FULL_GPU, INTERPRETER
     from nightshift.kernels.judge.race.baselines import shelf_folder
     from nightshift.kernels.judge.race.contest import FULL
     from nightshift.kernels.judge.verdict import Status
+    from nightshift.kernels.ops.problems import named
     from nightshift.kernels.problem import ProblemError
-    from nightshift.kernels.problems import named
 
     if (certificate is None) != (key is None):
         raise _fail("--certificate and --key go together")
-    if certificate is not None and (certificate.is_dir() or not os.access(certificate.parent, os.W_OK)):
-        raise _fail(f"--certificate {certificate}: cannot be written there")  # before minutes of judging
+    if certificate is not None:
+        _check_writable(certificate)
     try:
         read = read_candidate(file)
         problem = named(read.problem)
@@ -123,32 +127,43 @@ def judge(
     signer = _signer(key) if key is not None else None
     with Judge(where, interpret=interpret, shelf=shelf_folder()) as court:
         verdict = court.verdict(read.candidate, problem, request)
-    if as_json:
-        typer.echo(json.dumps(verdict.to_json(), indent=1))
-    else:
-        typer.echo(f"{verdict.status}: {verdict.reason} — {verdict.detail}")
-        typer.echo(f"stages: {', '.join(verdict.stages) or 'none'} ({verdict.took_s:.1f} s)")
-        for c in verdict.comparisons:
-            told = f"{c.speedup.point:.3f}x [{c.speedup.low:.3f}, {c.speedup.high:.3f}] tier {c.tier}"
-            typer.echo(
-                f"  {c.case}: {c.candidate_s * 1e6:.1f} µs, {c.baseline} {c.baseline_s * 1e6:.1f} µs: {told}"
-            )
-        for x in verdict.left_out:
-            typer.echo(f"  {x.case}: {x.baseline} not raced: {x.why.splitlines()[0]}")
-        for gap in verdict.not_checked:
-            typer.echo(f"  not checked: {gap}")
+    typer.echo(json.dumps(verdict.to_json(), indent=1) if as_json else _text_of(verdict))
     if certificate is not None and signer is not None:
-        try:
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            envelope = issue(verdict, read.candidate, problem, signer, now, _commit())
-        except CertificateError as error:
-            typer.echo(f"no certificate: {error}", err=True)
-        else:
-            certificate.write_text(json.dumps(envelope, indent=1) + "\n")
-            typer.echo(f"certificate: {certificate}")
+        _certify(certificate, verdict, read.candidate, problem, signer)
     if verdict.status is Status.machine_fault:
         raise typer.Exit(3)
     raise typer.Exit(1 if verdict.refused else 0)
+
+
+def _check_writable(certificate: Path) -> None:
+    # a judgement takes minutes; what stands in its result's way is said before
+    if certificate.is_dir() or not os.access(certificate.parent, os.W_OK):
+        raise _fail(f"--certificate {certificate}: cannot be written there")
+
+
+def _certify(to: Path, verdict: Verdict, candidate: Candidate, problem: Problem, signer: Signer) -> None:
+    from nightshift.kernels.certification.certificate import issue
+    from nightshift.kernels.certification.envelope import CertificateError
+
+    try:
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        envelope = issue(verdict, candidate, problem, signer, now, _commit())
+    except CertificateError as error:
+        typer.echo(f"no certificate: {error}", err=True)
+        return
+    to.write_text(json.dumps(envelope, indent=1) + "\n")
+    typer.echo(f"certificate: {to}")
+
+
+def _text_of(verdict: Verdict) -> str:
+    lines = [f"{verdict.status}: {verdict.reason} — {verdict.detail}"]
+    lines.append(f"stages: {', '.join(verdict.stages) or 'none'} ({verdict.took_s:.1f} s)")
+    for c in verdict.comparisons:
+        told = f"{c.speedup.point:.3f}x [{c.speedup.low:.3f}, {c.speedup.high:.3f}] tier {c.tier}"
+        lines.append(f"  {c.case}: {c.candidate_s * 1e6:.1f} µs, {c.baseline} {c.baseline_s * 1e6:.1f} µs: {told}")
+    lines += [f"  {x.case}: {x.baseline} not raced: {x.why.splitlines()[0]}" for x in verdict.left_out]
+    lines += [f"  not checked: {gap}" for gap in verdict.not_checked]
+    return "\n".join(lines)
 
 
 @app.command()
@@ -162,7 +177,7 @@ def verify(
     from nightshift.kernels.certification.envelope import CertificateError
     from nightshift.kernels.certification.evidence import certified_when
     from nightshift.kernels.judge.environment import environment
-    from nightshift.kernels.problems import named
+    from nightshift.kernels.ops.problems import named
 
     try:
         envelope: Any = json.loads(certificate.read_text())

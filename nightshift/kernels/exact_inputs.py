@@ -10,8 +10,8 @@ import torch
 from nightshift.kernels.draw import WHOLE, Draw
 from nightshift.kernels.problem import Case, nearest
 
+# Of every value in a question about a norm: its mean square is 2^26, which no epsilon changes in float32.
 SIZE = 1 << 13
-"""Of every value in a question about a norm: its mean square is 2^26, which no epsilon changes in float32."""
 
 
 def even_means(case: Case, least: int = 1, wide: bool = False) -> Iterator[Case]:

@@ -286,7 +286,7 @@ def test_no_fault_is_blamed_on_an_action_that_did_not_reach_it(
     if decision.verb is not DecisionVerb.ATTACH:
         return
     assert 1000.0 <= since_s <= 1610.0
-    assert fault in (Fault.HANG, Fault.GPU_LOST, Fault.SOURCE_LOST) or code in (43, 45, 154)
+    assert fault in (Fault.HANG, Fault.JOB_CRASH, Fault.GPU_LOST, Fault.SOURCE_LOST) or code in (43, 45, 154)
     side = {"a": ("n0", "n1", "GPU-0-6", "GPU-1-1", "ml/a"), "b": ("GPU-2-1", "ml/b")}
     assert subject.partition(":")[2] in side["a" if target in ("node:n0", "gpu:GPU-0-1", "job:ml/a") else "b"]
     if fault is Fault.GPU_LOST:

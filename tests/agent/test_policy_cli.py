@@ -57,7 +57,7 @@ def test_training_that_could_not_be_written_or_judged_is_refused_before_it_begin
     def began(*_: object) -> None:
         raise AssertionError("training began")
 
-    monkeypatch.setattr("nightshift.controllers.power.learn.PowerLearnable.train", began)
+    monkeypatch.setattr("nightshift.controllers.lab.power.learn.PowerLearnable.train", began)
     good = tmp_path / "p.json"
     for words, said in (
         (["-o", str(tmp_path / "none/p.json")], "--output"),

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from nightshift.controllers.learnable import environment_sha256, exported, normaliser
+from nightshift.controllers.lab.learnable import environment_sha256, exported, normaliser
 
 torch = pytest.importorskip("torch", reason="training needs the extra rl")
 
@@ -16,10 +16,10 @@ torch = pytest.importorskip("torch", reason="training needs the extra rl")
 def test_the_environment_has_another_hash_once_one_of_its_files_changed(tmp_path: Path) -> None:
     for name in ("a.py", "b.py"):
         (tmp_path / name).write_text(name)
-    before = environment_sha256(tmp_path, ("a.py", "b.py"))
-    assert before == environment_sha256(tmp_path, ("a.py", "b.py"))
+    before = environment_sha256(("a.py", "b.py"), tmp_path)
+    assert before == environment_sha256(("a.py", "b.py"), tmp_path)
     (tmp_path / "b.py").write_text("changed")
-    assert environment_sha256(tmp_path, ("a.py", "b.py")) != before
+    assert environment_sha256(("a.py", "b.py"), tmp_path) != before
 
 
 def test_a_long_tail_does_not_widen_a_robust_normaliser_and_a_constant_never_divides_by_zero() -> None:

@@ -8,10 +8,10 @@ import pytest
 gymnasium = pytest.importorskip("gymnasium", reason="the extra rl is not installed")
 pytest.importorskip("stable_baselines3", reason="the extra rl is not installed")
 
+from nightshift.controllers.lab.power.environment import BUDGETS, OneJob, PowerEnv  # noqa: E402
+from nightshift.controllers.lab.power.learn import _normaliser  # noqa: E402
 from nightshift.controllers.power.belief import TOP, Bank  # noqa: E402
-from nightshift.controllers.power.environment import BUDGETS, OneJob, PowerEnv  # noqa: E402
 from nightshift.controllers.power.features import ACTIONS, FEATURES, PROBE  # noqa: E402
-from nightshift.controllers.power.learn import _normaliser  # noqa: E402
 
 
 def test_it_passes_the_check_that_every_environment_must() -> None:

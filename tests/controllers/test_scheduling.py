@@ -11,8 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightshift.collectors.base import Permanent
-from nightshift.controllers.scheduling import policies, shapes, trace
-from nightshift.controllers.scheduling.bound import least_mean_jct_s
+from nightshift.controllers.lab.scheduling import shapes, trace
+from nightshift.controllers.lab.scheduling.bound import least_mean_jct_s
+from nightshift.controllers.lab.scheduling.preemptive import Preemptive, least_attained
+from nightshift.controllers.lab.scheduling.simulate import Faults, Ramp, SchedulingWorld, Simulation
+from nightshift.controllers.lab.scheduling.trace import TraceJob
+from nightshift.controllers.scheduling import policies
 from nightshift.controllers.scheduling.cluster import Cluster, ClusterShape, SharingRules
 from nightshift.controllers.scheduling.interference import (
     KINDS,
@@ -24,11 +28,7 @@ from nightshift.controllers.scheduling.interference import (
     load_of,
 )
 from nightshift.controllers.scheduling.predict import Durations
-from nightshift.controllers.scheduling.preemptive import Preemptive, least_attained
-from nightshift.controllers.scheduling.ramp import Ramp
-from nightshift.controllers.scheduling.simulate import Faults, SchedulingWorld, Simulation
 from nightshift.controllers.scheduling.state import QueueState
-from nightshift.controllers.scheduling.trace import TraceJob
 
 RECORDING = Path(__file__).parent.parent / "recordings" / "h200_interference.csv"
 JOBS = trace.at_load(trace.draw(150, 3), 64, 1.0)

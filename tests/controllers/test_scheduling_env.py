@@ -13,11 +13,17 @@ for _needed in ("gymnasium", "sb3_contrib"):
     if not os.environ.get("CI"):
         pytest.importorskip(_needed, reason=f"{_needed} is in the extra rl")
 
-from nightshift.controllers.learnable import learnable  # noqa: E402
-from nightshift.controllers.scheduling import trace  # noqa: E402
-from nightshift.controllers.scheduling.environment import ACTIONS, FEATURES, WAIT, QueueChoice, SchedulingEnv  # noqa: E402
-from nightshift.controllers.scheduling.learn import LearnedQueue  # noqa: E402
-from nightshift.controllers.scheduling.simulate import SchedulingWorld, Simulation  # noqa: E402
+from nightshift.controllers.lab.learnable import learnable  # noqa: E402
+from nightshift.controllers.lab.scheduling import trace  # noqa: E402
+from nightshift.controllers.lab.scheduling.learn import (  # noqa: E402
+    ACTIONS,
+    FEATURES,
+    WAIT,
+    LearnedQueue,
+    QueueChoice,
+    SchedulingEnv,
+)
+from nightshift.controllers.lab.scheduling.simulate import SchedulingWorld, Simulation  # noqa: E402
 from nightshift.controllers.scheduling.state import QueueState  # noqa: E402
 
 

@@ -14,15 +14,15 @@ import pytest
 
 from nightshift.controllers.decision import ControlDecision, Mode, Trust
 from nightshift.controllers.estimate import TrialTurn, doubly_robust
+from nightshift.controllers.lab.scheduling import trace
+from nightshift.controllers.lab.scheduling.simulate import SchedulingWorld, Simulation
 from nightshift.controllers.outcome import Joiner, ReceiptOutcome, Stretch
 from nightshift.controllers.promotion import Criteria, PolicyStanding, trust_of
-from nightshift.controllers.scheduling import trace
 from nightshift.controllers.scheduling.cluster import ClusterShape
 from nightshift.controllers.scheduling.controller import JobSeen, SchedulingController, Snapshot
 from nightshift.controllers.scheduling.epochs import EPOCH_S, EpochOutcomes, Epochs, epoch_of
 from nightshift.controllers.scheduling.policies import backfill
 from nightshift.controllers.scheduling.predict import Durations
-from nightshift.controllers.scheduling.simulate import SchedulingWorld, Simulation
 from nightshift.controllers.scheduling.steer import Steer, SteerVerb
 from nightshift.controllers.scheduling.whatif import PlayedJob, starts_s
 

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nightshift.controllers.scheduling import policies, shapes, trace
+from nightshift.controllers.lab.scheduling import shapes, trace
+from nightshift.controllers.lab.scheduling.simulate import SchedulingWorld, Simulation, SimulationResult
+from nightshift.controllers.lab.scheduling.trace import TraceJob
+from nightshift.controllers.scheduling import policies
 from nightshift.controllers.scheduling.predict import KEEP, Durations, Lesson
-from nightshift.controllers.scheduling.simulate import SchedulingWorld, Simulation, SimulationResult
 from nightshift.controllers.scheduling.state import RUNS_ON, QueueState, Start
-from nightshift.controllers.scheduling.trace import TraceJob
 
 LOADS = (0.5, 0.9, 1.2)
 CASES = [(name, seed, load) for name in shapes.NAMES for seed in (21, 22) for load in LOADS]

@@ -7,22 +7,22 @@ from typing import Any
 
 from nightshift.kernels.apply.job.problems import BENT
 from nightshift.kernels.apply.job.state import PRODUCTS
-from nightshift.kernels.generate.families.backward import Backward
-from nightshift.kernels.generate.families.cross_entropy import CrossEntropy
-from nightshift.kernels.generate.families.embedding_gradient import EmbeddingGradient
-from nightshift.kernels.generate.families.flash_attention import FlashAttention
-from nightshift.kernels.generate.families.flash_backward import FlashBackward
-from nightshift.kernels.generate.families.flat import Flat
-from nightshift.kernels.generate.families.fused_mlp import FusedMlp
-from nightshift.kernels.generate.families.gated import Gated
-from nightshift.kernels.generate.families.gelu import Gelu
-from nightshift.kernels.generate.families.layernorm import LayerNorm
-from nightshift.kernels.generate.families.linear import Linear
-from nightshift.kernels.generate.families.matmul import Matmul
-from nightshift.kernels.generate.families.rmsnorm import RmsNorm
-from nightshift.kernels.generate.families.rotary import TURNED, TURNED_HALVES, Rotary
-from nightshift.kernels.generate.families.softmax import Softmax
 from nightshift.kernels.generate.template import Family, candidate
+from nightshift.kernels.ops.adamw.flat_family import Flat
+from nightshift.kernels.ops.attention.triton_family import FlashAttention
+from nightshift.kernels.ops.attention.triton_gradient_family import FlashBackward
+from nightshift.kernels.ops.cross_entropy.triton_family import CrossEntropy
+from nightshift.kernels.ops.embedding_gradient.triton_family import EmbeddingGradient
+from nightshift.kernels.ops.fused_mlp.triton_family import FusedMlp
+from nightshift.kernels.ops.gated.triton_family import Gated
+from nightshift.kernels.ops.gelu.triton_family import Gelu
+from nightshift.kernels.ops.layernorm.triton_family import LayerNorm
+from nightshift.kernels.ops.products.triton_family import Matmul
+from nightshift.kernels.ops.products.triton_linear_family import Linear
+from nightshift.kernels.ops.rmsnorm.triton_family import RmsNorm
+from nightshift.kernels.ops.rotary.triton_family import TURNED, TURNED_HALVES, Rotary
+from nightshift.kernels.ops.rows.summing_gradient_family import Backward
+from nightshift.kernels.ops.softmax.triton_family import Softmax
 from nightshift.kernels.problem import Case
 
 RMS = """

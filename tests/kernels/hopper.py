@@ -26,8 +26,8 @@ from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.generate.base import Task
 from nightshift.kernels.generate.bulk import SHARED_BYTES
 from nightshift.kernels.generate.known import templates
+from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case, Problem
-from nightshift.kernels.problems import named
 
 SMALL = 16
 """Rows, at the far end of another axis."""

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from nightshift.kernels.apply.bundle import bundle, write_bundle
-from nightshift.kernels.generate.families.backward import Backward
-from nightshift.kernels.generate.families.gelu import Gelu
-from nightshift.kernels.generate.families.rmsnorm import RmsNorm
+from nightshift.kernels.ops.gelu.triton_family import Gelu
+from nightshift.kernels.ops.rmsnorm.triton_family import RmsNorm
+from nightshift.kernels.ops.rows.summing_gradient_family import Backward
 from nightshift.kernels.problem import Case
 from tests.kernels.applied_records import (
     adamw_record,

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from nightshift.kernels.apply.job import heads
 from nightshift.kernels.apply.job.heads import attended, attention_gradients, plain_attention, side_by_side
-from nightshift.kernels.generate.families.flash_attention import FlashAttention
+from nightshift.kernels.ops.attention.triton_family import FlashAttention
+from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case
-from nightshift.kernels.problems import named
 from tests.kernels.applied_records import attention_records, made_of
 from tests.kernels.test_apply import run
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.kernels.generate.families.fused_mlp import FusedMlp
-from nightshift.kernels.generate.families.gated import Gated
-from nightshift.kernels.generate.families.linear import Linear
+from nightshift.kernels.ops.fused_mlp.triton_family import FusedMlp
+from nightshift.kernels.ops.gated.triton_family import Gated
+from nightshift.kernels.ops.products.triton_linear_family import Linear
 from nightshift.kernels.problem import Case
 from tests.kernels.applied_records import made_of
 from tests.kernels.test_apply import run

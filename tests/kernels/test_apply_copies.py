@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.kernels.generate.families.flat import Flat
+from nightshift.kernels.ops.adamw.flat_family import Flat
 from nightshift.kernels.problem import Case
 from tests.kernels.applied_records import made_of
 from tests.kernels.test_apply import run

@@ -11,10 +11,10 @@ import torch
 from nightshift.kernels.apply.job import state
 from nightshift.kernels.apply.job.products import multiply_by_kernels, multiply_by_torch
 from nightshift.kernels.apply.job.state import Kernel, Report
-from nightshift.kernels.generate.families.flat import Flat
-from nightshift.kernels.generate.families.linear import Linear
-from nightshift.kernels.generate.families.matmul import Matmul
 from nightshift.kernels.generate.template import Family
+from nightshift.kernels.ops.adamw.flat_family import Flat
+from nightshift.kernels.ops.products.triton_family import Matmul
+from nightshift.kernels.ops.products.triton_linear_family import Linear
 from nightshift.kernels.problem import Case
 from tests.kernels.applied_records import made_of
 from tests.kernels.test_apply import run

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from nightshift.kernels.apply.job.start import unfit
-from nightshift.kernels.generate.families.rotary import Rotary
 from nightshift.kernels.generate.template import Apart, candidate
 from nightshift.kernels.loop.optimise import work_of
+from nightshift.kernels.ops.problems import named
+from nightshift.kernels.ops.rotary.triton_family import Rotary
 from nightshift.kernels.problem import Case
-from nightshift.kernels.problems import named
 from tests.kernels.applied_records import pair_records, record, rotary_records
 from tests.kernels.test_apply import run
 

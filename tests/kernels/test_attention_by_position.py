@@ -10,14 +10,14 @@ import pytest
 
 from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.candidate_file import parse_candidate
-from nightshift.kernels.generate.families import ALL
-from nightshift.kernels.generate.families.flash_attention import FlashAttention
-from nightshift.kernels.generate.families.flash_backward import FlashBackward
 from nightshift.kernels.generate.template import Family, candidate, rewritten
 from nightshift.kernels.judge.judge import Judge, Request
 from nightshift.kernels.judge.probes.inputs import INTERPRETER
+from nightshift.kernels.ops.attention.triton_family import FlashAttention
+from nightshift.kernels.ops.attention.triton_gradient_family import FlashBackward
+from nightshift.kernels.ops.families import ALL
+from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case
-from nightshift.kernels.problems import named
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "kernels_table.json"
 CASE = Case.of("float16", b=2, h=2, s=40, d=16)

@@ -13,8 +13,8 @@ import torch
 from nightshift.kernels.judge.environment import Environment
 from nightshift.kernels.judge.race import baselines
 from nightshift.kernels.judge.race.baselines import Known, Shelf, Solo, far_slower, measure
+from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case, Problem
-from nightshift.kernels.problems import named
 from nightshift.kernels.suites.kernelbench import load_task
 
 CASE = Case.of("float32", m=8, n=64)

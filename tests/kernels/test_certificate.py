@@ -21,7 +21,7 @@ from nightshift.kernels.cli import app
 from nightshift.kernels.judge.environment import Environment
 from nightshift.kernels.judge.sanitizer import judge_output
 from nightshift.kernels.judge.verdict import Comparison, Interval, JudgeBroken, Reason, Refusal, Status, Verdict
-from nightshift.kernels.problems import named
+from nightshift.kernels.ops.problems import named
 
 COPY = named("copy")
 SIGNER = Signer.from_bytes(bytes(range(32)))

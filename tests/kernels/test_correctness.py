@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,8 +15,8 @@ from nightshift.kernels.judge.probes.inputs import Probe
 from nightshift.kernels.judge.probes.layouts import laid_out
 from nightshift.kernels.judge.probes.oracle import allowance, eager_is_deterministic, expected
 from nightshift.kernels.judge.verdict import Reason
+from nightshift.kernels.ops.problems import ALL, named
 from nightshift.kernels.problem import Case, Inputs, Outputs, Problem
-from nightshift.kernels.problems import ALL, named
 
 Kernel = Callable[..., torch.Tensor]
 
@@ -193,6 +194,72 @@ def test_a_missing_nan_is_refused() -> None:
         return F.softmax(x.nan_to_num(), -1)
 
     assert _judge(named("softmax"), Case.of("float32", m=8, n=640), kernel, "nan").reason is Reason.nan_placement
+
+
+@pytest.fixture
+def fused_norm() -> Iterator[None]:
+    """torch's fused RMSNorm as CUDA computes it for odd rows: by Welford's mean, so that an infinity makes the
+    whole row NaN, whatever the dtype."""
+
+    def welford(x: torch.Tensor, shape: list[int], weight: torch.Tensor, eps: float) -> Outputs:
+        mean = torch.zeros(*x.shape[:-1], 1, dtype=torch.float64)
+        for k, square in enumerate(x.double().square().split(1, -1)):
+            mean = mean + (square - mean) / (k + 1)
+        scale = (mean + eps).rsqrt()
+        return (x.double() * scale * weight.double()).to(x.dtype), scale.to(x.dtype)
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_fused_rms_norm", welford, "CPU")
+    yield
+    library._destroy()
+
+
+def _fused(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    made: torch.Tensor = torch.ops.aten._fused_rms_norm(x, [x.shape[-1]], weight, eps)[0]
+    return made
+
+
+def _plain(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = x.float()
+    return (wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.float()).to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_where_references_differ_in_placement_a_good_kernel_may_be_as_either(fused_norm: None, dtype: str) -> None:
+    problem = replace(named("rmsnorm"), reference=_fused)
+    inputs, right = _asked(problem, Case.of(dtype, m=9, n=31), "infinite")
+    spoilt = torch.isinf(inputs[0]).any(1, keepdim=True)
+    assert (
+        int(torch.isnan(right.eager[0]).sum()) == int(torch.isnan(right.truth[0]).sum()) == int(spoilt.sum()) * 31
+    )
+    differ = int((spoilt & torch.isfinite(inputs[0])).sum())
+    for kernel in (_plain, _fused):
+        found = compare(right, (kernel(*inputs),))
+        assert (found.reason, found.unplaced) == (None, differ)
+
+
+def test_where_references_differ_what_none_of_them_has_is_refused(fused_norm: None) -> None:
+    problem = replace(named("rmsnorm"), reference=_fused)
+    inputs, right = _asked(problem, Case.of("float16", m=9, n=31), "infinite")
+    finite = torch.isfinite(inputs[0]) & torch.isinf(inputs[0]).any(1, keepdim=True)
+    found = compare(right, (torch.where(finite, math.inf, _plain(*inputs)),))
+    assert found.reason is Reason.nan_placement
+
+
+def test_a_nan_that_all_references_have_may_not_be_hidden(fused_norm: None) -> None:
+    """At the infinity itself, in a problem in which the references differ beside it."""
+    problem = replace(named("rmsnorm"), reference=_fused)
+    inputs, right = _asked(problem, Case.of("float16", m=9, n=31), "infinite")
+    found = compare(right, (torch.nan_to_num(_plain(*inputs)),))
+    assert found.reason is Reason.nan_placement
+    assert f"{int(torch.isinf(inputs[0]).sum())} elements" in found.detail
+
+
+def test_where_references_agree_the_placement_of_every_element_is_required() -> None:
+    inputs, right = _asked(named("rmsnorm"), Case.of("float16", m=9, n=31), "infinite")
+    assert compare(right, (_plain(*inputs),)).unplaced == 0
+    whole = torch.where(torch.isinf(inputs[0]).any(1, keepdim=True), math.nan, _plain(*inputs))
+    assert compare(right, (whole,)).reason is Reason.nan_placement
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from nightshift.kernels.candidate import Bound, Candidate, Domain, Launch
-from nightshift.kernels.judge.declaration import misfit
 from nightshift.kernels.judge.judge import Judge, Request
 from nightshift.kernels.judge.probes.inputs import CPU
+from nightshift.kernels.judge.static import misfit
 from nightshift.kernels.judge.verdict import Reason, Status
-from nightshift.kernels.problems import ALL, named
+from nightshift.kernels.ops.problems import ALL, named
 
 PLAIN = Candidate("def f(x): return x", "f", "python", "library", "bitwise")
 IN_PLACE = replace(PLAIN, kind="in_place", mutates=(0,))

@@ -13,8 +13,8 @@ from nightshift.kernels.judge import trial as trial_module
 from nightshift.kernels.judge.judge import Judge, Request
 from nightshift.kernels.judge.probes.inputs import INTERPRETER
 from nightshift.kernels.judge.race.contest import Pace
+from nightshift.kernels.ops.problems import ALL, named
 from nightshift.kernels.problem import Case, gradients_of
-from nightshift.kernels.problems import ALL, named
 
 
 @pytest.mark.parametrize("name", [p.name for p in ALL if p.gradients])

@@ -17,15 +17,15 @@ from nightshift.kernels.candidate import Candidate, CandidateError
 from nightshift.kernels.candidate_file import parse_candidate, read_candidate
 from nightshift.kernels.draw import WHOLE, Draw
 from nightshift.kernels.judge.judge import Judge, Request
-from nightshift.kernels.judge.probes import rules
+from nightshift.kernels.judge.probes import inputs as rules
 from nightshift.kernels.judge.probes.correctness import compare
-from nightshift.kernels.judge.probes.exact import ORDERS, Reordered, doubt, mantissa_bound
+from nightshift.kernels.judge.probes.exact import ORDERS, WrittenOut, doubt, mantissa_bound
 from nightshift.kernels.judge.probes.inputs import CPU, INTERPRETER, Probe, plan
 from nightshift.kernels.judge.probes.oracle import expected
-from nightshift.kernels.judge.probes.sizes import admits, sweep
+from nightshift.kernels.judge.probes.sizes import Space, sweep
 from nightshift.kernels.judge.verdict import Reason, Status, Verdict
+from nightshift.kernels.ops.problems import ALL, named
 from nightshift.kernels.problem import NARROWER, RULES, Case, Inputs, Problem, ProblemError, Rule
-from nightshift.kernels.problems import ALL, named
 
 HERE = Path(__file__).parent / "exact"
 SECRET = b"exact"
@@ -135,9 +135,10 @@ PAIRS = [(problem, rule) for problem in ALL for rule in problem.rules]
 
 def _cases(problem: Problem, rule: Rule, seed: int) -> list[Case]:
     rng = random.Random(seed)
-    drawn = [c for c in sweep(problem, ANYTHING.domain, rng, SMALL) if all(c.sizes.values())]
+    on = Space(problem, ANYTHING, rng, SMALL)
+    drawn = [c for c in sweep(on) if all(c.sizes.values())]
     asked = [next(iter(rule.near(case.with_(dtype=d))), None) for case in drawn[:8] for d in problem.dtypes]
-    return [c for c in asked if c is not None and c.dtype in problem.dtypes and admits(problem, ANYTHING, c)]
+    return [c for c in asked if c is not None and c.dtype in problem.dtypes and on.admits(c)]
 
 
 @settings(max_examples=60, deadline=None)
@@ -248,7 +249,7 @@ def test_another_order_of_summation_gives_other_bits_where_a_sum_is_rounded() ->
     assert len(ORDERS) <= len(sums)
     for name, made in sums.items():
         usual = made()
-        with Reordered():  # type: ignore[no-untyped-call]
+        with WrittenOut(ORDERS):  # type: ignore[no-untyped-call]
             other = made()
         assert not torch.equal(usual, other), name
         assert torch.allclose(usual, other, rtol=1e-4, atol=1e-4), name

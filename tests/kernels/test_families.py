@@ -7,17 +7,17 @@ import random
 import pytest
 
 from nightshift.kernels.generate.base import GeneratorError, Task
-from nightshift.kernels.generate.families import ALL, families_of, interprets
 from nightshift.kernels.generate.known import octaves, templates
 from nightshift.kernels.generate.space import Space
 from nightshift.kernels.generate.template import Family, Template, Warm, candidate
 from nightshift.kernels.judge import static
-from nightshift.kernels.judge.declaration import misfit
 from nightshift.kernels.judge.judge import Judge, Request
 from nightshift.kernels.judge.probes.inputs import INTERPRETER
+from nightshift.kernels.judge.static import misfit
+from nightshift.kernels.ops.families import ALL, families_of, interprets
+from nightshift.kernels.ops.problems import ALL as PROBLEMS
+from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case
-from nightshift.kernels.problems import ALL as PROBLEMS
-from nightshift.kernels.problems import named
 
 TINY = {
     "adamw": {"n": 700},

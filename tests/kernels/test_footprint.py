@@ -132,7 +132,7 @@ def test_an_optimiser_that_is_made_changes_nothing() -> None:
 COMPILING = """
 import torch
 from nightshift.kernels.judge.host.footprint import Footprint
-from nightshift.kernels.judge.host.surroundings import watch_registrations
+from nightshift.kernels.judge.host.footprint import watch_registrations
 
 watch_registrations()
 footprint = Footprint("cpu")
@@ -151,7 +151,7 @@ def test_what_torch_compile_does_to_torch_at_its_first_use_is_no_change_and_what
 
 AT_FIRST_USE = """
 from nightshift.kernels.judge.host.footprint import Footprint
-from nightshift.kernels.judge.host.surroundings import watch_registrations
+from nightshift.kernels.judge.host.footprint import watch_registrations
 
 watch_registrations()
 footprint = Footprint("cpu")

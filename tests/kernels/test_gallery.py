@@ -15,7 +15,7 @@ from nightshift.kernels.judge.host.process import Limits
 from nightshift.kernels.judge.judge import Judge
 from nightshift.kernels.judge.probes.inputs import CPU, INTERPRETER
 from nightshift.kernels.judge.verdict import Reason
-from nightshift.kernels.problems import BY_NAME
+from nightshift.kernels.ops.problems import BY_NAME
 
 HERE = Path(__file__).parent
 EXPLOITS = read_gallery(HERE / "exploits", "cpu")

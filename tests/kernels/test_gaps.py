@@ -7,8 +7,8 @@ from dataclasses import replace
 from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.judge.gaps import unchecked
 from nightshift.kernels.judge.verdict import Comparison, Interval, LeftOut
+from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case
-from nightshift.kernels.problems import named
 
 SOFTMAX = named("softmax")
 KERNEL = Candidate("", "entry", "triton", "own_kernel", "bitwise", differentiable=True)
@@ -71,3 +71,10 @@ def test_each_thing_left_out_is_named() -> None:
 def test_a_baseline_that_was_only_slow_leaves_nothing_open() -> None:
     slow = LeftOut("c", "compile", "2 times the best", False)
     assert len(unchecked(KERNEL, SOFTMAX, STAGES, [LARGE], [RACED], [slow], ROOT, EXACT)) == 2
+
+
+def test_elements_whose_placement_was_not_required_are_counted() -> None:
+    exact = {**EXACT, "unplaced": {"infinite float16": 12, "nan float16": 3}}
+    said = unchecked(KERNEL, SOFTMAX, STAGES, [LARGE], [RACED], [], ROOT, exact)
+    told = "placement of NaN and infinity in 15 elements, where references differ"
+    assert f"{told} (infinite float16: 12, nan float16: 3)" in said

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.kernels.generate.families import ALL as FAMILIES
-from nightshift.kernels.problems import ALL as PROBLEMS
+from nightshift.kernels.ops.families import ALL as FAMILIES
+from nightshift.kernels.ops.problems import ALL as PROBLEMS
 
 ROOT = Path(__file__).parents[2]
 

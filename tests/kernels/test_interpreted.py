@@ -10,7 +10,7 @@ import torch
 from triton.language import bfloat16, float16, float32
 from triton.runtime import interpreter
 
-from nightshift.kernels.judge.host.interpreter import by_hardware, widened
+from nightshift.kernels.judge.host.recorder import by_hardware, widened
 
 TOWARDS_ZERO = "rtz"
 convert = by_hardware(lambda *asked: asked, TOWARDS_ZERO)

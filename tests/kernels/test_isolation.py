@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.kernels.judge.host import isolation, launcher, seccomp
+from nightshift.kernels.judge.host import isolation, launcher
 from nightshift.kernels.judge.host.launcher import Zygote, user_of
 from nightshift.kernels.judge.host.process import Limits, Process
 from nightshift.kernels.judge.host.usage import exceeds, resident_bytes
@@ -241,7 +241,7 @@ def test_the_floor_stands_for_a_process_that_is_not_root() -> None:
 
 
 def test_the_filter_denies_by_number_and_kills_other_architectures() -> None:
-    program = seccomp.program("x86_64", 1)
+    program = isolation.seccomp_program("x86_64", 1)
     assert len(program) < 4096
     assert all(len(instruction) == 8 for instruction in program)
     assert program[2][-4:] == (0x80000000).to_bytes(4, "little")

@@ -21,8 +21,8 @@ from nightshift.kernels.judge.race.contest import Pace, Race
 from nightshift.kernels.judge.race.contestants import Hosted
 from nightshift.kernels.judge.race.track import Track, Truths
 from nightshift.kernels.judge.verdict import Comparison, Interval, Reason, Refusal, Status
+from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case, Problem
-from nightshift.kernels.problems import named
 from tests.kernels.conftest import by_test
 
 SOFTMAX = named("softmax")

@@ -14,8 +14,8 @@ from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.judge.judge import Judge
 from nightshift.kernels.judge.probes.inputs import CPU
 from nightshift.kernels.judge.verdict import STATUS_OF, Comparison, Interval, Reason, Verdict
+from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import ProblemError
-from nightshift.kernels.problems import named
 from nightshift.kernels.suites.kernelbench import candidate_of, fast_p, load_suite, load_task, scores
 
 SUITE = Path(__file__).parent / "kernelbench"

@@ -35,8 +35,8 @@ from nightshift.kernels.judge.verdict import Status
 from nightshift.kernels.loop.executor import LocalExecutor
 from nightshift.kernels.loop.ledger import Ledger, Provenance, read_run
 from nightshift.kernels.loop.search import Budget, Ladder, Search
+from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case
-from nightshift.kernels.problems import named
 from tests.kernels.scripted_model import Answer, served
 
 if importlib.util.find_spec("langchain_openai") is None:

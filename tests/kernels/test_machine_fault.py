@@ -14,7 +14,7 @@ from nightshift.kernels.judge.judge import Judge, Request
 from nightshift.kernels.judge.probes.inputs import INTERPRETER
 from nightshift.kernels.judge.verdict import Reason, Status
 from nightshift.kernels.loop.executor import Job, LocalExecutor
-from nightshift.kernels.problems import named
+from nightshift.kernels.ops.problems import named
 from tests.kernels.conftest import LIMITS
 from tests.kernels.test_judge import TINY, library
 

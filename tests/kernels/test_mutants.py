@@ -1,15 +1,14 @@
-"""Six times ten plausible kernels with a hidden defect, each ten written after a freeze: what was said is told.
+"""Sixty plausible kernels with a hidden defect, ten written after each of six freezes: what was said is told.
 
+A mutant is a patch of a known-good kernel; its head says what it breaks and which judge had been frozen.
 `python -m benchmarks.kernels_exploits --parts mutants mutants_later mutants_third …` shows them to the
-judge. The first ten were written against the judge at 9675821, the later ten against it at 8b8f0ae, the third ten
-at 5c0c819, the fourth at 8b994f9, the fifth at d2a488d, the
-sixth at 63418da.
-Those it missed when it was frozen were answered afterwards where that could be done, and the fixtures stay.
+judge. Those it missed when it was frozen were answered afterwards where that could be done, and the patches stay.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,36 +16,96 @@ from pathlib import Path
 import pytest
 import torch
 
-from nightshift.kernels.candidate import Bound, Candidate, Domain
-from nightshift.kernels.candidate_file import read_candidate
+from benchmarks.kernels_exploits import MUTANTS as FREEZES
+from nightshift.kernels.candidate import Bound, Candidate, CandidateError, Domain
+from nightshift.kernels.candidate_file import CandidateFile
+from nightshift.kernels.draw import Draw
 from nightshift.kernels.judge import static
-from nightshift.kernels.judge.gallery import Piece, read_gallery, show
-from nightshift.kernels.judge.judge import Judge
-from nightshift.kernels.judge.probes.inputs import CPU, INTERPRETER, QUICK_GPU, Probe, Scope, plan
-from nightshift.kernels.judge.probes.oracle import gradient_seeds
-from nightshift.kernels.problem import Case, Problem, unusual
-from nightshift.kernels.problems import ALL, named
+from nightshift.kernels.judge.gallery import Piece, read_gallery, read_mutant, show
+from nightshift.kernels.judge.judge import Judge, Request
+from nightshift.kernels.judge.probes.correctness import compare
+from nightshift.kernels.judge.probes.inputs import CPU, FULL_GPU, INTERPRETER, QUICK_GPU, Probe, Scope, plan
+from nightshift.kernels.judge.probes.oracle import expected, gradient_seeds
+from nightshift.kernels.judge.verdict import Reason
+from nightshift.kernels.ops.problems import ALL, named
+from nightshift.kernels.problem import Case, Problem, gradients_of, kind, unusual
+from tests.kernels.test_judge import library
 
-HERE = Path(__file__).parent / "mutants"
-LATER = Path(__file__).parent / "mutants_later"
-THIRD = Path(__file__).parent / "mutants_third"
-FOURTH = Path(__file__).parent / "mutants_fourth"
-FIFTH = Path(__file__).parent / "mutants_fifth"
-SIXTH = Path(__file__).parent / "mutants_sixth"
-MUTANTS = read_gallery(HERE, "cpu")
+FOLDER = Path(__file__).parent / "mutants"
+NOT_SHOWN_ON_A_CPU = {
+    "attention_window_of_4096": "sizes that an interpreter does not reach",
+    "embedding_gradient_index_of_16_bits": "65,536 programs",
+    "embedding_gradient_token_of_16_bits": "sizes that an interpreter does not reach",
+    "geglu_wide_path_trusts_one_stride": "sizes that an interpreter does not reach",
+    "gelu_offsets_of_32_bits": "2^31 elements",
+    "layernorm_one_pass_for_wide_rows": "sizes that an interpreter does not reach",
+    "reduce_sum_forgets_a_chunk_of_one": "sizes that an interpreter does not reach",
+    "reduce_sum_with_one_scratch": "see test_record, which asks for the very reason",
+    "rmsnorm_residual_keeps_its_sum_by_hand": "a GPU's float32 error",
+    "rmsnorm_rows_of_16_bits": "sizes that an interpreter does not reach",
+    "rmsnorm_weight_gradient_of_8192_rows": "sizes that an interpreter does not reach",
+    "swiglu_reuses_large_outputs": "calls of the timed cases",
+    "swiglu_rows_in_32_bits": "2^31 elements",
+    # what no plan asks yet: see docs/judge-mutants.md
+    "embedding_gradient_counts_in_a_byte": "no row is named 256 times in small cases",
+    "swiglu_gradient_products_in_half": "no worse than eager",
+}
 
 
-def test_there_are_ten_and_the_static_read_has_nothing_against_nine_of_them() -> None:
-    """They read like honest kernels; the one with a module global does not."""
-    found = {piece.name: static.read(piece.file.candidate) for piece in read_gallery(HERE, "cuda")}
-    assert len(found) == 10
+def mutant(name: str) -> CandidateFile:
+    return read_mutant(FOLDER / f"{name}.patch")[0]
+
+
+def test_ten_were_written_after_each_freeze_and_each_says_what_it_breaks() -> None:
+    pieces = read_gallery(FOLDER, "cuda")
+    assert Counter(piece.frozen for piece in pieces) == dict.fromkeys(FREEZES.values(), 10)
+    assert len({piece.breaks for piece in pieces}) == len(pieces) == 60
+    assert all(piece.refused for piece in pieces)
+
+
+def test_all_read_like_honest_kernels_but_the_one_with_a_module_global() -> None:
+    found = {piece.name: static.read(piece.file.candidate) for piece in read_gallery(FOLDER, "cuda")}
     assert [name for name, seen in found.items() if seen] == ["quantise_by_the_last_scale"]
 
 
-def test_the_later_ten_read_like_honest_kernels() -> None:
-    found = {piece.name: static.read(piece.file.candidate) for piece in read_gallery(LATER, "cuda")}
-    assert len(found) == 10
-    assert [name for name, seen in found.items() if seen] == []
+def test_the_last_forty_all_run_on_the_cpu() -> None:
+    counts = Counter(piece.frozen for piece in read_gallery(FOLDER, "cpu"))
+    assert [counts[freeze] for freeze in list(FREEZES.values())[2:]] == [10, 10, 10, 10]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("-    scale", "-    scales"), "is not line 20 of the good kernel"),
+        (("frozen: 9675821\n", ""), "expected 'breaks: …', 'frozen: …' and a unified diff"),
+        (("@@ -17,7", "@@ -18,7"), "is not line 18 of the good kernel"),
+    ],
+)
+def test_a_patch_that_does_not_fit_its_good_kernel_is_no_mutant(
+    change: tuple[str, str], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "good").symlink_to(FOLDER.parent / "good")
+    (tmp_path / "mutants").mkdir()
+    path = tmp_path / "mutants" / "layernorm_unbiased_variance.patch"
+    text = (FOLDER / path.name).read_text()
+    path.write_text(text)
+    assert "(n - 1) + eps" in read_mutant(path)[0].candidate.source
+    assert text.count(change[0]) == 1
+    path.write_text(text.replace(*change))
+    with pytest.raises(CandidateError, match=said):
+        read_mutant(path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "piece",
+    [piece for piece in read_gallery(FOLDER, "cpu") if piece.name not in NOT_SHOWN_ON_A_CPU],
+    ids=lambda piece: piece.name,
+)
+def test_a_mutant_that_needs_no_gpu_is_refused(interpreting_judge: Judge, piece: Piece) -> None:
+    scope = INTERPRETER if piece.file.candidate.language == "triton" else CPU
+    shown = show(interpreting_judge, piece, scope, static=False, pace=None)
+    assert shown.right, f"{shown.verdict.status} {shown.verdict.reason}: {shown.verdict.detail}"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +124,7 @@ def test_every_plan_for_a_gpu_asks_what_a_mutant_once_was_not_asked(
     name: str, shows: Callable[[Probe], bool]
 ) -> None:
     """Too large for an interpreter, so that the plan is looked at instead."""
-    file = read_candidate(LATER / f"{name}.py")
+    file = mutant(name)
     for secret in range(20):
         assert any(shows(p) for p in plan(named(file.problem), file.candidate, bytes([secret]), QUICK_GPU))
 
@@ -125,76 +184,11 @@ def test_all_scores_of_an_attention_can_lie_far_below_zero() -> None:
         assert float((q.double() @ k.double().transpose(-1, -2) * 16**-0.5).max()) < -200
 
 
-# the others show only on a GPU, or in sizes that an interpreter does not reach
-SEEN_ON_THE_CPU = {
-    "attention_floor_of_scores",
-    "cross_entropy_gradient_skips_zero_rows",
-    "max_integer_without_the_least",
-    "rmsnorm_knows_epsilon",
-    "dropout_of_nothing_forgets_the_residual",
-    "dropout_seed_of_48_bits",
-    "rmsnorm_gradient_hides_infinities",
-    "softmax_of_a_masked_first_block",
-}
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "piece",
-    [p for folder in (LATER, SIXTH) for p in read_gallery(folder, "cpu") if p.name in SEEN_ON_THE_CPU],
-    ids=lambda piece: piece.name,
-)
-def test_a_later_mutant_that_needs_no_gpu_is_refused(interpreting_judge: Judge, piece: Piece) -> None:
-    shown = show(interpreting_judge, piece, INTERPRETER, static=False, pace=None)
-    assert shown.right, f"{shown.verdict.status} {shown.verdict.reason}: {shown.verdict.detail}"
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("piece", read_gallery(THIRD, "cpu"), ids=lambda piece: piece.name)
-def test_a_mutant_of_the_third_ten_is_refused(interpreting_judge: Judge, piece: Piece) -> None:
-    shown = show(interpreting_judge, piece, INTERPRETER, static=False, pace=None)
-    assert shown.right, f"{shown.verdict.status} {shown.verdict.reason}: {shown.verdict.detail}"
-
-
-# what no plan for an interpreter asks yet: see docs/judge-mutants.md
-NOT_ANSWERED = {
-    "embedding_gradient_counts_in_a_byte",
-    "swiglu_gradient_products_in_half",
-}
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "piece", [p for p in read_gallery(FOURTH, "cpu") if p.name not in NOT_ANSWERED], ids=lambda piece: piece.name
-)
-def test_a_mutant_of_the_fourth_ten_is_refused(interpreting_judge: Judge, piece: Piece) -> None:
-    shown = show(interpreting_judge, piece, INTERPRETER, static=False, pace=None)
-    assert shown.right, f"{shown.verdict.status} {shown.verdict.reason}: {shown.verdict.detail}"
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "piece",
-    [p for p in read_gallery(FIFTH, "cpu") if p.name != "embedding_gradient_index_of_16_bits"],  # 65,536 programs
-    ids=lambda piece: piece.name,
-)
-def test_a_mutant_of_the_fifth_ten_is_refused(interpreting_judge: Judge, piece: Piece) -> None:
-    shown = show(interpreting_judge, piece, INTERPRETER, static=False, pace=None)
-    assert shown.right, f"{shown.verdict.status} {shown.verdict.reason}: {shown.verdict.detail}"
-
-
 def test_an_embeddings_table_is_larger_than_16_bits_count() -> None:
-    file = read_candidate(FIFTH / "embedding_gradient_index_of_16_bits.py")
+    file = mutant("embedding_gradient_index_of_16_bits")
     for secret in SECRETS[:10]:
         probes = plan(named(file.problem), file.candidate, secret, QUICK_GPU)
         assert max(p.case["v"] for p in probes) > 65536
-
-
-@pytest.mark.parametrize("folder", [FOURTH, FIFTH, SIXTH], ids=["fourth", "fifth", "sixth"])
-def test_later_mutants_read_like_honest_kernels_and_all_run_on_the_cpu(folder: Path) -> None:
-    found = {piece.name: static.read(piece.file.candidate) for piece in read_gallery(folder, "cpu")}
-    assert len(found) == 10
-    assert [name for name, seen in found.items() if seen] == []
 
 
 @pytest.mark.parametrize("scope", [INTERPRETER, QUICK_GPU], ids=["interpreter", "gpu"])
@@ -254,12 +248,6 @@ def test_who_answers_for_every_stride_is_asked_about_one_of_zero_and_about_every
             assert ("repeated" in layouts) is ("stepped" in layouts) is asked
 
 
-def test_the_third_ten_read_like_honest_kernels_and_all_run_on_the_cpu() -> None:
-    found = {piece.name: static.read(piece.file.candidate) for piece in read_gallery(THIRD, "cpu")}
-    assert len(found) == 10
-    assert [name for name, seen in found.items() if seen] == []
-
-
 def test_every_plan_asks_gradients_of_values_that_overflow_an_exponential() -> None:
     """In the backward pass alone; of 16-bit dtypes, as in float32 eager is more exact there than it must be."""
     for problem, secret in itertools.product((p for p in ALL if p.gradients), SECRETS):
@@ -284,9 +272,142 @@ def test_codes_to_dequantise_reach_the_least_there_is() -> None:
     assert (int(codes.min()), int(codes.max())) == (-128, 127)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("piece", MUTANTS, ids=lambda piece: piece.name)
-def test_a_mutant_that_needs_no_gpu_is_refused(interpreting_judge: Judge, piece: Piece) -> None:
-    scope = INTERPRETER if piece.file.candidate.language == "triton" else CPU
-    shown = show(interpreting_judge, piece, scope, static=False, pace=None)
-    assert shown.right, f"{shown.verdict.status} {shown.verdict.reason}: {shown.verdict.detail}"
+# What the sixth ten taught: a share of nothing, infinite gradients, masked ends, sizes beyond 16 and 32 bits
+
+
+@pytest.mark.parametrize(
+    ("name", "axis", "least"),
+    [
+        ("rmsnorm_rows_of_16_bits", "m", 65536),
+        ("embedding_gradient_token_of_16_bits", "t", 65536),
+        ("attention_window_of_4096", "s", 4096 + 512),
+    ],
+)
+@pytest.mark.parametrize("scope", [QUICK_GPU, FULL_GPU], ids=["quick", "full"])
+def test_every_plan_for_a_gpu_reaches_beyond_what_a_mutant_counts(
+    name: str, axis: str, least: int, scope: Scope
+) -> None:
+    file = mutant(name)
+    for secret in SECRETS[:20]:
+        probes = plan(named(file.problem), file.candidate, secret, scope)
+        assert any(p.case[axis] > least and not p.rows for p in probes)
+
+
+def test_who_answers_for_many_rows_of_some_widths_is_asked_for_many_of_those() -> None:
+    bounds = (Bound("n", low=64, high=2048, multiple=64),)
+    narrow = replace(UNBOUND, domain=Domain(bounds=bounds))
+    for secret in SECRETS[:20]:
+        assert any(p.case["m"] > 65536 for p in plan(named("rmsnorm"), narrow, secret, QUICK_GPU))
+
+
+def test_no_plan_compares_the_rounding_of_a_float32_sum_over_65536_rows() -> None:
+    """There a good kernel's order of summation may well be several times as inexact as eager's."""
+    for secret in SECRETS[:20]:
+        cases = [p.case for p in plan(named("rmsnorm_cast_backward"), UNBOUND, secret, QUICK_GPU)]
+        assert max(case["m"] for case in cases) < 65536
+
+
+def test_a_full_plan_asks_pointwise_operations_for_indices_beyond_2_to_31() -> None:
+    for name in ("gelu", "gelu_backward", "geglu", "swiglu"):
+        cases = [p.case for p in plan(named(name), UNBOUND, b"1", FULL_GPU)]
+        assert any(case["m"] * case["n"] > 1 << 31 for case in cases)
+
+
+@pytest.mark.parametrize("problem", ALL, ids=lambda problem: problem.name)
+def test_who_declares_few_rows_is_never_asked_for_many(problem: Problem) -> None:
+    bounds = tuple(Bound(axis.name, high=1000) for axis in problem.axes)
+    narrow = replace(UNBOUND, domain=Domain(bounds=bounds))
+    for probe in plan(problem, narrow, b"1", FULL_GPU):
+        assert all(probe.case[axis.name] <= 1000 for axis in problem.axes)
+
+
+@pytest.mark.parametrize("scope", [INTERPRETER, CPU, QUICK_GPU], ids=["interpreter", "cpu", "gpu"])
+def test_every_plan_meets_a_share_of_nothing_and_a_seed_of_63_bits(scope: Scope) -> None:
+    problem = named("dropout_add")
+    for secret in SECRETS[:20]:
+        cases = {p.case for p in plan(problem, UNBOUND, secret, scope)}
+        assert {(case.dtype, kind(case, 2)) for case in cases} >= {(d, k) for d in problem.dtypes for k in range(3)}
+    for case in (c for c in cases if kind(c, 2) and c["m"] * c["n"]):
+        *_, share, seed = problem.inputs(replace(case, params=case.params), "normal", 1, "meta")
+        assert share == (0.3, 0.0)[kind(case, 2) - 1]
+        assert isinstance(seed, int)
+        assert seed.bit_length() == 63
+
+
+@pytest.mark.parametrize("columns", [2, 5, 300])
+def test_runs_of_minus_infinity_begin_rows_and_end_them_and_fill_none(columns: int) -> None:
+    """Of many lengths; whatever the seed, one run at a beginning takes most of its row."""
+    lengths = set()
+    for seed in range(60):
+        hidden = Draw(seed, "masked_ends", "cpu").values((9, columns), torch.float16) == -torch.inf
+        assert not bool(hidden.all(1).any())
+        assert bool(hidden.any(1).all())
+        changes = (hidden[:, 1:] != hidden[:, :-1]).sum(1)
+        assert int(changes.max()) <= 2
+        first = torch.where(hidden[:, 0], hidden.int().argmin(1), 0)
+        assert 4 * int(first.max()) >= 3 * (columns - 1) - 4
+        lengths |= set(first.tolist())
+    assert len(lengths) > min(columns, 60) // 2
+
+
+@pytest.mark.parametrize("scope", [INTERPRETER, CPU, QUICK_GPU], ids=["interpreter", "cpu", "gpu"])
+@pytest.mark.parametrize("name", ["softmax", "cross_entropy", "max"])
+def test_rows_whose_ends_are_masked_are_of_several_blocks_too(name: str, scope: Scope) -> None:
+    problem = named(name)
+    for secret in SECRETS[:20]:
+        asked = [p.case for p in plan(problem, UNBOUND, secret, scope) if p.distribution == "masked_ends"]
+        wide = {case.dtype for case in asked if case[problem.axes[-1].name] >= 2048 and case["m"] >= 4}
+        assert wide == set(problem.dtypes)
+
+
+def probe_of(case: Case) -> Probe:
+    return Probe("accuracy", case, "normal", (3,), backward=True, upstream="infinite")
+
+
+@pytest.mark.parametrize("problem", [p for p in ALL if p.gradients], ids=lambda problem: problem.name)
+def test_eagers_own_gradients_hide_no_infinity_and_finite_ones_do(problem: Problem) -> None:
+    sizes = {**problem.cases[0].sizes, **{a.name: max(a.low, 4 * a.multiple) for a in problem.axes}}
+    for dtype in problem.dtypes:
+        case = Case.of(dtype, **sizes)
+        inputs = problem.inputs(case, "normal", 3, "cpu")
+        want = expected(problem, probe_of(case), 3, inputs)
+        upstream = gradient_seeds(problem.eager(inputs), 3, "infinite")
+        assert any(bool(torch.isinf(u).any()) for u in upstream)
+        made = gradients_of(problem.reference, inputs, problem.gradients, upstream)
+        assert compare(want, made).reason is None
+        hidden = compare(want, [torch.nan_to_num(g, 0.0, 0.0, 0.0) for g in made])
+        assert hidden.reason is Reason.gradient
+        assert "finite, but infinite" in hidden.detail
+
+
+def test_a_gradient_that_is_spoilt_farther_than_eagers_is_no_fault() -> None:
+    """How far 0 · inf spreads is a matter of tiles; a loss scaler hears of it either way."""
+    problem, case = named("flash_attention"), Case.of("float16", b=1, h=2, s=9, d=16)
+    inputs = problem.inputs(case, "normal", 3, "cpu")
+    want = expected(problem, probe_of(case), 3, inputs)
+    assert compare(want, [torch.full_like(g, torch.nan) for g in want.eager]).reason is None
+    assert not bool(torch.stack([s.all() for s in want.spoilt]).all())
+
+
+def test_a_huge_case_is_asked_of_a_process_of_its_own_and_its_fault_is_told(cpu_judge: Judge) -> None:
+    case = Case.of("float32", m=600, n=32)
+    problem = replace(named("softmax"), huge=(case,), axes=named("softmax").axes)
+    request = Request(replace(CPU, huge=True), None, static=False)
+    started = []
+    start = cpu_judge.start
+
+    def counted(role: object, peers: bool = False) -> object:
+        started.append(role)
+        return start(role, peers=peers)  # type: ignore[arg-type]
+
+    cpu_judge.start = counted  # type: ignore[method-assign, assignment]
+    try:
+        good = library("return torch.softmax(x, -1)")
+        assert cpu_judge.verdict(good, problem, request).reason is Reason.passed
+        assert len(started) == 2
+        text = "return torch.softmax(x, -1) * (2 if len(x) == 600 else 1)"
+        told = cpu_judge.verdict(library(text), problem, request)
+    finally:
+        del cpu_judge.start
+    assert (told.reason, told.stage) == (Reason.rmse, "accuracy")
+    assert "m=600" in told.detail

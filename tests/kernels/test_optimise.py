@@ -26,8 +26,8 @@ from nightshift.kernels.loop.optimise import find_trial, from_problem, from_prof
 from nightshift.kernels.loop.progress_lines import WORD, hear
 from nightshift.kernels.loop.report import write_report
 from nightshift.kernels.loop.search import Budget, Search
+from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case
-from nightshift.kernels.problems import named
 from nightshift.kernels.profile.hotspots import profile
 from nightshift.kernels.profile.pattern import BIASED
 from nightshift.kernels.profile.products import backward_of

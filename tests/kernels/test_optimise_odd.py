@@ -21,7 +21,7 @@ from nightshift.kernels.loop.executor import Job
 from nightshift.kernels.loop.ledger import HEAD, Ledger, LedgerError, read_run
 from nightshift.kernels.loop.optimise import ON_CPU, Run, from_profile, tasks_of, work_of
 from nightshift.kernels.loop.search import PAUSE_S, Budget, Ladder, Search
-from nightshift.kernels.problems import named
+from nightshift.kernels.ops.problems import named
 from nightshift.kernels.profile.hotspots import profile
 from nightshift.kernels.profile.problem_file import load_problem, problem_path, write_problem
 from nightshift.kernels.profile.roofline import Peaks

@@ -20,8 +20,8 @@ from nightshift.kernels.judge.race import baselines as baselines_module
 from nightshift.kernels.judge.race.contest import Pace
 from nightshift.kernels.judge.trial import Trial
 from nightshift.kernels.judge.verdict import Comparison, Interval, LeftOut, Reason
+from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case, Problem
-from nightshift.kernels.problems import named
 
 CASE = Case.of("float32", m=64, n=512)
 TINY = replace(INTERPRETER, max_bytes=1 << 12, sweep_random=1, repeats=2)

@@ -12,8 +12,8 @@ from nightshift.kernels.judge.probes.correctness import compare
 from nightshift.kernels.judge.probes.inputs import CPU, FULL_GPU, INTERPRETER, Stage, plan
 from nightshift.kernels.judge.probes.layouts import laid_out, lay_out, place
 from nightshift.kernels.judge.probes.oracle import expected
+from nightshift.kernels.ops.problems import ALL, BY_NAME, named
 from nightshift.kernels.problem import Case, Problem, ProblemError
-from nightshift.kernels.problems import ALL, BY_NAME, named
 
 
 def _candidate(problem: Problem, domain: Domain | None = None) -> Candidate:

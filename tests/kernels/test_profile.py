@@ -187,7 +187,7 @@ def test_a_hotspot_becomes_a_problem_file_that_the_judge_can_plan_for(recorded: 
         assert problem.cases == (Case.of(hotspot.dtype, "contiguous", **timed_sizes(hotspot)),)
         assert load_problem(path).cases == problem.cases
         written = path.read_text()
-        assert "nightshift.kernels.problems" not in written  # it stands alone
+        assert "nightshift.kernels.ops.problems" not in written  # it stands alone
         probes = inputs.plan(problem, Candidate("x", "entry", "triton", "own_kernel", "bitwise"), b"s", inputs.CPU)
         assert probes
 

@@ -14,8 +14,8 @@ from torch.profiler import profile as torch_profile
 from nightshift.collectors.training.kineto_reader import read_trace
 from nightshift.collectors.training.kineto_trace import Signature
 from nightshift.kernels.loop.optimise import from_profile
+from nightshift.kernels.ops.problems import ALL, BY_NAME
 from nightshift.kernels.problem import Case
-from nightshift.kernels.problems import ALL, BY_NAME
 from nightshift.kernels.profile.cost import cost
 from nightshift.kernels.profile.hotspots import profile_of
 from nightshift.kernels.profile.match import PATTERNS, segments

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from nightshift.collectors.base import Permanent
-from nightshift.kernels.generate.families.softmax import Softmax
 from nightshift.kernels.generate.template import candidate
 from nightshift.kernels.judge.judge import Request
 from nightshift.kernels.judge.probes.inputs import INTERPRETER
@@ -23,8 +22,9 @@ from nightshift.kernels.judge.verdict import Reason, Status, Verdict
 from nightshift.kernels.loop import ray_executor
 from nightshift.kernels.loop.executor import Job
 from nightshift.kernels.loop.ray_executor import RayExecutor
+from nightshift.kernels.ops.problems import named
+from nightshift.kernels.ops.softmax.triton_family import Softmax
 from nightshift.kernels.problem import Case
-from nightshift.kernels.problems import named
 
 pytestmark = pytest.mark.full
 

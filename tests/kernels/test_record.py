@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from nightshift.kernels.judge.gallery import read_gallery, show
+from nightshift.kernels.judge.gallery import read_gallery, read_mutant, show
 from nightshift.kernels.judge.host.interference import amid_others
 from nightshift.kernels.judge.host.recorder import Recorder, unseen
 from nightshift.kernels.judge.judge import Judge
 from nightshift.kernels.judge.probes.inputs import CPU, INTERPRETER, QUICK_GPU, plan
 from nightshift.kernels.judge.verdict import Reason
-from nightshift.kernels.problems import named
+from nightshift.kernels.ops.problems import named
 
 KEPT = torch.ones(64)
-LATER = Path(__file__).parent / "mutants_later"
+MUTANTS = Path(__file__).parent / "mutants"
 
 
 def _kept(given: Callable[[torch.Tensor], Any]) -> int:
@@ -72,14 +72,14 @@ def test_what_the_host_itself_computes_is_not_the_candidates() -> None:
 
 def test_one_scratch_for_all_callers_is_refused_for_just_that(interpreting_judge: Judge) -> None:
     """For every secret, without the static read: two streams would share the buffer."""
-    (piece,) = [p for p in read_gallery(LATER, "cpu") if p.name == "reduce_sum_with_one_scratch"]
+    (piece,) = [p for p in read_gallery(MUTANTS, "cpu") if p.name == "reduce_sum_with_one_scratch"]
     shown = show(interpreting_judge, piece, INTERPRETER, static=False, pace=None)
     assert shown.verdict.reason is Reason.state_kept, shown.verdict.detail
     assert "two streams" in shown.verdict.detail
 
 
 def test_every_plan_calls_a_candidate_amid_other_calls() -> None:
-    candidate = read_gallery(LATER, "cuda")[0].file.candidate
+    candidate = read_mutant(MUTANTS / "attention_floor_of_scores.patch")[0].candidate
     for scope in (INTERPRETER, CPU, QUICK_GPU):
         for secret in range(20):
             probes = plan(named("reduce_sum"), candidate, bytes([secret]), scope)

@@ -10,9 +10,9 @@ import pytest
 import triton
 
 from nightshift.kernels.generate.bulk import SHARED_BYTES
-from nightshift.kernels.generate.families import families_of
 from nightshift.kernels.generate.rows import SUMMING_HOST
 from nightshift.kernels.generate.template import candidate
+from nightshift.kernels.ops.families import families_of
 from nightshift.kernels.problem import Case
 
 

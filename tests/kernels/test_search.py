@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from nightshift.collectors.base import Temporary
 from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.generate.base import GeneratorError, Outcome, Proposal, Spent, Task
-from nightshift.kernels.generate.families.softmax import Softmax
 from nightshift.kernels.generate.template import Template, candidate
 from nightshift.kernels.judge.judge import Judge, Request
 from nightshift.kernels.judge.probes.inputs import INTERPRETER
@@ -30,8 +29,9 @@ from nightshift.kernels.judge.verdict import STATUS_OF, Comparison, Interval, Re
 from nightshift.kernels.loop.executor import Job, LocalExecutor
 from nightshift.kernels.loop.ledger import Ledger, LedgerError, Provenance, read_run
 from nightshift.kernels.loop.search import Budget, Ladder, Progress, Search, convergence, replay
+from nightshift.kernels.ops.problems import named
+from nightshift.kernels.ops.softmax.triton_family import Softmax
 from nightshift.kernels.problem import Case
-from nightshift.kernels.problems import named
 
 TASK = Task(named("softmax"), Case.of("float16", m=4096, n=4096), floor_s=1e-6)
 NOWHERE = Provenance("c0ffee", "none", "none")

@@ -10,8 +10,8 @@ from nightshift.kernels.judge.probes.errors import errors_of
 from nightshift.kernels.judge.probes.inputs import Probe
 from nightshift.kernels.judge.probes.oracle import allowance, expected
 from nightshift.kernels.judge.verdict import Reason
+from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case
-from nightshift.kernels.problems import named
 
 PARTICLES = named("particle_weights")
 

@@ -9,8 +9,8 @@ import pytest
 from nightshift.kernels.candidate import Bound, Candidate, Domain
 from nightshift.kernels.judge.probes.inputs import CPU, INTERPRETER, QUICK_GPU, plan
 from nightshift.kernels.judge.probes.sizes import Scope
+from nightshift.kernels.ops.problems import ALL, named
 from nightshift.kernels.problem import Problem
-from nightshift.kernels.problems import ALL, named
 
 SECRETS = [bytes([number]) for number in range(10)]
 UNBOUND = Candidate("", "entry", "triton", "own_kernel", "bitwise", differentiable=True)

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightshift.kernels.generate.base import GeneratorError
-from nightshift.kernels.generate.families.softmax import Softmax
 from nightshift.kernels.generate.rows import carry
 from nightshift.kernels.generate.space import Space, differences
 from nightshift.kernels.generate.surrogate import Prior, Surrogate
 from nightshift.kernels.generate.template import Template, Warm
+from nightshift.kernels.ops.softmax.triton_family import Softmax
 from nightshift.kernels.problem import Case
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,9 +10,9 @@ from benchmarks.kernels_best import merged
 from benchmarks.kernels_neighbours import chosen as neighbours
 from benchmarks.kernels_rows import ceiling, dearest_first, losing, rows
 from benchmarks.kernels_tables import chosen
-from nightshift.kernels.generate.families import families_of
+from nightshift.kernels.ops.families import families_of
+from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case
-from nightshift.kernels.problems import named
 
 CASE = Case.of("float16", m=4096, n=4096)
 

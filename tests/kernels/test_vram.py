@@ -15,7 +15,7 @@ from nightshift.kernels.judge.host.vram import RESERVE_BYTES, Vram
 from nightshift.kernels.judge.judge import Request
 from nightshift.kernels.judge.verdict import JudgeBroken, Reason, Refusal, Status, Verdict
 from nightshift.kernels.loop.executor import Job, LocalExecutor
-from nightshift.kernels.problems import named
+from nightshift.kernels.ops.problems import named
 from tests.kernels.conftest import LIMITS
 from tests.kernels.test_judge import TINY, library
 

@@ -1,5 +1,5 @@
 """`nightshift policy …`: learned policies for power and scheduling. Which kinds there are:
-`controllers.learnable`."""
+`controllers.lab.learnable`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def train(
 
     from nightshift.collectors.base import Permanent
     from nightshift.collectors.seal import SealError, Signer
-    from nightshift.controllers.learnable import learnable
+    from nightshift.controllers.lab.learnable import learnable
     from nightshift.controllers.policy_file import write
 
     part = learnable(kind)
@@ -62,7 +62,7 @@ def evaluate(
     from nightshift.agent.cli.terminal import print_json, print_rich
     from nightshift.collectors.base import Permanent
     from nightshift.collectors.seal import SealError, trusted_keys
-    from nightshift.controllers.learnable import learnable
+    from nightshift.controllers.lab.learnable import learnable
     from nightshift.controllers.policy_file import read
 
     part = learnable(kind)

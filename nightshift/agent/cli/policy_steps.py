@@ -40,14 +40,13 @@ def stand(
     """Load a policy file into the daemon's store, in shadow mode: nothing of it is executed. One of the
     configuration's `policy_keys` must have signed it. The daemon uses it from its next start."""
     from nightshift.agent.approvals.access import Permission, may
+    from nightshift.agent.control.policy_watch import INTERFACES
     from nightshift.agent.settings import load
     from nightshift.agent.setup.policies import stand_up
-    from nightshift.controllers.learnable import learnable
 
-    part = getattr(load(config), kind, None)
-    if part is None or not hasattr(part, "policy_keys"):
+    if kind not in INTERFACES:
         raise Permanent(f"no policies of kind {kind!r} are asked by the daemon")
-    interface = learnable(kind).interface
+    interface, part = INTERFACES[kind], getattr(load(config), kind)
     with _opened(config) as (policies, _, who):
         if not (allowed := may(who, Permission.STAND)):
             raise Permanent(allowed.reason)

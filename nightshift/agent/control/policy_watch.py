@@ -17,8 +17,11 @@ from nightshift.agent.store.receipts import Receipts
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.controllers.decision import Mode, Trust
 from nightshift.controllers.outcome import Joiner, JoinSettings, ReceiptOutcome, Sample, Stretch
+from nightshift.controllers.power.features import INTERFACE
 from nightshift.controllers.promotion import STEPS, PolicyHealth, PolicyStanding, is_look_due, trust_of
 
+INTERFACES = {each.kind: each for each in (INTERFACE,)}
+"""Of the kinds of policy that the daemon asks: a learned order of the queue is only ever evaluated."""
 EVERY_S = 30.0
 _WORTH_EVERY_S = 3600.0
 _DAY_S = 86_400.0
@@ -52,9 +55,9 @@ class Uncounted:
     def jobs(self, kind: str, settled: int) -> None: ...
 
 
-def reason_of(why: str) -> str:
+def reason_of(demotion: str) -> str:
     """A demotion's reason as one of few words, for a metric's label."""
-    return next((word for sign, word in _SIGNS.items() if sign in why), "other")
+    return next((word for sign, word in _SIGNS.items() if sign in demotion), "other")
 
 
 @dataclass

@@ -28,6 +28,19 @@ UNBOUND = 0.85
 """A draw below this share of the enforced limit: the limit does not bind."""
 
 
+@dataclass(frozen=True)
+class _Taken:
+    """A window of a gang on the clock. `looks`: windows taken before; `speed`, `draw`: NaN where it teaches
+    nothing."""
+
+    job: str
+    gang: Gang
+    looks: int
+    unbound: bool
+    speed: float
+    draw: float
+
+
 @dataclass
 class GangClocks:
     """Of one daemon; `gangs`: those on the clock. Does nothing where it is not enabled."""
@@ -79,7 +92,7 @@ class GangClocks:
         """Beliefs of all gangs, each on its lever; a power gang whose phase changed on the clock begins anew."""
         if self._bank is None:
             return dict(beliefs)
-        found, asked, taken = dict(beliefs), [], []
+        found, taken = dict(beliefs), list[_Taken]()
         seen: dict[str, dict[str, clocks.ClockReading]] = defaultdict(dict)
         for one in self._seen:
             seen[one.gpu.job][one.gpu.uuid] = one
@@ -87,30 +100,38 @@ class GangClocks:
             members, mine = windows[job], seen.get(job, {})
             if not all(w.uuid in mine for w in members):
                 continue
-            unbound = all(w.draw_w <= UNBOUND * w.limit_w for w in members)
-            held = [self._held(mine[w.uuid], w) for w in members]
-            fit = unbound and all(math.isfinite(share) for share in held)
-            gang = self.gangs.get(job)
-            if gang is None:
-                power = belief[0]
-                if not (unbound and all(share == 1.0 for share in held) and power.unbound(belief[3])):
-                    continue
-                gang = self.gangs[job] = power.on_clock(level_of(self.settings.floor_share))
-                fit = False  # this window is in its reference already
-            elif any(w.draw_w > UNBOUND * w.limit_w for w in members):
+            if job in self.gangs and any(w.draw_w > UNBOUND * w.limit_w for w in members):
                 found[job] = self._back(job, belief)
-                continue
-            locks = [self.memory.ordered_mhz.get(u, one.max_mhz) / one.max_mhz for u, one in mine.items()]
-            gang.level = level_of(min(locks) - 1e-3) if min(locks) < 1.0 else TOP
-            asked.append((job, gang, int(gang.jobs.looks[0]), unbound))
-            taken.append((gang, belief[2].speed if fit else math.nan, belief[2].draw if fit else math.nan))
-        said = look(taken, self._bank, beliefs[asked[0][0]][3]) if asked else []
-        for (job, gang, before, unbound), outlook in zip(asked, said, strict=True):
-            if int(gang.jobs.looks[0]) <= before:  # another phase: which lever is worth it is asked anew
-                found[job] = self._back(job, beliefs[job])
+            elif (one_taken := self._taken(job, belief, members, mine)) is not None:
+                taken.append(one_taken)
+        # all in one look at the bank, with the care of any: a look reads nothing of it that differs by gang
+        windows_of = [(each.gang, each.speed, each.draw) for each in taken]
+        said = look(windows_of, self._bank, beliefs[taken[0].job][3]) if taken else []
+        for each, outlook in zip(taken, said, strict=True):
+            if int(each.gang.jobs.looks[0]) <= each.looks:  # another phase: which lever is worth it is asked anew
+                found[each.job] = self._back(each.job, beliefs[each.job])
             else:
-                found[job] = _known(gang, outlook, beliefs[job], unbound)
+                found[each.job] = _known(each.gang, outlook, beliefs[each.job], each.unbound)
         return found
+
+    def _taken(
+        self, job: str, belief: Belief, members: list[GpuWindow], mine: Mapping[str, clocks.ClockReading]
+    ) -> _Taken | None:
+        """A window of a gang on the clock, or of one that comes to it now; None for one on the power lever."""
+        unbound = all(w.draw_w <= UNBOUND * w.limit_w for w in members)
+        held = [self._held(mine[w.uuid], w) for w in members]
+        gang = self.gangs.get(job)
+        fit = gang is not None and unbound and all(math.isfinite(share) for share in held)
+        if gang is None:
+            power = belief[0]
+            if not (unbound and all(share == 1.0 for share in held) and power.unbound(belief[3])):
+                return None
+            # it brings its reference along, and this window is in that already: it is not taken twice
+            gang = self.gangs[job] = power.on_clock(level_of(self.settings.floor_share))
+        lock = min(self.memory.ordered_mhz.get(u, one.max_mhz) / one.max_mhz for u, one in mine.items())
+        gang.level = level_of(lock - 1e-3) if lock < 1.0 else TOP
+        speed, draw = (belief[2].speed, belief[2].draw) if fit else (math.nan, math.nan)
+        return _Taken(job, gang, int(gang.jobs.looks[0]), unbound, speed, draw)
 
     def _back(self, job: str, belief: Belief) -> Belief:
         """Back to the power lever, where nothing is known yet."""
@@ -141,17 +162,10 @@ class GangClocks:
             return clocks.decide(self._seen, wanted, self.memory, limits, now_s, s, self.settings)
 
         orders = ask(wishes)
-        other = ask(
-            {job: float(LEVELS[made.other]) for job, made in on.items()}
-        ).changed_mhz  # no gang moves another
-        found = dict(decided)
-        for job, made in on.items():
-            mine = {u: orders.changed_mhz[u] for u in made.highest_mw if u in orders.changed_mhz}
-            clips = tuple(dict.fromkeys(c for u in made.highest_mw for c in orders.clips.get(u, ())))
-            same = mine == {u: other[u] for u in made.highest_mw if u in other}
-            found[job] = replace(made, clocks_mhz=mine, clock_clips=clips, clock_same=same)
+        # all gangs' other arm in one question: clocks have no common budget, so no gang moves another
+        other = ask({job: float(LEVELS[made.other]) for job, made in on.items()})
         self._next = orders.memory
-        return found
+        return {**decided, **{job: _with_clocks(made, orders, other) for job, made in on.items()}}
 
     def commit(self) -> None:
         """What was decided last is being ordered."""
@@ -173,6 +187,16 @@ class GangClocks:
             if u in now
         }
         return {"clocks_mhz": back}
+
+
+def _with_clocks(made: Decided, orders: clocks.ClockOrders, other: clocks.ClockOrders) -> Decided:
+    def changes(arm: clocks.ClockOrders) -> dict[str, int | None]:
+        return {u: arm.changed_mhz[u] for u in made.highest_mw if u in arm.changed_mhz}
+
+    clips = tuple(dict.fromkeys(c for u in made.highest_mw for c in orders.clips.get(u, ())))
+    return replace(
+        made, clocks_mhz=changes(orders), clock_clips=clips, clock_same=changes(orders) == changes(other)
+    )
 
 
 def _known(gang: Gang, seen: Outlook, belief: Belief, unbound: bool) -> Belief:

@@ -170,9 +170,11 @@ def decide_gang(
         asked.drift.take(job, network.inputs, now_s)
         more["outside"] = asked.drift.envelope.outside(network.inputs)
     decision = replace(decision, **more)
+    # a look at the reference is for one window: the gang comes back to the home that it has
     probes = level == TOP and decision.why.startswith("reference")
     if treated and not probes:
         gang.jobs.home[0] = level
+    # home is where the gang is, not where a policy that was not executed wished it
     if not treated:
         gang.jobs.home[0] = gang.level
     on_clock = gang.lever == CLOCK
@@ -198,9 +200,9 @@ _KEPT_S = 3600.0
 """For which a gang's belief outlives the last sight of its job."""
 
 
-def power_range(settings: PowerSettings, window: GpuWindow, told: Mapping[str, NodeStatus]) -> tuple[int, int]:
+def power_range(settings: PowerSettings, window: GpuWindow, status: Mapping[str, NodeStatus]) -> tuple[int, int]:
     """Lowest and highest limit of a GPU (mW): as its node says, else as it is configured."""
-    node = told.get(window.node)
+    node = status.get(window.node)
     if node is not None and window.uuid in node.gpus:
         return node.gpus[window.uuid].min_mw, node.gpus[window.uuid].max_mw
     return int(settings.min_w * 1000), int(settings.max_w * 1000)
@@ -216,13 +218,14 @@ def shield_gpu(
     settings: PowerSettings,
     rack: str,
     window: GpuWindow,
-    told: Mapping[str, NodeStatus],
+    status: Mapping[str, NodeStatus],
     ill: bool,
     belief: Belief | None,
     now_s: float,
 ) -> shield.Gpu:
-    low, high = power_range(settings, window, told)
-    mine = told.get(window.node, NodeStatus()).gpus.get(window.uuid)
+    low, high = power_range(settings, window, status)
+    mine = status.get(window.node, NodeStatus()).gpus.get(window.uuid)
+    # a lockout is for an hour, so it takes a slowdown that is sure; NaN never leads to one
     sure = belief is not None and belief[2].slowdown_sd < 0.01
     return shield.Gpu(
         window.uuid,
@@ -317,9 +320,11 @@ class Beliefs:
         shares = [w.limit_w * 1000.0 / high for w, (_, high) in zip(members, ranges, strict=True)]
         stale_s = STALE_S
         read = all(seen_age_s(w.read_s, now_s, stale_s) <= stale_s for w in members)
+        # a gang steps at the pace of its slowest
         level = level_of(min(shares)) if read and all(map(math.isfinite, shares)) else -1
         draw = sum(w.draw_w * 1000.0 / high for w, (_, high) in zip(members, ranges, strict=True)) / len(members)
         gang = self.gangs.get(job)
+        # another lowest level is another kind of GPU: nothing that was learned holds there
         if gang is None or int(gang.jobs.lowest[0]) != lowest:
             gang = self.gangs[job] = Gang.start(lowest)
         steady = (

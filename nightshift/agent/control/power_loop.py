@@ -15,7 +15,7 @@ import math
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,7 +42,7 @@ from nightshift.collectors.seal import fingerprint
 from nightshift.collectors.subject import Inventory
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.actuators.power_nodes import LeaseAnswer, Nodes, NodeStatus
-from nightshift.controllers.decision import plain
+from nightshift.controllers.decision import ControlDecision, plain
 from nightshift.controllers.outcome import Stretch
 from nightshift.controllers.policy_file import PolicyFile
 from nightshift.controllers.power import clocks, shield
@@ -86,22 +86,33 @@ def leases(
         }
         for node, limits in by_node.items()
     }
-    for lease in found.values():
-        mine = lease["limits_mw"]
-        if ordered := {u: mhz for u, mhz in locks.ordered_mhz.items() if u in mine}:
-            lease["clocks_mhz"] = ordered
-        ours = locks.changed_s.keys() - locks.ordered_mhz.keys() - locks.manual - locks.odd.keys()
-        if freed := sorted(ours & mine.keys()):
-            lease["clocks_freed"] = freed
-        if left := sorted(locks.manual & mine.keys()):
-            lease["clocks_left"] = left
-    return found
+    return {node: {**lease, **_clock_terms(locks, lease["limits_mw"].keys())} for node, lease in found.items()}
 
 
-def complaints(told: Mapping[str, NodeStatus], before: Mapping[str, NodeStatus]) -> list[tuple[str, str]]:
+def _clock_terms(locks: clocks.ClockMemory, mine: Set[str]) -> dict[str, Any]:
+    """A lease's clocks, of these GPUs."""
+    # freed: locked by us once and no more. One that does not run as ordered may be a person's by now: not a word
+    ours = locks.changed_s.keys() - locks.ordered_mhz.keys() - locks.manual - locks.odd.keys()
+    terms: dict[str, Any] = {
+        "clocks_mhz": {u: mhz for u, mhz in locks.ordered_mhz.items() if u in mine},
+        "clocks_freed": sorted(ours & mine),
+        "clocks_left": sorted(locks.manual & mine),
+    }
+    return {name: term for name, term in terms.items() if term}
+
+
+def _gangs(windows: Iterable[GpuWindow]) -> dict[str, list[GpuWindow]]:
+    gangs: dict[str, list[GpuWindow]] = defaultdict(list)
+    for window in windows:
+        if window.job:
+            gangs[window.job].append(window)
+    return gangs
+
+
+def complaints(status: Mapping[str, NodeStatus], former: Mapping[str, NodeStatus]) -> list[tuple[str, str]]:
     """(node, what is wrong with it), where that is news."""
     return [
-        (n, s.error) for n, s in sorted(told.items()) if s.error and s.error != before.get(n, NodeStatus()).error
+        (n, s.error) for n, s in sorted(status.items()) if s.error and s.error != former.get(n, NodeStatus()).error
     ]
 
 
@@ -309,10 +320,7 @@ class PowerLoop:
             return self._wished(decided, other, self._divided(seen, decided, other, near, now_s), near, now_s)
 
         for made in self._clocks.decide(decided, orders.memory, now_s, limits).values():
-            receipt, chance, treated = made.through(asked, self._nodes is not None, instead)
-            found.receipts.append(receipt)
-            self._telling.pending.append(Receipt(receipt, tuple(made.highest_mw), chance, treated))
-            self._around.count("fallback" if receipt.fallback else "clipped" if receipt.clips else "as proposed")
+            found.receipts.append(self._receipt(made, asked, instead))
         self._telling.keep()
         if self._nodes is not None:
             self._memory = orders.memory
@@ -329,6 +337,14 @@ class PowerLoop:
         self._show_headroom(seen, now_s)
         return found
 
+    def _receipt(
+        self, made: Decided, asked: Round, instead: Callable[[str, int], Mapping[str, float]]
+    ) -> ControlDecision:
+        receipt, chance, treated = made.through(asked, self._nodes is not None, instead)
+        self._telling.pending.append(Receipt(receipt, tuple(made.highest_mw), chance, treated))
+        self._around.count("fallback" if receipt.fallback else "clipped" if receipt.clips else "as proposed")
+        return receipt
+
     def _observe(self, now_s: float) -> tuple[WindowSeen, Trusts]:
         """Closes the window: what was seen, what is believed of it, what was read back; and how far the policy is
         trusted, now that all that happened to it is told."""
@@ -340,10 +356,7 @@ class PowerLoop:
         windows, speeds = self._windows.close(now_s)
         windows = self._gone.left(windows, now_s)
         self._follows = None
-        gangs: dict[str, list[GpuWindow]] = defaultdict(list)
-        for window in windows:
-            if window.job:
-                gangs[window.job].append(window)
+        gangs = _gangs(windows)
         states = self._racks.states(windows, now_s)
         racks_of = {job: {self._racks.of_node.get(w.node, "") for w in members} for job, members in gangs.items()}
         scarcity = {job: [states[name] for name in names if name in states] for job, names in racks_of.items()}

@@ -63,9 +63,9 @@ class Racks:
                 wishes[gpu.uuid] = float(min(gpu.fallback_mw, wishes.get(gpu.uuid, gpu.fallback_mw)))
         return wishes
 
-    def states(self, seen: list[GpuWindow], now_s: float) -> dict[str, RackState]:
+    def states(self, windows: list[GpuWindow], now_s: float) -> dict[str, RackState]:
         found, drawn_w = {}, dict.fromkeys(self._settings.racks, 0.0)
-        for w in seen:
+        for w in windows:
             if (mine := self.of_node.get(w.node)) is not None:
                 drawn_w[mine] += w.draw_w
         for name, rack in self._settings.racks.items():

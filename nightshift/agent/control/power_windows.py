@@ -209,6 +209,7 @@ class GpuWindows:
             ordered = sorted(set(times))
             if ordered:
                 last[job] = max(last.get(job, -math.inf), ordered[-1])
+            # a single interval is mostly chance: a window holds one where a step takes long
             if len(ordered) >= 3:
                 rates[job].append((len(ordered) - 1) / (ordered[-1] - ordered[0]))
         self._last_step_s = {job: t for job, t in last.items() if at_s - t < 3600.0}

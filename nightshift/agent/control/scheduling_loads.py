@@ -57,8 +57,10 @@ class Loads:
             now = np.asarray([duty, float(sm.max()), float(dram.max()), share])
             before = self._means.pop(name, None)
             mean = now if before is None else (1.0 - _NEWEST) * before + _NEWEST * now
+            # of memory the highest ever: two jobs that fit by their means would not at their peaks
             mean[3] = share if before is None else max(share, float(before[3]))
             self._means[name] = mean
+            # taken out first, so that it comes last: the oldest are forgotten from the front
             self._newest.pop(unnumbered(name), None)
             self._newest[unnumbered(name)] = mean
         for kept in (self._means, self._newest):
@@ -71,5 +73,6 @@ class Loads:
         if mean is None or not mean[0] > 0:
             return UNKNOWN
         duty, sm, dram, memory = mean.tolist()
+        # host and network are not measured: what is not the GPU's may be either's, so each counts in full
         rest = 1.0 - duty
         return Load("unknown", duty, rest, rest, min(sm / duty, 1.0), min(dram / duty, 1.0), memory)

@@ -65,6 +65,7 @@ class SchedulingLoop:
         self._log = structlog.get_logger("scheduling")
         self._due_s = -float("inf")
         self._trust = Trust()
+        # one waits at most: a turn that came too late would decide on what is over
         self._queue: queue.Queue[float | None] = queue.Queue(1)
         self._thread: threading.Thread | None = None
         self.controller = SchedulingController(
@@ -74,6 +75,7 @@ class SchedulingLoop:
             standing=self._standing,
             bound_s=self.settings.queue.longest_hold_s,
         )
+        # as long as the shield may hold, and one gap between looks: later than that nobody meant it
         overdue_s = self.controller.bound_s + self.controller.shield.limits.ramp_grace_s + GAP_S
         self.epochs = Epochs(self.around.keep, self.policy, self.controller.baseline.name, overdue_s)
 
@@ -130,6 +132,7 @@ class SchedulingLoop:
             with suppress(Temporary, Permanent):  # tried again, and said, in the controller's turn
                 self.doors.release_overdue()
         halted = self.around.halted()
+        # halted is a shadow: the baseline is executed, so gates open, and nothing is held
         self._trust = Trust() if halted else self.around.trusts()(epoch_of(now_s), True, now_s)
         evicts = self.doors.evicts if self.doors is not None else lambda _namespace, _queue: True
         snapshot = self.view.snapshot(now_s, self.around.ill(), self.loads.of, evicts)

@@ -39,6 +39,7 @@ class Kin(StrEnum):
     STRAGGLER = "straggler"
     SOURCE = "source"
     GONE = "gone"
+    CRASH = "crash"
     HANG = "hang"
     FOLLOWER = "follower"
     ANOMALY = "anomaly"
@@ -61,9 +62,10 @@ STAGE: dict[Kin, int] = {
     Kin.STRAGGLER: 5,
     Kin.SOURCE: 6,
     Kin.GONE: 7,
-    Kin.HANG: 8,
-    Kin.FOLLOWER: 9,
-    Kin.ANOMALY: 10,
+    Kin.CRASH: 8,
+    Kin.HANG: 9,
+    Kin.FOLLOWER: 10,
+    Kin.ANOMALY: 11,
 }
 """The causal order: of findings that belong together, the one of the lowest stage is the first cause."""
 
@@ -83,6 +85,7 @@ _BY_FAULT = {
     Fault.NETWORK_DEGRADED: Kin.LINK,
     Fault.THROTTLE: Kin.THROTTLE,
     Fault.OOM_KILL: Kin.OOM,
+    Fault.JOB_CRASH: Kin.CRASH,
     Fault.SOURCE_LOST: Kin.SOURCE,
     Fault.ANOMALY: Kin.ANOMALY,
 }
@@ -195,6 +198,7 @@ SAME: tuple[Same, ...] = (
     Same(frozenset({Kin.HOST_LEAK}), _JOB, 1800.0),
     Same(frozenset({Kin.APPLICATION}), _JOB, 300.0),
     Same(frozenset({Kin.OOM}), _JOB, 300.0),
+    Same(frozenset({Kin.CRASH}), _JOB, 600.0, ongoing=True),
     Same(frozenset({Kin.STALL}), _JOB, 1800.0, ongoing=True),
     Same(frozenset({Kin.LOSS}), _JOB, 1800.0, ongoing=True),
     Same(frozenset({Kin.HANG}), _JOB, 1800.0, ongoing=True),
@@ -204,7 +208,7 @@ SAME: tuple[Same, ...] = (
     Same(frozenset({Kin.ANOMALY}), _GPU, 600.0, ongoing=True),
 )
 
-_STOPS = frozenset({Kin.HANG, Kin.FOLLOWER})
+_STOPS = frozenset({Kin.CRASH, Kin.HANG, Kin.FOLLOWER})
 EFFECTS: tuple[CauseEffect, ...] = (
     CauseEffect(HARDWARE, frozenset({Kin.APPLICATION}), _GPU, 120.0, False, "the GPU's error killed its process"),
     CauseEffect(
@@ -223,6 +227,8 @@ EFFECTS: tuple[CauseEffect, ...] = (
     CauseEffect(frozenset({Kin.APPLICATION}), _STOPS, _JOB, 600.0, False, "a rank crashed"),
     CauseEffect(frozenset({Kin.APPLICATION}), _STOPS, _GPU, 600.0, False, "its process crashed"),
     CauseEffect(frozenset({Kin.OOM}), _STOPS, _JOB, 600.0, False, "a rank was killed"),
+    CauseEffect(frozenset({Kin.LOSS}), frozenset({Kin.CRASH}), _JOB, 600.0, True, "the job gave up on it"),
+    CauseEffect(frozenset({Kin.CRASH}), frozenset({Kin.HANG, Kin.FOLLOWER}), _JOB, 600.0, True, "the job ended"),
     CauseEffect(
         frozenset({Kin.STALL}), frozenset({Kin.STRAGGLER, Kin.HANG}), _JOB, 600.0, True, "the step waits for data"
     ),
@@ -248,6 +254,7 @@ STORMY = frozenset(
         Kin.SOURCE,
         Kin.GONE,
         Kin.STALL,
+        Kin.CRASH,
         Kin.HANG,
         Kin.STRAGGLER,
         Kin.FOLLOWER,

@@ -16,6 +16,7 @@ LOGS = {
     "hang": "training logs (steps)",
     "stall": "training logs (steps)",
     "nccl_watchdog": "training logs (steps)",
+    "job_crash": "training logs",
     "kernel_events": "the kernel log",
     "source": "Nightshift's own looks",
 }

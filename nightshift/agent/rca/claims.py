@@ -245,6 +245,10 @@ def _oom(case: DiagnosisCase) -> Drafts:
     yield from plain(case)
 
 
+def _crash(case: DiagnosisCase) -> Drafts:
+    yield equals(case, "crash", f"its own log says: {case.cause.facts.get('ended_by', 'an error')}")
+
+
 def plain(case: DiagnosisCase) -> Drafts:
     for name, sentence in (
         ("silent_s", "no good answer for {:.0f} s"),
@@ -266,6 +270,7 @@ BY_KIN: dict[Kin, Callable[[DiagnosisCase], Drafts]] = {
     Kin.HANG: _hang,
     Kin.MEMORY: _memory,
     Kin.OOM: _oom,
+    Kin.CRASH: _crash,
     Kin.THROTTLE: _throttle,
     Kin.LINK: _link,
     Kin.GONE: _gone,

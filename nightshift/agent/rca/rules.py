@@ -47,7 +47,7 @@ def confidence_of(case: DiagnosisCase, held: Sequence[Claim]) -> Confidence:
         return Confidence.HIGH if jumped(held) else Confidence.MEDIUM if strong else Confidence.LOW
     if kin is Kin.FOLLOWER:
         return Confidence.LOW
-    if kin in HARDWARE or kin in (Kin.OOM, Kin.GONE, Kin.APPLICATION):
+    if kin in HARDWARE or kin in (Kin.OOM, Kin.GONE, Kin.APPLICATION, Kin.CRASH):
         return Confidence.HIGH if quoted else Confidence.MEDIUM if strong else Confidence.LOW
     alone = kin in (Kin.GPU_LEAK, Kin.HOST_LEAK) and not any("peer" in str(c.arguments.get("path")) for c in held)
     if strong and not alone:
@@ -98,6 +98,7 @@ _SAYS: dict[Fault, str] = {
     Fault.NETWORK_DEGRADED: "Network link errors",
     Fault.THROTTLE: "GPU throttled",
     Fault.OOM_KILL: "Killed: out of host memory",
+    Fault.JOB_CRASH: "Job ended",
     Fault.SOURCE_LOST: "Source lost",
     Fault.ANOMALY: "Unusual behaviour",
 }
@@ -254,6 +255,8 @@ def _headline(case: DiagnosisCase, fault: Fault, held: Sequence[Claim]) -> str:
     if fault is Fault.XID and code is not None:
         meaning = CATALOGUE[code].meaning if code in CATALOGUE else "not in the catalogue"
         what = f"Xid {code} ({meaning})"
+    if fault is Fault.JOB_CRASH:
+        what += f": {case.cause.facts.get('ended_by', 'an error')}"
     if kin_of(case.cause) is Kin.LOSS:
         if jumped(held):
             what += " after the learning rate jumped"
@@ -318,6 +321,10 @@ _CAVEATS: tuple[tuple[Callable[[DiagnosisCase, Kin, Sequence[Claim]], bool], str
     (
         lambda case, kin, held: kin is Kin.STALL and not silent_storage(held),
         "whether storage, network or the loader's own code is slow was not measured",
+    ),
+    (
+        lambda case, kin, held: kin is Kin.CRASH and case.cause.facts.get("mended_by") == "owner",
+        "the cause is in the job: its owner can mend it, the cluster cannot",
     ),
     (
         lambda case, kin, held: kin is Kin.FOLLOWER,

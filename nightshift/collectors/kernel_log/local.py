@@ -382,7 +382,7 @@ class LocalKernelLogCollector:
     ...     _ = log.write("[12345.678901] NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus.\n")
     ...     log.flush()
     ...     settings = LocalKernelLogCollector.Settings(source="file", path=log.name, node="n1")
-    ...     batch = LocalKernelLogCollector(settings).collect(1795500000.0, Inventory(), timeout_s=1.0)
+    ...     batch = LocalKernelLogCollector(settings).collect(1795500000.0, Inventory(), timeout_s=60.0)
     >>> [(event.kind.value, event.code, str(event.node)) for event in batch.events]
     [('xid', 79, 'node:n1')]
     """

@@ -1,1 +1,1 @@
-"""What jobs say of themselves: logs, TensorBoard, metrics pages and profiler traces."""
+"""What jobs report: logs, TensorBoard, metrics pages and profiler traces."""

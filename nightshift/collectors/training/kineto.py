@@ -70,9 +70,9 @@ class KinetoCollector:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     trace = Path(folder, "llm-0.json")
     ...     _ = trace.write_text(json.dumps({"traceEvents": [step, gemm]}))
-    ...     os.utime(trace, (time.time() - 60.0, time.time() - 60.0))
+    ...     os.utime(trace, (time.time() - 10.0,) * 2)  # written whole some time ago
     ...     collector = KinetoCollector(KinetoCollector.Settings(path=trace))
-    ...     batch = collector.collect(time.time(), Inventory(), timeout_s=5.0)
+    ...     batch = collector.collect(time.time(), Inventory(), timeout_s=60.0)
     >>> batch.logs[0].text.partition(": ")[2]
     '1 steps of 1.0 ms on GPU: computes 60%, waits for communication 0%, copies 0%, idle 40%'
     """

@@ -39,6 +39,8 @@ MAX_TEXT = 2048
 _NOTABLE = re.compile(
     r"Traceback|[Ee]rror|ERROR|FATAL|NCCL|[Ww]atchdog|[Oo]ut of memory|CUDA|Killed|SIG(?:KILL|TERM|SEGV|ABRT)"
     r"|[Cc]heckpoint|nightshift kernels:"
+    # how launchers, schedulers and servers say that a process ended
+    r"|exitcode|Root Cause|terminate called|core dumped|DUE TO|[Ee]ngine (?:dead|core)|No space left|quota exceeded"
 )
 
 
@@ -122,7 +124,7 @@ class TrainingLogsCollector:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = Path(folder, "ml_llm-0_main.log").write_text("step=1 loss=4.0\nstep=2 loss=3.5\n")
     ...     collector = TrainingLogsCollector(TrainingLogsCollector.Settings(directory=folder))
-    ...     batch = collector.collect(time.time(), Inventory(), timeout_s=1.0)
+    ...     batch = collector.collect(time.time(), Inventory(), timeout_s=60.0)
     >>> [(str(s.subject), s.step.tolist(), s.column("loss").tolist()) for s in batch.steps]
     [('rank:ml/llm#0', [1, 2], [4.0, 3.5])]
     """

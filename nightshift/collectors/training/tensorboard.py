@@ -75,7 +75,7 @@ class TensorboardCollector:
     ...     file = Path(folder, "ml/llm/events.out.tfevents.1")
     ...     _ = file.write_bytes(whole(struct.pack("<Q", len(event))) + whole(event))
     ...     collector = TensorboardCollector(TensorboardCollector.Settings(directory=folder))
-    ...     looks = [collector.collect(time.time(), Inventory(), timeout_s=1.0) for _ in range(2)]
+    ...     looks = [collector.collect(time.time(), Inventory(), timeout_s=60.0) for _ in range(2)]
     >>> [(str(s.subject), s.step.tolist(), s.column("loss").tolist()) for look in looks for s in look.steps]
     [('job:ml/llm', [7], [2.5])]
     """

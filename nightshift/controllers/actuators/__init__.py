@@ -1,1 +1,1 @@
-"""Every write to Kubernetes and NVML stands in this package, and nowhere else."""
+"""Every write to Kubernetes and NVML is in this package, and nowhere else."""

@@ -122,6 +122,7 @@ class FoundJob:
             return "a RayJob may be suspended only with shutdownAfterJobFinishes: true"
         if self.kind.kind == "RayJob" and spec.get("clusterSelector"):
             return "a RayJob on a cluster that it selects cannot be suspended"
+        # the built-in controller leaves such a Job alone, so its suspend field would stop nothing
         manager = spec.get("managedBy")
         if self.kind.kind == "Job" and manager not in (None, "kubernetes.io/job-controller"):
             return f"{manager} manages it, from outside of this cluster's Job controller"
@@ -137,6 +138,7 @@ class FoundJob:
         spec, status = self.object.get("spec") or {}, self.object.get("status") or {}
         if any(_ignores_evictions(rule) for rule in (spec.get("podFailurePolicy") or {}).get("rules") or []):
             return False
+        # 6 is the API's default of backoffLimit
         limit = spec.get("backoffLimit", spec.get("backoffLimitPerIndex", 6))
         return int(status.get("failed") or 0) + evicted > int(limit)
 
@@ -185,18 +187,23 @@ def find(kube: KubeClient, job: Subject) -> FoundJob | None:
             found.append(FoundJob(kind, namespace, name, item))
     if refused and not found:
         raise refused[0]
-    if len(found) > 1:
-        owned = {r["uid"] for f in found for r in f.object["metadata"].get("ownerReferences") or []}
-        found = [f for f in found if f.object["metadata"]["uid"] in owned] or found
-        if len(found) > 1:
-            raise Permanent(f"{job} names {len(found)} jobs: {', '.join(f.kind.kind for f in found)}")
-    return found[0] if found else None
+    outermost = _outermost(found)
+    if len(outermost) > 1:
+        raise Permanent(f"{job} names {len(outermost)} jobs: {', '.join(f.kind.kind for f in outermost)}")
+    return outermost[0] if outermost else None
+
+
+def _outermost(jobs: list[FoundJob]) -> list[FoundJob]:
+    """Of jobs of one name, those that own another of them; all where none does."""
+    owned = {r["uid"] for job in jobs for r in job.object["metadata"].get("ownerReferences") or []}
+    return [job for job in jobs if job.object["metadata"]["uid"] in owned] or jobs
 
 
 def live_pods(kube: KubeClient, job: FoundJob) -> list[Object]:
     """Pods of the job that still hold resources."""
     path = f"/api/v1/namespaces/{job.namespace}/pods"
     pods = kube.list(path, labelSelector=f"{job.kind.pods}={job.name}")
+    # pods that have ended stay listed until their job is deleted, and hold no GPU
     return [p for p in pods if (p.get("status") or {}).get("phase") not in ("Succeeded", "Failed")]
 
 
@@ -254,6 +261,7 @@ def own_job(kube: KubeClient, pod: Object) -> FoundJob | None:
 def owner_job(kube: KubeClient, pod: Object) -> FoundJob | None:
     """The outermost job above a pod, through its owner references; None for a pod that no job owns."""
     namespace, labels = pod["metadata"]["namespace"], pod["metadata"].get("labels") or {}
+    # a drain stopped the RayJob that had come to have an older one's name: so its present cluster is asked for too
     if labels.get("ray.io/originated-from-crd") == "RayJob":  # a RayCluster stands between
         ray = next(kind for kind in KINDS if kind.kind == "RayJob")
         name = labels.get(ray.pods, "")
@@ -263,6 +271,7 @@ def owner_job(kube: KubeClient, pod: Object) -> FoundJob | None:
             return FoundJob(ray, namespace, name, item)
     found: FoundJob | None = None
     current = pod
+    # pod, Job, JobSet, TrainJob: nothing is nested deeper, and references that form a ring end here
     for _ in range(4):
         owner = _controller(current)
         above = None if owner is None else _referred(kube, current, owner)

@@ -165,19 +165,15 @@ class KernelJobActuator:
         job = self._find(action, uid)
         if job is None:
             return SearchStatus(False)
-        pods = self._pods_of(action)
-        conditions = (job.get("status") or {}).get("conditions") or []
+        pods, status = self._pods_of(action), job.get("status") or {}
+        conditions = status.get("conditions") or []
         done = {c["type"]: c for c in conditions if c.get("status") == "True"}
         ended = next((kind for kind in ("Complete", "Failed") if kind in done), "")
-        text = ""
-        if ended == "Failed":
-            place = self._kube, self._settings.namespace, job_name(action)
-            text = said(*place) or why_failed(*place, done[ended])
+        place = self._kube, self._settings.namespace, job_name(action)
+        text = said(*place) or why_failed(*place, done[ended]) if ended == "Failed" else ""
         gpu_s = sum(_gpu_s(pod, self._now_s()) for pod in pods)
-        if ended and not pods:
-            status = job["status"]
-            until = status.get("completionTime") or done[ended].get("lastTransitionTime")
-            gpu_s = _between(status.get("startTime"), until)
+        if ended and not pods:  # they are cleaned up after a while; the Job remembers when they ran
+            gpu_s = _between(status.get("startTime"), _ended_at(status, done[ended]))
         return SearchStatus(
             True,
             RELEASED in (job["metadata"].get("annotations") or {}),
@@ -369,6 +365,11 @@ def _gpu_s(pod: Object, now_s: float) -> float:
     if not status.get("startTime"):
         return 0.0
     return _between(status["startTime"], max(ends)) if ends else max(0.0, now_s - _stamp(status["startTime"]))
+
+
+def _ended_at(status: Object, condition: Object) -> str | None:
+    """A Job that failed has no completionTime: then its condition says when."""
+    return status.get("completionTime") or condition.get("lastTransitionTime")
 
 
 def _between(begin: Any, end: Any) -> float:

@@ -85,6 +85,7 @@ def quarantined(node: Object) -> list[str]:
 
 
 def quarantine_patch(uuids: list[str]) -> Object:
+    # None takes a key away in a merge patch (RFC 7386); an empty annotation would stay behind
     label = "true" if uuids else None
     return {"metadata": {"annotations": {QUARANTINE: ",".join(uuids) or None}, "labels": {QUARANTINE_LABEL: label}}}
 
@@ -111,6 +112,7 @@ def _must_move(pod: Object) -> bool:
         return False  # the pod that repairs this very node
     if is_mirror(pod):
         return False
+    # its DaemonSet tolerates the cordon and would make it again on this node at once
     if any(r.get("controller") and r["kind"] == "DaemonSet" for r in meta.get("ownerReferences") or []):
         return False
     return (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")

@@ -95,6 +95,7 @@ class KubernetesQueue:
         return [
             gate
             for gate in (self.gates() if gates is None else gates)
+            # counted from the creation, which no hold moves: a policy that renews holds for ever is cut off here
             if now_s >= gate.since_s + longest_s or (gate.until_s and now_s >= gate.until_s)
         ]
 
@@ -144,6 +145,7 @@ class KubernetesQueue:
         if gate.kind == "check":
             return self._pass_checks(gate.path, item, version)
         if gate.kind == "annotation":
+            # names of others stay on the list: each opens its own gate
             others = [name for name in _listed(item) if name != CONTROLLER]
             if len(others) == len(_listed(item)):
                 return False
@@ -162,6 +164,7 @@ class KubernetesQueue:
         at = datetime.fromtimestamp(self._now_s(), UTC).isoformat(timespec="seconds")
         passed = {"state": "Ready", "message": "nightshift: may start", "lastTransitionTime": at}
         made = [
+            # one that is Ready keeps the time at which it became so
             {**state, **passed} if state.get("name") in ours and state.get("state") == "Pending" else state
             for state in states
         ]
@@ -204,6 +207,7 @@ class KubernetesQueue:
         annotations = item["metadata"].get("annotations") or {}
         if holds_quota(item):
             return "it has quota already: a boost could only make others be evicted"
+        # BOOSTED repeats what we wrote: another value was written since, by somebody else
         if BOOST in annotations and annotations.get(BOOSTED) != annotations[BOOST]:
             return "another client has set its boost"
         if annotations.get(BOOST) == str(value) or (value == 0 and BOOST not in annotations):
@@ -229,6 +233,7 @@ class KubernetesQueue:
         cluster_queue = self._kube.find(f"{self._kueue}/clusterqueues/{local['spec'].get('clusterQueue')}")
         if cluster_queue is None:
             return True
+        # a rule that is not set is Never (Kueue's API reference, ClusterQueuePreemption)
         rules = (cluster_queue.get("spec") or {}).get("preemption") or {}
         return any(rules.get(key, "Never") != "Never" for key in ("withinClusterQueue", "reclaimWithinCohort"))
 

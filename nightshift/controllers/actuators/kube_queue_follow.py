@@ -143,30 +143,30 @@ class QueueView:
         self._fresh()
         self._take()
         names = sorted(self._nodes, key=lambda name: (self._nodes[name].rack, name))
-        per_node = max((node.gpus for node in self._nodes.values()), default=0)
-        if not per_node:
+        if not names:
             raise StaleView("no node with GPUs is known")
-        racks = Counter(self._nodes[name].rack for name in names)
-        shape = ClusterShape(len(names), per_node, max(racks.values()))
-        place, closed = {name: at for at, name in enumerate(names)}, dict[int, int]()
-        for name, at in place.items():
-            node, sick = self._nodes[name], (ill or {}).get(name, 0)
-            shut = node.gpus if sick < 0 or not node.takes else min(sick, node.gpus)
-            if per_node - node.gpus + shut:
-                closed[at] = per_node - node.gpus + shut
-        slope_w = math.inf if self.settings.slope_w is None else self.settings.slope_w
+        shape = self._shape()
+        place = {name: at for at, name in enumerate(names)}
+        sick = {place[name]: gpus for name, gpus in (ill or {}).items() if name in place and gpus}
         nodes = [self._nodes[name] for name in names]
+        slope_w = math.inf if self.settings.slope_w is None else self.settings.slope_w
         return Snapshot(
             now_s,
             shape,
             self._jobs(place, loads, evicts),
-            closed,
+            _closed(nodes, shape.per_node, sick),
             slope_w,
             tuple(names),
             tuple(node.host for node in nodes),
             frozenset(at for at, node in enumerate(nodes) if node.shares and node.takes),
-            frozenset(at for name, at in place.items() if (ill or {}).get(name) and nodes[at].takes),
+            frozenset(at for at in sick if nodes[at].takes),
         )
+
+    def _shape(self) -> ClusterShape:
+        """As if every node were as large as the largest, and every rack: what is not there counts as closed."""
+        racks = Counter(node.rack for node in self._nodes.values())
+        per_node = max(node.gpus for node in self._nodes.values())
+        return ClusterShape(len(self._nodes), per_node, max(racks.values()))
 
     def _jobs(
         self, place: Mapping[str, int], loads: Callable[[str], Load], evicts: Callable[[str, str], bool]
@@ -186,9 +186,7 @@ class QueueView:
         return found
 
     def _job(self, name: str, parts: list[_Part], place: Mapping[str, int], load: Load) -> JobSeen:
-        pods = [part for part in parts if not part.workload and part.gpus]
-        said = sum(part.gpus for part in pods) or max(part.gpus for part in parts)
-        nodes: Counter[int] = Counter()
+        said, nodes = _gpus_said(parts), Counter[int]()
         for part in parts:
             if part.node in place:
                 nodes[place[part.node]] += part.gpus
@@ -197,7 +195,7 @@ class QueueView:
         namespace, _, short = name.partition("/")
         return JobSeen(
             name,
-            next((part.queue for part in parts if part.queue), namespace),
+            _first([part.queue for part in parts]) or namespace,
             namespace,
             min(part.made_s for part in parts),
             said,
@@ -209,8 +207,8 @@ class QueueView:
             label=unnumbered(short),
             priority=max(part.priority for part in parts),
             opted_in=not any(part.opted_out for part in parts),
-            workload=next((part.workload for part in parts if part.workload), ""),
-            placeable=bool(gates) and all(gate.kind == "pod" for gate in gates),
+            workload=_first([part.workload for part in parts]),
+            placeable={gate.kind for gate in gates} == {"pod"},
         )
 
     def _all(self) -> list[_Part]:
@@ -280,6 +278,28 @@ class QueueView:
             str(spec.get("nodeName") or ""),
             made_s({"metadata": {"creationTimestamp": started}}) if started else math.nan,
         )
+
+
+def _closed(nodes: Sequence[_Node], per_node: int, sick: Mapping[int, int]) -> dict[int, int]:
+    """GPUs that take nobody, by node's place: those that a smaller node does not have, and its ill ones."""
+    closed = {}
+    for at, node in enumerate(nodes):
+        ill = sick.get(at, 0)
+        usable = 0 if ill < 0 or not node.takes else max(node.gpus - ill, 0)
+        if usable < per_node:
+            closed[at] = per_node - usable
+    return closed
+
+
+def _gpus_said(parts: Sequence[_Part]) -> int:
+    """A job's GPUs. Its pods and its Workload say them twice over: the pods count, where there are any."""
+    pods = [part.gpus for part in parts if not part.workload]
+    return sum(pods) or max(part.gpus for part in parts)
+
+
+def _first(texts: Sequence[str]) -> str:
+    """The first that says anything."""
+    return next((text for text in texts if text), "")
 
 
 def unnumbered(name: str) -> str:

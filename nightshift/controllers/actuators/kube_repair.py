@@ -163,6 +163,7 @@ class KubernetesRepairActuator:
             raise Permanent(
                 f"action {action.id}: {node_name} does not say its boot id: a reboot could not be proved"
             )
+        # asked before our own cordon is on it: afterwards both look alike
         theirs = kube_nodes.is_cordoned(node) and not self._nodes.owns_cordon(node)
         mark = {"boot_id": boot_id, "phase": "begun", "theirs": theirs, "labels": {}}
         self._write(action, node, mark)
@@ -170,6 +171,7 @@ class KubernetesRepairActuator:
 
     def _empty(self, action: Action, node_name: str) -> None:
         """Cordons the node and moves what the plan named; UnderWay until it has gone."""
+        # a reboot drains the node, and a drain cordons it
         if action.kind is not _A.REBOOT_NODE:
             node = Subject(SubjectKind.NODE, node_name)
             self._finish(replace(action, id=f"{action.id}-cordon", kind=_A.CORDON, target=node))
@@ -177,6 +179,7 @@ class KubernetesRepairActuator:
             self._finish(step)
         if action.kind is _A.REBOOT_NODE:
             return
+        # a reset is of one GPU: pods on the others of its node stay
         held = set(action.blast_radius.pods)
         left = [p for p in kube_nodes.evictable(self._kube, node_name) if kube_nodes.pod_name(p) in held]
         waits = [wait for p in left if (wait := kube_nodes.evict(self._kube, p, self._settings.drain.grace_s))]
@@ -220,9 +223,12 @@ class KubernetesRepairActuator:
         """Pauses what holds handles on the GPU; UnderWay until its pods have gone, Permanent where they stay."""
         node = self._kube.get(kube_nodes.path(node_name))
         labels = node["metadata"].get("labels") or {}
+        # only what runs now is paused: what another client has paused is not ours to bring back
         running = {name: labels[name] for name in COMPONENTS if labels.get(name) == "true"}
         if running or AGENT_PAUSED not in labels:
             mark = {**mark, "labels": {**mark["labels"], **running}, "phase": RELEASING}
+            # counted from the first pause: a component that comes back meanwhile must not renew the time that it
+            # has
             mark.setdefault("released_s", self._now_s())
             changes: Labels = {**dict.fromkeys(running, PAUSED), AGENT_PAUSED: "true"}
             self._write(action, node, mark, changes)
@@ -245,6 +251,7 @@ class KubernetesRepairActuator:
             )
         node = self._kube.get(kube_nodes.path(node_name))
         boot_id = ((node.get("status") or {}).get("nodeInfo") or {}).get("bootID", "")
+        # the kernel makes a new boot id at each start (proc(5)): this alone proves the reboot
         if boot_id and boot_id != mark["boot_id"]:
             if not kube_nodes.is_ready(node):
                 raise UnderWay(f"{node_name} has rebooted and is not ready yet", retry_after_s=POLL_S)

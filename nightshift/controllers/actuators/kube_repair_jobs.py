@@ -28,9 +28,9 @@ sleep 600
 """
 
 
-def container(image: str, script: str, known: Mapping[str, str]) -> Object:
+def container(image: str, script: str, values: Mapping[str, str]) -> Object:
     """One privileged container that runs a script, with what it has to know as its environment."""
-    env = {**known, "NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+    env = {**values, "NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
     return {
         "name": "repair",
         "image": image,

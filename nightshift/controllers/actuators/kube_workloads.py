@@ -47,12 +47,14 @@ class Workloads:
         if kube_nodes.unmanaged(pod):
             return self._refused(action, "no controller owns it: deleted, it would not come back")
         if not self.marks.has(pod, action):
+            # a StatefulSet's next pod bears the same name: without the uid each successor would be deleted in turn
             wanted = action.params.get("uid")
             if wanted is None and kube_nodes.has_successor_of_its_name(pod):
                 why = "the plan does not name its uid, so that its successor of the same name would be deleted, too"
                 return self._refused(action, why)
             if wanted is not None and wanted != meta["uid"]:
                 return self._outcome(OutcomeStatus.ALREADY_DONE, f"{action.target} has been replaced already")
+            # of its own Job, not of the outermost: what is lost counts against the backoffLimit there
             above = kube_jobs.own_job(self._kube, pod)
             if above is not None and above.loses_by(1):
                 return self._refused(action, f"one more lost pod ends Job {_named(above)}: restart the job")
@@ -60,6 +62,7 @@ class Workloads:
             if not self.marks.has(pod, action):
                 self.marks.patch(path, pod, action, {})
             if not meta.get("deletionTimestamp"):
+                # by uid, since its controller may have made another of that name between the read and this
                 self._kube.request("DELETE", path, body={"preconditions": {"uid": meta["uid"]}})
         waits = kube_nodes.held_by(pod) + kube_nodes.overdue([pod], self._now_s())
         raise UnderWay(f"{action.target} is terminating{waits}", retry_after_s=POLL_S)
@@ -92,15 +95,23 @@ class Workloads:
         if stopped and runs:
             self.marks.patch(job.path, job.object, action, {}, phase="started")
             raise Permanent(f"job {name} was restarted by another client while it stopped; it keeps running")
-        if workload is not None and runs:
-            kube_jobs.set_active(self._kube, workload, False, self._manager)
-        elif workload is not None and phase == "stopping":
-            self.marks.patch(job.path, job.object, action, {}, phase="emptying")
+        if workload is not None:
+            self._stop_workload(job, workload, action, runs, phase)
         left = kube_jobs.live_pods(self._kube, job)
         if not stopped or left:
             return f"job {name} is stopping: {len(left)} pods left{kube_nodes.overdue(left, self._now_s())}"
         self._resume(job, workload, action)
         return None if workload is None else f"job {name} restarts"
+
+    def _stop_workload(
+        self, job: kube_jobs.FoundJob, workload: Object, action: Action, runs: bool, phase: str | None
+    ) -> None:
+        """Takes a job out of Kueue, and marks it as out at the next look. Before that mark an active Workload is
+        one that we have not stopped yet; after it, one that another client has started again."""
+        if runs:
+            kube_jobs.set_active(self._kube, workload, False, self._manager)
+        elif phase == "stopping":
+            self.marks.patch(job.path, job.object, action, {}, phase="emptying")
 
     def _begin_to_stop(
         self, job: kube_jobs.FoundJob, workload: Object | None, action: Action, phase: str | None
@@ -110,6 +121,7 @@ class Workloads:
         name = f"{job.namespace}/{job.name}"
         if job.unstoppable is not None and workload is None:
             raise Permanent(f"job {name} cannot be stopped and started: {job.unstoppable}")
+        # resuming it afterwards would overrule whoever suspended it. With Kueue a suspended job just waits
         if workload is None and job.suspended:
             raise Permanent(f"job {name} is suspended by another client, which must resume it")
         if (waits := self._saves(job, action, phase)) is not None:
@@ -151,6 +163,7 @@ class Workloads:
             self.marks.patch(job.path, job.object, action, ask, phase="saving")
             return f"job {name} is asked to save"
         asked_s = float(str((self.marks.of(job.object, action.kind) or {}).get("at_s", 0.0)))
+        # a clock that was set back ends the wait: it would else last for as long as it jumped
         waited_s = self._now_s() - asked_s
         if job.saved_step(action.id) is not None or not 0 <= waited_s < self._save_wait_s:
             return None
@@ -163,6 +176,7 @@ class Workloads:
     def gangs(self, pods: list[Object]) -> tuple[set[str], list[Object]]:
         """Jobs among the pods' owners that span nodes, or that an eviction would end; and the pods of none of
         them. Of a job that has ended, pods that are left are evicted."""
+        # counted together: evicted in one drain, pods of one job count together against its backoffLimit
         owners = [(pod, kube_jobs.owner_job(self._kube, pod)) for pod in pods]
         counts = Counter(_named(job) for _, job in owners if job is not None)
         whole: dict[str, bool] = {}
@@ -180,6 +194,7 @@ class Workloads:
         if job.ended is not None:
             return False
         nodes = {p["spec"].get("nodeName") for p in kube_jobs.live_pods(self._kube, job)}
+        # a gang that loses one rank leaves the others waiting for it in a collective
         return len(nodes) > 1 or job.loses_by(evicted)
 
     def unstoppable(self, gangs: set[str]) -> list[str]:
@@ -187,6 +202,7 @@ class Workloads:
         said = []
         for name in sorted(gangs):
             job = kube_jobs.find(self._kube, Subject(SubjectKind.JOB, name))
+            # where Kueue manages it, its Workload stops it whatever its own field would do
             if job is not None and job.unstoppable is not None and kube_jobs.workload(self._kube, job) is None:
                 said.append(f"job {name}: {job.unstoppable}")
         return said

@@ -75,16 +75,10 @@ class Drains:
         path = kube_nodes.path(action.target.name)
         node = self._kube.find(path)
         marked = node is not None and self._marks.has(node, action)
-        if not marked and (stopped := self._work.stopped_by(action, self._jobs(action))):
-            what = "is gone" if node is None else "is another machine now, or our mark was taken off it"
-            return self._carry_on(action, stopped, f"{action.target.name} {what}")
-        if node is None:
-            return self._outcome(OutcomeStatus.REFUSED, f"{action.target} no longer exists")
-        if marked and not kube_nodes.is_cordoned(node):
-            stopped = self._work.stopped_by(action, self._work.gangs_of(node, action), STOPPED)
-            return self._carry_on(
-                action, stopped, "a person has uncordoned it during the drain; it stays uncordoned"
-            )
+        if (lost := self._lost(action, node, marked)) is not None:
+            return lost
+        assert node is not None  # a node that is gone is lost
+        # read again at every step: pods may have come between the plan and the cordon
         left = kube_nodes.evictable(self._kube, action.target.name)
         gangs, single = self._work.gangs(left)
         known = self._work.gangs_of(node, action)
@@ -100,6 +94,20 @@ class Drains:
         waits += [kept for pod in single if (kept := self._evict(pod))]
         return self._conclude(action, known, waits, len(left))
 
+    def _lost(self, action: Action, node: Object | None, marked: bool) -> ActionOutcome | None:
+        """Where the node is no longer ours to drain: what becomes of the jobs that were stopped for it."""
+        if not marked and (stopped := self._work.stopped_by(action, self._jobs(action))):
+            what = "is gone" if node is None else "is another machine now, or our mark was taken off it"
+            return self._carry_on(action, stopped, f"{action.target.name} {what}")
+        if node is None:
+            return self._outcome(OutcomeStatus.REFUSED, f"{action.target} no longer exists")
+        if marked and not kube_nodes.is_cordoned(node):
+            stopped = self._work.stopped_by(action, self._work.gangs_of(node, action), STOPPED)
+            return self._carry_on(
+                action, stopped, "a person has uncordoned it during the drain; it stays uncordoned"
+            )
+        return None
+
     def _conclude(
         self, action: Action, known: set[str], waits: Sequence[kube_nodes.Wait], left: int
     ) -> ActionOutcome:
@@ -110,6 +118,7 @@ class Drains:
             self._known.pop(action.id, None)
             return self._outcome(OutcomeStatus.DONE, f"{action.target} cordoned and empty of evictable pods{also}")
         said = f"{left} pods left; {'; '.join(wait.text for wait in waits)}"
+        # while one is still on its way out it is waited for: giving up then would leave it half-way
         if waits and all(wait.refused for wait in waits):  # what can be done is done
             why = f"drain of {action.target.name} cannot continue; the node stays cordoned: {said}"
             if self._work.stopped_by(action, known):
@@ -159,6 +168,7 @@ class Drains:
 
     def _evict(self, pod: Object) -> kube_nodes.Wait | None:
         """What is waited for of one pod of a drain that has begun; None where it is gone."""
+        # what would refuse the whole drain before it began only holds it up now: jobs are stopped already
         if kept := self._keeps(pod):
             return kube_nodes.Wait(kept)  # it came after the drain had begun
         try:
@@ -183,6 +193,7 @@ class Drains:
         """What would stop a drain half-way for good, found out before its first change: pods that are kept, jobs
         that cannot be stopped, evictions that an admission webhook or a role forbids (asked as a dry run)."""
         said = [kept for pod in single if (kept := self._keeps(pod))] + self._work.unstoppable(gangs)
+        # dry runs ask admission webhooks too, so none is made where the drain is refused anyway
         for pod in single if not said else []:
             try:
                 kube_nodes.evict(self._kube, pod, self._limits.grace_s, dry_run=True)
@@ -493,25 +504,37 @@ class KubernetesActuator:
             return self._refused(action, f"{action.kind} cannot be undone")
         name = str(action.params.get("node", "")) if action.kind is _A.QUARANTINE_GPU else action.target.name
         node = self._kube.get(kube_nodes.path(name))
-        if action.kind is _A.QUARANTINE_GPU:
-            held = kube_nodes.quarantined(node)
-            if action.target.name not in held:
-                return self._outcome(OutcomeStatus.ALREADY_DONE, f"{action.target} is not quarantined")
-            change = kube_nodes.quarantine_patch([uuid for uuid in held if uuid != action.target.name])
-            self.marks.patch(kube_nodes.path(name), node, action, change, undone=True)
-            return self._outcome(OutcomeStatus.DONE, f"{action.target} back in service")
-        if action.kind is _A.TAINT:
-            if not kube_nodes.is_tainted(node):
-                return self._outcome(OutcomeStatus.ALREADY_DONE, f"{action.target} has no taint of Nightshift")
-            if not self.marks.has(node, action):
-                return self._refused(action, "its taint is not this action's")
-            self.marks.patch(kube_nodes.path(name), node, action, kube_nodes.taint_patch(node, None), undone=True)
-            return self._outcome(OutcomeStatus.DONE, f"{action.target} no longer has Nightshift's taint")
+        match action.kind:
+            case _A.QUARANTINE_GPU:
+                return self._end_quarantine(action, name, node)
+            case _A.TAINT:
+                return self._untaint(action, name, node)
+            case _:
+                return self._end_own_cordon(action, name, node)
+
+    def _end_quarantine(self, action: Action, name: str, node: Object) -> ActionOutcome:
+        held = kube_nodes.quarantined(node)
+        if action.target.name not in held:
+            return self._outcome(OutcomeStatus.ALREADY_DONE, f"{action.target} is not quarantined")
+        change = kube_nodes.quarantine_patch([uuid for uuid in held if uuid != action.target.name])
+        self.marks.patch(kube_nodes.path(name), node, action, change, undone=True)
+        return self._outcome(OutcomeStatus.DONE, f"{action.target} back in service")
+
+    def _untaint(self, action: Action, name: str, node: Object) -> ActionOutcome:
+        if not kube_nodes.is_tainted(node):
+            return self._outcome(OutcomeStatus.ALREADY_DONE, f"{action.target} has no taint of Nightshift")
+        if not self.marks.has(node, action):
+            return self._refused(action, "its taint is not this action's")
+        self.marks.patch(kube_nodes.path(name), node, action, kube_nodes.taint_patch(node, None), undone=True)
+        return self._outcome(OutcomeStatus.DONE, f"{action.target} no longer has Nightshift's taint")
+
+    def _end_own_cordon(self, action: Action, name: str, node: Object) -> ActionOutcome:
         if not kube_nodes.is_cordoned(node):
             return self._outcome(OutcomeStatus.ALREADY_DONE, f"{action.target} is schedulable")
         ours = self.cordons(node)
         if ours.get(action.kind) != action.id:
             return self._refused(action, "this action does not (or no longer) own its cordon alone")
+        # a cordon and a drain of ours may both hold the node: the one that is taken back leaves it to the other
         others = sorted(id_ for id_ in ours.values() if id_ != action.id)
         change = {} if others else {"spec": {"unschedulable": None}}
         self.marks.patch(kube_nodes.path(name), node, action, change, undone=True)

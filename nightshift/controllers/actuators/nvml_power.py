@@ -18,6 +18,8 @@ def _range(index: int) -> tuple[str, Range]:
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     low, high = pynvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
     default = pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)
+    # what the driver enforces, after a limit that was set out of band (by the BMC) too; the one that was asked for
+    # may be higher
     now = pynvml.nvmlDeviceGetEnforcedPowerLimit(handle)
     clock = pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)
     runs = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
@@ -59,6 +61,7 @@ class NvmlPower:
         if clock_mhz is None:
             self._do("clocks", uuid, pynvml.nvmlDeviceResetGpuLockedClocks)
         else:
+            # from 0: only the upper bound is ours, and an idle GPU may still fall
             self._do("clocks", uuid, lambda h: pynvml.nvmlDeviceSetGpuLockedClocks(h, 0, clock_mhz))
 
     def _do(self, what: str, uuid: str, call: Callable[[Any], Any]) -> None:

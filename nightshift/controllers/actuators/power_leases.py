@@ -130,6 +130,8 @@ class PowerLeases:
                     raise LeaseRefused(f"{uuid} is no GPU of this machine")
                 if not 0 < clock_mhz <= ranges[uuid].max_clock_mhz:
                     raise LeaseRefused(f"{clock_mhz} MHz: {uuid} takes up to {ranges[uuid].max_clock_mhz} MHz")
+            # a node agent that was restarted has forgotten what it set: where the limit is still what the daemon
+            # had ordered, it is ours and no person's
             for uuid, held_mw in lease.held_mw.items():
                 if uuid in ranges and uuid not in self._set and ranges[uuid].now_mw == held_mw:
                     self._set[uuid] = held_mw
@@ -185,6 +187,8 @@ class PowerLeases:
                 fits = wanted_mw is not None and own.min_mw <= wanted_mw <= own.max_mw
                 self._fallback[uuid] = wanted_mw if fits and wanted_mw is not None else own.default_mw
             reset = uuid in self._away and own.now_mw == own.default_mw != self._read[uuid]
+            # a limit below the fallback that we did not set is a person's wish for less; one above it is a budget
+            # at risk
             if (is_new and own.now_mw >= self._fallback[uuid]) or reset:
                 self._set[uuid] = own.now_mw
                 self._owed |= self._lease is None and own.now_mw != self._fallback[uuid]
@@ -210,6 +214,8 @@ class PowerLeases:
                 continue
             if wanted_mhz is not None and wanted_mhz == mine_mhz:
                 continue
+            # written before the call: if that fails half-way the clock may be locked, and has to be freed in the
+            # end
             self._locked[uuid] = 0
             try:
                 self._device.lock_clock(uuid, wanted_mhz)

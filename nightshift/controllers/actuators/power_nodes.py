@@ -168,7 +168,10 @@ class PowerNodes:
         context = ssl.create_default_context(cafile=s.ca_file)
         assert s.certificate_file is not None
         context.load_cert_chain(s.certificate_file, s.key_file)
+        # a kept connection was checked for whoever had that address before: pods' addresses are given out again
         limits = httpx.Limits(max_connections=_PARALLEL, max_keepalive_connections=0)
+        # a redirect, or a proxy from the environment, would carry a lease to another machine than the one that was
+        # named
         return httpx.Client(
             verify=context, timeout=TIMEOUT_S, limits=limits, follow_redirects=False, trust_env=False
         )
@@ -220,6 +223,7 @@ class PowerNodes:
     def _claimed_twice(self, told: Mapping[str, NodeStatus]) -> dict[str, str]:
         """Node → why, of nodes that tell a GPU that another one tells too. What an agent told counts until it tells
         something else or is gone: silence alone does not settle whose the GPU is."""
+        # an agent that moved begins anew: what its former address told says nothing of this one
         now = {n: (self._addresses[n], frozenset(s.gpus)) for n, s in told.items() if not s.error}
         before = {n: claim for n, claim in self._claims.items() if self._addresses.get(n) == claim[0]}
         self._claims = before | now
@@ -241,6 +245,7 @@ class PowerNodes:
             body = json.loads(answer.content[:_MAX_BYTES])
             if answer.status_code != 200 or "error" in body:
                 return NodeStatus(error=f"{address}: HTTP {answer.status_code}: {answer.text[:200]}")
+            # an address under `urls` was named by the operator, and an older agent does not say its node
             if address.pod and (said := str(body.get("node") or node)) != node:
                 self._refused[node] = f"{node}: {address} says that it is the agent of {said}"
                 return NodeStatus(error=self._refused[node])

@@ -117,6 +117,8 @@ class SimulatedCluster:
         """One immediate transaction; sqlite's errors become Temporary (locked) or Permanent (disk, damage)."""
         try:
             with closing(sqlite3.connect(self.path, timeout=self._lock_timeout_s, isolation_level=None)) as db:
+                # the write lock at once: a transaction that reads first and then writes fails where another has
+                # written between
                 db.execute("BEGIN IMMEDIATE")
                 try:
                     yield db
@@ -251,6 +253,7 @@ class SimulatedActuator:
         if done is not None:
             return done
         if mishap is Mishap.UNKNOWN:
+            # a world that has lost the answer stays without it, however often it is asked
             self.cluster.plan_mishap(Mishap.UNKNOWN, method="read", kind=action.kind, times=1_000_000)
             return self._outcome(OutcomeStatus.UNKNOWN, "the cluster did not say whether it happened", action)
         _after(mishap)

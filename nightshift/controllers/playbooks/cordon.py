@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nightshift.collectors.subject import SubjectKind
+from nightshift.collectors.subject import Subject
 from nightshift.controllers.action import ActionKind, ActionProposal, Precondition, Situation, Undo
-from nightshift.controllers.playbooks.plan import Economy, Reach, draw_up, place_of
+from nightshift.controllers.playbooks.plan import Reach, Remedy, draw_up
 from nightshift.detectors.base import Fault
 
 _WHY = {
@@ -15,18 +15,12 @@ _WHY = {
 }
 
 
-class Cordon:
+class Cordon(Remedy):
     """Fits node-wide degradation under which running jobs still make progress."""
 
     kind = ActionKind.CORDON
 
-    def __init__(self, economy: Economy | None = None) -> None:
-        self._economy = economy or Economy()
-
-    def propose(self, situation: Situation) -> ActionProposal:
-        node = place_of(situation, SubjectKind.NODE)
-        if node is None:
-            return ActionProposal(None, "unknown which single node is affected")
+    def plan(self, situation: Situation, node: Subject) -> ActionProposal:
         why = _WHY.get(situation.cause, "until it is repaired, nothing new should start here")
         action = draw_up(
             situation,

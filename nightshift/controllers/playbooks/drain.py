@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.collectors.subject import Subject
 from nightshift.controllers.action import ActionKind, ActionProposal, Precondition, Situation, Undo
 from nightshift.controllers.playbooks.plan import (
-    Economy,
     Reach,
+    Remedy,
     crash_gpu_hours,
     draw_up,
     number,
-    place_of,
     restart_gpu_hours,
 )
 from nightshift.detectors.base import Fault, Finding, State
@@ -18,18 +17,13 @@ from nightshift.detectors.base import Fault, Finding, State
 _SUFFERING = frozenset({Fault.STRAGGLER, Fault.HANG, Fault.LOSS_DIVERGED, Fault.LOSS_NONFINITE})
 
 
-class Drain:
+class Drain(Remedy):
     """Fits a degraded node only where a job on it already suffers: else a cordon is enough."""
 
     kind = ActionKind.DRAIN
 
-    def __init__(self, economy: Economy | None = None) -> None:
-        self._economy = economy or Economy()
-
-    def propose(self, situation: Situation) -> ActionProposal:
-        node = place_of(situation, SubjectKind.NODE)
-        if node is None:
-            return ActionProposal(None, "unknown which single node is affected")
+    def plan(self, situation: Situation, node: Subject) -> ActionProposal:
+        # a drain stops every job of the node: worth it only where one is already losing more than that
         suffering = sorted({f.fault.value for f in situation.findings if self._suffers(situation, f, node)})
         if not suffering:
             return ActionProposal(None, "no job suffers yet: a cordon is enough")

@@ -58,6 +58,7 @@ class Rung:
 
 def rung(called_for: ActionKind, record: Record, ladder: RepairLadder) -> Rung:
     """Where a device stands: at what its error calls for, or as far above as what was tried has led."""
+    # before what the error calls for: each repair that holds for a day costs its jobs more than an exchange
     if record.offences + 1 >= ladder.offences:
         days = OFFENCES_WINDOW_S / 86_400
         return Rung(
@@ -77,19 +78,21 @@ def rung(called_for: ActionKind, record: Record, ladder: RepairLadder) -> Rung:
 
 def record_of(
     gpu: Subject,
-    begun: Iterable[Commitment],
+    commitments: Iterable[Commitment],
     offences_s: Iterable[float],
     inventory: Inventory,
     at_s: float,
     ladder: RepairLadder,
 ) -> Record:
-    """The record of a GPU: `begun` are actions that were begun, `offences_s` when its earlier hardware faults
+    """The record of a GPU: `commitments` are actions that were begun, `offences_s` when its earlier hardware faults
     were."""
     node = inventory.above(gpu, SubjectKind.NODE, at_s)
-    recent = [c.action for c in begun if 0 <= at_s - c.begun_s <= WINDOW_S]
+    # begun counts, ended or not: a repair that failed was a try; one from the future is of a clock set back
+    recent = [c.action for c in commitments if 0 <= at_s - c.begun_s <= WINDOW_S]
     return Record(
         resets=sum(a.kind is ActionKind.RESET_GPU and a.target == gpu for a in recent),
         reboots=sum(
+            # a reboot for another GPU of its node is that one's try; one that names none counts for each
             a.kind is ActionKind.REBOOT_NODE and a.target == node and a.params.get("gpu", gpu.name) == gpu.name
             for a in recent
         ),

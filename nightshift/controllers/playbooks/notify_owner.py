@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-from nightshift.collectors.subject import SubjectKind
+from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import ActionKind, ActionProposal, Situation, Undo
-from nightshift.controllers.playbooks.plan import HORIZON_S, Economy, Reach, draw_up, job_of, number
+from nightshift.controllers.playbooks.plan import HORIZON_S, Reach, Remedy, draw_up, job_of, number
 from nightshift.detectors.base import Fault
 
 _ASKS = {
     Fault.OOM_KILL: "raise the memory limit or lower the demand: it will be killed again otherwise",
+    Fault.JOB_CRASH: "read the lines that decide: the job does not return without a change or a restart",
     Fault.DATA_STALL: "check the input pipeline and its storage",
     Fault.STRAGGLER: "check whether this rank's share of work or data is larger than its peers'",
     Fault.THROTTLE: "check power and cooling at this GPU's place in the rack",
 }
 
 
-class NotifyOwner:
+class NotifyOwner(Remedy):
     """Changes nothing in the cluster; possible wherever a job is known."""
 
     kind = ActionKind.NOTIFY_OWNER
 
-    def __init__(self, economy: Economy | None = None) -> None:
-        self._economy = economy or Economy()
+    unknown = "no one job, and so no owner, is known"
 
-    def propose(self, situation: Situation) -> ActionProposal:
-        wide = situation.subject.kind in (
-            SubjectKind.NODE,
-            SubjectKind.RACK,
-            SubjectKind.CLUSTER,
-            SubjectKind.SOURCE,
-        )
-        target = None if wide else job_of(situation)
-        if target is None:
-            return ActionProposal(None, "no one job, and so no owner, is known")
+    def subject(self, situation: Situation) -> Subject | None:
+        # such a place has jobs of many owners: none of them is the one to tell
+        wide = (SubjectKind.NODE, SubjectKind.RACK, SubjectKind.CLUSTER, SubjectKind.SOURCE)
+        return None if situation.subject.kind in wide else job_of(situation)
+
+    def plan(self, situation: Situation, target: Subject) -> ActionProposal:
         silent = situation.facts.get("silent_storage")
         others = situation.facts.get("other_jobs")
         why = (

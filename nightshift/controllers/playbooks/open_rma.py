@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from nightshift.collectors.subject import SubjectKind
+from nightshift.collectors.subject import Subject
 from nightshift.controllers.action import ActionKind, ActionProposal, Situation, Undo
-from nightshift.controllers.playbooks.plan import Economy, draw_up, number, place_of
+from nightshift.controllers.playbooks.plan import Remedy, draw_up, number
 
 
-class OpenRma:
+class OpenRma(Remedy):
     """Fits a failed row remapping, and a GPU whose fault came back after a repair."""
 
     kind = ActionKind.OPEN_RMA
 
-    def __init__(self, economy: Economy | None = None) -> None:
-        self._economy = economy or Economy()
-
-    def propose(self, situation: Situation) -> ActionProposal:
-        gpu = place_of(situation, SubjectKind.GPU)
-        if gpu is None:
-            return ActionProposal(None, "unknown which single GPU is affected")
+    def plan(self, situation: Situation, gpu: Subject) -> ActionProposal:
+        # in order of how sure they are: the vendor's own criterion, ours for repeat offenders, one repair in vain
         if "remap_failure" in situation.facts:
             why = "a row remapping failed (Xid 64): NVIDIA's criterion for a return"
         elif "return" in situation.facts:

@@ -7,8 +7,10 @@ they go back to). They are estimates from stated settings, NaN where a figure th
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,10 +20,12 @@ from nightshift.controllers.action import (
     STOPPED_GPUS,
     Action,
     ActionKind,
+    ActionProposal,
     BlastRadius,
     Precondition,
     Situation,
     Undo,
+    target_of,
 )
 
 # How long a slowdown would go on unnoticed: a night.
@@ -62,6 +66,7 @@ class Reach:
         onset_s = number(situation, "since_s")
         if now.jobs or math.isnan(onset_s):
             return now
+        # the time of the onset alone may be just after its processes had gone
         before = max(
             (cls._at(situation, subject, t_s) for t_s in (onset_s, onset_s - BEFORE_CRASH_S)),
             key=lambda r: len(r.jobs),
@@ -72,6 +77,7 @@ class Reach:
     def _at(cls, situation: Situation, subject: Subject, at_s: float) -> Reach:
         inventory = situation.inventory
         gpus = set(inventory.gpus(subject, at_s))
+        # a rank and a container hold no GPUs of their own: those of their pod are meant
         if subject.kind in (SubjectKind.RANK, SubjectKind.CONTAINER) and not gpus:
             pod = inventory.above(subject, SubjectKind.POD, at_s)
             gpus = set(inventory.gpus(pod, at_s)) if pod else set()
@@ -181,10 +187,12 @@ def draw_up(
     same = {s: uid for s in places if s.kind is _K.NODE and (uid := inventory.fact(s, "uid"))}
     machines = tuple(Precondition(node, "uid", uid) for node, uid in sorted(same.items()))
     pods = sorted({pod for job in stops for pod in inventory.children(job, at_s, _K.POD)})
+    # rules of approval go by size: a restart of 512 GPUs named no GPU, and one person could approve it
     stopped = {STOPPED_GPUS: count} if (count := job_gpus(situation, stops)) else {}
     attempt = situation.facts.get("attempt", 0.0)
     identity = fingerprint([situation.incident_id, str(attempt), kind.value, str(target)])
     return Action(
+        # in small letters: Jobs are named by it, and names of Kubernetes have no capitals
         id=f"{situation.incident_id}-{kind.value.replace('_', '-')}-{identity[:10]}".lower(),
         kind=kind,
         target=target,
@@ -204,3 +212,34 @@ def draw_up(
         preconditions=(*preconditions, *machines),
         needs_approval=needs_approval,
     )
+
+
+_NOUNS = {_K.GPU: "GPU", _K.NODE: "node", _K.POD: "pod", _K.JOB: "job"}
+
+
+class Remedy(ABC):
+    """A playbook for the one subject that its kind acts on. Fulfils `controllers.action.Playbook`."""
+
+    kind: ClassVar[ActionKind]
+    unknown: ClassVar[str] = ""
+    """What is said where there is no one such subject; empty: that it is unknown which."""
+
+    def __init__(self, economy: Economy | None = None) -> None:
+        self._economy = economy or Economy()
+
+    def propose(self, situation: Situation) -> ActionProposal:
+        subject = self.subject(situation)
+        if subject is not None:
+            return self.plan(situation, subject)
+        return ActionProposal(
+            None, self.unknown or f"unknown which single {_NOUNS[target_of(self.kind)]} is affected"
+        )
+
+    def subject(self, situation: Situation) -> Subject | None:
+        """What to act on; None where it is not known or not exactly one."""
+        target = target_of(self.kind)
+        return job_of(situation) if target is _K.JOB else place_of(situation, target)
+
+    @abstractmethod
+    def plan(self, situation: Situation, subject: Subject) -> ActionProposal:
+        """The action on it, or why none fits."""

@@ -6,32 +6,25 @@ lost is one GPU's capacity and a planned restart instead of a crash.
 
 from __future__ import annotations
 
-from nightshift.collectors.subject import SubjectKind
+from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import ActionKind, ActionProposal, Precondition, Situation, Undo
 from nightshift.controllers.playbooks.plan import (
     REPEAT_PROBABILITY,
-    Economy,
     Reach,
+    Remedy,
     crash_gpu_hours,
     draw_up,
     job_gpus,
-    place_of,
 )
 from nightshift.detectors.base import Fault
 
 
-class QuarantineGpu:
+class QuarantineGpu(Remedy):
     """Fits faults of one GPU that need it idle, not gone."""
 
     kind = ActionKind.QUARANTINE_GPU
 
-    def __init__(self, economy: Economy | None = None) -> None:
-        self._economy = economy or Economy()
-
-    def propose(self, situation: Situation) -> ActionProposal:
-        gpu = place_of(situation, SubjectKind.GPU)
-        if gpu is None:
-            return ActionProposal(None, "unknown which single GPU is affected")
+    def plan(self, situation: Situation, gpu: Subject) -> ActionProposal:
         jobs = Reach.of(situation, gpu).jobs
         node = situation.inventory.above(gpu, SubjectKind.NODE, situation.at_s)
         memory = situation.cause in (Fault.HBM_IMMINENT, Fault.HBM_DEGRADED)
@@ -39,6 +32,8 @@ class QuarantineGpu:
             "its memory degrades" if memory else situation.facts.get("recovery_reason", "its error is not cleared")
         )
         why = f"{situation.facts.get('return', usual)}; no new work gets this GPU"
+        # it moves at its next checkpoint, since the GPU still works: a restart now would lose the work since the
+        # last
         if jobs:
             why += f", and {jobs[0].name} moves off it after its next checkpoint"
         action = draw_up(

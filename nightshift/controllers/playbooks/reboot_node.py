@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from nightshift.collectors.subject import SubjectKind
+from nightshift.collectors.subject import Subject
 from nightshift.controllers.action import ActionKind, ActionProposal, Situation, Undo
 from nightshift.controllers.playbooks.plan import (
-    Economy,
     Reach,
+    Remedy,
     crash_gpu_hours,
     draw_up,
     number,
-    place_of,
     restart_gpu_hours,
 )
 from nightshift.controllers.playbooks.probes import probe_for
 
 
-class RebootNode:
+class RebootNode(Remedy):
     """Fits only where a reboot is called for by Xid; every job on the node moves first."""
 
     kind = ActionKind.REBOOT_NODE
 
-    def __init__(self, economy: Economy | None = None) -> None:
-        self._economy = economy or Economy()
-
-    def propose(self, situation: Situation) -> ActionProposal:
-        node = place_of(situation, SubjectKind.NODE)
-        if node is None:
-            return ActionProposal(None, "unknown which single node is affected")
+    def plan(self, situation: Situation, node: Subject) -> ActionProposal:
         if situation.facts.get("recovery_action") != ActionKind.REBOOT_NODE.value:
             return ActionProposal(None, "no Xid calls for a reboot")
         reach = Reach.of(situation, node)

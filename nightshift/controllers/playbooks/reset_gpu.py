@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from nightshift.collectors.subject import SubjectKind
+from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import ActionKind, ActionProposal, Situation, Undo
 from nightshift.controllers.playbooks.plan import (
     RESET_S,
-    Economy,
     Reach,
+    Remedy,
     crash_gpu_hours,
     draw_up,
     number,
-    place_of,
     restart_gpu_hours,
 )
 from nightshift.controllers.playbooks.probes import probe_for
 
 
-class ResetGpu:
+class ResetGpu(Remedy):
     """Fits only where a reset is called for by Xid; the job on the GPU has lost its process already, or will."""
 
     kind = ActionKind.RESET_GPU
 
-    def __init__(self, economy: Economy | None = None) -> None:
-        self._economy = economy or Economy()
-
-    def propose(self, situation: Situation) -> ActionProposal:
-        gpu = place_of(situation, SubjectKind.GPU)
-        if gpu is None:
-            return ActionProposal(None, "unknown which single GPU is affected")
+    def plan(self, situation: Situation, gpu: Subject) -> ActionProposal:
+        # only where the driver, or the catalogue of Xids, says so: it ends whatever runs on the GPU
         if situation.facts.get("recovery_action") != ActionKind.RESET_GPU.value:
             return ActionProposal(None, "no Xid calls for a reset")
         jobs = Reach.of(situation, gpu).jobs

@@ -9,11 +9,10 @@ from nightshift.collectors.subject import Subject
 from nightshift.controllers.action import ActionKind, ActionProposal, Precondition, Situation, Undo
 from nightshift.controllers.playbooks.plan import (
     HORIZON_S,
-    Economy,
+    Remedy,
     crash_gpu_hours,
     draw_up,
     job_gpus,
-    job_of,
     number,
     restart_gpu_hours,
 )
@@ -23,18 +22,12 @@ LEAKS = frozenset({Fault.GPU_MEMORY_LEAK, Fault.HOST_MEMORY_LEAK})
 DAMAGED = frozenset({Fault.LOSS_DIVERGED, Fault.LOSS_NONFINITE})
 
 
-class RestartJob:
+class RestartJob(Remedy):
     """Fits leaks, damaged training, stalls that cost more than a restart, hangs and crashed applications."""
 
     kind = ActionKind.RESTART_JOB
 
-    def __init__(self, economy: Economy | None = None) -> None:
-        self._economy = economy or Economy()
-
-    def propose(self, situation: Situation) -> ActionProposal:
-        job = job_of(situation)
-        if job is None:
-            return ActionProposal(None, "unknown which single job is affected")
+    def plan(self, situation: Situation, job: Subject) -> ActionProposal:
         silent = situation.facts.get("silent_storage")
         if silent:
             return ActionProposal(
@@ -50,6 +43,7 @@ class RestartJob:
             return ActionProposal(
                 None, "no checkpoint from before the onset was seen: where to resume is the owner's call"
             )
+        # all that it does until a person looks is thrown away: it trains on damaged weights
         wasted = job_gpus(situation, (job,)) * (self._economy.response_s + self._economy.restart_s) / 3600.0
         cost = restart_gpu_hours(situation, self._economy, (job,), saved_s)
         why = (
@@ -62,6 +56,7 @@ class RestartJob:
         step, saved_s = number(situation, "checkpoint_step"), number(situation, "checkpoint_s")
         cost = restart_gpu_hours(situation, self._economy, (job,), saved_s)
         waiting = crash_gpu_hours(situation, self._economy, (job,))
+        # a job that stalls still trains: a restart throws work away that a slow one keeps
         if situation.cause is Fault.DATA_STALL:
             waiting = number(situation, "lost_fraction") * job_gpus(situation, (job,)) * HORIZON_S / 3600
             if waiting < cost:

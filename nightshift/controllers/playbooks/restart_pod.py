@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import math
 
-from nightshift.collectors.subject import SubjectKind
+from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import ActionKind, ActionProposal, Precondition, Situation, Undo
-from nightshift.controllers.playbooks.plan import BEFORE_CRASH_S, Economy, draw_up, number, place_of
+from nightshift.controllers.playbooks.plan import BEFORE_CRASH_S, Remedy, draw_up, number
 
 
-class RestartPod:
+class RestartPod(Remedy):
     """Fits leaks and crashes of a pod that runs alone, such as an inference server."""
 
     kind = ActionKind.RESTART_POD
 
-    def __init__(self, economy: Economy | None = None) -> None:
-        self._economy = economy or Economy()
-
-    def propose(self, situation: Situation) -> ActionProposal:
-        pod = place_of(situation, SubjectKind.POD)
-        if pod is None:
-            return ActionProposal(None, "unknown which single pod is affected")
+    def plan(self, situation: Situation, pod: Subject) -> ActionProposal:
         inventory, at_s = situation.inventory, situation.at_s
         onset_s = number(situation, "since_s")
+        # a crash empties its gang at once: now alone, the last pod of it would look single
         for when_s in [at_s] if math.isnan(onset_s) else [at_s, onset_s, onset_s - BEFORE_CRASH_S]:
             gangs = inventory.parents(pod, when_s, SubjectKind.JOB)
             job = next((j for j in gangs if len(inventory.children(j, when_s, SubjectKind.POD)) > 1), None)

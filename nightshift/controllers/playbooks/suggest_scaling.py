@@ -5,23 +5,19 @@ The suggestion names the owner and the change; whoever owns it decides. What was
 
 from __future__ import annotations
 
-from nightshift.collectors.subject import SubjectKind
+from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import ActionKind, ActionProposal, Situation, Undo
-from nightshift.controllers.playbooks.plan import Economy, draw_up, job_of
+from nightshift.controllers.playbooks.plan import Remedy, draw_up
 
 
-class SuggestScaling:
+class SuggestScaling(Remedy):
     """Fits what serves: pods that a ReplicaSet made, where nothing milder repairs them."""
 
     kind = ActionKind.SUGGEST_SCALING
 
-    def __init__(self, economy: Economy | None = None) -> None:
-        self._economy = economy or Economy()
+    unknown = "unknown which single workload is affected"
 
-    def propose(self, situation: Situation) -> ActionProposal:
-        job = job_of(situation)
-        if job is None:
-            return ActionProposal(None, "unknown which single workload is affected")
+    def plan(self, situation: Situation, job: Subject) -> ActionProposal:
         inventory, at_s = situation.inventory, situation.at_s
         pods = inventory.children(job, at_s, SubjectKind.POD)
         if not any(inventory.fact(pod, "job_kind") == "ReplicaSet" for pod in pods):

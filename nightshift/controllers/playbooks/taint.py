@@ -6,23 +6,17 @@ using the node by its toleration, and no cordon is touched that a person, an aut
 
 from __future__ import annotations
 
-from nightshift.collectors.subject import SubjectKind
+from nightshift.collectors.subject import Subject
 from nightshift.controllers.action import ActionKind, ActionProposal, Precondition, Situation, Undo
-from nightshift.controllers.playbooks.plan import Economy, Reach, draw_up, place_of
+from nightshift.controllers.playbooks.plan import Reach, Remedy, draw_up
 
 
-class Taint:
+class Taint(Remedy):
     """Fits what a cordon fits, where cordons are not ours to make."""
 
     kind = ActionKind.TAINT
 
-    def __init__(self, economy: Economy | None = None) -> None:
-        self._economy = economy or Economy()
-
-    def propose(self, situation: Situation) -> ActionProposal:
-        node = place_of(situation, SubjectKind.NODE)
-        if node is None:
-            return ActionProposal(None, "unknown which single node is affected")
+    def plan(self, situation: Situation, node: Subject) -> ActionProposal:
         value = situation.cause.value.replace("_", "-")
         why = f"new work that does not tolerate {value} should not start here until it is repaired"
         action = draw_up(

@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.controllers.decision import Clip
 from nightshift.controllers.power import shield
-from nightshift.controllers.power.limits import STALE_S, Gpu
+from nightshift.controllers.power.limits import STALE_S, Gpu, without
 
 GRID_MHZ = 15
 """Step of the SM clocks that NVIDIA's data centre GPUs support (`nvidia-smi -q -d SUPPORTED_CLOCKS`)."""
@@ -80,7 +81,7 @@ class ClockOrders:
 
 
 def observe(
-    seen: Sequence[ClockReading],
+    readings: Sequence[ClockReading],
     memory: ClockMemory,
     granted: Mapping[str, bool],
     s: shield.Settings,
@@ -89,40 +90,65 @@ def observe(
     """Reads locks back. `granted`: node → whether it said that it had carried the last lease out; `by_hand`: GPUs
     whose nodes saw a person change the clock."""
     confirmed, liars, odd = set(memory.confirmed) - by_hand, set(memory.liars), dict(memory.odd)
-    manual = memory.manual | by_hand
-    for one in seen:
-        gpu, uuid = one.gpu, one.gpu.uuid
-        after = one.read_s >= memory.changed_s.get(uuid, math.inf) and one.read_s > memory.read_s.get(
-            uuid, -math.inf
-        )
-        if uuid in manual or not after or not math.isfinite(one.now_mhz) or not gpu.seen_age_s <= STALE_S:
+    manual = set(memory.manual | by_hand)
+    for one in readings:
+        node, uuid = one.gpu.node, one.gpu.uuid
+        if not _is_new(one, memory, manual, s):
             continue
         lock_mhz = memory.ordered_mhz.get(uuid)
-        above = lock_mhz is not None and one.now_mhz > lock_mhz + GRID_MHZ
-        lower_mhz = one.max_mhz * FREE_SHARE if lock_mhz is None else lock_mhz - GRID_MHZ
-        below = not above and one.high_mhz < lower_mhz and one.busy and not one.throttled
-        if lock_mhz is not None and not above:
+        off = _off(one, lock_mhz)
+        if lock_mhz is not None and off is not _Off.ABOVE:
             confirmed.add(uuid)
-        if not (above or below):
+        if off is None:
             odd.pop(uuid, None)
-        elif granted.get(gpu.node, False):
-            odd[uuid] = odd.get(uuid, 0) + 1
-            if above and uuid not in confirmed:
-                if odd[uuid] >= shield.PATIENCE:
-                    liars.add(gpu.node)
-            elif odd[uuid] >= (TWICE if above else shield.PATIENCE):
-                manual |= {uuid}
-                confirmed.discard(uuid)
-    ordered = {u: mhz for u, mhz in memory.ordered_mhz.items() if u not in manual}
-    read_s = {one.gpu.uuid: one.read_s for one in seen if math.isfinite(one.read_s)}
+        if off is None or not granted.get(node, False):
+            continue  # a node that was away carried nothing out, so its clocks say nothing of people or lies
+        turns = odd[uuid] = odd.get(uuid, 0) + 1
+        has_slipped = off is _Off.ABOVE and uuid in confirmed
+        if turns < (TWICE if has_slipped else shield.PATIENCE):
+            continue
+        if off is _Off.ABOVE and not has_slipped:
+            liars.add(node)
+        else:
+            manual.add(uuid)
+            confirmed.discard(uuid)
+    ordered = without(memory.ordered_mhz, manual)
+    read_s = {one.gpu.uuid: one.read_s for one in readings if math.isfinite(one.read_s)}
     return replace(
-        memory, ordered_mhz=ordered, read_s=read_s, confirmed=frozenset(confirmed), manual=manual,
+        memory, ordered_mhz=ordered, read_s=read_s, confirmed=frozenset(confirmed), manual=frozenset(manual),
         liars=frozenset(liars), odd=odd,
     )  # fmt: skip
 
 
+def _is_new(one: ClockReading, memory: ClockMemory, manual: Set[str], s: shield.Settings) -> bool:
+    """Whether a clock of ours was read, after its last change and after the reading before."""
+    uuid = one.gpu.uuid
+    if uuid in manual or not one.gpu.seen_age_s <= STALE_S or not math.isfinite(one.now_mhz):
+        return False
+    # turns may be shorter than readings: one reading that counts twice would use up a node's patience
+    is_after = one.read_s > memory.read_s.get(uuid, -math.inf)
+    return is_after and one.read_s >= memory.changed_s.get(uuid, math.inf)
+
+
+class _Off(Enum):
+    ABOVE = auto()
+    """It runs above its lock."""
+    BELOW = auto()
+    """It stays below its lock (free: below its highest) for no reason that it gives."""
+
+
+def _off(one: ClockReading, lock_mhz: int | None) -> _Off | None:
+    """How a GPU's clock is not as it was ordered; None where it is, or where that cannot be told."""
+    if lock_mhz is not None and one.now_mhz > lock_mhz + GRID_MHZ:
+        return _Off.ABOVE
+    lower_mhz = one.max_mhz * FREE_SHARE if lock_mhz is None else lock_mhz - GRID_MHZ
+    # by the window's highest: between two kernels a clock falls by itself
+    is_below = one.high_mhz < lower_mhz and one.busy and not one.throttled
+    return _Off.BELOW if is_below else None
+
+
 def decide(
-    seen: Iterable[ClockReading],
+    readings: Iterable[ClockReading],
     wishes: Mapping[str, float],
     memory: ClockMemory,
     limits: shield.LimitMemory,
@@ -133,37 +159,41 @@ def decide(
     """What of the wishes (job → share of the highest clock; none, or 1: free) may be done now. Both memories after
     `observe`; `limits` is read, never changed."""
     gangs: dict[str, list[ClockReading]] = defaultdict(list)
-    for one in seen:
+    for one in readings:
         gangs[one.gpu.job or f"\0{one.gpu.uuid}"].append(one)  # one without a job is a gang of its own
     changed: dict[str, int | None] = {}
-    clips: dict[str, list[Clip]] = defaultdict(list)
+    clips: dict[str, tuple[Clip, ...]] = {}
     for job, members in gangs.items():
-        mine = [one for one in members if one.gpu.uuid not in memory.manual]
-        wish = wishes.get(job)
-        share, clip = _gang(job, members, wish, memory, limits, now_s, s, own)
-        for one in members:
-            uuid = one.gpu.uuid
-            if clip is not None:
-                clips[uuid].append(clip)
-            if one not in mine or share is None:
-                continue
-            before = memory.ordered_mhz.get(uuid)
-            after = None if share >= 1.0 else int(share * one.max_mhz) // GRID_MHZ * GRID_MHZ
-            if after != before:
-                changed[uuid] = after
+        share, clip = _gang(job, members, wishes.get(job), memory, limits, now_s, s, own)
+        if clip is not None:
+            clips |= {one.gpu.uuid: (clip,) for one in members}
+        if share is not None:
+            changed |= _changes(members, share, memory)
     ordered = {**memory.ordered_mhz, **{u: mhz for u, mhz in changed.items() if mhz is not None}}
     ordered = {u: mhz for u, mhz in ordered.items() if changed.get(u, mhz) is not None}
     return ClockOrders(
         changed,
-        {uuid: tuple(found) for uuid, found in clips.items()},
+        clips,
         replace(
             memory,
             ordered_mhz=ordered,
             changed_s={**memory.changed_s, **dict.fromkeys(changed, now_s)},
             confirmed=memory.confirmed - changed.keys(),
-            odd={uuid: turns for uuid, turns in memory.odd.items() if uuid not in changed},
+            odd=without(memory.odd, changed),
         ),
     )
+
+
+def _changes(members: Iterable[ClockReading], share: float, memory: ClockMemory) -> dict[str, int | None]:
+    """The locks that a gang's share comes to, where they are others than now; none of a clock that a person set."""
+    wanted = {
+        one.gpu.uuid: None if share >= 1.0 else int(share * one.max_mhz) // GRID_MHZ * GRID_MHZ for one in members
+    }
+    return {
+        uuid: mhz
+        for uuid, mhz in wanted.items()
+        if uuid not in memory.manual and mhz != memory.ordered_mhz.get(uuid)
+    }
 
 
 def _gang(
@@ -187,15 +217,24 @@ def _gang(
     if never is not None:
         return 1.0, None if wish >= 1.0 else Clip(never[0], wish, 1.0, never[1])
     for one in members:
-        holds = shield.held(one.gpu, limits, s)
-        if holds is None and not now_s - one.read_s <= STALE_S:
-            holds = "stale", f"its clock was not read for {now_s - one.read_s:.0f} s"
-        if holds is None and one.gpu.uuid in memory.odd:
-            holds = "read-back", f"{one.gpu.uuid} does not run at the clock that it was given; is it a person's?"
-        if holds is not None:
-            return None, Clip(f"clock {holds[0]}", wish, None, holds[1])
-    if wish >= 1.0:
-        return 1.0, None
+        because = shield.held(one.gpu, limits, s) or _unread(one, memory, now_s, s)
+        if because is not None:
+            return None, Clip(f"clock {because[0]}", wish, None, because[1])
+    return (1.0, None) if wish >= 1.0 else _step(members, wish, memory, now_s, s, own)
+
+
+def _unread(one: ClockReading, memory: ClockMemory, now_s: float, s: shield.Settings) -> tuple[str, str] | None:
+    if not now_s - one.read_s <= STALE_S:  # NaN too: never read
+        return "stale", f"its clock was not read for {now_s - one.read_s:.0f} s"
+    if one.gpu.uuid in memory.odd:
+        return "read-back", f"{one.gpu.uuid} does not run at the clock that it was given; is it a person's?"
+    return None
+
+
+def _step(
+    members: list[ClockReading], wish: float, memory: ClockMemory, now_s: float, s: shield.Settings, own: Settings
+) -> tuple[float | None, Clip | None]:
+    """How far a lock may go now: by one step, not too soon, and lower only where the last one was read back."""
     present = min(memory.ordered_mhz.get(one.gpu.uuid, one.max_mhz) / one.max_mhz for one in members)
     share = max(wish, own.floor_share, present - STEP_SHARE)
     clip = None if share <= wish else Clip("clock", wish, share, "bounded steps, and not below the floor")
@@ -231,6 +270,6 @@ def give_back(memory: ClockMemory, gpus: Iterable[Gpu], names: frozenset[str]) -
         memory,
         manual=memory.manual - uuids,
         liars=memory.liars - names,
-        odd={uuid: turns for uuid, turns in memory.odd.items() if uuid not in uuids},
-        changed_s={uuid: at_s for uuid, at_s in memory.changed_s.items() if uuid not in uuids},
+        odd=without(memory.odd, uuids),
+        changed_s=without(memory.changed_s, uuids),
     )

@@ -66,7 +66,7 @@ class Jobs:
         return cls(LevelWindows.empty(n), np.full(n, TOP), lowest, zeros, np.zeros(n, dtype=bool), zeros.copy())
 
 
-def reachable(seen: Outlook, home: Ints, lowest: Ints, care: DescentCare) -> tuple[Ints, Bools]:
+def reachable(belief: Outlook, home: Ints, lowest: Ints, care: DescentCare) -> tuple[Ints, Bools]:
     """Lowest level that may be gone to, one safe level after another [n], and whether `home` itself may be kept
     [n].
 
@@ -74,19 +74,19 @@ def reachable(seen: Outlook, home: Ints, lowest: Ints, care: DescentCare) -> tup
     """
     local = np.arange(len(home))
     deeper = home[:, None] - J
-    safe = (seen.slowdown + care.sure * seen.slowdown_sd <= care.budget) & (
-        seen.rough + care.surer * seen.rough_sd <= care.budget + 0.01
+    safe = (belief.slowdown + care.sure * belief.slowdown_sd <= care.budget) & (
+        belief.rough + care.surer * belief.rough_sd <= care.budget + 0.01
     )
     # no further at once than it has come so far, but for a first step that is all but certain
     safe &= deeper <= np.where(home == TOP, care.leap, np.clip(TOP - home, 1, care.step))[:, None]
-    start = seen.slowdown + care.leap_sure * seen.slowdown_sd <= care.budget
+    start = belief.slowdown + care.leap_sure * belief.slowdown_sd <= care.budget
     safe &= (home < TOP)[:, None] | (deeper <= 1) | start
     safe &= lowest[:, None] <= J
     safe[:, TOP] = True
     down = np.where(home[:, None] >= J, safe, True)
     path = np.logical_and.accumulate(down[:, ::-1], 1)[:, ::-1]
     path |= home[:, None] < J
-    here = seen.slowdown[local, home] + care.stay_sure * seen.slowdown_sd[local, home] <= care.budget
+    here = belief.slowdown[local, home] + care.stay_sure * belief.slowdown_sd[local, home] <= care.budget
     low = np.where(path, J, TOP).min(1)
     return np.minimum(np.where(here, np.maximum(low, lowest), TOP), TOP), here | (home == TOP)
 
@@ -126,19 +126,19 @@ def decide(jobs: Jobs, level: Ints, speed: Floats, draw: Floats, bank: Bank, car
     return choose(jobs, seen, level, care)
 
 
-def choose(jobs: Jobs, seen: Outlook, level: Ints, care: DescentCare) -> Ints:
+def choose(jobs: Jobs, belief: Outlook, level: Ints, care: DescentCare) -> Ints:
     home, lowest, count = jobs.home, jobs.lowest, jobs.windows.count
     local = np.arange(len(home))
-    low, here = reachable(seen, home, lowest, care)
+    low, here = reachable(belief, home, lowest, care)
     hoped = np.where(
-        (lowest[:, None] <= J) & (seen.slowdown <= care.budget), seen.gain + care.hope * seen.gain_sd, -1.0
+        (lowest[:, None] <= J) & (belief.slowdown <= care.budget), belief.gain + care.hope * belief.gain_sd, -1.0
     )
     target = hoped.argmax(1)
     references = count[:, TOP]
     with np.errstate(invalid="ignore", divide="ignore"):
         drawn = jobs.windows.draw[:, TOP] / references
         at_home = np.maximum(count[local, home], 1.0)
-        saved = 1.0 - jobs.windows.draw[local, home] / at_home / drawn * (1.0 + seen.slowdown[local, home])
+        saved = 1.0 - jobs.windows.draw[local, home] / at_home / drawn * (1.0 + belief.slowdown[local, home])
     binds = drawn > care.idle * LEVELS[lowest]
     worth = (hoped[local, target] > care.worth) & binds & ~jobs.given_up
     down, up = worth & (target < home), worth & (target > home)
@@ -147,14 +147,14 @@ def choose(jobs: Jobs, seen: Outlook, level: Ints, care: DescentCare) -> Ints:
     new = np.where(down, np.minimum(new, home), new)
     new = np.where(up, np.minimum(target, home + care.step), new)
     new = np.where(here, new, np.minimum(home + care.step, TOP))
-    costly = seen.slowdown[local, home] > 0.3 * care.budget
+    costly = belief.slowdown[local, home] > 0.3 * care.budget
     each = 1.0 / at_home + 1.0 / np.maximum(references, 1.0)
-    unsure = np.sqrt(care.noise.draw**2 * each + seen.slowdown_sd[local, home] ** 2)
+    unsure = np.sqrt(care.noise.draw**2 * each + belief.slowdown_sd[local, home] ** 2)
     useless = (home < TOP) & (~down | costly) & (count[local, home] >= care.first) & (saved + unsure < care.worth)
     jobs.given_up |= useless
     new = np.where(jobs.given_up, TOP, new)
     ready = references >= care.first
     jobs.home = np.where(ready, new, np.where(references > 0, home, TOP))
-    blocked = (down & (new == home)) | (seen.slowdown[local, home] > care.near * care.budget)
+    blocked = (down & (new == home)) | (belief.slowdown[local, home] > care.near * care.budget)
     probe = blocked & here & (references < care.reference * np.sqrt(jobs.looks)) & (level < TOP) & ready
     return np.asarray(np.where(probe | ~ready, TOP, jobs.home))

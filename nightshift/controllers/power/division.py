@@ -7,8 +7,9 @@ is what the shield will count: never less than its node's fallback. Nobody gets 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,23 +44,12 @@ def divide_racks(
     RANGE."""
     seen = [gpu for gpu in gpus if gpu.rack in racks]
     lowest = _lowest_levels(seen, asks, memory, s)
-    locked = {job for job, until_s in memory.locked_until_s.items() if until_s > now_s}
-    ceiling = {job: max(least, TOP if job in locked else asks[job][1]) for job, least in lowest.items()}
+    ceiling = {job: max(least, _ask(job, asks[job][1], memory, now_s)) for job, least in lowest.items()}
     scarce = _scarce_racks(racks, seen, ceiling, memory, s)
     jobs = sorted({job for _, cost in scarce for job in cost})
     if not jobs:
         return Division()
-    gangs = [asks[job][0] for job in jobs]
-    sums = ("count", "speed", "draw")
-    claims = Claims.of(
-        bank,
-        LevelWindows(*(np.concatenate([getattr(g.jobs.windows, name) for g in gangs]) for name in sums)),
-        np.array([g.level for g in gangs]),
-        np.array([lowest[job] for job in jobs]),
-        np.array([ceiling[job] for job in jobs]),
-        np.array([g.tried for g in gangs]),
-        sharing.noise,
-    )
+    claims = _claims([(asks[job][0], lowest[job], ceiling[job]) for job in jobs], bank, sharing)
     levels: dict[str, int] = {}
     asked: dict[str, list[bool]] = defaultdict(list)
     row = {job: number for number, job in enumerate(jobs)}
@@ -69,7 +59,29 @@ def divide_racks(
         for number, job in enumerate(cost):
             levels[job] = min(levels.get(job, TOP), int(found[number]))
             asked[job].append(number in probed)
+    # a gang in two racks runs at its reference only if both have room for it: else the probe would be none
     return Division(levels, frozenset(job for job, said in asked.items() if all(said)))
+
+
+def _ask(job: str, level: int, memory: LimitMemory, now_s: float) -> int:
+    """One that was slowed too much asks for all, as the shield will for it."""
+    return TOP if memory.locked_until_s.get(job, -math.inf) > now_s else level
+
+
+def _claims(asking: Sequence[tuple[Gang, int, int]], bank: Bank, sharing: Sharing) -> Claims:
+    """Of each (gang, its lowest level, the level that it asks for)."""
+    gangs, lowest, ceiling = zip(*asking, strict=True)
+    sums = ("count", "speed", "draw")
+    # all gangs in one look at the bank: what is believed of fifty costs little more than of one
+    return Claims.of(
+        bank,
+        LevelWindows(*(np.concatenate([getattr(gang.jobs.windows, name) for gang in gangs]) for name in sums)),
+        np.array([gang.level for gang in gangs]),
+        np.array(lowest),
+        np.array(ceiling),
+        np.array([gang.tried for gang in gangs]),
+        sharing.noise,
+    )
 
 
 def _lowest_levels(

@@ -36,7 +36,7 @@ FEATURES = (
 INTERFACE = Interface("power", FEATURES, ACTIONS)
 
 
-def features(jobs: Jobs, seen: Outlook, low: Ints, care: DescentCare) -> Floats:
+def features(jobs: Jobs, belief: Outlook, low: Ints, care: DescentCare) -> Floats:
     """[n, n_features]; NaN where there is no window at the reference yet. Slowdowns in budgets."""
     home, n = jobs.home, len(jobs.home)
     local = np.arange(n)
@@ -45,7 +45,7 @@ def features(jobs: Jobs, seen: Outlook, low: Ints, care: DescentCare) -> Floats:
     with np.errstate(invalid="ignore", divide="ignore"):
         drawn = jobs.windows.draw[:, TOP] / count[:, TOP]
         here = jobs.windows.draw[local, home] / count[local, home]
-    slow, sd = seen.slowdown[local, home], seen.slowdown_sd[local, home]
+    slow, sd = belief.slowdown[local, home], belief.slowdown_sd[local, home]
     saved = np.nan_to_num(1.0 - here / drawn * (1.0 + slow))
     below = [np.maximum(home - d, jobs.lowest) for d in AHEAD]
     return np.column_stack(
@@ -60,10 +60,10 @@ def features(jobs: Jobs, seen: Outlook, low: Ints, care: DescentCare) -> Floats:
             np.log1p(known[:, TOP]),
             np.log1p(known[local, home]),
             np.log1p(np.minimum(jobs.looks, LONGEST)),
-            *(seen.slowdown[local, b] / care.budget for b in below),
-            *(seen.slowdown_sd[local, b] / care.budget for b in below),
-            *(seen.gain[local, b] for b in below),
-            seen.gain[local, np.minimum(home + 2, TOP)],
+            *(belief.slowdown[local, b] / care.budget for b in below),
+            *(belief.slowdown_sd[local, b] / care.budget for b in below),
+            *(belief.gain[local, b] for b in below),
+            belief.gain[local, np.minimum(home + 2, TOP)],
             (home - low) / 10.0,
         ]
     )

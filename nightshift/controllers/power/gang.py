@@ -146,20 +146,20 @@ def _together(gangs: Sequence[Gang]) -> descent.Jobs:
     )
 
 
-def look(taken: Sequence[tuple[Gang, float, float]], bank: Bank, care: descent.DescentCare) -> list[Outlook]:
+def look(windows: Sequence[tuple[Gang, float, float]], bank: Bank, care: descent.DescentCare) -> list[Outlook]:
     """Takes one window of each gang in, its speed and draw (NaN: none), and says what is believed of each. Where
     that fails for all at once each is asked alone: of one that fails alone nothing is believed (NaN), and nothing
     is taken in."""
-    if not taken:
+    if not windows:
         return []
-    gangs = [gang for gang, _, _ in taken]
-    level, speed, draw = (np.array(x) for x in zip(*((g.level, s, d) for g, s, d in taken), strict=True))
+    gangs = [gang for gang, _, _ in windows]
+    level, speed, draw = (np.array(x) for x in zip(*((g.level, s, d) for g, s, d in windows), strict=True))
     try:
         jobs = _together(gangs)
         seen = descent.look(jobs, level, speed, draw, bank, care)
     except FAILURES:
-        if len(taken) > 1:
-            return [found for one in taken for found in look([one], bank, care)]
+        if len(windows) > 1:
+            return [found for one in windows for found in look([one], bank, care)]
         return [Outlook(*np.full((len(fields(Outlook)), 1, N), np.nan))]
     for row, gang in enumerate(gangs):
         mine = gang.jobs.windows

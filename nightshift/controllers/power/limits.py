@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,6 +14,7 @@ from nightshift.controllers.decision import Clip
 STALE_S = 60.0
 # How long a job that was slowed too much is left alone: its next phase has other needs by then.
 LOCKOUT_S = 3600.0
+T = TypeVar("T")
 
 
 class Settings(BaseModel):
@@ -29,6 +31,11 @@ class Settings(BaseModel):
     )
     raise_w_per_min: float = Field(2000.0, gt=0, description="How fast a rack's limits may rise in sum (W/min)")
     slowdown: float = Field(0.05, gt=0, lt=1, description="A job may be slowed by this share, unless it says less")
+
+
+def without(by_name: Mapping[str, T], names: Container[str]) -> dict[str, T]:
+    """What is remembered of all but these."""
+    return {name: value for name, value in by_name.items() if name not in names}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,21 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from enum import Enum, auto
 
 from nightshift.controllers.decision import Clip
-from nightshift.controllers.power.limits import LOCKOUT_S, STALE_S, Gpu, LimitMemory, LimitOrders, Rack, Settings
+from nightshift.controllers.power.limits import (
+    LOCKOUT_S,
+    STALE_S,
+    Gpu,
+    LimitMemory,
+    LimitOrders,
+    Rack,
+    Settings,
+    without,
+)
 
 PATIENCE = 3
 """Turns within which an order has to be read back."""
@@ -41,51 +51,68 @@ def observe(
     order before it made, and says nothing of the last. What was remembered for a time after `now_s` (the clock was
     set back since) counts from now.
     """
-    changed_s = {uuid: min(at_s, now_s) for uuid, at_s in memory.changed_s.items()}
-    memory = replace(memory, changed_s=changed_s)
-    confirmed, manual, liars = set(memory.confirmed), set(memory.manual), set(memory.liars)
+    memory = _not_ahead(memory, now_s, s)
     seen = list(gpus)
-    unread = dict(memory.unread_mw)
-    unmet, locked = (
-        dict(memory.unmet),
-        {job: min(until_s, now_s + LOCKOUT_S) for job, until_s in memory.locked_until_s.items() if until_s > now_s},
-    )
+    of: dict[_Reading, set[str]] = {reading: set() for reading in _Reading}
     for gpu in seen:
-        if not math.isnan(gpu.slowdown) and gpu.job and gpu.slowdown > gpu.slowdown_budget + 0.01:
-            locked[gpu.job] = now_s + LOCKOUT_S
-        ordered = memory.ordered_mw.get(gpu.uuid)
-        if gpu.enforced_mw is None or gpu.seen_age_s > STALE_S or gpu.uuid in manual:
-            continue
-        if ordered is None:
-            if gpu.enforced_mw not in (gpu.default_mw, gpu.fallback_mw):
-                manual.add(gpu.uuid)
-        elif same(gpu.enforced_mw, ordered):
-            if _read_since(gpu, memory, now_s):
-                confirmed.add(gpu.uuid)
-                unmet.pop(gpu.uuid, None)
-                unread.pop(gpu.uuid, None)
-        elif not any(same(gpu.enforced_mw, mw) for mw in (gpu.fallback_mw, *unread.get(gpu.uuid, ()))) and (
-            gpu.uuid in confirmed or not same(gpu.enforced_mw, memory.read_mw.get(gpu.uuid, gpu.default_mw))
-        ):
-            manual.add(gpu.uuid)
-        elif same(gpu.enforced_mw, gpu.fallback_mw) and not same(gpu.enforced_mw, memory.read_mw.get(gpu.uuid, -1)):
-            confirmed.discard(gpu.uuid)  # the lease ended: ordered again
-            unmet.pop(gpu.uuid, None)
-        elif granted.get(gpu.node, False) and _read_since(gpu, memory, now_s):
-            unmet[gpu.uuid] = unmet.get(gpu.uuid, 0) + 1
-            if unmet[gpu.uuid] >= PATIENCE:
-                liars.add(gpu.node)
+        of[_reading(gpu, memory, now_s, s)].add(gpu.uuid)
+    denied = [gpu for gpu in seen if gpu.uuid in of[_Reading.OTHER] and granted.get(gpu.node, False)]
+    unmet = without(memory.unmet, of[_Reading.HOLDS] | of[_Reading.LEASE_ENDED])
+    unmet |= {gpu.uuid: unmet.get(gpu.uuid, 0) + 1 for gpu in denied}
+    slowed = {gpu.job for gpu in seen if gpu.job and gpu.slowdown > gpu.slowdown_budget + 0.01}  # never where NaN
     return replace(
         memory,
-        confirmed=frozenset(confirmed),
-        manual=frozenset(manual),
-        liars=frozenset(liars),
+        confirmed=(memory.confirmed | of[_Reading.HOLDS]) - of[_Reading.LEASE_ENDED],  # ordered again
+        manual=memory.manual | of[_Reading.FOREIGN],
+        liars=memory.liars | {gpu.node for gpu in denied if unmet[gpu.uuid] >= PATIENCE},
         read_mw={gpu.uuid: gpu.enforced_mw for gpu in seen if gpu.enforced_mw is not None},
-        unread_mw=unread,
+        unread_mw=without(memory.unread_mw, of[_Reading.HOLDS]),
         unmet=unmet,
-        locked_until_s=locked,
+        locked_until_s={**memory.locked_until_s, **dict.fromkeys(slowed, now_s + LOCKOUT_S)},
+    )
+
+
+def _not_ahead(memory: LimitMemory, now_s: float, s: Settings) -> LimitMemory:
+    """Else a clock that was set back would keep jobs locked out, and racks from rising, for as long as it went."""
+    locked = {job: min(until_s, now_s + LOCKOUT_S) for job, until_s in memory.locked_until_s.items()}
+    return replace(
+        memory,
+        changed_s={uuid: min(at_s, now_s) for uuid, at_s in memory.changed_s.items()},
+        locked_until_s={job: until_s for job, until_s in locked.items() if until_s > now_s},
         raised_at_s={rack: min(at_s, now_s) for rack, at_s in memory.raised_at_s.items()},
     )
+
+
+class _Reading(Enum):
+    """What a limit that was read says of who set it."""
+
+    NOTHING = auto()
+    HOLDS = auto()
+    """It is what was ordered, read since."""
+    LEASE_ENDED = auto()
+    FOREIGN = auto()
+    """Neither ordered nor there before: a person set it."""
+    OTHER = auto()
+    """Read since the order, and not what was ordered; is it still to come, or does its node lie?"""
+
+
+def _reading(gpu: Gpu, memory: LimitMemory, now_s: float, s: Settings) -> _Reading:
+    now_mw, uuid = gpu.enforced_mw, gpu.uuid
+    if now_mw is None or gpu.seen_age_s > STALE_S or uuid in memory.manual:
+        return _Reading.NOTHING
+    ordered = memory.ordered_mw.get(uuid)
+    if ordered is None:
+        return _Reading.NOTHING if now_mw in (gpu.default_mw, gpu.fallback_mw) else _Reading.FOREIGN
+    if same(now_mw, ordered):
+        return _Reading.HOLDS if _read_since(gpu, memory, now_s) else _Reading.NOTHING
+    # orders that were never read back may still be carried out, late: they are ours too
+    ours = any(same(now_mw, mw) for mw in (gpu.fallback_mw, *memory.unread_mw.get(uuid, ())))
+    was_there = uuid not in memory.confirmed and same(now_mw, memory.read_mw.get(uuid, gpu.default_mw))
+    if not (ours or was_there):
+        return _Reading.FOREIGN
+    if same(now_mw, gpu.fallback_mw) and not same(now_mw, memory.read_mw.get(uuid, -1)):
+        return _Reading.LEASE_ENDED
+    return _Reading.OTHER if _read_since(gpu, memory, now_s) else _Reading.NOTHING
 
 
 def _read_since(gpu: Gpu, memory: LimitMemory, now_s: float) -> bool:
@@ -102,8 +129,8 @@ def give_back(memory: LimitMemory, gpus: Iterable[Gpu], names: frozenset[str]) -
         memory,
         manual=memory.manual - uuids,
         liars=memory.liars - names,
-        unmet={uuid: turns for uuid, turns in memory.unmet.items() if uuid not in uuids},
-        unread_mw={uuid: orders for uuid, orders in memory.unread_mw.items() if uuid not in uuids},
+        unmet=without(memory.unmet, uuids),
+        unread_mw=without(memory.unread_mw, uuids),
         ordered_mw={**memory.ordered_mw, **{gpu.uuid: gpu.enforced_mw or 0 for gpu in mine}},
         confirmed=memory.confirmed | uuids,
     )
@@ -165,28 +192,22 @@ def decide(
         by_rack[gpu.rack].append(gpu)
     clips: dict[str, list[Clip]] = defaultdict(list)
     wanted: dict[str, int] = {}
-    for members in by_rack.values():
-        for gpu in members:
-            share_mw = (shares_mw or {}).get(gpu.uuid, gpu.max_mw)
-            target = _alone(gpu, wishes_mw.get(gpu.uuid), share_mw, memory, now_s, s, clips[gpu.uuid])
-            if target is not None:
-                wanted[gpu.uuid] = target
     everyone = [gpu for members in by_rack.values() for gpu in members]
+    for gpu in everyone:
+        share_mw = (shares_mw or {}).get(gpu.uuid, gpu.max_mw)
+        target = _alone(gpu, wishes_mw.get(gpu.uuid), share_mw, memory, now_s, s, clips[gpu.uuid])
+        if target is not None:
+            wanted[gpu.uuid] = target
     _together(everyone, wanted, memory, clips)
-    lower: dict[str, int] = {}
+    _drop_unbudgeted(everyone, racks, wanted, clips)
+    lower = {gpu.uuid: wanted[gpu.uuid] for gpu in everyone if _goes(gpu, wanted, memory) < 0}
     rise: dict[str, int] = {}
     raised_at_s = dict(memory.raised_at_s)
     overdrawn: dict[str, int] = {}
     for name, members in sorted(by_rack.items()):
         if name not in racks:
-            for gpu in members:
-                clips[gpu.uuid].append(Clip("rack", wanted.get(gpu.uuid), None, f"rack {name} has no budget"))
             continue
         room = headroom_mw(racks[name], members, memory, s)
-        for gpu in members:
-            target = wanted.get(gpu.uuid)
-            if target is not None and target < _present(gpu, memory):
-                lower[gpu.uuid] = target
         if room < 0:
             left = _shed(members, lower, -room, memory, s, clips)
             if left > 0:
@@ -201,6 +222,15 @@ def decide(
         replace(_with_orders(memory, {**lower, **rise}, now_s), raised_at_s=raised_at_s),
         overdrawn,
     )
+
+
+def _drop_unbudgeted(
+    gpus: Iterable[Gpu], racks: Mapping[str, Rack], wanted: dict[str, int], clips: dict[str, list[Clip]]
+) -> None:
+    for gpu in gpus:
+        if gpu.rack not in racks:
+            target = wanted.pop(gpu.uuid, None)
+            clips[gpu.uuid].append(Clip("rack", target, None, f"rack {gpu.rack} has no budget"))
 
 
 def _with_orders(memory: LimitMemory, given_mw: Mapping[str, int], now_s: float) -> LimitMemory:
@@ -260,6 +290,12 @@ def _present(gpu: Gpu, memory: LimitMemory) -> int:
     return gpu.enforced_mw if gpu.enforced_mw is not None else memory.ordered_mw.get(gpu.uuid, gpu.default_mw)
 
 
+def _goes(gpu: Gpu, wanted: Mapping[str, int], memory: LimitMemory) -> int:
+    """By how much a GPU's limit is wanted to change (mW); 0 where nobody wants anything."""
+    present = _present(gpu, memory)
+    return wanted.get(gpu.uuid, present) - present
+
+
 def held(gpu: Gpu, memory: LimitMemory, s: Settings) -> tuple[str, str] | None:
     """The constraint that leaves a GPU as it is, and why."""
     if gpu.uuid in memory.manual:
@@ -300,14 +336,7 @@ def _together(
     gpus: Iterable[Gpu], wanted: dict[str, int], memory: LimitMemory, clips: dict[str, list[Clip]]
 ) -> None:
     """A gang goes at the pace of its slowest: all members get the highest share asked for, or all stay."""
-    gangs: dict[str, list[Gpu]] = defaultdict(list)
-    for gpu in gpus:
-        if gpu.job:
-            gangs[gpu.job].append(gpu)
-    for job, members in gangs.items():
-        asked = [gpu for gpu in members if gpu.uuid in wanted]
-        if len(members) == 1 or not asked:
-            continue
+    for job, members, asked in _gangs(gpus, wanted):
         if len(asked) < len(members):
             for gpu in asked:
                 before = wanted.pop(gpu.uuid)
@@ -319,6 +348,19 @@ def _together(
             if equal != wanted[gpu.uuid]:
                 clips[gpu.uuid].append(Clip("gang", wanted[gpu.uuid], equal, f"{job} is limited as a whole"))
                 wanted[gpu.uuid] = equal
+
+
+def _gangs(gpus: Iterable[Gpu], given: Mapping[str, int]) -> Iterator[tuple[str, list[Gpu], list[Gpu]]]:
+    """Each job on more than one GPU: (job, all of its GPUs, those that something was given), but for those none of
+    which was given anything."""
+    gangs: dict[str, list[Gpu]] = defaultdict(list)
+    for gpu in gpus:
+        if gpu.job:
+            gangs[gpu.job].append(gpu)
+    for job, members in gangs.items():
+        some = [gpu for gpu in members if gpu.uuid in given]
+        if len(members) > 1 and some:
+            yield job, members, some
 
 
 def _shed(
@@ -378,29 +420,26 @@ def _raise(
     rise: dict[str, int],
 ) -> None:
     """Gives room out in proportion to what is asked for, within the rack's W/min."""
-    asks = {}
-    for gpu in members:
-        target = wanted.get(gpu.uuid)
-        if target is not None and target > _present(gpu, memory):
-            asks[gpu.uuid] = (gpu, target)
+    asks = {gpu.uuid: (gpu, wanted[gpu.uuid]) for gpu in members if _goes(gpu, wanted, memory) > 0}
     if not asks:
         return
     minutes = min(1.0, (now_s - raised_at_s.get(rack, now_s - 60.0)) / 60.0)
     slope_mw = int(s.raise_w_per_min * 1000.0 * max(0.0, minutes))
     rising = sum(target - _present(gpu, memory) for gpu, target in asks.values())
+    # a raise up to the worst limit costs no room: the budget has counted it all along
     costly = sum(max(0, target - worst_mw(gpu, memory, s)) for gpu, target in asks.values())
     share = min(1.0, slope_mw / rising if rising else 1.0)
     word = ("slope", f"at most {s.raise_w_per_min:g} W/min") if share < 1.0 else ("", "")
     if costly * share > room_mw:
         # scaled so that even after rounding the room is not exceeded
-        share = min(share, room_mw / costly if costly else 1.0)
+        share = min(share, room_mw / costly)
         word = ("budget", f"the rack has {room_mw} mW left")
     for uuid, (gpu, target) in asks.items():
         present = _present(gpu, memory)
+        worst = worst_mw(gpu, memory, s)
         given = present + math.floor((target - present) * share)
-        if costly:
-            worst = worst_mw(gpu, memory, s)
-            given = min(given, worst + math.floor(max(0, target - worst) * share))
+        # below its worst limit a raise is free, so only what goes beyond it is scaled by the room
+        given = min(given, worst + math.floor(max(0, target - worst) * share))
         if given < target:
             clips[uuid].append(Clip(word[0] or "budget", target, given, word[1]))
         given = given // _WATT * _WATT
@@ -412,14 +451,7 @@ def _raise(
 
 def _whole(gpus: Iterable[Gpu], rise: dict[str, int], clips: dict[str, list[Clip]]) -> None:
     """A gang is raised as a whole: to the least share that any of its members was given, or not at all."""
-    gangs: dict[str, list[Gpu]] = defaultdict(list)
-    for gpu in gpus:
-        if gpu.job:
-            gangs[gpu.job].append(gpu)
-    for job, members in gangs.items():
-        risen = [gpu for gpu in members if gpu.uuid in rise]
-        if len(members) == 1 or not risen:
-            continue
+    for job, members, risen in _gangs(gpus, rise):
         present = [g.enforced_mw / g.max_mw for g in members if g.uuid not in rise and g.enforced_mw is not None]
         share = min(rise[gpu.uuid] / gpu.max_mw for gpu in risen)
         if present and min(present) < share:  # a member that could not rise holds the gang

@@ -1,1 +1,1 @@
-"""Which job starts next, where, and beside whom: proposals that steer the cluster's own scheduler."""
+"""Which job starts next, where, and beside which other job: proposals that steer the cluster's own scheduler."""

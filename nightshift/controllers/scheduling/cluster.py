@@ -147,6 +147,7 @@ class Cluster:
         if avoid is not None:
             count = np.where(avoid, 0, count)
         if gpus <= self.shape.per_node:
+            # best fit: an emptier node stays whole for a gang that needs all of it
             fitting = np.where(count >= gpus, count, self.shape.per_node + 1)
             node = int(fitting.argmin())
             if fitting[node] > self.shape.per_node:
@@ -165,6 +166,7 @@ class Cluster:
         if fitting.any():
             rack = racks[fitting][counts[fitting].argmin()]
             return np.asarray(nodes[nodes // self.shape.per_rack == rack][:need])
+        # no rack has enough: from the one with most of them on, so that it spans as few as it can
         by_size = np.argsort(-counts[np.searchsorted(racks, nodes // self.shape.per_rack)], kind="stable")
         return np.asarray(nodes[by_size[:need]])
 
@@ -178,7 +180,7 @@ class Cluster:
         gpus: int,
         loads: F8,
         kinds: I8,
-        known: Experience,
+        experience: Experience,
         rules: SharingRules,
         avoid: B1 | None = None,
         guest: Guest | None = None,
@@ -192,9 +194,10 @@ class Cluster:
         roomy = room >= per_node if avoid is None else (room >= per_node) & ~avoid
         if not len(people) or np.count_nonzero(roomy) < need:
             return None
-        mine, theirs, model, own = loads[job], loads[people], known.model, int(kinds[job])
-        theirs_slower = model.slowdown(theirs, mine, known.shift(kinds[people], own, upper=True))
-        mine_slower = model.slowdown(mine, theirs, known.shift(own, kinds[people], upper=True))
+        mine, theirs, model, own = loads[job], loads[people], experience.model, int(kinds[job])
+        # both at the upper quantile, to decide; what is told of the seat later is typical
+        theirs_slower = model.slowdown(theirs, mine, experience.shift(kinds[people], own, upper=True))
+        mine_slower = model.slowdown(mine, theirs, experience.shift(own, kinds[people], upper=True))
         good = model.fits_memory(mine, theirs) & (np.maximum(theirs_slower, mine_slower) <= rules.most_slowdown)
         if guest is not None and good.any():
             stay_s, at = guest.work_s * mine_slower, np.flatnonzero(good)
@@ -204,6 +207,8 @@ class Cluster:
         if not good.any():
             return None
         loss = np.where(good, look.width * (1.0 - 1.0 / theirs_slower), np.inf)
+        # ranked GPU by GPU, while a neighbour loses once however many of its GPUs are shared: each bears its part.
+        # The last two are places of `_Look.index`: nobody may come, nobody is there
         share = np.append(loss / np.minimum(look.width, self.shape.per_node), (np.inf, 0.0))
         cost = share[look.index]
         if avoid is not None:
@@ -211,6 +216,8 @@ class Cluster:
         order = np.argsort(cost, axis=1, kind="stable")
         ranked = np.take_along_axis(cost, order, 1)
         total = ranked[:, :per_node].sum(1)
+        # the least loss need not gain most, since the slowest neighbour sets the whole gang's pace: a few more are
+        # tried. Of several nodes only the best ones are, else the tries would be every choice of them
         best = np.argsort(total, kind="stable")[: need + 7]
         best = best[np.isfinite(total[best])]
         tries = [best[k : k + 1] for k in range(len(best))] if need == 1 else [best[:need]]
@@ -221,19 +228,21 @@ class Cluster:
             seats = self._seats[flat]
             met = np.unique(seats.max(1))
             met = np.searchsorted(people, met[met != NOBODY])
+            # all of them are free after all: nobody is shared with
             if not len(met):
                 return Seat(flat, 1.0, 0.0)
             gain = gpus / float(mine_slower[met].max()) - float(loss[met].sum())
             if gain >= rules.least_gain * gpus:
-                typical, there = known.shift(own, kinds[people[met]], upper=False), theirs[met]
+                typical, there = experience.shift(own, kinds[people[met]], upper=False), theirs[met]
                 slower = float(model.slowdown(mine, there, typical).max())
-                typical = known.shift(kinds[people[met]], own, upper=False)
+                typical = experience.shift(kinds[people[met]], own, upper=False)
                 lost = 1.0 - 1.0 / model.slowdown(there, mine, typical)
                 return Seat(flat, slower, float(lost.sum()), float((lost * look.width[met]).sum()))
         return None
 
     def _singles(self) -> _Look:
         used = self.tenants != NOBODY
+        # pairs are what was measured, so a job with a neighbour on any GPU takes no other on the rest
         paired = np.unique(self.tenants[used.all(2)])
         resident = self.tenants.max(2)
         one = (used.sum(2) == 1) & ~self.closed & ~np.isin(resident, paired)

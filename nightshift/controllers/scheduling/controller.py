@@ -127,6 +127,7 @@ class SchedulingController:
         self._learn(snapshot)
         planned, order, late = self._plan(snapshot)
         healthy = snapshot.shape.gpus - sum(snapshot.closed.values())
+        # the slope is of a minute
         self._risen = [(at_s, w) for at_s, w in self._risen if snapshot.at_s - at_s < 60.0]
         receipts = []
         for place, job in enumerate(order):
@@ -205,17 +206,20 @@ class SchedulingController:
         now = {job.name: job for job in snapshot.jobs if job.nodes}
         for name, job in self._running.items():
             if name not in now and math.isfinite(job.started_s):
+                # by the first look without it, so at most a turn too long
                 self.durations.learn(job.user, job.gpus, job.submitted_s, snapshot.at_s - job.started_s, job.label)
         self._running = now
 
     def _plan(self, snapshot: Snapshot) -> tuple[set[str], list[JobSeen], set[str]]:
         """What our order would start now, all that wait in that order, and whom plain backfill would start."""
         jobs = sorted(snapshot.jobs, key=lambda job: (-job.priority, job.submitted_s, job.name))
+        # the order puts nobody beside anybody: a GPU goes to one pod, but where its node shares it (`_share`)
         state, order = self._state(snapshot, jobs), Steering(share=False)
         waiting = list(state.queue)
         plain, first = self._state(snapshot, jobs), set[str]()
         plain.begin = lambda start: first.add(jobs[start.job].name)
         backfill(plain)
+        # late is who backfill would have started in an earlier turn: in this one we still may
         late, self._first = self._first & {jobs[number].name for number in waiting}, self._first | first
         self._first &= {job.name for job in jobs}
 
@@ -235,11 +239,13 @@ class SchedulingController:
             self._share(snapshot, jobs, state)
         planned = {jobs[number].name for number in waiting if number not in state.queue}
         self._suggest(snapshot, jobs, state)
+        # after all others: how many GPUs it takes is not known, so no order can place it, and the baseline decides
         unknown = [job for job in jobs if not job.gpus and not job.nodes]
         return planned, [*(jobs[number] for number in sorted(waiting, key=rank)), *unknown], late
 
     def _share(self, snapshot: Snapshot, jobs: Sequence[JobSeen], state: QueueState) -> None:
         """Seats who does not fit alone beside a job that it does not slow much, on nodes that share GPUs anyway."""
+        # only on nodes that give a GPU to several pods: elsewhere the device plugin would not place them so
         elsewhere = np.ones(snapshot.shape.nodes, bool)
         elsewhere[sorted(snapshot.shares - snapshot.sick)] = False
         worth = Worth(state)

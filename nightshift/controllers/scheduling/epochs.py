@@ -80,6 +80,13 @@ class _Open:
     whole: bool = True
     violated: bool = False
 
+    def note_start(self, job: JobSeen, at_s: float) -> None:
+        if job.nodes and job.name in self.waits:
+            # a start from before it was seen waiting is that of an earlier run, one after now is of a clock that
+            # runs ahead, and none at all is NaN: then the look itself is the best that is known
+            is_credible = self.waits[job.name][1] <= job.started_s <= at_s
+            self.began_s.setdefault(job.name, job.started_s if is_credible else at_s)
+
     @property
     def until_s(self) -> float:
         return (self.start.at_s // EPOCH_S + 1.0) * EPOCH_S
@@ -123,6 +130,7 @@ class Epochs:
     def _begin(self, snapshot: Snapshot, trust: Trust, durations: Durations, differs: Sequence[str]) -> Stretch:
         epoch, treated = epoch_of(snapshot.at_s), trust.chance >= 1.0
         parts = _parts(snapshot, durations)
+        # both arms are played from the same state, by the same predictions
         shape, closed, at_s = snapshot.shape, snapshot.closed, snapshot.at_s
         plainly = starts_s(shape, closed, parts, at_s)
         steered = starts_s(shape, closed, parts, at_s, Steering(share=False))
@@ -149,21 +157,25 @@ class Epochs:
     def _follow(self, now: _Open, snapshot: Snapshot, trust: Trust, durations: Durations) -> None:
         """What happened to the jobs since the turn before. What comes after the epoch's end is not its own."""
         at_s, is_over = snapshot.at_s, epoch_of(snapshot.at_s) != now.epoch
-        if not 0.0 <= at_s - now.last_s <= GAP_S or (trust != now.trust and not is_over):
+        was_blind = not 0.0 <= at_s - now.last_s <= GAP_S
+        if was_blind or (trust != now.trust and not is_over):  # an hour under two policies is worth neither's
             now.whole = False
         now.last_s = at_s
-        here = {job.name: job for job in snapshot.jobs}
-        for name, job in here.items():
-            if job.nodes and name in now.waits:
-                began_s = job.started_s if now.waits[name][1] <= job.started_s <= at_s else at_s
-                now.began_s.setdefault(name, began_s)
-            elif not job.nodes and job.gpus and name not in now.waits and not is_over:
-                now.waits[name] = (job, at_s, _guess_s(job, durations))
-            late = job.gate is not None and at_s - job.submitted_s > self.overdue_s
-            now.violated |= now.treated and late and not is_over
+        for job in snapshot.jobs:
+            now.note_start(job, at_s)
+        running = {job.name for job in snapshot.jobs if job.nodes}
         for job in now.start.jobs:
-            if job.nodes and not (job.name in here and here[job.name].nodes):
+            if job.nodes and job.name not in running:
                 now.ended_s.setdefault(job.name, at_s)
+        if not is_over:
+            self._note_waiting(now, snapshot, durations)
+
+    def _note_waiting(self, now: _Open, snapshot: Snapshot, durations: Durations) -> None:
+        for job in snapshot.jobs:
+            if not job.nodes and job.gpus and job.name not in now.waits:
+                now.waits[job.name] = (job, snapshot.at_s, _guess_s(job, durations))
+            late = job.gate is not None and snapshot.at_s - job.submitted_s > self.overdue_s
+            now.violated |= now.treated and late
 
     def _settled(self, now: _Open, snapshot: Snapshot, durations: Durations) -> Sample:
         from_s = now.start.at_s
@@ -191,6 +203,7 @@ class Epochs:
         really = {name: now.began_s[name] if name in now.began_s else later[name] for name in mine}
         reward, slowdown = _compared(mine, really, plainly)
         if math.isfinite(slowdown):
+            # wrong predictions of lengths put the plays of many hours off alike: the next figure is moved by that
             self._off[now.treated].append(slowdown - now.predicted)
         return replace(sample, reward=reward, slowdown=slowdown)
 
@@ -206,6 +219,7 @@ def _compared(
         return 0.0, 1.0
     there = {n: max(plainly_s[n] - parts[n].submitted_s + parts[n].lasts_s, SHORT_S) for n in names}
     here = {n: max(really_s[n] - parts[n].submitted_s + parts[n].lasts_s, SHORT_S) for n in names}
+    # without an end its slowdown is no number: better none than one that leaves out who waits longest
     if not all(map(math.isfinite, here.values())):
         return math.nan, math.nan
     saved_s = math.fsum(there[n] - here[n] for n in names)

@@ -120,19 +120,23 @@ class Experience:
     _shifts: dict[bool, F8] = field(default_factory=dict, init=False)
     """Of all pairs of kinds, until more is seen."""
 
-    def see(self, own: int, other: int, mine: F8, theirs: F8, slowdown: float) -> None:
+    def see(self, own: int, other: int, own_load: F8, other_load: F8, slowdown: float) -> None:
         """One pair's observed slowdown, of a job of kind `own` beside one of kind `other` (indices of `KINDS`, -1:
         unknown). Where host or network set the pace, the GPU's share is known from above only: taken as that where
         it was expected to be more, as nothing where not."""
-        floor = max(float(mine[1] + theirs[1]), float(mine[2] + theirs[2]), 1.0)
-        if min(own, other) < 0 or not math.isfinite(slowdown + floor) or not mine[0] > 0:
+        floor = max(float(own_load[1] + other_load[1]), float(own_load[2] + other_load[2]), 1.0)
+        if min(own, other) < 0 or not math.isfinite(slowdown + floor) or not own_load[0] > 0:
             return
-        kernel = 1.0 + (max(slowdown, 1.0) - 1.0) / float(mine[0])
-        shift = math.log(kernel) - float(self.model.log_kernel(mine, theirs))
+        kernel = 1.0 + (max(slowdown, 1.0) - 1.0) / float(own_load[0])
+        shift = math.log(kernel) - float(self.model.log_kernel(own_load, other_load))
         if slowdown <= floor * SET_BY_HOST:
-            expected = float(self.model.log_kernel(mine, theirs)) + float(self.shift(own, other, upper=False))
-            if 1.0 + float(mine[0]) * (math.exp(expected) - 1.0) <= slowdown:
+            expected = float(self.model.log_kernel(own_load, other_load)) + float(
+                self.shift(own, other, upper=False)
+            )
+            # less was expected, and host or network hide how much less it was: nothing is learned
+            if 1.0 + float(own_load[0]) * (math.exp(expected) - 1.0) <= slowdown:
                 return
+        # nothing seen is ever forgotten, so one absurd reading must not decide for its kinds for good
         self.sums[own, other] += float(np.clip(shift, -3.0, 3.0))
         self.counts[own, other] += 1.0
         self._shifts.clear()
@@ -141,9 +145,11 @@ class Experience:
         """To add to the model's logarithm for these kinds: its upper quantile, or (not `upper`) what gives the mean
         slowdown."""
         if upper not in self._shifts:
+            # the margin narrows to what pairs of jobs differ by; that noise no number of observations takes away
             prior, noise = self.model.spread**2, NOISE**2
             left = 1.0 / (1.0 / prior + self.counts / noise)
             mean, margin = self.sums / noise * left, self.model.upper * np.sqrt((left + noise) / (prior + noise))
+            # half of the variance: the mean of a lognormal lies above its median by so much
             self._shifts[upper] = mean + (margin if upper else left / 2.0)
         return np.asarray(self._shifts[upper][own, other])
 
@@ -176,9 +182,11 @@ def fit(path: Path, quantile: float = QUANTILE) -> Interference:
             if not row["b"]:
                 continue
             for own, other in (("a", "b"), ("b", "a")):
+                # its activity while it runs is what it has alone at full duty
                 sm, dram = alone[row[own], 1.0]
                 duty = float(row[other + "_duty"])
                 features.append((1.0, sm, dram, alone[row[other], 1.0][0] * duty, duty))
+                # a slowdown below 1 is noise of the measurement
                 logs.append(np.log(max(float(row[own + "_slowdown"]), 1.0)))
                 pairs.append(tuple(sorted((row["a"], row["b"]))))
     except (OSError, KeyError, ValueError) as error:
@@ -186,6 +194,7 @@ def fit(path: Path, quantile: float = QUANTILE) -> Interference:
     matrix, target = np.asarray(features), np.asarray(logs)
     errors = np.empty(len(target))
     for pair in set(pairs):
+        # both sides of a pair at once: one would give the other away
         out = np.asarray([each == pair for each in pairs])
         errors[out] = target[out] - matrix[out] @ _ridge(matrix[~out], target[~out])
     weights = tuple(round(float(w), 3) for w in _ridge(matrix, target))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nightshift.controllers.scheduling.cluster import B1, F8, Seat
+from nightshift.controllers.scheduling.cluster import B1, F8, I8, Seat
 from nightshift.controllers.scheduling.state import BOLDLY, CAREFULLY, QueueState
 
 Policy = Callable[[QueueState], None]
@@ -33,15 +33,17 @@ def fifo(state: QueueState) -> None:
 
 
 def backfill(
-    state: QueueState, order: Sequence[int] | None = None, *, share: bool = False, taken: B1 | None = None
+    state: QueueState, order: Sequence[int] | None = None, *, share: bool = False, closed: B1 | None = None
 ) -> None:
-    """EASY backfill along an order (none: by submission), by predicted durations. `taken`: nodes closed to all."""
+    """EASY backfill along an order (none: by submission), by predicted durations. `closed`: nodes closed to all."""
     waiting = list(state.queue if order is None else order)
+    # starts only take room away, so a width that fitted nowhere once fits nowhere in this pass; long queues are of
+    # few widths. Sharing depends on the job itself, so there nothing is skipped.
     failed: set[tuple[int, bool]] = set()
+    widest = math.inf if share else _widest(state, closed)
     blocked: B1 | None = None
     until_s = math.inf
     worth = Worth(state)
-    widest = math.inf if share else _widest(state, taken)
     for job in waiting:
         width = int(state.width[job])
         if width > widest and blocked is not None:
@@ -49,23 +51,36 @@ def backfill(
         clear = blocked is None or state.now_s + state.guess_s(job) <= until_s
         if (width, clear) in failed:
             continue
-        avoid = taken if clear or blocked is None else (blocked if taken is None else blocked | taken)
+        avoid = closed if clear else _either(blocked, closed)
         gpus = state.cluster.alone(width, avoid)
         if gpus is not None:
             state.start(job, gpus, "fits now" if blocked is None else "fits beside the reservation")
-            continue
-        if share:
-            seat = state.seat(job, avoid)
-            if seat is not None and worth.sharing(job, seat):
-                state.start(job, seat.gpus, "shares with a complementary job", shared=True)
-                continue
-        if not share:
-            failed.add((width, clear))
-        if blocked is None:
-            ends_s = state.gpu_ends_s()
-            if taken is not None:
-                ends_s[taken] = np.inf
-            until_s, blocked = state.reservation(job, ends_s)
+        elif not (share and _joins(state, job, avoid, worth)):
+            if not share:
+                failed.add((width, clear))
+            if blocked is None:
+                until_s, blocked = _reserved(state, job, closed)
+
+
+def _either(some: B1 | None, others: B1 | None) -> B1 | None:
+    return others if some is None else some if others is None else some | others
+
+
+def _joins(state: QueueState, job: int, avoid: B1 | None, worth: Worth) -> bool:
+    """Starts a job beside others where that pays."""
+    seat = state.seat(job, avoid)
+    if seat is None or not worth.sharing(job, seat):
+        return False
+    state.start(job, seat.gpus, "shares with a complementary job", shared=True)
+    return True
+
+
+def _reserved(state: QueueState, job: int, taken: B1 | None) -> tuple[float, B1]:
+    """When and on which nodes it will fit, but for those that are closed to all."""
+    ends_s = state.gpu_ends_s()
+    if taken is not None:
+        ends_s[taken] = np.inf
+    return state.reservation(job, ends_s)
 
 
 def _widest(state: QueueState, taken: B1 | None) -> float:
@@ -156,15 +171,18 @@ class Steering:
         for job in late:
             self._seat_late(state, job, share)
         if not share and state.twin is not None and state.twin.is_like(state.cluster):
-            return  # what backfill starts in this cluster has started
+            # the twin's cluster is ours, so what backfill starts in it has started. A second look would start more:
+            # the first starts have moved the reservation, and jobs begun early made waits longer without one guest.
+            return
         rest = self.order(state, set(late))
         taken = None if self.held is None else self.held[1]
         share = share and not any(job in late for job in state.queue)
-        backfill(state, rest[: self.looks], share=share, taken=taken)
+        backfill(state, rest[: self.looks], share=share, closed=taken)
 
     def order(self, state: QueueState, late: Set[int] = frozenset()) -> list[int]:
         """Who waits and is not late: the first of the queue, then by rank; higher priority goes before both."""
         rest = [job for job in state.queue if job not in late]
+        # the first keeps its place whatever its rank: the reservation is its, and short jobs would pass it for ever
         rest[1:] = sorted(rest[1:], key=lambda job: self.rank(state, job))
         if state.priority:
             rest.sort(key=lambda job: -state.priority[job])
@@ -187,11 +205,9 @@ class Steering:
         return state.guess_s(job) * float(state.width[job]) / waited_s
 
     def _seat_late(self, state: QueueState, job: int, share: bool) -> None:
-        assert state.twin is not None
+        # nodes held for another late job; None also where the nodes are held for this one
         taken = None if self.held is None or self.held[0] == job else self.held[1]
-        cluster, there = state.cluster, state.twin.gpus[job]
-        is_open = cluster.free() if taken is None else cluster.free() & ~taken[:, None]
-        gpus = there if is_open.reshape(-1)[there].all() else cluster.alone(int(state.width[job]), taken)
+        gpus = _place_of_late(state, job, taken)
         shared = gpus is None and share
         if shared:
             seat = state.seat(job, taken, late=True)
@@ -199,11 +215,27 @@ class Steering:
         if gpus is not None:
             self.held = None if taken is None else self.held
             state.start(job, gpus, "late: the baseline would have started it", shared=shared)
-        elif self.held is None or self.held[0] == job:
-            ends_s = state.gpu_ends_s()
-            until_s, nodes = state.reservation(job, ends_s)
-            if self.held is not None and math.isfinite(until_s):
-                ends_s[~self.held[1]] = np.inf
-                if state.reservation(job, ends_s)[0] - state.now_s <= MOVES * (until_s - state.now_s):
-                    return
-            self.held = (job, nodes) if math.isfinite(until_s) else None
+        elif taken is None:
+            self._hold(state, job)
+
+    def _hold(self, state: QueueState, job: int) -> None:
+        """Keeps nodes for a late job, or the ones that it has."""
+        ends_s = state.gpu_ends_s()
+        until_s, nodes = state.reservation(job, ends_s)
+        if not math.isfinite(until_s):
+            self.held = None
+            return
+        if self.held is not None:
+            ends_s[~self.held[1]] = np.inf
+            # whoever moves gives up nodes that have been emptying for it: only for others that are free far sooner
+            if state.reservation(job, ends_s)[0] - state.now_s <= MOVES * (until_s - state.now_s):
+                return
+        self.held = (job, nodes)
+
+
+def _place_of_late(state: QueueState, job: int, taken: B1 | None) -> I8 | None:
+    """Free GPUs for a late job. Those that it has in the twin come first: on them our cluster stays the twin's."""
+    assert state.twin is not None
+    free = state.cluster.free()
+    is_open, there = free if taken is None else free & ~taken[:, None], state.twin.gpus[job]
+    return there if is_open.reshape(-1)[there].all() else state.cluster.alone(int(state.width[job]), taken)

@@ -62,6 +62,7 @@ class Durations:
     @staticmethod
     def keys(user: str, gpus: int, submit_s: float, name: str = "") -> list[tuple[object, ...]]:
         """From everything to what is most like it."""
+        # bins rather than a window: keys have to be the same when the job ends
         near = int(submit_s // NEAR_S)
         found: list[tuple[object, ...]] = [("all",), ("gpus", gpus)]
         if user:
@@ -85,6 +86,7 @@ class Durations:
         self, user: str, gpus: int, submit_s: float, q: float, age_s: float = 0.0, name: str = ""
     ) -> float:
         """The whole duration (s) of a job that has run for `age_s`, at this quantile."""
+        # Lindy's rule, for what has outlasted all that is known
         found = math.log(max(AT_FIRST_S, 2.0 * age_s))
         for key in self.keys(user, gpus, submit_s, name):
             level = self.levels.get(key)
@@ -94,6 +96,8 @@ class Durations:
             first = bisect_right(ordered, age_s)
             longer = len(ordered) - first
             if longer:
+                # blended in the logarithm: durations span five orders of magnitude, and one long job would outweigh
+                # all else
                 own = math.log(ordered[first + min(int(q * longer), longer - 1)])
                 weight = longer / (longer + ENOUGH)
                 found = weight * own + (1.0 - weight) * found

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +12,6 @@ from numpy.typing import NDArray
 from nightshift.controllers.scheduling.cluster import B1, F8, I8, NOBODY, Cluster, Guest, Seat, SharingRules
 from nightshift.controllers.scheduling.interference import MEASURED, Experience
 from nightshift.controllers.scheduling.predict import Durations
-
-if TYPE_CHECKING:
-    from nightshift.controllers.scheduling.twin import Twin
 
 RUNS_ON = 0.7
 """Quantile of the duration by which a running job's end is expected (for reservations)."""
@@ -42,6 +39,38 @@ class SharingCare:
 CAREFULLY, BOLDLY = SharingCare(), SharingCare(certain=0.7, grace=0.1)
 
 
+class BaselineTwin(Protocol):
+    """The same jobs under plain backfill, played beside us (in simulation: `controllers.lab.scheduling.twin`)."""
+
+    @property
+    def started_s(self) -> Mapping[int, float]:
+        """When it started whom."""
+        ...
+
+    @property
+    def gpus(self) -> Mapping[int, I8]:
+        """Where it started them."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """How many wait there."""
+        ...
+
+    @property
+    def pressure(self) -> float:
+        """Time that jobs have waited there over the work done so far: how much there is to win."""
+        ...
+
+    def late(self) -> list[int]:
+        """Who waits here though the baseline would have started it, the earliest there first."""
+        ...
+
+    def is_like(self, cluster: Cluster) -> bool:
+        """Whether the same jobs sit there on the same GPUs."""
+        ...
+
+
 @dataclass
 class QueueState:
     """Jobs by number, in order of submission. Arrays `[jobs]`; a policy reads `submit_s`, `width`, `user`, never a
@@ -66,7 +95,7 @@ class QueueState:
     """Index in `KINDS` by job, -1 where it is not known; empty: of none."""
     rules: SharingRules = field(default_factory=SharingRules)
     begin: Callable[[Start], None] = lambda start: None
-    twin: Twin | None = None
+    twin: BaselineTwin | None = None
     """The baseline beside us; None where nobody asked for it."""
     name: list[str] = field(default_factory=list)
     """What their owners call them; empty where nobody knows."""
@@ -100,6 +129,7 @@ class QueueState:
             found = self._shared(job, avoid, replace(self.rules, least_gain=0.0))
             waits_s = self.reservation(job, self.gpu_ends_s())[0] - self.now_s if found is not None else 0.0
             return found if found and (found.own - 1.0) * self.guess_s(job, RUNS_ON) <= waits_s else None
+        # carefully first, so that a bold guest comes only where no careful one fits
         found = self._guest(job, avoid, CAREFULLY)
         if found is not None or self.care == CAREFULLY:
             return found
@@ -161,6 +191,7 @@ class QueueState:
 
     def guess_s(self, job: int, q: float = 0.5) -> float:
         """The job's predicted duration alone (s), before it has run."""
+        # what is predicted changes only when a job ends: asked for every waiting job at every look otherwise
         stamp = self.durations.ended
         known = self._guessed.get(job)
         if known is None or known[0] != stamp or q != 0.5:
@@ -182,10 +213,12 @@ class QueueState:
 
     def expected_end_s(self, job: int) -> float:
         """When a running job is expected to end, at the pace it has now."""
+        # beside a job of which nothing is known its slowdown is infinite, and its pace 0
         return self.now_s + self.left_s(job) / max(float(self.rate[job]), 1e-6)
 
     def gpu_ends_s(self) -> F8:
         """`[nodes, per_node]`: when each GPU is expected to be free; infinite where it is closed."""
+        # one more than jobs, for the seats of nobody
         ends = np.full(len(self.submit_s) + 1, self.now_s)
         for job in self.cluster.held:
             ends[job] = self.expected_end_s(job)
@@ -197,6 +230,7 @@ class QueueState:
         width, per_node = int(self.width[job]), self.cluster.shape.per_node
         nodes: NDArray[np.bool_] = np.zeros(len(ends_s), bool)
         if width <= per_node:
+            # free by then are as many of a node's GPUs as it needs
             at_s = np.partition(ends_s, width - 1, axis=1)[:, width - 1]
             need = 1
         else:

@@ -132,6 +132,7 @@ def _bounded_boost(seen: WaitingJob, now: Steer, limits: SteerLimits) -> Clipped
 def _no_eviction(seen: WaitingJob, now: Steer, limits: SteerLimits) -> Clipped:
     if not seen.evicts:
         return None
+    # a boost is to move who waits; where it makes another job be evicted it is an action that stops work
     return replace(now, boost=0), "its queue evicts for a higher priority; that needs approval"
 
 
@@ -139,6 +140,7 @@ def _ends_in_time(seen: WaitingJob, now: Steer, limits: SteerLimits) -> Clipped:
     if now.verb is SteerVerb.START:
         return replace(now, until_s=0.0), "a start has no end"
     latest_s = _latest_s(seen, limits)
+    # failing open: a job held by a number that nobody knows would wait for good
     if not math.isfinite(latest_s) or not math.isfinite(now.until_s):
         return _started(now), "a hold with an unknown end"
     if now.until_s <= seen.now_s:
@@ -167,6 +169,7 @@ def _flat_rack(seen: WaitingJob, now: Steer, limits: SteerLimits) -> Clipped:
     over = not seen.waited_s < seen.bound_s
     # what comes alone goes however much it adds: a gang cannot start by halves
     steep = seen.ramp_w + seen.added_w > seen.slope_w and seen.ramp_w > 0
+    # past its bound it waits little longer: power's own shield caps the draw whatever starts
     end_s = seen.submitted_s + seen.bound_s + (limits.ramp_grace_s if over else 0.0)
     if now.verb is SteerVerb.HOLD or not steep or not seen.now_s < end_s:
         return None
@@ -243,6 +246,8 @@ class InOrder:
     name: str = "steering"
 
     def propose(self, observation: WaitingJob, rng: np.random.Generator) -> PolicyProposal[Steer]:
+        # the first fifty stand in order before everybody else's jobs of their priority; behind them Kueue's own
+        # order will do
         boost = max(0, 50 - observation.place) if self.boosts else 0
         if observation.planned or observation.late:
             places = self.places and observation.placeable

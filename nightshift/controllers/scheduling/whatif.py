@@ -73,12 +73,14 @@ def occupied(shape: ClusterShape, nodes: Mapping[int, Mapping[int, int]], closed
             cluster.put(number, np.asarray(seats))
     for node, count in closed.items():
         free = np.flatnonzero(cluster.free()[node])
+        # which of them is closed nobody says: from the far end, so that the free ones lie together
         cluster.close(node * per_node + free[len(free) - min(count, len(free)) :])
     return cluster
 
 
 def _first_free(cluster: Cluster, node: int) -> I8:
     """GPUs of a node with a seat left, empty ones first."""
+    # a node may hold more than it has GPUs, where it shares them: the rest sit second
     taken = (cluster.tenants[node] != NOBODY).sum(1)
     return np.asarray(np.argsort(taken, kind="stable")[: int((taken < 2).sum())])
 
@@ -86,52 +88,68 @@ def _first_free(cluster: Cluster, node: int) -> I8:
 def starts_s(
     shape: ClusterShape,
     closed: Mapping[int, int],
-    parts: Sequence[PlayedJob],
+    jobs: Sequence[PlayedJob],
     from_s: float,
     order: Callable[[QueueState], None] = backfill,
 ) -> dict[str, float]:
     """When each job that does not run yet starts (Unix s); infinite for those that never do. `order`: plain
     backfill by priority and submission, or another that starts what it would start now."""
-    jobs = sorted(parts, key=lambda part: (-part.priority, part.submitted_s, part.name))
-    running = {number: job.nodes for number, job in enumerate(jobs) if job.nodes}
-    cluster = occupied(shape, running, closed)
-    lasts_s = {job.name: job.lasts_s for job in jobs}
-    found = {job.name: math.inf for job in jobs if not job.nodes}
-    ends = [(from_s + jobs[number].lasts_s, number) for number in cluster.held]
-    heapq.heapify(ends)
-    began_s = dict.fromkeys(cluster.held, from_s)
+    return _Replay(shape, closed, jobs, from_s).run(order)
 
-    def begin(start: Start) -> None:
-        job = jobs[start.job]
-        found[job.name] = began_s[start.job] = state.now_s
-        state.end_s[start.job] = state.now_s + job.lasts_s
-        heapq.heappush(ends, (state.now_s + job.lasts_s, start.job))
 
-    state = _Play(
-        cluster,
-        np.asarray([job.submitted_s for job in jobs], float),
-        np.asarray([job.gpus for job in jobs], np.int64),
-        [""] * len(jobs),
-        columns([UNKNOWN] * len(jobs)),
-        from_s,
-        done_s=np.zeros(len(jobs)),
-        rate=np.ones(len(jobs)),
-        durations=_Given(lasts_s),
-        begin=begin,
-        name=[job.name for job in jobs],
-        priority=[job.priority for job in jobs],
-        end_s=np.asarray([from_s + job.lasts_s if job.nodes else -math.inf for job in jobs]),
-    )
-    coming = sorted((max(jobs[n].comes_s, from_s), n) for n in range(len(jobs)) if n not in running)
-    while coming or (state.queue and ends):
-        state.now_s = min(coming[0][0] if coming else math.inf, ends[0][0] if ends else math.inf)
-        while ends and ends[0][0] <= state.now_s:
-            cluster.take(heapq.heappop(ends)[1])
-        arrived = [number for at_s, number in coming if at_s <= state.now_s]
-        del coming[: len(arrived)]
+class _Replay:
+    """One play: the jobs by number, in order of priority and submission, so that `queue.sort` is that order."""
+
+    def __init__(
+        self, shape: ClusterShape, closed: Mapping[int, int], parts: Sequence[PlayedJob], from_s: float
+    ) -> None:
+        self._jobs = jobs = sorted(parts, key=lambda part: (-part.priority, part.submitted_s, part.name))
+        cluster = occupied(shape, {number: job.nodes for number, job in enumerate(jobs) if job.nodes}, closed)
+        self._starts_s = {job.name: math.inf for job in jobs if not job.nodes}
+        self._ends = [(from_s + jobs[number].lasts_s, number) for number in cluster.held]
+        heapq.heapify(self._ends)
+        self._began_s = dict.fromkeys(cluster.held, from_s)
+        self._coming = sorted((max(job.comes_s, from_s), n) for n, job in enumerate(jobs) if not job.nodes)
+        self._state = _Play(
+            cluster,
+            np.asarray([job.submitted_s for job in jobs], float),
+            np.asarray([job.gpus for job in jobs], np.int64),
+            [""] * len(jobs),
+            columns([UNKNOWN] * len(jobs)),
+            from_s,
+            done_s=np.zeros(len(jobs)),
+            rate=np.ones(len(jobs)),
+            durations=_Given({job.name: job.lasts_s for job in jobs}),
+            begin=self._begin,
+            name=[job.name for job in jobs],
+            priority=[job.priority for job in jobs],
+            end_s=np.asarray([from_s + job.lasts_s if job.nodes else -math.inf for job in jobs]),
+        )
+
+    def run(self, order: Callable[[QueueState], None]) -> dict[str, float]:
+        state = self._state
+        # once nothing runs and nobody comes, nothing changes any more: who still waits never starts
+        while self._coming or (state.queue and self._ends):
+            nexts = [events[0][0] for events in (self._coming, self._ends) if events]
+            self._go_to(min(nexts))
+            if state.queue:
+                order(state)
+        return self._starts_s
+
+    def _go_to(self, now_s: float) -> None:
+        """All that happens by then, before the order looks: as in a cluster, where one turn sees it together."""
+        state = self._state
+        state.now_s = now_s
+        while self._ends and self._ends[0][0] <= now_s:
+            state.cluster.take(heapq.heappop(self._ends)[1])
+        arrived = [number for at_s, number in self._coming if at_s <= now_s]
+        del self._coming[: len(arrived)]
         state.queue = sorted([*state.queue, *arrived])
-        for number in cluster.held:
-            state.done_s[number] = state.now_s - began_s[number]
-        if state.queue:
-            order(state)
-    return found
+        for number in state.cluster.held:
+            state.done_s[number] = now_s - self._began_s[number]
+
+    def _begin(self, start: Start) -> None:
+        job, now_s = self._jobs[start.job], self._state.now_s
+        self._starts_s[job.name] = self._began_s[start.job] = now_s
+        self._state.end_s[start.job] = now_s + job.lasts_s
+        heapq.heappush(self._ends, (now_s + job.lasts_s, start.job))

@@ -167,6 +167,7 @@ OF_A_JOB = frozenset(
         Fault.DATA_STALL,
         Fault.HANG,
         Fault.OOM_KILL,
+        Fault.JOB_CRASH,
     }
 )
 """Faults whose remedy is the job's own restart: urgent perhaps, but no node is drained for them."""

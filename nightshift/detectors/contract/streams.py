@@ -226,12 +226,16 @@ def _diverged(series: StepSeries, number: int) -> StepSeries:
 
 
 def _logs(world: HealthyFleet, at_s: float) -> tuple[LogRecord, ...]:
-    """A collective that did not end, in the watchdog's words."""
+    """A collective that did not end, in the watchdog's words; and another job's end, in its launcher's."""
     text = (
         "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=15, OpType=ALLREDUCE, NumelIn=1, "
         "NumelOut=1, Timeout(ms)=600000) ran for 600029 milliseconds before timing out."
     )
-    return (LogRecord(Instant(at_s), "log", world.job, text, int(at_s)),)
+    ended = "api.py:869] failed (exitcode: -9) local_rank: 0 (pid: 77) of binary: /usr/bin/python"
+    other = Subject(SubjectKind.JOB, "ml/other")
+    return tuple(
+        LogRecord(Instant(at_s), "log", job, line, int(at_s)) for job, line in ((world.job, text), (other, ended))
+    )
 
 
 def _events(world: HealthyFleet, at_s: float) -> tuple[KernelEvent, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from nightshift.kernels.certification.envelope import CertificateError, certific
 from nightshift.kernels.loop.ledger import write_whole
 
 FILE = "nightshift_kernels.py"
+_JOB = "nightshift.kernels.apply.job."
 _PLACE = "KERNELS: list[dict[str, Any]] = []\n"
 
 
@@ -84,43 +86,96 @@ def bundle(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def standalone() -> str:
-    """The parts as one module: the interface's docstring, everybody's imports once, then part by part.
+    """The parts as one module: the interface's docstring, everybody's imports once, the formulas that parts take
+    from problems, then part by part.
 
     Raises ValueError where two parts define one name, or one imports something that a job does not have.
     """
-    plain: set[str] = set()
-    taken: dict[str, set[str]] = {}
-    bodies: list[str] = []
-    owner: dict[str, str] = {}
-    docstring = ""
-    for name in PARTS:
-        text = (Path(__file__).parent / "job" / f"{name}.py").read_text(encoding="utf-8")
-        tree = ast.parse(text)
-        docstring = ast.get_docstring(tree, clean=False) or ""
-        lines = text.splitlines()
+    file = _JobFile()
+    parts = [file.part(f"{_JOB}{name}") for name in PARTS]
+    head = [f'"""{file.docstring}"""', "", "from __future__ import annotations", "", *file.imports()]
+    return "\n".join(head) + "\n\n" + "\n\n\n".join([*file.formulas, *parts]) + "\n"
+
+
+class _JobFile:
+    """What has gone into the file so far. docstring: of the latest part; formulas: the source of each."""
+
+    def __init__(self) -> None:
+        self.docstring = ""
+        self.formulas = [_heading("formulas")]
+        self._plain: set[str] = set()
+        self._from: dict[str, set[str]] = {}
+        self._owner: dict[str, str] = {}
+
+    def imports(self) -> list[str]:
+        froms = [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(self._from.items())]
+        return [*sorted(self._plain), *froms]
+
+    def part(self, module: str) -> str:
+        """A part's text without its imports, which it asks for here."""
+        text, tree = _source(module)
+        self.docstring = ast.get_docstring(tree, clean=False) or ""
         after = tree.body[0].end_lineno or 0
         for node in tree.body:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 after = max(after, node.end_lineno or 0)
-                module = node.module or "" if isinstance(node, ast.ImportFrom) else node.names[0].name
-                if module.startswith("nightshift.kernels.apply.job.") or module == "__future__":
-                    continue
-                if module.partition(".")[0] not in (*sys.stdlib_module_names, "torch"):
-                    raise ValueError(f"nightshift/kernels/apply/job/{name}.py: a job may not have {module}")
-                if isinstance(node, ast.ImportFrom):
-                    taken.setdefault(module, set()).update(alias.name for alias in node.names)
-                else:
-                    plain.add(ast.unparse(node))
+                self._ask(node, module)
             for defined in _names(node):
-                if owner.setdefault(defined, name) != name:
-                    raise ValueError(
-                        f"nightshift/kernels/apply/job: {defined} stands in {owner[defined]}.py and in {name}.py"
-                    )
-        heading = f"# {name} {'-' * (112 - len(name))}"
-        bodies.append("\n".join([heading, *lines[after:]]).rstrip())
-    from_ = [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(taken.items())]
-    head = [f'"""{docstring}"""', "", "from __future__ import annotations", "", *sorted(plain), *from_]
-    return "\n".join(head) + "\n\n" + "\n\n\n".join(bodies) + "\n"
+                self._claim(defined, module)
+        return "\n".join([_heading(module.removeprefix(_JOB)), *text.splitlines()[after:]]).rstrip()
+
+    def _ask(self, node: ast.Import | ast.ImportFrom, by: str) -> None:
+        module = node.module or "" if isinstance(node, ast.ImportFrom) else node.names[0].name
+        if module == "__future__" or module.startswith(_JOB):
+            return
+        if isinstance(node, ast.ImportFrom) and module.startswith("nightshift.kernels.ops."):
+            for alias in node.names:
+                self._formula(module, alias.name)
+        elif module.partition(".")[0] not in (*sys.stdlib_module_names, "torch"):
+            raise ValueError(f"{_path(by)}: a job may not have {module}")
+        elif isinstance(node, ast.ImportFrom):
+            self._from.setdefault(module, set()).update(alias.name for alias in node.names)
+        else:
+            self._plain.add(ast.unparse(node))
+
+    def _formula(self, module: str, name: str) -> None:
+        """A function of a problem's module, after the functions that it calls."""
+        if self._owner.get(name) == module:
+            return
+        self._claim(name, module)
+        text, tree = _source(module)
+        functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        used = {node.id for node in ast.walk(functions[name]) if isinstance(node, ast.Name)}
+        # a formula is torch alone: what else the problem's module defines is not in a job's file
+        others = {defined for node in tree.body for defined in _names(node)} - functions.keys()
+        if used & others:
+            raise ValueError(f"{_path(module)}: {name} may not use {', '.join(sorted(used & others))}")
+        for node in tree.body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                node.names = [alias for alias in node.names if (alias.asname or alias.name) in used]
+                if node.names:
+                    self._ask(node, module)
+        for other in sorted(used & functions.keys() - {name}):
+            self._formula(module, other)
+        self.formulas.append(ast.get_source_segment(text, functions[name]) or "")
+
+    def _claim(self, name: str, module: str) -> None:
+        if self._owner.setdefault(name, module) != module:
+            raise ValueError(f"{name} stands in {_path(self._owner[name])} and in {_path(module)}")
+
+
+def _path(module: str) -> str:
+    return f"{module.replace('.', '/')}.py"
+
+
+def _source(module: str) -> tuple[str, ast.Module]:
+    spec = importlib.util.find_spec(module)
+    text = Path(spec.origin if spec and spec.origin else _path(module)).read_text(encoding="utf-8")
+    return text, ast.parse(text)
+
+
+def _heading(name: str) -> str:
+    return f"# {name} {'-' * (112 - len(name))}"
 
 
 def _names(node: ast.stmt) -> list[str]:

@@ -39,14 +39,17 @@ from nightshift.kernels.judge.verdict import FIT, Status, Verdict
 from nightshift.kernels.loop.ledger_chain import Head
 from nightshift.kernels.problem import Case, Inputs, Outputs, Problem, ProblemError
 
+# an anchor is computed again on the CPU at every `verify`, on machines without the GPU too
 _ANCHOR_BYTES = 1 << 20
 _SAMPLES = 8
+# another libm or BLAS moves a float64 sum by far less
 _TOLERANCE = 1e-5
 
 
 def reference_sha256(problem: Problem) -> str:
     """Of the reference's source text (of the module that it stands in, where that can be read)."""
     try:
+        # the module's, not the function's: a reference calls its neighbours
         text = inspect.getsource(inspect.getmodule(problem.reference) or problem.reference)
     except (OSError, TypeError):
         text = problem.name
@@ -56,6 +59,7 @@ def reference_sha256(problem: Problem) -> str:
 def anchors(problem: Problem, candidate: Candidate) -> tuple[dict[str, Any], ...]:
     """Hashes on one small case of each dtype inside the candidate's domain; computed on the CPU."""
     found: dict[str, dict[str, Any]] = {}
+    # from no secret: whoever verifies has to draw the same
     for probe in inputs.plan(problem, candidate, b"anchors", inputs.CPU):
         case = probe.case
         if (
@@ -218,6 +222,7 @@ def _close(a: float | None, b: float | None) -> bool:
 def _compare_verdicts(then: Mapping[str, Any], now: Verdict) -> Check:
     """Two verdicts agree unless one is a refusal, or both decided and decided otherwise."""
     told = f"{then.get('status')} then, {now.status} now ({now.detail})"
+    # a machine's fault is no word about the candidate, so the certificate is not broken by it
     if now.status is Status.machine_fault:
         return Check("re-run", "stale", told)
     if now.status not in FIT:

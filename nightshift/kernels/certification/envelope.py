@@ -19,9 +19,9 @@ from nightshift.kernels.loop.ledger_chain import Head
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://nightshift.example/kernel-certificate/v1"
+# The judge's version. Raise it whenever the judge refuses what it let pass before: certificates of others are read,
+# and promote nothing. Certificates that name none are of version 1.
 JUDGE = 2
-"""The judge's version. Raise it whenever the judge refuses what it let pass before: certificates of others are
-read, and promote nothing. Certificates that name none are of version 1."""
 
 
 class CertificateError(ValueError):
@@ -43,6 +43,7 @@ def read(envelope: object, trusted: Mapping[str, Ed25519PublicKey]) -> tuple[dic
     for name in ("issued_at", "commit", "candidate", "problem", "anchors", "verdict"):
         if name not in predicate:
             raise CertificateError(f"predicate.{name}: missing")
+    # a signature covers the statement, not what a reader takes from it: subject and predicate must be of one source
     digests = {entry.get("name"): entry.get("digest", {}).get("sha256") for entry in statement.get("subject", [])}
     try:
         candidate = Candidate.from_json(predicate["candidate"])

@@ -17,8 +17,8 @@ from typing import Any
 
 from nightshift.kernels.certification.envelope import JUDGE
 
+# Of a certificate's environment what jobs are held against. Container and CUDA come with torch and driver.
 FIELDS = ("gpu", "driver", "torch", "triton")
-"""Of a certificate's environment what jobs are held against. Container and CUDA come with torch and driver."""
 _ABSENT = ("", "none", "unknown")
 
 
@@ -140,17 +140,21 @@ def environment_of(view: FleetView | None, certificate: str, record: Mapping[str
     if view is None:
         return UNKNOWN
     gpu, short = str(record.get("gpu", "")), certificate[:16]
-    users = {
-        name: job for name, job in view.jobs.items() if short in job.used or (not job.named and gpu in job.gpu)
-    }
-    by_name = tuple(sorted(name for name, job in users.items() if short in job.used))
-    peers = list(users.values()) or [job for job in view.jobs.values() if gpu in job.gpu]
-    found = {name: _union(getattr(job, name) for job in peers) for name in FIELDS}
+    there = [job for job in view.jobs.values() if gpu in job.gpu]
+    users = _users(view.jobs, short, gpu)
+    found = {name: _union(getattr(job, name) for job in users.values() or there) for name in FIELDS}
+    # a job's lines may lack the driver, which telemetry knows of every GPU model
     found["driver"] = found["driver"] or _union([view.gpus.get(gpu, ())])
     if not users:
         found["gpu"] = found["gpu"] or tuple(sorted(view.gpus))
         found = {name: _present(values, record.get(name)) for name, values in found.items()}
+    by_name = tuple(sorted(name for name, job in users.items() if short in job.used))
     return JobEnvironment(found["gpu"], found["driver"], found["torch"], found["triton"], jobs=by_name)
+
+
+def _users(jobs: Mapping[str, JobReport], short: str, gpu: str) -> dict[str, JobReport]:
+    # a job of an older file does not say which kernels it holds: on that GPU it may hold this one
+    return {name: job for name, job in jobs.items() if short in job.used or (not job.named and gpu in job.gpu)}
 
 
 def _union(parts: Iterable[Sequence[str]]) -> tuple[str, ...]:

@@ -59,8 +59,8 @@ class State(StrEnum):
     demoted = "demoted"
 
 
+# `at_s` of what is damaged, and was not demoted by anybody.
 _UNKNOWN_S = 0.0
-"""`at_s` of what is damaged, and was not demoted by anybody."""
 _NAME = re.compile(r"[0-9a-f]{64}")
 _MOVES = {
     State.proposed: {State.canary, State.demoted},
@@ -84,10 +84,10 @@ def promotable(
     """
     if not record:
         return (Objection(EvidenceReason.no_record),)
+    # every objection is listed, not the first: whoever certifies again should have to do so once
     found = [Objection(NO[name]) for name in FIELDS if not has(record, name)]
     found += _race_objections(record)
-    gaps = record.get("not_checked")
-    if not isinstance(gaps, list | tuple) or not gaps or not all(isinstance(x, str) and x.strip() for x in gaps):
+    if not _states_gaps(record.get("not_checked")):
         found.append(Objection(EvidenceReason.gaps_unstated))
     if record.get("judge") != environment.judge:
         told = f"judge {record.get('judge')}, this is {environment.judge}"
@@ -100,6 +100,12 @@ def promotable(
     if to is State.active and environment.unknown:
         found.append(Objection(EvidenceReason.environment_unknown, ", ".join(environment.unknown)))
     return tuple(found)
+
+
+def _states_gaps(gaps: Any) -> bool:
+    # no verdict answers for everything: a list without a sentence was not made by a judge of today
+    told = isinstance(gaps, list | tuple) and len(gaps) > 0
+    return told and all(isinstance(x, str) and x.strip() for x in gaps)
 
 
 def _whose(environment: JobEnvironment) -> str:
@@ -370,6 +376,7 @@ class Registry:
     def _append(self, certificate: str, move: Move) -> None:
         path = self.folder / "kernels" / certificate / "history.jsonl"
         with path.open("ab") as file:
+            # the half line of a crash was no move; left there, it would spoil the line that follows
             torn = path.read_bytes()
             file.truncate(torn.rfind(b"\n") + 1)
             file.write(json.dumps(asdict(move), sort_keys=True).encode() + b"\n")

@@ -32,8 +32,8 @@ TITLE = "org.opencontainers.image.title"
 REFERENCE = "org.opencontainers.image.ref.name"
 _PREFIX = "dev.nightshift.kernel."
 _STATE = f"{_PREFIX}state"
+# Of a file that is read: an index takes some 300 bytes a kernel.
 _MOST_BYTES = 64 << 20
-"""Of a file that is read: an index takes some 300 bytes a kernel."""
 
 
 def write_layout(registry: Registry, folder: Path) -> int:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from nightshift.kernels.generate.base import Config
-from nightshift.kernels.generate.families import families_of
 from nightshift.kernels.generate.rows import carry
 from nightshift.kernels.generate.template import Template, Warm
+from nightshift.kernels.ops.families import families_of
 from nightshift.kernels.problem import Case
 
 _FILE = Path(__file__).with_name("known.json")

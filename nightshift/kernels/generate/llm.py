@@ -88,6 +88,13 @@ class LanguageModel:
             made = self._one(task, history, mine, 0.2)
             return [made] if made is not None else []
         wanted = max(1, min(count, self.allowance.parallel))
+        return self._several(wanted, task, history, mine)
+
+    def _several(
+        self, wanted: int, task: Task, history: Sequence[Outcome], mine: Sequence[Outcome]
+    ) -> Sequence[Proposal]:
+        """Versions of one prompt. Raises the first error where there is no kernel at all."""
+        # at 0.2 a model answers one prompt alike each time; several versions have to differ
         with concurrent.futures.ThreadPoolExecutor(wanted) as pool:
             asked = [pool.submit(self._one, task, history, mine, 0.9) for _ in range(wanted)]
         failed = [error for one in asked if (error := one.exception()) is not None]

@@ -17,8 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+# The driver serves small requests out of 2 MiB blocks, and an IPC handle opens the whole block: ask for blocks.
 ALLOCATION_BYTES = 2 << 20
-"""The driver serves small requests out of 2 MiB blocks, and an IPC handle opens the whole block: ask for blocks."""
 
 _IPC_LAZY_PEER_ACCESS = 1
 _local = threading.local()

@@ -6,6 +6,9 @@ static read switched off, and has accepted every known-good kernel. The files ar
 right), `neutralised` (further reasons that are right because the cheat came to nothing: a slow kernel stayed slow),
 `needs_cuda`, `timed` (it needs the GPU to itself: the cheat is against the clock, or for all of its memory), `huge`
 (it takes more than 2³¹ elements to show), `interpreter` (the dtypes for Triton's).
+
+A mutant is a patch: a known-good kernel with a hidden defect. Before its unified diff stand `breaks` (the defect)
+and `frozen` (the commit of the judge that it was written against, without knowing what that would ask).
 """
 
 from __future__ import annotations
@@ -15,12 +18,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nightshift.kernels.candidate_file import CandidateFile, read_candidate
+from nightshift.kernels.candidate import CandidateError
+from nightshift.kernels.candidate_file import CandidateFile, parse_candidate, read_candidate
 from nightshift.kernels.judge.judge import Judge, Request
 from nightshift.kernels.judge.probes.sizes import Scope
 from nightshift.kernels.judge.race.contest import Pace
 from nightshift.kernels.judge.verdict import Reason, Verdict
-from nightshift.kernels.problems import named
+from nightshift.kernels.ops.problems import named
 
 STATIC_REASONS = frozenset({Reason.static_refusal, Reason.library_call, Reason.syntax, Reason.entry_missing})
 _SANITIZER = frozenset({Reason.memcheck, Reason.racecheck, Reason.initcheck, Reason.synccheck})
@@ -28,7 +32,8 @@ _SANITIZER = frozenset({Reason.memcheck, Reason.racecheck, Reason.initcheck, Rea
 
 @dataclass(frozen=True)
 class Piece:
-    """One file. `refused` and `neutralised` are empty for a candidate that must be accepted."""
+    """One file. `refused` and `neutralised` are empty for a candidate that must be accepted; `breaks` and `frozen`
+    where it is no mutant."""
 
     name: str
     file: CandidateFile
@@ -38,6 +43,8 @@ class Piece:
     needs_cuda: bool
     timed: bool
     huge: bool
+    breaks: str = ""
+    frozen: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,8 +84,8 @@ def read_gallery(folder: Path, device: str) -> list[Piece]:
     On the CPU, domains shrink to the dtypes that Triton's interpreter can compute with.
     """
     pieces = []
-    for path in sorted(p for p in folder.iterdir() if p.suffix in (".py", ".cu")):
-        file = read_candidate(path)
+    for path in sorted(p for p in folder.iterdir() if p.suffix in (".py", ".cu", ".patch")):
+        file, mutant = read_mutant(path) if path.suffix == ".patch" else (read_candidate(path), {})
         notes = file.notes
         needs_cuda = notes.get("needs_cuda") == "yes"
         if needs_cuda and device != "cuda":
@@ -99,9 +106,42 @@ def read_gallery(folder: Path, device: str) -> list[Piece]:
                 needs_cuda,
                 notes.get("timed") == "yes",
                 notes.get("huge") == "yes",
+                **mutant,
             )
         )
     return pieces
+
+
+_HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+\d+(?:,\d+)? @@")
+
+
+def read_mutant(path: Path) -> tuple[CandidateFile, dict[str, str]]:
+    """A patch's candidate, and what its head says; raises CandidateError where it does not fit the good kernel."""
+    head, _, diff = path.read_text(encoding="utf-8").partition("\n--- ")
+    notes = dict(line.split(": ", 1) for line in head.splitlines() if ": " in line)
+    good, _, hunks = diff.split("\n", 2) if diff.count("\n") > 1 else ("", "", "")
+    if notes.keys() != {"breaks", "frozen"} or not hunks:
+        raise CandidateError(f"{path}: expected 'breaks: …', 'frozen: …' and a unified diff")
+    text = _patched((path.parent / good).read_text(encoding="utf-8"), hunks, path)
+    return parse_candidate(text, str(path)), notes
+
+
+def _patched(text: str, hunks: str, path: Path) -> str:
+    old, made, at = text.splitlines(), list[str](), 0
+    for line in hunks.splitlines():
+        mark, rest = line[:1], line[1:]
+        if found := _HUNK.match(line):
+            start = int(found[1]) - 1
+            made, at = made + old[at:start], start
+            continue
+        # no fuzz: a good kernel that changes must not change its mutants unseen
+        if mark in (" ", "-"):
+            if old[at : at + 1] != [rest]:
+                raise CandidateError(f"{path}: {rest!r} is not line {at + 1} of the good kernel")
+            at += 1
+        if mark in (" ", "+"):
+            made.append(rest)
+    return "\n".join([*made, *old[at:]]) + "\n"
 
 
 def show(

@@ -24,6 +24,7 @@ MAX_STEPS = 64
 MAX_SCRATCH_BYTES = 8 << 30
 
 Room = Literal["in", "out", "tmp"]
+# Floats travel as the bits of their storage type.
 _SCALARS: Mapping[str, Any] = {
     "i8": ctypes.c_int8,
     "i16": ctypes.c_int16,
@@ -34,7 +35,6 @@ _SCALARS: Mapping[str, Any] = {
     "u32": ctypes.c_uint32,
     "u64": ctypes.c_uint64,
 }
-"""Floats travel as the bits of their storage type."""
 
 
 class PlanError(ValueError):
@@ -271,8 +271,8 @@ def _buffer(text: str) -> Pointer | None:
     return None
 
 
+# Bytes → CUtensorMapDataType of unsigned integers (cuda.h): a copy does not look at values.
 _ELEMENTS = {1: 0, 2: 1, 4: 2}
-"""Bytes → CUtensorMapDataType of unsigned integers (cuda.h): a copy does not look at values."""
 _SWIZZLES = {32: 1, 64: 2, 128: 3}
 """Bytes of a box's row → CUtensorMapSwizzle."""
 

@@ -92,30 +92,35 @@ def replay(trial: Trial, problem: Problem, plans: Sequence[tuple[Case, launch_pl
         examiner = Examiner(problem, trial.candidate, trial.judge.device, runner)
         for case, made in plans:
             current[:] = [made]
-            a, b = (mix(rng.getrandbits(64)) for _ in range(2))
-            probes = [Probe("integrity", case, "normal", (a, b, a, a + TWIN) if whole else (a,))]
-            if whole:
-                others = [name for name in problem.distributions if name != "normal"]
-                probes += [
-                    Probe(
-                        "values", case, name, tuple(mix(rng.getrandbits(64)) for _ in range(inputs.calls_of(name)))
-                    )
-                    for name in others
-                ]
-                probes.append(Probe("determinism", case, "normal", (b,) * 4, under_load=True))
-            for number, probe in enumerate(probes):
+            for number, probe in enumerate(_replayed_probes(problem, case, rng, whole)):
                 try:
                     with trial.judge.quiet.shared():
                         examiner.probe(probe)
                 except Refusal as refusal:
                     first = number == 0 and examiner.found.calls == 1
-                    if first and refusal.reason in RESULTS | {Reason.state_kept}:
-                        text = f"its launches, replayed, do not make its outputs: {refusal.detail}"
-                        raise Refusal(Reason.library_call, text, "replay") from refusal
-                    text = f"the recorded launches, replayed: {refusal.detail}"
-                    raise Refusal(refusal.reason, text, "replay") from refusal
+                    raise _replay_refusal(refusal, first) from refusal
             examiner.found.calls = 0
         trial.errors.update({k: max(v, trial.errors.get(k, 0.0)) for k, v in examiner.found.worst.items()})
+
+
+def _replayed_probes(problem: Problem, case: Case, rng: random.Random, whole: bool) -> Iterator[Probe]:
+    def seeds(count: int) -> tuple[int, ...]:
+        return tuple(mix(rng.getrandbits(64)) for _ in range(count))
+
+    a, b = seeds(2)
+    yield Probe("integrity", case, "normal", (a, b, a, a + TWIN) if whole else (a,))
+    if whole:
+        for name in (name for name in problem.distributions if name != "normal"):
+            yield Probe("values", case, name, seeds(inputs.calls_of(name)))
+        yield Probe("determinism", case, "normal", (b,) * 4, under_load=True)
+
+
+def _replay_refusal(refusal: Refusal, first: bool) -> Refusal:
+    """first: of the first call, whose outputs the host made rightly: then something beside the launches did."""
+    if first and refusal.reason in RESULTS | {Reason.state_kept}:
+        text = f"its launches, replayed, do not make its outputs: {refusal.detail}"
+        return Refusal(Reason.library_call, text, "replay")
+    return Refusal(refusal.reason, f"the recorded launches, replayed: {refusal.detail}", "replay")
 
 
 def exhibits(trial: Trial, runner: HostRunner | PlanRunner) -> list[Exhibit]:

@@ -1,4 +1,4 @@
-"""The cheap first filter: read a candidate's source, run nothing, refuse what no honest kernel needs.
+"""The cheap first filter: read a candidate's declaration and source, run nothing, refuse what no kernel needs.
 
 It spares the machine work and gives an early, clear reason. It is not a defence: a text can always be written that
 reads well and acts badly, so every cheat must also be refused by the later stages with this one switched off (the
@@ -10,13 +10,85 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
-from nightshift.kernels.candidate import Candidate
-from nightshift.kernels.judge import static_rules
+import torch
+
+from nightshift.kernels.candidate import Candidate, CandidateError
+from nightshift.kernels.differentiate import smallest_inputs
+from nightshift.kernels.judge.launch_plan import Fire, PlanError, Pointer, cuda_plan
 from nightshift.kernels.judge.verdict import Reason
+from nightshift.kernels.problem import Problem
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# What kernels are written with: no way to files, processes or other names than those that are read here.
+MODULES = _words("""
+    __future__ abc bisect collections collections.abc contextlib copy dataclasses enum functools itertools logging
+    math numbers operator string textwrap typing warnings
+    torch torch.amp torch.autograd torch.autograd.function torch.compiler torch.cuda torch.func torch.library
+    torch.nn torch.nn.functional
+    triton triton.experimental triton.experimental.gluon triton.experimental.gluon.language
+    triton.experimental.gluon.language.nvidia.hopper triton.experimental.gluon.nvidia.hopper triton.language
+    triton.language.extra triton.language.extra.cuda triton.language.extra.cuda.libdevice
+    triton.language.extra.libdevice triton.language.math triton.runtime triton.tools.tensor_descriptor
+""")
+LIBRARY_MODULES = MODULES | {"liger_kernel", "torch.nn.attention", "torch.nn.attention.flex_attention"}
+# Names no kernel needs: other ways to run text, to reach objects by name, and identities to key a cache with.
+BUILTINS = _words("""
+    __builtins__ __import__ breakpoint compile delattr eval exec getattr globals hash id input locals
+    memoryview open setattr vars
+""")
+TORCH_MAKERS = _words("""
+    Size Tensor _check arange as_strided broadcast_shapes device dtype empty empty_like empty_strided enable_grad
+    finfo full full_like get_autocast_dtype iinfo is_autocast_enabled is_complex is_floating_point is_grad_enabled
+    is_tensor no_grad ones ones_like promote_types result_type scalar_tensor tensor zeros zeros_like
+""")
+"""What an own kernel may call from torch: allocation and constants. Dtypes are attributes, not calls."""
+TORCH_ROOMS = frozenset({"autograd", "cuda", "func", "nn"})
+TORCH_NAMED = frozenset(
+    {("amp", "custom_bwd"), ("amp", "custom_fwd"), ("compiler", "disable"), ("compiler", "is_compiling")}
+    | {
+        ("library", name)
+        for name in _words("""
+            Library custom_op define impl infer_schema register_autograd register_fake register_kernel triton_op
+            wrap_triton
+        """)
+    }
+)
+"""Single functions of further rooms: what wraps a kernel for autocast, the compiler and the dispatcher."""
+TORCH_CUDA = _words("""
+    current_device current_stream device device_count device_of get_device_capability get_device_name
+    get_device_properties is_available
+""")
+# Tensor methods that compute; those that own kernels' host code is caught with. Operators show at run time, and so
+# do methods that Python's lists and sets have as well.
+METHODS = _words("""
+    addmm amax amin argmax argsort bmm cumsum div einsum exp log log_softmax logsumexp
+    masked_fill matmul max mean min mm mul norm pow prod rsqrt scatter_add scatter_add_ silu softmax
+    sqrt std sub sum topk var
+""")
+ATTRIBUTES = _words("""
+    _C _cdata _dynamo _inductor backends cpp_extension cudart f_back f_globals f_locals gi_frame storage
+    tb_frame tb_next untyped_storage
+""")
+MAIN = ("__name__ == '__main__'", "'__main__' == __name__")
+"""How a file asks whether it is the program."""
+OF_TORCH = _words("aten prim prims")
+"""Namespaces of operators that are everybody's."""
+# Ways to reach for names that no reader sees.
+BY_TEXT = frozenset({("operator", "attrgetter"), ("operator", "methodcaller")})
+JIT = ("jit", "autotune", "heuristics")
+# Attributes between double underscores that only say how a thing is called, or set it up.
+DUNDERS = _words("__doc__ __init__ __name__ __post_init__ __qualname__ __version__")
+# Annotations of values that are the same whoever asks: what is kept under them is no answer to a tensor.
+PLAIN = _words("None bool bytes dtype float frozenset int str torch torch.dtype tuple")
 
 
 @dataclass(frozen=True)
@@ -108,7 +180,7 @@ def _own_names(node: ast.AST) -> set[ast.AST]:
 
 def _asks_whether_it_is_main(node: ast.AST) -> bool:
     """`if __name__ == "__main__":`, the one question to which a judge's answer is everybody's."""
-    return isinstance(node, ast.If) and ast.unparse(node.test) in static_rules.MAIN
+    return isinstance(node, ast.If) and ast.unparse(node.test) in MAIN
 
 
 def _harmless(node: ast.AST) -> set[ast.AST]:
@@ -118,11 +190,7 @@ def _harmless(node: ast.AST) -> set[ast.AST]:
         case ast.Call(func=ast.Attribute(attr="getLogger"), args=[ast.Name(id="__name__") as name]):
             return {name}
         case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=str() as name), *_], keywords=[]):
-            return (
-                set()
-                if name in static_rules.ATTRIBUTES or (_dunder(name) and name not in static_rules.DUNDERS)
-                else {node.func}
-            )
+            return set() if name in ATTRIBUTES or (_dunder(name) and name not in DUNDERS) else {node.func}
     return set()
 
 
@@ -157,51 +225,57 @@ def _plainly_annotated(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     ]
     called = {chain[-1:] for chain in chains}
     tensor = node.returns is not None and "Tensor" in ast.unparse(node.returns)
-    return (
-        None not in notes and a.kwarg is None and not tensor and called <= {(word,) for word in static_rules.PLAIN}
-    )
+    return None not in notes and a.kwarg is None and not tensor and called <= {(word,) for word in PLAIN}
+
+
+def _excused(node: ast.AST) -> set[ast.AST]:
+    imports = isinstance(node, ast.Try) and _only_imports(node)
+    return _own_names(node) | _harmless(node) | ({node} if imports else set())
+
+
+def _imported(node: ast.AST) -> dict[str, str]:
+    """Of an import what its local names stand for: dotted modules or objects."""
+    if isinstance(node, ast.ImportFrom):
+        return {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    if isinstance(node, ast.Import):
+        # `import a.b` binds a, `import a.b as c` binds a.b
+        roots = [(a.asname, a.name) if a.asname else (None, a.name.split(".")[0]) for a in node.names]
+        return {name or root: root for name, root in roots}
+    return {}
+
+
+def _refused(node: ast.AST, text: str, reason: Reason = Reason.static_refusal) -> Observation:
+    return Observation(reason, int(getattr(node, "lineno", 0)), text)
 
 
 class _Reader:
+    """One source, and the names in it that a rule needs to know.
+
+    modules: local name → dotted module or object. excused: nodes that mean something else than their name says.
+    spaces: namespaces of operators of its own.
+    """
+
     def __init__(self, candidate: Candidate, tree: ast.Module) -> None:
+        nodes = list(ast.walk(tree))
+        defined = [n for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
         self._candidate = candidate
         self._tree = tree
         self._own = candidate.kind != "library"
-        self._allowed = static_rules.MODULES if self._own else static_rules.LIBRARY_MODULES
-        self._roots = {name.split(".")[0] for name in self._allowed}
-        self._modules: dict[str, str] = {}  # local name → dotted module or object
-        self._excused: set[ast.AST] = set()  # nodes that mean something else than their name says
-        self._functions: set[str] = set()
-        self._kernels: set[ast.AST] = set()
-        self._spaces: set[str] = set()  # of operators of its own
+        self._allowed = MODULES if self._own else LIBRARY_MODULES
+        self._modules = {name: module for node in nodes for name, module in _imported(node).items()}
+        self._functions = {node.name for node in defined}
+        self._kernels = {n for n in defined if isinstance(n, ast.FunctionDef) and _decorators(n) & set(JIT)}
+        self._spaces = {x for n in nodes if isinstance(n, ast.Call) for x in _spaces(n)} - OF_TORCH
+        self._excused = {x for node in nodes for x in _excused(node)}
         self._renamed = "__name__" in _stored(tree)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    root = alias.name if alias.asname else alias.name.split(".")[0]
-                    self._modules[alias.asname or root] = root
-            elif isinstance(node, ast.ImportFrom):
-                for alias in node.names:
-                    self._modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-            elif isinstance(node, ast.Call):
-                self._spaces |= _spaces(node) - static_rules.OF_TORCH
-            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                self._functions.add(node.name)
-                if isinstance(node, ast.FunctionDef) and _decorators(node) & set(static_rules.JIT):
-                    self._kernels.add(node)
-            self._excused |= _own_names(node) | _harmless(node)
-            if isinstance(node, ast.Try) and _only_imports(node):
-                self._excused.add(node)
 
     def observations(self) -> Iterator[Observation]:
         yield from self._entry()
         yield from self._module_state()
         for node in self._host_nodes(self._tree):
-            yield from self._imports(node)
-            yield from self._names(node)
-            yield from self._assignments(node)
-            if self._own:
-                yield from self._library(node)
+            for types, rule in (*_RULES, *(_OWN_RULES if self._own else ())):
+                if isinstance(node, types) and node not in self._excused:
+                    yield from rule(self, node)
 
     def _host_nodes(self, root: ast.AST) -> Iterator[ast.AST]:
         """All nodes outside kernel bodies (whose words are the GPU's), decorators of kernels included; not what
@@ -240,112 +314,101 @@ class _Reader:
     def _module_state(self) -> Iterator[Observation]:
         """Empty containers at module level, which could only serve to remember earlier calls; not those that are
         filled and read at module level alone."""
-        names = [n for n in ast.walk(self._tree) if isinstance(n, ast.Name)]
-        functions = [n for n in ast.walk(self._tree) if isinstance(n, ast.FunctionDef | ast.Lambda)]
-        inside = {n for function in functions for n in ast.walk(function) if isinstance(n, ast.Name)}
-        inside -= {n for k in functions for d in getattr(k, "decorator_list", ()) for n in ast.walk(d)}
-        outside = {n.id for n in names if _loaded(n)} - {n.id for n in inside}
+        names = {n for n in ast.walk(self._tree) if isinstance(n, ast.Name)}
+        outside = {n.id for n in names if _loaded(n)} - {n.id for n in names & self._inside()}
         for node in self._tree.body:
             value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-            empty = ast.unparse(value) in ("{}", "[]", "dict()", "list()", "set()") if value is not None else False
+            empty = value is not None and ast.unparse(value) in ("{}", "[]", "dict()", "list()", "set()")
             if empty and not _stored(node) <= outside:
-                yield Observation(Reason.static_refusal, node.lineno, "an empty container at module level")
+                yield _refused(node, "an empty container at module level")
 
-    def _imports(self, node: ast.AST) -> Iterator[Observation]:
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+    def _inside(self) -> set[ast.AST]:
+        """All nodes of functions that run when they are called; their decorators run at import."""
+        functions = [n for n in ast.walk(self._tree) if isinstance(n, ast.FunctionDef | ast.Lambda)]
+        decorators = [d for function in functions for d in getattr(function, "decorator_list", ())]
+        return {n for f in functions for n in ast.walk(f)} - {n for d in decorators for n in ast.walk(d)}
+
+    def imports(self, node: ast.Import | ast.ImportFrom) -> Iterator[Observation]:
+        names = [alias.name for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
             names = [node.module or "." * node.level]
-        else:
-            return
-        foreign = [
-            name
-            for name in names
-            if name not in self._allowed and name.split(".")[0] not in self._allowed - {"torch", "triton"}
-        ]
+        # of torch and triton only what is listed, of any other allowed package all
+        whole = self._allowed - {"torch", "triton"}
+        foreign = [name for name in names if name not in self._allowed and name.split(".")[0] not in whole]
         for name in foreign:
-            yield Observation(Reason.static_refusal, _line(node), f"imports {name}")
+            yield _refused(node, f"imports {name}")
         if isinstance(node, ast.ImportFrom) and not foreign:
             for alias in node.names:
-                yield from self._reached(_line(node), (*names[0].split("."), alias.name))
+                yield from self._reached(node, (*names[0].split("."), alias.name))
 
-    def _reached(self, line: int, chain: Sequence[str]) -> Iterator[Observation]:
+    def _reached(self, node: ast.AST, chain: Sequence[str]) -> Iterator[Observation]:
         """Modules of others that an allowed module happens to hold, and names that stand in texts."""
-        if tuple(chain) in static_rules.BY_TEXT:
-            yield Observation(Reason.static_refusal, line, f"uses {'.'.join(chain)}")
+        if tuple(chain) in BY_TEXT:
+            yield _refused(node, f"uses {'.'.join(chain)}")
             return
         module = _module_at(chain).split(".")[0] if len(chain) > 1 else ""
-        if module and module not in self._roots:
-            yield Observation(Reason.static_refusal, line, f"reaches the module {module}")
+        if module and module not in {name.split(".")[0] for name in self._allowed}:
+            yield _refused(node, f"reaches the module {module}")
 
-    def _names(self, node: ast.AST) -> Iterator[Observation]:
-        line = _line(node)
-        if node in self._excused:
-            return
-        if isinstance(node, ast.Name) and (
-            node.id in static_rules.BUILTINS or (_dunder(node.id) and _loaded(node))
-        ):
-            yield Observation(Reason.static_refusal, line, f"uses {node.id}")
-        elif isinstance(node, ast.Attribute):
-            if node.attr in static_rules.ATTRIBUTES or (
-                _dunder(node.attr) and node.attr not in static_rules.DUNDERS
-            ):
-                yield Observation(Reason.static_refusal, line, f"reaches for .{node.attr}")
-            chain = self._absolute(node)
-            if chain[:2] == ("torch", "cuda") and len(chain) > 2 and chain[2] not in static_rules.TORCH_CUDA:
-                yield Observation(Reason.static_refusal, line, f"uses {'.'.join(chain)}")
-            yield from self._reached(line, chain)
-        elif isinstance(node, ast.Global | ast.Nonlocal):
-            yield Observation(Reason.static_refusal, line, f"keeps state in {', '.join(node.names)}")
-        elif isinstance(node, ast.ClassDef):
-            for base in node.bases:
-                if self._absolute(base)[-1:] in [("Tensor",), ("TorchDispatchMode",), ("TorchFunctionMode",)]:
-                    yield Observation(Reason.static_refusal, line, f"derives a class from {ast.unparse(base)}")
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            if _decorators(node) & {"cache", "lru_cache"} and not _plainly_annotated(node):
-                told = f"caches the results of {node.name}, whose parameters are not annotated as plain values"
-                yield Observation(Reason.static_refusal, line, told)
-            defaults = [*node.args.defaults, *node.args.kw_defaults]
-            if any(isinstance(default, ast.Dict | ast.List | ast.Set) for default in defaults):
-                yield Observation(Reason.static_refusal, line, f"keeps state in a default of {node.name}")
+    def name(self, node: ast.Name) -> Iterator[Observation]:
+        if node.id in BUILTINS or (_dunder(node.id) and _loaded(node)):
+            yield _refused(node, f"uses {node.id}")
 
-    def _assignments(self, node: ast.AST) -> Iterator[Observation]:
-        targets: list[ast.expr] = []
-        if isinstance(node, ast.Assign | ast.Delete):
-            targets = node.targets
-        elif isinstance(node, ast.AugAssign | ast.AnnAssign):
-            targets = [node.target]
-        for target in targets:
+    def attribute(self, node: ast.Attribute) -> Iterator[Observation]:
+        if node.attr in ATTRIBUTES or (_dunder(node.attr) and node.attr not in DUNDERS):
+            yield _refused(node, f"reaches for .{node.attr}")
+        chain = self._absolute(node)
+        if chain[:2] == ("torch", "cuda") and len(chain) > 2 and chain[2] not in TORCH_CUDA:
+            yield _refused(node, f"uses {'.'.join(chain)}")
+        yield from self._reached(node, chain)
+
+    def scope(self, node: ast.Global | ast.Nonlocal) -> Iterator[Observation]:
+        yield _refused(node, f"keeps state in {', '.join(node.names)}")
+
+    def bases(self, node: ast.ClassDef) -> Iterator[Observation]:
+        for base in node.bases:
+            # each of these sees, or answers, operations that are not the entry's own
+            if self._absolute(base)[-1:] in [("Tensor",), ("TorchDispatchMode",), ("TorchFunctionMode",)]:
+                yield _refused(node, f"derives a class from {ast.unparse(base)}")
+
+    def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Observation]:
+        if _decorators(node) & {"cache", "lru_cache"} and not _plainly_annotated(node):
+            told = f"caches the results of {node.name}, whose parameters are not annotated as plain values"
+            yield _refused(node, told)
+        defaults = [*node.args.defaults, *node.args.kw_defaults]
+        if any(isinstance(default, ast.Dict | ast.List | ast.Set) for default in defaults):
+            yield _refused(node, f"keeps state in a default of {node.name}")
+
+    def assignment(self, node: ast.Assign | ast.Delete | ast.AugAssign | ast.AnnAssign) -> Iterator[Observation]:
+        for target in node.targets if isinstance(node, ast.Assign | ast.Delete) else [node.target]:
             chain = _dotted(target)
             if len(chain) > 1 and (chain[0] in self._modules or chain[0] in self._functions):
-                yield Observation(Reason.static_refusal, _line(node), f"assigns to {'.'.join(chain)}")
+                yield _refused(node, f"assigns to {'.'.join(chain)}")
 
-    def _library(self, node: ast.AST) -> Iterator[Observation]:
-        if isinstance(node, ast.Try | ast.TryStar) and node not in self._excused:
-            yield Observation(Reason.static_refusal, _line(node), "catches exceptions: a kernel has no fallback")
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
-            yield Observation(Reason.library_call, _line(node), "multiplies matrices with @")
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
-            chain = self._absolute(node.func)
-            if chain[:2] == ("torch", "library") and _spaces(node) & static_rules.OF_TORCH:
-                yield Observation(
-                    Reason.static_refusal, _line(node), "registers something for torch's own operators"
-                )
-            elif chain[:1] == ("torch",) and len(chain) > 1:
-                inner = chain[1] in static_rules.TORCH_ROOMS and chain[:3] != ("torch", "nn", "functional")
-                inner |= chain[1] == "ops" and bool(self._spaces & {*chain[2:3]})
-                if (
-                    chain[1] not in static_rules.TORCH_MAKERS
-                    and not inner
-                    and chain[1:3] not in static_rules.TORCH_NAMED
-                ):
-                    yield Observation(Reason.library_call, _line(node), f"calls {'.'.join(chain)}")
-            elif (
-                isinstance(node.func, ast.Attribute)
-                and node.func.attr in static_rules.METHODS
-                and chain[:1] != ("math",)
-            ):
-                yield Observation(Reason.library_call, _line(node), f"calls .{node.func.attr}()")
+    def fallback(self, node: ast.Try | ast.TryStar) -> Iterator[Observation]:
+        yield _refused(node, "catches exceptions: a kernel has no fallback")
+
+    def operator(self, node: ast.BinOp) -> Iterator[Observation]:
+        if isinstance(node.op, ast.MatMult):
+            yield _refused(node, "multiplies matrices with @", Reason.library_call)
+
+    def call(self, node: ast.Call) -> Iterator[Observation]:
+        chain = self._absolute(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ()
+        if chain[:2] == ("torch", "library") and _spaces(node) & OF_TORCH:
+            yield _refused(node, "registers something for torch's own operators")
+        elif chain[:1] == ("torch",) and len(chain) > 1:
+            if not self._allocates(chain[1:]):
+                yield _refused(node, f"calls {'.'.join(chain)}", Reason.library_call)
+        elif isinstance(node.func, ast.Attribute) and node.func.attr in METHODS and chain[:1] != ("math",):
+            yield _refused(node, f"calls .{node.func.attr}()", Reason.library_call)
+
+    def _allocates(self, chain: Sequence[str]) -> bool:
+        """Whether what is called of torch computes nothing, or is an operator of the candidate's own."""
+        room = chain[0]
+        if room == "ops" and self._spaces & {*chain[1:2]}:
+            return True
+        inner = room in TORCH_ROOMS and tuple(chain[:2]) != ("nn", "functional")
+        return inner or room in TORCH_MAKERS or tuple(chain[:2]) in TORCH_NAMED
 
     def _absolute(self, node: ast.expr) -> tuple[str, ...]:
         """An attribute chain with the local module name replaced by the imported one."""
@@ -355,5 +418,64 @@ class _Reader:
         return ()
 
 
-def _line(node: ast.AST) -> int:
-    return int(getattr(node, "lineno", 0))
+_Rules = tuple[tuple[Any, Callable[..., Iterator[Observation]]], ...]
+_RULES: _Rules = (
+    (ast.Import | ast.ImportFrom, _Reader.imports),
+    (ast.Name, _Reader.name),
+    (ast.Attribute, _Reader.attribute),
+    (ast.Global | ast.Nonlocal, _Reader.scope),
+    (ast.ClassDef, _Reader.bases),
+    (ast.FunctionDef | ast.AsyncFunctionDef, _Reader.function),
+    (ast.Assign | ast.Delete | ast.AugAssign | ast.AnnAssign, _Reader.assignment),
+)
+_OWN_RULES: _Rules = (
+    (ast.Try | ast.TryStar, _Reader.fallback),
+    (ast.BinOp, _Reader.operator),
+    (ast.Call, _Reader.call),
+)
+"""What a kernel of its own may not do, but a composition of library calls may."""
+
+
+def misfit(candidate: Candidate, problem: Problem) -> str:
+    """What in it does not fit, by field; empty where all does."""
+    domain, sizes = candidate.domain, sorted(problem.cases[0].sizes)
+    for field, said, known in (
+        ("dtypes", domain.dtypes, problem.dtypes),
+        ("layouts", domain.layouts, problem.layouts),
+        ("bounds", [bound.name for bound in domain.bounds], sizes),
+    ):
+        for word in said:
+            if word not in known:
+                return f"{field}: {word!r} is none of {problem.name}'s: {', '.join(known)}"
+        if twice := _twice(said):
+            return f"{field}: {twice!r} is given a second time"
+    given = smallest_inputs(problem) if candidate.mutates else ()
+    tensors = [position for position, x in enumerate(given) if isinstance(x, torch.Tensor)]
+    for position in candidate.mutates:
+        if position not in tensors:
+            return f"mutates: {position} is none of {problem.name}'s tensors: {', '.join(map(str, tensors))}"
+    return _launched(candidate, problem) if candidate.launches else ""
+
+
+def _launched(candidate: Candidate, problem: Problem) -> str:
+    """What in a declared plan has no meaning on the first timed case that the candidate admits."""
+    admitted = (c for c in problem.cases if candidate.domain.admits(c.sizes, c.dtype, c.layout))
+    case = next(admitted, None)
+    if case is None:
+        return ""
+    given = smallest_inputs(problem)
+    numbers = {i: float(x) for i, x in enumerate(given) if isinstance(x, int | float)}
+    try:
+        made = cuda_plan(candidate, b"", case.sizes, numbers)
+    except (PlanError, CandidateError) as error:
+        return f"launch: {error} ({case})"
+    there = {"in": len(given), "out": len(problem.eager(given)), "tmp": len(made.scratch_bytes)}
+    for step in [step for step in made.steps if isinstance(step, Fire)]:
+        for x in step.arguments:
+            if isinstance(x, Pointer) and x.index >= there[x.room]:
+                return f"launch: {x.room}{x.index} of {step.name!r}: there are {there[x.room]} of that kind"
+    return ""
+
+
+def _twice(words: Sequence[str]) -> str:
+    return next((word for number, word in enumerate(words) if word in words[:number]), "")

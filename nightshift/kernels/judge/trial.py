@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from nightshift.kernels.candidate import Candidate, CandidateError
 from nightshift.kernels.differentiate import input_count, training_step
 from nightshift.kernels.judge import launch_plan, static
-from nightshift.kernels.judge.declaration import misfit
 from nightshift.kernels.judge.gaps import exactness
 from nightshift.kernels.judge.probes import inputs
 from nightshift.kernels.judge.probes.examine import Examiner
@@ -33,16 +32,18 @@ from nightshift.kernels.judge.recorded_launches import (
     replay_some,
 )
 from nightshift.kernels.judge.sanitizer import sanitize
+from nightshift.kernels.judge.static import misfit
 from nightshift.kernels.judge.verdict import RESULTS, Comparison, JudgeBroken, LeftOut, Reason, Refusal
 from nightshift.kernels.problem import Case, Inputs, Problem
 
 if TYPE_CHECKING:
+    from nightshift.kernels.judge.host.process import Process
     from nightshift.kernels.judge.judge import Judge
 
 _ENDURANCE_CALLS = 2000
 _ENDURANCE_S = 0.6
+# What the examination of other candidates on the same GPU can bring about in a race.
 _DISTURBED = frozenset({Reason.baseline_disturbed, Reason.clocks_disagree, Reason.rounds_disagree})
-"""What the examination of other candidates on the same GPU can bring about in a race."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,28 @@ class Request:
     cases: tuple[Case, ...] = ()  # timed cases; empty: all of the problem's that the candidate admits
     search: bool = False  # only the timed cases are examined, and values come from the judge's pool: no certificate
     gradients: bool = True  # race the training step too, where candidate and problem are differentiable
+
+
+@dataclass
+class _Records:
+    """Which calls are recorded: recording takes time, and a candidate must not know which call it is.
+
+    own: whether there is a class of its own kernels to hold it to. looked: dtypes and layouts that were recorded.
+    """
+
+    rng: random.Random
+    own: bool
+    looked: set[str] = field(default_factory=set)
+
+    def chooses(self, probe: Probe) -> bool:
+        new = {probe.case.dtype, probe.case.layout} - self.looked
+        sweeping = probe.stage == "sweep" and (bool(new) or self.rng.random() < 0.5)
+        large = probe.stage == "accuracy"  # where memory may be handed out again, if anywhere
+        # of rows the judge compares a few only; two passes of which one is judged are no plan of one call
+        odd = probe.rows or probe.overlapping or probe.twice or not all(probe.case.sizes.values())
+        chosen = self.own and not odd and (probe.backward or sweeping or large)
+        self.looked |= new if chosen else set()
+        return chosen
 
 
 @dataclass
@@ -90,9 +113,8 @@ class Trial:
             self.stages.append("static")
         racing = self.request.pace is not None and self.candidate.kind != "library"
         self.timed = tuple(case for case in self.request.cases or self.problem.cases if self._admits(case))
-        if racing:
-            for case in self.timed:
-                self.judge.solo(self.problem, case)
+        for case in self.timed if racing else ():
+            self.judge.solo(self.problem, case)
         with contextlib.ExitStack() as stack:
             runner = self.compile(stack)
             self.layers = dict(runner.process.layers)
@@ -103,20 +125,17 @@ class Trial:
                 sanitize(exhibits(self, runner))
                 self.stages.append("sanitizer")
             if not racing or not self.timed:
-                why = "a library composition is never certified as a kernel" if not racing else "no timed case"
-                if self.request.pace is None:
-                    why = "timing was not asked for"
-                return Reason.passed, why, "integrity"
+                return Reason.passed, self._why_not_raced(), "integrity"
             self._time(self.problem, runner, stack)
-        if self._differentiates():
-            with contextlib.ExitStack() as stack:
-                host = stack.enter_context(self.judge.start("candidate"))
-                step = training_step(self.problem)
-                order = (self.problem.gradients, input_count(self.problem))
-                runner = HostRunner.load(host, self.candidate, self.problem, order, self._host_seed())
-                self._time(step, replace(runner, problem=step), stack)
+        self._time_training()
         self.stages.append("timing")
         return self._decide()
+
+    def _why_not_raced(self) -> str:
+        if self.request.pace is None:
+            return "timing was not asked for"
+        library = self.candidate.kind == "library"
+        return "a library composition is never certified as a kernel" if library else "no timed case"
 
     def _decide(self) -> tuple[Reason, str, str]:
         """The word, and over which baselines it is said. "Faster" for promotion needs every baseline that the
@@ -131,11 +150,18 @@ class Trial:
                 reason = Reason.peer_missing
         return reason, text, "timing"
 
-    def _differentiates(self) -> bool:
+    def _time_training(self) -> None:
+        """Race forward and backward pass together, in a process of their own, where there is a backward pass."""
         asked = self.request.gradients and not self.request.search
-        return (
-            asked and self.candidate.differentiable and bool(self.problem.gradients) and not self.candidate.mutates
-        )
+        differentiable = self.candidate.differentiable and self.problem.gradients and not self.candidate.mutates
+        if not asked or not differentiable:
+            return
+        with contextlib.ExitStack() as stack:
+            host = stack.enter_context(self.judge.start("candidate"))
+            step = training_step(self.problem)
+            order = (self.problem.gradients, input_count(self.problem))
+            runner = HostRunner.load(host, self.candidate, self.problem, order, self._host_seed())
+            self._time(step, replace(runner, problem=step), stack)
 
     def _time(self, problem: Problem, runner: HostRunner | PlanRunner, stack: contextlib.ExitStack) -> None:
         """Race every timed case; where all have launch plans, `stack` (with the candidate's process) ends first."""
@@ -182,53 +208,47 @@ class Trial:
         examiner = Examiner(self.problem, self.candidate, self.judge.device, runner)
         if self.request.search:
             examiner.truths = self.judge.pool
-        rng, looked = random.Random(self.secret + b"recorded"), set[str]()
+        records = _Records(random.Random(self.secret + b"recorded"), self.candidate.kind != "library")
         try:
             for number, probe in enumerate(probes):
                 if number and self.stages[-1] != probe.stage:
                     self.stages.append(probes[number - 1].stage)
-                held = self.candidate.kind != "library" and all(probe.case.sizes.values())
-                new = {probe.case.dtype, probe.case.layout} - looked
-                sweeping = probe.stage == "sweep" and (bool(new) or rng.random() < 0.5)
-                large = probe.stage == "accuracy"  # where memory may be handed out again, if anywhere
-                held = (
-                    held
-                    and (probe.backward or sweeping or large)
-                    and not (probe.rows or probe.overlapping or probe.twice)
-                )
-                looked |= new if held else set()
-                if isinstance(runner, HostRunner):
-                    runner.record = held
-                try:
-                    if probe.rows:
-                        self._ask_huge(examiner, probe)
-                    else:
-                        with self.judge.quiet.shared():
-                            examiner.probe(probe)
-                    self.probed.append(probe.case)
-                except Refusal as refusal:
-                    self._ask_afresh(examiner, probe, refusal)
-                    raise
-                finally:
-                    if isinstance(runner, HostRunner):
-                        runner.record = False
-                if held and isinstance(runner, HostRunner):
-                    refused = class_refusal(self.candidate, self.problem, runner.last)
-                    if refused is not None:
-                        raise Refusal(refused.reason, f"{refused.detail} ({probe.case})", probe.stage)
+                self._put(examiner, probe, records.chooses(probe))
                 if number == 0 and isinstance(runner, HostRunner):
                     self._hold_to_class(runner, examiner, probe)
         finally:
             self.errors.update(examiner.found.worst)
             self.exact = exactness(self.candidate, self.problem, examiner.found)
-        if isinstance(runner, HostRunner) and not self.request.search:
-            with self.judge.quiet.shared():
+        with self.judge.quiet.shared():
+            if isinstance(runner, HostRunner) and not self.request.search:
                 self._endure(runner, probes[0].case.with_(layout="contiguous"))
-        if self.candidate.determinism == "bitwise" and not self.request.search:
-            with self.judge.quiet.shared():
+            if self.candidate.determinism == "bitwise" and not self.request.search:
                 self.outputs = output_hashes(examiner)
         self.stages.append(probes[-1].stage)
         self.stages[:] = list(dict.fromkeys(self.stages))
+
+    def _put(self, examiner: Examiner, probe: Probe, record: bool) -> None:
+        """Put one probe to the candidate; where its call is recorded, hold what it launched to the class."""
+        host = examiner.runner if isinstance(examiner.runner, HostRunner) else None
+        if host is not None:
+            host.record = record
+        try:
+            if probe.rows:
+                self._ask_huge(examiner, probe)
+            else:
+                with self.judge.quiet.shared():
+                    examiner.probe(probe)
+            self.probed.append(probe.case)
+        except Refusal as refusal:
+            self._ask_afresh(examiner, probe, refusal)
+            raise
+        finally:
+            if host is not None:
+                host.record = False
+        if record and host is not None:
+            refused = class_refusal(self.candidate, self.problem, host.last)
+            if refused is not None:
+                raise Refusal(refused.reason, f"{refused.detail} ({probe.case})", probe.stage)
 
     def probes(self) -> tuple[Probe, ...]:
         if not self.request.search:
@@ -250,7 +270,7 @@ class Trial:
         if not self._admits(case):
             self._look_back(runner, "after all calls")
             return
-        track = Track(runner.process, self.problem, case, self.candidate.mutates, 2, self.judge.device, Truths())
+        track = self._track(runner.process, self.problem, case, 2)
         rng = random.Random(self.secret + b"endurance")
         calls, size, deadline = 0, 2, self.judge.clock() + _ENDURANCE_S
         try:
@@ -359,25 +379,12 @@ class Trial:
             pace = replace(pace, max_slots=32)
         count = slot_count(problem, case, judge.board.l2_bytes, pace, once=made is None) // 2 * 2
         rng = random.Random(self.secret + label.encode())
-        mutates = self.candidate.mutates
         with contextlib.ExitStack() as stack:
-            entrant: Replayed | Hosted
+            entrant: Hosted | Replayed
             if made is None:
-                process = runner.process
-                if process.descendants():
-                    raise Refusal(Reason.process_limit, "other processes of the candidate are alive", "timing")
-                track = Track(process, problem, case, mutates, count, judge.device, Truths())
-                entrant, flush = Hosted(track, judge.clock, rng), None
-                entrant.profile(rng)
-                hold_to_launches(self, entrant)
+                entrant, flush = self._hosted(problem, runner, case, count, rng), None
             else:
-                if self.request.search:
-                    track = stack.enter_context(judge.lane(problem, case, mutates, count))
-                else:
-                    process = stack.enter_context(judge.start("replay"))
-                    track = Track(process, problem, case, mutates, count, judge.device, Truths())
-                blends = not self.request.search
-                entrant, flush = Replayed(track, made, judge.flush_bytes, judge.clock, blends, rng), judge.flush()
+                entrant, flush = self._replayed(problem, case, made, count, rng, stack), judge.flush()
             empty: Inputs = ()
             stir = Stir(entrant.blends) if isinstance(entrant, Replayed) else None
             baselines = [
@@ -385,7 +392,7 @@ class Trial:
                 for name, function in solo.near.items()
             ]
             alone = solo.seconds if flush is not None else {}
-            race = Race(entrant, baselines, track, judge.board, pace, rng, judge.nvml, alone, label)
+            race = Race(entrant, baselines, entrant.track, judge.board, pace, rng, judge.nvml, alone, label)
             try:
                 with judge.timing_lock, contextlib.nullcontext() if shared else judge.quiet.alone():
                     return race.run()
@@ -394,3 +401,35 @@ class Trial:
                     text = f"its launches, replayed, do not make its outputs: {refusal.detail}"
                     raise Refusal(Reason.library_call, text, "timing") from refusal
                 raise
+
+    def _hosted(
+        self, problem: Problem, runner: HostRunner | PlanRunner, case: Case, count: int, rng: random.Random
+    ) -> Hosted:
+        """The callable in the candidate's own process (tier B)."""
+        if runner.process.descendants():
+            raise Refusal(Reason.process_limit, "other processes of the candidate are alive", "timing")
+        track = self._track(runner.process, problem, case, count)
+        entrant = Hosted(track, self.judge.clock, rng)
+        entrant.profile(rng)
+        hold_to_launches(self, entrant)
+        return entrant
+
+    def _replayed(
+        self,
+        problem: Problem,
+        case: Case,
+        made: launch_plan.Plan,
+        count: int,
+        rng: random.Random,
+        stack: contextlib.ExitStack,
+    ) -> Replayed:
+        """The launch plan in a process of the judge's (tier A)."""
+        judge = self.judge
+        if self.request.search:
+            track = stack.enter_context(judge.lane(problem, case, self.candidate.mutates, count))
+        else:
+            track = self._track(stack.enter_context(judge.start("replay")), problem, case, count)
+        return Replayed(track, made, judge.flush_bytes, judge.clock, not self.request.search, rng)
+
+    def _track(self, process: Process, problem: Problem, case: Case, count: int) -> Track:
+        return Track(process, problem, case, self.candidate.mutates, count, self.judge.device, Truths())

@@ -165,11 +165,11 @@ _REFUSED = frozenset(
 )
 FIT = frozenset({Status.faster, Status.slower, Status.inconclusive, Status.correct})
 """Found right, whatever its speed."""
+# What a candidate's process may say of itself. It shares an address space with hostile code, so any other word from
+# it (that it was faster, that the machine broke) is a forgery.
 SELF_REPORTED = frozenset(
     reason for status in (Status.compile_error, Status.wrong, Status.oom) for reason in _BY_STATUS[status]
 ) | {Reason.process_limit, Reason.disk_limit}
-"""What a candidate's process may say of itself. It shares an address space with hostile code, so any other word
-from it (that it was faster, that the machine broke) is a forgery."""
 
 RESULTS = frozenset(
     {

@@ -278,8 +278,8 @@ def replay(
     from nightshift.kernels.loop.optimise import ON_CPU, OptimiseError, find_trial
     from nightshift.kernels.loop.search import Ladder
     from nightshift.kernels.loop.search import replay as judge_again
+    from nightshift.kernels.ops.problems import named
     from nightshift.kernels.problem import Case, ProblemError
-    from nightshift.kernels.problems import named
     from nightshift.kernels.profile.problem_file import load_problem, problem_path
     from nightshift.kernels.suites.kernelbench import load_task
 
@@ -342,7 +342,7 @@ def _tiny(work: Any) -> Any:
     """The same search on a shape that Triton's interpreter can run: every size at most 48."""
     from dataclasses import replace
 
-    from nightshift.kernels.generate.families import interprets
+    from nightshift.kernels.ops.families import interprets
     from nightshift.kernels.problem import Case
 
     case = work.task.case

@@ -27,8 +27,8 @@ from nightshift.kernels.loop.executor import LocalExecutor
 from nightshift.kernels.loop.ledger import Provenance
 from nightshift.kernels.loop.optimise import Done, Run, Work, work_of
 from nightshift.kernels.loop.search import Budget, Ladder
+from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case
-from nightshift.kernels.problems import named
 from nightshift.kernels.profile.problem_file import load_problem
 from nightshift.kernels.profile.roofline import Peaks
 from nightshift.kernels.suites.suite import task_again

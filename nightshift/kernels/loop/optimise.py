@@ -33,7 +33,6 @@ import torch
 from nightshift.collectors.seal import Signer
 from nightshift.kernels.certification.certificate import issue
 from nightshift.kernels.generate.base import Generator, Task
-from nightshift.kernels.generate.families import families_of
 from nightshift.kernels.generate.known import templates
 from nightshift.kernels.generate.template import Apart
 from nightshift.kernels.judge.judge import Request
@@ -46,8 +45,9 @@ from nightshift.kernels.loop.ledger import Ledger, Provenance, write_whole
 from nightshift.kernels.loop.ledger_chain import Head
 from nightshift.kernels.loop.ledger_git import GitBook
 from nightshift.kernels.loop.search import Budget, Ladder, Progress, Result, Search
+from nightshift.kernels.ops.families import families_of
+from nightshift.kernels.ops.problems import BY_NAME, named
 from nightshift.kernels.problem import Case, Problem, ProblemError
-from nightshift.kernels.problems import BY_NAME, named
 from nightshift.kernels.profile.casts import cast_problems, copies_gain
 from nightshift.kernels.profile.hotspots import Hotspot, Profile
 from nightshift.kernels.profile.hotspots import profile as read_profile

@@ -20,7 +20,7 @@ class Cost:
 
 
 def cost(found: Found) -> Cost:
-    """Compulsory traffic and arithmetic of one call, as `kernels.problems` counts them; backward passes read the
+    """Compulsory traffic and arithmetic of one call, as `kernels.ops` counts them; backward passes read the
     outputs' gradients and what was kept, and write the inputs' gradients."""
     s, size = found.sizes, BYTES.get(found.dtype, 4)
     match found.problem:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from nightshift.collectors.seal import sha256_hex
 from nightshift.kernels.loop.ledger import write_whole
+from nightshift.kernels.ops.problems import BY_NAME
 from nightshift.kernels.problem import DTYPES, Case, Problem, ProblemError
-from nightshift.kernels.problems import BY_NAME
 from nightshift.kernels.profile.hotspots import Hotspot, timed_sizes
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from nightshift.kernels.ops.problems import BY_NAME
 from nightshift.kernels.problem import Case, Problem
-from nightshift.kernels.problems import BY_NAME
 from nightshift.kernels.profile.gradients import searches_of
 from nightshift.kernels.profile.hotspots import Hotspot, Profile
 from nightshift.kernels.profile.pattern import PRODUCTS

@@ -2,7 +2,7 @@
 rotary embeddings of interleaved pairs.
 
 Views (slices, unsqueeze) cost no GPU time and are no units, so what is left of such code is its arithmetic. The
-sequences are those of `kernels.problems`, with the spellings that mean the same (square or pow, a norm or the root
+sequences are those of `kernels.ops`, with the spellings that mean the same (square or pow, a norm or the root
 of a sum, a scalar or a tensor as weight).
 """
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from nightshift.kernels.ops.problems import BY_NAME
 from nightshift.kernels.problem import Case, as_outputs
-from nightshift.kernels.problems import BY_NAME
 
 EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12, 2.0**-23)
 _SCALES = (1.0, 1e-3)

@@ -11,12 +11,12 @@ import torch
 from nightshift.collectors.seal import sha256_hex
 from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.generate.base import Outcome, Proposal, Spent, Task
-from nightshift.kernels.generate.families import families_of
 from nightshift.kernels.generate.known import templates
 from nightshift.kernels.generate.template import Family
 from nightshift.kernels.loop.optimise import OptimiseError, Work, slug_of
+from nightshift.kernels.ops.families import families_of
+from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import ProblemError
-from nightshift.kernels.problems import named
 from nightshift.kernels.suites.argument_binding import Binding, bind
 from nightshift.kernels.suites.kernelbench import Task as SuiteTask
 from nightshift.kernels.suites.kernelbench import load_task, names_of

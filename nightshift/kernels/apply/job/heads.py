@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend
+
+from nightshift.kernels.ops.attention.gradient_problem import attention_backward_reference
+from nightshift.kernels.ops.attention.problem import causal_scores
 
 ATEN: Any = torch.ops.aten
 
@@ -27,24 +29,20 @@ def side_by_side(record: Mapping[str, Any], x: torch.Tensor) -> bool:
 def plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Causal attention of (b, h, s, d), and of each query the logarithm of the sum of its scores' exponentials,
     (b, h, s): the formula, which can be differentiated twice and takes s² of memory for each head."""
-    wide, s = torch.promote_types(q.dtype, torch.float32), q.shape[-2]
-    hidden = torch.ones(s, s, dtype=torch.bool, device=q.device).triu(1)
     with torch.autocast(q.device.type, enabled=False):
-        scores = (q.to(wide) @ k.to(wide).mT * q.shape[-1] ** -0.5).masked_fill(hidden, -math.inf)
+        scores = causal_scores(q, k)
         logs = torch.logsumexp(scores, -1)
         return torch.exp(scores - logs[..., None]).to(q.dtype) @ v, logs
 
 
 def _plain_gradients(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Its gradients, of (gradient, q, k, v, out, logs)."""
-    g, q, k, v, out, logs = inputs
-    wide, s = torch.promote_types(q.dtype, torch.float32), q.shape[-2]
-    scale, hidden = q.shape[-1] ** -0.5, torch.ones(s, s, dtype=torch.bool, device=q.device).triu(1)
-    with torch.autocast(q.device.type, enabled=False):
-        weights = torch.exp(q.to(wide) @ k.to(wide).mT * scale - logs[..., None].to(wide)).masked_fill(hidden, 0.0)
-        delta = (g.to(wide) * out.to(wide)).sum(-1, keepdim=True)
-        back = (weights * ((g @ v.mT).to(wide) - delta) * scale).to(q.dtype)
-        return back @ k, back.mT @ q, weights.to(q.dtype).mT @ g
+    dtype = inputs[1].dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    with torch.autocast(inputs[1].device.type, enabled=False):
+        # scores of 16 bits would round before the exponential, which the saved logarithms do not
+        made = attention_backward_reference(*(x.to(wide) for x in inputs))
+    return tuple(x.to(dtype) for x in made)
 
 
 def _torchs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:

@@ -20,8 +20,8 @@ from nightshift.kernels.apply.job.folds import VIEWS, casts_after, narrow_source
 from nightshift.kernels.apply.job.guards import refusal, widened
 from nightshift.kernels.apply.job.operators import invoke, operator_of
 from nightshift.kernels.apply.job.places import plain, transformed, unsavable
-from nightshift.kernels.apply.job.problems import rms_backward_reference
 from nightshift.kernels.apply.job.state import NORM, OPERATORS, STATE, fell_back, in_use
+from nightshift.kernels.ops.rmsnorm.problem import rmsnorm_backward_reference
 
 MARK = "rmsnorm_gradient"
 """The operator that a traced backward pass calls, for the pass to find: torch's formula, whoever runs it."""
@@ -33,7 +33,7 @@ def marked() -> Any:
     if MARK not in OPERATORS:
         made = torch.library.custom_op(
             f"nightshift::{MARK}",
-            lambda g, x, w, eps, open: rms_backward_reference(g, x, w, eps),
+            lambda g, x, w, eps, open: rmsnorm_backward_reference(g, x, w, eps),
             mutates_args=(),
             schema="(Tensor g, Tensor x, Tensor weight, float eps, bool open) -> (Tensor, Tensor)",
         )
@@ -66,13 +66,13 @@ class Normed(torch.autograd.Function):
     def backward(ctx: Any, g: torch.Tensor) -> Any:
         x, weight = ctx.saved_tensors
         if torch.is_grad_enabled():  # it is to be differentiated again
-            dx, dw = rms_backward_reference(g, x, weight, ctx.eps)
+            dx, dw = rmsnorm_backward_reference(g, x, weight, ctx.eps)
         elif ctx.cast:
             dx, dw = marked()(g.contiguous(), x, weight, ctx.eps, ctx.open)
         elif g.dtype == x.dtype and in_use("rmsnorm_backward") is not None:
             dx, dw = invoke("rmsnorm_backward", g.contiguous(), x, weight, ctx.eps)
         else:
-            dx, dw = rms_backward_reference(g, x, weight, ctx.eps)
+            dx, dw = rmsnorm_backward_reference(g, x, weight, ctx.eps)
         return dx, dw, None, None, None, None
 
 
@@ -119,7 +119,7 @@ class FoldNorms:
         for node in list(graph.nodes):
             if operator_name(node) != MARK or self._fold(graph, node, order):
                 continue
-            parts = _inlined(graph, node, rms_backward_reference, node.args[:4])
+            parts = _inlined(graph, node, rmsnorm_backward_reference, node.args[:4])
             for part in list(node.users):
                 part.replace_all_uses_with(parts[part.args[1]])
         graph.eliminate_dead_code()

@@ -8,16 +8,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import gelu
 
 from nightshift.kernels.apply.job.checks import due, shadowed
 from nightshift.kernels.apply.job.heads import side_by_side
 from nightshift.kernels.apply.job.places import overseen
-from nightshift.kernels.apply.job.problems import (
-    SPECS,
-    loss_backward_reference,
-    original_of,
-    rms_backward_reference,
-)
+from nightshift.kernels.apply.job.problems import SPECS
 from nightshift.kernels.apply.job.state import (
     ATTENDED,
     CAST,
@@ -33,6 +29,13 @@ from nightshift.kernels.apply.job.state import (
     in_use,
     slot,
 )
+from nightshift.kernels.ops.attention.problem import attention_reference
+from nightshift.kernels.ops.cross_entropy.problem import cross_entropy_backward_reference
+from nightshift.kernels.ops.gated.problem import swiglu_backward_reference
+from nightshift.kernels.ops.gelu.problem import gelu_backward_reference
+from nightshift.kernels.ops.layernorm.problem import layernorm_backward_reference
+from nightshift.kernels.ops.rmsnorm.problem import rmsnorm_backward_reference
+from nightshift.kernels.ops.softmax.problem import softmax_backward_reference
 
 
 def operator_of(problem: str) -> Any:
@@ -215,31 +218,26 @@ def _by_kernel(problem: str) -> bool:
 def _rms_gradient(g: torch.Tensor, out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, eps: float) -> Any:
     if _by_kernel("rmsnorm_backward"):
         return (*invoke("rmsnorm_backward", g.contiguous(), x, w, eps), None)
-    return (*rms_backward_reference(g, x, w, eps), None)
+    return (*rmsnorm_backward_reference(g, x, w, eps), None)
 
 
 def _layer_gradient(
     g: torch.Tensor, out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, eps: float
 ) -> tuple[Any, ...]:
-    wide, gw = x.float(), g.float() * w.float()
-    centred = wide - wide.mean(-1, keepdim=True)
-    r = torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
-    normal = centred * r
-    dx = r * (gw - gw.mean(-1, keepdim=True) - normal * (gw * normal).mean(-1, keepdim=True))
-    dw = (g.float() * normal).sum(0)
-    return dx.to(x.dtype), dw.to(w.dtype), g.float().sum(0).to(b.dtype), None
+    mean = x.float().mean(-1)
+    scale = torch.rsqrt((x.float() - mean[:, None]).square().mean(-1) + eps)
+    return (*layernorm_backward_reference(g, x, w, mean, scale), None)
 
 
 def _softmax_gradient(g: torch.Tensor, out: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
-    y, wide = out.float(), g.float()
-    return ((y * (wide - (wide * y).sum(-1, keepdim=True))).to(x.dtype),)
+    return (softmax_backward_reference(g, out),)
 
 
 def _loss_gradient_of(problem: str) -> Callable[..., tuple[Any, ...]]:
     def gradient(g: torch.Tensor, out: torch.Tensor, x: torch.Tensor, target: torch.Tensor) -> tuple[Any, ...]:
         if _by_kernel(f"{problem}_backward"):
             return invoke(f"{problem}_backward", g.contiguous(), x, target), None
-        return loss_backward_reference(g, x, target), None
+        return cross_entropy_backward_reference(g, x, target), None
 
     return gradient
 
@@ -247,17 +245,17 @@ def _loss_gradient_of(problem: str) -> Callable[..., tuple[Any, ...]]:
 def _gelu_gradient(g: torch.Tensor, out: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
     if _by_kernel("gelu_backward"):
         return (invoke("gelu_backward", g.contiguous(), x),)
-    return (torch.ops.aten.gelu_backward(g, x),)
+    return (gelu_backward_reference(g, x),)
 
 
 def _swiglu_gradient(g: torch.Tensor, out: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[Any, ...]:
     if _by_kernel("swiglu_backward"):
         return tuple(invoke("swiglu_backward", g.contiguous(), gate, up))
-    return tuple(SPECS["swiglu_backward"].reference(g, gate, up))
+    return swiglu_backward_reference(g, gate, up)
 
 
 def _geglu_gradient(g: torch.Tensor, out: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[Any, ...]:
-    shaped = original_of("gelu")(gate, approximate="tanh")
+    shaped = gelu(gate, approximate="tanh")
     return torch.ops.aten.gelu_backward(g * up, gate, approximate="tanh"), g * shaped
 
 
@@ -267,7 +265,7 @@ def _attention_gradient(
     """Computed anew by torch: the kernel keeps nothing for a backward pass. Its place avoids that."""
     with torch.enable_grad():
         given = [x.detach().requires_grad_(True) for x in (q, k, v)]
-        again = original_of("scaled_dot_product_attention")(*given, is_causal=True)
+        again = attention_reference(*given)
     return torch.autograd.grad(again, given, g)
 
 

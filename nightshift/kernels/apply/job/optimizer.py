@@ -22,7 +22,7 @@ from nightshift.kernels.apply.job.copies import COPIED, COPIES
 from nightshift.kernels.apply.job.functions import swap_function
 from nightshift.kernels.apply.job.guards import interpreted, outside
 from nightshift.kernels.apply.job.operators import run_once
-from nightshift.kernels.apply.job.problems import adamw_cast_reference, adamw_reference
+from nightshift.kernels.apply.job.problems import adamw_cast_step, adamw_step
 from nightshift.kernels.apply.job.state import (
     DTYPES,
     MANY,
@@ -367,7 +367,7 @@ def _checked(
         _launched(kernel, [*mine[:4], *(mine[4:] or one.bases(alone)[4:])], one, rest)
     else:
         kernel.entry(*mine, *rest)
-    reference: Callable[..., None] = adamw_cast_reference if len(mine) == 5 else adamw_reference
+    reference: Callable[..., None] = adamw_cast_step if len(mine) == 5 else adamw_step
     reference(*exact, *rest)
     theirs = (*row[:4], *(row[0].to(x.dtype) for x in row[4:]))  # torch writes no copy: what it would be
     changed = (0, *range(2, len(mine)))

@@ -19,13 +19,13 @@ from typing import IO
 
 from nightshift.kernels.judge.host import isolation
 from nightshift.kernels.judge.host.channel import Channel
-from nightshift.kernels.judge.host.file_access import paths
+from nightshift.kernels.judge.host.isolation import paths
 from nightshift.kernels.judge.host.process import STDERR_KEPT, Limits, Process, Role
 from nightshift.kernels.judge.probes.buffers import CpuLender, CudaLender, Lender
 from nightshift.kernels.judge.verdict import JudgeBroken
 
+# In a judge's scratch folder: locked for as long as the judge lives.
 _HELD = "held"
-"""In a judge's scratch folder: locked for as long as the judge lives."""
 
 
 class Zygote:
@@ -68,7 +68,7 @@ class Zygote:
     ) -> Process:
         """A fresh confined process; it owns `lender` (made here where None) and closes it.
 
-        `peers`: it may read other libraries of kernels (see `kernels.judge.host.file_access`).
+        `peers`: it may read other libraries of kernels (see `kernels.judge.host.isolation`).
         """
         with self._lock:
             self._count += 1

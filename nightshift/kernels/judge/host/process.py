@@ -21,9 +21,8 @@ from typing import Any, Literal
 
 from nightshift.kernels.judge.host import isolation
 from nightshift.kernels.judge.host.channel import Channel, ChannelClosed, ChannelForged, ChannelTimeout, Message
-from nightshift.kernels.judge.host.usage import exceeds, folder_bytes, state
+from nightshift.kernels.judge.host.usage import children, exceeds, folder_bytes, state
 from nightshift.kernels.judge.host.vram import Vram
-from nightshift.kernels.judge.host.zygote import children
 from nightshift.kernels.judge.probes.buffers import Lender
 from nightshift.kernels.judge.verdict import SELF_REPORTED, JudgeBroken, Reason, Refusal
 

@@ -24,8 +24,8 @@ from nightshift.kernels.judge.probes.blend import blend_into
 from nightshift.kernels.judge.probes.buffers import Borrower, Lent, View
 
 _IDLE_S = 3600.0
+# Of either side of a race, whose host may be held up: `timed` begins again behind a longer wait.
 TRIES = 3
-"""Of either side of a race, whose host may be held up: `timed` begins again behind a longer wait."""
 _POISON = 0xFF
 Call = list[Callable[[int], None]]
 Tensors = tuple[list[torch.Tensor | None], list[torch.Tensor]]
@@ -75,34 +75,15 @@ class Replayer:
                 for lent in order["buffers"]:
                     self._borrower.attach(Lent(**lent))
             case "plan":
-                self._plan = launch_plan.Plan.from_message(order["plan"], blob)
-                self._modules = [cuda.Module(binary) for binary in self._plan.binaries]
-                self._functions.clear()
-                self._slots.clear()
-                self._scratch = [
-                    torch.full((max(1, size),), 0xFF, dtype=torch.uint8, device="cuda")
-                    for size in self._plan.scratch_bytes
-                ]
+                self._take(launch_plan.Plan.from_message(order["plan"], blob))
             case "slots":
-                self._chains.clear()
-                self._lines = None
-                self._slots = [self._ready(slot) for slot in order["slots"]]
-                self._tensors = [self._lent(slot) for slot in order["slots"]]
-                self._values = [[] for _ in order["slots"]]
-                if len(order["slots"]) > 1:  # a race's; an examination sends one slot a call
-                    for number in range(len(self._values)):
-                        self._keep(number)
+                self._take_slots(order["slots"])
             case "keep":
                 self._keep(order["slot"])
             case "spoiler":
                 self._spoiler = cuda.Spoiler(blob)
             case "run":
-                with load_beside("cuda") if order.get("load") else contextlib.nullcontext():
-                    for index in order["order"]:
-                        if order.get("spoil") and self._spoiler is not None:
-                            self._spoiler()
-                        self._fire(self._slots[index])
-                torch.cuda.synchronize()
+                self._run(order["order"], bool(order.get("load")), bool(order.get("spoil")))
             case "chain":
                 return {"ok": True, "captured": self._chain(order["order"], order["times"], order["empty"])}
             case "time":
@@ -111,6 +92,33 @@ class Replayer:
             case other:
                 raise launch_plan.PlanError(f"replay: no order {other!r}")
         return {"ok": True}
+
+    def _take(self, plan: launch_plan.Plan) -> None:
+        self._plan = plan
+        self._modules = [cuda.Module(binary) for binary in plan.binaries]
+        self._functions.clear()
+        self._slots.clear()
+        self._scratch = [
+            torch.full((max(1, size),), _POISON, dtype=torch.uint8, device="cuda") for size in plan.scratch_bytes
+        ]
+
+    def _take_slots(self, slots: Sequence[Mapping[str, Any]]) -> None:
+        self._chains.clear()  # a captured graph holds addresses of the slots before
+        self._lines = None
+        self._slots = [self._ready(slot) for slot in slots]
+        self._tensors = [self._lent(slot) for slot in slots]
+        self._values = [[] for _ in slots]
+        if len(slots) > 1:  # a race's; an examination sends one slot a call
+            for number in range(len(slots)):
+                self._keep(number)
+
+    def _run(self, order: Sequence[int], load: bool, spoil: bool) -> None:
+        with load_beside("cuda") if load else contextlib.nullcontext():
+            for index in order:
+                if spoil and self._spoiler is not None:
+                    self._spoiler()
+                self._fire(self._slots[index])
+        torch.cuda.synchronize()
 
     def _ready(self, slot: Mapping[str, Any]) -> Call:
         rooms: dict[str, list[int]] = {

@@ -11,7 +11,7 @@ import errno
 import functools
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,16 +22,24 @@ from nightshift.kernels.differentiate import differentiated
 from nightshift.kernels.judge import cuda, launch_plan
 from nightshift.kernels.judge.host import recorder as recording
 from nightshift.kernels.judge.host.channel import Channel
-from nightshift.kernels.judge.host.footprint import Footprint
+from nightshift.kernels.judge.host.footprint import Footprint, Functions, watch_registrations
 from nightshift.kernels.judge.host.interference import amid_others, another_layers, late_inputs, load_beside
-from nightshift.kernels.judge.host.return_value import Unfit, as_tensors, attached, frugal, usable
-from nightshift.kernels.judge.host.surroundings import Functions, watch_registrations
 from nightshift.kernels.judge.probes.buffers import Borrower, Lent, View
 from nightshift.kernels.judge.verdict import Reason
 
 _IDLE_S = 3600.0
 _PIECE_BYTES = 1 << 28
+_PADDING_BYTES = 16 << 20
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _functions: list[Functions] = []
+
+
+class Unfit(Exception):
+    """The entry's result has the wrong form."""
+
+    def __init__(self, reason: Reason, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
 
 
 def warm() -> None:
@@ -213,44 +221,13 @@ class Host:
                 inputs = stack.enter_context(late_inputs(inputs, self._device))
             run = functools.partial(self._gradients if order.get("gradients") else self._plain, order=order)
             if order.get("record"):
-                resident = [
-                    (launch_plan.Pointer("in", index), tensor.data_ptr(), _span(tensor))
-                    for index, tensor in enumerate(inputs)
-                    if isinstance(tensor, torch.Tensor) and tensor.numel()
-                ]
-                lent = [x for x in (*inputs, *self._inputs(order["seeds"])) if isinstance(x, torch.Tensor)]
-                with recording.Recorder(resident, lent) as recorder:
-                    outputs = run(inputs)
-                if not order.get("gradients") or self._device == "cpu":  # else in another thread, partly unseen
-                    body["kept_bytes"] = sum(recorder.kept.values())
-                body.update(launches=recorder.launches, opaque=sorted(set(recorder.opaque)))
-                body["launched"] = sorted({step[2] for step in recorder.steps if step[0] == "fire"})[:64]
-                if self._device == "cuda":
-                    try:
-                        made = recorder.plan([] if order["mutates"] else as_tensors(outputs))
-                        body["plan"], blob = made.to_message()
-                    except launch_plan.PlanError as error:
-                        body["no_plan"] = str(error)[:500]
+                outputs, blob = self._recorded(run, inputs, order, body)
             elif order.get("overlap") and not order.get("gradients"):
                 outputs = amid_others(run, inputs, self._device)
             else:
                 outputs = run(inputs)
             if not order["mutates"]:
-                body["strided"] = [n for n, x in enumerate(as_tensors(outputs)) if not x.is_contiguous()]
-                places = {
-                    x.untyped_storage().data_ptr() for x in inputs if isinstance(x, torch.Tensor) and x.numel()
-                }
-                body["aliases"] = [
-                    number
-                    for number, x in enumerate(as_tensors(outputs))
-                    if x.numel() and x.untyped_storage().data_ptr() in places
-                ]
-                if not order.get("gradients"):
-                    usable(as_tensors(outputs), inputs)
-                    assert self._footprint is not None
-                    fresh = [x for n, x in enumerate(as_tensors(outputs)) if n not in body["aliases"]]
-                    frugal(fresh)
-                    self._footprint.handed_over(fresh)
+                self._note_memory(inputs, as_tensors(outputs), order, body)
             self._store(outputs, order["outputs"], order["mutates"])
             outputs = () if order["mutates"] else as_tensors(outputs)
             body["attached"] = [*attached("input", inputs), *attached("output", outputs)]
@@ -258,6 +235,47 @@ class Host:
             self._leaves = []
         self._wait()
         return body, blob, outputs
+
+    def _recorded(
+        self, run: Callable[..., Any], inputs: Sequence[Any], order: Mapping[str, Any], body: dict[str, Any]
+    ) -> tuple[Any, bytes]:
+        """What `run(inputs)` returns, and its plan's binaries; what it launched goes into `body`."""
+        blob = b""
+        resident = [
+            (launch_plan.Pointer("in", index), tensor.data_ptr(), _span(tensor))
+            for index, tensor in enumerate(inputs)
+            if isinstance(tensor, torch.Tensor) and tensor.numel()
+        ]
+        lent = [x for x in (*inputs, *self._inputs(order["seeds"])) if isinstance(x, torch.Tensor)]
+        with recording.Recorder(resident, lent) as recorder:
+            outputs = run(inputs)
+        if not order.get("gradients") or self._device == "cpu":  # else in another thread, partly unseen
+            body["kept_bytes"] = sum(recorder.kept.values())
+        body.update(launches=recorder.launches, opaque=sorted(set(recorder.opaque)))
+        body["launched"] = sorted({step[2] for step in recorder.steps if step[0] == "fire"})[:64]
+        if self._device == "cuda":
+            try:
+                made = recorder.plan([] if order["mutates"] else as_tensors(outputs))
+                body["plan"], blob = made.to_message()
+            except launch_plan.PlanError as error:
+                body["no_plan"] = str(error)[:500]
+        return outputs, blob
+
+    def _note_memory(
+        self, inputs: Sequence[Any], outputs: Sequence[torch.Tensor], order: Mapping[str, Any], body: dict[str, Any]
+    ) -> None:
+        """Which outputs are not dense or lie in an input's memory; of others, whether a reader can use them."""
+        body["strided"] = [n for n, x in enumerate(outputs) if not x.is_contiguous()]
+        places = {x.untyped_storage().data_ptr() for x in inputs if isinstance(x, torch.Tensor) and x.numel()}
+        body["aliases"] = [
+            n for n, x in enumerate(outputs) if x.numel() and x.untyped_storage().data_ptr() in places
+        ]
+        if not order.get("gradients"):  # whose memory autograd made
+            usable(outputs, inputs)
+            assert self._footprint is not None
+            fresh = [x for n, x in enumerate(outputs) if n not in body["aliases"]]
+            frugal(fresh)
+            self._footprint.handed_over(fresh)
 
     def _changed_later(self, outputs: Sequence[torch.Tensor], order: Mapping[str, Any]) -> list[int]:
         """Positions of outputs that no longer are what was stored of them."""
@@ -284,19 +302,25 @@ class Host:
         pairs = list(zip(outputs, seeds, strict=True))
         reached = [(o, g) for o, g in (pairs if only < 0 else pairs[only : only + 1]) if o.requires_grad]
         upstream = [o for o, _ in reached], leaves, [g for _, g in reached]
+        with self._unchanged(outputs):
+            if order["twice"]:
+                others = [-2 * g for _, g in reached]
+                torch.autograd.grad(*upstream[:2], others, retain_graph=True, allow_unused=only >= 0)
+            made = torch.autograd.grad(*upstream, allow_unused=only >= 0)
+        del later  # until here: what the other layers keep must not be what this one's backward pass reads
+        return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, made, strict=True)]
+
+    @contextlib.contextmanager
+    def _unchanged(self, outputs: Sequence[torch.Tensor]) -> Iterator[None]:
+        """A backward pass during which no output may change: later layers have them, too."""
         with recording.unseen():
             before = [_bits(output).clone() for output in outputs]
-        if order["twice"]:
-            others = [-2 * g for _, g in reached]
-            torch.autograd.grad(*upstream[:2], others, retain_graph=True, allow_unused=only >= 0)
-        made = torch.autograd.grad(*upstream, allow_unused=only >= 0)
+        yield
         self._wait()
-        del later
         with recording.unseen():
             for number, (output, old) in enumerate(zip(outputs, before, strict=True)):
                 if not torch.equal(_bits(output), old):
                     raise Unfit(Reason.gradient, f"output {number} was changed by the backward pass")
-        return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, made, strict=True)]
 
     def _profile(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """GPU seconds per call and the kernels' names, by CUPTI; the judge holds this against its own clock."""
@@ -335,6 +359,51 @@ class Host:
     def _wait(self) -> None:
         if self._device == "cuda":
             torch.cuda.synchronize()
+
+
+# --- the form of what an entry returns, and what it leaves on tensors ------------------------------------------
+
+
+def as_tensors(result: Any) -> tuple[torch.Tensor, ...]:
+    outputs = tuple(result) if isinstance(result, tuple | list) else (result,)
+    for number, output in enumerate(outputs):
+        if type(output) is not torch.Tensor:
+            raise Unfit(Reason.wrong_type, f"output {number} is a {type(output).__name__}, not a torch.Tensor")
+    return outputs
+
+
+def usable(outputs: Sequence[torch.Tensor], inputs: Sequence[Any]) -> None:
+    """Whether outputs are to any reader what eager's are: their memory holds the values, autograd takes them."""
+    for number, output in enumerate(outputs):
+        if output.layout != torch.strided or output.is_neg() or output.is_conj():
+            text = f"output {number} is not what its memory holds: it is sparse, packed, or to be negated when read"
+            raise Unfit(Reason.wrong_type, text)
+        if output.is_inference() and not any(isinstance(x, torch.Tensor) and x.is_inference() for x in inputs):
+            raise Unfit(Reason.wrong_type, f"output {number} was made in inference mode: autograd refuses it")
+        if output.requires_grad:
+            raise Unfit(Reason.wrong_type, f"output {number} asks for a gradient, though no input does")
+
+
+def frugal(outputs: Sequence[torch.Tensor]) -> None:
+    """Whether outputs keep no more memory than they fill, or little: padded rows are usual."""
+    filled: dict[int, int] = {}
+    sizes = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in outputs}
+    for x in outputs:
+        place = x.untyped_storage().data_ptr()
+        filled[place] = filled.get(place, 0) + x.numel() * x.itemsize
+    for place, size in sizes.items():
+        if size > 2 * filled[place] + _PADDING_BYTES:
+            text = f"outputs of {filled[place]} bytes are views of {size}, which live as long as they do"
+            raise Unfit(Reason.wrong_strides, text)
+
+
+def attached(kind: str, values: Sequence[Any]) -> list[str]:
+    """Python attributes of tensors, but for torch.compile's own marks; hooks on their gradients, and gradients."""
+    tensors = [(n, x) for n, x in enumerate(values) if isinstance(x, torch.Tensor)]
+    names = [(n, name) for n, x in tensors for name in vars(x) if not name.startswith("_dynamo")]
+    names += [(n, name) for n, x in tensors for name in _HOOKS if getattr(x, name)]
+    names += [(n, "grad") for n, x in tensors if x.is_leaf and x.grad is not None]
+    return [f".{name} of {kind} {n}" for n, name in names][:8]
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,17 @@ def state(pid: int) -> str:
         return ""
 
 
+def children(pid: int) -> list[int]:
+    """Direct children of a process, by the kernel's own list."""
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            found += [int(word) for word in Path(f"/proc/{pid}/task/{task}/children").read_text().split()]
+    except OSError:
+        return found
+    return found
+
+
 def exceeds(pids: Sequence[int], limit_bytes: int) -> int:
     """`resident_bytes` of a host and all below it where that is above the limit, else 0.
 

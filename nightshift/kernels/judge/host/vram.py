@@ -20,10 +20,10 @@ from typing import Protocol
 
 from nightshift.kernels.judge.verdict import JudgeBroken, Reason, Refusal
 
+# What the judge needs for its references: less than this left, and somebody must go.
 RESERVE_BYTES = 2 << 30
-"""What the judge needs for its references: less than this left, and somebody must go."""
+# Changes below this are the driver's own.
 _SLACK_BYTES = 64 << 20
-"""Changes below this are the driver's own."""
 _STILL_S, _GONE_S, _STEADY, _KEPT = 0.1, 10.0, 3, 20_000
 
 

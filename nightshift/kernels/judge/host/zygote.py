@@ -25,6 +25,7 @@ from typing import Any
 
 from nightshift.kernels.judge.host import isolation
 from nightshift.kernels.judge.host.channel import Channel
+from nightshift.kernels.judge.host.usage import children
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _SET_PDEATHSIG, _SET_SUBREAPER = 1, 36
@@ -63,7 +64,7 @@ def warm(device: str) -> None:
         CudaUtils.__init__ = lambda self: None  # a singleton, but each call would build it again
         get_ptxas_version(0)
     elif os.environ.get("TRITON_INTERPRET") == "1":
-        from nightshift.kernels.judge.host.interpreter import replace_interpreter
+        from nightshift.kernels.judge.host.recorder import replace_interpreter
 
         replace_interpreter()
 
@@ -134,17 +135,6 @@ def _end_descendants() -> None:
             os.waitpid(-1, 0)
         except ChildProcessError:
             return
-
-
-def children(pid: int) -> list[int]:
-    """Direct children of a process, by the kernel's own list."""
-    found: list[int] = []
-    try:
-        for task in os.listdir(f"/proc/{pid}/task"):
-            found += [int(word) for word in Path(f"/proc/{pid}/task/{task}/children").read_text().split()]
-    except OSError:
-        return found
-    return found
 
 
 def _become_host(

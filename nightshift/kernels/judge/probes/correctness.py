@@ -25,34 +25,35 @@ from nightshift.kernels.problem import Outputs
 
 RMSE_FACTOR = {torch.float16: 3.0, torch.bfloat16: 3.0, torch.float32: 2.0, torch.float64: 2.0}
 """m of `torch._dynamo.utils.same`."""
+# Allowed multiple, beyond m, of eager's worst element: extremes of two equally good results differ that much. An
+# RMSE over n rows gets 1 + 3/√n, which is the same for one row and nothing for many: all elements of a row may
+# share one error, that of the row's sum or maximum. Of a float32 output the part that all its elements share
+# (`kernels.judge.probes.errors`) counts as one row's, however many there are: it is the rounding of one sum over
+# the whole output, where eager's own is a matter of luck (its orders of summation err by ~√n · 2⁻²⁴ at random:
+# Higham and Mary 2019, SIAM J. Sci. Comput. 41 (5)), while each element's own error is held to the strict factor.
+# In 16 bits a float32 sum's rounding is far below the output's, so nothing is granted there.
 ELEMENT_FACTOR = 4.0
-"""Allowed multiple, beyond m, of eager's worst element: extremes of two equally good results differ that much.
-An RMSE over n rows gets 1 + 3/√n, which is the same for one row and nothing for many: all elements of a row may
-share one error, that of the row's sum or maximum. Of a float32 output the part that all its elements share
-(`kernels.judge.probes.errors`) counts as one row's, however many there are: it is the rounding of one sum over the
-whole output, where eager's own is a matter of luck (its orders of summation err by ~√n · 2⁻²⁴ at random: Higham
-and Mary 2019, SIAM J. Sci. Comput. 41 (5)), while each element's own error is held to the strict factor. In 16
-bits a float32 sum's rounding is far below the output's, so nothing is granted there."""
+# One element's error always allowed, in ULP. For float32 it is what rounding the argument of exp costs in the far
+# tail of a softmax: |x · log₂e| ≤ 126 at 2⁻²⁴ each, where libm's expf (eager) splits the argument in two.
 ELEMENT_FLOOR_ULP = {torch.float16: 2.0, torch.bfloat16: 2.0, torch.float32: 128.0, torch.float64: 128.0}
-"""One element's error always allowed, in ULP. For float32 it is what rounding the argument of exp costs in the far
-tail of a softmax: |x · log₂e| ≤ 126 at 2⁻²⁴ each, where libm's expf (eager) splits the argument in two."""
+# Where a row holds both signs, or eager's own worst element is beyond this, an output near zero may come of
+# cancellation, and ULP say little: the element is then held against the RMS of eager's error in its row, times the
+# same m and ELEMENT_FACTOR as any other element, or m times the worst element that eager has in that row.
 CANCELLING_ULP = 16.0
-"""Where a row holds both signs, or eager's own worst element is beyond this, an output near zero may come of
-cancellation, and ULP say little: the element is then held against the RMS of eager's error in its row, times the
-same m and ELEMENT_FACTOR as any other element, or m times the worst element that eager has in that row."""
+# Dtypes in which a sum of m equal terms may always err by √m units: equal roundings do not cancel, so that the
+# order of summation decides alone. One of √m blocks of √m, as good a kernel as any, is bound by 2√m · u (Higham
+# 1993, SIAM J. Sci. Comput. 14 (4)), where eager's tree may be exact.
 EQUAL_TERMS = (torch.float32, torch.float64)
-"""Dtypes in which a sum of m equal terms may always err by √m units: equal roundings do not cancel, so that the
-order of summation decides alone. One of √m blocks of √m, as good a kernel as any, is bound by 2√m · u (Higham 1993,
-SIAM J. Sci. Comput. 14 (4)), where eager's tree may be exact."""
+# Rows of fewer elements may cancel as a whole, so they are held against eager's worst absolute error only.
 SHORT_ROW = 8
-"""Rows of fewer elements may cancel as a whole, so they are held against eager's worst absolute error only."""
+# Of rows of fewer elements, thousands of which stand in one output, some have one sign by luck.
 MIXED_ROW = 32
-"""Of rows of fewer elements, thousands of which stand in one output, some have one sign by luck."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The comparison of one output: reason is None where it passed. Ratios are to the allowance (≤ 1 passes)."""
+    """The comparison of one output: reason is None where it passed. Ratios are to the allowance (≤ 1 passes).
+    unplaced: elements that may be finite, NaN or infinite, as the references differ in that."""
 
     reason: Reason | None
     detail: str
@@ -61,6 +62,11 @@ class Finding:
     element_ratio: float = 0.0
     max_ulp: float = 0.0
     rmse_to_eager: float = 0.0
+    unplaced: int = 0
+
+
+RATIOS = ("rmse_ratio", "row_ratio", "element_ratio", "max_ulp", "rmse_to_eager")
+"""Of a finding, the figures whose largest over all calls a verdict carries."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,7 @@ class Expected:
     bound: float = 0.0
     bits: tuple[int, ...] = ()
     doubt: str = ""
+    written_out: Outputs = ()
 
 
 def compare(expected: Expected, outputs: Sequence[torch.Tensor]) -> Finding:
@@ -114,46 +121,53 @@ def compare(expected: Expected, outputs: Sequence[torch.Tensor]) -> Finding:
             reason = Reason.gradient if expected.gradients else found.reason
             what = "gradient" if expected.gradients else "output"
             return replace(found, reason=reason, detail=f"{what} {i}: {found.detail}")
-        worst = Finding(
-            None,
-            "",
-            max(worst.rmse_ratio, found.rmse_ratio),
-            max(worst.row_ratio, found.row_ratio),
-            max(worst.element_ratio, found.element_ratio),
-            max(worst.max_ulp, found.max_ulp),
-            max(worst.rmse_to_eager, found.rmse_to_eager),
-        )
+        ratios = {name: max(getattr(worst, name), getattr(found, name)) for name in RATIOS}
+        worst = Finding(None, "", **ratios, unplaced=worst.unplaced + found.unplaced)
     return worst
 
 
+def _form(got: torch.Tensor, eager: torch.Tensor) -> Finding | None:
+    """What is not eager's in an output before any of its values; None where nothing is."""
+    for reason, mine, should in (
+        (Reason.wrong_shape, tuple(got.shape), tuple(eager.shape)),
+        (Reason.wrong_dtype, got.dtype, eager.dtype),
+        (Reason.wrong_device, got.device, eager.device),
+    ):
+        if mine != should:
+            return Finding(reason, f"{mine}, expected {should}")
+    return None
+
+
 def _one(expected: Expected, i: int, got: torch.Tensor, truth: torch.Tensor, eager: torch.Tensor) -> Finding:
-    if got.shape != eager.shape:
-        return Finding(Reason.wrong_shape, f"{tuple(got.shape)}, expected {tuple(eager.shape)}")
-    if got.dtype != eager.dtype:
-        return Finding(Reason.wrong_dtype, f"{got.dtype}, expected {eager.dtype}")
-    if got.device != eager.device:
-        return Finding(Reason.wrong_device, f"{got.device}, expected {eager.device}")
-    if got.numel() == 0:
-        return Finding(None, "")
+    unfit = _form(got, eager)
+    if unfit is not None or got.numel() == 0:
+        return unfit or Finding(None, "")
     if expected.spoilt:
-        hidden = expected.spoilt[i] & torch.isfinite(got)
-        if not bool(hidden.any()):
-            return Finding(None, "")
-        text = f"{int(hidden.sum())} elements, first at {_first(hidden)}: finite, but infinite gradients reach them"
-        return Finding(Reason.nan_placement, text)
+        return _hidden(got, expected.spoilt[i])
     if expected.exact or i in expected.bits:
         return same_bits(got, eager, expected.signed_zero and not expected.bits)
     if not got.is_floating_point():
         return _integers(got, truth, expected.allowances[i])
-    placed = _placement(got, truth, eager)
-    if placed is not None:
-        return placed
+    wrong, unplaced = _placement(got, (truth, eager, *expected.written_out[i : i + 1]))
+    if wrong:
+        return Finding(Reason.nan_placement, wrong)
     if expected.placed:
+        found = Finding(None, "")
+    elif expected.bound:
+        found = _bounded(got, truth, expected.bound)
+    else:
+        terms = expected.terms[i] if expected.terms and got.dtype in EQUAL_TERMS else 1
+        limits = expected.allowances[i], expected.elementwise, math.sqrt(terms)
+        found = _accuracy(got, truth, eager, *limits)
+    return replace(found, unplaced=unplaced)
+
+
+def _hidden(got: torch.Tensor, spoilt: torch.Tensor) -> Finding:
+    hidden = spoilt & torch.isfinite(got)
+    if not bool(hidden.any()):
         return Finding(None, "")
-    if expected.bound:
-        return _bounded(got, truth, expected.bound)
-    terms = expected.terms[i] if expected.terms and got.dtype in EQUAL_TERMS else 1
-    return _accuracy(got, truth, eager, expected.allowances[i], expected.elementwise, math.sqrt(terms))
+    text = f"{int(hidden.sum())} elements, first at {_first(hidden)}: finite, but infinite gradients reach them"
+    return Finding(Reason.nan_placement, text)
 
 
 def _bounded(got: torch.Tensor, truth: torch.Tensor, bound: float) -> Finding:
@@ -204,16 +218,25 @@ def _classes(x: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _placement(got: torch.Tensor, truth: torch.Tensor, eager: torch.Tensor) -> Finding | None:
-    """NaN and ±inf must stand where the oracle, rounded to the output's dtype, or eager has them."""
+def _placement(got: torch.Tensor, references: Sequence[torch.Tensor]) -> tuple[str, int]:
+    """What stands where no reference, rounded to the output's dtype, has it (empty: nothing), and of how many
+    elements the references differ: there the output may be as any of them has it.
+
+    Three are needed. torch's fused RMSNorm on CUDA takes the mean by Welford's method where a row does not fill its
+    vectors, and an infinity then makes the whole row NaN, in float64 as in float16; a sum of squares makes one NaN.
+    """
     seen = _classes(got)
-    wrong = (seen != _classes(truth.to(got.dtype))) & (seen != _classes(eager))
+    first, *others = (_classes(x.to(got.dtype)) for x in references)
+    wrong, differ = seen != first, torch.zeros_like(seen, dtype=torch.bool)
+    for other in others:
+        wrong &= seen != other
+        differ |= first != other
     if not bool(wrong.any()):
-        return None
+        return "", int(differ.sum())
     at = _first(wrong)
     names = ("finite", "NaN", "+inf", "-inf")
-    was, should = names[int(seen[at])], names[int(_classes(truth.to(got.dtype))[at])]
-    return Finding(Reason.nan_placement, f"{int(wrong.sum())} elements, first at {at}: {was}, expected {should}")
+    told = f"{int(wrong.sum())} elements, first at {at}: {names[int(seen[at])]}, expected {names[int(first[at])]}"
+    return told, int(differ.sum())
 
 
 def _integers(got: torch.Tensor, truth: torch.Tensor, allowed: Allowance) -> Finding:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+# RMS error always allowed, in ULP of the output; correct rounding makes 0.29.
 FLOOR_ULP = 0.5
-"""RMS error always allowed, in ULP of the output; correct rounding makes 0.29."""
 _CHUNK = 1 << 25
 
 

@@ -12,6 +12,7 @@ so.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,12 +24,12 @@ from nightshift.kernels.judge.probes.correctness import same_bits
 from nightshift.kernels.judge.probes.errors import ulp
 from nightshift.kernels.problem import NARROWER, Inputs, Outputs, Problem, Rule, as_outputs
 
+# Farthest from the output's grid that the oracle's value may lie: what exp(-128) or an epsilon leaves is far below,
+# and a value that lies nowhere in particular is nearer in one of 500 elements only.
 GRID_ULP = 2.0**-10
-"""Farthest from the output's grid that the oracle's value may lie: what exp(-128) or an epsilon leaves is far
-below, and a value that lies nowhere in particular is nearer in one of 500 elements only."""
+# A mantissa bound is that of a sum of so many terms at least: what an emulation of float32 by three TF32 products
+# leaves out (2^-22 of each) stays below it.
 LEAST_TERMS = 64
-"""A mantissa bound is that of a sum of so many terms at least: what an emulation of float32 by three TF32 products
-leaves out (2^-22 of each) stays below it."""
 
 _aten = torch.ops.aten
 
@@ -91,6 +92,8 @@ _WRITTEN_OUT = frozenset(
         _aten.native_layer_norm.default,
         _aten.native_group_norm.default,
         _aten._fused_rms_norm.default,
+        _aten._fused_rms_norm_backward.default,
+        _aten.native_layer_norm_backward.default,
         _aten._softmax_backward_data.default,
         _aten.nll_loss_forward.default,
     )
@@ -98,13 +101,17 @@ _WRITTEN_OUT = frozenset(
 """Operations that hold sums, and that torch can write out as some of those above."""
 
 
-class Reordered(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Everything that is summed while this is in force is summed in another order."""
+class WrittenOut(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Fused operations are written out as plain ones while this is in force, and `orders` replace operations."""
+
+    def __init__(self, orders: Mapping[Any, Callable[..., Any]] = MappingProxyType({})) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._orders = orders
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
-        if func in ORDERS:
-            return ORDERS[func](*args, **named)
+        if func in self._orders:
+            return self._orders[func](*args, **named)
         if func in _WRITTEN_OUT and func in decomposition_table:
             with self:
                 return decomposition_table[func](*args, **named)
@@ -121,7 +128,7 @@ def reordered(problem: Problem, inputs: Inputs, other: Callable[..., Any] | None
     )
     if other is not None:
         return as_outputs(other(*wide))
-    with sdpa_kernel(SDPBackend.MATH), Reordered():  # type: ignore[no-untyped-call]
+    with sdpa_kernel(SDPBackend.MATH), WrittenOut(ORDERS):
         return as_outputs((problem.oracle or problem.reference)(*wide))
 
 

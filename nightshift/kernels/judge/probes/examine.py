@@ -17,7 +17,7 @@ import torch
 from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.draw import mix
 from nightshift.kernels.judge.probes.buffers import View
-from nightshift.kernels.judge.probes.correctness import Expected, Finding, compare, repeats_agree
+from nightshift.kernels.judge.probes.correctness import RATIOS, Expected, Finding, compare, repeats_agree
 from nightshift.kernels.judge.probes.inputs import Probe
 from nightshift.kernels.judge.probes.layouts import laid_out, layout_at, made_one, place, write
 from nightshift.kernels.judge.probes.oracle import eager_is_deterministic, expected, gradient_seeds
@@ -40,12 +40,14 @@ class Source(Protocol):
 class Examination:
     """What has been found so far; `worst` keeps the largest figure of each kind over all calls. By rule and dtype:
     bits, how many questions were answered exactly (or within a mantissa probe's bound); doubts, why some were
-    judged by their error instead."""
+    judged by their error instead. unplaced, by distribution and dtype: elements of whose being finite, NaN or
+    infinite nothing was required, as the references differ."""
 
     calls: int = 0
     worst: dict[str, float] = field(default_factory=dict)
     bits: dict[str, int] = field(default_factory=dict)
     doubts: dict[str, str] = field(default_factory=dict)
+    unplaced: dict[str, int] = field(default_factory=dict)
 
     def note_bits(self, probe: Probe, want: Expected) -> None:
         """Of a probe of a problem's own rule, which has passed, how its outputs were compared."""
@@ -56,9 +58,26 @@ class Examination:
         else:
             self.bits[name] = self.bits.get(name, 0) + 1
 
-    def note(self, finding: Finding) -> None:
-        for name in ("rmse_ratio", "row_ratio", "element_ratio", "max_ulp", "rmse_to_eager"):
+    def note(self, probe: Probe, finding: Finding) -> None:
+        if finding.unplaced:
+            name = f"{probe.distribution} {probe.case.dtype}"
+            self.unplaced[name] = self.unplaced.get(name, 0) + finding.unplaced
+        for name in RATIOS:
             self.worst[name] = max(self.worst.get(name, 0.0), float(getattr(finding, name)))
+
+
+@dataclass
+class _Laid:
+    """Where everything of one call lies. inputs: views, and numbers as they are. upstream: the outputs' gradients.
+
+    sizes: bytes by buffer number. pristine: by buffer number what must be there after the call, too.
+    """
+
+    inputs: list[Any]
+    outputs: list[View]
+    upstream: list[View]
+    sizes: dict[int, int]
+    pristine: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 class Examiner:
@@ -109,7 +128,7 @@ class Examiner:
             elif seed not in wants:
                 wants[seed] = expected(self.problem, probe, seed, laid_out(inputs, probe.case.layout))
             finding = self._judge(probe, number, wants[seed], outputs, previous, seen)
-            self.found.note(finding)
+            self.found.note(probe, finding)
             if probe.stage == "exact":
                 self.found.note_bits(probe, wants[seed])
             seen.setdefault(seed, outputs)
@@ -142,80 +161,84 @@ class Examiner:
 
     def call(self, probe: Probe, seed: int, inputs: Inputs) -> Outputs:
         """One call: fill the buffers, run, compare inputs and guards, return copies of the outputs."""
-        process = self.runner.process
-        case = probe.case
-        forms = self.output_forms(case, inputs, probe.gradients(self.problem) if probe.backward else ())
-        places = [
-            place(x.shape, layout_at(case.layout, index)) if isinstance(x, torch.Tensor) else None
-            for index, x in enumerate(inputs)
-        ]
-        sizes = {
-            index: where.elements * x.itemsize
-            for index, (x, where) in enumerate(zip(inputs, places, strict=True))
-            if where is not None and isinstance(x, torch.Tensor)
-        }
-        stored = [] if self.candidate.mutates and not probe.backward else forms
-        sizes |= {OUTPUTS + k: math.prod(shape) * dtype.itemsize for k, (shape, dtype) in enumerate(stored)}
-        grads = self._upstream(probe, seed, inputs)
-        seed_views = [_upstream_view(SEEDS + k, grad, probe.upstream) for k, grad in enumerate(grads)]
-        sizes |= {v.index: _reach(v) * grad.itemsize for v, grad in zip(seed_views, grads, strict=True)}
-        process.lend(sizes)
-        views: list[Any] = []
-        pristine: dict[int, torch.Tensor] = {}
-        for index, (x, where) in enumerate(zip(inputs, places, strict=True)):
-            if where is None or not isinstance(x, torch.Tensor):
-                views.append(x)
-                continue
-            view = View(index, _word(x.dtype), where.shape, where.strides, where.offset)
-            payload = process.lender.payload(index)
-            payload[: sizes[index]].fill_(0xFF)
-            write(view.of(payload), x)
-            pristine[index] = payload[: sizes[index]].clone()
-            one = next(n for n, y in enumerate(inputs) if y is x) if probe.same else index
-            views.append(view if one == index else views[one])
-        outs = [contiguous(OUTPUTS + k, shape, dtype) for k, (shape, dtype) in enumerate(stored)]
-        self.fill = _prefill(probe.seeds[0], self.found.calls) if self.fill_always is None else self.fill_always
-        for view in outs:
-            process.lender.payload(view.index).fill_(self.fill)
-        for view, grad in zip(seed_views, grads, strict=True):
-            payload = process.lender.payload(view.index)
-            write(view.of(payload), grad)
-            pristine[view.index] = payload[: sizes[view.index]].clone()
+        laid = self._lay(probe, seed, inputs)
         self._settle()
         self.found.calls += 1
-        self.runner.run(case, views, outs, probe, seed_views)
-        outputs = self._collect(probe, views, outs, pristine, sizes)
-        if self.runner.aliases and not probe.backward and not self._eager_aliases(case, inputs):
+        self.runner.run(probe.case, laid.inputs, laid.outputs, probe, laid.upstream)
+        outputs = self._collect(probe, laid)
+        if not probe.backward:
+            self._hold_to_eagers_memory(probe, inputs)
+        return outputs
+
+    def _lay(self, probe: Probe, seed: int, inputs: Inputs) -> _Laid:
+        """Lend buffers for a call and fill them."""
+        process, layout = self.runner.process, probe.case.layout
+        tensors = {index: x for index, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
+        places = {index: place(x.shape, layout_at(layout, index)) for index, x in tensors.items()}
+        stored, grads = self._stored(probe, inputs), self._upstream(probe, seed, inputs)
+        upstream = [_upstream_view(SEEDS + k, grad, probe.upstream) for k, grad in enumerate(grads)]
+        sizes = {index: where.elements * tensors[index].itemsize for index, where in places.items()}
+        sizes |= {view.index: size for view, size in stored}
+        sizes |= {v.index: _reach(v) * grad.itemsize for v, grad in zip(upstream, grads, strict=True)}
+        process.lend(sizes)
+        laid = _Laid(list(inputs), [view for view, _ in stored], upstream, sizes)
+        for index, x in tensors.items():
+            where = places[index]
+            view = View(index, _word(x.dtype), where.shape, where.strides, where.offset)
+            # what lies between its elements is NaN in every float format: reading there shows
+            process.lender.payload(index)[: sizes[index]].fill_(0xFF)
+            self._write(laid, view, x)
+            laid.inputs[index] = view
+            if probe.same:
+                laid.inputs[index] = laid.inputs[_first_of(inputs, x)]
+        self.fill = _prefill(probe.seeds[0], self.found.calls) if self.fill_always is None else self.fill_always
+        for view in laid.outputs:
+            process.lender.payload(view.index).fill_(self.fill)
+        for view, grad in zip(upstream, grads, strict=True):
+            self._write(laid, view, grad)
+        return laid
+
+    def _stored(self, probe: Probe, inputs: Inputs) -> list[tuple[View, int]]:
+        """Of each output or gradient its view and bytes; none of a candidate that changes its inputs instead."""
+        if self.candidate.mutates and not probe.backward:
+            return []
+        forms = self.output_forms(probe.case, inputs, probe.gradients(self.problem) if probe.backward else ())
+        return [
+            (contiguous(OUTPUTS + k, shape, dtype), math.prod(shape) * dtype.itemsize)
+            for k, (shape, dtype) in enumerate(forms)
+        ]
+
+    def _write(self, laid: _Laid, view: View, values: torch.Tensor) -> None:
+        payload = self.runner.process.lender.payload(view.index)
+        write(view.of(payload), values)
+        laid.pristine[view.index] = payload[: laid.sizes[view.index]].clone()
+
+    def _hold_to_eagers_memory(self, probe: Probe, inputs: Inputs) -> None:
+        """An output may lie in an input's memory, or not be dense, only where eager's does."""
+        case = probe.case
+        if self.runner.aliases and not self._eager_aliases(case, inputs):
             text = f"output {self.runner.aliases[0]} lies in an input's memory ({case}); eager's does not"
             raise Refusal(Reason.output_aliases, text, probe.stage)
         dense = case.layout in ("contiguous", "offset")  # of other inputs an output may take the layout
-        for number in self.runner.strided if dense and not probe.backward else ():
+        for number in self.runner.strided if dense else ():
             if self._eager_is_dense(case, inputs, number):
                 text = f"output {number} is not contiguous ({case}); eager's is, and its readers may ask for a view"
                 raise Refusal(Reason.wrong_strides, text, probe.stage)
-        return outputs
 
-    def _collect(
-        self,
-        probe: Probe,
-        views: Sequence[Any],
-        outs: Sequence[View],
-        pristine: Mapping[int, torch.Tensor],
-        sizes: Mapping[int, int],
-    ) -> Outputs:
+    def _collect(self, probe: Probe, laid: _Laid) -> Outputs:
         lender = self.runner.process.lender
-        chosen = outs or [views[position] for position in self.candidate.mutates]
+        chosen = laid.outputs or [laid.inputs[position] for position in self.candidate.mutates]
         outputs = tuple(view.of(lender.payload(view.index)).clone() for view in chosen)
         self._settle()
-        for index, before in pristine.items():
+        for index, before in laid.pristine.items():
             allowed = self.candidate.mutates if not probe.backward else ()
-            now = lender.payload(index)[: sizes[index]]
+            now = lender.payload(index)[: laid.sizes[index]]
             if index not in allowed and not torch.equal(now, before):
                 raise Refusal(Reason.input_mutated, f"input {index} was changed ({probe.case})", probe.stage)
-            if index in allowed and not _gaps_intact(views[index], now, before):
+            if index in allowed and not _gaps_intact(laid.inputs[index], now, before):
                 text = f"memory between the elements of input {index} was changed ({probe.case})"
                 raise Refusal(Reason.input_mutated, text, probe.stage)
-        for index in sizes:
+        for index in laid.sizes:
             if not lender.guards_intact(index):
                 kind = f"input {index}" if index < OUTPUTS else f"output {index - OUTPUTS}"
                 text = f"memory beside {kind} was written ({probe.case})"
@@ -261,6 +284,10 @@ class Examiner:
     def _settle(self) -> None:
         if self.device == "cuda":
             torch.cuda.synchronize()
+
+
+def _first_of(inputs: Inputs, tensor: torch.Tensor) -> int:
+    return next(n for n, x in enumerate(inputs) if x is tensor)
 
 
 def _upstream_view(index: int, gradient: torch.Tensor, upstream: str) -> View:

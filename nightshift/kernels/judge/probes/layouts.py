@@ -34,6 +34,7 @@ def place(shape: Sequence[int], layout: str) -> Placement:
     Of a mixed layout (`kernels.candidate.MIXED`), ask for the part that `layout_at` names.
     """
     sizes = tuple(int(n) for n in shape)
+    # the gap of a padded row is odd, so that rows of whole vectors do not begin on one
     if layout == "padded" and sizes:
         strides = _dense((*sizes[:-1], sizes[-1] + 3))
         return Placement(math.prod((*sizes[:-1], sizes[-1] + 3)), sizes, strides, 0)

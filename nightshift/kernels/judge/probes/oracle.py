@@ -5,23 +5,26 @@ Computed from the judge's own copies of a call's inputs, in the judge's process,
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from nightshift.kernels.draw import Draw, mix
 from nightshift.kernels.judge.probes.correctness import MIXED_ROW, Allowance, Expected, repeats_agree
 from nightshift.kernels.judge.probes.errors import errors_of, positive, rows_of
-from nightshift.kernels.judge.probes.exact import doubt
+from nightshift.kernels.judge.probes.exact import WrittenOut, doubt
 from nightshift.kernels.judge.probes.inputs import Probe
 from nightshift.kernels.judge.probes.layouts import laid_out, lay_out, made_one, repeats
 from nightshift.kernels.problem import Inputs, Outputs, Problem, gradients_of
 
 POOL_ELEMENTS = 4096
+# All of a vector's elements may share one error, that of a sum or a maximum over it, so that eager's is luck
+# however long it is; up to what a device draws again in no time.
 _POOL_VECTOR = {"cpu": 1 << 16, "cuda": 1 << 22}
-"""All of a vector's elements may share one error, that of a sum or a maximum over it, so that eager's is luck
-however long it is; up to what a device draws again in no time."""
 POOL_DRAWS = 8
 
 
@@ -47,53 +50,49 @@ def expected(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> Expec
     are pooled over further draws. With `probe.rows`, everything is computed on
     sampled rows only, the first, the last and those around element 2³¹ among them.
     """
-    rows = None
     if probe.upstream == "infinite":
         return _reached(problem, probe, seed, inputs)
+    rows = None
     if probe.rows:
         inputs, rows = _sample(problem, probe, seed, inputs)
     truth, eager = _pair(problem, probe, seed, inputs)
+    found = Expected(truth, eager, (), rows, False, problem.signed_zero, probe.backward, placed=probe.placed)
     if problem.exact and not probe.backward:
-        return Expected(truth, eager, (), rows, True, problem.signed_zero, False)
+        return replace(found, exact=True)
     if probe.bound:
-        return Expected(truth, eager, (), rows, False, problem.signed_zero, False, bound=probe.bound)
-    rule, doubted = problem.rule(probe.distribution), ""
+        return replace(found, bound=probe.bound)
+    rule = problem.rule(probe.distribution)
     if rule is not None:
-        doubted = doubt(problem, rule, inputs, eager, truth)
-        if not doubted and not rule.outputs:  # a sum of 0 has either sign by its order
-            return Expected(truth, eager, (), rows, True, False, False)
-    draws = [(eager, truth)]
+        found = replace(found, bits=rule.outputs, doubt=doubt(problem, rule, inputs, eager, truth))
+        if found.doubt:
+            found = replace(found, bits=())
+        elif not rule.outputs:
+            return replace(found, exact=True, signed_zero=False)  # a sum of 0 has either sign by its order
+    draws = [(eager, truth), *_further_draws(problem, probe, seed, inputs, truth)]
+    finite = all(bool(torch.isfinite(x).all()) for x in (*truth, *eager))
+    return replace(
+        found,
+        allowances=tuple(_allowance_of([(e[i], t[i]) for e, t in draws]) for i in range(len(eager))),
+        elementwise=problem.elementwise and not probe.backward,
+        terms=tuple(_equal_terms(inputs, out, probe.upstream == "expanded") for out in eager),
+        written_out=() if finite else _truth(problem, probe, seed, inputs, WrittenOut()),
+    )
+
+
+def _further_draws(
+    problem: Problem, probe: Probe, seed: int, inputs: Inputs, truth: Outputs
+) -> Iterator[tuple[Outputs, Outputs]]:
+    """(eager, truth) of the same case with other values, where an output is so small that eager's error is luck."""
     device = next((x.device for x in inputs if isinstance(x, torch.Tensor)), torch.device("cpu"))
     few = (_POOL_VECTOR[device.type], POOL_ELEMENTS)
-    if not probe.rows and any(t.numel() <= few[t.dim() > 1] for t in truth):
-        for i in range(1, POOL_DRAWS):
-            other = mix(seed, i, 0x9001)
-            made = problem.inputs(probe.case, probe.distribution, other, device)
-            again = laid_out(made_one(made) if probe.same else made, probe.case.layout)
-            truth_again, eager_again = _pair(problem, probe, other, again)
-            draws.append((eager_again, truth_again))
-    allowances = tuple(
-        _integer_allowance(draws, i)
-        if not e.is_floating_point()
-        else allowance([(d[0][i], d[1][i]) for d in draws])
-        for i, e in enumerate(eager)
-    )
-    elementwise = problem.elementwise and not probe.backward
-    terms = tuple(_equal_terms(inputs, out, probe.upstream == "expanded") for out in eager)
-    return Expected(
-        truth,
-        eager,
-        allowances,
-        rows,
-        False,
-        problem.signed_zero,
-        probe.backward,
-        elementwise,
-        probe.placed,
-        terms=terms,
-        bits=rule.outputs if rule is not None and not doubted else (),
-        doubt=doubted,
-    )
+    if probe.rows or not any(t.numel() <= few[t.dim() > 1] for t in truth):
+        return
+    for i in range(1, POOL_DRAWS):
+        other = mix(seed, i, 0x9001)
+        made = problem.inputs(probe.case, probe.distribution, other, device)
+        again = laid_out(made_one(made) if probe.same else made, probe.case.layout)
+        truth_again, eager_again = _pair(problem, probe, other, again)
+        yield eager_again, truth_again
 
 
 def _equal_terms(inputs: Inputs, out: torch.Tensor, expanded: bool) -> int:
@@ -108,9 +107,12 @@ def _equal_terms(inputs: Inputs, out: torch.Tensor, expanded: bool) -> int:
     return found
 
 
-def _integer_allowance(draws: Sequence[tuple[Outputs, Outputs]], i: int) -> Allowance:
-    """Rounded integers against an unrounded oracle: eager's largest distance, and a hair for another rounding."""
-    worst = max(float((e[i].double() - t[i].double()).abs().max()) if e[i].numel() else 0.0 for e, t in draws)
+def _allowance_of(draws: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Allowance:
+    """Of one output, from (eager, truth) pairs. Of rounded integers against an unrounded oracle it is eager's
+    largest distance, and a hair for another rounding."""
+    if draws[0][0].is_floating_point():
+        return allowance(draws)
+    worst = max(float((e.double() - t.double()).abs().max()) if e.numel() else 0.0 for e, t in draws)
     return Allowance(worst + 2.0**-10, worst, worst, worst, worst)
 
 
@@ -168,14 +170,29 @@ def _reached(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> Expec
 
 def _pair(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> tuple[Outputs, Outputs]:
     """(truth, eager): outputs, or gradients for a backward probe."""
+    truth = _truth(problem, probe, seed, inputs)
     if not probe.backward:
-        return problem.truth(inputs), problem.eager(inputs)
+        return truth, problem.eager(inputs)
+    grads = gradient_seeds(problem.eager(inputs), seed, probe.upstream)
+    return truth, gradients_of(problem.reference, inputs, probe.gradients(problem), grads, probe.only)
+
+
+def _truth(
+    problem: Problem,
+    probe: Probe,
+    seed: int,
+    inputs: Inputs,
+    mode: contextlib.AbstractContextManager[Any] = contextlib.nullcontext(),  # noqa: B008  holds nothing
+) -> Outputs:
+    """The float64 oracle's outputs or gradients, while `mode` is in force."""
+    if not probe.backward:
+        with mode:
+            return problem.truth(inputs)
     grads = gradient_seeds(problem.eager(inputs), seed, probe.upstream)
     doubles = tuple(x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs)
-    wide = tuple(g.double() for g in grads)
-    positions = probe.gradients(problem)
-    truth = gradients_of(problem.oracle or problem.reference, doubles, positions, wide, probe.only)
-    return truth, gradients_of(problem.reference, inputs, positions, grads, probe.only)
+    wide, positions = tuple(g.double() for g in grads), probe.gradients(problem)
+    with mode:
+        return gradients_of(problem.oracle or problem.reference, doubles, positions, wide, probe.only)
 
 
 def _sample(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> tuple[Inputs, torch.Tensor]:

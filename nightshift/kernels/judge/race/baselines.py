@@ -37,6 +37,7 @@ _NEAR = 1.25
 _FAR = 1.6
 """One this much slower on an earlier day is not run again."""
 _DAYS = 30.0
+# packages whose kernels are among the baselines: a new version may be faster than what is kept
 _LIBRARIES = ("liger_kernel", "flash_attn", "xformers", "nvidia-cudnn-cu13", "nvidia-cublas")
 _FAULTS = (ImportError, RuntimeError, TypeError, NotImplementedError, ProblemError, AttributeError)
 
@@ -172,6 +173,35 @@ def _alone(baseline: Baseline) -> float:
     return sorted(baseline.seconds([0, 1, 0, 1, 0, 1, 1, 0, 0, 1]) for _ in range(5))[2]
 
 
+def _runner(
+    problem: Problem,
+    case: Case,
+    device: str,
+    flush: Callable[[], torch.Tensor | None],
+    clock: Callable[[], float],
+    solo: Solo,
+) -> Callable[[str, Callable[..., Any]], None]:
+    """Compares and times one baseline, and puts it into `solo`."""
+    values = [problem.inputs(case, "normal", mix(7, n), device) for n in range(2)]
+    want = expected(problem, Probe("accuracy", case, "normal", (mix(7, 0),)), mix(7, 0), values[0])
+
+    def run(name: str, function: Callable[..., Any]) -> None:
+        baseline = Baseline(name, function, _copies(values), flush(), clock)
+        try:
+            found = compare(want, as_outputs(baseline.call(0)))
+            # every race needs eager, whatever it computes: it is what users run today
+            if found.reason is not None and name != "eager":
+                solo.missing[name] = f"computes something else: {found.reason}: {found.detail}"[:300]
+                return
+            seconds = _alone(baseline)
+        except _FAULTS as error:
+            solo.missing[name] = f"{type(error).__name__}: {error}"[:300]
+            return
+        solo.functions[name], solo.seconds[name] = function, seconds
+
+    return run
+
+
 def measure(
     problem: Problem,
     case: Case,
@@ -182,23 +212,8 @@ def measure(
     shelf: Shelf | None = None,
 ) -> Solo:
     """Every baseline, compared and timed alone. Raises JudgeBroken where not even eager runs."""
-    values = [problem.inputs(case, "normal", mix(7, n), device) for n in range(2)]
-    want = expected(problem, Probe("accuracy", case, "normal", (mix(7, 0),)), mix(7, 0), values[0])
     solo = Solo({}, {})
-
-    def run(name: str, function: Callable[..., Any]) -> None:
-        baseline = Baseline(name, function, _copies(values), flush(), clock)
-        try:
-            found = compare(want, as_outputs(baseline.call(0)))
-            if found.reason is not None and name != "eager":
-                solo.missing[name] = f"computes something else: {found.reason}: {found.detail}"[:300]
-                return
-            seconds = _alone(baseline)
-        except _FAULTS as error:
-            solo.missing[name] = f"{type(error).__name__}: {error}"[:300]
-            return
-        solo.functions[name], solo.seconds[name] = function, seconds
-
+    run = _runner(problem, case, device, flush, clock, solo)
     modes = baseline_modes(problem, device)
     earlier = far_slower(shelf.read(problem, case)) if shelf is not None else {}
     for name, function in modes.items():

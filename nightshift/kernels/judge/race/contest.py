@@ -28,9 +28,9 @@ from nightshift.kernels.judge.race.track import Track
 from nightshift.kernels.judge.verdict import Comparison, Reason, Refusal
 from nightshift.kernels.problem import Case, Problem
 
+# What the judge's clock may say of chained calls beyond the events' figure: those are of calls on a flushed L2, so
+# slower if anything, and between two kernels of a graph pass one to two microseconds.
 CHAINED, CHAINED_STEP_S = 1.3, 4e-6
-"""What the judge's clock may say of chained calls beyond the events' figure: those are of calls on a flushed L2, so
-slower if anything, and between two kernels of a graph pass one to two microseconds."""
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from nightshift.kernels.judge.verdict import Comparison, Interval, Reason
 
+# Two-sided: identical kernels come out "faster" in at most 0.5 % of comparisons before the margin.
 CONFIDENCE = 0.99
-"""Two-sided: identical kernels come out "faster" in at most 0.5 % of comparisons before the margin."""
+# A difference below this is nobody's win: two processes on one GPU differ by some tenths of a percent.
 MARGIN = 0.01
-"""A difference below this is nobody's win: two processes on one GPU differ by some tenths of a percent."""
 WIDTH = 0.03
 """An interval wider than this asks for more rounds."""
 MIN_ROUNDS = 9

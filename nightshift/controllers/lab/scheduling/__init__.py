@@ -1,0 +1,1 @@
+"""Training of queue policies, and a simulated cluster that runs traces."""

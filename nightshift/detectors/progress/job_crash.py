@@ -1,0 +1,408 @@
+"""A training or serving job that ended with an error, by the lines of its own log that decide why.
+
+Two kinds of line speak of an end. Some prove it: a launcher's word on its processes, Slurm's on its step, a
+server's on its engine. Others name a cause that the job may survive: an exception that is caught, a batch that is
+retried. So a cause is reported once the end is proven, or where the job stays silent after it for `GRACE_S`:
+neither a step nor any other notable line. Of several causes that a job names, the one that is furthest up `CAUSES`
+decides: what the machine did comes before what the program says of it, and the bare exit code is last.
+
+The words are those of torch.distributed.elastic (torch/distributed/elastic/multiprocessing/errors), c10d, NCCL,
+CUDA's runtime (cudaGetErrorString), Slurm (slurmstepd, srun) and vLLM.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from nightshift.collectors.frame import LogRecord
+from nightshift.collectors.kernel_log.event import KERNEL_LOGS
+from nightshift.collectors.kubernetes.events import CHANGES, EVENTS
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Fault, Finding, RateBasis, Severity, SnapshotError, StatedRate
+from nightshift.detectors.episodes import Alarm, Episodes
+from nightshift.detectors.quiet_periods import QuietPeriods, exhibits
+from nightshift.detectors.snapshot import pack, unpack
+
+VERSION = 1
+SETTLE_S = 15.0
+"""An exit code comes before the block that names the first failure, and often before the failed rank's own file."""
+GRACE_S = 60.0
+"""A rank that survives an error steps again within a minute: restarts and long steps are told by other
+detectors."""
+TEAR_DOWN_S = 30.0
+"""What a dying job still writes (closing signals, NCCL's aborts) ends within torchrun's own 30 s."""
+QUIET_S = 600.0
+MOST_LINES = 40
+PLATFORM, OWNER = "platform", "owner"
+
+
+@dataclass(frozen=True, slots=True)
+class CrashCause:
+    """One cause: `words` follow "Job ended: ". mended_by: who can change it. The line alone proves no end."""
+
+    name: str
+    words: str
+    pattern: re.Pattern[str]
+    mended_by: str
+    severity: Severity = Severity.WARNING
+
+
+def _cause(
+    name: str, mended_by: str, words: str, *patterns: str, severity: Severity = Severity.WARNING
+) -> CrashCause:
+    return CrashCause(name, words, re.compile("|".join(patterns)), mended_by, severity)
+
+
+_CRITICAL = Severity.CRITICAL
+CAUSES: tuple[CrashCause, ...] = (
+    _cause(
+        "ecc",
+        PLATFORM,
+        "uncorrectable ECC error on its GPU",
+        r"uncorrectable ECC error encountered",
+        r"CUDA_ERROR_ECC_UNCORRECTABLE",
+        severity=_CRITICAL,
+    ),
+    _cause(
+        "nvlink",
+        PLATFORM,
+        "uncorrectable NVLink error",
+        r"[Uu]ncorrectable NVLink error",
+        r"CUDA_ERROR_NVLINK_UNCORRECTABLE",
+        severity=_CRITICAL,
+    ),
+    _cause(
+        "gpu_lost",
+        PLATFORM,
+        "its GPU is not usable",
+        r"GPU is lost",
+        r"no CUDA-capable device is detected",
+        r"CUDA_ERROR_(?:NO_DEVICE|SYSTEM_NOT_READY)",
+        r"system not yet initialized",
+        r"CUDA driver version is insufficient",
+        severity=_CRITICAL,
+    ),
+    _cause(
+        "gpu_busy",
+        PLATFORM,
+        "its GPU is busy or unavailable",
+        r"CUDA-capable device(?:\(s\)|s)? (?:is/)?are busy or unavailable",
+    ),
+    _cause(
+        "node_failure",
+        PLATFORM,
+        "its node failed",
+        r"DUE TO NODE FAILURE",
+        r"[Nn]ode failure on ",
+        severity=_CRITICAL,
+    ),
+    _cause("time_limit", OWNER, "the scheduler's time limit", r"DUE TO TIME LIMIT"),
+    _cause("preempted", PLATFORM, "preempted by the scheduler", r"DUE TO PREEMPTION"),
+    _cause(
+        "cancelled",
+        OWNER,
+        "cancelled at the scheduler",
+        r"slurmstepd: error: \*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED",
+        severity=Severity.INFO,
+    ),
+    _cause(
+        "host_memory",
+        OWNER,
+        "out of host memory",
+        r"oom[-_]kill event",
+        r"Out Of Memory \(OOM\)",
+        r"OUT_OF_MEMORY",
+        r"(?<!OutOf)\bMemoryError\b",
+        r"DefaultCPUAllocator: can't allocate",
+    ),
+    _cause(
+        "shared_memory",
+        OWNER,
+        "bus error: shared memory is too small",
+        r"[Bb]us error",
+        r"insufficient shared memory",
+        r"Signal 7 \(SIGBUS\)",
+        r"exitcode\s*: ?-7\b",
+    ),
+    _cause(
+        "disk_full",
+        PLATFORM,
+        "no space left on its disk",
+        r"No space left on device",
+        r"Disk quota exceeded",
+        r"StorageFull",
+        r"\[Errno (?:28|122)\]",
+    ),
+    _cause(
+        "gpu_memory",
+        OWNER,
+        "out of GPU memory",
+        r"CUDA out of memory",
+        r"CUDA error: out of memory",
+        r"OutOfMemoryError",
+        r"CUBLAS_STATUS_ALLOC_FAILED",
+        r"RESOURCE_EXHAUSTED: Out of memory",
+    ),
+    _cause(
+        "network",
+        PLATFORM,
+        "a network error between its ranks",
+        r"NCCL WARN NET/\S+ ?: ?Got completion from peer",
+        r"ncclRemoteError",
+        r"NCCL WARN .*(?:Connection closed by remote peer|Call to (?:recv|connect|ibv_\w+).* failed)",
+        r"NCCL error: (?:remote process|unhandled system)",
+    ),
+    _cause(
+        "rendezvous",
+        PLATFORM,
+        "its ranks could not connect to each other",
+        r"Rendezvous(?:Connection|Timeout|Closed)Error",
+        r"client socket has timed out",
+        r"Dist(?:Network|Store)Error",
+        r"TCPStore\.cpp.*(?:recvValue|sendBytes) failed",
+        r"\[c10d\].*[Cc]onnection (?:refused|reset)",
+    ),
+    _cause(
+        "gpu_fault",
+        OWNER,
+        "a fault in GPU code",
+        r"an illegal (?:memory access|instruction)",
+        r"misaligned address",
+        r"device-side assert triggered",
+        r"unspecified launch failure",
+        r"CUBLAS_STATUS_EXECUTION_FAILED",
+    ),
+    _cause(
+        "engine",
+        PLATFORM,
+        "the server's engine died",
+        r"EngineDeadError",
+        r"[Ee]ngine dead",
+        r"[Ee]ngine core proc(?:ess)? \S+ died",
+        r"EngineCore encountered a fatal error",
+    ),
+    _cause(
+        "signal",
+        PLATFORM,
+        "killed by {signal}",
+        r"Signal (?P<signal>\d+) \(SIG\w+\) received",
+        r"exitcode\s*: ?-(?P<exit>\d+)",
+        r"killed by signal: (?P<name>\w+)",
+    ),
+    _cause(
+        "exception",
+        OWNER,
+        "an exception in its own code",
+        # as Python prints an uncaught exception: at the line's beginning, behind torch's rank at most
+        r"^(?:\[(?:default|rank)\d+\]:? ?)*(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)(?:: |$)",
+        r"exitcode\s*: ?[1-9]",
+    ),
+)
+"""The furthest up decides. A ChildFailedError is the launcher's own exception and names no cause."""
+_UNNAMED = _cause("unnamed", PLATFORM, "an error that its log does not name", r"(?!)")
+_ALL = (*CAUSES, _UNNAMED)
+_RANK = {cause.name: rank for rank, cause in enumerate(_ALL)}
+_MAYBE = re.compile(
+    r"[Ee]rror|ERROR|exit|[Ss]ignal|SIG|CUDA|NCCL|[Ee]ngine|No space|quota|c10d|CANCELLED|[Ff]ailure|Exit|lost|Stop"
+)
+_LAUNCHER = re.compile(r"ChildFailedError|multiprocessing\.errors\.|^Traceback|CalledProcessError")
+_PROVES = re.compile(
+    r"ChildFailedError|failed \(exitcode|Root Cause \(first observed failure\)|exitcode\s+: -?\d+ \(pid"
+    r"|traceback : Signal \d+|slurmstepd: error: \*\*\*|srun: error: .*(?:Exited|Terminated|Killed|Segmentation)"
+    r"|EngineDeadError|[Ee]ngine dead|[Ee]ngine core proc\S* \S+ died|terminate called|Fatal Python error"
+    r"|[Ss]egmentation fault|core dumped"
+)
+_WATCHDOG = re.compile(r"Watchdog caught collective operation timeout|WorkNCCL\(")
+"""The hang is the fault then; the abort that follows is how PyTorch ends it, with SIGABRT."""
+_OTHERS = (*KERNEL_LOGS, EVENTS, CHANGES, "alertmanager")
+"""Sources that speak of pods and jobs from outside."""
+_SOURCE_IS_JOBS = frozenset({SubjectKind.RANK, SubjectKind.JOB, SubjectKind.POD, SubjectKind.CONTAINER})
+
+
+def cause_of(text: str) -> tuple[CrashCause, str] | None:
+    """The cause that a line names, and its words.
+
+    >>> cause_of("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 8.06 GiB.")[1]
+    'out of GPU memory'
+    >>> cause_of("  traceback : Signal 9 (SIGKILL) received by PID 4242")[1]
+    'killed by SIGKILL'
+    >>> cause_of("number of nan iterations: 0") is None
+    True
+    """
+    if _MAYBE.search(text) is None or (_LAUNCHER.search(text) and "exitcode" not in text):
+        return None
+    for cause in CAUSES:
+        if (match := cause.pattern.search(text)) is not None:
+            named = {name: value for name, value in match.groupdict().items() if value}
+            number = named.get("signal") or named.get("exit")
+            return cause, cause.words.format(signal=_signal(number) if number else named.get("name", ""))
+    return None
+
+
+def _signal(number: str) -> str:
+    try:
+        return signal.Signals(int(number)).name
+    except ValueError:
+        return f"signal {number}"
+
+
+@dataclass
+class _End:
+    """What a job's log said of its end. best: (rank in `CAUSES`, words), the least so far. fired: it was told."""
+
+    first_s: float
+    records: list[LogRecord] = field(default_factory=list)
+    best: tuple[int, str] = (len(CAUSES), _UNNAMED.words)
+    proven: bool = False
+    fired: bool = False
+    news: bool = False
+
+    def add(self, record: LogRecord, named: tuple[CrashCause, str] | None, proves: bool) -> None:
+        best = self.best if named is None else min(self.best, (_RANK[named[0].name], named[1]))
+        self.news |= best != self.best or not self.fired
+        self.best, self.proven = best, self.proven or proves
+        if len(self.records) < MOST_LINES:
+            self.records.append(record)
+
+    def is_due(self, at_s: float) -> bool:
+        waited_s = at_s - self.first_s
+        weak = self.best[0] >= _RANK["signal"]
+        return self.news and (waited_s >= GRACE_S or (self.proven and (not weak or waited_s >= SETTLE_S)))
+
+
+class JobCrashSettings(BaseModel):
+    """Nothing to set: what a job's log says of its end is taken at its word."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class JobCrash:
+    """JOB_CRASH on the job (on its pod, where no job is known), with the lines that decide.
+
+    >>> from nightshift.detectors.contract.testing import START_S, show, tick
+    >>> lines = ["RuntimeError: CUDA error: uncorrectable ECC error encountered", "failed (exitcode: 1) rank: 0"]
+    >>> show(JobCrash(), [tick(START_S, logs=["step 14 loss 2.1"]), tick(START_S + 5, logs=lines)])
+    5 s: firing job_crash job:ml/train
+        Job ended: uncorrectable ECC error on its GPU
+    """
+
+    plugin: ClassVar[str] = "job_crash"
+    Settings = JobCrashSettings
+
+    def __init__(self, settings: JobCrashSettings | None = None) -> None:
+        self.settings = settings or JobCrashSettings()
+        self._ends: dict[Subject, _End] = {}
+        self._hung_s: dict[Subject, float] = {}
+        self._episodes = Episodes(self.name)
+        self._quiet = QuietPeriods(self._episodes, QUIET_S)
+
+    @property
+    def name(self) -> str:
+        return self.plugin
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        return (Fault.JOB_CRASH,)
+
+    @property
+    def stated(self) -> StatedRate:
+        return StatedRate(0.0, RateBasis.EVENT, "the job's own log says so", series=SubjectKind.JOB, precision=1.0)
+
+    def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
+        stepped = {_job_of(s.subject, tick.at_s, inventory) for s in tick.steps if len(s.step)}
+        findings: list[Finding] = []
+        for job in stepped:  # steps of this tick were written before this tick's errors: they clear earlier ones
+            self._ends.pop(job, None)
+            done = self._episodes.clear(Fault.JOB_CRASH, job, tick.at_s, "Steps come again")
+            findings += [done] if done else []
+        for job, records in _by_job(tick, inventory).items():
+            self._read(job, records, tick.at_s)
+        due = [job for job, end in self._ends.items() if end.is_due(tick.at_s)]
+        findings += [self._fire(job, self._ends[job], tick.at_s) for job in due]
+        findings += self._quiet.rest(tick, inventory, {(Fault.JOB_CRASH, job) for job in due})
+        self._ends = {job: end for job, end in self._ends.items() if tick.at_s - end.first_s < QUIET_S}
+        self._hung_s = {job: at_s for job, at_s in self._hung_s.items() if tick.at_s - at_s < QUIET_S}
+        return findings
+
+    def _read(self, job: Subject, records: Iterable[LogRecord], at_s: float) -> None:
+        for record in records:
+            if _WATCHDOG.search(record.text):
+                self._hung_s[job] = at_s
+                self._ends.pop(job, None)
+            if job in self._hung_s:
+                continue
+            named, proves = cause_of(record.text), _PROVES.search(record.text) is not None
+            end = self._ends.get(job)
+            if named is not None or proves:
+                self._ends.setdefault(job, _End(at_s)).add(record, named, proves)
+            elif end is not None and not end.proven and not end.fired and at_s - end.first_s > TEAR_DOWN_S:
+                del self._ends[job]  # it still writes: a server that goes on after a failed request
+
+    def _fire(self, job: Subject, end: _End, at_s: float) -> Finding:
+        cause, words = _ALL[end.best[0]], end.best[1]
+        known = self._episodes.get(Fault.JOB_CRASH, job)
+        self._quiet.event(Fault.JOB_CRASH, job, at_s)
+        end.fired, end.news = True, False
+        deciding = [r for r in end.records if (found := cause_of(r.text)) and found[0] is cause][:2]
+        others = [r for r in end.records if r not in deciding][:4]
+        alarm = Alarm(
+            Fault.JOB_CRASH,
+            job,
+            min((r.at.t_s for r in end.records), default=end.first_s),
+            cause.severity,
+            f"Job ended: {words}",
+            score=1.0,
+            threshold=0.0,
+            evidence=exhibits(known, dict.fromkeys(deciding, "decides") | dict.fromkeys(others, "")),
+            facts={"crash": cause.name, "ended_by": words, "mended_by": cause.mended_by},
+        )
+        return self._episodes.fire(alarm, at_s)
+
+    def snapshot(self) -> bytes:
+        meta = {
+            "last": self._quiet.saved(),
+            "episodes": self._episodes.saved(),
+            "ends": [
+                [str(job), end.first_s, *end.best, end.proven, end.fired, end.news]
+                for job, end in self._ends.items()
+            ],
+            "hung": {str(job): at_s for job, at_s in self._hung_s.items()},
+        }
+        return pack(self.name, VERSION, meta, {})
+
+    def restore(self, state: bytes) -> None:
+        _, meta, _ = unpack(state, self.name, (VERSION,))
+        fresh = JobCrash(self.settings)
+        try:
+            fresh._quiet.load(meta["last"])
+            fresh._episodes.load(meta["episodes"])
+            for job, first_s, rank, words, proven, fired, news in meta["ends"]:
+                best = (min(int(rank), len(CAUSES)), str(words))
+                fresh._ends[Subject.parse(job)] = _End(
+                    float(first_s), [], best, bool(proven), bool(fired), bool(news)
+                )
+            fresh._hung_s = {Subject.parse(job): float(at_s) for job, at_s in meta["hung"].items()}
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise SnapshotError(f"{self.name}: {error!r}") from error
+        self._quiet, self._episodes = fresh._quiet, fresh._episodes
+        self._ends, self._hung_s = fresh._ends, fresh._hung_s
+
+
+def _job_of(subject: Subject, at_s: float, inventory: Inventory) -> Subject:
+    return inventory.above(subject, SubjectKind.JOB, at_s) or subject
+
+
+def _by_job(tick: Tick, inventory: Inventory) -> dict[Subject, list[LogRecord]]:
+    """The lines of jobs' own logs; what a kernel or Kubernetes says of a pod is read elsewhere."""
+    found: dict[Subject, list[LogRecord]] = {}
+    for record in tick.logs:
+        if record.subject.kind in _SOURCE_IS_JOBS and not record.source.startswith(_OTHERS):
+            found.setdefault(_job_of(record.subject, tick.at_s, inventory), []).append(record)
+    return found

@@ -1,0 +1,1 @@
+"""Causal attention and its gradients, heads first or positions first."""

@@ -1,0 +1,1 @@
+"""Data movement, exact to the bit."""

@@ -1,0 +1,1 @@
+"""Cross-entropy of logits with class indices, and its gradient."""

@@ -1,0 +1,1 @@
+"""Dropout with a residual addition. The family `flat` beside AdamW writes its kernels."""

@@ -1,0 +1,1 @@
+"""Llama's gated feed-forward block as one operation."""

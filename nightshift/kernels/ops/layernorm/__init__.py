@@ -1,0 +1,1 @@
+"""Layer normalisation and its gradient."""

@@ -1,0 +1,1 @@
+"""The weight update of a particle filter."""

@@ -1,0 +1,1 @@
+"""Matrix products, and linear layers with a bias and a pointwise function behind it."""

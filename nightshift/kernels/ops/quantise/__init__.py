@@ -1,0 +1,1 @@
+"""Symmetric int8 quantisation by row, and its inverse."""

@@ -1,0 +1,1 @@
+"""Root-mean-square normalisation, alone and after a residual addition, and its gradients."""

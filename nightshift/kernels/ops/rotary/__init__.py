@@ -1,0 +1,1 @@
+"""Rotary position embedding: pairs side by side, or half a width apart."""

@@ -1,0 +1,1 @@
+"""Two-dimensional stencils over planes."""

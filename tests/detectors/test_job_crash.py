@@ -1,0 +1,144 @@
+"""A job that ends with an error: the end has to be proven or silent, and the deepest cause decides."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nightshift.collectors.frame import Instant, LogRecord, SourceStatus
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Fault, LogExhibit, Severity, State
+from nightshift.detectors.contract.testing import changes
+from nightshift.detectors.contract.world import START_S, HealthyFleet
+from nightshift.detectors.progress.job_crash import CAUSES, JobCrash, cause_of
+
+RANK = Subject(SubjectKind.POD, "ml/train-3")
+FAILED = (
+    "E0325 20:57:27 api.py:869] failed (exitcode: 1) local_rank: 5 (pid: 2630) of binary: /opt/conda/bin/python"
+)
+OUT_OF_MEMORY = (
+    "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 388.00 MiB. GPU 3 has 79 GiB"
+)
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+WATCHDOG = (
+    "[rank3]:[E] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=15, OpType=ALLREDUCE, "
+    "NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600029 milliseconds before timing out."
+)
+ABORTED = "E1121 04:11:03 api.py:869] failed (exitcode: -6) local_rank: 3 (pid: 77) of binary: /usr/bin/python"
+EXAMPLES = {
+    "ecc": ECC,
+    "nvlink": "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
+    "gpu_lost": "RuntimeError: No CUDA GPUs: CUDA error: no CUDA-capable device is detected",
+    "gpu_busy": "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+    "node_failure": "slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2026-11-21T04:11:00 DUE TO NODE FAILURE ***",
+    "time_limit": "slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2026-11-21T04:11:00 DUE TO TIME LIMIT ***",
+    "preempted": "slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2026-11-21T04:11:00 DUE TO PREEMPTION ***",
+    "cancelled": "slurmstepd: error: *** STEP 77.0 ON n1 CANCELLED AT 2026-11-21T04:11:00 ***",
+    "host_memory": "slurmstepd: error: Detected 1 oom_kill event in StepId=77.0. Some of the step tasks failed.",
+    "shared_memory": "RuntimeError: DataLoader worker (pid 9) is killed by signal: Bus error.",
+    "disk_full": "OSError: [Errno 28] No space left on device",
+    "gpu_memory": OUT_OF_MEMORY,
+    "network": "n1:346:390 [4] net_ib.cc:1615 NCCL WARN NET/IB : Got completion from peer 10.0.0.2 with status=12",
+    "rendezvous": "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection has failed.",
+    "gpu_fault": "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
+    "engine": "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
+    "signal": "  traceback : Signal 9 (SIGKILL) received by PID 4242",
+    "exception": "ValueError: expected 3 channels, got 4",
+}
+BENIGN = (
+    " iteration 9/ 500 | lm loss: 2.0E+00 | number of skipped iterations:   0 | number of nan iterations:   0 |",
+    "WARNING: could not import flash_attn, falling back (ImportError)",
+    "INFO retrying after ConnectionResetError, attempt 2 of 5",
+    "NCCL INFO NET/IB : Using [0]mlx5_0:1/IB",
+    "Saving checkpoint to /ckpt/step-100",
+    "0 errors, 3 warnings",
+)
+
+
+def at(number: int, *lines: str, ok: bool = True) -> Tick:
+    at_s = START_S + 5.0 * number
+    world = HealthyFleet()
+    logs = tuple(LogRecord(Instant(at_s), "log", RANK, line, number) for line in lines)
+    return Tick(at_s, logs=logs, sources=(SourceStatus(world.source, at_s, ok=ok, covers=(world.node,)),))
+
+
+def steps(number: int) -> Tick:
+    at_s = START_S + 5.0 * number
+    return Tick(at_s, steps=HealthyFleet().steps(100 + number, at_s))
+
+
+def ends(*ticks: Tick) -> list[tuple[State, str, str]]:
+    found = changes(JobCrash(), list(ticks), HealthyFleet().inventory())
+    return [(f.state, str(f.subject), f.summary) for f in found]
+
+
+def test_a_launchers_word_proves_the_end_and_the_deepest_cause_decides() -> None:
+    found = changes(JobCrash(), [at(0, FAILED, ECC), at(1)], HealthyFleet().inventory())
+    (first,) = found
+    assert (first.fault, first.severity) == (Fault.JOB_CRASH, Severity.CRITICAL)
+    assert first.subject.kind is SubjectKind.JOB
+    assert first.summary == "Job ended: uncorrectable ECC error on its GPU"
+    decides = [e.record.text for e in first.evidence if isinstance(e, LogExhibit) and e.note == "decides"]
+    assert decides == [ECC]
+
+
+def test_a_cause_without_proof_is_told_after_a_minute_of_silence() -> None:
+    quiet = [at(n) for n in range(1, 13)]
+    assert ends(at(0, OUT_OF_MEMORY), *quiet[:11]) == []
+    assert [words for _, _, words in ends(at(0, OUT_OF_MEMORY), *quiet)] == ["Job ended: out of GPU memory"]
+
+
+def test_a_job_that_steps_on_has_survived_its_error() -> None:
+    assert ends(at(0, OUT_OF_MEMORY), steps(3), *[at(n) for n in range(4, 40)]) == []
+
+
+def test_a_server_that_writes_on_after_a_failed_request_has_not_ended() -> None:
+    assert ends(at(0, OUT_OF_MEMORY), at(8, "ERROR request 77 failed"), *[at(n) for n in range(9, 40)]) == []
+
+
+def test_the_abort_after_a_watchdogs_word_is_the_hangs_own() -> None:
+    assert ends(at(0, WATCHDOG), at(1, ABORTED), *[at(n) for n in range(2, 30)]) == []
+
+
+def test_a_better_cause_corrects_the_first_word_and_a_worse_one_does_not() -> None:
+    detector, inventory = JobCrash(), HealthyFleet().inventory()
+    ticks = [at(0, FAILED), *[at(n) for n in range(1, 4)], at(4, ECC), at(5, "ValueError: torn down"), at(6)]
+    told = [f.summary for tick in ticks for f in detector.update(tick, inventory)]
+    assert (told[0], told[-1]) == (
+        "Job ended: an exception in its own code",
+        "Job ended: uncorrectable ECC error on its GPU",
+    )
+
+
+def test_steps_after_the_end_clear_it() -> None:
+    assert [state for state, _, _ in ends(at(0, FAILED, ECC), steps(30))] == [State.FIRING, State.CLEAR]
+
+
+def test_an_end_without_a_cause_is_told_as_such() -> None:
+    told = ends(at(0, "terminate called without an active exception"), *[at(n) for n in range(1, 6)])
+    assert [words for _, _, words in told] == ["Job ended: an error that its log does not name"]
+
+
+def test_every_cause_is_found_by_its_own_line_and_benign_lines_name_none() -> None:
+    assert {name: found[0].name for name, line in EXAMPLES.items() if (found := cause_of(line))} == {
+        cause.name: cause.name for cause in CAUSES
+    }
+    assert [line for line in BENIGN if cause_of(line) is not None] == []
+
+
+@given(st.lists(st.sampled_from([*EXAMPLES.values(), *BENIGN, FAILED]), min_size=1, max_size=6), st.integers(0, 6))
+def test_a_restored_detector_says_what_the_running_one_says(lines: list[str], cut: int) -> None:
+    """Saved between any two ticks: the pending end, its cause and what was told survive."""
+    ticks = [*(at(n, line) for n, line in enumerate(lines)), *(at(n) for n in range(len(lines), len(lines) + 16))]
+    inventory = HealthyFleet().inventory()
+    running, saved = JobCrash(), JobCrash()
+    one = [f.summary for tick in ticks for f in running.update(tick, inventory)]
+    other = []
+    for number, tick in enumerate(ticks):
+        if number == cut:
+            state = saved.snapshot()
+            saved = JobCrash()
+            saved.restore(state)
+        other += [f.summary for f in saved.update(tick, inventory)]
+    assert one == other
