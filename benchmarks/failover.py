@@ -117,7 +117,7 @@ def main() -> None:
         results: dict[str, Any] = {"rounds": arguments.rounds, "real_cluster": arguments.kubeconfig is not None}
         for by in ("store", "kubernetes"):
             lease = f"nightshift-failover-{os.getpid()}"
-            settings = Settings(by=by, name=lease, namespace=NAMESPACE, kubeconfig=path)
+            settings = Settings(by=by, name=lease, namespace=NAMESPACE, access={"kubeconfig": path})
             rounds = [one_round(arguments.url, settings) for _ in range(arguments.rounds)]
             results[by] = {
                 name: {"median": statistics.median(r[name] for r in rounds), "max": max(r[name] for r in rounds)}

@@ -1,6 +1,6 @@
 """How much of the rotary embeddings that we read off graphs torch's pattern matchers would find.
 
-Each spelling of `tests/kernels/apply/pair_spellings.py`, forward and backward, heads or positions first, is a graph.
+Each spelling of `tests/kernels/apply/pair_spellings.py`, forward and backward, heads or positions first, is one.
 A pattern is such a graph at one size; it is asked about the same graphs at another size, and about every graph with
 one sign, index or operand changed that computes something else. `docs/decisions/035` rests on the figures.
 

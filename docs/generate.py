@@ -103,17 +103,31 @@ def chart_schema() -> str:
 
 def _accept_former(own: Any) -> None:
     """Puts settings that became constants into the schema, as deprecated: an upgrade keeps older values."""
-    from nightshift.agent.former_settings import REMOVED
+    from nightshift.agent.former_settings import MOVED, REMOVED
 
-    for path in REMOVED:
+    words = dict.fromkeys(REMOVED, "Ignored: the program uses a constant")
+    words |= {path: f"Still in effect. Instead, {row.advice}" for path, row in MOVED.items()}
+    for path, description in words.items():
         *blocks, name = path.split(".")
         part = own
         for block in blocks:
-            part = _target(part["properties"].get(block, {}), own["$defs"]) if "properties" in part else {}
+            part = _block(part, block, own["$defs"])
         if "properties" in part:
-            part["properties"].setdefault(
-                name, {"deprecated": True, "description": "Ignored: the program uses a constant"}
-            )
+            part["properties"].setdefault(name, {"deprecated": True, "description": description})
+
+
+def _block(part: Any, name: str, definitions: Mapping[str, Any]) -> Any:
+    """A block of the schema; what was a block and is one value today accepts both."""
+    field = part.get("properties", {}).get(name)
+    if field is None:
+        return {}
+    inside = _target(field, definitions)
+    if field.get("type") == "boolean":
+        inside = {"type": "object", "properties": {}, "deprecated": True}
+        part["properties"][name] = {"anyOf": [{"type": "boolean"}, inside], "description": field["description"]}
+    elif "anyOf" in field and inside is field:
+        inside = next((option for option in field["anyOf"] if option.get("deprecated")), field)
+    return inside
 
 
 def _require(part: dict[str, object], values: dict[str, object]) -> None:
@@ -191,10 +205,14 @@ def settings_page() -> str:
         ]
         for title, entry in sorted(_entries(schema["properties"][name]["items"], definitions).items()):
             lines += [f"\n### {name}: `{title}`\n", _sentence(entry), *_table(entry, definitions)]
-    lines += ["\n## detectors\n", "All run unless `enabled: false`.\n"]
-    for name, field in sorted(_target(schema["properties"]["detectors"], definitions)["properties"].items()):
-        entry = _target(field, definitions)
-        lines += [f"\n### detectors: `{name}`\n", _sentence(entry), *_table(entry, definitions)]
+    detectors = _target(schema["properties"]["detectors"], definitions)["properties"]
+    entries = {name: _target(field, definitions) for name, field in sorted(detectors.items()) if name != "disabled"}
+    lines += ["\n## detectors\n", "All run, without those in `disabled`. These have no settings of their own: "]
+    lines[-1] += ", ".join(f"`{name}`" for name, entry in entries.items() if not entry.get("properties")) + ".\n"
+    lines += _table({"properties": {"disabled": detectors["disabled"]}}, definitions)
+    for name, entry in entries.items():
+        if entry.get("properties"):
+            lines += [f"\n### detectors: `{name}`\n", _sentence(entry), *_table(entry, definitions)]
     return "\n".join(lines) + "\n"
 
 
@@ -240,9 +258,10 @@ def _fields(
             yield from _fields(inner, definitions, f"{at}{name}.", skip)
             continue
         yield f"{at}{name}", {**field, "required": name in entry.get("required", ())}
-        listed = _target(field.get("items", {}), definitions)
-        if "properties" in listed:
-            yield from _fields(listed, definitions, f"{at}{name}[].", skip)
+        for several, inside in (("items", "[]"), ("additionalProperties", ".NAME")):
+            entry_of = _target(options, definitions) if isinstance(options := field.get(several), Mapping) else {}
+            if "properties" in entry_of:
+                yield from _fields(entry_of, definitions, f"{at}{name}{inside}.", skip)
 
 
 def _default(path: str, field: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,16 @@ class Document:
         while nearest and nearest not in self.lines:
             nearest = nearest[:-1]
         return f"{self.path}:{self.lines.get(nearest, 1)}: {dotted(at)}"
+
+    def followed(self, moved: Mapping[Field, Field]) -> Document:
+        """The same, with the lines of values that were moved (today's place → the file's)."""
+        lines = {
+            (*today, *at[len(was) :]): line
+            for today, was in moved.items()
+            for at, line in self.lines.items()
+            if at[: len(was)] == was
+        }
+        return replace(self, lines={**self.lines, **lines})
 
 
 def dotted(at: Field) -> str:

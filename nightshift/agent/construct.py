@@ -40,16 +40,17 @@ def _with_state(entry: Any, state_dir: Path | None) -> Any:
     from what is read, so that it stays when entries are reordered."""
     if state_dir is None or getattr(entry, "state_file", state_dir) is not None:
         return entry
-    read = entry.urls if hasattr(entry, "urls") else [entry.namespace, entry.selector]
+    read = entry.urls if hasattr(entry, "urls") else [entry.agents.namespace, entry.agents.selector]
     # Sorted: the same sources in another order read the same things.
     place = fingerprint([entry.type, *sorted(read)])[:16]
     return entry.model_copy(update={"state_file": state_dir / f"{entry.type}-{place}.json"})
 
 
 def build_detectors(entries: Any) -> list[Detector]:
-    """One detector per enabled entry."""
-    chosen = [(plugin, getattr(entries, plugin.plugin)) for plugin in DETECTORS]
-    return [plugin(entry) for plugin, entry in chosen if entry.enabled]
+    """One detector per entry, but the disabled ones."""
+    return [
+        plugin(getattr(entries, plugin.plugin)) for plugin in DETECTORS if plugin.plugin not in entries.disabled
+    ]
 
 
 def build_actuators(entries: Sequence[Any], clock: Clock) -> list[Actuator]:

@@ -1,20 +1,54 @@
-"""Settings that became constants. A configuration that has one still loads, with a warning.
+"""Settings that became constants or moved. A configuration that has one still loads, with a warning.
 
-docs/decisions/034-settings-people-can-tune.md has the rule. A row names the constant, so the value in the warning
-is the one that the program uses.
+docs/decisions/034-settings-people-can-tune.md has the rule. A row of REMOVED names the constant, so the value in
+the warning is the one that the program uses. A row of MOVED says where its value goes, and what to write instead.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
-from operator import attrgetter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from operator import attrgetter, getitem
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from nightshift.detectors.plugins import ALL as DETECTORS
 
 Field = tuple[str | int, ...]
 
 BLOCK = "-"
 REMOVED: Mapping[str, str] = {
+    "power.window_s": "controllers.power.settings:WINDOW_S",
+    "power.lease_s": "controllers.power.settings:LEASE_S",
+    "power.clocks.step_share": "controllers.power.clocks:STEP_SHARE",
+    "power.clocks.max_mhz": "controllers.power.clocks:MAX_MHZ",
+    "power.breaker": BLOCK,
+    "power.breaker.trip_share": "controllers.power.breaker:TRIP_SHARE",
+    "power.shield.stale_s": "controllers.power.limits:STALE_S",
+    "power.shield.lockout_s": "controllers.power.limits:LOCKOUT_S",
+    "actuators.kubernetes_kernels.memory_limit": "controllers.actuators.kube_kernel_jobs:MEMORY_LIMIT",
+    "power.breaker.slow_s": "controllers.power.breaker:SLOW_S",
+    "power.breaker.blind_s": "controllers.power.breaker:BLIND_S",
+    "power.breaker.rest_s": "controllers.power.breaker:REST_S",
+    "slack.storm_after": "agent.notify.slack.settings:STORM_AFTER",
+    "slack.snooze_s": "agent.notify.slack.settings:SNOOZE_S",
+    "slack.timeout_s": "agent.notify.slack.settings:TIMEOUT_S",
+    "outlets.pagerduty.timeout_s": "agent.notify.outlets.web:TIMEOUT_S",
+    "outlets.opsgenie.timeout_s": "agent.notify.outlets.web:TIMEOUT_S",
+    "outlets.alertmanager.timeout_s": "agent.notify.outlets.web:TIMEOUT_S",
+    "outlets.alertmanager.renew_s": "agent.notify.outlets.alertmanager:RENEW_S",
+    "outlets.alertmanager.lasts_s": "agent.notify.outlets.alertmanager:LASTS_S",
+    "actuators.kubernetes_repair.components": "controllers.actuators.kube_repair_settings:COMPONENTS",
+    "actuators.kubernetes_kernels.cpu": "controllers.actuators.kube_kernel_jobs:CPU",
+    "actuators.kubernetes_kernels.memory": "controllers.actuators.kube_kernel_jobs:MEMORY",
+    "actuators.kubernetes_kernels.start_within_s": "controllers.actuators.kube_kernel_jobs:START_WITHIN_S",
+    "sources.prometheus.compress": "collectors.prometheus.live:COMPRESS",
+    "sources.inference.window_s": "collectors.telemetry.inference:WINDOW_S",
+    "keeping.anchor_every_s": "agent.incidents.retention:ANCHOR_EVERY_S",
+    "scheduling.every_s": "controllers.scheduling.settings:EVERY_S",
     "scheduling.stale_s": "controllers.actuators.kube_queue_follow:STALE_S",
     "slack.storm_calm_s": "agent.notify.slack.settings:STORM_CALM_S",
     "console.oidc.skew_s": "agent.console.settings:SKEW_S",
@@ -39,6 +73,7 @@ REMOVED: Mapping[str, str] = {
     "sources.kubernetes_events.max_lines": "collectors.kubernetes.events:MAX_LINES",
     "sources.kubernetes.stale_s": "collectors.kubernetes.nodes_and_pods:STALE_S",
     "sources.node_agents.refresh_s": "collectors.kubernetes.agent_pods:REFRESH_S",
+    "power.nodes.timeout_s": "controllers.actuators.power_nodes:TIMEOUT_S",
     "power.nodes.agents.refresh_s": "collectors.kubernetes.agent_pods:REFRESH_S",
     "sources.node_log.max_bytes": "collectors.kernel_log.node_log:MAX_BYTES",
     "sources.node_log.max_lines": "collectors.kernel_log.node_log:MAX_LINES",
@@ -194,6 +229,111 @@ REMOVED: Mapping[str, str] = {
 entry of a list goes by its `type`."""
 
 
+@dataclass(frozen=True)
+class Move:
+    """`to`: the path from the same block under which the value still counts. `advice`: what to write instead."""
+
+    to: str
+    advice: str
+
+
+_CONNECTION = "write it as an entry of `connections`, and its name as `connection`"
+_ACCESS = "write it as an entry of `kubernetes`, and its name as `access`"
+_SWITCH = Move("", "list the detectors that do not run, as `detectors.disabled`")
+_PAGES = ("cadvisor", "dcgm_exporter", "inference", "node_exporter", "node_log")
+_IN_ACCESS = ("kubeconfig", "context", "timeout_s")
+_OF_AGENTS = ("namespace", "selector", "port", "certificate_name")
+_DRAIN = ("drain_grace_s", "evict_unmanaged", "evict_local_data", "save_wait_s", "cordon_claims")
+
+
+def _each(parts: Iterable[str], names: Iterable[str], to: str, advice: str) -> dict[str, Move]:
+    """Rows of these fields of these parts; `{}` is the field's name."""
+    fields = tuple(names)
+    return {f"{part}.{name}": Move(to.format(name), advice.format(name)) for part in parts for name in fields}
+
+
+def _once(block: str) -> str:
+    return f"state it once for all parts, as `{block}`"
+
+
+MOVED: Mapping[str, Move] = (
+    _each(
+        (f"sources.{name}" for name in (*_PAGES, "alertmanager", "node_agents", "prometheus", "training_metrics")),
+        ["http"],
+        "connection",
+        _CONNECTION,
+    )
+    | _each(["power.nodes"], ("ca_file", "certificate_file", "key_file"), "connection.{}", _CONNECTION)
+    | _each(["power"], ["kubernetes"], "access", _ACCESS)
+    | _each(
+        ("sources.kubernetes", "sources.kubernetes_events", "scheduling", "power.nodes.agents"),
+        _IN_ACCESS,
+        "access.{}",
+        _ACCESS,
+    )
+    | _each(
+        ("actuators.kubernetes", "actuators.kubernetes_repair", "actuators.kubernetes_kernels"),
+        _IN_ACCESS,
+        "access.{}",
+        _ACCESS,
+    )
+    | _each(["election"], ("kubeconfig", "context"), "access.{}", _ACCESS)
+    | _each(["sources.node_agents"], _IN_ACCESS, "agents.access.{}", _once("node_agents.access"))
+    | _each(["sources.node_agents"], _OF_AGENTS, "agents.{}", _once("node_agents.{}"))
+    | _each(["power.nodes.agents"], _OF_AGENTS, "{}", _once("node_agents.{}") + ", and write `agents: true`")
+    | _each((f"sources.{name}" for name in _PAGES), ["nodes"], "nodes", _once("node_names"))
+    | _each(
+        ("sources.cadvisor", "sources.dcgm_exporter", "sources.kineto", "sources.prometheus"),
+        ["workload"],
+        "workload",
+        _once("workload"),
+    )
+    | _each(("sources.training_logs", "sources.training_metrics"), ["workload"], "workload", _once("workload"))
+    | _each(("sources.tensorboard", "sources.training_metrics"), ["names"], "names", _once("signal_names"))
+    | _each(("sources.tensorboard", "sources.kineto"), ["namespace"], "namespace", _once("workload.namespace"))
+    | _each(
+        ("sources.node_agents", "sources.node_log"),
+        ["state_file"],
+        "state_file",
+        "leave it out: `state_dir` then holds the file",
+    )
+    | _each(
+        ["sources.kubernetes"],
+        ("gpu_resource", "rack_label", "nvlink_domain_label"),
+        "labels.{}",
+        _once("labels.{}"),
+    )
+    | _each(["scheduling"], ("gpu_resource", "rack_label"), "labels.{}", _once("labels.{}"))
+    | _each(["actuators.kubernetes_kernels"], ["gpu_resource"], "labels.{}", _once("labels.{}"))
+    | {
+        f"{part}.{name}": Move(
+            f"drain.{name.removeprefix('drain_')}", _once(f"drain.{name.removeprefix('drain_')}")
+        )
+        for part in ("actuators.kubernetes", "actuators.kubernetes_repair")
+        for name in _DRAIN
+    }
+    | _each(
+        ("actuators.kubernetes", "actuators.kubernetes_repair"),
+        ["namespaces"],
+        "access.namespaces",
+        _ACCESS,
+    )
+    | _each(
+        ("actuators.kubernetes_repair", "actuators.kubernetes_kernels"),
+        ["pull_secrets"],
+        "pull_secrets",
+        _once("pull_secrets"),
+    )
+    | _each(("power", "scheduling"), ["opted_in"], "opted_in", _once("trial_namespaces"))
+    | _each(("slack.quiet_hours", "guard.maintenance"), ["zone"], "zone", _once("time_zone"))
+    | _each(("sources.nvml", "sources.kernel_log"), ["node"], "node", _once("node_name"))
+    | {f"detectors.{plugin.plugin}.enabled": _SWITCH for plugin in DETECTORS}
+    | _each(("slack", "outlets.pagerduty", "outlets.opsgenie"), ["proxy"], "proxy", _once("proxy"))
+    | _each(("slack", "outlets"), ["console_url"], "console_url", _once("console.public_url"))
+)
+"""Path → where its value goes, from the same block. A part that still has a value of its own uses that."""
+
+
 def constant(reference: str) -> Any:
     """The value of `module:NAME`."""
     # Read from the module, so that a warning says the value that counts and not one that was copied here.
@@ -215,7 +355,7 @@ def found(values: Any, at: Field = (), name: str = "") -> Iterator[tuple[Field, 
     elif isinstance(values, list | tuple):
         for i, item in enumerate(values):
             kind = item.get("type", "") if isinstance(item, Mapping) else ""
-            yield from found(item, (*at, i), f"{name}.{kind}")
+            yield from found(item, (*at, i), f"{name}.{kind}" if kind else name)
 
 
 def without(values: Any, fields: frozenset[Field], at: Field = ()) -> Any:
@@ -227,8 +367,70 @@ def without(values: Any, fields: frozenset[Field], at: Field = ()) -> Any:
     return values
 
 
+def moves(values: Any, at: Field = (), name: str = "") -> Iterator[tuple[Field, Move]]:
+    """The place and the row of each moved setting in these plain values."""
+    if isinstance(values, Mapping):
+        for key, value in values.items():
+            inner = f"{name}.{key}" if name else str(key)
+            if (row := MOVED.get(inner)) is not None:
+                yield (*at, key), row
+            else:
+                yield from moves(value, (*at, key), inner)
+    elif isinstance(values, list | tuple):
+        for i, item in enumerate(values):
+            kind = item.get("type", "") if isinstance(item, Mapping) else ""
+            yield from moves(item, (*at, i), f"{name}.{kind}" if kind else name)
+
+
+def moved(values: Any) -> Any:
+    """These values with moved settings where they are today; the argument is not changed."""
+    values = _copy(values)
+    for at, row in list(moves(values)):
+        part = reduce(getitem, at[:-1], values)
+        if row is _SWITCH:
+            _switch(values["detectors"], str(at[-2]))
+            continue
+        *blocks, name = row.to.split(".")
+        inside = part
+        for block in blocks:
+            inside = inside.setdefault(block, {}) if isinstance(inside, dict) else None
+        # With both spellings the former one stays where it is, and is refused as unknown.
+        if isinstance(inside, dict) and name not in inside:
+            inside[name] = part.pop(at[-1])
+    return values
+
+
+def _switch(detectors: dict[str, Any], name: str) -> None:
+    """Turns `enabled` of one detector into its place in the list of those that do not run."""
+    try:
+        runs = TypeAdapter(bool).validate_python(detectors[name]["enabled"])
+    except ValidationError:
+        return  # left where it is, it is refused as unknown
+    del detectors[name]["enabled"]
+    if not runs:
+        detectors["disabled"] = [*detectors.get("disabled", ()), name]
+
+
+def new_places(values: Any) -> dict[Field, Field]:
+    """Of each moved setting in these values: where its value is today → where it was written."""
+    return {(*at[:-1], *row.to.split(".")): at for at, row in moves(values) if row.to}
+
+
+def _copy(values: Any) -> Any:
+    if isinstance(values, Mapping):
+        return {key: _copy(value) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return type(values)(_copy(item) for item in values)
+    return values
+
+
 def warning(field: str, reference: str) -> str:
     """What a person reads about one former setting. `field`: with its file and line."""
     module, name = reference.split(":")
     value = constant(reference)
     return f"{field}: no longer a setting; it has no effect. Used is {value!r} (nightshift.{module}.{name})"
+
+
+def advice(field: str, row: Move) -> str:
+    """What a person reads about one moved setting."""
+    return f"{field}: deprecated spelling, still in effect. Instead, {row.advice}"

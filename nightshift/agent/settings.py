@@ -7,18 +7,23 @@ where each stands in the YAML. `NIGHTSHIFT_STORE__URL` overrides `store: {url: â
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import reduce
 from operator import or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, TypeAlias
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
     ModelWrapValidatorHandler,
     PrivateAttr,
+    TypeAdapter,
     ValidationError,
     create_model,
     model_validator,
@@ -38,7 +43,15 @@ from nightshift.agent.notify.slack.settings import Settings as SlackSettings
 from nightshift.agent.rca.model import ModelSettings
 from nightshift.agent.rca.redact import Settings as RedactSettings
 from nightshift.agent.store.election import Settings as ElectionSettings
+from nightshift.collectors.http import HttpSettings
+from nightshift.collectors.kubernetes.agent_pods import Settings as NodeAgentSettings
+from nightshift.collectors.kubernetes.api import AccessSettings
+from nightshift.collectors.kubernetes.nodes_and_pods import LabelSettings
 from nightshift.collectors.plugins import ALL as COLLECTORS
+from nightshift.collectors.shared_settings import stated
+from nightshift.collectors.training.signal_names import SignalNames
+from nightshift.collectors.training.workload import WorkloadRule
+from nightshift.controllers.actuators.kubernetes import DrainSettings
 from nightshift.controllers.actuators.plugins import ALL as ACTUATORS
 from nightshift.controllers.guard import Settings as GuardSettings
 from nightshift.controllers.playbooks.ladder import RepairLadder
@@ -70,13 +83,12 @@ def _entry(plugins: Sequence[type[Plugin]]) -> Any:
 
 
 def _each(plugins: Sequence[type[Plugin]]) -> type[BaseModel]:
-    """One optional field per detector: its settings, and whether it runs."""
-    fields: dict[str, Any] = {}
+    """One optional field per detector: its settings; and which do not run."""
+    names: Any = Literal.__getitem__(tuple(plugin.plugin for plugin in plugins))
+    disabled: Any = (frozenset[names], Field(frozenset(), description="Detectors that do not run"))
+    fields: dict[str, Any] = {"disabled": disabled}
     for plugin in plugins:
-        enabled = (bool, Field(True, description="Whether this detector runs"))
-        model = create_model(
-            f"{plugin.__name__}Entry", __base__=plugin.Settings, __doc__=_first_line(plugin), enabled=enabled
-        )
+        model = create_model(f"{plugin.__name__}Entry", __base__=plugin.Settings, __doc__=_first_line(plugin))
         fields[plugin.plugin] = (model, Field(default_factory=model, description=_first_line(plugin)))
     return create_model(
         "Detectors", __config__=ConfigDict(extra="forbid"), __doc__="One entry per detector.", **fields
@@ -127,6 +139,45 @@ class LogSettings(BaseModel):
     format: Literal["text", "json"] = Field("text", description="`json` for log collectors")
 
 
+def _is_zone(zone: str) -> str:
+    try:
+        ZoneInfo(zone)
+    except (ZoneInfoNotFoundError, ValueError) as error:
+        raise ValueError(f"{zone!r} is not a time zone of the IANA database") from error
+    return zone
+
+
+_BLOCKS = (
+    *("node_agents", "labels", "workload", "signal_names", "node_names", "node_name", "pull_secrets"),
+    *("trial_namespaces", "time_zone", "proxy", "drain"),
+)
+
+
+def _shared(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What parts of a configuration take from its shared blocks. What is wrong in a block counts as not given: the
+    block's own field names the mistake, and the parts need not repeat it."""
+
+    def valid(kind: Any, value: Any) -> Any:
+        with suppress(ValidationError):
+            return TypeAdapter(kind).validate_python(value)
+        return None
+
+    shared: dict[str, Any] = {}
+    for name in _BLOCKS:
+        if (value := valid(Settings.model_fields[name].annotation, values.get(name))) is not None:
+            shared[name] = value
+    kinds: Mapping[str, type[BaseModel]] = {"connections": HttpSettings, "kubernetes": AccessSettings}
+    for name, kind in kinds.items():
+        given = values.get(name) if isinstance(values.get(name), Mapping) else {}
+        shared[name] = {key: valid(kind, value) or kind() for key, value in (given or {}).items()}
+    shared["kubernetes"].setdefault("pod", AccessSettings())
+    if "workload" in shared:
+        shared["workload.namespace"] = shared["workload"].namespace
+    console = values.get("console")
+    url = console.get("public_url") if isinstance(console, Mapping) else getattr(console, "public_url", "")
+    return shared | {"console.public_url": url if isinstance(url, str) else ""}
+
+
 class Settings(BaseSettings):
     """Everything that can be configured."""
 
@@ -138,6 +189,43 @@ class Settings(BaseSettings):
     )
     tick_s: float = Field(5.0, gt=0, le=3600, description="Time between two detection ticks (s)")
     collect_timeout_s: float = Field(4.0, gt=0, le=600, description="A source that takes longer has no data (s)")
+    connections: dict[str, HttpSettings] = Field(
+        default_factory=dict, description="Credentials and TLS by name; sources refer to one as `connection`"
+    )
+    kubernetes: dict[str, AccessSettings] = Field(
+        default_factory=dict,
+        description="Access to the Kubernetes API by name; parts refer to one as `access`. `pod` is always there: "
+        "the pod's service account",
+    )
+    node_agents: NodeAgentSettings | None = Field(
+        None, description="Where the node agents (`nightshift node`) run as pods"
+    )
+    labels: LabelSettings = Field(
+        default_factory=LabelSettings, description="What the cluster calls its GPUs, racks and NVLink domains"
+    )
+    workload: WorkloadRule = Field(
+        default_factory=WorkloadRule, description="How names tell jobs and ranks, for sources without Kubernetes"
+    )
+    signal_names: SignalNames = Field(
+        default_factory=SignalNames, description="Metrics and tags of your own trainer"
+    )
+    node_names: dict[str, str] = Field(
+        default_factory=dict, description="Node name by address of a page, for pages that do not say it"
+    )
+    node_name: str = Field(
+        default_factory=socket.gethostname, description="This machine's name as a node; none: its host name"
+    )
+    pull_secrets: tuple[str, ...] = Field(
+        (), description="Secrets with the registry's credentials, for the Jobs of repairs and searches"
+    )
+    trial_namespaces: frozenset[str] = Field(
+        frozenset(), description="Namespaces with owners' consent to randomised trials of a policy"
+    )
+    time_zone: Annotated[str, AfterValidator(_is_zone)] = Field(
+        "UTC", description="IANA time zone of maintenance windows and quiet hours, e.g. Europe/Zurich"
+    )
+    proxy: str = Field("", description="HTTP proxy for calls to Slack, PagerDuty and Opsgenie")
+    drain: DrainSettings = Field(default_factory=DrainSettings, description="What a drain may do to pods")
     sources: tuple[SourceEntry, ...] = Field(
         (), description="Where telemetry comes from; none: this machine's GPUs and kernel log"
     )
@@ -202,6 +290,7 @@ class Settings(BaseSettings):
     console: ConsoleSettings = Field(default_factory=ConsoleSettings, description="The web console")
     log: LogSettings = Field(default_factory=LogSettings, description="The daemon's own log")
     _former: tuple[tuple[former_settings.Field, str], ...] = PrivateAttr(())
+    _moves: tuple[tuple[former_settings.Field, former_settings.Move], ...] = PrivateAttr(())
     _warnings: tuple[str, ...] = PrivateAttr(())
 
     @model_validator(mode="wrap")
@@ -209,13 +298,16 @@ class Settings(BaseSettings):
     def _without_former(cls, values: Any, handler: ModelWrapValidatorHandler[Settings]) -> Settings:
         """Takes former settings out of the file's and the environment's values, and remembers where they are."""
         former = tuple(former_settings.found(values))
-        settings = handler(former_settings.without(values, frozenset(at for at, _ in former)))
-        settings._former = former
+        moves = tuple(former_settings.moves(values))
+        values = former_settings.moved(former_settings.without(values, frozenset(at for at, _ in former)))
+        with stated(_shared(values)):
+            settings = handler(values)
+        settings._former, settings._moves = former, moves
         return settings
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """One sentence for each former setting that the file or the environment still has."""
+        """What to change about each former setting that the file or the environment still has."""
         return self._warnings
 
     @classmethod
@@ -245,13 +337,15 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> 
         settings = Settings(**document.values)
     except ValidationError as error:
         schema = Settings.model_json_schema()
-        raise ConfigError(explain(error.errors(), document if path else None, schema, environ)) from error
+        found = document.followed(former_settings.new_places(document.values)) if path else None
+        raise ConfigError(explain(error.errors(), found, schema, environ)) from error
     except SettingsError as error:
         raise ConfigError([f"environment: {error}: {error.__cause__}"]) from error
+    from_file = document if path else None
     settings._warnings = tuple(
-        former_settings.warning(place(at, document if path else None, environ), where)
+        former_settings.warning(place(at, from_file, environ), where)
         for at, where in settings._former
         # A block is said by its fields, each of which has a constant to name.
         if where != former_settings.BLOCK
-    )
+    ) + tuple(former_settings.advice(place(at, from_file, environ), row) for at, row in settings._moves)
     return settings

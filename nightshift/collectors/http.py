@@ -16,12 +16,15 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import httpx
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, WithJsonSchema, model_validator
+from pydantic_settings import NoDecode
 
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.frame import Reason
+from nightshift.collectors.shared_settings import entry_of
 from nightshift.collectors.telemetry.certificate_rotation import Renewed
 
 _PARALLEL = 64
@@ -64,6 +67,11 @@ class HttpSettings(BaseModel):
         if (self.certificate_file is None) != (self.key_file is None):
             raise ValueError("certificate_file and key_file go together")
         return self
+
+
+Connection = Annotated[HttpSettings, entry_of("connections"), WithJsonSchema({"type": "string"}), NoDecode]
+"""A part's connection: in a configuration, the name of an entry of `connections`."""
+CONNECTION = "Entry of `connections` with its credentials and TLS; none: no credentials"
 
 
 @dataclass(frozen=True, slots=True)

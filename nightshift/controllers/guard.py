@@ -19,7 +19,9 @@ from typing import Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
+from nightshift.collectors.shared_settings import stated_once
 from nightshift.collectors.subject import TAKES_WORK_SINCE, Inventory, Subject, SubjectKind
 from nightshift.controllers.action import KINDS, Action, traits_of
 from nightshift.controllers.cordon import node_of
@@ -47,7 +49,7 @@ class MaintenanceWindow(BaseModel):
     every: Literal["once", "day", "week"] = Field(
         default="once", description="Whether it comes again at the same local time"
     )
-    zone: str = Field(default="UTC", description="Time zone of the repetition, e.g. Europe/Zurich")
+    zone: SkipJsonSchema[str] = stated_once("time_zone", lambda: "UTC")
 
     @model_validator(mode="after")
     def _is_one(self) -> MaintenanceWindow:

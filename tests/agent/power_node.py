@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 from nightshift.agent.node_agent import answer_lease, tell_lease
+from nightshift.collectors.http import HttpSettings
 from nightshift.collectors.kernel_log.local import LocalKernelLogCollector
 from nightshift.collectors.telemetry.exporter import NodeExporter
 from nightshift.collectors.telemetry.exporter import Settings as ExporterSettings
 from nightshift.collectors.telemetry.nvml import NvmlCollector
+from nightshift.controllers.actuators import power_nodes
 from nightshift.controllers.actuators.nvml_power import NvmlPower
 from nightshift.controllers.actuators.power_leases import PowerLeases
 from nightshift.controllers.actuators.power_nodes import Settings as NodeSettings
@@ -61,15 +64,15 @@ def serving(library: ctypes.CDLL, folder: Path, fallback_mw: int) -> Iterator[No
     )
     agent.settings = NodeSettings(
         urls={"n0": f"https://localhost:{exporter.port}"},
-        timeout_s=30.0,  # a busy machine is no silent node
-        ca_file=folder / "ca.pem",
-        certificate_file=names["client"][0],
-        key_file=names["client"][1],
+        connection=HttpSettings(
+            ca_file=folder / "ca.pem", certificate_file=names["client"][0], key_file=names["client"][1]
+        ),
     )
     thread = threading.Thread(target=exporter.serve, daemon=True)
     thread.start()
     try:
-        yield agent
+        with patch.object(power_nodes, "TIMEOUT_S", 30.0):  # a busy machine is no silent node
+            yield agent
     finally:
         exporter.stop()
         thread.join(5.0)

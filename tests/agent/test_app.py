@@ -221,7 +221,7 @@ def test_a_reload_keeps_what_did_not_change_and_refuses_what_needs_a_restart(
     with pytest.raises(ConfigError, match="store: a change of this needs a restart"):
         app.reload(Settings(**values(tmp_path / "state", exporter, store={"url": f"sqlite:///{tmp_path}/x.db"})))
     assert b"nightshift_config_last_reload_successful 0.0" in app.metrics_page()
-    app.reload(Settings(**values(tmp_path / "state", other, exporter, detectors={"hang": {"enabled": False}})))
+    app.reload(Settings(**values(tmp_path / "state", other, exporter, detectors={"disabled": ["hang"]})))
     app.run(lambda: app.shut_down() if len(app.collection) == 2 else None)
     now = app.collection.collectors
     names = {detector.name for detector in app.detection.detectors}

@@ -153,7 +153,9 @@ def test_a_lease_over_a_sqlite_file_is_refused_with_the_settings_name() -> None:
 
 def test_outside_a_pod_the_namespace_has_to_be_named(tmp_path: Path, cluster: Cluster) -> None:
     with pytest.raises(Exception, match=r"election\.namespace"):
-        build(Settings(by="kubernetes", kubeconfig=_kubeconfig(tmp_path, cluster)), "a", is_sqlite=False)
+        build(
+            Settings(by="kubernetes", access={"kubeconfig": _kubeconfig(tmp_path, cluster)}), "a", is_sqlite=False
+        )
 
 
 def _kubeconfig(folder: Path, cluster: Cluster) -> Path:
@@ -167,7 +169,9 @@ def test_a_killed_leaders_drain_is_taken_over_and_nothing_is_done_twice(
 ) -> None:
     """Two daemons elect through a Lease on an API server; the leader is killed with an action in its hands."""
     store = Store(postgres_url, WallClock())
-    settings = Settings(by="kubernetes", namespace=cluster.namespace, kubeconfig=_kubeconfig(tmp_path, cluster))
+    settings = Settings(
+        by="kubernetes", namespace=cluster.namespace, access={"kubeconfig": _kubeconfig(tmp_path, cluster)}
+    )
     (tmp_path / "hold-act-a").touch()
     start: Callable[[str], Any] = lambda name: _started(postgres_url, tmp_path, name, settings)  # noqa: E731
     a = start("a")

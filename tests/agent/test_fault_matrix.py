@@ -190,10 +190,10 @@ def cell(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> It
         kubeconfig = cluster.server.kubeconfig("ours")
     api = config.new_client_from_config_dict(kubeconfig)
     kube = KubeClient(api, timeout_s=PATIENCE_S if what == Fault.SLOW else 20.0)
-    how: dict[str, Any] = {"drain_grace_s": 0, "evict_unmanaged": True, "check_command": ("dcgmi", "diag")}
+    how: dict[str, Any] = {"drain": {"grace_s": 0, "evict_unmanaged": True}, "check_command": ("dcgmi", "diag")}
     settings = RepairSettings(image="tools:1", namespace=cluster.namespace, **how)
     plain = KubernetesActuator(
-        KubernetesActuatorSettings(drain_grace_s=0, evict_unmanaged=True), kube, now_s=clock.now_s
+        KubernetesActuatorSettings(drain={"grace_s": 0, "evict_unmanaged": True}), kube, now_s=clock.now_s
     )
     repair = KubernetesRepairActuator(settings, kube, now_s=clock.now_s)
 

@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, SecretStr
 from typer.testing import CliRunner
 
 from nightshift.agent.__main__ import app
 from nightshift.agent.config_file import ConfigError
-from nightshift.agent.former_settings import BLOCK, REMOVED, constant, found, without
+from nightshift.agent.former_settings import BLOCK, MOVED, REMOVED, constant, found, moved, moves, without
 from nightshift.agent.settings import Settings, load
 from nightshift.collectors.plugins import ALL as COLLECTORS
 from nightshift.controllers.actuators.plugins import ALL as ACTUATORS
 
 LEAVES = {path: where for path, where in REMOVED.items() if where != BLOCK}
-# Entries of lists and the agents of power need other fields beside them.
-FIELDS = st.sampled_from(
-    sorted(path for path in LEAVES if not path.startswith(("sources.", "actuators.", "power.nodes.")))
-)
+# Entries of lists and these blocks need other fields beside them.
+BLOCKS = ("sources.", "actuators.", "power.nodes.", "console.oidc.", "outlets.")
+FIELDS = st.sampled_from(sorted(path for path in LEAVES if not path.startswith(BLOCKS)))
 
 
 def nested(path: str, value: Any) -> dict[str, Any]:
@@ -37,7 +37,9 @@ def test_every_row_names_a_constant_that_is_there() -> None:
 
 def test_no_row_names_a_setting_that_is_still_one() -> None:
     """`found` would take the value of a setting that counts."""
-    assert list(found(Settings().model_dump(mode="json"))) == []
+    values = Settings().model_dump(mode="json")
+    assert list(found(values)) == []
+    assert list(moves(values)) == []
 
 
 @pytest.mark.parametrize(("kind", "plugins"), [("sources", COLLECTORS), ("actuators", ACTUATORS)])
@@ -50,9 +52,9 @@ def test_no_row_names_a_setting_that_an_entry_of_a_list_still_has(kind: str, plu
 
 def test_a_former_setting_of_an_entry_of_a_list_is_named_with_its_place(tmp_path: Path) -> None:
     path = tmp_path / "nightshift.yaml"
-    path.write_text("sources:\n  - type: nvml\n    node: n1\n    forget_after_s: 60\n")
+    path.write_text("sources:\n  - type: nvml\n    forget_after_s: 60\n")
     (warning,) = load(path).warnings
-    assert warning.startswith(f"{path}:4: sources[0].forget_after_s: ")
+    assert warning.startswith(f"{path}:3: sources[0].forget_after_s: ")
 
 
 def test_a_block_without_settings_loads_and_a_misspelt_field_in_it_is_refused(tmp_path: Path) -> None:
@@ -118,3 +120,151 @@ def test_config_check_prints_former_settings_and_finds_the_file_good(tmp_path: P
     result = CliRunner().invoke(app, ["config", "check", str(path)])
     assert result.exit_code == 0
     assert f"warning: {path}:3: detectors.hang.ratio" in result.output
+
+
+KUBE = {"kubeconfig": "/k", "context": "c", "timeout_s": 7.0}
+AGENTS = {**KUBE, "namespace": "ops", "selector": "app=agent", "port": 9500, "certificate_name": "{pod}"}
+LABELS = {"gpu_resource": "amd.com/gpu", "rack_label": "rack"}
+DRAINS = {
+    **KUBE,
+    "namespaces": ["ml"],
+    "drain_grace_s": 5,
+    "evict_unmanaged": True,
+    "evict_local_data": False,
+    "save_wait_s": 1.0,
+    "cordon_claims": ["mine"],
+}
+HTTP = {"http": {"bearer_token_file": "/t", "headers": {"X-Scope-OrgID": "a"}}}
+WORKLOAD = {"workload": {"pod_pattern": "(?P<job>.+)-x"}}
+PAGES = {"urls": ["http://n1:1/m"], "nodes": {"http://n1:1/m": "n1"}, **HTTP}
+FORMER: dict[str, Any] = {
+    "sources": [
+        {"type": "alertmanager", "url": "http://a", **HTTP},
+        {"type": "cadvisor", **PAGES, **WORKLOAD},
+        {"type": "dcgm_exporter", **PAGES, **WORKLOAD},
+        {"type": "inference", **PAGES},
+        {"type": "node_exporter", **PAGES},
+        {"type": "node_log", **PAGES, "state_file": "/s"},
+        {"type": "node_agents", **AGENTS, **HTTP, "state_file": "/s"},
+        {"type": "prometheus", "url": "http://p", **HTTP, **WORKLOAD},
+        {"type": "training_metrics", "api": "http://p", **HTTP, **WORKLOAD, "names": {"columns": {"loss": ["l"]}}},
+        {"type": "tensorboard", "directory": "/d", "namespace": "ml", "names": {"columns": {"loss": ["l"]}}},
+        {"type": "kineto", "path": "/d", "namespace": "ml", **WORKLOAD},
+        {"type": "training_logs", "directory": "/d", **WORKLOAD},
+        {"type": "kubernetes", **KUBE, **LABELS, "nvlink_domain_label": "clique"},
+        {"type": "kubernetes_events", **KUBE},
+        {"type": "nvml", "node": "n1"},
+        {"type": "kernel_log", "node": "n1"},
+    ],
+    "actuators": [
+        {"type": "kubernetes", **DRAINS},
+        {"type": "kubernetes_repair", "image": "i", "namespace": "n", "pull_secrets": ["p"], **DRAINS},
+        {
+            "type": "kubernetes_kernels",
+            "image": "i",
+            "namespace": "n",
+            "signer_secret": "s",
+            **KUBE,
+            "gpu_resource": "amd.com/gpu",
+            "pull_secrets": ["p"],
+        },
+    ],
+    "scheduling": {**KUBE, **LABELS, "opted_in": ["ml"]},
+    "detectors": {"hang": {"enabled": False}, "xid": {"enabled": "true"}},
+    "election": {"kubeconfig": "/k", "context": "c"},
+    "power": {
+        "kubernetes": KUBE,
+        "opted_in": ["ml"],
+        "nodes": {"agents": AGENTS, "ca_file": "/c", "certificate_file": "/d", "key_file": "/e"},
+    },
+    "slack": {
+        "proxy": "http://proxy",
+        "console_url": "https://c",
+        "quiet_hours": {"start": "22:00", "end": "07:00", "zone": "Europe/Zurich"},
+    },
+    "guard": {"maintenance": [{"subjects": ["*"], "start_s": 1, "end_s": 2, "owner": "o", "zone": "Asia/Tokyo"}]},
+    "outlets": {
+        "console_url": "https://c",
+        "pagerduty": {"routing_key_file": "/r", "proxy": "http://proxy"},
+        "opsgenie": {"api_key_file": "/r", "proxy": "http://proxy"},
+    },
+}
+"""Every moved setting in its former place."""
+
+
+def reached(part: Any, path: str) -> Any:
+    for name in path.split("."):
+        part = getattr(part, name)
+    return part
+
+
+def plain(value: Any) -> Any:
+    """A setting's value as a file has it."""
+    if isinstance(value, BaseModel):
+        given = {name: plain(getattr(value, name)) for name in value.model_fields_set}
+        return {name: given[name] for name in sorted(given)}
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in sorted(value.items())}
+    if isinstance(value, tuple):
+        return [plain(inner) for inner in value]
+    if isinstance(value, frozenset):
+        return sorted(value)
+    return str(value) if isinstance(value, Path) else value
+
+
+def test_every_moved_setting_in_its_former_place_still_counts() -> None:
+    """Each row of MOVED is in the configuration, and what the part uses is the value that was given there."""
+    settings, rows = Settings(**FORMER), set()
+    for at, row in moves(FORMER):
+        part: Any = settings
+        value: Any = FORMER
+        for step in at[:-1]:
+            part = part[step] if isinstance(step, int) else getattr(part, step)
+            value = value[step]
+        if row.to:
+            assert plain(reached(part, row.to)) == plain(value[at[-1]]), at
+        rows.add(id(row))
+    assert settings.detectors.disabled == {"hang"}  # type: ignore[attr-defined]
+    assert rows == {id(row) for row in MOVED.values()}
+
+
+def test_moved_settings_leave_the_given_values_as_they_were() -> None:
+    before = repr(FORMER)
+    assert list(moves(moved(FORMER))) != list(moves(FORMER))
+    assert repr(FORMER) == before
+
+
+def test_config_check_says_the_new_spelling_with_the_place_of_the_former_one(tmp_path: Path) -> None:
+    path = tmp_path / "nightshift.yaml"
+    path.write_text("sources:\n  - type: prometheus\n    url: http://p\n    http: {ca_file: /ca}\n")
+    result = CliRunner().invoke(app, ["config", "check", str(path)])
+    assert result.exit_code == 0
+    assert f"warning: {path}:4: sources[0].http: deprecated spelling, still in effect" in result.output
+    assert "`connections`" in result.output
+
+
+def test_a_mistake_in_a_former_block_is_named_on_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "nightshift.yaml"
+    path.write_text("sources:\n  - type: prometheus\n    url: http://p\n    http:\n      ca_fiel: /ca\n")
+    with pytest.raises(ConfigError, match=r":5: sources\[0\].connection.ca_fiel: there is no such setting"):
+        load(path)
+
+
+def test_both_spellings_of_one_setting_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "nightshift.yaml"
+    path.write_text(
+        "connections: {a: {}}\nsources:\n"
+        "  - {type: prometheus, url: http://p, connection: a, http: {ca_file: /b}}\n"
+    )
+    with pytest.raises(ConfigError, match=r"sources\[0\].http: there is no such setting"):
+        load(path)
+
+
+def test_a_former_setting_in_the_environment_still_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NIGHTSHIFT_SCHEDULING__KUBECONFIG", "/k")
+    settings = load()
+    assert settings.scheduling.access.kubeconfig == Path("/k")
+    (warning,) = settings.warnings
+    assert warning.startswith("environment variable NIGHTSHIFT_SCHEDULING__KUBECONFIG: scheduling.kubeconfig: ")

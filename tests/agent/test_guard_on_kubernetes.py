@@ -90,7 +90,9 @@ class GuardedCluster(RuleBasedStateMachine):
         self.kube = CrashingKube(ours)
         self.kube.crash = self.crash
         self.actuator = KubernetesActuator(
-            KubernetesActuatorSettings(drain_grace_s=0, evict_unmanaged=True), self.kube, now_s=self.clock.now_s
+            KubernetesActuatorSettings(drain={"grace_s": 0, "evict_unmanaged": True}),
+            self.kube,
+            now_s=self.clock.now_s,
         )
         self.world = World(
             f"sqlite:///{home}/store.sqlite",

@@ -14,7 +14,7 @@ from nightshift.agent.approvals.kernel_gate import ProposalState, search
 from nightshift.agent.kernels.runner import ledger_of
 from nightshift.controllers.action import Action, ActionKind
 from nightshift.controllers.actuators.kube_client import KubeClient
-from nightshift.controllers.actuators.kube_kernel_jobs import KernelJobActuator, job_name
+from nightshift.controllers.actuators.kube_kernel_jobs import START_WITHIN_S, KernelJobActuator, job_name
 from nightshift.kernels.certification.envelope import certificate_sha256
 from nightshift.kernels.loop import progress_lines
 from tests.agent.kernel_scene import ANN, HOURS, ORDER, STRANGER, Scene, envelope
@@ -289,7 +289,7 @@ def test_the_week_s_cap_and_the_namespace_are_asked_again_at_the_start(scene: Sc
 def test_a_search_that_gets_no_gpu_is_given_up(scene: Scene) -> None:
     action = scene.approved()
     scene.runner.turn()
-    scene.clock.advance(scene.settings.start_within_s + 60.0)
+    scene.clock.advance(START_WITHIN_S + 60.0)
     scene.runner.turn()
     assert (scene.one().ended, scene.one().gpu_hours) == ("no_gpu", 0.0)
     assert scene.jobs() == {}

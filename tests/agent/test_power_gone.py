@@ -15,8 +15,8 @@ from nightshift.agent.control.power_absence import Gone
 from nightshift.agent.control.power_interfaces import Around
 from nightshift.collectors.base import Temporary
 from nightshift.collectors.frame import Frame, SeriesIndex
+from nightshift.collectors.kubernetes.api import AccessSettings
 from nightshift.collectors.kubernetes.node_objects import NodeObjects
-from nightshift.collectors.kubernetes.node_objects import Settings as ObjectSettings
 from nightshift.collectors.subject import SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.power.settings import PowerSettings
@@ -163,7 +163,7 @@ def test_the_api_server_is_asked_for_just_the_silent_nodes(cluster: Cluster, tmp
     stands, goes = cluster.node(), cluster.node()
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(yaml.safe_dump(cluster.kubeconfig))
-    objects = NodeObjects(ObjectSettings(kubeconfig=kubeconfig))
+    objects = NodeObjects(AccessSettings(kubeconfig=kubeconfig))
     assert objects.standing([stands, goes, "never"]) == {stands, goes}
     settings = PowerSettings(enabled=True, racks={"r": {"nodes": (stands, goes), "budget_w": 1000.0}})
     gone = Gone(settings, objects.standing)

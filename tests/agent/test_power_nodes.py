@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from nightshift.agent.node_agent import answer_lease, tell_lease
+from nightshift.collectors.http import HttpSettings
 from nightshift.collectors.kernel_log.local import LocalKernelLogCollector
 from nightshift.collectors.kubernetes import agent_pods
 from nightshift.collectors.subject import Inventory
@@ -57,6 +58,12 @@ class NoGpus(NvmlCollector):
 
     def collect(self, now_s: float, inventory: Inventory, timeout_s: float) -> Batch:
         return Batch([])
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is no silent node."""
+    monkeypatch.setattr("nightshift.controllers.actuators.power_nodes.TIMEOUT_S", 30.0)
 
 
 class World:
@@ -112,7 +119,7 @@ class World:
 
     def client(self, **changes: Any) -> PowerNodes:
         agents = {
-            "kubeconfig": self.folder / "kubeconfig",
+            "access": {"kubeconfig": self.folder / "kubeconfig"},
             "namespace": self.cluster.namespace,
             "selector": "app=agent",
             "port": self.port,
@@ -120,10 +127,11 @@ class World:
         }
         settings = Settings(
             agents=agent_pods.Settings(**agents),
-            ca_file=self.folder / "ca.crt",
-            certificate_file=self.folder / "client.crt",
-            key_file=self.folder / "client.key",
-            timeout_s=30.0,
+            connection=HttpSettings(
+                ca_file=self.folder / "ca.crt",
+                certificate_file=self.folder / "client.crt",
+                key_file=self.folder / "client.key",
+            ),
             **changes,
         )
         return PowerNodes(settings, self.nodes)

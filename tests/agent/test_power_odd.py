@@ -17,13 +17,13 @@ from pydantic import ValidationError
 from nightshift.agent.control.power_decision import seen_age_s
 from nightshift.agent.control.power_loop import PowerLoop
 from nightshift.agent.control.power_windows import GpuWindows
+from nightshift.collectors.http import HttpSettings
 from nightshift.collectors.subject import SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.actuators.power_nodes import NodeStatus, PowerNodes, Settings
 from nightshift.controllers.power import shield
-from nightshift.controllers.power.breaker import Breaker
-from nightshift.controllers.power.breaker import Settings as BreakerSettings
-from nightshift.controllers.power.limits import Gpu, Rack
+from nightshift.controllers.power.breaker import REST_S, Breaker
+from nightshift.controllers.power.limits import LOCKOUT_S, Gpu, Rack
 from nightshift.controllers.power.settings import PowerSettings
 from tests.agent.test_power_loop import EASY, World, world
 from tests.certificates import Authority
@@ -34,13 +34,13 @@ GPU = Gpu("G0", "n0", "r", "team/job", 200_000, 700_000, 700_000, 400_000, 400_0
 
 def test_a_rack_that_is_not_read_trips_in_time_after_the_clock_was_set_back() -> None:
     """An hour back, and the telemetry is gone: blind for a minute is blind, whatever the clock said before."""
-    s, seen = BreakerSettings(), Breaker().look(5e6, 6_000_000, HOUR_S, BreakerSettings())
+    seen = Breaker().look(5e6, 6_000_000, HOUR_S)
     for second in range(0, 70, 10):
-        seen = seen.look(math.nan, 6_000_000, 100.0 + second, s)
-    assert seen.open(160.0, s)
-    over = Breaker().look(9e6, 6_000_000, HOUR_S, s).look(5e6, 6_000_000, 100.0, s)
-    assert over.open(100.0 + s.rest_s - 1.0, s)
-    assert not over.open(100.0 + s.rest_s, s), "what tripped it is not in the future"
+        seen = seen.look(math.nan, 6_000_000, 100.0 + second)
+    assert seen.open(160.0)
+    over = Breaker().look(9e6, 6_000_000, HOUR_S).look(5e6, 6_000_000, 100.0)
+    assert over.open(100.0 + REST_S - 1.0)
+    assert not over.open(100.0 + REST_S), "what tripped it is not in the future"
 
 
 def test_what_was_read_before_the_clock_was_set_back_is_old() -> None:
@@ -60,7 +60,7 @@ def test_no_limit_is_held_for_as_long_as_the_clock_was_set_back() -> None:
         locked_until_s={"team/job": 3 * HOUR_S},
     )
     now = shield.observe([GPU], before, {}, 100.0, s)
-    assert now.locked_until_s == {"team/job": 100.0 + s.lockout_s}
+    assert now.locked_until_s == {"team/job": 100.0 + LOCKOUT_S}
     free = replace(now, locked_until_s={})
     later_s = 100.0 + max(s.dwell_s, 60.0)
     orders = shield.decide({"r": Rack("r", 2_000_000, 0)}, [GPU], {"G0": 600_000.0}, free, later_s, s)
@@ -152,7 +152,7 @@ def test_a_node_that_answers_nonsense_is_told_and_costs_no_other_node_its_lease(
     (tmp_path / "key").write_bytes(key)
     files: dict[str, Any] = {"ca_file": tmp_path / "pem", "certificate_file": tmp_path / "pem"}
     urls = {"n0": "https://n0", "n1": "https://n1"}
-    nodes = PowerNodes(Settings(urls=urls, key_file=tmp_path / "key", **files))
+    nodes = PowerNodes(Settings(urls=urls, connection=HttpSettings(key_file=tmp_path / "key", **files)))
     told = nodes.status()
     assert told["n0"].error.startswith("https://n0: ")
     assert not told["n0"].gpus

@@ -19,6 +19,7 @@ from nightshift.agent.control.scheduling_loads import Loads
 from nightshift.agent.control.scheduling_loop import SchedulingLoop, Surroundings
 from nightshift.agent.metrics import Metrics
 from nightshift.agent.settings import Settings
+from nightshift.collectors.kubernetes.api import AccessSettings
 from nightshift.collectors.subject import Inventory
 from nightshift.controllers.actuators.kube_client import KubeClient
 from nightshift.controllers.actuators.kube_queue import BOOST, CONTROLLER, HOLD_UNTIL, KubernetesQueue
@@ -87,7 +88,7 @@ def loop_on(
         if decision.unit != UNIT:  # the hour's own receipt: tests/controllers/test_scheduling_epochs.py
             kept.append(decision)
 
-    settings = SchedulingSettings(enabled=True, act=act, kueue=with_kueue, gpu_resource=resource)
+    settings = SchedulingSettings(enabled=True, act=act, kueue=with_kueue, labels={"gpu_resource": resource})
     kube = kube or KubeClient(cluster.api)
     view = QueueView(lambda: kube, settings)
     doors = GangDoors(KubernetesQueue(kube, settings.queue), view)
@@ -329,7 +330,7 @@ def test_a_workload_of_kueue_is_let_in_by_our_check_moved_in_its_queue_and_seen_
 
 def test_a_view_that_heard_nothing_decides_nothing() -> None:
     def nobody() -> KubeClient:
-        return KubeClient.connect(Path("/nowhere/kubeconfig"), None)
+        return KubeClient.connect(AccessSettings(kubeconfig=Path("/nowhere/kubeconfig")))
 
     view = QueueView(nobody, SchedulingSettings(enabled=True))
     view.start(5.0)
@@ -343,7 +344,7 @@ def test_the_daemon_runs_it_with_receipts_in_its_store(cluster: Cluster, resourc
     pod(cluster, "a", resource, 8)
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(yaml.safe_dump(cluster.kubeconfig))
-    source = {"type": "kubernetes", "kubeconfig": str(kubeconfig)}
+    source = {"type": "kubernetes", "access": "mine"}
     settings = Settings(
         state_dir=tmp_path / "state",
         console={"enabled": False},
@@ -353,9 +354,10 @@ def test_the_daemon_runs_it_with_receipts_in_its_store(cluster: Cluster, resourc
             "enabled": True,
             "act": True,
             "every_s": 1.0,
-            "kubeconfig": str(kubeconfig),
-            "gpu_resource": resource,
+            "access": "mine",
         },
+        kubernetes={"mine": {"kubeconfig": kubeconfig}},
+        labels={"gpu_resource": resource},
     )  # type: ignore[arg-type]
     app = App(settings, clock=WallClock())
     app.start()

@@ -42,13 +42,13 @@ sources:
     urls: [http://n1:9400/metrics]
   - {type: node_log, urls: [http://n1:9500/kernel-log]}
 detectors:
-  memory_leak: {enabled: false}
+  disabled: [memory_leak]
 approval: {kinds: {drain: two}}
 """
     )
     settings = load(path)
     assert [source.type for source in settings.sources] == ["dcgm_exporter", "node_log"]  # type: ignore[attr-defined]
-    assert settings.detectors.memory_leak.enabled is False  # type: ignore[attr-defined]
+    assert settings.detectors.disabled == {"memory_leak"}  # type: ignore[attr-defined]
     assert settings.approval.kinds == {"drain": "two"}
 
 

@@ -54,9 +54,10 @@ def take(of: InferenceCollector, merger: Merger, now_s: float) -> tuple[Frame, A
 
 
 @pytest.fixture
-def collector(opened: Any, page_server: Any) -> InferenceCollector:
+def collector(opened: Any, page_server: Any, monkeypatch: pytest.MonkeyPatch) -> InferenceCollector:
+    monkeypatch.setattr("nightshift.collectors.telemetry.inference.WINDOW_S", 30.0)
     made: InferenceCollector = opened(
-        InferenceCollector(InferenceCollector.Settings(urls=[page_server.at("/metrics")], window_s=30.0))
+        InferenceCollector(InferenceCollector.Settings(urls=[page_server.at("/metrics")]))
     )
     return made
 

@@ -18,7 +18,7 @@ import yaml
 from kubernetes import client
 from kubernetes.config import incluster_config
 
-from nightshift.collectors.kubernetes.api import Busy, Expired, KubeApi, Object, Refused
+from nightshift.collectors.kubernetes.api import AccessSettings, Busy, Expired, KubeApi, Object, Refused
 from nightshift.collectors.kubernetes.follow import Follower
 from tests.kubernetes_api.api import Api, Options
 from tests.kubernetes_api.cluster import Cluster, eventually
@@ -38,7 +38,7 @@ def server() -> Iterator[ApiServer]:
 def connected(server: ApiServer, tmp_path: Path, kind: type[KubeApi] = KubeApi) -> KubeApi:
     path = tmp_path / "kubeconfig"
     path.write_text(yaml.safe_dump(server.kubeconfig()))
-    return kind.connect(path, None)
+    return kind.connect(AccessSettings(kubeconfig=path))
 
 
 @pytest.mark.parametrize("fault", [Fault.TOO_MANY, Fault.UNAVAILABLE, Fault.DISCONNECT, Fault.PAGE, Fault.STRANGE])
@@ -125,7 +125,7 @@ def test_the_pods_own_token_is_read_again_before_it_ends_and_at_a_401(
         monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(authority))
         server.tokens["one"] = server.tokens["two"] = (ADMIN, None)
         token.write_text("one")
-        kube = KubeApi.connect(None, None)
+        kube = KubeApi.connect(AccessSettings())
         assert kube.get("/api/v1/nodes")["items"] == []
         token.write_text("two")
         del server.tokens["one"]

@@ -27,7 +27,7 @@ class Follow:
     """The collector, and every line that it told of so far."""
 
     def __init__(self, path: Path) -> None:
-        self.collector = KubernetesEventsCollector(KubernetesEventsSettings(kubeconfig=path))
+        self.collector = KubernetesEventsCollector(KubernetesEventsSettings(access={"kubeconfig": path}))
         self.inventory = Inventory("prod-1")
         self.lines: list[LogRecord] = []
         self.statuses: list[SourceStatus] = []

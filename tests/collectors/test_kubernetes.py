@@ -25,7 +25,7 @@ GPU_POD = [{"name": "main", "image": "registry.invalid/none", "resources": {"lim
 def collector(cluster: Cluster, tmp_path: Path) -> Iterator[KubernetesCollector]:
     path = tmp_path / "kubeconfig"
     path.write_text(yaml.safe_dump(cluster.kubeconfig))
-    made = KubernetesCollector(KubernetesSettings(kubeconfig=path))
+    made = KubernetesCollector(KubernetesSettings(access={"kubeconfig": path}))
     yield made
     made.close()
 
@@ -121,7 +121,7 @@ def test_a_compacted_watch_lists_again_and_loses_nothing(cluster: Cluster, colle
     gone, stays = cluster.node("gone"), cluster.node("stays")
     collector.collect(100.0, inventory, 30.0)
     collector.close()
-    again = KubernetesCollector(KubernetesSettings(kubeconfig=collector._settings.kubeconfig))
+    again = KubernetesCollector(KubernetesSettings(access=collector._settings.access))
     again._held = collector._held
     cluster.core.delete_node(gone)
     cluster.server.api.storage.compact()
@@ -143,7 +143,7 @@ def test_a_lost_server_is_a_status_with_a_reason_and_relations_stay(cluster: Clu
     path = tmp_path / "kubeconfig"
     path.write_text(yaml.safe_dump(cluster.kubeconfig))
     now = [0.0]
-    collector = KubernetesCollector(KubernetesSettings(kubeconfig=path), clock=lambda: now[0])
+    collector = KubernetesCollector(KubernetesSettings(access={"kubeconfig": path}), clock=lambda: now[0])
     try:
         inventory = Inventory()
         name = cluster.node()
@@ -163,7 +163,7 @@ def test_a_refused_identity_is_told(cluster: Cluster, tmp_path: Path, token: str
     kubeconfig |= {"contexts": [{"name": "x", "context": context}], "current-context": "x"}
     path = tmp_path / "kubeconfig"
     path.write_text(yaml.safe_dump(kubeconfig))
-    collector = KubernetesCollector(KubernetesSettings(kubeconfig=path))
+    collector = KubernetesCollector(KubernetesSettings(access={"kubeconfig": path}))
     try:
         batch = collector.collect(100.0, Inventory(), 30.0)
         assert [(s.ok, s.reason) for s in batch.sources] == [(False, reason)] * 2

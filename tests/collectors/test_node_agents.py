@@ -94,8 +94,13 @@ def source(cluster: Cluster, folder: Path, authority: Authority, port: int, **ch
     kubeconfig.write_text(yaml.safe_dump(cluster.kubeconfig))
     certificate, key = put(folder, "client", authority.issue("nightshift", client=True))
     http = HttpSettings(ca_file=folder / "ca.crt", certificate_file=certificate, key_file=key)
-    settings = {"kubeconfig": kubeconfig, "namespace": cluster.namespace, "selector": "app=agent", "port": port}
-    return NodeAgentsCollector(NodeAgentsCollector.Settings(**settings, tls=True, http=http, **changes))
+    settings = {
+        "access": {"kubeconfig": kubeconfig},
+        "namespace": cluster.namespace,
+        "selector": "app=agent",
+        "port": port,
+    }
+    return NodeAgentsCollector(NodeAgentsCollector.Settings(agents=settings, tls=True, connection=http, **changes))
 
 
 def heard(collector: NodeAgentsCollector, count: int = 1, timeout_s: float = 90.0) -> list[Any]:
@@ -141,7 +146,7 @@ def test_an_agent_answers_only_our_client(
     else or to a server, gets nothing."""
     started, _ = agent
     collector = source(cluster, tmp_path, authority, started.exporter.port)
-    http = collector._settings.http
+    http = collector._settings.connection
     if who == "a stranger":
         put(tmp_path, "client", Authority.new("other").issue("nightshift", client=True))
     elif who == "another of the authority":
@@ -150,7 +155,7 @@ def test_an_agent_answers_only_our_client(
         put(tmp_path, "client", authority.issue("nightshift"))
     else:
         http = HttpSettings(ca_file=http.ca_file)
-    changed = collector._settings.model_copy(update={"http": http})
+    changed = collector._settings.model_copy(update={"connection": http})
     collector = opened(NodeAgentsCollector(changed))
     batch = check_collect(collector, time.time(), Inventory(), 30.0)
     assert [s.ok for s in batch.sources if "pods" not in str(s.source)] == [False]

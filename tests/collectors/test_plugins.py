@@ -22,12 +22,14 @@ AWAY: dict[str, Callable[[Path], dict[str, Any]]] = {
     "training_metrics": lambda _: {"urls": ["http://127.0.0.1:9/metrics"]},
     "inference": lambda _: {"urls": ["http://127.0.0.1:9/metrics"]},
     "node_log": lambda _: {"urls": ["http://127.0.0.1:9/kernel-log"]},
-    "node_agents": lambda folder: {"kubeconfig": folder / "absent", "namespace": "n", "selector": "a=b"},
+    "node_agents": lambda folder: {
+        "agents": {"access": {"kubeconfig": folder / "absent"}, "namespace": "n", "selector": "a=b"}
+    },
     "prometheus": lambda _: {"url": "http://127.0.0.1:9"},
     "kernel_log": lambda folder: {"source": "kmsg", "path": folder / "absent"},
     "kineto": lambda folder: {"path": folder / "absent"},
-    "kubernetes": lambda folder: {"kubeconfig": folder / "absent"},
-    "kubernetes_events": lambda folder: {"kubeconfig": folder / "absent"},
+    "kubernetes": lambda folder: {"access": {"kubeconfig": folder / "absent"}},
+    "kubernetes_events": lambda folder: {"access": {"kubeconfig": folder / "absent"}},
     "nvml": lambda _: {"node": "n1"},
     "recording": lambda folder: {"path": folder / "absent"},
     "training_logs": lambda folder: {"directory": str(folder / "absent")},

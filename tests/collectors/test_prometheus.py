@@ -325,7 +325,7 @@ def test_credentials_and_tenant_are_sent_and_a_missing_secret_is_said(
         ({"username": "u", "password_file": secret}, "Basic dTpzM2NyZXQ="),
     ]:
         page_server.requests.clear()
-        of = collector(page_server.url, http={**http, "headers": {"X-Scope-OrgID": "team-a"}})
+        of = collector(page_server.url, connection={**http, "headers": {"X-Scope-OrgID": "team-a"}})
         of.collect(time.time(), Inventory(), 30.0)
         headers = page_server.requests[0][1]
         assert headers["Authorization"] == expected
@@ -335,7 +335,9 @@ def test_credentials_and_tenant_are_sent_and_a_missing_secret_is_said(
     assert batch.sources[0].reason is Reason.UNAUTHORISED
     assert "token" in batch.sources[0].detail
     with pytest.raises(ValueError, match="exclude each other"):
-        collector(page_server.url, http={"bearer_token_file": secret, "username": "u", "password_file": secret})
+        collector(
+            page_server.url, connection={"bearer_token_file": secret, "username": "u", "password_file": secret}
+        )
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
@@ -379,7 +381,7 @@ def test_tls_is_verified_against_the_given_authority_and_refused_otherwise(
     server, pem = tls_server
     server.pages["/api/v1/query"] = Api(lambda _: vector([{"metric": {"UUID": "GPU-0"}, "value": [1.0, "5"]}]))
     only = {"kinds": ["gpu"], "metrics": ["gpu_power_w"]}
-    trusted = collector(server.url, http={"ca_file": pem}, **only)
+    trusted = collector(server.url, connection={"ca_file": pem}, **only)
     check_collect(trusted, time.time(), Inventory(), 30.0)
     assert len(server.requests) == 5
     batch = check_collect(collector(server.url, **only), time.time(), Inventory(), 30.0, expect_ok=False)

@@ -40,7 +40,10 @@ class Clock:
 
 def repairer(cluster: Cluster, clock: Clock) -> KubernetesRepairActuator:
     settings = RepairSettings(
-        image="tools:1", namespace=cluster.namespace, drain_grace_s=0, evict_unmanaged=True, job_timeout_s=600
+        image="tools:1",
+        namespace=cluster.namespace,
+        drain={"grace_s": 0, "evict_unmanaged": True},
+        job_timeout_s=600,
     )
     return PatientRepair(settings, KubeClient(cluster.api), now_s=clock)
 

@@ -100,7 +100,7 @@ def saver(cluster: Cluster) -> tuple[Subject, Patient, KubeClient, Clock]:
     """A running job whose script saves on request, and an actuator that waits a minute for it."""
     target, clock, kube = made(cluster, KIND, "train"), Clock(), KubeClient(cluster.api)
     answer(cluster, {SAVES_ON_REQUEST: "true", RESUME_STEP: "100"})
-    return target, Patient(KubernetesActuatorSettings(save_wait_s=60), kube, now_s=clock), kube, clock
+    return target, Patient(KubernetesActuatorSettings(drain={"save_wait_s": 60}), kube, now_s=clock), kube, clock
 
 
 def answer(cluster: Cluster, notes: dict[str, str]) -> None:

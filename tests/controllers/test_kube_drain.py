@@ -35,7 +35,7 @@ def drain(node: str) -> Action:
 
 
 def actuator(cluster: Cluster, kube: KubeClient | None = None, **settings: Any) -> KubernetesActuator:
-    return Patient(KubernetesActuatorSettings(drain_grace_s=0, **settings), kube or KubeClient(cluster.api))
+    return Patient(KubernetesActuatorSettings(drain={"grace_s": 0, **settings}), kube or KubeClient(cluster.api))
 
 
 def cordoned(cluster: Cluster, node: str) -> bool:

@@ -52,7 +52,7 @@ def act(kind: ActionKind, target: str, subject: SubjectKind = K.NODE, *, id_: st
 
 
 def of(kube: KubeClient, **how: Any) -> KubernetesActuator:
-    settings = KubernetesActuatorSettings(drain_grace_s=0, evict_unmanaged=True, **how)
+    settings = KubernetesActuatorSettings(drain={"grace_s": 0, "evict_unmanaged": True}, **how)
     return Patient(settings, kube, now_s=lambda: 1000.0)
 
 
@@ -268,7 +268,9 @@ def test_a_cordon_that_a_person_ended_is_no_part_of_the_next_one(cluster: Cluste
 
 
 def repairer(cluster: Cluster, kube: KubeClient) -> KubernetesRepairActuator:
-    settings = RepairSettings(image="tools:1", namespace=cluster.namespace, drain_grace_s=0, evict_unmanaged=True)
+    settings = RepairSettings(
+        image="tools:1", namespace=cluster.namespace, drain={"grace_s": 0, "evict_unmanaged": True}
+    )
     return PatientRepair(settings, kube, now_s=lambda: 1000.0)
 
 
@@ -352,7 +354,7 @@ def test_a_pod_that_no_kubelet_ends_is_named(cluster: Cluster) -> None:
     node = cluster.node()
     gang = job(cluster, "gang", [node, cluster.node()])
     cluster.pod("single", node, ownerReferences=[cluster.owner()])
-    settings = KubernetesActuatorSettings(evict_unmanaged=True)
+    settings = KubernetesActuatorSettings(drain={"evict_unmanaged": True})
     actuator = Patient(settings, KubeClient(cluster.api), now_s=lambda: time.time() + 600.0)
     action = act(A.DRAIN, node, jobs=(gang,))
     for _ in range(2):

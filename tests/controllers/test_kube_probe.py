@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.controllers.actuators.kube_probe import COMMANDS, ProbeJob, Probes
+from nightshift.controllers.actuators.kube_probe import COMMANDS, ProbeJob, probe_job
 from nightshift.controllers.playbooks.probes import FOR, probe_for
 from nightshift.detectors.base import Fault
 
@@ -60,8 +60,8 @@ def test_the_gemm_probe_is_a_program_that_python_takes(tmp_path: Path) -> None:
 
 def test_each_fault_of_hardware_has_a_probe_that_there_is() -> None:
     for fault in Fault:
-        assert Probes().named(probe_for(fault)) is not None
-    named = Probes(nccl=ProbeJob(image="i")).named("nccl")
+        assert probe_for(fault) in COMMANDS
+    named = probe_job({"nccl": ProbeJob(image="i")}, "nccl")
     assert named == ProbeJob(image="i", command=COMMANDS["nccl"])
     assert {probe_for(f) for f in FOR} == {"nccl", "gemm"}
     assert probe_for(Fault.HBM_IMMINENT) == "dcgm"

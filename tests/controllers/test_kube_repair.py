@@ -18,7 +18,7 @@ from nightshift.controllers.action import (
     UnderWay,
 )
 from nightshift.controllers.actuators.kube_client import KubeClient
-from nightshift.controllers.actuators.kube_probe import ProbeJob, Probes
+from nightshift.controllers.actuators.kube_probe import ProbeJob
 from nightshift.controllers.actuators.kube_repair import (
     AGENT_PAUSED,
     PAUSED,
@@ -135,9 +135,8 @@ def test_the_probe_of_the_fault_runs_in_its_image_and_its_last_words_are_told(
     settings = RepairSettings(
         image="tools:1",
         namespace=cluster.namespace,
-        drain_grace_s=0,
-        evict_unmanaged=True,
-        probes=Probes(nccl=probe),
+        drain={"grace_s": 0, "evict_unmanaged": True},
+        probes={"nccl": probe},
     )
     actuator = PatientRepair(settings, KubeClient(cluster.api), now_s=clock)
     for name, told in (
@@ -249,9 +248,9 @@ def test_a_repair_needs_just_its_rights(cluster: Cluster, clock: Clock, kind: Ac
     other = Cluster(cluster.kubeconfig, cluster.api, "elsewhere", cluster.server)
     cluster.core.create_namespace({"metadata": {"name": "elsewhere"}})
     kube = client_with(cluster, rules_of(RIGHTS[kind]), rules_of(OWN_RIGHTS[kind]))
-    probes = Probes(dcgm=ProbeJob(image="dcgm:1"))
+    probes = {"dcgm": ProbeJob(image="dcgm:1")}
     settings = RepairSettings(
-        image="tools:1", namespace=cluster.namespace, drain_grace_s=0, evict_unmanaged=True, probes=probes
+        image="tools:1", namespace=cluster.namespace, drain={"grace_s": 0, "evict_unmanaged": True}, probes=probes
     )
     actuator = KubernetesRepairActuator(settings, kube, now_s=clock)
     assert actuator.refused() == [] or kind is not ActionKind.REBOOT_NODE

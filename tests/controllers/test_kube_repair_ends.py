@@ -104,7 +104,7 @@ class Forbids(KubeClient):
 def test_what_was_paused_comes_back_where_the_repair_may_not_run(cluster: Cluster, clock: Clock) -> None:
     """Else the node has no device plugin, no telemetry and no node agent any more, for want of an admission."""
     node = cluster.node(labels={PLUGIN: "true"})
-    settings = RepairSettings(image="tools:1", namespace=cluster.namespace, evict_unmanaged=True)
+    settings = RepairSettings(image="tools:1", namespace=cluster.namespace, drain={"evict_unmanaged": True})
     forbidden = PatientRepair(settings, Forbids(cluster.api), now_s=clock)
     outcome = forbidden.execute(reset(node))
     assert (outcome.status, "webhook denied" in outcome.detail) == (S.FAILED, True)

@@ -20,7 +20,7 @@ from nightshift.controllers.action import (
 )
 from nightshift.controllers.actuators.kube_client import KubeClient
 from nightshift.controllers.actuators.kube_marks import MARKER
-from nightshift.controllers.actuators.kube_probe import ProbeJob, Probes
+from nightshift.controllers.actuators.kube_probe import ProbeJob
 from nightshift.controllers.actuators.kube_repair import KubernetesRepairActuator, RepairSettings
 from nightshift.controllers.actuators.kubernetes import KubernetesActuatorSettings
 from nightshift.controllers.cordon import CORDON_OF, cordon_ids
@@ -34,7 +34,7 @@ Change = Callable[[Cluster, str], object]
 
 @pytest.fixture
 def actuator(cluster: Cluster) -> KubernetesRepairActuator:
-    probes = Probes(nccl=ProbeJob(image="nccl-tests:1"))
+    probes = {"nccl": ProbeJob(image="nccl-tests:1")}
     settings = RepairSettings(image="tools:1", namespace=cluster.namespace, probes=probes)
     return PatientRepair(settings, KubeClient(cluster.api), now_s=lambda: 1000.0)
 

@@ -20,7 +20,9 @@ from tests.kubernetes_api.cluster import Cluster
 
 def identity(cluster: Cluster, rules: list[dict[str, list[str]]]) -> KubernetesActuator:
     """An actuator with a service account that has just these rules in the whole cluster."""
-    return Patient(KubernetesActuatorSettings(drain_grace_s=0, evict_unmanaged=True), client_with(cluster, rules))
+    return Patient(
+        KubernetesActuatorSettings(drain={"grace_s": 0, "evict_unmanaged": True}), client_with(cluster, rules)
+    )
 
 
 def test_an_administrator_lacks_nothing(cluster: Cluster) -> None:
@@ -139,9 +141,9 @@ def test_a_role_held_to_namespaces_lacks_nothing_there_and_names_where_else_it_d
     everything = frozenset[Right]().union(*(RIGHTS[kind] for kind in kinds))
     spaced = frozenset(right for right in everything if right.namespaced)
     kube = client_with(cluster, rules_of(everything - spaced), own=rules_of(spaced))
-    held = KubernetesActuatorSettings(namespaces=(cluster.namespace,))
+    held = KubernetesActuatorSettings(access={"namespaces": (cluster.namespace,)})
     assert KubernetesActuator(held, kube).refused() == []
-    wider = KubernetesActuatorSettings(namespaces=(cluster.namespace, "elsewhere"))
+    wider = KubernetesActuatorSettings(access={"namespaces": (cluster.namespace, "elsewhere")})
     lacks = KubernetesActuator(wider, kube).refused()
     assert "patch pods in elsewhere" in lacks
     assert all(entry.endswith(" in elsewhere") for entry in lacks)

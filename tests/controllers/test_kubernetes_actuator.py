@@ -38,7 +38,7 @@ S = OutcomeStatus
 @pytest.fixture
 def actuator(cluster: Cluster) -> KubernetesActuator:
     return Patient(
-        KubernetesActuatorSettings(drain_grace_s=0, evict_unmanaged=True),
+        KubernetesActuatorSettings(drain={"grace_s": 0, "evict_unmanaged": True}),
         KubeClient(cluster.api),
         now_s=lambda: 1000.0,
     )

@@ -129,7 +129,7 @@ def check(orders: clocks.ClockOrders, before: clocks.ClockMemory, w: World) -> N
         assert mhz >= int(OWN.floor_share * TOP_MHZ) - clocks.GRID_MHZ
         assert w.now_s - before.changed_s.get(uuid, -1e9) >= LIMITS.dwell_s
         if mhz < (present or TOP_MHZ):
-            assert (present or TOP_MHZ) - mhz <= OWN.step_share * TOP_MHZ + clocks.GRID_MHZ, "bounded steps"
+            assert (present or TOP_MHZ) - mhz <= clocks.STEP_SHARE * TOP_MHZ + clocks.GRID_MHZ, "bounded steps"
             assert present is None or uuid in before.confirmed, "read back before the next step"
     for job in ("a/x", "b/y"):
         mine = {orders.memory.ordered_mhz.get(u) for u in GPUS if JOB[u] == job and u not in before.manual}

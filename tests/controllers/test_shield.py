@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nightshift.controllers.power.breaker import Breaker
-from nightshift.controllers.power.breaker import Settings as BreakerSettings
+from nightshift.controllers.power.limits import LOCKOUT_S
 from nightshift.controllers.power.shield import (
     PATIENCE,
     Gpu,
@@ -278,7 +278,7 @@ def test_a_job_slowed_too_much_is_reverted_and_locked_out() -> None:
     later = observe(calm, orders.memory, {}, 200.0, S)
     held = decide({"r": Rack("r", 3_000_000, 0)}, calm, {"G0": 350_000.0, "G1": 350_000.0}, later, 200.0, S)
     assert not held.lower_mw
-    free = observe(calm, held.memory, {}, 100.0 + S.lockout_s + 1, S)
+    free = observe(calm, held.memory, {}, 100.0 + LOCKOUT_S + 1, S)
     again = decide({"r": Rack("r", 3_000_000, 0)}, calm, {"G0": 350_000.0, "G1": 350_000.0}, free, 1e5, S)
     assert set(again.lower_mw) == {"G0", "G1"}
 
@@ -312,26 +312,25 @@ def test_an_overdrawn_rack_lowers_those_that_it_can() -> None:
 
 def test_the_breaker_trips_by_itself_on_draw_alone() -> None:
     """At once when far over, after a while when just over, and when the draw is not read."""
-    s = BreakerSettings()
-    assert Breaker().look(1_030_000, 1_000_000, 0.0, s).open(1.0, s)
-    slow = Breaker().look(1_005_000, 1_000_000, 0.0, s)
-    assert not slow.open(0.0, s)
-    assert slow.look(1_005_000, 1_000_000, 10.0, s).open(10.0, s)
-    blind = Breaker().look(900_000, 1_000_000, 0.0, s).look(math.nan, 1_000_000, 30.0, s)
-    assert not blind.open(30.0, s)
-    tripped = blind.look(math.nan, 1_000_000, 60.0, s)
-    assert tripped.open(60.0, s)
-    assert not tripped.look(900_000, 1_000_000, 70.0, s).open(661.0, s)
+    assert Breaker().look(1_030_000, 1_000_000, 0.0).open(1.0)
+    slow = Breaker().look(1_005_000, 1_000_000, 0.0)
+    assert not slow.open(0.0)
+    assert slow.look(1_005_000, 1_000_000, 10.0).open(10.0)
+    blind = Breaker().look(900_000, 1_000_000, 0.0).look(math.nan, 1_000_000, 30.0)
+    assert not blind.open(30.0)
+    tripped = blind.look(math.nan, 1_000_000, 60.0)
+    assert tripped.open(60.0)
+    assert not tripped.look(900_000, 1_000_000, 70.0).open(661.0)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True) | st.floats(0, 2e6), max_size=20))
 def test_a_breaker_is_never_closed_while_the_draw_is_far_over(draws: list[float]) -> None:
-    s, breaker = BreakerSettings(), Breaker()
+    breaker = Breaker()
     for turn, draw in enumerate(draws):
-        breaker = breaker.look(draw, 1_000_000, float(turn), s)
+        breaker = breaker.look(draw, 1_000_000, float(turn))
         if math.isfinite(draw) and draw > 1_020_000:
-            assert breaker.open(float(turn), s)
+            assert breaker.open(float(turn))
 
 
 def test_room_below_a_fallback_is_not_given_away() -> None:

@@ -61,7 +61,7 @@ SETS: dict[str, Object] = {
     "act, easily undone": {
         "mode": "act",
         "actions": ["cordon", "uncordon"],
-        "actuatorSettings": {"drain_grace_s": 30},
+        "config": {"drain": {"grace_s": 30}},
     },
     "act, with repairs": {
         "mode": "act",
@@ -84,7 +84,7 @@ SETS: dict[str, Object] = {
     "scheduling in shadow": {"scheduling": {"enabled": True, "kueue": True}},
     "scheduling acts": {
         "mode": "act",
-        "scheduling": {"enabled": True, "act": True, "kinds": ["Job", "JobSet"], "settings": {"every_s": 30}},
+        "scheduling": {"enabled": True, "act": True, "kinds": ["Job", "JobSet"], "settings": {"slope_w": 3000}},
     },
     "power in shadow": {
         "power": {
@@ -186,7 +186,7 @@ SETS: dict[str, Object] = {
             "tick_s": 10,
             "guard": {"cluster_fraction": 0.05, "opt_out": ["node:login-*"]},
             "approval": {"kinds": {"drain": "two"}},
-            "detectors": {"ecc": {"enabled": False}},
+            "detectors": {"disabled": ["ecc"]},
             "console": {"session_s": 3600},
         },
     },

@@ -348,7 +348,7 @@ def test_repairs_are_configured_with_what_the_values_say() -> None:
         c for c in objects(SETS["act, with repairs"], "ConfigMap") if c["metadata"]["name"] == "nightshift"
     )
     plain, repair = yaml.safe_load(config["data"]["nightshift.yaml"])["actuators"]
-    assert plain == {"type": "kubernetes", "actions": ["cordon"]}
+    assert plain == {"type": "kubernetes", "actions": ["cordon"], "access": "pod"}
     assert (repair["namespace"], repair["job_timeout_s"]) == ("ops", 1200)
     assert repair["image"] == "nvidia/cuda:13.0.2-base-ubuntu24.04"
     assert repair["check_image"] == "nvcr.io/nvidia/cloud-native/dcgm:4.4.1"
@@ -371,9 +371,10 @@ def test_power_finds_the_same_agents_as_the_kernel_log_and_believes_the_same_cer
     made = yaml.safe_load(config["data"]["nightshift.yaml"])
     (source,) = (s for s in made["sources"] if s["type"] == "node_agents")
     nodes = made["power"]["nodes"]
-    assert nodes["agents"] == {k: source[k] for k in ("namespace", "selector", "port", "certificate_name")}
-    assert {k: v for k, v in nodes.items() if k != "agents"} == source["http"]
-    assert made["power"]["kubernetes"] == {}
+    assert nodes == {"agents": True, "connection": source["connection"]}
+    assert set(made["node_agents"]) == {"namespace", "selector", "port", "certificate_name"}
+    assert set(made["connections"][source["connection"]]) == {"ca_file", "certificate_file", "key_file"}
+    assert made["power"]["access"] == "pod"
     (daemon,) = objects(SETS[values], "DaemonSet")
     (container,) = daemon["spec"]["template"]["spec"]["containers"]
     assert {"--power-leases", "--power-fallback-w=350"} <= set(container["args"])
@@ -387,14 +388,13 @@ def test_power_finds_the_same_agents_as_the_kernel_log_and_believes_the_same_cer
 def test_the_agent_reads_the_node_agents_that_the_chart_makes(values: str, name: str | None) -> None:
     """It looks for their pods' labels at their port, and expects the names that their certificates have."""
     (config,) = (c for c in objects(SETS[values], "ConfigMap") if c["metadata"]["name"] == "nightshift")
-    (source,) = (
-        s for s in yaml.safe_load(config["data"]["nightshift.yaml"])["sources"] if s["type"] == "node_agents"
-    )
+    made = yaml.safe_load(config["data"]["nightshift.yaml"])
+    (source,), agents = (s for s in made["sources"] if s["type"] == "node_agents"), made["node_agents"]
     (daemon,) = objects(SETS[values], "DaemonSet")
     labels = daemon["spec"]["template"]["metadata"]["labels"]
-    assert dict(part.split("=") for part in source["selector"].split(",")).items() <= labels.items()
-    assert source["namespace"] == daemon["metadata"]["namespace"]
-    assert source.get("certificate_name") == name
+    assert dict(part.split("=") for part in agents["selector"].split(",")).items() <= labels.items()
+    assert agents["namespace"] == daemon["metadata"]["namespace"]
+    assert agents.get("certificate_name") == name
     assert source.get("tls", False) is (name is not None)
     (volume,) = [v for v in daemon["spec"]["template"]["spec"]["volumes"] if v["name"] == "tls"] or [None]
     if volume is not None and "csi" in volume:

@@ -62,7 +62,8 @@ def test_held_to_namespaces_only_nodes_are_written_cluster_wide() -> None:
     for role in roles:
         assert granted([role]) == {right for right in everything if right.namespaced}
     config = yaml.safe_load(objects(values, "ConfigMap")[0]["data"]["nightshift.yaml"])
-    assert [actuator["namespaces"] for actuator in config["actuators"]] == [["a", "b"]]  # what doctor asks for
+    assert [actuator["access"] for actuator in config["actuators"]] == ["pod"]
+    assert config["kubernetes"] == {"pod": {"namespaces": ["a", "b"]}}  # what doctor asks for
 
 
 def test_observing_is_what_the_collector_asks_for() -> None:

@@ -85,7 +85,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- define "nightshift.asksServer" -}}{{ if or (include "nightshift.readsCluster" .) (eq .Values.election.by "kubernetes") }}true{{ end }}{{- end }}
 
 {{- define "nightshift.config" -}}
-{{- $sources := list }}{{ $nodes := dict -}}
+{{- $sources := list }}{{ $nodes := dict }}{{ $shared := dict -}}
 {{- if .Values.sources.kubernetes.enabled }}{{ $sources = append $sources (mergeOverwrite (dict "type" "kubernetes") .Values.sources.kubernetes.settings) }}{{ end -}}
 {{- if .Values.sources.kubernetes.events }}{{ $sources = append $sources (dict "type" "kubernetes_events") }}{{ end -}}
 {{- with .Values.node }}{{ if .enabled -}}
@@ -95,10 +95,13 @@ seccompProfile: {type: RuntimeDefault}
 {{- $name := ternary "{pod}.{namespace}.pod" (printf "%s-node.%s.svc" (include "nightshift.name" $) $.Release.Namespace) (eq .tls.mode "certManager") -}}
 {{- $http := dict "ca_file" "/etc/nightshift/node-client/ca.crt" "certificate_file" "/etc/nightshift/node-client/tls.crt" "key_file" "/etc/nightshift/node-client/tls.key" -}}
 {{- $_ := set $agents "certificate_name" $name -}}
-{{- if .powerLeases.enabled }}{{ $nodes = merge (dict "agents" (deepCopy $agents)) $http }}{{ end -}}
-{{- $agents = merge $agents (dict "tls" true "http" $http) -}}
+{{- $_ := set $shared "connections" (dict "node-agents" $http) -}}
+{{- if .powerLeases.enabled }}{{ $nodes = dict "agents" true "connection" "node-agents" }}{{ end -}}
+{{- $sources = append $sources (dict "type" "node_agents" "tls" true "connection" "node-agents") -}}
+{{- else -}}
+{{- $sources = append $sources (dict "type" "node_agents") -}}
 {{- end -}}
-{{- $sources = append $sources (set $agents "type" "node_agents") -}}
+{{- $_ := set $shared "node_agents" $agents -}}
 {{- end }}{{ end -}}
 {{- with .Values.sources.prometheus }}{{ if .url }}{{ $sources = append $sources (mergeOverwrite (dict "type" "prometheus" "url" .url) .settings) }}{{ end }}{{ end -}}
 {{- $sources = concat $sources .Values.sources.extra -}}
@@ -112,26 +115,28 @@ seccompProfile: {type: RuntimeDefault}
 {{- $_ := set $console "oidc" (mergeOverwrite $oidc .settings) -}}
 {{- end }}{{ end -}}
 {{- $config := dict "cluster" .Values.cluster "state_dir" "/var/lib/nightshift" "console" $console "log" .Values.log -}}
+{{- $config = merge $config $shared -}}
 {{- if $sources }}{{ $_ := set $config "sources" $sources }}{{ end -}}
 {{- if eq .Values.election.by "kubernetes" }}{{ $_ := set $config "election" (dict "by" "kubernetes" "name" (include "nightshift.name" .) "namespace" .Release.Namespace) }}{{ end -}}
 {{- with .Values.scheduling }}{{ if .enabled }}{{ $_ := set $config "scheduling" (mergeOverwrite (dict "enabled" true "act" .act "kueue" .kueue "kinds" .kinds) .settings) }}{{ end }}{{ end -}}
-{{- with .Values.power }}{{ if .enabled }}{{ $_ := set $config "power" (mergeOverwrite (dict "enabled" true "act" .act "racks" .racks "kubernetes" (dict) "nodes" $nodes) .settings) }}{{ end }}{{ end -}}
+{{- with .Values.power }}{{ if .enabled }}{{ $_ := set $config "power" (mergeOverwrite (dict "enabled" true "act" .act "racks" .racks "access" "pod" "nodes" $nodes) .settings) }}{{ end }}{{ end -}}
 {{- if include "nightshift.acts" . }}
 {{- $repairs := list }}{{ $others := list -}}
 {{- range without .Values.actions "kernel_job" }}{{ if has . (list "reset_gpu" "reboot_node" "return_node") }}{{ $repairs = append $repairs . }}{{ else }}{{ $others = append $others . }}{{ end }}{{ end -}}
 {{- $actuators := list -}}
-{{- $reach := dict }}{{ with .Values.rbac.namespaces }}{{ $_ := set $reach "namespaces" . }}{{ end -}}
+{{- $reach := dict "access" "pod" }}{{ with .Values.rbac.namespaces }}{{ $_ := set $config "kubernetes" (dict "pod" (dict "namespaces" .)) }}{{ end -}}
+{{- with .Values.global.imagePullSecrets }}{{ $_ := set $config "pull_secrets" . }}{{ end -}}
 {{- if $others }}{{ $actuators = append $actuators (mergeOverwrite (dict "type" "kubernetes" "actions" $others) $reach .Values.actuatorSettings) }}{{ end -}}
 {{- if $repairs }}
 {{- $r := .Values.repair -}}
-{{- $own := dict "type" "kubernetes_repair" "actions" $repairs "namespace" .Release.Namespace "image" (include "nightshift.image" (list . $r.image $r.image)) "runtime_class" $r.runtimeClassName "pull_secrets" .Values.global.imagePullSecrets -}}
+{{- $own := dict "type" "kubernetes_repair" "actions" $repairs "namespace" .Release.Namespace "image" (include "nightshift.image" (list . $r.image $r.image)) "runtime_class" $r.runtimeClassName -}}
 {{- if $r.checkImage.repository }}{{ $_ := set $own "check_image" (include "nightshift.image" (list . $r.checkImage $r.checkImage)) }}{{ end -}}
 {{- if $r.checkCommand }}{{ $_ := set $own "check_command" $r.checkCommand }}{{ end -}}
 {{- $actuators = append $actuators (mergeOverwrite $own $reach .Values.actuatorSettings $r.settings) -}}
 {{- end -}}
 {{- if include "nightshift.searches" . }}
 {{- $k := .Values.kernelSearch -}}
-{{- $search := dict "type" "kubernetes_kernels" "namespace" .Release.Namespace "image" (include "nightshift.image" (list . $k.image $k.image)) "signer_secret" $k.signerSecret "runtime_class" $k.runtimeClassName "pull_secrets" .Values.global.imagePullSecrets -}}
+{{- $search := dict "type" "kubernetes_kernels" "namespace" .Release.Namespace "image" (include "nightshift.image" (list . $k.image $k.image)) "signer_secret" $k.signerSecret "runtime_class" $k.runtimeClassName -}}
 {{- $actuators = append $actuators (mergeOverwrite $search $k.settings) -}}
 {{- $_ := set $config "kernels" (dict "priority_class" $k.priorityClass.name) -}}
 {{- end -}}

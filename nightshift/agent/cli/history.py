@@ -118,7 +118,7 @@ def _expect(detectors: Iterable[Detector], step_s: float) -> None:
 
 def _without_sources(entries: Any) -> Any:
     """A gap is reported as such, so the detector of lost sources has no part in a look back."""
-    return entries.model_copy(update={"source": entries.source.model_copy(update={"enabled": False})})
+    return entries.model_copy(update={"disabled": entries.disabled | {"source"}})
 
 
 def _own_record(reader: RangeReader, start_s: float, end_s: float) -> tuple[list[OwnEvent], bool | None]:

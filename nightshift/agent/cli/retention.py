@@ -103,13 +103,15 @@ def certificates(
     """Create and renew the chart's certificates, in Secrets. Run it more often than they expire."""
     import time
 
+    from nightshift.collectors.kubernetes.api import AccessSettings
     from nightshift.controllers.actuators.kube_certificates import CertificateNames, keep
     from nightshift.controllers.actuators.kube_client import KubeClient
 
     day_s = 86_400.0
     names = (f"{name}-authority", f"{name}-server", f"{name}-client")
     wanted = CertificateNames(namespace, *names, tuple(server_name), authority_days * day_s, days * day_s, settle_s)
-    for said in keep(KubeClient.connect(kubeconfig, None), wanted, time.time()) or ["nothing is due"]:
+    kube = KubeClient.connect(AccessSettings(kubeconfig=kubeconfig))
+    for said in keep(kube, wanted, time.time()) or ["nothing is due"]:
         typer.echo(said)
 
 

@@ -17,7 +17,7 @@ import structlog
 from nightshift.agent.control.power_windows import GpuWindow
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.controllers.power import shield
-from nightshift.controllers.power.settings import PowerSettings
+from nightshift.controllers.power.settings import LEASE_S, WINDOW_S, PowerSettings
 
 Standing = Callable[[Collection[str]], frozenset[str]]
 """Those of the names that are Nodes now, as the API server says. Raises Temporary or Permanent."""
@@ -29,7 +29,7 @@ class Gone:
     def __init__(self, settings: PowerSettings, standing: Standing | None) -> None:
         """`standing` None: nobody can say, and a silent node is silent for ever."""
         self._nodes = frozenset(node for rack in settings.racks.values() for node in rack.nodes)
-        self._lives_s = settings.lease_s + settings.window_s  # a turn may be late by a window
+        self._lives_s = LEASE_S + WINDOW_S  # a turn may be late by a window
         self._shield, self._standing = settings.shield, standing
         self._stood: frozenset[str] = frozenset()
         self._since_s: Mapping[str, float] = {}

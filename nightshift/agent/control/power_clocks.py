@@ -76,7 +76,7 @@ class GangClocks:
         self._seen = [
             clocks.ClockReading(
                 gpu,
-                self._top.get(gpu.uuid, self.settings.max_mhz),
+                self._top.get(gpu.uuid, clocks.MAX_MHZ),
                 of[gpu.uuid].clock_now_mhz,
                 of[gpu.uuid].clock_high_mhz,
                 of[gpu.uuid].clock_read_s,

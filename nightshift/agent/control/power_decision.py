@@ -40,6 +40,7 @@ from nightshift.controllers.power.gang import (
     level_of,
     look,
 )
+from nightshift.controllers.power.limits import STALE_S
 from nightshift.controllers.power.settings import PowerSettings
 
 Belief = tuple[Gang, Outlook, GangSeen, descent.DescentCare]
@@ -236,7 +237,7 @@ def shield_gpu(
         mine.default_mw if mine is not None else high,
         mine.fallback_mw if mine is not None else high,
         None if math.isnan(window.limit_w) else round(window.limit_w * 1000.0),
-        seen_age_s(window.read_s, now_s, settings.shield.stale_s),
+        seen_age_s(window.read_s, now_s, STALE_S),
         incident=ill,
         slowdown=belief[2].slowdown if belief is not None and sure else math.nan,
         slowdown_budget=belief[2].budget if belief is not None else settings.shield.slowdown,
@@ -317,7 +318,7 @@ class Beliefs:
         ranges = [power_range(self._settings, w, told) for w in members]
         lowest = max(level_of(low / high) for low, high in ranges)
         shares = [w.limit_w * 1000.0 / high for w, (_, high) in zip(members, ranges, strict=True)]
-        stale_s = self._settings.shield.stale_s
+        stale_s = STALE_S
         read = all(seen_age_s(w.read_s, now_s, stale_s) <= stale_s for w in members)
         # a gang steps at the pace of its slowest
         level = level_of(min(shares)) if read and all(map(math.isfinite, shares)) else -1

@@ -48,12 +48,12 @@ from nightshift.controllers.policy_file import PolicyFile
 from nightshift.controllers.power import clocks, shield
 from nightshift.controllers.power.arms import Round, newly_locked
 from nightshift.controllers.power.belief import TOP, shared_bank
-from nightshift.controllers.power.clocks import ClockMemory
+from nightshift.controllers.power.clocks import MAX_MHZ, STEP_SHARE, ClockMemory
 from nightshift.controllers.power.curves import LEVELS
 from nightshift.controllers.power.division import Division, divide_racks
 from nightshift.controllers.power.gang import Gang
 from nightshift.controllers.power.rack import RANGE
-from nightshift.controllers.power.settings import PowerSettings
+from nightshift.controllers.power.settings import LEASE_S, WINDOW_S, PowerSettings
 from nightshift.controllers.power.share import Sharing
 from nightshift.controllers.power.shield import LimitMemory
 from nightshift.controllers.promotion import PolicyHealth
@@ -223,7 +223,11 @@ class PowerLoop:
         if self._file is not None:
             return self._file.sha256
         care, clocks = plain(self._beliefs.care), self.settings.clocks
-        return fingerprint({"care": care, "clocks": clocks.model_dump()} if clocks.enabled else care)
+        if not clocks.enabled:
+            return fingerprint(care)
+        # Under the names that they had as settings: the evidence of a policy counts under its fingerprint.
+        fixed = {"step_share": STEP_SHARE, "max_mhz": MAX_MHZ}
+        return fingerprint({"care": care, "clocks": clocks.model_dump() | fixed})
 
     # Life
 
@@ -252,7 +256,7 @@ class PowerLoop:
             self._telling.health(PolicyHealth(budget_events=tripped))
         if self._closed_s == -math.inf or self._closed_s > tick.at_s:  # the first look, or the clock was set back
             self._closed_s = tick.at_s
-        due = bool(tripped) or tick.at_s - self._closed_s >= self.settings.window_s
+        due = bool(tripped) or tick.at_s - self._closed_s >= WINDOW_S
         if due:
             self._closed_s = tick.at_s
         if self._thread is None or not (due or (self._follows is not None and self._queue.empty())):
@@ -477,7 +481,7 @@ class PowerLoop:
             return {}
         has = {node: told.gpus.keys() for node, told in self._told.items() if told.gpus}
         gpus = [g for g in gpus if g.node not in self._gone.nodes and g.uuid in has.get(g.node, {g.uuid})]
-        term, ttl_s = self._around.term(), self.settings.lease_s
+        term, ttl_s = self._around.term(), LEASE_S
         grants = self._nodes.grant(leases(ordered_mw, gpus, self._memory, term, ttl_s, self._clocks.memory))
         for node, grant in grants.items():
             if not grant.ok:

@@ -38,7 +38,7 @@ class Racks:
 
     def open(self, rack: str, now_s: float) -> bool:
         """Whether its breaker is open."""
-        return self._breakers[rack].open(now_s, self._settings.breaker)
+        return self._breakers[rack].open(now_s)
 
     def look(self, tick: Tick, windows: GpuWindows) -> int:
         """How many breakers tripped just now."""
@@ -49,9 +49,9 @@ class Racks:
         for name, rack in self._settings.racks.items():
             draw_mw = sum(known_mw.get(node, math.nan) for node in rack.nodes) + rack.host_w * 1000.0
             before = self._breakers[name]
-            after = before.look(draw_mw, int(rack.budget_w * 1000), tick.at_s, self._settings.breaker)
+            after = before.look(draw_mw, int(rack.budget_w * 1000), tick.at_s)
             self._breakers[name] = after
-            if after.open(tick.at_s, self._settings.breaker) and not before.open(tick.at_s, self._settings.breaker):
+            if after.open(tick.at_s) and not before.open(tick.at_s):
                 self._log.error("rack breaker tripped", rack=name, draw_w=draw_mw / 1000)
                 tripped += 1
         return tripped

@@ -25,7 +25,7 @@ from nightshift.controllers.actuators.kube_queue_follow import GangDoors, QueueV
 from nightshift.controllers.decision import ControlDecision, Mode, Trust, plain
 from nightshift.controllers.scheduling.controller import Keep, SchedulingController
 from nightshift.controllers.scheduling.epochs import GAP_S, EpochOutcomes, Epochs, epoch_of
-from nightshift.controllers.scheduling.settings import SchedulingSettings
+from nightshift.controllers.scheduling.settings import EVERY_S, SchedulingSettings
 from nightshift.controllers.scheduling.steer import InOrder
 
 FIRST_WAIT_S = 10.0
@@ -104,7 +104,7 @@ class SchedulingLoop:
 
     def take(self, tick: Tick) -> None:
         self.loads.take(tick)
-        if self._thread is None or 0.0 <= tick.at_s - self._due_s < self.settings.every_s:  # below: it was set back
+        if self._thread is None or 0.0 <= tick.at_s - self._due_s < EVERY_S:  # below: it was set back
             return
         self._due_s = tick.at_s
         try:

@@ -39,6 +39,8 @@ _AT_ONCE = 200
 
 # How often records are looked after; the shortest time that anything is kept is in days.
 EVERY_S = 3600.0
+# How often the audit log's end is written down where it has moved: what happened since then has no anchor yet.
+ANCHOR_EVERY_S = 60.0
 
 
 class Settings(BaseModel):
@@ -52,9 +54,6 @@ class Settings(BaseModel):
     )
     audit_days: float = Field(default=1095.0, gt=0, description="Records of the audit log (days)")
     decisions_days: float = Field(default=30.0, gt=0, description="Receipts of learned control (days)")
-    anchor_every_s: float = Field(
-        default=60.0, gt=0, description="How often the audit log's end is written down where it has moved (s)"
-    )
     anchor_file: Path | None = Field(
         default=None,
         description="File outside the database, e.g. on another volume; the audit log's head is appended to it",
@@ -67,7 +66,7 @@ class Settings(BaseModel):
 
 
 class Keeping:
-    """Looked after by the replica that leads, every `every_s`; the audit log's end every `anchor_every_s`."""
+    """Looked after by the replica that leads, every `EVERY_S`; the audit log's end every `ANCHOR_EVERY_S`."""
 
     def __init__(self, database: Database, settings: Settings) -> None:
         self.settings = settings
@@ -82,10 +81,10 @@ class Keeping:
         s, removed, cut = self.settings, 0, 0
         # both bounds: a clock that was set back would else put off the next turn by as much
         tidy = not self._next_s - EVERY_S <= now_s < self._next_s
-        if not tidy and self._next_anchor_s - s.anchor_every_s <= now_s < self._next_anchor_s:
+        if not tidy and self._next_anchor_s - ANCHOR_EVERY_S <= now_s < self._next_anchor_s:
             return
         # before the work: one that fails is tried at the next turn, not at every look
-        self._next_anchor_s = now_s + s.anchor_every_s
+        self._next_anchor_s = now_s + ANCHOR_EVERY_S
         try:
             if tidy:
                 self._next_s = now_s + EVERY_S

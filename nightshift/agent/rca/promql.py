@@ -42,7 +42,7 @@ class _Prometheus:
 
     def __call__(self, query: str, start_s: float, end_s: float, step_s: float) -> Matrix:
         """Raises Temporary where Prometheus does not answer, or refuses the query (its words are passed on)."""
-        fetcher = Fetcher(self._settings.http, max_bytes=MAX_BYTES)
+        fetcher = Fetcher(self._settings.connection, max_bytes=MAX_BYTES)
         try:
             (answer,) = fetcher.fetch([over_range(self._settings.url, query, start_s, end_s, step_s)], TIMEOUT_S)
             # `fetch` hands errors over per address, so that one that is down leaves the others

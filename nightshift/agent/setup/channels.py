@@ -23,6 +23,7 @@ from nightshift.agent.notify.slack.members import Members
 from nightshift.agent.notify.slack.messages import ChatCourier, SlackParts
 from nightshift.agent.notify.slack.proposals import Promotions, Teller
 from nightshift.agent.notify.slack.room import Slack, secret_now
+from nightshift.agent.notify.slack.settings import TIMEOUT_S
 from nightshift.agent.notify.slack.settings import Settings as SlackSettings
 from nightshift.agent.notify.slack.web import SlackWeb
 from nightshift.agent.settings import Settings
@@ -127,7 +128,7 @@ def build_slack(
     for an incident. Raises Permanent where a secret's file cannot be read."""
     token, ready = "slack.bot_token_file", threading.Event()
     web = SlackWeb(
-        secret_of(token, settings.bot_token_file), settings.api_url, settings.proxy, settings.timeout_s,
+        secret_of(token, settings.bot_token_file), settings.api_url, settings.proxy, TIMEOUT_S,
         lambda: secret_now(token, settings.bot_token_file),
     )  # fmt: skip
     suppressor = suppressor or Suppressor(store, clock)

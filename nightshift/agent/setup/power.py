@@ -83,7 +83,7 @@ def build_power(
         store=lambda state: store.keep({_STATE: state}),
         recall=recall,
         released=lambda: released(store),
-        standing=None if power.kubernetes is None else NodeObjects(power.kubernetes).standing,
+        standing=None if power.access is None else NodeObjects(power.access).standing,
         count=lambda outcome: metrics.power_decisions.labels(outcome).inc(),
         gauge=gauge,
     )

@@ -35,7 +35,7 @@ def build_scheduling(
         return None
 
     def reach() -> KubeClient:
-        return KubeClient.connect(chosen.kubeconfig, chosen.context, timeout_s=chosen.timeout_s)
+        return KubeClient.connect(chosen.access)
 
     connect = connect or reach
 

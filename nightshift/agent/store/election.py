@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from nightshift.agent.config_file import ConfigError
 from nightshift.agent.store.lease import LEASE_S, Election
 from nightshift.collectors.base import Permanent
+from nightshift.collectors.kubernetes.api import ACCESS, Access, AccessSettings
 from nightshift.controllers.actuators.kube_client import KubeClient
 from nightshift.controllers.actuators.kube_lease import KubeLease
 
@@ -27,8 +28,7 @@ class Settings(BaseModel):
     )
     name: str = Field(default="nightshift", min_length=1, max_length=253, description="Name of the Lease")
     namespace: str = Field(default="", description="Namespace of the Lease; empty: the pod's own")
-    kubeconfig: Path | None = Field(default=None, description="kubeconfig file; none: the pod's service account")
-    context: str | None = Field(default=None, description="Context of the kubeconfig; none: its current one")
+    access: Access = Field(default_factory=AccessSettings, description=ACCESS)
 
 
 def build(settings: Settings, replica: str, *, is_sqlite: bool) -> Election | None:
@@ -41,7 +41,7 @@ def build(settings: Settings, replica: str, *, is_sqlite: bool) -> Election | No
             ["election.by: kubernetes: SQLite is for one daemon; several replicas need PostgreSQL (store.url)"]
         )
     # an answer later than a third of the lease is none: the mandate must be renewed within it
-    kube = KubeClient.connect(settings.kubeconfig, settings.context, timeout_s=LEASE_S / 3)
+    kube = KubeClient.connect(settings.access, within_s=LEASE_S / 3)
     # a restarted replica is another holder: it must not take its predecessor's mandate for its own
     holder = f"{replica}_{uuid.uuid4()}"
     return KubeLease(kube, settings.namespace or _own_namespace(), settings.name, holder, LEASE_S)

@@ -22,11 +22,13 @@ from pathlib import Path
 from typing import ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from nightshift.collectors.frame import Instant, LogRecord, Reason, SourceStatus
 from nightshift.collectors.http import SourceError
 from nightshift.collectors.kernel_log.lines import MAX_TEXT, KernelLogParser, since
 from nightshift.collectors.local_time import zone_of
+from nightshift.collectors.shared_settings import stated_once
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tail import FileTail
 from nightshift.collectors.telemetry.pages import source_subject
@@ -460,7 +462,7 @@ class LocalKernelLogCollector:
             "auto", description="Where it is read; auto: /dev/kmsg where that may be read, else journald"
         )
         path: Path | None = Field(None, description="The file (source: file), or another device than /dev/kmsg")
-        node: str = Field(default_factory=socket.gethostname, description="This node's name; none: its host name")
+        node: SkipJsonSchema[str] = stated_once("node_name", socket.gethostname)
 
         @model_validator(mode="after")
         def _file_has_a_path(self) -> LocalKernelLogCollector.Settings:

@@ -11,13 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from nightshift.collectors.frame import SourceStatus
-from nightshift.collectors.http import HttpSettings
+from nightshift.collectors.http import CONNECTION, Connection, HttpSettings
 from nightshift.collectors.kernel_log.node_log import NodeAddress, NodeLogCollector
 from nightshift.collectors.kubernetes import agent_pods
 from nightshift.collectors.kubernetes.agent_pods import AgentPod, AgentPods
+from nightshift.collectors.shared_settings import stated_once
 from nightshift.collectors.subject import Inventory
 from nightshift.collectors.telemetry.pages import source_subject
 from nightshift.collectors.tick import Batch
@@ -28,23 +30,33 @@ class NodeAgentsCollector:
 
     plugin: ClassVar[str] = "node_agents"
 
-    class Settings(agent_pods.Settings):
+    class Settings(BaseModel):
         """Finds `nightshift node` by its pods and reads the kernel log of their nodes."""
 
+        model_config = ConfigDict(extra="forbid", frozen=True)
+
+        agents: SkipJsonSchema[agent_pods.Settings | None] = stated_once("node_agents", lambda: None)
         tls: bool = Field(False, description="Whether they are reached by TLS")
-        state_file: Path | None = Field(
-            None, description="Where the cursors are kept over restarts; none: in the daemon's state folder"
+        state_file: SkipJsonSchema[Path | None] = Field(
+            None, exclude=True, description="Keeps the cursors over restarts; set from `state_dir`"
         )
-        http: HttpSettings = Field(default_factory=HttpSettings, description="Credentials and TLS")
+        connection: Connection = Field(default_factory=HttpSettings, description=CONNECTION)
+
+        @model_validator(mode="after")
+        def _finds_agents(self) -> NodeAgentsCollector.Settings:
+            if self.agents is None:
+                raise ValueError("requires the block `node_agents`, with the namespace and selector of their pods")
+            return self
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings, self._timer = settings, clock
         inner = NodeLogCollector.Settings(
-            urls=["http://127.0.0.1"], http=settings.http, state_file=settings.state_file
+            urls=["http://127.0.0.1"], connection=settings.connection, state_file=settings.state_file
         )
         self._logs = NodeLogCollector(inner, clock=clock)
         self._logs.retarget(())
-        self._pods = AgentPods(settings, clock=clock)
+        assert settings.agents is not None
+        self._pods = AgentPods(settings.agents, clock=clock)
 
     @property
     def name(self) -> str:

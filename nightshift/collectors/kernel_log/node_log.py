@@ -19,12 +19,23 @@ from urllib.parse import urlsplit
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Instant, LogRecord, Reason, SourceStatus
-from nightshift.collectors.http import Fetcher, HttpRequest, HttpResponse, HttpSettings, SourceError, checked_url
+from nightshift.collectors.http import (
+    CONNECTION,
+    Connection,
+    Fetcher,
+    HttpRequest,
+    HttpResponse,
+    HttpSettings,
+    SourceError,
+    checked_url,
+)
 from nightshift.collectors.kernel_log.event import KernelEvent
 from nightshift.collectors.kernel_log.lines import MAX_TEXT, KernelLogParser, since, single_lines
+from nightshift.collectors.shared_settings import stated_once
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.pages import source_subject
 from nightshift.collectors.tick import Batch
@@ -78,13 +89,11 @@ class NodeLogCollector:
         model_config = ConfigDict(extra="forbid")
 
         urls: list[str] = Field(min_length=1, description="Addresses of the nodes' `/kernel-log`")
-        nodes: dict[str, str] = Field(
-            default_factory=dict, description="Node name by address; otherwise the address's host"
+        nodes: SkipJsonSchema[dict[str, str]] = stated_once("node_names", dict)
+        state_file: SkipJsonSchema[Path | None] = Field(
+            None, exclude=True, description="Keeps the cursors over restarts; set from `state_dir`"
         )
-        state_file: Path | None = Field(
-            None, description="Where the cursors are kept over restarts; none: in the daemon's state folder"
-        )
-        http: HttpSettings = Field(default_factory=HttpSettings, description="Credentials and TLS")
+        connection: Connection = Field(default_factory=HttpSettings, description=CONNECTION)
 
         @field_validator("urls")
         @classmethod
@@ -101,7 +110,7 @@ class NodeLogCollector:
         self._away: dict[str, _State] = {}
         """By source, what is known of nodes that are not read now: an agent that is replaced comes back."""
         self._load()
-        self._fetcher = Fetcher(settings.http, max_bytes=MAX_BYTES, timer=clock)
+        self._fetcher = Fetcher(settings.connection, max_bytes=MAX_BYTES, timer=clock)
         self._nodes = [
             self._resumed(
                 _Node(

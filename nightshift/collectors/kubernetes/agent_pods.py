@@ -11,14 +11,15 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.frame import Reason
-from nightshift.collectors.kubernetes.api import KubeApi, Object
+from nightshift.collectors.kubernetes.api import ACCESS, Access, AccessSettings, KubeApi, Object
 
+# The node logs of this tick wait for the answer; agents that are known are read without it.
+ASK_S = 5.0
 # How often the agents' addresses are asked for: one small list per cluster.
 REFRESH_S = 15.0
 
@@ -28,15 +29,13 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kubeconfig: Path | None = Field(None, description="kubeconfig file; none: the pod's service account")
-    context: str | None = Field(None, description="Context of the kubeconfig; none: its current one")
+    access: Access = Field(default_factory=AccessSettings, description=ACCESS)
     namespace: str = Field(min_length=1, description="Namespace of the agents' pods")
     selector: str = Field(min_length=1, description="Label selector of the agents' pods")
     port: int = Field(9400, ge=1, le=65535, description="Port of the agents")
     certificate_name: str = Field(
         "{pod}.{namespace}.pod", description="Name in an agent's certificate, of {pod}, {node} and {namespace}"
     )
-    timeout_s: float = Field(5.0, gt=0, description="Longest wait for the API server (s)")
 
     @field_validator("certificate_name")
     @classmethod
@@ -76,7 +75,7 @@ class AgentPods:
             return
         try:
             if self._kube is None:
-                self._kube = KubeApi.connect(settings.kubeconfig, settings.context, timeout_s=settings.timeout_s)
+                self._kube = KubeApi.connect(settings.access, within_s=ASK_S)
             path = f"/api/v1/namespaces/{settings.namespace}/pods"
             pods = self._kube.list(path, labelSelector=settings.selector)
         except (Temporary, Permanent) as error:

@@ -16,17 +16,21 @@ urllib3 would sleep for a Retry-After inside a call that has a limit, and send a
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import orjson
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic_settings import NoDecode
 
 from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.shared_settings import entry_of
 
 Object = dict[str, Any]
 MAX_EVENT_BYTES = 8 * 2**20
@@ -85,6 +89,25 @@ def named(name: str) -> str:
     return name
 
 
+class AccessSettings(BaseModel):
+    """One identity at one API server."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kubeconfig: Path | None = Field(None, description="kubeconfig file; none: the pod's service account")
+    context: str | None = Field(None, description="Context of the kubeconfig; none: its current one")
+    timeout_s: float = Field(10.0, gt=0, description="Longest wait for one answer (s)")
+    namespaces: tuple[str, ...] = Field(
+        (), description="Namespaces with pods and jobs that its role covers, for `doctor`; none: all"
+    )
+
+
+Access = Annotated[AccessSettings, entry_of("kubernetes"), WithJsonSchema({"type": "string"}), NoDecode]
+"""A part's access: in a configuration, the name of an entry of `kubernetes`. Each part may have an identity of its
+own, with the rights that it needs."""
+ACCESS = "Entry of `kubernetes` to reach the API server by; none: the pod's service account"
+
+
 class KubeApi:
     """Reads from one API server with one identity. Each has `timeout_s` of wall time, and so much more as its
     answer is long: a drip of a byte now and then keeps nobody."""
@@ -95,10 +118,10 @@ class KubeApi:
         self._api, self._timeout_s, self._renew = api, timeout_s, renew
 
     @classmethod
-    def connect(cls, kubeconfig: Path | None, context: str | None, *, timeout_s: float = 10.0) -> Self:
-        """From a kubeconfig file, or from the pod's own service account where none is named."""
-        renew = partial(_api_client, kubeconfig, context)
-        return cls(renew(), timeout_s=timeout_s, renew=renew)
+    def connect(cls, access: AccessSettings, *, within_s: float = math.inf) -> Self:
+        """`within_s`: for a caller that may wait no longer, whatever its access allows."""
+        renew = partial(_api_client, access.kubeconfig, access.context)
+        return cls(renew(), timeout_s=min(access.timeout_s, within_s), renew=renew)
 
     @property
     def host(self) -> str:

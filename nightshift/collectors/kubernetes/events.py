@@ -13,13 +13,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.collectors.frame import Instant, LogRecord, Reason, SourceStatus
-from nightshift.collectors.kubernetes.api import KubeApi, Object
+from nightshift.collectors.kubernetes.api import ACCESS, Access, AccessSettings, KubeApi, Object
 from nightshift.collectors.kubernetes.follow import Follower
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.pages import source_subject
@@ -57,9 +56,7 @@ class KubernetesEventsSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kubeconfig: Path | None = Field(default=None, description="kubeconfig file; none: the pod's service account.")
-    context: str | None = Field(default=None, description="Context of the kubeconfig; none: its current one.")
-    timeout_s: float = Field(default=10.0, gt=0, description="Longest wait for one answer (s).")
+    access: Access = Field(default_factory=AccessSettings, description=ACCESS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +127,7 @@ class KubernetesEventsCollector:
 
     def _connect(self) -> KubeApi:
         settings = self._settings
-        return KubeApi.connect(settings.kubeconfig, settings.context, timeout_s=settings.timeout_s)
+        return KubeApi.connect(settings.access)
 
     def _status(self, what: str, follower: Follower[Any], now_s: float) -> SourceStatus:
         return follower.status(source_subject(self.plugin, what), what, now_s, STALE_S)

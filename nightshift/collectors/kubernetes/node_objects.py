@@ -6,38 +6,26 @@ Silence is no proof that a machine is gone; a Node object that was deleted is.
 from __future__ import annotations
 
 from collections.abc import Collection
-from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from nightshift.collectors.kubernetes.api import KubeApi
+from nightshift.collectors.kubernetes.api import AccessSettings, KubeApi
 
 _PATH = "/api/v1/nodes"
 _ONE_BY_ONE = 16
-
-
-class Settings(BaseModel):
-    """Asks the API server for Node objects."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    kubeconfig: Path | None = Field(None, description="kubeconfig file; none: the pod's service account")
-    context: str | None = Field(None, description="Context of the kubeconfig; none: its current one")
-    timeout_s: float = Field(5.0, gt=0, description="Longest wait for the API server (s)")
+# A turn of power control waits for the answer; without one, silent machines count as drawing.
+ASK_S = 5.0
 
 
 class NodeObjects:
     """Asked from one thread at a time."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, access: AccessSettings) -> None:
+        self._access = access
         self._kube: KubeApi | None = None
 
     def standing(self, names: Collection[str]) -> frozenset[str]:
         """Those of the names that are Nodes now. Raises Temporary or Permanent where the API server is no help."""
         if self._kube is None:
-            s = self._settings
-            self._kube = KubeApi.connect(s.kubeconfig, s.context, timeout_s=s.timeout_s)
+            self._kube = KubeApi.connect(self._access, within_s=ASK_S)
         if len(names) > _ONE_BY_ONE:
             found = self._kube.list(_PATH)
         else:

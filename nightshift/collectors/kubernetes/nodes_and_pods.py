@@ -11,14 +11,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from nightshift.collectors.frame import SourceStatus
-from nightshift.collectors.kubernetes.api import KubeApi, Object
+from nightshift.collectors.kubernetes.api import ACCESS, Access, AccessSettings, KubeApi, Object
 from nightshift.collectors.kubernetes.follow import Follower
+from nightshift.collectors.shared_settings import completed, stated_once
 from nightshift.collectors.subject import TAKES_WORK_SINCE, Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.pages import source_subject
 from nightshift.collectors.tick import Batch
@@ -50,24 +51,33 @@ _K = SubjectKind
 STALE_S = 180.0
 
 
+class LabelSettings(BaseModel):
+    """What the cluster calls its GPUs, racks and NVLink domains."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    gpu_resource: str = Field(
+        "nvidia.com/gpu",
+        description="Resource that GPU pods request; shares of it and the vendor's MIG instances count, too",
+    )
+    rack_label: str = Field(
+        "topology.kubernetes.io/rack", description="Node label that names the rack; empty: none"
+    )
+    nvlink_domain_label: str = Field(
+        "nvidia.com/gpu.clique", description="Node label that names the NVLink domain; empty: none"
+    )
+
+
+ClusterLabels = Annotated[SkipJsonSchema[LabelSettings], completed("labels")]
+
+
 class KubernetesSettings(BaseModel):
     """Reads nodes and pods from the API server."""
 
     model_config = ConfigDict(extra="forbid")
 
-    kubeconfig: Path | None = Field(default=None, description="kubeconfig file; none: the pod's service account.")
-    context: str | None = Field(default=None, description="Context of the kubeconfig; none: its current one.")
-    timeout_s: float = Field(default=10.0, gt=0, description="Longest wait for one answer (s).")
-    rack_label: str = Field(
-        default="topology.kubernetes.io/rack", description="Node label that names the rack; empty: none."
-    )
-    nvlink_domain_label: str = Field(
-        default="nvidia.com/gpu.clique", description="Node label that names the NVLink domain; empty: none."
-    )
-    gpu_resource: str = Field(
-        default="nvidia.com/gpu",
-        description="Resource that GPU pods request; shares of it and the vendor's MIG instances count, too.",
-    )
+    access: Access = Field(default_factory=AccessSettings, description=ACCESS)
+    labels: ClusterLabels = stated_once("labels", LabelSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +135,7 @@ class KubernetesCollector:
 
     def _connect(self) -> KubeApi:
         settings = self._settings
-        return KubeApi.connect(settings.kubeconfig, settings.context, timeout_s=settings.timeout_s)
+        return KubeApi.connect(settings.access)
 
     def _status(self, what: str, follower: Follower[Any], now_s: float) -> SourceStatus:
         return follower.status(source_subject(self.plugin, what), what, now_s, STALE_S)
@@ -151,7 +161,7 @@ class KubernetesCollector:
             OPT_OUT: _opted_out(meta),
         }
         settings = self._settings
-        rack, domain = labels.get(settings.rack_label), labels.get(settings.nvlink_domain_label)
+        rack, domain = labels.get(settings.labels.rack_label), labels.get(settings.labels.nvlink_domain_label)
         return _Node(rack or None, domain or None, tuple(facts.items()))
 
     def _pod(self, obj: Object) -> _Pod | None:
@@ -188,7 +198,7 @@ class KubernetesCollector:
     def _is_gpu(self, resource: str) -> bool:
         """A whole GPU, a share of one (`nvidia.com/gpu.shared`: time-slicing and MPS, renamed), or a MIG instance
         (`nvidia.com/mig-1g.10gb`), as NVIDIA's device plugin names them."""
-        whole = self._settings.gpu_resource
+        whole = self._settings.labels.gpu_resource
         return resource == whole or resource.startswith((f"{whole}.", f"{whole.partition('/')[0]}/mig-"))
 
     # into the inventory

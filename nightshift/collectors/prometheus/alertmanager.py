@@ -19,7 +19,16 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Instant, LogRecord, Reason, SourceStatus
-from nightshift.collectors.http import Fetcher, HttpRequest, HttpResponse, HttpSettings, SourceError, checked_url
+from nightshift.collectors.http import (
+    CONNECTION,
+    Connection,
+    Fetcher,
+    HttpRequest,
+    HttpResponse,
+    HttpSettings,
+    SourceError,
+    checked_url,
+)
 from nightshift.collectors.prometheus.alert import AlertmanagerAlert, AlertmanagerSilence
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.pages import source_subject
@@ -52,7 +61,7 @@ class AlertmanagerCollector:
         matchers: list[str] = Field(
             default_factory=list, description='Only alerts with these labels, e.g. team="gpu"; none: all'
         )
-        http: HttpSettings = Field(default_factory=HttpSettings, description="Credentials and TLS")
+        connection: Connection = Field(default_factory=HttpSettings, description=CONNECTION)
 
         @field_validator("url")
         @classmethod
@@ -66,7 +75,7 @@ class AlertmanagerCollector:
         self._settings = settings
         self._timer = clock
         self._source = source_subject(self.plugin, settings.url)
-        self._fetcher = Fetcher(settings.http, max_bytes=MAX_BYTES, accept="application/json", timer=clock)
+        self._fetcher = Fetcher(settings.connection, max_bytes=MAX_BYTES, accept="application/json", timer=clock)
         asked = urlencode([("filter", matcher) for matcher in settings.matchers])
         api = f"{settings.url}/api/v2"
         self._requests = [

@@ -14,10 +14,19 @@ from typing import ClassVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Floats, Frame, Reason, SourceStatus
-from nightshift.collectors.http import Fetcher, HttpResponse, HttpSettings, SourceError, checked_url
+from nightshift.collectors.http import (
+    CONNECTION,
+    Connection,
+    Fetcher,
+    HttpResponse,
+    HttpSettings,
+    SourceError,
+    checked_url,
+)
 from nightshift.collectors.prometheus.api import Vector, VectorReader, instant
 from nightshift.collectors.prometheus.queries import (
     KEYS,
@@ -28,6 +37,7 @@ from nightshift.collectors.prometheus.queries import (
     scrape_time_query,
     subject_of,
 )
+from nightshift.collectors.shared_settings import stated_once
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.gpu_labels import IDENTITY, GpuLabels
 from nightshift.collectors.telemetry.metrics import Metric
@@ -142,6 +152,10 @@ MAX_BYTES = 64 * 2**20
 FORGET_AFTER_S = 3600.0
 
 
+# On a cluster's own network gzip costs both sides more time than it saves.
+COMPRESS = False
+
+
 class PrometheusCollector:
     """Frames of GPUs, MIG instances, containers and nodes from instant queries."""
 
@@ -162,14 +176,11 @@ class PrometheusCollector:
             "", description='Label matchers for every query, e.g. cluster="prod-1",job="dcgm-exporter"'
         )
         metrics: list[str] | None = Field(None, description="Only these of our metrics; none: all of the kinds")
-        compress: bool = Field(False, description="Request gzip: less network traffic, more CPU time on both sides")
         at_clock: bool = Field(
             False, description="Query at the daemon's time instead of the server's: to replay a time range"
         )
-        workload: WorkloadRule = Field(
-            default_factory=WorkloadRule, description="How a pod's name tells its job and rank"
-        )
-        http: HttpSettings = Field(default_factory=HttpSettings, description="Credentials, TLS and tenant header")
+        workload: SkipJsonSchema[WorkloadRule] = stated_once("workload", WorkloadRule)
+        connection: Connection = Field(default_factory=HttpSettings, description=CONNECTION)
 
         @field_validator("url")
         @classmethod
@@ -191,10 +202,10 @@ class PrometheusCollector:
         self._timer = clock
         self._source = source_subject(self.plugin, settings.url)
         self._fetcher = Fetcher(
-            settings.http,
+            settings.connection,
             max_bytes=MAX_BYTES,
             accept="application/json",
-            compress=settings.compress,
+            compress=COMPRESS,
             parallel=_PARALLEL,
             timer=clock,
         )

@@ -86,7 +86,12 @@ class RangeReader:
         self._settings, self.step_s, self._load = settings, step_s, load
         self._timeout_s, self._sleep, self._timer = timeout_s, sleep, timer
         self._fetcher = Fetcher(
-            settings.http, max_bytes=256 * 2**20, accept="application/json", compress=True, parallel=1, timer=timer
+            settings.connection,
+            max_bytes=256 * 2**20,
+            accept="application/json",
+            compress=True,
+            parallel=1,
+            timer=timer,
         )
         self._source = source_subject("prometheus", settings.url)
         self._labels = GpuLabels(settings.workload, timer)

@@ -13,9 +13,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
 
 from nightshift.collectors.frame import Reason
+from nightshift.collectors.shared_settings import stated_once
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.collectors.telemetry.exposition import Layout, Page, Series
 from nightshift.collectors.telemetry.metrics import of_kind
@@ -44,9 +45,7 @@ class CadvisorCollector(PageCollector):
     class Settings(PageSettings):
         """Scrapes cAdvisor, a kubelet's cAdvisor page, or node-exporter."""
 
-        workload: WorkloadRule = Field(
-            default_factory=WorkloadRule, description="How a pod's name tells its job and rank"
-        )
+        workload: SkipJsonSchema[WorkloadRule] = stated_once("workload", WorkloadRule)
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
         kinds = (SubjectKind.CONTAINER, SubjectKind.NODE)

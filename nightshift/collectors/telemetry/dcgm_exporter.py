@@ -17,10 +17,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
 
 from nightshift.collectors.frame import Reason
 from nightshift.collectors.kernel_log.pci import PCI_FACT, canonical_pci
+from nightshift.collectors.shared_settings import stated_once
 from nightshift.collectors.subject import SHOWS_HELD_ONLY, Subject, SubjectKind
 from nightshift.collectors.telemetry.exposition import Layout, Page, Series
 from nightshift.collectors.telemetry.gauge_events import EXPORTED
@@ -54,9 +55,7 @@ class DcgmExporterCollector(PageCollector):
     class Settings(PageSettings):
         """Scrapes dcgm-exporter, or `nightshift node`, which serves the same page."""
 
-        workload: WorkloadRule = Field(
-            default_factory=WorkloadRule, description="How a pod's name tells its job and rank"
-        )
+        workload: SkipJsonSchema[WorkloadRule] = stated_once("workload", WorkloadRule)
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(settings, gpu_rows(FORGET_AFTER_S), clock)

@@ -9,7 +9,7 @@ A Prometheus' `/federate` is such a page of many servers, told apart by `instanc
 
 A server counts per engine, reason or version: counts are summed, a cache's use is its fullest engine's. SGLang's
 tensor- and pipeline-parallel ranks each tell of the same requests: the first rank's word is taken. Histograms are
-read as what happened within `window_s`, and quantiles by linear interpolation within a bucket, as PromQL's
+read as what happened within `WINDOW_S`, and quantiles by linear interpolation within a bucket, as PromQL's
 histogram_quantile does; one beyond the last finite bound is that bound.
 """
 
@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-from pydantic import Field
 
 from nightshift.collectors.frame import Floats, Ints, Reason
 from nightshift.collectors.subject import MAX_NAME_CHARS, Subject, SubjectKind
@@ -90,6 +89,8 @@ class _ServerPlan(PagePlan):
     histograms: Sequence[_Histogram] = ()
 
 
+# Latency quantiles are of the requests within this time: four scrapes of 15 s, enough requests for a p99.
+WINDOW_S = 60.0
 # Most models of one page that get a row: a page that lists more is not a server's.
 MAX_MODELS = 256
 
@@ -110,13 +111,9 @@ class InferenceCollector(PageCollector):
     class Settings(PageSettings):
         """Scrapes vLLM, SGLang or Triton Inference Server."""
 
-        window_s: float = Field(
-            60.0, gt=0, le=3600, description="Latency quantiles are of the requests within this time (s)"
-        )
-
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(settings, {_SERVER: Rows(_SERVER, _METRICS, FORGET_AFTER_S)}, clock)
-        self._window_s, self._max_models = settings.window_s, MAX_MODELS
+        self._window_s, self._max_models = WINDOW_S, MAX_MODELS
 
     def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> PagePlan:
         sums: dict[tuple[Subject, str], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))

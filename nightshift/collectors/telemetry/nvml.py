@@ -18,10 +18,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pynvml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
+from pydantic.json_schema import SkipJsonSchema
 
 from nightshift.collectors.frame import Floats, Frame, Reason, SourceStatus
 from nightshift.collectors.kernel_log.pci import PCI_FACT, canonical_pci
+from nightshift.collectors.shared_settings import stated_once
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.metrics import BY_NAME, of_kind
 from nightshift.collectors.telemetry.pages import source_subject
@@ -195,7 +197,7 @@ class NvmlCollector:
 
         model_config = ConfigDict(extra="forbid")
 
-        node: str = Field(default_factory=socket.gethostname, description="This node's name; none: its host name")
+        node: SkipJsonSchema[str] = stated_once("node_name", socket.gethostname)
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._timer = clock

@@ -15,12 +15,23 @@ from typing import ClassVar
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.clocks import ClockOffset, measured
 from nightshift.collectors.frame import Floats, Frame, Reason, SourceStatus
-from nightshift.collectors.http import Fetcher, HttpRequest, HttpResponse, HttpSettings, SourceError, checked_url
+from nightshift.collectors.http import (
+    CONNECTION,
+    Connection,
+    Fetcher,
+    HttpRequest,
+    HttpResponse,
+    HttpSettings,
+    SourceError,
+    checked_url,
+)
 from nightshift.collectors.kernel_log.event import KernelEvent
+from nightshift.collectors.shared_settings import stated_once
 from nightshift.collectors.subject import MAX_NAME_CHARS, SHOWS_HELD_ONLY, Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.exposition import Layout, Page, PageParser
 from nightshift.collectors.telemetry.gauge_events import ExportedEvents
@@ -45,10 +56,8 @@ class PageSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     urls: list[str] = Field(min_length=1, description="Addresses of the pages, one per node")
-    nodes: dict[str, str] = Field(
-        default_factory=dict, description="Node name by address, for pages that do not say it"
-    )
-    http: HttpSettings = Field(default_factory=HttpSettings, description="Credentials and TLS")
+    nodes: SkipJsonSchema[dict[str, str]] = stated_once("node_names", dict)
+    connection: Connection = Field(default_factory=HttpSettings, description=CONNECTION)
 
     @field_validator("urls")
     @classmethod
@@ -107,7 +116,7 @@ class PageCollector(ABC):
         self._clocks: list[ClockOffset] = []
         self._events: list[KernelEvent] = []
         self._exported = ExportedEvents()
-        self._fetcher = Fetcher(settings.http, max_bytes=MAX_BYTES, accept=ACCEPT, timer=timer)
+        self._fetcher = Fetcher(settings.connection, max_bytes=MAX_BYTES, accept=ACCEPT, timer=timer)
         self._sources = [
             _Source(url, source_subject(self.plugin, url), settings.nodes.get(url)) for url in settings.urls
         ]

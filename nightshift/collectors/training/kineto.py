@@ -15,8 +15,10 @@ from typing import ClassVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from nightshift.collectors.frame import Instant, LogRecord, Reason, SourceStatus, StepSeries
+from nightshift.collectors.shared_settings import stated_once
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.pages import source_subject
 from nightshift.collectors.tick import Batch
@@ -86,10 +88,8 @@ class KinetoCollector:
             FILE_PATTERN,
             description="Pattern of a file's path within the folder; groups pod and (optional) namespace",
         )
-        namespace: str = Field("default", min_length=1, description="Namespace where the path names none")
-        workload: WorkloadRule = Field(
-            default_factory=WorkloadRule, description="How a pod's name tells its job and rank"
-        )
+        namespace: SkipJsonSchema[str] = stated_once("workload.namespace", lambda: "default")
+        workload: SkipJsonSchema[WorkloadRule] = stated_once("workload", WorkloadRule)
 
         @field_validator("file_pattern")
         @classmethod

@@ -18,9 +18,11 @@ from typing import ClassVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from nightshift.collectors.frame import STEP_COLUMNS, Instant, LogRecord, Reason, SourceStatus, StepSeries
 from nightshift.collectors.local_time import zone_of
+from nightshift.collectors.shared_settings import stated_once
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tail import FileTail
 from nightshift.collectors.telemetry.pages import source_subject
@@ -188,9 +190,7 @@ class TrainingLogsCollector:
             description="Patterns of step lines in a format of your own, tried first; named groups: step, loss, "
             "grad_norm, learning_rate, step_time_s, step_time_ms, tokens_per_s, rank, t_s, checkpoint_saved",
         )
-        workload: WorkloadRule = Field(
-            default_factory=WorkloadRule, description="How a pod's name tells its job and rank"
-        )
+        workload: SkipJsonSchema[WorkloadRule] = stated_once("workload", WorkloadRule)
 
         @field_validator("file_patterns")
         @classmethod

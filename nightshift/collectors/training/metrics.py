@@ -16,11 +16,22 @@ from typing import ClassVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import STEP_COLUMNS, Reason, SourceStatus, StepSeries
-from nightshift.collectors.http import Fetcher, HttpRequest, HttpResponse, HttpSettings, SourceError, checked_url
+from nightshift.collectors.http import (
+    CONNECTION,
+    Connection,
+    Fetcher,
+    HttpRequest,
+    HttpResponse,
+    HttpSettings,
+    SourceError,
+    checked_url,
+)
 from nightshift.collectors.prometheus.api import VectorReader, instant
+from nightshift.collectors.shared_settings import stated_once
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.exposition import PageParser
 from nightshift.collectors.telemetry.pages import ACCEPT, source_subject
@@ -88,11 +99,9 @@ class TrainingMetricsCollector:
             None, description="Base address of a Prometheus-compatible API that has the metrics"
         )
         query: str = Field(QUERY, description="Query to send to the API")
-        names: SignalNames = Field(default_factory=SignalNames, description="Metrics of your own trainer")
-        workload: WorkloadRule = Field(
-            default_factory=WorkloadRule, description="How a pod's name tells its job and rank"
-        )
-        http: HttpSettings = Field(default_factory=HttpSettings, description="Credentials, TLS and tenant header")
+        names: SkipJsonSchema[SignalNames] = stated_once("signal_names", SignalNames)
+        workload: SkipJsonSchema[WorkloadRule] = stated_once("workload", WorkloadRule)
+        connection: Connection = Field(default_factory=HttpSettings, description=CONNECTION)
 
         @field_validator("urls", "api")
         @classmethod
@@ -115,7 +124,7 @@ class TrainingMetricsCollector:
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         self._column = settings.names.reader().column
-        self._fetcher = Fetcher(settings.http, max_bytes=MAX_BYTES, accept=ACCEPT, timer=clock)
+        self._fetcher = Fetcher(settings.connection, max_bytes=MAX_BYTES, accept=ACCEPT, timer=clock)
         self._known: dict[Subject, _Subject] = {}
         self._places = [
             _Place(

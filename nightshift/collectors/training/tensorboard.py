@@ -20,8 +20,10 @@ from typing import ClassVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from nightshift.collectors.frame import STEP_COLUMNS, Reason, SourceStatus, StepSeries
+from nightshift.collectors.shared_settings import stated_once
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.pages import source_subject
 from nightshift.collectors.tick import Batch
@@ -91,8 +93,8 @@ class TensorboardCollector:
             description="Pattern of a file's path within the folder, with the groups job and, if it tells them, "
             "namespace and rank",
         )
-        namespace: str = Field("default", description="The jobs' namespace where the path does not tell it")
-        names: SignalNames = Field(default_factory=SignalNames, description="Tags of your own trainer")
+        namespace: SkipJsonSchema[str] = stated_once("workload.namespace", lambda: "default")
+        names: SkipJsonSchema[SignalNames] = stated_once("signal_names", SignalNames)
 
         @field_validator("path_pattern")
         @classmethod

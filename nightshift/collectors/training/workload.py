@@ -15,13 +15,16 @@ from nightshift.collectors.subject import Subject, SubjectKind
 
 
 class WorkloadRule(BaseModel):
-    """How a pod's name tells its job and rank."""
+    """How names tell jobs and ranks, where the Kubernetes API does not."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     pod_pattern: str = Field(
         r"(?P<job>.+?)(?:-(?:worker|master))?-(?P<rank>\d{1,6})(?:-[a-z0-9]{5})?",
         description="Pattern that a pod's whole name matches, with the groups job and (optional) rank",
+    )
+    namespace: str = Field(
+        "default", min_length=1, description="Namespace of jobs from files with no namespace in their path"
     )
 
     @field_validator("pod_pattern")

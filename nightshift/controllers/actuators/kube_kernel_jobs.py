@@ -17,14 +17,16 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from nightshift.collectors.base import Permanent
-from nightshift.collectors.kubernetes.api import Refused
+from nightshift.collectors.kubernetes.api import ACCESS, Access, AccessSettings, Refused
+from nightshift.collectors.kubernetes.nodes_and_pods import ClusterLabels, LabelSettings
 from nightshift.collectors.seal import fingerprint
+from nightshift.collectors.shared_settings import stated_once
 from nightshift.controllers.action import Action, ActionKind, ActionOutcome, OutcomeStatus, UnderWay
 from nightshift.controllers.actuators import kube_rights
 from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, Object
@@ -43,6 +45,13 @@ _CASE = re.compile(r"[a-z0-9_]{1,20}( [a-z_0-9]{1,20}=[0-9]{1,12}){1,12}")
 
 # An ended Job and its log stay for a day, so that a person can read why a search of the night ended.
 KEEP_S = 86400
+# A search that has got no GPU for so long is given up: the profile that it rests on is of that day.
+START_WITHIN_S = 6 * 3600.0
+# What the pod asks for beside its GPU: the compilers use four cores, and candidates are measured one at a time.
+CPU = "4"
+MEMORY = "16Gi"
+# More than this is a leak of a candidate or of a compiler, and must not take memory from the node's jobs.
+MEMORY_LIMIT = "64Gi"
 
 
 class KernelJobSettings(BaseModel):
@@ -50,32 +59,24 @@ class KernelJobSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    kubeconfig: Path | None = Field(default=None, description="kubeconfig file; none: the pod's service account.")
-    context: str | None = Field(default=None, description="Context of the kubeconfig; none: its current one.")
-    timeout_s: float = Field(default=10.0, gt=0, description="Longest wait for one answer (s).")
+    access: Access = Field(default_factory=AccessSettings, description=ACCESS)
     image: str = Field(min_length=1, description="The kernel worker's image, from your registry")
     namespace: str = Field(min_length=1, description="Where the Jobs run")
     signer_secret: str = Field(
         min_length=1, description="Secret with `signer.key`, by which the judge in the pod signs certificates"
     )
-    pull_secrets: tuple[str, ...] = Field(default=(), description="Secrets with the registry's credentials")
+    pull_secrets: SkipJsonSchema[tuple[str, ...]] = stated_once("pull_secrets", tuple)
     queue: str = Field(default="", description="Kueue's LocalQueue; empty: none")
     claim: str = Field(
         default="",
         description="Volume claim for runs, so that an interrupted search continues in the next run; empty: none",
     )
-    gpu_resource: str = Field(default="nvidia.com/gpu", description="Resource that is one GPU")
+    labels: ClusterLabels = stated_once("labels", LabelSettings)
     runtime_class: str = Field(default="", description="Runtime class of the pod; empty: none")
     node_selector: dict[str, str] = Field(default={}, description="Nodes that a search may use")
     tolerations: tuple[dict[str, str | int], ...] = Field(
         default=({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},),
         description="Taints that the pod tolerates",
-    )
-    cpu: str = Field(default="4", description="CPU request of the pod")
-    memory: str = Field(default="16Gi", description="Memory request of the pod")
-    memory_limit: str = Field(default="64Gi", description="Memory that the pod may not exceed")
-    start_within_s: float = Field(
-        default=6 * 3600.0, gt=0, description="A search that has got no GPU for so long is given up (s)"
     )
 
 
@@ -113,7 +114,7 @@ class KernelJobActuator:
     def from_settings(
         cls, settings: KernelJobSettings, now_s: Callable[[], float] = time.time
     ) -> KernelJobActuator:
-        kube = KubeClient.connect(settings.kubeconfig, settings.context, timeout_s=settings.timeout_s)
+        kube = KubeClient.connect(settings.access)
         return cls(settings, kube, now_s=now_s)
 
     @property
@@ -122,7 +123,7 @@ class KernelJobActuator:
 
     @property
     def start_within_s(self) -> float:
-        return self._settings.start_within_s
+        return START_WITHIN_S
 
     def kinds(self) -> frozenset[ActionKind]:
         return frozenset({ActionKind.KERNEL_JOB})
@@ -282,8 +283,8 @@ def job_of(action: Action, settings: KernelJobSettings) -> Object:
         "app.kubernetes.io/part-of": "nightshift",
         "app.kubernetes.io/component": COMPONENT,
     }
-    resources = {"cpu": settings.cpu, "memory": settings.memory, settings.gpu_resource: "1"}
-    limits = {"memory": settings.memory_limit, settings.gpu_resource: "1"}
+    resources = {"cpu": CPU, "memory": MEMORY, settings.labels.gpu_resource: "1"}
+    limits = {"memory": MEMORY_LIMIT, settings.labels.gpu_resource: "1"}
     container: Object = {
         "name": "search",
         "image": settings.image,

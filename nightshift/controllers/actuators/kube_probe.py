@@ -14,6 +14,7 @@ Sources: docs.nvidia.com/datacenter/dcgm (run levels), github.com/NVIDIA/nccl-te
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -71,24 +72,12 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-class Probes(BaseModel):
-    """The probes after a repair, by name."""
+ProbeName = Literal["dcgm", "nccl", "gemm"]
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
-    dcgm: ProbeJob = Field(
-        default_factory=ProbeJob, description="NVIDIA's diagnostic; needs an image with dcgmi and nv-hostengine"
-    )
-    nccl: ProbeJob = Field(
-        default_factory=ProbeJob, description="All-reduce over the node's GPUs; needs one with all_reduce_perf"
-    )
-    gemm: ProbeJob = Field(
-        default_factory=ProbeJob, description="Matrix products on each GPU; needs one with torch for CUDA"
-    )
-
-    def named(self, name: str) -> ProbeJob | None:
-        """The probe of that name with its command; None where there is none."""
-        found = {"dcgm": self.dcgm, "nccl": self.nccl, "gemm": self.gemm}.get(name)
-        if found is None or found.command:
-            return found
-        return ProbeJob(image=found.image, command=COMMANDS[name])
+def probe_job(probes: Mapping[ProbeName, ProbeJob], name: str) -> ProbeJob | None:
+    """The probe of that name with its command; None where no image is set for it."""
+    found = next((probe for key, probe in probes.items() if key == name and probe.image), None)
+    if found is None or found.command:
+        return found
+    return ProbeJob(image=found.image, command=COMMANDS[name])

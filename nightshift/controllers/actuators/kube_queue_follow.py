@@ -96,9 +96,10 @@ class QueueView:
             "nodes": ("/api/v1/nodes", self._node),
             "pods": ("/api/v1/pods", self._pod),
         }
+        resource = self.settings.labels.gpu_resource
         for kind in KINDS:
             if kind.kind in self.settings.kinds:
-                follow[kind.plural] = (f"/{kind.api}/{kind.plural}", _annotated(kind, self.settings.gpu_resource))
+                follow[kind.plural] = (f"/{kind.api}/{kind.plural}", _annotated(kind, resource))
         if self.settings.kueue:
             follow["admissionchecks"] = (f"{kueue}/admissionchecks", lambda item: our_check(item) or None)
             follow["workloads"] = (f"{kueue}/workloads", _waiting)
@@ -212,7 +213,7 @@ class QueueView:
 
     def _all(self) -> list[_Part]:
         made = [part for parts in self._parts.values() for part in parts.values()]
-        resource = self.settings.gpu_resource
+        resource = self.settings.labels.gpu_resource
         return [
             *made,
             *(_of_workload(item, self._checks, self._kueue, resource) for item in self._workloads.values()),
@@ -245,7 +246,7 @@ class QueueView:
 
     def _node(self, item: Object) -> _Node | None:
         meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
-        gpus = int((status.get("allocatable") or {}).get(self.settings.gpu_resource, 0))
+        gpus = int((status.get("allocatable") or {}).get(self.settings.labels.gpu_resource, 0))
         if not gpus:
             return None
         ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or [])
@@ -253,13 +254,13 @@ class QueueView:
             t.get("effect") in ("NoSchedule", "NoExecute") and _is_trouble(t) for t in spec.get("taints") or []
         )
         labels = meta.get("labels") or {}
-        rack, times = str(labels.get(self.settings.rack_label, "")), _replicas(labels)
+        rack, times = str(labels.get(self.settings.labels.rack_label, "")), _replicas(labels)
         takes, host = ready and not spec.get("unschedulable") and not shut, str(labels.get(HOST) or meta["name"])
         return _Node(rack, max(gpus // times, 1), takes, host, times > 1)
 
     def _pod(self, item: Object) -> _Part | None:
         meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
-        gpus = _gpus(spec, self.settings.gpu_resource)
+        gpus = _gpus(spec, self.settings.labels.gpu_resource)
         if not gpus or status.get("phase") in ("Succeeded", "Failed"):
             return None
         labels = meta.get("labels") or {}

@@ -37,8 +37,8 @@ from nightshift.controllers.actuators import kube_nodes, kube_rights
 from nightshift.controllers.actuators import kube_repair_jobs as jobs
 from nightshift.controllers.actuators.kube_client import KubeClient, Object
 from nightshift.controllers.actuators.kube_marks import MARKER
-from nightshift.controllers.actuators.kube_probe import ProbeJob
-from nightshift.controllers.actuators.kube_repair_settings import RepairSettings
+from nightshift.controllers.actuators.kube_probe import ProbeJob, probe_job
+from nightshift.controllers.actuators.kube_repair_settings import COMPONENTS, RepairSettings
 from nightshift.controllers.actuators.kube_workloads import POLL_S
 from nightshift.controllers.actuators.kubernetes import (
     FIELD_MANAGER,
@@ -70,19 +70,13 @@ class KubernetesRepairActuator:
         self, settings: RepairSettings, kube: KubeClient, *, now_s: Callable[[], float] = time.time
     ) -> None:
         self._settings, self._kube, self._now_s = settings, kube, now_s
-        access = KubernetesActuatorSettings(
-            drain_grace_s=settings.drain_grace_s,
-            evict_unmanaged=settings.evict_unmanaged,
-            evict_local_data=settings.evict_local_data,
-            save_wait_s=settings.save_wait_s,
-        )
-        self._nodes = KubernetesActuator(access, kube, now_s=now_s)
+        self._nodes = KubernetesActuator(KubernetesActuatorSettings(drain=settings.drain), kube, now_s=now_s)
 
     @classmethod
     def from_settings(
         cls, settings: RepairSettings, now_s: Callable[[], float] = time.time
     ) -> KubernetesRepairActuator:
-        kube = KubeClient.connect(settings.kubeconfig, settings.context, timeout_s=settings.timeout_s)
+        kube = KubeClient.connect(settings.access)
         return cls(settings, kube, now_s=now_s)
 
     @property
@@ -96,7 +90,9 @@ class KubernetesRepairActuator:
     def refused(self) -> list[str]:
         """What the API server says that this identity may not do; `nightshift doctor` tells it."""
         kinds, mine = [kind for kind in self.TARGETS if kind in self.kinds()], self._settings
-        return kube_rights.refused(self._kube, kinds, namespaces=mine.namespaces, own_namespace=mine.namespace)
+        return kube_rights.refused(
+            self._kube, kinds, namespaces=mine.access.namespaces, own_namespace=mine.namespace
+        )
 
     def changed(self, action: Action) -> list[str]:
         """A node is not given back on nothing but the default check, which only lists its GPUs."""
@@ -186,7 +182,7 @@ class KubernetesRepairActuator:
         # a reset is of one GPU: pods on the others of its node stay
         held = set(action.blast_radius.pods)
         left = [p for p in kube_nodes.evictable(self._kube, node_name) if kube_nodes.pod_name(p) in held]
-        waits = [wait for p in left if (wait := kube_nodes.evict(self._kube, p, self._settings.drain_grace_s))]
+        waits = [wait for p in left if (wait := kube_nodes.evict(self._kube, p, self._settings.drain.grace_s))]
         if waits:
             after_s = max([POLL_S, *(wait.retry_after_s for wait in waits)])
             raise UnderWay("; ".join(wait.text for wait in waits), retry_after_s=after_s)
@@ -228,7 +224,7 @@ class KubernetesRepairActuator:
         node = self._kube.get(kube_nodes.path(node_name))
         labels = node["metadata"].get("labels") or {}
         # only what runs now is paused: what another client has paused is not ours to bring back
-        running = {name: labels[name] for name in self._settings.components if labels.get(name) == "true"}
+        running = {name: labels[name] for name in COMPONENTS if labels.get(name) == "true"}
         if running or AGENT_PAUSED not in labels:
             mark = {**mark, "labels": {**mark["labels"], **running}, "phase": RELEASING}
             # counted from the first pause: a component that comes back meanwhile must not renew the time that it
@@ -244,7 +240,7 @@ class KubernetesRepairActuator:
         return mark
 
     def _holders(self, node_name: str) -> list[Object]:
-        pods, apps = kube_nodes.pods_on(self._kube, node_name), set(self._settings.components.values())
+        pods, apps = kube_nodes.pods_on(self._kube, node_name), set(COMPONENTS.values())
         return [pod for pod in pods if jobs.holds(pod["metadata"].get("labels") or {}, apps)]
 
     def _repair(self, action: Action, node_name: str, mark: dict[str, Any]) -> str | None:
@@ -283,8 +279,7 @@ class KubernetesRepairActuator:
 
     def _probe(self, action: Action) -> ProbeJob | None:
         """The probe that the plan names; None where no image is set for it."""
-        probe = self._settings.probes.named(str(action.params.get("probe", "")))
-        return probe if probe is not None and probe.image else None
+        return probe_job(self._settings.probes, str(action.params.get("probe", "")))
 
     def _checked_by(self, action: Action) -> str:
         """Which check passed, and what it said; or which probe was not run, and why."""

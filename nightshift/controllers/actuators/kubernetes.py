@@ -17,13 +17,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from nightshift.collectors.base import Permanent, Temporary
-from nightshift.collectors.kubernetes.api import Refused
+from nightshift.collectors.kubernetes.api import ACCESS, Access, AccessSettings, Refused
+from nightshift.collectors.shared_settings import completed, stated_once
 from nightshift.collectors.subject import SubjectKind
 from nightshift.controllers.action import (
     Action,
@@ -214,36 +215,36 @@ _K, _A = SubjectKind, ActionKind
 FIELD_MANAGER = "nightshift"
 
 
+class DrainSettings(BaseModel):
+    """What a drain may do to the pods of a node, and whose cordons it keeps."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    grace_s: int | None = Field(None, ge=0, description="Grace period of evicted pods (s); none: each pod's own")
+    evict_unmanaged: bool = Field(False, description="Also evict pods that no controller would make again")
+    evict_local_data: bool = Field(True, description="Also evict pods with an emptyDir; its data is deleted")
+    save_wait_s: float = Field(
+        300.0,
+        ge=0,
+        description="How long a job that saves on request has before it is stopped (s); 0: none is asked",
+    )
+    cordon_claims: tuple[str, ...] = Field(
+        kube_nodes.CLAIMS,
+        description="Annotations or labels that other tools put on a node they cordon; Nightshift then keeps "
+        "the cordon",
+    )
+
+
+DrainRules = Annotated[SkipJsonSchema[DrainSettings], completed("drain")]
+
+
 class KubernetesActuatorSettings(BaseModel):
     """How the agent reaches the cluster that it acts on."""
 
     model_config = ConfigDict(extra="forbid")
 
-    kubeconfig: Path | None = Field(default=None, description="kubeconfig file; none: the pod's service account.")
-    context: str | None = Field(default=None, description="Context of the kubeconfig; none: its current one.")
-    namespaces: tuple[str, ...] = Field(
-        default=(), description="Namespaces with pods and jobs that its role covers, for `doctor`; none: all."
-    )
-    timeout_s: float = Field(default=10.0, gt=0, description="Longest wait for one answer (s).")
-    drain_grace_s: int | None = Field(
-        default=None, ge=0, description="Grace period of evicted pods (s); none: each pod's own."
-    )
-    evict_unmanaged: bool = Field(
-        default=False, description="A drain evicts pods, too, that no controller would make again"
-    )
-    evict_local_data: bool = Field(
-        default=True, description="A drain also evicts pods with an emptyDir; its data is deleted"
-    )
-    save_wait_s: float = Field(
-        default=300.0,
-        ge=0,
-        description="How long a job that saves on request has before it is stopped (s); 0: none is asked",
-    )
-    cordon_claims: tuple[str, ...] = Field(
-        default=kube_nodes.CLAIMS,
-        description="Annotations or labels that other tools put on a node they cordon; Nightshift then keeps "
-        "the cordon",
-    )
+    access: Access = Field(default_factory=AccessSettings, description=ACCESS)
+    drain: DrainRules = stated_once("drain", DrainSettings)
     actions: tuple[ActionKind, ...] | None = Field(
         default=None, description="Only these kinds of action; none: every kind that it knows."
     )
@@ -282,15 +283,16 @@ class KubernetesActuator:
         self._settings, self._kube, self._now_s = settings, kube, now_s
         self._warned: dict[str, tuple[str, ...]] = {}  # action → what was warned of in its tries so far
         self.marks = Marks(kube, FIELD_MANAGER, now_s)
-        self.work = Workloads(kube, self.marks, FIELD_MANAGER, now_s, settings.save_wait_s)
-        limits = DrainLimits(settings.drain_grace_s, settings.evict_unmanaged, settings.evict_local_data)
+        self.work = Workloads(kube, self.marks, FIELD_MANAGER, now_s, settings.drain.save_wait_s)
+        drain = settings.drain
+        limits = DrainLimits(drain.grace_s, drain.evict_unmanaged, drain.evict_local_data)
         self._drains = Drains(kube, self.marks, self.work, limits, self.owns_cordon, now_s)
 
     @classmethod
     def from_settings(
         cls, settings: KubernetesActuatorSettings, now_s: Callable[[], float] = time.time
     ) -> KubernetesActuator:
-        kube = KubeClient.connect(settings.kubeconfig, settings.context, timeout_s=settings.timeout_s)
+        kube = KubeClient.connect(settings.access)
         return cls(settings, kube, now_s=now_s)
 
     @property
@@ -304,7 +306,7 @@ class KubernetesActuator:
     def refused(self) -> list[str]:
         """What the API server says that this identity may not do; `nightshift doctor` tells it."""
         kinds = [kind for kind in self.TARGETS if kind in self.kinds()]
-        return kube_rights.refused(self._kube, kinds, namespaces=self._settings.namespaces)
+        return kube_rights.refused(self._kube, kinds, namespaces=self._settings.access.namespaces)
 
     # the plan against the world
 
@@ -452,7 +454,7 @@ class KubernetesActuator:
         marks = {kind: mark for kind in (_A.CORDON, _A.DRAIN) if (mark := self.marks.of(node, kind)) is not None}
         theirs = any(mark.get("theirs") for mark in marks.values())
         theirs |= kube_nodes.cordoned_by(node) != {FIELD_MANAGER}
-        if theirs or kube_nodes.claimed(node, self._settings.cordon_claims):
+        if theirs or kube_nodes.claimed(node, self._settings.drain.cordon_claims):
             return {}
         return {kind: str(mark.get("id")) for kind, mark in marks.items()}
 

@@ -23,16 +23,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 from urllib.parse import urlsplit
 
 import httpx
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
 
 from nightshift.collectors.base import Permanent
+from nightshift.collectors.http import Connection, HttpSettings
 from nightshift.collectors.kubernetes import agent_pods
 from nightshift.collectors.kubernetes.agent_pods import AgentPods
+from nightshift.collectors.shared_settings import stated_block
 from nightshift.collectors.telemetry.certificate_rotation import Renewed
 
 _PARALLEL = 32
@@ -43,6 +44,19 @@ _NO_ANSWER = (ValueError, KeyError, TypeError, AttributeError, OverflowError, Re
 """What reading an answer raises that is none."""
 
 
+# Longest wait for one node: all are asked at once, and a turn of power control waits for the last.
+TIMEOUT_S = 3.0
+
+
+def _found_by(value: Any) -> Any:
+    """What `agents: true` means: the block `node_agents`."""
+    if not isinstance(value, bool):
+        return value
+    if value and (agents := stated_block("node_agents")) is None:
+        raise ValueError("requires the block `node_agents`, with the namespace and selector of their pods")
+    return agents if value else None
+
+
 class Settings(BaseModel):
     """How the node agents that take power leases are reached."""
 
@@ -51,13 +65,15 @@ class Settings(BaseModel):
     urls: dict[str, str] = Field(
         default_factory=dict, description="Address by node, e.g. `https://node-1:9400`; `/power-lease` is queried"
     )
-    agents: agent_pods.Settings | None = Field(
-        None, description="Finds the agents of all other nodes by their pods; none: `urls` names every node"
+    agents: Annotated[
+        agent_pods.Settings | None, BeforeValidator(_found_by), WithJsonSchema({"type": "boolean"})
+    ] = Field(
+        None, description="Find the agents of all other nodes by `node_agents`; none: `urls` names every node"
     )
-    ca_file: Path | None = Field(None, description="Certificate authority (PEM) of the nodes")
-    certificate_file: Path | None = Field(None, description="Client certificate (PEM)")
-    key_file: Path | None = Field(None, description="Its private key (PEM)")
-    timeout_s: float = Field(3.0, gt=0, le=60, description="Longest wait for one node (s)")
+    connection: Connection = Field(
+        default_factory=HttpSettings,
+        description="Entry of `connections` with the authority of the nodes and a client certificate",
+    )
 
     @field_validator("urls")
     @classmethod
@@ -130,10 +146,11 @@ class PowerNodes:
     ) -> None:
         """`wanted`: nodes whose agents are looked for. Raises Permanent where a certificate is missing or
         unreadable."""
-        files = (settings.ca_file, settings.certificate_file, settings.key_file)
+        tls = settings.connection
+        files = (tls.ca_file, tls.certificate_file, tls.key_file)
         if any(file is None for file in files):
             raise Permanent(
-                "power.nodes: ca_file, certificate_file and key_file are needed: leases go by mutual TLS"
+                "power.nodes.connection: requires ca_file, certificate_file and key_file: leases go by mutual TLS"
             )
         self._settings, self._wanted = settings, frozenset(wanted)
         try:
@@ -147,7 +164,7 @@ class PowerNodes:
         self._pool = ThreadPoolExecutor(_PARALLEL, thread_name_prefix="power-node")
 
     def _connect(self) -> httpx.Client:
-        s = self._settings
+        s = self._settings.connection
         context = ssl.create_default_context(cafile=s.ca_file)
         assert s.certificate_file is not None
         context.load_cert_chain(s.certificate_file, s.key_file)
@@ -156,7 +173,7 @@ class PowerNodes:
         # a redirect, or a proxy from the environment, would carry a lease to another machine than the one that was
         # named
         return httpx.Client(
-            verify=context, timeout=s.timeout_s, limits=limits, follow_redirects=False, trust_env=False
+            verify=context, timeout=TIMEOUT_S, limits=limits, follow_redirects=False, trust_env=False
         )
 
     def status(self) -> Mapping[str, NodeStatus]:

@@ -22,12 +22,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.controllers.decision import Clip
 from nightshift.controllers.power import shield
-from nightshift.controllers.power.limits import Gpu, without
+from nightshift.controllers.power.limits import STALE_S, Gpu, without
 
 GRID_MHZ = 15
 """Step of the SM clocks that NVIDIA's data centre GPUs support (`nvidia-smi -q -d SUPPORTED_CLOCKS`)."""
 FREE_SHARE = 0.97
 """Of its highest clock, what a GPU whose clock nobody holds runs at."""
+STEP_SHARE = 0.05
+"""Largest share by which one step lowers a lock: what a step costs is seen before the next one."""
+MAX_MHZ = 1980
+"""Highest SM clock of a GPU until its node answers: an H100's and H200's. Without nodes every lock is a shadow."""
 TWICE = 2
 """Turns that a clock above a lock that had held has to be seen: a node that forgot it locks it again in between."""
 
@@ -39,8 +43,6 @@ class Settings(BaseModel):
 
     enabled: bool = Field(False, description="Also propose locked SM clocks; without `power.act` a shadow")
     floor_share: float = Field(0.5, ge=0.3, le=1, description="No clock is locked below this share of its highest")
-    step_share: float = Field(0.05, gt=0, le=0.2, description="Largest share by which one step lowers a lock")
-    max_mhz: int = Field(1980, gt=0, description="Highest SM clock of a GPU until its node answers (MHz)")
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ def observe(
 def _is_new(one: ClockReading, memory: ClockMemory, manual: Set[str], s: shield.Settings) -> bool:
     """Whether a clock of ours was read, after its last change and after the reading before."""
     uuid = one.gpu.uuid
-    if uuid in manual or not one.gpu.seen_age_s <= s.stale_s or not math.isfinite(one.now_mhz):
+    if uuid in manual or not one.gpu.seen_age_s <= STALE_S or not math.isfinite(one.now_mhz):
         return False
     # turns may be shorter than readings: one reading that counts twice would use up a node's patience
     is_after = one.read_s > memory.read_s.get(uuid, -math.inf)
@@ -222,7 +224,7 @@ def _gang(
 
 
 def _unread(one: ClockReading, memory: ClockMemory, now_s: float, s: shield.Settings) -> tuple[str, str] | None:
-    if not now_s - one.read_s <= s.stale_s:  # NaN too: never read
+    if not now_s - one.read_s <= STALE_S:  # NaN too: never read
         return "stale", f"its clock was not read for {now_s - one.read_s:.0f} s"
     if one.gpu.uuid in memory.odd:
         return "read-back", f"{one.gpu.uuid} does not run at the clock that it was given; is it a person's?"
@@ -234,7 +236,7 @@ def _step(
 ) -> tuple[float | None, Clip | None]:
     """How far a lock may go now: by one step, not too soon, and lower only where the last one was read back."""
     present = min(memory.ordered_mhz.get(one.gpu.uuid, one.max_mhz) / one.max_mhz for one in members)
-    share = max(wish, own.floor_share, present - own.step_share)
+    share = max(wish, own.floor_share, present - STEP_SHARE)
     clip = None if share <= wish else Clip("clock", wish, share, "bounded steps, and not below the floor")
     since_s = now_s - max(memory.changed_s.get(one.gpu.uuid, -math.inf) for one in members)
     if since_s < s.dwell_s and abs(share - present) * max(one.max_mhz for one in members) >= GRID_MHZ:

@@ -10,6 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.controllers.decision import Clip
 
+# Telemetry older than this: the GPU holds its limit. Four scrapes of 15 s, so that one that fails stops nothing.
+STALE_S = 60.0
+# How long a job that was slowed too much is left alone: its next phase has other needs by then.
+LOCKOUT_S = 3600.0
 T = TypeVar("T")
 
 
@@ -26,8 +30,6 @@ class Settings(BaseModel):
         30.0, ge=0, description="A limit stays at least this long, unless the budget lowers it (s)"
     )
     raise_w_per_min: float = Field(2000.0, gt=0, description="How fast a rack's limits may rise in sum (W/min)")
-    stale_s: float = Field(60.0, gt=0, description="Telemetry older than this: the GPU holds (s)")
-    lockout_s: float = Field(3600.0, gt=0, description="How long a job that was slowed too much is left alone (s)")
     slowdown: float = Field(0.05, gt=0, lt=1, description="A job may be slowed by this share, unless it says less")
 
 

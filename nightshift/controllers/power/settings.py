@@ -7,12 +7,18 @@ from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
-from nightshift.collectors.kubernetes.node_objects import Settings as NodeObjectsSettings
+from nightshift.collectors.kubernetes.api import Access
+from nightshift.collectors.shared_settings import stated_once
 from nightshift.controllers.actuators.power_nodes import Settings as NodesSettings
-from nightshift.controllers.power.breaker import Settings as BreakerSettings
 from nightshift.controllers.power.clocks import Settings as ClockSettings
 from nightshift.controllers.power.shield import Settings as ShieldSettings
+
+# Telemetry that one decision rests on: six ticks of 5 s, or two readings of an exporter scraped every 15 s.
+WINDOW_S = 30.0
+# A node falls back this long after the last renewal: three windows, so that one late turn ends no lease.
+LEASE_S = 90.0
 
 
 class RackSettings(BaseModel):
@@ -37,27 +43,18 @@ class PowerSettings(BaseModel):
         default_factory=NodesSettings, description="How nodes that take leases are reached"
     )
     shield: ShieldSettings = Field(default_factory=ShieldSettings, description="What is never done")
-    breaker: BreakerSettings = Field(
-        default_factory=BreakerSettings,
-        description="Breaker: when a rack's GPUs drop to their fallback limit immediately",
-    )
-    kubernetes: NodeObjectsSettings | None = Field(
+    access: Access | None = Field(
         None,
-        description="Checks whether a silent node's Node object is deleted; none: its rack's draw is unknown",
+        description="Entry of `kubernetes`, to check whether a silent node's Node object is deleted; none: the "
+        "draw of its rack is unknown",
     )
     clocks: ClockSettings = Field(
         default_factory=ClockSettings, description="SM clock locks where no power limit can bind"
     )
-    window_s: float = Field(30.0, ge=5, le=300, description="Telemetry that one decision rests on (s)")
-    lease_s: float = Field(
-        90.0, ge=10, le=600, description="A node falls back this long after the last renewal (s)"
-    )
     slowdown_of: dict[str, Annotated[float, Field(gt=0, lt=1)]] = Field(
         default_factory=dict, description="Slowdown budget by namespace, where it is not `shield.slowdown` (share)"
     )
-    opted_in: frozenset[str] = Field(
-        frozenset(), description="Namespaces with owners' consent to randomised trials of a policy"
-    )
+    opted_in: SkipJsonSchema[frozenset[str]] = stated_once("trial_namespaces", frozenset)
     min_w: float = Field(200.0, gt=0, description="Lowest limit of a GPU until its node answers (W)")
     max_w: float = Field(700.0, gt=0, description="Highest limit of a GPU until its node answers (W)")
     policy_file: Path | None = Field(None, description="Learned policy; none: the heuristic, which ships")
@@ -67,8 +64,6 @@ class PowerSettings(BaseModel):
     def _fits(self) -> PowerSettings:
         if self.min_w > self.max_w:
             raise ValueError(f"min_w: {self.min_w:g} W is above max_w, {self.max_w:g} W")
-        if self.lease_s < 2 * self.window_s:
-            raise ValueError("lease_s: at least two windows, or one late turn ends every lease")
         seen: dict[str, str] = {}
         for name, rack in self.racks.items():
             for node in rack.nodes:

@@ -20,7 +20,16 @@ from dataclasses import replace
 from enum import Enum, auto
 
 from nightshift.controllers.decision import Clip
-from nightshift.controllers.power.limits import Gpu, LimitMemory, LimitOrders, Rack, Settings, without
+from nightshift.controllers.power.limits import (
+    LOCKOUT_S,
+    STALE_S,
+    Gpu,
+    LimitMemory,
+    LimitOrders,
+    Rack,
+    Settings,
+    without,
+)
 
 PATIENCE = 3
 """Turns within which an order has to be read back."""
@@ -59,13 +68,13 @@ def observe(
         read_mw={gpu.uuid: gpu.enforced_mw for gpu in seen if gpu.enforced_mw is not None},
         unread_mw=without(memory.unread_mw, of[_Reading.HOLDS]),
         unmet=unmet,
-        locked_until_s={**memory.locked_until_s, **dict.fromkeys(slowed, now_s + s.lockout_s)},
+        locked_until_s={**memory.locked_until_s, **dict.fromkeys(slowed, now_s + LOCKOUT_S)},
     )
 
 
 def _not_ahead(memory: LimitMemory, now_s: float, s: Settings) -> LimitMemory:
     """Else a clock that was set back would keep jobs locked out, and racks from rising, for as long as it went."""
-    locked = {job: min(until_s, now_s + s.lockout_s) for job, until_s in memory.locked_until_s.items()}
+    locked = {job: min(until_s, now_s + LOCKOUT_S) for job, until_s in memory.locked_until_s.items()}
     return replace(
         memory,
         changed_s={uuid: min(at_s, now_s) for uuid, at_s in memory.changed_s.items()},
@@ -89,7 +98,7 @@ class _Reading(Enum):
 
 def _reading(gpu: Gpu, memory: LimitMemory, now_s: float, s: Settings) -> _Reading:
     now_mw, uuid = gpu.enforced_mw, gpu.uuid
-    if now_mw is None or gpu.seen_age_s > s.stale_s or uuid in memory.manual:
+    if now_mw is None or gpu.seen_age_s > STALE_S or uuid in memory.manual:
         return _Reading.NOTHING
     ordered = memory.ordered_mw.get(uuid)
     if ordered is None:
@@ -156,7 +165,7 @@ def worst_mw(gpu: Gpu, memory: LimitMemory, s: Settings) -> int:
     base = gpu.fallback_mw
     if gpu.uuid not in memory.manual:
         base = max(base, memory.ordered_mw.get(gpu.uuid, 0), *memory.unread_mw.get(gpu.uuid, ()))
-    if gpu.enforced_mw is None or not gpu.seen_age_s <= s.stale_s:
+    if gpu.enforced_mw is None or not gpu.seen_age_s <= STALE_S:
         base = max(base, gpu.default_mw)
     return max(base, gpu.enforced_mw or 0)
 
@@ -295,7 +304,7 @@ def held(gpu: Gpu, memory: LimitMemory, s: Settings) -> tuple[str, str] | None:
         return "lockout", f"{gpu.node} said that it had set a limit and had not"
     if gpu.incident:
         return "incident", f"an incident is open on {gpu.node}"
-    if gpu.enforced_mw is None or not gpu.seen_age_s <= s.stale_s:
+    if gpu.enforced_mw is None or not gpu.seen_age_s <= STALE_S:
         return "stale", f"not read for {gpu.seen_age_s:.0f} s"
     return None
 

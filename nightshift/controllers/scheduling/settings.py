@@ -3,12 +3,18 @@ says otherwise."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 
+from nightshift.collectors.kubernetes.api import ACCESS, Access, AccessSettings
+from nightshift.collectors.kubernetes.nodes_and_pods import ClusterLabels, LabelSettings
+from nightshift.collectors.shared_settings import stated_once
 from nightshift.controllers.actuators.kube_queue import QueueSettings
+
+# Time between two turns: a gate opens that much later at most, and each turn reads what changed since the last.
+EVERY_S = 15.0
 
 
 class SchedulingSettings(BaseModel):
@@ -20,21 +26,15 @@ class SchedulingSettings(BaseModel):
     act: bool = Field(
         False, description="Also open gates and write holds and boosts; while false, Nightshift's gates stay shut"
     )
-    kubeconfig: Path | None = Field(None, description="kubeconfig file; none: the pod's service account")
-    context: str | None = Field(None, description="Context of the kubeconfig; none: its current one")
-    timeout_s: float = Field(10.0, gt=0, description="Longest wait for one answer (s)")
-    every_s: float = Field(15.0, ge=1, le=300, description="Time between two turns (s)")
+    access: Access = Field(default_factory=AccessSettings, description=ACCESS)
     kueue: bool = Field(False, description="Follow Kueue's Workloads and AdmissionChecks, too")
     kinds: tuple[Literal["Job", "JobSet", "PyTorchJob", "RayJob"], ...] = Field(
         ("Job",), description="Kinds of jobs that may carry `kueue.x-k8s.io/admission-gated-by`"
     )
     queue: QueueSettings = Field(default_factory=QueueSettings, description="How gates are opened")
-    gpu_resource: str = Field("nvidia.com/gpu", description="Resource that GPU pods request")
-    rack_label: str = Field("topology.kubernetes.io/rack", description="Node label that names the rack")
+    labels: ClusterLabels = stated_once("labels", LabelSettings)
     gpu_watts: float = Field(500.0, ge=0, description="What a GPU's start adds to its rack's draw (W)")
     slope_w: float | None = Field(
         None, gt=0, description="Rise of the draw that starts may cause in a minute (W); none: no limit"
     )
-    opted_in: frozenset[str] = Field(
-        frozenset(), description="Namespaces with owners' consent to randomised trials of a policy"
-    )
+    opted_in: SkipJsonSchema[frozenset[str]] = stated_once("trial_namespaces", frozenset)

@@ -19,6 +19,8 @@ from tests.collectors.test_alertmanager import running
 
 PATIENCE_S = 120.0
 
+OUTLET = "nightshift.agent.notify.outlets.alertmanager"
+
 
 class Receivers:
     """What Alertmanager notifies, by receiver: the paths /page and /show of a webhook."""
@@ -87,10 +89,12 @@ def until(true: Any) -> None:
 
 
 def test_a_real_alertmanager_pages_once_is_kept_alive_and_told_the_end(
-    tmp_path: Path, alertmanager: str, receivers: Receivers
+    tmp_path: Path, alertmanager: str, receivers: Receivers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`endsAt` is so near that the alert would end by itself; sending it again keeps it. Its page is one."""
-    own = {"urls": [alertmanager], "renew_s": 1.0, "lasts_s": 5.0, "labels": {"team": "night"}}
+    monkeypatch.setattr(f"{OUTLET}.RENEW_S", 1.0)
+    monkeypatch.setattr(f"{OUTLET}.LASTS_S", 5.0)
+    own = {"urls": [alertmanager], "labels": {"team": "night"}}
     with a_ward(tmp_path, pages=[{"outlet": "alertmanager"}], alertmanager=own) as ward:
         (outlet,) = [o for o in ward.outlets._parts.outlets if o.name == "alertmanager"]
         assert outlet.try_out().startswith("Alertmanager 0.")
@@ -115,10 +119,11 @@ def test_a_real_alertmanager_pages_once_is_kept_alive_and_told_the_end(
 
 
 def test_what_another_outlet_pages_is_shown_and_what_is_not_sent_again_ends(
-    tmp_path: Path, alertmanager: str, receivers: Receivers
+    tmp_path: Path, alertmanager: str, receivers: Receivers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A daemon that is gone leaves no alert standing; a member that is away keeps the others from nothing."""
-    own = {"urls": ["http://127.0.0.1:9", alertmanager], "renew_s": 60.0, "lasts_s": 5.0}
+    monkeypatch.setattr(f"{OUTLET}.LASTS_S", 5.0)
+    own = {"urls": ["http://127.0.0.1:9", alertmanager]}
     with a_ward(tmp_path, alertmanager=own) as ward:
         name = ward.opened()
         ward.once()

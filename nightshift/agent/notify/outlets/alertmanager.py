@@ -2,7 +2,7 @@
 (github.com/prometheus/alertmanager, api/v2/openapi.yaml).
 
 An alert is known by its labels, so these never change while it stands. It is sent again before its `endsAt` comes,
-and ends by an `endsAt` that has passed; should we die, it ends by itself after `lasts_s`. The label `page` says
+and ends by an `endsAt` that has passed; should we die, it ends by itself after `LASTS_S`. The label `page` says
 whether routes may page for it: `yes` for the outlet that pages, `no` for what is shown.
 """
 
@@ -24,6 +24,12 @@ from nightshift.collectors.base import Permanent, Temporary
 ALERT = "NightshiftIncident"
 
 
+# A standing alert is sent again after so long, as Prometheus does (--rules.alert.resend-delay).
+RENEW_S = 60.0
+# An alert expires this long after it was last sent: Prometheus gives four resends, and we one more.
+LASTS_S = 300.0
+
+
 class Settings(BaseModel):
     """Alertmanager."""
 
@@ -32,11 +38,8 @@ class Settings(BaseModel):
     urls: tuple[str, ...] = Field(
         min_length=1, description="Every member of the Alertmanager cluster; alerts go to all of them"
     )
-    renew_s: float = Field(60.0, ge=1, le=3600, description="A standing alert is sent again after so long (s)")
-    lasts_s: float = Field(300.0, ge=5, description="An alert expires this long after it was last sent (s)")
     labels: dict[str, str] = Field(default_factory=dict, description="Further labels for every alert")
     bearer_token_file: Path | None = Field(None, description="File with a token for a proxy in front of it")
-    timeout_s: float = Field(10.0, gt=0, le=60, description="A call without an answer is given up after this (s)")
 
 
 class Alertmanager:
@@ -50,10 +53,10 @@ class Alertmanager:
         if settings.bearer_token_file is not None:
             token = secret_of("outlets.alertmanager.bearer_token_file", settings.bearer_token_file)
             headers = {"Authorization": f"Bearer {token}"}
-        self.renew_s = settings.renew_s
+        self.renew_s = RENEW_S
         self._settings = settings
         self._wall_s = wall_s
-        self._webs = [OutletWeb("Alertmanager", url, settings.timeout_s, "", headers) for url in settings.urls]
+        self._webs = [OutletWeb("Alertmanager", url, "", headers) for url in settings.urls]
 
     def send(self, letters: Sequence[Letter]) -> None:
         """To every member, as Prometheus does: they agree among themselves who notifies. One that is away is told
@@ -71,7 +74,7 @@ class Alertmanager:
 
     def _alert(self, letter: Letter) -> dict[str, Any]:
         wall_s = self._wall_s()
-        ends_s = wall_s if letter.phase is AlertPhase.CLOSED else wall_s + self._settings.lasts_s
+        ends_s = wall_s if letter.phase is AlertPhase.CLOSED else wall_s + LASTS_S
         labels = {
             **self._settings.labels,
             "alertname": ALERT,

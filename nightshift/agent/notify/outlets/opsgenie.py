@@ -14,12 +14,14 @@ from typing import Any
 from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from nightshift.agent.notify.delivery import DeliveryRefused
 from nightshift.agent.notify.outlets.base import Acknowledgement
 from nightshift.agent.notify.outlets.letter import AlertPhase, Form, Letter
 from nightshift.agent.notify.outlets.web import OutletWeb, secret_of
 from nightshift.agent.rca.summary import plain
+from nightshift.collectors.shared_settings import stated_once
 from nightshift.detectors.base import Severity
 
 SHOWN_TAG = "nightshift-shown"
@@ -40,8 +42,7 @@ class Settings(BaseModel):
         False, description="Whether it shows what it does not page; needs the notification policy of the guide"
     )
     url: str = Field("https://api.opsgenie.com", description="The EU's: api.eu.opsgenie.com")
-    proxy: str = Field("", description="HTTP proxy")
-    timeout_s: float = Field(10.0, gt=0, le=60, description="A call without an answer is given up after this (s)")
+    proxy: SkipJsonSchema[str] = stated_once("proxy", str)
 
 
 class Opsgenie:
@@ -55,7 +56,7 @@ class Opsgenie:
         self.forms = frozenset(Form) if settings.show else frozenset({Form.PAGE})
         self._priorities = settings.priorities
         headers = {"Authorization": f"GenieKey {key}"}
-        self._web = OutletWeb("Opsgenie", settings.url, settings.timeout_s, settings.proxy, headers)
+        self._web = OutletWeb("Opsgenie", settings.url, settings.proxy, headers)
 
     def send(self, letters: Sequence[Letter]) -> None:
         for letter in letters:

@@ -20,11 +20,13 @@ from typing import Any
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from nightshift.agent.notify.outlets.base import Acknowledgement
 from nightshift.agent.notify.outlets.letter import AlertPhase, Form, Letter
 from nightshift.agent.notify.outlets.web import OutletWeb, secret_of
 from nightshift.agent.rca.summary import plain
+from nightshift.collectors.shared_settings import stated_once
 
 _ACTIONS = {AlertPhase.TRIGGERED: "trigger", AlertPhase.ACKNOWLEDGED: "acknowledge", AlertPhase.CLOSED: "resolve"}
 _TOOK_ON = {"incident.acknowledged": "", "incident.resolved": ", who resolved it there"}
@@ -45,8 +47,7 @@ class Settings(BaseModel):
     )
     url: str = Field("https://events.pagerduty.com", description="Events API; the EU's: events.eu.pagerduty.com")
     api_url: str = Field("https://api.pagerduty.com", description="REST API; the EU's: api.eu.pagerduty.com")
-    proxy: str = Field("", description="HTTP proxy")
-    timeout_s: float = Field(10.0, gt=0, le=60, description="A call without an answer is given up after this (s)")
+    proxy: SkipJsonSchema[str] = stated_once("proxy", str)
 
 
 class PagerDuty:
@@ -61,12 +62,12 @@ class PagerDuty:
         self._secret = ""
         if settings.webhook_secret_file is not None:
             self._secret = secret_of("outlets.pagerduty.webhook_secret_file", settings.webhook_secret_file)
-        self._events = OutletWeb("PagerDuty", settings.url, settings.timeout_s, settings.proxy)
+        self._events = OutletWeb("PagerDuty", settings.url, settings.proxy)
         self._rest: OutletWeb | None = None
         if settings.api_token_file is not None:
             token = secret_of("outlets.pagerduty.api_token_file", settings.api_token_file)
             headers = {"Authorization": f"Token token={token}"}
-            self._rest = OutletWeb("PagerDuty", settings.api_url, settings.timeout_s, settings.proxy, headers)
+            self._rest = OutletWeb("PagerDuty", settings.api_url, settings.proxy, headers)
 
     @property
     def takes_webhooks(self) -> bool:

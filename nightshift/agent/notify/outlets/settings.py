@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from nightshift.agent.notify.outlets.alertmanager import Alertmanager
 from nightshift.agent.notify.outlets.alertmanager import Settings as AlertmanagerSettings
@@ -15,6 +16,7 @@ from nightshift.agent.notify.outlets.opsgenie import Opsgenie
 from nightshift.agent.notify.outlets.opsgenie import Settings as OpsgenieSettings
 from nightshift.agent.notify.outlets.pagerduty import PagerDuty
 from nightshift.agent.notify.outlets.pagerduty import Settings as PagerDutySettings
+from nightshift.collectors.shared_settings import stated_once
 from nightshift.detectors.base import Severity
 
 Name = Literal["pagerduty", "opsgenie", "alertmanager"]
@@ -52,7 +54,7 @@ class Settings(BaseModel):
         (), description="Paging rules; the first match decides; none: no page is sent"
     )
     failover: Failover | None = Field(None, description="Who takes a page over that the first cannot take")
-    console_url: str = Field("", description="Address under which people reach the console; empty: no links")
+    console_url: SkipJsonSchema[str] = stated_once("console.public_url", str)
     pagerduty: PagerDutySettings | None = Field(None, description="PagerDuty")
     opsgenie: OpsgenieSettings | None = Field(None, description="Opsgenie")
     alertmanager: AlertmanagerSettings | None = Field(None, description="Prometheus Alertmanager")

@@ -15,13 +15,17 @@ from nightshift.collectors.base import Permanent
 _MAX_WAIT_S = 3600.0
 
 
+# A call without an answer is given up after this; the courier sends it again, or fails over.
+TIMEOUT_S = 10.0
+
+
 class OutletWeb:
     """A client for one service. Redirects are not followed: a secret goes to the configured host alone."""
 
-    def __init__(self, service: str, url: str, timeout_s: float, proxy: str = "", headers: Any = None) -> None:
+    def __init__(self, service: str, url: str, proxy: str = "", headers: Any = None) -> None:
         self._service = service
         self._client = httpx.Client(
-            base_url=url.rstrip("/"), timeout=timeout_s, proxy=proxy or None, headers=headers, trust_env=False
+            base_url=url.rstrip("/"), timeout=TIMEOUT_S, proxy=proxy or None, headers=headers, trust_env=False
         )
 
     def call(self, method: str, path: str, *, json: Any = None, params: dict[str, str] | None = None) -> Any:

@@ -34,7 +34,7 @@ from nightshift.agent.notify.slack.blocks import ChatMessage
 from nightshift.agent.notify.slack.card import Ticket, said
 from nightshift.agent.notify.slack.members import Members, NotAMember
 from nightshift.agent.notify.slack.proposals import PlanTicket, Promotions
-from nightshift.agent.notify.slack.settings import Settings
+from nightshift.agent.notify.slack.settings import SNOOZE_S, Settings
 from nightshift.agent.notify.slack.web import SlackWeb
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.units import clock_time
@@ -218,7 +218,7 @@ class Desk:
                 if proposal.id == name:
                     return proposals.card(proposal, self._p.gate, now_s, url, self._promotions.view(now_s))
             return said(f"There is no promotion {name[:100]}.")
-        return words.card(self._window(person).incident(name.upper()), now_s, url, self._p.settings.snooze_s)
+        return words.card(self._window(person).incident(name.upper()), now_s, url, SNOOZE_S)
 
     def _window(self, person: Person) -> IncidentWindow:
         return IncidentWindow(self._p.store, person, self._p.inventory, self._p.clock.now_s())
@@ -236,7 +236,7 @@ class Desk:
         touched = self._window(person).incident(ticket.incident).namespaces
         if not (allowed := may(person, Permission.SNOOZE, touched)):
             return said(allowed.reason)
-        until_s = self._p.clock.now_s() + self._p.settings.snooze_s
+        until_s = self._p.clock.now_s() + SNOOZE_S
         self._ledger.change(card_key(ticket.incident), snoozed_until_s=until_s)
         self._log.info("incident snoozed", incident=ticket.incident, by=person.identity, until_s=until_s)
         return said(f"No reminders of {ticket.incident} until {clock_time(until_s)} UTC.")

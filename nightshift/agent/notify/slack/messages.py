@@ -17,7 +17,7 @@ from nightshift.agent.notify.ledger import CARD, STORM, THREAD, Delivery, card_k
 from nightshift.agent.notify.slack import card as words
 from nightshift.agent.notify.slack.blocks import ChatImage, ChatMessage
 from nightshift.agent.notify.slack.proposals import Teller
-from nightshift.agent.notify.slack.settings import STORM_CALM_S, Settings
+from nightshift.agent.notify.slack.settings import SNOOZE_S, STORM_AFTER, STORM_CALM_S, TIMEOUT_S, Settings
 from nightshift.agent.notify.slack.web import GONE, OF_A_PLACE, UNREACHABLE_CHANNEL, SlackWeb
 from nightshift.agent.presentation.chart_image import deciding, png
 from nightshift.agent.store.archive import number_of
@@ -102,7 +102,7 @@ class ChatCourier(Courier):
     _p: SlackParts
 
     def __init__(self, parts: SlackParts) -> None:
-        super().__init__(SLACK, parts, parts.settings.timeout_s + 1, lookup=parts.web)
+        super().__init__(SLACK, parts, TIMEOUT_S + 1, lookup=parts.web)
         self._broken: dict[str, float] = {}
         self._storm_edited: dict[str, float] = {}
         self._storms_now: dict[str, Delivery] = {}
@@ -240,7 +240,7 @@ class ChatCourier(Courier):
 
     def _card(self, incident: Incident, now_s: float) -> ChatMessage:
         s = self._p.settings
-        return words.card(incident, now_s, s.console_url, s.snooze_s)
+        return words.card(incident, now_s, s.console_url, SNOOZE_S)
 
     # Storms -----------------------------------------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ class ChatCourier(Courier):
         """The storm that a new incident of this channel belongs to; a new one where too many came at once."""
         if channel in self._storms_now:
             return self._storms_now[channel]
-        if self._ledger.lately(channel, now_s - _MINUTE_S) < self._p.settings.storm_after:
+        if self._ledger.lately(channel, now_s - _MINUTE_S) < STORM_AFTER:
             return None
         key = f"storm/{channel}/{now_s:.0f}"
         row = Delivery(key, SLACK, STORM, None, channel, seen_s=now_s, posted_s=now_s)

@@ -33,7 +33,7 @@ from nightshift.agent.notify.outlets.web import secret_of
 from nightshift.agent.notify.slack.blocks import ChatMessage
 from nightshift.agent.notify.slack.clicks import REASON_VIEW, Click, Desk, reason_of
 from nightshift.agent.notify.slack.messages import ChatCourier
-from nightshift.agent.notify.slack.settings import Settings
+from nightshift.agent.notify.slack.settings import TIMEOUT_S, Settings
 from nightshift.agent.notify.slack.web import Opener, SlackWeb
 from nightshift.collectors.base import Permanent, Temporary
 
@@ -81,7 +81,7 @@ class Slack:
     def stop(self) -> None:
         self._stopping.set()
         if self._greeter.is_alive():
-            self._greeter.join(self._settings.timeout_s + 1)
+            self._greeter.join(TIMEOUT_S + 1)
         if self._socket is not None:
             client = self._socket.client
             # Else its monitor opens a new socket for the one that is closed next.
@@ -268,7 +268,7 @@ def try_out(settings: Settings) -> str:
     """Asks Slack whether the token, the workspace and the default channel do, and says what answered. Raises
     Permanent, naming what does not, or Temporary."""
     web = SlackWeb(secret_of("slack.bot_token_file", settings.bot_token_file), settings.api_url, settings.proxy,
-              settings.timeout_s)  # fmt: skip
+              TIMEOUT_S)  # fmt: skip
     workspace, _ = web.whoami()
     if workspace != settings.workspace:
         raise Permanent(f"slack.workspace: the token belongs to {workspace}, not to {settings.workspace}")

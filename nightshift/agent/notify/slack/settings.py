@@ -8,7 +8,9 @@ from typing import Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
+from nightshift.collectors.shared_settings import stated_once
 from nightshift.detectors.base import Severity
 
 
@@ -19,7 +21,7 @@ class QuietHours(BaseModel):
 
     start: time = Field(description="Local time of their start, e.g. 22:00")
     end: time = Field(description="Local time of their end, e.g. 07:00")
-    zone: str = Field("UTC", description="Time zone by its IANA name, e.g. Europe/Zurich")
+    zone: SkipJsonSchema[str] = stated_once("time_zone", lambda: "UTC")
     least: Severity = Field(Severity.CRITICAL, description="Least severity that is posted all the same")
 
     @field_validator("zone")
@@ -57,6 +59,13 @@ class Route(BaseModel):
 
 # Grouping ends after so long without a new incident: the incidents of one cause come closer together.
 STORM_CALM_S = 300.0
+# New messages a minute and channel before they are grouped: Slack asks apps for one message a second and channel,
+# and nobody reads more.
+STORM_AFTER = 3
+# How long the Snooze button keeps reminders away; its label says it.
+SNOOZE_S = 3600.0
+# A call without an answer is given up after this; the courier sends it again.
+TIMEOUT_S = 10.0
 
 
 class Settings(BaseModel):
@@ -84,17 +93,12 @@ class Settings(BaseModel):
     )
     promotions_channel: str = Field("", description="Id of the channel (`C…`) for promotions; empty: `channel`")
     quiet_hours: QuietHours | None = Field(None, description="When only grave incidents are posted")
-    console_url: str = Field("", description="Address under which people reach the console; empty: no links")
-    storm_after: int = Field(
-        3, ge=1, le=50, description="New messages a minute and channel before they are grouped"
-    )
+    console_url: SkipJsonSchema[str] = stated_once("console.public_url", str)
     remind_s: float = Field(900.0, ge=30, description="Reminder in the thread after so long without a decision (s)")
     escalate_s: float = Field(3600.0, ge=60, description="`escalate_to` is mentioned after so long (s)")
     escalate_to: str = Field("", description="Id of the user group (`S…`) or user (`U…`) to mention; empty: none")
-    snooze_s: float = Field(3600.0, ge=60, description="How long the Snooze button keeps reminders away (s)")
     api_url: str = Field("https://slack.com/api/", description="Slack's Web API, or a proxy in front of it")
-    proxy: str = Field("", description="HTTP proxy for calls to Slack")
-    timeout_s: float = Field(10.0, gt=0, le=60, description="A call without an answer is given up after this (s)")
+    proxy: SkipJsonSchema[str] = stated_once("proxy", str)
 
     @model_validator(mode="after")
     def _complete(self) -> Settings:
