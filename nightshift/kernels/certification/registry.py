@@ -380,6 +380,7 @@ class Registry:
             torn = path.read_bytes()
             file.truncate(torn.rfind(b"\n") + 1)
             file.write(json.dumps(asdict(move), sort_keys=True).encode() + b"\n")
+            # on disk before anybody acts on it: a power cut must not take a demotion back
             file.flush()
             os.fsync(file.fileno())
 
