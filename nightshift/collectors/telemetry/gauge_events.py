@@ -45,7 +45,7 @@ class GaugeEvents:
     def take(
         self, frame: Frame, inventory: Inventory, events: Iterable[KernelEvent] = ()
     ) -> tuple[KernelEvent, ...]:
-        """The events of this look. What `events` say already (the kernel log of the same look) is not said again."""
+        """The events of this look, without those of `events` (the kernel log of the same look)."""
         known = {(event.gpu, event.code) for event in events}
         found = [
             event
