@@ -217,7 +217,7 @@ class Fetcher:
         """Raises SourceError while the host has asked to be left alone."""
         left_s = self._limited.get(_host(request), -math.inf) - self._timer()
         if left_s > 0:
-            raise SourceError(Reason.LIMITED, f"the server requires a pause; {left_s:.0f} s are left", left_s)
+            raise SourceError(Reason.LIMITED, f"the server's rate limit; next query in {left_s:.0f} s", left_s)
 
     async def _read(self, response: httpx.Response) -> bytes:
         encoding = response.headers.get("content-encoding", "identity").lower()

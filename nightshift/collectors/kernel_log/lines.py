@@ -346,15 +346,15 @@ RECOVERY_WORDS = (
 )
 
 
-def recovery_words(number: str, words: str = "") -> str:
+def recovery_words(number: str, text: str = "") -> str:
     """What a recovery action is called: by the line's own words, else by its number (hexadecimal); a number that is
     not known says so, so that a person is asked.
 
     >>> recovery_words("4"), recovery_words("9")
     ('Drain and Reset', 'unknown action 9')
     """
-    if words.strip():
-        return words
+    if text.strip():
+        return text
     at = int(number, 16)
     return RECOVERY_WORDS[at] if at < len(RECOVERY_WORDS) else f"unknown action {at}"
 

@@ -139,7 +139,7 @@ KINDS: tuple[MessageKind, ...] = (
     _row("gpu_recovery_failed", "nvidia", r"AER: can't recover", _P, _C,
          "The kernel could not recover the GPU's PCIe link", "linux:drivers/pci/pcie/err.c"),
     _row("retraining", "pcieport", r"retraining non-functional downstream link", _P, _W,
-         "A PCIe link was trained to a lower speed", "linux:drivers/pci/quirks.c"),
+         "A PCIe link was trained at a lower speed", "linux:drivers/pci/quirks.c"),
     _row("hotplug_timeout", "pcieport", r"pciehp: Timeout on hotplug command", _P, _W,
          "A PCIe slot does not take commands", "linux:drivers/pci/hotplug/pciehp_hpc.c", least=3),
     _row("dma_fault", "DMAR", r"Request device \[.*fault addr", _P, _W,

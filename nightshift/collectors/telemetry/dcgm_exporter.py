@@ -140,7 +140,7 @@ class _Planner:
         gpus = {gpu for gpu, parent in self.relations if gpu.kind is SubjectKind.GPU}
         return bool(gpus) and gpus <= self.claims
 
-    def take(self, position: int, series: Series, declared: str | None) -> None:
+    def take(self, position: int, series: Series, metric_type: str | None) -> None:
         """Raises ValueError where a series of ours cannot be used; one that is not ours is passed over."""
         labels = dict(series.labels)
         kind, name, lane = _row_of(series.name, labels)
@@ -153,8 +153,8 @@ class _Planner:
             if name in EXPORTED:
                 self.errors.append((position, _subject(SubjectKind.GPU, labels, None)[1], name, labels))
             return
-        if declared in ("histogram", "summary"):
-            raise ValueError(f"{name} is a {declared}")
+        if metric_type in ("histogram", "summary"):
+            raise ValueError(f"{name} is a {metric_type}")
         subject, gpu = _subject(kind, labels, lane)
         self.entries[kind].append((position, subject, column, self._scales[kind][column]))
         # one board's health stands on each of its instances' rows: it is the GPU's, once, the highest

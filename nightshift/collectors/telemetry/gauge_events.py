@@ -42,9 +42,11 @@ class GaugeEvents:
         self._last: dict[str, tuple[SeriesIndex, Floats]] = {}
         self._count = 0
 
-    def take(self, frame: Frame, inventory: Inventory, told: Iterable[KernelEvent] = ()) -> tuple[KernelEvent, ...]:
-        """The events of this look. What `told` says already (the kernel log of the same look) is not said again."""
-        known = {(event.gpu, event.code) for event in told}
+    def take(
+        self, frame: Frame, inventory: Inventory, events: Iterable[KernelEvent] = ()
+    ) -> tuple[KernelEvent, ...]:
+        """The events of this look, without those of `events` (the kernel log of the same look)."""
+        known = {(event.gpu, event.code) for event in events}
         found = [
             event
             for metric in (XID, RECOVERY)

@@ -57,8 +57,8 @@ class _Subject:
     numbers: set[str] = field(default_factory=set)
     """The figures that have been numbers: a NaN of theirs was computed, any other's is a gauge not set yet."""
 
-    def figures(self, told: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-        stepped = {column: value for column, (value, _) in told.items() if column in STEP_COLUMNS}
+    def figures(self, samples: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+        stepped = {column: value for column, (value, _) in samples.items() if column in STEP_COLUMNS}
         found = {c: value for c, value in stepped.items() if c in self.numbers or not math.isnan(value)}
         self.numbers |= {column for column, value in found.items() if math.isfinite(value)}
         return found
