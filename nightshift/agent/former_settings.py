@@ -230,7 +230,7 @@ entry of a list goes by its `type`."""
 
 
 @dataclass(frozen=True)
-class Move:
+class SettingMove:
     """`to`: the path from the same block under which the value still counts. `advice`: what to write instead."""
 
     to: str
@@ -239,24 +239,26 @@ class Move:
 
 _CONNECTION = "write it as an entry of `connections`, and its name as `connection`"
 _ACCESS = "write it as an entry of `kubernetes`, and its name as `access`"
-_SWITCH = Move("", "list the detectors that do not run, as `detectors.disabled`")
+_SWITCH = SettingMove("", "list the detectors that do not run, as `detectors.disabled`")
 _PAGES = ("cadvisor", "dcgm_exporter", "inference", "node_exporter", "node_log")
 _IN_ACCESS = ("kubeconfig", "context", "timeout_s")
 _OF_AGENTS = ("namespace", "selector", "port", "certificate_name")
 _DRAIN = ("drain_grace_s", "evict_unmanaged", "evict_local_data", "save_wait_s", "cordon_claims")
 
 
-def _each(parts: Iterable[str], names: Iterable[str], to: str, advice: str) -> dict[str, Move]:
+def _each(parts: Iterable[str], names: Iterable[str], to: str, advice: str) -> dict[str, SettingMove]:
     """Rows of these fields of these parts; `{}` is the field's name."""
     fields = tuple(names)
-    return {f"{part}.{name}": Move(to.format(name), advice.format(name)) for part in parts for name in fields}
+    return {
+        f"{part}.{name}": SettingMove(to.format(name), advice.format(name)) for part in parts for name in fields
+    }
 
 
 def _once(block: str) -> str:
     return f"state it once for all parts, as `{block}`"
 
 
-MOVED: Mapping[str, Move] = (
+MOVED: Mapping[str, SettingMove] = (
     _each(
         (f"sources.{name}" for name in (*_PAGES, "alertmanager", "node_agents", "prometheus", "training_metrics")),
         ["http"],
@@ -306,7 +308,7 @@ MOVED: Mapping[str, Move] = (
     | _each(["scheduling"], ("gpu_resource", "rack_label"), "labels.{}", _once("labels.{}"))
     | _each(["actuators.kubernetes_kernels"], ["gpu_resource"], "labels.{}", _once("labels.{}"))
     | {
-        f"{part}.{name}": Move(
+        f"{part}.{name}": SettingMove(
             f"drain.{name.removeprefix('drain_')}", _once(f"drain.{name.removeprefix('drain_')}")
         )
         for part in ("actuators.kubernetes", "actuators.kubernetes_repair")
@@ -367,7 +369,7 @@ def without(values: Any, fields: frozenset[Field], at: Field = ()) -> Any:
     return values
 
 
-def moves(values: Any, at: Field = (), name: str = "") -> Iterator[tuple[Field, Move]]:
+def moves(values: Any, at: Field = (), name: str = "") -> Iterator[tuple[Field, SettingMove]]:
     """The place and the row of each moved setting in these plain values."""
     if isinstance(values, Mapping):
         for key, value in values.items():
@@ -431,6 +433,6 @@ def warning(field: str, reference: str) -> str:
     return f"{field}: no longer a setting; it has no effect. Used is {value!r} (nightshift.{module}.{name})"
 
 
-def advice(field: str, row: Move) -> str:
+def advice(field: str, row: SettingMove) -> str:
     """What a person reads about one moved setting."""
     return f"{field}: deprecated spelling, still in effect. Instead, {row.advice}"

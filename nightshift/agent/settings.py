@@ -290,7 +290,7 @@ class Settings(BaseSettings):
     console: ConsoleSettings = Field(default_factory=ConsoleSettings, description="The web console")
     log: LogSettings = Field(default_factory=LogSettings, description="The daemon's own log")
     _former: tuple[tuple[former_settings.Field, str], ...] = PrivateAttr(())
-    _moves: tuple[tuple[former_settings.Field, former_settings.Move], ...] = PrivateAttr(())
+    _moves: tuple[tuple[former_settings.Field, former_settings.SettingMove], ...] = PrivateAttr(())
     _warnings: tuple[str, ...] = PrivateAttr(())
 
     @model_validator(mode="wrap")

@@ -249,7 +249,7 @@ _ROWS = _by_first_word()
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class KernelMessage:
     """What a line of a known kind says: whose it is, where the line tells that."""
 
     kind: MessageKind
@@ -259,7 +259,7 @@ class Message:
     """The port's or disk's name."""
 
 
-def read_message(text: str) -> Message | None:
+def read_message(text: str) -> KernelMessage | None:
     """The kind of a kernel line (without its stamp), or None where it is of none.
 
     >>> message = read_message("NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x22:0x56:884)")
@@ -278,7 +278,7 @@ def read_message(text: str) -> Message | None:
     pci, index = _PCI.search(text), _GPU_INDEX.match(text)
     name = {"nic": _INTERFACE, "disk": _DEVICE}.get(kind.about)
     device = name.search(text) if name is not None else None
-    return Message(
+    return KernelMessage(
         kind,
         None if pci is None else pci.group(1) or pci.group(0),
         "" if index is None else index.group(1),

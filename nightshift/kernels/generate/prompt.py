@@ -50,7 +50,7 @@ class ReplyError(ValueError):
 
 
 @dataclass(frozen=True)
-class Contrast:
+class SpeedContrast:
     """Two correct kernels of one task. ratio: the slow one's time over the fast one's. why: what differs."""
 
     fast: Outcome
@@ -59,7 +59,7 @@ class Contrast:
     why: str
 
 
-def contrasts(history: Sequence[Outcome], count: int) -> list[Contrast]:
+def contrasts(history: Sequence[Outcome], count: int) -> list[SpeedContrast]:
     """The most telling pairs: log of the time ratio, times the likeness of the texts; each slow half once."""
     timed: dict[str, Outcome] = {}
     for outcome in history:
@@ -75,12 +75,12 @@ def contrasts(history: Sequence[Outcome], count: int) -> list[Contrast]:
             a, b = fast.proposal.candidate.source, slow.proposal.candidate.source
             alike = difflib.SequenceMatcher(None, a[:4000], b[:4000], autojunk=True).quick_ratio()
             pairs.append((math.log(ratio) * alike, fast, slow, ratio))
-    chosen: list[Contrast] = []
+    chosen: list[SpeedContrast] = []
     used: set[int] = set()
     for _, fast, slow, ratio in sorted(pairs, key=lambda p: -p[0]):
         if id(slow) not in used and len(chosen) < count:
             used.add(id(slow))
-            chosen.append(Contrast(fast, slow, ratio, _why(fast, slow)))  # only of these: it takes its time
+            chosen.append(SpeedContrast(fast, slow, ratio, _why(fast, slow)))  # only of these: it takes its time
     return chosen
 
 
@@ -130,7 +130,7 @@ def feedback(task: Task, outcome: Outcome) -> str:
     return text + f". {outcome.detail}"
 
 
-def example_text(contrast: Contrast) -> str:
+def example_text(contrast: SpeedContrast) -> str:
     fast, slow = contrast.fast, contrast.slow
     return (
         f"Of two correct kernels the second is {contrast.ratio:.2f} times as fast ({slow.seconds * 1e6:.1f} → "

@@ -34,7 +34,7 @@ from nightshift.kernels.judge.race.gpu_access import Quiet
 from nightshift.kernels.judge.race.timing import Board
 from nightshift.kernels.judge.race.track import Pool, Track
 from nightshift.kernels.judge.recorded_launches import plan
-from nightshift.kernels.judge.trial import Request, Trial
+from nightshift.kernels.judge.trial import JudgeTrial, Request
 from nightshift.kernels.judge.verdict import FIT, STATUS_OF, JudgeBroken, Reason, Refusal, Verdict, readable
 from nightshift.kernels.problem import Case, Problem
 
@@ -136,7 +136,7 @@ class Judge:
 
     def _verdict(self, candidate: Candidate, problem: Problem, request: Request, secret: bytes) -> Verdict:
         self._mine.hosts = []
-        trial = Trial(self, candidate, problem, request, secret)
+        trial = JudgeTrial(self, candidate, problem, request, secret)
         start, known = self._clock(), len(self._faults)
         try:
             reason, detail, stage = trial.run()
@@ -211,7 +211,7 @@ class Judge:
 
     def record(self, candidate: Candidate, problem: Problem, case: Case) -> Plan:
         """The launch plan of one case, for profiling and for timing apart from a verdict. Raises Refusal."""
-        trial = Trial(self, candidate, problem, Request(inputs.QUICK_GPU), self._entropy(16))
+        trial = JudgeTrial(self, candidate, problem, Request(inputs.QUICK_GPU), self._entropy(16))
         with contextlib.ExitStack() as stack:
             made = plan(trial, trial.compile(stack), case)
         if made is None:
@@ -300,7 +300,7 @@ class Judge:
         return self._clock
 
 
-def _domain(candidate: Candidate, trial: Trial, where: Environment) -> dict[str, Any]:
+def _domain(candidate: Candidate, trial: JudgeTrial, where: Environment) -> dict[str, Any]:
     """What a certificate of this verdict answers for: what was declared, and between which values it was probed."""
     declared = candidate.to_json()["domain"]
     cases = trial.probed

@@ -22,7 +22,7 @@ from nightshift.kernels.judge.verdict import RESULTS, Reason, Refusal
 from nightshift.kernels.problem import Case, Inputs, Problem
 
 if TYPE_CHECKING:
-    from nightshift.kernels.judge.trial import Trial
+    from nightshift.kernels.judge.trial import JudgeTrial
 
 _SANITIZED_BYTES = 4 << 20
 _HELPER = re.compile(r"memcpy|memset|copy|fill|arange", re.IGNORECASE)
@@ -30,7 +30,7 @@ _HELPER = re.compile(r"memcpy|memset|copy|fill|arange", re.IGNORECASE)
 
 
 def plan(
-    trial: Trial, runner: HostRunner | PlanRunner, case: Case, problem: Problem | None = None
+    trial: JudgeTrial, runner: HostRunner | PlanRunner, case: Case, problem: Problem | None = None
 ) -> launch_plan.Plan | None:
     """The launch plan of one case, or None where only the callable can be timed (tier B)."""
     problem = problem or trial.problem
@@ -65,7 +65,7 @@ def plan(
     return made
 
 
-def replay_some(trial: Trial, runner: HostRunner | PlanRunner) -> None:
+def replay_some(trial: JudgeTrial, runner: HostRunner | PlanRunner) -> None:
     """Replay the launches of a few secret cases, one a dtype, in a process without candidate code: what a
     host's Python computed by other means than its launches is missing there."""
     own = isinstance(runner, HostRunner) and trial.candidate.kind != "library"
@@ -80,7 +80,9 @@ def replay_some(trial: Trial, runner: HostRunner | PlanRunner) -> None:
     trial.stages.append("replay")
 
 
-def replay(trial: Trial, problem: Problem, plans: Sequence[tuple[Case, launch_plan.Plan]], whole: bool) -> None:
+def replay(
+    trial: JudgeTrial, problem: Problem, plans: Sequence[tuple[Case, launch_plan.Plan]], whole: bool
+) -> None:
     """Examine launch plans like a candidate. `whole`: with every distribution of values, because what was
     examined in the host need not be what it launched for the recorder."""
     if not plans:
@@ -123,7 +125,7 @@ def _replay_refusal(refusal: Refusal, first: bool) -> Refusal:
     return Refusal(refusal.reason, f"the recorded launches, replayed: {refusal.detail}", "replay")
 
 
-def exhibits(trial: Trial, runner: HostRunner | PlanRunner) -> list[Exhibit]:
+def exhibits(trial: JudgeTrial, runner: HostRunner | PlanRunner) -> list[Exhibit]:
     """Small cases for compute-sanitizer: one of each dtype, with sizes off the powers of two where allowed."""
     probes = inputs.plan(trial.problem, trial.candidate, trial.secret, trial.request.scope)
     made: dict[str, Exhibit] = {}
@@ -145,7 +147,7 @@ def exhibits(trial: Trial, runner: HostRunner | PlanRunner) -> list[Exhibit]:
     return list(made.values())
 
 
-def hold_to_launches(trial: Trial, entrant: Hosted) -> None:
+def hold_to_launches(trial: JudgeTrial, entrant: Hosted) -> None:
     """Tier B's kernels, as the profiler names them, are those that recorded calls launched, and copies."""
     strange = [name for name in entrant.kernels if name not in trial.launched and not _HELPER.search(name)]
     if strange:

@@ -82,7 +82,7 @@ class _Records:
 
 
 @dataclass
-class Trial:
+class JudgeTrial:
     """One candidate's way through the stages; its fields are what the verdict will say."""
 
     judge: Judge

@@ -10,7 +10,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nightshift.kernels.judge.probes.correctness import Expected, Finding, compare, repeats_agree, same_bits, ulp
+from nightshift.kernels.judge.probes.correctness import (
+    Expected,
+    ProbeFinding,
+    compare,
+    repeats_agree,
+    same_bits,
+    ulp,
+)
 from nightshift.kernels.judge.probes.inputs import Probe
 from nightshift.kernels.judge.probes.layouts import laid_out
 from nightshift.kernels.judge.probes.oracle import allowance, eager_is_deterministic, expected
@@ -27,7 +34,7 @@ def _asked(problem: Problem, case: Case, distribution: str, seed: int = 5) -> tu
     return inputs, expected(problem, probe, seed, inputs)
 
 
-def _judge(problem: Problem, case: Case, kernel: Kernel, distribution: str = "normal") -> Finding:
+def _judge(problem: Problem, case: Case, kernel: Kernel, distribution: str = "normal") -> ProbeFinding:
     inputs, right = _asked(problem, case, distribution)
     return compare(right, (kernel(*inputs),))
 
@@ -299,7 +306,7 @@ def _quantise(offset: float) -> Callable[[torch.Tensor], Outputs]:
     return kernel
 
 
-def _judge_codes(offset: float) -> Finding:
+def _judge_codes(offset: float) -> ProbeFinding:
     problem, case = named("quantise"), Case.of("float32", m=64, n=256)
     inputs = problem.inputs(case, "normal", 3, "cpu")
     want = expected(problem, Probe("accuracy", case, "normal", (3,)), 3, inputs)
@@ -397,8 +404,8 @@ def test_eager_repeats_on_the_cpu() -> None:
 
 def test_no_outputs_of_an_empty_case_are_needed() -> None:
     found = _judge(named("softmax"), Case.of("float16", m=0, n=64), lambda x: F.softmax(x, -1))
-    assert found == Finding(None, "")
-    assert isinstance(found, Finding)
+    assert found == ProbeFinding(None, "")
+    assert isinstance(found, ProbeFinding)
     assert Expected.__dataclass_params__.frozen  # type: ignore[attr-defined]
 
 

@@ -22,7 +22,7 @@ from nightshift.kernels.judge.probes.correctness import compare
 from nightshift.kernels.judge.probes.exact import ORDERS, WrittenOut, doubt, mantissa_bound
 from nightshift.kernels.judge.probes.inputs import CPU, INTERPRETER, Probe, plan
 from nightshift.kernels.judge.probes.oracle import expected
-from nightshift.kernels.judge.probes.sizes import Space, sweep
+from nightshift.kernels.judge.probes.sizes import SizeSpace, sweep
 from nightshift.kernels.judge.verdict import Reason, Status, Verdict
 from nightshift.kernels.ops.problems import ALL, named
 from nightshift.kernels.problem import NARROWER, RULES, Case, Inputs, Problem, ProblemError, Rule
@@ -135,7 +135,7 @@ PAIRS = [(problem, rule) for problem in ALL for rule in problem.rules]
 
 def _cases(problem: Problem, rule: Rule, seed: int) -> list[Case]:
     rng = random.Random(seed)
-    on = Space(problem, ANYTHING, rng, SMALL)
+    on = SizeSpace(problem, ANYTHING, rng, SMALL)
     drawn = [c for c in sweep(on) if all(c.sizes.values())]
     asked = [next(iter(rule.near(case.with_(dtype=d))), None) for case in drawn[:8] for d in problem.dtypes]
     return [c for c in asked if c is not None and c.dtype in problem.dtypes and on.admits(c)]

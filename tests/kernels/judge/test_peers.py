@@ -18,7 +18,7 @@ from nightshift.kernels.judge.judge import Judge, Request
 from nightshift.kernels.judge.probes.inputs import INTERPRETER
 from nightshift.kernels.judge.race import baselines as baselines_module
 from nightshift.kernels.judge.race.contest import Pace
-from nightshift.kernels.judge.trial import Trial
+from nightshift.kernels.judge.trial import JudgeTrial
 from nightshift.kernels.judge.verdict import Comparison, Interval, LeftOut, Reason
 from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case, Problem
@@ -81,7 +81,7 @@ def test_a_baseline_that_is_only_slow_is_told_and_is_not_missing(racing: Judge) 
 
 
 def _decided(left_out: tuple[LeftOut, ...], promote: bool) -> tuple[Reason, str]:
-    trial = Trial(None, _candidate(), named("softmax"), _request(promote), b"")  # type: ignore[arg-type]
+    trial = JudgeTrial(None, _candidate(), named("softmax"), _request(promote), b"")  # type: ignore[arg-type]
     trial.comparisons = [Comparison(str(CASE), "eager", "A", 1e-5, 2e-5, Interval(1.9, 2.0, 2.1), 15)]
     trial.left_out = list(left_out)
     reason, text, _ = trial._decide()

@@ -51,7 +51,7 @@ MIXED_ROW = 32
 
 
 @dataclass(frozen=True)
-class Finding:
+class ProbeFinding:
     """The comparison of one output: reason is None where it passed. Ratios are to the allowance (≤ 1 passes).
     unplaced: elements that may be finite, NaN or infinite, as the references differ in that."""
 
@@ -70,7 +70,7 @@ RATIOS = ("rmse_ratio", "row_ratio", "element_ratio", "max_ulp", "rmse_to_eager"
 
 
 @dataclass(frozen=True)
-class Allowance:
+class ErrorAllowance:
     """What eager's own errors permit for one output: absolute RMSE, worst row (absolute and relative to the row's
     RMS), worst element in ULP. Pooled: the largest, or the root mean square, over draws. mixed: of short rows,
     whether both signs came up in any draw: two sums may share their sign by luck, and one still cancel."""
@@ -94,7 +94,7 @@ class Expected:
 
     truth: Outputs
     eager: Outputs
-    allowances: tuple[Allowance, ...]
+    allowances: tuple[ErrorAllowance, ...]
     rows: torch.Tensor | None
     exact: bool
     signed_zero: bool
@@ -109,11 +109,11 @@ class Expected:
     written_out: Outputs = ()
 
 
-def compare(expected: Expected, outputs: Sequence[torch.Tensor]) -> Finding:
+def compare(expected: Expected, outputs: Sequence[torch.Tensor]) -> ProbeFinding:
     """The first output that fails, or the worst ratios of those that pass."""
     if len(outputs) != len(expected.eager):
-        return Finding(Reason.wrong_type, f"{len(outputs)} outputs, expected {len(expected.eager)}")
-    worst = Finding(None, "")
+        return ProbeFinding(Reason.wrong_type, f"{len(outputs)} outputs, expected {len(expected.eager)}")
+    worst = ProbeFinding(None, "")
     for i, (output, truth, eager) in enumerate(zip(outputs, expected.truth, expected.eager, strict=True)):
         rows = expected.rows
         found = _one(expected, i, output if rows is None else output.index_select(0, rows), truth, eager)
@@ -122,11 +122,11 @@ def compare(expected: Expected, outputs: Sequence[torch.Tensor]) -> Finding:
             what = "gradient" if expected.gradients else "output"
             return replace(found, reason=reason, detail=f"{what} {i}: {found.detail}")
         ratios = {name: max(getattr(worst, name), getattr(found, name)) for name in RATIOS}
-        worst = Finding(None, "", **ratios, unplaced=worst.unplaced + found.unplaced)
+        worst = ProbeFinding(None, "", **ratios, unplaced=worst.unplaced + found.unplaced)
     return worst
 
 
-def _form(got: torch.Tensor, eager: torch.Tensor) -> Finding | None:
+def _form(got: torch.Tensor, eager: torch.Tensor) -> ProbeFinding | None:
     """What is not eager's in an output before any of its values; None where nothing is."""
     for reason, mine, should in (
         (Reason.wrong_shape, tuple(got.shape), tuple(eager.shape)),
@@ -134,14 +134,14 @@ def _form(got: torch.Tensor, eager: torch.Tensor) -> Finding | None:
         (Reason.wrong_device, got.device, eager.device),
     ):
         if mine != should:
-            return Finding(reason, f"{mine}, expected {should}")
+            return ProbeFinding(reason, f"{mine}, expected {should}")
     return None
 
 
-def _one(expected: Expected, i: int, got: torch.Tensor, truth: torch.Tensor, eager: torch.Tensor) -> Finding:
+def _one(expected: Expected, i: int, got: torch.Tensor, truth: torch.Tensor, eager: torch.Tensor) -> ProbeFinding:
     unfit = _form(got, eager)
     if unfit is not None or got.numel() == 0:
-        return unfit or Finding(None, "")
+        return unfit or ProbeFinding(None, "")
     if expected.spoilt:
         return _hidden(got, expected.spoilt[i])
     if expected.exact or i in expected.bits:
@@ -150,9 +150,9 @@ def _one(expected: Expected, i: int, got: torch.Tensor, truth: torch.Tensor, eag
         return _integers(got, truth, expected.allowances[i])
     wrong, unplaced = _placement(got, (truth, eager, *expected.written_out[i : i + 1]))
     if wrong:
-        return Finding(Reason.nan_placement, wrong)
+        return ProbeFinding(Reason.nan_placement, wrong)
     if expected.placed:
-        found = Finding(None, "")
+        found = ProbeFinding(None, "")
     elif expected.bound:
         found = _bounded(got, truth, expected.bound)
     else:
@@ -162,25 +162,25 @@ def _one(expected: Expected, i: int, got: torch.Tensor, truth: torch.Tensor, eag
     return replace(found, unplaced=unplaced)
 
 
-def _hidden(got: torch.Tensor, spoilt: torch.Tensor) -> Finding:
+def _hidden(got: torch.Tensor, spoilt: torch.Tensor) -> ProbeFinding:
     hidden = spoilt & torch.isfinite(got)
     if not bool(hidden.any()):
-        return Finding(None, "")
+        return ProbeFinding(None, "")
     text = f"{int(hidden.sum())} elements, first at {_first(hidden)}: finite, but infinite gradients reach them"
-    return Finding(Reason.nan_placement, text)
+    return ProbeFinding(Reason.nan_placement, text)
 
 
-def _bounded(got: torch.Tensor, truth: torch.Tensor, bound: float) -> Finding:
+def _bounded(got: torch.Tensor, truth: torch.Tensor, bound: float) -> ProbeFinding:
     ratios = ((got.double() - truth) / truth).abs() / bound
     worst, at = (float(x) for x in ratios.flatten().max(dim=0))
     if worst <= 1:
-        return Finding(None, "", element_ratio=worst)
+        return ProbeFinding(None, "", element_ratio=worst)
     told = f"{_values(_index(int(at), got.shape), got, truth)}: off by 2^{math.log2(worst * bound):.1f} of it, and"
     told += f" float32 in any order by at most 2^{math.log2(bound):.1f}: as with operands of fewer than 24 bits"
-    return Finding(Reason.max_ulp, told, element_ratio=worst)
+    return ProbeFinding(Reason.max_ulp, told, element_ratio=worst)
 
 
-def same_bits(got: torch.Tensor, want: torch.Tensor, signed_zero: bool = True) -> Finding:
+def same_bits(got: torch.Tensor, want: torch.Tensor, signed_zero: bool = True) -> ProbeFinding:
     """Bit for bit; any NaN equals any NaN (payloads are not part of IEEE 754's contract)."""
     equal = got == want
     if got.is_floating_point():
@@ -188,10 +188,10 @@ def same_bits(got: torch.Tensor, want: torch.Tensor, signed_zero: bool = True) -
         if signed_zero:
             equal &= torch.isnan(got) | (torch.signbit(got) == torch.signbit(want))
     if bool(equal.all()):
-        return Finding(None, "")
+        return ProbeFinding(None, "")
     bad, at = int((~equal).sum()), _first(~equal)
     told = f"{bad} of {got.numel()} elements differ, first at {_values(at, got, want)}"
-    return Finding(Reason.not_exact, told)
+    return ProbeFinding(Reason.not_exact, told)
 
 
 def _values(at: tuple[int, ...], got: torch.Tensor, want: torch.Tensor) -> str:
@@ -239,16 +239,16 @@ def _placement(got: torch.Tensor, references: Sequence[torch.Tensor]) -> tuple[s
     return told, int(differ.sum())
 
 
-def _integers(got: torch.Tensor, truth: torch.Tensor, allowed: Allowance) -> Finding:
+def _integers(got: torch.Tensor, truth: torch.Tensor, allowed: ErrorAllowance) -> ProbeFinding:
     distance = (got.double() - truth.double()).abs()
     worst = float(distance.max())
     ratio = worst / allowed.rmse
     if ratio > 1:
         at = _first(distance == worst)
-        return Finding(
+        return ProbeFinding(
             Reason.not_exact, f"off by {worst:.4g} at {at}, allowed {allowed.rmse:.4g}", element_ratio=ratio
         )
-    return Finding(None, "", element_ratio=ratio)
+    return ProbeFinding(None, "", element_ratio=ratio)
 
 
 def _luck(count: int) -> float:
@@ -259,10 +259,10 @@ def _accuracy(
     got: torch.Tensor,
     truth: torch.Tensor,
     eager: torch.Tensor,
-    allowed: Allowance,
+    allowed: ErrorAllowance,
     elementwise: bool,
     floors: float,
-) -> Finding:
+) -> ProbeFinding:
     factor = RMSE_FACTOR[got.dtype]
     count, columns = rows_of(got).shape
     mine = errors_of(got, truth, (eager,))
@@ -290,16 +290,16 @@ def _accuracy(
     figures = (rmse_ratio, row_ratio, element_ratio, mine.worst_ulp, mine.rmse / max(own.rmse, 1e-300))
     if rmse_ratio > 1:
         told = f"RMSE {mine.rmse:.3g}, allowed {limit:.3g} (eager {own.rmse:.3g}), most at {_farthest(got, truth)}"
-        return Finding(Reason.rmse, told, *figures)
+        return ProbeFinding(Reason.rmse, told, *figures)
     if row_ratio > 1:
         told = f"row {int(row)}: RMSE {float(mine.rows[row]):.3g}, allowed {float(row_limits[row]):.3g}"
         told += f", most at {_farthest(got, truth, int(row))}"
-        return Finding(Reason.worst_row, told, *figures)
+        return ProbeFinding(Reason.worst_row, told, *figures)
     if element_ratio > 1:
         place = _values(_index(at, got.shape), got, truth)
         told = f"{element_ratio:.3g} times the allowed error ({ulp_limit:.3g} ULP) at {place}"
-        return Finding(Reason.max_ulp, told, *figures)
-    return Finding(None, "", *figures)
+        return ProbeFinding(Reason.max_ulp, told, *figures)
+    return ProbeFinding(None, "", *figures)
 
 
 def _farthest(got: torch.Tensor, truth: torch.Tensor, row: int | None = None) -> str:
@@ -316,7 +316,7 @@ def _farthest(got: torch.Tensor, truth: torch.Tensor, row: int | None = None) ->
 
 
 def _mixed_signs(truth: torch.Tensor) -> torch.Tensor:
-    """For each row, whether it holds values of both signs; short rows are asked together (`Allowance.mixed`)."""
+    """For each row, whether it holds values of both signs; short rows together (`ErrorAllowance.mixed`)."""
     rows = rows_of(truth)
     return (rows < 0).any(dim=1) & (rows > 0).any(dim=1)
 

@@ -17,7 +17,7 @@ import torch
 from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.draw import mix
 from nightshift.kernels.judge.probes.buffers import View
-from nightshift.kernels.judge.probes.correctness import RATIOS, Expected, Finding, compare, repeats_agree
+from nightshift.kernels.judge.probes.correctness import RATIOS, Expected, ProbeFinding, compare, repeats_agree
 from nightshift.kernels.judge.probes.inputs import Probe
 from nightshift.kernels.judge.probes.layouts import laid_out, layout_at, made_one, place, write
 from nightshift.kernels.judge.probes.oracle import eager_is_deterministic, expected, gradient_seeds
@@ -58,7 +58,7 @@ class Examination:
         else:
             self.bits[name] = self.bits.get(name, 0) + 1
 
-    def note(self, probe: Probe, finding: Finding) -> None:
+    def note(self, probe: Probe, finding: ProbeFinding) -> None:
         if finding.unplaced:
             name = f"{probe.distribution} {probe.case.dtype}"
             self.unplaced[name] = self.unplaced.get(name, 0) + finding.unplaced
@@ -142,7 +142,7 @@ class Examiner:
         outputs: Outputs,
         previous: Outputs,
         seen: Mapping[int, Outputs],
-    ) -> Finding:
+    ) -> ProbeFinding:
         finding = compare(want, outputs)
         if finding.reason is None:
             return finding

@@ -26,7 +26,7 @@ from nightshift.kernels.draw import TWIN, mix
 from nightshift.kernels.judge.probes.exact import mantissa_bound
 from nightshift.kernels.judge.probes.sizes import (
     Scope,
-    Space,
+    SizeSpace,
     between,
     beyond,
     of_each_residue,
@@ -87,7 +87,7 @@ class Probe:
 
 
 @dataclass
-class Ground(Space):
+class Ground(SizeSpace):
     """What every rule of a plan knows. rng: the plan's chance, which rules use up one after the other.
 
     secret: what it follows from. admitted: the swept cases. bases: of every dtype the case that most probes are

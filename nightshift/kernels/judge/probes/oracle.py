@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from nightshift.kernels.draw import Draw, mix
-from nightshift.kernels.judge.probes.correctness import MIXED_ROW, Allowance, Expected, repeats_agree
+from nightshift.kernels.judge.probes.correctness import MIXED_ROW, ErrorAllowance, Expected, repeats_agree
 from nightshift.kernels.judge.probes.errors import errors_of, positive, rows_of
 from nightshift.kernels.judge.probes.exact import WrittenOut, doubt
 from nightshift.kernels.judge.probes.inputs import Probe
@@ -28,12 +28,12 @@ _POOL_VECTOR = {"cpu": 1 << 16, "cuda": 1 << 22}
 POOL_DRAWS = 8
 
 
-def allowance(draws: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Allowance:
+def allowance(draws: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> ErrorAllowance:
     """From (eager, truth) pairs of one output over one or more draws of the same case."""
     measured = [errors_of(eager, truth, ()) for eager, truth in draws]
     worst = [torch.stack([e.rows, e.rows / positive(e.row_scales)]).amax(1) for e in measured if len(e.rows)]
     row, row_relative = torch.stack(worst).amax(0).tolist() if worst else (0.0, 0.0)
-    return Allowance(
+    return ErrorAllowance(
         rmse=max(max(e.rmse, e.floor) for e in measured),
         row=row,
         row_relative=row_relative,
@@ -107,13 +107,13 @@ def _equal_terms(inputs: Inputs, out: torch.Tensor, expanded: bool) -> int:
     return found
 
 
-def _allowance_of(draws: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Allowance:
+def _allowance_of(draws: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> ErrorAllowance:
     """Of one output, from (eager, truth) pairs. Of rounded integers against an unrounded oracle it is eager's
     largest distance, and a hair for another rounding."""
     if draws[0][0].is_floating_point():
         return allowance(draws)
     worst = max(float((e.double() - t.double()).abs().max()) if e.numel() else 0.0 for e, t in draws)
-    return Allowance(worst + 2.0**-10, worst, worst, worst, worst)
+    return ErrorAllowance(worst + 2.0**-10, worst, worst, worst, worst)
 
 
 def gradient_seeds(outputs: Sequence[torch.Tensor], seed: int, upstream: str) -> Outputs:

@@ -80,7 +80,7 @@ def _beside(axis: Axis, rng: random.Random, count: int) -> list[int]:
 
 
 @dataclass
-class Space:
+class SizeSpace:
     """The cases of a problem that a candidate answers for and a scope affords. rng: what is drawn, in order."""
 
     problem: Problem
@@ -144,7 +144,7 @@ class Space:
         return self.problem.compulsory_bytes(case) > most or self.problem.flops(case) > 200 * most
 
 
-def sweep(on: Space) -> Iterator[Case]:
+def sweep(on: SizeSpace) -> Iterator[Case]:
     """Edges of one axis at a time among random others, each with a dtype and layout in turn; then random cases."""
     declared = on.candidate.domain.dtypes
     dtypes = [name for name in on.problem.dtypes if not declared or name in declared]
@@ -165,7 +165,7 @@ def sweep(on: Space) -> Iterator[Case]:
             yield case
 
 
-def _sizes(on: Space) -> Iterator[tuple[dict[str, int], str]]:
+def _sizes(on: SizeSpace) -> Iterator[tuple[dict[str, int], str]]:
     """Sizes of a case, and the axis whose edge value they are made for ("" for a random case)."""
     largest, count = on.scope.largest, on.scope.sweep_random
     for axis in on.axes:
@@ -177,7 +177,7 @@ def _sizes(on: Space) -> Iterator[tuple[dict[str, int], str]]:
         yield {axis.name: _pick(axis, on.rng, largest) for axis in on.axes}, ""
 
 
-def of_each_residue(on: Space) -> list[Case]:
+def of_each_residue(on: SizeSpace) -> list[Case]:
     """Up to eight small cases between which every axis leaves each remainder modulo 8, and the last axis lies in
     each eighth of 128: groups of rows and parts of a tile are asked about each of their ends, whatever is drawn.
     """
@@ -201,7 +201,7 @@ def of_each_residue(on: Space) -> list[Case]:
     return found
 
 
-def between(on: Space) -> Iterator[Case]:
+def between(on: SizeSpace) -> Iterator[Case]:
     """Sizes between two powers of two from 512 on: of the last axis in each quarter, of the others in one, their
     fellows small: loops whose last trips are another number of tiles. Dtypes and layouts in turn."""
     turn, dtypes = on.rng.randrange(1000), on.problem.dtypes
@@ -219,7 +219,7 @@ def between(on: Space) -> Iterator[Case]:
                 yield case
 
 
-def beyond(on: Space) -> list[Case]:
+def beyond(on: SizeSpace) -> list[Case]:
     """For every axis of many but the last a case where it alone is far larger than in the sweep: of more than
     65,536, or five times the sweep's largest where so many are not affordable. In 16 bits where there are some, and
     not where sums over it are of 32 bits all the same, so that no long sum's rounding is compared."""
@@ -232,7 +232,7 @@ def beyond(on: Space) -> list[Case]:
     return found
 
 
-def _far(on: Space, axis: Axis, target: int) -> list[Case]:
+def _far(on: SizeSpace, axis: Axis, target: int) -> list[Case]:
     """The case of few others in which the axis is beyond the target, if it is affordable."""
     dtype = next((name for name in on.problem.dtypes if name in ("float16", "bfloat16")), on.problem.dtypes[0])
     few = {
@@ -245,7 +245,7 @@ def _far(on: Space, axis: Axis, target: int) -> list[Case]:
     return [case for case in made if on.admits(case)]
 
 
-def of_one_count(on: Space, base: Case) -> Iterator[Case]:
+def of_one_count(on: SizeSpace, base: Case) -> Iterator[Case]:
     """Cases one after the other whose tensors have as many elements but other shapes: one axis is doubled and
     another halved. Who remembers something by the number of elements is wrong on the second."""
     beside = list(itertools.pairwise(on.problem.axes))
@@ -261,7 +261,7 @@ def of_one_count(on: Space, base: Case) -> Iterator[Case]:
             yield second
 
 
-def of_equal_axes(on: Space) -> list[Case]:
+def of_equal_axes(on: SizeSpace) -> list[Case]:
     """Cases in which all axes, and every two neighbours, are of one size above 1; all of them also transposed,
     where that may be. Who tells axes, or the order in memory, by their sizes takes one for the other."""
     found: list[Case] = []
@@ -280,7 +280,7 @@ def of_equal_axes(on: Space) -> list[Case]:
     return found
 
 
-def of_whole_tiles(on: Space) -> list[Case]:
+def of_whole_tiles(on: SizeSpace) -> list[Case]:
     """Cases that need no mask: the last axis a power of two or three of them among few rows, and all axes one, two
     or three times 128, or less where that is dear. Kernels often take another path where tiles are whole."""
     turn, last = on.rng.randrange(1000), on.axes[-1]
