@@ -86,7 +86,7 @@ tenancies = Table(
     "tenancies",
     metadata,
     Column("incident", ForeignKey("incidents.number"), primary_key=True),
-    Column("namespace", Text, primary_key=True, doc="whose jobs the incident touches"),
+    Column("namespace", Text, primary_key=True, doc="namespaces of the jobs that the incident touches"),
     Index("tenancies_by_namespace", "namespace", "incident"),
 )
 
@@ -179,7 +179,7 @@ memberships = Table(
 kept = Table(
     "kept",
     metadata,
-    Column("name", Text, primary_key=True, doc="such as detector/ecc or cursor/node_log n1"),
+    Column("name", Text, primary_key=True, doc="e.g. detector/ecc or cursor/node_log n1"),
     Column("at_s", Float, nullable=False),
     Column("content", LargeBinary, nullable=False),
 )
@@ -204,15 +204,15 @@ audit_head = Table(
 deliveries = Table(
     "deliveries",
     metadata,
-    Column("key", Text, primary_key=True, doc="such as INC-7/card, storm/C1/1700000000 or pagerduty/INC-7/page"),
+    Column("key", Text, primary_key=True, doc="e.g. INC-7/card, storm/C1/1700000000 or pagerduty/INC-7/page"),
     Column("outlet", Text, nullable=False, doc="slack, pagerduty, opsgenie or alertmanager; empty for a round"),
     Column("kind", Text, nullable=False, doc="card, thread, storm, proposal; page, shown; round"),
     Column("incident", ForeignKey("incidents.number"), index=True),
     Column("channel", Text, nullable=False, doc="the chat's; else empty"),
     Column("thread", Text, doc="timestamp of the message that it replies to"),
     Column("ts", Text, doc="the chat's name for it; null: not there, as far as is known"),
-    Column("shows", Text, doc="hash of the message, or phase of the alert, as the outlet has it; null: not told"),
-    Column("tried_s", Float, doc="wall time of a send whose answer has not come"),
+    Column("shows", Text, doc="hash of the message, or phase of the alert, as the outlet shows it; null: not sent"),
+    Column("tried_s", Float, doc="wall time of a send without an answer so far"),
     Column("told_s", Float, doc="wall time of the last answer"),
     Column("watch_until_s", Float, doc="wall time until which a second copy may still turn up"),
     Column("posted_s", Float, doc="when it was first shown"),

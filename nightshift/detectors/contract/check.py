@@ -113,7 +113,7 @@ def _snapshots(kind: Kind) -> list[str]:
             found.append("snapshot: not an npz")
         resumed.restore(saved)
         if key(run(resumed, ticks[half:], inventory)) != key(run(detector, ticks[half:], inventory)):
-            found.append(f"snapshot: restored after {half} ticks it goes on differently")
+            found.append(f"snapshot: restored after {half} ticks it continues differently")
     for broken in (b"", b"PK\x03\x04", saved[: len(saved) // 2], b"\x80\x04N."):
         try:
             whole.restore(broken)

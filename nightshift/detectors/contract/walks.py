@@ -319,7 +319,7 @@ def _judged(kind: Kind, drawn: WalkDraw, state: bytes | None, checks: Counter[st
             if kind.plugin in BEGINS_AGAIN:
                 problems += ["a restart brought a burst"] if len(after) > len(now) else []
             elif key(after) != key(now):
-                problems.append(f"restored after tick {drawn.restart} it goes on differently at {number}")
+                problems.append(f"restored after tick {drawn.restart} it continues differently at {number}")
                 resumed = None
         if number == drawn.restart:
             resumed = make(kind)
