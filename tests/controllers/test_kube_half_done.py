@@ -51,8 +51,8 @@ def act(kind: ActionKind, target: str, subject: SubjectKind = K.NODE, *, id_: st
     return Action(name, kind, Subject(subject, target), "", reach, Undo(True, ""), 2e9, params)
 
 
-def of(kube: KubeClient, **how: Any) -> KubernetesActuator:
-    settings = KubernetesActuatorSettings(drain={"grace_s": 0, "evict_unmanaged": True}, **how)
+def of(kube: KubeClient, **drain: Any) -> KubernetesActuator:
+    settings = KubernetesActuatorSettings(drain={"grace_s": 0, "evict_unmanaged": True, **drain})
     return Patient(settings, kube, now_s=lambda: 1000.0)
 
 

@@ -34,8 +34,9 @@ class GaugeEvents:
     ...     return Frame(t_s, index, ("gpu_xid_last",), np.array([[xid]]), when, epoch)
     >>> inventory, gauges = Inventory(), GaugeEvents()
     >>> inventory.observe(index.subjects[0], Subject(SubjectKind.NODE, "n1"), 0.0)
-    >>> [[event.code for event in gauges.take(look(t_s, xid), inventory)] for t_s, xid in ((0, 0), (5, 79), (9,
-    79))] [[], [79], []]
+    >>> looks = [look(0, 0), look(5, 79), look(9, 79)]
+    >>> [[event.code for event in gauges.take(frame, inventory)] for frame in looks]
+    [[], [79], []]
     """
 
     def __init__(self) -> None:

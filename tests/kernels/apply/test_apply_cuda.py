@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nightshift.kernels.apply.bundle import candidate_record
-from nightshift.kernels.apply.job import cuda_source
+from nightshift.kernels.apply.job import launch
 from nightshift.kernels.candidate import Bound, Candidate, Domain, Launch
 from nightshift.kernels.judge import cuda, launch_plan
 from tests.kernels.apply.applied_records import record
@@ -68,12 +68,12 @@ def test_a_job_encodes_a_tile_descriptor_as_the_judge_does(text: str, monkeypatc
 
     stand_in = SimpleNamespace(cuTensorMapEncodeTiled=encode)
     monkeypatch.setattr(cuda, "library", lambda: stand_in)
-    monkeypatch.setattr(cuda_source, "driver", lambda: stand_in)
-    monkeypatch.setattr(cuda_source, "compiled", lambda source, architecture: b"")
+    monkeypatch.setattr(launch, "driver", lambda: stand_in)
+    monkeypatch.setattr(launch, "compiled", lambda source, architecture: b"")
     made = {**cuda_record(), "launches": [{**cuda_record()["launches"][0], "args": [text]}]}
-    launches, _ = cuda_source.CudaSource(made).plan((("m", 24), ("n", 128)))
+    launches, _ = launch.CudaSource(made).plan((("m", 24), ("n", 128)))
     argument = launches[0][-1][0]
-    cuda_source._argument(argument, {"in": [SimpleNamespace(data_ptr=lambda: 4096)]})
+    launch._argument(argument, {"in": [SimpleNamespace(data_ptr=lambda: 4096)]})
     declared = launch_plan._declared(text, {"m": 24, "n": 128}, {})
     assert isinstance(declared, launch_plan.TensorMap)
     launch_plan.tensor_map(declared, 4096)
@@ -81,7 +81,7 @@ def test_a_job_encodes_a_tile_descriptor_as_the_judge_does(text: str, monkeypatc
     assert asked[0][:4] == [declared.element, 2, 4096, [128, 24]]
 
 
-@pytest.mark.parametrize("arch_of", [cuda.arch_of, cuda_source._arch])
+@pytest.mark.parametrize("arch_of", [cuda.arch_of, launch._arch])
 def test_judge_and_job_compile_for_the_instructions_of_that_gpu_alone(arch_of: Callable[[str], str]) -> None:
     """`wgmma` is of sm_90a alone; an Ampere has no such suffix, and without a GPU nothing is said."""
     assert [arch_of(c) for c in ("8.0", "9.0", "10.3", "12.0", "none")] == [

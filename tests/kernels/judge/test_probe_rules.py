@@ -6,11 +6,11 @@ import random
 from dataclasses import replace
 
 import pytest
-from nightshift.kernels.problems import named
 
 from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.judge.probes.inputs import CPU, FULL_GPU, RULES, Ground, Probe, plan
 from nightshift.kernels.judge.probes.sizes import Scope, sweep
+from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Problem
 
 UNBOUND = Candidate("", "entry", "triton", "own_kernel", "bitwise", differentiable=True)
