@@ -9,6 +9,8 @@ import pytest
 from tests.kernels.apply.applied_records import every_record
 from tests.kernels.apply.test_apply import run
 
+pytestmark = pytest.mark.full  # each starts a job of its own with torch
+
 SCRIPT = Path(__file__).parent / "applied_odd.py"
 
 

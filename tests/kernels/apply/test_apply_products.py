@@ -19,6 +19,8 @@ from nightshift.kernels.problem import Case
 from tests.kernels.apply.applied_records import made_of
 from tests.kernels.apply.test_apply import run
 
+pytestmark = pytest.mark.full  # each compiles a step in a process of its own
+
 SCRIPT = Path(__file__).parent / "applied_products.py"
 
 

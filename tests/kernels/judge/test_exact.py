@@ -74,6 +74,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rule", sorted(MUTANTS))
 def test_a_mutant_is_refused_by_its_rule_and_by_no_other_probe(cpu_judge: Judge, rule: str) -> None:
     file, name = MUTANTS[rule]

@@ -143,6 +143,7 @@ print(told, footprint.changed())
 """
 
 
+@pytest.mark.full
 def test_what_torch_compile_does_to_torch_at_its_first_use_is_no_change_and_what_looks_like_it_is() -> None:
     """A library may compile; that puts wrappers around `torch.manual_seed` and `Module.__init__`."""
     done = subprocess.run([sys.executable, "-c", COMPILING], capture_output=True, text=True, check=True)
@@ -206,6 +207,7 @@ def test_constants_modules_and_operators_in_anothers_place_are_told(monkeypatch:
     assert told == ["math.pi", "operator aten::mish", "sys.modules['torch.nn.functional']", "torch.float"]
 
 
+@pytest.mark.full
 def test_tensors_that_nobody_lets_go_of_are_counted_when_they_are_as_many_as_the_calls() -> None:
     """Inputs and scratch memory: a few constants of a candidate's own are none of these."""
     footprint = Footprint("cpu")
@@ -242,6 +244,7 @@ print("ptx" in made.asm, told, footprint.changed(thoroughly=True))
 """
 
 
+@pytest.mark.full
 def test_a_kernel_that_triton_compiles_changes_nothing_and_one_of_its_functions_in_anothers_place_does(
     tmp_path: Path,
 ) -> None:

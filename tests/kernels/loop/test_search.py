@@ -296,6 +296,7 @@ CASE = Case.of("float16", m=6, n=40)
 ONCE = Pace(min_rounds=2, max_rounds=2, round_s=1e-4, max_calls=3, max_slots=2)
 
 
+@pytest.mark.full
 def test_the_whole_loop_runs_on_triton_s_interpreter(tmp_path: Path, interpreting_judge: Judge) -> None:
     """Template → judge → ledger → whole verdict on a tiny shape, and a trial of it can be judged again."""
     task = Task(named("softmax"), CASE)
