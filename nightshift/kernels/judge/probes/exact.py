@@ -139,7 +139,7 @@ def doubt(problem: Problem, rule: Rule, inputs: Inputs, eager: Outputs, truth: O
             continue
         if e.is_floating_point() and not bool(torch.isfinite(e).all()):
             return f"output {i}: eager's is not finite"
-        rounded = (t if e.is_floating_point() else t.round()).to(e.dtype)
+        rounded = (t.round() if t.is_floating_point() and not e.is_floating_point() else t).to(e.dtype)
         unit = ulp(rounded.double(), e.dtype) if e.is_floating_point() else 1.0
         if bool(((t.double() - rounded.double()).abs() > GRID_ULP * unit).any()):
             return f"output {i}: the exact value is no {str(e.dtype).removeprefix('torch.')}"
