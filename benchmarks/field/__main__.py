@@ -12,7 +12,6 @@ import argparse
 import importlib
 import random
 import re
-import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -27,6 +26,7 @@ from nightshift.agent.app import App
 from nightshift.agent.clock import SteppedClock
 from nightshift.agent.settings import Settings
 from nightshift.agent.store.incident import Incident
+from nightshift.version import commit
 
 START_S = 1_795_500_000.0
 TICK_S = 5.0
@@ -48,7 +48,6 @@ class Drawn:
             "gpu": str(draw.randrange(8)),
             "pid": str(draw.randrange(1_000, 4_000_000)),
             "n": str(draw.randrange(10, 900)),
-            "m": str(draw.randrange(10, 900)),
         }
         self._step = draw.randrange(400, 4_000)
 
@@ -131,11 +130,6 @@ def texts(incident: Incident) -> list[str]:
     """What a person reads first: title, headline, and what each finding says. No quoted line of the log counts."""
     headline = [incident.diagnosis.headline] if incident.diagnosis is not None else []
     return [incident.title, *headline, *(stored.finding.summary for stored in incident.findings)]
-
-
-def commit() -> str:
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return found.stdout.strip()
 
 
 def main() -> None:

@@ -529,7 +529,7 @@ BATCH: tuple[FieldReport, ...] = (
         rf"engine|{_CRASH}",
         "ERROR 10-27 08:12:01 [core_client.py:564] Engine core proc EngineCore_DP0 died unexpectedly, shutting down client.",
     ),
-    # jobs whose figures tell it ----------------------------------------------------------------------------------------
+    # jobs with figures that show it ----------------------------------------------------------------------------------------
     job(
         "hiyouga/LlamaFactory#8261",
         r"loss|nan|non-finite|zero|grad",

@@ -16,7 +16,7 @@ class FieldReport:
     """One report, and the right answer.
 
     source: where it was read (`owner/repository#number`). lines: the log in our own words with drawn values:
-    `$host`, `$pci` (0000:9b:00), `$gpu`, `$pid`, `$n`, `$m` (numbers), `$step` (rises by the line), `$loss`,
+    `$host`, `$pci` (0000:9b:00), `$gpu`, `$pid`, `$n` (a number), `$step` (rises by the line), `$loss`,
     `$norm`. opens: whether an incident is right. words: a pattern that its title, its headline or a finding's
     summary has to match. before: a healthy step line of the same trainer. program: who wrote the line to the
     system's log."""

@@ -155,7 +155,7 @@ class App:
                 self.watch.resume(now_s)
                 self.policies.lead()
                 self._led_term = self.lifecycle.term
-        # A standby waits. Only who led goes on looking while the store is away, since then nobody else can lead
+        # A standby waits. Only the last leader continues to look without the store: no other replica can lead then
         # either.
         elif self._led_term is None or not (away := self._store_problem()):
             self._looked_at = time.monotonic()
@@ -247,7 +247,7 @@ class App:
     def reload(self, settings: Settings) -> None:
         """Takes new settings up at the next look. Raises ConfigError, and nothing changes, where one of them needs
         a restart."""
-        # Refused as a whole: half of a configuration taken up is one that nobody wrote.
+        # Refused as a whole: half of a configuration is not what was written.
         fixed = [name for name in NEEDS_RESTART if getattr(settings, name) != getattr(self.settings, name)]
         if fixed:
             self.metrics.reload_ok.set(0)

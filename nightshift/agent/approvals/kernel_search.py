@@ -36,7 +36,7 @@ _VIEW = "kernel-view"
 # A view older than this says nothing of now (s).
 VIEW_S = 900.0
 DONE, FAILED, PREEMPTED, STOPPED, GONE, NO_GPU = "done", "failed", "preempted", "stopped", "gone", "no_gpu"
-# Ends that say something of the kernel; the others say that nobody found out.
+# Ends that say something about the kernel; the others leave it unknown.
 ANSWERED = (DONE, FAILED)
 
 

@@ -177,7 +177,7 @@ class Scoreboard:
             kinds[place] = action.kind
             counted[place]["proposed"] += 1
             for what in _became(moves[row.incident], row.attempt):
-                # Only where nobody decided: a click is the better witness of what people thought of a plan.
+                # Only without a decision: a click shows better what people thought of a plan.
                 by_hand = hands.get((row.incident, row.attempt)) if what == "open" else None
                 counted[place][by_hand or what] += 1
                 counted[place]["by_hand"] += by_hand is not None

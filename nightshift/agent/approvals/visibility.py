@@ -199,7 +199,7 @@ class IncidentWindow:
             title=_shared_title(str(row.cause or (found[0].fault if found else "fault"))),
             findings=found,
             namespaces=self._own_namespaces(row.namespaces),
-            # Without the hash nobody can approve from a list what they see in part.
+            # Without the hash, a plan seen in part cannot be approved from a list.
             plan_sha256=None,
         )
 

@@ -52,7 +52,7 @@ def drill(
                 if incident.state is S.OPEN and waited_s > _ASLEEP_S:
                     typer.echo("The daemon did not pick it up. Check that it runs on this store.", err=True)
                     raise typer.Exit(1)
-                # Once it is cleared the rest takes its own time and needs nobody.
+                # Once it is cleared, the rest needs time and no person.
                 if waited_s > 60.0 * minutes and not cleared:
                     typer.echo("No decision in time: the drill ends here.", err=True)
                     raise typer.Exit(1)

@@ -214,7 +214,7 @@ class Provider:
         # isprintable: control and direction characters could make one name look like another in the audit log.
         if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST_NAME or not name.isprintable():
             raise SignInRefused(f"The identity provider says no {settings.name_claim}.")
-        # An address that its owner typed in and nobody checked would be a way to sign in as anybody.
+        # An unverified address would be a way to sign in as another person.
         checked = claims.get("email_verified") is True or settings.unverified_email
         if settings.name_claim == "email" and not checked:
             raise SignInRefused("The identity provider does not call your e-mail address verified.")

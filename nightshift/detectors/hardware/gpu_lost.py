@@ -5,7 +5,7 @@ that). A page that goes on with one device fewer does: the driver no longer enum
 someone took it away. Nothing is lost where the page shows only GPUs that a pod holds. Not lost, or no longer, is a
 GPU whose place another took (a swapped board has a new UUID: the node counts as many as before), one that was cut
 into MIG instances, and one that is away for shorter than a reset takes. Of a page that was cut short nothing
-follows. On a node that a person took out of service the loss is told quietly: somebody is at work there.
+follows. On a node that a person took out of service the loss is only a warning: a person works there.
 """
 
 from __future__ import annotations
