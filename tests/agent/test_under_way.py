@@ -15,6 +15,7 @@ from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.notify.slack.card import TOLD, event
 from nightshift.agent.rca.summary import as_text, summarise
 from nightshift.agent.store.incident import Cause, HistoryStep, Incident, IncidentState, entered_s
+from nightshift.agent.store.intents import commitments
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, Undo
 from nightshift.controllers.actuators.kube_client import KubeClient
@@ -49,6 +50,7 @@ class Scene:
         end_s = self.clock.now_s() + seconds
         while self.clock.now_s() < end_s:
             self.clock.advance(every_s)
+            self.lifecycle._stand()  # a slow machine outlives the lease
             self.lifecycle.advance(self.clock.now_s())
         return self.world.store.incident(self.name)
 
@@ -154,6 +156,48 @@ def test_an_outage_of_a_webhook_does_not_leave_a_job_stopped_that_was_about_to_b
     scene.server.faults.clear()
     assert scene.pass_time(120.0).state is IncidentState.CONFIRMING
     assert not batch.read_namespaced_job("j", "default").spec.suspend
+
+
+@pytest.mark.parametrize("fault", [ServerFault.UNAVAILABLE, ServerFault.EXPIRED_TOKEN, ServerFault.DISCONNECT])
+@pytest.mark.parametrize("phase", ["approved", "cordoned", "suspended"])
+def test_an_api_server_that_is_away_for_ten_minutes_ends_no_action(
+    scene: Scene, phase: str, fault: ServerFault
+) -> None:
+    """Every call fails, reads too. Nothing is escalated, nothing is done twice, and the drain ends as planned."""
+    batch = client.BatchV1Api(scene.core.api_client)
+    if phase == "suspended":
+        scene.core.delete_namespaced_pod("p", "default", grace_period_seconds=0)
+        template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}
+        job = batch.create_namespaced_job("default", {"metadata": {"name": "j"}, "spec": {"template": template}})
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": job.metadata.uid, "controller": True}
+        meta = {"name": "j-0", "labels": {"batch.kubernetes.io/job-name": "j"}, "ownerReferences": [owner]}
+        spec = {"nodeName": NODE.name, "containers": [{"name": "c", "image": "i"}]}
+        scene.core.create_namespaced_pod("default", {"metadata": meta, "spec": spec})
+        while not batch.read_namespaced_job("j", "default").spec.suspend:
+            scene.pass_time(10.0, 10.0)
+    elif phase == "cordoned":
+        while not scene.core.read_node("n1").spec.unschedulable:
+            scene.pass_time(10.0, 10.0)
+    else:
+        while scene.world.store.incident(scene.name).state is not IncidentState.APPROVED:
+            assert scene.world.store.incident(scene.name).state is not IncidentState.ACTING
+            scene.server.faults.clear()
+            scene.server.faults.plan(fault, 10**6)
+            scene.pass_time(10.0, 10.0)
+    scene.server.faults.plan(fault, 10**6)
+    during = scene.pass_time(590.0)
+    assert during.state in (IncidentState.APPROVED, IncidentState.ACTING)
+    assert during.history[-1].cause == Cause.UNDER_WAY
+    scene.server.faults.clear()
+    for pod in scene.core.list_namespaced_pod("default").items:
+        scene.core.delete_namespaced_pod(pod.metadata.name, "default", grace_period_seconds=0)
+    assert scene.pass_time(240.0).state is IncidentState.CONFIRMING
+    assert scene.core.read_node("n1").spec.unschedulable
+    assert not [job for job in batch.list_namespaced_job("default").items if job.spec.suspend]
+    with scene.world.store.database.read() as connection:
+        begun = commitments(connection)
+    # a plan that expired before its first write is made again; it leaves no intent behind
+    assert [item.ended_s is None for item in begun] == [False]
 
 
 def test_a_remark_is_no_move() -> None:

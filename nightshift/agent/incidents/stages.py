@@ -59,7 +59,8 @@ def note_waiting(store: Store, incident: Incident, reason: str, now_s: float, by
     waited_s = now_s - incident.entered_s
     told = sum(step.cause == Cause.UNDER_WAY and step.at_s >= incident.entered_s for step in incident.history)
     if waited_s >= FIRST_NOTE_S * 2**told:
-        store.remark(incident, Cause.UNDER_WAY, by, f"running for {waited_s:.0f} s: {reason}")
+        word = "waiting" if incident.state is IncidentState.APPROVED else "running"
+        store.remark(incident, Cause.UNDER_WAY, by, f"{word} for {waited_s:.0f} s: {reason}")
 
 
 def cut_off(
@@ -88,6 +89,8 @@ def cut_off(
 RETRY_S = 5.0
 # Longest wait between two tries of a stage: an API server that is back is used within it.
 RETRY_MAX_S = 300.0
+# Longest wait between two looks at a world that gives no answer to an action under way.
+LONGEST_WAIT_S = 60.0
 # Stages that run at the same time. They wait for other systems, and the guard limits actions anyhow.
 WORKERS = 4
 
@@ -167,6 +170,8 @@ STAGE_OF = {
 """The stage that an incident in a state needs; in the other states it waits for a person or for the signals."""
 
 ACTS_ON_THE_WORLD = frozenset({Stage.ACT, Stage.UNDO})
+_WAITS_FOR_THE_WORLD = frozenset({_S.APPROVED, _S.ACTING, _S.CONFIRMING, _S.UNDOING})
+"""States in which a failure that may pass is waited for: a person has approved, or something has begun."""
 
 
 class NotAllowedToAct(Exception):
@@ -202,6 +207,32 @@ class Stages:
         Raises Temporary where another try may help, Permanent where not, Later or NotAllowedToAct where it has to
         wait. Nothing is half-done in any case.
         """
+        try:
+            self._run(incident)
+        except Temporary as error:
+            at = self._store.incident(incident.id)  # an act that stored its intent is in another state than it was
+            if at.state not in _WAITS_FOR_THE_WORLD:
+                raise
+            self._wait(at, error)
+
+    def _wait(self, incident: Incident, error: Temporary) -> None:
+        """Raises Later while the incident's state may wait for the world, Permanent after that.
+
+        From an approval on, a failure that may pass is never counted as a try: an API server that is away for ten
+        minutes would else leave nodes cordoned and jobs stopped, half-way through a plan that can still be kept."""
+        settings, now_s = self._parts.settings, self._now()
+        waited_s, begun = now_s - incident.entered_s, isinstance(error, UnderWay)
+        limit_s = settings.act_timeout_s
+        if incident.state is _S.CONFIRMING:  # the stage itself ends it first: this bounds a store that is away
+            limit_s = settings.confirm_timeout_s + RETRY_MAX_S
+        if waited_s >= limit_s:
+            raise Permanent(f"still running after {waited_s:.0f} s: {error}") from error
+        note_waiting(self._store, incident, str(error), now_s, self._runner)
+        # an outage is looked at the more rarely the longer it lasts; what works on its own says when to look
+        wait_s = RETRY_S if begun else min(max(RETRY_S, waited_s / 4), LONGEST_WAIT_S)
+        raise Later(str(error), now_s + max(wait_s, error.retry_after_s or 0.0)) from error
+
+    def _run(self, incident: Incident) -> None:
         match STAGE_OF[incident.state]:
             case Stage.DIAGNOSE:
                 self._store.save_diagnosis(incident, self._parts.diagnose(incident), by=Stage.DIAGNOSE)
@@ -308,7 +339,7 @@ class Stages:
         try:
             outcome = actuator.execute(action)
         except Temporary as error:
-            outcome = self._interrupted(incident, action, actuator, error)
+            outcome = self._interrupted(action, actuator, error)
         except Permanent as error:
             outcome = cut_off(action, actuator, str(error), self._now(), {}, _O.REFUSED)
         self._conclude(incident, action, outcome)
@@ -326,24 +357,14 @@ class Stages:
         self._conclude(incident, action, outcome)
         return False
 
-    def _interrupted(
-        self, incident: Incident, action: Action, actuator: Actuator, error: Temporary
-    ) -> ActionOutcome:
-        """What became of an action that takes long, or whose answer was lost. Raises Later while it may go on, and
-        the error where nothing was done."""
-        goes_on, now_s = isinstance(error, UnderWay), self._now()
-        outcome = ActionOutcome(_O.UNDER_WAY, str(error), now_s) if goes_on else actuator.read(action)
-        if outcome.status is _O.NOT_DONE:
+    def _interrupted(self, action: Action, actuator: Actuator, error: Temporary) -> ActionOutcome:
+        """What became of an action whose answer was lost. Raises the error while it may go on or has not begun."""
+        if isinstance(error, UnderWay):
             raise error
-        if outcome.status is not _O.UNDER_WAY:
-            return outcome
-        for_s = now_s - incident.entered_s
-        if for_s >= self._parts.settings.act_timeout_s:
-            return cut_off(action, actuator, f"still running after {for_s:.0f} s: {error}", now_s)
-        # half of it is worse than waiting until it can go on
-        note_waiting(self._store, incident, str(error), now_s, self._runner)
-        wait_s = error.retry_after_s or (0.0 if goes_on else RETRY_S)
-        raise Later(str(error), now_s + wait_s) from error
+        outcome = actuator.read(action)
+        if outcome.status in (_O.NOT_DONE, _O.UNDER_WAY):
+            raise error
+        return outcome
 
     def _intend(self, incident: Incident, action: Action) -> bool:
         """Stores the intent if the guard allows it, both in one transaction. False where it was refused."""
@@ -368,13 +389,18 @@ class Stages:
     def _still_right(self, incident: Incident, action: Action, actuator: Actuator) -> bool:
         """Asks again, right before acting: approval, expiry, preconditions. False where it moved instead."""
         objections = self._parts.gate.objections(incident)
-        objections += [(_C.WORLD_CHANGED, sentence) for sentence in actuator.changed(action)]
+        if not objections:  # a withdrawn or expired approval ends it though the world gives no answer
+            objections = [(_C.WORLD_CHANGED, sentence) for sentence in actuator.changed(action)]
         if action.kind is ActionKind.RETURN_NODE:
             objections += [(_C.WORLD_CHANGED, sentence) for sentence in self._hindrances(incident, action)]
         elif incident.clear_since_s is not None and not is_unrepaired(incident):
             objections.append((_C.WORLD_CHANGED, "every finding has become clear since the plan was made"))
         if objections:
-            self._move(incident, objections[0][0], "; ".join(sentence for _, sentence in objections))
+            reason = "; ".join(sentence for _, sentence in objections)
+            # an intent that came to nothing has ended, or the guard would count its node as out of use for ever
+            ended = ActionOutcome(_O.NOT_DONE, reason, self._now()) if incident.state is _S.ACTING else None
+            also = (lambda c, n: end_intent(c, n, action, "act", ended)) if ended else None
+            self._move(incident, objections[0][0], reason, also)
         return not objections
 
     def _hindrances(self, incident: Incident, action: Action, *, begun: bool = False) -> list[str]:
@@ -442,14 +468,14 @@ class Stages:
             self._not_confirmed(incident, action, f"{proof}, but the probe says: {tested.detail}")
 
     def _tested(self, incident: Incident) -> ActionOutcome:
-        """What the probe says; DONE where there is none. Raises Later while it needs more time than has passed."""
+        """What the probe says; DONE where there is none. Raises Temporary while it may still answer."""
         if self._parts.probe is None:
             return ActionOutcome(_O.DONE, "", self._now())
         try:
             return self._parts.probe(incident)
-        except UnderWay as error:
+        except Temporary as error:
             if self._now() - incident.entered_s < self._parts.settings.confirm_timeout_s:
-                raise Later(str(error), self._now() + RETRY_S) from error
+                raise
             return ActionOutcome(_O.FAILED, str(error), self._now())
 
     def _not_confirmed(self, incident: Incident, action: Action, why: str) -> None:
