@@ -143,6 +143,8 @@ class Run:
                 GitBook(ledger).write if self.git else lambda: None,
             )  # fmt: skip
             stopped = search.explore()
+            for text in search.told:
+                self._tell(f"  {text}")
             return partial(self._conclude, work, search, stopped, open_until.pop_all())
 
     def _conclude(self, work: Work, search: Search, stopped: str, open_until: ExitStack) -> FinishedWork:
