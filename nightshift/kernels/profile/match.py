@@ -396,7 +396,7 @@ def _gelu(units: Sequence[Unit]) -> ProblemMatch | None:
 
 
 def _gates_last(units: Sequence[Unit]) -> list[Unit]:
-    """act(gate(x)) * up(x) with its two products first: as it is called, up's stands between the gate's operators."""
+    """act(gate(x)) * up(x) with its products first: as it is called, up's stands between the gate's operators."""
     made = list(units)
     for at in range(len(made) - 2):
         act, up, product = made[at : at + 3]
