@@ -151,7 +151,7 @@ class _Wanted:
         from nightshift.kernels.apply.job.problems import SPECS, UNTRAINED
         from nightshift.kernels.loop.optimise import from_trace
         from nightshift.kernels.loop.run_folder import write_json
-        from nightshift.kernels.profile.hotspots import left_out
+        from nightshift.kernels.profile.hotspots import first, left_out
         from nightshift.kernels.suites.model_trace import MODEL_TRACE, trace_model
 
         path = Path(self.what) if self.kind == "trace" else self.run / MODEL_TRACE
@@ -165,7 +165,7 @@ class _Wanted:
         if self.where == "cuda" and not found.on_gpu:
             raise Permanent(f"{path}: holds no GPU activity: record ProfilerActivity.CUDA as well")
         write_json(self.run / "profile.json", _profile_json(found, decisions))
-        for line in left_out(found):
+        for line in (*first(found), *left_out(found)):
             typer.echo(line)
         for hotspot, why in decisions[:12]:
             typer.echo(f"{hotspot.total_s * 1e3:8.3f} ms {hotspot.share:6.1%}  {hotspot.name}: {why}")
