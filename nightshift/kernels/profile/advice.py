@@ -2,7 +2,8 @@
 
 A GPU that idles between two kernels is short of launches where the CPU began the next launch only after the kernel
 before had ended. What of such a gap lies in the data loader's `__next__` is a wait for data. A gap whose next
-kernel was launched in time, or has no launch in the trace, has a cause that the trace does not show: it is not asserted.
+kernel was launched in time, or has no launch in the trace, has a cause that the trace does not show, and none is
+asserted.
 """
 
 from __future__ import annotations
