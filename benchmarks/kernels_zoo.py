@@ -38,7 +38,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +53,7 @@ EAGER = "eager"
 PARTS = ("search", "race", "liger")
 WARM = 6
 """Steps before anything is measured: regions are compiled and CUDA graphs recorded in the first."""
+ENDED = "the process ended in it"
 BLOCK = 5
 """Steps between two synchronisations, as a training loop makes them."""
 
@@ -216,6 +217,9 @@ class Race:
     result: dict[str, Any]
     jobs: dict[str, Job] = field(default_factory=dict)
     kernels: Any = None
+    kept: dict[str, tuple[tuple[str, ...], bool] | Exception] = field(default_factory=dict)
+    notes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tries: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.data = self.entry.batches(self.given.device, 4, self.given.tiny)
@@ -234,20 +238,18 @@ class Race:
 
     def add(self, name: str) -> None:
         """Warms up and checks; one that fails or is wrong is told of and left out: it must not cost the others."""
-        told: dict[str, Any] = {}
+        told: dict[str, Any] = self.notes.pop(name, {})
         self.result["contestants"][name] = told
         left_s = self.given.left() - self.reserve_s()
         if left_s < 5.0 and self.jobs:
             told["left_out"] = "no time was left: call again"
             return self.save(f"{name}: {told['left_out']}")
-        # killed in here, as a lost context kills, the next call must not try it again and lose all others with it
-        told["left_out"] = "the process ended in it"
-        self.save(f"{name} begins")
+        self._begin(name, told)
         began = time.time()
         try:
             with at_most(left_s):
                 job = self._ready(name, told)
-            del told["left_out"]
+            del told["left_out"], told["tries"]
             if why := told["check"]["wrong"]:
                 told["left_out"] = f"wrong: {why}"
             else:
@@ -264,9 +266,9 @@ class Race:
         return None
 
     def _ready(self, name: str, told: dict[str, Any]) -> Job:
-        way, kept = WAYS[name], ((), False)
-        if way.ours:
-            kept = self._kept(name, way, told)
+        way, kept = WAYS[name], self.kept.get(name, ((), False))
+        if isinstance(kept, Exception):
+            raise kept
         held = _allocated()
         job = Job(self.entry, self.given, way, kernels=self.kernels, only=kept[0], launches=kept[1])
         if way.ours:
@@ -286,7 +288,31 @@ class Race:
             job.leave()
         return job
 
-    def _kept(self, name: str, way: Way, told: dict[str, Any]) -> tuple[tuple[str, ...], bool]:
+    def _begin(self, name: str, told: dict[str, Any]) -> None:
+        """Killed in here, as a lost context kills, a second call tries it again, and a third one no more: it would
+        lose all others with it."""
+        told |= {"tries": self.tries.get(name, 0) + 1, "left_out": ENDED}
+        self.result["contestants"][name] = told
+        self.save(f"{name} begins")
+
+    def choose(self, names: Sequence[str]) -> None:
+        """What the file's own canary keeps of each way; before all else: a canary forgets what is compiled."""
+        for name in names:
+            told: dict[str, Any] = {}
+            self._begin(name, told)
+            try:
+                with at_most(self.given.left() - 30.0):
+                    self.kept[name] = self._kept(WAYS[name], told)
+            except Exception as error:  # noqa: BLE001
+                self.kept[name] = error
+                self.kernels.STATE.kernels.clear()
+                self.kernels.give_functions_back()
+            del told["left_out"]
+            self.notes[name] = told
+            _emptied()
+            self.save(f"{name}: canary keeps {told.get('kept', self.kept[name])}")
+
+    def _kept(self, way: Way, told: dict[str, Any]) -> tuple[tuple[str, ...], bool]:
         """(certificates, launched by the compiler) that the file's own canary keeps, in a job of its own."""
         job, turn = Job(self.entry, self.given, way, kernels=self.kernels), itertools.cycle(self.data)
         began, cpu = time.time(), self.given.device == "cpu"
@@ -465,17 +491,17 @@ def race(name: str, given: argparse.Namespace, part: str) -> None:
     elif kernels is not None:
         result["file"] = {"sha256": kernels.kernels_sha256(), "kernels": [r["problem"] for r in kernels.KERNELS]}
     one = Race(MODELS[name], given, path, result, kernels=kernels)
-    for contestant, way in WAYS.items():
-        asked = contestant == EAGER or (
-            way.liger == liger and (given.contestants is None or contestant in given.contestants)
-        )
-        if not asked or (way.ours and kernels is None):
-            continue
-        lost = before.get(contestant, {}).get("left_out")
-        if lost == "the process ended in it":
-            result["contestants"][contestant] = {"left_out": lost}
-        else:
-            one.add(contestant)
+    asked = [
+        n for n, way in WAYS.items() if n == EAGER or (way.liger == liger and n in (given.contestants or WAYS))
+    ]
+    asked = [n for n in asked if kernels is not None or not WAYS[n].ours]
+    lost = [n for n in asked if before.get(n, {}).get("tries", 0) >= 2 and before[n].get("left_out") == ENDED]
+    one.tries = {n: int(before.get(n, {}).get("tries", 0)) for n in asked}
+    result["contestants"] |= {n: before[n] for n in lost}
+    asked = [n for n in asked if n not in lost]
+    one.choose([n for n in asked if WAYS[n].ours])
+    for contestant in asked:
+        one.add(contestant)
     if EAGER in one.jobs:
         one.run()
 
