@@ -82,11 +82,20 @@ class Domain:
     bounds: tuple[Bound, ...] = ()
 
     def admits(self, params: Mapping[str, int], dtype: str, layout: str) -> bool:
-        return (
-            (not self.dtypes or dtype in self.dtypes)
-            and (not self.layouts or all(name in self.layouts for name in PARTS.get(layout, (layout,))))
-            and all(bound.admits(params[bound.name]) for bound in self.bounds if bound.name in params)
-        )
+        return not self.outside(params, dtype, layout)
+
+    def outside(self, params: Mapping[str, int], dtype: str, layout: str) -> str:
+        """Why these lie outside the domain; empty where they do not."""
+        if self.dtypes and dtype not in self.dtypes:
+            return f"{dtype} is none of {', '.join(self.dtypes)}"
+        if self.layouts and not all(name in self.layouts for name in PARTS.get(layout, (layout,))):
+            return f"{layout} is none of {', '.join(self.layouts)}"
+        for bound in self.bounds:
+            if bound.name in params and not bound.admits(params[bound.name]):
+                step = f" in steps of {bound.multiple}" if bound.multiple > 1 else ""
+                high = f" to {bound.high}" if bound.high < 2**53 else " up"
+                return f"{bound.name} = {params[bound.name]}, and it takes {bound.low}{high}{step}"
+        return ""
 
 
 @dataclass(frozen=True)

@@ -145,16 +145,25 @@ class Template:
             raise GeneratorError(f"{self.name}: does not write {task.problem.name}")
         space = self.family.space(task.problem.name, task.case)
         mine = [o for o in history if o.proposal.generator == self.name and space.holds(o.proposal.config)]
-        chosen = self.choose(space, [(o.proposal.config, o.seconds if o.timed else math.inf) for o in mine], count)
+        tried = [(o.proposal.config, o.seconds if o.timed else math.inf) for o in mine]
         timed = [o for o in mine if o.timed]
         best = min(timed, key=lambda o: o.seconds, default=None)
-        made = []
-        for config, expected_s in chosen:
-            text = "first look at the space" if best is None else differences(best.proposal.config, config)
-            if best is not None and math.isfinite(expected_s):
-                text = f"expect {expected_s * 1e6:.1f} µs (best {best.seconds * 1e6:.1f}) from {text}"
-            written = candidate(self.family, task.problem.name, task.case, config)
-            made.append(Proposal(written, self.name, dict(config), text))
+        made: list[Proposal] = []
+        why = ""
+        while len(made) < count and (chosen := self.choose(space, tried, count - len(made))):
+            for config, expected_s in chosen:
+                written = candidate(self.family, task.problem.name, task.case, config)
+                tried.append((config, math.inf))  # of this round: the next look is at others
+                # known before the first trial, so it costs none: a judge would say `empty_domain`
+                if outside := written.domain.outside(task.case.sizes, task.case.dtype, task.case.layout):
+                    why = outside
+                    continue
+                text = "first look at the space" if best is None else differences(best.proposal.config, config)
+                if best is not None and math.isfinite(expected_s):
+                    text = f"expect {expected_s * 1e6:.1f} µs (best {best.seconds * 1e6:.1f}) from {text}"
+                made.append(Proposal(written, self.name, dict(config), text))
+        if why and not made and not mine:
+            raise GeneratorError(f"{self.name}: none of its {len(space)} kernels is for this case: {why}")
         return made
 
     def choose(self, space: Space, tried: Sequence[tuple[Config, float]], count: int) -> list[tuple[Config, float]]:

@@ -25,7 +25,7 @@ from nightshift.kernels.judge.environment import Environment, Nvml, environment
 from nightshift.kernels.judge.gaps import unchecked
 from nightshift.kernels.judge.host.launcher import Zygote
 from nightshift.kernels.judge.host.process import Limits, Process, Role
-from nightshift.kernels.judge.host.vram import Vram
+from nightshift.kernels.judge.host.vram import Room, Vram
 from nightshift.kernels.judge.launch_plan import Plan
 from nightshift.kernels.judge.probes import inputs
 from nightshift.kernels.judge.probes.buffers import CudaLender
@@ -78,6 +78,9 @@ class Judge:
         self._vram = (
             Vram(self._nvml.free_bytes, self._nvml.used_bytes, self._own_vram) if self._nvml is not None else None
         )
+        # hosts are granted half; what is left beside the judge's share is a race's slots and the driver's
+        total = torch.cuda.get_device_properties(0).total_memory if self._nvml is not None else 0
+        self._room = Room(total * 3 // 10) if total else None
         self._mine = threading.local()  # .hosts: the processes of this thread's verdict
         self._company = Quiet()
         self._machine_fault = machine_fault or self._ask_machine
@@ -124,7 +127,7 @@ class Judge:
         Where one of its processes was killed, by itself or by somebody outside (a kernel out of memory, a person),
         once more: only whose process is killed again is told that it died."""
         secret = self._entropy(16) if secret is None else secret
-        with self._company.alone() if alone else self._company.shared():
+        with self._company.alone() if alone else self._company.shared(), self._room_for(problem, request):
             made = self._verdict(candidate, problem, request, secret)
             if made.reason is not Reason.host_died or not any(host.killed for host in self._mine.hosts):
                 return made
@@ -234,6 +237,14 @@ class Judge:
             return self.limits
         half = torch.cuda.get_device_properties(0).total_memory // 2
         return replace(self.limits, vram_bytes=min(self.limits.vram_bytes, half))
+
+    def _room_for(self, problem: Problem, request: Request) -> contextlib.AbstractContextManager[None]:
+        """Waits until the judge has the memory for the largest case's oracle, its eager value and their difference,
+        in float64."""
+        if self._room is None:
+            return contextlib.nullcontext()
+        cases = request.cases or problem.cases
+        return self._room.of(max(24 * problem.compulsory_bytes(c) // c.element_bytes for c in cases))
 
     def _own_vram(self) -> int:
         return torch.cuda.memory_reserved(0) + CudaLender.all_lent_bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -104,7 +104,7 @@ def optimize(
             tuple(range(_gpus_for(len(works), where, gpus, alone=bool(ray or stream)))), shelf=shelf_folder(),
             finish=partial(_with_model, run=run, model=llm, url=llm_url, tokens=llm_tokens) if llm else as_it_is,
         )  # fmt: skip
-        done = _search(works, means, ray, stream)
+        done = _search(works, means, ray, stream, _Telling(run, signer, where))
         certified = _write(done, run, signer, where)
     if stream:
         typer.echo(progress_lines.end("; ".join(f"{item.work.slug}: {item.why}" for item in done)))
@@ -148,20 +148,24 @@ class _Wanted:
         return works, peaks
 
     def _of_trace(self, peaks: Any, continues: bool) -> tuple[list[Any], Any]:
+        from nightshift.kernels.apply.job.problems import SPECS, UNTRAINED
         from nightshift.kernels.loop.optimise import from_trace
         from nightshift.kernels.loop.run_folder import write_json
-        from nightshift.kernels.profile.hotspots import left_out
+        from nightshift.kernels.profile.hotspots import first, left_out
         from nightshift.kernels.suites.model_trace import MODEL_TRACE, trace_model
 
         path = Path(self.what) if self.kind == "trace" else self.run / MODEL_TRACE
         # a run that continues searches what it began with: another trace has other times, and so other hotspots
         if self.kind == "model" and not (continues and path.exists()):
             trace_model(self.what, self.run, self.where)
-        found, works, decisions = from_trace(path, self.run, peaks, self.most, self.min_gain, self.seed)
+        # what a job's file would never use is not searched: a search is minutes of a GPU
+        found, works, decisions = from_trace(
+            path, self.run, peaks, self.most, self.min_gain, self.seed, frozenset(SPECS), UNTRAINED
+        )
         if self.where == "cuda" and not found.on_gpu:
             raise Permanent(f"{path}: holds no GPU activity: record ProfilerActivity.CUDA as well")
         write_json(self.run / "profile.json", _profile_json(found, decisions))
-        for line in left_out(found):
+        for line in (*first(found), *left_out(found)):
             typer.echo(line)
         for hotspot, why in decisions[:12]:
             typer.echo(f"{hotspot.total_s * 1e3:8.3f} ms {hotspot.share:6.1%}  {hotspot.name}: {why}")
@@ -203,44 +207,71 @@ def _gpus_for(works: int, where: str, most: int, alone: bool) -> int:
     return 1 if alone or where != "cuda" else min(most or works, torch.cuda.device_count(), works)
 
 
-def _search(works: list[Any], means: Any, ray: str, stream: bool) -> list[Any]:
+def _search(works: list[Any], means: Any, ray: str, stream: bool, tell: Callable[[str], None]) -> list[Any]:
     from nightshift.kernels.judge.judge import Judge
     from nightshift.kernels.loop.executor import LocalExecutor
     from nightshift.kernels.loop.fan_out import run_of, search_all
 
     if len(means.gpus) > 1:
-        return search_all(works, means, typer.echo)
+        return search_all(works, means, tell)
     with ExitStack() as stack:
         spread = stack.enter_context(_ray(ray, means.device)) if ray else None
         # beside Ray's judges too: it says what machine this is
         judge = stack.enter_context(Judge(means.device, interpret=means.device == "cpu", shelf=means.shelf))
         executor = spread or LocalExecutor([judge], means.threads if means.device == "cuda" else 1)
-        made = run_of(means, executor, judge, typer.echo)
+        made = run_of(means, executor, judge, tell)
         if stream:
             made.stream = typer.echo
         return made.search([means.finish(work) for work in works])
 
 
-def _write(done: list[Any], run: Path, signer: Any, where: str) -> int:
-    """The job's file and the report; how many works were certified."""
+class _Telling:
+    """Prints progress; after every new certificate the job's file is written, so that a run that is ended leaves
+    what it has found."""
+
+    def __init__(self, run: Path, signer: Any, where: str) -> None:
+        self._run, self._signer, self._where = run, signer, where
+        self._certificates = 0
+
+    def __call__(self, text: str) -> None:
+        typer.echo(text)
+        count = len(_certificates(self._run))
+        if count > self._certificates:
+            self._certificates = count
+            _write_file(self._run, self._signer, self._where, lambda _: None)
+
+
+def _certificates(run: Path) -> list[Path]:
+    return sorted((run / "tasks").glob("*/certificate.json"))
+
+
+def _write_file(run: Path, signer: Any, where: str, tell: Callable[[str], None]) -> int:
+    """Writes the job's file of the run's certificates; how many kernels it holds."""
     from nightshift.kernels.apply.bundle import FILE, kernel_record, write_bundle
     from nightshift.kernels.certification.envelope import CertificateError
-    from nightshift.kernels.loop.report import write_report
 
-    certified = [item for item in done if item.certified is not None]
     records = []
-    for item in certified:
+    for path in _certificates(run):
         try:
-            envelope = json.loads(item.certified.read_text())
-            records.append(kernel_record(envelope, {signer.key_id: signer.public}))
-        except CertificateError as error:
-            typer.echo(f"not for jobs: {item.work.slug}: {error}")
+            records.append(kernel_record(json.loads(path.read_text()), {signer.key_id: signer.public}))
+        except (CertificateError, ValueError) as error:
+            tell(f"not for jobs: {path.parent.name}: {error}")
     # on a CPU nothing is raced, so nothing is faster: the file is for trying it out
     fit = ("faster", "correct") if where == "cpu" else ("faster",)
     usable = [r for r in records if r["status"] in fit and not str(r["problem"]).startswith("kernelbench/")]
     write_bundle(run / FILE, usable)
+    return len(usable)
+
+
+def _write(done: list[Any], run: Path, signer: Any, where: str) -> int:
+    """The job's file and the report; how many works were certified."""
+    from nightshift.kernels.apply.bundle import FILE
+    from nightshift.kernels.loop.report import write_report
+
+    certified = [item for item in done if item.certified is not None]
+    usable = _write_file(run, signer, where, typer.echo)
     written = write_report(run)
-    told_of = f"{len(certified)} of {len(done)} certified; {len(usable)} in {run / FILE}"
+    told_of = f"{len(certified)} of {len(done)} certified; {usable} in {run / FILE}"
     typer.echo(f"{told_of}; {written.markdown}, {written.page}")
     return len(certified)
 

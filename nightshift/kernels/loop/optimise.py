@@ -58,6 +58,8 @@ from nightshift.kernels.profile.roofline import Peaks
 TINY = Pace(min_rounds=2, max_rounds=2, round_s=1e-4, max_calls=3, max_slots=2)
 ON_CPU = Ladder((TINY,), INTERPRETER, Request(INTERPRETER, None))
 """Without a GPU: tiny shapes on Triton's interpreter. Times are of the interpreter and mean nothing."""
+PLACED = {"rmsnorm_residual": "rmsnorm"}
+"""What a job's file computes of an operation that it has no place for as a whole."""
 FIT = frozenset({Status.faster, Status.slower, Status.inconclusive, Status.correct})
 
 
@@ -143,6 +145,8 @@ class Run:
                 GitBook(ledger).write if self.git else lambda: None,
             )  # fmt: skip
             stopped = search.explore()
+            for text in search.told:
+                self._tell(f"  {text}")
             return partial(self._conclude, work, search, stopped, open_until.pop_all())
 
     def _conclude(self, work: Work, search: Search, stopped: str, open_until: ExitStack) -> FinishedWork:
@@ -233,11 +237,19 @@ def from_problem(
 
 
 def from_trace(
-    path: Path, folder: Path, peaks: Peaks | None, most: int = 6, min_gain: float = 0.005, seed: int = 0
+    path: Path,
+    folder: Path,
+    peaks: Peaks | None,
+    most: int = 6,
+    min_gain: float = 0.005,
+    seed: int = 0,
+    problems: frozenset[str] = frozenset(),
+    untrained: Collection[str] = (),
 ) -> tuple[Profile, list[Work], list[tuple[Hotspot, str]]]:
-    """(profile, works, decisions): what would gain the step `min_gain`, best first, and why not others."""
+    """(profile, works, decisions): what would gain the step `min_gain`, best first, and why not others; problems,
+    untrained: as for `from_profile`."""
     found = read_profile(path, peaks)
-    return found, *from_profile(found, folder, peaks, most, min_gain, seed)
+    return found, *from_profile(found, folder, peaks, most, min_gain, seed, problems, untrained)
 
 
 def from_profile(
@@ -260,7 +272,11 @@ def from_profile(
     decisions: list[tuple[Hotspot, str]] = []
     searched = 0
     rate = (peaks or found.peaks).bytes_per_s
-    gains = [(same, _gain_of(same) + copies_gain(found, same[0], rate)) for same in _alike(found.hotspots)]
+    # of a sum and its norm the file has a place for the norm
+    parts = {id(h): replace(h, problem=PLACED[h.problem]) if problems and h.problem in PLACED else h
+             for h in found.hotspots}  # fmt: skip
+    whole = {id(part): h for h in found.hotspots for part in (parts[id(h)],)}
+    gains = [(same, _gain_of(same) + copies_gain(found, same[0], rate)) for same in _alike(list(parts.values()))]
     for same, gain in sorted(gains, key=lambda one: (-expected_gain(found, one[0][0], one[1]), -one[1])):
         why = _not_searched(replace(same[0], gain=gain), min_gain) or _no_place(same[0], problems, untrained)
         why = why or (f"after the {most} best" if searched >= most else "")
@@ -277,7 +293,7 @@ def from_profile(
                 searched += 1
                 layouts = f", in {len(same)} layouts" if len(same) > 1 else ""
                 why = f"searched: the step would gain {gain:.1%}{layouts}"
-        decisions += [(one, why) for one in same]
+        decisions += [(whole[id(one)], why) for one in same]
     # of works with one slug the first stays: two hotspots may share a gradient, and a folder holds one search
     return list({work.slug: work for work in reversed(works + covered)}.values())[::-1], decisions
 

@@ -33,6 +33,9 @@ RETRIES = 3
 """How often an author that is busy for now (a rate limit, a timeout) is asked again before it is left out."""
 RETRY_S = 15.0
 """Before an author that nobody else stands in for is asked again; twice as long each time."""
+NOTHING_LEFT = "nothing left to try"
+FAULTS = 3
+"""Machine faults in a row, each of which was judged again already, after which no more of the batch is tried."""
 PAUSE_S = 120.0
 """Longer than authors think between two trials: what is longer was not a search."""
 
@@ -128,11 +131,17 @@ class Search:
                 )
             self.history.append(_outcome(line, known[line.candidate_sha256]))
         self._before_s = _worked_s(self.ledger.lines)
+        self._before = len(self.ledger.lines)
 
     @property
     def best(self) -> Outcome | None:
         """The last one kept: the fastest on the highest rung."""
         return next((o for o in reversed(self.history) if o.kept), None)
+
+    @property
+    def told(self) -> list[str]:
+        """What authors said before they left the search, other than that they are at their end."""
+        return [text for text in self._idle.values() if not text.endswith(NOTHING_LEFT)]
 
     @property
     def trials(self) -> int:
@@ -152,7 +161,7 @@ class Search:
                 self.wait(RETRY_S * 2 ** (min(self._busy.values()) - 1))
                 continue
             if not proposals:
-                return "nothing left to try" if not self._idle else "; ".join(self._idle.values())
+                return NOTHING_LEFT if not self._idle else "; ".join(self._idle.values())
             self._climb(proposals)
         return why
 
@@ -171,10 +180,22 @@ class Search:
             return f"target of {budget.target_s * 1e6:.1f} µs reached"
         if best is not None and self.task.floor_s >= budget.roof_share * best.seconds:
             return f"{self.task.floor_s / best.seconds:.0%} of the roofline"
+        if why := self._broken():
+            return why
         firsts = [line for line in self.ledger.lines if line.of == 0]
         kept = max((line.of or line.trial for line in self.ledger.lines if line.decision == "keep"), default=0)
         since = sum(line.trial > kept for line in firsts)
         return f"no better one in {since} trials" if since >= budget.patience else ""
+
+    def _broken(self) -> str:
+        """Why the machine gives no verdicts: its last `FAULTS` trials of this process met one fault. Before a
+        search that was stopped so begins again, somebody may have mended it."""
+        last = [o for o in self.history if o.trial > self._before][-FAULTS:]
+        if len(last) < FAULTS or {o.status for o in last} != {Status.machine_fault}:
+            return ""
+        if len({o.reason for o in last}) > 1:
+            return ""
+        return f"stopped: {FAULTS} trials in a row met the machine's fault {last[-1].reason} ({last[-1].detail})"
 
     def _late(self) -> bool:
         """Whether the time is over. There is twice as much for the first batch, whose judges have to start, and
@@ -211,7 +232,7 @@ class Search:
             self._busy.pop(author.name, None)
             new = list({p.candidate.sha256: p for p in proposals if p.candidate.sha256 not in seen}.values())
             if not new:
-                self._idle[author.name] = f"{author.name}: nothing left to try"
+                self._idle[author.name] = f"{author.name}: {NOTHING_LEFT}"
             seen |= {p.candidate.sha256 for p in new}
             fresh += new[:share]
         return fresh[:count]
@@ -228,7 +249,7 @@ class Search:
             # nothing
             near = [o for o in ran if best is None or o.seconds < 1.03 * best.seconds or best.rung < rung]
             standing = [(o.proposal, o.trial) for o in near[: max(1, len(proposals) // self.budget.halving)]]
-            if not standing or self._late():
+            if not standing or self._late() or self._broken():
                 return
 
     def _judge(
@@ -261,7 +282,7 @@ class Search:
                 )
                 if outcome.timed:
                     ran.append(outcome)
-                if self._late():
+                if self._late() or self._broken():
                     break
         return ran
 

@@ -17,6 +17,7 @@ from typing import Any
 from nightshift.collectors.training.kineto_reader import read_trace
 from nightshift.collectors.training.kineto_steps import activities_of
 from nightshift.collectors.training.kineto_trace import Trace, TraceError
+from nightshift.kernels.profile.advice import Waits, advice, waits_of
 from nightshift.kernels.profile.cost import cost
 from nightshift.kernels.profile.match import segments
 from nightshift.kernels.profile.operators import Operators, Unit, operators_of
@@ -96,6 +97,7 @@ class Profile:
     has_shapes: bool
     on_gpu: bool = True
     rejected: int = 0
+    waits: Waits = Waits()  # noqa: RUF009  frozen
 
 
 def profile(path: Path, peaks: Peaks | None = None) -> Profile:
@@ -134,6 +136,7 @@ def profile_of(trace: Trace, peaks: Peaks | None = None) -> Profile:
         trace.has_shapes,
         found.devices > 0,
         sum(trace.rejected.values()),
+        waits_of(trace, activities),
     )
 
 
@@ -244,12 +247,21 @@ def peaks_text(peaks: Peaks) -> str:
     return f"peaks ({peaks.source}): {'; '.join(known) or 'none are known'}"
 
 
+def first(profile: Profile) -> tuple[str, ...]:
+    """What to do before any kernel, numbered, what would bring most first; of a trace without a GPU nothing."""
+    if not profile.on_gpu:
+        return ()
+    said = advice(profile.step_s, profile.communication_s, profile.copy_s, profile.waits)
+    return tuple(f"{number}. {text}" for number, text in enumerate(said, 1))
+
+
 def left_out(profile: Profile) -> tuple[str, ...]:
     """What a profile cannot say, in a line each."""
     unmapped = f"{profile.unmapped_s * 1e3:.3f} ms a step belong to no operator"
+    unmapped += ": a CUDA graph's kernels have none" if profile.waits.graphs else ""
     return (
         *(() if profile.on_gpu else ("no GPU in this trace: times are the operators' own on the CPU",)),
-        *((f"{unmapped}: a CUDA graph's kernels have none",) if profile.unmapped_s > 0 else ()),
+        *((unmapped,) if profile.unmapped_s > 0 else ()),
         *((f"{profile.rejected} malformed events of the trace were left out",) if profile.rejected else ()),
     )
 
@@ -261,6 +273,7 @@ def as_text(profile: Profile, count: int = 12) -> str:
     steps = f"{profile.steps} steps of {profile.step_s * ms:.2f} ms: computes {profile.compute_s * ms:.2f}, {waits}"
     lines = [
         f"{steps}, idle {profile.idle_s * ms:.2f} ms",
+        *first(profile),
         *left_out(profile),
         peaks_text(profile.peaks),
         "",

@@ -8,8 +8,8 @@ Three kinds of pattern. What torch has an operator for. What users write out as 
 (stencils, particle weights, quantisation, rotary embeddings of interleaved pairs): views cost no GPU time and are
 no units, so what is left of such code is its arithmetic; the sequences are those of `kernels.ops`, with the
 spellings that mean the same (square or pow, a norm or the root of a sum, a scalar or a tensor as weight). And a
-linear layer with GELU or ReLU behind it, where nothing is differentiated and nothing cast: there the job's file has
-a place for both as one kernel, the first layer of a block down(act(up(x))), with a bias.
+linear layer with GELU or ReLU behind it, and a whole gated block, where nothing is differentiated: there the job's
+file has a place for them as one kernel. In training it has one for the gate alone, and for each product.
 """
 
 from __future__ import annotations
@@ -101,13 +101,6 @@ def _layer(unit: Unit) -> _Layer | None:
     if x[-1] != k or len(kinds) != 1 or not (kind := kinds.pop()):
         return None
     return x, (n, k), kind, bias
-
-
-UNTRAINED_PATTERNS: tuple[Pattern, ...] = (
-    Pattern(("linear|addmm", "gelu|relu"), _linear_act, ahead=("dropout?", "linear|addmm|mm", "mul?")),
-    Pattern(("addmm|mm", "triton_poi_fused_*"), _linear_act, ahead=("addmm|mm",)),
-)
-"""Asked first, and only of traces in which nothing is differentiated."""
 
 
 SQUARE = "square|pow|mul"
@@ -402,6 +395,17 @@ def _gelu(units: Sequence[Unit]) -> ProblemMatch | None:
     return replace(found, note=UNKNOWN_FORM) if found is not None and not form else found
 
 
+def _gates_last(units: Sequence[Unit]) -> list[Unit]:
+    """act(gate(x)) * up(x) with its products first: as it is called, up's stands between the gate's operators."""
+    made = list(units)
+    for at in range(len(made) - 2):
+        act, up, product = made[at : at + 3]
+        gated = act.base in ("silu", "gelu") and (up.base, product.base) == ("linear", "mul")
+        if gated and dims(product, 0) == dims(product, 1) == dims(act, 0) != ():
+            made[at : at + 2] = up, act
+    return made
+
+
 def _fused_mlp(units: Sequence[Unit]) -> ProblemMatch | None:
     linears = [unit for unit in units if unit.base == "linear"]
     first, second, last = (dims(unit, 1) for unit in linears)
@@ -469,13 +473,17 @@ _RMS = ("to?", "_to_copy?", "pow|mul|square", "mean", "add?", "rsqrt", "mul", "t
 _MOVED = "reshape|contiguous|clone|copy?"
 """What lays the targets out between the logits' cast and the loss."""
 _TURN = ("mul", "neg", "cat", "mul", "add")
+UNTRAINED_PATTERNS: tuple[Pattern, ...] = (
+    Pattern(("linear|addmm", "gelu|relu"), _linear_act, ahead=("dropout?", "linear|addmm|mm", "mul?")),
+    Pattern(("addmm|mm", "triton_poi_fused_*"), _linear_act, ahead=("addmm|mm",)),
+    Pattern(("linear", "linear", "silu", "mul", "linear"), _fused_mlp),
+)
+"""Asked first, and only of traces in which nothing is differentiated."""
 PATTERNS: tuple[Pattern, ...] = (
     *WRITTEN_OUT,
     Pattern(("add", *_RMS), _rmsnorm_residual),
     Pattern(_RMS, _rmsnorm),
     Pattern((*_TURN, *_TURN), _rotary_half),
-    Pattern(("linear", "silu", "linear", "mul", "linear"), _fused_mlp),
-    Pattern(("linear", "linear", "silu", "mul", "linear"), _fused_mlp),
     Pattern(("add", "rms_norm|_fused_rms_norm"), _rmsnorm_residual),
     Pattern(("rms_norm|_fused_rms_norm",), _native_rmsnorm),
     Pattern(("layer_norm|native_layer_norm",), _layernorm),
@@ -506,6 +514,7 @@ def segments(units: Sequence[Unit], parameters: int = 0) -> list[tuple[tuple[Uni
     """The units in groups: those of a problem together, each other one alone. `parameters`: elements that an
     optimiser step works on."""
     made: list[tuple[tuple[Unit, ...], ProblemMatch | None]] = []
+    units = _gates_last(units)
     # what a kernel for inference fuses is kept for a gradient in training
     trained = parameters > 0 or any(unit.backward_s > 0 for unit in units)
     patterns = PATTERNS if trained else (*UNTRAINED_PATTERNS, *PATTERNS)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nightshift.kernels.judge.host.process import Limits, Process
-from nightshift.kernels.judge.host.vram import RESERVE_BYTES, Vram
+from nightshift.kernels.judge.host.vram import RESERVE_BYTES, Room, Vram
 from nightshift.kernels.judge.judge import Request
+from nightshift.kernels.judge.race.track import Pool
 from nightshift.kernels.judge.verdict import JudgeBroken, Reason, Refusal, Status, Verdict
 from nightshift.kernels.loop.executor import Job, LocalExecutor
 from nightshift.kernels.ops.problems import named
+from nightshift.kernels.problem import Case
 from tests.kernels.conftest import LIMITS
 from tests.kernels.judge.test_judge import TINY, library
 
@@ -227,3 +231,48 @@ def test_who_met_too_little_memory_is_judged_alone_the_next_time(cpu_judge: obje
 
 assert RESERVE_BYTES > GIB
 assert LIMITS.vram_bytes == Limits().vram_bytes == LIMIT
+
+
+def test_verdicts_share_the_judges_part_of_the_memory() -> None:
+    """Two fit, the third waits for one to end; what is larger than all of it runs alone."""
+    room, order = Room(10), []
+    inside, go = threading.Barrier(3), threading.Event()
+
+    def small(name: str) -> None:
+        with room.of(5):
+            order.append(name)
+            inside.wait(10)
+            go.wait(10)
+
+    def large() -> None:
+        with room.of(50):
+            order.append("large")
+
+    threads = [threading.Thread(target=small, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    inside.wait(10)
+    last = threading.Thread(target=large)
+    last.start()
+    assert "large" not in order
+    go.set()
+    for thread in (*threads, last):
+        thread.join(10)
+    assert order[-1] == "large"
+
+
+def test_a_search_keeps_the_oracles_of_one_case_within_its_bytes() -> None:
+    """The latest stay; another case drops them all; what was dropped comes out the same again."""
+    problem, case = named("softmax"), Case.of("float32", m=4, n=8)
+    pool = Pool([1, 2], most_bytes=300)
+    first = pool.inputs(problem, case, 1, "cpu")
+    assert pool.inputs(problem, case, 1, "cpu") is first
+    for seed in (2, 3):
+        pool.inputs(problem, case, seed, "cpu")
+    again = pool.inputs(problem, case, 1, "cpu")
+    assert again is not first
+    assert torch.equal(again[0], first[0])
+    kept = pool.expected(problem, case, 1, again)
+    assert pool.expected(problem, case, 1, again) is kept
+    pool.inputs(problem, Case.of("float32", m=4, n=9), 1, "cpu")
+    assert pool.expected(problem, case, 1, again) is not kept

@@ -30,6 +30,8 @@ from nightshift.kernels.loop.executor import Job, LocalExecutor
 from nightshift.kernels.loop.ledger import Ledger, LedgerError, Provenance, read_run
 from nightshift.kernels.loop.search import Ladder, Progress, Search, SearchBudget, convergence, replay
 from nightshift.kernels.ops.problems import named
+from nightshift.kernels.ops.products.hopper_family import MatmulHopper
+from nightshift.kernels.ops.products.triton_family import Matmul
 from nightshift.kernels.ops.softmax.triton_family import Softmax
 from nightshift.kernels.problem import Case
 
@@ -281,6 +283,32 @@ def test_a_machine_fault_is_nobodys_failure(tmp_path: Path) -> None:
     with Ledger(tmp_path) as ledger:
         Search(TASK, [Counting(3)], Told(reason=Reason.device_lost), ledger, NOWHERE).run()
     assert {line.decision for line in read_run(tmp_path)[1]} == {"crash"}
+
+
+def test_a_machine_fault_that_repeats_stops_the_search(tmp_path: Path) -> None:
+    """Three in a row of one kind end it, with the machine's own words; called again, it tries three more."""
+    for last in (3, 6):
+        with Ledger(tmp_path) as ledger:
+            told = Told(reason=Reason.vram_taken)
+            result = Search(TASK, [Counting()], told, ledger, NOWHERE, SearchBudget(trials=48)).run()
+            assert len(ledger.lines) == last
+        assert result.stopped.startswith("stopped: 3 trials in a row met the machine's fault vram_taken")
+
+
+def test_what_no_kernel_of_a_family_can_compute_costs_no_trial(tmp_path: Path) -> None:
+    """A vocabulary of 50,257: the copy engine's kernels are left out, and a family of those alone says so once."""
+    sizes = {"m": 16, "k": 32, "n": 50257}
+    task = Task(named("linear"), Case.of("bfloat16", **sizes), floor_s=1e-6)
+    some, none = Template(Matmul()), Template(MatmulHopper())
+    proposed = some.propose(task, [], 4)
+    assert {p.config["way"] for p in proposed} == {"pointers"}
+    assert all(p.candidate.domain.admits(sizes, "bfloat16", "contiguous") for p in proposed)
+    told = Told(reason=Reason.vram_taken)
+    with Ledger(tmp_path) as ledger:
+        search = Search(task, [none], told, ledger, NOWHERE, SearchBudget(trials=48))
+        assert search.explore() == search.told[0]
+    assert told.asked == []
+    assert search.told[0].endswith("n = 50257, and it takes 8 up in steps of 8")
 
 
 def test_another_tasks_ledger_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from nightshift.kernels.judge.verdict import JudgeBroken, Reason, Refusal
@@ -42,6 +42,31 @@ class Tenant(Protocol):
 
     def end(self, timeout_s: float) -> bool:
         """Kill it and wait until the kernel has taken it down; whether it is gone."""
+
+
+class Room:
+    """The judge's own part of a GPU's memory, shared out among the verdicts under way: who finds none left waits.
+
+    Eight oracles of a vocabulary's logits in float64 at once fill a GPU, and the candidates would be told that they
+    did it. A verdict that wants more than there is gets it once nobody else holds any.
+    """
+
+    def __init__(self, total_bytes: int) -> None:
+        self._total_bytes = total_bytes
+        self._held = 0
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def of(self, bytes_: int) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._held or self._held + bytes_ <= self._total_bytes)
+            self._held += bytes_
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held -= bytes_
+                self._changed.notify_all()
 
 
 class Vram:
@@ -104,7 +129,8 @@ class Vram:
                 return None
             free = self._free_bytes()
             mine, others = self._end(tenant)
-            return _decided(Reason.vram_limit, "the GPU ran out of memory", mine, free, others, limit_bytes)
+            told = "the GPU ran out of memory"
+            return self._decided(Reason.vram_limit, told, mine, free, others, limit_bytes)
 
     def found_none(
         self, tenant: Tenant, limit_bytes: int, refusal: Refusal, since_s: float
@@ -121,7 +147,7 @@ class Vram:
                 alone = self._left_at < since_s and all(other is tenant for other in self._tenants)
             mine, others = self._end(tenant)
             there = free if alone else lowest
-            return _decided(refusal.reason, refusal.detail, mine, there, others, limit_bytes)
+            return self._decided(refusal.reason, refusal.detail, mine, there, others, limit_bytes)
 
     def _end(self, tenant: Tenant) -> tuple[int, int]:
         """Ends the host: what it held, and what others gave back while it and all of ours stood still."""
@@ -164,15 +190,16 @@ class Vram:
                 break
         return last
 
-
-def _decided(
-    reason: Reason, told: str, mine: int, free: int, others: int, limit_bytes: int
-) -> Refusal | JudgeBroken:
-    """A host that held its limit, or could have, is refused; else somebody else holds what was missing."""
-    held = f"{mine >> 20} MiB were its own and {free >> 20} MiB free, of {limit_bytes >> 20} that it may have"
-    if others > _SLACK_BYTES:
-        text = f"{told}: {held}; {others >> 20} MiB of others' came back meanwhile"
-        return JudgeBroken(text, Reason.vram_taken)
-    if mine + free >= limit_bytes:
-        return Refusal(reason, f"{told}: {held}", "watch")
-    return JudgeBroken(f"{told}: {held}; others hold the rest", Reason.vram_taken)
+    def _decided(
+        self, reason: Reason, told: str, mine: int, free: int, others: int, limit_bytes: int
+    ) -> Refusal | JudgeBroken:
+        """A host that held its limit, or could have, is refused; else somebody else holds what was missing."""
+        held = f"{mine >> 20} MiB were its own and {free >> 20} MiB free, of {limit_bytes >> 20} that it may have"
+        if others > _SLACK_BYTES:
+            text = f"{told}: {held}; {others >> 20} MiB of others' came back meanwhile"
+            return JudgeBroken(text, Reason.vram_taken)
+        if mine + free >= limit_bytes:
+            return Refusal(reason, f"{told}: {held}", "watch")
+        # who holds it decides what to do: stop another program, or search with fewer candidates at once
+        own = f"the judge holds {self._own_bytes() >> 20} MiB, {len(self._tenants)} other candidates of its run"
+        return JudgeBroken(f"{told}: {held}; {own}; other programs hold the rest", Reason.vram_taken)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -57,31 +58,58 @@ class Truths:
         return expected(problem, Probe("accuracy", case, "normal", (seed,)), seed, values)
 
 
+POOL_BYTES = 8 << 30
+"""What a search keeps of its oracles at most: those of a vocabulary's logits are many GiB each, in float64."""
+
+
 class Pool(Truths):
     """A few secret seeds for a whole search: their oracles are computed once, which is most of a quick race's time.
 
-    A full verdict never draws from it.
+    One case's at a time, and of those the latest within `POOL_BYTES`: what is left out is computed again. One
+    thread computes, the others wait for what it finds. A full verdict never draws from it.
     """
 
-    def __init__(self, seeds: Sequence[int]) -> None:
-        self._seeds = list(seeds)
-        self._inputs: dict[tuple[str, Case, int], Inputs] = {}
-        self._expected: dict[tuple[str, Case, int], Expected] = {}
+    def __init__(self, seeds: Sequence[int], most_bytes: int = POOL_BYTES) -> None:
+        self._seeds, self._most_bytes = list(seeds), most_bytes
+        self._case: tuple[str, Case] | None = None
+        self._kept: dict[tuple[str, int], Any] = {}
+        self._one = threading.RLock()
 
     def seed(self, rng: random.Random) -> int:
         return rng.choice(self._seeds)
 
     def inputs(self, problem: Problem, case: Case, seed: int, device: str) -> Inputs:
-        key = (problem.name, case, seed)
-        if key not in self._inputs:
-            self._inputs[key] = super().inputs(problem, case, seed, device)
-        return self._inputs[key]
+        made: Inputs = self._found(problem, case, ("inputs", seed), lambda: super(Pool, self).inputs(
+            problem, case, seed, device
+        ))  # fmt: skip
+        return made
 
     def expected(self, problem: Problem, case: Case, seed: int, values: Inputs) -> Expected:
-        key = (problem.name, case, seed)
-        if key not in self._expected:
-            self._expected[key] = super().expected(problem, case, seed, self._inputs[key])
-        return self._expected[key]
+        made: Expected = self._found(problem, case, ("expected", seed), lambda: super(Pool, self).expected(
+            problem, case, seed, values
+        ))  # fmt: skip
+        return made
+
+    def _found(self, problem: Problem, case: Case, key: tuple[str, int], make: Callable[[], Any]) -> Any:
+        with self._one:
+            if self._case != (problem.name, case):
+                self._case = (problem.name, case)
+                self._kept.clear()
+            if key in self._kept:
+                return self._kept[key]
+            made = self._kept[key] = make()
+            while len(self._kept) > 1 and sum(map(_kept_bytes, self._kept.values())) > self._most_bytes:
+                del self._kept[next(iter(self._kept))]  # the oldest
+            return made
+
+
+def _kept_bytes(value: Any) -> int:
+    """Of the tensors in a value, tuples and dataclasses looked into."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, tuple | list):
+        return sum(map(_kept_bytes, value))
+    return sum(_kept_bytes(getattr(value, one.name)) for one in fields(value)) if is_dataclass(value) else 0
 
 
 class Track:

@@ -169,6 +169,8 @@ class Matmul:
         wide = case.element_bytes
         # the result waits for the copy engine in shared memory, in the width that it leaves with
         written = 4 if problem.endswith("_wide") else wide
+        # a vocabulary of 50,257: the copy engine wants rows that begin on 16 bytes, pointers and masks do not
+        aligned = case["n"] % 8 == 0 and case["k"] % 8 == 0
 
         def admits(config: Config) -> bool:
             bm, bn, bk, stages, warps = (int(config[k]) for k in ("bm", "bn", "bk", "stages", "warps"))
@@ -179,6 +181,7 @@ class Matmul:
             fits = room <= 227 << 10 and 64 <= held <= 128
             whole = tma or (config["persistent"] == 0 and config["split"] == 1 and config["specialised"] == 0)
             large = config["way"] != "fixed" or (min(bm, bn) >= 128 and warps == 8)
+            whole = whole and (aligned or not tma)
             return fits and whole and large and not (config["specialised"] and not config["persistent"])
 
         return Space.of(

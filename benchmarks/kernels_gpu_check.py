@@ -1,0 +1,215 @@
+"""The head, proven on one GPU in nine minutes: `make gpu-check`, before any claim about kernels.
+
+    python -m benchmarks.kernels_gpu_check [--seed 0] [--until 530] [--out FILE]
+    python -m benchmarks.kernels_gpu_check --device cpu --families 1 --good 1 --exploits 1   # that every part works
+
+1. Each shipped family's best kernel (`kernels/generate/known.json` for this GPU, else where its search would begin)
+   through the whole judge, with its race: none may be refused.
+2. Known-good kernels and exploits, drawn by seed, as `benchmarks.kernels_exploits` judges them: each with a right
+   reason.
+3. One model of `benchmarks.kernels_zoo`: torch.compile's loss and gradients against eager's in float32.
+
+Written after every verdict, with the commit and a hash of the judge's sources: a judge that has changed since is
+another judge. What the time cut off stands under "not_run", and the exit code is 1 then, as where anything was not
+as expected.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARES = (0.55, 0.75)
+"""Of the time, after which the first two parts begin nothing more: the last one needs two minutes."""
+
+
+@dataclass
+class Book:
+    """What the file holds. Every change of it is written at once."""
+
+    path: Path
+    until_s: float
+    record: dict[str, Any]
+    began: float = field(default_factory=time.monotonic)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def spent_s(self) -> float:
+        return time.monotonic() - self.began
+
+    def add(self, part: str, row: dict[str, Any]) -> None:
+        with self._lock:
+            self.record[part].append(row)
+            if row.get("not_run"):
+                self.record["not_run"].append(f"{part}: {row['name']}")
+            self.record["took_s"] = round(self.spent_s(), 1)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            partial = self.path.with_suffix(".partial")
+            partial.write_text(json.dumps(self.record, indent=1) + "\n")
+            partial.replace(self.path)
+        word = "left" if row.get("not_run") else "right" if row["right"] else "WRONG"
+        print(f"[{self.spent_s():.0f} s] {word} {part} {row['name']} {row.get('reason', '')}", flush=True)
+
+    def each(self, part: str, items: Sequence[Any], threads: int, share: float, one: Callable[[Any], Any]) -> None:
+        """`one` of each item gives its row; after this share of the time no more is begun."""
+
+        def run(item: Any) -> None:
+            name = item if isinstance(item, str) else item.name
+            if self.spent_s() > share * self.until_s:
+                return self.add(part, {"name": name, "not_run": True, "right": False})
+            return self.add(part, one(item))
+
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(run, items))
+
+
+def judge_sha256() -> str:
+    """Of the judge's sources: the rules that a certificate of this commit was given by."""
+    digest = hashlib.sha256()
+    folder = ROOT / "nightshift" / "kernels" / "judge"
+    for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.cu"), *folder.rglob("*.c")]):
+        digest.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def best_of(family: Any, gpu: str, device: str) -> tuple[Any, Any, Any] | None:
+    """(problem, case, candidate) of a family's best known kernel; None where it writes none for any case known."""
+    from nightshift.kernels.generate.base import GeneratorError, Task
+    from nightshift.kernels.generate.known import known, templates
+    from nightshift.kernels.generate.template import candidate
+    from nightshift.kernels.loop.cli import _tiny
+    from nightshift.kernels.loop.optimise import work_of
+    from nightshift.kernels.ops.problems import named
+
+    measured = [k for k in known() if k.family == family.name and k.problem in family.problems]
+    for k in sorted(measured, key=lambda k: (k.gpu != gpu, family.problems.index(k.problem))):
+        if device == "cuda":
+            return named(k.problem), k.case, candidate(family, k.problem, k.case, k.config)
+    for name in family.problems:
+        for case in named(name).cases:
+            work = work_of(named(name), case, "gpu-check", None, 0)
+            task: Task = _tiny(work).task if device == "cpu" else work.task
+            author = next((a for a in templates(gpu, name, task.case) if a.name == family.name), None)
+            try:
+                made = author.propose(task, [], 1) if author is not None else ()
+            except GeneratorError:
+                continue
+            if made:
+                return task.problem, task.case, made[0].candidate
+    return None
+
+
+def families(book: Book, judge: Any, given: argparse.Namespace) -> None:
+    from nightshift.kernels.loop.optimise import ON_CPU
+    from nightshift.kernels.loop.search import Ladder
+    from nightshift.kernels.ops.families import ALL, interprets
+
+    full = (Ladder() if given.device == "cuda" else ON_CPU).full
+    chosen = [f for f in ALL if given.device == "cuda" or interprets(f.name)][: given.families or None]
+
+    def one(family: Any) -> dict[str, Any]:
+        found = best_of(family, judge.environment.gpu, given.device)
+        if found is None:
+            return {"name": family.name, "right": False, "reason": "writes no kernel for a case of its problems"}
+        problem, case, made = found
+        verdict = judge.verdict(made, problem, replace(full, cases=(case,)))
+        return {
+            "name": family.name, "problem": problem.name, "case": str(case),
+            "right": not verdict.refused and verdict.stage != "machine", "status": verdict.status.value,
+            "reason": verdict.reason.value, "detail": verdict.detail[:300], "took_s": round(verdict.took_s, 1),
+        }  # fmt: skip
+
+    book.each("families", chosen, given.threads, SHARES[0], one)
+
+
+def gallery(book: Book, judge: Any, given: argparse.Namespace) -> None:
+    from benchmarks.kernels_exploits import limits, pieces_of
+    from nightshift.kernels.judge.gallery import show
+    from nightshift.kernels.judge.probes.inputs import CPU, INTERPRETER, QUICK_GPU
+    from nightshift.kernels.judge.race.contest import QUICK
+
+    draw = random.Random(given.seed)
+    on_cpu = given.device == "cpu"
+    for part, folder, count in (("good", "good", given.good), ("exploits", "static_off", given.exploits)):
+        # pieces against the clock want the GPU to themselves; a check of minutes draws of the others
+        there = [p for p in pieces_of(folder, given.device) if not (p.timed or p.huge)]
+        judge.limits = replace(limits(given.device), **({"import_s": 300.0, "call_s": 300.0} if on_cpu else {}))
+
+        def one(piece: Any, static: bool = part == "good") -> dict[str, Any]:
+            triton = piece.file.candidate.language == "triton"
+            scope = QUICK_GPU if not on_cpu else INTERPRETER if triton else CPU
+            return show(judge, piece, scope, static, QUICK).to_json()
+
+        book.each(part, draw.sample(there, min(count, len(there))), given.threads, SHARES[1], one)
+
+
+def zoo(book: Book, given: argparse.Namespace) -> None:
+    """A model of the zoo in a process of its own: its contestants must be right, none may fall out."""
+    out = book.path.with_suffix("")
+    left_s = book.until_s - book.spent_s()
+    words = ["--only", given.model, "--parts", "race", "--contestants", "compile", "--out", str(out)]
+    words += ["--until", f"{left_s - 5:.0f}", "--rounds", "5", "--device", given.device, "--commit", given.commit]
+    words += ["--tiny"] if given.device == "cpu" else []
+    if left_s < 40.0:
+        return book.add("zoo", {"name": given.model, "not_run": True, "right": False})
+    code = subprocess.run([sys.executable, "-m", "benchmarks.kernels_zoo", *words], check=False).returncode
+    path = out / f"{given.model}.race.json"
+    told = json.loads(path.read_text()) if path.exists() else {"contestants": {}}
+    contestants = told["contestants"]
+    wrong = {name: one["left_out"] for name, one in contestants.items() if "left_out" in one}
+    steps = {name: one["step_s"] for name, one in contestants.items() if "step_s" in one}
+    right = code == 0 and not wrong and len(steps) == 2
+    return book.add("zoo", {"name": given.model, "right": right, "reason": str(wrong or ""), "step_s": steps})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--seed", type=int, default=0, help="Draws the pieces of the galleries")
+    parser.add_argument("--until", type=float, default=530.0, help="Seconds for all of it")
+    parser.add_argument("--families", type=int, default=0, help="The first so many; 0: all")
+    parser.add_argument("--good", type=int, default=20)
+    parser.add_argument("--exploits", type=int, default=10)
+    parser.add_argument("--model", default="llama3", help="Of benchmarks.kernels_zoo")
+    parser.add_argument("--threads", type=int, default=0, help="Default: 8, on a CPU 1")
+    parser.add_argument("--commit", default="", help="Where the checkout has no .git")
+    results = Path(os.environ.get("OUT", ROOT / "benchmarks" / "results"))
+    parser.add_argument("--out", type=Path, default=results / "kernels_gpu_check.json")
+    given = parser.parse_args()
+    if given.device == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"
+    from nightshift.kernels.judge.judge import Judge
+    from nightshift.version import commit
+
+    given.commit = given.commit or commit() or "unknown"
+    given.threads = given.threads or (8 if given.device == "cuda" else 1)
+    with Judge(given.device, interpret=given.device == "cpu", compiled=False) as judge:
+        book = Book(given.out, given.until, {
+            "commit": given.commit, "judge_sha256": judge_sha256(), "seed": given.seed,
+            "environment": judge.environment.to_json(), "families": [], "good": [], "exploits": [], "zoo": [],
+            "not_run": [],
+        })  # fmt: skip
+        families(book, judge, given)
+        gallery(book, judge, given)
+    # its own process has the GPU to itself
+    zoo(book, given)
+    rows = [row for part in ("families", "good", "exploits", "zoo") for row in book.record[part]]
+    right = sum(row["right"] for row in rows)
+    print(f"{right} of {len(rows)} as expected, {len(book.record['not_run'])} not run; {given.out}")
+    return 0 if right == len(rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
