@@ -10,6 +10,7 @@ import pytest
 
 from nightshift.collectors.frame import Instant, LogRecord
 from nightshift.collectors.kernel_log.event import KernelEventKind
+from nightshift.collectors.kernel_log import lines
 from nightshift.collectors.kernel_log.lines import KernelLogParser
 from nightshift.collectors.kernel_log.local import read_syslog
 from nightshift.collectors.kernel_log.messages import KINDS, MessageKind, read_message
@@ -229,3 +230,13 @@ def test_a_fabric_managers_line_of_a_syslog_is_the_hosts() -> None:
     line = read_syslog(f"Nov 21 12:59:50 n1 nv-fabricmanager[712]: {words}", START_S)
     assert line is not None
     assert line.text == SAMPLES["fabric_start"]
+
+
+def test_every_marker_of_a_reader_passes_the_gate_before_the_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate is written out for speed: a marker that it lacks would never be read."""
+    asked: list[str] = []
+    for marker, _ in lines._READERS:
+        entry = (marker, lambda parser, record, text: asked.append(text))
+        monkeypatch.setattr(lines, "_READERS", (entry,))
+        KernelLogParser(NODE).read(LogRecord(Instant(START_S), "k", NODE, f"x {marker}", 0))
+        assert asked.pop() == f"x {marker}"

@@ -27,11 +27,14 @@ from nightshift.collectors.http import (
     SourceError,
     checked_url,
 )
+from nightshift.collectors.kernel_log.event import KernelEvent
 from nightshift.collectors.prometheus.api import Vector, VectorReader, instant
 from nightshift.collectors.prometheus.queries import (
     KEYS,
     contradiction_query,
     doubled_query,
+    exported_query,
+    exported_sample,
     metrics_of,
     query_for,
     scrape_time_query,
@@ -39,6 +42,7 @@ from nightshift.collectors.prometheus.queries import (
 )
 from nightshift.collectors.shared_settings import stated_once
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.telemetry.gauge_events import ExportedEvents
 from nightshift.collectors.telemetry.gpu_labels import IDENTITY, GpuLabels
 from nightshift.collectors.telemetry.metrics import Metric
 from nightshift.collectors.telemetry.pages import source_subject
@@ -50,7 +54,7 @@ _GPU, _MIG = SubjectKind.GPU, SubjectKind.MIG
 _NODE, _NIC, _DISK = SubjectKind.NODE, SubjectKind.NIC, SubjectKind.DISK
 # Most time that one tick spends on whose GPUs are whose: a fleet of 100,000 is told over its first ticks.
 TELL_S = 1.0
-_LABELS, _DOUBTS = "labels", ("doubled", "contradicted")
+_LABELS, _DOUBTS, _EXPORTED = "labels", ("doubled", "contradicted"), "exported"
 # Queries under way at once: Prometheus itself runs 20 of all its users.
 _PARALLEL = 4
 
@@ -220,6 +224,7 @@ class PrometheusCollector:
         self._labelled_s, self._labelled_boards = -np.inf, 0
         self._readers: dict[str, VectorReader] = {}
         self._suspects: frozenset[str] = frozenset()
+        self._exported = ExportedEvents()
 
     @property
     def name(self) -> str:
@@ -244,9 +249,11 @@ class PrometheusCollector:
             known.tell(inventory, now_s)
         made = (known.rows.frame(now_s) for known in self._known.values())
         frames = [frame for frame in made if isinstance(frame, Frame)]
+        events = self._events(answers.get(_EXPORTED), frames, now_s, inventory, failed)
         told = self._doubt(frames, [answers[key] for key in _DOUBTS if key in answers], failed, rejected)
         status = self._status(now_s, used, failed, len(queries), rejected, self._timer() - started)
-        return Batch([replace(status, detail=told) if status.ok else status], frames)
+        status = replace(status, detail=told) if status.ok else status
+        return Batch([status], frames, logs=[event.record for event in events], events=events)
 
     def close(self) -> None:
         self._fetcher.close()
@@ -258,6 +265,7 @@ class PrometheusCollector:
         queries |= {kind: scrape_time_query(kind, matchers) for kind in self._known}
         if _GPU in self._known:
             queries |= zip(_DOUBTS, (doubled_query(matchers), contradiction_query(matchers)), strict=True)
+            queries[_EXPORTED] = exported_query(matchers)
         if self._wants_labels(now_s):
             queries[_LABELS] = f"{IDENTITY}{{{matchers}}}"
         return queries
@@ -303,6 +311,23 @@ class PrometheusCollector:
         for reason, count in known.rows.put(where, vector.values, times, now_s, ask.kind in (_GPU, _MIG)).items():
             _count(rejected, reason, count)
         return len(where.row)
+
+    def _events(
+        self,
+        answer: HttpResponse | SourceError | None,
+        frames: Sequence[Frame],
+        now_s: float,
+        inventory: Inventory,
+        failed: list[SourceError],
+    ) -> list[KernelEvent]:
+        """The errors that exporters count themselves. An answer that failed says nothing, not even that a GPU had
+        no error."""
+        vector = self._vector(_EXPORTED, answer, failed) if answer is not None else None
+        if vector is None:
+            return []
+        samples = [s for pair in zip(vector.labels, vector.values, strict=True) if (s := exported_sample(*pair))]
+        shown = [gpu for frame in frames if frame.kind is _GPU for gpu in frame.observed()]
+        return self._exported.take(samples, inventory, now_s, shown, partial=bool(vector.warnings))
 
     def _doubt(
         self,

@@ -112,6 +112,7 @@ def plan_of(
         dict(planner.rejected),
         clock,
         errors=planner.errors,
+        gpus=tuple({gpu for gpu, _ in relations if gpu.kind is SubjectKind.GPU}),
         note="it shows only GPUs that a pod holds: idle GPUs are not watched" if hides else "",
     )
 

@@ -88,6 +88,8 @@ class PagePlan:
     """What the page leaves out, in words."""
     errors: Sequence[tuple[int, Subject, str, Mapping[str, str]]] = ()
     """Samples that count errors of a GPU: position, GPU, metric, labels."""
+    gpus: tuple[Subject, ...] = ()
+    """Every GPU that the page shows."""
 
 
 @dataclass
@@ -169,7 +171,7 @@ class PageCollector(ABC):
         _add(rejected, plan.rejected)
         self._look_at_clocks(source, plan, page, answer)
         counted = [(gpu, name, labels, float(page.values[at])) for at, gpu, name, labels in plan.errors]
-        self._events += self._exported.take(counted, inventory, now_s)
+        self._events += self._exported.take(counted, inventory, now_s, plan.gpus)
         values, times_s = self.shaped(plan, page, now_s)
         used = 0
         for where in plan.cells:
