@@ -65,7 +65,8 @@ KINDS: tuple[MessageKind, ...] = (
     _row("gsp_firmware", "NVRM", r"No firmware image found|(?:failed|unable) to load (?:the )?GSP firmware", _D, _C,
          "The driver finds no GSP firmware of its version", "nvrm"),
     _row("gsp_init", "NVRM", r"cannot bootstrap riscv/gsp|kgspBootstrap\w*: .*(?:fail|timed out)"
-         r"|kgspInitRm\w*: .*fail", _D, _C,
+         r"|kgspInitRm\w*: .*fail|WPR2 already up|[Cc]annot initialize GSP firmware RM"
+         r"|cannot proceed with booting GSP", _D, _C,
          "The GPU's system processor (GSP) did not start", "nvrm", recovery=_RESET),
     _row("api_mismatch", "NVRM", r"API mismatch: the client", _D, _C,
          "The driver's library and kernel module have different versions", "nvrm", about=_NODE),
@@ -73,6 +74,9 @@ KINDS: tuple[MessageKind, ...] = (
          "The driver has lost the GPU", "nvrm", recovery=_REBOOT),
     _row("probe_failed", "NVRM", r"NVIDIA probe routine (?:failed|was not called) for \d", _D, _C,
          "The driver did not take over every GPU", "nvrm", about=_NODE),
+    _row("no_gpu_found", "NVRM", r"No NVIDIA (?:graphics adapter|GPU|devices?) (?:was |were )?(?:found|probed)"
+         r"|NVIDIA init module failed|None of the NVIDIA (?:devices|graphics adapters) were initiali[sz]ed", _D, _W,
+         "The driver was loaded and took over no GPU", "nvrm", about=_NODE),
     _row("power_cables", "NVRM", r"does not have the necessary power cables connected", _D, _C,
          "The GPU's power cables are not connected", "nvrm", recovery="contact_support"),
     _row("bar_invalid", "NVRM", r"This PCI I/O region assigned to your NVIDIA device is invalid|BAR\d is 0M @",
@@ -95,6 +99,18 @@ KINDS: tuple[MessageKind, ...] = (
          r"|fail.*to train", _L, _C, "NVLinks of the fabric did not train", _FW, about=_NODE),
     _row("fabric_start", "nv-fabricmanager", r"(?:failed|unable) to (?:initialize|start|configure)|not supported on"
          r"|request to .* failed", _D, _C, "The fabric manager cannot start", _FW, about=_NODE),
+    # how systemd says that a service ended by an error: a stop, and a restart by a person, are another result
+    *(
+        _row(f"{name}_service", "systemd", rf"{unit}\S*\.service: (?:Failed with result '"
+             r"|Main process exited, code=(?:dumped|killed, status=(?!15/TERM|2/INT|1/HUP)))", fault, _C, meaning,
+             "systemd:src/core/service.c", about=_NODE)
+        for name, unit, fault, meaning in (
+            ("fabric_manager", "nvidia-fabricmanager", _L, "The fabric manager ended by an error"),
+            ("imex", "nvidia-imex", _L, "The IMEX daemon, by which nodes share NVLink memory, ended by an error"),
+            ("persistence", "nvidia-persistenced", _D, "The driver's persistence daemon ended by an error"),
+            ("dcgm", "(?:nvidia-)?dcgm", _D, "DCGM ended by an error: its exporters have no values"),
+        )
+    ),
     # network ports
     _row("mlx_health", "mlx", r"health compromised|reached miss count", _N, _C,
          "The port's adapter stopped answering its driver", f"{_MLX}/core/health.c", about=_NIC),
@@ -191,6 +207,10 @@ KINDS: tuple[MessageKind, ...] = (
          "The kernel crashed in part", "linux:lib/bug.c", about=_NODE),
     _row("panic", "Kernel", r"^Kernel panic - not syncing", _H, _C,
          "The kernel panicked", "linux:kernel/panic.c", about=_NODE),
+    # the host's power, as the readers of the management controller's event log write it
+    _row("power_supply", "ipmi", r"^(?!.*[Dd]eassert).*Power Supply\b.*(?:[Ff]ailure detected|input lost|AC lost"
+         r"|[Rr]edundancy [Ll]ost|out-of-range)", _H, _W,
+         "A power supply of the host failed or has no input", "IPMI 2.0, table 42-3: sensor type 08h", about=_NODE),
     # disks and file systems
     _row("nvme_down", "nvme", r"controller is down; will reset|Device not ready; aborting", _H, _C,
          "An NVMe disk does not answer", _NVME, about=_DISK),
