@@ -209,3 +209,5 @@ class SourceStatus:
     took_s: float = 0.0
     covers: tuple[Subject, ...] = ()
     """The node or job whose signals are missing while this source is."""
+    partly: str = ""
+    """What the source leaves out of its answers, in words, although it answers."""

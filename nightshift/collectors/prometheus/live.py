@@ -47,6 +47,7 @@ from nightshift.collectors.telemetry.gpu_labels import IDENTITY, GpuLabels
 from nightshift.collectors.telemetry.metrics import Metric
 from nightshift.collectors.telemetry.pages import source_subject
 from nightshift.collectors.telemetry.rows import Cells, Rows
+from nightshift.collectors.telemetry.standstill import FROZEN, Standstill
 from nightshift.collectors.tick import Batch
 from nightshift.collectors.training.workload import WorkloadRule
 
@@ -224,7 +225,9 @@ class PrometheusCollector:
         self._labelled_s, self._labelled_boards = -np.inf, 0
         self._readers: dict[str, VectorReader] = {}
         self._suspects: frozenset[str] = frozenset()
-        self._exported = ExportedEvents()
+        self._exported, self._standstill = ExportedEvents(), Standstill()
+        self._missing: list[str] = []
+        """Why answers of this look are partial."""
 
     @property
     def name(self) -> str:
@@ -238,6 +241,7 @@ class PrometheusCollector:
         answers = dict(zip(queries, self._fetcher.fetch(asked, timeout_s), strict=True))
         failed: list[SourceError] = []
         rejected: dict[Reason, int] = {}
+        self._missing = []
         if _LABELS in answers:
             self._take_labels(answers[_LABELS], now_s, failed)
         self._labels.tell(inventory, now_s, min(timeout_s / 4, TELL_S))
@@ -250,9 +254,14 @@ class PrometheusCollector:
         made = (known.rows.frame(now_s) for known in self._known.values())
         frames = [frame for frame in made if isinstance(frame, Frame)]
         events = self._events(answers.get(_EXPORTED), frames, now_s, inventory, failed)
+        frozen = self._without_frozen(frames)
         told = self._doubt(frames, [answers[key] for key in _DOUBTS if key in answers], failed, rejected)
         status = self._status(now_s, used, failed, len(queries), rejected, self._timer() - started)
-        status = replace(status, detail=told) if status.ok else status
+        if status.ok and frozen and frozen[0] == len(self._labels.gpus_by_node()):
+            status = replace(status, ok=False, reason=Reason.STALE, detail=FROZEN.format(frozen[1]))
+        partly = self._partly(frozen)
+        detail = "; ".join(text for text in (told, partly) if text)[:300]
+        status = replace(status, detail=detail, partly=partly) if status.ok else status
         return Batch([status], frames, logs=[event.record for event in events], events=events)
 
     def close(self) -> None:
@@ -302,6 +311,7 @@ class PrometheusCollector:
             return 0
         if vector.warnings:  # Thanos: a store did not answer
             _count(rejected, Reason.TRUNCATED, 1)
+            self._missing += vector.warnings[:1]
         known = self._known[ask.kind]
         where, refused = known.place(vector.labels, known.rows.column[ask.metric.exported_as], ask.metric.scale)
         _count(rejected, Reason.MALFORMED, refused)
@@ -328,6 +338,26 @@ class PrometheusCollector:
         samples = [s for pair in zip(vector.labels, vector.values, strict=True) if (s := exported_sample(*pair))]
         shown = [gpu for frame in frames if frame.kind is _GPU for gpu in frame.observed()]
         return self._exported.take(samples, inventory, now_s, shown, partial=bool(vector.warnings))
+
+    def _without_frozen(self, frames: Sequence[Frame]) -> tuple[int, float, str] | None:
+        """Takes the values of nodes that measure no more out of the frames: how many, least time (s), a name."""
+        gpus = next((frame for frame in frames if frame.kind is _GPU), None)
+        if gpus is None:
+            return None
+        groups = self._labels.gpus_by_node()
+        found = self._standstill.frozen_s(gpus, groups)
+        for node in found:
+            gpus.values[[gpus.index.rows[gpu] for gpu in groups[node] if gpu in gpus.index.rows]] = np.nan
+        return (len(found), min(found.values()), next(iter(found)).name) if found else None
+
+    def _partly(self, frozen: tuple[int, float, str] | None) -> str:
+        """What this look did not tell, in words."""
+        parts = [self._labels.notes()]
+        if self._missing:
+            parts.append(f"{len(self._missing)} answers are partial: {self._missing[0]}"[:200])
+        if frozen:
+            parts.append(f"{frozen[0]} nodes' exporters answer, but their values stand still, as {frozen[2]}'s")
+        return "; ".join(part for part in parts if part)
 
     def _doubt(
         self,
