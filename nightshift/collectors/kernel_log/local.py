@@ -383,6 +383,8 @@ class FileReader:
         lines = Lines()
         if read.skipped_bytes:
             lines.lost.append((0, f"{read.skipped_bytes} bytes were skipped"))
+        if read.lost:
+            lines.lost.append((0, "the file was replaced, and its last lines are found nowhere"))
         found = [(offset, read_syslog(line.decode(errors="replace"), now_s)) for offset, line in read.lines]
         self._keep_zone([line for _, line in found], read.changed_s, now_s)
         told = [(offset, line) for offset, line in found if line is not None and line.text is not None]

@@ -345,6 +345,8 @@ class TrainingLogsCollector:
             file.begins = True  # or it was only rotated: its first step tells
         if read.skipped_bytes:
             rejected[Reason.TOO_LARGE] = rejected.get(Reason.TOO_LARGE, 0) + 1
+        if read.lost:
+            rejected[Reason.TRUNCATED] = rejected.get(Reason.TRUNCATED, 0) + 1
         kept: list[LogRecord] = []
         last: LogRecord | None = None
         file.rest = b"" if read.replaced else file.rest
