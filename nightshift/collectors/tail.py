@@ -11,7 +11,7 @@ import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 MAX_LINE_BYTES = 2**16
 _MARK_BYTES = 256
@@ -123,7 +123,7 @@ class FileTail:
         # logrotate names the old file .1 or -DATE; the inode tells which it is, else what was read last
         for old in sorted(self.path.parent.glob(f"{self.path.name}[.-]*")):
             try:
-                with gzip.open(old) if old.suffix == ".gz" else old.open("rb") as stream:
+                with _opened(old) as stream:
                     status = os.fstat(stream.fileno())
                     is_it = (status.st_dev, status.st_ino) == self._identity and status.st_size >= self._offset
                     if is_it or (self._mark and self._before(stream) == self._mark):
@@ -132,3 +132,10 @@ class FileTail:
             except (OSError, EOFError, zlib.error):
                 continue  # removed meanwhile, or still being compressed
         return None
+
+
+def _opened(path: Path) -> IO[bytes]:
+    if path.suffix == ".gz":
+        unpacked: Any = gzip.open(path)  # noqa: SIM115  its caller closes it
+        return unpacked  # type: ignore[no-any-return]
+    return path.open("rb")

@@ -129,7 +129,7 @@ def test_what_a_page_leaves_out_is_said_by_status_and_incident(
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        ({"isPartial": True}, "a storage node is away"),
+        ({"isPartial": True}, "a storage node is unavailable"),
         ({"isPartial": False}, ""),
         ({"warnings": ["No StoreAPIs matched for this query"]}, "No StoreAPIs matched"),
         ({"warnings": ["PromQL info: metric might not be a counter"]}, ""),

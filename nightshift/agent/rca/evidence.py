@@ -379,7 +379,9 @@ class _Gatherer:
             quoted = {event.record.text for event in self.history.events(subject, self._start_s, self.at_s)}
             quoted |= {record.text for record in self._own_lines(subject)} if subject.kind is not _K.NODE else set()
             rest = [record for record in lines if record.text not in quoted]
-            self.ledger.log(("raw_log", str(subject)), rest, f"log of {subject.name} around the onset, as it stood")
+            self.ledger.log(
+                ("raw_log", str(subject)), rest, f"log of {subject.name} around the onset, word for word"
+            )
 
     def _log_state(self, node: Subject, whole: bool, gaps: int) -> None:
         """Adds whether the kernel log was read without a gap and kept whole: only then does absence count."""

@@ -198,5 +198,5 @@ def _result(answer: HttpResponse, expected: str) -> tuple[list[Any], tuple[str, 
     # Prometheus warns of odd queries with this word; the others' warnings are of stores that did not answer
     missing = tuple(text for text in told if not text.startswith("PromQL"))
     if document.get("isPartial") is True:  # VictoriaMetrics
-        missing = (*missing, "the answer is partial: a storage node is away")
+        missing = (*missing, "the answer is partial: a storage node is unavailable")
     return data["result"], missing

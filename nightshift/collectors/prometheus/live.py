@@ -356,7 +356,7 @@ class PrometheusCollector:
         if self._missing:
             parts.append(f"{len(self._missing)} answers are partial: {self._missing[0]}"[:200])
         if frozen:
-            parts.append(f"{frozen[0]} nodes' exporters answer, but their values stand still, as {frozen[2]}'s")
+            parts.append(f"{frozen[0]} nodes' exporters answer, but their values do not change, as {frozen[2]}'s")
         return "; ".join(part for part in parts if part)
 
     def _doubt(
