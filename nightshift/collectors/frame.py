@@ -120,6 +120,10 @@ class Frame:
             return np.full(len(self.index), np.nan)
         return np.broadcast_to(self.observed_at_s, self.values.shape)[:, position]
 
+    def observed(self) -> list[Subject]:
+        """The subjects of which any value was read: a row outlives its device as NaN."""
+        return [self.index.subjects[row] for row in np.flatnonzero(np.isfinite(self.values).any(axis=1)).tolist()]
+
     def value(self, subject: Subject, metric: str) -> float:
         row = self.index.rows.get(subject)
         return math.nan if row is None else float(self.column(metric)[row])
@@ -205,3 +209,5 @@ class SourceStatus:
     took_s: float = 0.0
     covers: tuple[Subject, ...] = ()
     """The node or job whose signals are missing while this source is."""
+    partly: str = ""
+    """What the source leaves out of its answers, in words, although it answers."""

@@ -8,6 +8,8 @@ source states are kept per subject, each with its own bound. Safe to read from o
 from __future__ import annotations
 
 import bisect
+import json
+import zlib
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,8 +18,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from nightshift.collectors.frame import Floats, Frame, LogRecord, SeriesIndex, SourceStatus, StepSeries
-from nightshift.collectors.kernel_log.event import KernelEvent
+from nightshift.collectors.frame import Floats, Frame, Instant, LogRecord, SeriesIndex, SourceStatus, StepSeries
+from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 
@@ -36,6 +38,102 @@ MAX_STEPS = 20_000
 MAX_LINES = 2_000
 # Kernel events kept per node.
 MAX_EVENTS = 2_000
+# Whole logs: of a rank or node at least so many lines; of a node what stood within RAW_AROUND_S of its events, too.
+MIN_RAW_LINES, MAX_RAW_LINES, RAW_AROUND_S = 2_000, 20_000, 60.0
+_RAW_BLOCK, _MOST_PINS = 250, 16
+# Compressed; a log of 150 letters a line takes about 40 kB for 2,000 of them.
+MAX_RAW_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class _RawBlock:
+    """Lines of one source, compressed: JSON rows of time, uncertainty, clock, source, offset and text."""
+
+    first_s: float
+    last_s: float
+    lines: int
+    packed: bytes
+
+
+class RawLines:
+    """The newest lines of logs as they stood, per subject, bounded in memory.
+
+    >>> raw, rank = RawLines(), Subject(SubjectKind.RANK, "ml/train#0")
+    >>> raw.add([LogRecord(Instant(float(n)), "log", rank, f"line {n}", n) for n in range(5_000)])
+    >>> kept = raw.between(rank, 0.0, 9e9)
+    >>> 2_000 <= len(kept) <= 2_250, kept[-1].text
+    (True, 'line 4999')
+    """
+
+    def __init__(self, max_bytes: int = MAX_RAW_BYTES, max_subjects: int = MAX_SUBJECTS) -> None:
+        self._max_bytes, self._max_subjects = max_bytes, max_subjects
+        self._blocks: OrderedDict[Subject, deque[_RawBlock]] = OrderedDict()
+        self._open: dict[Subject, list[LogRecord]] = {}
+        self._pins: dict[Subject, deque[float]] = {}
+        self._bytes = 0
+
+    def add(self, records: Iterable[LogRecord]) -> None:
+        for record in records:
+            lines = self._open.setdefault(record.subject, [])
+            lines.append(record)
+            if len(lines) >= _RAW_BLOCK:
+                self._close(record.subject)
+
+    def pin(self, subject: Subject, at_s: float) -> None:
+        """Keeps what stands within RAW_AROUND_S of an event (Unix s), while a flood pushes other lines out."""
+        pins = self._pins.setdefault(subject, deque(maxlen=_MOST_PINS))
+        # a burst is one event: its hundred lines must not push the events before it out
+        if not pins or at_s - pins[-1] > RAW_AROUND_S / 2:
+            pins.append(at_s)
+
+    def between(self, subject: Subject, start_s: float, end_s: float) -> list[LogRecord]:
+        """The subject's lines of the range, in the order in which they were read."""
+        found: list[LogRecord] = []
+        for block in self._blocks.get(subject, ()):
+            if block.first_s <= end_s and block.last_s >= start_s:
+                found += _unpacked(block, subject)
+        found += self._open.get(subject, ())
+        return [record for record in found if start_s <= record.at.t_s <= end_s]
+
+    def _close(self, subject: Subject) -> None:
+        lines = self._open.pop(subject)
+        rows = [[r.at.t_s, r.at.uncertainty_s, r.at.clock, r.source, r.offset, r.text] for r in lines]
+        times = [record.at.t_s for record in lines]
+        # a lone surrogate of a broken log is no UTF-8; the fastest level takes a third of the default's time
+        packed = zlib.compress(json.dumps(rows).encode(), 1)
+        blocks = self._blocks.setdefault(subject, deque())
+        self._blocks.move_to_end(subject)
+        blocks.append(_RawBlock(min(times), max(times), len(lines), packed))
+        self._bytes += len(packed)
+        self._forget(subject, blocks)
+        while self._blocks and (self._bytes > self._max_bytes or len(self._blocks) > self._max_subjects):
+            gone, left = self._blocks.popitem(last=False)
+            self._bytes -= sum(len(block.packed) for block in left)
+            self._open.pop(gone, None)
+            self._pins.pop(gone, None)
+
+    def _forget(self, subject: Subject, blocks: deque[_RawBlock]) -> None:
+        """Drops the oldest blocks beyond what has to be kept; what stands around an event goes last."""
+        count = sum(block.lines for block in blocks)
+        for block in list(blocks)[:-1]:
+            if count - block.lines < MIN_RAW_LINES:
+                return
+            near = (block.first_s - RAW_AROUND_S, block.last_s + RAW_AROUND_S)
+            pinned = any(near[0] <= at_s <= near[1] for at_s in self._pins.get(subject, ()))
+            # an event may still come for what was just written
+            young = subject.kind is SubjectKind.NODE and blocks[-1].last_s - block.last_s <= RAW_AROUND_S
+            if count <= MAX_RAW_LINES and (pinned or young):
+                continue
+            blocks.remove(block)
+            count -= block.lines
+            self._bytes -= len(block.packed)
+
+
+def _unpacked(block: _RawBlock, subject: Subject) -> list[LogRecord]:
+    return [
+        LogRecord(Instant(t_s, unsure_s, clock), source, subject, text, offset)
+        for t_s, unsure_s, clock, source, offset, text in json.loads(zlib.decompress(block.packed))
+    ]
 
 
 class _Ring:
@@ -101,6 +199,7 @@ class History:
         self._lines: OrderedDict[Subject, deque[LogRecord]] = OrderedDict()
         self._events: OrderedDict[Subject, deque[KernelEvent]] = OrderedDict()
         self._sources: dict[Subject, SourceStatus] = {}
+        self._raw = RawLines(max_subjects=max_subjects)
 
     def add(self, tick: Tick) -> None:
         """Remembers a tick, forgetting the oldest where a bound is reached."""
@@ -124,7 +223,11 @@ class History:
                 kept_lines.append(record)
                 if len(kept_lines) > self._max_lines:
                     kept_lines.popleft()
+            self._raw.add(tick.raw)
+            self._raw.add(record for record in tick.logs if record.subject.kind is SubjectKind.NODE)
             for event in tick.events:
+                if event.kind is not KernelEventKind.GAP:
+                    self._raw.pin(event.node, event.record.at.t_s)
                 kept_events = self._slot(self._events, event.node)
                 kept_events.append(event)
                 if len(kept_events) > MAX_EVENTS:
@@ -208,6 +311,11 @@ class History:
         """The subject's own lines in the range, oldest first."""
         with self._lock:
             return [record for record in self._lines.get(subject, ()) if start_s <= record.at.t_s <= end_s]
+
+    def raw_lines(self, subject: Subject, start_s: float, end_s: float) -> list[LogRecord]:
+        """The lines of a rank's, job's or node's log as they stood, also those that nothing was read from."""
+        with self._lock:
+            return self._raw.between(subject, start_s, end_s)
 
     def events(self, node: Subject, start_s: float, end_s: float) -> list[KernelEvent]:
         """The node's kernel events in the range, oldest first."""

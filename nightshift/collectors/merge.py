@@ -56,6 +56,7 @@ class Merger:
             clocks,
             tuple(chain.from_iterable(batch.alerts for batch in batches)),
             tuple(chain.from_iterable(batch.silences for batch in batches)),
+            tuple(self._on_our_clock(record, inventory) for batch in batches for record in batch.raw),
         )
 
     def _frames(self, batches: Sequence[Batch], at_s: float) -> dict[SubjectKind, Frame]:

@@ -303,6 +303,7 @@ def _status(status: SourceStatus) -> dict[str, Any]:
         "samples": status.samples,
         "rejected": {str(reason): count for reason, count in status.rejected.items()},
         "covers": [str(subject) for subject in status.covers],
+        **({"partly": status.partly} if status.partly else {}),
     }
 
 
@@ -317,4 +318,5 @@ def _read_status(row: Any, at_s: float) -> SourceStatus:
         {Reason(reason): int(count) for reason, count in row["rejected"].items()},
         0.0,
         tuple(Subject.parse(name) for name in row["covers"]),
+        str(row.get("partly", "")),
     )

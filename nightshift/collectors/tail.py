@@ -6,11 +6,15 @@ long for a line, or not ended yet, is read by them.
 
 from __future__ import annotations
 
+import gzip
 import os
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 MAX_LINE_BYTES = 2**16
+_MARK_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,8 @@ class TailRead:
     replaced: bool = False
     skipped_bytes: int = 0
     changed_s: float = 0.0
+    lost: bool = False
+    """The file was replaced, and what was written to it after the last read is found nowhere."""
 
 
 @dataclass
@@ -42,27 +48,30 @@ class FileTail:
     _identity: tuple[int, int] | None = None
     _offset: int = 0
     _skipping: bool = False
+    _mark: bytes = b""
+    """What stands before `_offset`: tells the same content under another name from another under the same."""
 
     def read(self) -> TailRead:
         """What was added since the last call. Raises OSError where the file cannot be read.
 
-        Where the file was renamed by rotation its last lines are read from the old inode first, if it is still
-        found beside it under `<name>.1` or `<name>-…`.
+        Where the file was rotated (renamed, copied and cut, or compressed) its last lines are read first, if they
+        are still found beside it under `<name>.1`, `<name>-…` or `….gz`.
         """
         with self.path.open("rb") as stream:
             status = os.fstat(stream.fileno())
             identity = (status.st_dev, status.st_ino)
-            replaced = False
+            replaced = lost = False
             before: list[tuple[int, bytes]] = []
             if self._identity is None:
                 self._offset = max(0, status.st_size - self.max_bytes)
                 # a start in the middle of the file is most likely in the middle of a line
                 self._skipping = self._offset > 0
-            # shorter than what was read: cut in place (logrotate's copytruncate), under the same inode
-            elif identity != self._identity or status.st_size < self._offset:
+            # shorter than what was read, or other bytes before it: cut in place (logrotate's copytruncate), and
+            # perhaps grown again, under the same inode
+            elif identity != self._identity or status.st_size < self._offset or self._before(stream) != self._mark:
                 replaced = True
-                if identity != self._identity:
-                    before = self._last_of_rotated()
+                found = self._last_of_rotated()
+                before, lost = found or [], found is None and self._offset > 0
                 self._offset, self._skipping = 0, False
             self._identity = identity
             skipped = max(0, status.st_size - self._offset - self.max_bytes)
@@ -71,7 +80,12 @@ class FileTail:
                 self._skipping = True
             stream.seek(self._offset)
             lines, passed = self._lines(stream.read(self.max_bytes))
-        return TailRead((*before, *lines), replaced, skipped + passed, status.st_mtime)
+            self._mark = self._before(stream)
+        return TailRead((*before, *lines), replaced, skipped + passed, status.st_mtime, lost)
+
+    def _before(self, stream: IO[bytes]) -> bytes:
+        stream.seek(max(0, self._offset - _MARK_BYTES))
+        return stream.read(min(self._offset, _MARK_BYTES))
 
     def _lines(self, data: bytes) -> tuple[list[tuple[int, bytes]], int]:
         skipped = 0
@@ -104,15 +118,24 @@ class FileTail:
         self._offset += whole
         return lines, skipped
 
-    def _last_of_rotated(self) -> list[tuple[int, bytes]]:
-        # logrotate names the old file .1 or -DATE; only the inode tells which of them it is
-        for old in (*sorted(self.path.parent.glob(f"{self.path.name}[.-]*")),):
+    def _last_of_rotated(self) -> list[tuple[int, bytes]] | None:
+        """What the file got after the last read, from where its content is now; None where that is not found."""
+        # logrotate names the old file .1 or -DATE; the inode tells which it is, else what was read last
+        for old in sorted(self.path.parent.glob(f"{self.path.name}[.-]*")):
             try:
-                with old.open("rb") as stream:
+                with _opened(old) as stream:
                     status = os.fstat(stream.fileno())
-                    if (status.st_dev, status.st_ino) == self._identity and status.st_size >= self._offset:
+                    is_it = (status.st_dev, status.st_ino) == self._identity and status.st_size >= self._offset
+                    if is_it or (self._mark and self._before(stream) == self._mark):
                         stream.seek(self._offset)
                         return self._lines(stream.read(self.max_bytes))[0]
-            except OSError:
-                continue  # compressed away or removed meanwhile
-        return []
+            except (OSError, EOFError, zlib.error):
+                continue  # removed meanwhile, or still being compressed
+        return None
+
+
+def _opened(path: Path) -> IO[bytes]:
+    if path.suffix == ".gz":
+        unpacked: Any = gzip.open(path)  # noqa: SIM115  its caller closes it
+        return unpacked  # type: ignore[no-any-return]
+    return path.open("rb")

@@ -24,6 +24,8 @@ class Batch:
     clocks: Sequence[ClockOffset] = ()
     alerts: Sequence[AlertmanagerAlert] = ()
     silences: Sequence[AlertmanagerSilence] = ()
+    raw: Sequence[LogRecord] = ()
+    """Every line of jobs' logs, also those that are not in `logs`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,3 +42,5 @@ class Tick:
     alerts: Sequence[AlertmanagerAlert] = ()
     """What an Alertmanager holds to be firing, silenced ones too."""
     silences: Sequence[AlertmanagerSilence] = ()
+    raw: Sequence[LogRecord] = ()
+    """Every line of jobs' logs: kept for evidence, read by no detector and not recorded."""

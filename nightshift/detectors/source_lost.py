@@ -51,6 +51,8 @@ class SourceLost:
         self._good_s: dict[Subject, float] = {}
         self._asked_s: dict[Subject, float] = {}
         self._last: dict[Subject, SourceStatus] = {}
+        self._partly_s: dict[Subject, float] = {}
+        """Since when a source answers and leaves something out."""
         self._episodes = Episodes(self.name)
         self._resumed = False
         """After a restore: the time in which nobody asked is not the sources' silence."""
@@ -85,8 +87,7 @@ class SourceLost:
             self._asked_s[source] = tick.at_s
             if status.ok:
                 self._good_s[source] = tick.at_s
-                back = self._episodes.clear(Fault.SOURCE_LOST, source, tick.at_s, "The source answers again")
-                findings += [back] if back else []
+                findings += self._answered(status, tick.at_s)
             else:
                 # a source that never answered is lost from its first look on, not from the epoch
                 self._good_s.setdefault(source, tick.at_s)
@@ -97,7 +98,7 @@ class SourceLost:
             asked_s = self._asked_s[source] = min(self._asked_s.get(source, good_s), tick.at_s)
             silent_s = tick.at_s - good_s
             if tick.at_s - asked_s > FORGET_S:
-                for known in (self._good_s, self._asked_s, self._last):
+                for known in (self._good_s, self._asked_s, self._last, self._partly_s):
                     known.pop(source, None)
                 gone = self._episodes.no_data(
                     Fault.SOURCE_LOST, source, tick.at_s, "The source is no longer queried"
@@ -106,6 +107,31 @@ class SourceLost:
             elif silent_s >= self.settings.lost_after_s:
                 findings.append(self._episodes.fire(self._alarm(source, good_s, silent_s), tick.at_s))
         return findings
+
+    def _answered(self, status: SourceStatus, at_s: float) -> list[Finding]:
+        """A source that answers is lost no more; what it leaves out all the while is said, and wakes nobody."""
+        known = self._episodes.get(Fault.SOURCE_LOST, status.source)
+        if not status.partly:
+            self._partly_s.pop(status.source, None)
+            back = self._episodes.clear(Fault.SOURCE_LOST, status.source, at_s, "The source answers again")
+            return [back] if back else []
+        since_s = self._partly_s[status.source] = min(self._partly_s.get(status.source, at_s), at_s)
+        if known is not None and "partly" not in known.facts:
+            back = self._episodes.clear(Fault.SOURCE_LOST, status.source, at_s, "The source answers again, in part")
+            return [back] if back else []
+        if at_s - since_s < self.settings.lost_after_s:
+            return []
+        alarm = Alarm(
+            Fault.SOURCE_LOST,
+            status.source,
+            since_s,
+            Severity.INFO,
+            f"Answers, and leaves something out: {status.partly}",
+            score=at_s - since_s,
+            threshold=self.settings.lost_after_s,
+            facts={"reason": "partly", "partly": status.partly},
+        )
+        return [self._episodes.fire(alarm, at_s)]
 
     def _alarm(self, source: Subject, good_s: float, silent_s: float) -> Alarm:
         status = self._last.get(source)
@@ -130,6 +156,7 @@ class SourceLost:
         meta = {
             "good_s": {str(s): t for s, t in self._good_s.items()},
             "asked_s": {str(s): t for s, t in self._asked_s.items()},
+            "partly_s": {str(s): t for s, t in self._partly_s.items()},
             "episodes": self._episodes.saved(),
         }
         return pack(self.name, VERSION, meta, {})
@@ -140,8 +167,10 @@ class SourceLost:
         try:
             good_s = {Subject.parse(s): float(t) for s, t in meta["good_s"].items()}
             asked_s = {Subject.parse(s): float(t) for s, t in meta["asked_s"].items()}
+            partly_s = {Subject.parse(s): float(t) for s, t in meta.get("partly_s", {}).items()}
             episodes.load(meta["episodes"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SnapshotError(f"{self.name}: {error!r}") from error
         self._good_s, self._asked_s, self._episodes = good_s, asked_s, episodes
+        self._partly_s = partly_s
         self._resumed = True

@@ -87,3 +87,30 @@ def test_a_bundle_of_very_many_lines_stays_within_its_bounds_and_says_what_was_l
     assert len(bundle.items) <= limits.max_items
     assert all(len(item.content) <= limits.max_item_bytes for item in bundle.items)
     assert bundle.left_out > 0
+
+
+def test_the_log_around_the_onset_is_quoted_as_it_stood_and_redacted() -> None:
+    """Lines that nothing was read from may decide; what is quoted elsewhere is not quoted twice."""
+    kept: History = history(every_s=60.0)
+    rank = diverged().subject
+    notable = LogRecord(Instant(ONSET_S + 1.0), "training_logs", rank, OOM, 3)
+    lines = [
+        LogRecord(Instant(ONSET_S - 300.0), "training_logs", rank, "long before", 1),
+        LogRecord(
+            Instant(ONSET_S - 5.0), "training_logs", rank, "resuming shard 17, token=hf_abcdefghijklmnopqrst", 2
+        ),
+        notable,
+    ]
+    kept.add(Tick(NOW_S, logs=[notable], raw=lines))
+    node_line = LogRecord(Instant(ONSET_S - 2.0), "/dev/kmsg", NODE, "usb 1-1: reset", 4)
+    kept.add(Tick(NOW_S, logs=[node_line]))
+    bundle = gather([diverged()], kept, INVENTORY, NOW_S, redact=Redactor())
+    item = bundle.one("raw_log", str(rank))
+    assert item is not None
+    assert b"resuming shard 17" in item.content
+    assert b"hf_abc" not in item.content
+    assert b"long before" not in item.content
+    assert OOM.encode() not in item.content
+    around = bundle.one("raw_log", str(NODE))
+    assert around is not None
+    assert b"usb 1-1: reset" in around.content

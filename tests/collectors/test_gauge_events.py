@@ -14,7 +14,7 @@ from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
 from nightshift.collectors.kernel_log.lines import RECOVERY_WORDS
 from nightshift.collectors.merge import Merger
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
-from nightshift.collectors.telemetry.gauge_events import HEALTH, ExportedEvents, GaugeEvents
+from nightshift.collectors.telemetry.gauge_events import COUNTED, HEALTH, ExportedEvents, GaugeEvents
 from nightshift.collectors.tick import Batch, Tick
 from nightshift.detectors.base import Severity, State
 from nightshift.detectors.hardware.xid import XidDetector
@@ -125,6 +125,28 @@ def test_what_dcgm_exporter_counts_is_an_event_when_it_rises(seed: int) -> None:
     assert exported.take([(gpu, name, labels, 1.0)], known, START_S + 10) == []
     assert exported.take([(gpu, name, labels, 0.0)], known, START_S + 300) == []  # its window has passed
     assert len(exported.take([(gpu, name, labels, 2.0)], known, START_S + 305)) == 1
+
+
+def test_an_xid_that_left_its_window_is_new_when_it_comes_again() -> None:
+    """The exporter then writes a row without `xid`, or none: not the old row with a 0."""
+    exported, known, gpu = ExportedEvents(), inventory(), GPUS[0]
+    one, none = (gpu, COUNTED[0], {"xid": "94"}, 1.0), (gpu, COUNTED[0], {}, 0.0)
+    assert exported.take([], known, START_S, shown=[gpu]) == []
+    for at_s in (START_S + 5, START_S + 900):
+        assert [event.attributes for event in exported.take([one], known, at_s)] == [{}]
+        assert exported.take([one], known, at_s + 5) == []
+        # a part of an answer does not end it: the rest may hold it
+        assert exported.take([none], known, at_s + 10, partial=True) == []
+        assert exported.take([one], known, at_s + 15) == []
+        assert exported.take([none], known, at_s + 400) == []
+
+
+def test_what_rose_before_its_node_was_known_is_heard_then() -> None:
+    exported, known, gpu = ExportedEvents(), Inventory(), GPUS[0]
+    one = (gpu, COUNTED[0], {"xid": "94"}, 1.0)
+    assert exported.take([one], known, START_S) == []
+    known.observe(gpu, NODE, START_S)
+    assert [event.code for event in exported.take([one], known, START_S + 5)] == [94]
 
 
 def test_a_failed_health_watch_is_its_xid_or_said_in_dcgms_words() -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import random
 
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nightshift.collectors.frame import Frame, Instant, LogRecord, SeriesIndex, StepSeries
-from nightshift.collectors.history import History
+from nightshift.collectors.history import MIN_RAW_LINES, History, RawLines
+from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 
 GPUS = tuple(Subject(SubjectKind.GPU, f"GPU-{n}") for n in range(8))
-RANK = Subject(SubjectKind.RANK, "ml/job#0")
+RANK, NODE = Subject(SubjectKind.RANK, "ml/job#0"), Subject(SubjectKind.NODE, "n1")
 
 
 def tick(at_s: float, index: SeriesIndex, power: float) -> Tick:
@@ -91,3 +95,52 @@ def test_subjects_that_were_silent_longest_are_forgotten_first() -> None:
         history.add(Tick(float(n), logs=(LogRecord(Instant(float(n)), "kmsg", node, "x", 0),)))
     kept = [history.logs(Subject(SubjectKind.NODE, f"n{n}"), 0, 9) for n in range(3)]
     assert [len(lines) for lines in kept] == [0, 1, 1]
+
+
+def raw_record(subject: Subject, t_s: float, text: str) -> LogRecord:
+    return LogRecord(Instant(t_s, 0.5, "n1"), "log", subject, text, int(t_s))
+
+
+@given(st.lists(st.integers(1, 900), min_size=1, max_size=12), st.booleans())
+@settings(max_examples=20)
+def test_at_least_two_thousand_lines_of_a_rank_are_kept_as_they_stood(chunks: list[int], odd: bool) -> None:
+    raw, rank, number = RawLines(), Subject(SubjectKind.RANK, "ml/train#3"), 0
+    for chunk in chunks:
+        raw.add(
+            [raw_record(rank, n, f"line {n} \ud83d\x00" if odd else f"{n}") for n in range(number, number + chunk)]
+        )
+        number += chunk
+    kept = raw.between(rank, -1.0, 1e9)
+    assert len(kept) >= min(number, MIN_RAW_LINES)
+    assert len(kept) <= MIN_RAW_LINES + 2 * 250
+    assert (
+        kept
+        == [raw_record(rank, n, f"line {n} \ud83d\x00" if odd else f"{n}") for n in range(number)][-len(kept) :]
+    )
+
+
+def test_a_minute_around_an_event_outlives_a_flood() -> None:
+    """Ten thousand lines after the event: those of the minute before and after it are still there."""
+    history, at_s = History(), 1_000.0
+    error = KernelEvent(KernelEventKind.XID, raw_record(NODE, at_s, "Xid"), NODE, code=79)
+    quiet = [raw_record(NODE, at_s - 60.0 + n / 4, f"before {n}") for n in range(240)]
+    history.add(Tick(at_s, logs=[*quiet, error.record], events=(error,)))
+    for tick in range(30):
+        flood = [raw_record(NODE, at_s + 10.0 * tick + n / 40, f"flood {tick} {n}") for n in range(400)]
+        history.add(Tick(at_s + 10.0 * tick, logs=flood))
+    texts = {record.text for record in history.raw_lines(NODE, at_s - 60.0, at_s + 60.0)}
+    assert {record.text for record in quiet} | {"Xid", "flood 0 0", "flood 5 399"} <= texts
+    later = history.raw_lines(NODE, at_s + 61.0, at_s + 1e6)
+    assert MIN_RAW_LINES - 250 <= len(later) <= 4_000
+
+
+def test_the_rings_stay_within_their_memory() -> None:
+    raw = RawLines(max_bytes=200_000)
+    draw = random.Random(5)
+    for number in range(40):
+        rank = Subject(SubjectKind.RANK, f"ml/train#{number}")
+        raw.add([raw_record(rank, n, f"{draw.random()}" * 8) for n in range(500)])
+    assert raw._bytes <= 200_000
+    assert raw._bytes == sum(len(block.packed) for blocks in raw._blocks.values() for block in blocks)
+    assert raw.between(Subject(SubjectKind.RANK, "ml/train#0"), 0.0, 1e9) == []
+    assert len(raw.between(Subject(SubjectKind.RANK, "ml/train#39"), 0.0, 1e9)) == 500

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -9,6 +10,7 @@ from datetime import UTC, datetime
 import pytest
 
 from nightshift.collectors.frame import Instant, LogRecord
+from nightshift.collectors.kernel_log import lines
 from nightshift.collectors.kernel_log.event import KernelEventKind
 from nightshift.collectors.kernel_log.lines import KernelLogParser
 from nightshift.collectors.kernel_log.local import read_syslog
@@ -35,6 +37,7 @@ SAMPLES = {
     "api_mismatch": "NVRM: API mismatch: the client has the version 580.{n}, but",
     "gpu_is_lost": "NVRM: _issueRpcLarge: rpcSendMessage failed with status 0x0000000f: NV_ERR_GPU_IS_LOST {pci}",
     "probe_failed": "NVRM: The NVIDIA probe routine failed for {n} device(s).",
+    "no_gpu_found": "NVRM: No NVIDIA graphics adapter found!",
     "power_cables": "NVRM: GPU {pci}: GPU does not have the necessary power cables connected.",
     "bar_invalid": "NVRM: This PCI I/O region assigned to your NVIDIA device is invalid:",
     "vbios": "NVRM: failed to copy vbios to system memory.",
@@ -46,6 +49,10 @@ SAMPLES = {
     "with driver version 570. Please update",
     "fabric_training": "nv-fabricmanager: NVLink {n} training failed between GPU and switch",
     "fabric_start": "nv-fabricmanager: failed to initialize all the available NVSwitches",
+    "fabric_manager_service": "systemd: nvidia-fabricmanager.service: Failed with result 'signal'.",
+    "imex_service": "systemd: nvidia-imex.service: Main process exited, code=dumped, status={n}/SEGV",
+    "persistence_service": "systemd: nvidia-persistenced.service: Main process exited, code=killed, status=9/KILL",
+    "dcgm_service": "systemd: nvidia-dcgm.service: Failed with result 'core-dump'.",
     "mlx_health": "mlx5_core {pci}: mlx5_health_check: device's health compromised - reached miss count",
     "mlx_fatal": "mlx5_core {pci}: mlx5_health_try_recover:{n}: handling bad device here",
     "mlx_command": "mlx5_core {pci}: ENABLE_HCA(0x104) timeout. Will cause a leak of a command resource",
@@ -96,6 +103,8 @@ SAMPLES = {
     "nvme_timeout": "nvme nvme{gpu}: I/O {n} QID 3 timeout, aborting",
     "nvme_removed": "nvme nvme{gpu}: Removing after probe failure status: -19",
     "nvme_error": "nvme{gpu}n1: I/O Cmd(0x2) @ LBA {n}, 8 blocks, I/O Error (sct 0x2 / sc 0x81) MORE",
+    "power_supply": "ipmi: {n}, Nov-05-2025, 16:10, PS{gpu} Status, Power Supply, Critical, Assertion Event, "
+    "Power Supply input lost (AC/DC)",
     "medium_error": "critical medium error, dev nvme{gpu}n1, sector {n} op 0x0:(READ) flags 0x80700",
     "io_error_0": "I/O error, dev sd{letter}, sector {n} op 0x1:(WRITE) flags 0x800",
     "io_error_1": "blk_update_request: I/O error, dev sd{letter}, sector {n}",
@@ -132,7 +141,24 @@ HEALTHY = (
     "watchdog: Delayed init of the lockup detector failed: 0",
     "ata1.00: configured for UDMA/133",
     "kernel: Kernel command line: BOOT_IMAGE=/vmlinuz",
+    "systemd: nvidia-fabricmanager.service: Main process exited, code=killed, status=15/TERM",
+    "systemd: nvidia-fabricmanager.service: Deactivated successfully.",
+    "systemd: logrotate.service: Failed with result 'exit-code'.",
+    "ipmi: 28, Nov-05-2025, 16:10, PS1 Status, Power Supply, Nominal, Deassertion Event, Power Supply input lost",
+    "ipmi: 29, Nov-05-2025, 16:12, PS1 Status, Power Supply, Nominal, Assertion Event, Presence detected",
 )
+
+
+OTHER_PROGRAMS = {"nv-fabricmanager": "nv-fabricmanager", "systemd": "systemd", "ipmi": "ipmiseld"}
+"""The programs whose lines are read beside the kernel's, by the first word of their rows."""
+MORE_WORDS = {
+    "gsp_init": (
+        "NVRM: GPU3 _kgspBootGspRm: unexpected WPR2 already up, cannot proceed with booting GSP",
+        "NVRM: GPU3 RmInitAdapter: Cannot initialize GSP firmware RM",
+    ),
+    "no_gpu_found": ("NVRM: NVIDIA init module failed!", "NVRM: None of the NVIDIA devices were initialized."),
+}
+"""Further wordings of a kind."""
 
 
 def fill(template: str, draw: random.Random) -> tuple[str, dict[str, str]]:
@@ -191,7 +217,7 @@ def test_each_kind_is_read_in_every_stamp_format(kind: MessageKind) -> None:
             assert found.device == values["nic"]
         if "{pci}" in SAMPLES[kind.name] and kind.about == "gpu":
             assert found.pci_address == values["pci"]
-        for head in stamps(draw) if kind.first_word != "nv-fabricmanager" else ():
+        for head in stamps(draw) if kind.first_word not in OTHER_PROGRAMS else ():
             line = read_syslog(head + text, START_S)
             assert line is not None, head
             assert line.text == text, head
@@ -224,8 +250,37 @@ def test_a_healthy_line_is_of_no_kind(text: str) -> None:
     assert read_message(text) is None
 
 
-def test_a_fabric_managers_line_of_a_syslog_is_the_hosts() -> None:
-    words = SAMPLES["fabric_start"].partition(": ")[2]
-    line = read_syslog(f"Nov 21 12:59:50 n1 nv-fabricmanager[712]: {words}", START_S)
-    assert line is not None
-    assert line.text == SAMPLES["fabric_start"]
+@pytest.mark.parametrize("kind", MORE_WORDS)
+def test_every_wording_of_a_kind_is_read(kind: str) -> None:
+    assert {found.kind.name for text in MORE_WORDS[kind] if (found := read_message(text))} == {kind}
+    assert all(map(read_message, MORE_WORDS[kind]))
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k.first_word in OTHER_PROGRAMS], ids=lambda kind: kind.name)
+def test_a_line_of_a_program_that_runs_the_host_is_read_from_every_log(kind: MessageKind) -> None:
+    """Syslog with and without a process number, RFC 5424, and journald's JSON; of any other program nothing is."""
+    text, _ = fill(SAMPLES[kind.name], random.Random(kind.name))
+    program, words = OTHER_PROGRAMS[kind.first_word], text.partition(": ")[2]
+    row = {"__REALTIME_TIMESTAMP": str(int(START_S * 1e6)), "_HOSTNAME": "n1", "SYSLOG_IDENTIFIER": program}
+    for line in (
+        f"Nov 21 12:59:50 n1 {program}[712]: {words}",
+        f"2026-11-21T12:59:50.000001+00:00 n1 {program}: {words}",
+        f"<27>1 2026-11-21T12:59:50.000001Z n1 {program} 712 - - {words}",
+        json.dumps(row | {"MESSAGE": words}),
+    ):
+        read = read_syslog(line, START_S)
+        assert read is not None, line
+        assert (read.host, read.text) == ("n1", text), line
+        other = read_syslog(line.replace(program, "sshd"), START_S)
+        assert other is not None, line
+        assert other.text is None, line
+
+
+def test_every_marker_of_a_reader_passes_the_gate_before_the_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate is written out for speed: a marker that it lacks would never be read."""
+    asked: list[str] = []
+    for marker, _ in lines._READERS:
+        entry = (marker, lambda parser, record, text: asked.append(text))
+        monkeypatch.setattr(lines, "_READERS", (entry,))
+        KernelLogParser(NODE).read(LogRecord(Instant(START_S), "k", NODE, f"x {marker}", 0))
+        assert asked.pop() == f"x {marker}"

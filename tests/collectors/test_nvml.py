@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
+from collections import Counter as XidCounts
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,8 +16,12 @@ from nightshift.collectors.check import check_collect
 from nightshift.collectors.frame import Frame, Reason
 from nightshift.collectors.kernel_log.pci import PCI_FACT
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.telemetry.dcgm_exporter import gpu_rows, plan_of
+from nightshift.collectors.telemetry.exporter import page
+from nightshift.collectors.telemetry.exposition import PageParser
 from nightshift.collectors.telemetry.nvml import NvmlCollector
 from nightshift.collectors.tick import Batch
+from nightshift.collectors.training.workload import WorkloadRule
 
 NODE = Subject(SubjectKind.NODE, "n1")
 
@@ -176,3 +181,49 @@ def test_gpm_samples_are_given_back(collector: NvmlCollector, stub: ctypes.CDLL)
         take(collector, 100.0 + now_s)
     collector.close()
     assert stub.stub_samples() == before
+
+
+def test_each_xid_of_the_event_set_is_an_event_also_a_repeated_one(
+    collector: NvmlCollector, stub: ctypes.CDLL
+) -> None:
+    """A gauge shows the last Xid only; NVML's event set tells each, from the first look on."""
+    stub.stub_xid(3, 31)  # before the first look nobody listens
+    assert take(collector).events == []
+    for index, code in ((3, 31), (3, 31), (5, 79)):
+        stub.stub_xid(index, code)
+    stub.stub_lose(5, 1)
+    batch = take(collector, 101.0)
+    assert [(e.kind.value, e.code, e.gpu, e.node) for e in batch.events] == [
+        ("xid", 31, gpu(3), NODE),
+        ("xid", 31, gpu(3), NODE),
+        ("xid", 79, gpu(5), NODE),
+    ]
+    assert [record.text for record in batch.logs][-1] == f"NVML told Xid 79 of {gpu(5).name}"
+    assert take(collector, 102.0).events == []
+    stub.stub_driver(0)
+    check_collect(collector, 103.0, Inventory(), 30.0, expect_ok=False)
+    stub.stub_driver(1)
+    stub.stub_lose(5, 0)
+    take(collector, 104.0)
+    stub.stub_xid(5, 95)
+    assert [event.code for event in take(collector, 105.0).events] == [95]
+    collector.close()
+    assert stub.stub_event_sets() == 0
+
+
+def test_the_nodes_page_counts_what_the_event_set_told(collector: NvmlCollector, stub: ctypes.CDLL) -> None:
+    inventory = Inventory()
+    known: XidCounts[tuple[Subject, int]] = XidCounts()
+    take(collector, inventory=inventory)
+    for _ in range(2):
+        stub.stub_xid(3, 94)
+        batch = take(collector, 101.0, inventory)
+        known.update((event.gpu, event.code) for event in batch.events if event.gpu and event.code)
+    text = page(frame(batch), inventory, known).decode()
+    (row,) = [line for line in text.splitlines() if line.startswith("DCGM_EXP_XID_ERRORS_TOTAL{")]
+    assert row.endswith('xid="94"} 2')
+    read = PageParser().parse(text.encode())
+    told = plan_of(
+        read.layout, {kind: rows.column for kind, rows in gpu_rows(60.0).items()}, WorkloadRule(), None, ""
+    )
+    assert [(subject, labels["xid"]) for _, subject, _, labels in told.errors] == [(gpu(3), "94")]

@@ -383,7 +383,7 @@ def test_tls_is_verified_against_the_given_authority_and_refused_otherwise(
     only = {"kinds": ["gpu"], "metrics": ["gpu_power_w"]}
     trusted = collector(server.url, connection={"ca_file": pem}, **only)
     check_collect(trusted, time.time(), Inventory(), 30.0)
-    assert len(server.requests) == 5
+    assert len(server.requests) == 6
     batch = check_collect(collector(server.url, **only), time.time(), Inventory(), 30.0, expect_ok=False)
     assert batch.sources[0].reason is Reason.UNREACHABLE
     assert "certificate" in batch.sources[0].detail.lower()

@@ -622,3 +622,11 @@ def test_rows_of_trackers_and_launchers_are_read(text: str, step: int, rank: int
     line = read_line(text)
     assert line is not None
     assert (line.step, line.rank, line.figures["loss"]) == (step, rank, 2.5)
+
+
+def test_every_line_is_kept_as_it_stood_also_those_that_no_one_reads(collector: Any, tmp_path: Path) -> None:
+    lines = [f"preparing shard {number}" for number in range(300)]
+    (tmp_path / "ml_train-0_main.log").write_text("".join(f"{line}\n" for line in lines))
+    batch = take(collector())
+    assert [record.text for record in batch.raw] == lines
+    assert len(batch.logs) < 300

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nightshift.collectors.frame import Frame, Reason, SeriesIndex
+from nightshift.collectors.frame import Frame, Instant, LogRecord, Reason, SeriesIndex
+from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
 from nightshift.collectors.subject import SHOWS_HELD_ONLY, Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Severity, State
@@ -166,3 +167,21 @@ def test_a_held_gpu_that_vanishes_with_idle_ones_is_lost() -> None:
         known.observe(gpu(number), Subject(SubjectKind.POD, f"ml/job-{number}"), START_S)
     gone = [seen(n, [0]) for n in range(40, 90)]
     assert {f.subject for f in changes(GpuLost(), WELL + gone, known)} == {gpu(n) for n in range(1, 8)}
+
+
+def test_idle_gpus_that_the_kernel_log_calls_lost_are_not_hidden() -> None:
+    """Several idle GPUs gone at one scrape look like an exporter that lists them no more, but for the log."""
+    known = bare()
+    for number in range(2):
+        known.observe(gpu(number), Subject(SubjectKind.POD, f"ml/job-{number}"), START_S)
+    hidden = [seen(n, [0, 1]) for n in range(40, 90)]
+    record = LogRecord(Instant(START_S + 200), "/dev/kmsg", NODE, "x", 1)
+    events = (
+        KernelEvent(KernelEventKind.XID, record, NODE, code=79, gpu=gpu(4)),
+        KernelEvent(KernelEventKind.FELL_OFF_BUS, record, NODE, gpu=gpu(5)),
+        KernelEvent(KernelEventKind.MESSAGE, record, NODE, gpu=gpu(6), attributes={"message": "gpu_is_lost"}),
+        KernelEvent(KernelEventKind.XID, record, NODE, code=31, gpu=gpu(7)),
+    )
+    assert changes(GpuLost(), [*WELL, *hidden], known) == []
+    told = [*WELL, replace(hidden[0], events=events), *hidden[1:]]
+    assert [f.subject for f in changes(GpuLost(), told, known)] == [gpu(4), gpu(5), gpu(6)]

@@ -130,7 +130,7 @@ class Collection:
         for worker in self._workers:
             if worker.busy and (late := worker.answer(0)) is not None:
                 # without its sources' states: they are of the look that timed out, and this look asks them again
-                batches.append(Batch((), late.frames, late.steps, late.logs, late.events))
+                batches.append(Batch((), late.frames, late.steps, late.logs, late.events, raw=late.raw))
             if not worker.busy:
                 worker.ask(_Question(now_s, inventory, self._timeout_s))
                 self._asked_s[worker] = began_s

@@ -27,7 +27,7 @@ from nightshift.agent.rca.case import few
 from nightshift.agent.rca.grounding import MAD_TO_SIGMA
 from nightshift.agent.rca.joblogs import condensed, first_lines, sources_of
 from nightshift.collectors.frame import Floats, LogRecord
-from nightshift.collectors.history import History
+from nightshift.collectors.history import RAW_AROUND_S, History
 from nightshift.collectors.kernel_log.event import KERNEL_LOGS, KernelEventKind
 from nightshift.collectors.kubernetes.events import CHANGES, EVENTS
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
@@ -209,6 +209,7 @@ class _Gatherer:
         if kin_of(cause) is Kin.LOSS:
             self._departure(cause)
         ledger.past(("past", ""), past)
+        self._around_onset(cause)
         return ledger.bundle()
 
     def _kind(self, kind: SubjectKind) -> list[Subject]:
@@ -368,6 +369,19 @@ class _Gatherer:
         item = self.ledger.log(("kernel_log", node.name), lines, title, even_if_empty=True)
         whole = item is not None and item.content.count(b"\n") == len(lines)
         self._log_state(node, whole, sum(event.kind is KernelEventKind.GAP for event in events))
+
+    def _around_onset(self, cause: Finding) -> None:
+        """The logs of the fault's own place and node as they stood a minute before and after the onset, without the
+        lines that are quoted already. Last, so that it takes no other item's room."""
+        first_s, last_s = self.ledger.onset_s - RAW_AROUND_S, self.ledger.onset_s + RAW_AROUND_S
+        for subject in dict.fromkeys([cause.subject, *self._kind(_K.RANK)[:1], *self._kind(_K.NODE)[:1]]):
+            lines = self.history.raw_lines(subject, first_s, last_s)
+            quoted = {event.record.text for event in self.history.events(subject, self._start_s, self.at_s)}
+            quoted |= {record.text for record in self._own_lines(subject)} if subject.kind is not _K.NODE else set()
+            rest = [record for record in lines if record.text not in quoted]
+            self.ledger.log(
+                ("raw_log", str(subject)), rest, f"log of {subject.name} around the onset, word for word"
+            )
 
     def _log_state(self, node: Subject, whole: bool, gaps: int) -> None:
         """Adds whether the kernel log was read without a gap and kept whole: only then does absence count."""

@@ -71,7 +71,15 @@ _UNIX = re.compile(r"(\d{9,10}\.\d+)(?= )")
 _CTIME = re.compile(rf"\[\S+ (\S+) +(\d{{1,2}}) ({_CLOCK}) (\d{{4}})\]")
 _SINCE_BOOT = re.compile(r"\[ *\d+\.\d+\]")
 _HOST = re.compile(r" (?:[A-Z]{3,5} )?(\S+) (?:kern\.\w+ )?kernel(?:\[\d+\])?(?:: ?| \S+ \S+ - )")
-_FABRIC_MANAGER = re.compile(r" (\S+) (?:nv-|nvidia-)fabricmanager(?:\[\d+\])?: ")
+# Of other programs than the kernel, those that run or watch the host's hardware, as the rows of messages call them.
+_PROGRAMS = {
+    "nv-fabricmanager": "nv-fabricmanager",
+    "nvidia-fabricmanager": "nv-fabricmanager",
+    "systemd": "systemd",
+    "ipmiseld": "ipmi",
+    "ipmievd": "ipmi",
+}
+_PROGRAM = re.compile(rf" (?:[A-Z]{{3,5}} )?(\S+) ({'|'.join(_PROGRAMS)})(?:\[\d+\])?(?:: ?| \S+ \S+ - )")
 _TALOS_MARK = "Z]: "
 _TALOS = re.compile(rf"(?:\S+: )?(\w+): +\w+: \[(\d{{4}}-\d\d-\d\d)T({_CLOCK})\.(\d{{1,9}})Z\]: (.*)")
 _INNER = re.compile(r" *(?:\[ *\d+\.\d+\] ?)?(?:\[ *[TC]\d+\] ?)?")
@@ -135,10 +143,10 @@ def read_syslog(line: str, now_s: float) -> SyslogLine | None:
         return None
     said = _HOST.match(line, match.end())
     if said is None:
-        # it runs the switches of the host, and writes to no other log
-        fabric = _FABRIC_MANAGER.match(line, match.end())
-        text = None if fabric is None else f"nv-fabricmanager: {line[fabric.end() :]}"
-        return SyslogLine(at_s, zoned, "" if fabric is None else fabric.group(1), text)
+        other = _PROGRAM.match(line, match.end())
+        if other is None:
+            return SyslogLine(at_s, zoned, "", None)
+        return SyslogLine(at_s, zoned, other.group(1), f"{_PROGRAMS[other.group(2)]}: {line[other.end() :]}")
     return SyslogLine(at_s, zoned, said.group(1), _inner(line[said.end() :]))
 
 
@@ -157,9 +165,11 @@ def _of_json(line: str) -> SyslogLine | None:
         micros, message = int(row["__REALTIME_TIMESTAMP"]), row.get("MESSAGE")
         if isinstance(message, list):  # bytes that are no UTF-8, as numbers
             message = bytes(message).decode(errors="replace")
-        kernels = "kernel" in (row.get("_TRANSPORT"), row.get("SYSLOG_IDENTIFIER"))
-        host = str(row.get("_HOSTNAME", ""))
-        return SyslogLine(micros / 1e6, True, host, str(message) if kernels and message is not None else None)
+        program, host = str(row.get("SYSLOG_IDENTIFIER")), str(row.get("_HOSTNAME", ""))
+        text = None if message is None else str(message)
+        if text is not None and "kernel" not in (row.get("_TRANSPORT"), program):
+            text = f"{_PROGRAMS[program]}: {text}" if program in _PROGRAMS else None
+        return SyslogLine(micros / 1e6, True, host, text)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -373,6 +383,8 @@ class FileReader:
         lines = Lines()
         if read.skipped_bytes:
             lines.lost.append((0, f"{read.skipped_bytes} bytes were skipped"))
+        if read.lost:
+            lines.lost.append((0, "the file was replaced, and its last lines are found nowhere"))
         found = [(offset, read_syslog(line.decode(errors="replace"), now_s)) for offset, line in read.lines]
         self._keep_zone([line for _, line in found], read.changed_s, now_s)
         told = [(offset, line) for offset, line in found if line is not None and line.text is not None]

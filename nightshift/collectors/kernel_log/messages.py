@@ -13,8 +13,10 @@ sizes, names) is read only where a row has a group for it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from re import _parser  # type: ignore[attr-defined]  # what `re.compile` itself reads patterns with
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class MessageKind:
 
     name: str
     first_word: str
-    """The letters that the line begins with: most lines of a log are passed over by them alone."""
+    """The letters that the line begins with."""
     pattern: str
     fault: str
     severity: str
@@ -63,7 +65,8 @@ KINDS: tuple[MessageKind, ...] = (
     _row("gsp_firmware", "NVRM", r"No firmware image found|(?:failed|unable) to load (?:the )?GSP firmware", _D, _C,
          "The driver finds no GSP firmware of its version", "nvrm"),
     _row("gsp_init", "NVRM", r"cannot bootstrap riscv/gsp|kgspBootstrap\w*: .*(?:fail|timed out)"
-         r"|kgspInitRm\w*: .*fail", _D, _C,
+         r"|kgspInitRm\w*: .*fail|WPR2 already up|[Cc]annot initialize GSP firmware RM"
+         r"|cannot proceed with booting GSP", _D, _C,
          "The GPU's system processor (GSP) did not start", "nvrm", recovery=_RESET),
     _row("api_mismatch", "NVRM", r"API mismatch: the client", _D, _C,
          "The driver's library and kernel module have different versions", "nvrm", about=_NODE),
@@ -71,6 +74,9 @@ KINDS: tuple[MessageKind, ...] = (
          "The driver has lost the GPU", "nvrm", recovery=_REBOOT),
     _row("probe_failed", "NVRM", r"NVIDIA probe routine (?:failed|was not called) for \d", _D, _C,
          "The driver did not take over every GPU", "nvrm", about=_NODE),
+    _row("no_gpu_found", "NVRM", r"No NVIDIA (?:graphics adapter|GPU|devices?) (?:was |were )?(?:found|probed)"
+         r"|NVIDIA init module failed|None of the NVIDIA (?:devices|graphics adapters) were initiali[sz]ed", _D, _W,
+         "The driver was loaded and took over no GPU", "nvrm", about=_NODE),
     _row("power_cables", "NVRM", r"does not have the necessary power cables connected", _D, _C,
          "The GPU's power cables are not connected", "nvrm", recovery="contact_support"),
     _row("bar_invalid", "NVRM", r"This PCI I/O region assigned to your NVIDIA device is invalid|BAR\d is 0M @",
@@ -93,6 +99,18 @@ KINDS: tuple[MessageKind, ...] = (
          r"|fail.*to train", _L, _C, "NVLinks of the fabric did not train", _FW, about=_NODE),
     _row("fabric_start", "nv-fabricmanager", r"(?:failed|unable) to (?:initialize|start|configure)|not supported on"
          r"|request to .* failed", _D, _C, "The fabric manager cannot start", _FW, about=_NODE),
+    # how systemd says that a service ended by an error: a stop, and a restart by a person, are another result
+    *(
+        _row(f"{name}_service", "systemd", rf"{unit}\S*\.service: (?:Failed with result '"
+             r"|Main process exited, code=(?:dumped|killed, status=(?!15/TERM|2/INT|1/HUP)))", fault, _C, meaning,
+             "systemd:src/core/service.c", about=_NODE)
+        for name, unit, fault, meaning in (
+            ("fabric_manager", "nvidia-fabricmanager", _L, "The fabric manager ended by an error"),
+            ("imex", "nvidia-imex", _L, "The IMEX daemon, by which nodes share NVLink memory, ended by an error"),
+            ("persistence", "nvidia-persistenced", _D, "The driver's persistence daemon ended by an error"),
+            ("dcgm", "(?:nvidia-)?dcgm", _D, "DCGM ended by an error: its exporters have no values"),
+        )
+    ),
     # network ports
     _row("mlx_health", "mlx", r"health compromised|reached miss count", _N, _C,
          "The port's adapter stopped answering its driver", f"{_MLX}/core/health.c", about=_NIC),
@@ -189,6 +207,10 @@ KINDS: tuple[MessageKind, ...] = (
          "The kernel crashed in part", "linux:lib/bug.c", about=_NODE),
     _row("panic", "Kernel", r"^Kernel panic - not syncing", _H, _C,
          "The kernel panicked", "linux:kernel/panic.c", about=_NODE),
+    # the host's power, as the readers of the management controller's event log write it
+    _row("power_supply", "ipmi", r"^(?!.*[Dd]eassert).*Power Supply\b.*(?:[Ff]ailure detected|input lost|AC lost"
+         r"|[Rr]edundancy [Ll]ost|out-of-range)", _H, _W,
+         "A power supply of the host failed or has no input", "IPMI 2.0, table 42-3: sensor type 08h", about=_NODE),
     # disks and file systems
     _row("nvme_down", "nvme", r"controller is down; will reset|Device not ready; aborting", _H, _C,
          "An NVMe disk does not answer", _NVME, about=_DISK),
@@ -235,17 +257,55 @@ _DEVICE = re.compile(r"\bdev(?:ice)? ((?:nvme|sd|md|dm-|vd)[\w-]*)|\(((?:nvme|sd
 _PCI = re.compile(
     r"\b[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?\b|\[([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\]"
 )
+_ENOUGH = 6
+"""Letters that few other lines have together."""
 _GPU_INDEX = re.compile(r"^NVRM: GPU(\d{1,2}) ")
 
 
-def _by_first_word() -> dict[str, tuple[tuple[re.Pattern[str], MessageKind], ...]]:
-    found: dict[str, tuple[tuple[re.Pattern[str], MessageKind], ...]] = {}
+def _needed(pattern: str) -> tuple[str, ...]:
+    r"""Plain texts of which every line that matches has at least one; they cost a tenth of the pattern.
+
+    >>> _needed(r"Xid \d+: (?:failed|has [Vv]anished)|health compromised")
+    ('failed', 'anished', 'health compromised')
+    """
+    return _texts(_parser.parse(pattern))
+
+
+def _texts(parts: Iterable[tuple[Any, Any]]) -> tuple[str, ...]:
+    """The texts of a sequence: those of its last part with enough letters (an end tells good lines from bad)."""
+    choices: list[tuple[str, ...]] = [("",)]
+    run = ""
+    for kind, what in parts:
+        if kind is _parser.LITERAL:
+            run += chr(what)
+            choices.append((run,))
+            continue
+        run = ""
+        if kind is _parser.SUBPATTERN:
+            choices.append(_texts(what[-1]))
+        elif kind is _parser.BRANCH:
+            choices.append(tuple(text for branch in what[1] for text in _texts(branch)))
+    # of equals `max` takes the first: the last part, at its longest
+    return max(reversed(choices), key=lambda texts: min(*map(len, texts), _ENOUGH))
+
+
+_Row = tuple[tuple[str, ...], re.Pattern[str], MessageKind]
+
+
+def _by_first_letters() -> dict[str, tuple[_Row, ...]]:
+    """The rows by the first two characters of their lines; hardware errors begin with `[` or `{1}[`."""
+    found: dict[str, tuple[_Row, ...]] = {}
     for kind in KINDS:
-        found[kind.first_word] = (*found.get(kind.first_word, ()), (re.compile(kind.pattern), kind))
+        word, row = kind.first_word, (_needed(kind.pattern), re.compile(kind.pattern), kind)
+        heads = [word[:2]] if len(word) > 1 else [f"{word}{digit}" for digit in range(10)]
+        for head in (*heads, f"[{word[0]}", *(f"{{{digit}" for digit in range(10))):
+            found[head] = (*found.get(head, ()), row)
     return found
 
 
-_ROWS = _by_first_word()
+_ROWS = _by_first_letters()
+FIRST_LETTERS = frozenset(_ROWS)
+"""How a line of any kind begins: most lines of a log are passed over by them alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +319,21 @@ class KernelMessage:
     """The port's or disk's name."""
 
 
+def _kind_of(text: str) -> MessageKind | None:
+    for texts, pattern, kind in _ROWS.get(text[:2], ()):
+        for needed in texts:  # a loop, not `any`: no generator for each line
+            if needed in text:
+                if pattern.search(text) is not None and _begins_with(text, kind.first_word):
+                    return kind
+                break
+    return None
+
+
+def _begins_with(text: str, word: str) -> bool:
+    match = _FIRST_WORD.match(text)
+    return match is not None and match.group(1) == word
+
+
 def read_message(text: str) -> KernelMessage | None:
     """The kind of a kernel line (without its stamp), or None where it is of none.
 
@@ -268,11 +343,7 @@ def read_message(text: str) -> KernelMessage | None:
     >>> read_message("NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.86") is None
     True
     """
-    word = _FIRST_WORD.match(text)
-    rows = _ROWS.get(word.group(1)) if word is not None else None
-    if rows is None:
-        return None
-    kind = next((kind for pattern, kind in rows if pattern.search(text) is not None), None)
+    kind = _kind_of(text)
     if kind is None:
         return None
     pci, index = _PCI.search(text), _GPU_INDEX.match(text)

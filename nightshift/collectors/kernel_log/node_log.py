@@ -229,12 +229,17 @@ class NodeLogCollector:
             node.cursor = records[-1].offset
         if refused:
             rejected[Reason.TOO_LARGE] = refused
+        reason, detail = (
+            (None, self._unkept[:300]) if whole else (Reason.TRUNCATED, "the answer ends inside a line")
+        )
+        if found and not records:
+            reason, detail = Reason.MALFORMED, f"none of {len(found)} lines is one that `nightshift node` serves"
         status = SourceStatus(
             node.source,
             now_s,
-            whole,
-            None if whole else Reason.TRUNCATED,
-            self._unkept[:300] if whole else "the answer ends inside a line",
+            reason is None,
+            reason,
+            detail,
             samples=len(records),
             rejected=rejected,
             took_s=answer.took_s,

@@ -77,7 +77,9 @@ def read_vector(answer: HttpResponse) -> Vector:
     return Vector(labels, values, at_s, warnings)
 
 
-_HEAD = b'{"status":"success","data":{"resultType":"vector","result":['
+_OPENING = b'{"status":"success",'
+_WHOLE_HEAD = _OPENING + b'"isPartial":false,'
+_HEAD = _OPENING + b'"data":{"resultType":"vector","result":['
 _ROW = b'{"metric":{'
 _VALUE = b'},"value":['
 
@@ -107,6 +109,8 @@ class VectorReader:
 
     def read(self, answer: HttpResponse) -> Vector:
         """Raises SourceError where the answer is no vector."""
+        if answer.body.startswith(_WHOLE_HEAD):  # a cluster of VictoriaMetrics says this of each answer
+            answer = replace(answer, body=_OPENING + answer.body[len(_WHOLE_HEAD) :])
         if not answer.body.startswith(_HEAD + _ROW):
             return read_vector(answer)
         rows = answer.body[len(_HEAD) + len(_ROW) :].split(_ROW)
@@ -190,4 +194,9 @@ def _result(answer: HttpResponse, expected: str) -> tuple[list[Any], tuple[str, 
     if not isinstance(data, dict) or data.get("resultType") != expected or not isinstance(data.get("result"), list):
         raise SourceError(Reason.MALFORMED, f"the answer holds no {expected}")
     warnings = document.get("warnings")
-    return data["result"], tuple(map(str, warnings)) if isinstance(warnings, list) else ()
+    told = tuple(map(str, warnings)) if isinstance(warnings, list) else ()
+    # Prometheus warns of odd queries with this word; the others' warnings are of stores that did not answer
+    missing = tuple(text for text in told if not text.startswith("PromQL"))
+    if document.get("isPartial") is True:  # VictoriaMetrics
+        missing = (*missing, "the answer is partial: a storage node is unavailable")
+    return data["result"], missing

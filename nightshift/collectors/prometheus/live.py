@@ -27,11 +27,14 @@ from nightshift.collectors.http import (
     SourceError,
     checked_url,
 )
+from nightshift.collectors.kernel_log.event import KernelEvent
 from nightshift.collectors.prometheus.api import Vector, VectorReader, instant
 from nightshift.collectors.prometheus.queries import (
     KEYS,
     contradiction_query,
     doubled_query,
+    exported_query,
+    exported_sample,
     metrics_of,
     query_for,
     scrape_time_query,
@@ -39,10 +42,12 @@ from nightshift.collectors.prometheus.queries import (
 )
 from nightshift.collectors.shared_settings import stated_once
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.telemetry.gauge_events import ExportedEvents
 from nightshift.collectors.telemetry.gpu_labels import IDENTITY, GpuLabels
 from nightshift.collectors.telemetry.metrics import Metric
 from nightshift.collectors.telemetry.pages import source_subject
 from nightshift.collectors.telemetry.rows import Cells, Rows
+from nightshift.collectors.telemetry.standstill import FROZEN, Standstill
 from nightshift.collectors.tick import Batch
 from nightshift.collectors.training.workload import WorkloadRule
 
@@ -50,7 +55,7 @@ _GPU, _MIG = SubjectKind.GPU, SubjectKind.MIG
 _NODE, _NIC, _DISK = SubjectKind.NODE, SubjectKind.NIC, SubjectKind.DISK
 # Most time that one tick spends on whose GPUs are whose: a fleet of 100,000 is told over its first ticks.
 TELL_S = 1.0
-_LABELS, _DOUBTS = "labels", ("doubled", "contradicted")
+_LABELS, _DOUBTS, _EXPORTED = "labels", ("doubled", "contradicted"), "exported"
 # Queries under way at once: Prometheus itself runs 20 of all its users.
 _PARALLEL = 4
 
@@ -220,6 +225,9 @@ class PrometheusCollector:
         self._labelled_s, self._labelled_boards = -np.inf, 0
         self._readers: dict[str, VectorReader] = {}
         self._suspects: frozenset[str] = frozenset()
+        self._exported, self._standstill = ExportedEvents(), Standstill()
+        self._missing: list[str] = []
+        """Why answers of this look are partial."""
 
     @property
     def name(self) -> str:
@@ -233,6 +241,7 @@ class PrometheusCollector:
         answers = dict(zip(queries, self._fetcher.fetch(asked, timeout_s), strict=True))
         failed: list[SourceError] = []
         rejected: dict[Reason, int] = {}
+        self._missing = []
         if _LABELS in answers:
             self._take_labels(answers[_LABELS], now_s, failed)
         self._labels.tell(inventory, now_s, min(timeout_s / 4, TELL_S))
@@ -244,9 +253,16 @@ class PrometheusCollector:
             known.tell(inventory, now_s)
         made = (known.rows.frame(now_s) for known in self._known.values())
         frames = [frame for frame in made if isinstance(frame, Frame)]
+        events = self._events(answers.get(_EXPORTED), frames, now_s, inventory, failed)
+        frozen = self._without_frozen(frames)
         told = self._doubt(frames, [answers[key] for key in _DOUBTS if key in answers], failed, rejected)
         status = self._status(now_s, used, failed, len(queries), rejected, self._timer() - started)
-        return Batch([replace(status, detail=told) if status.ok else status], frames)
+        if status.ok and frozen and frozen[0] == len(self._labels.gpus_by_node()):
+            status = replace(status, ok=False, reason=Reason.STALE, detail=FROZEN.format(frozen[1]))
+        partly = self._partly(frozen)
+        detail = "; ".join(text for text in (told, partly) if text)[:300]
+        status = replace(status, detail=detail, partly=partly) if status.ok else status
+        return Batch([status], frames, logs=[event.record for event in events], events=events)
 
     def close(self) -> None:
         self._fetcher.close()
@@ -258,6 +274,7 @@ class PrometheusCollector:
         queries |= {kind: scrape_time_query(kind, matchers) for kind in self._known}
         if _GPU in self._known:
             queries |= zip(_DOUBTS, (doubled_query(matchers), contradiction_query(matchers)), strict=True)
+            queries[_EXPORTED] = exported_query(matchers)
         if self._wants_labels(now_s):
             queries[_LABELS] = f"{IDENTITY}{{{matchers}}}"
         return queries
@@ -294,6 +311,7 @@ class PrometheusCollector:
             return 0
         if vector.warnings:  # Thanos: a store did not answer
             _count(rejected, Reason.TRUNCATED, 1)
+            self._missing += vector.warnings[:1]
         known = self._known[ask.kind]
         where, refused = known.place(vector.labels, known.rows.column[ask.metric.exported_as], ask.metric.scale)
         _count(rejected, Reason.MALFORMED, refused)
@@ -303,6 +321,43 @@ class PrometheusCollector:
         for reason, count in known.rows.put(where, vector.values, times, now_s, ask.kind in (_GPU, _MIG)).items():
             _count(rejected, reason, count)
         return len(where.row)
+
+    def _events(
+        self,
+        answer: HttpResponse | SourceError | None,
+        frames: Sequence[Frame],
+        now_s: float,
+        inventory: Inventory,
+        failed: list[SourceError],
+    ) -> list[KernelEvent]:
+        """The errors that exporters count themselves. An answer that failed says nothing, not even that a GPU had
+        no error."""
+        vector = self._vector(_EXPORTED, answer, failed) if answer is not None else None
+        if vector is None:
+            return []
+        samples = [s for pair in zip(vector.labels, vector.values, strict=True) if (s := exported_sample(*pair))]
+        shown = [gpu for frame in frames if frame.kind is _GPU for gpu in frame.observed()]
+        return self._exported.take(samples, inventory, now_s, shown, partial=bool(vector.warnings))
+
+    def _without_frozen(self, frames: Sequence[Frame]) -> tuple[int, float, str] | None:
+        """Takes the values of nodes that measure no more out of the frames: how many, least time (s), a name."""
+        gpus = next((frame for frame in frames if frame.kind is _GPU), None)
+        if gpus is None:
+            return None
+        groups = self._labels.gpus_by_node()
+        found = self._standstill.frozen_s(gpus, groups)
+        for node in found:
+            gpus.values[[gpus.index.rows[gpu] for gpu in groups[node] if gpu in gpus.index.rows]] = np.nan
+        return (len(found), min(found.values()), next(iter(found)).name) if found else None
+
+    def _partly(self, frozen: tuple[int, float, str] | None) -> str:
+        """What this look did not tell, in words."""
+        parts = [self._labels.notes()]
+        if self._missing:
+            parts.append(f"{len(self._missing)} answers are partial: {self._missing[0]}"[:200])
+        if frozen:
+            parts.append(f"{frozen[0]} nodes' exporters answer, but their values do not change, as {frozen[2]}'s")
+        return "; ".join(part for part in parts if part)
 
     def _doubt(
         self,

@@ -3,9 +3,10 @@ subject that such labels name."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.collectors.telemetry.gauge_events import EXPORTED, HEALTH, Exported
 from nightshift.collectors.telemetry.gpu_labels import IDENTITY
 from nightshift.collectors.telemetry.metrics import BOARD, Metric, of_kind
 from nightshift.collectors.training.workload import container_subject
@@ -21,6 +22,7 @@ KEYS = {
     _DISK: ("nodename", "device", "mountpoint"),
 }
 _HOST = (_NODE, _NIC, _DISK)
+_COUNTED_BY = ("UUID", "xid", "health_watch", "health_error_code")
 
 
 def query_for(kind: SubjectKind, metric: Metric, matchers: str = "") -> str:
@@ -40,6 +42,23 @@ def contradiction_query(matchers: str = "") -> str:
     """The GPUs of which two exporters tell memory in use that differs by more than a tenth."""
     told = _selected(_GPU, (IDENTITY,), matchers)
     return f"(max by (UUID) ({told}) - min by (UUID) ({told})) > 0.1 * max by (UUID) ({told})"
+
+
+def exported_query(matchers: str = "") -> str:
+    """The Xids and health watches that dcgm-exporter counts itself, in one answer."""
+    by = ", ".join(("__name__", *_COUNTED_BY))
+    # a fleet's zeros say nothing, and health watches have eleven of each GPU
+    return f"max by ({by}) ({_selected(None, sorted(EXPORTED), matchers)}) > 0"
+
+
+def exported_sample(labels: Mapping[str, str], value: float) -> Exported | None:
+    """A sample of `exported_query`, or None where its labels name no GPU. Not every Prometheus-compatible server
+    keeps the name when it groups by it; the labels tell the two kinds apart as well."""
+    uuid = labels.get("UUID", "")
+    if not uuid or not uuid.isprintable():
+        return None
+    counted = HEALTH if labels.get("health_watch") else "DCGM_EXP_XID_ERRORS_COUNT"
+    return Subject(_GPU, uuid), labels.get("__name__") or counted, labels, value
 
 
 def scrape_time_query(kind: SubjectKind, matchers: str = "") -> str:

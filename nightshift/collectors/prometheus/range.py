@@ -18,11 +18,12 @@ import numpy as np
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Floats, Frame, Reason, SeriesIndex, SourceStatus
 from nightshift.collectors.http import Fetcher, HttpRequest, HttpResponse, SourceError
+from nightshift.collectors.kernel_log.event import KernelEvent
 from nightshift.collectors.prometheus.api import Matrix, instant, over_range, read_matrix, read_vector
 from nightshift.collectors.prometheus.live import PrometheusCollector
-from nightshift.collectors.prometheus.queries import KEYS, query_for, subject_of
+from nightshift.collectors.prometheus.queries import KEYS, exported_query, exported_sample, query_for, subject_of
 from nightshift.collectors.subject import Inventory, SubjectKind
-from nightshift.collectors.telemetry.gauge_events import GaugeEvents
+from nightshift.collectors.telemetry.gauge_events import ExportedEvents, GaugeEvents
 from nightshift.collectors.telemetry.gpu_labels import IDENTITY, GpuLabels
 from nightshift.collectors.telemetry.metrics import Metric, of_kind
 from nightshift.collectors.telemetry.pages import source_subject
@@ -59,13 +60,39 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """A part of the range: of each kind its metrics and values [n_times, n_subjects, n_metrics], and why what is
-    missing is."""
+    """A part of the range: of each kind its metrics and values [n_times, n_subjects, n_metrics], why something is
+    missing, and the errors that exporters counted themselves."""
 
     first_s: float
     last_s: float
     blocks: dict[SubjectKind, tuple[tuple[str, ...], Floats]]
     problem: str
+    exported: Matrix | None = None
+
+
+class _Events:
+    """The errors that a range tells, look by look: as the daemon takes them from live answers."""
+
+    def __init__(self) -> None:
+        self._gauges, self._exported = GaugeEvents(), ExportedEvents()
+
+    def take(
+        self, gpus: Frame | None, exported: Matrix | None, number: int, at_s: float, inventory: Inventory
+    ) -> list[KernelEvent]:
+        found: list[KernelEvent] = []
+        if exported is not None:
+            row = exported.values[number]
+            samples = [
+                sample
+                for column in np.flatnonzero(np.isfinite(row)).tolist()
+                if (sample := exported_sample(exported.labels[column], float(row[column]))) is not None
+            ]
+            # rows of a range also stand for GPUs of later: only those with a value were looked at
+            shown = gpus.observed() if gpus is not None else []
+            found = self._exported.take(samples, inventory, at_s, shown)
+        if gpus is not None:
+            found += self._gauges.take(gpus, inventory, found)
+        return sorted(found, key=lambda event: event.record.at.t_s)
 
 
 class RangeReader:
@@ -134,7 +161,7 @@ class RangeReader:
         """Oldest first, `step_s` apart, aligned to multiples of it."""
         start_s = math.ceil(start_s / self.step_s) * self.step_s
         indices: dict[SubjectKind, SeriesIndex] = {}
-        labelled_s, labelled, gauges = -math.inf, 0, GaugeEvents()
+        labelled_s, labelled, told = -math.inf, 0, _Events()
         for stretch in self._stretches(start_s, end_s, indices):
             for number in range(self._n_steps(stretch.first_s, stretch.last_s)):
                 at_s = stretch.first_s + number * self.step_s
@@ -147,7 +174,8 @@ class RangeReader:
                 if seen and at_s - labelled_s >= (SOONER_S if seen > labelled else LABELS_EVERY_S):
                     labelled_s, labelled = at_s, seen
                     self._tell_labels(inventory, at_s)
-                yield self._tick(at_s, frames, stretch.problem, gauges, inventory)
+                events = told.take(gpus, stretch.exported, number, at_s, inventory)
+                yield self._tick(at_s, frames, stretch.problem, events)
 
     def _stretches(
         self, start_s: float, end_s: float, indices: dict[SubjectKind, SeriesIndex]
@@ -164,7 +192,8 @@ class RangeReader:
                 chunk = max(chunk // 4, least)
                 continue
             self.reading.failed += [f"{kind} at {first_s:.0f}: {error}" for kind, error in failed.items()]
-            yield _Stretch(first_s, last_s, blocks, "; ".join(map(str, failed.values())))
+            exported = self._counted(first_s, last_s) if SubjectKind.GPU in self._settings.kinds else None
+            yield _Stretch(first_s, last_s, blocks, "; ".join(map(str, failed.values())), exported)
             lost = lost + 1 if failed and not blocks else 0
             first_s = last_s + self.step_s
         if first_s <= end_s:
@@ -193,7 +222,7 @@ class RangeReader:
         return blocks, failed
 
     def _tick(
-        self, at_s: float, frames: dict[SubjectKind, Frame], problem: str, gauges: GaugeEvents, inventory: Inventory
+        self, at_s: float, frames: dict[SubjectKind, Frame], problem: str, events: Sequence[KernelEvent]
     ) -> Tick:
         status = SourceStatus(
             self._source,
@@ -204,9 +233,14 @@ class RangeReader:
             covers=self._labels.nodes(),
         )
         shown = {kind: frame for kind, frame in frames.items() if len(frame.index)}
-        gpus = shown.get(SubjectKind.GPU)
-        events = gauges.take(gpus, inventory) if gpus is not None else ()
         return Tick(at_s, shown, logs=[e.record for e in events], events=events, sources=(status,))
+
+    def _counted(self, first_s: float, last_s: float) -> Matrix | None:
+        try:
+            return self.matrix(exported_query(self._settings.matchers), first_s, last_s, self.step_s)
+        except SourceError as error:
+            self.reading.failed.append(f"errors that exporters count at {first_s:.0f}: {error}")
+            return None
 
     def _exported(self, kind: SubjectKind, start_s: float, end_s: float) -> list[Metric]:
         """The metrics of a kind that anybody exported in the range: one small query each."""

@@ -31,6 +31,10 @@ from nightshift.collectors.telemetry.rows import Cells, Rows, cells
 from nightshift.collectors.training.workload import WorkloadRule, pod_subject
 
 _LANE = re.compile(r"(DCGM_FI_DEV_NVLINK_[A-Z_]+)_L(\d{1,2})")
+# A pod of a DaemonSet ends with five letters of this alphabet (k8s.io/apimachinery, util/rand).
+_EXPORTERS_POD = re.compile(r"[\w.-]*exporter[\w.-]*-[bcdfghjklmnpqrstvwxz2456789]{5}")
+_HIDES = "it shows only GPUs that a pod holds: idle GPUs are not watched"
+_OWN_POD = "its Hostname is the exporter's own pod: set NODE_NAME in its environment, or `nodes` here"
 NODE_TIME = "nightshift_node_time_seconds"
 """What `nightshift node` adds to its page: its clock when it answered."""
 KINDS = (SubjectKind.GPU, SubjectKind.MIG, SubjectKind.LINK)
@@ -112,7 +116,8 @@ def plan_of(
         dict(planner.rejected),
         clock,
         errors=planner.errors,
-        note="it shows only GPUs that a pod holds: idle GPUs are not watched" if hides else "",
+        gpus=tuple({gpu for gpu, _ in relations if gpu.kind is SubjectKind.GPU}),
+        note="; ".join(note for note, holds in ((_HIDES, hides), (_OWN_POD, planner.names_its_pod)) if holds),
     )
 
 
@@ -131,6 +136,7 @@ class _Planner:
         self.holders: dict[Subject, set[Subject]] = defaultdict(set)
         self.rejected: Counter[Reason] = Counter()
         self.claims: set[Subject] = set()
+        self.names_its_pod = False
         self.errors: list[tuple[int, Subject, str, Mapping[str, str]]] = []
 
     @property
@@ -169,6 +175,7 @@ class _Planner:
         node_name = self._node or _node_name(labels) or self._host
         if not node_name.isprintable():
             raise ValueError("a host's name with control characters")
+        self.names_its_pod |= _EXPORTERS_POD.fullmatch(node_name) is not None
         node = Subject(SubjectKind.NODE, node_name)
         self.relations.add((gpu, node))
         if subject != gpu:

@@ -18,9 +18,11 @@ import ssl
 import threading
 import time
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -33,6 +35,7 @@ from nightshift.collectors.kernel_log.pci import PCI_FACT
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.certificate_rotation import Renewed
 from nightshift.collectors.telemetry.dcgm_exporter import NODE_TIME
+from nightshift.collectors.telemetry.gauge_events import XIDS_TOTAL
 from nightshift.collectors.telemetry.listening import listening
 from nightshift.collectors.telemetry.metrics import METRICS, MetricType
 from nightshift.collectors.telemetry.nvml import NvmlCollector
@@ -126,6 +129,7 @@ class NodeExporter:
         self._inventory = Inventory()
         self._page = b""
         self._sampled_s = -math.inf  # by a clock that does not jump
+        self._xids: Counter[tuple[Subject, int]] = Counter()
         self._lines = KernelLines(settings.max_lines)
         self._stopping = threading.Event()
         self._server: ThreadingHTTPServer
@@ -148,7 +152,8 @@ class NodeExporter:
         now_s = self._now_s()
         batch = self._gpus.collect(now_s, self._inventory, 4 * self._settings.period_s)
         frame = next((frame for frame in batch.frames if frame.kind is SubjectKind.GPU), None)
-        self._page = b"" if frame is None else page(frame, self._inventory)
+        self._xids.update((event.gpu, event.code) for event in batch.events if event.gpu and event.code)
+        self._page = b"" if frame is None else page(frame, self._inventory, self._xids)
         for record in self._kernel_log.collect(now_s, self._inventory, self._settings.period_s).logs:
             self._lines.add(record.at.t_s, record.text)
         self._sampled_s = self._timer()
@@ -279,8 +284,11 @@ def _server_context(settings: Settings) -> ssl.SSLContext:
     return context
 
 
-def page(frame: Frame, inventory: Inventory) -> bytes:
-    """A GPU frame as dcgm-exporter would write it; what is missing has no line."""
+def page(
+    frame: Frame, inventory: Inventory, xids: Mapping[tuple[Subject, int], int] = MappingProxyType({})
+) -> bytes:
+    """A GPU frame as dcgm-exporter would write it; what is missing has no line. `xids`: how often each GPU had
+    which, since this process began."""
     parts: list[str] = []
     for metric in METRICS:
         if metric.kind is not SubjectKind.GPU or metric.name not in frame.columns:
@@ -296,6 +304,10 @@ def page(frame: Frame, inventory: Inventory) -> bytes:
                 f"{metric.exported_as}{{{_labels(gpu, inventory, frame.at_s)}}} {_number(value)}\n"
                 for gpu, value in known
             ]
+    if xids:
+        parts.append(f"# HELP {XIDS_TOTAL} Xids that NVML told, by number\n# TYPE {XIDS_TOTAL} counter\n")
+    for (gpu, code), count in xids.items():
+        parts.append(f'{XIDS_TOTAL}{{{_labels(gpu, inventory, frame.at_s)},xid="{code}"}} {count}\n')
     return "".join(parts).encode()
 
 

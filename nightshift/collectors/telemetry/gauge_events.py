@@ -110,7 +110,8 @@ class GaugeEvents:
 
 
 # dcgm-exporter's own metrics (its docs, "Exporter counters"), which it makes of what DCGM tells.
-COUNTED = ("DCGM_EXP_XID_ERRORS_COUNT", "DCGM_EXP_XID_ERRORS_TOTAL")
+XIDS_TOTAL = "DCGM_EXP_XID_ERRORS_TOTAL"
+COUNTED = ("DCGM_EXP_XID_ERRORS_COUNT", XIDS_TOTAL)
 HEALTH = "DCGM_EXP_GPU_HEALTH_STATUS"
 EXPORTED = frozenset({*COUNTED, HEALTH})
 # dcgm_structs.h, dcgmHealthWatchResults_enum: 0 pass, 10 warning, 20 failure.
@@ -133,25 +134,44 @@ Exported = tuple[Subject, str, Mapping[str, str], float]
 class ExportedEvents:
     """Xids and failed health watches that dcgm-exporter counts itself: a count that rises is an event, also one
     that appears on a page that was read before (a series comes with its first error). A count of a sliding window
-    falls by itself."""
+    falls by itself, and the series of an Xid that left its window is gone: the next one of its number is new."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[Subject, str, str], float] = {}
+        """Counts above 0; all others are 0."""
         self._seen: set[Subject] = set()
         self._count = 0
 
-    def take(self, samples: Iterable[Exported], inventory: Inventory, at_s: float) -> list[KernelEvent]:
-        found, gpus = [], set()
+    def take(
+        self,
+        samples: Iterable[Exported],
+        inventory: Inventory,
+        at_s: float,
+        shown: Iterable[Subject] = (),
+        partial: bool = False,
+    ) -> list[KernelEvent]:
+        """The events of a look. `shown`: every GPU of it, also one without a sample of these metrics: not every
+        exporter writes zeros. `partial`: samples may be missing, so what is not there has not ended."""
+        found: list[KernelEvent | None] = []
+        gpus, now = set(shown), set()
         for gpu, metric, labels, value in samples:
             gpus.add(gpu)
+            if value == 0:
+                continue
             what = labels.get("health_error_code", "") if metric == HEALTH else labels.get("xid", "")
             key = (gpu, metric, f"{what} {labels.get('health_watch', '')}")
-            before, self._last[key] = self._last.get(key, 0.0), value
+            now.add(key)
+            before = self._last.get(key, 0.0)
             rose = before < _FAILED <= value if metric == HEALTH else value > before
             node = inventory.above(gpu, SubjectKind.NODE, at_s) if rose else None
+            # as with the gauges: what rose before its node was told is heard a look later
+            if not rose or node is not None:
+                self._last[key] = value
             if node is not None:
                 old = {} if gpu in self._seen else {"old": "yes"}
                 found.append(self._event(gpu, node, metric, labels, at_s, old))
+        for key in [] if partial else [key for key in self._last if key not in now and key[0] in gpus]:
+            del self._last[key]
         # a GPU counts as read once its whole page was: two series of one first look are both old
         self._seen |= gpus
         return [event for event in found if event is not None]

@@ -46,6 +46,15 @@ class GpuLabels:
     def nodes(self) -> tuple[Subject, ...]:
         return tuple(node for known in self._nodes.values() for node in known.plan.nodes)
 
+    def notes(self) -> str:
+        """What the exporters leave out, each once."""
+        return "; ".join(sorted({known.plan.note for known in self._nodes.values() if known.plan.note}))
+
+    def gpus_by_node(self) -> dict[Subject, tuple[Subject, ...]]:
+        return {
+            known.plan.nodes[0]: known.plan.gpus for known in self._nodes.values() if len(known.plan.nodes) == 1
+        }
+
     def take(self, labels: Sequence[Mapping[str, str]]) -> None:
         """The label sets of a new answer. A node that it does not name keeps its own: its exporter may be away."""
         by_host: dict[str, list[Mapping[str, str]]] = {}

@@ -12,7 +12,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -21,7 +21,8 @@ import pynvml
 from pydantic import BaseModel, ConfigDict
 from pydantic.json_schema import SkipJsonSchema
 
-from nightshift.collectors.frame import Floats, Frame, Reason, SourceStatus
+from nightshift.collectors.frame import Floats, Frame, Instant, LogRecord, Reason, SourceStatus
+from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
 from nightshift.collectors.kernel_log.pci import PCI_FACT, canonical_pci
 from nightshift.collectors.shared_settings import stated_once
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
@@ -181,6 +182,63 @@ class _Sample:
     error: str = ""
     is_anew: bool = False
     """The driver was loaded since the look before: its counters count anew."""
+    xids: list[tuple[str, int, str]] = field(default_factory=list)
+    """(UUID, Xid, MIG instance or "") of the errors since the look before."""
+
+
+# An error that is told without end (a GPU that fails each launch) must not hold the look.
+_MOST_EVENTS = 256
+_NO_INSTANCE = 0xFFFFFFFF
+
+
+class XidEvents:
+    """NVML's event set of critical Xids: the driver keeps them from `watch` on, so a look takes what came since.
+
+    A container that may not read the kernel log hears of errors only so. Where a driver knows no event set there
+    are none (nvmlEventSetCreate, nvmlDeviceRegisterEvents, nvmlEventSetWait_v2 of the NVML API reference).
+    """
+
+    def __init__(self) -> None:
+        self._set: Any = None
+        self._uuids: dict[int, str] = {}
+
+    def watch(self, device: NvmlDevice) -> None:
+        """Has the driver keep this GPU's Xids; once per handle."""
+        address = _address(device.handle)
+        if self._uuids.get(address) == device.uuid:
+            return
+        try:
+            if self._set is None:
+                self._set = pynvml.nvmlEventSetCreate()
+            if address not in self._uuids:
+                pynvml.nvmlDeviceRegisterEvents(device.handle, pynvml.nvmlEventTypeXidCriticalError, self._set)
+        except pynvml.NVMLError:
+            pass  # not supported (a vGPU, an old driver): its Xids are in the kernel log alone
+        self._uuids[address] = device.uuid
+
+    def take(self) -> list[tuple[str, int, str]]:
+        """(UUID, Xid, MIG instance or "") of what came since the last call."""
+        found: list[tuple[str, int, str]] = []
+        while self._set is not None and len(found) < _MOST_EVENTS:
+            try:
+                data = pynvml.nvmlEventSetWait_v2(self._set, 0)
+            except pynvml.NVMLError:
+                break  # none is left (a timeout), or a GPU of the set is lost: its readers say so
+            uuid = self._uuids.get(_address(data.device))
+            if uuid is not None and data.eventType == pynvml.nvmlEventTypeXidCriticalError:
+                instance = "" if data.gpuInstanceId == _NO_INSTANCE else str(data.gpuInstanceId)
+                found.append((uuid, int(data.eventData), instance))
+        return found
+
+    def free(self) -> None:
+        if self._set is not None:
+            pynvml.nvmlEventSetFree(self._set)
+        self._set, self._uuids = None, {}
+
+
+def _address(handle: Any) -> int:
+    """What tells a handle from another: the library gives the same pointer for the same GPU."""
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
 
 # How long a vanished GPU keeps its row; the detector of lost GPUs has spoken long before.
@@ -207,6 +265,8 @@ class NvmlCollector:
         self._rows = Rows(SubjectKind.GPU, self._metrics, FORGET_AFTER_S)
         self._started = False
         self._devices: dict[int, NvmlDevice] = {}
+        self._xids = XidEvents()
+        self._n_events = 0
         self._cells: tuple[tuple[str, ...], Cells] | None = None
         self._thread: threading.Thread | None = None
         self._result: list[_Sample] = []
@@ -247,7 +307,7 @@ class NvmlCollector:
         if not subjects:
             reason = Reason.UNREACHABLE if sample.lost else Reason.NOT_FOUND
             detail = detail or "NVML names no GPU"
-        return self._batch(now_s, reason, detail, len(subjects), started, rejected)
+        return self._batch(now_s, reason, detail, len(subjects), started, rejected, self._events(sample, now_s))
 
     def close(self) -> None:
         if self._thread is None:
@@ -261,13 +321,28 @@ class NvmlCollector:
         samples: int,
         started: float,
         rejected: Mapping[Reason, int],
+        events: Sequence[KernelEvent] = (),
     ) -> Batch:
         frame = self._rows.frame(now_s)
         took_s = self._timer() - started
         status = SourceStatus(
             self._source, now_s, reason is None, reason, detail, samples, rejected, took_s, (self._node,)
         )
-        return Batch([status], [frame] if isinstance(frame, Frame) else [])
+        frames = [frame] if isinstance(frame, Frame) else []
+        return Batch([status], frames, logs=[event.record for event in events], events=events)
+
+    def _events(self, sample: _Sample, now_s: float) -> list[KernelEvent]:
+        found = []
+        for uuid, code, instance in sample.xids:
+            self._n_events += 1
+            text = f"NVML told Xid {code} of {uuid}" + (f", MIG instance {instance}" if instance else "")
+            record = LogRecord(Instant(now_s), self.plugin, self._node, text, self._n_events)
+            attributes = {"gpu_instance": instance} if instance else {}
+            gpu = Subject(SubjectKind.GPU, uuid)
+            found.append(
+                KernelEvent(KernelEventKind.XID, record, self._node, code=code, gpu=gpu, attributes=attributes)
+            )
+        return found
 
     def _put(self, sample: _Sample, uuids: tuple[str, ...], now_s: float) -> Mapping[Reason, int]:
         if self._cells is None or self._cells[0] != uuids:
@@ -307,6 +382,7 @@ class NvmlCollector:
                 try:
                     device = self._devices.get(index) or open_device(index)
                     self._devices[index] = device
+                    self._xids.watch(device)
                     sample.values.append(read_device(device))
                     sample.devices.append(device)
                 except pynvml.NVMLError as error:
@@ -315,6 +391,7 @@ class NvmlCollector:
                         raise
                     sample.lost[index] = str(error)
                     self._drop(index)
+            sample.xids = self._xids.take()
         except pynvml.NVMLError as error:
             sample.error = f"NVML: {error}"
             self._forget()
@@ -330,6 +407,7 @@ class NvmlCollector:
             self._drop(index)
         if self._started:
             self._started = False
+            _quietly(self._xids.free)
             _quietly(pynvml.nvmlShutdown)
 
 

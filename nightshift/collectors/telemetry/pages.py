@@ -10,10 +10,11 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 from urllib.parse import urlsplit
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.json_schema import SkipJsonSchema
 
@@ -36,6 +37,7 @@ from nightshift.collectors.subject import MAX_NAME_CHARS, SHOWS_HELD_ONLY, Inven
 from nightshift.collectors.telemetry.exposition import Layout, Page, PageParser
 from nightshift.collectors.telemetry.gauge_events import ExportedEvents
 from nightshift.collectors.telemetry.rows import Cells, Rows
+from nightshift.collectors.telemetry.standstill import FROZEN, Standstill
 from nightshift.collectors.tick import Batch
 
 ACCEPT = "text/plain;version=0.0.4;q=1,application/openmetrics-text;version=1.0.0;q=0.5"
@@ -88,6 +90,8 @@ class PagePlan:
     """What the page leaves out, in words."""
     errors: Sequence[tuple[int, Subject, str, Mapping[str, str]]] = ()
     """Samples that count errors of a GPU: position, GPU, metric, labels."""
+    gpus: tuple[Subject, ...] = ()
+    """Every GPU that the page shows."""
 
 
 @dataclass
@@ -115,7 +119,7 @@ class PageCollector(ABC):
         self._timer = timer
         self._clocks: list[ClockOffset] = []
         self._events: list[KernelEvent] = []
-        self._exported = ExportedEvents()
+        self._exported, self._standstill = ExportedEvents(), Standstill()
         self._fetcher = Fetcher(settings.connection, max_bytes=MAX_BYTES, accept=ACCEPT, timer=timer)
         self._sources = [
             _Source(url, source_subject(self.plugin, url), settings.nodes.get(url)) for url in settings.urls
@@ -136,16 +140,34 @@ class PageCollector(ABC):
             self._take(source, answer, now_s, inventory)
             for source, answer in zip(self._sources, answers, strict=True)
         ]
-        frames = [rows.frame(now_s) for rows in self._rows.values()]
+        made = [rows.frame(now_s) for rows in self._rows.values()]
+        frames = [frame for frame in made if isinstance(frame, Frame)]
+        statuses = self._without_frozen(statuses, frames)
         clocks, self._clocks = self._clocks, []
         events, self._events = self._events, []
         return Batch(
             statuses,
-            [frame for frame in frames if isinstance(frame, Frame)],
+            frames,
             logs=[event.record for event in events],
             events=events,
             clocks=clocks,
         )
+
+    def _without_frozen(self, statuses: list[SourceStatus], frames: Sequence[Frame]) -> list[SourceStatus]:
+        """Takes the values of exporters that measure no more out of the frames: they are of no time."""
+        gpus = next((frame for frame in frames if frame.kind is SubjectKind.GPU), None)
+        if gpus is None:
+            return statuses
+        groups = {source.subject: source.plan.gpus for source in self._sources if source.plan is not None}
+        frozen = self._standstill.frozen_s(gpus, groups)
+        for source in frozen:
+            gpus.values[[gpus.index.rows[gpu] for gpu in groups[source] if gpu in gpus.index.rows]] = np.nan
+        return [
+            replace(status, ok=False, reason=Reason.STALE, detail=FROZEN.format(frozen[status.source]))
+            if status.ok and status.source in frozen
+            else status
+            for status in statuses
+        ]
 
     def shaped(self, plan: PagePlan, page: Page, now_s: float) -> tuple[Floats, Floats]:
         """Values and times (Unix s) that the plan's cells stand in; a subclass may join samples here."""
@@ -169,7 +191,7 @@ class PageCollector(ABC):
         _add(rejected, plan.rejected)
         self._look_at_clocks(source, plan, page, answer)
         counted = [(gpu, name, labels, float(page.values[at])) for at, gpu, name, labels in plan.errors]
-        self._events += self._exported.take(counted, inventory, now_s)
+        self._events += self._exported.take(counted, inventory, now_s, plan.gpus)
         values, times_s = self.shaped(plan, page, now_s)
         used = 0
         for where in plan.cells:
@@ -191,6 +213,7 @@ class PageCollector(ABC):
             rejected=rejected,
             took_s=answer.took_s,
             covers=plan.nodes or covers,
+            partly=plan.note,
         )
 
     def _plan_for(self, source: _Source, page: Page, now_s: float, inventory: Inventory) -> PagePlan:

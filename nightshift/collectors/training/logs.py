@@ -216,6 +216,8 @@ class TrainingLogsCollector:
         self._timer = clock
         self._paths = [re.compile(text) for text in settings.file_patterns]
         self._lines = [LinePattern.parse(text) for text in settings.line_patterns]
+        self._raw: list[LogRecord] = []
+        """Every line of this look."""
         self._files: dict[Path, _File] = {}
         self._source = source_subject(self.plugin, str(settings.directory))
 
@@ -232,6 +234,7 @@ class TrainingLogsCollector:
             return Batch([self._status(now_s, started, 0, rejected, error)])
         points: dict[tuple[Subject, str], _Points] = {}
         logs: list[LogRecord] = []
+        self._raw = []
         n_lines = 0
         for path, file in list(self._files.items()):
             if self._timer() - started > timeout_s:
@@ -244,7 +247,8 @@ class TrainingLogsCollector:
             except OSError:
                 rejected[Reason.UNAUTHORISED] = rejected.get(Reason.UNAUTHORISED, 0) + 1
         steps = [_series(subject, run, found, self._source.name) for (subject, run), found in points.items()]
-        return Batch([self._status(now_s, started, n_lines, rejected, None)], steps=steps, logs=logs)
+        status = self._status(now_s, started, n_lines, rejected, None)
+        return Batch([status], steps=steps, logs=logs, raw=self._raw)
 
     def close(self) -> None:
         self._files.clear()
@@ -341,6 +345,8 @@ class TrainingLogsCollector:
             file.begins = True  # or it was only rotated: its first step tells
         if read.skipped_bytes:
             rejected[Reason.TOO_LARGE] = rejected.get(Reason.TOO_LARGE, 0) + 1
+        if read.lost:
+            rejected[Reason.TRUNCATED] = rejected.get(Reason.TRUNCATED, 0) + 1
         kept: list[LogRecord] = []
         last: LogRecord | None = None
         file.rest = b"" if read.replaced else file.rest
@@ -352,6 +358,7 @@ class TrainingLogsCollector:
             t_s = _time_of(line, file.zone_s, now_s, rejected)
             subject = self._subject(file, line, inventory, now_s)
             record = LogRecord(Instant(t_s, clock=file.pod.name), file.source, subject, text[:MAX_TEXT], offset)
+            self._raw.append(record)
             file.unread = 0 if line.figures else file.unread + 1
             file.begins |= line.started
             if line.figures or line.step is not None:

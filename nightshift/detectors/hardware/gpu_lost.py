@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.collectors.frame import Frame, Reason
+from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
+from nightshift.collectors.kernel_log.messages import BY_NAME
 from nightshift.collectors.subject import SHOWS_HELD_ONLY, Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, SnapshotError, StatedRate
@@ -25,6 +27,8 @@ from nightshift.detectors.series_table import Column, SeriesTable
 from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 1
+OFF_BUS = 79
+"""The Xid of a GPU that has fallen off the bus."""
 
 
 # ... and missing from this many looks in a row: with rare looks the time alone would be one missed page.
@@ -63,6 +67,8 @@ class GpuLost:
         self.settings = settings or GpuLostSettings()
         self._table = self._fresh()
         self._episodes = Episodes(self.name)
+        self._logged_s: dict[Subject, float] = {}
+        """When the kernel log last told of each GPU's loss."""
 
     def _fresh(self) -> SeriesTable:
         columns = {
@@ -89,6 +95,10 @@ class GpuLost:
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
         frame = tick.frames.get(SubjectKind.GPU)
+        told = {event.gpu: tick.at_s for event in tick.events if event.gpu is not None and _tells_loss(event)}
+        if told:
+            live = {gpu: at_s for gpu, at_s in self._logged_s.items() if tick.at_s - at_s <= FORGET_S}
+            self._logged_s = live | told
         missing: list[int] = []
         seen = np.zeros(0, dtype=np.bool_)
         if frame is not None and len(frame.index):
@@ -149,7 +159,9 @@ class GpuLost:
 
     def _is_hidden(self, gpu: Subject, last_s: float, at_s: float, inventory: Inventory) -> bool:
         """Whether its exporter rather shows no idle GPUs any longer: it says so, or several GPUs that no pod held
-        vanished at one scrape and every one that is left is held."""
+        vanished at one scrape and every one that is left is held. What the kernel log calls lost is not hidden."""
+        if at_s - self._logged_s.get(gpu, -np.inf) <= FORGET_S:
+            return False
         node = inventory.above(gpu, SubjectKind.NODE, at_s) or inventory.above(gpu, SubjectKind.NODE, last_s)
         if node is None:
             return False
@@ -226,7 +238,9 @@ class GpuLost:
 
     def snapshot(self) -> bytes:
         subjects, arrays = self._table.saved()
-        return pack(self.name, VERSION, {"subjects": subjects, "episodes": self._episodes.saved()}, arrays)
+        logged_s = {str(gpu): at_s for gpu, at_s in self._logged_s.items()}
+        meta = {"subjects": subjects, "episodes": self._episodes.saved(), "logged_s": logged_s}
+        return pack(self.name, VERSION, meta, arrays)
 
     def restore(self, state: bytes) -> None:
         _, meta, arrays = unpack(state, self.name, (VERSION,))
@@ -234,9 +248,18 @@ class GpuLost:
         try:
             table.load(meta["subjects"], arrays)
             episodes.load(meta["episodes"])
+            logged_s = {Subject.parse(gpu): float(at_s) for gpu, at_s in meta.get("logged_s", {}).items()}
         except (KeyError, TypeError, ValueError) as error:
             raise SnapshotError(f"{self.name}: {error!r}") from error
-        self._table, self._episodes = table, episodes
+        self._table, self._episodes, self._logged_s = table, episodes, logged_s
+
+
+def _tells_loss(event: KernelEvent) -> bool:
+    if event.kind is KernelEventKind.MESSAGE:
+        return BY_NAME[event.attributes["message"]].fault == Fault.GPU_LOST
+    return event.kind is KernelEventKind.FELL_OFF_BUS or (
+        event.kind is KernelEventKind.XID and event.code == OFF_BUS
+    )
 
 
 def _observed(frame: Frame) -> Any:

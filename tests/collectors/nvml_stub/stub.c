@@ -10,6 +10,7 @@
 #define NOT_SUPPORTED 3
 #define NO_PERMISSION 4
 #define DRIVER_NOT_LOADED 9
+#define TIMED_OUT 10
 #define GPU_IS_LOST 15
 #define MAX 16
 
@@ -41,12 +42,14 @@ static unsigned int clock_mhz[MAX];
 static int stuck[MAX], lying[MAX];
 static int denied = 0;
 static int samples = 0, calls = 0;
+static int watched[MAX], xid_of[64], xid_gpu[64], first_xid = 0, last_xid = 0, event_sets = 0;
 
 void stub_reset(void) {
   count = 8; loaded = 1; hang_us = 0;
   memset(lost, 0, sizeof lost); memset(unsupported, 0, sizeof unsupported);
   memset(generation, 0, sizeof generation); memset(ecc, 0, sizeof ecc); memset(energy, 0, sizeof energy);
   memset(limit_mw, 0, sizeof limit_mw); memset(stuck, 0, sizeof stuck);
+  memset(watched, 0, sizeof watched); first_xid = last_xid = 0;
   memset(clock_mhz, 0, sizeof clock_mhz); memset(lying, 0, sizeof lying); denied = 0;
 }
 void stub_stuck(int i, int is) { stuck[i] = is; }
@@ -61,6 +64,8 @@ void stub_ecc(int i, unsigned long long n) { ecc[i] = n; }
 void stub_driver(int is) { loaded = is; if (!is) started = 0; }
 void stub_count(int n) { count = n; }
 void stub_hang(int us) { hang_us = us; }
+void stub_xid(int i, int code) { if (watched[i]) { xid_gpu[last_xid % 64] = i; xid_of[last_xid++ % 64] = code; } }
+int stub_event_sets(void) { return event_sets; }
 int stub_samples(void) { return samples; }
 int stub_calls(void) { return calls; }
 
@@ -155,5 +160,17 @@ int nvmlGpmMetricsGet(gpm_get_t *g) {
   if (g->version != 1 || !g->s1 || !g->s2 || g->s1 == g->s2) return INVALID;
   for (unsigned int i = 0; i < g->n; i++) { g->metrics[i].ret = OK; g->metrics[i].value = g->metrics[i].id == 10 ? 0.0 / 0.0 : 42.0; }
   return OK;
+}
+typedef struct { device_t *device; unsigned long long type, data; unsigned int instance, compute; } event_t;
+int nvmlEventSetCreate(void **s) { if (!started) return UNINITIALIZED; event_sets++; *s = &first_xid; return OK; }
+int nvmlEventSetFree(void *s) { (void)s; event_sets--; memset(watched, 0, sizeof watched); first_xid = last_xid; return OK; }
+int nvmlDeviceRegisterEvents(device_t *d, unsigned long long types, void *s) {
+  (void)s; GUARD(d); if (unsupported[d->index] || !(types & 8)) return NOT_SUPPORTED; watched[d->index] = 1; return OK;
+}
+int nvmlEventSetWait_v2(void *s, event_t *e, unsigned int ms) {
+  (void)s; (void)ms;
+  if (first_xid == last_xid) return TIMED_OUT;
+  e->device = &devices[xid_gpu[first_xid % 64]]; e->type = 8; e->data = xid_of[first_xid++ % 64];
+  e->instance = e->compute = 0xFFFFFFFF; return OK;
 }
 /* nvmlDeviceGetCurrentClocksEventReasons is left out: an older driver does not have it. */
