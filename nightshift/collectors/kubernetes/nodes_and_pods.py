@@ -148,7 +148,8 @@ class KubernetesCollector:
             for follower in followers:
                 follower.start()
         deadline = time.monotonic() + 0.8 * timeout_s
-        for follower in followers:
+        # a look waits for what places faults, and not for what few clusters have
+        for follower in followers[:2]:
             follower.synced.wait(max(0.0, deadline - time.monotonic()))
         lines: list[LogRecord] = []
         for name, node in self._nodes.take().items():

@@ -30,6 +30,11 @@ IMAGE = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable",
      "ImageInspectError", "SignatureValidationFailed"}
 )  # fmt: skip
+_REJECTED = re.compile(
+    r"no healthy devices present|requested number of devices unavailable|GPU is lost|not enough GPUs|"
+    r"[Uu]nregistered device|[Uu]nknown [Dd]evice [Pp]lugin|rpc failed"
+)
+"""Why a kubelet's device manager (pkg/kubelet/cm/devicemanager) does not admit a pod that was placed on it."""
 CREATE = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"})
 _OF_THE_REGISTRY = re.compile(
     r"i/o timeout|connection refused|connection reset|no such host|TLS handshake|x509|toomanyrequests|"
@@ -188,7 +193,8 @@ def of_pod(obj: Object) -> tuple[Trouble, ...]:
     if phase == "Failed":
         at_s = _ended_s(meta, status)
         if reason == "UnexpectedAdmissionError" or reason.startswith("OutOf"):
-            found.append(Trouble("rejected", reason, f"{reason}: {message}", at_s))
+            known = _REJECTED.search(message)
+            found.append(Trouble("rejected", known[0] if known else reason, f"{reason}: {message}", at_s))
         elif reason in ("Evicted", "Preempting", "Preempted"):
             name = "evicted" if reason == "Evicted" else "preempted"
             found.append(Trouble(name, reason, f"{reason}: {message}", at_s))
@@ -208,7 +214,8 @@ def _of_container(container: Object, pod: Object) -> Iterator[Trouble]:
     words = f"{reason}: {message}"
     ended: Object = state.get("terminated") or last.get("terminated") or {}
     at_s = _moment(ended.get("finishedAt"))
-    image = str(container.get("image") or name)
+    own: Object = next((c for c in pod["spec"].get("containers") or [] if c.get("name") == name), {})
+    image = str(container.get("image") or own.get("image") or name)
     if reason in IMAGE and _OF_THE_REGISTRY.search(message):
         yield Trouble("registry", image.partition("/")[0], words)
     elif reason in IMAGE:
@@ -224,8 +231,7 @@ def _of_container(container: Object, pod: Object) -> Iterator[Trouble]:
         of_gpu = bool(_OF_THE_RUNTIME.search(said))
         yield Trouble("runtime" if of_gpu else "config", _gist(said) or name, f"{ended['reason']}: {said}")
     if ended.get("reason") == "OOMKilled":
-        limits = next((c.get("resources") or {} for c in pod["spec"]["containers"] if c.get("name") == name), {})
-        limit = (limits.get("limits") or {}).get("memory", "none")
+        limit = ((own.get("resources") or {}).get("limits") or {}).get("memory", "none")
         told = f"OOMKilled: container {name}, exit code {ended.get('exitCode')}, memory limit {limit}"
         yield Trouble("oom", name, told, at_s)
 
