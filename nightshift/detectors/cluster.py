@@ -43,7 +43,8 @@ _K = SubjectKind
 
 @dataclass(frozen=True, slots=True)
 class TroubleKind:
-    """A row of the table. words: the title's, with {cause} and {said} (the first words of the status) filled in.
+    """A row of the table. words: the title's, with {cause}, {said} (the first words of the status) and {message}
+    (its last, shortened) filled in.
 
     by: what tells two faults apart (`cause`, `node` or `job`). mended_by: who can change it.
     """
@@ -59,7 +60,8 @@ class TroubleKind:
 _START, _NODE, _END = Fault.POD_START, Fault.NODE_CONDITION, Fault.JOB_CRASH
 TROUBLES: Mapping[str, TroubleKind] = {
     "not_ready": TroubleKind(_NODE, "Node not ready ({cause})", PLATFORM, 60.0, "node", Severity.CRITICAL),
-    "condition": TroubleKind(_NODE, "Node reports {cause}", PLATFORM, 0.0, "node"),
+    "condition": TroubleKind(_NODE, "Node reports {cause}: {message}", PLATFORM, 0.0, "node"),
+    "node_event": TroubleKind(_NODE, "Node reports {cause}: {message}", PLATFORM, 0.0, "node"),
     "gpus_missing": TroubleKind(_NODE, "Node offers {cause} GPUs", PLATFORM, 60.0, "node"),
     "gpus_gone": TroubleKind(_NODE, "Node offers {cause} GPUs", PLATFORM, 120.0, "node", Severity.CRITICAL),
     "rejected": TroubleKind(_START, "Node rejects GPU pods ({cause})", PLATFORM, 30.0, "node"),
@@ -79,11 +81,20 @@ TROUBLES: Mapping[str, TroubleKind] = {
 collector are none by themselves: they hold others back."""
 _RANK = {name: rank for rank, name in enumerate(TROUBLES)}
 # What an upgrade or a node pool's replacement does to a node, whoever else may look at it.
-_HELD_BY_MAINTENANCE = frozenset({"not_ready", "condition", "gpus_missing", "gpus_gone", "rejected", "evicted"})
+_HELD_BY_MAINTENANCE = frozenset(
+    {"not_ready", "condition", "node_event", "gpus_missing", "gpus_gone", "rejected", "evicted"}
+)
 _HELD_BY_ROLLOUT = frozenset({"gpus_missing", "gpus_gone", "rejected"})
 _OF_PODS = {"FailedMount": "mount", "FailedAttachVolume": "mount", "FailedCreatePodSandBox": "sandbox"}
 _ENDED = {"Evicted": "evicted", "Preempted": "preempted"}
-_EVENT = re.compile(r"(?:Warning|Normal) (?P<reason>\w+) Pod (?P<name>\S+): (?P<words>.*)$")
+_OF_NODES = frozenset(
+    {"TaskHung", "KernelOops", "Ext4Error", "IOError", "CperHardwareErrorRecoverable", "UnregisterNetDevice"}
+)
+"""What node-problem-detector says once, by an event (config/kernel-monitor.json); corrected errors and kills for
+want of memory, which may be of any process, are not among them."""
+_EVENT = re.compile(
+    r"(?:Warning|Normal) (?P<reason>\w+) (?:Pod|Node) (?P<name>\S+): (?P<words>.*?)(?: \[\S+\].*)?$"
+)
 _OF_ITS_SPEC = re.compile(r'(?:configmap|secret) "[^"]+" not found|references non-existent', re.I)
 _VOLUME = re.compile(r'for volume "([^"]+)"|volumes=\[([^\] ,]+)')
 _NO_OWN_WORDS = re.compile(r'"[^"]*"|[0-9a-f]{8,}|\d+')
@@ -217,7 +228,7 @@ class ClusterFaults:
             self._replace(thing, found, tick.at_s)
         # after the states: whether a pod has started decides what its events mean
         for record in tick.logs:
-            if record.subject.kind is _K.POD and record.source.startswith(EVENTS) and record.source != STATES:
+            if record.source.startswith(EVENTS) and record.source != STATES:
                 self._hear(record, tick.at_s, inventory)
 
     def _replace(self, thing: str, found: Sequence[_Wrong], at_s: float) -> None:
@@ -263,14 +274,15 @@ class ClusterFaults:
             self._served_s[node] = (at_s, unready - {thing} if trouble is None else unready | {thing})
 
     def _hear(self, record: LogRecord, at_s: float, inventory: Inventory) -> None:
-        """Takes in an event of a pod, of those that no status tells."""
+        """Takes in an event of a pod or node, of those that no status tells."""
         match = _EVENT.match(record.text)
         if match is None:
             return
-        thing, words = f"Pod {record.subject.name}", match["words"]
+        kind = {_K.POD: "Pod", _K.NODE: "Node"}.get(record.subject.kind, "")
+        thing, words = f"{kind} {record.subject.name}", match["words"]
         job = inventory.above(record.subject, _K.JOB, at_s)
         node = inventory.above(record.subject, _K.NODE, at_s)
-        name = _ENDED.get(match["reason"])
+        name = "node_event" if kind == "Node" and match["reason"] in _OF_NODES else _ENDED.get(match["reason"])
         if name is not None and inventory.fact(record.subject, "gpus") and at_s - record.at.t_s < END_S:
             until_s = at_s + END_S
         elif (name := _OF_PODS.get(match["reason"])) is not None and thing in self._waiting:
@@ -279,7 +291,9 @@ class ClusterFaults:
             return
         volume = _VOLUME.search(words) if name == "mount" else None
         shared = next(filter(None, volume.groups())) if volume else _NO_OWN_WORDS.sub("…", words)[:80]
-        if name == "mount" and _OF_ITS_SPEC.search(words):
+        if name == "node_event":
+            shared = match["reason"]
+        elif name == "mount" and _OF_ITS_SPEC.search(words):
             name = "config"
         known = self._by_event.get((thing, name))
         since_s = known.trouble.since_s if known else max(record.at.t_s, self._waiting.get(thing, 0.0))
@@ -308,7 +322,7 @@ class ClusterFaults:
         from_s, till_s = self._away_s.get(node, (math.inf, -math.inf))
         if at_s < till_s + SETTLE_S and (name in _HELD_BY_MAINTENANCE or wrong.serves):
             # what a monitor said before the node was cordoned is why it was cordoned
-            is_why = name == "condition" or self._is_open(wrong)
+            is_why = name in ("condition", "node_event") or self._is_open(wrong)
             if not is_why or from_s <= wrong.trouble.since_s:
                 return True
         changed_s, unready = self._served_s.get(node, (0.0, frozenset()))
@@ -336,7 +350,8 @@ class ClusterFaults:
         said = re.split(r"[:(.] ?", trouble.words, maxsplit=1)[0][:80]
         if trouble.name == "job_failed":
             said = trouble.words.removesuffix(".")[:140]
-        words = kind.words.format(cause=trouble.cause, said=said)
+        message = trouble.words.rpartition(": ")[2][:60].strip() or trouble.words[:60]
+        words = kind.words.format(cause=trouble.cause, said=said, message=message)
         pods = len({w.thing for w in cause if w.thing.startswith("Pod ")})
         shown = f"{words} ({pods} pods)" if pods > 1 else words
         places = {w.record.subject for w in found} | {Subject(_K.JOB, w.job) for w in found if w.job}

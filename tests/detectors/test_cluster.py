@@ -38,9 +38,10 @@ def of_pod(
     return list(written("Pod", f"ml/{name}", facts, troubles, Subject(K.POD, f"ml/{name}"), START_S + at))
 
 
-def event(reason: str, pod: str, message: str, at: float) -> LogRecord:
-    text = f"Warning {reason} Pod {pod}: {message} [kubelet]"
-    return LogRecord(Instant(START_S + at), f"{EVENTS} api", Subject(K.POD, f"ml/{pod}"), text, 1)
+def event(reason: str, name: str, message: str, at: float, kind: K = K.POD) -> LogRecord:
+    subject = Subject(kind, f"ml/{name}" if kind is K.POD else name)
+    text = f"Warning {reason} {kind.value.title()} {name}: {message} [kubelet]"
+    return LogRecord(Instant(START_S + at), f"{EVENTS} api", subject, text, 1)
 
 
 def play(
@@ -56,7 +57,9 @@ def play(
             for name in SOURCES
         ]
         ticks.append(Tick(START_S + at, logs=tuple(script.get(at, ())), sources=tuple(sources)))
-    found: list[Finding] = changes(ClusterFaults(), ticks, Inventory("prod-1"))
+    known = Inventory("prod-1")
+    known.describe(Subject(K.NODE, "n1"), gpus="8")
+    found: list[Finding] = changes(ClusterFaults(), ticks, known)
     return [(f.at.t_s - START_S, f.state, f.fault, str(f.subject), f.summary) for f in found]
 
 
@@ -73,6 +76,8 @@ def test_every_trouble_of_the_table_is_told_within_three_minutes_once(name: str)
         states = [r for n in range(8) for r in of_pod(f"t-{n}", wrong("starting"))]
         events = [event(reason, f"t-{n}", 'failed for volume "pvc-1" : timed out', 5.0) for n in range(8)]
         script = {0.0: states, 5.0: events}
+    elif name == "node_event":
+        script = {0.0: [event("Ext4Error", "n1", "EXT4-fs error (device nvme0n1)", 0.0, K.NODE)]}
     elif by_node:
         script = {0.0: of_node("n1", wrong(name))}
     else:
@@ -82,7 +87,7 @@ def test_every_trouble_of_the_table_is_told_within_three_minutes_once(name: str)
     assert [state for _, state, *_ in told] == [State.FIRING, State.CLEAR]
     assert told[0][0] <= 180.0
     assert told[0][2] is TROUBLES[name].fault
-    assert told[1][0] == (END_S if name in ENDS else 300.0)
+    assert told[1][0] == (END_S if name in ENDS | {"node_event"} else 300.0)
 
 
 def test_what_is_well_again_within_its_back_off_is_never_told() -> None:
@@ -148,7 +153,7 @@ def test_a_driver_upgrade_holds_its_monitors_and_plugins_back_until_it_has_settl
 def test_a_condition_that_is_why_the_node_was_cordoned_is_told() -> None:
     told = wrong("condition", "GpuMemWatch", since=-3.0)
     both = of_node("n1", told, wrong("maintenance", "cordoned"))
-    assert fired({0.0: both}) == [("node:n1", "Node reports GpuMemWatch")]
+    assert fired({0.0: both}) == [("node:n1", "Node reports GpuMemWatch: message")]
 
 
 def test_a_device_plugin_that_is_replaced_rejects_pods_and_hides_gpus_without_a_fault() -> None:

@@ -242,6 +242,7 @@ class KubernetesCollector:
             "uid": str(meta.get("uid", "")),
             "zone": str(labels.get(ZONE_LABEL, ""))[:200],
             "conditions": ",".join(wrong)[:200],
+            "gpus": str((status.get("capacity") or {}).get(self._settings.labels.gpu_resource, "")),
             "unschedulable": _word(spec.get("unschedulable") is True),
             "ready": {"True": "true", "False": "false"}.get(ready, "unknown"),
             "taints": ",".join(sorted(str(t.get("key")) for t in spec.get("taints") or [])),
