@@ -350,7 +350,8 @@ class ClusterFaults:
         said = re.split(r"[:(.] ?", trouble.words, maxsplit=1)[0][:80]
         if trouble.name == "job_failed":
             said = trouble.words.removesuffix(".")[:140]
-        message = trouble.words.rpartition(": ")[2][:60].strip() or trouble.words[:60]
+        # before it stand the type and the reason, which the title says or does not need
+        message = trouble.words.split(": ", 1 if trouble.name == "node_event" else 2)[-1][:80].strip()
         words = kind.words.format(cause=trouble.cause, said=said, message=message)
         pods = len({w.thing for w in cause if w.thing.startswith("Pod ")})
         shown = f"{words} ({pods} pods)" if pods > 1 else words
