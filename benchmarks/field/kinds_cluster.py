@@ -16,10 +16,12 @@ import argparse
 import random
 import re
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,8 @@ class Scene:
     title: str
     before: list[Object] = field(default_factory=list)
     then: dict[float, list[Object | str]] = field(default_factory=dict)
+    page: Callable[[float], str] | None = None
+    """dcgm-exporter's page so many seconds after the start."""
 
 
 class Draw:
@@ -198,6 +202,22 @@ def _storage_client(d: Draw) -> Scene:
     return Scene("Job ended: its storage does not answer", [], {5.0: [told, code]})
 
 
+def _pcie_width(d: Draw) -> Scene:
+    """A link that trains at fewer lanes than it had, as a riser or a retimer does that fails."""
+    bad, lanes, at_s = d.one.randrange(8), d.one.choice([1, 2, 4, 8]), 60.0
+
+    def page(second: float) -> str:
+        rows = []
+        for gpu in range(8):
+            labels = f'gpu="{gpu}",UUID="GPU-{d.job}-{gpu}",device="nvidia{gpu}",Hostname="{d.nodes[0]}"'
+            width = lanes if gpu == bad and second >= at_s else 16
+            rows += [f"DCGM_FI_DEV_PCIE_LINK_WIDTH{{{labels}}} {width}", f"DCGM_FI_DEV_GPU_UTIL{{{labels}}} 97"]
+            rows.append(f"DCGM_FI_DEV_POWER_USAGE{{{labels}}} {d.one.uniform(600, 690):.1f}")
+        return "\n".join(rows) + "\n"
+
+    return Scene("PCIe", [d.node()], {at_s: []}, page)
+
+
 def _node_pool(d: Draw) -> Scene:
     """Cordon, drain, not ready, gone; the next node joins without being ready. Upgrades of node pools do so."""
     key = d.one.choice(["ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", "kured.dev/upgrade"])
@@ -273,6 +293,7 @@ FAULTS: Mapping[str, Callable[[Draw], Scene]] = {
     "pod_preempted": _preempted,
     "job_failed": _job_failed,
     "storage_client": _storage_client,
+    "pcie_width": _pcie_width,
 }
 HEALTHY: Mapping[str, Callable[[Draw], Scene]] = {
     "node_pool_upgrade": _node_pool,
@@ -285,17 +306,18 @@ HEALTHY: Mapping[str, Callable[[Draw], Scene]] = {
 class Stage:
     """An API server and a training log, and the daemon that reads both."""
 
-    def __init__(self, home: Path, server: ApiServer) -> None:
+    def __init__(self, home: Path, server: ApiServer, page_url: str = "") -> None:
         self._server, self._log = server, home / "logs" / "ml_train-0_main.log"
         self._log.parent.mkdir()
         self._log.write_text("step: 1 loss: 2.1\n")
         kubeconfig = home / "kubeconfig"
         kubeconfig.write_text(yaml.safe_dump(server.kubeconfig()))
+        pages = [{"type": "dcgm_exporter", "urls": [page_url]}] if page_url else []
         self.settings = Settings.model_validate({
             "cluster": "field", "state_dir": str(home / "state"), "tick_s": TICK_S, "actuators": [],
             "console": {"port": 0}, "kubernetes": {"here": {"kubeconfig": str(kubeconfig)}},
             "sources": [{"type": "kubernetes", "access": "here"}, {"type": "kubernetes_events", "access": "here"},
-                        {"type": "training_logs", "directory": str(self._log.parent)}],
+                        {"type": "training_logs", "directory": str(self._log.parent)}, *pages],
         })  # fmt: skip
 
     def put(self, things: list[Object | str], at_s: float) -> None:
@@ -323,12 +345,41 @@ class Stage:
         self._server.api.storage.write(self._server.api.by_kind[thing["kind"]], thing)
 
 
+class Page:
+    """An exporter's page over HTTP that shows what it is set to."""
+
+    def __init__(self) -> None:
+        page = self
+        self.text = ""
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body = page.text.encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "text/plain; version=0.0.4")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._http.server_address[1]}/metrics"
+        threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True).start()
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+
 def play(name: str, seed: int) -> Object:
     """One draw through a daemon."""
     scene = {**FAULTS, **HEALTHY}[name](Draw(f"{name}:{seed}"))
     lasts = WITHIN_S if scene.title else HEALTHY_S
     with tempfile.TemporaryDirectory() as folder, ApiServer() as server:
-        stage = Stage(Path(folder), server)
+        page = Page() if scene.page else None
+        stage = Stage(Path(folder), server, page.url if page else "")
         stage.put([*scene.before], START_S - 3600.0)
         clock = SteppedClock(START_S)
         app = App(stage.settings, clock=clock)
@@ -337,6 +388,8 @@ def play(name: str, seed: int) -> Object:
             time.sleep(1.0)  # the first lists: a stepped clock would call a source lost before it has answered
             app.tick()
             for number in range(int((lasts + max(scene.then)) / TICK_S) + 1):
+                if page is not None and scene.page is not None:
+                    page.text = scene.page(number * TICK_S)
                 stage.put(scene.then.get(number * TICK_S, []), clock.now_s())
                 clock.wait_until(clock.now_s() + TICK_S)
                 look = app.tick()
@@ -345,6 +398,8 @@ def play(name: str, seed: int) -> Object:
             titles = [app.store.incident(row.id).title for row in app.store.incidents()]
         finally:
             app.stop()
+            if page is not None:
+                page.close()
     right = len(titles) == 1 and bool(re.search(scene.title, titles[0])) if scene.title else not titles
     return {"kind": name, "seed": seed, "right": right, "titles": titles}
 

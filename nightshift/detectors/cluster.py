@@ -199,7 +199,7 @@ class ClusterFaults:
             first = min(keys, key=lambda key: (_RANK[key[0]], key))
             findings.append(self._fire(fault, place, ripe[first], [w for k in keys for w in ripe[k]], tick.at_s))
         for fault, place in [key for key in self._episodes if key not in by_place]:
-            done = self._episodes.clear(fault, place, tick.at_s, "Kubernetes says that it is over")
+            done = self._episodes.clear(fault, place, tick.at_s, "Kubernetes reports no fault there now")
             findings += [done] if done else []
         return findings
 

@@ -243,7 +243,7 @@ def _told_by_kubernetes(case: DiagnosisCase) -> Drafts:
     count = case.fact("events")
     if count > 1:
         yield equals(case, "events", f"{count:.0f} objects show it")
-    yield equals(case, "meaning", f"Kubernetes says: {case.cause.facts.get('meaning', case.cause.summary)}")
+    yield equals(case, "meaning", f"Kubernetes reports: {case.cause.facts.get('meaning', case.cause.summary)}")
 
 
 def plain(case: DiagnosisCase) -> Drafts:
