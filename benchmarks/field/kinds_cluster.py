@@ -256,11 +256,13 @@ def _plugin_rollout(d: Draw) -> Scene:
     plugin = "nvidia-device-plugin-daemonset"
     told = "Pod was rejected: Allocate failed due to no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu, which is unexpected"
     rejected = d.pod(0, {"reason": "UnexpectedAdmissionError", "message": told}, phase="Failed")
+    ready_s = d.one.uniform(60, 240) // 5 * 5
     then: dict[float, list[Object | str]] = {
         20.0: [d.waiting(0, "ContainerCreating", daemon=plugin)],
         25.0: [d.node(offered=0), rejected],
-        d.one.uniform(60, 240) // 5 * 5: [d.runs(0, plugin)],
-        260.0: [d.node()],
+        ready_s: [d.runs(0, plugin)],
+        # a kubelet publishes a plug-in's devices with its next status, every ten seconds by default
+        ready_s + d.one.uniform(10, 60) // 5 * 5: [d.node()],
     }
     return Scene("", [d.node(), d.runs(0, plugin)], then)
 
@@ -373,6 +375,16 @@ class Page:
         self._http.server_close()
 
 
+def _first_lists(app: App) -> None:
+    """Waits for every source's first answer: a stepped clock would call a slow one lost within a second."""
+    end = time.monotonic() + 60.0
+    while time.monotonic() < end:
+        look = app.tick()
+        if look is not None and look.tick.sources and all(s.ok for s in look.tick.sources):
+            return
+        time.sleep(0.2)
+
+
 def play(name: str, seed: int) -> Object:
     """One draw through a daemon."""
     scene = {**FAULTS, **HEALTHY}[name](Draw(f"{name}:{seed}"))
@@ -385,8 +397,7 @@ def play(name: str, seed: int) -> Object:
         app = App(stage.settings, clock=clock)
         try:
             app.start()
-            time.sleep(1.0)  # the first lists: a stepped clock would call a source lost before it has answered
-            app.tick()
+            _first_lists(app)
             for number in range(int((lasts + max(scene.then)) / TICK_S) + 1):
                 if page is not None and scene.page is not None:
                     page.text = scene.page(number * TICK_S)
