@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+from coverage_rows import coverage_page
 from figures import figures_page
 from floors import floors_svg, rooms_table
 from kernel_plot import kernels_svg
@@ -51,6 +52,7 @@ def pages() -> dict[str, str]:
         "metrics.md": metrics_page(),
         "telemetry.md": telemetry_page(),
         "detectors.md": detectors_page(),
+        "coverage.md": _NOTE.replace("the code", "docs/coverage_rows.py") + coverage_page(),
         "figures.md": _NOTE.replace("the code", "benchmarks/results") + figures_page(),
         "../images/kernels.svg": kernels_svg(),
         "../images/floors.svg": floors_svg(),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 import shlex
+import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -51,6 +53,27 @@ def test_the_reference_is_what_the_code_says() -> None:
         name for name, text in generator().pages().items() if (ROOT / "docs/reference" / name).read_text() != text
     ]
     assert stale == [], "run `make docs` and commit what it wrote"
+
+
+def test_every_row_of_the_coverage_counts_by_a_generator_that_there_is() -> None:
+    """A row without one states its reason; no paper's rows exceed what the paper counts."""
+    sys.path.insert(0, str(ROOT / "docs"))
+    table = importlib.import_module("coverage_rows")
+    from benchmarks.field.kinds_cluster import FAULTS
+
+    names = set(FAULTS)
+    if importlib.util.find_spec("benchmarks.field.kinds") is not None:
+        names |= set(importlib.import_module("benchmarks.field.kinds").ALL)
+    elsewhere = set()
+    for paper in table.PAPERS:
+        assert sum(row.count for row in paper.rows) == pytest.approx(paper.total), paper.title
+        for row in paper.rows:
+            assert bool(row.generator) <= bool(row.finds), row.cause
+            assert row.generator or row.why, row.cause
+            elsewhere |= {row.generator} - names - {""}
+    if elsewhere and importlib.util.find_spec("benchmarks.field.kinds") is None:
+        pytest.skip(f"benchmarks.field.kinds is not here: {len(elsewhere)} generators unchecked")
+    assert elsewhere == set()
 
 
 def test_every_command_in_the_docs_exists() -> None:

@@ -49,6 +49,10 @@ class Fault(StrEnum):
     THROTTLE = "throttle"
     OOM_KILL = "oom_kill"
     JOB_CRASH = "job_crash"
+    POD_START = "pod_start"
+    """Pods of a job, or of what serves GPUs, cannot start."""
+    NODE_CONDITION = "node_condition"
+    """The node is not ready, offers fewer GPUs than it has, or a monitor says on it that something is wrong."""
     SOURCE_LOST = "source_lost"
     ANOMALY = "anomaly"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nightshift.detectors.cluster import ClusterFaults
 from nightshift.detectors.ecc.detector import Ecc
 from nightshift.detectors.hardware.gpu_lost import GpuLost
 from nightshift.detectors.hardware.interconnect import Interconnect
@@ -20,6 +21,7 @@ from nightshift.detectors.serving import Serving
 from nightshift.detectors.source_lost import SourceLost
 
 ALL = (
+    ClusterFaults,
     Divergence,
     Ecc,
     GpuLost,

@@ -42,6 +42,7 @@ EXAMPLES = {
     "network": "n1:346:390 [4] net_ib.cc:1615 NCCL WARN NET/IB : Got completion from peer 10.0.0.2 with status=12",
     "rendezvous": "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection has failed.",
     "gpu_fault": "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
+    "storage": "OSError: [Errno 116] Stale file handle: '/ckpt/step_100'",
     "engine": "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
     "signal": "  traceback : Signal 9 (SIGKILL) received by PID 4242",
     "exception": "ValueError: expected 3 channels, got 4",

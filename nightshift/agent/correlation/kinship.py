@@ -43,6 +43,8 @@ class Kin(StrEnum):
     STRAGGLER = "straggler"
     SOURCE = "source"
     GONE = "gone"
+    NODE = "node"
+    START = "start"
     CRASH = "crash"
     HANG = "hang"
     FOLLOWER = "follower"
@@ -59,10 +61,12 @@ STAGE: dict[Kin, int] = {
             (Kin.GPU_LEAK, Kin.HOST_LEAK),
             (Kin.APPLICATION,),
             (Kin.OOM,),
+            (Kin.NODE,),
             (Kin.STALL, Kin.LOSS),
             (Kin.STRAGGLER,),
             (Kin.SOURCE,),
             (Kin.GONE,),
+            (Kin.START,),
             (Kin.CRASH,),
             (Kin.HANG,),
             (Kin.FOLLOWER,),
@@ -92,6 +96,8 @@ _BY_FAULT = {
     Fault.THROTTLE: Kin.THROTTLE,
     Fault.OOM_KILL: Kin.OOM,
     Fault.JOB_CRASH: Kin.CRASH,
+    Fault.POD_START: Kin.START,
+    Fault.NODE_CONDITION: Kin.NODE,
     Fault.SOURCE_LOST: Kin.SOURCE,
     Fault.ANOMALY: Kin.ANOMALY,
 }
@@ -219,6 +225,8 @@ SAME: tuple[Same, ...] = (
     Same(_kin(Kin.APPLICATION), _JOB, 300.0),
     Same(_kin(Kin.OOM), _JOB, 300.0),
     Same(_kin(Kin.CRASH), _JOB, 600.0, ongoing=True),
+    Same(_kin(Kin.NODE), _NODE, 1800.0, ongoing=True),
+    Same(_kin(Kin.START), _JOB, 1800.0, ongoing=True),
     Same(_kin(Kin.STALL), _JOB, 1800.0, ongoing=True),
     Same(_kin(Kin.LOSS), _JOB, 1800.0, ongoing=True),
     Same(_kin(Kin.HANG), _JOB, 1800.0, ongoing=True),
@@ -240,6 +248,19 @@ EFFECTS: tuple[CauseEffect, ...] = (
         _STOPS | {Kin.GONE, Kin.SOURCE, Kin.STALL, Kin.STRAGGLER, Kin.APPLICATION},
         *(_NODE, 600.0, True, "its host fails"),
     ),
+    # a monitor on the node says again what the GPU or the host said itself
+    CauseEffect(
+        HARDWARE | _kin(Kin.HOST, Kin.THROTTLE, Kin.OOM), _kin(Kin.NODE), _NODE, 600.0, True, "its node says so"
+    ),
+    CauseEffect(
+        HARDWARE | _kin(Kin.HOST), _kin(Kin.START), _NODE, 600.0, True, "the node starts no GPU pod after it"
+    ),
+    CauseEffect(
+        _kin(Kin.NODE),
+        _STOPS | {Kin.GONE, Kin.SOURCE, Kin.STALL, Kin.STRAGGLER, Kin.START},
+        *(_NODE, 600.0, True, "its node fails"),
+    ),
+    CauseEffect(_kin(Kin.START), _kin(Kin.CRASH, Kin.HANG), _JOB, 1800.0, True, "its pods cannot start"),
     CauseEffect(_kin(Kin.GONE), _STOPS, _JOB, 600.0, False, "the job lost a GPU"),
     # ongoing where the effect lasts as long as its cause; what stops a job does so within minutes of its onset
     CauseEffect(HARDWARE | {Kin.THROTTLE}, _kin(Kin.STRAGGLER), _JOB, 600.0, True, "its GPU runs slower"),

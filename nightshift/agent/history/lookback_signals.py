@@ -17,6 +17,7 @@ LOGS = {
     "stall": "training logs (steps)",
     "nccl_watchdog": "training logs (steps)",
     "job_crash": "training logs",
+    "cluster": "Kubernetes' own objects",
     "kernel_events": "the kernel log",
     "source": "Nightshift's own looks",  # no source to name: they are there as soon as it runs
 }

@@ -239,6 +239,13 @@ def _crash(case: DiagnosisCase) -> Drafts:
     yield equals(case, "crash", f"its own log says: {case.cause.facts.get('ended_by', 'an error')}")
 
 
+def _told_by_kubernetes(case: DiagnosisCase) -> Drafts:
+    count = case.fact("events")
+    if count > 1:
+        yield equals(case, "events", f"{count:.0f} objects show it")
+    yield equals(case, "meaning", f"Kubernetes reports: {case.cause.facts.get('meaning', case.cause.summary)}")
+
+
 def plain(case: DiagnosisCase) -> Drafts:
     for name, sentence in (
         ("silent_s", "no good answer for {:.0f} s"),
@@ -261,6 +268,8 @@ BY_KIN: dict[Kin, Callable[[DiagnosisCase], Drafts]] = {
     Kin.MEMORY: _memory,
     Kin.OOM: _oom,
     Kin.CRASH: _crash,
+    Kin.NODE: _told_by_kubernetes,
+    Kin.START: _told_by_kubernetes,
     Kin.THROTTLE: _throttle,
     Kin.LINK: _link,
     Kin.GONE: _gone,

@@ -52,7 +52,7 @@ from nightshift.detectors.hardware.xid_catalogue import (
 
 _STRONG = frozenset({Predicate.ROSE, Predicate.FELL, Predicate.REPEATED, Predicate.PRECEDED})
 _LEAKS = frozenset({Kin.GPU_LEAK, Kin.HOST_LEAK})
-_LOGGED = HARDWARE | {Kin.OOM, Kin.GONE, Kin.APPLICATION, Kin.CRASH}
+_LOGGED = HARDWARE | {Kin.OOM, Kin.GONE, Kin.APPLICATION, Kin.CRASH, Kin.NODE, Kin.START}
 """Kin of which the kernel, the driver or the job's launcher writes a line; that line is the proof."""
 _OBSERVED = frozenset({Kin.SOURCE, Kin.HANG, Kin.THROTTLE})
 """Kin that a detector sees as they are, so that its word alone is worth more than a low level."""
@@ -127,6 +127,8 @@ _SAYS: dict[Fault, str] = {
     Fault.THROTTLE: "GPU throttled",
     Fault.OOM_KILL: "Killed: out of host memory",
     Fault.JOB_CRASH: "Job ended",
+    Fault.POD_START: "Pods cannot start",
+    Fault.NODE_CONDITION: "Node reports a fault",
     Fault.SOURCE_LOST: "Source lost",
     Fault.ANOMALY: "Unusual behaviour",
 }
@@ -323,7 +325,7 @@ def _headline(case: DiagnosisCase, fault: Fault, held: Sequence[Claim]) -> str:
         what = title_of(code, CATALOGUE[code].meaning if code in CATALOGUE else None)
     if fault is Fault.JOB_CRASH:
         what += f": {case.cause.facts.get('ended_by', 'an error')}"
-    if case.cause.fault in (Fault.DRIVER_ERROR, Fault.HOST_ERROR):
+    if case.cause.fault in (Fault.DRIVER_ERROR, Fault.HOST_ERROR, Fault.POD_START, Fault.NODE_CONDITION):
         what = str(case.cause.facts.get("meaning", what))
     if kin_of(case.cause) is Kin.LOSS:
         if jumped(held):
@@ -390,7 +392,7 @@ _CAVEATS: tuple[tuple[Callable[[DiagnosisCase, Kin, Sequence[Claim]], bool], str
         "whether storage, network or the loader's own code is slow was not measured",
     ),
     (
-        lambda case, kin, held: kin is Kin.CRASH and case.cause.facts.get("mended_by") == "owner",
+        lambda case, kin, held: kin in (Kin.CRASH, Kin.START) and case.cause.facts.get("mended_by") == "owner",
         "the cause is in the job: its owner can mend it, the cluster cannot",
     ),
     (

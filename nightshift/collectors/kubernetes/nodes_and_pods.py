@@ -2,23 +2,36 @@
 
 What the API server says outweighs what a pod's name suggests. A rank is told only where it is certain: the
 completion index of an indexed Job, or the RANK that an operator (PyTorchJob) put into the environment, of pods that
-hold one GPU each. Needs `list` and `watch` on nodes and pods.
+hold one GPU each. What is wrong with a node, a pod or a job comes beside that, as lines (`states`). Needs `list`
+and `watch` on nodes and pods; of jobs of every kind what the cluster has and permits.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
-from nightshift.collectors.frame import SourceStatus
+from nightshift.collectors.frame import LogRecord, Reason, SourceStatus
 from nightshift.collectors.kubernetes.api import ACCESS, Access, AccessSettings, KubeApi, Object
 from nightshift.collectors.kubernetes.follow import Follower
+from nightshift.collectors.kubernetes.states import (
+    JOB_PATHS,
+    NEW,
+    Trouble,
+    is_infrastructure,
+    of_job,
+    of_node,
+    of_pod,
+    recent,
+    written,
+)
 from nightshift.collectors.shared_settings import completed, stated_once
 from nightshift.collectors.subject import TAKES_WORK_SINCE, Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.pages import source_subject
@@ -85,6 +98,7 @@ class _Node:
     rack: str | None
     domain: str | None
     facts: tuple[tuple[str, str], ...]
+    troubles: tuple[Trouble, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +109,11 @@ class _Pod:
     facts: tuple[tuple[str, str], ...]
     job_uid: str = ""
     """Of the job's own object, where that made the pod and the pod is not going."""
+    troubles: tuple[Trouble, ...] = ()
+    placed: bool = True
+    """Whether it holds GPUs now: infrastructure never does, and one that ended no longer."""
+    infra: str = ""
+    """The DaemonSet that it belongs to, where it serves the node's GPUs."""
 
 
 class KubernetesCollector:
@@ -107,7 +126,15 @@ class KubernetesCollector:
         self._settings = settings
         self._nodes: Follower[_Node] = Follower(self._connect, "/api/v1/nodes", self._node, clock)
         self._pods: Follower[_Pod] = Follower(self._connect, "/api/v1/pods", self._pod, clock)
+        self._jobs: dict[str, Follower[tuple[Trouble, ...]]] = {
+            kind: Follower(self._connect, path, partial(of_job, kind, settings.labels.gpu_resource), clock)
+            for kind, path in JOB_PATHS.items()
+        }
         self._held: dict[str, set[tuple[Subject, Subject]]] = {}
+        self._told: dict[str, tuple[dict[str, str], tuple[Trouble, ...]]] = {}
+        """By object: what its last lines said of it; absent where all was well."""
+        self._listed: set[str] = set()
+        self._joined: set[str] = set()
         self._started = False
 
     @property
@@ -115,23 +142,83 @@ class KubernetesCollector:
         return self.plugin
 
     def collect(self, now_s: float, inventory: Inventory, timeout_s: float) -> Batch:
+        followers: tuple[Follower[Any], ...] = (self._nodes, self._pods, *self._jobs.values())
         if not self._started:
             self._started = True
-            self._nodes.start()
-            self._pods.start()
+            for follower in followers:
+                follower.start()
         deadline = time.monotonic() + 0.8 * timeout_s
-        for follower in (self._nodes, self._pods):
+        # a look waits for what places faults, and not for what few clusters have
+        for follower in followers[:2]:
             follower.synced.wait(max(0.0, deadline - time.monotonic()))
+        lines: list[LogRecord] = []
         for name, node in self._nodes.take().items():
             self._place_node(name, node, inventory, now_s)
+            lines += self._said("Node", name, {}, self._of_node(name, node), now_s)
         for name, pod in self._pods.take().items():
-            self._place_pod(name, pod, inventory, now_s)
-        return Batch([self._status("nodes", self._nodes, now_s), self._status("pods", self._pods, now_s)])
+            self._place_pod(name, pod if pod and pod.placed else None, inventory, now_s)
+            lines += self._said("Pod", name, _facts_of(pod, name), pod.troubles if pod else (), now_s)
+        for kind, jobs in self._jobs.items():
+            for name, troubles in jobs.take().items():
+                lines += self._said(kind, name, {}, troubles or (), now_s)
+        lines += self._first_lists(inventory, now_s)
+        pods = self._status("pods", self._pods, now_s)
+        if pods.ok:
+            pods = replace(pods, detail="; ".join(filter(None, (pods.detail, self._unread_jobs()))))
+        return Batch([self._status("nodes", self._nodes, now_s), pods], logs=lines)
+
+    def _of_node(self, name: str, node: _Node | None) -> tuple[Trouble, ...]:
+        """What is wrong with a node. One that was ready here is not new, whatever times its object bears."""
+        if node is None:
+            self._joined.discard(name)
+            return ()
+        if ("ready", "true") in node.facts:
+            self._joined.add(name)
+        return tuple(t for t in node.troubles if t.cause != NEW or name not in self._joined)
+
+    def _said(
+        self, kind: str, name: str, facts: dict[str, str], troubles: tuple[Trouble, ...], now_s: float
+    ) -> list[LogRecord]:
+        """The lines of an object, where they differ from its last ones."""
+        key, now = f"{kind} {name}", (facts, recent(troubles, now_s))
+        before = self._told.pop(key, None)
+        if now[1]:
+            self._told[key] = now
+        if now == before or (before is None and not now[1]):
+            return []
+        try:
+            subject = _subject(kind, name)
+        except ValueError:
+            return []  # a name that no subject can have: nothing can be said of it
+        return list(written(kind, name, facts or (before[0] if before else {}), now[1], subject, now_s))
+
+    def _first_lists(self, inventory: Inventory, now_s: float) -> list[LogRecord]:
+        """Says once of each kind that all of it has been read: what a detector remembers and this did not repeat
+        ended while nobody looked."""
+        found = []
+        lists: dict[str, Follower[Any]] = {"Node": self._nodes, "Pod": self._pods, **self._jobs}
+        for kind, follower in lists.items():
+            if kind not in self._listed and follower.health()[0] is not None:
+                self._listed.add(kind)
+                found += list(written(kind, "*", {}, (), inventory.cluster, now_s))
+        return found
+
+    def _unread_jobs(self) -> str:
+        """Which kinds of jobs are not read, and why: no error, since few clusters have every operator."""
+        words = {Reason.NOT_FOUND: "not installed", Reason.UNAUTHORISED: "needs the rights list and watch"}
+        told: dict[str, list[str]] = {}
+        for kind, follower in self._jobs.items():
+            silent_s, fault = follower.health()
+            if silent_s is None:
+                reason = fault[0] if fault else Reason.TIMEOUT
+                told.setdefault(words.get(reason, str(reason)), []).append(kind)
+        return "; ".join(f"failed jobs not read: {', '.join(kinds)} ({why})" for why, kinds in told.items())
 
     def close(self) -> None:
         if self._started:
-            self._nodes.close()
-            self._pods.close()
+            followers: tuple[Follower[Any], ...] = (self._nodes, self._pods, *self._jobs.values())
+            for follower in followers:
+                follower.close()
 
     def _connect(self) -> KubeApi:
         settings = self._settings
@@ -155,6 +242,7 @@ class KubernetesCollector:
             "uid": str(meta.get("uid", "")),
             "zone": str(labels.get(ZONE_LABEL, ""))[:200],
             "conditions": ",".join(wrong)[:200],
+            "gpus": str((status.get("capacity") or {}).get(self._settings.labels.gpu_resource, "")),
             "unschedulable": _word(spec.get("unschedulable") is True),
             "ready": {"True": "true", "False": "false"}.get(ready, "unknown"),
             "taints": ",".join(sorted(str(t.get("key")) for t in spec.get("taints") or [])),
@@ -162,12 +250,15 @@ class KubernetesCollector:
         }
         settings = self._settings
         rack, domain = labels.get(settings.labels.rack_label), labels.get(settings.labels.nvlink_domain_label)
-        return _Node(rack or None, domain or None, tuple(facts.items()))
+        troubles = of_node(obj, settings.labels.gpu_resource)
+        return _Node(rack or None, domain or None, tuple(facts.items()), troubles)
 
     def _pod(self, obj: Object) -> _Pod | None:
         meta, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
-        gpus = self._gpus(spec)
-        if not gpus or status.get("phase") in ("Succeeded", "Failed"):
+        gpus, infra = self._gpus(spec), is_infrastructure(obj)
+        ended = status.get("phase") in ("Succeeded", "Failed")
+        troubles = of_pod(obj) if gpus or infra else ()
+        if not (gpus or infra) or (ended and not troubles):
             return None
         labels = meta.get("labels") or {}
         owner: Object = next((r for r in meta.get("ownerReferences") or [] if r.get("controller")), {})
@@ -185,7 +276,8 @@ class KubernetesCollector:
         # a pod of a ReplicaSet or of a job that is being deleted does not tell the uid of the job to come
         is_its_own = owner.get("name") == name and not meta.get("deletionTimestamp")
         uid = str(owner.get("uid") or "") if is_its_own else ""
-        return _Pod(spec.get("nodeName") or None, name, rank, tuple(facts.items()), uid)
+        placed, serves = bool(gpus) and not ended, str(owner.get("name") or "") if infra else ""
+        return _Pod(spec.get("nodeName") or None, name, rank, tuple(facts.items()), uid, troubles, placed, serves)
 
     def _gpus(self, spec: Object) -> int:
         return sum(
@@ -250,6 +342,21 @@ class KubernetesCollector:
             self._held[key] = relations
         else:
             self._held.pop(key, None)
+
+
+def _facts_of(pod: _Pod | None, name: str) -> dict[str, str]:
+    """What a line on a pod says of it, beside what is wrong: its inventory may be gone by the time it is read."""
+    if pod is None:
+        return {}
+    namespace = name.partition("/")[0]
+    job = f"{namespace}/{pod.job}" if pod.job and not pod.infra else ""
+    return {"job": job, "node": pod.node or "", "serves": pod.infra}
+
+
+def _subject(kind: str, name: str) -> Subject:
+    if kind == "Pod":
+        return pod_subject(*name.split("/", 1))
+    return Subject(_K.NODE if kind == "Node" else _K.JOB, name)
 
 
 def _job_of(labels: Mapping[str, str], owner: Object) -> tuple[str | None, str]:

@@ -51,9 +51,10 @@ OBSERVE = (
     | _rights("list watch", "events")
     | _rights("list watch", "deployments", "apps")
     | _rights("list watch", "daemonsets", "apps")
+    | frozenset(right for kind in KINDS for right in _rights("list watch", kind.plural, kind.api.split("/")[1]))
 )
 """What following the cluster takes (`collectors.kubernetes.nodes_and_pods`, `collectors.kubernetes.events`); no
-action among it."""
+action among it. Jobs of a kind that the cluster does not have are asked for, too, and answer 404."""
 
 OBSERVE_EVENTS = _rights("list watch", "events") | frozenset(
     right for plural in ("deployments", "daemonsets") for right in _rights("list watch", plural, "apps")

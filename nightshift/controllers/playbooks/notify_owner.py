@@ -10,6 +10,7 @@ from nightshift.detectors.base import Fault
 _ASKS = {
     Fault.OOM_KILL: "raise the memory limit or lower the demand: it will be killed again otherwise",
     Fault.JOB_CRASH: "read the lines that decide: the job does not return without a change or a restart",
+    Fault.POD_START: "check what Kubernetes reports about the pods: they wait until that is changed",
     Fault.DATA_STALL: "check the input pipeline and its storage",
     Fault.STRAGGLER: "check whether this rank's share of work or data is larger than its peers'",
     Fault.THROTTLE: "check power and cooling at this GPU's place in the rack",

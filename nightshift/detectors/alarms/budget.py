@@ -168,6 +168,7 @@ OF_A_JOB = frozenset(
         Fault.HANG,
         Fault.OOM_KILL,
         Fault.JOB_CRASH,
+        Fault.POD_START,
     }
 )
 """Faults whose remedy is the job's own restart: urgent perhaps, but no node is drained for them."""

@@ -23,6 +23,7 @@ from nightshift.collectors.frame import (
     StepSeries,
 )
 from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
+from nightshift.collectors.kubernetes.states import Trouble, written
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.derived_metrics import Deriver
 from nightshift.collectors.telemetry.metrics import METRICS, MetricType
@@ -167,7 +168,7 @@ def faults(world: HealthyFleet) -> Iterator[Tick]:
             _changed(tick, lambda f, n=number: _faulty(f, n)),  # type: ignore[misc]
             steps=tuple(_diverged(s, number) for s in tick.steps if not _stopped(number)),
             events=_events(world, tick.at_s) if number % 20 == 0 else (),
-            logs=_logs(world, tick.at_s) if number % 20 == 0 else (),
+            logs=(*_logs(world, tick.at_s), *_states(world, tick.at_s)) if number % 20 == 0 else (),
             sources=(*tick.sources, SourceStatus(Subject(SubjectKind.SOURCE, "gone"), tick.at_s, ok=False)),
         )
 
@@ -236,6 +237,14 @@ def _logs(world: HealthyFleet, at_s: float) -> tuple[LogRecord, ...]:
     return tuple(
         LogRecord(Instant(at_s), "log", job, line, int(at_s)) for job, line in ((world.job, text), (other, ended))
     )
+
+
+def _states(world: HealthyFleet, at_s: float) -> Iterator[LogRecord]:
+    """A node that is not ready, and another job's pod without its image, in Kubernetes' words."""
+    wrong = Trouble("not_ready", "Unknown", "Ready is Unknown: Kubelet stopped posting node status.", START_S)
+    yield from written("Node", world.node.name, {}, (wrong,), world.node, at_s)
+    pod, image = Subject(SubjectKind.POD, "ml/other-0"), Trouble("image_pull", "reg/t:1", "ErrImagePull", START_S)
+    yield from written("Pod", pod.name, {"job": "ml/other"}, (image,), pod, at_s)
 
 
 def _events(world: HealthyFleet, at_s: float) -> tuple[KernelEvent, ...]:

@@ -180,6 +180,16 @@ CAUSES: tuple[CrashCause, ...] = (
         r"CUBLAS_STATUS_EXECUTION_FAILED",
     ),
     _cause(
+        "storage",
+        PLATFORM,
+        "its storage does not answer",
+        r"\[Errno (?:5|107|116|121)\]",
+        r"Stale file handle|Transport endpoint is not connected|Remote I/O error",
+        r"HdfsError|HDFS connection failed|hdfs\w+\(.*\): .*error",
+        r"(?:EndpointConnection|ReadTimeout|ConnectTimeout)Error: .*endpoint URL",
+        r"An error occurred \((?:SlowDown|InternalError|ServiceUnavailable|503)\) when calling the \w+ operation",
+    ),
+    _cause(
         "engine",
         PLATFORM,
         "the server's engine died",

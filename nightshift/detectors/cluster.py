@@ -1,0 +1,468 @@
+"""What Kubernetes itself calls wrong: nodes with a fault, pods that cannot start, jobs that it ended.
+
+Every object's own status comes as lines (`collectors.kubernetes.states`); kubelets tell of volumes and sandboxes by
+events alone, which count while their pod has not started. What one cause stops is one alarm: a bad image on 64 pods
+is said of their job, a device plugin that crashes on many nodes of the cluster. `TROUBLES` is the closed set.
+
+Nothing is said of what passes by itself or is meant: a trouble has to outlast `grace_s`, which is longer than the
+kubelet's first back-offs and than a plug-in's restart; a node that was taken away on purpose (cordoned, tainted by
+an upgrade, still joining) before the trouble began is not told, nor are GPUs that are missing or pods that are
+rejected while what serves the node's GPUs is being replaced.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from nightshift.collectors.frame import Instant, LogRecord
+from nightshift.collectors.kubernetes.events import EVENTS
+from nightshift.collectors.kubernetes.states import ENDS, STATES, Trouble, read
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Fault, Finding, LogExhibit, RateBasis, Severity, SnapshotError, StatedRate
+from nightshift.detectors.episodes import Alarm, Episodes
+from nightshift.detectors.snapshot import pack, unpack
+
+VERSION = 1
+END_S = 600.0
+"""An end has no later state: it is told for so long, as the lines of a job's own log are."""
+SETTLE_S = 120.0
+"""A device plugin that was replaced registers, and the kubelet publishes its GPUs, within this."""
+ROLLOUT_S = 900.0
+"""What serves a node's GPUs and is not ready for longer holds nothing back: it is stuck, not being rolled out."""
+KEEP = 8
+PLATFORM, OWNER = "platform", "owner"
+_K = SubjectKind
+
+
+@dataclass(frozen=True, slots=True)
+class TroubleKind:
+    """A row of the table. words: the title's, with {cause}, {said} (the first words of the status) and {message}
+    (its last, shortened) filled in.
+
+    by: what tells two faults apart (`cause`, `node` or `job`). mended_by: who can change it.
+    """
+
+    fault: Fault
+    words: str
+    mended_by: str
+    grace_s: float
+    by: str = "cause"
+    severity: Severity = Severity.WARNING
+
+
+_START, _NODE, _END = Fault.POD_START, Fault.NODE_CONDITION, Fault.JOB_CRASH
+TROUBLES: Mapping[str, TroubleKind] = {
+    "not_ready": TroubleKind(_NODE, "Node not ready ({cause})", PLATFORM, 60.0, "node", Severity.CRITICAL),
+    "condition": TroubleKind(_NODE, "Node reports {cause}: {message}", PLATFORM, 0.0, "node"),
+    "node_event": TroubleKind(_NODE, "Node reports {cause}: {message}", PLATFORM, 0.0, "node"),
+    "gpus_missing": TroubleKind(_NODE, "Node offers {cause} GPUs", PLATFORM, 60.0, "node"),
+    "gpus_gone": TroubleKind(_NODE, "Node offers {cause} GPUs", PLATFORM, 120.0, "node", Severity.CRITICAL),
+    "rejected": TroubleKind(_START, "Node rejects GPU pods ({cause})", PLATFORM, 30.0, "node"),
+    "runtime": TroubleKind(_START, "Container runtime fails to start GPU containers", PLATFORM, 60.0),
+    "sandbox": TroubleKind(_START, "Pod sandboxes cannot be created", PLATFORM, 60.0),
+    "mount": TroubleKind(_START, "Volume {cause} cannot be mounted", PLATFORM, 90.0),
+    "registry": TroubleKind(_START, "Registry {cause} does not serve images", PLATFORM, 60.0),
+    "image_pull": TroubleKind(_START, "Image {cause} cannot be pulled", OWNER, 60.0),
+    "config": TroubleKind(_START, "Container cannot be created ({said})", OWNER, 60.0, "job"),
+    "job_failed": TroubleKind(_END, "{said}", PLATFORM, 0.0, "job"),
+    "oom": TroubleKind(_END, "out of memory: a container was killed", OWNER, 0.0, "job"),
+    "evicted": TroubleKind(_END, "evicted from its node", PLATFORM, 0.0, "job"),
+    "preempted": TroubleKind(_END, "preempted by the scheduler", PLATFORM, 0.0, "job"),
+    "crash_loop": TroubleKind(_END, "its container crashes in a loop ({cause})", OWNER, 0.0, "job"),
+}
+"""Every trouble that is a fault; the first of several at one place decides. `maintenance` and `starting` of the
+collector are none by themselves: they hold others back."""
+_RANK = {name: rank for rank, name in enumerate(TROUBLES)}
+# What an upgrade or a node pool's replacement does to a node, whoever else may look at it.
+_HELD_BY_MAINTENANCE = frozenset(
+    {"not_ready", "condition", "node_event", "gpus_missing", "gpus_gone", "rejected", "evicted"}
+)
+_HELD_BY_ROLLOUT = frozenset({"gpus_missing", "gpus_gone", "rejected"})
+_OF_PODS = {"FailedMount": "mount", "FailedAttachVolume": "mount", "FailedCreatePodSandBox": "sandbox"}
+_ENDED = {"Evicted": "evicted", "Preempted": "preempted"}
+_OF_NODES = frozenset(
+    {"TaskHung", "KernelOops", "Ext4Error", "IOError", "CperHardwareErrorRecoverable", "UnregisterNetDevice"}
+)
+"""What node-problem-detector says once, by an event (config/kernel-monitor.json); corrected errors and kills for
+want of memory, which may be of any process, are not among them."""
+_EVENT = re.compile(
+    r"(?:Warning|Normal) (?P<reason>\w+) (?:Pod|Node) (?P<name>\S+): (?P<words>.*?)(?: \[\S+\].*)?$"
+)
+_OF_ITS_SPEC = re.compile(r'(?:configmap|secret) "[^"]+" not found|references non-existent', re.I)
+_VOLUME = re.compile(r'for volume "([^"]+)"|volumes=\[([^\] ,]+)')
+_NO_OWN_WORDS = re.compile(r'"[^"]*"|[0-9a-f]{8,}|\d+')
+
+
+@dataclass(frozen=True, slots=True)
+class _Wrong:
+    """One trouble of one object, and the line that said it."""
+
+    thing: str
+    trouble: Trouble
+    record: LogRecord
+    job: str = ""
+    node: str = ""
+    serves: str = ""
+    until_s: float = 0.0
+    """An end is told until then; 0: until its object is well."""
+
+    @property
+    def kind(self) -> TroubleKind:
+        row = TROUBLES[self.trouble.name]
+        if not self.serves or row.fault is Fault.NODE_CONDITION:
+            return row
+        # what serves GPUs is nobody's job: the platform mends it, and an upgrade is given time to settle
+        words = f"GPU infrastructure {self.serves} cannot start: " + row.words[:1].lower() + row.words[1:]
+        return replace(row, fault=_START, words=words, mended_by=PLATFORM, grace_s=SETTLE_S, by="cause")
+
+    @property
+    def group(self) -> tuple[str, str]:
+        shared = {"node": self.node, "job": self.job or self.thing, "cause": self.trouble.cause}[self.kind.by]
+        return self.trouble.name, f"{self.serves} {shared}" if self.serves else shared
+
+
+class ClusterSettings(BaseModel):
+    """Nothing to set: what Kubernetes says of its own objects is taken at its word."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ClusterFaults:
+    """NODE_CONDITION on the node, POD_START and JOB_CRASH on the job (without one, on pod, node or cluster).
+
+    >>> from nightshift.collectors.kubernetes.states import written
+    >>> from nightshift.detectors.contract.testing import JOB, START_S, Subject, show, tick
+    >>> def at(number):
+    ...     wrong = (Trouble("image_pull", "reg/train:1", "ErrImagePull: not found", START_S),)
+    ...     pods = [(f"ml/train-{n}", Subject(SubjectKind.POD, f"ml/train-{n}")) for n in range(8)]
+    ...     told = [l for name, s in pods for l in written("Pod", name, {"job": JOB.name}, wrong, s, START_S)]
+    ...     return replace(tick(START_S + number), logs=told if number == 0 else ())
+    >>> show(ClusterFaults(), [at(0), at(30), at(60)])
+    60 s: firing pod_start job:ml/train
+        Image reg/train:1 cannot be pulled (8 pods)
+    """
+
+    plugin: ClassVar[str] = "cluster"
+    Settings = ClusterSettings
+
+    def __init__(self, settings: ClusterSettings | None = None) -> None:
+        self.settings = settings or ClusterSettings()
+        self._wrong: dict[str, list[_Wrong]] = {}
+        """By object, as its last lines say."""
+        self._by_event: dict[tuple[str, str], _Wrong] = {}
+        """By pod and trouble: what only events tell, while the pod has not started."""
+        self._waiting: dict[str, float] = {}
+        """Pods that have not started: since when (Unix s)."""
+        self._away_s: dict[str, tuple[float, float]] = {}
+        """Nodes that are taken away on purpose: from when, and till when (infinity: still)."""
+        self._served_s: dict[str, tuple[float, frozenset[str]]] = {}
+        """By node: when what serves its GPUs last changed, and which of it is not ready."""
+        self._places: dict[tuple[str, str], Subject] = {}
+        self._episodes = Episodes(self.name)
+
+    @property
+    def name(self) -> str:
+        return self.plugin
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        return (Fault.NODE_CONDITION, Fault.POD_START, Fault.JOB_CRASH)
+
+    @property
+    def stated(self) -> StatedRate:
+        return StatedRate(0.0, RateBasis.EVENT, "Kubernetes itself says so", series=_K.NODE, precision=1.0)
+
+    def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
+        self._read(tick, inventory)
+        if not any(s.ok for s in tick.sources) or any(_is_kubernetes(s.source) and not s.ok for s in tick.sources):
+            said = "The API server does not answer"
+            return self._episodes.report(lambda fault, s: self._episodes.no_data(fault, s, tick.at_s, said))
+        groups: dict[tuple[str, str], list[_Wrong]] = {}
+        for wrong in self._candidates(tick.at_s):
+            groups.setdefault(wrong.group, []).append(wrong)
+        ripe = {key: found for key, found in groups.items() if self._is_ripe(key, found, tick.at_s)}
+        self._places = {key: place for key, place in self._places.items() if key in groups}
+        self._away_s = {n: (a, b) for n, (a, b) in self._away_s.items() if tick.at_s < b + SETTLE_S}
+        by_place: dict[tuple[Fault, Subject], list[tuple[str, str]]] = {}
+        for key, found in ripe.items():
+            place = self._places.setdefault(key, _place(found, inventory))
+            by_place.setdefault((found[0].kind.fault, place), []).append(key)
+        findings = []
+        for (fault, place), keys in by_place.items():
+            first = min(keys, key=lambda key: (_RANK[key[0]], key))
+            findings.append(self._fire(fault, place, ripe[first], [w for k in keys for w in ripe[k]], tick.at_s))
+        for fault, place in [key for key in self._episodes if key not in by_place]:
+            done = self._episodes.clear(fault, place, tick.at_s, "Kubernetes reports no fault there now")
+            findings += [done] if done else []
+        return findings
+
+    # what the lines say
+
+    def _read(self, tick: Tick, inventory: Inventory) -> None:
+        """Takes in the lines of a tick: those of one object replace all that was known of it."""
+        now: dict[str, list[_Wrong]] = {}
+        listed = set()
+        for record in tick.logs:
+            if (told := read(record)) is not None:
+                thing, facts, trouble = told
+                kind, _, name = thing.partition(" ")
+                if name == "*":
+                    listed.add(kind)
+                    continue
+                self._serve(thing, facts, trouble, tick.at_s)
+                now.setdefault(thing, [])
+                if trouble is not None:
+                    now[thing].append(_wrong_of(thing, facts, trouble, record, tick.at_s))
+        for thing in [*self._wrong, *self._waiting, *(f"Node {node}" for node in self._away_s)]:
+            # the first list of a kind repeats all that goes on: the rest ended while nobody looked
+            if thing.partition(" ")[0] in listed and thing not in now:
+                now[thing] = []
+        for thing, found in now.items():
+            self._replace(thing, found, tick.at_s)
+        # after the states: whether a pod has started decides what its events mean
+        for record in tick.logs:
+            if record.source.startswith(EVENTS) and record.source != STATES:
+                self._hear(record, tick.at_s, inventory)
+
+    def _replace(self, thing: str, found: Sequence[_Wrong], at_s: float) -> None:
+        before = self._wrong.pop(thing, [])
+        names = {w.trouble.name for w in found}
+        self._note_away(thing, "maintenance" in names, at_s)
+        if "starting" in names:
+            self._waiting.setdefault(thing, at_s)
+        else:
+            self._waiting.pop(thing, None)
+            self._by_event = {key: w for key, w in self._by_event.items() if key[0] != thing or w.until_s}
+        known = {w.trouble.name: w for w in before}
+        kept = [w for w in before if w.until_s > at_s and w.trouble.name not in names]
+        for told in found:
+            at_registry, wrong = known.get("registry"), told
+            # only every other status of a back-off says that it is the registry that does not answer
+            if told.trouble.name == "image_pull" and at_registry is not None:
+                wrong = replace(at_registry, record=told.record)
+            if wrong.trouble.name in TROUBLES:
+                old = known.get(wrong.trouble.name) or known.get("image_pull" if at_registry is None else "")
+                same = old if old is not None and _family(old) == _family(wrong) else None
+                # the message of a back-off changes, the onset does not
+                since_s = min(wrong.trouble.since_s, same.trouble.since_s if same else math.inf)
+                until_s = same.until_s if same else wrong.until_s
+                kept.append(replace(wrong, trouble=replace(wrong.trouble, since_s=since_s), until_s=until_s))
+        if kept:
+            self._wrong[thing] = kept
+
+    def _note_away(self, thing: str, is_away: bool, at_s: float) -> None:
+        kind, _, node = thing.partition(" ")
+        from_s, till_s = self._away_s.get(node, (at_s, math.inf))
+        if kind == "Node" and is_away:
+            # the time at which it was seen: a cordon has none of its own
+            self._away_s[node] = (from_s, math.inf) if at_s < till_s + SETTLE_S else (at_s, math.inf)
+        elif kind == "Node" and node in self._away_s:
+            self._away_s[node] = (from_s, min(till_s, at_s))
+
+    def _serve(self, thing: str, facts: Mapping[str, str], trouble: Trouble | None, at_s: float) -> None:
+        """Notes that what serves a node's GPUs changed, or is not ready."""
+        node = facts.get("node", "")
+        if facts.get("serves") and node:
+            _, unready = self._served_s.get(node, (0.0, frozenset()))
+            self._served_s[node] = (at_s, unready - {thing} if trouble is None else unready | {thing})
+
+    def _hear(self, record: LogRecord, at_s: float, inventory: Inventory) -> None:
+        """Takes in an event of a pod or node, of those that no status tells."""
+        match = _EVENT.match(record.text)
+        if match is None:
+            return
+        kind = {_K.POD: "Pod", _K.NODE: "Node"}.get(record.subject.kind, "")
+        thing, words = f"{kind} {record.subject.name}", match["words"]
+        job = inventory.above(record.subject, _K.JOB, at_s)
+        node = inventory.above(record.subject, _K.NODE, at_s)
+        name = "node_event" if kind == "Node" and match["reason"] in _OF_NODES else _ENDED.get(match["reason"])
+        if name is not None and inventory.fact(record.subject, "gpus") and at_s - record.at.t_s < END_S:
+            until_s = at_s + END_S
+        elif (name := _OF_PODS.get(match["reason"])) is not None and thing in self._waiting:
+            until_s = 0.0
+        else:
+            return
+        volume = _VOLUME.search(words) if name == "mount" else None
+        shared = next(filter(None, volume.groups())) if volume else _NO_OWN_WORDS.sub("…", words)[:80]
+        if name == "node_event":
+            shared = match["reason"]
+        elif name == "mount" and _OF_ITS_SPEC.search(words):
+            name = "config"
+        known = self._by_event.get((thing, name))
+        since_s = known.trouble.since_s if known else max(record.at.t_s, self._waiting.get(thing, 0.0))
+        trouble = Trouble(name, shared, f"{match['reason']}: {words}", since_s)
+        facts = {"job": job.name if job else "", "node": node.name if node else ""}
+        made = _wrong_of(thing, facts, trouble, record, at_s)
+        self._by_event[thing, name] = replace(made, until_s=until_s)
+
+    # what of it is a fault
+
+    def _candidates(self, at_s: float) -> list[_Wrong]:
+        """What may be a fault now. An end that was meant is forgotten: it stays meant once the node has settled."""
+
+        def stays(wrong: _Wrong) -> bool:
+            return not wrong.until_s or (wrong.until_s > at_s and not self._is_meant(wrong, at_s))
+
+        left = {thing: [w for w in found if stays(w)] for thing, found in self._wrong.items()}
+        self._wrong = {thing: found for thing, found in left.items() if found}
+        self._by_event = {key: w for key, w in self._by_event.items() if stays(w)}
+        every = (*(w for found in self._wrong.values() for w in found), *self._by_event.values())
+        return [wrong for wrong in every if not self._is_meant(wrong, at_s)]
+
+    def _is_meant(self, wrong: _Wrong, at_s: float) -> bool:
+        """Whether somebody took the node away before it began, or what serves its GPUs is being replaced."""
+        name, node = wrong.trouble.name, wrong.node
+        from_s, till_s = self._away_s.get(node, (math.inf, -math.inf))
+        if at_s < till_s + SETTLE_S and (name in _HELD_BY_MAINTENANCE or wrong.serves):
+            # what a monitor said before the node was cordoned is why it was cordoned
+            is_why = name in ("condition", "node_event") or self._is_open(wrong)
+            if not is_why or from_s <= wrong.trouble.since_s:
+                return True
+        changed_s, unready = self._served_s.get(node, (0.0, frozenset()))
+        if name not in _HELD_BY_ROLLOUT or not changed_s or self._is_open(wrong):
+            return False
+        if name == "rejected":
+            return -SETTLE_S < wrong.trouble.since_s - changed_s < SETTLE_S or bool(unready)
+        return at_s - changed_s < (ROLLOUT_S if unready else SETTLE_S)
+
+    def _is_open(self, wrong: _Wrong) -> bool:
+        place = self._places.get(wrong.group)
+        return place is not None and (wrong.kind.fault, place) in self._episodes
+
+    def _is_ripe(self, key: tuple[str, str], found: Sequence[_Wrong], at_s: float) -> bool:
+        open_ = self._places.get(key)
+        if open_ is not None and (found[0].kind.fault, open_) in self._episodes:
+            return True
+        return at_s - min(w.trouble.since_s for w in found) >= found[0].kind.grace_s
+
+    def _fire(
+        self, fault: Fault, place: Subject, cause: Sequence[_Wrong], found: Sequence[_Wrong], at_s: float
+    ) -> Finding:
+        first = min(cause, key=lambda w: (w.trouble.since_s, w.thing))
+        kind, trouble = first.kind, first.trouble
+        said = re.split(r"[:(.] ?", trouble.words, maxsplit=1)[0][:80]
+        if trouble.name == "job_failed":
+            said = trouble.words.removesuffix(".")[:140]
+        # before it stand the type and the reason, which the title says or does not need
+        message = trouble.words.split(": ", 1 if trouble.name == "node_event" else 2)[-1][:80].strip()
+        words = kind.words.format(cause=trouble.cause, said=said, message=message)
+        pods = len({w.thing for w in cause if w.thing.startswith("Pod ")})
+        shown = f"{words} ({pods} pods)" if pods > 1 else words
+        places = {w.record.subject for w in found} | {Subject(_K.JOB, w.job) for w in found if w.job}
+        covers = sorted(str(s) for s in places if s != place)[:64]
+        facts: dict[str, float | str] = {
+            "trouble": trouble.name,
+            "cause": trouble.cause,
+            "meaning": shown,
+            "mended_by": kind.mended_by,
+            "events": float(len({w.thing for w in found})),
+        }
+        if fault is _END:
+            facts |= {"crash": trouble.name, "ended_by": words}
+        if covers:
+            facts["covers"] = " ".join(covers)
+        records = {w.record: None for w in (first, *cause, *found)}
+        alarm = Alarm(
+            fault,
+            place,
+            trouble.since_s,
+            kind.severity,
+            f"Job ended: {shown}" if fault is _END else shown,
+            score=1.0,
+            threshold=0.0,
+            evidence=tuple(LogExhibit(record, "") for record in list(records)[:KEEP]),
+            facts=facts,
+        )
+        return self._episodes.fire(alarm, at_s)
+
+    # state
+
+    def snapshot(self) -> bytes:
+        meta = {
+            "wrong": [_saved(w) for found in self._wrong.values() for w in found],
+            "by_event": [_saved(w) for w in self._by_event.values()],
+            "waiting": self._waiting,
+            "away": {node: [t, None if math.isinf(till) else till] for node, (t, till) in self._away_s.items()},
+            "served": {node: [t, sorted(unready)] for node, (t, unready) in self._served_s.items()},
+            "places": [[*key, str(place)] for key, place in self._places.items()],
+            "episodes": self._episodes.saved(),
+        }
+        return pack(self.name, VERSION, meta, {})
+
+    def restore(self, state: bytes) -> None:
+        _, meta, _ = unpack(state, self.name, (VERSION,))
+        fresh = ClusterFaults(self.settings)
+        try:
+            for saved in meta["wrong"]:
+                wrong = _loaded(saved)
+                fresh._wrong.setdefault(wrong.thing, []).append(wrong)
+            for saved in meta["by_event"]:
+                wrong = _loaded(saved)
+                fresh._by_event[wrong.thing, wrong.trouble.name] = wrong
+            fresh._waiting = {str(thing): float(t) for thing, t in meta["waiting"].items()}
+            fresh._away_s = {
+                str(node): (float(t), math.inf if till is None else float(till))
+                for node, (t, till) in meta["away"].items()
+            }
+            fresh._served_s = {str(n): (float(t), frozenset(u)) for n, (t, u) in meta["served"].items()}
+            fresh._places = {(str(a), str(b)): Subject.parse(s) for a, b, s in meta["places"]}
+            fresh._episodes.load(meta["episodes"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise SnapshotError(f"{self.name}: {error!r}") from error
+        self._wrong, self._by_event, self._waiting = fresh._wrong, fresh._by_event, fresh._waiting
+        self._served_s, self._places, self._episodes = fresh._served_s, fresh._places, fresh._episodes
+        self._away_s = fresh._away_s
+
+
+def _wrong_of(thing: str, facts: Mapping[str, str], trouble: Trouble, record: LogRecord, at_s: float) -> _Wrong:
+    kind, _, name = thing.partition(" ")
+    job = facts.get("job", "") if kind in ("Pod", "Node") else name
+    node = name if kind == "Node" else facts.get("node", "")
+    until_s = at_s + END_S if trouble.name in ENDS else 0.0
+    return _Wrong(thing, trouble, record, job, node, facts.get("serves", ""), until_s)
+
+
+def _family(wrong: _Wrong) -> str:
+    return "image_pull" if wrong.trouble.name == "registry" else wrong.trouble.name
+
+
+def _place(found: Sequence[_Wrong], inventory: Inventory) -> Subject:
+    """Where a fault is said to be: what all of it shares, else the cluster."""
+    first = found[0]
+    if first.kind.by == "node" and first.node:
+        return Subject(_K.NODE, first.node)
+    nodes, jobs = {w.node for w in found}, {w.job for w in found}
+    if (first.serves or first.trouble.name in ("runtime", "sandbox")) and len(nodes) == 1 and first.node:
+        return Subject(_K.NODE, first.node)
+    if first.serves or len(jobs) > 1:
+        return inventory.cluster
+    return Subject(_K.JOB, first.job) if first.job else first.record.subject
+
+
+def _is_kubernetes(source: Subject) -> bool:
+    return source.name.startswith("kubernetes ")
+
+
+def _saved(wrong: _Wrong) -> list[Any]:
+    trouble, record = wrong.trouble, wrong.record
+    return [
+        *(wrong.thing, trouble.name, trouble.cause, trouble.words, trouble.since_s),
+        *(record.at.t_s, record.source, str(record.subject), record.text),
+        *(wrong.job, wrong.node, wrong.serves, wrong.until_s),
+    ]
+
+
+def _loaded(saved: Sequence[Any]) -> _Wrong:
+    thing, name, cause, words, since_s, at_s, source, subject, text, job, node, serves, until_s = saved
+    if name not in TROUBLES:
+        raise ValueError(f"trouble {name!r}")
+    record = LogRecord(Instant(float(at_s)), str(source), Subject.parse(subject), str(text), 0)
+    trouble = Trouble(str(name), str(cause), str(words), float(since_s))
+    return _Wrong(str(thing), trouble, record, str(job), str(node), str(serves), float(until_s))
