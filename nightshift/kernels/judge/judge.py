@@ -25,7 +25,7 @@ from nightshift.kernels.judge.environment import Environment, Nvml, environment
 from nightshift.kernels.judge.gaps import unchecked
 from nightshift.kernels.judge.host.launcher import Zygote
 from nightshift.kernels.judge.host.process import Limits, Process, Role
-from nightshift.kernels.judge.host.vram import VramBudget, Vram
+from nightshift.kernels.judge.host.vram import Vram, VramBudget
 from nightshift.kernels.judge.launch_plan import Plan
 from nightshift.kernels.judge.probes import inputs
 from nightshift.kernels.judge.probes.buffers import CudaLender

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightshift.kernels.judge.host.process import Limits, Process
-from nightshift.kernels.judge.host.vram import RESERVE_BYTES, VramBudget, Vram
+from nightshift.kernels.judge.host.vram import RESERVE_BYTES, Vram, VramBudget
 from nightshift.kernels.judge.judge import Request
 from nightshift.kernels.judge.race.track import Pool
 from nightshift.kernels.judge.verdict import JudgeBroken, Reason, Refusal, Status, Verdict
