@@ -25,7 +25,7 @@ from nightshift.kernels.judge.environment import Environment, Nvml, environment
 from nightshift.kernels.judge.gaps import unchecked
 from nightshift.kernels.judge.host.launcher import Zygote
 from nightshift.kernels.judge.host.process import Limits, Process, Role
-from nightshift.kernels.judge.host.vram import Room, Vram
+from nightshift.kernels.judge.host.vram import Vram, VramBudget
 from nightshift.kernels.judge.launch_plan import Plan
 from nightshift.kernels.judge.probes import inputs
 from nightshift.kernels.judge.probes.buffers import CudaLender
@@ -80,7 +80,7 @@ class Judge:
         )
         # hosts are granted half; what is left beside the judge's share is a race's slots and the driver's
         total = torch.cuda.get_device_properties(0).total_memory if self._nvml is not None else 0
-        self._room = Room(total * 3 // 10) if total else None
+        self._room = VramBudget(total * 3 // 10) if total else None
         self._mine = threading.local()  # .hosts: the processes of this thread's verdict
         self._company = Quiet()
         self._machine_fault = machine_fault or self._ask_machine

@@ -44,27 +44,27 @@ class Waits:
     collective: str = ""
 
 
-def waits_of(trace: Trace, found: Activities) -> Waits:
+def waits_of(trace: Trace, activities: Activities) -> Waits:
     """What the GPUs of a trace wait for within its steps."""
     events, names = trace.events, trace.names
-    steps = max(1, len(found.steps))
+    steps = max(1, len(activities.steps))
     calls = events.rows("cuda_runtime", "cuda_driver")
-    inside = calls[_within(found, events.begin_ns[calls])]
+    inside = calls[_within(activities, events.begin_ns[calls])]
     launches = [names[number] for number in events.name[inside].tolist() if "Launch" in names[number]]
     loader = [number for number, name in enumerate(names) if name.startswith(_LOADER)]
     rows = np.flatnonzero(np.isin(events.name, loader))
     data = _union(events.begin_ns[rows], events.begin_ns[rows] + events.dur_ns[rows])
-    devices = np.unique(events.device[found.row[found.step >= 0]])
+    devices = np.unique(events.device[activities.row[activities.step >= 0]])
     late_ns = data_ns = 0.0
     for device in devices:
-        for begin, end in _late_gaps(trace, found, int(device)):
+        for begin, end in _late_gaps(trace, activities, int(device)):
             part = sum(max(0, min(end, b) - max(begin, a)) for a, b in data)
             data_ns += part
             late_ns += end - begin - part
     each = 1e-9 / steps / max(1, len(devices))
     exposed: Counter[str] = Counter()
-    for place in np.flatnonzero((found.kind == COMMUNICATION) & (found.step >= 0)).tolist():
-        exposed[names[events.name[found.row[place]]]] += int(found.exclusive_ns[place])
+    for place in np.flatnonzero((activities.kind == COMMUNICATION) & (activities.step >= 0)).tolist():
+        exposed[names[events.name[activities.row[place]]]] += int(activities.exclusive_ns[place])
     worst = exposed.most_common(1)
     return Waits(
         late_ns * each,

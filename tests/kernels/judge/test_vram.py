@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightshift.kernels.judge.host.process import Limits, Process
-from nightshift.kernels.judge.host.vram import RESERVE_BYTES, Room, Vram
+from nightshift.kernels.judge.host.vram import RESERVE_BYTES, Vram, VramBudget
 from nightshift.kernels.judge.judge import Request
 from nightshift.kernels.judge.race.track import Pool
 from nightshift.kernels.judge.verdict import JudgeBroken, Reason, Refusal, Status, Verdict
@@ -235,7 +235,7 @@ assert LIMITS.vram_bytes == Limits().vram_bytes == LIMIT
 
 def test_verdicts_share_the_judges_part_of_the_memory() -> None:
     """Two fit, the third waits for one to end; what is larger than all of it runs alone."""
-    room, order = Room(10), []
+    room, order = VramBudget(10), []
     inside, go = threading.Barrier(3), threading.Event()
 
     def small(name: str) -> None:

@@ -44,7 +44,7 @@ class Tenant(Protocol):
         """Kill it and wait until the kernel has taken it down; whether it is gone."""
 
 
-class Room:
+class VramBudget:
     """The judge's own part of a GPU's memory, shared out among the verdicts under way: who finds none left waits.
 
     Eight oracles of a vocabulary's logits in float64 at once fill a GPU, and the candidates would be told that they
