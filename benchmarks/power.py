@@ -7,7 +7,7 @@ Sweeps are in Zeus's format (controllers/power/curves.py). Without --policy one 
 core); what is known before it is written. Times are CPU seconds of this process.
 
 The other lever, locked SM clocks, has a part of its own: the same controllers on jobs whose draw no limit binds, as
-the daemon would take them over (`agent/control/power_clocks.py`): of made-up curves that are not in the bank, and
+the daemon would take them over (`agent/control/power_loop.py`): of made-up curves that are not in the bank, and
 of a sweep over clocks where one is given (the same format, MHz in `power_limit`; its GPU's highest limit as --tdp).
 """
 
@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.power_look import look_cpu_s
 from benchmarks.report import write
-from nightshift.agent.control.power_clocks import UNBOUND
+from nightshift.agent.control.power_loop import UNBOUND
 from nightshift.collectors.seal import trusted_keys
 from nightshift.controllers.lab.power.learn import (
     CANDIDATES,

@@ -8,7 +8,7 @@ from kubernetes import client
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, OutcomeStatus, Situation, Undo
 from nightshift.controllers.actuators.kube_client import KubeClient
-from nightshift.controllers.actuators.kube_scaling import decide
+from nightshift.controllers.actuators.kube_workloads import decide
 from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesActuatorSettings
 from nightshift.controllers.playbooks.suggest_scaling import SuggestScaling
 from nightshift.detectors.base import Fault

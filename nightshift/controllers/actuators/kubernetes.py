@@ -36,10 +36,10 @@ from nightshift.controllers.action import (
     target_of,
     traits_of,
 )
-from nightshift.controllers.actuators import kube_jobs, kube_nodes, kube_rights, kube_scaling
+from nightshift.controllers.actuators import kube_jobs, kube_nodes, kube_rights
 from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, Object
 from nightshift.controllers.actuators.kube_marks import MARKER, Marks, cordoning
-from nightshift.controllers.actuators.kube_workloads import POLL_S, STOPPED, Workloads, pod_path
+from nightshift.controllers.actuators.kube_workloads import POLL_S, STOPPED, Workloads, pod_path, suggest_scaling
 from nightshift.controllers.cordon import CORDON_OF, NOBODY, SOMEBODY_ELSE, cordon_ids
 
 
@@ -397,7 +397,7 @@ class KubernetesActuator:
     def _suggest(self, action: Action) -> ActionOutcome:
         """Reads who owns the replica count and says what they would change; nothing is written."""
         namespace, name = kube_jobs.split(action.target)
-        found = kube_scaling.suggest(self._kube, namespace, name)
+        found = suggest_scaling(self._kube, namespace, name)
         if found is None:
             return self._refused(action, "it belongs to no Deployment")
         return self._outcome(OutcomeStatus.DONE, str(found))
