@@ -43,15 +43,15 @@ from nightshift.controllers.lab.power.learn import (
     summary,
 )
 from nightshift.controllers.lab.power.simulate import Controller, ledgers, lowest_levels
+from nightshift.controllers.lab.power.sweeps import read_sweeps
 from nightshift.controllers.policy_file import read
 from nightshift.controllers.power import descent
 from nightshift.controllers.power.belief import Bank, Ints
 from nightshift.controllers.power.clock_curves import careful, clock_bank, synthetic_clocks
+from nightshift.controllers.power.clocks import MAX_MHZ
 from nightshift.controllers.power.clocks import Settings as ClockSettings
-from nightshift.controllers.power.curves import Curve, on_levels, read_sweeps, synthetic
+from nightshift.controllers.power.curves import Curve, on_levels, synthetic
 from nightshift.controllers.power.features import INTERFACE
-
-MHZ = ClockSettings().max_mhz
 
 
 def decision_cpu_s(gpus: int = 10_000, windows: int = 240, looks: int = 9) -> dict[str, float]:
@@ -105,7 +105,7 @@ def clock_sets(sweep: Path | None, tdp_w: float) -> Iterator[tuple[str, list[Cur
     made_up = synthetic_clocks(200, np.random.default_rng(99))
     yield (
         "made up",
-        for_clocks([Curve(c.gpu, c.workload, c.limit_w * MHZ, c.time, c.draw_w * MHZ) for c in made_up]),
+        for_clocks([Curve(c.gpu, c.workload, c.limit_w * MAX_MHZ, c.time, c.draw_w * MAX_MHZ) for c in made_up]),
     )
     if sweep is not None:
         read_in = read_sweeps(sweep)

@@ -91,8 +91,7 @@ NOT_FOR_PEOPLE = {
 }
 
 DEBT: dict[str, int] = {
-    "class": 8,
-    "module": 3,
+    "class": 3,
     "parameter agent": 11,
     "parameter collectors": 11,
     "parameter controllers": 17,

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from nightshift.controllers.decision import Mode, Trust
-from nightshift.controllers.drift import Left
+from nightshift.controllers.drift import FeatureDrift
 from nightshift.controllers.estimate import TrialTurn, calibration, doubly_robust, quantile_gap, violation_bound
 
 STEPS = (Mode.SHADOW, Mode.TRIAL, Mode.CANARY, Mode.ACTIVE)
@@ -305,7 +305,7 @@ class PolicyHealth:
     lockouts: int = 0
     violations: int = 0
     budget_events: int = 0
-    drift: tuple[Left, ...] = ()
+    drift: tuple[FeatureDrift, ...] = ()
     """Inputs that lie outside the range of training now (`controllers.drift`)."""
     treated: tuple[TrialTurn, ...] = ()
     """Turns with the policy and of the holdout, for its worth."""

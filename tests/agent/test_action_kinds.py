@@ -15,7 +15,7 @@ from nightshift.agent.incidents.advisor import choose
 from nightshift.agent.setup.practice import actuator_of
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.subject import SubjectKind
-from nightshift.controllers.action import KINDS, Action, ActionKind, Rule, target_of, traits_of
+from nightshift.controllers.action import KINDS, Action, ActionKind, ApprovalRule, target_of, traits_of
 from nightshift.controllers.actuators.kube_repair import KubernetesRepairActuator
 from nightshift.controllers.actuators.kube_rights import OWN_RIGHTS, RIGHTS
 from nightshift.controllers.actuators.kubernetes import KubernetesActuator
@@ -61,7 +61,7 @@ def test_a_kind_that_acts_says_what_it_changes_and_the_guard_counts_what_it_take
         assert row.changes or row.harmless or kind is ActionKind.KERNEL_JOB, kind
         assert not (row.harmless and (row.takes_capacity or row.cordons or row.stops_jobs)), kind
         assert row.takes_capacity or not (row.cordons or row.contains), kind
-        assert row.approval is not Rule.AUTOMATIC or row.harmless, kind
+        assert row.approval is not ApprovalRule.AUTOMATIC or row.harmless, kind
         assert row.causes or not row.stops_jobs, kind
 
 
@@ -113,8 +113,10 @@ def test_the_guard_refuses_a_kind_without_a_row_and_counts_what_it_may_have_take
 
 
 def test_nobody_can_approve_a_kind_without_a_row_whatever_is_configured(unclassified: ActionKind) -> None:
-    lax = ApprovalSettings(default=Rule.AUTOMATIC, kinds={unclassified: Rule.AUTOMATIC}, fresh_sign_in=frozenset())
-    assert rule_for(plan(unclassified), lax) is Rule.NEVER
+    lax = ApprovalSettings(
+        default=ApprovalRule.AUTOMATIC, kinds={unclassified: ApprovalRule.AUTOMATIC}, fresh_sign_in=frozenset()
+    )
+    assert rule_for(plan(unclassified), lax) is ApprovalRule.NEVER
     ann = Person("ann", frozenset({Role.ADMIN}), "console", 0.0)
     assert "never allows" in may_not_approve(ann, plan(unclassified), lax, "nightshift", 0.0)
 
@@ -143,7 +145,7 @@ def test_a_kind_without_a_row_is_no_remedy(unclassified: ActionKind) -> None:
 
 def test_the_row_of_an_unknown_kind_is_the_strictest(unclassified: ActionKind) -> None:
     row = traits_of(unclassified)
-    assert (row.approval, row.least_approval) == (Rule.NEVER, Rule.NEVER)
+    assert (row.approval, row.least_approval) == (ApprovalRule.NEVER, ApprovalRule.NEVER)
     assert row.takes_capacity
     assert row.stops_jobs
     assert row.fresh_sign_in

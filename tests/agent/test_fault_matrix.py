@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kubernetes import client, config
 
-from nightshift.agent.approvals.policy import ApprovalSettings, Rule
+from nightshift.agent.approvals.policy import ApprovalRule, ApprovalSettings
 from nightshift.agent.incidents.lifecycle import Lifecycle
 from nightshift.agent.incidents.stages import LifecycleSettings, StageParts
 from nightshift.agent.store.incident import Incident, IncidentState
@@ -226,7 +226,7 @@ def cell(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> It
         f"sqlite:///{tmp_path}/store.sqlite",
         tmp_path,
         clock,
-        policy=ApprovalSettings(kinds=dict.fromkeys(KINDS, Rule.AUTOMATIC)),
+        policy=ApprovalSettings(kinds=dict.fromkeys(KINDS, ApprovalRule.AUTOMATIC)),
         settings=LifecycleSettings(quiet_s=10, confirm_timeout_s=200, max_plans=3),
         action=plan,
     )

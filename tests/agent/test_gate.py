@@ -12,7 +12,7 @@ import pytest
 from nightshift.agent.approvals.gate import Gate, GateAnswer
 from nightshift.agent.approvals.people import Directory
 from nightshift.agent.approvals.people import Settings as People
-from nightshift.agent.approvals.policy import ApprovalSettings, Person, Role, RoleGrant, Rule, rule_for
+from nightshift.agent.approvals.policy import ApprovalRule, ApprovalSettings, Person, Role, RoleGrant, rule_for
 from nightshift.agent.cli.terminal import operator
 from nightshift.agent.store.incident import Cause, IncidentState
 from nightshift.agent.store.incident_store import NoSuchIncident, Store
@@ -42,7 +42,11 @@ def store(url: str, clock: ManualClock) -> Iterator[Store]:
 
 @pytest.fixture
 def gate(store: Store, clock: ManualClock) -> Gate:
-    return Gate(store, ApprovalSettings(kinds={ActionKind.DRAIN: Rule.TWO, ActionKind.OPEN_RMA: Rule.NEVER}), clock)
+    return Gate(
+        store,
+        ApprovalSettings(kinds={ActionKind.DRAIN: ApprovalRule.TWO, ActionKind.OPEN_RMA: ApprovalRule.NEVER}),
+        clock,
+    )
 
 
 def _awaiting(store: Store, action: Action | None = None) -> tuple[str, Action]:
@@ -142,7 +146,7 @@ def test_who_asked_for_a_plan_cannot_be_one_of_the_two(store: Store, gate: Gate)
 
 
 def test_the_first_of_two_approvals_runs_out(store: Store, clock: ManualClock) -> None:
-    gate = Gate(store, ApprovalSettings(default=Rule.TWO, valid_s=60), clock)
+    gate = Gate(store, ApprovalSettings(default=ApprovalRule.TWO, valid_s=60), clock)
     name, plan = _awaiting(store)
     gate.approve(name, plan.plan_sha256, ANN)
     clock.advance(61)
@@ -168,29 +172,29 @@ def test_a_reboot_asks_for_a_fresh_sign_in(store: Store, gate: Gate, clock: Manu
 
 def test_a_wide_plan_needs_two_people_and_policy_is_never_loosened_by_width() -> None:
     policy = ApprovalSettings(
-        kinds={ActionKind.CORDON: Rule.AUTOMATIC, ActionKind.OPEN_RMA: Rule.NEVER}, wide_gpus=2
+        kinds={ActionKind.CORDON: ApprovalRule.AUTOMATIC, ActionKind.OPEN_RMA: ApprovalRule.NEVER}, wide_gpus=2
     )
     wide = BlastRadius(gpus=("a", "b", "c"))
-    assert rule_for(an_action(kind=ActionKind.CORDON), policy) is Rule.AUTOMATIC
-    assert rule_for(replace(an_action(kind=ActionKind.CORDON), blast_radius=wide), policy) is Rule.TWO
-    assert rule_for(replace(an_action(kind=ActionKind.OPEN_RMA), blast_radius=wide), policy) is Rule.NEVER
+    assert rule_for(an_action(kind=ActionKind.CORDON), policy) is ApprovalRule.AUTOMATIC
+    assert rule_for(replace(an_action(kind=ActionKind.CORDON), blast_radius=wide), policy) is ApprovalRule.TWO
+    assert rule_for(replace(an_action(kind=ActionKind.OPEN_RMA), blast_radius=wide), policy) is ApprovalRule.NEVER
 
 
 def test_a_plan_that_touches_a_guarded_place_falls_under_the_stricter_rule() -> None:
-    policy = ApprovalSettings(places={"job:prod-*": Rule.TWO, "node:lab-*": Rule.AUTOMATIC})
-    for jobs, rule in [(("prod-a/train",), Rule.TWO), (("dev/train",), Rule.ONE)]:
+    policy = ApprovalSettings(places={"job:prod-*": ApprovalRule.TWO, "node:lab-*": ApprovalRule.AUTOMATIC})
+    for jobs, rule in [(("prod-a/train",), ApprovalRule.TWO), (("dev/train",), ApprovalRule.ONE)]:
         plan = replace(an_action(kind=ActionKind.DRAIN, target=NODE), blast_radius=BlastRadius(jobs=jobs))
         assert rule_for(plan, policy) is rule
     lab = replace(an_action(kind=ActionKind.DRAIN), blast_radius=BlastRadius(nodes=("lab-1",)))
-    assert rule_for(lab, policy) is Rule.ONE  # a place never loosens
+    assert rule_for(lab, policy) is ApprovalRule.ONE  # a place never loosens
 
 
 def test_a_plan_cannot_excuse_itself_from_approval_unless_its_kind_is_harmless() -> None:
     excused = replace(an_action(kind=ActionKind.REBOOT_NODE), needs_approval=False)
-    assert rule_for(excused, ApprovalSettings()) is Rule.ONE
+    assert rule_for(excused, ApprovalSettings()) is ApprovalRule.ONE
     notice = replace(an_action(kind=ActionKind.NOTIFY_OWNER), needs_approval=False)
-    assert rule_for(notice, ApprovalSettings()) is Rule.AUTOMATIC
-    assert rule_for(notice, ApprovalSettings(kinds={ActionKind.NOTIFY_OWNER: Rule.TWO})) is Rule.TWO
+    assert rule_for(notice, ApprovalSettings()) is ApprovalRule.AUTOMATIC
+    assert rule_for(notice, ApprovalSettings(kinds={ActionKind.NOTIFY_OWNER: ApprovalRule.TWO})) is ApprovalRule.TWO
 
 
 def test_a_rejection_has_a_reason_and_stops_an_approved_plan_that_has_not_begun(store: Store, gate: Gate) -> None:
@@ -268,9 +272,9 @@ def test_execution_asks_again_for_hash_expiry_and_standing_approvals(store: Stor
     assert gate.objections(store.incident(name)) == []
     changed = replace(store.incident(name), action=an_action("INC-1-9"))
     assert gate.objections(changed) == [(Cause.WORLD_CHANGED, "the plan is not the one that was approved")]
-    stricter = Gate(store, ApprovalSettings(kinds={plan.kind: Rule.TWO}), clock)
+    stricter = Gate(store, ApprovalSettings(kinds={plan.kind: ApprovalRule.TWO}), clock)
     assert stricter.objections(store.incident(name)) == [(Cause.EXPIRED, "1 of 2 approvals still count")]
-    forbidden = Gate(store, ApprovalSettings(kinds={plan.kind: Rule.NEVER}), clock)
+    forbidden = Gate(store, ApprovalSettings(kinds={plan.kind: ApprovalRule.NEVER}), clock)
     assert forbidden.objections(store.incident(name))[0][0] is Cause.WORLD_CHANGED
     clock.advance(601)
     assert gate.objections(store.incident(name)) == [(Cause.EXPIRED, "0 of 1 approvals still count")]
@@ -308,7 +312,7 @@ def test_who_was_taken_out_since_approves_nothing_any_more(store: Store, clock: 
 def test_of_two_people_one_who_was_taken_out_does_not_count(store: Store, clock: ManualClock) -> None:
     both = People(roles={"ann@example.org": Role.APPROVER, "bob@example.org": Role.APPROVER})
     directory = Directory(both)
-    gate = Gate(store, ApprovalSettings(default=Rule.TWO), clock, directory)
+    gate = Gate(store, ApprovalSettings(default=ApprovalRule.TWO), clock, directory)
     name, plan = _awaiting(store)
     gate.approve(name, plan.plan_sha256, directory.person("ann@example.org", "slack"))
     directory.heed(People(roles={"bob@example.org": Role.APPROVER}))
@@ -320,7 +324,7 @@ def test_of_two_people_one_who_was_taken_out_does_not_count(store: Store, clock:
 
 def test_somebody_s_token_and_account_are_one_person(store: Store, clock: ManualClock) -> None:
     settings = People(same={"Operator": "Ann@example.org ", "ann-laptop": "ann@example.org"})
-    gate = Gate(store, ApprovalSettings(default=Rule.TWO), clock, Directory(settings))
+    gate = Gate(store, ApprovalSettings(default=ApprovalRule.TWO), clock, Directory(settings))
     name, plan = _awaiting(store)
     recorded = GateAnswer(True, "Recorded: 1 of 2. A second person must approve.", True)
     for who in ("operator", "ann@example.org", "ann-laptop"):
@@ -333,7 +337,7 @@ def test_somebody_s_token_and_account_are_one_person(store: Store, clock: Manual
 
 
 def test_automatic_policy_approves_once_and_not_while_halted(store: Store, clock: ManualClock) -> None:
-    gate = Gate(store, ApprovalSettings(kinds={ActionKind.RESTART_JOB: Rule.AUTOMATIC}), clock)
+    gate = Gate(store, ApprovalSettings(kinds={ActionKind.RESTART_JOB: ApprovalRule.AUTOMATIC}), clock)
     name, _ = _awaiting(store)
     seen = store.incident(name)
     gate.halt(ANN)

@@ -15,7 +15,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from nightshift.agent.approvals.access import Permission, Sight, may, sight
 from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.kernel_gate import KernelGate, ProposalState, namespaces, promotion, search
-from nightshift.agent.approvals.policy import PEOPLE, ApprovalSettings, Person, Role, RoleGrant, Rule, rule_for
+from nightshift.agent.approvals.policy import (
+    PEOPLE,
+    ApprovalRule,
+    ApprovalSettings,
+    Person,
+    Role,
+    RoleGrant,
+    rule_for,
+)
 from nightshift.agent.store.incident_store import Store
 from nightshift.controllers.action import Action, ActionKind
 from tests.agent.incidents import ManualClock
@@ -31,7 +39,7 @@ PEOPLE_HERE = [
     Person("tom", frozenset(), "api", grants=(RoleGrant(Role.APPROVER, ("other",)),)),
     Person("", frozenset({Role.ADMIN}), "console"),
 ]
-POLICY = ApprovalSettings(kinds={ActionKind.PROMOTE_KERNEL: Rule.TWO}, valid_s=500)
+POLICY = ApprovalSettings(kinds={ActionKind.PROMOTE_KERNEL: ApprovalRule.TWO}, valid_s=500)
 
 
 class Walk(RuleBasedStateMachine):
@@ -88,7 +96,7 @@ class Walk(RuleBasedStateMachine):
             assert before.state in (ProposalState.WAITING, ProposalState.APPROVED)
             assert self.clock.now_s() < before.action.expires_at_s
             assert not self.gate.halted().halted
-            assert rule_for(plan, POLICY) is not Rule.TWO or person.identity != "asker"
+            assert rule_for(plan, POLICY) is not ApprovalRule.TWO or person.identity != "asker"
         else:
             after = self.kernels.proposal(plan.id)
             assert after is not None

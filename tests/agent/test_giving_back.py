@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nightshift.agent.approvals.manual_fixes import Fix, is_same
-from nightshift.agent.approvals.policy import ApprovalSettings, Rule
+from nightshift.agent.approvals.policy import ApprovalRule, ApprovalSettings
 from nightshift.agent.rca.summary import as_text, summarise
 from nightshift.agent.store.incident import Incident, IncidentState
 from nightshift.agent.store.incident_store import number_of
@@ -75,7 +75,9 @@ def test_no_policy_lets_a_node_be_given_back_without_a_person(
     sqlite_url: str, tmp_path: Path, clock: ManualClock, world: World
 ) -> None:
     """Automatic by configuration is one person all the same."""
-    world.gate.policy = ApprovalSettings(default=Rule.AUTOMATIC, kinds={_A.RETURN_NODE: Rule.AUTOMATIC})
+    world.gate.policy = ApprovalSettings(
+        default=ApprovalRule.AUTOMATIC, kinds={_A.RETURN_NODE: ApprovalRule.AUTOMATIC}
+    )
     with running(world) as lifecycle:
         name = opened(world)
         assert lifecycle.wait_idle()

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kubernetes import client, config
 
-from nightshift.agent.approvals.policy import ApprovalSettings, Rule
+from nightshift.agent.approvals.policy import ApprovalRule, ApprovalSettings
 from nightshift.agent.incidents.advisor import out_of_use
 from nightshift.agent.incidents.lifecycle import Lifecycle
 from nightshift.agent.incidents.stages import LifecycleSettings
@@ -43,7 +43,12 @@ RACK = {name: f"r{number % 2}" for number, name in enumerate(NODES)}
 GPUS = 2
 LIMITS = guard.Settings(cluster_fraction=0.4, rack_fraction=0.5, floor_gpus=8, cluster_rate=5, rack_rate=4)
 POLICY = ApprovalSettings(
-    kinds={A.CORDON: Rule.AUTOMATIC, A.QUARANTINE_GPU: Rule.AUTOMATIC, A.TAINT: Rule.AUTOMATIC, A.DRAIN: Rule.ONE},
+    kinds={
+        A.CORDON: ApprovalRule.AUTOMATIC,
+        A.QUARANTINE_GPU: ApprovalRule.AUTOMATIC,
+        A.TAINT: ApprovalRule.AUTOMATIC,
+        A.DRAIN: ApprovalRule.ONE,
+    },
     valid_s=600,
 )
 KINDS = [A.CORDON, A.DRAIN, A.QUARANTINE_GPU, A.TAINT]

@@ -16,7 +16,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from nightshift.agent.approvals.access import Permission, Sight, may, sight
 from nightshift.agent.approvals.gate import GateAnswer
-from nightshift.agent.approvals.policy import PEOPLE, ApprovalSettings, Person, Role, RoleGrant, Rule, rule_for
+from nightshift.agent.approvals.policy import (
+    PEOPLE,
+    ApprovalRule,
+    ApprovalSettings,
+    Person,
+    Role,
+    RoleGrant,
+    rule_for,
+)
 from nightshift.agent.incidents.lifecycle import Lifecycle, Run
 from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.store.incident import TRANSITIONS, Cause, Incident, IncidentState
@@ -43,7 +51,7 @@ TENANTS = {"tia": {"team"}, "tom": {"other"}, "who": set[str]()}
 AGES_S = [None, 0.0, 299.0, 301.0, 5000.0]
 KINDS = [ActionKind.RESTART_JOB, ActionKind.UNCORDON, ActionKind.CORDON]
 POLICY = ApprovalSettings(
-    kinds={ActionKind.CORDON: Rule.TWO, ActionKind.UNCORDON: Rule.AUTOMATIC},
+    kinds={ActionKind.CORDON: ApprovalRule.TWO, ActionKind.UNCORDON: ApprovalRule.AUTOMATIC},
     valid_s=300,
     fresh_sign_in=frozenset({ActionKind.CORDON}),
 )
@@ -300,7 +308,7 @@ class Interleavings(RuleBasedStateMachine):
             assert effect.undo or effect.at_s < plan["plan"]["expires_at_s"]
             given = [a for a in self.world.gate.approvals("INC-1") if a.plan_sha256 == plan["plan_sha256"]]
             people = {a.person for a in given if a.at_s <= effect.at_s}
-            needed = PEOPLE[POLICY.kinds.get(effect.kind, Rule.ONE)]
+            needed = PEOPLE[POLICY.kinds.get(effect.kind, ApprovalRule.ONE)]
             assert len(people) >= max(1, needed)
             assert needed < 2 or "nightshift" not in people
             assert "vic" not in people
@@ -328,8 +336,8 @@ class Interleavings(RuleBasedStateMachine):
 
 
 def test_rule_for_is_what_the_promises_above_assume() -> None:
-    assert rule_for(an_action(kind=ActionKind.CORDON), POLICY) is Rule.TWO
-    assert rule_for(an_action(kind=ActionKind.UNCORDON), POLICY) is Rule.AUTOMATIC
+    assert rule_for(an_action(kind=ActionKind.CORDON), POLICY) is ApprovalRule.TWO
+    assert rule_for(an_action(kind=ActionKind.UNCORDON), POLICY) is ApprovalRule.AUTOMATIC
 
 
 _common = {"deadline": None, "suppress_health_check": list(HealthCheck)}

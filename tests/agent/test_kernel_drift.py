@@ -14,7 +14,7 @@ import structlog
 from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.kernel_gate import KernelGate, ProposalState, promotion
 from nightshift.agent.approvals.kernel_search import evidence, fleet_view
-from nightshift.agent.approvals.policy import ApprovalSettings, Person, Role, Rule
+from nightshift.agent.approvals.policy import ApprovalRule, ApprovalSettings, Person, Role
 from nightshift.agent.kernels.drift import LINE_S, standings
 from nightshift.agent.kernels.watch import TURN_S, KernelWatch
 from nightshift.agent.store.incident_store import Store
@@ -23,7 +23,7 @@ from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.action import ActionKind
 from nightshift.controllers.actuators.kube_kernel_jobs import arguments
 from nightshift.kernels.certification.evidence import UNKNOWN, environment_of
-from nightshift.kernels.certification.registry import Registry, RegistryError, State, promotable
+from nightshift.kernels.certification.registry import CertificateState, Registry, RegistryError, promotable
 from nightshift.kernels.profile.trigger import Settings
 from tests.agent.incidents import ManualClock
 from tests.kernel_certificates import ENVIRONMENT, GPU, SIGNER, TRUSTED, predicate, signed
@@ -62,7 +62,7 @@ class Scene:
         self.watch.close()
         self.clock.advance(TURN_S)
 
-    def state(self, certificate: str) -> State:
+    def state(self, certificate: str) -> CertificateState:
         return self.registry.entry(certificate).state
 
     def why(self, certificate: str) -> str:
@@ -72,7 +72,7 @@ class Scene:
 def _canary(at_s: float) -> Any:
     from nightshift.kernels.certification.registry import Move
 
-    return Move(State.canary, "ann", "", at_s, PLAN)
+    return Move(CertificateState.canary, "ann", "", at_s, PLAN)
 
 
 def line(certificate: str, used: bool = True, **changes: str) -> str:
@@ -98,7 +98,7 @@ def test_a_kernel_stays_where_its_jobs_run_as_certified(scene: Scene) -> None:
     certificate = scene.used()
     for _ in range(3):
         scene.turn(line(certificate))
-    assert scene.state(certificate) is State.canary
+    assert scene.state(certificate) is CertificateState.canary
     (shown,) = standings(scene.store)
     assert (shown.state, shown.why) == ("canary", "")
     assert shown.environment == (
@@ -121,7 +121,7 @@ def test_a_change_under_a_kernel_in_use_demotes_it_within_one_turn_and_asks_for_
     certificate = scene.used()
     with structlog.testing.capture_logs() as logs:
         scene.turn(line(certificate, **changes))
-    assert scene.state(certificate) is State.demoted
+    assert scene.state(certificate) is CertificateState.demoted
     assert said in scene.why(certificate)
     (told,) = json.loads((scene.registry.folder / "demoted.json").read_text())
     assert told["certificate"] == certificate
@@ -167,7 +167,7 @@ def test_a_newer_judge_than_the_certificates_demotes_an_active_kernel(scene: Sce
         del content["judge"]
     certificate = scene.used(content)
     scene.turn(line(certificate))
-    assert scene.state(certificate) is State.demoted
+    assert scene.state(certificate) is CertificateState.demoted
     assert "another version of the judge" in scene.why(certificate)
 
 
@@ -175,7 +175,7 @@ def test_a_kernel_that_an_older_version_let_in_without_a_gpu_or_a_race_goes_out(
     nothing = {"environment": {"gpu": "none", "driver": "none", "torch": "2.11", "triton": "3.6"}}
     certificate = scene.used(predicate(status="correct", comparisons=[], domain={"timed": TIMED}, **nothing))
     scene.turn()
-    assert scene.state(certificate) is State.demoted
+    assert scene.state(certificate) is CertificateState.demoted
     assert "no GPU ran it" in scene.why(certificate)
     assert "it met no baseline" in scene.why(certificate)
 
@@ -184,7 +184,7 @@ def test_an_unknown_environment_demotes_nothing_is_said_and_makes_nothing_active
     """Missing data is never unchanged, and no change either."""
     certificate = scene.used()
     scene.turn()
-    assert scene.state(certificate) is State.canary
+    assert scene.state(certificate) is CertificateState.canary
     (shown,) = standings(scene.store)
     assert shown.environment == (
         "no job has reported this kernel: gpu unknown; driver unknown; torch unknown; triton unknown"
@@ -195,10 +195,10 @@ def test_an_unknown_environment_demotes_nothing_is_said_and_makes_nothing_active
     assert view is not None
     environment = environment_of(view, certificate, entry.record)
     with pytest.raises(RegistryError, match=r"unknown: collect their logs .gpu, driver, torch, triton"):
-        scene.registry.move(certificate, State.active, "ann", "", 9.0, PLAN, environment)
+        scene.registry.move(certificate, CertificateState.active, "ann", "", 9.0, PLAN, environment)
     scene.turn(line(certificate, driver=""))
     assert "driver unknown" in standings(scene.store)[0].environment
-    assert scene.state(certificate) is State.canary
+    assert scene.state(certificate) is CertificateState.canary
 
 
 def test_what_a_job_said_long_ago_is_unknown_now(scene: Scene) -> None:
@@ -225,11 +225,11 @@ def test_the_exporters_driver_counts_where_the_jobs_line_names_none(scene: Scene
     certificate = scene.used()
     gpu_of_the_job(scene, ENVIRONMENT["driver"])
     scene.turn(OLD_LINE)
-    assert scene.state(certificate) is State.canary
+    assert scene.state(certificate) is CertificateState.canary
     assert "driver 580.65.06; torch unknown" in standings(scene.store)[0].environment
     gpu_of_the_job(scene, "590.44.01")
     scene.turn(OLD_LINE)
-    assert scene.state(certificate) is State.demoted
+    assert scene.state(certificate) is CertificateState.demoted
     assert "certified with 580.65.06" in scene.why(certificate)
 
 
@@ -244,7 +244,7 @@ def test_a_job_of_many_that_leaves_the_kernel_out_demotes_it_for_none(scene: Sce
         [LogRecord(Instant(0.0), "x", other, line(certificate, used=False, torch="2.12.0"), 0)]
     )  # fmt: skip
     scene.turn()
-    assert scene.state(certificate) is State.canary
+    assert scene.state(certificate) is CertificateState.canary
     scene.clock.advance(LINE_S)
     scene.watch.look([LogRecord(Instant(0.0), "x", other, line(certificate, used=False, torch="2.12.0"), 0)])
     scene.turn()
@@ -264,7 +264,7 @@ def test_a_shadow_check_that_failed_demotes_without_a_command(scene: Scene) -> N
 @pytest.mark.parametrize(
     ("policy", "settings", "said"),
     [
-        ({"kinds": {ActionKind.KERNEL_JOB: Rule.NEVER}}, {}, "policy never allows"),
+        ({"kinds": {ActionKind.KERNEL_JOB: ApprovalRule.NEVER}}, {}, "policy never allows"),
         ({}, {"weekly_gpu_hours": 0.5}, "0.5 GPU-hours are left this week"),
         ({}, {"namespaces": ("other",)}, "no job of a namespace in kernels.namespaces"),
     ],
@@ -277,7 +277,7 @@ def test_where_no_search_may_be_asked_for_it_is_demoted_all_the_same_and_said(
     scene.watch = scene.another()
     certificate = scene.used()
     scene.turn(line(certificate, driver="590.44.01"))
-    assert scene.state(certificate) is State.demoted
+    assert scene.state(certificate) is CertificateState.demoted
     (record,) = [one for one in scene.store.audit.records() if one.kind == "kernel_demoted"]
     assert said in str(record.body["search"])
     assert scene.gate.proposals() == []
@@ -296,7 +296,7 @@ def test_a_clock_that_is_set_back_delays_no_turn_and_a_registry_that_is_away_is_
     scene.settings.registry.unlink()  # type: ignore[union-attr]
     scene.settings.registry.with_name("away").rename(scene.settings.registry)  # type: ignore[arg-type,union-attr]
     scene.turn(line(certificate, driver="590.44.01"))
-    assert scene.state(certificate) is State.demoted
+    assert scene.state(certificate) is CertificateState.demoted
 
 
 def test_a_plan_that_waits_while_the_driver_changes_can_no_longer_be_approved(scene: Scene) -> None:
@@ -326,9 +326,11 @@ def test_an_approved_promotion_to_active_is_the_same_plan_when_another_job_start
     )  # fmt: skip
     scene.turn()
     assert _to_active(scene, certificate) == before
-    assert scene.state(certificate) is State.canary
-    moved = scene.registry.move(certificate, State.active, "ann", "", 9.0, PLAN, _environment(scene, certificate))
-    assert moved.state is State.active
+    assert scene.state(certificate) is CertificateState.canary
+    moved = scene.registry.move(
+        certificate, CertificateState.active, "ann", "", 9.0, PLAN, _environment(scene, certificate)
+    )
+    assert moved.state is CertificateState.active
 
 
 def _environment(scene: Scene, certificate: str) -> Any:
@@ -339,6 +341,6 @@ def _environment(scene: Scene, certificate: str) -> Any:
 
 def _to_active(scene: Scene, certificate: str) -> dict[str, Any]:
     entry, environment = scene.registry.entry(certificate), _environment(scene, certificate)
-    objections = promotable(entry.record, environment, State.active)
+    objections = promotable(entry.record, environment, CertificateState.active)
     assert objections == ()
     return evidence(entry.predicate, environment, objections, scene.clock.now_s())

@@ -15,7 +15,7 @@ from nightshift.agent.approvals.kernel_gate import KernelGate, ProposalState
 from nightshift.agent.notify.slack.proposals import PlanTicket
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.seal import trusted_keys
-from nightshift.kernels.certification.registry import Registry, RegistryError, State
+from nightshift.kernels.certification.registry import CertificateState, Registry, RegistryError
 from nightshift.kernels.loop.ledger import HEAD
 from tests.agent.incidents import ManualClock
 from tests.agent.slack.chat import ANN, a_chat
@@ -55,9 +55,9 @@ def test_a_kernel_that_no_gpu_ran_is_refused_by_registry_plan_slack_and_command_
 
     registry = Registry(tmp_path / "r", trusted_keys([run / "signer.pub"]))
     (entry,) = registry.entries()
-    assert entry.state is State.proposed
+    assert entry.state is CertificateState.proposed
     with pytest.raises(RegistryError, match="not promotable: no GPU ran it"):
-        registry.move(entry.certificate, State.canary, "ann", "", 1.0, "ab" * 32)
+        registry.move(entry.certificate, CertificateState.canary, "ann", "", 1.0, "ab" * 32)
 
     plan = f"kernel/{entry.certificate[:16]}/canary"
     with a_chat(tmp_path, f"sqlite:///{tmp_path}/nightshift.db") as chat:

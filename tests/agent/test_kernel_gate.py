@@ -12,7 +12,7 @@ from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.kernel_gate import KernelGate, ProposalState, promotion, search
 from nightshift.agent.approvals.people import Directory
 from nightshift.agent.approvals.people import Settings as People
-from nightshift.agent.approvals.policy import ApprovalSettings, Person, Role, Rule
+from nightshift.agent.approvals.policy import ApprovalRule, ApprovalSettings, Person, Role
 from nightshift.agent.store.incident_store import Store
 from nightshift.controllers.action import Action, ActionKind
 from tests.agent.incidents import ManualClock
@@ -78,7 +78,9 @@ def test_other_evidence_is_another_plan_that_needs_its_own_approval(
 
 
 def test_the_emergency_stop_an_expiry_and_policy_hold_kernels_too(store: Store, clock: ManualClock) -> None:
-    strict = ApprovalSettings(kinds={ActionKind.PROMOTE_KERNEL: Rule.TWO, ActionKind.KERNEL_JOB: Rule.NEVER})
+    strict = ApprovalSettings(
+        kinds={ActionKind.PROMOTE_KERNEL: ApprovalRule.TWO, ActionKind.KERNEL_JOB: ApprovalRule.NEVER}
+    )
     people = Directory(People(same={"operator": "ann@example.org", "bob-laptop": "bob@example.org"}))
     kernels = KernelGate(Gate(store, strict, clock, people), store, clock)
     plan = kernels.propose(_plan(clock), "ann@example.org", RECORD).action

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nightshift.agent.approvals.policy import ApprovalSettings, Rule
+from nightshift.agent.approvals.policy import ApprovalRule, ApprovalSettings
 from nightshift.agent.incidents.stages import WORKERS
 from nightshift.agent.store.diagnosis import Diagnosis
 from nightshift.agent.store.incident import Incident, IncidentState
@@ -134,7 +134,7 @@ def test_a_halt_lets_nothing_begin_and_what_is_under_way_ends_by_itself(world: W
 
 
 def test_an_automatic_kind_needs_nobody(world: World, clock: ManualClock) -> None:
-    world.gate.policy = ApprovalSettings(kinds={ActionKind.RESTART_JOB: Rule.AUTOMATIC})
+    world.gate.policy = ApprovalSettings(kinds={ActionKind.RESTART_JOB: ApprovalRule.AUTOMATIC})
     with running(world) as lifecycle:
         name = opened(world)
         lifecycle.wait_idle()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nightshift.agent.approvals.policy import ApprovalSettings, Rule, rule_for
+from nightshift.agent.approvals.policy import ApprovalRule, ApprovalSettings, rule_for
 from nightshift.agent.incidents.advisor import REMEDIES, choose
 from nightshift.collectors.frame import Instant
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
@@ -115,8 +115,10 @@ def test_damaged_training_resumes_from_before_the_onset_and_keeps_what_came_late
     )
     params = {"keep_checkpoints": True, "checkpoint_step": 200, "save_first": False}
     assert action.params == params | {STOPPED_GPUS: 12}
-    assert rule_for(action, ApprovalSettings(wide_gpus=11)) is Rule.TWO, "none of them named, all of them stopped"
-    assert rule_for(action, ApprovalSettings(wide_gpus=12)) is Rule.ONE
+    assert rule_for(action, ApprovalSettings(wide_gpus=11)) is ApprovalRule.TWO, (
+        "none of them named, all of them stopped"
+    )
+    assert rule_for(action, ApprovalSettings(wide_gpus=12)) is ApprovalRule.ONE
     assert "must not be resumed from" in action.why
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from nightshift.agent.__main__ import app
 from nightshift.agent.approvals.gate import Gate
-from nightshift.agent.approvals.policy import ApprovalSettings, Person, Role, Rule
+from nightshift.agent.approvals.policy import ApprovalRule, ApprovalSettings, Person, Role
 from nightshift.agent.approvals.policy_gate import PolicyGate
 from nightshift.agent.control.policy_watch import PolicyWatch
 from nightshift.agent.incidents.retention import Keeping
@@ -108,7 +108,7 @@ def test_newer_evidence_needs_its_own_approval(policies: PolicyGate) -> None:
 
 
 def test_a_rule_for_two_asks_two_people_for_a_promotion(store: Store, clock: ManualClock) -> None:
-    settings = ApprovalSettings(kinds={ActionKind.PROMOTE_POLICY: Rule.TWO})
+    settings = ApprovalSettings(kinds={ActionKind.PROMOTE_POLICY: ApprovalRule.TWO})
     policies = PolicyGate(Gate(store, settings, clock), store, clock, "lab")
     policies.stand("scheduling", "ppo@ab", SHA)
     policies.look("scheduling", world(1, 0.2, 400, 4), 0.0)

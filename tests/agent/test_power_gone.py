@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
-from nightshift.agent.control.power_absence import Gone
+from nightshift.agent.control.power_absence import AbsentNodes
 from nightshift.agent.control.power_interfaces import Around
 from nightshift.collectors.base import Temporary
 from nightshift.collectors.frame import Frame, SeriesIndex
@@ -166,7 +166,7 @@ def test_the_api_server_is_asked_for_just_the_silent_nodes(cluster: Cluster, tmp
     objects = NodeObjects(AccessSettings(kubeconfig=kubeconfig))
     assert objects.standing([stands, goes, "never"]) == {stands, goes}
     settings = PowerSettings(enabled=True, racks={"r": {"nodes": (stands, goes), "budget_w": 1000.0}})
-    gone = Gone(settings, objects.standing)
+    gone = AbsentNodes(settings, objects.standing)
     gone.look([], [], LimitMemory(), 0.0)
     cluster.core.delete_node(goes)
     gone.look([goes], [], LimitMemory(), 1.0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightshift.agent.approvals.policy import ApprovalSettings, Person, Role, Rule
+from nightshift.agent.approvals.policy import ApprovalRule, ApprovalSettings, Person, Role
 from nightshift.agent.approvals.scoreboard import (
     ApprovalScore,
     Level,
@@ -88,7 +88,7 @@ def test_decisions_and_results_are_counted_where_they_belong(
 
 
 def test_what_policy_approved_by_itself_earns_nothing(tmp_path: Path) -> None:
-    world, clock = made(tmp_path, kinds={A.RESTART_JOB: Rule.AUTOMATIC})
+    world, clock = made(tmp_path, kinds={A.RESTART_JOB: ApprovalRule.AUTOMATIC})
     once(world, clock, "")
     (rating,) = ratings(world, clock)
     assert (rating.score.automatic, rating.score.decided) == (1, 0)
@@ -98,7 +98,7 @@ def test_an_automatic_kind_asks_a_person_until_it_has_earned_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same policy: at first somebody has to approve, and the plan says why; after enough agreement it acts."""
-    world, clock = made(tmp_path, kinds={A.RESTART_JOB: Rule.AUTOMATIC})
+    world, clock = made(tmp_path, kinds={A.RESTART_JOB: ApprovalRule.AUTOMATIC})
     monkeypatch.setattr("nightshift.agent.approvals.scoreboard.DECISIONS", 2)
     board = Scoreboard(world.store.database, Settings(required=True, agreed=3, agreement=0.4))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from kubernetes import client, config
 
-from nightshift.agent.approvals.policy import ApprovalSettings, Rule
+from nightshift.agent.approvals.policy import ApprovalRule, ApprovalSettings
 from nightshift.agent.incidents.lifecycle import Lifecycle
 from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.notify.slack.card import TOLD, event
@@ -81,7 +81,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
             f"sqlite:///{tmp_path}/store.sqlite",
             tmp_path,
             clock,
-            policy=ApprovalSettings(kinds={ActionKind.DRAIN: Rule.AUTOMATIC}),
+            policy=ApprovalSettings(kinds={ActionKind.DRAIN: ApprovalRule.AUTOMATIC}),
             settings=LifecycleSettings(),
             action=plan,
         )

@@ -11,9 +11,10 @@ import pytest
 from nightshift.collectors.base import Permanent
 from nightshift.controllers.lab.power.learn import Descent, PlainDescent, Static, Zeus, evaluate, interval, left_out
 from nightshift.controllers.lab.power.simulate import ledger, ledgers, lowest_levels, run
+from nightshift.controllers.lab.power.sweeps import oracle_grid, read_sweeps
 from nightshift.controllers.power import descent
 from nightshift.controllers.power.belief import TOP, Bank, LevelWindows, Noise, outlook
-from nightshift.controllers.power.curves import LEVELS, Curve, on_levels, oracle_grid, read_sweeps, synthetic
+from nightshift.controllers.power.curves import LEVELS, Curve, on_levels, synthetic
 
 BANK = Bank.make(256)
 CURVES = synthetic(40, np.random.default_rng(123))

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightshift.collectors.base import Permanent
+from nightshift.controllers.lab.power.rack import Believed, Bools, CommonCap, fill
 from nightshift.controllers.lab.power.rack_run import Scene, TrueShares, oracle, rack
 from nightshift.controllers.power.belief import TOP, Bank, Ints, LevelWindows
 from nightshift.controllers.power.curves import LEVELS, Curve, Floats, synthetic
-from nightshift.controllers.power.rack import RANGE, Believed, Bools, CommonCap, fill
-from nightshift.controllers.power.share import Claims, Sharing, divide, share_out
+from nightshift.controllers.power.share import RANGE, Claims, Sharing, divide, share_out
 
 CURVES = [c for c in synthetic(300, np.random.default_rng(99)) if c.draw_w[-1] >= 0.75 and c.min_w <= 0.505]
 BANK = Bank.make(256, steep=RANGE)

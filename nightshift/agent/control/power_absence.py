@@ -23,7 +23,7 @@ Standing = Callable[[Collection[str]], frozenset[str]]
 """Those of the names that are Nodes now, as the API server says. Raises Temporary or Permanent."""
 
 
-class Gone:
+class AbsentNodes:
     """One per daemon. Asked and changed by turns; `draws_mw` is read from the thread that looks."""
 
     def __init__(self, settings: PowerSettings, standing: Standing | None) -> None:

@@ -47,14 +47,14 @@ Belief = tuple[Gang, Outlook, GangSeen, descent.DescentCare]
 
 
 @dataclass(frozen=True)
-class Asked:
+class LearnedPolicy:
     """The learned policy that is asked, and how far what it sees is from its training."""
 
     file: PolicyFile
     drift: Drift
 
     @classmethod
-    def of(cls, file: PolicyFile | None) -> Asked | None:
+    def of(cls, file: PolicyFile | None) -> LearnedPolicy | None:
         """None for the heuristic. Raises PolicyRefused where the file's envelope is not fit."""
         return None if file is None else cls(file, Drift(Envelope.of(file)))
 
@@ -146,7 +146,7 @@ def decide_gang(
     belief: Belief,
     answer: GangAnswer,
     trust: Trust,
-    asked: Asked | None,
+    asked: LearnedPolicy | None,
     rng: np.random.Generator,
     now_s: float,
     highest_mw: Mapping[str, int] | None = None,

@@ -28,12 +28,12 @@ from typing import Any
 import numpy as np
 import structlog
 
-from nightshift.agent.control.power_absence import Gone
+from nightshift.agent.control.power_absence import AbsentNodes
 from nightshift.agent.control.power_decision import (
-    Asked,
     Belief,
     Beliefs,
     Decided,
+    LearnedPolicy,
     ask,
     decide_gang,
     power_range,
@@ -58,9 +58,8 @@ from nightshift.controllers.power.clocks import FREE_SHARE, GRID_MHZ, MAX_MHZ, S
 from nightshift.controllers.power.curves import LEVELS
 from nightshift.controllers.power.division import Division, divide_racks
 from nightshift.controllers.power.gang import Gang, level_of, look
-from nightshift.controllers.power.rack import RANGE
 from nightshift.controllers.power.settings import LEASE_S, WINDOW_S, PowerSettings
-from nightshift.controllers.power.share import Sharing
+from nightshift.controllers.power.share import RANGE, Sharing
 from nightshift.controllers.power.shield import LimitMemory
 from nightshift.controllers.promotion import PolicyHealth
 
@@ -322,7 +321,7 @@ class PowerState:
     """What power control keeps in the daemon's store from turn to turn, for the daemon that leads next.
 
     `released`: GPUs and nodes that people gave back, and when that was taken up (Unix s). `gone`: of
-    `power_absence.Gone`."""
+    `power_absence.AbsentNodes`."""
 
     memory: LimitMemory = field(default_factory=LimitMemory)
     gangs: dict[str, Gang] = field(default_factory=dict)
@@ -399,9 +398,9 @@ class PowerLoop:
         self._beliefs = Beliefs(settings)
         self._wide = shared_bank(RANGE) if settings.racks else None
         self._sharing = Sharing()
-        self._file, self._asked = file, Asked.of(file)
+        self._file, self._asked = file, LearnedPolicy.of(file)
         self._follows: PendingRaises | None = None
-        self._gone = Gone(settings, around.standing)
+        self._gone = AbsentNodes(settings, around.standing)
         self._racks = Racks(settings, self._gone)
         self._told: Mapping[str, NodeStatus] = {}
         self._memory = shield.LimitMemory()

@@ -20,6 +20,9 @@ from scipy.optimize import isotonic_regression
 from nightshift.controllers.power.belief import TOP, Bank, Ints, LevelWindows, N, Noise, outlook
 from nightshift.controllers.power.curves import LEVELS, Floats
 
+RANGE = 1.5
+"""Log time that matters to a rack: its slowest jobs stand far below any slowdown budget."""
+
 
 @dataclass(frozen=True)
 class Sharing:

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from examples.pager_stand_in.server import Fault
 from nightshift.agent.console.server import Server
-from nightshift.agent.notify.outlets.room import MAX_BODY_BYTES, PATH
+from nightshift.agent.notify.outlets.service import MAX_BODY_BYTES, PATH
 from nightshift.agent.store.incident import Cause, taken_on
 from nightshift.detectors.base import Severity
 from tests.agent.incidents import a_finding

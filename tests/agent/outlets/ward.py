@@ -19,7 +19,7 @@ from nightshift.agent.approvals.policy import ApprovalSettings
 from nightshift.agent.incidents.suppression import Suppressor
 from nightshift.agent.notify.outlets import web
 from nightshift.agent.notify.outlets.pages import OutletParts
-from nightshift.agent.notify.outlets.room import Outlets
+from nightshift.agent.notify.outlets.service import Outlets
 from nightshift.agent.notify.outlets.settings import Settings, build
 from nightshift.agent.store.incident import Cause
 from nightshift.agent.store.incident_store import Store

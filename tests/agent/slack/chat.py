@@ -17,8 +17,8 @@ from nightshift.agent.approvals.people import Directory
 from nightshift.agent.approvals.people import Settings as PeopleSettings
 from nightshift.agent.approvals.policy import ApprovalSettings, Role
 from nightshift.agent.incidents.suppression import Suppressor
-from nightshift.agent.notify.slack import room
-from nightshift.agent.notify.slack.room import Slack
+from nightshift.agent.notify.slack import service
+from nightshift.agent.notify.slack.service import Slack
 from nightshift.agent.notify.slack.settings import Settings
 from nightshift.agent.setup.channels import build_slack
 from nightshift.agent.store.incident import Cause
@@ -146,7 +146,7 @@ def a_chat(folder: Path, url: str, **more: Any) -> Iterator[Chat]:
     clock = ManualClock()
     store = Store(url, clock)
     suppressor = Suppressor(store, clock, more.pop("windows", lambda: ()), more.pop("inventory", None))
-    patient = patch.object(room, "TIMEOUT_S", 30.0)  # a busy machine is no silent Slack
+    patient = patch.object(service, "TIMEOUT_S", 30.0)  # a busy machine is no silent Slack
     with StandIn() as stand_in, patient:
         for channel in (CHANNEL, "C2", "C3"):
             stand_in.workspace.channels[channel] = []

@@ -23,7 +23,7 @@ from examples.slack_stand_in.server import Acknowledged
 from nightshift.agent.approvals.gate import GateAnswer
 from nightshift.agent.approvals.policy import Person, Role
 from nightshift.agent.console.server import Server
-from nightshift.agent.notify.slack.room import MAX_BODY_BYTES, PATH
+from nightshift.agent.notify.slack.service import MAX_BODY_BYTES, PATH
 from nightshift.agent.store.incident import Cause, IncidentState
 from tests.agent.slack.chat import ANN, BOB, CHANNEL, VIC, Chat, a_chat, buttons_of, started, text_of, until
 

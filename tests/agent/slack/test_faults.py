@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from examples.slack_stand_in.server import Fault
 from nightshift.agent.console.server import Server
 from nightshift.agent.notify import courier as courier_module
-from nightshift.agent.notify.slack.room import PATH
+from nightshift.agent.notify.slack.service import PATH
 from nightshift.agent.store.incident import IncidentState
 from tests.agent.slack.chat import ANN, BOB, CHANNEL, Chat, a_chat, buttons_of, started, until
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from nightshift.collectors.base import Permanent
+from nightshift.controllers.lab.power.rack import MARGIN, Bools, Divider, fill
 from nightshift.controllers.lab.power.simulate import WINDOW_S, lowest_levels
 from nightshift.controllers.power import shield
 from nightshift.controllers.power.belief import TOP, Ints
 from nightshift.controllers.power.curves import LEVELS, Curve, Floats, on_levels
-from nightshift.controllers.power.rack import MARGIN, Bools, Divider, fill
 from nightshift.controllers.power.share import Sharing, share_out
 
 MAX_MW = 700_000

@@ -27,8 +27,6 @@ from nightshift.controllers.power.share import Claims, Sharing, divide
 Bools = NDArray[np.bool_]
 MARGIN = Settings().margin_share + 0.001
 """A little more than the shield's, which rounds to watts."""
-RANGE = 1.5
-"""Log time that matters to a rack: its slowest jobs stand far below any slowdown budget."""
 
 
 class Divider(Protocol):
@@ -75,7 +73,7 @@ class CommonCap:
 class Believed:
     """The divider: `share.divide` on what is believed of each job, counting every GPU at its limit."""
 
-    bank: Bank  # made with a `steep` of RANGE
+    bank: Bank  # made with a `steep` of `share.RANGE`
     margin: float = MARGIN
     sharing: Sharing = field(default_factory=Sharing)
 

@@ -32,7 +32,7 @@ nothing was measured."""
 
 
 @dataclass(frozen=True)
-class Known:
+class BestMeasured:
     """One measured configuration. seconds: its median time then."""
 
     gpu: str
@@ -44,13 +44,13 @@ class Known:
 
 
 @cache
-def known() -> tuple[Known, ...]:
+def known() -> tuple[BestMeasured, ...]:
     """All of the file, best first within a case."""
     found = []
     for item in json.loads(_FILE.read_text()):
         case = Case.of(item["case"]["dtype"], item["case"]["layout"], **item["case"]["params"])
         found.append(
-            Known(item["gpu"], item["problem"], case, item["family"], dict(item["config"]), item["seconds"])
+            BestMeasured(item["gpu"], item["problem"], case, item["family"], dict(item["config"]), item["seconds"])
         )
     return tuple(sorted(found, key=lambda k: k.seconds))
 
@@ -62,8 +62,9 @@ def octaves(a: Case, b: Case) -> float:
     return apart + (a.dtype != b.dtype)
 
 
-def neighbours(gpu: str, problem: str, case: Case, family: str = "") -> list[Known]:
+def neighbours(gpu: str, problem: str, case: Case, family: str = "") -> list[BestMeasured]:
     """The nearest cases' best configurations first; those of the same GPU before others."""
+    # what was measured for the problem itself comes first; else its like's
     named = problem if any(k.problem == problem for k in known()) else _ALIKE.get(problem, problem)
     fitting = [k for k in known() if k.problem == named and family in ("", k.family)]
     return sorted(fitting, key=lambda k: (k.gpu != gpu, octaves(k.case, case), k.seconds))
@@ -78,7 +79,7 @@ def templates(gpu: str, problem: str, case: Case, seed: int = 0, warm: bool = Tr
     return made
 
 
-def to_json(items: Sequence[Known]) -> list[dict[str, Any]]:
+def to_json(items: Sequence[BestMeasured]) -> list[dict[str, Any]]:
     """The inverse of `known`, for the file."""
     return [
         {
