@@ -164,7 +164,7 @@ def test_no_more_evidence_is_taken_than_allowed() -> None:
     answers = [
         tools.call("topology", {"subject": str(GPUS[1]), "at_s": ONSET_S + n}) for n in range(MORE_ITEMS + 1)
     ]
-    assert answers[-1] == "no more evidence can be taken"
+    assert answers[-1] == "the limit of evidence is reached"
     assert len(tools.ledger.items) == MORE_ITEMS
 
 
