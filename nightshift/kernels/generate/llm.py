@@ -77,7 +77,9 @@ def contrasts(history: Sequence[Outcome], count: int) -> list[SpeedContrast]:
     for outcome in history:
         if outcome.timed:
             timed[outcome.proposal.candidate.source_sha256] = outcome
-    ranked = sorted(timed.values(), key=lambda o: o.seconds)[:24]
+    ranked = sorted(timed.values(), key=lambda o: o.seconds)[
+        :24
+    ]  # pairs grow with the square, each a comparison of texts
     pairs = []
     for i, fast in enumerate(ranked):
         for slow in ranked[i + 1 :]:
@@ -112,9 +114,10 @@ def task_text(task: Task) -> str:
     parts = [f"Operation: {problem.name}. Timed case: {case}.", "Reference (eager PyTorch):"]
     try:
         parts.append(inspect.getsource(problem.reference).strip())
-    except (OSError, TypeError):
+    except (OSError, TypeError):  # of a library's operator, or one made in a shell, there is no source
         parts.append(f"{problem.reference!r}")
     try:
+        # shapes alone are wanted: a large case would take the memory that it is timed in
         inputs = problem.make_inputs(case, Draw(1, "normal", "meta"))
         told = [f"{tuple(x.shape)} {str(x.dtype)[6:]}" if isinstance(x, torch.Tensor) else repr(x) for x in inputs]
         parts.append("Inputs, contiguous, in order: " + "; ".join(told) + ".")
@@ -157,6 +160,7 @@ def messages(
     """(role, text) pairs: rules, task and exemplars, then the latest attempt of this author with its verdict."""
     parts = [task_text(task)]
     parts += [example_text(c) for c in contrasts(history, exemplars)]
+    # of all authors: what another one reached is what there is to beat
     best = min((o for o in history if o.timed), key=lambda o: o.seconds, default=None)
     if best is not None:
         parts.append(f"The fastest so far takes {best.seconds * 1e6:.1f} µs. Beat it.")

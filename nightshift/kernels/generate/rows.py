@@ -54,6 +54,7 @@ def row_space(case: Case, registers: int = 96, name: str = "n") -> Space:
     def admits(config: Config) -> bool:
         rows, warps, waves, stages = (int(config[k]) for k in ("rows", "warps", "waves", "stages"))
         held = rows * width / (32 * warps)
+        # only a persistent program has a loop whose loads can be in flight ahead
         return 4 <= held <= registers and (waves > 0 or stages == 1)
 
     return Space.of(
