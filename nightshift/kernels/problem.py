@@ -254,9 +254,9 @@ def kind(case: Case, kinds: int) -> int:
     return 1 + mix(*case.sizes.values()) // 3 % kinds if kinds and unusual(case) else 0
 
 
-def epsilon(case: Case, usual: float, others: Sequence[float] = (1e-3,)) -> float:
+def epsilon(case: Case, usual: float, alternatives: Sequence[float] = (1e-3,)) -> float:
     """The usual epsilon of a normalisation, or one of the others (the problem's `numbers` are as many)."""
-    return (usual, *others)[kind(case, len(others))]
+    return (usual, *alternatives)[kind(case, len(alternatives))]
 
 
 def nearest(case: Case, axis: str, fits: Callable[[Case], bool]) -> Iterator[Case]:

@@ -104,12 +104,12 @@ class GangClocks:
         gpus: Iterable[shield.Gpu],
         windows: Iterable[GpuWindow],
         beliefs: Mapping[str, Belief],
-        told: Mapping[str, NodeStatus],
+        statuses: Mapping[str, NodeStatus],
         granted: Mapping[str, bool],
         s: shield.Settings,
     ) -> None:
         """Takes a window in: what was read of every GPU's clock."""
-        self._top |= {u: g.max_clock_mhz for node in told.values() for u, g in node.gpus.items()}
+        self._top |= {u: g.max_clock_mhz for node in statuses.values() for u, g in node.gpus.items()}
         busy = {job for job, belief in beliefs.items() if not belief[2].missing()}
         of = {w.uuid: w for w in windows}
         self._seen = [
@@ -124,7 +124,7 @@ class GangClocks:
             )
             for gpu in gpus
         ]
-        by_hand = frozenset().union(*(node.clocks_by_hand for node in told.values()))
+        by_hand = frozenset().union(*(node.clocks_by_hand for node in statuses.values()))
         self.memory = clocks.observe(self._seen, self.memory, granted, s, by_hand)
 
     def believe(self, beliefs: Mapping[str, Belief], windows: Mapping[str, list[GpuWindow]]) -> dict[str, Belief]:
@@ -429,7 +429,7 @@ class PowerLoop:
         fixed = {"step_share": STEP_SHARE, "max_mhz": MAX_MHZ}
         return fingerprint({"care": care, "clocks": clocks.model_dump() | fixed})
 
-    # Life
+    # Life --------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._work, name="power", daemon=True)
@@ -482,7 +482,7 @@ class PowerLoop:
                 self._around.count("failed")
                 self._log.exception("turn failed")
 
-    # One turn
+    # One turn ----------------------------------------------------------------------------------------------------
 
     def turn(self, now_s: float) -> PowerTurn:
         """Closes the window and decides. Raises Temporary or Permanent where the store or the nodes' answers do."""
@@ -688,7 +688,7 @@ class PowerLoop:
                 self._log.warning("power lease denied", node=node, said=grant.said)
         return grants
 
-    # What is kept
+    # What is kept ------------------------------------------------------------------------------------------------
 
     def _keep_state(self) -> None:
         gangs, gone, clocks = self._beliefs.gangs, self._gone.to_json(), self._clocks

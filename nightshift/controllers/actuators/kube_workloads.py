@@ -294,7 +294,7 @@ class Suggestion:
         )
 
 
-def suggest_scaling(kube: KubeClient, namespace: str, replica_set: str, more: int = 1) -> Suggestion | None:
+def suggest_scaling(kube: KubeClient, namespace: str, replica_set: str, replicas: int = 1) -> Suggestion | None:
     """For the Deployment above a ReplicaSet; None where there is none. Raises Temporary or Permanent."""
     found = kube.find(f"/apis/apps/v1/namespaces/{named(namespace)}/replicasets/{named(replica_set)}")
     references = (found or {"metadata": {}})["metadata"].get("ownerReferences") or []
@@ -306,25 +306,25 @@ def suggest_scaling(kube: KubeClient, namespace: str, replica_set: str, more: in
     except NotFound:
         return None
     scalers = kube.list(f"/apis/autoscaling/v2/namespaces/{namespace}/horizontalpodautoscalers")
-    return decide(deployment, scalers, more)
+    return decide(deployment, scalers, replicas)
 
 
-def decide(deployment: Object, scalers: list[Object], more: int) -> Suggestion:
-    """Purely: who owns the replica count, and the smallest change there that gives `more` replicas."""
+def decide(deployment: Object, scalers: list[Object], replicas: int) -> Suggestion:
+    """Purely: who owns the replica count, and the smallest change there that gives so many more `replicas`."""
     meta, now = deployment["metadata"], int((deployment.get("spec") or {}).get("replicas", 1))
     name = f"{meta['namespace']}/{meta['name']}"
     for scaler in scalers:
         target = scaler["spec"]["scaleTargetRef"]
         if (target.get("kind"), target.get("name")) == ("Deployment", meta["name"]):
-            return Suggestion(f"Deployment {name}", *_scaled(scaler, now + more))
+            return Suggestion(f"Deployment {name}", *_scaled(scaler, now + replicas))
     notes = {**(meta.get("labels") or {}), **(meta.get("annotations") or {})}
     for who, keys in (("Argo CD", _ARGO), ("Flux", _FLUX), ("Helm", (_HELM,))):
         if (key := next((k for k in keys if notes.get(k)), None)) is not None:
             owner = f"{who} ({notes[key]})"
             return Suggestion(
-                f"Deployment {name}", owner, _diff("in its source, Deployment", "replicas", now, more)
+                f"Deployment {name}", owner, _diff("in its source, Deployment", "replicas", now, replicas)
             )
-    return Suggestion(f"Deployment {name}", _manager(meta), _diff(f"Deployment {name}", "replicas", now, more))
+    return Suggestion(f"Deployment {name}", _manager(meta), _diff(f"Deployment {name}", "replicas", now, replicas))
 
 
 def _scaled(scaler: Object, wanted: int) -> tuple[str, tuple[str, ...]]:

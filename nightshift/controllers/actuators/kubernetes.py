@@ -308,7 +308,7 @@ class KubernetesActuator:
         kinds = [kind for kind in self.TARGETS if kind in self.kinds()]
         return kube_rights.refused(self._kube, kinds, namespaces=self._settings.access.namespaces)
 
-    # the plan against the world
+    # The plan against the world ----------------------------------------------------------------------------------
 
     def changed(self, action: Action) -> list[str]:
         sentences = []
@@ -351,7 +351,7 @@ class KubernetesActuator:
                 return _word(not job.suspended and bool(kube_jobs.live_pods(self._kube, job)))
         return None
 
-    # acting
+    # Acting ------------------------------------------------------------------------------------------------------
 
     def execute(self, action: Action) -> ActionOutcome:
         """What the API server warns of meanwhile stands in the outcome, of all the tries that it took."""
@@ -471,7 +471,7 @@ class KubernetesActuator:
         self.marks.patch(kube_nodes.path(name), node, action, change)
         return self._outcome(OutcomeStatus.DONE, f"{action.target} quarantined on {name}")
 
-    # reading back and taking back
+    # Reading back and taking back --------------------------------------------------------------------------------
 
     def read(self, action: Action) -> ActionOutcome:
         self._check_target(action)

@@ -188,7 +188,7 @@ class Registry:
         except OSError as error:
             raise RegistryError(f"{folder}: cannot hold a registry: {error.strerror}") from error
 
-    def propose(self, envelope: Mapping[str, Any], by: str, why: str, at_s: float) -> Entry:
+    def propose(self, envelope: Mapping[str, Any], by: str, reason: str, at_s: float) -> Entry:
         """Takes a certificate in. The same one again changes nothing. Raises CertificateError."""
         self.check(envelope)
         sha256 = certificate_sha256(envelope)
@@ -197,7 +197,7 @@ class Registry:
             if not _history(folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 write_whole(folder / "certificate.json", json.dumps(envelope, indent=1) + "\n")
-                self._append(sha256, Move(CertificateState.proposed, by, why, at_s))
+                self._append(sha256, Move(CertificateState.proposed, by, reason, at_s))
                 told = self._told().get(sha256, {})
                 if told.get("at_s", _UNKNOWN_S) != _UNKNOWN_S:  # its folder was removed since; a demotion is final
                     self._append(sha256, Move(CertificateState.demoted, by, str(told.get("why", "")), at_s))
@@ -218,7 +218,7 @@ class Registry:
         certificate: str,
         state: CertificateState,
         by: str,
-        why: str,
+        reason: str,
         at_s: float,
         plan_sha256: str = "",
         environment: JobEnvironment = UNKNOWN,
@@ -236,12 +236,12 @@ class Registry:
             )
             if objections:
                 raise RegistryError(f"{certificate[:16]}: not promotable: {'; '.join(map(str, objections))}")
-            self._append(entry.certificate, Move(state, by, why, at_s, plan_sha256))
+            self._append(entry.certificate, Move(state, by, reason, at_s, plan_sha256))
             if state is CertificateState.demoted:
                 self._write_demotions()
             return self.entry(entry.certificate)
 
-    def demote(self, certificate: str, by: str, why: str, at_s: float) -> Entry:
+    def demote(self, certificate: str, by: str, reason: str, at_s: float) -> Entry:
         """Out, for good. Jobs notice at their next start or step boundary. Already demoted: nothing changes.
 
         A damaged kernel goes out as well, and its damage is raised once the jobs are told.
@@ -252,14 +252,14 @@ class Registry:
         except Damaged as error:
             with self._alone():
                 self._write_demotions()  # first: its history may be what is damaged
-                self._append(name, Move(CertificateState.demoted, by, why, at_s))
+                self._append(name, Move(CertificateState.demoted, by, reason, at_s))
                 self._write_demotions()
             raise Damaged(f"{error}; it is demoted, and jobs are told") from error
         if entry.state is CertificateState.demoted:
             with self._alone():
                 self._write_demotions()
             return entry
-        return self.move(entry.certificate, CertificateState.demoted, by, why, at_s)
+        return self.move(entry.certificate, CertificateState.demoted, by, reason, at_s)
 
     def collect_mismatches(self, at_s: float) -> list[Entry]:
         """Demotes every kernel that a job's shadow check found wrong; those that were. What was demoted before, and

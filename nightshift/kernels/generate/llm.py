@@ -155,7 +155,7 @@ def example_text(contrast: SpeedContrast) -> str:
 
 
 def messages(
-    task: Task, history: Sequence[Outcome], mine: Sequence[Outcome], exemplars: int
+    task: Task, history: Sequence[Outcome], attempts: Sequence[Outcome], exemplars: int
 ) -> list[tuple[str, str]]:
     """(role, text) pairs: rules, task and exemplars, then the latest attempt of this author with its verdict."""
     parts = [task_text(task)]
@@ -165,8 +165,8 @@ def messages(
     if best is not None:
         parts.append(f"The fastest so far takes {best.seconds * 1e6:.1f} µs. Beat it.")
     said = [("system", RULES), ("user", "\n\n".join(parts))]
-    if mine:
-        last = mine[-1]
+    if attempts:
+        last = attempts[-1]
         said.append(("assistant", f"{BEGIN}\n{last.proposal.candidate.source}\n{END}"))
         said.append(("user", feedback(task, last) + "\nWrite an improved version of the whole file."))
     return said
