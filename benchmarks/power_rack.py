@@ -28,8 +28,16 @@ import numpy as np
 from benchmarks.report import write
 from nightshift.collectors.base import Permanent
 from nightshift.controllers.lab.power.learn import interval
-from nightshift.controllers.lab.power.rack import Believed, CommonCap
-from nightshift.controllers.lab.power.rack_run import RackScore, Scene, TrueShares, at_once, oracle, rack
+from nightshift.controllers.lab.power.rack_run import (
+    Believed,
+    CommonCap,
+    RackScore,
+    Scene,
+    TrueShares,
+    at_once,
+    oracle,
+    rack,
+)
 from nightshift.controllers.lab.power.sweeps import read_sweeps
 from nightshift.controllers.power.belief import Bank
 from nightshift.controllers.power.curves import Curve, synthetic

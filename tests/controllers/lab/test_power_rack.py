@@ -10,8 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightshift.collectors.base import Permanent
-from nightshift.controllers.lab.power.rack import Believed, Bools, CommonCap, fill
-from nightshift.controllers.lab.power.rack_run import Scene, TrueShares, oracle, rack
+from nightshift.controllers.lab.power.rack_run import (
+    Believed,
+    Bools,
+    CommonCap,
+    Scene,
+    TrueShares,
+    fill,
+    oracle,
+    rack,
+)
 from nightshift.controllers.power.belief import TOP, Bank, Ints, LevelWindows
 from nightshift.controllers.power.curves import LEVELS, Curve, Floats, synthetic
 from nightshift.controllers.power.share import RANGE, Claims, Sharing, divide, share_out
