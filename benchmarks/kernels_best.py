@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kernels_tables import OUT
-from nightshift.kernels.generate import known
+from nightshift.kernels.generate import best_measured
 from nightshift.kernels.generate.base import GeneratorError
 from nightshift.kernels.ops.families import family_named
 from nightshift.kernels.problem import Case
@@ -25,7 +25,7 @@ def read(folder: Path = OUT) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
 
 
-def best(table: dict[str, Any], top: int) -> list[known.Known]:
+def best(table: dict[str, Any], top: int) -> list[best_measured.BestMeasured]:
     """The table's fastest configurations that its family's space still holds."""
     case = Case.of(table["case"]["dtype"], table["case"]["layout"], **table["case"]["params"])
     family = family_named(table["family"])
@@ -39,7 +39,7 @@ def best(table: dict[str, Any], top: int) -> list[known.Known]:
         config = {n: table["dimensions"][n][i] for n, i in zip(names, row, strict=True)}
         if space.holds(config):
             gpu = table["environment"]["gpu"]
-            found.append(known.Known(gpu, table["problem"], case, family.name, config, micro * 1e-6))
+            found.append(best_measured.BestMeasured(gpu, table["problem"], case, family.name, config, micro * 1e-6))
         if len(found) == top:
             break
     return found
@@ -80,8 +80,8 @@ def main() -> None:
             made = merged(json.loads(target.read_text()), table) if target.exists() else table
             target.write_text(json.dumps(made, separators=(",", ":")) + "\n")
     found = [k for table in read() for k in best(table, options.top)]
-    target = Path(known.__file__).with_name("known.json")
-    lines = ",\n".join(json.dumps(item, separators=(",", ":")) for item in known.to_json(found))
+    target = Path(best_measured.__file__).with_name("known.json")
+    lines = ",\n".join(json.dumps(item, separators=(",", ":")) for item in best_measured.to_json(found))
     target.write_text(f"[\n{lines}\n]\n")
     print(f"{len(found)} configurations of {len(read())} tables in {target}")
 

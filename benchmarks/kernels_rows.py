@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kernels_best import best
-from nightshift.kernels.generate import known
+from nightshift.kernels.generate import best_measured
 from nightshift.kernels.ops.problems import ALL as PROBLEMS
 from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case
@@ -135,7 +135,7 @@ def swept(found: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
 def _fastest(folder: Path) -> Any:
     tables = [item for part in sorted(folder.glob("*.json")) for item in best(json.loads(part.read_text()), 1)]
 
-    def of(row: tuple[str, Case]) -> known.Known | None:
+    def of(row: tuple[str, Case]) -> best_measured.BestMeasured | None:
         fitting = [k for k in tables if (k.problem, k.case) == row]
         return min(fitting, key=lambda k: k.seconds, default=None)
 

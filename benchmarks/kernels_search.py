@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.kernels_best import read
 from nightshift.kernels.generate.base import Config, Value
-from nightshift.kernels.generate.known import octaves
+from nightshift.kernels.generate.best_measured import octaves
 from nightshift.kernels.generate.rows import carry
 from nightshift.kernels.generate.space import Space
 from nightshift.kernels.generate.template import Family, Template, Warm

@@ -43,7 +43,7 @@ from benchmarks.kernels_best import best
 from benchmarks.kernels_close import Choice, Done, elsewhere, improve, row_json, written
 from benchmarks.kernels_compile import own_gpu
 from benchmarks.kernels_rows import OUT, dearest_first, resummarise, rows, summary
-from nightshift.kernels.generate import known
+from nightshift.kernels.generate import best_measured
 from nightshift.kernels.generate.base import GeneratorError
 from nightshift.kernels.judge.host.replay import timed
 from nightshift.kernels.judge.judge import Judge, Request
@@ -61,7 +61,7 @@ def from_tables(paths: list[Path], top: int) -> dict[str, list[Choice]]:
     A path is a folder of tables or a file of lines (`benchmarks.kernels_tables --single`). The best of a second
     family comes third, in case the judge refuses the first family's.
     """
-    found: dict[str, dict[str, known.Known]] = {}
+    found: dict[str, dict[str, best_measured.BestMeasured]] = {}
     for path in (p for p in paths if p.exists()):
         for part in sorted(path.glob("*.json")) if path.is_dir() else [path]:
             for table in map(json.loads, part.read_text().splitlines()):
@@ -115,11 +115,11 @@ def choices_of(board: str, problem: str, case: Case, tables: dict[str, list[Choi
     a spread over each family's space."""
     if f"{problem} {case}" in tables:
         return tables[f"{problem} {case}"]
-    near = [(k.family, dict(k.config)) for k in known.neighbours(board, problem, case)[:count]]
+    near = [(k.family, dict(k.config)) for k in best_measured.neighbours(board, problem, case)[:count]]
     if near:
         return near
     found: list[Choice] = []
-    for author in known.templates(board, problem, case):
+    for author in best_measured.templates(board, problem, case):
         with contextlib.suppress(GeneratorError):
             space = author.family.space(problem, case)
             found += [(author.name, dict(config)) for config, _ in author.choose(space, [], count)]

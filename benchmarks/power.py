@@ -7,7 +7,7 @@ Sweeps are in Zeus's format (controllers/power/curves.py). Without --policy one 
 core); what is known before it is written. Times are CPU seconds of this process.
 
 The other lever, locked SM clocks, has a part of its own: the same controllers on jobs whose draw no limit binds, as
-the daemon would take them over (`agent/control/power_clocks.py`): of made-up curves that are not in the bank, and
+the daemon would take them over (`agent/control/power_loop.py`): of made-up curves that are not in the bank, and
 of a sweep over clocks where one is given (the same format, MHz in `power_limit`; its GPU's highest limit as --tdp).
 """
 
@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.power_look import look_cpu_s
 from benchmarks.report import write
-from nightshift.agent.control.power_clocks import UNBOUND
+from nightshift.agent.control.power_loop import UNBOUND
 from nightshift.collectors.seal import trusted_keys
 from nightshift.controllers.lab.power.learn import (
     CANDIDATES,
@@ -43,15 +43,15 @@ from nightshift.controllers.lab.power.learn import (
     summary,
 )
 from nightshift.controllers.lab.power.simulate import Controller, ledgers, lowest_levels
+from nightshift.controllers.lab.power.sweeps import read_sweeps
 from nightshift.controllers.policy_file import read
 from nightshift.controllers.power import descent
 from nightshift.controllers.power.belief import Bank, Ints
 from nightshift.controllers.power.clock_curves import careful, clock_bank, synthetic_clocks
+from nightshift.controllers.power.clocks import MAX_MHZ
 from nightshift.controllers.power.clocks import Settings as ClockSettings
-from nightshift.controllers.power.curves import Curve, on_levels, read_sweeps, synthetic
+from nightshift.controllers.power.curves import Curve, on_levels, synthetic
 from nightshift.controllers.power.features import INTERFACE
-
-MHZ = ClockSettings().max_mhz
 
 
 def decision_cpu_s(gpus: int = 10_000, windows: int = 240, looks: int = 9) -> dict[str, float]:
@@ -105,7 +105,7 @@ def clock_sets(sweep: Path | None, tdp_w: float) -> Iterator[tuple[str, list[Cur
     made_up = synthetic_clocks(200, np.random.default_rng(99))
     yield (
         "made up",
-        for_clocks([Curve(c.gpu, c.workload, c.limit_w * MHZ, c.time, c.draw_w * MHZ) for c in made_up]),
+        for_clocks([Curve(c.gpu, c.workload, c.limit_w * MAX_MHZ, c.time, c.draw_w * MAX_MHZ) for c in made_up]),
     )
     if sweep is not None:
         read_in = read_sweeps(sweep)

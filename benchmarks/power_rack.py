@@ -28,11 +28,20 @@ import numpy as np
 from benchmarks.report import write
 from nightshift.collectors.base import Permanent
 from nightshift.controllers.lab.power.learn import interval
-from nightshift.controllers.lab.power.rack_run import RackScore, Scene, TrueShares, at_once, oracle, rack
+from nightshift.controllers.lab.power.rack_run import (
+    Believed,
+    CommonCap,
+    RackScore,
+    Scene,
+    TrueShares,
+    at_once,
+    oracle,
+    rack,
+)
+from nightshift.controllers.lab.power.sweeps import read_sweeps
 from nightshift.controllers.power.belief import Bank
-from nightshift.controllers.power.curves import Curve, read_sweeps, synthetic
-from nightshift.controllers.power.rack import RANGE, Believed, CommonCap
-from nightshift.controllers.power.share import Sharing
+from nightshift.controllers.power.curves import Curve, synthetic
+from nightshift.controllers.power.share import RANGE, Sharing
 from nightshift.detectors.hardware.throttle import POWER_CAP
 
 GPUS, WINDOWS, SHARES = 16, 240, (0.7, 0.8)

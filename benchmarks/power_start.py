@@ -26,9 +26,10 @@ import numpy as np
 from benchmarks.report import write
 from nightshift.controllers.lab.power.learn import JUDGED_BUDGETS, Descent, interval
 from nightshift.controllers.lab.power.simulate import ledgers, lowest_levels
+from nightshift.controllers.lab.power.sweeps import read_sweeps
 from nightshift.controllers.power import descent
 from nightshift.controllers.power.belief import TOP, Bank
-from nightshift.controllers.power.curves import LEVELS, Curve, Floats, on_levels, read_sweeps, synthetic
+from nightshift.controllers.power.curves import LEVELS, Curve, Floats, on_levels, synthetic
 
 LEAPS = (1, 3, 6)
 WINDOWS = 120

@@ -20,7 +20,7 @@ from nightshift.agent.clock import WallClock
 from nightshift.agent.construct import NVML_LIBRARY, build_actuators, build_collectors, has_nvidia_driver
 from nightshift.agent.notify.outlets.settings import Settings as OutletSettings
 from nightshift.agent.notify.outlets.settings import build as build_outlets
-from nightshift.agent.notify.slack.room import try_out as try_slack
+from nightshift.agent.notify.slack.service import try_out as try_slack
 from nightshift.agent.notify.slack.settings import Settings as SlackSettings
 from nightshift.agent.rca.model import Failed, Model, ModelSettings, try_out
 from nightshift.agent.settings import Settings

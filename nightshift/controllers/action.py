@@ -51,7 +51,7 @@ class ActionKind(StrEnum):
     """Let a learned policy act a step further: shadow, trial, canary, active."""
 
 
-class Rule(StrEnum):
+class ApprovalRule(StrEnum):
     """How many people an action needs."""
 
     AUTOMATIC = "automatic"
@@ -94,9 +94,9 @@ class ActionTraits:
     contains: bool = False
     """Taking it back while the fault is there would put the fault back to work."""
     stops_jobs: bool = False
-    approval: Rule = Rule.ONE
+    approval: ApprovalRule = ApprovalRule.ONE
     """Without a rule of the operator's. AUTOMATIC holds only for a plan that asks for no approval."""
-    least_approval: Rule = Rule.AUTOMATIC
+    least_approval: ApprovalRule = ApprovalRule.AUTOMATIC
     """No setting makes it laxer than this."""
     fresh_sign_in: bool = False
     repairs: frozenset[Fault] = frozenset()
@@ -136,19 +136,19 @@ _DEGRADED = frozenset({_F.NVLINK_DEGRADED, _F.PCIE_DEGRADED, _F.NETWORK_DEGRADED
 _LEAKS = frozenset({_F.GPU_MEMORY_LEAK, _F.HOST_MEMORY_LEAK})
 
 KINDS: Mapping[ActionKind, ActionTraits] = {
-    _A.NONE: ActionTraits(frozenset(_K), "nothing", harmless=True, approval=Rule.AUTOMATIC),
-    _A.OBSERVE: ActionTraits(frozenset(_K), "watch", harmless=True, approval=Rule.AUTOMATIC),
+    _A.NONE: ActionTraits(frozenset(_K), "nothing", harmless=True, approval=ApprovalRule.AUTOMATIC),
+    _A.OBSERVE: ActionTraits(frozenset(_K), "watch", harmless=True, approval=ApprovalRule.AUTOMATIC),
     _A.NOTIFY_OWNER: ActionTraits(
         frozenset({_K.JOB, _K.POD, _K.NODE, _K.GPU}),
         "tell the owner",
         harmless=True,
-        approval=Rule.AUTOMATIC,
+        approval=ApprovalRule.AUTOMATIC,
     ),
     _A.SUGGEST_SCALING: ActionTraits(
         frozenset({_K.JOB}),
         "suggest more replicas",
         harmless=True,
-        approval=Rule.AUTOMATIC,
+        approval=ApprovalRule.AUTOMATIC,
         rights=("get replicasets.apps", "get deployments.apps", "list horizontalpodautoscalers.autoscaling"),
     ),
     _A.RESTART_JOB: ActionTraits(
@@ -218,7 +218,7 @@ KINDS: Mapping[ActionKind, ActionTraits] = {
         "probe the node and, where that passes, uncordon it",
         (("takes new pods", "no", "yes, where the probe passes"),),
         gives_back=True,
-        least_approval=Rule.ONE,  # whether the hardware was repaired, only people know
+        least_approval=ApprovalRule.ONE,  # whether the hardware was repaired, only people know
         rights=_CORDONING,
         own_rights=("get create jobs.batch", "list pods"),
     ),
@@ -298,8 +298,8 @@ UNCLASSIFIED = ActionTraits(
     does="do something that is not classified",
     takes_capacity=True,
     stops_jobs=True,
-    approval=Rule.NEVER,
-    least_approval=Rule.NEVER,
+    approval=ApprovalRule.NEVER,
+    least_approval=ApprovalRule.NEVER,
     fresh_sign_in=True,
 )
 

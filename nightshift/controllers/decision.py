@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
@@ -179,21 +179,20 @@ def plain(value: Any) -> Any:
     # before Mapping and Sequence: a dataclass may be either, and its receipt names its fields
     if names is not None:
         return {name: plain(getattr(value, name)) for name in names}
-    if isinstance(value, StrEnum):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (set, frozenset)):
-        return sorted(plain(item) for item in value)
-    if isinstance(value, np.ndarray):
-        return plain(value.tolist())
-    if isinstance(value, np.generic):
-        return plain(value.item())
-    if isinstance(value, float):  # a subclass: the exact type was met above
-        return value if math.isfinite(value) else None
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [plain(item) for item in value]
-    return value
+    return next((form(value) for base, form in _FORMS.items() if isinstance(value, base)), value)
+
+
+# The first that fits: an enum is a string too, a string a sequence, and a NumPy double a float.
+_FORMS: Mapping[Any, Callable[[Any], Any]] = {
+    StrEnum: str,
+    str: lambda value: value,
+    Mapping: lambda value: {str(key): plain(item) for key, item in value.items()},
+    (set, frozenset): lambda value: sorted(plain(item) for item in value),
+    np.ndarray: lambda value: plain(value.tolist()),
+    np.generic: lambda value: plain(value.item()),
+    float: lambda value: value if math.isfinite(value) else None,
+    Sequence: lambda value: [plain(item) for item in value],
+}
 
 
 @cache

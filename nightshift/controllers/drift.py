@@ -28,7 +28,7 @@ _DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class FeatureDrift:
     """An input that left the range of training in some jobs. `share_low`: the bound below their share."""
 
     name: str
@@ -88,7 +88,7 @@ class Drift:
         count = min(count + 1, _HOUR)
         self._levels[job] = (count, level + (features - level) / count, now_s)
 
-    def found(self, now_s: float) -> tuple[Left, ...]:
+    def found(self, now_s: float) -> tuple[FeatureDrift, ...]:
         """Inputs that lie outside in at least one job of the last day, the widest first."""
         self._levels = {job: seen for job, seen in self._levels.items() if now_s - seen[2] < _DAY_S}
         if not self._levels:
@@ -102,7 +102,7 @@ class Drift:
         # divided by the inputs: asked of all of them at once, one would be found by chance sooner or later
         lows = betaincinv(counts[far], jobs - counts[far] + 1, _ALPHA / len(e.names))
         found = [
-            Left(e.names[k], int(counts[k]), jobs, float(low), float(e.low[k]), float(e.high[k]))
+            FeatureDrift(e.names[k], int(counts[k]), jobs, float(low), float(e.low[k]), float(e.high[k]))
             for k, low in zip(far, lows, strict=True)
         ]
         return tuple(sorted(found, key=lambda left: (-left.share_low, left.name)))

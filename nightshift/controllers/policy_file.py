@@ -161,21 +161,21 @@ def read_bytes(path: Path) -> bytes:
     return raw
 
 
-def parse(raw: bytes, where: str, interface: Interface, trusted: Mapping[str, Ed25519PublicKey]) -> PolicyFile:
-    """A policy from a file's content. Raises PolicyRefused, naming `where` it came from and what is wrong."""
+def parse(raw: bytes, source: str, interface: Interface, trusted: Mapping[str, Ed25519PublicKey]) -> PolicyFile:
+    """A policy from a file's content. Raises PolicyRefused, naming the `source` and what is wrong."""
     if raw.startswith(_PICKLES):
-        raise PolicyRefused(f"{where}: a pickle or archive; policies are signed JSON (`nightshift policy train`)")
+        raise PolicyRefused(f"{source}: a pickle or archive; policies are signed JSON (`nightshift policy train`)")
     try:
         payload, key = open_envelope(json.loads(raw), PAYLOAD_TYPE, trusted)
         body = json.loads(payload)
     except (SealError, ValueError, RecursionError) as error:
-        raise PolicyRefused(f"{where}: {error}") from error
+        raise PolicyRefused(f"{source}: {error}") from error
     try:
         return _parse(body, interface, sha256_hex(payload), key)
     except PolicyRefused as error:
-        raise PolicyRefused(f"{where}: {error}") from None
+        raise PolicyRefused(f"{source}: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, binascii.Error) as error:
-        raise PolicyRefused(f"{where}: malformed: {type(error).__name__}: {error}") from error
+        raise PolicyRefused(f"{source}: malformed: {type(error).__name__}: {error}") from error
 
 
 def _parse(body: Mapping[str, Any], interface: Interface, sha256: str, key: str) -> PolicyFile:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from nightshift.controllers.decision import Mode, Trust
-from nightshift.controllers.drift import Left
+from nightshift.controllers.drift import FeatureDrift
 from nightshift.controllers.estimate import TrialTurn, calibration, doubly_robust, quantile_gap, violation_bound
 
 STEPS = (Mode.SHADOW, Mode.TRIAL, Mode.CANARY, Mode.ACTIVE)
@@ -137,19 +137,19 @@ class PolicyStanding:
         return STEPS[place + 1] if place + 1 < len(STEPS) else None
 
 
-def moved(state: PolicyStanding, to: Mode, by: str, why: str, now_s: float) -> PolicyStanding:
+def moved(state: PolicyStanding, to: Mode, by: str, reason: str, now_s: float) -> PolicyStanding:
     """The standing after a step. Up is one step at a time; raises ValueError otherwise."""
     up = STEPS.index(to) > STEPS.index(state.mode)
     if up and to is not state.next:
         raise ValueError(f"{state.policy} is {state.mode}: the next step is {state.next}, not {to}")
-    change = Change(now_s, state.mode, to, by, why)
+    change = Change(now_s, state.mode, to, by, reason)
     return replace(
-        state, mode=to, since_s=now_s, demotion="" if up else why, looks=0, evidence=None,
+        state, mode=to, since_s=now_s, demotion="" if up else reason, looks=0, evidence=None,
         history=(*state.history, change)[-50:],
     )  # fmt: skip
 
 
-# who gets the policy
+# Who gets the policy ---------------------------------------------------------------------------------------------
 
 
 def part_of(job: str, salt: str) -> float:
@@ -201,7 +201,7 @@ def designed_chance(state: PolicyStanding, opted_in: bool, criteria: Criteria) -
     return {Mode.CANARY: criteria.canary_share * open_share, Mode.ACTIVE: open_share}.get(state.mode, 0.0)
 
 
-# what a step asks for
+# What a step asks for --------------------------------------------------------------------------------------------
 
 
 def least_jobs(state: PolicyStanding, criteria: Criteria) -> int:
@@ -294,7 +294,7 @@ def _check(name: str, figure: float, limit: float, words: str) -> PromotionCheck
     return PromotionCheck(name, bool(figure <= limit), float(figure), float(limit), words)
 
 
-# what takes trust away
+# What takes trust away -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +305,7 @@ class PolicyHealth:
     lockouts: int = 0
     violations: int = 0
     budget_events: int = 0
-    drift: tuple[Left, ...] = ()
+    drift: tuple[FeatureDrift, ...] = ()
     """Inputs that lie outside the range of training now (`controllers.drift`)."""
     treated: tuple[TrialTurn, ...] = ()
     """Turns with the policy and of the holdout, for its worth."""

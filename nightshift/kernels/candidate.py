@@ -61,7 +61,7 @@ class Bound:
 
     name: str
     low: int = 0
-    high: int = 2**53
+    high: int = 2**53  # canonical JSON takes no larger integer, and a declaration is hashed as that
     multiple: int = 1
 
     def __post_init__(self) -> None:
@@ -138,6 +138,7 @@ class Candidate:
         _choice("language", self.language, get_args(Language))
         _choice("kind", self.kind, get_args(Kind))
         _choice("determinism", self.determinism, get_args(Determinism))
+        # from JSON it may be any value, and what only looks false would switch a check off
         if not isinstance(self.exact, bool):
             raise CandidateError(f"exact: {self.exact!r} is neither true nor false")
         if not self.entry.isidentifier() or keyword.iskeyword(self.entry):
@@ -152,6 +153,7 @@ class Candidate:
             raise CandidateError(f"scratch_bytes: {self.language!r} allocates its own")
         for layout in self.domain.layouts:
             _choice("domain.layouts", layout, LAYOUTS)
+        # JSON may escape half of a surrogate pair: what cannot be encoded has no hash
         try:
             size = len(self.source.encode())
         except UnicodeEncodeError as error:
@@ -219,6 +221,7 @@ def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
 def _record(name: str, value: object, cls: type) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise CandidateError(f"{name}: expected an object, found {type(value).__name__}")
+    # refused, not ignored: a misspelt field would leave the wider default in its place
     unknown = sorted(set(value) - {field.name for field in fields(cls)})
     if unknown:
         raise CandidateError(f"{name}: unknown field {unknown[0]!r}")
@@ -262,6 +265,7 @@ def evaluate(expression: str, params: Mapping[str, int]) -> int:
     4
     """
     try:
+        # read, never run: `eval` would give a contestant's text the judge's process
         return _value(ast.parse(expression, mode="eval").body, params)
     except (SyntaxError, ZeroDivisionError, RecursionError, TypeError, OverflowError) as error:
         raise CandidateError(f"expression {expression!r}: {error}") from error
@@ -269,6 +273,7 @@ def evaluate(expression: str, params: Mapping[str, int]) -> int:
 
 def _value(node: ast.expr, params: Mapping[str, int]) -> int:
     match node:
+        # True is an int to Python, and no size
         case ast.Constant(value=int() as number) if not isinstance(number, bool):
             return number
         case ast.Name(id=name) if name in params:

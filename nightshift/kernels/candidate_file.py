@@ -54,12 +54,13 @@ def read_candidate(path: Path) -> CandidateFile:
         if not path.is_file() and path.exists():
             raise CandidateError(f"{path}: not a file")
         with path.open("rb") as file:
-            data = file.read(MAX_SOURCE_BYTES + 1)
+            data = file.read(MAX_SOURCE_BYTES + 1)  # a device or a pipe may have no end
         text = data.decode("utf-8-sig")
     except OSError as error:
         raise CandidateError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
+        # of a file that was cut off, the last character may be half of one: its size is the mistake
         if len(data) <= MAX_SOURCE_BYTES:
             raise CandidateError(f"{path}:{line}: not UTF-8 ({error.reason})") from error
     if len(data) > MAX_SOURCE_BYTES:
@@ -110,6 +111,7 @@ def _header(text: str, name: str) -> tuple[dict[str, list[str]], dict[str, int]]
     comments = itertools.takewhile(lambda line: line.startswith(("#", "//")), lines[1:])
     for number, line in enumerate(comments, 2):
         key, colon, value = (part.strip() for part in line.lstrip("#/ ").partition(":"))
+        # a declaration that is not read would leave the wider default, unseen
         if ended and colon and key in _KNOWN:
             raise CandidateError(
                 f"{name}:{number}: {key!r} is not read: line {ended} has no key and ends the header"
@@ -119,6 +121,7 @@ def _header(text: str, name: str) -> tuple[dict[str, list[str]], dict[str, int]]
             continue
         if key in header and key in _KNOWN - {"launch"}:
             raise CandidateError(f"{name}:{number}: {key!r} is given a second time")
+        # any key may be a note, but a misspelt one would narrow nothing
         near = difflib.get_close_matches(key, _KNOWN, 1, 0.8)
         if near and key not in _KNOWN:
             raise CandidateError(f"{name}:{number}: {key!r} is no key; {near[0]!r} is")
@@ -165,6 +168,7 @@ def _three(text: str) -> tuple[str, str, str]:
     """Up to three expressions, separated by commas outside parentheses; missing ones are 1."""
     parts, depth = [""], 0
     for letter in text:
+        # the comma of cdiv(m, 4) separates no dimensions
         depth += (letter == "(") - (letter == ")")
         if letter == "," and depth == 0:
             parts.append("")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -17,9 +17,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from nightshift.collectors.seal import SealError, Signer, trusted_keys
 from nightshift.kernels.loop import cli
 from nightshift.version import commit
-
-if TYPE_CHECKING:
-    pass
 
 # what needs torch is imported inside the commands: it takes seconds, and `--help` needs none of it
 app = typer.Typer(help="Find faster GPU kernels: profile, search, judge, certify, apply.", no_args_is_help=True)

@@ -24,6 +24,7 @@ def differentiated(function: Callable[..., Any], positions: tuple[int, ...], cou
     def step(*arguments: Any) -> Outputs:
         given, upstream = list(arguments[:count]), arguments[count:]
         for position in positions:
+            # a leaf of its own: the caller's tensor must not collect a graph
             given[position] = given[position].detach().requires_grad_(True)
         with torch.enable_grad():
             outputs = as_outputs(function(*given))
@@ -64,7 +65,7 @@ def training_step(problem: Problem) -> Problem:
         gradients=(),
         libraries={name: of(function) for name, function in problem.libraries.items()},
         distributions=tuple(name for name in problem.distributions if name in _DISTRIBUTIONS),
-        huge=(),
+        huge=(),  # a gradient of what all rows share is a sum over all of them: sampled rows do not give it
         row_inputs=(),
         elementwise=False,
         forward=(problem, of),
@@ -72,6 +73,7 @@ def training_step(problem: Problem) -> Problem:
 
 
 def _forms(problem: Problem, made: Inputs) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    # on "meta" no memory is needed; an operator without a meta kernel has to run
     try:
         meta = tuple(x.to("meta") if isinstance(x, torch.Tensor) else x for x in made)
         outputs = as_outputs(problem.reference(*meta))

@@ -161,14 +161,14 @@ class Draw:
     def __init__(self, seed: int, distribution: str, device: torch.device | str) -> None:
         if distribution not in DISTRIBUTIONS:
             raise ValueError(f"distribution: {distribution!r} is none of {', '.join(DISTRIBUTIONS)}")
-        self.seed = seed % TWIN
+        self.seed = seed % TWIN  # the twin has the same hidden values, but for its one element
         self.twin = seed >= TWIN
         self.distribution = distribution
         self.device = torch.device(device)
         self._streams = 0
 
     def _key(self) -> int:
-        self._streams += 1
+        self._streams += 1  # or two inputs of one shape would be equal
         return mix(self.seed, self._streams)
 
     def _chunks(self, count: int) -> Iterator[tuple[int, int, torch.Tensor]]:
@@ -204,6 +204,7 @@ class Draw:
         filled = self._fill(shape, dtype, make)
         if self.twin and filled.numel():
             cell = filled.view(-1)[mix(key, 5) % filled.numel()]
+            # by its sign, so that the element surely changes, and NaN does as well
             cell.copy_(torch.where(cell > 0, -2.0, 2.0))
         return filled
 

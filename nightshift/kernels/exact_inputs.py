@@ -23,11 +23,11 @@ def even_means(case: Case, least: int = 1, wide: bool = False) -> Iterator[Case]
     return nearest(case.with_(n=power), "n", lambda near: near["n"].bit_count() == 1 and near["n"] >= least)
 
 
-def chosen(shape: tuple[int, int], draw: Draw, most: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
-    """(mask (m, n) of a few columns in each row, (m, 1) how many): a power of two up to `most`, wherever they
+def chosen(shape: tuple[int, int], draw: Draw, limit: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    """(mask (m, n) of a few columns in each row, (m, 1) how many): a power of two up to `limit`, wherever they
     lie."""
     m, n = shape
-    count = (2 ** draw.integers((m, 1), most.bit_length())).clamp(max=1 << n.bit_length() - 1)
+    count = (2 ** draw.integers((m, 1), limit.bit_length())).clamp(max=1 << n.bit_length() - 1)
     first, step = draw.integers((m, 1), n), n // count
     away = (torch.arange(n, device=draw.device) - first) % n
     return (away % step == 0) & (away // step < count), count
@@ -36,7 +36,7 @@ def chosen(shape: tuple[int, int], draw: Draw, most: int = 8) -> tuple[torch.Ten
 def one_hot_logits(shape: tuple[int, int], dtype: torch.dtype, draw: Draw) -> torch.Tensor:
     """Logits of 0 at a few places, and of −128 to −384 elsewhere: weights are 0 and powers of two. In float32 at
     one place a row: who subtracts the logarithm of a sum of 2 is a unit off, and as good as any."""
-    mask, _ = chosen(shape, draw, most=1 if dtype == torch.float32 else 8)
+    mask, _ = chosen(shape, draw, limit=1 if dtype == torch.float32 else 8)
     return torch.where(mask, 0, -128 * (1 + draw.integers(shape, 3))).to(dtype)
 
 
@@ -51,16 +51,16 @@ def cancelling(m: int, n: int, draw: Draw) -> tuple[torch.Tensor, torch.Tensor]:
     return size, signs
 
 
-def some_rows(m: int, dtype: torch.dtype, each: int, draw: Draw) -> torch.Tensor:
-    """(m, 1) of 1 and 0: so few rows that their sum, each element at most `each`, is exact in the dtype."""
-    step = -(-m * each // (WHOLE[dtype] - each))
+def some_rows(m: int, dtype: torch.dtype, largest: int, draw: Draw) -> torch.Tensor:
+    """(m, 1) of 1 and 0: so few rows that their sum, each element at most `largest`, is exact in the dtype."""
+    step = -(-m * largest // (WHOLE[dtype] - largest))
     return ((torch.arange(m, device=draw.device) + draw.integer(0, step)) % step == 0)[:, None].long()
 
 
 def one_hot_targets(shape: tuple[int, int], dtype: torch.dtype, draw: Draw) -> tuple[torch.Tensor, torch.Tensor]:
     """(logits, targets): in each row one logit of 0, of the target in half of the rows, and others of −128 to −384:
     the logarithm of the sum is 0."""
-    mask, _ = chosen(shape, draw, most=1)
+    mask, _ = chosen(shape, draw, limit=1)
     logits = torch.where(mask, 0, -128 * (1 + draw.integers(shape, 3))).to(dtype)
     hit = draw.integers((shape[0],), 2) == 0
     return logits, torch.where(hit, mask.long().argmax(-1), draw.integers((shape[0],), shape[1]))

@@ -212,6 +212,7 @@ class Problem:
         wanted = sorted({*axes, *fixed})
         if case.dtype not in self.dtypes:
             return f"the problem has no dtype {case.dtype!r}, but {', '.join(self.dtypes)}"
+        # a size too many is refused: a misspelt one would be ignored, and its default judged
         if sorted(case.sizes) != wanted:
             return f"its sizes are {', '.join(wanted)}, not {', '.join(case.sizes) or 'none'}"
         inside = case.sizes.items() >= fixed.items() and min(case.sizes.values()) > 0 and self.constraint(case)
@@ -253,9 +254,9 @@ def kind(case: Case, kinds: int) -> int:
     return 1 + mix(*case.sizes.values()) // 3 % kinds if kinds and unusual(case) else 0
 
 
-def epsilon(case: Case, usual: float, others: Sequence[float] = (1e-3,)) -> float:
+def epsilon(case: Case, usual: float, alternatives: Sequence[float] = (1e-3,)) -> float:
     """The usual epsilon of a normalisation, or one of the others (the problem's `numbers` are as many)."""
-    return (usual, *others)[kind(case, len(others))]
+    return (usual, *alternatives)[kind(case, len(alternatives))]
 
 
 def nearest(case: Case, axis: str, fits: Callable[[Case], bool]) -> Iterator[Case]:
@@ -289,11 +290,13 @@ def gradients_of(
         value = inputs[position]
         if not isinstance(value, torch.Tensor):
             raise ProblemError(f"gradients: input {position} is not a tensor")
+        # strides stay: a backward pass may read a transposed input as if it were contiguous
         leaves[position] = value.detach().clone(memory_format=torch.preserve_format).requires_grad_(True)
     with torch.enable_grad():
         outputs = as_outputs(function(*leaves))
     wanted = [leaf for leaf in (leaves[p] for p in positions) if isinstance(leaf, torch.Tensor)]
     pairs = list(zip(outputs, grad_outputs, strict=True))
+    # to its dtype: the oracle's outputs are float64, and the gradients were drawn for the candidate's
     reached = [(o, g.to(o.dtype)) for o, g in (pairs if only < 0 else pairs[only : only + 1]) if o.requires_grad]
     made = torch.autograd.grad([o for o, _ in reached], wanted, [g for _, g in reached], allow_unused=only >= 0)
     return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(wanted, made, strict=True))

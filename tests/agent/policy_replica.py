@@ -20,7 +20,7 @@ from nightshift.agent.settings import Settings
 from nightshift.collectors.subject import Inventory, Subject
 from nightshift.collectors.tick import Batch
 from nightshift.controllers.actuators.power_nodes import LeaseAnswer, NodeStatus
-from tests.agent.test_policy_path import CRITERIA, WINDOW_S, Fleet
+from tests.agent.control.test_policy_path import CRITERIA, WINDOW_S, Fleet
 
 
 @dataclass

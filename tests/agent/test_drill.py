@@ -22,7 +22,7 @@ from nightshift.collectors.base import Permanent
 from nightshift.controllers.action import ActionKind
 from tests.agent.fleet import Exporter, values
 from tests.agent.incidents import NODE, an_action
-from tests.agent.slack.render import an_incident
+from tests.agent.notify.slack.render import an_incident
 
 ANN = Person("ann@example.org", frozenset({Role.APPROVER}), "console", 2e9)
 

@@ -11,8 +11,8 @@ from benchmarks.incidents.grammar import FAULTS, deal, draw
 from benchmarks.incidents.score import TRUTHS
 from benchmarks.incidents.written import CASES, NO_OPS
 from benchmarks.incidents.written import FAULTS as WRITTEN
+from tests.agent.rca.test_investigate import concluded, settings
 from tests.agent.scripted_model import scripted
-from tests.agent.test_investigate import concluded, settings
 
 
 def test_every_written_fault_has_a_truth_and_no_no_op_has_a_fault() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.promotion import hard_world
 from nightshift.controllers.decision import Mode
-from nightshift.controllers.drift import Left
+from nightshift.controllers.drift import FeatureDrift
 from nightshift.controllers.estimate import (
     LEAST_ARM,
     TrialTurn,
@@ -290,7 +290,7 @@ def test_a_trial_touches_only_jobs_whose_owners_opted_in() -> None:
         (PolicyHealth(10, violations=1), "violation"),
         (PolicyHealth(100, lockouts=3), "locked out"),
         (
-            PolicyHealth(10, drift=(Left("budget", 9, 30, 0.11, 0.0, 1.0),)),
+            PolicyHealth(10, drift=(FeatureDrift("budget", 9, 30, 0.11, 0.0, 1.0),)),
             "drift: budget left the range of training",
         ),
     ],
@@ -299,7 +299,10 @@ def test_what_goes_wrong_demotes_at_once(health: PolicyHealth, word: str) -> Non
     for mode in (Mode.TRIAL, Mode.CANARY, Mode.ACTIVE):
         assert word in demotion(replace(STANDING, mode=mode), health, Criteria())
     assert demotion(STANDING, PolicyHealth(100, lockouts=1), Criteria()) == ""
-    assert demotion(STANDING, PolicyHealth(10, drift=(Left("width", 1, 30, 0.0001, 0.0, 1.0),)), Criteria()) == ""
+    assert (
+        demotion(STANDING, PolicyHealth(10, drift=(FeatureDrift("width", 1, 30, 0.0001, 0.0, 1.0),)), Criteria())
+        == ""
+    )
 
 
 def test_an_active_policy_that_is_worse_than_the_holdout_is_demoted() -> None:

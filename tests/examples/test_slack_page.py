@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 from nightshift.agent.console.server import Server
 from nightshift.agent.store.incident import IncidentState
 from tests.agent.incidents import a_finding
-from tests.agent.slack.chat import ANN, CHANNEL, Chat, a_chat, started, until
+from tests.agent.notify.slack.chat import ANN, CHANNEL, Chat, a_chat, started, until
 
 
 @pytest.fixture

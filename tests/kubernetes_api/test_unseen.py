@@ -15,8 +15,8 @@ from tests.kubernetes_api.cluster import VARIABLE, eventually
 
 ROOT = Path(__file__).parents[2]
 FILES = (
-    "tests/controllers/test_kubernetes_actuator.py",
-    "tests/controllers/test_kube_repair.py",
+    "tests/controllers/actuators/test_kubernetes_actuator.py",
+    "tests/controllers/actuators/test_kube_repair.py",
     "tests/kubernetes_api/test_answers.py",
     "tests/kubernetes_api/test_leaving.py",
 )

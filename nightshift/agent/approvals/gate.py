@@ -32,7 +32,7 @@ from nightshift.agent.store.incident import Cause, Incident, IncidentState
 from nightshift.agent.store.incident_store import Conflict, IncidentMove, NoSuchIncident, Store, number_of
 from nightshift.agent.store.records import dump, load
 from nightshift.agent.store.tables import approvals, controls
-from nightshift.controllers.action import Action, Rule, traits_of
+from nightshift.controllers.action import Action, ApprovalRule, traits_of
 
 _S = IncidentState
 _DECIDED = (_S.APPROVED, _S.ACTING, _S.CONFIRMING, _S.UNDOING)
@@ -192,7 +192,7 @@ class Gate:
         action, now = incident.action, self._clock.now_s()
         if incident.state is not _S.AWAITING_APPROVAL or action is None or now >= action.expires_at_s:
             return False
-        if rule_for(action, self.policy) is not Rule.AUTOMATIC or self.halted().halted:
+        if rule_for(action, self.policy) is not ApprovalRule.AUTOMATIC or self.halted().halted:
             return False
         expires_s = min(action.expires_at_s, now + self.policy.valid_s)
         approval = Approval(POLICY, Role.APPROVER, POLICY, action.plan_sha256, now, expires_s)
@@ -257,7 +257,7 @@ class Gate:
         if now >= action.expires_at_s:
             return [(Cause.EXPIRED, "the plan expired before it began")]
         rule = rule_for(action, self.policy)
-        if rule is Rule.NEVER:
+        if rule is ApprovalRule.NEVER:
             return [(Cause.WORLD_CHANGED, f"policy no longer allows {action.kind}")]
         given = [item for item in self.approvals(incident.id) if item.plan_sha256 == action.plan_sha256]
         if not given:

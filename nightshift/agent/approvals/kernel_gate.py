@@ -36,9 +36,9 @@ from nightshift.agent.store.records import dump, load
 from nightshift.agent.store.tables import controls
 from nightshift.agent.store.tenancy import namespaces_of
 from nightshift.collectors.subject import Subject, SubjectKind
-from nightshift.controllers.action import Action, ActionKind, BlastRadius, Rule, Undo
+from nightshift.controllers.action import Action, ActionKind, ApprovalRule, BlastRadius, Undo
 from nightshift.kernels.certification.evidence import FleetView, environment_of
-from nightshift.kernels.certification.registry import State, promotable
+from nightshift.kernels.certification.registry import CertificateState, promotable
 
 VALID_S = 7 * 86400.0
 _PREFIX = "kernel/"
@@ -232,7 +232,7 @@ class KernelGate:
         if why := self.not_promotable(known):
             found.append(why)
         rule = rule_for(known.action, self.gate.policy)
-        if rule is Rule.NEVER:
+        if rule is ApprovalRule.NEVER:
             found.append(f"policy never allows {known.action.kind}")
         elif known.state is ProposalState.APPROVED:
             # Never 0: a rule may make a repair automatic; what jobs run and what controls them a person decides.
@@ -375,7 +375,7 @@ def not_promotable(proposal: KernelProposal, view: FleetView | None) -> str:
         return ""
     record = json.loads(proposal.record or "{}")
     environment = environment_of(view, str(action.params.get("certificate", "")), record)
-    found = promotable(record, environment, State(str(action.params.get("to", State.canary))))
+    found = promotable(record, environment, CertificateState(str(action.params.get("to", CertificateState.canary))))
     return f"not promotable: {'; '.join(map(str, found))}" if found else ""
 
 

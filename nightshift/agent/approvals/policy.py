@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nightshift.controllers.action import STOPPED_GPUS, Action, ActionKind, Rule, kinds_where, traits_of
+from nightshift.controllers.action import STOPPED_GPUS, Action, ActionKind, ApprovalRule, kinds_where, traits_of
 
 
 class Role(StrEnum):
@@ -84,8 +84,8 @@ class Person:
         return bool(namespaces) and all(any(grant.covers(name) for grant in strong) for name in namespaces)
 
 
-PEOPLE: Mapping[Rule, int] = {Rule.AUTOMATIC: 0, Rule.ONE: 1, Rule.TWO: 2}
-_STRICTNESS = list(Rule)
+PEOPLE: Mapping[ApprovalRule, int] = {ApprovalRule.AUTOMATIC: 0, ApprovalRule.ONE: 1, ApprovalRule.TWO: 2}
+_STRICTNESS = list(ApprovalRule)
 
 
 class ApprovalSettings(BaseModel):
@@ -93,11 +93,13 @@ class ApprovalSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    default: Rule = Field(default=Rule.ONE, description="Rule of every action kind that is not named in `kinds`.")
-    kinds: dict[ActionKind, Rule] = Field(
+    default: ApprovalRule = Field(
+        default=ApprovalRule.ONE, description="Rule of every action kind that is not named in `kinds`."
+    )
+    kinds: dict[ActionKind, ApprovalRule] = Field(
         default_factory=dict, description="Rule by action kind: automatic, one, two (different people) or never."
     )
-    places: dict[str, Rule] = Field(
+    places: dict[str, ApprovalRule] = Field(
         default_factory=dict,
         description="Rule of a plan that touches subjects of a pattern (`job:prod-*`), where it is stricter.",
     )
@@ -107,7 +109,9 @@ class ApprovalSettings(BaseModel):
         description='Plans affecting more than this many GPUs use the "wide" approval rule.',
     )
     wide_nodes: int = Field(default=8, ge=1, description="A plan that touches more nodes than this is wide.")
-    wide: Rule = Field(default=Rule.TWO, description="Rule of a wide plan, where it is stricter than its kind's.")
+    wide: ApprovalRule = Field(
+        default=ApprovalRule.TWO, description="Rule of a wide plan, where it is stricter than its kind's."
+    )
     valid_s: float = Field(
         default=3600.0, gt=0, description="An approval counts for this long, and never beyond the plan's expiry."
     )
@@ -129,13 +133,13 @@ def lacks(person: Person, needed: Role, doing: str, namespaces: Collection[str])
     return f"You are {person.role}; {doing} needs the role {needed} {where}."
 
 
-def rule_for(action: Action, policy: ApprovalSettings) -> Rule:
+def rule_for(action: Action, policy: ApprovalSettings) -> ApprovalRule:
     """The rule that a plan falls under: the strictest of its kind's, its places' and, if wide, the wide one. Never
     for a kind without a row in `controllers.action.KINDS`."""
     traits = traits_of(action.kind)
     named, rule = policy.kinds.get(action.kind), policy.default
-    asks_nobody = traits.approval is Rule.AUTOMATIC and not action.needs_approval
-    if rule is Rule.ONE and (traits.approval is not Rule.AUTOMATIC or asks_nobody):
+    asks_nobody = traits.approval is ApprovalRule.AUTOMATIC and not action.needs_approval
+    if rule is ApprovalRule.ONE and (traits.approval is not ApprovalRule.AUTOMATIC or asks_nobody):
         rule = traits.approval
     # What is configured by name counts, before anything is made stricter below.
     rule = named or rule
@@ -163,12 +167,12 @@ def may_not_approve(
     rule = rule_for(action, policy)
     if not person.identity:
         return "You are not signed in."
-    if rule is Rule.NEVER:
+    if rule is ApprovalRule.NEVER:
         return f"Policy never allows nightshift to carry out {action.kind}. Do it manually."
     if not person.may(Role.APPROVER, namespaces):
         return lacks(person, Role.APPROVER, "approving", namespaces)
     # Two people judge what a third asked for; for one approval a person may approve what they asked for.
-    if rule is Rule.TWO and person.identity == Person(requester, frozenset(), "").identity:
+    if rule is ApprovalRule.TWO and person.identity == Person(requester, frozenset(), "").identity:
         return "You requested this plan, so two other people must approve it."
     if must_sign_in_again(person, action, policy, now_s):
         within = f"{action.kind} needs a sign-in of the last {policy.fresh_sign_in_s:.0f} s"

@@ -89,7 +89,7 @@ class PolicyGate:
     def criteria_of(self, kind: str) -> Criteria:
         return self.criteria or CRITERIA.get(kind, Criteria())
 
-    # what stands
+    # What stands -------------------------------------------------------------------------------------------------
 
     def standings(self) -> list[PolicyStanding]:
         """Every kind's policy."""
@@ -124,7 +124,7 @@ class PolicyGate:
             self._write(connection, made, by, "policy_stands", {"replaces": before})
         return made
 
-    # steps up
+    # Steps up ----------------------------------------------------------------------------------------------------
 
     def look(
         self,
@@ -202,7 +202,7 @@ class PolicyGate:
                 return self.carry_out(kind, plan.approvals[-1].person)
         return None
 
-    # steps down
+    # Steps down --------------------------------------------------------------------------------------------------
 
     def watch(self, kind: str, health: PolicyHealth) -> str:
         """Demotes at once where health asks for it; returns why, empty where the policy may stay."""
@@ -250,7 +250,7 @@ class PolicyGate:
         self._write(connection, made, by, "policy_demoted", {"why": why, "from": str(known.mode)})
         self.plans.withdraw(connection, f"policy/{known.kind}/", f"demoted: {why}", now_s)
 
-    # rows
+    # Rows --------------------------------------------------------------------------------------------------------
 
     def _same(self, connection: Connection, standing: PolicyStanding) -> PolicyStanding:
         """The row, locked; raises Permanent where somebody changed it since it was read."""

@@ -43,10 +43,11 @@ def promote(
     from nightshift.agent.settings import load
     from nightshift.agent.store.process_clock import ToldClock
     from nightshift.kernels.certification.evidence import environment_of
-    from nightshift.kernels.certification.registry import RegistryError, State, promotable
+    from nightshift.kernels.certification.registry import CertificateState, RegistryError, promotable
 
     if to not in ("canary", "active"):
         raise typer.BadParameter(f"--to: {to!r} is neither canary nor active")
+    goal = CertificateState(to)
     with stored(config) as (store, gate, now_s):
         held = _registry(registry, key)
         who = operator()
@@ -57,11 +58,11 @@ def promote(
                 else held.entry(certificate)
             )
             # Twice the same command is no error: scripts run it at each rollout.
-            if entry.state is State(to):
+            if entry.state is goal:
                 typer.echo(f"{entry.certificate[:16]} is {to} already")
                 return
             environment = environment_of(fleet_view(store, now_s), entry.certificate, entry.record)
-            against = promotable(entry.record, environment, State(to))
+            against = promotable(entry.record, environment, goal)
             shown = evidence(entry.predicate, environment, against, now_s)
             action = promotion(load(config).cluster, entry.certificate, entry.problem, to, shown, now_s)
             kernels = KernelGate(gate, store, ToldClock(store.database))
@@ -79,7 +80,7 @@ def promote(
                         typer.echo(f"  {name}: {plan.params[name]}")
                 typer.echo(f"approve with: nightshift kernels approve {plan.id} --plan {plan.plan_sha256[:12]}")
                 raise typer.Exit(1)
-            held.move(entry.certificate, State(to), who.identity, plan.why, now_s, plan.plan_sha256, environment)
+            held.move(entry.certificate, goal, who.identity, plan.why, now_s, plan.plan_sha256, environment)
             kernels.done(plan, who.identity, f"{to} in {registry}")
         except (RegistryError, ValueError) as error:
             raise Permanent(str(error)) from error

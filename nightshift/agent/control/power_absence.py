@@ -23,7 +23,7 @@ Standing = Callable[[Collection[str]], frozenset[str]]
 """Those of the names that are Nodes now, as the API server says. Raises Temporary or Permanent."""
 
 
-class Gone:
+class AbsentNodes:
     """One per daemon. Asked and changed by turns; `draws_mw` is read from the thread that looks."""
 
     def __init__(self, settings: PowerSettings, standing: Standing | None) -> None:
@@ -91,19 +91,19 @@ class Gone:
     def _is_over(self, since_s: float, now_s: float) -> bool:
         return now_s - since_s >= self._lives_s
 
-    # What is kept for the daemon that leads next
+    # What is kept for the daemon that leads next -----------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
         worst_mw = {n: mw for n, mw in self._worst_mw.items() if n in self._since_s and math.isfinite(mw)}
         return {"stood": sorted(self._stood), "since_s": dict(self._since_s), "worst_mw": worst_mw}
 
-    def restore(self, kept: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Raises KeyError, TypeError or ValueError where it is not of this form."""
-        if not kept:
+        if not state:
             return
-        stood = frozenset(map(str, kept["stood"]))
-        since_s = {str(n): float(at_s) for n, at_s in kept["since_s"].items()}
-        worst_mw = {str(n): float(mw) for n, mw in kept["worst_mw"].items()}
+        stood = frozenset(map(str, state["stood"]))
+        since_s = {str(n): float(at_s) for n, at_s in state["since_s"].items()}
+        worst_mw = {str(n): float(mw) for n, mw in state["worst_mw"].items()}
         self._stood = self._stood | (stood & self._nodes)
         self._worst_mw = worst_mw
         self._since_s = {n: at_s for n, at_s in since_s.items() if n in self._nodes}

@@ -47,14 +47,14 @@ Belief = tuple[Gang, Outlook, GangSeen, descent.DescentCare]
 
 
 @dataclass(frozen=True)
-class Asked:
+class LearnedPolicy:
     """The learned policy that is asked, and how far what it sees is from its training."""
 
     file: PolicyFile
     drift: Drift
 
     @classmethod
-    def of(cls, file: PolicyFile | None) -> Asked | None:
+    def of(cls, file: PolicyFile | None) -> LearnedPolicy | None:
         """None for the heuristic. Raises PolicyRefused where the file's envelope is not fit."""
         return None if file is None else cls(file, Drift(Envelope.of(file)))
 
@@ -146,7 +146,7 @@ def decide_gang(
     belief: Belief,
     answer: GangAnswer,
     trust: Trust,
-    asked: Asked | None,
+    learned: LearnedPolicy | None,
     rng: np.random.Generator,
     now_s: float,
     highest_mw: Mapping[str, int] | None = None,
@@ -157,8 +157,8 @@ def decide_gang(
     treated = bool(trust.chance > 0 and rng.random() < trust.chance)
     policy: ControlPolicy[GangSeen, int] = DescentPolicy(gang, seen, answer)
     network = None
-    if asked is not None:
-        policy = network = NetworkPolicy(asked.file, gang, seen, care, greedy=trust.mode is not Mode.TRIAL)
+    if learned is not None:
+        policy = network = NetworkPolicy(learned.file, gang, seen, care, greedy=trust.mode is not Mode.TRIAL)
     guard = SlowdownGuard(answer.floor, care.budget)
     level, decision = decide(
         "power", trust.mode, policy, Highest(), guard, observation, rng, now_s,
@@ -166,9 +166,9 @@ def decide_gang(
     )  # fmt: skip
     other = int(decision.baseline if treated else guard.decide(observation, decision.proposed).action)
     more: dict[str, Any] = {"prediction": _expected(seen, level)}
-    if asked is not None and network is not None and network.inputs is not None:
-        asked.drift.take(job, network.inputs, now_s)
-        more["outside"] = asked.drift.envelope.outside(network.inputs)
+    if learned is not None and network is not None and network.inputs is not None:
+        learned.drift.take(job, network.inputs, now_s)
+        more["outside"] = learned.drift.envelope.outside(network.inputs)
     decision = replace(decision, **more)
     # a look at the reference is for one window: the gang comes back to the home that it has
     probes = level == TOP and decision.why.startswith("reference")
@@ -274,7 +274,7 @@ class Beliefs:
         self,
         gangs: Mapping[str, list[GpuWindow]],
         speeds: Mapping[str, tuple[float, float]],
-        told: Mapping[str, NodeStatus],
+        statuses: Mapping[str, NodeStatus],
         ordered_mw: Mapping[str, int],
         racks: Mapping[str, Iterable[RackState]],
         now_s: float,
@@ -284,7 +284,7 @@ class Beliefs:
         per second and its age; `racks`: those that its GPUs stand in. A window teaches where its limit was read as
         ordered, and the same all along; not while the gang's clock is what is moved."""
         views = {
-            job: self._view(job, members, told, ordered_mw, now_s, job in on_clock)
+            job: self._view(job, members, statuses, ordered_mw, now_s, job in on_clock)
             for job, members in gangs.items()
         }
         unknown, taken = (math.nan, math.inf), []

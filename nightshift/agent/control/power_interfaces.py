@@ -108,7 +108,7 @@ class Telling:
         """Another daemon led in between."""
         self.pending, self._jobs, self._turned_s = [], frozenset(), math.nan
 
-    # Receipts
+    # Receipts ----------------------------------------------------------------------------------------------------
 
     def keep(self) -> None:
         self._around.keep([receipt.row() for receipt in self.pending])
@@ -134,7 +134,7 @@ class Telling:
         if done:
             self._around.keep(done)
 
-    # Health
+    # Health ------------------------------------------------------------------------------------------------------
 
     def health(self, what: PolicyHealth) -> bool:
         """What happened to the policy, at once; whether it was taken. What was not is owed, and told again."""
@@ -159,7 +159,7 @@ class Telling:
             return lambda _job, _opted, _now_s: Trust()
         return self._around.trusts()
 
-    # Outcomes
+    # Outcomes ----------------------------------------------------------------------------------------------------
 
     def window(
         self, beliefs: Mapping[str, Belief], racks: Mapping[str, Iterable[str]], overdrawn: set[str], now_s: float

@@ -6,6 +6,12 @@ the racks' shield has the last word, nodes get leases, and every proposal leaves
 others to be read back as lowered follows at the next look. Where it does not act, the same happens but for the
 leases. The emergency stop freezes: what was ordered is renewed and nothing new is. A daemon that dies renews
 nothing, and the nodes go to their fallback by themselves.
+
+SM clocks (`GangClocks`): a gang is on the power lever until that is seen to save nothing (it draws too little for
+any limit, or a limit was tried and lifted for good). Then, while its draw stays well below its limits and its
+clocks are free, it goes on to the clock with the same belief, heuristic and guard on other curves
+(`controllers.power.clock_curves`). A change of phase, or a rack that has too little for all, sends it back, with
+its clock free.
 """
 
 from __future__ import annotations
@@ -16,19 +22,18 @@ import queue
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import structlog
 
-from nightshift.agent.control.power_absence import Gone
-from nightshift.agent.control.power_clocks import GangClocks
+from nightshift.agent.control.power_absence import AbsentNodes
 from nightshift.agent.control.power_decision import (
-    Asked,
     Belief,
     Beliefs,
     Decided,
+    LearnedPolicy,
     ask,
     decide_gang,
     power_range,
@@ -45,18 +50,213 @@ from nightshift.controllers.actuators.power_nodes import LeaseAnswer, Nodes, Nod
 from nightshift.controllers.decision import ControlDecision, plain
 from nightshift.controllers.outcome import Stretch
 from nightshift.controllers.policy_file import PolicyFile
-from nightshift.controllers.power import clocks, shield
+from nightshift.controllers.power import clocks, descent, shield
 from nightshift.controllers.power.arms import Round, newly_locked
-from nightshift.controllers.power.belief import TOP, shared_bank
-from nightshift.controllers.power.clocks import MAX_MHZ, STEP_SHARE, ClockMemory
+from nightshift.controllers.power.belief import TOP, Outlook, shared_bank
+from nightshift.controllers.power.clock_curves import careful, clock_bank
+from nightshift.controllers.power.clocks import FREE_SHARE, GRID_MHZ, MAX_MHZ, STEP_SHARE, ClockMemory
 from nightshift.controllers.power.curves import LEVELS
 from nightshift.controllers.power.division import Division, divide_racks
-from nightshift.controllers.power.gang import Gang
-from nightshift.controllers.power.rack import RANGE
+from nightshift.controllers.power.gang import Gang, level_of, look
 from nightshift.controllers.power.settings import LEASE_S, WINDOW_S, PowerSettings
-from nightshift.controllers.power.share import Sharing
+from nightshift.controllers.power.share import RANGE, Sharing
 from nightshift.controllers.power.shield import LimitMemory
 from nightshift.controllers.promotion import PolicyHealth
+
+UNBOUND = 0.85
+"""A draw below this share of the enforced limit: the limit does not bind."""
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """A window of a gang on the clock. `looks`: windows taken before; `speed`, `draw`: NaN where it teaches
+    nothing."""
+
+    job: str
+    gang: Gang
+    looks: int
+    unbound: bool
+    speed: float
+    draw: float
+
+
+@dataclass
+class GangClocks:
+    """Of one daemon; `gangs`: those on the clock. Does nothing where it is not enabled."""
+
+    settings: clocks.Settings
+    memory: clocks.ClockMemory
+    gangs: dict[str, Gang]
+
+    def __init__(self, settings: clocks.Settings, may: bool = True) -> None:
+        self.settings, self.memory, self.gangs = settings, clocks.ClockMemory(), {}
+        self._bank = clock_bank() if settings.enabled and may else None
+        self._seen: list[clocks.ClockReading] = []
+        self._next = self.memory
+        self._top: dict[str, int] = {}
+
+    @property
+    def on(self) -> bool:
+        return self._bank is not None
+
+    def observe(
+        self,
+        gpus: Iterable[shield.Gpu],
+        windows: Iterable[GpuWindow],
+        beliefs: Mapping[str, Belief],
+        statuses: Mapping[str, NodeStatus],
+        granted: Mapping[str, bool],
+        s: shield.Settings,
+    ) -> None:
+        """Takes a window in: what was read of every GPU's clock."""
+        self._top |= {u: g.max_clock_mhz for node in statuses.values() for u, g in node.gpus.items()}
+        busy = {job for job, belief in beliefs.items() if not belief[2].missing()}
+        of = {w.uuid: w for w in windows}
+        self._seen = [
+            clocks.ClockReading(
+                gpu,
+                self._top.get(gpu.uuid, clocks.MAX_MHZ),
+                of[gpu.uuid].clock_now_mhz,
+                of[gpu.uuid].clock_high_mhz,
+                of[gpu.uuid].clock_read_s,
+                of[gpu.uuid].throttled,
+                gpu.job in busy,
+            )
+            for gpu in gpus
+        ]
+        by_hand = frozenset().union(*(node.clocks_by_hand for node in statuses.values()))
+        self.memory = clocks.observe(self._seen, self.memory, granted, s, by_hand)
+
+    def believe(self, beliefs: Mapping[str, Belief], windows: Mapping[str, list[GpuWindow]]) -> dict[str, Belief]:
+        """Beliefs of all gangs, each on its lever; a power gang whose phase changed on the clock begins anew."""
+        if self._bank is None:
+            return dict(beliefs)
+        found, taken = dict(beliefs), list[_Taken]()
+        seen: dict[str, dict[str, clocks.ClockReading]] = defaultdict(dict)
+        for one in self._seen:
+            seen[one.gpu.job][one.gpu.uuid] = one
+        for job, belief in beliefs.items():
+            members, mine = windows[job], seen.get(job, {})
+            if not all(w.uuid in mine for w in members):
+                continue
+            if job in self.gangs and any(w.draw_w > UNBOUND * w.limit_w for w in members):
+                found[job] = self._back(job, belief)
+            elif (one_taken := self._taken(job, belief, members, mine)) is not None:
+                taken.append(one_taken)
+        # all in one look at the bank, with the care of any: a look reads nothing of it that differs by gang
+        windows_of = [(each.gang, each.speed, each.draw) for each in taken]
+        said = look(windows_of, self._bank, beliefs[taken[0].job][3]) if taken else []
+        for each, outlook in zip(taken, said, strict=True):
+            if int(each.gang.jobs.looks[0]) <= each.looks:  # another phase: which lever is worth it is asked anew
+                found[each.job] = self._back(each.job, beliefs[each.job])
+            else:
+                found[each.job] = _known(each.gang, outlook, beliefs[each.job], each.unbound)
+        return found
+
+    def _taken(
+        self, job: str, belief: Belief, members: list[GpuWindow], mine: Mapping[str, clocks.ClockReading]
+    ) -> _Taken | None:
+        """A window of a gang on the clock, or of one that comes to it now; None for one on the power lever."""
+        unbound = all(w.draw_w <= UNBOUND * w.limit_w for w in members)
+        held = [self._held(mine[w.uuid], w) for w in members]
+        gang = self.gangs.get(job)
+        fit = gang is not None and unbound and all(math.isfinite(share) for share in held)
+        if gang is None:
+            power = belief[0]
+            if not (unbound and all(share == 1.0 for share in held) and power.unbound(belief[3])):
+                return None
+            # it brings its reference along, and this window is in that already: it is not taken twice
+            gang = self.gangs[job] = power.on_clock(level_of(self.settings.floor_share))
+        lock = min(self.memory.ordered_mhz.get(u, one.max_mhz) / one.max_mhz for u, one in mine.items())
+        gang.level = level_of(lock - 1e-3) if lock < 1.0 else TOP
+        speed, draw = (belief[2].speed, belief[2].draw) if fit else (math.nan, math.nan)
+        return _Taken(job, gang, int(gang.jobs.looks[0]), unbound, speed, draw)
+
+    def _back(self, job: str, belief: Belief) -> Belief:
+        """Back to the power lever, where nothing is known yet."""
+        power, seen, observation, care = belief
+        del self.gangs[job]
+        power.jobs = descent.Jobs.start(power.jobs.lowest)
+        return power, _unknown(seen), replace(observation, slowdown=math.nan, slowdown_sd=math.nan), care
+
+    def _held(self, one: clocks.ClockReading, window: GpuWindow) -> float:
+        """Share of its highest clock that a GPU had all through the window; NaN where that is not known."""
+        lock_mhz = self.memory.ordered_mhz.get(one.gpu.uuid)
+        if lock_mhz is None:
+            return 1.0 if window.clock_low_mhz >= FREE_SHARE * one.max_mhz else math.nan
+        kept = one.gpu.uuid in self.memory.confirmed and abs(window.clock_high_mhz - lock_mhz) <= GRID_MHZ
+        return lock_mhz / one.max_mhz if kept else math.nan
+
+    def decide(
+        self, decided: Mapping[str, Decided], limits: shield.LimitMemory, now_s: float, s: shield.Settings
+    ) -> Mapping[str, Decided]:
+        """Asks the clocks' shield; decisions with what it said. `limits` after the limits' shield."""
+        if self._bank is None:
+            return decided
+        self.gangs = {job: gang for job, gang in self.gangs.items() if job in decided and decided[job].cap >= TOP}
+        on = {job: made for job, made in decided.items() if job in self.gangs}
+        wishes = {job: float(LEVELS[made.level]) for job, made in on.items()}
+
+        def ask(wanted: Mapping[str, float]) -> clocks.ClockOrders:
+            return clocks.decide(self._seen, wanted, self.memory, limits, now_s, s, self.settings)
+
+        orders = ask(wishes)
+        # all gangs' other arm in one question: clocks have no common budget, so no gang moves another
+        other = ask({job: float(LEVELS[made.other]) for job, made in on.items()})
+        self._next = orders.memory
+        return {**decided, **{job: _with_clocks(made, orders, other) for job, made in on.items()}}
+
+    def commit(self) -> None:
+        """What was decided last is being ordered."""
+        if self._bank is not None:
+            self.memory = self._next
+
+    def give_back(self, gpus: Iterable[shield.Gpu], names: frozenset[str]) -> None:
+        self.memory = clocks.give_back(self.memory, gpus, names)
+
+    def read_back(self, executed: Mapping[str, Any]) -> dict[str, dict[str, int | None]]:
+        """Of a receipt's clocks, where it has any, what each is now: the lock where it was read to hold, else the
+        clock itself."""
+        if "clocks_mhz" not in executed:
+            return {}
+        now = {one.gpu.uuid: one.now_mhz for one in self._seen if math.isfinite(one.now_mhz)}
+        back = {
+            u: mhz if mhz is None or now[u] <= mhz + GRID_MHZ else round(now[u])
+            for u, mhz in executed["clocks_mhz"].items()
+            if u in now
+        }
+        return {"clocks_mhz": back}
+
+
+def _with_clocks(made: Decided, orders: clocks.ClockOrders, other: clocks.ClockOrders) -> Decided:
+    def changes(arm: clocks.ClockOrders) -> dict[str, int | None]:
+        return {u: arm.changed_mhz[u] for u in made.highest_mw if u in arm.changed_mhz}
+
+    clips = tuple(dict.fromkeys(c for u in made.highest_mw for c in orders.clips.get(u, ())))
+    return replace(
+        made, clocks_mhz=changes(orders), clock_clips=clips, clock_same=changes(orders) == changes(other)
+    )
+
+
+def _known(gang: Gang, seen: Outlook, belief: Belief, unbound: bool) -> Belief:
+    """A gang on the clock; where a limit binds its level is not known: the fallback, free."""
+    _, _, observation, care = belief
+    home = int(gang.jobs.home[0])
+    slow = float(seen.slowdown[0, home])
+    known = replace(
+        observation,
+        lever=gang.lever,
+        level=float(LEVELS[gang.level]) if unbound else math.nan,
+        lowest=float(LEVELS[int(gang.jobs.lowest[0])]),
+        slowdown=slow,
+        slowdown_sd=float(seen.slowdown_sd[0, home]),
+        slack=observation.budget - slow,
+    )
+    return gang, seen, known, careful(care)
+
+
+def _unknown(seen: Outlook) -> Outlook:
+    return Outlook(*(getattr(seen, name) * math.nan for name in Outlook.__dataclass_fields__))
 
 
 def leases(
@@ -121,7 +321,7 @@ class PowerState:
     """What power control keeps in the daemon's store from turn to turn, for the daemon that leads next.
 
     `released`: GPUs and nodes that people gave back, and when that was taken up (Unix s). `gone`: of
-    `power_absence.Gone`."""
+    `power_absence.AbsentNodes`."""
 
     memory: LimitMemory = field(default_factory=LimitMemory)
     gangs: dict[str, Gang] = field(default_factory=dict)
@@ -198,9 +398,9 @@ class PowerLoop:
         self._beliefs = Beliefs(settings)
         self._wide = shared_bank(RANGE) if settings.racks else None
         self._sharing = Sharing()
-        self._file, self._asked = file, Asked.of(file)
+        self._file, self._asked = file, LearnedPolicy.of(file)
         self._follows: PendingRaises | None = None
-        self._gone = Gone(settings, around.standing)
+        self._gone = AbsentNodes(settings, around.standing)
         self._racks = Racks(settings, self._gone)
         self._told: Mapping[str, NodeStatus] = {}
         self._memory = shield.LimitMemory()
@@ -229,7 +429,7 @@ class PowerLoop:
         fixed = {"step_share": STEP_SHARE, "max_mhz": MAX_MHZ}
         return fingerprint({"care": care, "clocks": clocks.model_dump() | fixed})
 
-    # Life
+    # Life --------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._work, name="power", daemon=True)
@@ -282,7 +482,7 @@ class PowerLoop:
                 self._around.count("failed")
                 self._log.exception("turn failed")
 
-    # One turn
+    # One turn ----------------------------------------------------------------------------------------------------
 
     def turn(self, now_s: float) -> PowerTurn:
         """Closes the window and decides. Raises Temporary or Permanent where the store or the nodes' answers do."""
@@ -488,7 +688,7 @@ class PowerLoop:
                 self._log.warning("power lease denied", node=node, said=grant.said)
         return grants
 
-    # What is kept
+    # What is kept ------------------------------------------------------------------------------------------------
 
     def _keep_state(self) -> None:
         gangs, gone, clocks = self._beliefs.gangs, self._gone.to_json(), self._clocks

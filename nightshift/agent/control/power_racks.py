@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from nightshift.agent.control.power_absence import Gone
+from nightshift.agent.control.power_absence import AbsentNodes
 from nightshift.agent.control.power_windows import GpuWindow, GpuWindows
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.power import shield
@@ -27,7 +27,7 @@ class RackState:
 class Racks:
     """One per daemon."""
 
-    def __init__(self, settings: PowerSettings, gone: Gone) -> None:
+    def __init__(self, settings: PowerSettings, gone: AbsentNodes) -> None:
         self._settings, self._gone = settings, gone
         self.silent: frozenset[str] = frozenset()
         """Nodes whose draw was not read at the last look."""

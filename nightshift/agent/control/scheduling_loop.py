@@ -87,7 +87,7 @@ class SchedulingLoop:
     def policy_sha256(self) -> str:
         return fingerprint(plain(InOrder()))
 
-    # Life
+    # Life --------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         self.view.start()
@@ -124,7 +124,7 @@ class SchedulingLoop:
                 self.around.count("failed", 1)
                 self._log.exception("turn failed")
 
-    # One turn
+    # One turn ----------------------------------------------------------------------------------------------------
 
     def turn(self, now_s: float) -> list[ControlDecision]:
         """Raises Temporary where the view is stale or the store is away; what is past its time is opened first."""

@@ -45,7 +45,7 @@ from nightshift.agent.store.incident_store import Conflict, name_of
 from nightshift.agent.store.lease import LEASE_S, Election, Leadership
 from nightshift.agent.store.tables import findings, incidents
 from nightshift.collectors.base import Permanent, Temporary
-from nightshift.controllers.action import ActionKind, Rule
+from nightshift.controllers.action import ActionKind, ApprovalRule
 from nightshift.controllers.cordon import TAKES_OUT
 from nightshift.detectors.base import State
 
@@ -377,7 +377,7 @@ class Lifecycle:
                 c.news == 1,
                 over & ~of_return,
                 of_return & fires,
-                c.approval_rule == str(Rule.AUTOMATIC),
+                c.approval_rule == str(ApprovalRule.AUTOMATIC),
             ),
             in_(_S.MONITORING) & sa.or_(c.news == 1, over),
             in_(_S.ESCALATED)
@@ -404,7 +404,7 @@ class Lifecycle:
             cause, note = found
             self._store.move(incident_id, cause, "lifecycle", note, row.version)
             return True
-        if state is _S.AWAITING_APPROVAL and row.approval_rule == str(Rule.AUTOMATIC):
+        if state is _S.AWAITING_APPROVAL and row.approval_rule == str(ApprovalRule.AUTOMATIC):
             return self._parts.gate.approve_by_policy(self._store.incident(incident_id))
         return False
 

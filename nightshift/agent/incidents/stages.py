@@ -39,8 +39,8 @@ from nightshift.controllers.action import (
     ActionOutcome,
     ActionProposal,
     Actuator,
+    ApprovalRule,
     OutcomeStatus,
-    Rule,
     UnderWay,
     traits_of,
 )
@@ -281,11 +281,11 @@ class Stages:
         proposal = self._parts.plan(incident)
         if proposal.action is not None:
             rule, reason = rule_for(proposal.action, self._parts.gate.policy), proposal.reason
-            if rule is Rule.AUTOMATIC and self._parts.not_earned is not None:
+            if rule is ApprovalRule.AUTOMATIC and self._parts.not_earned is not None:
                 why = self._parts.not_earned(proposal.action)
                 if why:
                     # policy allows it, but the record of such plans does not yet
-                    rule, reason = Rule.ONE, f"{reason}. A person decides, since {why}"
+                    rule, reason = ApprovalRule.ONE, f"{reason}. A person decides, since {why}"
             self._store.save_plan(incident, proposal.action, reason, by=Stage.PLAN, rule=rule)
         elif proposal.outdated:
             self._move(incident, _C.NEW_EVIDENCE, proposal.reason)

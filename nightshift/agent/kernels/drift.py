@@ -23,10 +23,10 @@ from nightshift.agent.store.incident_store import Store
 from nightshift.agent.store.records import dump, load
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.seal import SealError, trusted_keys
-from nightshift.controllers.action import Rule
+from nightshift.controllers.action import ApprovalRule
 from nightshift.controllers.actuators.kube_kernel_jobs import arguments
 from nightshift.kernels.certification.evidence import FleetView, JobEnvironment, environment_of
-from nightshift.kernels.certification.registry import Entry, Registry, RegistryError, State, promotable
+from nightshift.kernels.certification.registry import CertificateState, Entry, Registry, RegistryError, promotable
 from nightshift.kernels.profile.trigger import Settings, asked_for
 
 WEEK_S = 7 * 86400.0
@@ -87,7 +87,7 @@ class KernelDrift:
 
     def _hold(self, registry: Registry, entry: Entry, view: FleetView, settings: Settings) -> Entry | None:
         """Demotes one kernel in use that is not promotable where it runs; None where nothing changed."""
-        if entry.state not in (State.canary, State.active):
+        if entry.state not in (CertificateState.canary, CertificateState.active):
             return None
         found = promotable(entry.record, environment_of(view, entry.certificate, entry.record))
         if not found:
@@ -138,7 +138,7 @@ class KernelDrift:
             arguments(plan)
         except Permanent as error:
             return f"none: {error}"
-        if rule_for(plan, self._gate.gate.policy) is Rule.NEVER:
+        if rule_for(plan, self._gate.gate.policy) is ApprovalRule.NEVER:
             return "none: policy never allows kernel_job"
         return self._gate.propose(plan).id
 
@@ -152,9 +152,9 @@ def _standing(entry: Entry, view: FleetView) -> KernelStanding:
     environment: JobEnvironment = environment_of(view, entry.certificate, entry.record)
     shown = summary(entry.record, environment)
     del shown["jobs run"]
-    why = entry.history[-1].why if entry.state is State.demoted else ""
+    why = entry.history[-1].why if entry.state is CertificateState.demoted else ""
     if not why:
-        why = "; ".join(map(str, promotable(entry.record, environment, State.active)))
+        why = "; ".join(map(str, promotable(entry.record, environment, CertificateState.active)))
     where = environment_text(environment) + (f" ({', '.join(environment.jobs[:5])})" if environment.jobs else "")
     return KernelStanding(entry.certificate, entry.problem, entry.state.value, shown, where, why)
 

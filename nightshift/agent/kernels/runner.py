@@ -38,7 +38,7 @@ from nightshift.agent.kernels.drift import WEEK_S, case_text
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.seal import SealError, canonical_json, trusted_keys
-from nightshift.controllers.action import Action, ActionKind, ActionOutcome, Rule
+from nightshift.controllers.action import Action, ActionKind, ActionOutcome, ApprovalRule
 from nightshift.controllers.actuators.kube_kernel_jobs import SearchStatus, job_name
 from nightshift.kernels.certification.envelope import CertificateError, certificate_sha256, read
 from nightshift.kernels.certification.evidence import environment_of, record_of
@@ -201,7 +201,7 @@ class KernelRunner:
         known = self._gate.proposal(search.action.id)
         if known is not None and known.state is ProposalState.REJECTED:
             return f"a person ended it: {known.note}"
-        if rule_for(search.action, self._gate.gate.policy) is Rule.NEVER:
+        if rule_for(search.action, self._gate.gate.policy) is ApprovalRule.NEVER:
             return "policy no longer allows searches"
         return "" if self._asked_for(search.action) else "its namespace no longer allows kernel searches"
 

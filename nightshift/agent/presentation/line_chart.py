@@ -102,24 +102,6 @@ def describe(chart: Chart) -> str:
     return text + (f"; onset at {clock_time(chart.onset_s)}" if chart.onset_s is not None else "")
 
 
-def spark(values: Floats, width: int = 120, height: int = 28) -> Markup:
-    """A small line without axes, for tables; empty where nothing is known."""
-    known = values[np.isfinite(values)]
-    if known.size < 2:
-        return Markup("")
-    _, values = thin(np.arange(len(values), dtype=np.float64), values, width)
-    low, high = axis_range(known, None)
-    steps = np.arange(len(values), dtype=np.float64)
-    path = _path(
-        steps,
-        values,
-        lambda i: round(i / max(len(values) - 1, 1) * width, 1),
-        lambda v: round(height - 2 - (v - low) / (high - low) * (height - 4), 1),
-    )
-    head = f'<svg class="spark" viewBox="0 0 {width} {height}" aria-hidden="true">'
-    return Markup(f'{head}<path class="signal" d="{path}"/></svg>')
-
-
 def with_gaps(t_s: Floats, values: Floats) -> tuple[Floats, Floats]:
     """With a missing value where nothing was observed for much longer than usual, so that no line bridges it."""
     if len(t_s) < 3:

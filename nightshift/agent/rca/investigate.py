@@ -55,7 +55,7 @@ the cited evidence; a claim that does not hold is dropped. Quotes are copied byt
 cited item. Predicates and their arguments:
   rose, fell   one series each; split_s (Unix s), at_least (in the series' unit, beyond its noise)
   preceded     two items, a quote of each log (or `level` for a series), or two quotes of one log; margin_s
-  co_located   a topology item; one, other, place, written as subjects such as gpu:GPU-…, rank:ns/job#3, node:n1
+  co_located   a topology item; one, other, place, written as subjects, e.g. gpu:GPU-…, rank:ns/job#3, node:n1
   absent       a log item and the item with the state of its source; patterns, one per line, ASCII, 1 to 6 words
   equals       a facts item; path with dots between keys, value
   repeated     a log and pattern, or a series and level; times (at least 2)
@@ -236,7 +236,7 @@ class Investigator:
             if talk.asked[key] > 1:
                 said = "you have asked this before: its answer stands above"
             elif number >= MAX_CALLS_AT_ONCE or talk.spent.calls > MAX_TOOL_CALLS:
-                said = "no more look-ups: conclude with what you have"
+                said = "the limit of look-ups is reached: conclude with what you have"
             else:
                 said = lookup.call(str(call["name"]), call["args"])
             talk.messages.append(ToolMessage(said, tool_call_id=str(call.get("id") or "")))

@@ -143,7 +143,7 @@ class Lookup:
             return f"{name}: {self.ledger.redact(str(error))[:300]}"
         if not found:
             full = len(self.ledger.items) >= self.ledger.limits.max_items
-            return "no more evidence can be taken" if full else "nothing was found"
+            return "the limit of evidence is reached" if full else "nothing was found"
         return "\n".join(shown(item) for item in found)
 
     def _read(self, asked: _Read) -> str:

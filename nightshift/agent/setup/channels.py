@@ -15,14 +15,14 @@ from nightshift.agent.incidents.suppression import Suppressor
 from nightshift.agent.metrics import Metrics
 from nightshift.agent.notify.ledger import DeliveryLedger
 from nightshift.agent.notify.outlets.pages import OutletParts
-from nightshift.agent.notify.outlets.room import Outlets
+from nightshift.agent.notify.outlets.service import Outlets
 from nightshift.agent.notify.outlets.settings import build as build_outlets
 from nightshift.agent.notify.outlets.web import secret_of
 from nightshift.agent.notify.slack.clicks import Desk, DeskParts
 from nightshift.agent.notify.slack.members import Members
 from nightshift.agent.notify.slack.messages import ChatCourier, SlackParts
 from nightshift.agent.notify.slack.proposals import Promotions, Teller
-from nightshift.agent.notify.slack.room import Slack, secret_now
+from nightshift.agent.notify.slack.service import Slack, secret_now
 from nightshift.agent.notify.slack.settings import TIMEOUT_S
 from nightshift.agent.notify.slack.settings import Settings as SlackSettings
 from nightshift.agent.notify.slack.web import SlackWeb

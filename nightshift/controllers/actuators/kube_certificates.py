@@ -31,31 +31,31 @@ class CertificateNames:
     settle_s: float = 3600.0
 
 
-def keep(kube: KubeClient, wanted: CertificateNames, now_s: float) -> list[str]:
+def keep(kube: KubeClient, certificate_names: CertificateNames, now_s: float) -> list[str]:
     """One turn; returns what was written, in words. Raises Temporary (run again) or Permanent."""
     said = []
-    path = f"/api/v1/namespaces/{wanted.namespace}/secrets"
-    found = kube.find(f"{path}/{wanted.authority}")
+    path = f"/api/v1/namespaces/{certificate_names.namespace}/secrets"
+    found = kube.find(f"{path}/{certificate_names.authority}")
     if found is None:
-        authority = begin(now_s, wanted.authority_life_s)
+        authority = begin(now_s, certificate_names.authority_life_s)
         said.append("a new authority")
     else:
-        before = _authority(found, wanted.authority)
-        authority = turn(before, now_s, wanted.authority_life_s, wanted.settle_s)
+        before = _authority(found, certificate_names.authority)
+        authority = turn(before, now_s, certificate_names.authority_life_s, certificate_names.settle_s)
         if authority != before:
             step = "announced" if authority.following else "replaced" if authority.previous else "settled"
             said.append(f"the authority: {step}")
     if said:
-        _write(kube, path, wanted.authority, found, _data(authority), "Opaque")
+        _write(kube, path, certificate_names.authority, found, _data(authority), "Opaque")
     for name, names, client in (
-        (wanted.server, wanted.server_names, False),
-        (wanted.client, ("nightshift",), True),
+        (certificate_names.server, certificate_names.server_names, False),
+        (certificate_names.client, ("nightshift",), True),
     ):
         secret = kube.find(f"{path}/{name}")
         data = _decoded(secret)
         pair = Pair(data.get("tls.crt", b""), data.get("tls.key", b""))
         if not is_good(pair, authority, names, now_s):
-            pair = issue(authority, names, client=client, now_s=now_s, life_s=wanted.life_s)
+            pair = issue(authority, names, client=client, now_s=now_s, life_s=certificate_names.life_s)
             said.append(f"a certificate in {name}")
         fresh = {"tls.crt": pair.certificate, "tls.key": pair.key, "ca.crt": authority.trusted}
         if fresh != {key: data.get(key) for key in fresh}:

@@ -136,7 +136,7 @@ class KernelJobActuator:
         """A search rests on nothing in the world: it waits until a GPU is free."""
         return []
 
-    # step by step
+    # Step by step ------------------------------------------------------------------------------------------------
 
     def prepare(self, action: Action) -> str:
         """The uid of the plan's Job, which is made, suspended, where there is none. Nothing runs yet."""
@@ -198,7 +198,7 @@ class KernelJobActuator:
                 return ""
             raise
 
-    # as any other action
+    # As any other action -----------------------------------------------------------------------------------------
 
     def execute(self, action: Action) -> ActionOutcome:
         uid = self.prepare(action)
@@ -230,7 +230,7 @@ class KernelJobActuator:
             return self._outcome(OutcomeStatus.ALREADY_DONE, f"there is no Job {job_name(action)}")
         return self._outcome(OutcomeStatus.DONE, f"Job {job_name(action)} deleted")
 
-    # the world's side
+    # The world's side --------------------------------------------------------------------------------------------
 
     def _find(self, action: Action, uid: str = "") -> Object | None:
         """The plan's Job, or None; with a uid only that very one. Raises Permanent where the name is another's."""

@@ -82,7 +82,7 @@ class KubernetesQueue:
         self._kube, self.settings, self._now_s = kube, settings or QueueSettings(), now_s
         self._kueue = f"{_GROUP}/{self.settings.kueue_version}"
 
-    # what is gated
+    # What is gated -----------------------------------------------------------------------------------------------
 
     def gates(self) -> list[GangGate]:
         """Every shut gate of ours in the cluster. Kinds that the cluster lacks have none."""
@@ -134,7 +134,7 @@ class KubernetesQueue:
         except NotFound:
             return []
 
-    # what is written
+    # What is written ---------------------------------------------------------------------------------------------
 
     def open(self, gate: GangGate) -> bool:
         """Opens a gate; False where it was open or is gone."""
@@ -276,10 +276,10 @@ def our_check(item: Object) -> str:
     return str(item["metadata"]["name"]) if item["spec"].get("controllerName") == CONTROLLER else ""
 
 
-def check_gate(item: Object, ours: Set[str], kueue: str) -> GangGate | None:
+def check_gate(item: Object, checks: Set[str], kueue: str) -> GangGate | None:
     """The shut gate of a Workload that waits for one of our checks."""
     states = (item.get("status") or {}).get("admissionChecks") or []
-    if any(s.get("name") in ours and s.get("state") == "Pending" for s in states):
+    if any(s.get("name") in checks and s.get("state") == "Pending" for s in states):
         return _gate("check", f"{kueue}/namespaces/{_place(item, 'workloads')}", item)
     return None
 

@@ -123,7 +123,7 @@ class QueueView:
             for follower in self._followers.values():
                 follower.close()
 
-    # what is known now
+    # What is known now -------------------------------------------------------------------------------------------
 
     def gates(self) -> list[GangGate]:
         """Every shut gate of ours, as last heard."""
@@ -242,7 +242,7 @@ class QueueView:
                 why = fault[1] if fault else "no answer yet"
                 raise StaleView(f"{name}: {why}")
 
-    # what is kept of an object
+    # What is kept of an object -----------------------------------------------------------------------------------
 
     def _node(self, item: Object) -> _Node | None:
         meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}

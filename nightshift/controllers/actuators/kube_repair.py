@@ -102,7 +102,7 @@ class KubernetesRepairActuator:
             sentences.append(f"the {action.params.get('probe')} probe cannot run: no image is set for it")
         return sentences
 
-    # acting
+    # Acting ------------------------------------------------------------------------------------------------------
 
     def execute(self, action: Action) -> ActionOutcome:
         node_name = self._node_of(action)
@@ -346,7 +346,7 @@ class KubernetesRepairActuator:
         back = (f"{stays} for {whose}" if whose else f"{stays}, as another client has set") if stays else ""
         return self._outcome(_O.DONE, f"{action.kind} of {action.target} done; {self._checked_by(action)}{back}")
 
-    # reading back
+    # Reading back ------------------------------------------------------------------------------------------------
 
     def read(self, action: Action) -> ActionOutcome:
         node = self._kube.find(kube_nodes.path(self._node_of(action)))

@@ -36,10 +36,10 @@ from nightshift.controllers.action import (
     target_of,
     traits_of,
 )
-from nightshift.controllers.actuators import kube_jobs, kube_nodes, kube_rights, kube_scaling
+from nightshift.controllers.actuators import kube_jobs, kube_nodes, kube_rights
 from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, Object
 from nightshift.controllers.actuators.kube_marks import MARKER, Marks, cordoning
-from nightshift.controllers.actuators.kube_workloads import POLL_S, STOPPED, Workloads, pod_path
+from nightshift.controllers.actuators.kube_workloads import POLL_S, STOPPED, Workloads, pod_path, suggest_scaling
 from nightshift.controllers.cordon import CORDON_OF, NOBODY, SOMEBODY_ELSE, cordon_ids
 
 
@@ -308,7 +308,7 @@ class KubernetesActuator:
         kinds = [kind for kind in self.TARGETS if kind in self.kinds()]
         return kube_rights.refused(self._kube, kinds, namespaces=self._settings.access.namespaces)
 
-    # the plan against the world
+    # The plan against the world ----------------------------------------------------------------------------------
 
     def changed(self, action: Action) -> list[str]:
         sentences = []
@@ -351,7 +351,7 @@ class KubernetesActuator:
                 return _word(not job.suspended and bool(kube_jobs.live_pods(self._kube, job)))
         return None
 
-    # acting
+    # Acting ------------------------------------------------------------------------------------------------------
 
     def execute(self, action: Action) -> ActionOutcome:
         """What the API server warns of meanwhile stands in the outcome, of all the tries that it took."""
@@ -397,7 +397,7 @@ class KubernetesActuator:
     def _suggest(self, action: Action) -> ActionOutcome:
         """Reads who owns the replica count and says what they would change; nothing is written."""
         namespace, name = kube_jobs.split(action.target)
-        found = kube_scaling.suggest(self._kube, namespace, name)
+        found = suggest_scaling(self._kube, namespace, name)
         if found is None:
             return self._refused(action, "it belongs to no Deployment")
         return self._outcome(OutcomeStatus.DONE, str(found))
@@ -471,7 +471,7 @@ class KubernetesActuator:
         self.marks.patch(kube_nodes.path(name), node, action, change)
         return self._outcome(OutcomeStatus.DONE, f"{action.target} quarantined on {name}")
 
-    # reading back and taking back
+    # Reading back and taking back --------------------------------------------------------------------------------
 
     def read(self, action: Action) -> ActionOutcome:
         self._check_target(action)

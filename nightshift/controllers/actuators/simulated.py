@@ -146,10 +146,10 @@ class SimulatedCluster:
         with self.transaction() as db:
             return _facts(db, subject)
 
-    def effects(self, after: int = 0) -> list[SimulatedEffect]:
+    def effects(self, since: int = 0) -> list[SimulatedEffect]:
         """Changes of the world in order, beyond a number already seen."""
         with self.transaction() as db:
-            rows = db.execute("SELECT * FROM effect WHERE number > ? ORDER BY number", (after,)).fetchall()
+            rows = db.execute("SELECT * FROM effect WHERE number > ? ORDER BY number", (since,)).fetchall()
         return [
             SimulatedEffect(n, i, ActionKind(kind), Subject.parse(target), json.loads(params), at_s, bool(undo))
             for n, i, kind, target, params, at_s, undo in rows

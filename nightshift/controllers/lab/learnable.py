@@ -58,7 +58,7 @@ def learnable(kind: str) -> Learnable:
     return found
 
 
-# shared by every kind's training
+# Shared by every kind's training ---------------------------------------------------------------------------------
 
 
 def environment_sha256(sources: Sequence[str], folder: Path = CONTROLLERS) -> str:

@@ -19,25 +19,25 @@ _WAITS_S = 12 * 3600.0
 """Nothing grows worse while this waits, and all that it rests on is read again before it begins."""
 
 
-def return_node(situation: Situation, standing: Sequence[Action], economy: Economy | None = None) -> Action:
+def return_node(situation: Situation, actions: Sequence[Action], economy: Economy | None = None) -> Action:
     """The plan for the node that the last of these actions took out of use. Raises ValueError without any."""
-    if not standing:
+    if not actions:
         raise ValueError(f"{situation.incident_id}: no node is out of use through Nightshift")
     economy = economy or Economy()
-    node, probe = standing[-1].target, probe_for(situation.cause)
-    standing = [action for action in standing if action.target == node]  # an incident may have cordoned several
+    node, probe = actions[-1].target, probe_for(situation.cause)
+    actions = [action for action in actions if action.target == node]  # an incident may have cordoned several
     action = draw_up(
         situation,
         economy,
         ActionKind.RETURN_NODE,
         node,
-        why=f"its fault has cleared, and only Nightshift's {standing[-1].kind} keeps it out of use: the "
+        why=f"its fault has cleared, and only Nightshift's {actions[-1].kind} keeps it out of use: the "
         f"{probe} probe must pass first",
         undo=Undo(False, "a node that fails again is cordoned by a new plan"),
         nodes=(node,),
         gpus=tuple(situation.inventory.gpus(node, situation.at_s)),
         note="nothing runs there but the probe; if it fails, the node stays cordoned",
         params={"probe": probe},
-        preconditions=(Precondition(node, CORDON_OF, cordon_ids([action.id for action in standing])),),
+        preconditions=(Precondition(node, CORDON_OF, cordon_ids([action.id for action in actions])),),
     )
     return replace(action, expires_at_s=situation.at_s + max(economy.expires_s, _WAITS_S))

@@ -33,10 +33,10 @@ def linked(gpus: Iterable[shield.Gpu]) -> dict[str, list[shield.Gpu]]:
     return {rack: members[id(whole)] for rack, whole in group.items()}
 
 
-def newly_locked(former: shield.LimitMemory, after: shield.LimitMemory) -> int:
+def newly_locked(former: shield.LimitMemory, present: shield.LimitMemory) -> int:
     """Jobs and nodes that were locked out between the two."""
-    jobs = after.locked_until_s.keys() - former.locked_until_s.keys()
-    return len(jobs) + len(after.liars - former.liars)
+    jobs = present.locked_until_s.keys() - former.locked_until_s.keys()
+    return len(jobs) + len(present.liars - former.liars)
 
 
 @dataclass(frozen=True)

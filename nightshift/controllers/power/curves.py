@@ -12,24 +12,17 @@ wide (domain randomisation) and then measured with the same noise and clean-up a
 
 from __future__ import annotations
 
-import csv
-import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
-from nightshift.collectors.base import Permanent
-
 Floats = NDArray[np.float64]
 
 LEVELS = np.round(np.arange(0.30, 1.0001, 0.01), 2)
 """Limits as shares of the GPU's highest limit: one level is one step of every controller."""
-COLUMNS = ("dataset", "network", "batch_size", "optimizer", "power_limit", "time_per_epoch", "average_power")
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,46 +62,6 @@ def monotone(limit_w: Floats, time: Floats, draw_w: Floats) -> tuple[Floats, Flo
     return np.exp(log_time - log_time[-1]), np.asarray(isotonic_regression(draw_w, increasing=True).x)
 
 
-def read_sweeps(path: Path, gpu: str = "") -> list[Curve]:
-    """Curves of a CSV with `COLUMNS`; `gpu`: its name, from the file's where none is given.
-
-    A workload with fewer than four limits makes no curve. Raises Permanent naming the file, line and column.
-    """
-    rows: dict[tuple[str, ...], dict[float, tuple[float, float]]] = defaultdict(dict)
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            lacking = set(COLUMNS) - set(reader.fieldnames or ())
-            if lacking:
-                raise Permanent(f"{path}: line 1: no column {', '.join(sorted(lacking))}")
-            for row in reader:
-                values = []
-                for column in COLUMNS[4:]:
-                    try:
-                        value = float(row[column])
-                    except (TypeError, ValueError):
-                        value = math.nan
-                    if not (math.isfinite(value) and value > 0):
-                        raise Permanent(
-                            f"{path}: line {reader.line_num}: {column}: {row[column]!r} is no positive number"
-                        )
-                    values.append(value)
-                rows[tuple(str(row[c]) for c in COLUMNS[:4])][values[0]] = (values[1], values[2])
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise Permanent(f"{path}: {error}") from error
-    name = gpu or path.stem.removeprefix("summary_power_")
-    curves = []
-    for key, points in rows.items():
-        if len(points) < 4:
-            continue
-        limit_w = np.array(sorted(points))
-        time, draw_w = np.array([points[w] for w in limit_w]).T
-        curves.append(Curve(name, "/".join(key), limit_w, *monotone(limit_w, time, draw_w)))
-    if not curves:
-        raise Permanent(f"{path}: no workload has four limits")
-    return curves
-
-
 def synthetic(count: int, rng: np.random.Generator, noise: float = 0.01) -> list[Curve]:
     """Curves of a made-up GPU of 1 W (limits are shares), measured on 6 to 13 limits with `noise`."""
     curves = []
@@ -142,12 +95,3 @@ def on_levels(curves: Sequence[Curve]) -> tuple[Floats, Floats]:
     """(time, draw share), each [n_curves, n_levels]."""
     pairs = [curve.on_levels() for curve in curves]
     return np.array([t for t, _ in pairs]), np.array([d for _, d in pairs])
-
-
-def oracle_grid(curve: Curve, budget: float, step_w: float = 25.0) -> float:
-    """The limit (W) on the grid of `step_w` (and the highest) of least energy per work within the budget."""
-    grid = np.arange(np.ceil(curve.min_w / step_w) * step_w, curve.max_w, step_w)
-    grid = np.unique(np.append(grid, curve.max_w))
-    fits = grid[curve.slowdown(grid) <= budget + 1e-12]
-    energy = curve.draw(fits) * (1.0 + curve.slowdown(fits))
-    return float(fits[int(np.argmin(energy))])

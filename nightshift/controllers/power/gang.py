@@ -185,15 +185,15 @@ class GangAnswer:
     failed: str = ""
 
 
-def answers(asked: Sequence[tuple[Gang, Outlook]], care: descent.DescentCare) -> list[GangAnswer]:
+def answers(gangs: Sequence[tuple[Gang, Outlook]], care: descent.DescentCare) -> list[GangAnswer]:
     """Of each gang, after `look`; changes nothing. Where asking fails for all at once each is asked alone."""
-    if not asked:
+    if not gangs:
         return []
     try:
-        return _answers(asked, care)
+        return _answers(gangs, care)
     except FAILURES as error:
-        if len(asked) > 1:
-            return [found for one in asked for found in answers([one], care)]
+        if len(gangs) > 1:
+            return [found for one in gangs for found in answers([one], care)]
         return [GangAnswer(failed=f"{type(error).__name__}: {error}")]
 
 

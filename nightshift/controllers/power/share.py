@@ -20,6 +20,9 @@ from scipy.optimize import isotonic_regression
 from nightshift.controllers.power.belief import TOP, Bank, Ints, LevelWindows, N, Noise, outlook
 from nightshift.controllers.power.curves import LEVELS, Floats
 
+RANGE = 1.5
+"""Log time that matters to a rack: its slowest jobs stand far below any slowdown budget."""
+
 
 @dataclass(frozen=True)
 class Sharing:
@@ -62,25 +65,25 @@ class Claims:
         return Claims(*(getattr(self, f.name)[rows] for f in fields(self)))
 
 
-def divide(claims: Claims, cost: Floats, room: float, s: Sharing) -> tuple[Ints, Ints]:
+def divide(claims: Claims, cost: Floats, budget: float, s: Sharing) -> tuple[Ints, Ints]:
     """(level of each gang [n], rows that are asked for their reference). `cost`: of one level [n], in the unit of
-    the room. The sum of level times cost, counted from limit nought, keeps within `room` wherever it does at the
+    the budget. The sum of level times cost, counted from limit nought, keeps within it wherever it does at the
     lowest levels."""
-    reach = _reach(claims.lowest, cost, room)
+    reach = _reach(claims.lowest, cost, budget)
     asks = (claims.top < reach) & (claims.level < reach) & (claims.ceiling >= reach)
     asks &= (claims.doubt > s.known) & (claims.tried < s.tries)
     order = np.argsort(np.where(asks, -claims.doubt, np.inf), kind="stable")[: s.probes]
     lowest, probed = claims.lowest.copy(), []
     for row in order[asks[order]]:
         before, lowest[row] = lowest[row], reach[row]
-        if _cost(lowest, cost) > room * (1.0 + 1e-9):  # not beside the others that are asked
+        if _cost(lowest, cost) > budget * (1.0 + 1e-9):  # not beside the others that are asked
             lowest[row] = before
         else:
             probed.append(int(row))
-    return share_out(claims.time, cost, lowest, claims.ceiling, room, s), np.array(probed, dtype=np.int64)
+    return share_out(claims.time, cost, lowest, claims.ceiling, budget, s), np.array(probed, dtype=np.int64)
 
 
-def share_out(time: Floats, cost: Floats, lowest: Ints, ceiling: Ints, room: float, s: Sharing) -> Ints:
+def share_out(time: Floats, cost: Floats, lowest: Ints, ceiling: Ints, budget: float, s: Sharing) -> Ints:
     """Levels [n] by `time` [n, n_levels] per work, 1 at the highest."""
     gain = np.diff(-(time**s.aversion) / s.aversion, axis=1)
     steps = np.arange(N - 1)[None]
@@ -92,7 +95,7 @@ def share_out(time: Floats, cost: Floats, lowest: Ints, ceiling: Ints, room: flo
     best = np.argsort(-flat, kind="stable")
     best = best[flat[best] > s.least]
     spent = np.cumsum(cost[best // (N - 1)])
-    taken = best[spent <= room - _cost(lowest, cost) + 1e-9 * room]
+    taken = best[spent <= budget - _cost(lowest, cost) + 1e-9 * budget]
     return np.asarray(lowest + np.bincount(taken // (N - 1), minlength=len(lowest)))
 
 

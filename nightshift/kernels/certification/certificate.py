@@ -163,10 +163,10 @@ def verify(
     envelope: object,
     trusted: Mapping[str, Ed25519PublicKey],
     problem_named: Callable[[str], Problem],
-    here: Environment | None = None,
+    machine: Environment | None = None,
     rerun: Callable[[Candidate, Problem, Mapping[str, Any]], Verdict] | None = None,
 ) -> Verification:
-    """Signature, anchors, drift against `here` (None: not on the hardware), and a fresh verdict by `rerun`.
+    """Signature, anchors, drift against `machine` (None: not on the hardware), and a fresh verdict by `rerun`.
 
     Raises CertificateError where there is nothing to check (malformed, or signed by nobody trusted).
     """
@@ -183,8 +183,8 @@ def verify(
     checks += [_check_anchor(problem, record) for record in predicate["anchors"]]
     judge = predicate.get("judge", 1)
     checks.append(Check("judge", "ok" if judge == JUDGE else "stale", f"version {judge}, this is {JUDGE}"))
-    if here is not None:
-        drift = here.drift(predicate["verdict"]["environment"])
+    if machine is not None:
+        drift = machine.drift(predicate["verdict"]["environment"])
         checks.append(
             Check("environment", "stale", "; ".join(drift)) if drift else Check("environment", "ok", "same")
         )

@@ -52,7 +52,7 @@ class Damaged(RegistryError):
     """One kernel's folder cannot be used. The message names the file; the others stand."""
 
 
-class State(StrEnum):
+class CertificateState(StrEnum):
     proposed = "proposed"
     canary = "canary"
     active = "active"
@@ -63,10 +63,10 @@ class State(StrEnum):
 _UNKNOWN_S = 0.0
 _NAME = re.compile(r"[0-9a-f]{64}")
 _MOVES = {
-    State.proposed: {State.canary, State.demoted},
-    State.canary: {State.active, State.demoted},
-    State.active: {State.demoted},
-    State.demoted: set(),
+    CertificateState.proposed: {CertificateState.canary, CertificateState.demoted},
+    CertificateState.canary: {CertificateState.active, CertificateState.demoted},
+    CertificateState.active: {CertificateState.demoted},
+    CertificateState.demoted: set(),
 }
 
 
@@ -74,7 +74,7 @@ _FIT = ("faster", "slower", "inconclusive", "correct")
 
 
 def promotable(
-    record: Mapping[str, Any], environment: JobEnvironment, to: State = State.canary
+    record: Mapping[str, Any], environment: JobEnvironment, to: CertificateState = CertificateState.canary
 ) -> tuple[Objection, ...]:
     """Why a kernel may not become canary or active, by its evidence (`evidence.record_of`) and by where
     its jobs run; empty where it may.
@@ -97,7 +97,7 @@ def promotable(
         if others and has(record, name):
             told = f"certified with {record[name]}, {_whose(environment)} {', '.join(others)}"
             found.append(Objection(CHANGED[name], told))
-    if to is State.active and environment.unknown:
+    if to is CertificateState.active and environment.unknown:
         found.append(Objection(EvidenceReason.environment_unknown, ", ".join(environment.unknown)))
     return tuple(found)
 
@@ -135,7 +135,7 @@ def _race_objections(record: Mapping[str, Any]) -> list[Objection]:
 class Move:
     """One line of a kernel's history. plan_sha256: the approved plan's, "" where none is needed (demotion)."""
 
-    state: State
+    state: CertificateState
     by: str
     why: str
     at_s: float
@@ -152,7 +152,7 @@ class Entry:
     history: tuple[Move, ...]
 
     @property
-    def state(self) -> State:
+    def state(self) -> CertificateState:
         return _state(self.history)
 
     @property
@@ -188,7 +188,7 @@ class Registry:
         except OSError as error:
             raise RegistryError(f"{folder}: cannot hold a registry: {error.strerror}") from error
 
-    def propose(self, envelope: Mapping[str, Any], by: str, why: str, at_s: float) -> Entry:
+    def propose(self, envelope: Mapping[str, Any], by: str, reason: str, at_s: float) -> Entry:
         """Takes a certificate in. The same one again changes nothing. Raises CertificateError."""
         self.check(envelope)
         sha256 = certificate_sha256(envelope)
@@ -197,10 +197,10 @@ class Registry:
             if not _history(folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 write_whole(folder / "certificate.json", json.dumps(envelope, indent=1) + "\n")
-                self._append(sha256, Move(State.proposed, by, why, at_s))
+                self._append(sha256, Move(CertificateState.proposed, by, reason, at_s))
                 told = self._told().get(sha256, {})
                 if told.get("at_s", _UNKNOWN_S) != _UNKNOWN_S:  # its folder was removed since; a demotion is final
-                    self._append(sha256, Move(State.demoted, by, str(told.get("why", "")), at_s))
+                    self._append(sha256, Move(CertificateState.demoted, by, str(told.get("why", "")), at_s))
         return self.entry(sha256)
 
     def check(self, envelope: Mapping[str, Any]) -> None:
@@ -216,9 +216,9 @@ class Registry:
     def move(
         self,
         certificate: str,
-        state: State,
+        state: CertificateState,
         by: str,
-        why: str,
+        reason: str,
         at_s: float,
         plan_sha256: str = "",
         environment: JobEnvironment = UNKNOWN,
@@ -229,17 +229,19 @@ class Registry:
             entry = self.entry(certificate)
             if state not in _MOVES[entry.state]:
                 raise RegistryError(f"{certificate[:16]}: it is {entry.state}, and cannot become {state}")
-            if state is not State.demoted and len(plan_sha256) != 64:
+            if state is not CertificateState.demoted and len(plan_sha256) != 64:
                 raise RegistryError(f"{certificate[:16]}: becoming {state} needs an approved plan")
-            objections = promotable(entry.record, environment, state) if state is not State.demoted else ()
+            objections = (
+                promotable(entry.record, environment, state) if state is not CertificateState.demoted else ()
+            )
             if objections:
                 raise RegistryError(f"{certificate[:16]}: not promotable: {'; '.join(map(str, objections))}")
-            self._append(entry.certificate, Move(state, by, why, at_s, plan_sha256))
-            if state is State.demoted:
+            self._append(entry.certificate, Move(state, by, reason, at_s, plan_sha256))
+            if state is CertificateState.demoted:
                 self._write_demotions()
             return self.entry(entry.certificate)
 
-    def demote(self, certificate: str, by: str, why: str, at_s: float) -> Entry:
+    def demote(self, certificate: str, by: str, reason: str, at_s: float) -> Entry:
         """Out, for good. Jobs notice at their next start or step boundary. Already demoted: nothing changes.
 
         A damaged kernel goes out as well, and its damage is raised once the jobs are told.
@@ -250,14 +252,14 @@ class Registry:
         except Damaged as error:
             with self._alone():
                 self._write_demotions()  # first: its history may be what is damaged
-                self._append(name, Move(State.demoted, by, why, at_s))
+                self._append(name, Move(CertificateState.demoted, by, reason, at_s))
                 self._write_demotions()
             raise Damaged(f"{error}; it is demoted, and jobs are told") from error
-        if entry.state is State.demoted:
+        if entry.state is CertificateState.demoted:
             with self._alone():
                 self._write_demotions()
             return entry
-        return self.move(entry.certificate, State.demoted, by, why, at_s)
+        return self.move(entry.certificate, CertificateState.demoted, by, reason, at_s)
 
     def collect_mismatches(self, at_s: float) -> list[Entry]:
         """Demotes every kernel that a job's shadow check found wrong; those that were. What was demoted before, and
@@ -270,7 +272,7 @@ class Registry:
             except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 continue  # half-written, or about a kernel that is not ours
             try:
-                demoted = self.entry(name).state is State.demoted
+                demoted = self.entry(name).state is CertificateState.demoted
             except RegistryError:
                 demoted = name in self._told()
             if not demoted:
@@ -291,7 +293,7 @@ class Registry:
             return False
         for name in self._names():
             with contextlib.suppress(Damaged):
-                if _state(self._moves(name)) is State.demoted and name not in listed:
+                if _state(self._moves(name)) is CertificateState.demoted and name not in listed:
                     return False
         return True
 
@@ -307,7 +309,12 @@ class Registry:
 
     def entries(self) -> list[Entry]:
         """All kernels whose folders are sound, those in use first. What is damaged, `damaged` names."""
-        order = [State.active, State.canary, State.proposed, State.demoted]
+        order = [
+            CertificateState.active,
+            CertificateState.canary,
+            CertificateState.proposed,
+            CertificateState.demoted,
+        ]
         found = []
         for name in self._names():
             with contextlib.suppress(Damaged):
@@ -352,7 +359,9 @@ class Registry:
         listed = sorted((self.folder / "kernels").iterdir())
         return [path.name for path in listed if _NAME.fullmatch(path.name) and _begun(path)]
 
-    def records(self, states: tuple[State, ...] = (State.canary, State.active)) -> list[dict[str, Any]]:
+    def records(
+        self, states: tuple[CertificateState, ...] = (CertificateState.canary, CertificateState.active)
+    ) -> list[dict[str, Any]]:
         """What a job's file takes of the kernels in these states, the newest first; of one case on one machine only
         the newest. A job takes the first that fits it, of matrix products one for each shape."""
         found: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -399,8 +408,8 @@ class Registry:
         for name in self._names():
             try:
                 moves = self._moves(name)
-                if _state(moves) is State.demoted:
-                    move = next(move for move in moves if move.state is State.demoted)
+                if _state(moves) is CertificateState.demoted:
+                    move = next(move for move in moves if move.state is CertificateState.demoted)
                     gone[name] = {"certificate": name, "why": move.why, "at_s": move.at_s}
                     continue
                 self._held(name)
@@ -429,10 +438,10 @@ def _begun(folder: Path) -> bool:
         return True  # it is there, and cannot be read
 
 
-def _state(history: Sequence[Move]) -> State:
+def _state(history: Sequence[Move]) -> CertificateState:
     """Demoted once, demoted for good."""
     moves = [move.state for move in history]
-    return State.demoted if State.demoted in moves else moves[-1]
+    return CertificateState.demoted if CertificateState.demoted in moves else moves[-1]
 
 
 def _history(folder: Path) -> list[bytes]:
@@ -446,5 +455,9 @@ def _history(folder: Path) -> list[bytes]:
 
 def _move(value: Mapping[str, Any]) -> Move:
     return Move(
-        State(value["state"]), str(value["by"]), str(value["why"]), float(value["at_s"]), value["plan_sha256"]
+        CertificateState(value["state"]),
+        str(value["by"]),
+        str(value["why"]),
+        float(value["at_s"]),
+        value["plan_sha256"],
     )

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nightshift.collectors.seal import sha256_hex
-from nightshift.kernels.certification.registry import Entry, Registry, RegistryError, State
+from nightshift.kernels.certification.registry import CertificateState, Entry, Registry, RegistryError
 from nightshift.kernels.loop.ledger import write_whole
 
 ARTIFACT = "application/vnd.nightshift.kernel.v1+json"
@@ -42,7 +42,7 @@ def write_layout(registry: Registry, folder: Path) -> int:
     blobs.mkdir(parents=True, exist_ok=True)
     manifests = []
     for entry in registry.entries():
-        if entry.state is State.proposed:
+        if entry.state is CertificateState.proposed:
             continue
         text = _json(_manifest(entry, blobs))
         described = {**_blob(blobs, text, MANIFEST), "artifactType": ARTIFACT}
@@ -72,7 +72,7 @@ def read_layout(registry: Registry, folder: Path, by: str, at_s: float) -> list[
         if certificate is None:
             raise RegistryError(f"{folder}: {described.get('digest')}: no certificate in it")
         told = (_annotation(described, REFERENCE).partition("-")[0], _annotation(manifest, _STATE))
-        demoted = State.demoted in told
+        demoted = CertificateState.demoted in told
         found.append((_object(_checked(folder, certificate), f"{folder}: {certificate.get('digest')}"), demoted))
     for envelope, _ in found:
         registry.check(envelope)

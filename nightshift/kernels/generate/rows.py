@@ -54,6 +54,7 @@ def row_space(case: Case, registers: int = 96, name: str = "n") -> Space:
     def admits(config: Config) -> bool:
         rows, warps, waves, stages = (int(config[k]) for k in ("rows", "warps", "waves", "stages"))
         held = rows * width / (32 * warps)
+        # only a persistent program has a loop whose loads can be in flight ahead
         return 4 <= held <= registers and (waves > 0 or stages == 1)
 
     return Space.of(
@@ -93,11 +94,11 @@ def row_values(config: Config, weights: str = "") -> dict[str, Value]:
     }
 
 
-def carry(config: Config, near: Case, case: Case) -> Config:
+def carry(config: Config, neighbour: Case, case: Case) -> Config:
     """A row family's configuration for rows of another width: as many values a thread as before."""
-    if not {"rows", "warps", "waves"} <= set(config) or "n" not in near.sizes or "n" not in case.sizes:
+    if not {"rows", "warps", "waves"} <= set(config) or "n" not in neighbour.sizes or "n" not in case.sizes:
         return config
-    factor = _width(case["n"]) / _width(near["n"])
+    factor = _width(case["n"]) / _width(neighbour["n"])
     return {**config, "warps": min(16, max(1, round(int(config["warps"]) * factor)))}
 
 

@@ -48,6 +48,7 @@ class Surrogate:
         y = np.where(finite, np.minimum(log_s, worst), worst + 0.1)
         base = self.prior.weight * self.prior.log_s[tried] if self.prior is not None else np.zeros(len(y))
         y = y - base
+        # equal times have no spread to divide by
         self._mean, self._scale = float(y.mean()), max(float(y.std()), 1e-3)
         z = (y - self._mean) / self._scale
         rng = np.random.default_rng(self.seed)
@@ -74,6 +75,7 @@ class Surrogate:
         if self.prior is not None:
             mean = mean + self.prior.weight * self.prior.log_s
         reduced = np.linalg.solve(self._chol, cross.T)
+        # at a point that was tried rounding can leave less than nothing
         spread = np.sqrt(np.maximum(1e-9, 1.0 - (reduced**2).sum(axis=0))) * self._scale
         return mean, spread
 
@@ -96,7 +98,7 @@ class Surrogate:
 def _evidence(gram: Array, z: Array, noise: float) -> float:
     try:
         chol = np.linalg.cholesky(gram + noise * np.eye(len(z)))
-    except np.linalg.LinAlgError:
+    except np.linalg.LinAlgError:  # under these scales two points coincide: other draws are left
         return -math.inf
     half = np.linalg.solve(chol, z)
     return float(-0.5 * half @ half - np.log(np.diag(chol)).sum())

@@ -205,8 +205,10 @@ class Template:
         model = Surrogate(space.points, space.groups, mix(self.seed, len(tried)) % (1 << 32), prior)
         made: list[tuple[Config, float]] = []
         for number in range(count):
+            # within a batch only the model's own beliefs are added: of its scales they say nothing new
             model.fit(np.array(tried, dtype=np.int64), np.array(logs, dtype=np.float64), tune=number == 0)
             gain = model.improvement(best)
+            # noise leaves some hope in points that were measured; a second measurement is the judge's to take
             gain[tried] = -math.inf
             pick = int(gain.argmax())
             expected = float(model.predict()[0][pick])
@@ -224,6 +226,7 @@ class Template:
             found = [table.get(space.key(c), math.nan) for c in space.configs]
             column: Array = np.array(found, dtype=np.float64)
             usable = np.isfinite(column)
+            # about its own median one point says nothing
             if usable.sum() < 2:
                 continue
             middle = float(np.median(column[usable]))

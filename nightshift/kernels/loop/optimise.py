@@ -33,7 +33,7 @@ import torch
 from nightshift.collectors.seal import Signer
 from nightshift.kernels.certification.certificate import issue
 from nightshift.kernels.generate.base import Generator, Task
-from nightshift.kernels.generate.known import templates
+from nightshift.kernels.generate.best_measured import templates
 from nightshift.kernels.generate.template import Apart
 from nightshift.kernels.judge.judge import Request
 from nightshift.kernels.judge.probes.inputs import INTERPRETER

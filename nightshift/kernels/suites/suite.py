@@ -20,7 +20,7 @@ import torch
 from nightshift.collectors.seal import sha256_hex
 from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.generate.base import Outcome, Proposal, Spent, Task
-from nightshift.kernels.generate.known import templates
+from nightshift.kernels.generate.best_measured import templates
 from nightshift.kernels.generate.template import Family
 from nightshift.kernels.loop.optimise import OptimiseError, Work, slug_of
 from nightshift.kernels.ops.families import families_of

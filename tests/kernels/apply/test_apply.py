@@ -243,7 +243,7 @@ def test_of_two_kernels_for_one_operation_the_second_is_named(
     import torch
 
     first, second = (record("rmsnorm", f"def entry(*inputs):\n    return {n}\n", m=12, n=n) for n in (64, 128))
-    monkeypatch.setattr(runtime, "STATE", runtime.State())
+    monkeypatch.setattr(runtime, "STATE", runtime.JobState())
     monkeypatch.setattr(runtime, "ON_CPU", True)
     monkeypatch.setattr(runtime, "KERNELS", [first, second])
     for _ in range(2):
@@ -255,7 +255,7 @@ def test_of_two_kernels_for_one_operation_the_second_is_named(
 def test_a_shadow_check_without_memory_does_not_stop_the_job(runtime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    state = runtime.State(shadow_every=1)
+    state = runtime.JobState(shadow_every=1)
     state.kernels["softmax"] = runtime.Kernel({"problem": "softmax", "certificate": "c"}, lambda x: x + 1)
     monkeypatch.setattr(runtime, "STATE", state)
 

@@ -62,7 +62,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
     runtime = load(path)
 
     def build(names: tuple[str, ...] = NAMES, **given: Any) -> tuple[Any, World]:
-        state = runtime.State(log=lambda _: None)
+        state = runtime.JobState(log=lambda _: None)
         for name in names:
             state.kernels[name] = runtime.Kernel({"problem": name, "certificate": name}, print)
         monkeypatch.setattr(runtime, "STATE", state)

@@ -16,7 +16,7 @@ import triton
 from nightshift.collectors.training.kernel_use import read_use
 from nightshift.kernels.apply.bundle import kernel_record, write_bundle
 from nightshift.kernels.candidate import Candidate
-from nightshift.kernels.certification.registry import Registry, State
+from nightshift.kernels.certification.registry import CertificateState, Registry
 from nightshift.kernels.problem import Case
 from tests.kernel_certificates import ENVIRONMENT, TRUSTED, gpu_certificate
 from tests.kernels.apply.applied_records import RMS
@@ -50,7 +50,7 @@ def test_two_ranks_use_the_same_kernels_and_a_mismatch_on_one_reaches_the_other(
     wrong, other = certificate(WRONG_ON_LARGE, "a"), certificate(RMS.replace("WRONG", "1.0"), "b")
     registry = Registry(tmp_path / "registry", TRUSTED)
     entry = registry.propose(wrong, "ann", "drill", 1.0)
-    registry.move(entry.certificate, State.canary, "ann", "drill", 2.0, "ab" * 32)
+    registry.move(entry.certificate, CertificateState.canary, "ann", "drill", 2.0, "ab" * 32)
     write_bundle(tmp_path / "same.py", registry.records())
     write_bundle(tmp_path / "other.py", [kernel_record(other, TRUSTED)])
     (tmp_path / "seen").mkdir()

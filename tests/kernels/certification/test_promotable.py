@@ -23,7 +23,7 @@ from nightshift.kernels.certification.evidence import (
     environment_of,
     record_of,
 )
-from nightshift.kernels.certification.registry import Registry, RegistryError, State, promotable
+from nightshift.kernels.certification.registry import CertificateState, Registry, RegistryError, promotable
 from tests.kernel_certificates import ENVIRONMENT, GPU, RECORD, SAME, TRUSTED, predicate, signed, view_of
 
 R = EvidenceReason
@@ -44,7 +44,9 @@ SLOW = {
 EVEN = SLOW | {"baseline_s": 2e-5, "low": 0.9, "point": 1.0, "high": 1.1}
 
 
-def reasons(record: Any, environment: Any = SAME, to: State = State.active) -> set[EvidenceReason]:
+def reasons(
+    record: Any, environment: Any = SAME, to: CertificateState = CertificateState.active
+) -> set[EvidenceReason]:
     return {one.reason for one in promotable(record, environment, to)}
 
 
@@ -79,7 +81,7 @@ def test_each_reason_of_the_table_refuses_by_itself(reason: EvidenceReason, reco
 
 def test_the_table_of_reasons_is_closed_and_each_is_shown_above() -> None:
     assert set(SENTENCES) == set(R) == {reason for reason, _, _ in CASES}
-    assert promotable(RECORD, SAME, State.active) == ()
+    assert promotable(RECORD, SAME, CertificateState.active) == ()
 
 
 @given(data=st.data())
@@ -102,7 +104,7 @@ def test_a_record_that_misses_any_evidence_is_never_promotable(data: st.DataObje
         holder[name] = data.draw(st.sampled_from([None, "", " ", [], {}, 0, -1.0, float("nan"), float("inf")]))
     record = record_of(content)
     assert promotable(record, UNKNOWN), (name, record)
-    assert promotable(record, SAME, State.active)
+    assert promotable(record, SAME, CertificateState.active)
 
 
 @given(record=st.dictionaries(st.sampled_from(sorted(RECORD)), JSON), raced=st.lists(JSON, max_size=3))
@@ -126,8 +128,8 @@ def test_no_record_makes_the_decision_fail(record: dict[str, Any], raced: list[A
 def test_active_needs_every_field_known_and_the_same_and_a_canary_none_changed(environment: Any) -> None:
     same = all(environment.of(name) == SAME.of(name) for name in FIELDS)
     changed = any(set(environment.of(name)) - set(SAME.of(name)) for name in FIELDS)
-    assert (promotable(RECORD, environment, State.active) == ()) == same
-    assert (promotable(RECORD, environment, State.canary) == ()) == (not changed)
+    assert (promotable(RECORD, environment, CertificateState.active) == ()) == same
+    assert (promotable(RECORD, environment, CertificateState.canary) == ()) == (not changed)
 
 
 def test_a_cuda_kernel_needs_no_triton() -> None:
@@ -141,8 +143,8 @@ def test_the_registry_itself_refuses_the_move_whoever_asks(tmp_path: Path) -> No
         content = predicate(**change, domain=predicate()["verdict"]["domain"])
         entry = registry.propose(signed(content), "ann", "", float(number))
         with pytest.raises(RegistryError, match=f"not promotable: .*{SENTENCES[R(reason)]}"):
-            registry.move(entry.certificate, State.canary, "ann", "", 9.0, "ab" * 32)
-        assert registry.entry(entry.certificate).state is State.proposed
+            registry.move(entry.certificate, CertificateState.canary, "ann", "", 9.0, "ab" * 32)
+        assert registry.entry(entry.certificate).state is CertificateState.proposed
 
 
 def test_a_certificate_of_another_judge_is_read_and_promotes_nothing(tmp_path: Path) -> None:
@@ -152,7 +154,7 @@ def test_a_certificate_of_another_judge_is_read_and_promotes_nothing(tmp_path: P
     entry = registry.propose(signed(content), "ann", "", 1.0)
     assert "2.00×" in entry.summary
     with pytest.raises(RegistryError, match=f"another version of the judge.*judge 1, this is {JUDGE}"):
-        registry.move(entry.certificate, State.canary, "ann", "", 2.0, "ab" * 32)
+        registry.move(entry.certificate, CertificateState.canary, "ann", "", 2.0, "ab" * 32)
 
 
 def test_a_certificate_of_the_future_is_said_to_be() -> None:

@@ -21,7 +21,7 @@ from nightshift.collectors.base import Permanent
 from nightshift.kernels.apply.bundle import kernel_record
 from nightshift.kernels.candidate_file import read_candidate
 from nightshift.kernels.certification.envelope import CertificateError, certificate_sha256
-from nightshift.kernels.certification.registry import Move, Registry, RegistryError, State
+from nightshift.kernels.certification.registry import CertificateState, Move, Registry, RegistryError
 from nightshift.kernels.certification.registry_oci import _component, read_layout, write_layout
 from nightshift.kernels.judge.verdict import Status
 from nightshift.kernels.problem import Case
@@ -54,11 +54,11 @@ def test_a_kernel_goes_in_by_approved_plans_and_out_for_good(tmp_path: Path, env
     assert registry.propose(envelope, "bob", "again", 2.0).history == entry.history
     assert registry.records() == []
     with pytest.raises(RegistryError, match="approved plan"):
-        registry.move(entry.certificate, State.canary, "ann", "", 3.0)
+        registry.move(entry.certificate, CertificateState.canary, "ann", "", 3.0)
     with pytest.raises(RegistryError, match="cannot become active"):
-        registry.move(entry.certificate, State.active, "ann", "", 3.0, PLAN)
-    registry.move(entry.certificate, State.canary, "ann", "", 3.0, PLAN)
-    registry.move(entry.certificate[:12], State.active, "ann", "", 4.0, PLAN, SAME)
+        registry.move(entry.certificate, CertificateState.active, "ann", "", 3.0, PLAN)
+    registry.move(entry.certificate, CertificateState.canary, "ann", "", 3.0, PLAN)
+    registry.move(entry.certificate[:12], CertificateState.active, "ann", "", 4.0, PLAN, SAME)
     assert [r["certificate"] for r in registry.records()] == [entry.certificate]
     assert "2.00× over eager" in registry.entry(entry.certificate).summary
     registry.demote(entry.certificate, "cy", "odd losses", 5.0)
@@ -67,22 +67,27 @@ def test_a_kernel_goes_in_by_approved_plans_and_out_for_good(tmp_path: Path, env
     assert gone["certificate"] == entry.certificate
     assert registry.records() == []
     with pytest.raises(RegistryError, match="it is demoted"):
-        registry.move(entry.certificate, State.canary, "ann", "", 7.0, PLAN)
+        registry.move(entry.certificate, CertificateState.canary, "ann", "", 7.0, PLAN)
     states = [move.state for move in Registry(tmp_path, TRUSTED).entry(entry.certificate).history]
-    assert states == [State.proposed, State.canary, State.active, State.demoted]
+    assert states == [
+        CertificateState.proposed,
+        CertificateState.canary,
+        CertificateState.active,
+        CertificateState.demoted,
+    ]
 
 
 def test_what_a_jobs_shadow_check_found_demotes_the_kernel(tmp_path: Path, envelope: Mapping[str, Any]) -> None:
     registry = Registry(tmp_path, TRUSTED)
     sha256 = registry.propose(envelope, "ann", "", 1.0).certificate
-    registry.move(sha256, State.canary, "ann", "", 2.0, PLAN)
+    registry.move(sha256, CertificateState.canary, "ann", "", 2.0, PLAN)
     folder = tmp_path / "mismatches"
     folder.mkdir()
     (folder / "a.json").write_text('{"certificate": ')  # half-written
     (folder / "b.json").write_text(json.dumps({"certificate": "f" * 64, "why": "other registry"}))
     (folder / "c.json").write_text(json.dumps({"certificate": sha256, "why": "error 0.1", "rank": "3"}))
     (gone,) = registry.collect_mismatches(3.0)
-    assert gone.state is State.demoted
+    assert gone.state is CertificateState.demoted
     assert "rank 3: error 0.1" in gone.history[-1].why
     assert registry.collect_mismatches(4.0) == []
 
@@ -127,18 +132,18 @@ def test_a_demotion_and_a_promotion_at_once_end_in_a_demotion(tmp_path: Path, en
     """Whoever comes second sees what the first did; before, the later line brought the kernel back."""
     registry = Registry(tmp_path, TRUSTED)
     sha256 = registry.propose(envelope, "ann", "", 1.0).certificate
-    registry.move(sha256, State.canary, "ann", "", 2.0, PLAN)
+    registry.move(sha256, CertificateState.canary, "ann", "", 2.0, PLAN)
     with (tmp_path / ".lock").open("a") as lock, ThreadPoolExecutor(1) as pool:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        promotion = pool.submit(registry.move, sha256, State.active, "bob", "", 3.0, PLAN)
+        promotion = pool.submit(registry.move, sha256, CertificateState.active, "bob", "", 3.0, PLAN)
         with pytest.raises(TimeoutError):
             promotion.result(0.2)
-        registry._append(sha256, Move(State.demoted, "cy", "odd losses", 3.0))
+        registry._append(sha256, Move(CertificateState.demoted, "cy", "odd losses", 3.0))
         fcntl.flock(lock, fcntl.LOCK_UN)
         with pytest.raises(RegistryError, match="it is demoted"):
             promotion.result(10.0)
-    registry._append(sha256, Move(State.active, "bob", "an older version's race", 4.0))
-    assert registry.entry(sha256).state is State.demoted
+    registry._append(sha256, Move(CertificateState.active, "bob", "an older version's race", 4.0))
+    assert registry.entry(sha256).state is CertificateState.demoted
     assert registry.records() == []
 
 
@@ -156,12 +161,15 @@ def test_what_a_crash_left_or_somebody_damaged_keeps_no_demotion_from_the_jobs(
     (tmp_path / "kernels" / ".DS_Store").write_text("")
     registry.demote(third, "cy", "odd losses", 3.0)
     shutil.rmtree(tmp_path / "kernels" / third)
-    assert registry.entry(first).state is State.proposed
+    assert registry.entry(first).state is CertificateState.proposed
     registry.demote(first, "cy", "wrong", 4.0)
     gone = {item["certificate"]: item["why"] for item in json.loads((tmp_path / "demoted.json").read_text())}
     assert set(gone) == {first, second, third}
     assert gone[second].startswith("damaged")
-    assert [move.state for move in registry.entry(first).history] == [State.proposed, State.demoted]
+    assert [move.state for move in registry.entry(first).history] == [
+        CertificateState.proposed,
+        CertificateState.demoted,
+    ]
     assert registry.propose(certificate(note="4"), "ann", "", 5.0).certificate == half
     assert [entry.certificate for entry in registry.entries()] == [half, first]
     ((name, why),) = registry.damaged().items()
@@ -178,7 +186,7 @@ def test_a_demotion_is_final_though_the_folder_was_removed(tmp_path: Path, envel
     sha256 = registry.propose(envelope, "ann", "", 1.0).certificate
     registry.demote(sha256, "cy", "odd losses", 2.0)
     shutil.rmtree(tmp_path / "kernels" / sha256)
-    assert registry.propose(envelope, "ann", "", 3.0).state is State.demoted
+    assert registry.propose(envelope, "ann", "", 3.0).state is CertificateState.demoted
 
 
 def test_who_demotes_with_one_signers_key_leaves_the_kernels_of_others_to_the_jobs(
@@ -223,7 +231,7 @@ def test_a_job_s_file_holds_every_shape_and_version_the_newest_first(tmp_path: P
         [(4096, "old", "2.8"), (4096, "new", "2.8"), (4096, "other torch", "2.9"), (8192, "other case", "2.8")]
     ):
         sha256 = registry.propose(certificate(note=note, m=m, torch=torch_), "ann", "", at_s).certificate
-        registry.move(sha256, State.canary, "ann", "", at_s, PLAN)
+        registry.move(sha256, CertificateState.canary, "ann", "", at_s, PLAN)
     found = [(record["sizes"]["m"], record["torch"]) for record in registry.records()]
     assert found == [(8192, "2.8"), (4096, "2.9"), (4096, "2.8")]
     kept = registry.entry(registry.records()[-1]["certificate"])
@@ -237,7 +245,7 @@ def test_a_registry_travels_as_an_oci_layout(tmp_path: Path, envelope: Mapping[s
     other = certificate(note="other")
     for each, number in ((envelope, 1.0), (other, 2.0)):
         sha256 = here.propose(each, "ann", "", number).certificate
-        here.move(sha256, State.canary, "ann", "tried", number, PLAN)
+        here.move(sha256, CertificateState.canary, "ann", "tried", number, PLAN)
     here.propose(certificate(note="third"), "ann", "", 3.0)  # only proposed: it stays
     here.demote(certificate_sha256(other), "bob", "wrong", 4.0)
     assert write_layout(here, tmp_path / "layout") == 2
@@ -259,8 +267,9 @@ def test_a_registry_travels_as_an_oci_layout(tmp_path: Path, envelope: Mapping[s
         assert told["dev.nightshift.kernel.by"] in ("ann", "bob")
     taken = read_layout(there, tmp_path / "layout", "eve", 5.0)
     assert {entry.certificate: entry.state for entry in taken} == {
-        certificate_sha256(envelope): State.proposed, certificate_sha256(other): State.demoted,
-    }  # fmt: skip
+        certificate_sha256(envelope): CertificateState.proposed,
+        certificate_sha256(other): CertificateState.demoted,
+    }
     assert there.records() == []
     assert read_layout(there, tmp_path / "layout", "eve", 6.0) == []
 
@@ -268,7 +277,7 @@ def test_a_registry_travels_as_an_oci_layout(tmp_path: Path, envelope: Mapping[s
 def test_a_layout_that_was_changed_is_refused_whole(tmp_path: Path, envelope: Mapping[str, Any]) -> None:
     here = Registry(tmp_path / "here", TRUSTED)
     sha256 = here.propose(envelope, "ann", "", 1.0).certificate
-    here.move(sha256, State.canary, "ann", "tried", 2.0, PLAN)
+    here.move(sha256, CertificateState.canary, "ann", "tried", 2.0, PLAN)
     write_layout(here, tmp_path / "layout")
     stranger = Registry(tmp_path / "stranger", {})
     with pytest.raises(CertificateError, match="trusted"):
@@ -303,7 +312,7 @@ def test_a_layout_that_a_tool_copied_is_read_and_what_is_no_manifest_is_named(
     bare = {name: described[name] for name in ("mediaType", "digest", "size")}
     (layout / "index.json").write_text(json.dumps({**index, "manifests": [{**bare, "annotations": None}]}))
     (taken,) = read_layout(there, layout, "eve", 3.0)
-    assert taken.state is State.demoted
+    assert taken.state is CertificateState.demoted
     for text in (b"[", b"[]", b"[" * 100_000):
         digest = hashlib.sha256(text).hexdigest()
         (layout / "blobs" / "sha256" / digest).write_bytes(text)

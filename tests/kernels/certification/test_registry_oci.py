@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.kernels.certification.registry import Registry, RegistryError, State
+from nightshift.kernels.certification.registry import CertificateState, Registry, RegistryError
 from nightshift.kernels.certification.registry_oci import read_layout, write_layout
 from tests.kernels.certification.test_registry import PLAN, TRUSTED, certificate
 
@@ -16,7 +16,9 @@ from tests.kernels.certification.test_registry import PLAN, TRUSTED, certificate
 def test_what_lies_in_a_file_s_place_of_a_layout_is_named_and_never_read_without_end(tmp_path: Path) -> None:
     """A pipe, a device, a folder and a file larger than the memory; and one kernel under two tags is one."""
     here, there = Registry(tmp_path / "here", TRUSTED), Registry(tmp_path / "there", TRUSTED)
-    here.move(here.propose(certificate(), "ann", "", 1.0).certificate, State.canary, "ann", "tried", 2.0, PLAN)
+    here.move(
+        here.propose(certificate(), "ann", "", 1.0).certificate, CertificateState.canary, "ann", "tried", 2.0, PLAN
+    )
     layout = tmp_path / "layout"
     write_layout(here, layout)
     index = json.loads((layout / "index.json").read_text())

@@ -14,15 +14,18 @@ import pytest
 
 from nightshift.collectors.base import Temporary
 from nightshift.kernels.candidate import Candidate
-from nightshift.kernels.generate import prompt
+from nightshift.kernels.generate import llm as prompt
 from nightshift.kernels.generate.base import Outcome, Proposal, Spent, Task
-from nightshift.kernels.generate.llm import Allowance, LanguageModel, Reply, connect
-from nightshift.kernels.generate.prompt import (
+from nightshift.kernels.generate.llm import (
     BEGIN,
     END,
     RULES,
+    Allowance,
+    LanguageModel,
+    Reply,
     ReplyError,
     _why,
+    connect,
     contrasts,
     feedback,
     kernel_of,

@@ -6,8 +6,7 @@ import pytest
 
 from nightshift.collectors.base import Temporary
 from nightshift.kernels.generate.base import GeneratorError
-from nightshift.kernels.generate.llm import connect
-from nightshift.kernels.generate.prompt import kernel_of
+from nightshift.kernels.generate.llm import connect, kernel_of
 from tests.kernels.generate.scripted_model import Answer, served
 from tests.kernels.generate.test_llm import GOOD, TASK, marked
 

@@ -24,8 +24,8 @@ os.environ.pop("TRITON_INTERPRET", None)
 from benchmarks.kernels_compile import _NoDevice, like, load
 from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.generate.base import Task
+from nightshift.kernels.generate.best_measured import templates
 from nightshift.kernels.generate.bulk import SHARED_BYTES
-from nightshift.kernels.generate.known import templates
 from nightshift.kernels.ops.problems import named
 from nightshift.kernels.problem import Case, Problem
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from nightshift.kernels.generate.base import GeneratorError, Task
-from nightshift.kernels.generate.known import octaves, templates
+from nightshift.kernels.generate.best_measured import octaves, templates
 from nightshift.kernels.generate.space import Space
 from nightshift.kernels.generate.template import Family, Template, Warm, candidate
 from nightshift.kernels.judge import static
@@ -129,7 +129,7 @@ def test_a_case_that_fits_no_configuration_is_refused_in_words() -> None:
 
 
 def test_a_warm_start_begins_with_what_was_best_elsewhere() -> None:
-    """Known configurations are proposed first, and none is proposed twice."""
+    """BestMeasured configurations are proposed first, and none is proposed twice."""
     task = Task(named("softmax"), Case.of("float16", m=4096, n=4096))
     family = families_of("softmax")[0]
     configs = [dict(c) for c in family.space("softmax", task.case).configs[10:13]]

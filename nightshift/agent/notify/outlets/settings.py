@@ -20,6 +20,8 @@ from nightshift.collectors.shared_settings import stated_once
 from nightshift.detectors.base import Severity
 
 Name = Literal["pagerduty", "opsgenie", "alertmanager"]
+NOBODY: Literal["nobody"] = "nobody"
+"""In the place of a name: such incidents page no one."""
 
 
 class PageRule(BaseModel):
@@ -28,7 +30,7 @@ class PageRule(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     outlet: Name | Literal["nobody"] = Field(
-        description="Outlet that pages: pagerduty, opsgenie, alertmanager, or `nobody` for none"
+        description=f"Outlet that pages: pagerduty, opsgenie, alertmanager, or `{NOBODY}` for none"
     )
     severities: frozenset[Severity] = Field(frozenset(), description="Severities that fit; none: all")
     namespaces: tuple[str, ...] = Field((), description="Namespaces that fit, with shell patterns; none: all")
@@ -69,7 +71,7 @@ class Settings(BaseModel):
         if self.failover is not None:
             named.append(("failover.to", self.failover.to))
         for place, name in named:
-            if name != "nobody" and getattr(self, name) is None:
+            if name != NOBODY and getattr(self, name) is None:
                 raise ValueError(f"{place} is {name}, which is not configured")
         return self
 
@@ -80,7 +82,7 @@ class Settings(BaseModel):
             severe = not rule.severities or severity in rule.severities
             fits = not rule.namespaces or any(fnmatchcase(n, p) for n in namespaces for p in rule.namespaces)
             if severe and fits:
-                return "" if rule.outlet == "nobody" else rule.outlet
+                return "" if rule.outlet == NOBODY else rule.outlet
         return ""
 
 

@@ -30,10 +30,11 @@ from nightshift.collectors.base import Permanent
 from nightshift.controllers.drift import ranges
 from nightshift.controllers.lab.learnable import environment_sha256, exported, normaliser
 from nightshift.controllers.lab.power.simulate import Controller, PowerScore, ledgers
+from nightshift.controllers.lab.power.sweeps import read_sweeps
 from nightshift.controllers.policy_file import Interface, Normaliser, PolicyFile
 from nightshift.controllers.power import descent
 from nightshift.controllers.power.belief import TOP, Bank, Ints
-from nightshift.controllers.power.curves import LEVELS, Curve, Floats, read_sweeps, synthetic
+from nightshift.controllers.power.curves import LEVELS, Curve, Floats, synthetic
 from nightshift.controllers.power.features import FEATURES, INTERFACE, apply, features
 
 GRID = 0.1
@@ -346,6 +347,7 @@ SOURCES = (
     "power/descent.py",
     "power/belief.py",
     "power/curves.py",
+    "lab/power/sweeps.py",
 )
 
 

@@ -14,8 +14,9 @@ from typing import Protocol
 
 import numpy as np
 
+from nightshift.controllers.lab.power.sweeps import oracle_grid
 from nightshift.controllers.power.belief import TOP, Ints, N
-from nightshift.controllers.power.curves import LEVELS, Curve, Floats, on_levels, oracle_grid
+from nightshift.controllers.power.curves import LEVELS, Curve, Floats, on_levels
 
 WINDOW_S = 30.0
 HOST_SHARE = 0.3

@@ -19,7 +19,6 @@ PARTS = (
     "guards",
     "products",
     "rotary",
-    "norms",
     "modules",
     "functions",
     "copies",

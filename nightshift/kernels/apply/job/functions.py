@@ -25,7 +25,7 @@ from nightshift.kernels.apply.job.folds import FoldCasts, Pass
 from nightshift.kernels.apply.job.forwards import autocast, overseen, plain, problem_of, shaped, transformed
 from nightshift.kernels.apply.job.guards import as_rows, guarded, refusal, widened
 from nightshift.kernels.apply.job.heads import plain_attention, side_by_side
-from nightshift.kernels.apply.job.norms import FoldNorms
+from nightshift.kernels.apply.job.modules import FoldNorms
 from nightshift.kernels.apply.job.operators import invoke, operator_of, run_once
 from nightshift.kernels.apply.job.problems import SPECS
 from nightshift.kernels.apply.job.products import linear_of

@@ -6,11 +6,20 @@ A gated block, down(silu(gate(x)) · up(x)): the three linear layers stay what t
 autocast); the kernel takes what lies between them, one pass instead of eager torch's two. Where nothing is
 differentiated a certified `fused_mlp` takes the block whole. The tanh form of GELU makes a GEGLU block. Plain,
 down(act(up(x))): where nothing is differentiated, up and what bends its output are one kernel.
+
+RMSNorm in training is torch's own formula with a certified gradient. The forward pass stays open to the compiler,
+which fuses it with its neighbours. The way back costs three kernels: the gradient with the residual's added, the
+last sum over rows of the weight's gradient, and the cast for the next matrix product. Where the norm's gradient
+was cast from 16 bits and is added to another one, `rmsnorm_cast_backward` does all that. Only a compiled graph
+shows it; what does not fit is written out there as torch's formula again, for the compiler to fuse as ever. In
+eager code the gradient is `rmsnorm_backward`'s, where that is certified.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,24 +28,205 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from nightshift.kernels.apply.job.folds import VIEWS, Pass, casts_after, narrow_source, operator_name, viewed
 from nightshift.kernels.apply.job.forwards import (
     Settings,
     as_set,
     autocast,
+    plain,
     problems_of,
     put,
     replaced,
     settings,
     shaped,
     transformed,
+    unsavable,
     unseen,
     watched,
 )
-from nightshift.kernels.apply.job.guards import as_rows, guarded, refusal
-from nightshift.kernels.apply.job.norms import marked, normed
+from nightshift.kernels.apply.job.guards import as_rows, guarded, refusal, widened
 from nightshift.kernels.apply.job.operators import invoke, operator_of
 from nightshift.kernels.apply.job.problems import BENT, SPECS
 from nightshift.kernels.apply.job.state import DTYPES, NORM, OPERATORS, STATE, Report, fell_back, in_use
+from nightshift.kernels.ops.rmsnorm.problem import rmsnorm_backward_reference
+
+MARK = "rmsnorm_gradient"
+"""The operator that a traced backward pass calls, for the pass to find: torch's formula, whoever runs it."""
+
+
+def marked() -> Any:
+    """`nightshift::rmsnorm_gradient`: (g, x, weight, eps, open) → gradients of x and weight. open: the compiler may
+    launch the kernel that the pass puts here; it stands in the graph, for compilers' caches."""
+    # torch knows operators by name for the whole process: a second one of a name is an error
+    if MARK not in OPERATORS:
+        made = torch.library.custom_op(
+            f"nightshift::{MARK}",
+            lambda g, x, w, eps, open: rmsnorm_backward_reference(g, x, w, eps),
+            mutates_args=(),
+            schema="(Tensor g, Tensor x, Tensor weight, float eps, bool open) -> (Tensor, Tensor)",
+        )
+        made.register_fake(lambda g, x, w, eps, open: (x.new_empty(x.shape), w.new_empty(w.shape)))
+        OPERATORS[MARK] = made
+    return OPERATORS[MARK]
+
+
+class Normed(torch.autograd.Function):
+    """RMSNorm of rows, (m, n). `original`: the module's own forward pass; None: the formula, where a tracer looks.
+    cast: the gradient is marked for the pass; open: see `marked`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        cast: bool,
+        open: bool,
+        original: Callable[..., Any] | None,
+    ) -> Any:
+        ctx.save_for_backward(x, weight)
+        ctx.eps, ctx.cast, ctx.open = eps, cast, open
+        if original is not None:
+            return original(x)
+        # written out, and not `original`, for the compiler to fuse with what stands before and behind
+        return (x * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        if torch.is_grad_enabled():  # it is to be differentiated again
+            dx, dw = rmsnorm_backward_reference(g, x, weight, ctx.eps)
+        elif ctx.cast:
+            dx, dw = marked()(g.contiguous(), x, weight, ctx.eps, ctx.open)
+        # kernels are certified for gradients of the inputs' dtype
+        elif g.dtype == x.dtype and in_use("rmsnorm_backward") is not None:
+            dx, dw = invoke("rmsnorm_backward", g.contiguous(), x, weight, ctx.eps)
+        else:
+            dx, dw = rmsnorm_backward_reference(g, x, weight, ctx.eps)
+        return dx, dw, None, None, None, None
+
+
+def normed(original: Callable[..., Any], rows: torch.Tensor, weight: torch.Tensor, eps: float) -> Any:
+    """The norm by torch with a certified gradient; None where there is none, or nothing is differentiated."""
+    if not torch.is_grad_enabled() or not (rows.requires_grad or weight.requires_grad) or transformed():
+        return None
+    compiling = torch.compiler.is_compiling()
+    if widened(rows) or not plain(rows, weight) or unsavable(rows, weight):
+        return None
+    opened = STATE.open and not STATE.watching
+    for problem in (NORM, "rmsnorm_backward") if compiling else ("rmsnorm_backward",):
+        kernel = in_use(problem)
+        if kernel is None:
+            continue
+        cast = problem == NORM
+        sizes = {"m": rows.shape[0], "n": rows.shape[1]}
+        why = refusal(kernel.record, sizes, (rows, weight), torch.float32 if cast else None)
+        if not why:
+            last = None if compiling else original
+            return Normed.apply(rows, weight, eps, cast, opened, last)  # type: ignore[no-untyped-call]
+        fell_back(problem, why)
+    return None
+
+
+class FoldNorms(Pass):
+    """A pass for torch._inductor.config.joint_custom_pre_pass: marked gradients become the kernel's, or torch's
+    formula. kind: the 16-bit dtype that the kernel was certified for."""
+
+    def __init__(self, kind: torch.dtype, earlier: Any = None) -> None:
+        super().__init__(earlier)
+        self.kind = kind
+
+    def named(self) -> tuple[Any, ...]:
+        kernel = in_use(NORM)
+        return "nightshift fold norms 1", str(self.kind), "" if kernel is None else kernel.certificate
+
+    def rewrite(self, graph: Any) -> None:
+        order = {node: number for number, node in enumerate(graph.nodes)}
+        for node in list(graph.nodes):
+            if operator_name(node) != MARK or self._fold(graph, node, order):
+                continue
+            parts = _inlined(graph, node, rmsnorm_backward_reference, node.args[:4])
+            for part in list(node.users):
+                part.replace_all_uses_with(parts[part.args[1]])
+
+    def _fold(self, graph: Any, node: Any, order: dict[Any, int]) -> bool:
+        """norm gradient of a cast, plus the residual's gradient, cast → one kernel. False where it is not that."""
+        g, x, weight, eps, opened = node.args
+        kernel = in_use(NORM)
+        source = narrow_source(g, self.kind)
+        parts = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+        total, other = _sum_with(parts.get(0))
+        if kernel is None or source is None or total is None or len(parts) != len(node.users):
+            return False
+        summed = parts.get(1)
+        if summed is not None and any(order.get(user, -1) < order[total] for user in summed.users):
+            return False  # the kernel stands where the sum is: what it makes is wanted before
+        shape = list(x.meta["val"].shape)
+        with graph.inserting_before(total):
+            given = (viewed(graph, source, shape), x, weight, viewed(graph, other, shape), eps)
+            entry = kernel.traceable if opened and kernel.traceable is not None else operator_of(NORM)
+            wide, narrow, gradient = _inlined(graph, total, entry, given)
+            whole = viewed(graph, wide, list(total.meta["val"].shape))
+        for cast, _ in list(casts_after(total, self.kind)):
+            with graph.inserting_before(cast):
+                cast.replace_all_uses_with(viewed(graph, narrow, list(cast.meta["val"].shape)))
+        total.replace_all_uses_with(whole)
+        if summed is not None:
+            summed.replace_all_uses_with(gradient)
+        graph.eliminate_dead_code()
+        return True
+
+
+def _sum_with(part: Any) -> tuple[Any, Any]:
+    """(the sum that an output alone goes into, through views, what it is added to); None, None where none."""
+    part, total = _sum_behind(part)
+    if total is None or total.kwargs or len(total.args) != 2:
+        return None, None
+    others = [item for item in total.args if item is not part and isinstance(item, torch.fx.Node)]
+    value = others[0].meta.get("val") if len(others) == 1 else None
+    mine = total.meta["val"]
+    if not isinstance(value, torch.Tensor) or value.shape != mine.shape or not value.is_contiguous():
+        return None, None
+    return (total, others[0]) if value.dtype == mine.dtype == torch.float32 else (None, None)
+
+
+def _sum_behind(part: Any) -> tuple[Any, Any]:
+    """(what goes into it, a sum that an output alone goes into); None, None where there is none."""
+    # another user would want the gradient without the residual's, which the kernel never writes
+    while part is not None and len(part.users) == 1:
+        (user,) = part.users
+        if operator_name(user) == "add":
+            return part, user
+        part = user if operator_name(user) in VIEWS else None
+    return None, None
+
+
+def _inlined(graph: Any, before: Any, function: Callable[..., Any], arguments: Sequence[Any]) -> list[Any]:
+    """What a function of tensors and numbers computes, operator by operator, before a node; the nodes of its
+    outputs. Kernels are launched by the compiler then."""
+    from torch._guards import detect_fake_mode
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    places = [n for n, item in enumerate(arguments) if isinstance(item, torch.fx.Node)]
+
+    def of(*tensors: torch.Tensor) -> Any:
+        every = dict(zip(places, tensors, strict=True))
+        return function(*(every.get(n, item) for n, item in enumerate(arguments)))
+
+    values = [arguments[n].meta["val"] for n in places]
+    with detect_fake_mode(values) or contextlib.nullcontext():
+        # the compiler's later passes take a graph without writes in place
+        functional = torch.func.functionalize(of, remove="mutations")
+        inner = make_fx(functional, select_decomp_table())(*values).graph
+    known = dict(zip(inner.find_nodes(op="placeholder"), [arguments[n] for n in places], strict=True))
+    with graph.inserting_before(before):
+        for step in inner.nodes:
+            if step.op == "call_function":
+                known[step] = graph.node_copy(step, known.__getitem__)
+    (output,) = inner.find_nodes(op="output")
+    return [known[item] for item in output.args[0]]
+
 
 WHOLE = "fused_mlp"
 GATED = ("swiglu", "geglu")

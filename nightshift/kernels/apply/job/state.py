@@ -113,7 +113,7 @@ class Kernel:
 
 
 @dataclass
-class State:
+class JobState:
     """kernels: by `slot`. stepping: an optimiser's steps mark the step boundaries.
 
     fallbacks: reason → calls that torch computed, and compiled regions traced that left one to it. functions:
@@ -150,7 +150,7 @@ class State:
     widths: set[torch.Size] = field(default_factory=set)
 
 
-STATE = State()
+STATE = JobState()
 OPERATORS: dict[str, Any] = {}
 
 

@@ -15,7 +15,6 @@ from nightshift.kernels.generate.base import Config, GeneratorError
 from nightshift.kernels.generate.bulk import SHARED_BYTES
 from nightshift.kernels.generate.space import Space
 from nightshift.kernels.generate.template import render
-from nightshift.kernels.ops.products.triton_family import shifted
 from nightshift.kernels.problem import Case
 
 KERNEL = """
@@ -229,9 +228,14 @@ def entry(x, gate, up, down):
 """
 
 
-_SHIFT = """        column = j * BN + gl.arange(0, BN, layout=gl.SliceLayout(0, layout))
+_BIASED = {
+    "row": ", bias",
+    "given": "bias, ",
+    "shift": """        column = j * BN + gl.arange(0, BN, layout=gl.SliceLayout(0, layout))
         total += gl.load(bias + column, mask=column < n, other=0.0).to(gl.float32)[None, :]
-"""
+""",
+}
+_UNBIASED = dict.fromkeys(_BIASED, "")
 
 
 class MatmulHopper:
@@ -283,9 +287,9 @@ class MatmulHopper:
         if problem == "fused_mlp":
             first, second = config["first"] == "together", config["second"] == "together"
             values = {**config, "bk": 64, "bn": 256 if first else 128, "cn": 256 if second else 128}
-            values |= {"together": first, "alike": second, **shifted(problem, "")}
+            values |= {"together": first, "alike": second, **_UNBIASED}
             return render(problem, KERNEL + GATED, values, layouts="contiguous", keys=keys, like=case)
         by_rows = problem != "matmul"
         values = {**config, "together": bool(config["together"]), "by_rows": by_rows, "columns": 1 - by_rows}
-        values |= shifted(problem, _SHIFT)
+        values |= _BIASED if problem == "linear_bias" else _UNBIASED
         return render(problem, KERNEL + PRODUCT, values, layouts="contiguous", keys=keys, like=case)

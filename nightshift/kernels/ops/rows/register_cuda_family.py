@@ -106,7 +106,7 @@ def _hold(*names: tuple[str, str]) -> str:
 
 
 @dataclass(frozen=True)
-class Part:
+class RowOperation:
     """What differs between operations: CUDA C++ that holds the rows, makes their statistics, and a vector's result.
     rows: the inputs that are read by rows; weights: those that all rows share; number: a scalar's launch term."""
 
@@ -119,7 +119,7 @@ class Part:
 
 
 _PARTS = {
-    "softmax": Part(
+    "softmax": RowOperation(
         _hold(("held", "x")),
         "    float high[ROWS], scale[ROWS];\n"
         "#pragma unroll\n    for (int r = 0; r < ROWS; ++r) { high[r] = -3.4028234e38f; scale[r] = 0.0f; }\n"
@@ -132,7 +132,7 @@ _PARTS = {
                 for (int k = 0; k < 8; ++k) v[k] = exp2_((v[k] - high[r]) * LOG2E) * scale[r];
 """,
     ),
-    "softmax_backward": Part(
+    "softmax_backward": RowOperation(
         "    uint4 other[ROWS][DEPTH];\n" + _hold(("held", "gradient"), ("other", "x")),
         "    float total[ROWS], y[8];\n"
         "#pragma unroll\n    for (int r = 0; r < ROWS; ++r) total[r] = 0.0f;\n"
@@ -146,7 +146,7 @@ _PARTS = {
 """,
         rows=("gradient", "x"),
     ),
-    "rmsnorm": Part(
+    "rmsnorm": RowOperation(
         _hold(("held", "x")),
         "    float scale[ROWS];\n"
         "#pragma unroll\n    for (int r = 0; r < ROWS; ++r) scale[r] = 0.0f;\n"
@@ -159,7 +159,7 @@ _PARTS = {
         weights=("weight",),
         number="scalar:in2",
     ),
-    "layernorm": Part(
+    "layernorm": RowOperation(
         _hold(("held", "x")),
         "    float mean[ROWS], scale[ROWS];\n"
         "#pragma unroll\n    for (int r = 0; r < ROWS; ++r) mean[r] = scale[r] = 0.0f;\n"

@@ -1,0 +1,213 @@
+"""A drain that a disruption budget holds up without end, on an API server: who hears of it, and what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from kubernetes import client, config
+
+from nightshift.agent.approvals.policy import ApprovalRule, ApprovalSettings
+from nightshift.agent.incidents.lifecycle import Lifecycle
+from nightshift.agent.incidents.stages import LifecycleSettings
+from nightshift.agent.notify.slack.card import TOLD, event
+from nightshift.agent.rca.summary import as_text, summarise
+from nightshift.agent.store.incident import Cause, HistoryStep, Incident, IncidentState, entered_s
+from nightshift.agent.store.intents import commitments
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.controllers.action import Action, ActionKind, BlastRadius, Undo
+from nightshift.controllers.actuators.kube_client import KubeClient
+from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesActuatorSettings
+from nightshift.detectors.base import Fault
+from tests.agent.approvals.test_interleavings import AtOnce
+from tests.agent.incidents import ManualClock, a_finding
+from tests.agent.world import ANN, World
+from tests.kubernetes_api.faults import STATUS
+from tests.kubernetes_api.faults import Fault as ServerFault
+from tests.kubernetes_api.server import ApiServer
+
+NODE = Subject(SubjectKind.NODE, "n1")
+GUARDED = {"minAvailable": 1, "selector": {"matchLabels": {"app": "a"}}}
+
+
+DOWN = 'failed calling webhook "owners.example": context deadline exceeded'
+
+
+@dataclass
+class Scene:
+    """One incident whose plan drains n1, where the only pod of a budget of one runs."""
+
+    world: World
+    clock: ManualClock
+    server: ApiServer
+    core: client.CoreV1Api
+    lifecycle: Lifecycle
+    name: str
+
+    def pass_time(self, seconds: float, every_s: float = 30.0) -> Incident:
+        end_s = self.clock.now_s() + seconds
+        while self.clock.now_s() < end_s:
+            self.clock.advance(every_s)
+            self.lifecycle._stand()  # a slow machine outlives the lease
+            self.lifecycle.advance(self.clock.now_s())
+        return self.world.store.incident(self.name)
+
+    def untouched(self) -> bool:
+        return self.core.read_namespaced_pod("p", "default").metadata.deletion_timestamp is None
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    with ApiServer() as server:
+        api = config.new_client_from_config_dict(server.kubeconfig())
+        core, clock = client.CoreV1Api(api), ManualClock()
+        core.create_node({"metadata": {"name": NODE.name}})
+        owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "u1", "controller": True}
+        meta = {"name": "p", "labels": {"app": "a"}, "ownerReferences": [owner]}
+        spec = {"nodeName": NODE.name, "containers": [{"name": "c", "image": "i"}]}
+        core.create_namespaced_pod("default", {"metadata": meta, "spec": spec})
+        running = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        core.patch_namespaced_pod_status("p", "default", {"status": running})
+        policy = client.PolicyV1Api(api)
+        policy.create_namespaced_pod_disruption_budget("default", {"metadata": {"name": "b"}, "spec": GUARDED})
+        actuator = KubernetesActuator(KubernetesActuatorSettings(), KubeClient(api), now_s=clock.now_s)
+
+        def plan(incident: Incident) -> Action:
+            radius, undo = BlastRadius(nodes=(NODE.name,)), Undo(True, "uncordon it")
+            name = f"{incident.id}-{incident.attempt + 1}".lower()
+            return Action(name, ActionKind.DRAIN, NODE, "because", radius, undo, clock.now_s() + 600)
+
+        world = World(
+            f"sqlite:///{tmp_path}/store.sqlite",
+            tmp_path,
+            clock,
+            policy=ApprovalSettings(kinds={ActionKind.DRAIN: ApprovalRule.AUTOMATIC}),
+            settings=LifecycleSettings(),
+            action=plan,
+        )
+        lifecycle = Lifecycle(replace(world.parts(), actuator_for=lambda _: actuator), new_queue=AtOnce)
+        lifecycle._stand()
+        name = world.store.open_incident("hot", [a_finding(Fault.THROTTLE, NODE, at_s=clock.now_s())])
+        yield Scene(world, clock, server, core, lifecycle, name)
+        lifecycle._leadership.abandon()
+        world.store.close()
+        api.close()
+
+
+def test_a_drain_that_a_budget_holds_up_is_told_within_minutes_and_given_to_a_person_in_the_end(
+    scene: Scene,
+) -> None:
+    """With the budget's own words and the cordon that stays; nothing is deleted for it."""
+    incident = scene.pass_time(400.0)
+    assert incident.state is IncidentState.ACTING
+    (told,) = [step for step in incident.history if step.cause == Cause.UNDER_WAY]
+    assert "pod default/p waits" in told.note
+    assert "would violate the pod's disruption budget" in told.note
+    assert told.note in as_text(summarise(incident, scene.clock.now_s()))
+    assert told.cause in TOLD
+    assert "Still under way" in str(event(incident, told))
+    ended = scene.pass_time(4000.0, 120.0)
+    assert sum(step.cause == Cause.UNDER_WAY for step in ended.history) == 4
+    assert (ended.state, ended.history[-1].cause) == (IncidentState.ESCALATED, Cause.OUTCOME_UNKNOWN)
+    assert "would violate the pod's disruption budget" in ended.history[-1].note
+    assert ended.history[-1].note.endswith("the node stays cordoned")
+    assert scene.core.read_node("n1").spec.unschedulable
+    assert scene.untouched()
+
+
+def test_an_emergency_stop_ends_the_asking(scene: Scene) -> None:
+    scene.pass_time(120.0)
+    scene.world.gate.halt(ANN, "stop")
+    asked = scene.world.store.incident(scene.name).history
+    assert scene.pass_time(900.0).history == asked
+    assert scene.untouched()
+
+
+@pytest.mark.parametrize("outage_s", [600.0, 4500.0])
+def test_an_outage_of_a_webhook_does_not_leave_a_job_stopped_that_was_about_to_be_started_again(
+    scene: Scene, outage_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of a drain is worse than one that takes longer; what outlasts the limit is given to a person, with the
+    cordon that stays."""
+    monkeypatch.setitem(STATUS, ServerFault.INTERNAL, ("InternalError", DOWN))
+    scene.core.delete_namespaced_pod("p", "default", grace_period_seconds=0)
+    batch, path = client.BatchV1Api(scene.core.api_client), "/apis/batch/v1/namespaces/default/jobs/j"
+    template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}
+    job = batch.create_namespaced_job("default", {"metadata": {"name": "j"}, "spec": {"template": template}})
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": job.metadata.uid, "controller": True}
+    meta = {"name": "j-0", "labels": {"batch.kubernetes.io/job-name": "j"}, "ownerReferences": [owner]}
+    spec = {"nodeName": NODE.name, "containers": [{"name": "c", "image": "i"}]}
+    scene.core.create_namespaced_pod("default", {"metadata": meta, "spec": spec})
+    while not batch.read_namespaced_job("j", "default").spec.suspend:
+        scene.pass_time(10.0, 10.0)
+    for pod in scene.core.list_namespaced_pod("default").items:
+        scene.core.delete_namespaced_pod(pod.metadata.name, "default", grace_period_seconds=0)
+    scene.server.faults.plan(ServerFault.INTERNAL, 10**6, lambda method, at: (method, at) == ("PATCH", path))
+    incident = scene.pass_time(outage_s, 120.0)
+    if outage_s > LifecycleSettings().act_timeout_s:
+        assert incident.history[-1].cause == Cause.OUTCOME_UNKNOWN
+        assert DOWN in incident.history[-1].note
+        assert incident.history[-1].note.endswith("the node stays cordoned")
+        return
+    assert (incident.state, incident.history[-1].cause) == (IncidentState.ACTING, Cause.UNDER_WAY)
+    assert DOWN in incident.history[-1].note
+    scene.server.faults.clear()
+    assert scene.pass_time(120.0).state is IncidentState.CONFIRMING
+    assert not batch.read_namespaced_job("j", "default").spec.suspend
+
+
+@pytest.mark.parametrize("fault", [ServerFault.UNAVAILABLE, ServerFault.EXPIRED_TOKEN, ServerFault.DISCONNECT])
+@pytest.mark.parametrize("phase", ["approved", "cordoned", "suspended"])
+def test_an_api_server_that_is_away_for_ten_minutes_ends_no_action(
+    scene: Scene, phase: str, fault: ServerFault
+) -> None:
+    """Every call fails, reads too. Nothing is escalated, nothing is done twice, and the drain ends as planned."""
+    batch = client.BatchV1Api(scene.core.api_client)
+    if phase == "suspended":
+        scene.core.delete_namespaced_pod("p", "default", grace_period_seconds=0)
+        template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}
+        job = batch.create_namespaced_job("default", {"metadata": {"name": "j"}, "spec": {"template": template}})
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": job.metadata.uid, "controller": True}
+        meta = {"name": "j-0", "labels": {"batch.kubernetes.io/job-name": "j"}, "ownerReferences": [owner]}
+        spec = {"nodeName": NODE.name, "containers": [{"name": "c", "image": "i"}]}
+        scene.core.create_namespaced_pod("default", {"metadata": meta, "spec": spec})
+        while not batch.read_namespaced_job("j", "default").spec.suspend:
+            scene.pass_time(10.0, 10.0)
+    elif phase == "cordoned":
+        while not scene.core.read_node("n1").spec.unschedulable:
+            scene.pass_time(10.0, 10.0)
+    else:
+        while scene.world.store.incident(scene.name).state is not IncidentState.APPROVED:
+            assert scene.world.store.incident(scene.name).state is not IncidentState.ACTING
+            scene.server.faults.clear()
+            scene.server.faults.plan(fault, 10**6)
+            scene.pass_time(10.0, 10.0)
+    scene.server.faults.plan(fault, 10**6)
+    during = scene.pass_time(590.0)
+    assert during.state in (IncidentState.APPROVED, IncidentState.ACTING)
+    assert during.history[-1].cause == Cause.UNDER_WAY
+    scene.server.faults.clear()
+    for pod in scene.core.list_namespaced_pod("default").items:
+        scene.core.delete_namespaced_pod(pod.metadata.name, "default", grace_period_seconds=0)
+    assert scene.pass_time(240.0).state is IncidentState.CONFIRMING
+    assert scene.core.read_node("n1").spec.unschedulable
+    assert not [job for job in batch.list_namespaced_job("default").items if job.spec.suspend]
+    with scene.world.store.database.read() as connection:
+        begun = commitments(connection)
+    # a plan that expired before its first write is made again; it leaves no intent behind
+    assert [item.ended_s is None for item in begun] == [False]
+
+
+def test_a_remark_is_no_move() -> None:
+    """Who acknowledges in the pager while a repair is confirmed has not repaired it once more."""
+    S = IncidentState
+    history = [
+        HistoryStep(10.0, S.APPROVED, S.ACTING, Cause.INTENT_STORED, "x"),
+        HistoryStep(400.0, S.ACTING, S.ACTING, Cause.UNDER_WAY, "x"),
+        HistoryStep(450.0, S.ACTING, S.CONFIRMING, Cause.ACTION_DONE, "x"),
+        HistoryStep(500.0, S.CONFIRMING, S.CONFIRMING, Cause.ACKNOWLEDGED, "ann"),
+    ]
+    assert entered_s(history, S.ACTING) == [10.0]
+    assert entered_s(history, S.CONFIRMING) == [450.0]
