@@ -1,9 +1,12 @@
 """Puts each public report of a batch through the real collectors and the daemon.
 
 `python -m benchmarks.field BATCH [--seed N] [--out NAME]` writes `results/field_batch_N.json`. One report is one
-fresh daemon (SQLite, no model, no actuators) with one source, a file that grows as the log did. It counts as right
-if an incident opened within three minutes in which title, headline or a finding's summary names the fault. A
-healthy log counts as right if none opened. Nothing else of the daemon is replaced; only its clock is stepped.
+fresh daemon (SQLite, no model, no actuators) with one source: a log file that grows as the log did, an exporter's
+page over HTTP, or objects at the API server of the tests. It counts as right if an incident opened within three
+minutes in which title, headline or a finding's summary names the fault. A healthy report counts as right if none
+opened. Nothing else of the daemon is replaced; only its clock is stepped.
+
+`python -m benchmarks.field drawn --draws N` plays drawn kinds instead (see `benchmarks.field.kinds`).
 """
 
 from __future__ import annotations
@@ -15,12 +18,14 @@ import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from benchmarks.field.report import Channel, FieldReport
+from benchmarks.field.feeds import FEEDS
+from benchmarks.field.report import Channel, FieldReport, Form
 from benchmarks.report import write
 from nightshift.agent.app import App
 from nightshift.agent.clock import SteppedClock
@@ -33,6 +38,8 @@ TICK_S = 5.0
 BEFORE = 120
 """Healthy step lines before the fault, two a tick."""
 WITHIN_S = 180.0
+_MIXED = 6
+"""From so many lines on, a log of the same line throughout is a run's steps."""
 
 
 class Drawn:
@@ -48,8 +55,10 @@ class Drawn:
             "gpu": str(draw.randrange(8)),
             "pid": str(draw.randrange(1_000, 4_000_000)),
             "n": str(draw.randrange(10, 900)),
+            "pod": f"train-{draw.randrange(100)}-worker-{draw.randrange(8)}",
         }
         self._step = draw.randrange(400, 4_000)
+        self._booted_s = draw.uniform(1_000.0, 9e6)
 
     def fill(self, line: str) -> str:
         self._step += 1
@@ -57,40 +66,38 @@ class Drawn:
         norm = 1.2 + self._random.gauss(0.0, 0.05)
         return Template(line).safe_substitute(self._fixed, step=self._step, loss=f"{loss:.4f}", norm=f"{norm:.3f}")
 
+    def stamped(self, line: str, at_s: float, report: FieldReport) -> str:
+        """A record as it stands in the file: of several lines, each is one line of the file under one stamp."""
+        at, program, text = datetime.fromtimestamp(at_s, UTC), self.fill(report.program), self.fill(line)
+        head = {
+            Form.RSYSLOG: f"{at.isoformat(timespec='microseconds')} {self.host} {program}: ",
+            Form.DMESG: f"{at.isoformat(timespec='microseconds')} {self.host} {program}: "
+            f"[{at_s - START_S + self._booted_s:12.6f}] ",
+            Form.DMESG_T: f"[{at:%a %b %e %H:%M:%S %Y}] ",
+            Form.JOURNAL: f"{at:%b %d %H:%M:%S} {self.host} {program}: ",
+        }.get(report.form, "")
+        return "".join(f"{head}{part}\n" for part in text.split("\n"))
+
 
 def chunks(report: FieldReport) -> Iterator[list[str]]:
-    """What the log gets in each tick."""
+    """What the source gets in each tick."""
     for _ in range(BEFORE // 2 if report.before else 2):
         yield [report.before] * 2 if report.before else []
-    if len(report.lines) >= 6 and len(set(report.lines)) == 1:  # steps come as steps do
+    if len(report.lines) >= _MIXED and len(set(report.lines)) == 1:  # steps come as steps do
         yield from ([line] for line in report.lines)
     else:
         yield list(report.lines)
     yield from ([] for _ in range(int(WITHIN_S / TICK_S)))
 
 
-def syslog(line: str, at_s: float, drawn: Drawn, program: str) -> str:
-    """rsyslog's lines: a record of several lines is one line of the file for each, under one stamp."""
-    stamp = datetime.fromtimestamp(at_s, UTC).isoformat(timespec="microseconds")
-    head = f"{stamp} {drawn.host} {drawn.fill(program)}: "
-    return "".join(f"{head}{part}\n" for part in drawn.fill(line).split("\n"))
-
-
 def play(report: FieldReport, seed: int) -> dict[str, Any]:
     drawn = Drawn(seed, report.source)
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        if report.channel is Channel.KERNEL:
-            path = home / "kern.log"
-            source: dict[str, Any] = {"type": "kernel_log", "source": "file", "path": str(path), "node": drawn.host}
-        else:
-            path = home / "logs" / "ml_train-0_main.log"
-            path.parent.mkdir()
-            source = {"type": "training_logs", "directory": str(path.parent)}
-        path.touch()
+    with ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        feed = stack.enter_context(FEEDS[report.channel](home, report, drawn))
         settings = Settings.model_validate(
-            {"cluster": "field", "state_dir": str(home / "state"), "tick_s": TICK_S, "sources": [source],
-             "actuators": [], "console": {"port": 0}}
+            {"cluster": "field", "state_dir": str(home / "state"), "tick_s": TICK_S, "actuators": [],
+             "console": {"port": 0}, **feed.settings()}
         )  # fmt: skip
         clock = SteppedClock(START_S)
         app = App(settings, clock=clock)
@@ -98,14 +105,7 @@ def play(report: FieldReport, seed: int) -> dict[str, Any]:
             app.start()
             app.tick()
             for lines in chunks(report):
-                with path.open("a") as out:
-                    for line in lines:
-                        kernel = report.channel is Channel.KERNEL
-                        out.write(
-                            syslog(line, clock.now_s(), drawn, report.program)
-                            if kernel
-                            else f"{drawn.fill(line)}\n"
-                        )
+                feed.put(lines, clock.now_s())
                 clock.wait_until(clock.now_s() + TICK_S)
                 look = app.tick()
                 if look is not None and look.decisions:
@@ -143,10 +143,15 @@ def main() -> None:
     with ProcessPoolExecutor(args.jobs) as pool:
         rows = list(pool.map(play, batch, [args.seed] * len(batch)))
     right = sum(row["right"] for row in rows)
+    by_channel = {
+        str(channel): f"{sum(row['right'] for row in mine)} of {len(mine)}"
+        for channel in Channel
+        if (mine := [row for row in rows if row["channel"] == channel])
+    }
     write(
         args.out or f"field_batch_{args.batch}",
         {"commit": commit(), "seed": args.seed, "reports": len(rows), "right": right,
-         "share": round(right / len(rows), 3), "rows": rows},
+         "share": round(right / len(rows), 3), "by_channel": by_channel, "rows": rows},
     )  # fmt: skip
 
 
