@@ -29,7 +29,7 @@ class Values(Protocol):
 
     host: str
 
-    def fill(self, line: str) -> str: ...
+    def fill(self, line: str, at_s: float | None = None) -> str: ...
 
     def stamped(self, line: str, at_s: float, report: FieldReport) -> str: ...
 
@@ -80,7 +80,7 @@ class JobFeed(Feed):
 
     def put(self, lines: Sequence[str], at_s: float) -> None:
         with self._path.open("a") as out:
-            out.writelines(f"{self._drawn.fill(line)}\n" for line in lines)
+            out.writelines(f"{self._drawn.fill(line, at_s)}\n" for line in lines)
 
 
 _BESIDE = (

@@ -53,6 +53,10 @@ FORMATS = {
         ("steps:   1%|▏         | {step}/90000 [00:51<2:10:33,  {step_time_s}s/it, avr_loss={loss}]"),
         {"loss", "step_time_s"},
     ),
+    "dreamer": (
+        "[{step}] expl_amount 0.3 / model_grad_norm {norm} / value_grad_norm 9.5 / model_loss {loss} / fps 1.0",
+        {"loss", "norm"},
+    ),
     "torchtune's bar": (
         ("1|{step}|Loss: {loss}:  20%|##        | 20/250 [00:30<06:30,  {step_time_s}s/it]"),
         {"loss", "step_time_s"},
@@ -176,3 +180,14 @@ def test_a_log_of_a_hundred_lines_without_a_figure_is_not_healthy(tmp_path: Path
 def test_ranks_that_print_nothing_beside_one_that_does_are_healthy(tmp_path: Path) -> None:
     of = logs(tmp_path, {"a-0": "step=1 loss=2.0\n", "a-1": "waiting\n" * (2 * UNREAD_LINES)})
     assert read(of).sources[0].ok
+
+
+def test_of_losses_without_a_sum_the_one_that_is_no_number_speaks() -> None:
+    """verl's PPO prints no sum: the critic's loss is NaN while the actor's is finite."""
+    lost = read_line("step:9 - critic/vf_loss:nan - actor/pg_loss:-0.013 - actor/grad_norm:9.8")
+    assert lost is not None
+    assert lost.figures["loss"] == math.inf
+    for text in ("step:9 - val/vf_loss:nan - actor/grad_norm:9.8", "step:9 loss:2.5 aux_loss:nan"):
+        found = read_line(text)
+        assert found is not None
+        assert found.figures.get("loss") in (None, 2.5)

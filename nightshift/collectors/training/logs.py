@@ -39,10 +39,13 @@ FILE_PATTERNS = (
 FUTURE_S = 300.0
 MAX_TEXT = 2048
 _NOTABLE = re.compile(
-    r"Traceback|[Ee]rror|ERROR|FATAL|NCCL|[Ww]atchdog|[Oo]ut of memory|CUDA|Killed|SIG(?:KILL|TERM|SEGV|ABRT)"
+    r"Traceback|[Ee]rror|ERROR|FATAL|Exception|NCCL|[Ww]atchdog|[Oo]ut of memory|CUDA|Killed"
+    r"|SIG(?:KILL|TERM|SEGV|ABRT)"
     r"|[Cc]heckpoint|nightshift kernels:"
     # how launchers, schedulers and servers say that a process ended
     r"|exitcode|Root Cause|terminate called|core dumped|DUE TO|[Ee]ngine (?:dead|core)|No space left|quota exceeded"
+    r"|\bOOM\b|oom[-_]kill|Out Of Memory|RESOURCE_EXHAUSTED|bad_alloc|Received sigquit|actor is dead"
+    r"|Loss (?:is|became) "
 )
 
 
