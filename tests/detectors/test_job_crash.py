@@ -62,6 +62,7 @@ BENIGN = (
     "0 errors, 3 warnings",
     "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768",
     "NCCL WARN NET/IB : mlx5_0:1 Got async event : client reregistration",
+    "n1 [1] proxy.cc:1521 NCCL WARN [Proxy Service 1] Failed to execute operation Close from rank 1, retcode 3",
     "[W326 ProcessGroupNCCL.cpp:1487] Warning: destroy_process_group() was not called before program exit",
 )
 

@@ -190,7 +190,7 @@ CAUSES: tuple[CrashCause, ...] = (
         r"NCCL WARN NET/.*async (?:fatal )?event\b.*(?:error|fatal)",
         r"ncclRemoteError",
         r"NCCL WARN .*(?:Connection closed by remote peer|Call to (?:recv|connect|ibv_\w+).* failed)",
-        r"NCCL WARN .*(?:Connect to \S+ failed|Failed to execute operation \w+ from rank)",
+        r"NCCL WARN .*(?:Connect to \S+ failed|Failed to execute operation (?:Connect|Setup|\w*Init) from)",
         r"NCCL error: (?:remote process|unhandled system)",
     ),
     _cause(
