@@ -53,6 +53,7 @@ LABELLED = frozenset({"Thunderbird", "BGL"})
 AT_ONCE = 50
 """Jobs in one daemon."""
 TICKS = 60
+MAX_BYTES = 2**22
 SHARE = {"KellerJordan/modded-nanogpt": 0.2}
 """How many of the played logs come from a set at most; its logs are twenty times as long as the others'."""
 _STAMP = re.compile(rb"\b20\d\d-\d\d-\d\d([T ])\d\d:\d\d:\d\d")
@@ -87,8 +88,17 @@ def logs(folder: Path, sets: Mapping[str, str], half: str) -> list[PublicLog]:
     """The half of each set, in an order that its names' digests give."""
     found = []
     for repository, pattern in sets.items():
-        names = _git(folder, repository, "ls-tree", "-r", "--name-only", "HEAD").decode().splitlines()
-        mine = [PublicLog(repository, name) for name in names if re.search(pattern, name)]
+        rows = (
+            row.split("\t", 1)
+            for row in _git(folder, repository, "ls-tree", "-r", "-l", "HEAD").decode().splitlines()
+        )
+        # a snapshot lacks its largest files, or tells no size of them
+        sizes = {name: about.split()[3] for about, name in rows if re.search(pattern, name)}
+        mine = [
+            PublicLog(repository, name)
+            for name, size in sizes.items()
+            if size.isdecimal() and int(size) < MAX_BYTES
+        ]
         found += [log for log in mine if half == "both" or log.digest % 2 == (half == "odd")]
     return sorted(found, key=lambda log: log.digest)
 
