@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks.field.feeds import FEEDS
 from benchmarks.field.kinds import ALL, draw
-from benchmarks.field.report import FieldReport, Form
+from benchmarks.field.report import Channel, FieldReport, Form
 from benchmarks.report import write
 from nightshift.agent.app import App
 from nightshift.agent.clock import SteppedClock
@@ -160,11 +160,12 @@ def score(rows: Sequence[Mapping[str, Any]], field: str) -> dict[str, str]:
     return {name: f"{sum(right)} of {len(right)}" for name, right in sorted(found.items())}
 
 
-def reports(what: str, draws: int, seed: int) -> list[FieldReport]:
-    """A batch by its number, or so many draws, each kind in turn."""
+def reports(what: str, draws: int, seed: int, channel: str | None) -> list[FieldReport]:
+    """A batch by its number, or so many draws, each kind in turn. channel: only of this one."""
     if what != "drawn":
-        return list(importlib.import_module(f"benchmarks.field.batch_{int(what)}").BATCH)
-    names = list(ALL)
+        batch: Sequence[FieldReport] = importlib.import_module(f"benchmarks.field.batch_{int(what)}").BATCH
+        return [one for one in batch if channel in (None, one.channel)]
+    names = [name for name, kind in ALL.items() if channel in (None, kind.channel)]
     return [draw(names[number % len(names)], seed * 1_000_000 + number) for number in range(draws)]
 
 
@@ -174,9 +175,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--draws", type=int, default=500)
+    parser.add_argument("--channel", choices=[str(channel) for channel in Channel])
     parser.add_argument("--out", help="name of the result; field_batch_N or field_drawn by default")
     args = parser.parse_args()
-    batch = reports(args.what, args.draws, args.seed)
+    batch = reports(args.what, args.draws, args.seed, args.channel)
     played = partial(play, seed=args.seed)
     if args.what == "drawn":
         played = partial(play, seed=args.seed, before=DRAWN_BEFORE, until_right=True)
