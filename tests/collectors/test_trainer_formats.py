@@ -15,7 +15,7 @@ from nightshift.collectors.frame import Reason, StepSeries
 from nightshift.collectors.subject import Inventory
 from nightshift.collectors.tick import Batch
 from nightshift.collectors.training.line import read_line
-from nightshift.collectors.training.logs import UNREAD_LINES, TrainingLogsCollector
+from nightshift.collectors.training.logs import UNREAD_LINES, UNREAD_S, TrainingLogsCollector
 
 SEEDS = range(4)
 FORMATS = {
@@ -167,8 +167,7 @@ def test_the_exception_after_a_traceback_is_kept_whatever_its_name(tmp_path: Pat
 def test_a_log_of_a_hundred_lines_without_a_figure_is_not_healthy(tmp_path: Path) -> None:
     of = logs(tmp_path, {"odd-0": "loss is fine, thank you\n" * (UNREAD_LINES - 1)})
     assert read(of).sources[0].ok
-    with (tmp_path / "ml_odd-0_main.log").open("a") as log:
-        log.write("still fine\n")
+    of = logs(tmp_path, {"odd-0": "loss is fine, thank you\n" * UNREAD_LINES})
     (status,) = read(of).sources
     assert (status.ok, status.reason) == (False, Reason.MALFORMED)
     assert "ml_odd-0_main.log" in status.detail
@@ -191,3 +190,19 @@ def test_of_losses_without_a_sum_the_one_that_is_no_number_speaks() -> None:
         found = read_line(text)
         assert found is not None
         assert found.figures.get("loss") in (None, 2.5)
+
+
+def test_a_followed_job_may_print_its_code_and_settings_before_its_first_step(tmp_path: Path) -> None:
+    collector, log = logs(tmp_path, {"slow-0": ""}), tmp_path / "ml_slow-0_main.log"
+    start_s = time.time()
+
+    def look(after_s: float, text: str) -> bool:
+        with log.open("a") as out:
+            out.write(text)
+        return collector.collect(start_s + after_s, Inventory(), 60.0).sources[0].ok
+
+    assert look(0.0, "")
+    assert look(5.0, "import torch\n" * (5 * UNREAD_LINES))
+    assert look(UNREAD_S - 1.0, "still compiling\n")
+    assert not look(UNREAD_S, "still compiling\n")
+    assert look(UNREAD_S + 5.0, "step=1 loss=2.0\n")
