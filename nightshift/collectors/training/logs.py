@@ -45,7 +45,7 @@ _NOTABLE = re.compile(
     # how launchers, schedulers and servers say that a process ended
     r"|exitcode|Root Cause|terminate called|core dumped|DUE TO|[Ee]ngine (?:dead|core)|No space left|quota exceeded"
     r"|\bOOM\b|oom[-_]kill|Out Of Memory|RESOURCE_EXHAUSTED|bad_alloc|Received sigquit|actor is dead"
-    r"|Loss (?:is|became) "
+    r"|Loss (?:is|became) |\[c10d\]"
 )
 
 
