@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # where it is set, each of the thousand processes that the tests start would compile all of ours again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup setup-test setup-benchmarks demo test tests test-full test-torch gpu-check lint docs clean
+.PHONY: setup setup-test setup-benchmarks bench-field demo test tests test-full test-torch gpu-check lint docs clean
 .DEFAULT_GOAL := setup
 
 setup: $(VENV)/.core  ## the daemon, the CLI and the demo: no torch, no test tools
@@ -41,6 +41,9 @@ lint: setup-test
 
 test: setup-test  ## what every merge must pass: lint, which keeps one core busy, beside the tests
 	@$(MAKE) --no-print-directory -j2 lint tests
+
+bench-field: setup-test  ## 500 drawn faults of every public kind through the daemon; SEED=n draws others
+	$(BIN)/python -m benchmarks.field drawn --draws 500 --seed $(or $(SEED),1)
 
 tests: setup-test
 	$(BIN)/python -m pytest -m 'not full' -n 2 --dist worksteal $(ARGS)

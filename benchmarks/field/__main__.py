@@ -1,9 +1,12 @@
 """Puts each public report of a batch through the real collectors and the daemon.
 
 `python -m benchmarks.field BATCH [--seed N] [--out NAME]` writes `results/field_batch_N.json`. One report is one
-fresh daemon (SQLite, no model, no actuators) with one source, a file that grows as the log did. It counts as right
-if an incident opened within three minutes in which title, headline or a finding's summary names the fault. A
-healthy log counts as right if none opened. Nothing else of the daemon is replaced; only its clock is stepped.
+fresh daemon (SQLite, no model, no actuators) with one source: a log file that grows as the log did, an exporter's
+page over HTTP, or objects at the API server of the tests. It counts as right if an incident opened within three
+minutes in which title, headline or a finding's summary names the fault. A healthy report counts as right if none
+opened. Nothing else of the daemon is replaced; only its clock is stepped.
+
+`python -m benchmarks.field drawn --draws N` plays drawn kinds instead (see `benchmarks.field.kinds`).
 """
 
 from __future__ import annotations
@@ -13,14 +16,18 @@ import importlib
 import random
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from benchmarks.field.report import Channel, FieldReport
+from benchmarks.field.feeds import FEEDS
+from benchmarks.field.kinds import ALL, draw
+from benchmarks.field.report import Channel, FieldReport, Form
 from benchmarks.report import write
 from nightshift.agent.app import App
 from nightshift.agent.clock import SteppedClock
@@ -32,7 +39,11 @@ START_S = 1_795_500_000.0
 TICK_S = 5.0
 BEFORE = 120
 """Healthy step lines before the fault, two a tick."""
+DRAWN_BEFORE = 60
 WITHIN_S = 180.0
+_STAMP = re.compile(r"\b20\d\d-\d\d-\d\d([T ])\d\d:\d\d:\d\d")
+_MIXED = 6
+"""From so many lines on, a log of the same line throughout is a run's steps."""
 
 
 class Drawn:
@@ -48,82 +59,91 @@ class Drawn:
             "gpu": str(draw.randrange(8)),
             "pid": str(draw.randrange(1_000, 4_000_000)),
             "n": str(draw.randrange(10, 900)),
+            "pod": f"train-{draw.randrange(100)}-worker-{draw.randrange(8)}",
         }
         self._step = draw.randrange(400, 4_000)
+        self._booted_s = draw.uniform(1_000.0, 9e6)
 
-    def fill(self, line: str) -> str:
+    def fill(self, line: str, at_s: float | None = None) -> str:
+        """at_s: the stamps with a year become this time's, as the line was new when it was written (Unix s)."""
+        if at_s is not None:
+            at = datetime.fromtimestamp(at_s, UTC)
+            line = _STAMP.sub(lambda match: f"{at:%Y-%m-%d}{match.group(1)}{at:%H:%M:%S}", line)
         self._step += 1
         loss = 2.2 + 60.0 / (self._step + 100.0) + self._random.gauss(0.0, 0.02)
         norm = 1.2 + self._random.gauss(0.0, 0.05)
         return Template(line).safe_substitute(self._fixed, step=self._step, loss=f"{loss:.4f}", norm=f"{norm:.3f}")
 
+    def stamped(self, line: str, at_s: float, report: FieldReport) -> str:
+        """A record as it stands in the file: of several lines, each is one line of the file under one stamp."""
+        at, program, text = datetime.fromtimestamp(at_s, UTC), self.fill(report.program), self.fill(line)
+        head = {
+            Form.RSYSLOG: f"{at.isoformat(timespec='microseconds')} {self.host} {program}: ",
+            Form.DMESG: f"{at.isoformat(timespec='microseconds')} {self.host} {program}: "
+            f"[{at_s - START_S + self._booted_s:12.6f}] ",
+            Form.DMESG_T: f"[{at:%a %b %e %H:%M:%S %Y}] ",
+            Form.JOURNAL: f"{at:%b %d %H:%M:%S} {self.host} {program}: ",
+        }.get(report.form, "")
+        return "".join(f"{head}{part}\n" for part in text.split("\n"))
 
-def chunks(report: FieldReport) -> Iterator[list[str]]:
-    """What the log gets in each tick."""
-    for _ in range(BEFORE // 2 if report.before else 2):
+
+def chunks(report: FieldReport, before: int = BEFORE) -> Iterator[list[str]]:
+    """What the source gets in each tick."""
+    for _ in range(before // 2 if report.before else 2):
         yield [report.before] * 2 if report.before else []
-    if len(report.lines) >= 6 and len(set(report.lines)) == 1:  # steps come as steps do
+    if len(report.lines) >= _MIXED and len(set(report.lines)) == 1:  # steps come as steps do
         yield from ([line] for line in report.lines)
     else:
         yield list(report.lines)
     yield from ([] for _ in range(int(WITHIN_S / TICK_S)))
 
 
-def syslog(line: str, at_s: float, drawn: Drawn, program: str) -> str:
-    """rsyslog's lines: a record of several lines is one line of the file for each, under one stamp."""
-    stamp = datetime.fromtimestamp(at_s, UTC).isoformat(timespec="microseconds")
-    head = f"{stamp} {drawn.host} {drawn.fill(program)}: "
-    return "".join(f"{head}{part}\n" for part in drawn.fill(line).split("\n"))
-
-
-def play(report: FieldReport, seed: int) -> dict[str, Any]:
+def play(report: FieldReport, seed: int, before: int = BEFORE, until_right: bool = False) -> dict[str, Any]:
+    """One report through a daemon. before: healthy step lines. until_right: whether to stop at the right incident,
+    so that what else opens within three minutes is not told."""
     drawn = Drawn(seed, report.source)
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        if report.channel is Channel.KERNEL:
-            path = home / "kern.log"
-            source: dict[str, Any] = {"type": "kernel_log", "source": "file", "path": str(path), "node": drawn.host}
-        else:
-            path = home / "logs" / "ml_train-0_main.log"
-            path.parent.mkdir()
-            source = {"type": "training_logs", "directory": str(path.parent)}
-        path.touch()
+    with ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        feed = stack.enter_context(FEEDS[report.channel](home, report, drawn))
         settings = Settings.model_validate(
-            {"cluster": "field", "state_dir": str(home / "state"), "tick_s": TICK_S, "sources": [source],
-             "actuators": [], "console": {"port": 0}}
+            {"cluster": "field", "state_dir": str(home / "state"), "tick_s": TICK_S, "actuators": [],
+             "console": {"port": 0}, **feed.settings()}
         )  # fmt: skip
         clock = SteppedClock(START_S)
         app = App(settings, clock=clock)
         try:
             app.start()
             app.tick()
-            for lines in chunks(report):
-                with path.open("a") as out:
-                    for line in lines:
-                        kernel = report.channel is Channel.KERNEL
-                        out.write(
-                            syslog(line, clock.now_s(), drawn, report.program)
-                            if kernel
-                            else f"{drawn.fill(line)}\n"
-                        )
+            for lines in chunks(report, before):
+                feed.put(lines, clock.now_s())
                 clock.wait_until(clock.now_s() + TICK_S)
                 look = app.tick()
                 if look is not None and look.decisions:
                     app.settle()
+                    if until_right and is_right(report, _told(app)):
+                        break
             app.settle()
             incidents = [app.store.incident(row.id) for row in app.store.incidents()]
+            told = _told(app)
         finally:
             app.stop()
-    told = [texts(one) for one in incidents]
-    right = any(re.search(report.words, text) for titles in told for text in titles) if report.opens else not told
     return {
         "source": report.source,
         "channel": str(report.channel),
         "opens": report.opens,
-        "right": right,
+        "right": is_right(report, told) if report.opens else not told,
         "incidents": [titles[0] for titles in told],
         "severities": [str(one.severity) for one in incidents],
     }
+
+
+def _told(app: App) -> list[list[str]]:
+    return [texts(app.store.incident(row.id)) for row in app.store.incidents()]
+
+
+def is_right(report: FieldReport, told: Sequence[Sequence[str]]) -> bool:
+    """Whether an incident names the fault."""
+    return report.opens and any(re.search(report.words, text) for titles in told for text in titles)
 
 
 def texts(incident: Incident) -> list[str]:
@@ -132,22 +152,49 @@ def texts(incident: Incident) -> list[str]:
     return [incident.title, *headline, *(stored.finding.summary for stored in incident.findings)]
 
 
+def score(rows: Sequence[Mapping[str, Any]], field: str) -> dict[str, str]:
+    """Right of all, by a field of the rows."""
+    found: dict[str, list[bool]] = {}
+    for row in rows:
+        found.setdefault(row[field], []).append(row["right"])
+    return {name: f"{sum(right)} of {len(right)}" for name, right in sorted(found.items())}
+
+
+def reports(what: str, draws: int, seed: int, channel: str | None) -> list[FieldReport]:
+    """A batch by its number, or so many draws, each kind in turn. channel: only of this one."""
+    if what != "drawn":
+        batch: Sequence[FieldReport] = importlib.import_module(f"benchmarks.field.batch_{int(what)}").BATCH
+        return [one for one in batch if channel in (None, one.channel)]
+    names = [name for name, kind in ALL.items() if channel in (None, kind.channel)]
+    return [draw(names[number % len(names)], seed * 1_000_000 + number) for number in range(draws)]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Put a batch of public reports through the daemon")
-    parser.add_argument("batch", type=int)
+    parser = argparse.ArgumentParser(description="Put public reports, or drawn ones, through the daemon")
+    parser.add_argument("what", help="number of a batch, or `drawn`")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--out", help="name of the result; field_batch_N by default")
+    parser.add_argument("--draws", type=int, default=500)
+    parser.add_argument("--channel", choices=[str(channel) for channel in Channel])
+    parser.add_argument("--out", help="name of the result; field_batch_N or field_drawn by default")
     args = parser.parse_args()
-    batch: Sequence[FieldReport] = importlib.import_module(f"benchmarks.field.batch_{args.batch}").BATCH
+    batch = reports(args.what, args.draws, args.seed, args.channel)
+    played = partial(play, seed=args.seed)
+    if args.what == "drawn":
+        played = partial(play, seed=args.seed, before=DRAWN_BEFORE, until_right=True)
     with ProcessPoolExecutor(args.jobs) as pool:
-        rows = list(pool.map(play, batch, [args.seed] * len(batch)))
+        rows = list(pool.map(played, batch))
     right = sum(row["right"] for row in rows)
-    write(
-        args.out or f"field_batch_{args.batch}",
-        {"commit": commit(), "seed": args.seed, "reports": len(rows), "right": right,
-         "share": round(right / len(rows), 3), "rows": rows},
-    )  # fmt: skip
+    result = {
+        "commit": commit(), "seed": args.seed, "reports": len(rows), "right": right,
+        "share": round(right / len(rows), 3), "by_channel": score(rows, "channel"),
+    }  # fmt: skip
+    if args.what == "drawn":
+        kinds = [{**row, "kind": row["source"].partition("#")[0]} for row in rows]
+        result |= {"by_kind": score(kinds, "kind"), "missed": [row for row in rows if not row["right"]]}
+        write(args.out or "field_drawn", result)
+        return
+    write(args.out or f"field_batch_{args.what}", {**result, "rows": rows})
 
 
 if __name__ == "__main__":

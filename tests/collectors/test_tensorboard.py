@@ -19,7 +19,14 @@ from nightshift.collectors.check import check_collect
 from nightshift.collectors.frame import Reason, StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.training.signal_names import SignalNames
-from nightshift.collectors.training.tensorboard import EventFile, EventScalar, TensorboardCollector, crc32c, masked
+from nightshift.collectors.training.tensorboard import (
+    EventFile,
+    EventScalar,
+    TensorboardCollector,
+    WandbFile,
+    crc32c,
+    masked,
+)
 
 NOW = time.time()
 
@@ -231,3 +238,87 @@ def test_own_names_come_first_and_wrong_ones_are_refused() -> None:
         SignalNames(columns={"lossy": ["x"]})
     with pytest.raises(ValueError, match="columns"):
         SignalNames(columns={"loss": ["("]})
+
+
+def _varint(value: int) -> bytes:
+    out = b""
+    while value > 0x7F:
+        out, value = out + bytes([value & 0x7F | 0x80]), value >> 7
+    return out + bytes([value])
+
+
+def _message(*fields: tuple[int, bytes | int]) -> bytes:
+    """Protobuf of (field, varint or bytes)."""
+    out = b""
+    for number, value in fields:
+        if isinstance(value, int):
+            out += _varint(number << 3) + _varint(value)
+        else:
+            out += _varint(number << 3 | 2) + _varint(len(value)) + value
+    return out
+
+
+def wandb_file(rows: list[dict[str, str]]) -> bytes:
+    """A W&B run file of so many steps, by the published formats; before each row a record of another kind."""
+    data = b":W&B" + struct.pack("<HB", 0xBEE1, 0)
+    for step, row in enumerate(rows):
+        items = [(1, _message((1, key.encode()), (16, value.encode()))) for key, value in row.items()]
+        history = _message(*items, (2, _message((1, step))))
+        for body in (_message((4, b"x" * 9_000)), _message((1, step), (2, history))):
+            kinds = [1]
+            while body or kinds == [1]:
+                left = 2**15 - len(data) % 2**15
+                if left < 7:
+                    data += bytes(left)
+                    continue
+                part, body = body[: left - 7], body[left - 7 :]
+                first = kinds == [1]
+                kind = (1 if not body else 2) if first else (4 if not body else 3)
+                data += struct.pack("<IHB", 0, len(part), kind) + part
+                kinds.append(kind)
+    return data
+
+
+def test_a_wandb_file_is_read_as_it_grows_over_blocks(tmp_path: Path) -> None:
+    rows = [
+        {"_step": str(step), "_timestamp": str(NOW - 100 + step), "train/loss": str(2.0 - step / 100)}
+        for step in range(40)
+    ]
+    rows[7]["train/loss"] = "NaN"
+    whole, path = wandb_file(rows), tmp_path / "run-a.wandb"
+    read: list[EventScalar] = []
+    file = WandbFile(path, 2**20)
+    for end in range(0, len(whole) + 7_001, 7_001):
+        path.write_bytes(whole[:end])
+        found = file.read()
+        assert (found.broken, found.replaced) == (0, False)
+        read += found.scalars
+    assert [scalar.step for scalar in read] == list(range(40))
+    assert math.isnan(read[7].value)
+    assert read[39].value == pytest.approx(1.61)
+
+
+def test_a_damaged_wandb_file_goes_on_at_its_next_block(tmp_path: Path) -> None:
+    rows = [{"_step": str(step), "loss": "2.5"} for step in range(40)]
+    data = bytearray(wandb_file(rows))
+    data[7:14] = b"\xff" * 7
+    path = tmp_path / "run-b.wandb"
+    path.write_bytes(data)
+    found = WandbFile(path, 2**20).read()
+    assert found.broken > 0
+    assert found.scalars[-1].step == 39
+
+
+def test_mlflows_metrics_of_a_step_are_one_point(tmp_path: Path) -> None:
+    metrics = tmp_path / "ml/llm/mlruns/0/run1/metrics"
+    (metrics / "train").mkdir(parents=True)
+    for name, figure in (("train/loss", 2.5), ("train/grad_norm", 1.25)):
+        lines = [f"{int((NOW - 50 + step) * 1000)} {figure - step / 100} {step}\n" for step in range(20)]
+        (metrics / name).write_text("".join(lines))
+    collector = TensorboardCollector(TensorboardCollector.Settings(directory=tmp_path))
+    found = [series for _ in range(2) for series in collector.collect(NOW, Inventory(), 60.0).steps]
+    assert [str(series.subject) for series in found] == ["job:ml/llm"] * len(found)
+    steps = [step for series in found for step in series.step.tolist()]
+    assert steps == list(range(20))
+    first = found[0]
+    assert (first.column("loss")[3], first.column("grad_norm")[3]) == (pytest.approx(2.47), pytest.approx(1.22))

@@ -15,7 +15,7 @@ from nightshift.collectors.frame import Reason, StepSeries
 from nightshift.collectors.subject import Inventory
 from nightshift.collectors.tick import Batch
 from nightshift.collectors.training.line import read_line
-from nightshift.collectors.training.logs import UNREAD_LINES, TrainingLogsCollector
+from nightshift.collectors.training.logs import UNREAD_LINES, UNREAD_S, TrainingLogsCollector
 
 SEEDS = range(4)
 FORMATS = {
@@ -52,6 +52,10 @@ FORMATS = {
     "kohya": (
         ("steps:   1%|▏         | {step}/90000 [00:51<2:10:33,  {step_time_s}s/it, avr_loss={loss}]"),
         {"loss", "step_time_s"},
+    ),
+    "dreamer": (
+        "[{step}] expl_amount 0.3 / model_grad_norm {norm} / value_grad_norm 9.5 / model_loss {loss} / fps 1.0",
+        {"loss", "norm"},
     ),
     "torchtune's bar": (
         ("1|{step}|Loss: {loss}:  20%|##        | 20/250 [00:30<06:30,  {step_time_s}s/it]"),
@@ -163,8 +167,7 @@ def test_the_exception_after_a_traceback_is_kept_whatever_its_name(tmp_path: Pat
 def test_a_log_of_a_hundred_lines_without_a_figure_is_not_healthy(tmp_path: Path) -> None:
     of = logs(tmp_path, {"odd-0": "loss is fine, thank you\n" * (UNREAD_LINES - 1)})
     assert read(of).sources[0].ok
-    with (tmp_path / "ml_odd-0_main.log").open("a") as log:
-        log.write("still fine\n")
+    of = logs(tmp_path, {"odd-0": "loss is fine, thank you\n" * UNREAD_LINES})
     (status,) = read(of).sources
     assert (status.ok, status.reason) == (False, Reason.MALFORMED)
     assert "ml_odd-0_main.log" in status.detail
@@ -176,3 +179,30 @@ def test_a_log_of_a_hundred_lines_without_a_figure_is_not_healthy(tmp_path: Path
 def test_ranks_that_print_nothing_beside_one_that_does_are_healthy(tmp_path: Path) -> None:
     of = logs(tmp_path, {"a-0": "step=1 loss=2.0\n", "a-1": "waiting\n" * (2 * UNREAD_LINES)})
     assert read(of).sources[0].ok
+
+
+def test_of_losses_without_a_sum_the_one_that_is_no_number_speaks() -> None:
+    """verl's PPO prints no sum: the critic's loss is NaN while the actor's is finite."""
+    lost = read_line("step:9 - critic/vf_loss:nan - actor/pg_loss:-0.013 - actor/grad_norm:9.8")
+    assert lost is not None
+    assert lost.figures["loss"] == math.inf
+    for text in ("step:9 - val/vf_loss:nan - actor/grad_norm:9.8", "step:9 loss:2.5 aux_loss:nan"):
+        found = read_line(text)
+        assert found is not None
+        assert found.figures.get("loss") in (None, 2.5)
+
+
+def test_a_followed_job_may_print_its_code_and_settings_before_its_first_step(tmp_path: Path) -> None:
+    collector, log = logs(tmp_path, {"slow-0": ""}), tmp_path / "ml_slow-0_main.log"
+    start_s = time.time()
+
+    def look(after_s: float, text: str) -> bool:
+        with log.open("a") as out:
+            out.write(text)
+        return collector.collect(start_s + after_s, Inventory(), 60.0).sources[0].ok
+
+    assert look(0.0, "")
+    assert look(5.0, "import torch\n" * (5 * UNREAD_LINES))
+    assert look(UNREAD_S - 1.0, "still compiling\n")
+    assert not look(UNREAD_S, "still compiling\n")
+    assert look(UNREAD_S + 5.0, "step=1 loss=2.0\n")

@@ -30,11 +30,14 @@ EXAMPLES = {
     "ecc": ECC,
     "nvlink": "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
     "gpu_lost": "RuntimeError: No CUDA GPUs: CUDA error: no CUDA-capable device is detected",
+    "fabric": "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
+    "driver_version": "E0812 memory.cc:192] CUDA driver version is insufficient for CUDA runtime version",
     "gpu_busy": "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
     "node_failure": "slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2026-11-21T04:11:00 DUE TO NODE FAILURE ***",
     "time_limit": "slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2026-11-21T04:11:00 DUE TO TIME LIMIT ***",
     "preempted": "slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2026-11-21T04:11:00 DUE TO PREEMPTION ***",
-    "cancelled": "slurmstepd: error: *** STEP 77.0 ON n1 CANCELLED AT 2026-11-21T04:11:00 ***",
+    "worker_lost": "E coordination_service.cc:954] UNAVAILABLE: Task 37 heartbeat timeout. This indicates a crash",
+    "cancelled": "slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2026-11-21T04:11:00 ***",
     "host_memory": "slurmstepd: error: Detected 1 oom_kill event in StepId=77.0. Some of the step tasks failed.",
     "shared_memory": "RuntimeError: DataLoader worker (pid 9) is killed by signal: Bus error.",
     "disk_full": "OSError: [Errno 28] No space left on device",
@@ -44,8 +47,12 @@ EXAMPLES = {
     "gpu_fault": "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
     "storage": "OSError: [Errno 116] Stale file handle: '/ckpt/step_100'",
     "engine": "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
+    "loss_scale": "Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.",
+    "not_finite": "FloatingPointError: Loss became infinite or NaN at iteration=2137!",
+    "actor": "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
     "signal": "  traceback : Signal 9 (SIGKILL) received by PID 4242",
     "exception": "ValueError: expected 3 channels, got 4",
+    "step_cancelled": "slurmstepd: error: *** STEP 77.0 ON n1 CANCELLED AT 2026-11-21T04:11:00 ***",
 }
 BENIGN = (
     " iteration 9/ 500 | lm loss: 2.0E+00 | number of skipped iterations:   0 | number of nan iterations:   0 |",
@@ -54,6 +61,10 @@ BENIGN = (
     "NCCL INFO NET/IB : Using [0]mlx5_0:1/IB",
     "Saving checkpoint to /ckpt/step-100",
     "0 errors, 3 warnings",
+    "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768",
+    "NCCL WARN NET/IB : mlx5_0:1 Got async event : client reregistration",
+    "n1 [1] proxy.cc:1521 NCCL WARN [Proxy Service 1] Failed to execute operation Close from rank 1, retcode 3",
+    "[W326 ProcessGroupNCCL.cpp:1487] Warning: destroy_process_group() was not called before program exit",
 )
 
 
@@ -110,6 +121,11 @@ def test_a_better_cause_corrects_the_first_word_and_a_worse_one_does_not() -> No
         "Job ended: an exception in its own code",
         "Job ended: uncorrectable ECC error on its GPU",
     )
+
+
+def test_a_step_that_slurm_cancels_for_a_failed_task_names_the_task() -> None:
+    told = ends(at(0, "srun: error: n1: task 3: Bus error", EXAMPLES["step_cancelled"]), at(1))
+    assert [words for _, _, words in told] == ["Job ended: bus error: shared memory is too small"]
 
 
 def test_steps_after_the_end_clear_it() -> None:

@@ -28,6 +28,7 @@ step that goes on over them:
     Composer             [batch=100/1000]:   and, in lines of their own,   Train loss/train/total: 2.3456
                          [metric][batch=100]: { "loss/train/total": 2.3456 }
     OLMo-core            [step=10/23842,epoch=1,eta=…]   and, in lines of their own,   train/CE loss=2.911
+    Dreamer              [6000] expl_amount 0.3 / model_grad_norm 44.1 / model_loss 5864.5 / value_loss 6.3
     word_language_model  | epoch   1 |   200/ 2983 batches | lr 5.00 | ms/batch 12.34 | loss  8.12 | ppl  3361.12
 
 A printed NaN or infinity of a figure is +inf here, because NaN means "not printed". Numbers may be grouped
@@ -67,6 +68,7 @@ _EVALUATES = re.compile(
     r"(?<![\w/.-])(?:(?:val|valid|validation|eval|evaluation|best)(?![\w/.-])|(?:test|dev)\s+$)", re.IGNORECASE
 )
 _OTHER_NORM = re.compile(r"(?<!grad)(?<!gradient)(?<=[A-Za-z])\s$", re.IGNORECASE)
+_EVALUATION_KEY = re.compile(r"(?:^|[/_.])(?:val|valid|validation|eval|test|dev)(?:[/_.]|$)")
 _BATCH = re.compile(r"\[batch=(\d+)/\d+\]:?\s*$")
 _METRIC = re.compile(r"\[metric\]\[batch=(\d+)\]: \{.*\"loss/train/total\": ([^,}\s]+)")
 _TRAIN_LOSS = re.compile(r"^\s*Train loss/train/total: (\S+)\s*$")
@@ -141,6 +143,8 @@ _PAIR = re.compile(
 )
 _THOUSANDS = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9}
 _TORCHTUNE = re.compile(rf"\b\d+\|(\d+)\|Loss: ({_NUMBER}):")
+_DREAMER = re.compile(rf"^\[(\d+)\] \w+ {_NUMBER} / ")
+_DREAMER_FIGURE = re.compile(rf"(\w+) ({_NUMBER})(?= / |\s*$)")
 _OLMO_STEP = re.compile(r"\[step=(\d+)/\d+,epoch=")
 _OLMO_FIGURE = re.compile(rf"^\s{{2,}}([a-z]+/[^=]{{1,60}})=({_NUMBER})\s*$")
 _RANK = re.compile(
@@ -432,6 +436,17 @@ def _olmo(text: str) -> _Figures | None:
     return None, figures, None
 
 
+def _dreamer(text: str) -> _Figures | None:
+    if (match := _DREAMER.match(text)) is None:
+        return None
+    figures: dict[str, float] = {}
+    for name, value in _DREAMER_FIGURE.findall(text):
+        column = _COLUMN_OF.get(name.removeprefix("model_"))
+        if column in FIGURES and column not in figures:
+            _set(figures, str(column), value)
+    return _step(match.group(1)), figures, None
+
+
 _FORMATS: tuple[tuple[str, Callable[[str], _Figures | None]], ...] = (
     ("iteration", _megatron),
     ("iter ", _nanogpt),
@@ -441,6 +456,7 @@ _FORMATS: tuple[tuple[str, Callable[[str], _Figures | None]], ...] = (
     ("Train loss/", _composer),
     ("|Loss: ", _torchtune),
     ("[step=", _olmo),
+    (" / ", _dreamer),
     ("    ", _olmo),
 )
 
@@ -466,6 +482,9 @@ def _pairs(text: str) -> tuple[int | None, dict[str, float], int | None]:
         step = None if told is None else _step(told)
         pairs += [(key, value, "", at) for key, value, at in spaced(rest)]
     step, told_rank = _take_pairs(pairs, rest, also, step, figures)
+    # of several losses without a sum (PPO's actor and critic) the one that is no number speaks for all
+    if "loss" not in figures and any(_is_lost(key, value) for key, value, _, _ in pairs):
+        figures["loss"] = math.inf
     if "step_time_s" not in figures and (match := _ITER_TIME.search(rest)) is not None:  # DeepSpeed's pipelines
         _set(figures, "step_time_s", match.group(1))
     if step is None:
@@ -473,6 +492,13 @@ def _pairs(text: str) -> tuple[int | None, dict[str, float], int | None]:
     if is_bar and figures.keys() <= {"step_time_s"}:
         return step, {}, told_rank  # a bare progress bar may count anything
     return step, figures, told_rank
+
+
+def _is_lost(key: str, value: str) -> bool:
+    """Whether this is a training loss that was printed as NaN or infinity."""
+    if not key.endswith("loss") or "n" not in value.lower():
+        return False
+    return _EVALUATION_KEY.search(key) is None
 
 
 def _take_pairs(

@@ -39,16 +39,21 @@ FILE_PATTERNS = (
 FUTURE_S = 300.0
 MAX_TEXT = 2048
 _NOTABLE = re.compile(
-    r"Traceback|[Ee]rror|ERROR|FATAL|NCCL|[Ww]atchdog|[Oo]ut of memory|CUDA|Killed|SIG(?:KILL|TERM|SEGV|ABRT)"
+    r"Traceback|[Ee]rror|ERROR|FATAL|Exception|NCCL|[Ww]atchdog|[Oo]ut of memory|CUDA|Killed"
+    r"|SIG(?:KILL|TERM|SEGV|ABRT)"
     r"|[Cc]heckpoint|nightshift kernels:"
     # how launchers, schedulers and servers say that a process ended
     r"|exitcode|Root Cause|terminate called|core dumped|DUE TO|[Ee]ngine (?:dead|core)|No space left|quota exceeded"
+    r"|\bOOM\b|oom[-_]kill|Out Of Memory|RESOURCE_EXHAUSTED|bad_alloc|Received sigquit|actor is dead"
+    r"|Loss (?:is|became) |\[c10d\]"
 )
 
 
 _RANK_PREFIX = re.compile(r"^(?:\[[^\]]{1,40}\]:? ?)+")
 # A log of so many lines without one figure is in a format that nobody here reads.
 UNREAD_LINES = 100
+# A log that is followed from its beginning may print that much before its first step: so long is waited for one.
+UNREAD_S = 600.0
 _WELL_ABOVE_ZERO, _ENOUGH_LOSSES = 0.05, 10
 
 
@@ -89,6 +94,8 @@ class _File:
     """The lines of a Python traceback go on, up to the exception's own line."""
     unread: int = 0
     """Lines since the last one that told a figure, or since the beginning."""
+    unread_from_s: float = math.nan
+    """When the last figure was read, or the file was found; a file that was full of lines then counts as old."""
     block: TrainerLine | None = None
     """A line that told its step and time alone: its figures follow in lines of their own."""
     recent: dict[Subject, deque[float]] = field(default_factory=dict)
@@ -262,7 +269,7 @@ class TrainingLogsCollector:
             reason = Reason.NOT_FOUND if missing else Reason.UNAUTHORISED
         covers = tuple(sorted({file.job for file in self._files.values()}))
         detail = "" if error is None else f"{self._settings.directory}: {error.strerror}"
-        if error is None and (unread := self._unread()):
+        if error is None and (unread := self._unread(now_s)):
             # silence of a log that nobody can read is not a job that makes no steps
             reason, detail = Reason.MALFORMED, f"no figure of training in {unread}: see line_patterns"
         return SourceStatus(
@@ -277,11 +284,15 @@ class TrainingLogsCollector:
             covers=covers,
         )
 
-    def _unread(self) -> str:
+    def _unread(self, now_s: float) -> str:
         """Which files have many lines and not one figure; empty where any file has some: a job's other ranks, or
         its launcher, print none."""
         told = [file for file in self._files.values() if file.highest or file.last_step]
-        silent = [path for path, file in self._files.items() if file.unread >= UNREAD_LINES]
+        silent = [
+            path
+            for path, file in self._files.items()
+            if file.unread >= UNREAD_LINES and now_s - file.unread_from_s >= UNREAD_S
+        ]
         if told or not silent:
             return ""
         return f"{len(silent)} of {len(self._files)} logs ({', '.join(sorted(path.name for path in silent)[:3])})"
@@ -347,6 +358,8 @@ class TrainingLogsCollector:
             rejected[Reason.TOO_LARGE] = rejected.get(Reason.TOO_LARGE, 0) + 1
         if read.lost:
             rejected[Reason.TRUNCATED] = rejected.get(Reason.TRUNCATED, 0) + 1
+        if math.isnan(file.unread_from_s):
+            file.unread_from_s = -math.inf if len(read.lines) >= UNREAD_LINES else now_s
         kept: list[LogRecord] = []
         last: LogRecord | None = None
         file.rest = b"" if read.replaced else file.rest
@@ -360,6 +373,7 @@ class TrainingLogsCollector:
             record = LogRecord(Instant(t_s, clock=file.pod.name), file.source, subject, text[:MAX_TEXT], offset)
             self._raw.append(record)
             file.unread = 0 if line.figures else file.unread + 1
+            file.unread_from_s = now_s if line.figures else file.unread_from_s
             file.begins |= line.started
             if line.figures or line.step is not None:
                 last = record if line.figures else last

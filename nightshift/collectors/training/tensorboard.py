@@ -1,4 +1,5 @@
-"""Training signals from TensorBoard's event files, followed while a trainer writes them.
+"""Training signals from the files of experiment trackers, followed while a trainer writes them: TensorBoard's event
+files, W&B's run files (`*.wandb`, online or offline) and MLflow's file store (`mlruns/…/metrics/`).
 
 The path tells whose they are: by default the first folder is the namespace and the second the job. The trainer
 writes one event per tag, so a step is told once a later step, or a look without news, shows that it is complete. A
@@ -25,20 +26,23 @@ from pydantic.json_schema import SkipJsonSchema
 from nightshift.collectors.frame import STEP_COLUMNS, Reason, SourceStatus, StepSeries
 from nightshift.collectors.shared_settings import stated_once
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tail import FileTail
 from nightshift.collectors.telemetry.pages import source_subject
 from nightshift.collectors.tick import Batch
 from nightshift.collectors.training.signal_names import SignalNames
 from nightshift.collectors.training.workload import rank_of
 
-PATH_PATTERN = r"(?P<namespace>[^/]+)/(?P<job>[^/]+)/(?:.*/)?events\.out\.tfevents\.[^/]+"
+PATH_PATTERN = (
+    r"(?P<namespace>[^/]+)/(?P<job>[^/]+)/(?:.*/)?(?:events\.out\.tfevents\.[^/]+|[^/]+\.wandb|[^/]+/metrics)"
+)
 FUTURE_S = 300.0
 
 
 @dataclass
 class _Run:
-    """One event file. `open` is the step whose tags may not all be there yet."""
+    """One run's file, or its folder of metrics. `open` is the step whose tags may not all be there yet."""
 
-    file: EventFile
+    file: EventFile | WandbFile | MlflowMetrics
     subject: Subject
     job: Subject
     name: str
@@ -54,6 +58,7 @@ class _Points:
     figures: list[dict[str, float]] = field(default_factory=list)
 
 
+_PATTERNS = ("*tfevents*", "*.wandb", "metrics")
 # Most files that are followed, the newest: open files are limited to about so many by default.
 MAX_FILES = 1024
 # Most that is read of one file in one tick; the rest follows in the next.
@@ -83,7 +88,7 @@ class TensorboardCollector:
     plugin: ClassVar[str] = "tensorboard"
 
     class Settings(BaseModel):
-        """Follows TensorBoard's event files."""
+        """Follows the files of TensorBoard, W&B and MLflow."""
 
         model_config = ConfigDict(extra="forbid")
 
@@ -173,7 +178,7 @@ class TensorboardCollector:
         # rglob passes silently over a folder that cannot be read: ask for it once, so that the status says so
         next(root.iterdir(), None)
         found: list[tuple[float, Path, re.Match[str]]] = []
-        for path in root.rglob("*tfevents*"):
+        for path in (path for pattern in _PATTERNS for path in root.rglob(pattern)):
             if path in self._runs:
                 continue
             match = self._path.fullmatch(path.relative_to(root).as_posix())
@@ -204,6 +209,10 @@ class TensorboardCollector:
         job = Subject(SubjectKind.JOB, f"{namespace}/{name}")
         rank = groups.get("rank") or ""
         subject = rank_of(job, int(rank)) if rank.isdecimal() and len(rank) < 7 else job
+        if path.suffix == ".wandb":
+            return _Run(WandbFile(path, MAX_BYTES), subject, job, path.name[-200:])
+        if path.name == "metrics":
+            return _Run(MlflowMetrics(path, MAX_BYTES), subject, job, path.parent.name[-200:])
         return _Run(EventFile(path, MAX_BYTES), subject, job, path.name[-200:])
 
     def _points(self, run: _Run, scalars: list[EventScalar], now_s: float, rejected: dict[Reason, int]) -> _Points:
@@ -358,6 +367,138 @@ class EventFile:
             else:
                 found.broken += 1
             at = end
+
+
+_WANDB_HEAD = b":W&B"
+_BLOCK, _RECORD_HEAD = 2**15, 7
+_FULL, _FIRST, _MIDDLE, _LAST = range(1, 5)
+
+
+@dataclass
+class WandbFile:
+    """Follows one W&B run file. The first look begins at the file's beginning, at most `max_bytes` a look.
+
+    The file is a LevelDB log: 7 bytes of its own (`:W&B`, magic, version), then in blocks of 32 KiB records of
+    checksum (4 bytes), length (2), kind (1) and data; what does not fit a block goes on in the next. The data are
+    Record messages; only history (field 2) is read. Formats: wandb/sdk/internal/datastore.py and
+    wandb/proto/wandb_internal.proto; google/leveldb, doc/log_format.md.
+    """
+
+    path: Path
+    max_bytes: int
+    _offset: int = 0
+    _identity: tuple[int, int] | None = None
+    _part: bytes = b""
+
+    def read(self) -> EventsRead:
+        """What was added since the last look. Raises OSError where it cannot be read."""
+        found = EventsRead()
+        with self.path.open("rb") as stream:
+            status = os.fstat(stream.fileno())
+            identity = (status.st_dev, status.st_ino)
+            if self._identity is not None and (identity != self._identity or status.st_size < self._offset):
+                self._offset, self._part, found.replaced = 0, b"", True
+            self._identity = identity
+            stream.seek(self._offset)
+            data = stream.read(self.max_bytes)
+        self._offset += self._take(data, found)
+        return found
+
+    def _take(self, data: bytes, found: EventsRead) -> int:
+        at = 0
+        if self._offset == 0:
+            if len(data) < _RECORD_HEAD:
+                return 0
+            if not data.startswith(_WANDB_HEAD):
+                found.broken += 1
+                return len(data)
+            at = _RECORD_HEAD
+        while True:
+            left = _BLOCK - (self._offset + at) % _BLOCK
+            if left < _RECORD_HEAD:  # a block's end too short for a record is padded
+                at += left
+                continue
+            if at + _RECORD_HEAD > len(data):
+                return min(at, len(data))
+            length, kind = struct.unpack_from("<HB", data, at + 4)
+            end = at + _RECORD_HEAD + length
+            if end > len(data):
+                return at
+            if kind not in (_FULL, _FIRST, _MIDDLE, _LAST) or length > left - _RECORD_HEAD:
+                found.broken += 1
+                at, self._part = at + left, b""  # the next block begins with a record
+                continue
+            body = data[at + _RECORD_HEAD : end]
+            self._part = body if kind in (_FULL, _FIRST) else self._part + body
+            if kind in (_FULL, _LAST):
+                try:
+                    found.scalars.extend(_history(self._part))
+                except (ValueError, IndexError, struct.error):
+                    found.broken += 1
+                self._part = b""
+            at = end
+
+
+def _history(body: bytes) -> Iterator[EventScalar]:
+    """The figures of a Record that is history. Raises ValueError where the bytes are no message."""
+    for number, value in _fields(body):
+        if number != 2 or not isinstance(value, bytes):
+            continue
+        told, step = dict[str, str](), 0
+        for inner, item in _fields(value):
+            if inner == 2 and isinstance(item, bytes):
+                step = next((n for field, n in _fields(item) if field == 1 and isinstance(n, int)), 0)
+            elif inner == 1 and isinstance(item, bytes) and len(item) <= 4 * MAX_TAG_CHARS:
+                parts = [
+                    (field, part.decode(errors="replace"))
+                    for field, part in _fields(item)
+                    if isinstance(part, bytes)
+                ]
+                names = [part for field, part in parts if field in (1, 2)]  # a key, or a nested key's parts
+                told["/".join(names)] = next((part for field, part in parts if field == 16), "")
+        t_s, step = _figure(told.get("_timestamp", "")), int(_figure(told.get("_step", "")) or step)
+        for tag, text in told.items():
+            if not tag.startswith("_") and (figure := _figure(text)) is not None:
+                yield EventScalar(tag, step, math.nan if t_s is None else t_s, figure)
+
+
+def _figure(text: str) -> float | None:
+    """A number as JSON, or as W&B writes those that JSON has not: NaN, "Infinity"; None for anything else."""
+    try:
+        return float(text.strip('"'))
+    except ValueError:
+        return None
+
+
+@dataclass
+class MlflowMetrics:
+    """Follows the `metrics` folder of one MLflow run: a file for each metric, a line `milliseconds value step` for
+    each value (mlflow/store/tracking/file_store.py). What a look finds in all of them is told step by step."""
+
+    path: Path
+    max_bytes: int
+    _tails: dict[Path, FileTail] = field(default_factory=dict)
+
+    def read(self) -> EventsRead:
+        """What was added since the last look. Raises OSError where the folder cannot be read."""
+        found = EventsRead()
+        if not self.path.is_dir():
+            raise FileNotFoundError(self.path)
+        for path in sorted(self.path.rglob("*")):
+            if not path.is_file():
+                continue
+            tail = self._tails.setdefault(path, FileTail(path, self.max_bytes))
+            tag = path.relative_to(self.path).as_posix()[:MAX_TAG_CHARS]
+            for _, line in tail.read().lines:
+                at, _, rest = line.decode(errors="replace").partition(" ")
+                value, _, step = rest.partition(" ")
+                figure = _figure(value)
+                if figure is None or not at.isdecimal() or not (step or "0").lstrip("-").isdecimal():
+                    found.broken += 1
+                    continue
+                found.scalars.append(EventScalar(tag, int(step or 0), int(at[:16]) / 1000, figure))
+        found.scalars.sort(key=lambda scalar: scalar.step)
+        return found
 
 
 def next_record(data: bytes, at: int) -> int:

@@ -84,9 +84,28 @@ CAUSES: tuple[CrashCause, ...] = (
         "its GPU is not usable",
         r"GPU is lost",
         r"no CUDA-capable device is detected",
-        r"CUDA_ERROR_(?:NO_DEVICE|SYSTEM_NOT_READY)",
+        r"CUDA_ERROR_NO_DEVICE",
+        r"No CUDA GPUs are available",
+        severity=_CRITICAL,
+    ),
+    _cause(
+        "fabric",
+        PLATFORM,
+        "CUDA is not ready (802): NVLink's fabric manager has not set up its GPUs",
+        r"CUDA_ERROR_SYSTEM_NOT_READY",
+        r"cudaErrorSystemNotReady",
         r"system not yet initialized",
+        severity=_CRITICAL,
+    ),
+    _cause(
+        "driver_version",
+        PLATFORM,
+        "its CUDA runtime does not fit the node's driver version",
         r"CUDA driver version is insufficient",
+        r"NVIDIA driver on your system is too old",
+        r"CUDA_ERROR_(?:SYSTEM_DRIVER_MISMATCH|COMPAT_NOT_SUPPORTED_ON_DEVICE)",
+        r"system has unsupported display driver / cuda driver combination",
+        r"[Dd]river/library version mismatch",
         severity=_CRITICAL,
     ),
     _cause(
@@ -106,10 +125,19 @@ CAUSES: tuple[CrashCause, ...] = (
     _cause("time_limit", OWNER, "the scheduler's time limit", r"DUE TO TIME LIMIT"),
     _cause("preempted", PLATFORM, "preempted by the scheduler", r"DUE TO PREEMPTION"),
     _cause(
+        "worker_lost",
+        PLATFORM,
+        "one of its workers stopped answering",
+        r"has been set to ERROR in coordination service",
+        r"\bheartbeat timeout\. This indicates",
+        r"Owner's node has crashed",
+        r"its node (?:has died|was terminated)",
+    ),
+    _cause(
         "cancelled",
         OWNER,
         "cancelled at the scheduler",
-        r"slurmstepd: error: \*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED",
+        r"slurmstepd: error: \*\*\* JOB \S+ ON \S+ CANCELLED",
         severity=Severity.INFO,
     ),
     _cause(
@@ -119,6 +147,8 @@ CAUSES: tuple[CrashCause, ...] = (
         r"oom[-_]kill event",
         r"Out Of Memory \(OOM\)",
         r"OUT_OF_MEMORY",
+        r"srun: error: .*: Out Of Memory",
+        r"std::bad_alloc",
         r"(?<!OutOf)\bMemoryError\b",
         r"DefaultCPUAllocator: can't allocate",
     ),
@@ -149,14 +179,18 @@ CAUSES: tuple[CrashCause, ...] = (
         r"OutOfMemoryError",
         r"CUBLAS_STATUS_ALLOC_FAILED",
         r"RESOURCE_EXHAUSTED: Out of memory",
+        r"OOM when allocating tensor",
+        r"Free memory on device .* is less than desired",
     ),
     _cause(
         "network",
         PLATFORM,
         "a network error between its ranks",
         r"NCCL WARN NET/\S+ ?: ?Got completion from peer",
+        r"NCCL WARN NET/.*async (?:fatal )?event\b.*(?:error|fatal)",
         r"ncclRemoteError",
         r"NCCL WARN .*(?:Connection closed by remote peer|Call to (?:recv|connect|ibv_\w+).* failed)",
+        r"NCCL WARN .*(?:Connect to \S+ failed|Failed to execute operation (?:Connect|Setup|\w*Init) from)",
         r"NCCL error: (?:remote process|unhandled system)",
     ),
     _cause(
@@ -196,7 +230,29 @@ CAUSES: tuple[CrashCause, ...] = (
         r"EngineDeadError",
         r"[Ee]ngine dead",
         r"[Ee]ngine core proc(?:ess)? \S+ died",
-        r"EngineCore encountered a fatal error",
+        r"EngineCore (?:encountered a fatal error|failed to start)",
+        r"Engine core initialization failed",
+    ),
+    _cause(
+        "loss_scale",
+        OWNER,
+        "its loss scale fell to the least: gradients overflow",
+        r"loss scale already at minimum",
+        r"Minimum loss scale reached",
+    ),
+    _cause(
+        "not_finite",
+        OWNER,
+        "its loss is not finite",
+        r"Loss became infinite or NaN",
+        r"[Ll]oss is (?:nan|inf),? stopping training",
+    ),
+    _cause(
+        "actor",
+        OWNER,
+        "one of its Ray actors died",
+        r"(?:ActorDied|RayActor|ActorUnavailable)Error: ",
+        r"actor is dead because its (?:worker process|owner) has died",
     ),
     _cause(
         "signal",
@@ -210,9 +266,19 @@ CAUSES: tuple[CrashCause, ...] = (
         "exception",
         OWNER,
         "an exception in its own code",
-        # as Python prints an uncaught exception: at the line's beginning, behind torch's rank at most
-        r"^(?:\[(?:default|rank)\d+\]:? ?)*(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)(?:: |$)",
+        # as Python prints an uncaught exception: at the line's beginning, behind torch's rank or vLLM's logger
+        r"^(?:\[(?:default|rank)\d+\]:? ?|\(\w+ [^)]*pid=\d+\) (?:ERROR [^\]]*\] )?)*"
+        r"(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt)|Exception)(?:: |$)",
         r"exitcode\s*: ?[1-9]",
+        r"srun: error: .*: Exited with exit code [1-9]",
+    ),
+    # what Slurm does with the rest of a step of which one task failed, too
+    _cause(
+        "step_cancelled",
+        OWNER,
+        "its step was cancelled at the scheduler",
+        r"slurmstepd: error: \*\*\* STEP \S+ ON \S+ CANCELLED",
+        severity=Severity.INFO,
     ),
 )
 """The furthest up decides. A ChildFailedError is the launcher's own exception and names no cause."""
@@ -221,11 +287,13 @@ _ALL = (*CAUSES, _UNNAMED)
 _RANK = {cause.name: rank for rank, cause in enumerate(_ALL)}
 _MAYBE = re.compile(
     r"[Ee]rror|ERROR|exit|[Ss]ignal|SIG|CUDA|NCCL|[Ee]ngine|No space|quota|c10d|CANCELLED|[Ff]ailure|Exit|lost|Stop"
+    r"|OOM|RESOURCE_EXHAUSTED|[Ll]oss|driver|actor|bad_alloc|heartbeat"
 )
 _LAUNCHER = re.compile(r"ChildFailedError|multiprocessing\.errors\.|^Traceback|CalledProcessError")
 _PROVES = re.compile(
     r"ChildFailedError|failed \(exitcode|Root Cause \(first observed failure\)|exitcode\s+: -?\d+ \(pid"
     r"|traceback : Signal \d+|slurmstepd: error: \*\*\*|srun: error: .*(?:Exited|Terminated|Killed|Segmentation)"
+    r"|torchelastic\.worker\.status\.FAILED|Received sigquit from a child proc|EngineCore failed to start"
     r"|EngineDeadError|[Ee]ngine dead|[Ee]ngine core proc\S* \S+ died|terminate called|Fatal Python error"
     r"|[Ss]egmentation fault|core dumped"
 )
@@ -380,7 +448,7 @@ class JobCrash:
             "last": self._quiet.saved(),
             "episodes": self._episodes.saved(),
             "ends": [
-                [str(job), end.first_s, *end.best, end.proven, end.fired, end.news]
+                [str(job), end.first_s, _ALL[end.best[0]].name, end.best[1], end.proven, end.fired, end.news]
                 for job, end in self._ends.items()
             ],
             "hung": {str(job): at_s for job, at_s in self._hung_s.items()},
@@ -393,8 +461,9 @@ class JobCrash:
         try:
             fresh._quiet.load(meta["last"])
             fresh._episodes.load(meta["episodes"])
-            for job, first_s, rank, words, proven, fired, news in meta["ends"]:
-                best = (min(int(rank), len(CAUSES)), str(words))
+            for job, first_s, cause, words, proven, fired, news in meta["ends"]:
+                # until 2026-11 its place among the causes of that time was saved instead of its name
+                best = (_RANK.get(str(cause), len(CAUSES)), str(words))
                 fresh._ends[Subject.parse(job)] = _End(
                     float(first_s), [], best, bool(proven), bool(fired), bool(news)
                 )
