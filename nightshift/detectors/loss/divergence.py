@@ -124,6 +124,49 @@ def climbing(
     return found
 
 
+RATE_JUMP = 1.5
+"""A learning rate that rose by less from one line to the next did not jump."""
+OFF_COURSE = 1.5
+"""... nor did one that rose, per step, by less than this many times as much as it had moved before."""
+DOUBLED = 2.02
+"""... nor one that doubled and had never moved: printed with few digits, a warm-up stands still, then doubles."""
+NEAR_LINES = 16
+"""A cause lies at the onset: in so many lines of the log, of which one follows it."""
+
+
+def rate_jumps(rate: Floats, step: Floats, after: NDArray[np.bool_]) -> tuple[Floats, Ints]:
+    """([n] by how much the learning rate jumped at the onset, 1 where it did not; [n] where, else 0).
+
+    rate, step, after [n, k]: the rates as logged, newest last (NaN where none was), their steps, and which
+    lines follow the onset. A linear warm-up, however long and however often logged, rises by the same in each step;
+    the first rise that is seen has nothing to be compared with. A fall makes no run diverge.
+
+    >>> step, before = np.arange(6.0)[None, :], np.zeros((1, 6), dtype=bool)
+    >>> rate_jumps(np.array([[1e-6, 2e-6, 3e-6, 4e-6, 5e-6, 5e-6]]), step, before)[0].tolist()  # a warm-up
+    [1.0]
+    >>> rate_jumps(np.array([[3e-4, 3e-4, 3e-4, 3e-3, 3e-3, 3e-3]]), step, before)  # ten times as much at once
+    (array([10.]), array([3]))
+    """
+    ratios, places = np.ones(len(rate)), np.zeros(len(rate), dtype=np.int64)
+    late = after.cumsum(axis=1) > 1
+    for row, (values, at) in enumerate(zip(np.where(late, np.nan, rate), step, strict=True)):
+        known = np.flatnonzero((values >= 0) & (values < LARGEST_LOSS) & np.isfinite(at))
+        if len(known) < 3:
+            continue
+        lr, rise = values[known], np.diff(values[known])
+        slope = rise / np.maximum(np.diff(at[known]), 1e-9)
+        most = np.maximum.accumulate(np.abs(slope))[:-1]
+        ratio = np.where(lr[1:-1] > 0, np.minimum(lr[2:] / np.fmax(lr[1:-1], 1e-30), 1e9), 1.0)
+        off = (ratio > RATE_JUMP) & (slope[1:] > OFF_COURSE * most) & ((ratio > DOUBLED) | (most > 0))
+        # a ramp goes on as it began: the first line of a warm-up after a plateau is none either
+        off[:-1] &= slope[2:] < 0.5 * slope[1:-1]
+        off &= np.arange(len(off)) >= len(off) - NEAR_LINES
+        ratio = np.where(off, ratio, 1.0)
+        best = int(ratio.argmax())
+        ratios[row], places[row] = ratio[best], known[best + 2] if off.any() else 0
+    return ratios, places
+
+
 RING = 64
 BLOCK_STEPS = 16
 BLOCKS = 32
@@ -216,8 +259,9 @@ _COLUMNS = {
     "decided_step": Column(np.int64, -1),
     "low": Column(np.float64, np.nan),
     "low_at": Column(np.int64, 0),
-    "lr": Column(np.float64, np.nan),
-    "lr_jump": Column(np.float64, 1.0),
+    "ring_lr": Column(np.float64, np.nan, (RING,)),
+    "ring_step": Column(np.float64, np.nan, (RING,)),
+    "since_rewind": Column(np.int64, 0),
     "total": Column(np.int64, 0),
     "ring_loss": Column(np.float64, np.nan, (RING,)),
     "ring_t_s": Column(np.float64, np.nan, (RING,)),
@@ -231,6 +275,9 @@ _COLUMNS = {
     "finite_run": Column(np.int64, 0),
     **gradient_witness.COLUMNS,
 }
+
+_KEPT_OVER_RUNS = ("last_step", "last_t_s", "stride", "total", "finite_run", "ring_loss", "ring_t_s")
+"""What orders a log's lines and shows its losses; all else is of one run."""
 
 Slots = NDArray[np.int64]
 
@@ -251,9 +298,12 @@ class LossMachine:
             table["why"][slot], table["onset_t_s"][slot] = why, onset
 
     def rewind(self, slot: int) -> None:
-        """A step that goes back: the baseline is learned anew, quietly."""
+        """A step that goes back: the baseline is learned anew, quietly. The losses that follow tell whether this is
+        the run, back at an earlier step of its own, or another one (`_tell_runs_apart`)."""
         table = self.table
         table["last_step"][slot] = -1
+        table["since_rewind"][slot] = 1
+        table["ring_lr"][slot] = np.nan  # a schedule that begins again is no jump
         if table["phase"][slot] in (LossPhase.HEALTHY, LossPhase.WATCHING):
             table["phase"][slot] = LossPhase.WARMUP
             table["n"][slot] = min(int(table["n"][slot]), WARMUP_STEPS // 2)
@@ -277,26 +327,46 @@ class LossMachine:
         position = table["total"][slots] % RING
         table["ring_loss"][slots, position] = np.where(finite, loss, np.nan)
         table["ring_t_s"][slots, position] = t_s
+        table["ring_lr"][slots, position], table["ring_step"][slots, position] = lr, step
         gradient_witness.note(table, slots, position, norm)
         table["total"][slots] += 1
         if not finite.all():
             slots, step = slots[finite], step[finite]
-            t_s, loss, lr = t_s[finite], loss[finite], lr[finite]
+            t_s, loss = t_s[finite], loss[finite]
         if len(slots) == 0:
             return
         table["finite_run"][slots] += 1
-        self._learning_rate(slots, lr)
+        self._tell_runs_apart(slots)
         self._decide(slots, step, t_s, loss)
         self._learn(slots, loss)
 
-    def _learning_rate(self, slots: Slots, lr: Floats) -> None:
-        """lr_jump: how far above its own recent course the learning rate stands, decaying with the memory."""
+    def _tell_runs_apart(self, slots: Slots) -> None:
+        """FAR_STEPS losses after a step that went back: far above what this run had come to they are another run's,
+        of which nothing was learned; else they are this run's own, from a checkpoint or in its next epoch."""
         table = self.table
-        known = table["lr"][slots]
-        ratio = np.where((known > 0) & (lr > 0), np.minimum(lr / np.fmax(known, 1e-30), 1e9), 1.0)
-        faded = 1.0 + (table["lr_jump"][slots] - 1.0) * (1.0 - 1.0 / MEMORY_STEPS)
-        table["lr_jump"][slots] = np.maximum(faded, np.nan_to_num(ratio, nan=1.0))
-        table["lr"][slots] = np.where(np.isfinite(lr), lr, known)
+        counted = slots[table["since_rewind"][slots] > 0]
+        table["since_rewind"][counted] += 1
+        due = counted[table["since_rewind"][counted] > FAR_STEPS]
+        if len(due) == 0:
+            return
+        table["since_rewind"][due] = 0
+        base, sigma, progress = self.scales(due)
+        # the least that opens a watch: a run that resumes there would be watched, and accused, for being younger
+        spike = np.maximum.reduce([SPIKE_SIGMA * sigma, SPIKE_LEVEL * np.abs(base), SPIKE_PROGRESS * progress])
+        level = np.median(self.recent(due, FAR_STEPS), axis=1)
+        for slot in due[(level > base + spike) & (table["phase"][due] == LossPhase.WARMUP)].tolist():
+            kept = {name: table[name][slot].copy() for name in _KEPT_OVER_RUNS}
+            table.reset(np.array([slot]))
+            for name, value in kept.items():
+                table[name][slot] = value
+
+    def rate_jump(self, slots: Slots) -> Floats:
+        """[n] by how much the learning rate jumped in the last lines before the watch that is open, or was decided;
+        1 where it did not."""
+        table = self.table
+        places = (table["total"][slots][:, None] + np.arange(-RING, 0)[None, :]) % RING
+        rate, step = table["ring_lr"][slots[:, None], places], table["ring_step"][slots[:, None], places]
+        return rate_jumps(rate, step, step > table["onset_step"][slots][:, None])[0]
 
     def scales(self, slots: Slots) -> tuple[Floats, Floats, Floats]:
         """(baseline, noise σ, progress) of these series.
@@ -348,7 +418,9 @@ class LossMachine:
         table = self.table
         last = self.recent(slots, FAR_STEPS).mean(axis=1)
         top = table["top"][slots]
-        early = (table["n"][slots] >= FAR_STEPS) & (last > top + 0.3 * np.abs(top) + BEYOND_DOUBT)
+        # until it is known whose losses these are, nobody can say that they rose
+        early = (table["n"][slots] >= FAR_STEPS) & (table["since_rewind"][slots] == 0)
+        early &= last > top + 0.3 * np.abs(top) + BEYOND_DOUBT
         blown = slots[early]
         table["phase"][blown], table["why"][blown] = LossPhase.DIVERGED, Why.EARLY
         table["onset_step"][blown], table["onset_t_s"][blown] = step[early], t_s[early]
@@ -370,7 +442,7 @@ class LossMachine:
         recent = self.recent(slots, 48)
         five = np.median(recent[:, -5:], axis=1)
         back = (watched >= 5) & (five - base < self._back(slots))
-        level = s.strength * np.where(table["lr_jump"][slots] > 2.0, FAR_LEVEL_LR, FAR_LEVEL)
+        level = s.strength * np.where(self.rate_jump(slots) > 2.0, FAR_LEVEL_LR, FAR_LEVEL)
         most = np.minimum(level * np.abs(base), 1.1 * progress)
         far = np.maximum.reduce([FAR_SIGMA * sigma, most, 0.6 * level * progress])
         window = recent[:, -FAR_STEPS:]
@@ -605,7 +677,7 @@ class Divergence:
             columns = [np.array([rows[i][c][wave] for i in live]) for c in range(5)]
             for i in live:
                 if rows[i][5][wave]:
-                    self.machine.rewind(int(slots[i]))
+                    self._rewind(int(slots[i]), subjects[i])
             self.machine.advance(slots[live], *columns)
         return subjects
 
@@ -633,6 +705,22 @@ class Divergence:
         step, t_s, loss, lr, norm = (a[keep] for a in (step, t_s, loss, lr, norm))
         before = np.concatenate([[table["last_step"][slot]], step[:-1]])
         return step, t_s, loss, lr, norm, (step < before) & (before >= 0)
+
+    def _rewind(self, slot: int, subject: Subject) -> None:
+        """A run that nobody announced. One that had diverged has to show itself well: it may be the damaged one, in
+        its next epoch or back at a checkpoint, or another one that trains."""
+        if (Fault.LOSS_DIVERGED, subject) not in self._episodes:
+            self.machine.rewind(slot)
+            return
+        base = float(self.machine.scales(np.array([slot]))[0][0])
+        recent = self.machine.recent(np.array([slot]), 10)[0]
+        recent = recent[np.isfinite(recent)]
+        level = float(np.mean(recent)) if len(recent) else np.inf
+        # half the way down is more than a diverged run comes by itself, and less than a young run starts at
+        middle = 0.5 * (base + level)
+        self.machine.restart(slot)
+        self._unsaid.pop(subject, None)
+        self._well_below.setdefault(subject, middle if np.isfinite(middle) else np.inf)
 
     def _overdue(
         self, slot: int, subject: Subject, steps: NDArray[np.int64], loss: NDArray[Any], trained: NDArray[np.bool_]
@@ -733,7 +821,7 @@ class Divergence:
             "delay_steps": float(decided - onset_step),
             "baseline_loss": base,
             "loss": level,
-            "learning_rate_jump": float(table["lr_jump"][slot]),
+            "learning_rate_jump": float(self.machine.rate_jump(slots)[0]),
             "arm": why.name.lower(),
             **self._corruption(subject, at_s, inventory),
         }
