@@ -218,7 +218,11 @@ class LocalGradients:
             others = int(np.delete(counts, row).max())
             found: Finding | None = None
             if count >= OFTEN and others <= OTHERS * count:
-                found = self._episodes.fire(self._alarm(rank, row, step, norm, away, far, at_s, inventory), at_s)
+                told = np.isfinite(norm[row])
+                order = np.argsort(step[row][told])
+                compared = np.stack([step[row], norm[row], away[row], far[row]])[:, told][:, order]
+                alarm = self._alarm(rank, compared, len(slots) - 1, at_s, inventory)
+                found = self._episodes.fire(alarm, at_s)
             elif count == 0 and enough[row]:
                 # shards and stages drift apart over a run, by far less than a fault and over many steps
                 table["usual"][slots[row]] += SLOWLY * float(np.nanmedian(away[row]))
@@ -226,28 +230,20 @@ class LocalGradients:
             findings += [found] if found is not None else []
         return findings
 
-    def _alarm(
-        self,
-        rank: Subject,
-        row: int,
-        step: NDArray[np.int64],
-        norm: Floats,
-        away: Floats,
-        far: NDArray[np.bool_],
-        at_s: float,
-        inventory: Inventory,
-    ) -> Alarm:
-        order = np.argsort(step[row])
-        order = order[np.isfinite(norm[row][order])]
-        times = float(np.exp(np.median(away[row][far[row]])))
-        first = int(step[row][far[row]].min())
+    @staticmethod
+    def _alarm(rank: Subject, compared: Floats, peers: int, at_s: float, inventory: Inventory) -> Alarm:
+        """compared [4, steps]: steps in their order, logarithms of its norms and of how many times as large as
+        usual beside its peers' they are, and which have left them."""
+        step, norm, away, far = compared
+        left = far > 0
+        times = float(np.exp(np.median(away[left])))
         exhibit = SeriesExhibit(
             rank,
             "local_grad_norm",
             "",
-            tuple(step[row][order].astype(float).tolist()),
-            tuple(np.exp(norm[row][order]).tolist()),
-            float(np.exp(np.median((norm - away)[row][order]))),
+            tuple(step.tolist()),
+            tuple(np.exp(norm).tolist()),
+            float(np.exp(np.median(norm - away))),
             "",
             "by step number; the reference is what its peers have, and what is usual beside them",
         )
@@ -256,15 +252,15 @@ class LocalGradients:
             rank,
             at_s,
             Severity.WARNING,
-            f"Local gradient norm is {times:.2g} times its peers' in {int(far[row].sum())} of {len(order)} steps",
-            score=float(far[row].sum()) / OFTEN,
+            f"Local gradient norm is {times:.2g} times its peers' in {int(left.sum())} of {len(step)} steps",
+            score=float(left.sum()) / OFTEN,
             threshold=1.0,
             evidence=(exhibit,),
             facts={
                 "times_its_peers": times,
-                "steps_apart": float(far[row].sum()),
-                "first_step": float(first),
-                "peers": float(len(norm) - 1),
+                "steps_apart": float(left.sum()),
+                "first_step": float(step[left].min()),
+                "peers": float(peers),
                 "gpus": " ".join(gpu.name for gpu in inventory.gpus(rank, at_s)[:8]),
             },
         )

@@ -112,13 +112,7 @@ class Hang(RunDetector):
         own = [slot for gpu, slot in self._seen(subject, at_s, inventory) if gpu.name in rhythm.held]
         if not own:
             return episodes.no_data(Fault.HANG, subject, at_s, "Its GPUs are not observed")
-        table = self._runs.activity.table
-        held = [
-            slot
-            for slot in own
-            if table["memory"][slot] >= HELD_MEMORY * rhythm.held[table.subjects[slot].name]
-            and not self._passed_on(table.subjects[slot], rhythm, at_s, inventory)
-        ]
+        held = [slot for slot in own if self._is_held(slot, rhythm, at_s, inventory)]
         if not held:
             return episodes.clear(Fault.HANG, subject, at_s, "Its processes have given their memory back")
         idles, waits = self._do_nothing(held, rhythm, tick)
@@ -144,13 +138,14 @@ class Hang(RunDetector):
             if np.isfinite(held):
                 rhythm.held[activity.table.subjects[slot].name] = held
 
-    @staticmethod
-    def _passed_on(gpu: Subject, rhythm: Rhythm, at_s: float, inventory: Inventory) -> bool:
-        """Whether a pod holds the GPU now that did not when the run stepped: pods get new names at a restart, and
-        the memory is then the new one's."""
+    def _is_held(self, slot: int, rhythm: Rhythm, at_s: float, inventory: Inventory) -> bool:
+        """Whether the run still holds the GPU. Where a pod holds it that did not when the run stepped (pods get new
+        names at a restart), the memory is the new one's."""
+        table = self._runs.activity.table
+        gpu = table.subjects[slot]
         then = inventory.parents(gpu, rhythm.last_s, SubjectKind.POD)
-        now = inventory.parents(gpu, at_s, SubjectKind.POD)
-        return bool(then) and not set(now) <= set(then)
+        passed_on = bool(then) and not set(inventory.parents(gpu, at_s, SubjectKind.POD)) <= set(then)
+        return not passed_on and bool(table["memory"][slot] >= HELD_MEMORY * rhythm.held[gpu.name])
 
     def _do_nothing(
         self, held: list[int], rhythm: Rhythm, tick: Tick

@@ -86,6 +86,22 @@ class Rhythm:
         pause_s = min(PAUSE * self.longest_s, PAUSES_TO * HANG_S)
         return float(np.maximum(max(HANG_S, pause_s), PATIENT_STEPS * self.typical_s))
 
+    def anew(self, since_s: float) -> Rhythm:
+        """The rhythm of the run that begins here: nobody said that a process started, its steps did. What lies
+        between the runs is no pause of either. A log that counts anew in each epoch does the same, at one pace."""
+        kept = ("run", "source", "gaps", "longest_s", "lag_s", "count", "stride", "recent_s")
+        return Rhythm(run_since_s=since_s, **{name: getattr(self, name) for name in kept})
+
+    def pause(self, gap: Gap) -> None:
+        """Adds a gap; one with hardly a step since the last is a part of it."""
+        self.longest_s = max(self.longest_s, gap.end_s - gap.start_s)
+        last = self.gaps[-1] if self.gaps else None
+        if last is not None and 0 < gap.count - last.count <= NEAR_STEPS // 2:
+            checkpoint, hung = last.checkpoint or gap.checkpoint, last.hung or gap.hung
+            gap = Gap(last.start_s, gap.end_s, checkpoint, gap.count, hung)
+            self.gaps.pop()
+        self.gaps.append(gap)
+
     def on_our_clock(self, t_s: Floats, at_s: float) -> Floats:
         """Times of steps, moved where the run's clock is another: nothing is read before it happens, and the least
         delay of all looks is a clock that is behind."""
@@ -93,6 +109,13 @@ class Rhythm:
             return t_s
         self.lag_s = min(self.lag_s, at_s - float(t_s.max()))
         return t_s if -AHEAD_S <= self.lag_s <= OTHER_CLOCK_S else t_s + self.lag_s
+
+
+def _stride(rhythm: Rhythm, steps: NDArray[np.int64]) -> int:
+    """The least distance of two steps of the log, with these new ones."""
+    ahead = np.diff(np.concatenate([[rhythm.step], steps]) if rhythm.step >= 0 else steps)
+    ahead = ahead[ahead > 0]
+    return min(int(ahead.min()), rhythm.stride or int(ahead.min())) if len(ahead) else rhythm.stride
 
 
 class StepRhythms:
@@ -115,20 +138,8 @@ class StepRhythms:
         steps, t_s = series.step[told], rhythm.on_our_clock(series.t_s[told], at_s)
         anew = np.flatnonzero(begins_again(steps, rhythm.step, rhythm.stride))
         if len(anew):
-            # nobody said that a process started: its steps did. What lies between the runs is no pause of either
             first = int(anew[-1])
-            rhythm = self.rhythms[series.subject] = Rhythm(
-                run=series.run,
-                source=series.source,
-                gaps=rhythm.gaps,
-                run_since_s=float(t_s[first]),
-                longest_s=rhythm.longest_s,
-                lag_s=rhythm.lag_s,
-                count=rhythm.count,
-                stride=rhythm.stride,
-                # a log that counts anew in each epoch does the same, at the same pace
-                recent_s=rhythm.recent_s,
-            )
+            rhythm = self.rhythms[series.subject] = rhythm.anew(float(t_s[first]))
             told[np.flatnonzero(told)[:first]] = False
             steps, t_s = steps[first:], t_s[first:]
         known = np.maximum.accumulate(np.concatenate([[rhythm.last_s], t_s]))
@@ -147,24 +158,14 @@ class StepRhythms:
             around = paces[max(i + len(rhythm.near_s) - NEAR_STEPS, 0) : i + len(rhythm.near_s)]
             long[i] = len(around) == 0 or took[i] > self.ratio * median(around.tolist())
         near = saved | np.concatenate([[False], saved[:-1]])
-        for i in np.flatnonzero(long & np.isfinite(before)):
-            hung = bool(took[i] >= rhythm.patience_s)
-            gap = Gap(float(before[i]), float(t_s[i]), bool(near[i]), rhythm.count + int(i) + 1, hung)
-            rhythm.longest_s = max(rhythm.longest_s, gap.end_s - gap.start_s)
-            last = rhythm.gaps[-1] if rhythm.gaps else None
-            if last is not None and 0 < gap.count - last.count <= NEAR_STEPS // 2:
-                checkpoint, hung = last.checkpoint or gap.checkpoint, last.hung or gap.hung
-                gap = Gap(last.start_s, gap.end_s, checkpoint, gap.count, hung)
-                rhythm.gaps.pop()
-            rhythm.gaps.append(gap)
+        for place in np.flatnonzero(long & np.isfinite(before)).tolist():
+            hung, count = bool(took[place] >= rhythm.patience_s), rhythm.count + place + 1
+            rhythm.pause(Gap(float(before[place]), float(t_s[place]), bool(near[place]), count, hung))
         rhythm.near_s = paces[np.isfinite(paces)][-NEAR_STEPS:].tolist()
         usual = took[~long & np.isfinite(took)]
         rhythm.recent_s = (rhythm.recent_s + usual.tolist())[-TYPICAL_STEPS:]
         rhythm.first_s = float(t_s[0]) if np.isnan(rhythm.first_s) else rhythm.first_s
-        ahead = np.diff(np.concatenate([[rhythm.step], steps]) if rhythm.step >= 0 else steps)
-        ahead = ahead[ahead > 0]
-        if len(ahead):
-            rhythm.stride = min(int(ahead.min()), rhythm.stride or int(ahead.min()))
+        rhythm.stride = _stride(rhythm, steps)
         rhythm.last_s, rhythm.step = float(t_s[-1]), int(steps[-1])
         rhythm.count += len(t_s)
         rhythm.gaps = [g for g in rhythm.gaps if g.end_s >= at_s - self.keep_s]

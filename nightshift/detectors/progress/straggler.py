@@ -226,6 +226,11 @@ class Straggler:
         often = (e.often - 0.5) / (OFTEN - 0.5)
         return max(min((e.ratio - 1.0) / (RATIO - 1.0), often, e.share / COST), 0.0)
 
+    def _is_worse(self, e: Excess, known: tuple[str, Excess] | None) -> bool:
+        """Whether an intermittent excess is the one to tell: half of an alarm's, where its medians tell nothing."""
+        told = known is not None and self._strength(known[1]) >= self.settings.strength
+        return not told and self._strength(e) >= 0.5 * self.settings.strength
+
     @staticmethod
     def _is_as_fast(e: Excess) -> bool:
         """Whether an episode ends: an intermittent excess is only seen where half of an alarm's is there."""
@@ -311,9 +316,7 @@ class Straggler:
         typical_s = float(np.median(own[own > 0])) if (own > 0).any() else 0.0
         worst, shared_out = self._worst(slots, took, typical_s, at_s, inventory)
         for row, e in self._waited_for(slots, took["data_s"], own, newest, typical_s).items():
-            told = row in worst and self._strength(worst[row][1]) >= s.strength
-            waits = self._strength(e) >= 0.5 * s.strength  # half, as below
-            if waits and not told and not self._works_as_well(row, slots, e, gpus, at_s, inventory):
+            if self._is_worse(e, worst.get(row)) and not self._works_as_well(row, slots, e, gpus, at_s, inventory):
                 worst[row] = ("data_s", e)
         seen = np.zeros(len(slots), dtype=bool)
         seen[list(worst)] = True
@@ -324,12 +327,12 @@ class Straggler:
         for row in np.flatnonzero(seen).tolist():
             subject, slot = ranks[row], int(slots[row])
             name, e = worst[row]
-            found: Finding | None = None
             slow = self._strength(e) >= s.strength
             # a power limit slows compute, never a loader
             if slow and name == "compute_s":
                 slow = not self._held_back(subject, ranks, gpus, at_s, inventory)
             table["suspect_s"][slot] = min(float(table["suspect_s"][slot]), at_s) if slow else np.inf
+            found: Finding | None = None
             if slow and at_s - float(table["suspect_s"][slot]) >= PERSIST_S:
                 found = self._episodes.fire(self._alarm(subject, name, e, typical_s, at_s, inventory), at_s)
             elif row not in shared_out and self._is_as_fast(e):
