@@ -171,9 +171,12 @@ def _two_runs(every: int, back: float, ill: bool, seed: int) -> tuple[list[Any],
     onset = 2 * len(again) // 3
     if ill:
         other[onset:] += 6.0 * (1.0 - np.exp(-np.arange(len(again) - onset) / 3.0))
-    rate = lambda step: 3e-4 * min(1.0, step / (50.0 * every))  # noqa: E731
+    warm_up = 50.0 * every
     entries = [
-        [(int(s), float(x), rate(s), 1.0 + 0.3 * float(x)) for s, x in zip(at, losses, strict=True)]
+        [
+            (int(s), float(x), 3e-4 * min(1.0, s / warm_up), 1.0 + 0.3 * float(x))
+            for s, x in zip(at, losses, strict=True)
+        ]
         for at, losses in ((steps, loss), (again, other))
     ]
     return entries[0], entries[1], onset

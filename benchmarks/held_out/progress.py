@@ -20,7 +20,8 @@ from nightshift.collectors.frame import StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import State
-from nightshift.detectors.contract.testing import START_S, changes, inventory, rank, tick
+from nightshift.detectors.contract.testing import changes, inventory, rank, tick
+from nightshift.detectors.contract.world import START_S
 from nightshift.detectors.progress.hang import Hang
 from nightshift.detectors.progress.stall import DataStall
 from nightshift.detectors.progress.straggler import Straggler
@@ -91,10 +92,10 @@ def recorded(phase: str, slow_share: float, wait_s: float, seed: int) -> tuple[l
     table = table[table.phase == phase].sort_values(["step", "rank"])
     draw, job = np.random.default_rng(seed), Subject(SubjectKind.JOB, JOB_NAME)
     known, detector = Inventory(), Straggler()
-    ranks = {int(r): Subject(SubjectKind.RANK, f"{JOB_NAME}#{r}") for r in table["rank"].unique()}
+    ranks = {int(r): Subject(SubjectKind.RANK, f"{JOB_NAME}#{r}") for r in table["rank"].unique().tolist()}
     for one in ranks.values():
         known.observe(one, job, -1.0)
-    steps = {r: rows.reset_index(drop=True) for r, rows in table.groupby("rank")}
+    steps = {r: table[table["rank"] == r].reset_index(drop=True) for r in ranks}
     count = min(len(rows) for rows in steps.values())
     took = np.diff(steps[0].ts_s.to_numpy(float)[:count], prepend=steps[0].ts_s.iloc[0] - 0.05)
     whole = np.tile(np.maximum(took, 1e-3), REPEATS) * STRETCH
@@ -108,7 +109,7 @@ def recorded(phase: str, slow_share: float, wait_s: float, seed: int) -> tuple[l
         for r, rows in steps.items():
             data_s = rows.data_s.to_numpy(float)[new % count] + (wait_s * slow[new] if r == 1 else 0.0)
             columns = {"compute_s": rows.compute_s.to_numpy(float)[new % count], "data_s": data_s}
-            series.append(StepSeries(ranks[int(r)], "run", new, times[new], columns, "bench"))
+            series.append(StepSeries(ranks[r], "run", new, times[new], columns, "bench"))
         for finding in detector.update(Tick(float(at_s), steps=tuple(series) if len(new) else ()), known):
             if finding.state is State.FIRING:
                 named.append(finding.subject.name)

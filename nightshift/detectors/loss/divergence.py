@@ -134,10 +134,10 @@ NEAR_LINES = 16
 """A cause lies at the onset: in so many lines of the log, of which one follows it."""
 
 
-def rate_jumps(rate: Floats, step: Floats, after: NDArray[np.bool_]) -> tuple[Floats, Ints]:
+def rate_jumps(rate: Floats, step: Floats, past_onset: NDArray[np.bool_]) -> tuple[Floats, Ints]:
     """([n] by how much the learning rate jumped at the onset, 1 where it did not; [n] where, else 0).
 
-    rate, step, after [n, k]: the rates as logged, newest last (NaN where none was), their steps, and which
+    rate, step, past_onset [n, k]: the rates as logged, newest last (NaN where none was), their steps, and which
     lines follow the onset. A linear warm-up, however long and however often logged, rises by the same in each step;
     the first rise that is seen has nothing to be compared with. A fall makes no run diverge.
 
@@ -148,7 +148,7 @@ def rate_jumps(rate: Floats, step: Floats, after: NDArray[np.bool_]) -> tuple[Fl
     (array([10.]), array([3]))
     """
     ratios, places = np.ones(len(rate)), np.zeros(len(rate), dtype=np.int64)
-    late = after.cumsum(axis=1) > 1
+    late = past_onset.cumsum(axis=1) > 1
     for row, (values, at) in enumerate(zip(np.where(late, np.nan, rate), step, strict=True)):
         known = np.flatnonzero((values >= 0) & (values < LARGEST_LOSS) & np.isfinite(at))
         if len(known) < 3:
