@@ -132,6 +132,7 @@ class Frame:
 STEP_COLUMNS = (
     "loss",
     "grad_norm",
+    "local_grad_norm",
     "learning_rate",
     "step_time_s",
     "tokens_per_s",

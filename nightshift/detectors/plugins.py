@@ -10,6 +10,7 @@ from nightshift.detectors.hardware.kernel_events import KernelEvents
 from nightshift.detectors.hardware.throttle import Throttle
 from nightshift.detectors.hardware.xid import XidDetector
 from nightshift.detectors.loss.divergence import Divergence
+from nightshift.detectors.loss.gradient_witness import LocalGradients
 from nightshift.detectors.memory.leak import MemoryLeak
 from nightshift.detectors.outliers.multivariate import Multivariate
 from nightshift.detectors.progress.hang import Hang
@@ -29,6 +30,7 @@ ALL = (
     Interconnect,
     JobCrash,
     KernelEvents,
+    LocalGradients,
     MemoryLeak,
     Multivariate,
     NcclWatchdog,

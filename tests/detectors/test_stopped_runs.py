@@ -169,3 +169,84 @@ def test_a_starved_run_survives_a_restart_of_the_daemon() -> None:
     late = changes(second, ticks[250:], known())
     assert {f.state for f in early} == {State.FIRING}
     assert [f.state for f in late if f.subject == rank(0)] == [State.FIRING, State.CLEAR]
+
+
+def holds(gib: float, row: Row) -> Row:
+    return {**row, "gpu_memory_used_bytes": gib * 2**30}
+
+
+@pytest.mark.parametrize("detector", [Hang, DataStall])
+def test_what_a_hang_was_is_told_once(detector: type[Hang] | type[DataStall]) -> None:
+    """Five minutes of silence that end, then checkpoints of six seconds: the hang is told, and nothing after."""
+    hang_s, save_s = 300.0, 6.0
+    steps = [(0.5, 0.0)] * 600 + [(hang_s, 0.0)] + ([(0.5, 0.0)] * 120 + [(save_s, 0.0)]) * 8 + [(0.5, 0.0)] * 200
+    ends = np.cumsum([took for took, _ in steps])
+    spans = [(e - took, e) for e, (took, _) in zip(ends, steps, strict=True) if took > 1.0]
+
+    def row(t_s: float, _: int) -> Row:
+        return IDLES if any(a < t_s <= b for a, b in spans) else WORKS
+
+    found = words(detector(), stream(lambda r: steps, row, int(ends[-1] / TICK_S)))
+    told = {rank(r).name: [State.FIRING, State.CLEAR] for r in range(RANKS)}
+    assert found == (told if detector is Hang else {})
+
+
+@pytest.mark.parametrize("earlier_gib", [0.0, 5.0, 13.0, 40.0, 80.0, 140.0])
+@pytest.mark.parametrize("ends", [False, True], ids=["hangs", "ends"])
+def test_what_an_earlier_job_held_says_nothing_of_this_one(earlier_gib: float, ends: bool) -> None:
+    """A job that holds 6 GiB after one that held more, or less: its hang is found within 190 s, its end is none."""
+    steps, begins_s = [(420.0, 0.0)] + [(0.5, 0.0)] * 600, 420.0
+    last_s = begins_s + 300.0
+
+    def row(t_s: float, _: int) -> Row:
+        if t_s < 300.0:
+            return holds(earlier_gib, WORKS)
+        if t_s < begins_s:
+            return holds(0.5, IDLES)
+        if t_s <= last_s:
+            return holds(6.0, WORKS)
+        return holds(0.5 if ends else 6.0, IDLES)
+
+    found = changes(Hang(), list(stream(lambda r: steps, row, int((last_s + 400.0) / TICK_S))), known())
+    assert len(found) == (0 if ends else RANKS)
+    assert all(f.at.t_s - START_S - last_s <= 190.0 for f in found)
+
+
+def test_a_silence_whose_beginning_nobody_watched_is_no_alarm() -> None:
+    """GPUs are read from after the last step on: what they held while it trained, nobody knows."""
+    steps = [(0.5, 0.0)] * 600
+    ticks = stream(lambda r: steps, lambda t, g: IDLES if t > 330.0 else {}, 200)
+    assert words(Hang(), ticks) == {}
+
+
+@pytest.mark.parametrize("off_s", [-3600.0, 3600.0])
+def test_a_run_whose_clock_is_an_hour_off_is_watched_by_ours(off_s: float) -> None:
+    """A pause of forty seconds with idle GPUs is none of a hang's; a silence of three minutes is."""
+    steps = [(0.5, 0.0)] * 400 + [(40.0, 0.0)] + [(0.5, 0.0)] * 400
+    end_s = float(sum(took for took, _ in steps))
+
+    def row(t_s: float, _: int) -> Row:
+        return IDLES if 200.0 < t_s <= 240.0 or t_s > end_s else WORKS
+
+    ticks = [
+        replace(t, steps=tuple(replace(s, t_s=s.t_s + off_s) for s in t.steps))
+        for t in stream(lambda r: steps, row, int((end_s + 400.0) / TICK_S))
+    ]
+    found = changes(Hang(), ticks, known())
+    assert {f.subject for f in found} == {rank(r) for r in range(RANKS)}
+    assert all(175.0 <= f.at.t_s - START_S - end_s <= 195.0 for f in found)
+
+
+def test_a_pod_that_came_after_the_last_step_holds_the_memory_itself() -> None:
+    """Pods get new names at a restart: the old name's run made its last step before the new pod came."""
+    steps, whole = [(0.5, 0.0)] * 600, known()
+    ticks = list(stream(lambda r: steps, lambda t, g: IDLES if t > 300.0 else WORKS, 120))
+    for number in range(RANKS):
+        whole.observe(gpu(number), Subject(SubjectKind.POD, f"ml/train-{number}-again"), START_S + 320.0)
+    assert changes(Hang(), ticks, whole) == []
+
+
+def test_a_sensor_that_always_says_idle_proves_no_hang() -> None:
+    """An evaluation of ten minutes at the usual draw, on GPUs whose utilisation reads 0 since the beginning."""
+    steps, stuck = [(0.5, 0.0)] * 600, {**WORKS, "gpu_utilization_percent": 0.0}
+    assert words(Hang(), stream(lambda r: steps, lambda t, g: stuck, 180)) == {}

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from nightshift.collectors.subject import SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Finding
+from nightshift.detectors.contract import testing as by_hand
 from nightshift.detectors.contract.world import HealthyFleet
 from nightshift.detectors.progress.straggler import Straggler
 
@@ -105,3 +107,63 @@ def test_a_gpu_of_a_slower_model_is_not_accused_of_slow_compute(models: dict[int
     for tick in ticks("compute_s", 700.0):
         found |= {finding.subject.name for finding in detector.update(tick, inventory)}
     assert found == named
+
+
+def loads(
+    slow_share: float,
+    wait_s: float,
+    ranks: int = 2,
+    step_s: float = 0.26,
+    every: int = 0,
+    busy: float | None = 31.0,
+) -> list[Finding]:
+    """Five minutes of a job whose rank 1 waits for its loader in some steps, at random or every so many; `busy`:
+    its GPU's utilisation, beside 93 % of the others that spin meanwhile."""
+    draw, detector, known = np.random.default_rng(3), Straggler(), by_hand.inventory(ranks)
+    step_s = 0.26
+    found: list[Finding] = []
+    step, late_s = 0, 0.0
+    for look in range(60):
+        at_s = by_hand.START_S + 5.0 * look
+        times: list[float] = []
+        while late_s < 5.0:
+            slow = step % every == 0 if every else draw.random() < slow_share
+            times.append(step_s + wait_s * slow)
+            late_s, step = late_s + times[-1], step + 1
+        late_s -= 5.0
+        first, count = step - len(times), len(times)
+        when = [at_s - 5.0 + 5.0 * (k + 1) / count for k in range(count)]
+        series = [
+            by_hand.steps(
+                by_hand.rank(r),
+                first,
+                when,
+                {
+                    "compute_s": 0.25 + draw.normal(0.0, 0.002, count),
+                    "data_s": [0.01 + (took - step_s) * (r == 1) for took in times],
+                },
+            )
+            for r in range(ranks)
+        ]
+        rows = {r: {"gpu_utilization_percent": busy if r == 1 else 93.0} for r in range(ranks)} if busy else None
+        found += detector.update(by_hand.tick(at_s, rows, series=series), known)
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+@pytest.mark.parametrize("busy", [31.0, None])
+def test_a_loader_that_is_slow_now_and_then_is_named_by_what_the_job_loses(ranks: int, busy: float | None) -> None:
+    """One step of seven takes six times as long: no median moves, and the job loses 40 % of its time."""
+    found = loads(0.135, 1.3, ranks, busy=busy)
+    assert {f.subject for f in found} == {by_hand.rank(1)}
+    assert found[0].at.t_s - by_hand.START_S <= 300.0
+    assert 0.3 < float(found[-1].facts["lost_share"]) < 0.5
+    assert found[-1].facts["resource"] == "data"
+
+
+@pytest.mark.parametrize(
+    ("every", "busy"), [(40, None), (50, 31.0), (10, 93.0)], ids=["evaluation", "checkpoint", "often, GPU at work"]
+)
+def test_what_one_rank_does_for_all_is_no_slow_loader(every: int, busy: float | None) -> None:
+    """It evaluates or saves every so many steps, and its data time holds that."""
+    assert loads(0.0, 1.3, every=every, busy=busy) == []

@@ -13,6 +13,7 @@ from nightshift.detectors.ecc.sku import cannot_have, family_of
 LOGS = {
     "divergence": "training logs (loss)",
     "straggler": "training logs with each rank's own times",
+    "local_gradients": "training logs with each rank's own gradient norms",
     "hang": "training logs (steps)",
     "stall": "training logs (steps)",
     "nccl_watchdog": "training logs (steps)",

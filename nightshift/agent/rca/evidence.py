@@ -33,6 +33,7 @@ from nightshift.collectors.kubernetes.events import CHANGES, EVENTS
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.metrics import BY_NAME
 from nightshift.detectors.base import Finding, LogExhibit, SeriesExhibit
+from nightshift.detectors.loss.divergence import rate_jumps
 
 SIGNALS = ("grad_norm", "loss")
 SPREADS = 8.0
@@ -156,10 +157,6 @@ LOGS = 4
 STORAGE_LINES = 20
 _STEP_SIGNALS = ("loss", "grad_norm", "learning_rate", "step_time_s")
 
-# Warm-up and cosine schedules change the learning rate by far less between two steps.
-JUMP_RATIO = 1.5
-JUMP_AFTER_S = 30.0
-
 
 def gather(
     findings: Sequence[Finding],
@@ -268,23 +265,32 @@ class _Gatherer:
                 t_s, values = self.history.window(subject, metric, self._start_s, self.at_s)
                 title = f"{metric} by step round the onset"
                 self.ledger.series(("signal", metric), subject, metric, "", t_s, values, "training log", title)
-                if metric == "learning_rate" and len(values) > 1:
-                    self._learning_rate(subject, cause.since.t_s, t_s, values)
+            self._learning_rate(subject, cause.since.t_s)
 
-    def _learning_rate(self, subject: Subject, onset_s: float, t_s: Any, values: Any) -> None:
-        """Whether the learning rate jumped: a schedule changes it by little from one step to the next."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.maximum(values[1:] / values[:-1], values[:-1] / values[1:])
-        ratio = np.where(np.isfinite(ratio) & (t_s[1:] <= onset_s + JUMP_AFTER_S), ratio, 1.0)
-        largest = int(np.argmax(ratio))
+    def _learning_rate(self, subject: Subject, onset_s: float) -> None:
+        """Whether the learning rate left its course at the onset, in the run that was then going on."""
+        steps = self.history.steps(subject, self._start_s, self.at_s)
+        if steps is None:
+            return
+        rate = steps.column("learning_rate")
+        told = np.flatnonzero(np.isfinite(rate))
+        # a run that ended before, or began after the onset, had a schedule of its own
+        run = np.cumsum(np.diff(steps.step[told], prepend=steps.step[told][:1]) < 0)
+        told = told[run == run[max(int((steps.t_s[told] <= onset_s).sum()) - 1, 0)]] if len(told) else told
+        if len(told) < 2:
+            return
+        rate, t_s = rate[told], steps.t_s[told]
+        ratio, place = rate_jumps(rate[None, :], steps.step[told][None, :].astype(float), t_s[None, :] > onset_s)
+        jumped = ratio[0] > 1.0
+        at = int(place[0]) if jumped else max(int(np.searchsorted(t_s, onset_s, side="right")) - 1, 1)
         body = {
-            "jumped": "yes" if ratio[largest] > JUMP_RATIO else "no",
-            "largest_step_ratio": float(f"{ratio[largest]:.6g}"),
-            "before": float(values[largest]),
-            "after": float(values[largest + 1]),
-            "at_s": float(t_s[largest + 1]),
+            "jumped": "yes" if jumped else "no",
+            "largest_step_ratio": float(f"{ratio[0]:.6g}"),
+            "before": float(rate[at - 1]),
+            "after": float(rate[at]),
+            "at_s": float(t_s[at]),
         }
-        title = "largest change of the learning rate from one step to the next"
+        title = "the learning rate at the onset, beside its course before"
         self.ledger.facts(("learning_rate", ""), "training log", f"learning_rate{{{subject}}}", title, body)
 
     def _peers(self, subject: Subject, metric: str, unit: str) -> None:

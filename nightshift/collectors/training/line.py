@@ -185,6 +185,8 @@ _NAMES = {
         *("grad_norm", "gnorm", "gradnorm", "grad-norm", "grad norm", "train/grad_norm", "gradient_norm", "norm"),
         *("actor/grad_norm", "optim/total grad norm"),
     ),
+    # a rank's own, before gradients are averaged; none of the formats above has one, key=value and JSON may
+    "local_grad_norm": ("local_grad_norm", "grad_norm_local", "local grad norm", "train/local_grad_norm"),
     "learning_rate": (
         *("lr", "learning_rate", "learning rate", "train/learning_rate", "train/lr", "actor/lr"),
         "optim/lr (group 0)",
@@ -223,6 +225,7 @@ _COLUMN_OF = {alias: column for column, aliases in _NAMES.items() for alias in a
 FIGURES = (
     "loss",
     "grad_norm",
+    "local_grad_norm",
     "learning_rate",
     "step_time_s",
     "tokens_per_s",

@@ -195,7 +195,8 @@ class TrainingLogsCollector:
         line_patterns: list[str] = Field(
             default_factory=list,
             description="Patterns of step lines in a format of your own, tried first; named groups: step, loss, "
-            "grad_norm, learning_rate, step_time_s, step_time_ms, tokens_per_s, rank, t_s, checkpoint_saved",
+            "grad_norm, local_grad_norm, learning_rate, step_time_s, step_time_ms, tokens_per_s, rank, t_s, "
+            "checkpoint_saved",
         )
         workload: SkipJsonSchema[WorkloadRule] = stated_once("workload", WorkloadRule)
 

@@ -41,7 +41,7 @@ from nightshift.collectors.training.workload import WorkloadRule, pod_subject, r
 
 _STEP = re.compile(STEP_NAMES, re.IGNORECASE)
 QUERY = (
-    '{__name__=~"(train|training)?_?(global_)?(step|iteration|loss|lm_loss|grad_norm|learning_rate|lr|step_time_seconds'
+    '{__name__=~"(train|training)?_?(global_|local_)?(step|iteration|loss|lm_loss|grad_norm|learning_rate|lr|step_time_seconds'
     '|iteration_time_seconds|tokens_per_second|data_time_seconds)s?(_total)?"}'
 )
 Sample = tuple[str, Mapping[str, str], float, float]

@@ -25,6 +25,7 @@ DEFAULTS: dict[str, tuple[str, ...]] = {
         r"(?:train(?:ing)?[/_.])?(?:global_)?(?:grad(?:ient)?[ _-]?norm|gnorm)(?:_total)?",
         r"grad_[\d.]+_norm(?:_total)?",
     ),
+    "local_grad_norm": (r"(?:train(?:ing)?[/_.])?(?:local[ _-]grad[ _-]?norm|grad[ _-]?norm[ _-]local)",),
     "learning_rate": (r"(?:train(?:ing)?[/_.])?(?:learning[ _-]rate|lr)(?:-\w+)?(?:/pg\d+)?",),
     "step_time_s": (
         r"(?:train(?:ing)?[/_.])?(?:iteration|step)[ _-]time(?:_s|_seconds)?",
@@ -46,8 +47,8 @@ class SignalNames(BaseModel):
 
     columns: dict[str, list[str]] = Field(
         default_factory=dict,
-        description="Patterns of whole names (tags, metrics) by figure: loss, grad_norm, learning_rate, "
-        "step_time_s, tokens_per_s, compute_s, data_s, comm_s",
+        description="Patterns of whole names (tags, metrics) by figure: loss, grad_norm, "
+        "local_grad_norm, learning_rate, step_time_s, tokens_per_s, compute_s, data_s, comm_s",
     )
 
     @field_validator("columns")

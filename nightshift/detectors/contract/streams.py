@@ -223,6 +223,7 @@ def _diverged(series: StepSeries, number: int) -> StepSeries:
         return series
     slow = 1.5 if series.subject.name.endswith("#0") else 1.0
     changed = {"loss": series.column("loss") + 20.0, "compute_s": series.column("compute_s") * slow}
+    changed["local_grad_norm"] = series.column("local_grad_norm") * (50.0 if slow > 1.0 else 1.0)
     return replace(series, columns={**series.columns, **changed})
 
 

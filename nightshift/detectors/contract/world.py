@@ -71,6 +71,7 @@ class HealthyFleet:
         columns = {
             "loss": loss,
             "grad_norm": np.ones(5),
+            "local_grad_norm": np.full(5, 2.0),
             "learning_rate": np.full(5, 1e-3),
             "data_s": np.full(5, 0.01),
         }

@@ -26,7 +26,8 @@ class Activity:
                 "idle": Column(np.float32, np.nan, ring),
                 "power": Column(np.float32, np.nan, ring),
                 "memory": Column(np.float64, np.nan),
-                "memory_high": Column(np.float64, np.nan),
+                "bucket_held": Column(np.float64, np.nan),
+                "held": Column(np.float32, np.nan, ring),
             },
             forget_s,
         )
@@ -49,7 +50,7 @@ class Activity:
         used = frame.column("gpu_memory_used_bytes")
         used = np.where((used >= 0) & (used < 2.0**53), used, np.nan)
         table["memory"][rows] = used
-        table["memory_high"][rows] = np.fmax(table["memory_high"][rows], used)
+        table["bucket_held"][rows] = np.fmax(table["bucket_held"][rows], used)
 
     def _close(self, bucket: int) -> None:
         table = self.table
@@ -57,9 +58,12 @@ class Activity:
         for name, total, count in (("idle", "idle_n", "n"), ("power", "power_sum", "power_n")):
             n = table[count]
             table[name][:, column] = np.where(n > 0, table[total] / np.maximum(n, 1), np.nan)
+        table["held"][:, column] = table["bucket_held"]
+        table["bucket_held"][:] = np.nan
         for skipped in range(self.bucket + 1, min(bucket, self.bucket + 1 + self.count)):
             table["idle"][:, skipped % self.count] = np.nan
             table["power"][:, skipped % self.count] = np.nan
+            table["held"][:, skipped % self.count] = np.nan
         for name in ("n", "idle_n", "power_n", "power_sum"):
             table[name][:] = 0
 
@@ -79,6 +83,17 @@ class Activity:
         return _mean(
             self.table["power"][np.array(slots, dtype=np.int64)[:, None], self._columns(start_s, end_s)[None, :]]
         )
+
+    def held_bytes(self, slot: int, start_s: float, end_s: float) -> float:
+        """The most that a GPU held in the buckets between these times, or else in the last one of them (bytes); NaN
+        where none was observed. A bucket that began before may hold what another job left."""
+        last = int(end_s // self.width_s)
+        first = min(int(np.ceil(start_s / self.width_s)), last)
+        places = np.arange(max(first, self.bucket - self.count), min(last, self.bucket - 1) + 1) % self.count
+        seen = self.table["held"][slot, places]
+        if last >= self.bucket:
+            seen = np.append(seen, self.table["bucket_held"][slot])
+        return float(np.nanmax(seen)) if np.isfinite(seen).any() else float("nan")
 
 
 def _mean(x: NDArray[np.float32]) -> Floats:

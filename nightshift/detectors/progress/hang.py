@@ -21,27 +21,22 @@ from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding, SeriesExhibit, Severity
 from nightshift.detectors.episodes import Alarm
 from nightshift.detectors.progress.activity import Activity
-from nightshift.detectors.progress.rhythm import Rhythm, StepRhythms
+from nightshift.detectors.progress.rhythm import HANG_S, Rhythm, StepRhythms
 from nightshift.detectors.progress.stopped_runs import FollowedRuns, RunDetector
 
-PAUSE, PAUSES_TO = 1.5, 5.0
-"""A silence this many times as long as the longest pause that ended by itself is none of its kind; pauses excuse a
-silence of `hang_s` times PAUSES_TO at most."""
 WORKS = 0.9
 """Where one GPU of a run idles, another that draws less than this share of its usual waits for it."""
 STILL = {"gpu_dram_active_ratio": 0.02, "gpu_tensor_active_ratio": 0.02}
 """Below all of these a GPU does nothing, whatever its utilisation says; the first has to be known."""
 
 
-# No step for this long. PyTorch's watchdog aborts after 600 s; this leaves seven minutes to report it.
-# `strength` scales it.
-HANG_S = 180.0
-# ... and for this many typical steps: a run whose steps take minutes pauses for minutes.
-TYPICAL_STEPS = 20.0
 # A GPU below this share of its usual draw only spins: waiting in a collective reads 100 % busy, at less power.
 SPIN_POWER = 0.7
-# Below this share of its memory the process has gone: allocators give back all at an exit, and little before.
+# Below this share of what the run held the process has gone: allocators give back all at an exit, little before.
 HELD_MEMORY = 0.5
+# A silence this long is looked at for what the GPUs held before it, while that is still kept.
+SILENCE_S = 45.0
+IDLE = 0.9
 # A run silent for this long without an alarm has ended.
 FORGET_S = 3600.0
 
@@ -102,44 +97,71 @@ class Hang(RunDetector):
     def _judge(
         self, subject: Subject, rhythm: Rhythm, lost: set[str], tick: Tick, inventory: Inventory
     ) -> Finding | None:
-        s, at_s = self.settings, tick.at_s
-        silent_s, open_now = at_s - rhythm.last_s, (Fault.HANG, subject) in self._runs.episodes
-        typical = rhythm.typical_s
+        at_s, episodes = tick.at_s, self._runs.episodes
+        silent_s, open_now = at_s - rhythm.last_s, (Fault.HANG, subject) in episodes
         if not open_now and silent_s > FORGET_S:
             del self._runs.progress.rhythms[subject]
             return None
-        if not np.isfinite(typical) or silent_s < s.strength * self._patience_s(rhythm):
+        if silent_s >= SILENCE_S and rhythm.held_since_s != rhythm.last_s:
+            self._note_held(subject, rhythm, inventory)
+        # before the tenth step nobody knows how long its steps take: NaN is no patience, and no alarm
+        if not silent_s >= self.settings.strength * rhythm.patience_s:
             return None
         if rhythm.source in lost:
-            return self._runs.episodes.no_data(
-                Fault.HANG, subject, at_s, f"Its log cannot be read: {rhythm.source}"
-            )
-        slots = self._runs.slots(inventory.gpus(subject, at_s))
-        table = self._runs.activity.table
-        seen = [k for k in slots if np.isfinite(table["memory"][k]) and table.seen_s()[k] == at_s]
-        if not seen:
-            return self._runs.episodes.no_data(Fault.HANG, subject, at_s, "Its GPUs are not observed")
-        held = [k for k in seen if table["memory"][k] >= HELD_MEMORY * table["memory_high"][k]]
+            return episodes.no_data(Fault.HANG, subject, at_s, f"Its log cannot be read: {rhythm.source}")
+        own = [slot for gpu, slot in self._seen(subject, at_s, inventory) if gpu.name in rhythm.held]
+        if not own:
+            return episodes.no_data(Fault.HANG, subject, at_s, "Its GPUs are not observed")
+        held = [slot for slot in own if self._is_held(slot, rhythm, at_s, inventory)]
         if not held:
-            return self._runs.episodes.clear(
-                Fault.HANG, subject, at_s, "Its processes have given their memory back"
-            )
-        recent = (at_s - 0.6 * min(silent_s, HANG_S), at_s)
-        idle = self._runs.activity.idle(held, *recent)
-        now_w = self._runs.activity.power_w(held, *recent)
-        usual_w = self._runs.activity.power_w(held, rhythm.last_s - HANG_S, rhythm.last_s)
+            return episodes.clear(Fault.HANG, subject, at_s, "Its processes have given their memory back")
+        idles, waits = self._do_nothing(held, rhythm, tick)
+        if not waits.all() and not open_now:
+            return None
+        return episodes.fire(self._alarm(subject, rhythm, at_s, idles, held), at_s)
+
+    def _seen(self, subject: Subject, at_s: float, inventory: Inventory) -> list[tuple[Subject, int]]:
+        """(GPU, row in the activity) of the subject's GPUs that were read in this tick."""
+        table = self._runs.activity.table
+        slots = self._runs.slots(inventory.gpus(subject, at_s))
+        read = [k for k in slots if np.isfinite(table["memory"][k]) and table.seen_s()[k] == at_s]
+        return [(table.subjects[k], k) for k in read]
+
+    def _note_held(self, subject: Subject, rhythm: Rhythm, inventory: Inventory) -> None:
+        """Keeps what the run's GPUs held while it stepped. What they held before this run, or while nobody looked,
+        says nothing of its processes: another job may have held ten times as much."""
+        activity = self._runs.activity
+        start_s = max(rhythm.last_s - HANG_S, rhythm.first_s)
+        rhythm.held, rhythm.held_since_s = {}, rhythm.last_s
+        for slot in self._runs.slots(inventory.gpus(subject, rhythm.last_s)):
+            held = activity.held_bytes(slot, start_s, rhythm.last_s)
+            if np.isfinite(held):
+                rhythm.held[activity.table.subjects[slot].name] = held
+
+    def _is_held(self, slot: int, rhythm: Rhythm, at_s: float, inventory: Inventory) -> bool:
+        """Whether the run still holds the GPU. Where a pod holds it that did not when the run stepped (pods get new
+        names at a restart), the memory is the new one's."""
+        table = self._runs.activity.table
+        gpu = table.subjects[slot]
+        then = inventory.parents(gpu, rhythm.last_s, SubjectKind.POD)
+        passed_on = bool(then) and not set(inventory.parents(gpu, at_s, SubjectKind.POD)) <= set(then)
+        return not passed_on and bool(table["memory"][slot] >= HELD_MEMORY * rhythm.held[gpu.name])
+
+    def _do_nothing(
+        self, held: list[int], rhythm: Rhythm, tick: Tick
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """([len(held)] GPUs that idle, those that idle or spin), over the silence and against the steps before."""
+        activity, at_s = self._runs.activity, tick.at_s
+        recent = (at_s - 0.6 * min(at_s - rhythm.last_s, HANG_S), at_s)
+        before = (rhythm.last_s - HANG_S, rhythm.last_s)
+        idle, usual_idle = activity.idle(held, *recent), activity.idle(held, *before)
+        now_w, usual_w = activity.power_w(held, *recent), activity.power_w(held, *before)
         with np.errstate(invalid="ignore"):
-            idles = idle > 0.9
+            # a sensor that said "idle" while steps came sticks there
+            idles = (idle > IDLE) & ~(usual_idle > IDLE)
             spins = now_w < (WORKS if idles.any() else SPIN_POWER) * usual_w
         spins |= self._still(held, tick.frames.get(SubjectKind.GPU))
-        if not (idles | spins).all() and not open_now:
-            return None
-        return self._runs.episodes.fire(self._alarm(subject, rhythm, at_s, idles, held), at_s)
-
-    def _patience_s(self, rhythm: Rhythm) -> float:
-        """How long a silence of this run is none yet."""
-        pause_s = min(PAUSE * rhythm.longest_s, PAUSES_TO * HANG_S)
-        return max(HANG_S, TYPICAL_STEPS * rhythm.typical_s, pause_s)
+        return idles, idles | spins
 
     def _still(self, held: list[int], frame: Frame | None) -> NDArray[np.bool_]:
         """[len(held)] whether neither the memory nor the tensor cores of a GPU are at work now."""
@@ -182,7 +204,7 @@ class Hang(RunDetector):
             rhythm.last_s,
             Severity.CRITICAL,
             f"No step for {silent_s:.0f} s after step {rhythm.step} (typical {rhythm.typical_s:.2g} s); {state}",
-            score=silent_s / self._patience_s(rhythm),
+            score=silent_s / rhythm.patience_s,
             threshold=self.settings.strength,
             evidence=(exhibit,),
             facts={"silent_s": silent_s, "last_step": float(rhythm.step), "idle_gpus": " ".join(idle[:8])},

@@ -91,7 +91,8 @@ class DataStall(RunDetector):
         self, subject: Subject, rhythm: Rhythm, count: int, tick: Tick, inventory: Inventory
     ) -> Finding | None:
         at_s = tick.at_s
-        gaps = [g for g in rhythm.gaps if g.end_s > at_s - WINDOW_S and not g.checkpoint]
+        # a gap as long as a hang is that detector's word: a few checkpoints after it are no stall by its length
+        gaps = [g for g in rhythm.gaps if g.end_s > at_s - WINDOW_S and not (g.checkpoint or g.hung)]
         open_now = (Fault.DATA_STALL, subject) in self._runs.episodes
         waits = self._runs.waits.of.get(subject) if self._runs.waits is not None else None
         starved = None if waits is None else self._starved(subject, rhythm, waits, open_now, at_s, inventory)
@@ -102,6 +103,7 @@ class DataStall(RunDetector):
             if alarm is not None and not self._over(rhythm, gaps):
                 return self._runs.episodes.fire(alarm, at_s)
         if open_now and self._over(rhythm, gaps):
+            rhythm.gaps.clear()  # told once: the next alarm needs gaps of its own
             return self._runs.episodes.clear(Fault.DATA_STALL, subject, at_s, "Steps come without gaps again")
         return self._runs.episodes.again(Fault.DATA_STALL, subject, at_s)
 
@@ -109,34 +111,41 @@ class DataStall(RunDetector):
         self, subject: Subject, rhythm: Rhythm, waits: Waits, open_now: bool, at_s: float, inventory: Inventory
     ) -> Finding | None:
         """The word on a run whose steps all wait longer than they did; None where the gaps decide."""
+        episodes, key = self._runs.episodes, (Fault.DATA_STALL, subject)
         if not waits.news:  # by the minute: nothing else can have changed
-            goes_on = open_now and waits.usual is not None
-            return self._runs.episodes.again(Fault.DATA_STALL, subject, at_s) if goes_on else None
+            return episodes.again(*key, at_s) if open_now and waits.usual is not None else None
         waits.news = False
-        lost, s, limit = waits.lost(), self.settings, self.settings.strength * LOST_SHARE
-        if waits.usual is not None:
-            if not open_now:
-                waits.usual = None
-            elif lost and max(lost[-2:]) < 0.5 * limit:
-                waits.usual = None
-                return self._runs.episodes.clear(Fault.DATA_STALL, subject, at_s, "Steps wait as little as before")
-            else:
-                return self._runs.episodes.again(Fault.DATA_STALL, subject, at_s)
+        lost, limit = waits.lost(), self.settings.strength * LOST_SHARE
+        if waits.usual is not None and open_now:
+            if not lost or max(lost[-2:]) >= 0.5 * limit:
+                return episodes.again(*key, at_s)
+            waits.usual = None
+            return episodes.clear(*key, at_s, "Steps wait as little as before")
+        waits.usual = None
         before = waits.before()
         if open_now or before is None or not lost or min(lost) < limit:
             return None
+        since_s = waits.stretches[-len(lost) - 1][0]
         if not self._others_wait(subject, 0.5 * limit, at_s, inventory):
             return None
-        since_s = waits.stretches[-len(lost) - 1][0]
+        if not self._draws_less(subject, since_s, at_s, inventory):
+            return None
+        waits.usual = before
+        return episodes.fire(self._starving(subject, rhythm, waits, before, since_s), at_s)
+
+    def _draws_less(self, subject: Subject, since_s: float, at_s: float, inventory: Inventory) -> bool:
+        """Whether a GPU of the run draws less than before: steps that grew for another reason keep it at work."""
         slots = self._runs.slots(inventory.gpus(subject, at_s))
         now_w = self._runs.activity.power_w(slots, since_s, at_s)
         then_w = self._runs.activity.power_w(slots, since_s - WINDOW_S / 2.0, since_s)
         with np.errstate(invalid="ignore"):
-            if not (now_w < DRAWS * then_w).any():
-                return None
-        waits.usual = before
+            return bool((now_w < DRAWS * then_w).any())
+
+    def _starving(
+        self, subject: Subject, rhythm: Rhythm, waits: Waits, before: list[float], since_s: float
+    ) -> Alarm:
         _, step_s, wait_s = waits.stretches[-1]
-        share = float(np.mean(lost))
+        share = float(np.mean(waits.lost()))
         exhibit = SeriesExhibit(
             subject,
             "data_s",
@@ -147,14 +156,14 @@ class DataStall(RunDetector):
             rhythm.source,
             "mean wait of a step in each minute; the reference is what it was before",
         )
-        alarm = Alarm(
+        return Alarm(
             Fault.DATA_STALL,
             subject,
             since_s,
             Severity.WARNING,
             f"Every step waits {wait_s:.2g} s for data, {before[1]:.2g} s before: {100 * share:.0f} % of the time",
             score=share / LOST_SHARE,
-            threshold=s.strength,
+            threshold=self.settings.strength,
             evidence=(exhibit,),
             facts={
                 "lost_share": share,
@@ -164,7 +173,6 @@ class DataStall(RunDetector):
                 "typical_step_s": before[0],
             },
         )
-        return self._runs.episodes.fire(alarm, at_s)
 
     def _others_wait(self, subject: Subject, limit: float, at_s: float, inventory: Inventory) -> bool:
         """Whether half of the job's other ranks that load at all, of some, wait too: one whose own loader is slow

@@ -7,6 +7,10 @@ slower in most steps, since random imbalance makes every rank slow at times, a s
 only where the slow ones are few and apart from all others (`few_and_apart`): work that is shared out unevenly
 (context, experts) makes many ranks slow, by degrees. Compute is compared between GPUs of one model alone. (Lin et
 al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025.)
+
+A loader that is slow in one step of eight leaves every median alone, and may cost the job half of its time. So
+beside the medians stands what the job lost by waiting for each rank: the steps in which it loads far longer than
+the slowest of its peers. Chance spreads such steps over all ranks; one that has nearly all of them is named.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
+from scipy.stats import binom
 
 from nightshift.collectors.frame import Floats, Frame, StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
@@ -105,6 +110,8 @@ def few_and_apart(ratio: Sequence[float], slow: Sequence[bool]) -> set[int]:
 VERSION = 1
 RING = 128
 SIGNALS = ("compute_s", "data_s")
+COUNTED = ("alone", "alone_s", "watched", "watched_s")
+"""Of each rank: steps in which the job waits for it and the time of that (s); all steps and their own time (s)."""
 CAPPED, PEERS_ASKED = 0.97, 16
 """A power limit under this share of its peers' (of that many at most) is a cap."""
 STAGE = "pipeline_stage"
@@ -122,6 +129,16 @@ RATIO = 1.05
 OFTEN = 0.8
 # Share of the peers' own time that the excess has to cost; less is not worth a restart.
 COST = 0.03
+# A job waits for a rank that loads longer than its slowest peer by this share of a typical step's own time ...
+ALONE = 0.25
+# ... that costs this share of the time in all ...
+WAITED = 0.05
+# ... in this share of the steps: more seldom come evaluations and checkpoints, which one rank does for all.
+SELDOM = 0.05
+# How likely chance may give one rank so many of the steps in which one rank is alone: far apart from all looks.
+CHANCE = 1e-4
+# Such steps are counted over so long: fast steps fill the ring in seconds, slow ones need minutes for enough.
+FADE_S = 150.0
 # Jobs are judged this often: all pairs of a job's ranks are too much work for every look.
 EVERY_S = 30.0
 # No step for this long says nothing of speed; hangs are another detector's.
@@ -149,6 +166,8 @@ class Excess:
     excess_s: float
     share: float
     peers: int
+    chance: float | None = None
+    """Of an intermittent one: how likely its peers' steps would fall on it as well."""
 
 
 class Straggler:
@@ -173,10 +192,13 @@ class Straggler:
         columns = {name: Column(np.float64, np.nan, (RING,)) for name in SIGNALS}
         columns |= {"step": Column(np.int64, -1, (RING,)), "last_s": Column(np.float64, -np.inf)}
         columns |= {"suspect_s": Column(np.float64, np.inf), "news": Column(np.bool_, 0)}
+        columns |= {"counted_step": Column(np.int64, -1), "counted": Column(np.float64, 0.0, (len(COUNTED),))}
         self._table = SeriesTable(columns, FORGET_S)
         self._judged_s = -np.inf
         self._limits: dict[Subject, tuple[float, float]] = {}
         """GPU → (power limit in W, when it was seen), of ranks that were slow and of their peers."""
+        self._busy: dict[Subject, tuple[float, int]] = {}
+        """GPU → (sum of its utilisation in %, looks), of ranks that the job may wait for and of their peers."""
         self._episodes = Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
 
     @property
@@ -198,8 +220,21 @@ class Straggler:
 
     def _strength(self, e: Excess) -> float:
         """The excess over what each of the three conditions asks for, by the one that it meets least."""
+        if e.chance is not None:
+            unlikely = np.log(max(e.chance, 1e-300)) / np.log(CHANCE)
+            return float(max(min(e.share / WAITED, e.often / SELDOM, unlikely), 0.0))
         often = (e.often - 0.5) / (OFTEN - 0.5)
         return max(min((e.ratio - 1.0) / (RATIO - 1.0), often, e.share / COST), 0.0)
+
+    def _is_worse(self, e: Excess, known: tuple[str, Excess] | None) -> bool:
+        """Whether an intermittent excess is the one to tell: half of an alarm's, where its medians tell nothing."""
+        told = known is not None and self._strength(known[1]) >= self.settings.strength
+        return not told and self._strength(e) >= 0.5 * self.settings.strength
+
+    @staticmethod
+    def _is_as_fast(e: Excess) -> bool:
+        """Whether an episode ends: an intermittent excess is only seen where half of an alarm's is there."""
+        return e.chance is None and (e.ratio < 0.5 * (1.0 + RATIO) or e.often < 0.5 * (0.5 + OFTEN))
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
         ranks = [s for s in tick.steps if s.subject.kind is SubjectKind.RANK and self._speaks(s)]
@@ -227,6 +262,9 @@ class Straggler:
         table["step"][slot, place] = series.step[-RING:]
         for name in SIGNALS:
             took = series.column(name)[-RING:]
+            if name == "data_s":  # who saves for all loads late: the step of a checkpoint, and the next one
+                saved = np.nan_to_num(series.column("checkpoint_saved")[-RING:]) > 0
+                took = np.where(saved | np.concatenate([[False], saved[:-1]]), np.nan, took)
             table[name][slot, place] = np.where((took >= 0) & (took < 1e6), took, np.nan)
         latest = series.t_s[np.isfinite(series.t_s)]
         if len(latest):  # a time of the future (another clock) keeps no rank alive that has gone
@@ -277,6 +315,9 @@ class Straggler:
         own = np.nansum([np.nan_to_num(took[name]) for name in SIGNALS], axis=0)
         typical_s = float(np.median(own[own > 0])) if (own > 0).any() else 0.0
         worst, shared_out = self._worst(slots, took, typical_s, at_s, inventory)
+        for row, e in self._waited_for(slots, took["data_s"], own, newest, typical_s).items():
+            if self._is_worse(e, worst.get(row)) and not self._works_as_well(row, slots, e, gpus, at_s, inventory):
+                worst[row] = ("data_s", e)
         seen = np.zeros(len(slots), dtype=bool)
         seen[list(worst)] = True
         seen &= table["news"][slots]  # steps judged before say nothing new, neither slow nor as fast as its peers
@@ -286,15 +327,15 @@ class Straggler:
         for row in np.flatnonzero(seen).tolist():
             subject, slot = ranks[row], int(slots[row])
             name, e = worst[row]
-            found: Finding | None = None
             slow = self._strength(e) >= s.strength
             # a power limit slows compute, never a loader
             if slow and name == "compute_s":
                 slow = not self._held_back(subject, ranks, gpus, at_s, inventory)
             table["suspect_s"][slot] = min(float(table["suspect_s"][slot]), at_s) if slow else np.inf
+            found: Finding | None = None
             if slow and at_s - float(table["suspect_s"][slot]) >= PERSIST_S:
                 found = self._episodes.fire(self._alarm(subject, name, e, typical_s, at_s, inventory), at_s)
-            elif row not in shared_out and (e.ratio < 0.5 * (1.0 + RATIO) or e.often < 0.5 * (0.5 + OFTEN)):
+            elif row not in shared_out and self._is_as_fast(e):
                 # half of what an alarm needs: between the two an episode neither begins nor ends
                 found = self._episodes.clear(Fault.STRAGGLER, subject, at_s, "As fast as its peers again")
             findings += [found] if found else []
@@ -326,6 +367,70 @@ class Straggler:
                 elif row not in worst or excess.share > worst[row][1].share:
                     worst[row] = (name, excess)
         return worst, shared_out
+
+    def _waited_for(
+        self, slots: NDArray[np.int64], data_s: Floats, own_s: Floats, newest: NDArray[np.int64], typical_s: float
+    ) -> dict[int, Excess]:
+        """Row → what the job lost by waiting for that rank's loader, over the last minutes; data_s, own_s [ranks,
+        steps of the ring] (s), newest: the number of each of these steps."""
+        table, ranks = self._table, len(slots)
+        counted_step = int(table["counted_step"][slots].max())
+        if counted_step > int(newest.max()):
+            counted_step = -1  # a run that begins again counts its steps anew
+        seen = np.isfinite(data_s)
+        columns = np.flatnonzero((seen.sum(axis=0) >= max(2, 0.5 * ranks)) & (newest > counted_step))
+        keep = np.exp(-EVERY_S / FADE_S)
+        if len(columns):
+            ordered = np.sort(np.where(seen, data_s, -np.inf)[:, columns], axis=0)
+            longer_s = ordered[-1] - ordered[-2]
+            who = np.where(seen, data_s, -np.inf)[:, columns].argmax(axis=0)
+            alone = longer_s > ALONE * typical_s
+            news = np.zeros((ranks, len(COUNTED)))
+            news[:, 0] = np.bincount(who[alone], minlength=ranks)
+            news[:, 1] = np.bincount(who[alone], weights=longer_s[alone], minlength=ranks)
+            news[:, 2], news[:, 3] = len(columns), own_s[:, columns].max(axis=0).sum()
+            table["counted"][slots] = keep * table["counted"][slots] + news
+            table["counted_step"][slots] = int(newest[columns].max())
+        steps, lost_s, watched, watched_s = table["counted"][slots].T
+        total = round(float(steps.sum()))
+        found = {}
+        for row in np.flatnonzero((lost_s > 0.5 * WAITED * watched_s) & (watched >= STEPS)).tolist():
+            chance = min(ranks * float(binom.sf(round(float(steps[row])) - 1, total, 1.0 / ranks)), 1.0)
+            excess_s = float(lost_s[row] / max(steps[row], 1e-9))
+            often, share = float(steps[row] / watched[row]), float(lost_s[row] / watched_s[row])
+            found[row] = Excess(1.0 + excess_s / max(typical_s, 1e-9), often, excess_s, share, ranks - 1, chance)
+        return found
+
+    def _works_as_well(
+        self,
+        row: int,
+        slots: NDArray[np.int64],
+        e: Excess,
+        gpus: Frame | None,
+        at_s: float,
+        inventory: Inventory,
+    ) -> bool:
+        """Whether the rank's GPU is as busy as its peers', which spin while they wait for it: then it evaluates for
+        all, and does not wait for data itself. False where no utilisation is known."""
+        if gpus is None:
+            return False
+        ranks = [self._table.subjects[slot] for slot in slots[:PEERS_ASKED].tolist()]
+        own = self._table.subjects[int(slots[row])]
+        busy = gpus.column("gpu_utilization_percent")
+        means: dict[bool, list[float]] = {True: [], False: []}
+        for rank in {own, *ranks}:
+            for gpu in inventory.gpus(rank, at_s):
+                place = gpus.index.rows.get(gpu)
+                if place is not None and 0 <= busy[place] <= 100:
+                    total, looks = self._busy.get(gpu, (0.0, 0))
+                    self._busy[gpu] = (total + float(busy[place]), looks + 1)
+                if gpu in self._busy:
+                    total, looks = self._busy[gpu]
+                    means[rank == own].append(total / looks)
+        if not means[True] or not means[False]:
+            return False
+        # its GPU idles for what the job loses; half of that is enough to tell the two apart
+        return float(np.mean(means[True])) > (1.0 - 0.5 * e.share) * float(np.mean(means[False]))
 
     @staticmethod
     def _kinds(ranks: list[Subject], at_s: float, inventory: Inventory) -> list[NDArray[np.int64]]:
@@ -387,7 +492,10 @@ class Straggler:
             subject,
             at_s,
             Severity.WARNING,
-            f"{work} takes {e.ratio:.2f} times as long as at {e.peers} peers ({100 * e.often:.0f} % of steps)",
+            f"{work} takes {e.ratio:.2f} times as long as at {e.peers} peers ({100 * e.often:.0f} % of steps)"
+            if e.chance is None
+            else f"The job waits {e.excess_s:.2g} s for its {work} in {100 * e.often:.0f} % of steps: "
+            f"{100 * e.share:.0f} % of the time",
             score=self._strength(e),
             threshold=self.settings.strength,
             evidence=(exhibit,),
@@ -395,7 +503,8 @@ class Straggler:
                 "resource": "compute" if name == "compute_s" else "data",
                 "ratio": e.ratio,
                 "slower_share_of_steps": e.often,
-                "excess_s_per_step": e.excess_s,
+                "excess_s_per_step": e.excess_s if e.chance is None else e.excess_s * e.often,
+                "lost_share": e.share,
                 "typical_own_time_s": typical_s,
                 "peers": float(e.peers),
                 "gpus": gpus,
