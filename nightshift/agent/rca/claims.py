@@ -13,7 +13,19 @@ import math
 from collections.abc import Callable
 
 from nightshift.agent.correlation.kinship import FOLLOWER_XIDS, Kin, kin_of, listed_xids, onset_key, xid_of
-from nightshift.agent.rca.case import DiagnosisCase, Drafts, claim, equals, few, rise, short, sides, size, span
+from nightshift.agent.rca.case import (
+    DiagnosisCase,
+    Drafts,
+    claim,
+    equals,
+    few,
+    rise,
+    short,
+    sides,
+    size,
+    span,
+    units_of,
+)
 from nightshift.agent.rca.grounding import MAX_QUOTE_CHARS, bind, lines_of
 from nightshift.agent.store.diagnosis import LOG, Claim, Evidence, Predicate, Quote
 from nightshift.agent.units import clock_time
@@ -202,10 +214,10 @@ def _hang(case: DiagnosisCase) -> Drafts:
 
 
 def _memory(case: DiagnosisCase) -> Drafts:
-    since_s = case.cause.since.t_s
+    since_s, unit = case.cause.since.t_s, units_of(case.findings)
     for metric, what in (
-        ("gpu_ecc_sbe_total", "corrected memory errors"),
-        ("gpu_ecc_dbe_total", "uncorrected memory errors"),
+        ("gpu_ecc_sbe_total", f"corrected memory errors ({unit})"),
+        ("gpu_ecc_dbe_total", f"uncorrected memory errors ({unit})"),
         ("gpu_remapped_rows_correctable", "rows remapped after corrected errors"),
         ("gpu_remapped_rows_uncorrectable", "rows remapped after uncorrected errors"),
         ("gpu_row_remap_pending", "a row remapping waits for a reset"),
@@ -223,6 +235,11 @@ def _memory(case: DiagnosisCase) -> Drafts:
         if bins >= 1 and math.isfinite(width_s):
             sentence = f"corrected errors in {bins:.0f} windows of {span(width_s)}"
             yield equals(case, "active_bins", sentence, finding)
+        share, low, high = (case.fact(f"next_error_{name}", finding) for name in ("24h", "low", "high"))
+        # said where an uncorrected error was: after corrected ones alone none of the devices had enough to tell
+        if case.fact("error_moments_24h", finding) >= 1 and math.isfinite(share):
+            sentence = f"uncorrected errors repeat within 24 h in {share:.0%} of cases elsewhere ({low:.0%} to {high:.0%} by device)"
+            yield equals(case, "next_error_24h", sentence, finding)
 
 
 def _oom(case: DiagnosisCase) -> Drafts:

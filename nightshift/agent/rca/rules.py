@@ -34,7 +34,7 @@ from nightshift.agent.correlation.kinship import (
 )
 from nightshift.agent.correlation.storage_outage import WAITS
 from nightshift.agent.rca.bundle import Bundle
-from nightshift.agent.rca.case import DiagnosisCase, FaultPlace, few
+from nightshift.agent.rca.case import DiagnosisCase, FaultPlace, few, units_of
 from nightshift.agent.rca.claims import draft
 from nightshift.agent.rca.grounding import ground
 from nightshift.agent.store.diagnosis import Claim, Confidence, Diagnosis, Predicate
@@ -115,8 +115,8 @@ _SAYS: dict[Fault, str] = {
     Fault.DATA_STALL: "Training waits for data",
     Fault.HANG: "Job hangs",
     Fault.STRAGGLER: "One rank is slow",
-    Fault.HBM_IMMINENT: "HBM failing",
-    Fault.HBM_DEGRADED: "HBM degrading",
+    Fault.HBM_IMMINENT: "GPU memory errors",
+    Fault.HBM_DEGRADED: "GPU memory errors",
     Fault.XID: "GPU error",
     Fault.DRIVER_ERROR: "GPU driver error",
     Fault.HOST_ERROR: "Host hardware error",
@@ -325,6 +325,8 @@ def _headline(case: DiagnosisCase, fault: Fault, held: Sequence[Claim]) -> str:
         what += f": {case.cause.facts.get('ended_by', 'an error')}"
     if case.cause.fault in (Fault.DRIVER_ERROR, Fault.HOST_ERROR):
         what = str(case.cause.facts.get("meaning", what))
+    if fault in (Fault.HBM_DEGRADED, Fault.HBM_IMMINENT):
+        what += f" ({units_of(case.findings)})"
     if kin_of(case.cause) is Kin.LOSS:
         if jumped(held):
             what += " after the learning rate jumped"
