@@ -142,6 +142,8 @@ class StatedRate:
     also: tuple[SubjectKind, ...] = ()
     """Further kinds of series that it watches, counted beside `series`."""
     precision: float | None = None
+    own: bool = False
+    """The tail is of the operator's own telemetry (`nightshift calibrate`)."""
 
 
 class SnapshotError(ValueError):

@@ -238,7 +238,10 @@ def _memory(case: DiagnosisCase) -> Drafts:
         share, low, high = (case.fact(f"next_error_{name}", finding) for name in ("24h", "low", "high"))
         # said where an uncorrected error was: after corrected ones alone none of the devices had enough to tell
         if case.fact("error_moments_24h", finding) >= 1 and math.isfinite(share):
-            sentence = f"uncorrected errors repeat within 24 h in {share:.0%} of cases elsewhere ({low:.0%} to {high:.0%} by device)"
+            sentence = (
+                f"elsewhere, uncorrected errors repeat within 24 h in {share:.0%} of cases "
+                f"({low:.0%} to {high:.0%} by device)"
+            )
             yield equals(case, "next_error_24h", sentence, finding)
 
 
