@@ -10,8 +10,8 @@ Devices (Datacenter/Server/Name) with an even md5 are for the fit and for every 
 time; odd ones for the score alone. Shares are beta-binomial over devices, so that one device of many moments is one
 device. `--odd` adds the score; each such run is a line of benchmarks/results/scored.md.
 
-The detector gets what an exporter and a kernel log would give: CE and UEO as counts, UER as Xid 94 as well, and
-cells only where they are not hidden (CE as Xid 92, UEO as Xid 171 with row, bank and column).
+The detector gets what an exporter and a kernel log would give: CE and UEO as counts, and as lines (CE as Xid 92,
+UEO as Xid 171, UER as Xid 94, with row, bank and column), or counts alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from scipy.stats import beta, betabinom
-from sklearn.ensemble import RandomForestClassifier
 
 from benchmarks.report import write
 from nightshift.collectors.frame import Frame, Instant, LogRecord, SeriesIndex
@@ -48,8 +47,8 @@ FORMERLY = {
 }
 """The shares that were stated before, by 27 of these devices; from 0.9 on they said imminent."""
 BANK = ["Stack", "SID", "PcId", "BankGroup", "BankArray"]
-SHOWN = ("with cells", "cells hidden", "counts alone")
-"""What a detector gets to see; counts alone: no kernel log either."""
+SHOWN = ("with lines", "counts alone")
+"""What a detector gets to see; counts alone: no kernel log."""
 CODES = {"CE": 92, "UEO": 171, "UER": 94}
 
 
@@ -60,47 +59,38 @@ def load(path: Path) -> pd.DataFrame:
     return table.sort_values(["device", "Time"]).reset_index(drop=True)
 
 
-def _within(times_s: np.ndarray, at_s: float, horizon_s: float = HORIZON_S) -> bool:
-    return bool(((times_s > at_s) & (times_s <= at_s + horizon_s)).any())
-
-
 def moments(table: pd.DataFrame) -> pd.DataFrame:
-    """One row per device and logged moment: its past as features, and what follows within a day."""
+    """One row per device and logged moment: what its last day held, and whether an error follows within a day."""
     rows = []
     for device, log in table.groupby("device"):
-        uer_s = np.sort(log[log.EccType == "UER"].Time.unique())
-        any_s = np.sort(log[log.EccType != "CE"].Time.unique())
+        at = {kind: np.unique(log.Time[log.EccType == kind]) for kind in CODES}
+        error_s = np.union1d(at["UEO"], at["UER"])
         errors: list[tuple[float, bool]] = []
-        for at_s in np.sort(log.Time.unique()):
-            past = log[at_s >= log.Time]
-            day = past[past.Time > at_s - HORIZON_S]
-            now = set(log[at_s == log.Time].EccType)
-            if now & {"UEO", "UER"}:
+        for at_s in np.unique(log.Time):
+            read = bool(np.isin(at_s, at["UER"]))
+            if np.isin(at_s, error_s):
                 if errors and at_s - errors[-1][0] < BURST_S:
-                    errors[-1] = (errors[-1][0], errors[-1][1] or "UER" in now)
+                    errors[-1] = (errors[-1][0], errors[-1][1] or read)
                 else:
-                    errors.append((float(at_s), "UER" in now))
+                    errors.append((float(at_s), read))
             errors = [e for e in errors if e[0] > at_s - HORIZON_S]
             row: dict[str, Any] = {
                 "device": device,
                 "at_s": at_s,
-                "follows": _within(any_s, at_s),
-                "follows_uer": _within(uer_s, at_s),
-                "ue_now": bool(now & {"UEO", "UER"}),
-                "uer_now": "UER" in now,
+                "follows": _count(error_s, at_s, at_s + HORIZON_S) > 0,
+                "follows_uer": _count(at["UER"], at_s, at_s + HORIZON_S) > 0,
+                "ue_now": bool(np.isin(at_s, error_s)),
                 "ue_day": len(errors),
                 "formerly": _formerly([consumed for _, consumed in errors]),
             }
-            for kind in ("CE", "UEO", "UER"):
-                row[f"{kind}_all"] = past[past.EccType == kind].Time.nunique()
-                row[f"{kind}_day"] = day[day.EccType == kind].Time.nunique()
-            row["since_first_s"] = at_s - past.Time.min()
-            row["cells_rows_day"] = day[["bank", "Row"]].drop_duplicates().shape[0]
-            row["cells_banks_day"] = day.bank.nunique()
-            row["cells_columns_day"] = day[["bank", "Col"]].drop_duplicates().shape[0]
-            row["cells_rows_in_bank"] = day.groupby("bank").Row.nunique().max()
+            row |= {f"{kind}_day": _count(at[kind], at_s - HORIZON_S, at_s) for kind in CODES}
             rows.append(row)
     return pd.DataFrame(rows).sort_values(["at_s", "device"]).reset_index(drop=True)
+
+
+def _count(times_s: np.ndarray, after_s: float, to_s: float) -> int:
+    """How many of these sorted times are in (after, to]."""
+    return int(np.searchsorted(times_s, to_s, "right") - np.searchsorted(times_s, after_s, "right"))
 
 
 def _formerly(consumed: Sequence[bool]) -> str:
@@ -115,7 +105,7 @@ def _formerly(consumed: Sequence[bool]) -> str:
 
 def ours(table: pd.DataFrame, points: pd.DataFrame, shown: str) -> pd.DataFrame:
     """What the detector says at each moment (critical, moments of its day, share): all devices in every frame."""
-    cells, logged = shown == SHOWN[0], shown != SHOWN[2]
+    logged = shown == SHOWN[0]
     devices = sorted(points.device.unique())
     gpus = {device: Subject(SubjectKind.GPU, device) for device in devices}
     nodes = {device: Subject(SubjectKind.NODE, device.rpartition("/")[0]) for device in devices}
@@ -150,20 +140,12 @@ def ours(table: pd.DataFrame, points: pd.DataFrame, shown: str) -> pd.DataFrame:
         log, events = grouped[(point.at_s, point.device)], []
         for line in log.itertuples():
             counts[row_of[device], int(line.EccType != "CE")] += 1
-            where = {"row": line.Row, "bank": line.bank, "column": line.Col} if cells else {}
-            if cells or (logged and line.EccType == "UER"):
+            where = {"row": line.Row, "bank": line.bank, "column": line.Col}
+            if logged:
                 events.append(event(KernelEventKind.XID, device, at_s, CODES[line.EccType], **where))
         tick(at_s, events)
         said.append(firing.get(gpus[device], (False, 0.0, np.nan)))
     return pd.DataFrame(said, columns=["critical", "moments", "share"])
-
-
-def forest(known: pd.DataFrame, points: pd.DataFrame) -> np.ndarray:
-    """A random forest on Calchas' kind of features, trained on other devices."""
-    names = [c for c in points if c.endswith(("_all", "_day")) or c == "since_first_s" or c.startswith("cells")]
-    model = RandomForestClassifier(200, class_weight="balanced", min_samples_leaf=2, random_state=1, n_jobs=1)
-    model.fit(known[names].to_numpy(float), known.follows)
-    return np.asarray(model.predict_proba(points[names].to_numpy(float))[:, 1] > 0.5)
 
 
 MEAN, K = np.linspace(0.01, 0.99, 50)[:, None], np.geomspace(0.2, 200.0, 40)[None, :]
@@ -187,7 +169,8 @@ def on_a_new_device(weight: np.ndarray) -> tuple[float, float, float]:
     kept = weight > 1e-6  # the rest moves no third digit
     a, b = (MEAN * K)[kept], ((1.0 - MEAN) * K)[kept]
     below = weight[kept] @ beta.cdf(x, a[:, None], b[:, None])
-    low, high = (float(x[min(int(np.searchsorted(below, q)), 1000)]) for q in (0.025, 0.975))
+    low = float(x[max(int(np.searchsorted(below, 0.025)) - 1, 0)])  # outwards to the grid
+    high = float(x[min(int(np.searchsorted(below, 0.975)), 1000)])
     return float((weight * MEAN).sum()), low, high
 
 
@@ -274,7 +257,6 @@ def scored(table: pd.DataFrame, points: pd.DataFrame, known: pd.DataFrame) -> di
         "strata": strata(points),
         "Brier score, by moments and by devices": brier(points, known),
     }
-    learnt = forest(known, points)
     formerly = points.formerly.map({**FORMERLY, "corrected": 0.0}).to_numpy(float) >= 0.9
     for name in SHOWN:
         words = ours(table, points, name)
@@ -282,11 +264,10 @@ def scored(table: pd.DataFrame, points: pd.DataFrame, known: pd.DataFrame) -> di
             "nightshift, critical": words.critical.to_numpy(bool),
             "nightshift, uncorrected errors repeat": (words.critical & (words.moments >= 2)).to_numpy(bool),
             "imminent, as it was": formerly & points.ue_day.gt(0).to_numpy(),
+            "constant: always": np.ones(len(points), dtype=bool),
             "any uncorrected error now": points.ue_now.to_numpy(bool),
             "2 or more UER within a day": (points.UER_day >= 2).to_numpy(bool),
             "10 or more CE within a day": (points.CE_day >= 10).to_numpy(bool),
-            "3 or more rows of one bank within a day": (points.cells_rows_in_bank >= 3).to_numpy(bool),
-            "random forest on Calchas' features": learnt,
         }
         found[name] = {rule: score(points, said) for rule, said in rules.items()}
     return found

@@ -58,8 +58,8 @@ class Stratum:
         }
 
 
-CORRECTED = Stratum("corrected errors only", 4571, 10, 1, 0.049, 0.001, 0.78)
-UNCORRECTED = Stratum("an uncorrected error", 100, 20, 50, 0.343, 0.003, 0.907)
+CORRECTED = Stratum("corrected errors only", 4571, 10, 1, 0.049, 0.0, 0.78)
+UNCORRECTED = Stratum("an uncorrected error", 100, 20, 50, 0.343, 0.002, 0.907)
 STRATA = (CORRECTED, UNCORRECTED)
 
 
