@@ -180,7 +180,7 @@ TABLES = (
         "python -m benchmarks.detect_ecc",
         (
             *(
-                Row(f"{stratum}, {part}", f"results/{part}/strata/{stratum}", _stratum, "within the stated interval")
+                Row(f"{stratum}, {part}", f"results/{part}/strata/{stratum}", _stratum, "within the interval")
                 for part in _ECC_PARTS
                 for stratum in ("corrected errors only", "an uncorrected error")
             ),
