@@ -201,11 +201,11 @@ TABLES = (
                 for part in _ECC_PARTS
             ),
         ),
-        "51 devices of one public set; right is another uncorrected error, found by scrubbing or read, within 24 h. "
-        "Devices with an even md5 of the name are for the fit, odd ones for the score. Stated is the share on a device "
-        "that was not seen, with the interval of one device: it is wide, because devices differ. No word says "
-        "imminent: the rule of before was right in 66 % on odd devices. By moments a constant has the better Brier "
-        "score, since three devices hold most moments; by devices it does not.",
+        "51 devices of one public set; right is another uncorrected error, found by scrubbing or read, within "
+        "24 h. Devices with an even md5 of the name are for the fit, odd ones for the score. Stated is the share "
+        "on a device that was not seen, with the interval of one device. It is wide, because devices differ. No "
+        "word says imminent: the rule of before was right in 66 % on odd devices. A constant has the better Brier "
+        "score by moments, since three devices hold most of them; by devices it has not.",
     ),
     Table(
         "False alarms: stated against realised on held-out telemetry",
