@@ -152,6 +152,7 @@ def _named(part: object) -> set[str]:
 def detectors_page() -> str:
     """What each detector promises, in its own words."""
     from nightshift.agent.history.lookback_signals import LOGS, NEEDS
+    from nightshift.detectors.alarms.promise import POPULATIONS, Population
     from nightshift.detectors.base import RateBasis
     from nightshift.detectors.ecc.sku import page as ecc_sku_page
     from nightshift.detectors.plugins import ALL
@@ -175,6 +176,26 @@ def detectors_page() -> str:
         series = ", ".join((stated.series, *stated.also))
         rate = f"{stated.per_1000_series_days:.3g}"
         lines.append(f"| `{detector.name}` | {faults} | {rate} | {series} | {basis} | {stated.source} |")
+    lines += [
+        "",
+        "## Where each rate was measured",
+        "",
+        "On a population whose measured rate is at most twice the stated one, an alarm pages.",
+        "On all others it is a *ticket*: the incident opens and every channel shows it, but no outlet pages. It",
+        "becomes a page after [`nightshift calibrate`](../how-to/calibrate.md) or after one watched week of this",
+        "fleet. Events, and what the hardware says of itself, always page.",
+        "",
+        "| detector | " + " | ".join(Population) + " |",
+        "|---" * (1 + len(Population)) + "|",
+    ]
+    for name, rates in POPULATIONS.items():
+        cells = (
+            "not measured: ticket"
+            if (rate := rates.get(population)) is None
+            else f"{rate.figure}: {'page' if rate.holds else 'ticket'}"
+            for population in Population
+        )
+        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
     for kind in ALL:
         about = (sys.modules[kind.__module__].__doc__ or "").strip()
         needs = ", ".join(f"`{name}`" for name in NEEDS.get(kind.plugin, ())) or LOGS[kind.plugin]

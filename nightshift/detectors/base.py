@@ -36,7 +36,9 @@ class Fault(StrEnum):
     HANG = "hang"
     STRAGGLER = "straggler"
     HBM_IMMINENT = "hbm_imminent"
+    """Of stored incidents alone: on devices that its rule had not seen it held in 66 %, so no detector says it."""
     HBM_DEGRADED = "hbm_degraded"
+    """Memory errors of a GPU. The fact `unit` says whether of DRAM, SRAM, or of an unknown unit."""
     XID = "xid"
     DRIVER_ERROR = "driver_error"
     """The GPU driver, or what it needs, says without an Xid that it does not work."""
@@ -144,6 +146,8 @@ class StatedRate:
     also: tuple[SubjectKind, ...] = ()
     """Further kinds of series that it watches, counted beside `series`."""
     precision: float | None = None
+    own: bool = False
+    """The tail is of the operator's own telemetry (`nightshift calibrate`)."""
 
 
 class SnapshotError(ValueError):

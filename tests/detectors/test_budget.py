@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from nightshift.collectors.frame import Frame, Instant, SeriesIndex, StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
-from nightshift.detectors.alarms.budget import DAY_S, Budget, BudgetSettings, words
+from nightshift.detectors.alarms.budget import DAY_S, TICKET, Budget, BudgetSettings, is_ticket, words
+from nightshift.detectors.alarms.promise import POPULATIONS
 from nightshift.detectors.alarms.tail import Tail, fit
 from nightshift.detectors.base import CERTAIN, Fault, Finding, RateBasis, Severity, SnapshotError, State, StatedRate
+from nightshift.detectors.plugins import ALL
 
 TAIL = Tail(1.0, 100.0, 0.5, 0.2, 50, 500.0, "test")
 MEASURED = StatedRate(100.0, RateBasis.STATISTICAL, "test", tail=TAIL)
@@ -302,3 +304,48 @@ def test_a_tail_tells_rates_beyond_its_data(shape: float) -> None:
     assert fit(np.zeros(0), 10.0, 1.0, "none").rate(1.0) == pytest.approx(100.0)
     with pytest.raises(ValueError, match="series-days"):
         fit(scores, 0.0, 1.0, "none")
+
+
+def _pod_of(gpu: Subject, pod: str) -> Inventory:
+    known = Inventory()
+    known.observe(gpu, Subject(SubjectKind.POD, pod), 0.0)
+    return known
+
+
+@pytest.mark.parametrize(
+    ("detector", "pod", "own", "weeks", "lane"),
+    [
+        ("memory_leak", "ml/chat-0", False, 0.0, None),  # measured on serving pods
+        ("memory_leak", "", False, 0.0, TICKET),
+        ("memory_leak", "", True, 0.0, None),  # calibrated
+        ("memory_leak", "", False, 1.1, None),  # watched for a week here
+        ("throttle", "ml/chat-0", False, 0.0, TICKET),
+    ],
+)
+def test_an_alarm_off_the_population_of_its_rate_is_a_ticket_until_this_fleet_is_measured(
+    detector: str, pod: str, own: bool, weeks: float, lane: str | None
+) -> None:
+    """A ticket still opens its incident; what the hardware says of itself is none, whatever the population."""
+    budget = Budget(BudgetSettings(), {detector: replace(CLAIMED, own=own)})
+    frames, at_s = gpu_tick(0.0, 4).frames, 1e9
+    for _ in range(int(weeks * 7 * 24) + 1):
+        at_s += HOUR_S
+        budget.weigh([], Tick(at_s, frames), Inventory())
+    gpu = Subject(SubjectKind.GPU, "GPU-1")
+    known = _pod_of(gpu, pod) if pod else Inventory()
+    alarms = [alarm(detector, "GPU-1", at_s, 5.0), alarm(detector, "GPU-2", at_s, CERTAIN)]
+    weak, sure = budget.weigh(alarms, Tick(at_s, frames), known)
+    assert weak.facts.get("lane") == lane
+    assert ("a ticket, no page" in words(weak)) is (lane is not None)
+    assert sure.pages
+    assert "lane" not in sure.facts
+    assert is_ticket([weak]) is (lane is not None)
+    assert not is_ticket([weak, sure])
+    cleared = budget.weigh([replace(weak, state=State.CLEAR, facts={})], Tick(at_s, frames), known)
+    assert cleared[0].facts.get("lane") == lane
+
+
+def test_every_statistical_detector_says_where_its_rate_was_measured() -> None:
+    """The table is closed: a detector that is not in it, or one too many, is a row that nobody looked at."""
+    statistical = {kind.plugin for kind in ALL if kind().stated.basis is RateBasis.STATISTICAL}
+    assert set(POPULATIONS) == statistical

@@ -1,4 +1,4 @@
-"""Memory errors: storms count once, the test keeps its run length, imminent is what recurs unread."""
+"""Memory errors: storms count once, the test keeps its run length, the unit is named, shares are by devices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from nightshift.detectors.base import Fault, Finding, Severity, State
 from nightshift.detectors.ecc.clusters import MemoryCell, groups, pattern, together
 from nightshift.detectors.ecc.counters import CORRECTED, UNCORRECTED, CusumTest, EccCounters
 from nightshift.detectors.ecc.detector import TOGETHER_P, Ecc
-from nightshift.detectors.ecc.hazard import STRATA, ErrorHistory
+from nightshift.detectors.ecc.hazard import BURST_S, FEW_DEVICES, STRATA, ErrorHistory, Stratum
+from nightshift.detectors.ecc.hazard import CORRECTED as CORRECTED_ONLY
+from nightshift.detectors.ecc.hazard import UNCORRECTED as AFTER_UNCORRECTED
 
 NODE = Subject(SubjectKind.NODE, "n1")
 GPUS = tuple(Subject(SubjectKind.GPU, f"GPU-{n}") for n in range(8))
@@ -90,7 +92,7 @@ def test_a_storm_within_one_bin_is_no_degraded_memory_and_a_recurrence_is() -> N
         GPUS[1],
         Severity.WARNING,
     )
-    assert found[0].facts["next_error_24h"] == 0.0
+    assert found[0].facts["next_error_24h"] == CORRECTED_ONLY.share
     assert found[0].since.t_s >= began_s - 120.0
     assert found[0].evidence[0].reference == 0.0  # type: ignore[union-attr]
 
@@ -108,51 +110,78 @@ def test_named_rows_count_when_they_are_new(rows: tuple[str, ...], fires: bool) 
     assert bool(soft) is fires
 
 
-def unread(fleet: Fleet, xid_after_s: float | None) -> list[Finding]:
-    """An uncorrected error counted twice, five hours apart, on a node whose log is read; what comes after."""
-    fleet.tick(events=[fleet.line(None)])
+@pytest.mark.parametrize("hours", [5, 25])
+def test_uncorrected_errors_that_repeat_within_a_day_say_so_and_claim_no_time(hours: int) -> None:
+    """The share is what followed on other devices, with one device's interval; nothing is called imminent."""
+    fleet = Fleet()
+    fleet.tick()
     found = []
     for _ in range(2):
         fleet.counts[3, 1] += 1
-        found += fleet.tick()
-        for number in range(8):
-            late = xid_after_s is not None and number == xid_after_s // 30
-            found += fleet.tick(events=[fleet.line(94, 3)] if late else ())
-        fleet.tick(5 * 3600.0)
-    return found
+        found = fleet.tick()
+        for _ in range(hours):
+            fleet.tick(3600.0)
+    assert fleet.said(found) == {(Fault.HBM_DEGRADED, GPUS[3])}
+    assert ("repeat within a day" in found[0].summary) is (hours < 24)
+    low, share, high = (float(found[0].facts[f"next_error_{n}"]) for n in ("low", "24h", "high"))
+    assert low < share < high
+    assert share == AFTER_UNCORRECTED.share
+    assert "imminent" not in found[0].summary
 
 
-def test_what_no_program_read_and_is_found_again_is_imminent_for_a_day() -> None:
-    """Two thirds of uncorrected errors are followed by none; latent ones found again nearly always are."""
+def test_a_stratum_of_few_devices_states_no_more_than_its_bound() -> None:
+    few = Stratum("of one device", 31, FEW_DEVICES - 1, 30, 0.705, 0.001, 1.0)
+    assert few.share == few.low
+    assert all(s.devices >= FEW_DEVICES and s.low < s.share == s.expected < s.high for s in STRATA)
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "unit"),
+    [
+        (48, "An uncorrectable double bit error (DBE) has been detected on GPU in the framebuffer at", "DRAM"),
+        (48, "An uncorrectable ECC error has been detected on GPU in GSP-RISCV location 18", "SRAM (GSP-RISCV)"),
+        (171, "HBM, Uncorrectable DRAM error in FBPA 6 subpartition 0", "DRAM"),
+        (172, "SM ICACHE, Uncorrectable SRAM error in GPC 7 TPC 6", "SRAM (SM)"),
+        (172, "x", "SRAM"),
+        (63, "Row Remapper: New row marked for remapping, reset gpu to activate.", "DRAM"),
+        (94, "Contained: SM (0x1). RST: No, D-RST: No", "unit unknown"),
+        (95, "Uncontained: FBHUB. RST: Yes", "unit unknown"),
+        (48, "An uncorrectable double bit error (DBE) has been detected on GPU (0000:89:00).", "unit unknown"),
+    ],
+)
+def test_a_finding_names_the_unit_that_the_line_names_and_no_other(code: int, line: str, unit: str) -> None:
+    """The driver's own words. What Xid 94 names read the bad data; where that lay is not said."""
     fleet = Fleet()
-    imminent = [f for f in unread(fleet, None) if f.fault is Fault.HBM_IMMINENT]
-    assert imminent
-    assert imminent[0].subject == GPUS[3]
-    assert float(imminent[0].facts["next_error_24h"]) >= 0.9
-    assert float(imminent[0].facts["next_error_low"]) < 0.9 < float(imminent[0].facts["next_error_high"])
-    assert (Fault.HBM_IMMINENT, GPUS[3]) in fleet.said(fleet.tick(3600.0))
-    assert [f.state for f in fleet.tick(86400.0)] == [State.CLEAR]
+    record = LogRecord(Instant(fleet.at_s), "n1", NODE, f"NVRM: Xid (PCI:0000:9b:00): {code}, pid=7, {line}", 1)
+    found = fleet.tick(events=[KernelEvent(KernelEventKind.XID, record, NODE, code=code, gpu=GPUS[0])])
+    assert found[0].facts["unit"] == unit
+    assert found[0].summary.startswith(f"ECC errors{', ' if unit == 'unit unknown' else ' in '}{unit}: ")
+    assert ("next_error_24h" in found[0].facts) is not unit.startswith("SRAM")
 
 
-@pytest.mark.parametrize("xid_after_s", [0.0, 30.0])
-def test_what_programs_read_is_degraded_and_not_imminent(xid_after_s: float) -> None:
-    """A contained error, logged at once or half a minute after it was counted, is a hard finding of its own."""
+@pytest.mark.parametrize(("part", "unit"), [("dram", "DRAM"), ("sram", "SRAM"), ("", "unit unknown")])
+def test_a_counter_of_the_unit_names_it_and_the_total_alone_does_not(part: str, unit: str) -> None:
+    names = (UNCORRECTED, f"gpu_ecc_dbe_{part}_total") if part else (UNCORRECTED,)
+    detector, found = Ecc(), []
+    for number in range(2):
+        at_s, counts = START_S + 30.0 * number, np.full((8, len(names)), float(number))
+        frame = Frame(at_s, INDEX, names, counts, np.full((1, 1), at_s), np.zeros(8, dtype=np.int64))
+        found = detector.update(Tick(at_s, {SubjectKind.GPU: frame}), Inventory())
+    assert {f.facts["unit"] for f in found} == {unit}
+
+
+@pytest.mark.parametrize(("back_s", "told"), [(60.0, 0), (400.0, 1)])
+def test_a_count_that_is_back_after_a_look_of_zeros_tells_no_error(back_s: float, told: int) -> None:
+    """An exporter that starts again shows zeros once; a driver that was loaded anew counts from zero."""
     fleet = Fleet()
-    said = fleet.said(unread(fleet, xid_after_s))
-    assert said == {(Fault.HBM_DEGRADED, GPUS[3])}
-
-
-def test_where_no_kernel_log_is_read_only_the_fourth_of_a_day_is_imminent() -> None:
-    """A missing Xid means nothing there, so the kinds of errors are unknown and more of them are asked for."""
-    fleet = Fleet()
+    fleet.counts[2, 1] = 7.0
     fleet.tick()
-    for _ in range(3):
-        fleet.counts[3, 1] += 1
-        assert {f.fault for f in fleet.tick()} == {Fault.HBM_DEGRADED}
-        for _ in range(4):
-            assert Fault.HBM_IMMINENT not in {f.fault for f in fleet.tick(300.0)}
-    fleet.counts[3, 1] += 1
-    assert {f.fault for f in fleet.tick()} == {Fault.HBM_DEGRADED, Fault.HBM_IMMINENT}
+    fleet.counts[2, 1] = 0.0
+    fleet.tick()
+    fleet.counts[2, 1] = 7.0
+    assert len(fleet.said(fleet.tick(back_s))) == told
+    fleet.counts[2, 1] = 8.0
+    assert fleet.said(fleet.tick()) == {(Fault.HBM_DEGRADED, GPUS[2])}
 
 
 def test_gpus_of_a_node_that_err_together_have_one_cause_and_one_finding() -> None:
@@ -261,15 +290,17 @@ def test_the_chance_of_many_at_once_falls_with_their_number() -> None:
     assert all(a > b for a, b in itertools.pairwise(chances))
 
 
-@given(st.lists(st.tuples(st.floats(0, 2e5), st.booleans()), max_size=30))
-def test_a_history_in_any_order_has_one_stratum_and_moments_apart(errors: list[tuple[float, bool]]) -> None:
-    """Late and repeated lines keep moments sorted, and every state has a fitted stratum."""
+@given(st.lists(st.floats(0, 2e5), max_size=30))
+def test_a_history_in_any_order_has_moments_apart(errors: list[float]) -> None:
+    """Late and repeated lines keep moments sorted, a burst is one of them, and a day later none is left."""
     history = ErrorHistory()
-    for t_s, consumed in errors:
-        history.add(t_s, consumed)
-    times = [m.t_s for m in history.moments]
-    assert times == sorted(times)
-    assert history.stratum(2e5) in STRATA
+    for t_s in errors:
+        history.add(t_s)
+    times = history.moments_s
+    assert all(later - earlier >= BURST_S for earlier, later in itertools.pairwise(times))
+    assert history.stratum() is (AFTER_UNCORRECTED if errors else CORRECTED_ONLY)
+    history.forget(3e5)
+    assert history.stratum() is CORRECTED_ONLY
 
 
 @pytest.mark.parametrize(("reset", "within_s"), [(False, 1500.0), (True, 900.0)])

@@ -247,11 +247,11 @@ def test_a_healthy_page_of_its_node_does_not_stand_in_for_a_kernel_log_that_is_l
 
 
 def test_memory_xids_are_also_hbm_findings() -> None:
-    """48 is degraded at once and critical; 64 (no spare row) is imminent as well; 63 alone is degraded."""
+    """48 and 64 (no spare row) are critical at once; 63 is degraded too. Rows are of DRAM."""
     assert Ecc().update(tick(5.0, xid(48, 4.0)), inventory())[0].severity is Severity.CRITICAL
-    assert [f.fault for f in Ecc().update(tick(5.0, xid(64, 4.0)), inventory())] == [
-        Fault.HBM_DEGRADED,
-        Fault.HBM_IMMINENT,
+    failed = Ecc().update(tick(5.0, xid(64, 4.0)), inventory())
+    assert [(f.fault, f.severity, f.facts["unit"]) for f in failed] == [
+        (Fault.HBM_DEGRADED, Severity.CRITICAL, "DRAM")
     ]
     assert Ecc().update(tick(5.0, xid(63, 4.0)), inventory())[0].fault is Fault.HBM_DEGRADED
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from nightshift.agent.rca.bundle import Bundle
@@ -141,3 +141,9 @@ def sides(item: Evidence, split_s: float) -> tuple[list[float], list[float]]:
     except Ungrounded:
         return [], []
     return [v for t, v in pairs if t <= split_s], [v for t, v in pairs if t > split_s]
+
+
+def units_of(findings: Iterable[Finding]) -> str:
+    """The units of memory that findings name, else "unit unknown": an error in SRAM is none of HBM."""
+    named = {unit for f in findings for unit in str(f.facts.get("unit", "unit unknown")).split(", ")}
+    return ", ".join(sorted(named - {"unit unknown"})) or "unit unknown"

@@ -53,6 +53,7 @@ from nightshift.agent.rca.case import (
     sides,
     size,
     span,
+    units_of,
 )
 from nightshift.agent.rca.grounding import MAX_QUOTE_CHARS, bind, ground, lines_of
 from nightshift.agent.store.diagnosis import LOG, Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
@@ -250,10 +251,10 @@ def _hang(case: DiagnosisCase) -> Drafts:
 
 
 def _memory(case: DiagnosisCase) -> Drafts:
-    since_s = case.cause.since.t_s
+    since_s, unit = case.cause.since.t_s, units_of(case.findings)
     for metric, what in (
-        ("gpu_ecc_sbe_total", "corrected memory errors"),
-        ("gpu_ecc_dbe_total", "uncorrected memory errors"),
+        ("gpu_ecc_sbe_total", f"corrected memory errors ({unit})"),
+        ("gpu_ecc_dbe_total", f"uncorrected memory errors ({unit})"),
         ("gpu_remapped_rows_correctable", "rows remapped after corrected errors"),
         ("gpu_remapped_rows_uncorrectable", "rows remapped after uncorrected errors"),
         ("gpu_row_remap_pending", "a row remapping waits for a reset"),
@@ -271,6 +272,14 @@ def _memory(case: DiagnosisCase) -> Drafts:
         if bins >= 1 and math.isfinite(width_s):
             sentence = f"corrected errors in {bins:.0f} windows of {span(width_s)}"
             yield equals(case, "active_bins", sentence, finding)
+        share, low, high = (case.fact(f"next_error_{name}", finding) for name in ("24h", "low", "high"))
+        # said where an uncorrected error was: after corrected ones alone none of the devices had enough to tell
+        if case.fact("error_moments_24h", finding) >= 1 and math.isfinite(share):
+            sentence = (
+                f"elsewhere, uncorrected errors repeat within 24 h in {share:.0%} of cases "
+                f"({low:.0%} to {high:.0%} by device)"
+            )
+            yield equals(case, "next_error_24h", sentence, finding)
 
 
 def _oom(case: DiagnosisCase) -> Drafts:
@@ -547,8 +556,8 @@ _SAYS: dict[Fault, str] = {
     Fault.DATA_STALL: "Training waits for data",
     Fault.HANG: "Job hangs",
     Fault.STRAGGLER: "One rank is slow",
-    Fault.HBM_IMMINENT: "HBM failing",
-    Fault.HBM_DEGRADED: "HBM degrading",
+    Fault.HBM_IMMINENT: "GPU memory errors",
+    Fault.HBM_DEGRADED: "GPU memory errors",
     Fault.XID: "GPU error",
     Fault.DRIVER_ERROR: "GPU driver error",
     Fault.HOST_ERROR: "Host hardware error",
@@ -759,6 +768,8 @@ def _headline(case: DiagnosisCase, fault: Fault, held: Sequence[Claim]) -> str:
         what += f": {case.cause.facts.get('ended_by', 'an error')}"
     if case.cause.fault in (Fault.DRIVER_ERROR, Fault.HOST_ERROR, Fault.POD_START, Fault.NODE_CONDITION):
         what = str(case.cause.facts.get("meaning", what))
+    if fault in (Fault.HBM_DEGRADED, Fault.HBM_IMMINENT):
+        what += f" ({units_of(case.findings)})"
     if kin_of(case.cause) is Kin.LOSS:
         if jumped(held):
             what += " after the learning rate jumped"

@@ -103,6 +103,17 @@ def _ecc(handle: Any) -> Values:
     }
 
 
+def _ecc_of(unit: str, location: int) -> Callable[[Any], Values]:
+    def read(handle: Any) -> Values:
+        ask, volatile = pynvml.nvmlDeviceGetMemoryErrorCounter, pynvml.NVML_VOLATILE_ECC
+        return {
+            f"gpu_ecc_sbe_{unit}_total": ask(handle, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, volatile, location),
+            f"gpu_ecc_dbe_{unit}_total": ask(handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, volatile, location),
+        }
+
+    return read
+
+
 _READERS: tuple[Callable[[Any], Values], ...] = (
     _memory,
     _utilization,
@@ -110,6 +121,9 @@ _READERS: tuple[Callable[[Any], Values], ...] = (
     _spares,
     _fields,
     _ecc,
+    # a unit at a time: a GPU that does not count one may count the other
+    _ecc_of("dram", pynvml.NVML_MEMORY_LOCATION_DRAM),
+    _ecc_of("sram", pynvml.NVML_MEMORY_LOCATION_SRAM),
     lambda h: {"gpu_pcie_link_width": pynvml.nvmlDeviceGetCurrPcieLinkWidth(h)},
     lambda h: {"gpu_pcie_link_generation": pynvml.nvmlDeviceGetCurrPcieLinkGeneration(h)},
     lambda h: {"gpu_power_w": pynvml.nvmlDeviceGetPowerUsage(h) / 1000},

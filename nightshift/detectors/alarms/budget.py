@@ -14,6 +14,9 @@ pace, and gives it back where somebody acted on it; one that may drain a node ta
 So an operator who installs and does nothing has the budget kept from the first day, under any noise. While the
 purse is empty, alarms are *not yet promised*: told, counted, part of incidents that are open, but no page.
 
+A rate counts where it was measured (`detectors.alarms.promise.POPULATIONS`). An alarm elsewhere is a *ticket* until
+the operator calibrates or a week of this fleet was watched: its incident opens and is shown, and nobody is paged.
+
 Alarms of one job merge (`MERGE_S`); one that returns soon is the same page (`REFRACTORY_S`). An event is an event:
 it pages, and states its base rate and the precision that follows; so does what is CERTAIN (`detectors.base`).
 
@@ -34,6 +37,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.alarms.history import DAY_S, AlarmHistory, Purse, spend
+from nightshift.detectors.alarms.promise import population_of, unmeasured
 from nightshift.detectors.base import CERTAIN, Fault, Finding, RateBasis, Severity, SnapshotError, State, StatedRate
 
 VERSION = 2
@@ -158,6 +162,8 @@ def _from_1(meta: dict[str, Any]) -> dict[str, Any]:
 
 
 WEEK_DAYS = 7.0
+TICKET = "ticket"
+"""Value of the fact `lane`: the incident opens and is shown, and nobody is paged for it."""
 OF_A_JOB = frozenset(
     {
         Fault.GPU_MEMORY_LEAK,
@@ -222,6 +228,8 @@ class Budget:
         self._drains = Purse(weekly * settings.drain_share, 1.0, 1.0)
         self._series: dict[SubjectKind, int] = {}
         self._steppers: dict[Subject, float] = {}
+        self._training: set[str] = set()
+        """Names of the jobs of `_steppers`."""
         self._open: dict[str, Said] = {}
         self._spent: dict[str, tuple[str, Said, float]] = {}
         """Episode → (detector, what it spent, when), while it may still be confirmed."""
@@ -331,24 +339,31 @@ class Budget:
             self._series[kind] = len(frame.index)
         for series in tick.steps:
             self._steppers[series.subject] = tick.at_s
-        elapsed_s = 0.0 if self._last_s is None else tick.at_s - self._last_s
-        if 0 < elapsed_s <= _FORGET_S:
-            for name, account in self._accounts.items():
-                count = self._count(name)
-                account.series_days += elapsed_s / DAY_S * count
-                account.history.watch(count, elapsed_s, tick.at_s)
-            self._purse.fill(elapsed_s)
-            self._drains.fill(elapsed_s)
+            self._training.add(_job_of(series.subject))
+        self._pass_time(0.0 if self._last_s is None else tick.at_s - self._last_s, tick.at_s)
         if self._last_s is None or not 0 <= self._last_s - tick.at_s <= _FORGET_S:
             self._last_s = tick.at_s  # also where the clock was set back; not where a tick came late
         if not 0 <= tick.at_s - self._tidied_s < _TIDY_S:
             self._tidied_s = tick.at_s
-            horizon_s = max(MERGE_S, REFRACTORY_S)
-            self._steppers = {s: t for s, t in self._steppers.items() if tick.at_s - t <= _FORGET_S}
-            self._paged_s = {k: t for k, t in self._paged_s.items() if tick.at_s - t <= horizon_s}
-            self._spent = {
-                e: s for e, s in self._spent.items() if e in self._open or tick.at_s - s[2] <= CONFIRMED_S
-            }
+            self._tidy(tick.at_s)
+
+    def _pass_time(self, elapsed_s: float, at_s: float) -> None:
+        if not 0 < elapsed_s <= _FORGET_S:
+            return  # nobody watched over a longer gap, so it neither fills the purse nor counts as healthy days
+        for name, account in self._accounts.items():
+            count = self._count(name)
+            account.series_days += elapsed_s / DAY_S * count
+            account.history.watch(count, elapsed_s, at_s)
+        self._purse.fill(elapsed_s)
+        self._drains.fill(elapsed_s)
+
+    def _tidy(self, at_s: float) -> None:
+        horizon_s = max(MERGE_S, REFRACTORY_S)
+        self._steppers = {s: t for s, t in self._steppers.items() if at_s - t <= _FORGET_S}
+        self._training = {_job_of(stepper) for stepper in self._steppers}
+        self._paged_s = {k: t for k, t in self._paged_s.items() if at_s - t <= horizon_s}
+        # what is still open may be confirmed however long ago it paged
+        self._spent = {e: s for e, s in self._spent.items() if e in self._open or at_s - s[2] <= CONFIRMED_S}
 
     def _count(self, name: str) -> int:
         stated = self.stated[name]
@@ -374,10 +389,13 @@ class Budget:
         account, key = self._accounts[finding.detector], finding.episode
         known, certain = self._open.get(key), self._is_certain(finding, stated)
         allowed = self._allowed(finding, shares)
-        if certain:
-            cost = self._weekly(finding.detector, self._false_rate(stated)) if _is_event(stated) else 0.0
-        else:
+        if not certain:
             cost = self._price(finding.detector, finding.score, allowed, at_s)
+        else:
+            cost = self._weekly(finding.detector, self._false_rate(stated)) if _is_event(stated) else 0.0
+        # also of what has ended: an incident is a ticket while all that opened it are
+        lane = {} if certain else self._lane(finding, stated, at_s, inventory)
+        finding = replace(finding, facts={**finding.facts, **lane}) if lane else finding
         if finding.state is not State.FIRING:
             if finding.state is State.CLEAR:
                 self._end(finding, known, at_s)
@@ -388,21 +406,40 @@ class Budget:
         if not known:
             said = Said.MERGED if certain else self._decide(finding, cost, allowed, at_s, inventory)
         assert said is not None
+        weighed = replace(finding, pages=bool(said), budget_cost=cost)
+        self._enter(weighed, known, said)
+        if said >= Said.PAGED:
+            self._paged_s[self._place(finding, at_s, inventory)] = at_s
+        return weighed
+
+    def _enter(self, finding: Finding, known: Said | None, said: Said) -> None:
+        """Books how an open episode stands now, and how it stood before."""
+        account, key = self._accounts[finding.detector], finding.episode
         if known is None:
             account.alarms += 1
             account.withheld += said is Said.WITHHELD
         elif said and not known:
-            account.withheld -= 1
+            account.withheld -= 1  # it was held when it came, and has grown strong enough since
         self._open[key] = said
-        weighed = replace(finding, pages=bool(said), budget_cost=cost)
         if said:
             self._why.pop(key, None)
             self._waiting.pop(key, None)
         else:
-            self._waiting[key] = weighed
-        if said >= Said.PAGED:
-            self._paged_s[self._place(finding, at_s, inventory)] = at_s
-        return weighed
+            self._waiting[key] = finding
+
+    def _lane(self, finding: Finding, stated: StatedRate, at_s: float, inventory: Inventory) -> dict[str, str]:
+        """Facts of an alarm that opens an incident and calls nobody; none where it may page.
+
+        A rate counts where it was measured: on populations in `promise.POPULATIONS`, on telemetry that the operator
+        calibrated, or here, once a week of this fleet was watched.
+        """
+        watched = self._accounts[finding.detector].history.days
+        if stated.own or watched >= WEEK_DAYS * max(self._count(finding.detector), 1):
+            return {}
+        above = inventory.ancestors(finding.subject, at_s)
+        where = population_of(finding.subject, above, self._training)
+        why = unmeasured(finding.detector, where)
+        return {"lane": TICKET, "lane_reason": why} if why else {}
 
     def _allowed(self, finding: Finding, shares: Mapping[str, float]) -> float:
         """What an alarm may cost (false alarms per week) and still page: its detector's share."""
@@ -482,6 +519,10 @@ class Budget:
         self._spent, self._paged_s, self._open, self._last_s = kept.spent, kept.paged_s, kept.open, kept.last_s
 
 
+def _job_of(stepper: Subject) -> str:
+    return stepper.name.rpartition("#")[0] or stepper.name  # a rank is named by its job
+
+
 def _is_event(stated: StatedRate) -> bool:
     return stated.basis is RateBasis.EVENT
 
@@ -493,4 +534,12 @@ def _drains(finding: Finding) -> bool:
 def words(finding: Finding) -> str:
     """What an alarm cost of the budget, for people."""
     said = f"{finding.budget_cost:.2g} false alarms at least this strong are expected per week on this fleet"
+    if finding.facts.get("lane") == TICKET:
+        said += f"; a ticket, no page: {finding.facts['lane_reason']}"
     return said if finding.pages else f"no stated false-alarm rate yet, so it does not page on its own; {said}"
+
+
+def is_ticket(findings: Iterable[Finding]) -> bool:
+    """Whether all alarms that opened an incident are tickets: one alarm that may page makes it a page."""
+    lanes = [finding.facts.get("lane") for finding in findings if finding.pages]
+    return bool(lanes) and all(lane == TICKET for lane in lanes)

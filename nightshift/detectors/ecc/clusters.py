@@ -9,13 +9,26 @@ Grouping is single linkage on a line: DBSCAN with min_samples = 1 (Ester et al.,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nightshift.collectors.frame import Floats
+from nightshift.collectors.kernel_log.event import KernelEvent
+
+DRAM, SRAM, UNKNOWN = "DRAM", "SRAM", "unit unknown"
+_CODE_UNIT = {63: DRAM, 64: DRAM, 171: DRAM, 172: SRAM}
+"""Rows and pages are taken out of DRAM alone; 171 and 172 are NVIDIA's own word on the unit of an Xid 48."""
+# Lines of these name the place. Xid 94 and 95 name the engine that read the bad data ("Contained: SM"), also where
+# the data lay in DRAM: their words say nothing of the unit.
+_PLACED = frozenset({48, 140, 171, 172})
+_DRAM_WORDS = re.compile(r"\b(?:framebuffer|DRAM|HBM|FBPA)\b")
+_SRAM_WORDS = re.compile(
+    r"\bin (?:the )?(?P<at>SM|L1|L2|LTC|GPC|TEX|GSP-RISCV|PMU)\b|(?P<of>[A-Z][\w-]*)[\w -]*, Uncorrectable SRAM"
+)
 
 NEIGHBOUR_ROWS = 8
 """Rows this close in number are called one group: neighbours share drivers and sense amplifiers."""
@@ -60,22 +73,49 @@ def pattern(cells: Sequence[MemoryCell]) -> CellPattern:
     """
     rows = {(c.bank, c.row) for c in cells if c.row is not None}
     banks = {c.bank for c in cells if c.bank is not None}
-    if not rows and not banks:
-        return CellPattern("nothing named", 0, 0, 0, 0)
-    by_bank = {bank: {r for b, r in rows if b == bank} for bank in banks}
-    worst = max(by_bank.values(), key=len, default=set())
+    columns = {c.column for c in cells if c.column is not None}
+    name = _shape(len(rows), len(banks), len(columns))
+    if not banks:
+        # rows of a bank that no line names may lie in as many banks as there are rows
+        return CellPattern(name, len(rows), 0, 0, 0)
+    worst = max(({r for b, r in rows if b == bank} for bank in banks), key=len)
     numbers = np.array(sorted(n for n in map(_number, worst) if n is not None), dtype=float)
     grouped = int(groups(numbers, NEIGHBOUR_ROWS).max(initial=-1)) + 1
-    if not banks:
-        return CellPattern("rows, bank not named" if len(rows) > 1 else "one row", len(rows), 0, 0, 0)
-    columns = {c.column for c in cells if c.column is not None}
-    if len(banks) > 1:
-        name = "several banks"
-    elif len(rows) > 1:
-        name = "one column" if len(columns) == 1 else "one bank"
-    else:
-        name = "one row" if len(columns) != 1 else "one cell"
     return CellPattern(name, len(rows), len(banks), len(worst), grouped)
+
+
+def _shape(rows: int, banks: int, columns: int) -> str:
+    if not banks:
+        return "nothing named" if not rows else "one row" if rows == 1 else "rows, bank not named"
+    if banks > 1:
+        return "several banks"
+    if rows > 1:
+        return "one column" if columns == 1 else "one bank"
+    return "one cell" if columns == 1 else "one row"
+
+
+def units_of(events: Iterable[KernelEvent]) -> set[str]:
+    """The units of memory that lines name: DRAM, SRAM, or SRAM with its part; empty where none does.
+
+    >>> from nightshift.detectors.contract.testing import START_S, tick
+    >>> def unit(said: str) -> list[str]:
+    ...     return sorted(units_of(tick(START_S, kernel=[f"NVRM: Xid (PCI:0000:9b:00): {said}"]).events))
+    >>> unit("48, A double bit error (DBE) has been detected on GPU in the framebuffer at partition 4")
+    ['DRAM']
+    >>> unit("172, SM ICACHE, Uncorrectable SRAM error in GPC 7 TPC 6"), unit("94, pid=1, Contained: SM (0x1)")
+    (['SRAM (SM)'], [])
+    """
+    found = set()
+    for event in events:
+        text = event.record.text if event.code in _PLACED else ""
+        part = _SRAM_WORDS.search(text)
+        if _DRAM_WORDS.search(text) or event.attributes.get("row") or event.attributes.get("bank"):
+            found.add(DRAM)  # an address of rows and banks is one in DRAM
+        elif part is not None:
+            found.add(f"{SRAM} ({part['at'] or part['of']})")
+        elif event.code in _CODE_UNIT:
+            found.add(_CODE_UNIT[event.code])
+    return found
 
 
 def groups(values: Floats, gap: float) -> NDArray[np.int64]:

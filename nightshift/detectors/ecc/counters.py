@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from nightshift.collectors.frame import Floats, Frame
 from nightshift.detectors.base import SeriesExhibit
+from nightshift.detectors.ecc.clusters import DRAM, SRAM
 from nightshift.detectors.series_table import Column, Rows, SeriesTable
 
 CORRECTED, UNCORRECTED = "gpu_ecc_sbe_total", "gpu_ecc_dbe_total"
@@ -28,6 +29,15 @@ RETIRED_PENDING = "gpu_retired_pages_pending"
 COUNTERS = (CORRECTED, UNCORRECTED, REMAPPED, REMAPPED_UNCORRECTED, RETIRED, RETIRED_UNCORRECTED)
 GAUGES = (FAILURE, PENDING, BANKS_NONE, BANKS_LOW, RETIRED_PENDING)
 SIGNALS = (*COUNTERS, *GAUGES)
+UNIT_COUNTERS = {
+    "gpu_ecc_sbe_dram_total": DRAM,
+    "gpu_ecc_dbe_dram_total": DRAM,
+    "gpu_ecc_sbe_sram_total": SRAM,
+    "gpu_ecc_dbe_sram_total": SRAM,
+}
+"""Parts of the two totals: they tell the unit, and the totals the number."""
+RETURN_S = 300.0
+"""A count that is back within this time of a fall never fell: an exporter that restarts shows zeros for a look."""
 SAY = {
     CORRECTED: "corrected errors",
     UNCORRECTED: "uncorrected errors",
@@ -42,6 +52,7 @@ SAY = {
     RETIRED_PENDING: "a page waits for a reset to be retired",
 }
 _HARD_COUNTERS = (UNCORRECTED, REMAPPED_UNCORRECTED, RETIRED_UNCORRECTED)
+_DRAM_COUNTERS = (REMAPPED, REMAPPED_UNCORRECTED, RETIRED, RETIRED_UNCORRECTED)  # rows and pages are of DRAM
 _HARD_GAUGES = (FAILURE, PENDING, RETIRED_PENDING, BANKS_NONE)
 
 
@@ -86,7 +97,6 @@ class Counted:
     """An uncorrected error, a row or page taken out of use after one or waiting for it, or spares at their end."""
     soft: NDArray[np.bool_]
     uncorrected: NDArray[np.bool_]
-    failed: NDArray[np.bool_]
     fired: NDArray[np.bool_]
     """The sequential test stands above its threshold."""
     took_effect: NDArray[np.bool_]
@@ -109,6 +119,11 @@ class EccCounters:
                 "active_bins": Column(np.int32, 0),
                 "cusum_since_s": Column(np.float64, np.nan),
                 "last_active_s": Column(np.float64, -np.inf),
+                **{name: Column(np.float64, np.nan) for name in UNIT_COUNTERS},
+                **{f"{name}.fell": Column(np.float64, np.nan) for name in (*COUNTERS, *UNIT_COUNTERS)},
+                "fell_s": Column(np.float64, -np.inf),
+                DRAM: Column(np.float64, -np.inf),  # when this unit last erred (Unix s)
+                SRAM: Column(np.float64, -np.inf),
                 f"{CORRECTED}.left": Column(np.float64, np.nan),
                 f"{UNCORRECTED}.left": Column(np.float64, np.nan),
             },
@@ -124,18 +139,22 @@ class EccCounters:
         same = table["epoch"][rows] == frame.epoch
         reset = ~same & (table["epoch"][rows] != -1)
         rose: dict[str, Floats] = {}
-        for name in COUNTERS:
-            value, before = _count(frame.column(name)), table[name][rows]
-            step = np.where(same & np.isfinite(value) & np.isfinite(before), value - before, 0.0)
-            rose[name] = np.where(step > 0, step, 0.0)
+        for name in (*COUNTERS, *UNIT_COUNTERS):
+            before = table[name][rows].copy()  # rows may be a view, and the step writes there
+            rose[name], fell = self._step(name, frame, rows, same, at_s)
             if name in (CORRECTED, UNCORRECTED):
-                reset |= step < 0
+                reset |= fell
                 begins = (rose[name] > 0) & ((table["cusum"][rows] <= 0) & ~table["active"][rows])
                 left = table[f"{name}.left"]
                 left[rows] = np.where(begins | (np.isnan(left[rows]) & (rose[name] > 0)), before, left[rows])
-            table[name][rows] = np.where(np.isfinite(value), value, before)
         table["epoch"][rows] = frame.epoch
         standing, effect = self._gauges(frame, rows, reset)
+        of_dram = [rose[n] > 0 for n in _DRAM_COUNTERS] + list(standing.values())
+        of_unit = {DRAM: of_dram, SRAM: []}
+        for name, unit in UNIT_COUNTERS.items():
+            of_unit[unit].append(rose[name] > 0)
+        for unit, signs in of_unit.items():
+            table[unit][rows] = np.where(np.logical_or.reduce(signs), at_s, table[unit][rows])
         erred = rose[CORRECTED] > 0
         table["active"][rows] |= erred
         table["last_active_s"][rows] = np.where(erred, at_s, table["last_active_s"][rows])
@@ -143,7 +162,21 @@ class EccCounters:
         soft = (rose[REMAPPED] > 0) | (rose[RETIRED] > 0)
         uncorrected = np.logical_or.reduce([rose[n] > 0 for n in _HARD_COUNTERS])
         fired = table["cusum"][rows] >= self.test.strength * self.test.threshold
-        return Counted(rose, standing, hard, soft, uncorrected, standing[FAILURE], fired, effect)
+        return Counted(rose, standing, hard, soft, uncorrected, fired, effect)
+
+    def _step(
+        self, name: str, frame: Frame, rows: Rows, same: NDArray[np.bool_], at_s: float
+    ) -> tuple[Floats, NDArray[np.bool_]]:
+        """By how much a counter rose, and where it fell; it is kept as read."""
+        table = self.table
+        value, before, fell = _count(frame.column(name)), table[name][rows], table[f"{name}.fell"][rows]
+        back = (at_s - table["fell_s"][rows] <= RETURN_S) & (value >= fell)
+        step = np.where(same & np.isfinite(value) & np.isfinite(before), value - np.where(back, fell, before), 0.0)
+        falls = step < 0
+        table[f"{name}.fell"][rows] = np.where(falls, before, np.where(back, np.nan, fell))
+        table["fell_s"][rows] = np.where(falls, at_s, table["fell_s"][rows])
+        table[name][rows] = np.where(np.isfinite(value), value, before)
+        return np.where(step > 0, step, 0.0), falls
 
     def _gauges(
         self, frame: Frame, rows: Rows, reset: NDArray[np.bool_]
@@ -212,6 +245,10 @@ class EccCounters:
         found["signals_seen"] = ", ".join(known) or "none"
         found["signals_blind"] = ", ".join(blind) or "none"
         return found
+
+    def units(self, slot: int, since_s: float) -> set[str]:
+        """Units of memory that erred by their own counters, or had rows taken out of use, since then."""
+        return {unit for unit in (DRAM, SRAM) if float(self.table[unit][slot]) >= since_s}
 
     def saved(self) -> tuple[list[str], dict[str, NDArray[Any]]]:
         return self.table.saved()

@@ -1,14 +1,14 @@
-"""HBM errors that cluster: hard evidence at once, soft evidence by a sequential test, degraded apart from imminent.
+"""GPU memory errors (ECC): hard evidence at once, soft evidence by a sequential test.
 
-*Degraded* says that the memory is ill. Hard tier, critical: an uncorrected error, the Xids that say so, a remap or
-page retirement after one, one that waits for a reset, a bank without spare rows. Soft tier, a warning: corrected
-errors that come back in many bins of time (`detectors.ecc.counters`), rows remapped after corrected errors, and
-several rows of one bank.
+Hard tier, critical: an uncorrected error, the Xids that say so, a remap or page retirement after one, one that
+waits for a reset or failed, a bank without spare rows. Soft tier, a warning: corrected errors that come back in
+many bins of time (`detectors.ecc.counters`), rows remapped after corrected errors, and several rows of one bank.
 
-*Imminent* says that the next uncorrected error is a matter of hours, and is said sparingly: where the hazard fitted
-on field data is at least 0.9 (`detectors.ecc.hazard`), or a row remap failed, so that the bad row stays in use
-(NVIDIA's criterion for replacement; its hazard is not in the data). An uncorrected error by itself is not imminent:
-two thirds of them are followed by none within a day. The hazard is told with every alarm.
+Every finding names the unit: DRAM (HBM or GDDR), SRAM with its part where a line or a counter of the unit says it,
+else "unit unknown": the two totals count both, and only DRAM has rows to remap.
+
+No finding says when the next error comes. What is stated is how often another uncorrected error followed within
+24 h on other devices, with the interval of one device (`detectors.ecc.hazard`): it is wide, because devices differ.
 
 GPUs of one node or rack that begin to err together have one cause that is not their memory
 (`detectors.ecc.clusters`): one finding on the place, instead of one on each GPU.
@@ -17,12 +17,13 @@ GPUs of one node or rack that begin to err together have one cause that is not t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from nightshift.collectors.frame import Frame, LogRecord
+from nightshift.collectors.frame import Frame
 from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
@@ -38,11 +39,10 @@ from nightshift.detectors.base import (
     SnapshotError,
     StatedRate,
 )
-from nightshift.detectors.ecc.clusters import MemoryCell, over_nodes, pattern, together
+from nightshift.detectors.ecc.clusters import SRAM, UNKNOWN, MemoryCell, over_nodes, pattern, together, units_of
 from nightshift.detectors.ecc.counters import (
     CORRECTED,
     COUNTERS,
-    FAILURE,
     GAUGES,
     SAY,
     UNCORRECTED,
@@ -50,24 +50,15 @@ from nightshift.detectors.ecc.counters import (
     CusumTest,
     EccCounters,
 )
-from nightshift.detectors.ecc.hazard import (
-    CONSUMED_XIDS,
-    DAY_S,
-    FAILED_XID,
-    HARD_XIDS,
-    IMMINENT_FROM,
-    SOFT_XIDS,
-    ErrorHistory,
-)
-from nightshift.detectors.ecc.saved_state import cells_of, from_1, histories_of, told_by_lines
+from nightshift.detectors.ecc.hazard import HARD_XIDS, SOFT_XIDS, UNCORRECTED_XIDS, ErrorHistory
 from nightshift.detectors.episodes import Alarm, Episodes
 from nightshift.detectors.hardware.xid_catalogue import CATALOGUE
 from nightshift.detectors.quiet_periods import QuietPeriods, deaf, exhibits, node_of
 from nightshift.detectors.snapshot import pack, unpack
 
-VERSION = 2
-"""1: bins of ten minutes, rows without columns, imminent on every hard sign. Its test starts anew; its open
-imminent episodes stay until they are quiet, beside a degraded one of the same onset."""
+VERSION = 3
+"""1: bins of ten minutes, rows without columns. Its test starts anew. 2: moments of errors with a flag. Both said
+imminent (`Fault.HBM_IMMINENT`): such an episode stays beside a degraded one until it is quiet, and none begins."""
 KEEP_CELLS = 4096
 KEEP_SIGNS = 4
 _PLACES = (SubjectKind.RACK, SubjectKind.NODE)  # the widest first: what explains a rack's nodes is said once
@@ -75,8 +66,6 @@ _PLACES = (SubjectKind.RACK, SubjectKind.NODE)  # the widest first: what explain
 
 # Distinct rows of one bank that are a bank's fault: two can be one row and its neighbour.
 ROWS_IN_BANK = 3
-# An uncorrected error without an Xid for this long was read by no program (a scrubber found it).
-SETTLE_S = 60.0
 # GPUs that begin to err within this time may have one cause.
 TOGETHER_S = 600.0
 # Below this chance of independent GPUs they have one: a fleet is asked some 10^5 times a year.
@@ -96,14 +85,14 @@ class EccSettings(BaseModel):
 
 
 class Ecc:
-    """HBM_IMMINENT and HBM_DEGRADED on the GPU; HBM_DEGRADED on the node or rack whose GPUs err together.
+    """HBM_DEGRADED on the GPU, or on the node or rack whose GPUs err together; `unit` says whether it is HBM.
 
     >>> from nightshift.detectors.contract.testing import START_S, show, tick
     >>> counts = [0, 0, 1, 1]
     >>> rows = [{0: {"gpu_ecc_dbe_total": count}, 1: {"gpu_ecc_dbe_total": 0}} for count in counts]
     >>> show(Ecc(), [tick(START_S + 5 * n, row) for n, row in enumerate(rows)])
     10 s: firing hbm_degraded gpu:GPU-0
-        HBM degraded: 1 more uncorrected errors
+        ECC errors, unit unknown: 1 more uncorrected errors
     """
 
     plugin: ClassVar[str] = "ecc"
@@ -116,8 +105,6 @@ class Ecc:
         self._counters = EccCounters(self._test, FORGET_S)
         self._cells: dict[Subject, set[MemoryCell]] = {}
         self._history: dict[Subject, ErrorHistory] = {}
-        self._logged: set[Subject] = set()
-        """Nodes whose kernel log is known to be read: only there does a missing Xid mean anything."""
         self._together: dict[Subject, float] = {}
         self._episodes = Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
         self._quiet = QuietPeriods(self._episodes, QUIET_S)
@@ -130,7 +117,7 @@ class Ecc:
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        return (Fault.HBM_IMMINENT, Fault.HBM_DEGRADED)
+        return (Fault.HBM_DEGRADED,)
 
     @property
     def strength(self) -> float:
@@ -153,32 +140,41 @@ class Ecc:
             self._counters.roll(tick.at_s)
         events = self._events(tick)
         if frame is not None and counted is not None:
-            self._uncorrected(frame, counted, tick.at_s, inventory)
+            self._uncorrected(frame, counted, tick.at_s)
+        for subject, history in list(self._history.items()):
+            history.forget(tick.at_s)
+            if not history.moments_s:
+                del self._history[subject]
         crowds = self._one_cause(tick.at_s, inventory)
         if frame is not None and counted is not None:
             self._by_counters(frame, counted, tick.at_s, crowds)
         for subject, lines in events.items():
             self._by_lines(subject, lines, tick)
-        self._imminent(tick, frame, inventory)
-        findings = list(spoken.values())
-        missing = []
+        missing = self._missing(tick, frame, inventory)
+        findings = [*spoken.values(), *(gone for gone in missing.values() if gone is not None)]
+        findings += self._quiet.rest(tick, inventory, {*spoken, *missing})
+        open_now = set(self._episodes)
+        self._together = {p: t for p, t in self._together.items() if (Fault.HBM_DEGRADED, p) in open_now}
+        return findings
+
+    def _missing(
+        self, tick: Tick, frame: Frame | None, inventory: Inventory
+    ) -> dict[tuple[Fault, Subject], Finding | None]:
+        """Open episodes of which this tick can say nothing, each with its one word on that."""
         observed = self._observed(frame)
+        found: dict[tuple[Fault, Subject], Finding | None] = {}
         for fault, subject in tuple(self._episodes):
-            if (fault, subject) in spoken:
+            if (fault, subject) in self._spoken:
                 continue
+            # a node's counters are its GPUs': only a GPU can be missing in a frame of GPUs
             if subject.kind is SubjectKind.GPU and frame is not None and subject not in observed:
                 said = "Its ECC counters are missing"
             elif frame is None and not self._heard(tick, inventory, subject):
                 said = "Neither counters nor log are read"
             else:
                 continue
-            missing.append((fault, subject))
-            gone = self._episodes.no_data(fault, subject, tick.at_s, said)
-            findings += [gone] if gone else []
-        findings += self._quiet.rest(tick, inventory, set(spoken) | set(missing))
-        open_now = set(self._episodes)
-        self._together = {p: t for p, t in self._together.items() if (Fault.HBM_DEGRADED, p) in open_now}
-        return findings
+            found[(fault, subject)] = self._episodes.no_data(fault, subject, tick.at_s, said)
+        return found
 
     @staticmethod
     def _heard(tick: Tick, inventory: Inventory, subject: Subject) -> bool:
@@ -194,44 +190,38 @@ class Ecc:
         return found
 
     def _events(self, tick: Tick) -> dict[Subject, list[KernelEvent]]:
-        """Memory Xids by GPU (by node where the GPU is unknown); notes what they say of cells and of reading."""
+        """Memory Xids by GPU (by node where the GPU is unknown); notes what they say of cells and of errors."""
         by_gpu: dict[Subject, list[KernelEvent]] = {}
         for event in tick.events:
-            # a gap says that lines are missing: no proof that the log is read
-            if event.kind is not KernelEventKind.GAP:
-                self._logged.add(event.node)
             if event.kind is not KernelEventKind.XID or event.code not in HARD_XIDS | SOFT_XIDS:
                 continue
             subject = event.gpu or event.node
             by_gpu.setdefault(subject, []).append(event)
-            cells = self._cells.setdefault(subject, set())
+            if event.code in UNCORRECTED_XIDS:
+                self._history.setdefault(subject, ErrorHistory()).add(event.record.at.t_s)
             cell = MemoryCell(*(event.attributes.get(name) for name in ("bank", "row", "column")))
-            fresh = cell not in cells
-            if (cell.bank or cell.row) and len(cells) < KEEP_CELLS:
-                cells.add(cell)
-            if event.code in CONSUMED_XIDS | {171}:
-                history = self._history.setdefault(subject, ErrorHistory())
-                history.add(event.record.at.t_s, event.code in CONSUMED_XIDS)
+            fresh = cell not in self._cells.get(subject, ())
+            self._keep(subject, cell)
             slot = self._counters.table.slot(subject)
             if slot is not None and event.code in SOFT_XIDS and cell.row is not None:
                 (self._counters.mark(slot, tick.at_s) if fresh else self._counters.unmark(slot))
-            if not cells:
-                del self._cells[subject]
         return by_gpu
 
-    def _uncorrected(self, frame: Frame, counted: Counted, at_s: float, inventory: Inventory) -> None:
-        """Counted uncorrected errors, consumed until the log's silence shows otherwise; resets that end stories."""
+    def _keep(self, subject: Subject, cell: MemoryCell) -> None:
+        if not (cell.bank or cell.row):
+            return
+        cells = self._cells.setdefault(subject, set())
+        if len(cells) < KEEP_CELLS:  # a failing bank can name thousands of rows in an hour
+            cells.add(cell)
+
+    def _uncorrected(self, frame: Frame, counted: Counted, at_s: float) -> None:
+        """Counted uncorrected errors; resets that end stories."""
         for row in np.flatnonzero(counted.uncorrected).tolist():
-            subject = frame.index.subjects[row]
-            logged = node_of(subject, inventory, at_s) in self._logged
-            self._history.setdefault(subject, ErrorHistory()).add(at_s, consumed=not logged)
+            self._history.setdefault(frame.index.subjects[row], ErrorHistory()).add(at_s)
         for row in np.flatnonzero(counted.took_effect).tolist():
-            subject = frame.index.subjects[row]
-            self._cells.pop(subject, None)
-            self._history.pop(subject, None)
-            # the reset took the bad row out of use: what was imminent ends now, not after `quiet_s`
-            if (Fault.HBM_IMMINENT, subject) in self._episodes:
-                self._quiet.last_s[(Fault.HBM_IMMINENT, subject)] = 0.0
+            # the reset took the bad row out of use: what erred before says nothing of what is in use now
+            self._cells.pop(frame.index.subjects[row], None)
+            self._history.pop(frame.index.subjects[row], None)
 
     def _by_counters(self, frame: Frame, counted: Counted, at_s: float, crowds: dict[Subject, Subject]) -> None:
         table = self._counters.table
@@ -248,7 +238,7 @@ class Ecc:
                 bins = int(table["active_bins"][slot])
                 said.append(f"corrected errors in {bins} bins of {self._test.bin_s:.0f} s")
                 since_s = float(np.fmin(table["cusum_since_s"][slot], at_s))
-            self._say(Fault.HBM_DEGRADED, subject, at_s, since_s, said, hard, ())
+            self._say(subject, at_s, since_s, said, hard)
 
     def _by_lines(self, subject: Subject, events: list[KernelEvent], tick: Tick) -> None:
         hard = [e for e in events if e.code in HARD_XIDS]
@@ -256,41 +246,8 @@ class Ecc:
         where = pattern(tuple(self._cells.get(subject, ())))
         if where.rows_in_bank >= ROWS_IN_BANK:
             said.append(f"{where.rows_in_bank} rows of one bank")
-        lines = tuple(e.record for e in events)
-        since_s = min([tick.at_s, *(line.at.t_s for line in lines)])
-        self._say(Fault.HBM_DEGRADED, subject, tick.at_s, since_s, said, bool(hard), lines)
-
-    def _imminent(self, tick: Tick, frame: Frame | None, inventory: Inventory) -> None:
-        """GPUs whose next uncorrected error is near by the fitted hazard, or whose bad row cannot be replaced."""
-        for subject, history in list(self._history.items()):
-            history.forget(tick.at_s)
-            if not history.moments:
-                del self._history[subject]
-                continue
-            newest_s = history.moments[-1].t_s
-            known = self._episodes.get(Fault.HBM_IMMINENT, subject)
-            told = known is not None and known.facts.get("newest_s") == newest_s
-            stratum = history.stratum(tick.at_s, SETTLE_S)
-            if (
-                stratum.share < IMMINENT_FROM
-                or told
-                or (frame is None and not self._heard(tick, inventory, subject))
-            ):
-                continue
-            said = [f"{stratum.name} ({len(history.moments)} times)"]
-            self._near(subject, tick.at_s, history.moments[0].t_s, newest_s, said)
-        failed = {e.gpu or e.node for e in tick.events if e.kind is KernelEventKind.XID and e.code == FAILED_XID}
-        if frame is not None:
-            standing = frame.column(FAILURE)
-            failed |= {frame.index.subjects[r] for r in np.flatnonzero((standing > 0) & (standing < 2.0**53))}
-        for subject in sorted(failed):
-            said = ["a row remap failed: the bad row stays in use"]
-            self._near(subject, tick.at_s, tick.at_s, tick.at_s, said)
-
-    def _near(self, subject: Subject, at_s: float, since_s: float, newest_s: float, said: list[str]) -> None:
-        """Says imminent; what it promises is a day, so it outlives the events' quiet time."""
-        self._say(Fault.HBM_IMMINENT, subject, at_s, since_s, said, True, (), newest_s)
-        self._quiet.event(Fault.HBM_IMMINENT, subject, newest_s + DAY_S - QUIET_S)
+        since_s = min([tick.at_s, *(e.record.at.t_s for e in events)])
+        self._say(subject, tick.at_s, since_s, said, bool(hard), events)
 
     def _one_cause(self, at_s: float, inventory: Inventory) -> dict[Subject, Subject]:
         """GPU → the node or rack of which so many GPUs erred within `together_s` that it is no chance."""
@@ -346,60 +303,75 @@ class Ecc:
 
     def _say(
         self,
-        fault: Fault,
         subject: Subject,
         at_s: float,
         since_s: float,
         said: list[str],
         hard: bool,
-        lines: tuple[LogRecord, ...],
-        newest_s: float = math.nan,
+        events: Sequence[KernelEvent] = (),
     ) -> None:
+        fault = Fault.HBM_DEGRADED
         table, slot = self._counters.table, self._counters.table.slot(subject)
-        imminent = fault is Fault.HBM_IMMINENT
-        known = self._episodes.get(fault, subject)
-        before = self._spoken.get((fault, subject))
-        grave = _hard_signs(known, said if hard else [])
-        hard = bool(grave)
+        known, before = self._episodes.get(fault, subject), self._spoken.get((fault, subject))
+        moments = len(self._history.get(subject, ErrorHistory()).moments_s)
+        repeated = ["uncorrected errors repeat within a day"] if moments > 1 else []
+        grave = _hard_signs(known, [*repeated, *said] if hard else [])
+        units = self._units(subject, known, since_s, events)
+        facts = self._facts(subject, slot, units, moments)
+        facts |= {"tier": "hard" if grave else "soft", "hard_signs": "; ".join(grave)}
         if before is not None:
             said = [*before.summary.partition(": ")[2].split("; "), *said]
         said = list(dict.fromkeys([*grave, *said]))
-        where = pattern(tuple(self._cells.get(subject, ())))
-        facts: dict[str, float | str] = {"tier": "imminent" if imminent else "hard" if hard else "soft"}
-        stratum = self._history.get(subject, ErrorHistory()).stratum(at_s, SETTLE_S)
-        facts |= stratum.facts() | where.facts() | {"newest_s": newest_s}
-        facts |= {"hard_signs": "; ".join(grave)} if grave else {}
-        strength = 0.0
-        if slot is not None:
-            strength = float(table["height"][slot]) / self._test.threshold
-            facts |= self._counters.facts(slot)
-        evidence: tuple[Any, ...] = exhibits(known, dict.fromkeys(lines, ""))
+        evidence: tuple[Any, ...] = exhibits(known, {e.record: "" for e in events})
         evidence += tuple(e for e in (known.evidence if known else ()) if isinstance(e, SeriesExhibit))[:2]
         if known is None and slot is not None:
-            evidence += self._counters.exhibit(UNCORRECTED if hard else CORRECTED, slot, at_s)
+            evidence += self._counters.exhibit(UNCORRECTED if grave else CORRECTED, slot, at_s)
+        strength = 0.0 if slot is None else float(table["height"][slot]) / self._test.threshold
         alarm = Alarm(
             fault,
             subject,
             since_s,
-            Severity.CRITICAL if hard or imminent else Severity.WARNING,
-            ("HBM error imminent: " if imminent else "HBM degraded: ") + "; ".join(said),
+            Severity.CRITICAL if grave else Severity.WARNING,
+            f"ECC errors{' in ' if units else ', '}{facts['unit']}: {'; '.join(said)}",
             # what the hardware says of itself is an event: no test stands behind it, and none can silence it
-            score=CERTAIN if hard or imminent or lines else strength,
+            score=CERTAIN if grave or events else strength,
             threshold=self.settings.strength,
             evidence=evidence,
-            facts=facts,
+            facts={name: value for name, value in facts.items() if value != ""},
         )
         self._spoken[(fault, subject)] = self._episodes.fire(alarm, at_s)
-        if not imminent:
-            self._quiet.event(fault, subject, at_s)
+        self._quiet.event(fault, subject, at_s)
+
+    def _units(
+        self, subject: Subject, known: Finding | None, since_s: float, events: Sequence[KernelEvent]
+    ) -> set[str]:
+        """What erred in this episode: a unit once named stays named."""
+        units = set(str(known.facts.get("unit", UNKNOWN)).split(", ")) - {UNKNOWN} if known else set()
+        slot = self._counters.table.slot(subject)
+        units |= units_of(events) | (self._counters.units(slot, since_s) if slot is not None else set())
+        return units - {SRAM} if any(unit.startswith(f"{SRAM} ") for unit in units) else units
+
+    def _facts(self, subject: Subject, slot: int | None, units: set[str], moments: int) -> dict[str, float | str]:
+        facts: dict[str, float | str] = {
+            "unit": ", ".join(sorted(units)) or UNKNOWN,
+            "error_moments_24h": float(moments),
+        }
+        # how often an error follows was measured on HBM: of SRAM alone nothing is stated
+        if not units or any(not unit.startswith(SRAM) for unit in units):
+            facts |= self._history.get(subject, ErrorHistory()).stratum().facts()
+        facts |= pattern(tuple(self._cells.get(subject, ()))).facts()
+        return facts | (self._counters.facts(slot) if slot is not None else {})
 
     def snapshot(self) -> bytes:
         subjects, arrays = self._counters.saved()
         meta = {
             "subjects": subjects,
             "bin": self._counters.bin,
-            **told_by_lines(self._cells, self._history),
-            "logged": sorted(map(str, self._logged)),
+            "cells": {
+                str(subject): sorted([c.bank or "", c.row or "", c.column or ""] for c in cells)
+                for subject, cells in self._cells.items()
+            },
+            "history": {str(subject): history.moments_s for subject, history in self._history.items()},
             "together": {str(place): since_s for place, since_s in self._together.items()},
             "last": self._quiet.saved(),
             "episodes": self._episodes.saved(),
@@ -407,23 +379,26 @@ class Ecc:
         return pack(self.name, VERSION, meta, arrays)
 
     def restore(self, state: bytes) -> None:
-        version, meta, arrays = unpack(state, self.name, (1, VERSION))
+        version, meta, arrays = unpack(state, self.name, (1, 2, VERSION))
         fresh = Ecc(self.settings)
         try:
             if version == 1:
-                meta, arrays = from_1(meta, arrays)
+                meta, arrays = _from_1(meta, arrays)
+            if version < VERSION:
+                meta = _from_2(meta)
             fresh._counters.table.load(meta["subjects"], arrays)
             fresh._counters.bin = int(meta["bin"])
-            fresh._cells, fresh._history = cells_of(meta), histories_of(meta)
-            fresh._logged = {Subject.parse(name) for name in meta["logged"]}
+            for name, cells in meta["cells"].items():
+                fresh._cells[Subject.parse(name)] = {MemoryCell(*(c or None for c in cell)) for cell in cells}
+            for name, moments_s in meta["history"].items():
+                fresh._history[Subject.parse(name)] = ErrorHistory(map(float, moments_s))
             fresh._together = {Subject.parse(name): float(t_s) for name, t_s in meta["together"].items()}
             fresh._quiet.load(meta["last"])
             fresh._episodes.load(meta["episodes"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SnapshotError(f"{self.name}: {error!r}") from error
         self._counters, self._cells, self._history = fresh._counters, fresh._cells, fresh._history
-        self._logged, self._together = fresh._logged, fresh._together
-        self._quiet, self._episodes = fresh._quiet, fresh._episodes
+        self._together, self._quiet, self._episodes = fresh._together, fresh._quiet, fresh._episodes
 
 
 def _hard_signs(known: Finding | None, said: list[str]) -> list[str]:
@@ -433,3 +408,27 @@ def _hard_signs(known: Finding | None, said: list[str]) -> list[str]:
         # episodes of a state that was saved before this fact have their signs in the summary alone
         grave = str(known.facts.get("hard_signs", known.summary.partition(": ")[2])).split("; ")
     return list(dict.fromkeys(filter(None, [*grave, *said])))[:KEEP_SIGNS]
+
+
+def _from_1(meta: dict[str, Any], arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Version 1's state as version 2's: its test starts anew."""
+    twins = [
+        {**e, "fault": Fault.HBM_DEGRADED.value} for e in meta["episodes"] if e["fault"] == Fault.HBM_IMMINENT.value
+    ]
+    last = [[Fault.HBM_DEGRADED.value, s, t] for fault, s, t in meta["last"] if fault == Fault.HBM_IMMINENT.value]
+    degraded = {e["subject"] for e in meta["episodes"] if e["fault"] == Fault.HBM_DEGRADED.value}
+    twins = [e for e in twins if e["subject"] not in degraded]
+    cells = {
+        name: [[bank if bank != "?" else "", row, ""] for bank, rows in banks.items() for row in rows]
+        for name, banks in meta["rows"].items()
+    }
+    test = ("table.cusum", "table.active", "table.active_bins", "table.cusum_since_s")
+    kept = {name: array for name, array in arrays.items() if name not in test}
+    known = {**meta, "bin": -1, "cells": cells, "history": {}, "logged": [], "together": {}}
+    return {**known, "episodes": [*meta["episodes"], *twins], "last": [*last, *meta["last"]]}, kept
+
+
+def _from_2(meta: dict[str, Any]) -> dict[str, Any]:
+    """Version 2's state as this version's: whether a program read an error is no longer asked."""
+    history = {subject: [t_s for t_s, _ in moments] for subject, moments in meta["history"].items()}
+    return {**meta, "history": history}

@@ -29,7 +29,7 @@ def test_a_post_mortem_holds_timeline_proof_actions_and_cost(tmp_path: Path) -> 
     incident, records = store.incident(name), store.audit.records(incident=1)
     text = post_mortem(incident, records, NOW_S)
     for part in (
-        "# INC-1: HBM degrading",
+        "# INC-1: GPU memory errors",
         "## Timeline (UTC)",
         "new → open",
         "Xid 48 \\(Double Bit ECC Error\\)",
