@@ -152,7 +152,7 @@ def _named(part: object) -> set[str]:
 def detectors_page() -> str:
     """What each detector promises, in its own words."""
     from nightshift.agent.history.lookback_signals import LOGS, NEEDS
-    from nightshift.detectors.alarms.promise import POPULATIONS, Population
+    from nightshift.detectors.alarms.promise import NEAR_FACTS, POPULATIONS, Population
     from nightshift.detectors.base import RateBasis
     from nightshift.detectors.ecc.sku import page as ecc_sku_page
     from nightshift.detectors.plugins import ALL
@@ -183,14 +183,15 @@ def detectors_page() -> str:
         "On a population whose measured rate is at most twice the stated one, an alarm pages.",
         "On all others it is a *ticket*: the incident opens and every channel shows it, but no outlet pages. It",
         "becomes a page after [`nightshift calibrate`](../how-to/calibrate.md) or after one watched week of this",
-        "fleet. Events, and what the hardware says of itself, always page.",
+        "fleet. Events, near-facts (" + ", ".join(f"`{fault}`" for fault in sorted(NEAR_FACTS)) + "),",
+        "and what the hardware says of itself always page.",
         "",
         "| detector | " + " | ".join(Population) + " |",
         "|---" * (1 + len(Population)) + "|",
     ]
     for name, rates in POPULATIONS.items():
         cells = (
-            "not measured: ticket"
+            ("not measured: near-fact, page" if name == "hang" else "not measured: ticket")
             if (rate := rates.get(population)) is None
             else f"{rate.figure}: {'page' if rate.holds else 'ticket'}"
             for population in Population

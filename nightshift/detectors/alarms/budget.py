@@ -37,7 +37,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.alarms.history import DAY_S, AlarmHistory, Purse, spend
-from nightshift.detectors.alarms.promise import population_of, unmeasured
+from nightshift.detectors.alarms.promise import NEAR_FACTS, population_of, unmeasured
 from nightshift.detectors.base import CERTAIN, Fault, Finding, RateBasis, Severity, SnapshotError, State, StatedRate
 
 VERSION = 2
@@ -435,6 +435,8 @@ class Budget:
         """
         watched = self._accounts[finding.detector].history.days
         if stated.own or watched >= WEEK_DAYS * max(self._count(finding.detector), 1):
+            return {}
+        if finding.fault in NEAR_FACTS:
             return {}
         above = inventory.ancestors(finding.subject, at_s)
         where = population_of(finding.subject, above, self._training)

@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.detectors.alarms.tail import Tail, calibrated
-from nightshift.detectors.base import Detector, RateBasis, StatedRate
+from nightshift.detectors.base import Detector, Fault, RateBasis, StatedRate
 
 
 class Population(StrEnum):
@@ -43,6 +43,7 @@ POPULATIONS: Mapping[str, Mapping[Population, PopulationRate]] = {
     },
     "ecc": {},
     "hang": {},
+    "local_gradients": {},
     "memory_leak": {
         Population.SERVING: PopulationRate(
             "37 stated, 8 (0 to 43) realised per 1,000 series-days, on 129 days of pods that were not fitted", True
@@ -58,6 +59,10 @@ POPULATIONS: Mapping[str, Mapping[Population, PopulationRate]] = {
     "throttle": {},
 }
 """Every statistical detector, and where its rate was measured. What is not in it was not: no page by it there."""
+
+NEAR_FACTS = frozenset({Fault.HANG, Fault.LOSS_NONFINITE})
+"""What is seen rather than inferred: no step for much longer than this run's longest while its GPUs hold memory, a
+loss that is no number. A false one needs a healthy run to do just that, so no population makes a ticket of it."""
 
 
 def population_of(subject: Subject, above: Iterable[Subject], training: Collection[str]) -> Population:
