@@ -61,11 +61,9 @@ SOON_S, NEARLY_FULL = 3600.0, 0.8
 """A leak that has filled four fifths of a hard limit and needs less than an hour for the rest pages whatever the
 budget says, if its last half kept at least half its pace: who waits for more hears it from the kernel. One that
 lasts two hours is so told 20 minutes before."""
-STEEP_S, STEEP_ETA_S, STEEP_GROWTH, STEEP_LEFT = 240.0, 240.0, 0.04, 0.6
+STEEP_S, STEEP_ETA_S, STEEP_GROWTH, STEEP_LEFT = 240.0, 240.0, 0.04, 0.27
 """A steep climb has lasted so long (s), will fill the limit within so long (s, and a bucket), took such a share of
-the limit, and has at most such a share left: a leak of ten minutes is told four minutes before its end."""
-STEEP_PAGES = 0.25
-"""Share of the limit that a steep climb must have taken to page whatever the budget says."""
+the limit, and has at most such a share left: a leak of ten minutes is told two minutes before its end."""
 UNLIMITED_HEADROOM_BYTES = 16 * GIB
 """Where no limit is known, growth is judged as if this much (or as much again as is used) were left."""
 
@@ -356,8 +354,8 @@ class MemoryLeak:
     ) -> dict[str, float | str]:
         """Why a leak can wait for no budget: it is about to fill a hard limit. Empty where it can."""
         level, limit = float(signal.table["level"][slot]), float(signal.table["limit"][slot])
-        if test == "steep" and slope * lasted_s < STEEP_PAGES * limit:
-            return {}  # near the limit the waves of a tide are as steep
+        if test == "steep":
+            return {}  # a model that is loaded climbs as evenly, and the waves of a tide near the limit do
         if not (eta_s < SOON_S and level >= NEARLY_FULL * limit and self._goes_on(signal, slot, slope, lasted_s)):
             return {}
         return {"pages_because": f"{level / limit:.0%} of the limit in use, full within the hour at this pace"}
