@@ -101,6 +101,32 @@ class Saw:
 SAW = Saw()
 
 
+REVERTED, HIGHER = 0.75, 0.25
+"""Shares: of a climb, from which a former fall compares with it; and of that fall, by which it must come higher."""
+
+
+def falls_back(past: Floats, growth: Floats, end: Floats, limit: Floats) -> NDArray[np.bool_]:
+    """[n] whether a climb is no more than a tide: as much as it grew has come and gone before, and no lower.
+
+    past [n, k]: levels of days, oldest first, bytes, NaN = not observed; growth, end, limit [n]: bytes. A tide of
+    the day and a cache that is emptied have each been up there and come down by themselves.
+
+    >>> tide = np.array([[2.0, 6.0, 2.0, 5.0]])
+    >>> falls_back(tide, np.array([3.0]), np.array([5.0]), np.array([10.0])).tolist()
+    [True]
+    >>> falls_back(tide, np.array([5.5]), np.array([7.5]), np.array([10.0])).tolist()
+    [False]
+    """
+    high = np.fmax.accumulate(past, axis=1)
+    with np.errstate(invalid="ignore"):
+        fall = high - past
+        # a crest near the limit must leave room for news: half of what is left above it
+        bar = high + np.minimum(HIGHER * fall, 0.5 * np.maximum(limit[:, None] - high, 0.0))
+        bar = np.where(fall >= REVERTED * growth[:, None], bar, -np.inf)
+        found: NDArray[np.bool_] = end < np.fmax.reduce(bar, axis=1, initial=-np.inf)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Climbs:
     """The first window of each row that looks like a leak; arrays [n], bytes, buckets and bytes per bucket."""

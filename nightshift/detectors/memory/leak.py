@@ -1,12 +1,16 @@
 """Memory that leaks, on GPUs, in MIG instances and in containers: a floor that climbs, where the others' does not.
 
-Two tests on the floor after collection (`detectors.memory.floors`):
+Three tests on the floor after collection (`detectors.memory.floors`):
 
 - *contrast*, minutes: this rank climbs and the other ranks of its job do not. The job's own ranks are the best
   control there is: they warm up, cache and grow with longer sequences alike.
 - *patience*, hours: no peers (or all climb alike), so only a climb that outlives the stated patience, keeps its
   pace and heads for the limit counts; warm-up, allocator plateaus and caches end before that. Beside it, a
   saw counts whose troughs rise where the other ranks' do not (`detectors.memory.teeth`).
+- *steep*, minutes, without peers: a climb that keeps its slowest pace fills the limit within minutes.
+
+Without peers a climb is compared with days of the same series: what rose and came down before is a tide
+(`detectors.memory.climb.falls_back`).
 
 A restart or a free drops the floor and starts the test anew. A climb that was told and then freed while its process
 went on was a tooth of a saw (a cache that is flushed, steps between evaluations): the next one is told once it is
@@ -28,7 +32,7 @@ from nightshift.detectors.alarms.promise import stated
 from nightshift.detectors.base import CERTAIN, Fault, Finding, SeriesExhibit, Severity, State, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
 from nightshift.detectors.memory import teeth
-from nightshift.detectors.memory.climb import SHAPES, climbs
+from nightshift.detectors.memory.climb import SHAPES, climbs, falls_back
 from nightshift.detectors.memory.contrast import Climb, assess, growth_over, risen
 from nightshift.detectors.memory.floors import Floors
 from nightshift.detectors.memory.signals import (
@@ -55,7 +59,11 @@ GIB = float(2**30)
 SHAPE_NAMES = (*(shape.name for shape in SHAPES), "near", "stairs")
 SOON_S, NEARLY_FULL = 3600.0, 0.8
 """A leak that has filled four fifths of a hard limit and needs less than an hour for the rest pages whatever the
-budget says: who waits for more hears it from the kernel. One that lasts two hours is so told 20 minutes before."""
+budget says, if its last half kept at least half its pace: who waits for more hears it from the kernel. One that
+lasts two hours is so told 20 minutes before."""
+STEEP_S, STEEP_ETA_S, STEEP_GROWTH, STEEP_LEFT = 240.0, 240.0, 0.04, 0.27
+"""A steep climb has lasted so long (s), will fill the limit within so long (s, and a bucket), took such a share of
+the limit, and has at most such a share left: a leak of ten minutes is told two minutes before its end."""
 UNLIMITED_HEADROOM_BYTES = 16 * GIB
 """Where no limit is known, growth is judged as if this much (or as much again as is used) were left."""
 
@@ -143,9 +151,11 @@ class MemoryLeak:
         signal.top(rows, values, ended, at_s)
         settled = dropped | (at_s - table["life_s"][rows] >= SETTLE_S)
         table["lowest"][rows] = np.where(settled, np.fmin(table["lowest"][rows], values), table["lowest"][rows])
+        signal.days.add(table, rows, values, at_s)
         judged = np.where(at_s - table["born_s"][rows] >= WARMUP_S, values, np.nan)
         if signal.contrast.add(table, rows, judged, at_s):
             self._test_contrast(signal, at_s, inventory)
+            self._test_steep(signal, at_s, inventory)
         if signal.patience.add(table, rows, values, at_s):
             self._test_patience(signal, at_s, inventory)
 
@@ -184,6 +194,40 @@ class MemoryLeak:
                 }
                 self._fire(signal, signal.contrast, slot, climb, row, at_s, strength, facts, inventory)
 
+    def _test_steep(self, signal: LeakSignal, at_s: float, inventory: Inventory) -> None:
+        """A climb of minutes that fills the limit within minutes: no peers and no hours are waited for."""
+        table, floors = signal.table, signal.contrast
+        window = floors.window(table)
+        candidates = risen(window, MIN_GROWTH_BYTES)
+        candidates = candidates[signal.observed[candidates] & np.isfinite(table["limit"][candidates])]
+        if len(candidates):
+            limit, last = table["limit"][candidates], window[candidates, -1]
+            grown = last - np.fmin.reduce(window[candidates], axis=1) >= STEEP_GROWTH * limit
+            # far from the limit no climb of the window can be about to end
+            candidates = candidates[grown & (limit - last <= STEEP_LEFT * limit)]
+        if len(candidates) == 0:
+            return
+        climb = assess(window[candidates], floors.times_s(), floors.width_s, MIN_GROWTH_BYTES)
+        limit = table["limit"][candidates]
+        left = np.maximum(limit - climb.end, 0.0)
+        half = np.maximum((climb.lasted_s / floors.width_s / 2).astype(np.int64), 1)
+        last = window[candidates, -1] - window[candidates, -1 - half]
+        with np.errstate(invalid="ignore"):
+            # the slowest pace within the climb: what slows down is a cache that fills, what wavers is a tide
+            pace = np.minimum(climb.slope_low, last / (half * floors.width_s))
+            steep = climb.steady & (climb.lasted_s >= STEEP_S) & (left <= pace * (STEEP_ETA_S + floors.width_s))
+            steep &= (left <= pace * climb.lasted_s) & (climb.growth_bytes >= STEEP_GROWTH * limit)
+        rows = np.flatnonzero(steep)
+        past = signal.past(candidates[rows])
+        tide = falls_back(past, climb.growth_bytes[rows], climb.end[rows], limit[rows])
+        for row in rows[~tide].tolist():
+            slot = int(candidates[row])
+            if (signal.fault, table.subjects[slot]) not in self._episodes and signal.is_tooth(slot):
+                continue
+            strength = float(climb.growth_bytes[row] / max(left[row], 1.0))
+            facts: dict[str, float | str] = {"test": "steep"}
+            self._fire(signal, floors, slot, climb, row, at_s, strength, facts, inventory)
+
     def _test_patience(self, signal: LeakSignal, at_s: float, inventory: Inventory) -> None:
         s, table = self.settings, signal.table
         window = signal.patience.window(table)
@@ -210,6 +254,8 @@ class MemoryLeak:
             seen.end,
         )
         found = seen.found & (seen.growth >= MIN_GROWTH_BYTES)
+        at = np.flatnonzero(found)
+        found[at] = ~falls_back(signal.past(candidates[at]), seen.growth[at], seen.end[at], limit[at])
         confirmed = found & table["suspect"][candidates]
         table["suspect"][:] = False
         table["suspect"][candidates] = found
@@ -278,7 +324,8 @@ class MemoryLeak:
             f"lowest value in every {floors.width_s:.0f} s",
         )
         severity = Severity.CRITICAL if eta_s < SOON_S else Severity.WARNING
-        pressing = self._pressing(signal, slot, eta_s) if strength >= 1.0 else {}
+        lasted_s = float(climb.lasted_s[row])
+        pressing = self._pressing(signal, slot, eta_s, slope, lasted_s, facts["test"]) if strength >= 1.0 else {}
         alarm = Alarm(
             signal.fault,
             subject,
@@ -292,10 +339,24 @@ class MemoryLeak:
         )
         self._episodes.fire(alarm, at_s)
 
-    def _pressing(self, signal: LeakSignal, slot: int, eta_s: float) -> dict[str, float | str]:
+    @staticmethod
+    def _goes_on(signal: LeakSignal, slot: int, slope: float, lasted_s: float) -> bool:
+        """Whether the last half of the time that a climb took went at no less than half its pace (bytes/s)."""
+        floors = signal.contrast if lasted_s < 4 * signal.patience.width_s else signal.patience
+        back = int(min(max(0.5 * lasted_s / floors.width_s, 3), floors.count - 1))
+        window = floors.window(signal.table, np.array([slot]))[0, -1 - back :]
+        rest_s = back * floors.width_s
+        # an end that was not observed proves no climb
+        return bool(window[-1] - window[0] >= 0.5 * slope * rest_s)
+
+    def _pressing(
+        self, signal: LeakSignal, slot: int, eta_s: float, slope: float, lasted_s: float, test: object
+    ) -> dict[str, float | str]:
         """Why a leak can wait for no budget: it is about to fill a hard limit. Empty where it can."""
         level, limit = float(signal.table["level"][slot]), float(signal.table["limit"][slot])
-        if not (eta_s < SOON_S and level >= NEARLY_FULL * limit):
+        if test == "steep":
+            return {}  # a model that is loaded climbs as evenly, and the waves of a tide near the limit do
+        if not (eta_s < SOON_S and level >= NEARLY_FULL * limit and self._goes_on(signal, slot, slope, lasted_s)):
             return {}
         return {"pages_because": f"{level / limit:.0%} of the limit in use, full within the hour at this pace"}
 
@@ -306,7 +367,8 @@ class MemoryLeak:
             return None
         slope = float(known.facts["slope_bytes_per_h"]) / 3600.0
         eta_s = signal.eta_s(slot, slope, crest=known.facts.get("test") == "patience")
-        pressing = self._pressing(signal, slot, eta_s)
+        lasted_s = float(known.facts["growth_bytes"]) / max(slope, 1e-9)
+        pressing = self._pressing(signal, slot, eta_s, slope, lasted_s, known.facts.get("test"))
         if not pressing:
             return None
         alarm = Alarm(
@@ -393,6 +455,8 @@ class MemoryLeak:
                 "buckets": buckets,
                 "widths_s": [signal.contrast.width_s, signal.patience.width_s],
                 "looked_s": signal.looked_s,
+                # beside the two of before, which an earlier release expects as a pair
+                "days": [signal.days.bucket, signal.days.width_s],
             }
             arrays |= {f"{signal.kind.value}/{name}": array for name, array in columns.items()}
         return pack(self.name, VERSION, meta, arrays)
@@ -414,6 +478,8 @@ class MemoryLeak:
             widths_s = saved.get("widths_s", [signal.contrast.width_s, signal.patience.width_s])
             signal.contrast.width_s, signal.patience.width_s = (float(width_s) for width_s in widths_s)
             signal.looked_s = [float(at_s) for at_s in saved.get("looked_s", [])]
+            if "days" in saved:
+                signal.days.bucket, signal.days.width_s = int(saved["days"][0]), float(saved["days"][1])
         self._signals, self._episodes = signals, episodes
 
 

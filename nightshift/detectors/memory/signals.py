@@ -6,6 +6,7 @@ Widths of floor buckets follow the scrape interval (`LeakSignal.pace`): an empty
 from __future__ import annotations
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -37,6 +38,10 @@ CONTRAST_RATIO = 4.0
 PATIENCE_BUCKET_S = 300.0
 # Buckets of it, some 21 hours: warm-up, caches and allocator plateaus end before.
 PATIENCE_BUCKETS = 257
+# Hours of floors that a climb is compared with: yesterday's tide, and that of the last weekday on a Monday.
+DAYS_BUCKETS = 96
+# A level has come down where it stayed down for so long: restarts, collections and idle minutes are shorter.
+FALL_S = 4 * 3600.0
 # Smaller climbs are never a leak: they cost no job its memory.
 MIN_GROWTH_BYTES = float(2**26)
 # Time after a start or a drop that is not judged: weights and caches are being loaded.
@@ -74,9 +79,11 @@ class LeakSignal:
         """[slots] whose level was read in the last frame."""
         self.contrast = Floors("contrast", CONTRAST_BUCKET_S, CONTRAST_BUCKETS)
         self.patience = Floors("patience", PATIENCE_BUCKET_S, PATIENCE_BUCKETS)
+        self.days = Floors("days", 3600.0, DAYS_BUCKETS)
         columns = {
             **self.contrast.columns(),
             **self.patience.columns(),
+            **self.days.columns(),
             "born_s": Column(np.float64, np.nan),
             "life_s": Column(np.float64, np.nan),
             "lowest": Column(np.float64, np.inf),
@@ -102,7 +109,7 @@ class LeakSignal:
         self.looked_s = [*self.looked_s[-GAPS:], at_s]
         if len(self.looked_s) > GAPS:
             gap_s = float(np.median(np.diff(self.looked_s)))
-            for floors in (self.contrast, self.patience):
+            for floors in (self.contrast, self.patience, self.days):
                 floors.widen(self.table, gap_s)
 
     def _set_back(self, by_s: float) -> None:
@@ -110,8 +117,27 @@ class LeakSignal:
         self.looked_s = [at_s - by_s for at_s in self.looked_s]
         for name in ("born_s", "life_s", "crest_s"):
             self.table[name][:] -= by_s
-        for floors in (self.contrast, self.patience):
+        for floors in (self.contrast, self.patience, self.days):
             floors.set_back(self.table, by_s)
+
+    def past(self, slots: NDArray[np.int64]) -> Floats:
+        """[n, k] what each process held over FALL_S since its start, oldest first: days ago by hours, then today.
+
+        A value is the highest floor of the FALL_S before it: a dip of less is no fall.
+        """
+        recent_s, hours_s = self.patience.times_s(), self.days.times_s()
+        # the rings overlap: an hour that counts twice would look like a fall back to it
+        old = hours_s + 0.5 * self.days.width_s <= recent_s[0]
+        life_s = self.table["life_s"][slots][:, None]
+        parts = []
+        for ring, t_s in ((self.days, hours_s), (self.patience, recent_s)):
+            floors = ring.window(self.table, slots).astype(np.float64)
+            floors = np.where(np.isfinite(floors) & ~(t_s[None, :] < life_s), floors, -np.inf)
+            width = max(round(FALL_S / ring.width_s), 1)
+            held = np.full(floors.shape, np.nan)
+            held[:, width - 1 :] = sliding_window_view(floors, width, axis=1).max(axis=2)
+            parts.append(np.where(np.isfinite(held), held, np.nan))
+        return np.hstack([parts[0][:, old], parts[1]])
 
     def ended(self, rows: Rows, values: Floats) -> NDArray[np.bool_]:
         """Whether so little is left that no process is there any more."""

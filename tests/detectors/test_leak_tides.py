@@ -1,0 +1,79 @@
+"""Leaks beside what only looks like one: tides of the day, and telemetry that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from nightshift.collectors.frame import Frame, SeriesIndex
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Finding, State
+from nightshift.detectors.memory.climb import falls_back
+from nightshift.detectors.memory.leak import MemoryLeak
+
+LIMIT = 80e9
+HOUR_S, DAY_S = 3600.0, 86400.0
+ONE = Subject(SubjectKind.GPU, "GPU-0")
+
+
+def told(
+    share: Callable[[float], float], until_s: float, step_s: float, one: Callable[[float], Subject] = lambda _: ONE
+) -> list[Finding]:
+    """What is said of a GPU that holds `share` of its memory at each time (s), with no peers; NaN is no sample."""
+    detector, inventory, found = MemoryLeak(), Inventory(), []
+    for t in np.arange(0.0, until_s, step_s).tolist():
+        used = LIMIT * share(t)
+        index = SeriesIndex(SubjectKind.GPU, (one(t),))
+        values = np.array([[used, LIMIT - used]])
+        metrics = ("gpu_memory_used_bytes", "gpu_memory_free_bytes")
+        frame = Frame(1e9 + t, index, metrics, values, np.full((1, 2), 1e9 + t), np.zeros(1, dtype=np.int64))
+        found += detector.update(Tick(1e9 + t, {SubjectKind.GPU: frame}), inventory)
+    return [f for f in found if f.state is State.FIRING]
+
+
+def tide(t: float) -> float:
+    """Between 55 and 95 % of the memory, highest once a day; it begins on the way down."""
+    return 0.75 + 0.2 * float(np.cos(2 * np.pi * t / DAY_S))
+
+
+def test_a_tide_of_the_day_is_no_leak_and_a_leak_under_one_is() -> None:
+    assert told(tide, 2.2 * DAY_S, 300.0) == []
+    low = told(lambda t: 0.5 * tide(t) + 0.55 * max(t / DAY_S - 1.0, 0.0), 1.95 * DAY_S, 300.0)
+    assert low
+    assert low[0].at.t_s - 1e9 < 1.85 * DAY_S
+
+
+def test_a_climb_is_compared_with_falls_of_its_own_size_alone() -> None:
+    past, limit = np.array([[1.0, 2.0, 1.0, 1.1]]), np.array([100.0])
+    assert falls_back(past, np.array([1.2]), np.array([2.1]), limit).tolist() == [True]
+    assert falls_back(past, np.array([9.0]), np.array([2.1]), limit).tolist() == [False]
+    assert falls_back(np.full((1, 4), np.nan), np.array([9.0]), np.array([2.1]), limit).tolist() == [False]
+
+
+@pytest.mark.parametrize(("minutes", "base"), [(10.0, 0.02), (20.0, 0.3), (30.0, 0.1)])
+@pytest.mark.parametrize("step_s", [15.0])
+def test_a_leak_of_minutes_is_told_two_minutes_before_the_end(minutes: float, base: float, step_s: float) -> None:
+    end_s = HOUR_S + 60.0 * minutes
+    found = told(lambda t: base + (1 - base) * max(t - HOUR_S, 0.0) / (60.0 * minutes), end_s, step_s)
+    assert found
+    assert end_s - (found[0].at.t_s - 1e9) >= 120.0
+
+
+def test_weights_that_are_loaded_and_stay_are_no_leak() -> None:
+    assert told(lambda t: 0.02 + 0.6 * min(max(t - HOUR_S, 0.0) / 300.0, 1.0), 2 * HOUR_S, 15.0) == []
+
+
+def test_what_cannot_have_been_seen_is_no_leak() -> None:
+    """A sensor that sticks, a clock that is an hour off for a while, and a name that is new at each restart."""
+    stuck = told(lambda t: 0.4 if t > HOUR_S else 0.2 + 0.2 * t / HOUR_S, 8 * HOUR_S, 60.0)
+    assert stuck == []
+    gone = told(lambda t: float("nan") if (t // HOUR_S) % 2 else 0.3 + 0.02 * (t // HOUR_S), 8 * HOUR_S, 60.0)
+    assert gone == []
+    renamed = told(
+        lambda t: 0.3 + 0.1 * (t % HOUR_S) / HOUR_S, 8 * HOUR_S, 60.0,
+        lambda t: Subject(SubjectKind.GPU, f"GPU-{t // HOUR_S:.0f}"),
+    )  # fmt: skip
+    assert renamed == []
