@@ -182,58 +182,77 @@ def _planned(meta: Object, spec: Object, status: Object) -> Iterator[Trouble]:
 
 def of_pod(obj: Object) -> tuple[Trouble, ...]:
     """Of a pod that holds GPUs, or serves those that do: why it does not start, or how it ended."""
-    meta, status = obj["metadata"], obj.get("status") or {}
-    phase, reason = status.get("phase"), str(status.get("reason") or "")
-    message = str(status.get("message") or "")
-    found = []
-    for condition in status.get("conditions") or []:
-        if condition.get("type") == "DisruptionTarget" and condition.get("reason") == "PreemptionByScheduler":
-            words = f"PreemptionByScheduler: {condition.get('message') or ''}"
-            found.append(Trouble("preempted", "scheduler", words, _time(condition)))
+    status = _part(obj, "status")
+    phase = status.get("phase")
+    found = [*_preemption(status)]
     if phase == "Failed":
-        at_s = _ended_s(meta, status)
-        if reason == "UnexpectedAdmissionError" or reason.startswith("OutOf"):
-            known = _REJECTED.search(message)
-            found.append(Trouble("rejected", known[0] if known else reason, f"{reason}: {message}", at_s))
-        elif reason in ("Evicted", "Preempting", "Preempted"):
-            name = "evicted" if reason == "Evicted" else "preempted"
-            found.append(Trouble(name, reason, f"{reason}: {message}", at_s))
+        found += _failure(status, _ended_s(obj["metadata"], status))
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         found += _of_container(container, obj)
     ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or [])
-    if (obj.get("spec") or {}).get("nodeName") and phase in ("Pending", "Running") and not ready:
+    if _part(obj, "spec").get("nodeName") and phase in ("Pending", "Running") and not ready:
         found.append(Trouble("starting", str(phase), "it is not ready yet", _moment(status.get("startTime"))))
     # of several containers with one trouble the first tells it
     return tuple({(t.name, t.cause): t for t in reversed(found)}.values())[::-1]
 
 
+def _part(obj: Object, *path: str) -> Object:
+    """What lies below, empty where a part of the path is absent or null."""
+    for name in path:
+        obj = obj.get(name) or {}
+    return obj
+
+
+def _word(obj: Object, name: str) -> str:
+    return str(obj.get(name) or "")
+
+
+def _preemption(status: Object) -> Iterator[Trouble]:
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "DisruptionTarget" and condition.get("reason") == "PreemptionByScheduler":
+            words = f"PreemptionByScheduler: {_word(condition, 'message')}"
+            yield Trouble("preempted", "scheduler", words, _time(condition))
+
+
+def _failure(status: Object, at_s: float) -> Iterator[Trouble]:
+    """Of a pod that has failed as a whole: its kubelet did not admit it, or it was evicted."""
+    reason, message = _word(status, "reason"), _word(status, "message")
+    if reason == "UnexpectedAdmissionError" or reason.startswith("OutOf"):
+        known = _REJECTED.search(message)
+        yield Trouble("rejected", known[0] if known else reason, f"{reason}: {message}", at_s)
+    elif reason in ("Evicted", "Preempting", "Preempted"):
+        yield Trouble("evicted" if reason == "Evicted" else "preempted", reason, f"{reason}: {message}", at_s)
+
+
 def _of_container(container: Object, pod: Object) -> Iterator[Trouble]:
-    state, last = container.get("state") or {}, container.get("lastState") or {}
-    waiting, name = state.get("waiting") or {}, str(container.get("name"))
-    reason, message = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
+    """Why a container waits, or how it ended last."""
+    waiting, name = _part(container, "state", "waiting"), _word(container, "name")
+    reason, message = _word(waiting, "reason"), _word(waiting, "message")
     words = f"{reason}: {message}"
-    ended: Object = state.get("terminated") or last.get("terminated") or {}
-    at_s = _moment(ended.get("finishedAt"))
+    ended = _part(container, "state", "terminated") or _part(container, "lastState", "terminated")
     own: Object = next((c for c in pod["spec"].get("containers") or [] if c.get("name") == name), {})
-    image = str(container.get("image") or own.get("image") or name)
-    if reason in IMAGE and _OF_THE_REGISTRY.search(message):
-        yield Trouble("registry", image.partition("/")[0], words)
-    elif reason in IMAGE:
-        yield Trouble("image_pull", image, words)
+    if reason in IMAGE:
+        image = _word(container, "image") or _word(own, "image") or name
+        of_all = bool(_OF_THE_REGISTRY.search(message))  # a registry that does not answer stops every image of it
+        yield Trouble("registry" if of_all else "image_pull", image.partition("/")[0] if of_all else image, words)
     elif reason in CREATE:
-        yield Trouble("runtime" if _OF_THE_RUNTIME.search(message) else "config", _gist(message) or name, words)
+        yield Trouble(*_maker(message, name), words)
     elif reason == "CrashLoopBackOff" and int(container.get("restartCount") or 0) >= CRASHES:
         code = ended.get("exitCode")
         told = f"{words} (restarts {container.get('restartCount')}, last exit code {code}, {ended.get('reason')})"
         yield Trouble("crash_loop", f"{name}, exit code {code}", told)
     elif ended.get("reason") in CREATE | {"ContainerCannotRun"}:
-        said = str(ended.get("message") or "")
-        of_gpu = bool(_OF_THE_RUNTIME.search(said))
-        yield Trouble("runtime" if of_gpu else "config", _gist(said) or name, f"{ended['reason']}: {said}")
+        said = _word(ended, "message")
+        yield Trouble(*_maker(said, name), f"{ended['reason']}: {said}")
     if ended.get("reason") == "OOMKilled":
-        limit = ((own.get("resources") or {}).get("limits") or {}).get("memory", "none")
+        limit = _part(own, "resources", "limits").get("memory", "none")
         told = f"OOMKilled: container {name}, exit code {ended.get('exitCode')}, memory limit {limit}"
-        yield Trouble("oom", name, told, at_s)
+        yield Trouble("oom", name, told, _moment(ended.get("finishedAt")))
+
+
+def _maker(message: str, container: str) -> tuple[str, str]:
+    """(trouble, cause) where a container was not made: NVIDIA's runtime is the platform's, the rest its owner's."""
+    return "runtime" if _OF_THE_RUNTIME.search(message) else "config", _gist(message) or container
 
 
 CRASHES = 3

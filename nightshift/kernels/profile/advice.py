@@ -28,7 +28,7 @@ _LOADER = "enumerate(DataLoader)"
 
 
 @dataclass(frozen=True)
-class Waits:
+class StepWaits:
     """Seconds a step, the mean of its GPUs, in which a GPU did nothing because…
 
     launch_s: the next kernel had not been launched. data_s: the data loader had no batch. launches: of the CPU a
@@ -44,7 +44,7 @@ class Waits:
     collective: str = ""
 
 
-def waits_of(trace: Trace, activities: Activities) -> Waits:
+def waits_of(trace: Trace, activities: Activities) -> StepWaits:
     """What the GPUs of a trace wait for within its steps."""
     events, names = trace.events, trace.names
     steps = max(1, len(activities.steps))
@@ -66,7 +66,7 @@ def waits_of(trace: Trace, activities: Activities) -> Waits:
     for place in np.flatnonzero((activities.kind == COMMUNICATION) & (activities.step >= 0)).tolist():
         exposed[names[events.name[activities.row[place]]]] += int(activities.exclusive_ns[place])
     worst = exposed.most_common(1)
-    return Waits(
+    return StepWaits(
         late_ns * each,
         data_ns * each,
         len(launches) / steps,
@@ -111,7 +111,7 @@ def _late_gaps(trace: Trace, found: Activities, device: int) -> list[tuple[int, 
     return gaps
 
 
-def advice(step_s: float, communication_s: float, copy_s: float, waits: Waits) -> tuple[str, ...]:
+def advice(step_s: float, communication_s: float, copy_s: float, waits: StepWaits) -> tuple[str, ...]:
     """What to do before any kernel is written, what would bring most first; a line each. Seconds of one step.
 
     The share is what the step would lose at most; what it brings has to be measured: a profiler makes launches
@@ -143,7 +143,7 @@ def _most(seconds: float, step_s: float) -> str:
     return f"at most {step_s / (step_s - seconds):.2f}× faster without" if seconds < step_s else "all of it"
 
 
-def _launch_text(waits: Waits) -> str:
+def _launch_text(waits: StepWaits) -> str:
     count = f"{waits.launches:.0f} launches a step"
     if waits.graphs:
         return (

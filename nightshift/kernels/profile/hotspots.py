@@ -17,7 +17,7 @@ from typing import Any
 from nightshift.collectors.training.kineto_reader import read_trace
 from nightshift.collectors.training.kineto_steps import activities_of
 from nightshift.collectors.training.kineto_trace import Trace, TraceError
-from nightshift.kernels.profile.advice import Waits, advice, waits_of
+from nightshift.kernels.profile.advice import StepWaits, advice, waits_of
 from nightshift.kernels.profile.cost import cost
 from nightshift.kernels.profile.match import segments
 from nightshift.kernels.profile.operators import Operators, Unit, operators_of
@@ -97,7 +97,7 @@ class Profile:
     has_shapes: bool
     on_gpu: bool = True
     rejected: int = 0
-    waits: Waits = Waits()  # noqa: RUF009  frozen
+    waits: StepWaits = StepWaits()  # noqa: RUF009  frozen
 
 
 def profile(path: Path, peaks: Peaks | None = None) -> Profile:
