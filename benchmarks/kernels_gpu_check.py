@@ -87,7 +87,7 @@ def judge_sha256() -> str:
 def best_of(family: Any, gpu: str, device: str) -> tuple[Any, Any, Any] | None:
     """(problem, case, candidate) of a family's best known kernel; None where it writes none for any case known."""
     from nightshift.kernels.generate.base import GeneratorError, Task
-    from nightshift.kernels.generate.known import known, templates
+    from nightshift.kernels.generate.best_measured import known, templates
     from nightshift.kernels.generate.template import candidate
     from nightshift.kernels.loop.cli import _tiny
     from nightshift.kernels.loop.optimise import work_of

@@ -27,7 +27,7 @@ def test_every_count_of_the_line_is_read() -> None:
 
 
 def test_what_the_runtime_writes_is_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "STATE", runtime.State(step=7, fallbacks={"softmax: shape": 4}))
+    monkeypatch.setattr(runtime, "STATE", runtime.JobState(step=7, fallbacks={"softmax: shape": 4}))
     found = read_use(runtime.log_line())
     assert found is not None
     assert (found.step, found.fallbacks, found.applied) == (7, 4, 0)
@@ -43,7 +43,7 @@ def test_the_machine_and_the_certificates_of_the_file_are_read_as_the_runtime_wr
     kernels[wrong].disabled, kernels[wrong].shadow_mismatches = "wrong", 1
     machine = {"gpu": "NVIDIA step=9 used=ffffffffffffffff", "driver": "580.65.06", "torch": "2.11.0+cu130"}
     monkeypatch.setattr(runtime, "KERNELS", records)
-    monkeypatch.setattr(runtime, "STATE", runtime.State(kernels=kernels, step=7))
+    monkeypatch.setattr(runtime, "STATE", runtime.JobState(kernels=kernels, step=7))
     monkeypatch.setattr(runtime, "machine", lambda: machine)
     found = read_use(runtime.log_line())
     assert found is not None

@@ -188,11 +188,12 @@ class RangeReader:
         while first_s <= end_s and lost < GIVE_UP:
             last_s = min(first_s + (chunk - 1) * self.step_s, end_s)
             blocks, failed = self._blocks(wanted, first_s, last_s, indices)
-            if chunk > least and any(_too_much(error) for error in failed.values()):
+            exported, refused = self._counted(first_s, last_s)
+            if chunk > least and any(_too_much(error) for error in (*failed.values(), *refused)):
                 chunk = max(chunk // 4, least)
                 continue
             self.reading.failed += [f"{kind} at {first_s:.0f}: {error}" for kind, error in failed.items()]
-            exported = self._counted(first_s, last_s) if SubjectKind.GPU in self._settings.kinds else None
+            self.reading.failed += [f"errors that exporters count at {first_s:.0f}: {error}" for error in refused]
             yield _Stretch(first_s, last_s, blocks, "; ".join(map(str, failed.values())), exported)
             lost = lost + 1 if failed and not blocks else 0
             first_s = last_s + self.step_s
@@ -235,12 +236,14 @@ class RangeReader:
         shown = {kind: frame for kind, frame in frames.items() if len(frame.index)}
         return Tick(at_s, shown, logs=[e.record for e in events], events=events, sources=(status,))
 
-    def _counted(self, first_s: float, last_s: float) -> Matrix | None:
+    def _counted(self, first_s: float, last_s: float) -> tuple[Matrix | None, list[SourceError]]:
+        """The errors that exporters count themselves, and why they could not be read."""
+        if SubjectKind.GPU not in self._settings.kinds:
+            return None, []
         try:
-            return self.matrix(exported_query(self._settings.matchers), first_s, last_s, self.step_s)
+            return self.matrix(exported_query(self._settings.matchers), first_s, last_s, self.step_s), []
         except SourceError as error:
-            self.reading.failed.append(f"errors that exporters count at {first_s:.0f}: {error}")
-            return None
+            return None, [error]
 
     def _exported(self, kind: SubjectKind, start_s: float, end_s: float) -> list[Metric]:
         """The metrics of a kind that anybody exported in the range: one small query each."""

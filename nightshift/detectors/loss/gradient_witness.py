@@ -43,6 +43,8 @@ EXPLODED = 1.5
 HELD = 0.9
 """... and every norm above e^0.9 = 2.5 times."""
 SIGMAS = 6.0
+MOST_LOG = 700.0
+"""e to this is near the largest number that a float holds."""
 
 COLUMNS = {
     "grad": Column(np.float64, np.nan),
@@ -236,14 +238,14 @@ class LocalGradients:
         usual beside its peers' they are, and which have left them."""
         step, norm, away, far = compared
         left = far > 0
-        times = float(np.exp(np.median(away[left])))
+        times = float(np.exp(np.clip(np.median(away[left]), -MOST_LOG, MOST_LOG)))
         exhibit = SeriesExhibit(
             rank,
             "local_grad_norm",
             "",
             tuple(step.tolist()),
-            tuple(np.exp(norm).tolist()),
-            float(np.exp(np.median(norm - away))),
+            tuple(np.exp(np.clip(norm, -MOST_LOG, MOST_LOG)).tolist()),
+            float(np.exp(np.clip(np.median(norm - away), -MOST_LOG, MOST_LOG))),
             "",
             "by step number; the reference is what its peers have, and what is usual beside them",
         )

@@ -32,7 +32,7 @@ from nightshift.detectors.alarms.promise import stated
 from nightshift.detectors.base import CERTAIN, Fault, Finding, SeriesExhibit, Severity, State, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
 from nightshift.detectors.memory import teeth
-from nightshift.detectors.memory.climb import SHAPES, climbs, falls_back
+from nightshift.detectors.memory.climb import REVERTED, SHAPES, climbs, falls_back
 from nightshift.detectors.memory.contrast import Climb, assess, growth_over, risen
 from nightshift.detectors.memory.floors import Floors
 from nightshift.detectors.memory.signals import (
@@ -40,6 +40,7 @@ from nightshift.detectors.memory.signals import (
     CONTRAST_BUCKETS,
     CONTRAST_MIN_BUCKETS,
     CONTRAST_RATIO,
+    EMPTY,
     HORIZON_S,
     MIN_GROWTH_BYTES,
     SETTLE_S,
@@ -219,10 +220,17 @@ class MemoryLeak:
             steep &= (left <= pace * climb.lasted_s) & (climb.growth_bytes >= STEEP_GROWTH * limit)
         rows = np.flatnonzero(steep)
         past = signal.past(candidates[rows])
-        tide = falls_back(past, climb.growth_bytes[rows], climb.end[rows], limit[rows])
-        for row in rows[~tide].tolist():
+        back = falls_back(past, climb.growth_bytes[rows], climb.end[rows], limit[rows])
+        # who freed as much by itself, with its process still there, has teeth: the other tests judge it
+        ring = signal.patience.window(table)[candidates[rows]].astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            fell = np.where(ring > EMPTY * limit[rows, None], np.fmax.accumulate(ring, axis=1) - ring, 0.0)
+            back |= np.fmax.reduce(fell, axis=1, initial=0.0) >= REVERTED * climb.growth_bytes[rows]
+        for row in rows[~back].tolist():
             slot = int(candidates[row])
-            if (signal.fault, table.subjects[slot]) not in self._episodes and signal.is_tooth(slot):
+            told = self._episodes.get(signal.fault, table.subjects[slot])
+            # a tooth on a leak that the other tests told climbs like this, and says less of it than they did
+            if signal.is_tooth(slot) if told is None else told.facts.get("test") != "steep":
                 continue
             strength = float(climb.growth_bytes[row] / max(left[row], 1.0))
             facts: dict[str, float | str] = {"test": "steep"}

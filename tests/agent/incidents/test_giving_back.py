@@ -284,7 +284,7 @@ def test_what_changes_while_the_probe_runs_keeps_the_node_cordoned(
         assert lifecycle.wait_idle()
         assert world.store.incident(name).state is _S.ACTING
         change(world, clock, name)
-        clock.advance(2)
+        clock.advance(6)
         assert lifecycle.wait_idle()
     assert slow.begun
     assert causes_of(world, name)[-1] == "containment_kept"

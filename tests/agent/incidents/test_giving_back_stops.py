@@ -80,7 +80,7 @@ def test_who_comes_to_work_on_the_node_while_its_probe_runs_finds_it_cordoned(
         assert lifecycle.wait_idle()
         assert world.store.incident(name).state is _S.ACTING
         guard.settings, slow.ended = settings, True
-        clock.advance(2)
+        clock.advance(6)
         assert lifecycle.wait_idle()
     assert causes_of(world, name)[-1] == "containment_kept"
     assert is_cordoned(world)
