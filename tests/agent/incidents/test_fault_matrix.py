@@ -227,7 +227,7 @@ def cell(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> It
         tmp_path,
         clock,
         policy=ApprovalSettings(kinds=dict.fromkeys(KINDS, ApprovalRule.AUTOMATIC)),
-        settings=LifecycleSettings(quiet_s=10, confirm_timeout_s=200, max_plans=3),
+        settings=LifecycleSettings(quiet_s=10, confirm_timeout_s=200, act_timeout_s=900, max_plans=3),
         action=plan,
     )
     world.inventory = Inventory()
