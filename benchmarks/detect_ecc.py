@@ -243,7 +243,7 @@ def brier(points: pd.DataFrame, known: pd.DataFrame) -> dict[str, Any]:
     says = {
         "nightshift, stated now": np.full(len(rows), STRATA[1].share),
         "constant: the share of the fit's moments": np.full(len(rows), base.follows.mean()),
-        "the table of before": rows.formerly.map(FORMERLY).to_numpy(float),
+        "the earlier table": rows.formerly.map(FORMERLY).to_numpy(float),
     }
     squares = {name: pd.Series((said - rows.follows.to_numpy(float)) ** 2) for name, said in says.items()}
     devices = rows.device.to_numpy()

@@ -8,7 +8,7 @@ Needs `transformers`; Liger takes part where `liger_kernel` is installed and kno
 part in a process of its own, which ends at `--until` (seconds) and writes its file after every contestant:
 
 1. search: the eager step is traced and `nightshift kernels optimize --trace` writes the job's file: the documented
-   path, nobody chooses. A search that was ended goes on in the next call.
+   path, without a choice by hand. A search that was stopped continues in the next call.
 2. race: eager, torch.compile's modes, ours, ours + compile: in turns, in one process.
 3. liger: eager again, Liger, Liger + compile. Liger patches modules of `transformers`; and what it breaks, a CUDA
    context, is its own process's.
@@ -237,7 +237,7 @@ class Race:
         return each * (len(self.jobs) + 1) * (self.given.rounds + 1) * BLOCK * 1.4 + 10.0
 
     def add(self, name: str) -> None:
-        """Warms up and checks; one that fails or is wrong is told of and left out: it must not cost the others."""
+        """Warms up and checks; one that fails or is wrong is reported and omitted: it must not cost the others."""
         told: dict[str, Any] = self.notes.pop(name, {})
         self.result["contestants"][name] = told
         left_s = self.given.left() - self.reserve_s()

@@ -204,7 +204,7 @@ TABLES = (
         "51 devices of one public set; right is another uncorrected error, found by scrubbing or read, within "
         "24 h. Devices with an even md5 of the name are for the fit, odd ones for the score. Stated is the share "
         "on a device that was not seen, with the interval of one device. It is wide, because devices differ. No "
-        "word says imminent: the rule of before was right in 66 % on odd devices. A constant has the better Brier "
+        "word says imminent: the earlier rule was right in 66 % on odd devices. A constant has the better Brier "
         "score by moments, since three devices hold most of them; by devices it has not.",
     ),
     Table(

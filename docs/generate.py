@@ -180,7 +180,7 @@ def detectors_page() -> str:
         "",
         "## Where each rate was measured",
         "",
-        "On a population whose measured rate is at most twice the stated one, an alarm pages.",
+        "An alarm pages where the rate that was measured is at most twice the stated one.",
         "On all others it is a *ticket*: the incident opens and every channel shows it, but no outlet pages. It",
         "becomes a page after [`nightshift calibrate`](../how-to/calibrate.md) or after one watched week of this",
         "fleet. Events, near-facts (" + ", ".join(f"`{fault}`" for fault in sorted(NEAR_FACTS)) + "),",

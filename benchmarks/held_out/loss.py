@@ -261,7 +261,7 @@ def is_for_score(name: str) -> bool:
 def public(folder: Path, score: bool) -> dict[str, Any]:
     """Public logs as they are, and each followed by the beginning of another run in the same log, without a word.
 
-    What really happened in them nobody labelled. Their authors published them as runs that ended well."""
+    They have no labels. Their authors published them as runs that ended well."""
     paths = sorted((folder / "training_logs").glob("*.log"))
     chosen = [path for path in paths if is_for_score(path.name) == score]
     alone, joined, losses = [], [], 0

@@ -59,8 +59,12 @@ def note_waiting(store: Store, incident: Incident, reason: str, now_s: float, by
     waited_s = now_s - incident.entered_s
     told = sum(step.cause == Cause.UNDER_WAY and step.at_s >= incident.entered_s for step in incident.history)
     if waited_s >= FIRST_NOTE_S * 2**told:
-        word = "waiting" if incident.state is IncidentState.APPROVED else "running"
-        store.remark(incident, Cause.UNDER_WAY, by, f"{word} for {waited_s:.0f} s: {reason}")
+        store.remark(incident, Cause.UNDER_WAY, by, f"{waiting_word(incident)} for {waited_s:.0f} s: {reason}")
+
+
+def waiting_word(incident: Incident) -> str:
+    """What an action does while the world gives no answer: an approved one has not begun."""
+    return "waiting" if incident.state is IncidentState.APPROVED else "running"
 
 
 def cut_off(
@@ -226,7 +230,7 @@ class Stages:
         if incident.state is _S.CONFIRMING:  # the stage itself ends it first: this bounds a store that is away
             limit_s = settings.confirm_timeout_s + RETRY_MAX_S
         if waited_s >= limit_s:
-            raise Permanent(f"still running after {waited_s:.0f} s: {error}") from error
+            raise Permanent(f"still {waiting_word(incident)} after {waited_s:.0f} s: {error}") from error
         note_waiting(self._store, incident, str(error), now_s, self._runner)
         # an outage is looked at the more rarely the longer it lasts; what works on its own says when to look
         wait_s = RETRY_S if begun else min(max(RETRY_S, waited_s / 4), LONGEST_WAIT_S)

@@ -48,9 +48,7 @@ POPULATIONS: Mapping[str, Mapping[Population, PopulationRate]] = {
         Population.SERVING: PopulationRate(
             "37 stated, 8 (0 to 43) realised per 1,000 series-days, on 129 days of pods that were not fitted", True
         ),
-        Population.HOSTS: PopulationRate(
-            "56 stated, 834 realised per 1,000 series-days, on 60 public machines with a daily tide", False
-        ),
+        Population.HOSTS: PopulationRate("more than twice what is stated, on machines with a daily tide", False),
     },
     "multivariate": {},
     "serving": {},
