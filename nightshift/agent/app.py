@@ -13,6 +13,7 @@ from contextlib import suppress
 
 import structlog
 
+from nightshift import spans
 from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.kernel_gate import KernelGate
 from nightshift.agent.approvals.manual_fixes import ByHand
@@ -122,7 +123,9 @@ class App:
             settings, actuators, self.store, self.gate, self.history, self.inventory, self.clock, self.metrics
         )
         election = build_election(settings.election, settings.replica, is_sqlite=self.store.database.is_sqlite)
-        self.lifecycle = Lifecycle(self.practice.parts(), replica=settings.replica, election=election)
+        self.lifecycle = Lifecycle(
+            self.practice.parts(), replica=settings.replica, election=election, cluster=settings.cluster
+        )
         self.doors = self._build_doors(settings)
         self.server = self._build_server() if settings.console.enabled else None
 
@@ -161,7 +164,12 @@ class App:
             self._looked_at = time.monotonic()
             self._problem = ""
             return None
+        with spans.span("look", {"nightshift.term": self._led_term}) as opened:
+            return self._look(now_s, away, opened)
+
+    def _look(self, now_s: float, away: str, opened: spans.Span) -> Look:
         look = self.watch.look(now_s)
+        opened.set_attribute("nightshift.findings", len(look.detected.findings))
         self._looked_at = time.monotonic()
         self._problem = look.problem or away
         # The CLI is another process: expiries that it shows are counted by the daemon's clock, which it cannot

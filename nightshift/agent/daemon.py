@@ -18,6 +18,7 @@ from types import FrameType
 
 import structlog
 
+from nightshift import spans
 from nightshift.agent import logs
 from nightshift.agent.app import App
 from nightshift.agent.config_file import ConfigError
@@ -60,6 +61,7 @@ def run(config: Path | None) -> None:
     logs.configure(settings.log.level, settings.log.format)
     log = structlog.get_logger("daemon")
     _warn(settings, log)
+    end_spans = spans.start(settings.cluster, settings.replica)
     app = App(settings)
     hangup = threading.Event()
     changed = Changes(config)
@@ -86,6 +88,7 @@ def run(config: Path | None) -> None:
         app.run(between_looks)
     finally:
         app.stop()
+        end_spans()
 
 
 def _warn(settings: Settings, log: structlog.typing.FilteringBoundLogger) -> None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 
+from nightshift import spans
 from nightshift.collectors.base import Collector
 from nightshift.collectors.frame import Reason, SourceStatus
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
@@ -28,6 +30,8 @@ class _Question:
     now_s: float
     inventory: Inventory
     timeout_s: float
+    context: Context = field(default_factory=copy_context)
+    """The look's: a span of a collector belongs to the look that asked, whichever thread answers."""
 
 
 class _Worker:
@@ -77,13 +81,14 @@ class _Worker:
 
     def _run(self) -> None:
         while (question := self._questions.get()) is not None:
-            self._answers.put(self._collect(question))
+            self._answers.put(question.context.run(self._collect, question))
         self.collector.close()
 
     def _collect(self, question: _Question) -> Batch:
         began_s = time.monotonic()
         try:
-            return self.collector.collect(question.now_s, question.inventory, question.timeout_s)
+            with spans.span(f"collect {self.collector.name}", {"nightshift.source": self._place.name}):
+                return self.collector.collect(question.now_s, question.inventory, question.timeout_s)
         except Exception as error:  # noqa: BLE001  a broken collector is a source without data, by name
             detail = f"{type(error).__name__}: {error}"
             took_s = time.monotonic() - began_s

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import structlog
 
+from nightshift import spans
 from nightshift.agent.metrics import Metrics
 from nightshift.collectors.subject import Inventory
 from nightshift.collectors.tick import Tick
@@ -53,7 +54,8 @@ class Detection:
         for detector in self.detectors:
             began_s = time.perf_counter()
             try:
-                findings = detector.update(tick, inventory)
+                with spans.span(f"detect {detector.name}"):
+                    findings = detector.update(tick, inventory)
             except Exception as error:  # noqa: BLE001  a defect in one detector must not blind the others
                 failures[detector.name] = f"{type(error).__name__}: {error}"
                 self._metrics.detector_failures.labels(detector.name).inc()

@@ -18,6 +18,7 @@ import datetime
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
 
@@ -26,6 +27,7 @@ import structlog
 from dbos import DBOS, DBOSPortableJSONSerializer, SetWorkflowID
 from sqlalchemy.exc import SQLAlchemyError
 
+from nightshift import spans
 from nightshift.agent.correlation.silent_faults import unrepaired
 from nightshift.agent.incidents.node_return import may_be_proposed, stays
 from nightshift.agent.incidents.stages import (
@@ -40,7 +42,7 @@ from nightshift.agent.incidents.stages import (
     Stages,
 )
 from nightshift.agent.store.database import Database, patient, server_options
-from nightshift.agent.store.incident import NEEDS_A_PERSON, Cause, IncidentState
+from nightshift.agent.store.incident import NEEDS_A_PERSON, Cause, Incident, IncidentState
 from nightshift.agent.store.incident_store import Conflict, name_of
 from nightshift.agent.store.lease import LEASE_S, Election, Leadership
 from nightshift.agent.store.tables import findings, incidents
@@ -204,8 +206,10 @@ class Lifecycle:
         election: Election | None = None,
         poll_s: float = POLL_S,
         new_queue: Callable[[Run], Queue] | None = None,
+        cluster: str = "cluster",
     ) -> None:
         self._parts = parts
+        self._cluster = cluster
         self._store = parts.store
         self._lease_s = lease_s
         self._poll_s = poll_s
@@ -492,7 +496,8 @@ class Lifecycle:
         incident = self._store.incident(name_of(number))
         failed, due_s, why = False, now_s + RETRY_S, "nothing to do yet"
         try:
-            self._stages.run(incident)
+            with self._span(incident, runs):
+                self._stages.run(incident)
         except (
             Conflict,
             NotAllowedToAct,
@@ -521,6 +526,19 @@ class Lifecycle:
         if at.state in STAGE_OF and self._store.put_off(number, at.version, at.stage_runs, due_s, failed=failed):
             self._log.info("stage postponed", key=key, failed=failed, why=why)
         return None
+
+    def _span(self, incident: Incident, runs: int) -> AbstractContextManager[spans.Span]:
+        named: spans.Attributes = {
+            "nightshift.incident": incident.id,
+            "nightshift.state": str(incident.state),
+            "nightshift.run": runs,
+        }
+        return spans.span(
+            f"incident {STAGE_OF.get(incident.state, incident.state)}",
+            named,
+            parent=spans.within(spans.trace_of(self._cluster, incident.id)),
+            waits=(Conflict, NotAllowedToAct, Later),
+        )
 
     def _give_up(self, number: int, why: str) -> None:
         """A person has to take over."""

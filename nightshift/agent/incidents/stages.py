@@ -15,7 +15,7 @@ only after its intent is on disk, and only once per action id.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -23,6 +23,7 @@ from types import MappingProxyType
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
+from nightshift import spans
 from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.policy import rule_for
 from nightshift.agent.clock import Clock
@@ -341,7 +342,8 @@ class Stages:
             return
         self._stop_unless_allowed()
         try:
-            outcome = actuator.execute(action)
+            with _span("execute", action):
+                outcome = actuator.execute(action)
         except Temporary as error:
             outcome = self._interrupted(action, actuator, error)
         except Permanent as error:
@@ -534,7 +536,8 @@ class Stages:
         with self._store.database.write() as connection:
             store_intent(connection, number_of(incident.id), action, "undo", self._now(), self._runner)
         try:
-            outcome = actuator.undo(action)
+            with _span("undo", action):
+                outcome = actuator.undo(action)
         except Temporary:
             outcome = actuator.read(action)
             if outcome.status is not _O.NOT_DONE:
@@ -562,6 +565,11 @@ def quiet_since_s(incident: Incident) -> float | None:
 def called_for(diagnosis: Diagnosis) -> tuple[object, ...]:
     """What of a diagnosis decides which repair fits, and where."""
     return diagnosis.cause, diagnosis.facts.get("recovery_action"), diagnosis.facts.get("subject")
+
+
+def _span(verb: str, action: Action) -> AbstractContextManager[spans.Span]:
+    named = {"nightshift.action": action.id, "nightshift.target": str(action.target)}
+    return spans.span(f"{verb} {action.kind}", named, waits=(UnderWay,))
 
 
 def _plan_of(incident: Incident) -> Action:

@@ -29,6 +29,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic_settings import NoDecode
 
+from nightshift import spans
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.shared_settings import entry_of
 
@@ -270,7 +271,9 @@ class KubeApi:
                 body=body,
                 auth_settings=["BearerToken"],
             )
-            answer = self._api.call_api(*call, _request_timeout=timeout)
+            with spans.api_call(method, path) as opened:
+                answer = self._api.call_api(*call, _request_timeout=timeout)
+                spans.answered(opened, answer.status)
         except (HTTPError, OSError) as error:
             # the cluster's authority was replaced: its new certificate is in the file by now
             if isinstance(error, SSLError):
