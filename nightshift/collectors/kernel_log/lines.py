@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 
 from nightshift.collectors.frame import LogRecord
 from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
-from nightshift.collectors.kernel_log.messages import FIRST_LETTERS, read_message
+from nightshift.collectors.kernel_log.messages import FIRST_LETTERS, is_of_device, read_message
 from nightshift.collectors.kernel_log.pci import canonical_pci
 from nightshift.collectors.subject import Subject, SubjectKind
 
@@ -125,7 +125,9 @@ class KernelLogParser:
                 if marker in text and (event := read(self, record, text[:MAX_TEXT])) is not None:
                     return event
         # of most lines the first letters say that no kind begins so
-        return self._message(record, text[:MAX_TEXT]) if text[:2] in FIRST_LETTERS else None
+        if text[:2] in FIRST_LETTERS or is_of_device(text):
+            return self._message(record, text[:MAX_TEXT])
+        return None
 
     def sift(self, records: Iterable[LogRecord], max_lines: int) -> tuple[list[LogRecord], list[KernelEvent]]:
         """The lines worth keeping and the events in them. In a flood every event's line is kept, of the others
@@ -333,6 +335,8 @@ class KernelLogParser:
             found.pci_address if kind.about == "gpu" else None,
             message=kind.name,
             gpu_index=found.gpu_index,
+            is_over="yes" if found.is_over else None,
+            errors=found.errors if found.errors > 1 else None,
             subject=f"{kind.about}:{self.node.name}/{device}" if device else None,
         )
 
