@@ -456,11 +456,11 @@ def test_a_line_of_a_program_that_runs_the_host_is_read_from_every_log(kind: Mes
         assert other.text is None, line
 
 
-def test_every_marker_of_a_reader_passes_the_gate_before_the_readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gate is written out for speed: a marker that it lacks would never be read."""
+def test_every_marker_of_a_reader_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    for marker, _ in lines._READERS:
-        entry = (marker, lambda parser, record, text: asked.append(text))
-        monkeypatch.setattr(lines, "_READERS", (entry,))
-        KernelLogParser(NODE).read(LogRecord(Instant(START_S), "k", NODE, f"x {marker}", 0))
-        assert asked.pop() == f"x {marker}"
+    for heads, marker, _ in lines._READERS:
+        for head in heads:
+            entry = (marker, lambda parser, record, text: asked.append(text))
+            monkeypatch.setitem(lines._BY_HEAD, head, (entry,))
+            KernelLogParser(NODE).read(LogRecord(Instant(START_S), "k", NODE, f"{head} {marker}", 0))
+            assert asked.pop() == f"{head} {marker}"

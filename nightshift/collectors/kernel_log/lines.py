@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 
 from nightshift.collectors.frame import LogRecord
 from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
-from nightshift.collectors.kernel_log.messages import FIRST_LETTERS, is_of_device, read_message
+from nightshift.collectors.kernel_log.messages import NEEDED, may_tell_of_device, read_message
 from nightshift.collectors.kernel_log.pci import canonical_pci
 from nightshift.collectors.subject import Subject, SubjectKind
 
@@ -104,30 +104,29 @@ class KernelLogParser:
     def read(self, record: LogRecord) -> KernelEvent | None:
         """The event that a line tells, or None. Never raises: a line of no known form is no event."""
         text = record.text
-        if (  # the markers of _READERS, written out: nearly every line has none, and a loop takes twice as long
-            "NVRM" in text
-            or "process " in text
-            or "vlink" in text
-            or "NVLink" in text
-            or "AER: " in text
-            or "SXid" in text
-            or "PCIe Bus Error" in text
-            or "oom-kill:" in text
-            or ": server " in text
-            or "Lustre: " in text
-            or "ceph: " in text
-            or "blocked " in text
-            or "Linux version " in text
-            or "suppressed" in text
-            or "messages" in text
-        ):
-            for marker, read in _READERS:
-                if marker in text and (event := read(self, record, text[:MAX_TEXT])) is not None:
-                    return event
-        # of most lines the first letters say that no kind begins so
-        if text[:2] in FIRST_LETTERS or is_of_device(text):
-            return self._message(record, text[:MAX_TEXT])
-        return None
+        head = text[:2]
+        readers = _BY_HEAD.get(head)
+        space = text.find(" ", 0, 24)
+        of_device = text[space + 5 : space + 6] == ":" == text[space + 8 : space + 9]  # `is_of_device`
+        is_marked = "NVRM" in text or "ess" in text
+        # nearly every line is of no kind, and its first letters say so
+        if readers is None and not of_device and not is_marked:
+            return None
+        text = text[:MAX_TEXT]
+        for marker, read in readers or ():
+            if marker in text and (event := read(self, record, text)) is not None:
+                return event
+        if of_device and ("AER: " in text or "PCIe Bus Error" in text):
+            event = self._aer(record, text)
+            if event is not None:
+                return event
+        for marker, read in _ANYWHERE if is_marked else ():
+            if marker in text and (event := read(self, record, text)) is not None:
+                return event
+        for needed in NEEDED.get(head, ()):
+            if needed in text:
+                return self._message(record, text)
+        return self._message(record, text) if of_device and may_tell_of_device(text) else None
 
     def sift(self, records: Iterable[LogRecord], max_lines: int) -> tuple[list[LogRecord], list[KernelEvent]]:
         """The lines worth keeping and the events in them. In a flood every event's line is kept, of the others
@@ -416,21 +415,34 @@ def single_lines(records: Iterable[LogRecord]) -> list[LogRecord]:
 
 _FIELDS = frozenset({"code", "process", "pid"})
 _Reader = Callable[[KernelLogParser, LogRecord, str], KernelEvent | None]
-# What to look for, most telling first: a plain substring search rules out nearly every line.
-_READERS: tuple[tuple[str, _Reader], ...] = (
+# By the first two letters of the line, as the kernel writes them, what else it holds and who reads it.
+_READERS: tuple[tuple[tuple[str, ...], str, _Reader], ...] = (
+    (("nv",), "SXid", KernelLogParser._sxid),
+    (("Me", "Ou", "Ki"), "process ", KernelLogParser._oom_killed),
+    (("oo",), "oom-kill:", KernelLogParser._oom_killed),
+    (("nv",), "vlink", KernelLogParser._nvlink),
+    (("nv",), "NVLink", KernelLogParser._nvlink),
+    (("nf", "lo"), ": server ", KernelLogParser._storage),
+    (("Lu",), "Lustre: ", KernelLogParser._storage),
+    (("ce",), "ceph: ", KernelLogParser._storage),
+    (("IN",), "blocked ", KernelLogParser._storage),
+    (("Li",), "Linux version ", KernelLogParser._booted),
+)
+_ANYWHERE: tuple[tuple[str, _Reader], ...] = (
     ("NVRM", KernelLogParser._nvrm),
-    ("SXid", KernelLogParser._sxid),
-    ("AER: ", KernelLogParser._aer),
-    ("PCIe Bus Error", KernelLogParser._aer),
-    ("process ", KernelLogParser._oom_killed),
-    ("oom-kill:", KernelLogParser._oom_killed),
-    ("vlink", KernelLogParser._nvlink),
-    ("NVLink", KernelLogParser._nvlink),
-    (": server ", KernelLogParser._storage),
-    ("Lustre: ", KernelLogParser._storage),
-    ("ceph: ", KernelLogParser._storage),
-    ("blocked ", KernelLogParser._storage),
-    ("Linux version ", KernelLogParser._booted),
+    ("NVRM", KernelLogParser._nvlink),
     ("suppressed", KernelLogParser._gap),
     ("messages", KernelLogParser._gap),
 )
+"""What comes behind any word; `KernelLogParser.read` looks for the letters that these have in common."""
+
+
+def _by_head() -> dict[str, tuple[tuple[str, _Reader], ...]]:
+    found: dict[str, tuple[tuple[str, _Reader], ...]] = dict.fromkeys(NEEDED, ())
+    for heads, marker, read in _READERS:
+        for head in heads:
+            found[head] = (*found.get(head, ()), (marker, read))
+    return found
+
+
+_BY_HEAD = _by_head()

@@ -192,8 +192,8 @@ KINDS: tuple[MessageKind, ...] = (
          "The port's adapter has a fatal error", f"{_MLX}/core/health.c", about=_NIC),
     _row("mlx_command", "mlx", r"timeout\. Will cause a leak of a command resource", _N, _C,
          "The port's adapter does not take commands", f"{_MLX}/core/cmd.c", about=_NIC),
-    _row("mlx_module", "mlx", r"Port module event\[error\]|Port module event: .*"
-         r"(?:[Cc]able (?:error|unplugged|shorted)|[Bb]us stuck|[Hh]igh temperature|EEPROM)", _N, _W,
+    _row("mlx_module", "mlx", r"Port module event(?:\[error\]|: .*(?:[Cc]able error|[Cc]able unplugged"
+         r"|[Cc]able shorted|[Bb]us stuck|[Hh]igh temperature|EEPROM))", _N, _W,
          "The port's cable or transceiver has an error", f"{_MLX}/core/events.c", about=_NIC),
     _row("mlx_temperature", "mlx", r"High temperature on sensors", _N, _W,
          "The port's adapter is too hot", f"{_MLX}/core/events.c", about=_NIC),
@@ -549,7 +549,6 @@ _DEVICE = re.compile(r"\bdev(?:ice)? ((?:nvme|sd|md|dm-|vd)[\w-]*)|\(((?:nvme|sd
 _PCI = re.compile(
     r"\b[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?\b|\[([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\]"
 )
-_DEVICE_FIRST = re.compile(r"[\w.-]+ (?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7](?::\w+)?(?: [^:]{1,40})?: ")
 _DISK_NAME = re.compile(r"((?:sd|vd)[a-z]+)|(nvme\d+)(n\d+)?")
 _ANY = "*"
 _ENOUGH = 6
@@ -584,26 +583,33 @@ def _texts(parts: Iterable[tuple[Any, Any]]) -> tuple[str, ...]:
     return max(reversed(choices), key=lambda texts: min(*map(len, texts), _ENOUGH))
 
 
-_Row = tuple[tuple[str, ...], re.Pattern[str], MessageKind]
+_Row = tuple[re.Pattern[str], MessageKind]
 
 
-def _by_first_letters() -> dict[str, tuple[_Row, ...]]:
-    """The rows by the first two characters of their lines; hardware errors begin with `[` or `{1}[`."""
-    found: dict[str, tuple[_Row, ...]] = {}
+def _by_first_letters() -> dict[str, tuple[tuple[str, tuple[_Row, ...]], ...]]:
+    """The rows by the first two characters of their lines (hardware errors begin with `[` or `{1}[`) and by a text
+    that the line has to hold: of most lines a few searches for plain texts say that they are of no kind."""
+    found: dict[str, dict[str, tuple[_Row, ...]]] = {}
     for kind in KINDS:
-        word, row = kind.first_word, (_needed(kind.pattern), re.compile(kind.pattern), kind)
+        word, row = kind.first_word, (re.compile(kind.pattern), kind)
         heads = (
             [word] if word == _ANY else [word[:2]] if len(word) > 1 else [f"{word}{digit}" for digit in range(10)]
         )
         marks = (f"[{word[0]}", *(f"{{{digit}" for digit in range(10))) if word == "Hardware" else ()
         for head in (*heads, *marks):
-            found[head] = (*found.get(head, ()), row)
-    return found
+            of_head = found.setdefault(head, {})
+            for text in dict.fromkeys(_needed(kind.pattern)):
+                of_head[text] = (*of_head.get(text, ()), row)
+    return {head: tuple(texts.items()) for head, texts in found.items()}
 
 
 _ROWS = _by_first_letters()
-FIRST_LETTERS = frozenset(_ROWS)
-"""How a line of any kind begins: most lines of a log are passed over by them alone."""
+_ORDER = {kind: number for number, kind in enumerate(KINDS)}
+NEEDED: Mapping[str, tuple[str, ...]] = {
+    head: tuple(text for text, _ in rows if not any(other in text for other, _ in rows if other != text))
+    for head, rows in _ROWS.items()
+}
+"""How a line of any kind begins, and what else it holds: most lines of a log are passed over by these alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -623,9 +629,12 @@ class KernelMessage:
 
 def _kind_of(text: str) -> MessageKind | None:
     kind = _row_of(text, text[:2])
-    if kind is None and is_of_device(text) and (match := _DEVICE_FIRST.match(text)) is not None:
-        rest = text[match.end() :]
-        kind = _row_of(rest, rest[:2]) or _row_of(rest, _ANY)
+    if kind is None and is_of_device(text):
+        rest = _rest(text)
+        if rest[:2] in _ROWS:
+            kind = _row_of(rest, rest[:2])
+        if kind is None:
+            kind = _row_of(rest, _ANY)
     return kind
 
 
@@ -639,14 +648,33 @@ def is_of_device(text: str) -> bool:
     return text[space + 5 : space + 6] == ":" == text[space + 8 : space + 9]
 
 
+def may_tell_of_device(text: str) -> bool:
+    """Whether what follows the device that this line begins with may be of a kind."""
+    rest = _rest(text)
+    for needed in NEEDED.get(rest[:2], ()):  # loops, not `any`: no generators
+        if needed in rest:
+            return True
+    for needed in NEEDED[_ANY]:  # noqa: SIM110
+        if needed in rest:
+            return True
+    return False
+
+
+def _rest(text: str) -> str:
+    """What follows the device that a line begins with."""
+    return text[text.find(": ", text.find(" ") + 8) + 2 :]
+
+
 def _row_of(text: str, head: str) -> MessageKind | None:
-    for texts, pattern, kind in _ROWS.get(head, ()):
-        for needed in texts:  # a loop, not `any`: no generator for each line
-            if needed in text:
-                if pattern.search(text) is not None and (head is _ANY or _begins_with(text, kind.first_word)):
-                    return kind
-                break
-    return None
+    """Of the rows of this head the first in `KINDS` that the line matches."""
+    found = [
+        kind
+        for needed, rows in _ROWS.get(head, ())
+        if needed in text
+        for pattern, kind in rows
+        if pattern.search(text) is not None and (head is _ANY or _begins_with(text, kind.first_word))
+    ]
+    return min(found, key=_ORDER.__getitem__) if found else None
 
 
 def _begins_with(text: str, word: str) -> bool:
