@@ -552,7 +552,7 @@ _SAYS: dict[Fault, str] = {
     Fault.GPU_MEMORY_LEAK: "GPU memory leak",
     Fault.HOST_MEMORY_LEAK: "Host memory leak",
     Fault.LOSS_DIVERGED: "Loss diverged",
-    Fault.LOSS_NONFINITE: "Loss is not a number",
+    Fault.LOSS_NONFINITE: "Loss or gradient is not a number",
     Fault.DATA_STALL: "Training waits for data",
     Fault.HANG: "Job hangs",
     Fault.STRAGGLER: "One rank is slow",
