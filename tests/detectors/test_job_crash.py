@@ -63,6 +63,7 @@ BENIGN = (
     "Saving checkpoint to /ckpt/step-100",
     "0 errors, 3 warnings",
     "INFO worker exited with return code = 0",
+    "run.sh: line 13: sudo: command not found",
     "the request was killed by its client",
     "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768",
     "NCCL WARN NET/IB : mlx5_0:1 Got async event : client reregistration",

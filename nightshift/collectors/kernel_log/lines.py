@@ -43,6 +43,7 @@ _SXID = re.compile(
 )
 _PROCESS = re.compile(r"pid='?(<unknown>|\d+)'?(?:, name=('?<unknown>'?|[^,]*))?(?:, )?(.*)")
 _RECOVERY = re.compile(r"recovery action changed from 0x([0-9a-fA-F]+) \((.*?)\) to 0x([0-9a-fA-F]+) \((.*?)\)")
+_XID_INDEX = re.compile(r"NVRM: GPU(\d{1,2}) Xid|from GPU(\d{1,2}) GSP")
 _SXID_FURTHER = re.compile(r"(?:Severity \d+ Engine instance|Data \{)")
 _LINK = re.compile(r"\b[Ll]ink (?:ID )?(\d{1,2})\b")
 _NVLINK5 = re.compile(r"(\w+) +(Fatal|Nonfatal|Non-fatal|Corr?ected) +(XC\d) +(i\d+) +Link +(-?\d+)")
@@ -96,6 +97,8 @@ class KernelLogParser:
 
     node: Subject
     uuid_of: dict[str, str] = field(default_factory=dict)
+    _address_of: dict[str, str] = field(default_factory=dict)
+    """PCI addresses by the driver's own numbers of GPUs, which Xids tell: other lines have the number alone."""
     _falling: str | None = None
     _oom: Mapping[str, str] = field(default_factory=dict)
     _storage_said: dict[str, tuple[bool, float]] = field(default_factory=dict)
@@ -196,6 +199,8 @@ class KernelLogParser:
     def _xid(self, record: LogRecord, match: re.Match[str]) -> KernelEvent:
         address, instance, compute, code, rest = match.groups()
         rest = rest or ""
+        if (numbered := _XID_INDEX.search(match.string)) is not None:
+            self._address_of[numbered.group(1) or numbered.group(2)] = address
         process, pid = None, None
         if rest.startswith("pid=") and (found := _PROCESS.match(rest)) is not None:
             pid = int(found.group(1)) if found.group(1).isdigit() and len(found.group(1)) < 10 else None
@@ -331,7 +336,7 @@ class KernelLogParser:
         return self._event(
             KernelEventKind.MESSAGE,
             record,
-            found.pci_address if kind.about == "gpu" else None,
+            found.pci_address or self._address_of.get(found.gpu_index) if kind.about == "gpu" else None,
             message=kind.name,
             gpu_index=found.gpu_index,
             is_over="yes" if found.is_over else None,
@@ -343,6 +348,7 @@ class KernelLogParser:
         if not text.startswith("Linux version "):
             return None
         self.uuid_of.clear()
+        self._address_of.clear()
         self._falling, self._oom = None, {}
         return self._event(KernelEventKind.BOOT, record, scope="host", version=text.split(" ")[2])
 

@@ -80,10 +80,13 @@ class KernelEvents:
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
         told: dict[tuple[Fault, Subject], list[KernelEvent]] = {}
+        accused = _accused(tick)
         for event in tick.events:
             fault = self._fault(event, tick.at_s, inventory)
             if fault is not None and "old" not in event.attributes:
                 subject = event.node if fault is Fault.OOM_KILL else _subject(event)
+                if fault is Fault.DRIVER_ERROR and subject == event.node:
+                    subject = accused.get(event.node, subject)
                 told.setdefault((fault, subject), []).append(event)
         for event in self._due(tick):
             kind = _kind_of(event)
@@ -213,6 +216,16 @@ class KernelEvents:
             raise SnapshotError(f"{self.name}: {error!r}") from error
         self._aer, self._counts = fresh._aer, fresh._counts
         self._quiet, self._episodes = fresh._quiet, fresh._episodes
+
+
+def _accused(tick: Tick) -> dict[Subject, Subject]:
+    """The GPU of each node whose Xids came in this tick, where it is a single one: what the driver says beside them
+    without an address (a GSP timeout, a reset that is required) is of that GPU."""
+    found: dict[Subject, set[Subject]] = {}
+    for event in tick.events:
+        if event.kind is KernelEventKind.XID and event.gpu is not None and "old" not in event.attributes:
+            found.setdefault(event.node, set()).add(event.gpu)
+    return {node: next(iter(gpus)) for node, gpus in found.items() if len(gpus) == 1}
 
 
 def _subject(event: KernelEvent) -> Subject:

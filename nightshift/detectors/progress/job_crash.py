@@ -61,6 +61,11 @@ def _cause(
 
 
 _CRITICAL = Severity.CRITICAL
+_NOT_STARTED = (
+    r": (?:python\S*|torchrun|accelerate|deepspeed|mpirun|srun|ray|vllm): (?:command )?not found$"
+    r"|execve\(\): .*No such file"
+)
+"""A script goes on after other commands that its image lacks (`sudo`, `nvidia-smi`)."""
 CAUSES: tuple[CrashCause, ...] = (
     _cause(
         "ecc",
@@ -301,7 +306,7 @@ CAUSES: tuple[CrashCause, ...] = (
         r"with return code = [1-9]|returned non-zero exit status [1-9]|exited with non-zero status",
         r"(?:ssh exited|command terminated) with exit code [1-9]|MPI_ABORT was invoked .* errorcode -?[1-9]",
         r"^thread '[^']*' panicked at |^panic: |^Error executing job with overrides",
-        r": command not found$|execve\(\): .*No such file",
+        _NOT_STARTED,
         r"^[\w./-]+\.py: error: ",
     ),
     # what Slurm does with the rest of a step of which one task failed, too
@@ -336,7 +341,7 @@ _PROVES = re.compile(
     r"|process returned\s+a non-zero|Application startup failed|Check failure stack trace"
     r"|Terminating process because"
     r"|Scheduler hit an exception|ShardCannotStart|failed to load all models|double free or corruption"
-    r"|stack smashing detected|free\(\): invalid|: command not found$|execve\(\): .*No such file"
+    r"|stack smashing detected|free\(\): invalid|execve\(\): .*No such file"
     r"|^(?:\S+: line \d+: +\d+ )?(?:Killed|Aborted)\b(?!:)"
 )
 _WATCHDOG = re.compile(r"Watchdog caught collective operation timeout|WorkNCCL\(")
