@@ -1,7 +1,7 @@
-"""Kernel lines a second beside an earlier commit, in turns: `python -m benchmarks.kernel_log_turns CHECKOUT`.
+"""Kernel lines a second beside an earlier commit: `python -m benchmarks.kernel_log_turns CHECKOUT`.
 
-CHECKOUT is a work tree of the earlier commit. Each turn runs both trees' own `collectors_speed.py --part kernel_log`
-in a process of its own, so that what else runs on the machine meets both.
+CHECKOUT is a work tree of the earlier commit. Each turn runs `collectors_speed.py --part kernel_log` of both trees
+in processes of their own, so that what else runs on the machine meets both.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def rate(tree: Path) -> int:
 
 
 def name(tree: Path) -> str:
-    done = subprocess.run(["git", "-C", str(tree), "rev-parse", "--short=12", "HEAD"], stdout=subprocess.PIPE)
+    done = subprocess.run(
+        ["git", "-C", str(tree), "rev-parse", "--short=12", "HEAD"], stdout=subprocess.PIPE, check=True
+    )
     return done.stdout.decode().strip()
 
 
