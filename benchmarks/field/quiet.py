@@ -183,7 +183,8 @@ def read_lines(folder: Path, half: str, most: int) -> dict[str, Any]:
                 break  # of a report of a bug, what comes before its fault
             counts[source] += 1
             record = LogRecord(Instant(float(number)), "kern.log", Subject(SubjectKind.NODE, "n1"), line, number)
-            if (event := parser.read(record)) is not None:
+            event = parser.read(record)
+            if event is not None and "is_over" not in event.attributes:  # that a link is up is no fault
                 tell(
                     source, f"{event.kind.value} {event.code or event.attributes.get('message', '')}".strip(), line
                 )

@@ -14,10 +14,15 @@ from nightshift.collectors.kernel_log import lines
 from nightshift.collectors.kernel_log.event import KernelEventKind
 from nightshift.collectors.kernel_log.lines import KernelLogParser
 from nightshift.collectors.kernel_log.local import read_syslog
-from nightshift.collectors.kernel_log.messages import KINDS, MessageKind, read_message
+from nightshift.collectors.kernel_log.messages import (
+    _NIC_DRIVERS,
+    KINDS,
+    MessageKind,
+    read_message,
+)
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
-from nightshift.detectors.base import Fault, Severity
+from nightshift.detectors.base import Fault, Finding, Severity
 from nightshift.detectors.hardware.kernel_events import KernelEvents
 from nightshift.detectors.hardware.xid_catalogue import Recovery
 
@@ -74,13 +79,12 @@ SAMPLES = {
     "slot_down": "pcieport {pci}: pciehp: Slot({n}): Link Down",
     "slot_power": "pcieport {pci}: pciehp: Slot({n}): Power fault",
     "recovery_failed": "pcieport {pci}: AER: device recovery failed",
-    "gpu_recovery_failed": "nvidia {pci}: AER: can't recover (no error_detected callback)",
     "retraining": "pcieport {pci}: broken device, retraining non-functional downstream link at 2.5GT/s",
     "hotplug_timeout": "pcieport {pci}: pciehp: Timeout on hotplug command 0x{hex} (issued {n} msec ago)",
-    "dma_fault": "DMAR: [DMA Read NO_PASID] Request device [3b:00.0] fault addr 0x{hex} [fault reason 0x06]",
+    "dma_fault_DMAR": "DMAR: [DMA Read NO_PASID] Request device [3b:00.0] fault addr 0x{hex} [fault reason 0x06]",
     "io_page_fault": "AMD-Vi: Event logged [IO_PAGE_FAULT device={pci} domain=0x{hex} address=0x{hex}]",
     "memory_uncorrected": "EDAC MC{gpu}: 1 UE memory read error on CPU_SrcID#0_MC#0 (channel:{gpu} page:0x{hex})",
-    "memory_corrected": "EDAC MC{gpu}: {n} CE memory read error on CPU_SrcID#0_MC#0 (channel:{gpu} page:0x{hex})",
+    "memory_corrected": "EDAC MC{gpu}: 1 CE memory read error on CPU_SrcID#0_MC#0 (channel:{gpu} page:0x{hex})",
     "machine_check": "mce: [Hardware Error]: CPU {n}: Machine Check Exception: 5 Bank {gpu}: be{hex}",
     "memory_poison": "mce: Uncorrected hardware memory error in user-access at {hex}",
     "machine_check_logged": "mce: [Hardware Error]: Machine check events logged",
@@ -90,12 +94,12 @@ SAMPLES = {
     "firmware_corrected": "{{{n}}}[Hardware Error]: event severity: corrected",
     "page_poison": "Memory failure: 0x{hex}: recovery action for dirty LRU page: Failed",
     "page_offlined": "soft_offline: 0x{hex}: page migration failed {n}, type 1",
-    "throttled_core": "CPU{n}: Core temperature above threshold, cpu clock throttled (total events = {n})",
-    "critical_temperature": "thermal thermal_zone{gpu}: acpitz: critical temperature reached, shutting down",
+    "throttled_cpu": "CPU{n}: Core temperature above threshold, cpu clock throttled (total events = {n})",
+    "critical_temperature_0": "thermal thermal_zone{gpu}: acpitz: critical temperature reached, shutting down",
     "soft_lockup": "watchdog: BUG: soft lockup - CPU#{n} stuck for 22s! [python3:{n}]",
     "hard_lockup": "watchdog: Watchdog detected hard LOCKUP on cpu {n}",
     "nmi_lockup": "NMI watchdog: BUG: soft lockup - CPU#{n} stuck for 22s! [python3:{n}]",
-    "rcu_stall": "rcu: INFO: rcu_sched detected stalls on CPUs/tasks:",
+    "rcu_stall_rcu": "rcu: INFO: rcu_sched detected stalls on CPUs/tasks:",
     "kernel_bug": "BUG: unable to handle page fault for address: ffff{hex}",
     "kernel_assertion": "kernel BUG at mm/slub.c:{n}!",
     "panic": "Kernel panic - not syncing: Fatal exception in interrupt",
@@ -117,13 +121,107 @@ SAMPLES = {
     "raid_failure": "md/raid1:md{gpu}: Disk failure on sd{letter}, disabling device.",
     "ata_error": "ata{gpu}.00: failed command: READ FPDMA QUEUED",
     "path_failed": "device-mapper: multipath: 253:{gpu}: Failing path 8:{n}.",
+    "uvm_fatal": "NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x{hex}, requiring os reboot",
+    "interrupts_unhandled": "NVRM: Going over RM unhandled interrupt threshold for irq {n}",
+    "locked_up": "NVRM: nvCheckOkFailedNoLog: Check failed: Call timed out [NV_ERR_TIMEOUT] (0x65) @ rpc.c:{n}",
+    "device_failed": "NVRM: GPU {pci}: RmInitNvDevice failed {n}",
+    "openib_service": "systemd: openibd.service: Failed with result 'exit-code'.",
+    "node_agent_service": "systemd: kubelet.service: Failed with result 'exit-code'.",
+    "mount_failed": "systemd: data-{n}.mount: Mount process exited, code=exited, status=32/n/a",
+    "imex_log": "nvidia-imex: [ERROR] Failed to read the nodes' configuration {n}",
+    "persistence_log": "nvidia-persistenced: Failed to query NVIDIA devices. Please ensure that the files exist",
+    "mcelog_uncorrected": "mcelog: Uncorrected error in CPU {n}",
+    "rasdaemon_uncorrected": "rasdaemon: mc_event: 1 Uncorrected error: memory read error on DIMM{gpu}",
+    "rasdaemon_corrected": "rasdaemon: mc_event: 1 Corrected error: memory read error on DIMM{gpu}",
+    "amdgpu": "amdgpu {pci}: amdgpu: ring gfx_0.0.0 timeout, signaled seq={n}, emitted seq={n}",
+    "mlx_probe": "mlx5_core {pci}: probe_one:{n}:(pid {n}): mlx5_init_one failed with error code -110",
+    "ipoib_transmit": "ib0: transmit timeout: latency {n} msecs",
+    "hfi_link": "hfi1 {pci}: hfi1_0: set_link_state: current ACTIVE, new OFFLINE",
+    "conntrack_full": "nf_conntrack: nf_conntrack: table full, dropping packet",
+    "neighbour_full": "neighbour: arp_cache: neighbor table overflow!",
+    "tcp_memory": "TCP: out of memory -- consider tuning tcp_mem",
+    "namespace_stuck": "unregister_netdevice: waiting for veth{hex} to become free. Usage count = {n}",
+    "slot_link": "pcieport {pci}: pciehp: Slot({n}): Cannot train link: status 0x{hex}",
+    "slot_down_old": "pciehp {pci}:pcie04: slot({n}): Link Down event",
+    "slot_power_old": "pciehp {pci}:pcie04: Power fault on slot {n}",
+    "slot_link_old": "pciehp {pci}:pcie04: Failed to check link status",
+    "hotplug_timeout_old": "pciehp {pci}:pcie04: Timeout on hotplug command 0x{hex} (issued {n} msec ago)",
+    "not_ready": "nvme {pci}: not ready 65535ms after FLR; giving up",
+    "inaccessible": "vfio-pci {pci}: Unable to change power state from D3cold to D0, device inaccessible",
+    "eeh_frozen": "EEH: Frozen PHB#{n}-PE#{gpu} detected",
+    "dma_fault_dmar": "dmar: DMAR:[DMA Write] Request device [02:00.0] fault addr {hex}",
+    "iommu_stuck": "AMD-Vi: Completion-Wait loop timed out",
+    "smmu_fault_0": "arm-smmu-v3 arm-smmu-v3.{gpu}.auto: event 0x10 received:",
+    "smmu_fault_1": "arm-smmu {n}00000.iommu: Unhandled context fault: fsr=0x{hex}, iova=0x{hex}",
+    "machine_check_corrected": "mce: [Hardware Error]: CPU {n}: Machine Check: 0 Bank {gpu}: 9c00000001{gpu}10092",
+    "machine_check_decoded": "[Hardware Error]: Uncorrected, software restartable error.",
+    "machine_check_deferred": "[Hardware Error]: Deferred error, no action required.",
+    "machine_check_amd": "[Hardware Error]: Corrected error, no action required.",
+    "page_killed": "MCE 0x{hex}: Killing python3:{n} due to hardware memory corruption",
+    "throttled_mce": "mce: CPU{n}: Package temperature above threshold, cpu clock throttled (total events = {n})",
+    "critical_temperature_1": "critical temperature reached ({n} C), shutting down",
+    "critical_temperature_2": "Critical temperature reached ({n} C), shutting down",
+    "critical_temperature_3": "ACPI: Critical temperature reached ({n} C), shutting down",
+    "nmi_error": "NMI: PCI system error (SERR) for reason b1 on CPU {n}.",
+    "nmi_unknown": "Uhhuh. NMI received for unknown reason 2d on CPU {n}.",
+    "rcu_stall_info": "INFO: rcu_sched self-detected stall on CPU {{ {n}}}",
+    "kernel_lockup": "BUG: workqueue lockup - pool cpus={n} node=0 flags=0x0 nice=0 stuck for {n}s!",
+    "kernel_oops_0": "general protection fault, probably for non-canonical address 0x{hex}: 0000 [#1] SMP NOPTI",
+    "kernel_oops_1": "Oops: 0002 [#1] SMP NOPTI",
+    "kernel_oops_2": "invalid opcode: 0000 [#1] SMP NOPTI",
+    "kernel_oops_3": "Internal error: Oops: 96000004 [#1] SMP",
+    "kernel_oops_4": "Unable to handle kernel NULL pointer dereference at virtual address 00000000000000{hex}",
+    "ipmi_memory": "ipmi: {n}, Nov-05-2025, DIMM_A{gpu}, Memory, Critical, Assertion Event, Uncorrectable ECC",
+    "ipmi_processor": "ipmi: {n}, Nov-05-2025, CPU{gpu}, Processor, Critical, Assertion Event, IERR",
+    "ipmi_bus": "ipmi: {n}, Nov-05-2025, PCIe, Critical Interrupt, Critical, Assertion Event, Bus Fatal Error",
+    "ipmi_heat": "ipmi: {n}, Nov-05-2025, Inlet, Temperature, Critical, Assertion Event, Upper Critical going high",
+    "ipmi_fan": "ipmi: {n}, Nov-05-2025, FAN{gpu}, Fan, Critical, Assertion Event, Lower Critical going low",
+    "ipmi_drive": "ipmi: {n}, Nov-05-2025, Bay {gpu}, Drive Slot, Critical, Assertion Event, Drive Fault",
+    "nvme_fabric": "nvme nvme{gpu}: starting error recovery",
+    "ext_io": "EXT4-fs warning (device sd{letter}1): ext4_end_bio:{n}: I/O error 10 writing to inode {n}",
+    "journal_error": "JBD2: Error -5 detected when updating journal superblock for sd{letter}1-8.",
+    "xfs_memory": "XFS: python3({n}) possible memory allocation deadlock size {n} in kmem_alloc (mode:0x2400240)",
+    "btrfs_checksum": "BTRFS warning (device sd{letter}): csum failed root 5 ino {n} off 0 csum 0x{hex} expected",
+    "zfs_suspended": "WARNING: Pool 'tank' has encountered an uncorrectable I/O failure and has been suspended.",
+    "raid_event": "mdadm: Fail event detected on md device /dev/md{gpu}, component device /dev/sda1",
+    "scsi_error": "sd {gpu}:0:0:0: [sd{letter}] tag#{n} Sense Key : Medium Error [current]",
+    "megaraid_sas_controller": "megaraid_sas {pci}: {n} (7s/0x0020/CRIT) - Controller encountered an error",
+    "mpt_controller": "mpt3sas_cm{gpu}: fault_state(0x58{hex})!",
+    "smartpqi_controller": "smartpqi {pci}: controller is offline: status code 0x{hex}",
+    "hpsa_controller": "hpsa {pci}: Controller lockup detected: 0x{hex} after 30",
+    "aacraid_controller": "aacraid {pci}: Adapter health - -{n}",
+    "smart_failed": "smartd: Device: /dev/nvme{gpu}, Critical Warning (0x04): Reliability",
+    "thin_pool_full": "device-mapper: thin: 253:{gpu}: switching pool to out-of-data-space mode",
+    "no_path": "multipathd: mpath{letter}: remaining active paths: 0",
+    "lustre_evicted": "LustreError: 167-0: scratch-OST00{hex}-osc: This client was evicted by scratch-OST00{hex}",
+    "lustre_request": "Lustre: {n}:0:(client.c:{n}:ptlrpc_expire_one_request()) @@@ Request sent has timed out",
+    "lustre_operation": "LustreError: 11-0: scratch-MDT0000: operation obd_ping to node 10.0.0.{n}@o2ib failed: rc",
+    "lustre_network_lnet": "LNet: {n}:0:(o2iblnd_cb.c:{n}:kiblnd_check_conns()) Timed out tx for 10.0.0.{n}@o2ib",
+    "lustre_network_lneterror": "LNetError: {n}:0:(lib-msg.c:{n}:lnet_health()) Timed out tx: active_txs",
+    "nfs_state": "NFS: state manager: lease expired failed on NFSv4 server 10.0.0.{n} with error 13",
+    "cifs_silent": "CIFS: VFS: \\\\nas{n} has not responded in 180 seconds. Reconnecting...",
+    "ceph_lost": "libceph: mon{gpu} (1)10.0.0.{n}:6789 session lost, hunting for new mon",
+    "ceph_evicted": "ceph: mds{gpu} session blocklisted",
+    "beegfs": "beegfs: messenger({n}) [Messaging (RPC)] >> Communication error: Receive timed out from: n1",
+    "gpfs": "mmfs: Error=MMFS_SYSTEM_UNMOUNT, ID=0x{hex}, Tag={n}",
+} | {
+    f"{driver}_{name}": f"{driver} {{pci}} {{nic}}: {words}"
+    for driver in _NIC_DRIVERS
+    for name, words in (
+        ("link", "NIC Link is Down"), ("transmit", "TX timeout detected, starting reset task!"),
+        ("firmware", "Firmware recovery mode detected. Limiting functionality."),
+    )
+} | {
+    f"{driver}_probe": f"{driver}: probe of {{pci}} failed with error -22"
+    for driver in (
+        "mlx5_core", "mlx4_core", "efa", *_NIC_DRIVERS, "nvidia", "nvme", "megaraid_sas", "mpt3sas", "smartpqi",
+    )
 }  # fmt: skip
 HEALTHY = (
     "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.86.15  Release Build",
     "nvidia 0000:3b:00.0: enabling device (0140 -> 0142)",
     "nvidia-nvlink: Nvlink Core is being initialized, major device number 234",
     "mlx5_core 0000:5e:00.0: Port module event: module 0, Cable plugged",
-    "mlx5_core 0000:5e:00.0 ens1f0np0: Link up",
     "mlx5_core 0000:5e:00.0: firmware version: 28.39.1002",
     "pcieport 0000:00:1c.0: AER: enabled with IRQ 122",
     "pcieport 0000:00:1c.0: pciehp: Slot(12): Card present",
@@ -144,18 +242,42 @@ HEALTHY = (
     "systemd: nvidia-fabricmanager.service: Main process exited, code=killed, status=15/TERM",
     "systemd: nvidia-fabricmanager.service: Deactivated successfully.",
     "systemd: logrotate.service: Failed with result 'exit-code'.",
+    "i801_smbus: probe of 0000:00:1f.4 failed with error -16",
+    "mlx5_core: probe of 0000:5e:00.0 failed with error -517",
+    'audit: type=1400 audit(1795260000.123:456): apparmor="ALLOWED" operation="open" profile="/usr/bin/x"',
+    "traps: python3[4242] general protection fault ip:7f2b sp:7ffd error:0 in libc.so.6[7f2b+195000]",
+    "I/O error, dev sr0, sector 0 op 0x0:(READ) flags 0x0",
+    "sd 0:0:0:0: [sda] Attached SCSI disk",
+    "sd 0:0:0:0: [sda] tag#0 FAILED Result: hostbyte=DID_OK driverbyte=DRIVER_SENSE",
+    "ice 0000:3b:00.0 ens1f0: changing MTU from 1500 to 9000",
+    "smartd: Device: /dev/sda [SAT], 0 Currently unreadable (pending) sectors",
+    "multipathd: mpatha: remaining active paths: 3",
     "ipmi: 28, Nov-05-2025, 16:10, PS1 Status, Power Supply, Nominal, Deassertion Event, Power Supply input lost",
     "ipmi: 29, Nov-05-2025, 16:12, PS1 Status, Power Supply, Nominal, Assertion Event, Presence detected",
 )
 
 
-OTHER_PROGRAMS = {"nv-fabricmanager": "nv-fabricmanager", "systemd": "systemd", "ipmi": "ipmiseld"}
+OTHER_PROGRAMS = {
+    **{
+        name: name
+        for name in (
+            "nv-fabricmanager", "systemd", "nvidia-imex", "nvidia-persistenced", "mmfs", "mdadm", "multipathd",
+            "smartd", "mcelog", "rasdaemon",
+        )
+    },
+    "ipmi": "ipmiseld",
+}  # fmt: skip
 """The programs whose lines are read beside the kernel's, by the first word of their rows."""
 MORE_WORDS = {
     "gsp_init": (
         "NVRM: GPU3 _kgspBootGspRm: unexpected WPR2 already up, cannot proceed with booting GSP",
         "NVRM: GPU3 RmInitAdapter: Cannot initialize GSP firmware RM",
     ),
+    "transmit_queue": ("r8125 0000:22:04.0 eth4: NETDEV WATCHDOG: CPU: 3: transmit queue 0 timed out 5010 ms",),
+    "io_page_fault": ("nvidia 0000:3b:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0003 address=0x80]",),
+    "recovery_failed": ("nvidia 0000:3b:00.0: AER: can't recover (no error_detected callback)",),
+    "memory_corrected": ('EDAC MC0: CE page 0x283, offset 0xce0, grain 8, syndrome 0x6ec3, row 0, channel 1 "B1"',),
+    "machine_check": ("mce: [Hardware Error]: CPU 0: Machine Check: 0 Bank 4: a600000000020408",),
     "no_gpu_found": ("NVRM: NVIDIA init module failed!", "NVRM: None of the NVIDIA devices were initialized."),
 }
 """Further wordings of a kind."""
@@ -229,10 +351,10 @@ def test_each_kind_opens_its_fault_once_there_are_enough_lines(kind: MessageKind
     draw, detector = random.Random(f"{kind.name} again"), KernelEvents()
     text, _ = fill(SAMPLES[kind.name], draw)
     read = parsed(text)
-    findings = []
+    findings: list[Finding] = []
     for number in range(kind.least):
         assert not findings, "one line too early"
-        at_s = START_S + 20.0 * number
+        at_s = START_S + (0.1 if kind.lasts_s else 20.0) * number
         event = read(at_s)
         assert event is not None
         assert event.kind is KernelEventKind.MESSAGE  # type: ignore[attr-defined]
@@ -243,6 +365,64 @@ def test_each_kind_opens_its_fault_once_there_are_enough_lines(kind: MessageKind
     assert finding.facts.get("log_recovery", "") == kind.recovery
     assert finding.subject.name.partition("/")[0] == NODE.name
     assert finding.subject.kind.value in (kind.about, "node")
+
+
+LASTING = {
+    "mlx_link": ("mlx5_core 0000:5e:00.0 ens1: Link down", "mlx5_core 0000:5e:00.0 ens1: Link up"),
+    "ice_link": ("ice 0000:5e:00.0 ens1: NIC Link is Down", "ice 0000:5e:00.0 ens1: NIC Link is up 100 Gbps"),
+    "bond_member": (
+        "bond0: link status definitely down for interface ens1, disabling it",
+        "bond0: link status definitely up for interface ens1, 100000 Mbps full duplex",
+    ),
+    "throttled_cpu": (
+        "CPU5: Package temperature is above threshold, cpu clock is throttled (total events = 12)",
+        "CPU5: Package temperature/speed normal",
+    ),
+    "ceph_lost": ("libceph: mon0 (1)10.0.0.4:6789 session lost, hunting for new mon",
+                  "libceph: mon2 (1)10.0.0.6:6789 session established"),
+    "nfs": ("nfs: server nas1 not responding, still trying", "nfs: server nas1 OK"),
+    "lustre": ("Lustre: s-OST0012-osc-ffff8: Connection to s-OST0012 (at 10.0.0.2@o2ib) was lost; in progress",
+               "Lustre: s-OST0012-osc-ffff8: Connection restored to s-OST0012 (at 10.0.0.2@o2ib)"),
+}  # fmt: skip
+
+
+def findings_of(*timed: tuple[float, str]) -> list[Finding]:
+    """What the detector says of these lines (s after the start), with ticks for 200 s beyond the last."""
+    parser, detector = KernelLogParser(NODE), KernelEvents()
+    told, left = [], list(timed)
+    for tick in range(int(timed[-1][0]) // 5 + 40):
+        at_s, events = 5.0 * tick, []
+        while left and left[0][0] <= at_s:
+            t_s, text = left.pop(0)
+            event = parser.read(LogRecord(Instant(START_S + t_s), "/dev/kmsg", NODE, text, tick))
+            events += [event] if event else []
+        told += detector.update(Tick(START_S + at_s, {}, events=tuple(events)), Inventory())
+    return told
+
+
+@pytest.mark.parametrize("kind", LASTING)
+def test_what_stays_down_for_a_minute_is_a_fault_and_what_comes_back_is_none(kind: str) -> None:
+    down, back = LASTING[kind]
+    assert {f.severity for f in findings_of((0.0, down))} == {Severity.WARNING}
+    assert findings_of((0.0, down), (30.0, back)) == []
+
+
+def test_a_port_without_a_cable_says_so_after_a_boot() -> None:
+    down = LASTING["ice_link"][0]
+    assert findings_of((0.0, "Linux version 6.8.0 (x@y)"), (30.0, down)) == []
+    assert findings_of((0.0, "Linux version 6.8.0 (x@y)"), (400.0, down)) != []
+
+
+def test_a_task_is_stuck_after_two_minutes_in_all() -> None:
+    line = "INFO: task jbd2/sda1:{} blocked for more than {} seconds."
+    assert findings_of((0.0, line.format(7, 30))) == []
+    assert findings_of((0.0, line.format(7, 120)))[0].summary.startswith("A process is stuck in the kernel")
+
+
+def test_errors_that_one_line_counts_weigh_as_many() -> None:
+    line = "EDAC MC1: {} CE memory read error on CPU_SrcID#0_Ha#0_Chan#1_DIMM#0 (channel:1 slot:0)"
+    assert findings_of((0.0, line.format(9))) == []
+    assert findings_of((0.0, line.format(262))) != []
 
 
 @pytest.mark.parametrize("text", HEALTHY)
@@ -276,11 +456,11 @@ def test_a_line_of_a_program_that_runs_the_host_is_read_from_every_log(kind: Mes
         assert other.text is None, line
 
 
-def test_every_marker_of_a_reader_passes_the_gate_before_the_readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gate is written out for speed: a marker that it lacks would never be read."""
+def test_every_marker_of_a_reader_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    for marker, _ in lines._READERS:
-        entry = (marker, lambda parser, record, text: asked.append(text))
-        monkeypatch.setattr(lines, "_READERS", (entry,))
-        KernelLogParser(NODE).read(LogRecord(Instant(START_S), "k", NODE, f"x {marker}", 0))
-        assert asked.pop() == f"x {marker}"
+    for heads, marker, _ in lines._READERS:
+        for head in heads:
+            entry = (marker, lambda parser, record, text: asked.append(text))
+            monkeypatch.setitem(lines._BY_HEAD, head, (entry,))
+            KernelLogParser(NODE).read(LogRecord(Instant(START_S), "k", NODE, f"{head} {marker}", 0))
+            assert asked.pop() == f"{head} {marker}"

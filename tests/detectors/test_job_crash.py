@@ -44,6 +44,7 @@ EXAMPLES = {
     "gpu_memory": OUT_OF_MEMORY,
     "network": "n1:346:390 [4] net_ib.cc:1615 NCCL WARN NET/IB : Got completion from peer 10.0.0.2 with status=12",
     "rendezvous": "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection has failed.",
+    "port_in_use": "OSError: [Errno 98] Address already in use",
     "gpu_fault": "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
     "storage": "OSError: [Errno 116] Stale file handle: '/ckpt/step_100'",
     "engine": "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
@@ -61,6 +62,9 @@ BENIGN = (
     "NCCL INFO NET/IB : Using [0]mlx5_0:1/IB",
     "Saving checkpoint to /ckpt/step-100",
     "0 errors, 3 warnings",
+    "INFO worker exited with return code = 0",
+    "run.sh: line 13: sudo: command not found",
+    "the request was killed by its client",
     "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768",
     "NCCL WARN NET/IB : mlx5_0:1 Got async event : client reregistration",
     "n1 [1] proxy.cc:1521 NCCL WARN [Proxy Service 1] Failed to execute operation Close from rank 1, retcode 3",
@@ -83,6 +87,51 @@ def steps(number: int) -> Tick:
 def ends(*ticks: Tick) -> list[tuple[State, str, str]]:
     found = changes(JobCrash(), list(ticks), HealthyFleet().inventory())
     return [(f.state, str(f.subject), f.summary) for f in found]
+
+
+FINAL = {
+    "exception": (
+        "ERROR 10-27 08:12:01 [core.py:700] ValueError: The model's max seq len (131072) is too large",
+        "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 262144",
+        "torch._dynamo.exc.Unsupported: Unsupported method call",
+        "ray.exceptions.RayTaskError(ValueError): ray::train_loop() (pid=77, ip=10.0.0.1)",
+        "lightning_fabric.utilities.exceptions.MisconfigurationException: No supported gpu backend found!",
+        "[ERROR] [launch.py:325:sigkill_handler] ['/usr/bin/python', 'train.py'] exits with return code = 1",
+        "MPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD with errorcode 1.",
+        "thread 'main' panicked at src/main.rs:12:5:",
+        "run.sh: line 3: torchrun: command not found",
+        "train.py: error: unrecognized arguments: --foo",
+    ),
+    "signal": (
+        "[ERROR] [launch.py:325:sigkill_handler] ['/usr/bin/python'] exits with return code = -9",
+        "mpirun noticed that process rank 3 with PID 0 on node n1 exited on signal 9 (Killed).",
+        "subprocess.CalledProcessError: Command '['train.py']' died with <Signals.SIGKILL: 9>.",
+        "/var/spool/slurmd/job77/slurm_script: line 28: 8156 Killed                  python3 main.py",
+        "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGKILL",
+    ),
+    "engine": (
+        "2026-11-25T10:10:10.1Z ERROR text_generation_launcher: Shard 0 failed to start",
+        "error: creating server: Internal - failed to load all models",
+        "E1125 10:10:10.1 1 model_lifecycle.cc:630] failed to load 'ensemble' version 1: Internal: unexpected",
+        "[TensorRT-LLM][ERROR] Assertion failed: Invalid SM version",
+        "ERROR:    Application startup failed. Exiting.",
+    ),
+    "worker_lost": (
+        "ray.exceptions.NodeDiedError: Task failed due to the node (where this task was running) was dead",
+        "F client.h:77] Terminating process because the coordinator detected missing heartbeats.",
+    ),
+    "network": (
+        "n1:77:99 [0] NCCL WARN NET/OFI Request 0x7f completed with error. RC: 113. Error: unresponsive receiver",
+        "[1729] UCX  ERROR ib_mlx5_log.c:179 Transport retry count exceeded on mlx5_0:1/IB (synd 0x15)",
+        "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.0.0.1]",
+    ),
+}
+"""What launchers, servers and libraries write last."""
+
+
+def test_the_last_words_of_launchers_and_servers_name_a_cause() -> None:
+    told = {line: found[0].name if (found := cause_of(line)) else "" for lines in FINAL.values() for line in lines}
+    assert told == {line: name for name, lines in FINAL.items() for line in lines}
 
 
 def test_a_launchers_word_proves_the_end_and_the_deepest_cause_decides() -> None:

@@ -64,3 +64,17 @@ def test_errors_of_a_gpu_of_a_port_and_what_was_not_corrected_are_told(
 
 def test_where_no_gpus_address_is_known_any_device_may_be_one() -> None:
     assert {f.subject for f in found(OF_A_DISK, addresses=False)} == {NODE}
+
+
+GSP_TIMEOUT = "NVRM: GPU4 _kgspLogRpcTimeout: ********************************* GSP Timeout **********************"
+OF_GPU_4 = (
+    "NVRM: Xid (PCI:0000:9b:00): 119, pid=77, name=python, Timeout after 45s of waiting for RPC response from GPU4 "
+    "GSP! Expected function 76 (GSP_RM_CONTROL) (0x20801702 0x4)."
+)
+
+
+def test_a_line_with_the_drivers_own_number_is_of_the_gpu_whose_xid_names_it() -> None:
+    """The number is no address: an incident of the node would open beside the GPU's own, for one cause."""
+    for lines in ((GSP_TIMEOUT, OF_GPU_4), (OF_GPU_4, GSP_TIMEOUT)):
+        assert {f.subject for f in found(lines) if f.fault is Fault.DRIVER_ERROR} == {GPU}
+    assert {f.subject for f in found((GSP_TIMEOUT,))} == {NODE}

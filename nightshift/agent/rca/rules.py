@@ -552,7 +552,7 @@ _SAYS: dict[Fault, str] = {
     Fault.GPU_MEMORY_LEAK: "GPU memory leak",
     Fault.HOST_MEMORY_LEAK: "Host memory leak",
     Fault.LOSS_DIVERGED: "Loss diverged",
-    Fault.LOSS_NONFINITE: "Loss is not a number",
+    Fault.LOSS_NONFINITE: "Loss or gradient is not a number",
     Fault.DATA_STALL: "Training waits for data",
     Fault.HANG: "Job hangs",
     Fault.STRAGGLER: "One rank is slow",
@@ -759,6 +759,12 @@ def _plain(action: Recovery) -> str:
     return "reset_gpu" if action in RESET else action.value
 
 
+_MEANS = frozenset(
+    {Fault.DRIVER_ERROR, Fault.HOST_ERROR, Fault.POD_START, Fault.NODE_CONDITION, Fault.PCIE_DEGRADED}
+) | {Fault.NETWORK_DEGRADED, Fault.NVLINK_DEGRADED}
+"""Faults of which one line or object may say more exactly what it is."""
+
+
 def _headline(case: DiagnosisCase, fault: Fault, held: Sequence[Claim]) -> str:
     what = _SAYS[fault]
     code = xid_of(case.cause)
@@ -766,7 +772,7 @@ def _headline(case: DiagnosisCase, fault: Fault, held: Sequence[Claim]) -> str:
         what = title_of(code, CATALOGUE[code].meaning if code in CATALOGUE else None)
     if fault is Fault.JOB_CRASH:
         what += f": {case.cause.facts.get('ended_by', 'an error')}"
-    if case.cause.fault in (Fault.DRIVER_ERROR, Fault.HOST_ERROR, Fault.POD_START, Fault.NODE_CONDITION):
+    if case.cause.fault in _MEANS:
         what = str(case.cause.facts.get("meaning", what))
     if fault in (Fault.HBM_DEGRADED, Fault.HBM_IMMINENT):
         what += f" ({units_of(case.findings)})"

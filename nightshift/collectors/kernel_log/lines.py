@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 
 from nightshift.collectors.frame import LogRecord
 from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
-from nightshift.collectors.kernel_log.messages import FIRST_LETTERS, read_message
+from nightshift.collectors.kernel_log.messages import NEEDED, may_tell_of_device, read_message
 from nightshift.collectors.kernel_log.pci import canonical_pci
 from nightshift.collectors.subject import Subject, SubjectKind
 
@@ -43,6 +43,7 @@ _SXID = re.compile(
 )
 _PROCESS = re.compile(r"pid='?(<unknown>|\d+)'?(?:, name=('?<unknown>'?|[^,]*))?(?:, )?(.*)")
 _RECOVERY = re.compile(r"recovery action changed from 0x([0-9a-fA-F]+) \((.*?)\) to 0x([0-9a-fA-F]+) \((.*?)\)")
+_XID_INDEX = re.compile(r"NVRM: GPU(\d{1,2}) Xid|from GPU(\d{1,2}) GSP")
 _SXID_FURTHER = re.compile(r"(?:Severity \d+ Engine instance|Data \{)")
 _LINK = re.compile(r"\b[Ll]ink (?:ID )?(\d{1,2})\b")
 _NVLINK5 = re.compile(r"(\w+) +(Fatal|Nonfatal|Non-fatal|Corr?ected) +(XC\d) +(i\d+) +Link +(-?\d+)")
@@ -96,6 +97,8 @@ class KernelLogParser:
 
     node: Subject
     uuid_of: dict[str, str] = field(default_factory=dict)
+    _address_of: dict[str, str] = field(default_factory=dict)
+    """PCI addresses by the driver's own numbers of GPUs, which Xids tell: other lines have the number alone."""
     _falling: str | None = None
     _oom: Mapping[str, str] = field(default_factory=dict)
     _storage_said: dict[str, tuple[bool, float]] = field(default_factory=dict)
@@ -104,28 +107,29 @@ class KernelLogParser:
     def read(self, record: LogRecord) -> KernelEvent | None:
         """The event that a line tells, or None. Never raises: a line of no known form is no event."""
         text = record.text
-        if (  # the markers of _READERS, written out: nearly every line has none, and a loop takes twice as long
-            "NVRM" in text
-            or "process " in text
-            or "vlink" in text
-            or "NVLink" in text
-            or "AER: " in text
-            or "SXid" in text
-            or "PCIe Bus Error" in text
-            or "oom-kill:" in text
-            or ": server " in text
-            or "Lustre: " in text
-            or "ceph: " in text
-            or "blocked " in text
-            or "Linux version " in text
-            or "suppressed" in text
-            or "messages" in text
-        ):
-            for marker, read in _READERS:
-                if marker in text and (event := read(self, record, text[:MAX_TEXT])) is not None:
-                    return event
-        # of most lines the first letters say that no kind begins so
-        return self._message(record, text[:MAX_TEXT]) if text[:2] in FIRST_LETTERS else None
+        head = text[:2]
+        readers = _BY_HEAD.get(head)
+        space = text.find(" ", 0, 24)
+        of_device = text[space + 5 : space + 6] == ":" == text[space + 8 : space + 9]  # `is_of_device`
+        is_marked = "NVRM" in text or "ess" in text
+        # nearly every line is of no kind, and its first letters say so
+        if readers is None and not of_device and not is_marked:
+            return None
+        text = text[:MAX_TEXT]
+        for marker, read in readers or ():
+            if marker in text and (event := read(self, record, text)) is not None:
+                return event
+        if of_device and ("AER: " in text or "PCIe Bus Error" in text):
+            event = self._aer(record, text)
+            if event is not None:
+                return event
+        for marker, read in _ANYWHERE if is_marked else ():
+            if marker in text and (event := read(self, record, text)) is not None:
+                return event
+        for needed in NEEDED.get(head, ()):
+            if needed in text:
+                return self._message(record, text)
+        return self._message(record, text) if of_device and may_tell_of_device(text) else None
 
     def sift(self, records: Iterable[LogRecord], max_lines: int) -> tuple[list[LogRecord], list[KernelEvent]]:
         """The lines worth keeping and the events in them. In a flood every event's line is kept, of the others
@@ -195,6 +199,8 @@ class KernelLogParser:
     def _xid(self, record: LogRecord, match: re.Match[str]) -> KernelEvent:
         address, instance, compute, code, rest = match.groups()
         rest = rest or ""
+        if (numbered := _XID_INDEX.search(match.string)) is not None:
+            self._address_of[numbered.group(1) or numbered.group(2)] = address
         process, pid = None, None
         if rest.startswith("pid=") and (found := _PROCESS.match(rest)) is not None:
             pid = int(found.group(1)) if found.group(1).isdigit() and len(found.group(1)) < 10 else None
@@ -330,9 +336,11 @@ class KernelLogParser:
         return self._event(
             KernelEventKind.MESSAGE,
             record,
-            found.pci_address if kind.about == "gpu" else None,
+            found.pci_address or self._address_of.get(found.gpu_index) if kind.about == "gpu" else None,
             message=kind.name,
             gpu_index=found.gpu_index,
+            is_over="yes" if found.is_over else None,
+            errors=found.errors if found.errors > 1 else None,
             subject=f"{kind.about}:{self.node.name}/{device}" if device else None,
         )
 
@@ -340,6 +348,7 @@ class KernelLogParser:
         if not text.startswith("Linux version "):
             return None
         self.uuid_of.clear()
+        self._address_of.clear()
         self._falling, self._oom = None, {}
         return self._event(KernelEventKind.BOOT, record, scope="host", version=text.split(" ")[2])
 
@@ -412,21 +421,34 @@ def single_lines(records: Iterable[LogRecord]) -> list[LogRecord]:
 
 _FIELDS = frozenset({"code", "process", "pid"})
 _Reader = Callable[[KernelLogParser, LogRecord, str], KernelEvent | None]
-# What to look for, most telling first: a plain substring search rules out nearly every line.
-_READERS: tuple[tuple[str, _Reader], ...] = (
+# By the first two letters of the line, as the kernel writes them, what else it holds and who reads it.
+_READERS: tuple[tuple[tuple[str, ...], str, _Reader], ...] = (
+    (("nv",), "SXid", KernelLogParser._sxid),
+    (("Me", "Ou", "Ki"), "process ", KernelLogParser._oom_killed),
+    (("oo",), "oom-kill:", KernelLogParser._oom_killed),
+    (("nv",), "vlink", KernelLogParser._nvlink),
+    (("nv",), "NVLink", KernelLogParser._nvlink),
+    (("nf", "lo"), ": server ", KernelLogParser._storage),
+    (("Lu",), "Lustre: ", KernelLogParser._storage),
+    (("ce",), "ceph: ", KernelLogParser._storage),
+    (("IN",), "blocked ", KernelLogParser._storage),
+    (("Li",), "Linux version ", KernelLogParser._booted),
+)
+_ANYWHERE: tuple[tuple[str, _Reader], ...] = (
     ("NVRM", KernelLogParser._nvrm),
-    ("SXid", KernelLogParser._sxid),
-    ("AER: ", KernelLogParser._aer),
-    ("PCIe Bus Error", KernelLogParser._aer),
-    ("process ", KernelLogParser._oom_killed),
-    ("oom-kill:", KernelLogParser._oom_killed),
-    ("vlink", KernelLogParser._nvlink),
-    ("NVLink", KernelLogParser._nvlink),
-    (": server ", KernelLogParser._storage),
-    ("Lustre: ", KernelLogParser._storage),
-    ("ceph: ", KernelLogParser._storage),
-    ("blocked ", KernelLogParser._storage),
-    ("Linux version ", KernelLogParser._booted),
+    ("NVRM", KernelLogParser._nvlink),
     ("suppressed", KernelLogParser._gap),
     ("messages", KernelLogParser._gap),
 )
+"""What comes behind any word; `KernelLogParser.read` looks for the letters that these have in common."""
+
+
+def _by_head() -> dict[str, tuple[tuple[str, _Reader], ...]]:
+    found: dict[str, tuple[tuple[str, _Reader], ...]] = dict.fromkeys(NEEDED, ())
+    for heads, marker, read in _READERS:
+        for head in heads:
+            found[head] = (*found.get(head, ()), (marker, read))
+    return found
+
+
+_BY_HEAD = _by_head()

@@ -46,6 +46,10 @@ _NOTABLE = re.compile(
     r"|exitcode|Root Cause|terminate called|core dumped|DUE TO|[Ee]ngine (?:dead|core)|No space left|quota exceeded"
     r"|\bOOM\b|oom[-_]kill|Out Of Memory|RESOURCE_EXHAUSTED|bad_alloc|Received sigquit|actor is dead"
     r"|Loss (?:is|became) |\[c10d\]"
+    r"|return code|exit (?:code|status)|exited on signal|non-zero|MPI_ABORT|BAD TERMINATION|panicked at|^panic: "
+    r"|command not found|Shard|failed to (?:load|start)|TRT-LLM|UCX |raylet|startup failed|double free|smashing"
+    r"|\bexc\.[A-Z]|TimeoutExpired|[Ss]egmentation fault|^Aborted|Caught signal"
+    r"|Terminating process|Check failure|already in use|memory limit"
 )
 
 
@@ -54,7 +58,7 @@ _RANK_PREFIX = re.compile(r"^(?:\[[^\]]{1,40}\]:? ?)+")
 UNREAD_LINES = 100
 # A log that is followed from its beginning may print that much before its first step: so long is waited for one.
 UNREAD_S = 600.0
-_WELL_ABOVE_ZERO, _ENOUGH_LOSSES = 0.05, 10
+_WELL_ABOVE_ZERO, _ENOUGH_LOSSES, _BAD_NORMS = 0.05, 10, 5
 
 
 @dataclass
@@ -101,6 +105,8 @@ class _File:
     recent: dict[Subject, deque[float]] = field(default_factory=dict)
     zeros: dict[Subject, int] = field(default_factory=dict)
     """Of each subject the last losses that were not 0, and how many of exactly 0 came in a row since."""
+    bad_norms: dict[Subject, int] = field(default_factory=dict)
+    """How many gradient norms in a row were no numbers."""
 
     def keeps(self, text: str) -> bool:
         """Whether a line belongs to a traceback: its frames, and the exception after them, whatever its name is."""
@@ -113,11 +119,19 @@ class _File:
         return kept
 
     def unfiltered(self, subject: Subject, figures: Mapping[str, float]) -> Mapping[str, float]:
-        """The figures; a loss that HF Trainer printed as 0.0 in the place of NaN (its logging_nan_inf_filter) as
-        what it was: no loss falls from well above to exactly 0, and stays there, by training."""
+        """The figures; as infinite what was printed otherwise: a loss that HF Trainer printed as 0.0 instead of
+        NaN (its logging_nan_inf_filter: no loss falls from well above to exactly 0, and stays there, by training),
+        and the loss of steps with gradients that are no numbers."""
         loss = figures.get("loss")
+        if "grad_norm" in figures:
+            is_bad = not math.isfinite(figures["grad_norm"])
+            self.bad_norms[subject] = self.bad_norms.get(subject, 0) + 1 if is_bad else 0
         if loss is None:
             return figures
+        # mixed precision skips a step of infinite gradients and halves its scale; of five in a row, printed after a
+        # sound run, none trains
+        if self.bad_norms.get(subject, 0) >= _BAD_NORMS and len(self.recent.get(subject, ())) == _ENOUGH_LOSSES:
+            return {**figures, "loss": math.inf}
         recent = self.recent.setdefault(subject, deque(maxlen=_ENOUGH_LOSSES))
         if loss != 0.0:
             recent.append(loss)

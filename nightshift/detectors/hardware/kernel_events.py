@@ -8,13 +8,13 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
-from nightshift.collectors.kernel_log.messages import BY_NAME, KINDS, MessageKind
+from nightshift.collectors.kernel_log.messages import BY_NAME, HUNG_TASK, KINDS, STORAGE_SILENT, MessageKind
 from nightshift.collectors.kernel_log.pci import PCI_FACT, canonical_pci
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding, RateBasis, Severity, SnapshotError, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
-from nightshift.detectors.quiet_periods import QuietPeriods, exhibits
+from nightshift.detectors.quiet_periods import QuietPeriods, exhibits, unread
 from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 1
@@ -26,6 +26,8 @@ _NVLINK_XID = 74
 QUIET_S = 600.0
 # PCIe AER lines within the quiet time: corrected ones come singly on a healthy link.
 AER_EVENTS = 10
+# Ports without a cable, and what starts slowly, say so after a boot.
+BOOTS_S = 300.0
 
 
 class KernelEventSettings(BaseModel):
@@ -53,7 +55,10 @@ class KernelEvents:
         self.settings = settings or KernelEventSettings()
         self._aer: dict[Subject, list[float]] = {}
         self._lines: dict[tuple[str, Subject], list[float]] = {}
-        """When lines came of which one alone is no fault. A restart begins their count anew."""
+        """When lines came of which one alone is no fault. A restart of the daemon empties both."""
+        self._lasting: dict[tuple[str, Subject, str], tuple[float, KernelEvent]] = {}
+        """What no line took back yet, since when."""
+        self._booted_s: dict[Subject, float] = {}
         self._counts: dict[tuple[Fault, Subject], int] = {}
         self._episodes = Episodes(self.name)
         self._quiet = QuietPeriods(self._episodes, QUIET_S, by_kernel_log=True)
@@ -75,11 +80,18 @@ class KernelEvents:
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
         told: dict[tuple[Fault, Subject], list[KernelEvent]] = {}
+        accused = _accused(tick)
         for event in tick.events:
             fault = self._fault(event, tick.at_s, inventory)
             if fault is not None and "old" not in event.attributes:
                 subject = event.node if fault is Fault.OOM_KILL else _subject(event)
+                if fault is Fault.DRIVER_ERROR and subject == event.node:
+                    subject = accused.get(event.node, subject)
                 told.setdefault((fault, subject), []).append(event)
+        for event in self._due(tick):
+            kind = _kind_of(event)
+            if kind is not None:
+                told.setdefault((Fault(kind.fault), _subject(event)), []).append(event)
         findings = [self._fire(fault, subject, events, tick.at_s) for (fault, subject), events in told.items()]
         findings += self._quiet.rest(tick, inventory, set(told))
         open_now = set(self._episodes)
@@ -97,8 +109,11 @@ class KernelEvents:
             event.kind is KernelEventKind.XID and event.code == _NVLINK_XID
         ):
             return Fault.NVLINK_DEGRADED
-        if event.kind is KernelEventKind.MESSAGE:
+        if event.kind in (KernelEventKind.MESSAGE, KernelEventKind.STORAGE):
             return self._said(event, at_s)
+        if event.kind is KernelEventKind.BOOT and event.attributes.get("scope") == "host":
+            self._booted_s[event.node] = event.record.at.t_s
+            self._lasting = {place: one for place, one in self._lasting.items() if one[1].node != event.node}
         if event.kind is KernelEventKind.PCIE_AER and not _is_of_another_device(event, inventory, at_s):
             subject = event.gpu or event.node
             recent = [t for t in self._aer.get(subject, []) if t > at_s - QUIET_S]
@@ -108,17 +123,36 @@ class KernelEvents:
 
     def _said(self, event: KernelEvent, at_s: float) -> Fault | None:
         """The fault that a line of a known kind tells, where there were as many as make one."""
-        kind = BY_NAME.get(event.attributes.get("message", ""))
+        kind = _kind_of(event)
         if kind is None:
             return None
-        if kind.least > 1:
-            place = (kind.name, _subject(event))
-            self._lines[place] = [*(t for t in self._lines.get(place, ()) if t > at_s - QUIET_S), at_s][
-                -kind.least :
-            ]
-            if len(self._lines[place]) < kind.least:
+        told, subject = event.attributes, _subject(event)
+        if kind.lasts_s:
+            place = (kind.name, subject, told.get("server", ""))
+            if told.get("is_over") == "yes" or told.get("answers") == "yes":
+                self._lasting.pop(place, None)
                 return None
-        return Fault(kind.fault)
+            if event.record.at.t_s - self._booted_s.get(event.node, -BOOTS_S) >= BOOTS_S:
+                self._lasting.setdefault(place, (at_s, event))
+        if kind.least > 1:
+            errors = min(int(told.get("errors") or told.get("blocked_s") or 1), kind.least)
+            recent = [t for t in self._lines.get((kind.name, subject), ()) if t > at_s - QUIET_S]
+            self._lines[(kind.name, subject)] = recent = [*recent, *[at_s] * errors][-kind.least :]
+            return Fault(kind.fault) if len(recent) >= kind.least else None
+        return None if kind.lasts_s else Fault(kind.fault)
+
+    def _due(self, tick: Tick) -> list[KernelEvent]:
+        """What was not taken back for as long as its kind says, each once. While its log is not read, it waits."""
+        due = {
+            place: event
+            for place, (since_s, event) in self._lasting.items()
+            if (kind := _kind_of(event)) is not None
+            and tick.at_s - since_s >= kind.lasts_s
+            and not unread(tick, event.node)
+        }
+        for place in due:
+            del self._lasting[place]
+        return list(due.values())
 
     def _fire(self, fault: Fault, subject: Subject, events: list[KernelEvent], at_s: float) -> Finding:
         known = self._episodes.get(fault, subject)
@@ -141,6 +175,8 @@ class KernelEvents:
         said = _gravest(events)
         facts |= _facts(said, known)
         meaning = str(facts.get("meaning", "")) or words[fault]
+        if said is STORAGE_SILENT and "server" in facts:
+            meaning = f"{meaning}: {facts['server']}"
         severity = Severity.CRITICAL if fault is Fault.GPU_LOST else Severity.WARNING
         if said is not None:
             severity = Severity(said.severity)
@@ -182,14 +218,30 @@ class KernelEvents:
         self._quiet, self._episodes = fresh._quiet, fresh._episodes
 
 
+def _accused(tick: Tick) -> dict[Subject, Subject]:
+    """The GPU of each node whose Xids came in this tick, where it is a single one: what the driver says beside them
+    without an address (a GSP timeout, a reset that is required) is of that GPU."""
+    found: dict[Subject, set[Subject]] = {}
+    for event in tick.events:
+        if event.kind is KernelEventKind.XID and event.gpu is not None and "old" not in event.attributes:
+            found.setdefault(event.node, set()).add(event.gpu)
+    return {node: next(iter(gpus)) for node, gpus in found.items() if len(gpus) == 1}
+
+
 def _subject(event: KernelEvent) -> Subject:
     named = event.attributes.get("subject", "")
     return Subject.parse(named) if named else event.gpu or event.node
 
 
+def _kind_of(event: KernelEvent) -> MessageKind | None:
+    if event.kind is KernelEventKind.STORAGE:
+        return STORAGE_SILENT if "server" in event.attributes else HUNG_TASK
+    return BY_NAME.get(event.attributes.get("message", ""))
+
+
 def _gravest(events: Sequence[KernelEvent]) -> MessageKind | None:
     """Of the kinds of lines that came together: one that says what to do, else a critical one, else the first."""
-    kinds = [kind for event in events if (kind := BY_NAME.get(event.attributes.get("message", ""))) is not None]
+    kinds = [kind for event in events if (kind := _kind_of(event)) is not None]
     return min(kinds, key=lambda kind: (not kind.recovery, kind.severity), default=None)
 
 

@@ -846,7 +846,7 @@ class Divergence:
         count = int(table["nonfinite"][slot])
         since_s = float(table["nonfinite_t_s"][slot])
         unsaid = self._unsaid.get(subject, (0, 0))[0]
-        said = f"The loss is not a number since step {int(table['last_step'][slot]) - count + 1}"
+        said = f"The loss, or its gradient, is not a number since step {int(table['last_step'][slot]) - count + 1}"
         return Alarm(
             Fault.LOSS_NONFINITE,
             subject,

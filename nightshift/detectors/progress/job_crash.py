@@ -61,6 +61,11 @@ def _cause(
 
 
 _CRITICAL = Severity.CRITICAL
+_NOT_STARTED = (
+    r": (?:python\S*|torchrun|accelerate|deepspeed|mpirun|srun|ray|vllm): (?:command )?not found$"
+    r"|execve\(\): .*No such file"
+)
+"""A script goes on after other commands that its image lacks (`sudo`, `nvidia-smi`)."""
 CAUSES: tuple[CrashCause, ...] = (
     _cause(
         "ecc",
@@ -132,6 +137,9 @@ CAUSES: tuple[CrashCause, ...] = (
         r"\bheartbeat timeout\. This indicates",
         r"Owner's node has crashed",
         r"its node (?:has died|was terminated)",
+        r"NodeDiedError|WorkerCrashedError|with node id: \S+ .*marked dead",
+        r"Terminating process because .*(?:fatal errors|missing heartbeats)",
+        r"\(raylet\).* worker died or was killed",
     ),
     _cause(
         "cancelled",
@@ -149,6 +157,7 @@ CAUSES: tuple[CrashCause, ...] = (
         r"OUT_OF_MEMORY",
         r"srun: error: .*: Out Of Memory",
         r"std::bad_alloc",
+        r"node running low on memory|[Ee]xceeded (?:job|step|its) memory limit",
         r"(?<!OutOf)\bMemoryError\b",
         r"DefaultCPUAllocator: can't allocate",
     ),
@@ -191,7 +200,10 @@ CAUSES: tuple[CrashCause, ...] = (
         r"ncclRemoteError",
         r"NCCL WARN .*(?:Connection closed by remote peer|Call to (?:recv|connect|ibv_\w+).* failed)",
         r"NCCL WARN .*(?:Connect to \S+ failed|Failed to execute operation (?:Connect|Setup|\w*Init) from)",
-        r"NCCL error: (?:remote process|unhandled system)",
+        r"NCCL error: (?:remote process|unhandled system)|NCCL error in: .*unhandled system",
+        r"NCCL WARN NET/OFI .*completed with error",
+        r"UCX +ERROR .*(?:retry count exceeded|[Cc]onnection|unreachable|timed out)",
+        r"gloo/transport/\S+\] (?:Connection closed|Timed out|.*Connection reset)",
     ),
     _cause(
         "rendezvous",
@@ -202,6 +214,12 @@ CAUSES: tuple[CrashCause, ...] = (
         r"Dist(?:Network|Store)Error",
         r"TCPStore\.cpp.*(?:recvValue|sendBytes) failed",
         r"\[c10d\].*[Cc]onnection (?:refused|reset)",
+    ),
+    _cause(
+        "port_in_use",
+        OWNER,
+        "its port is in use",
+        r"[Aa]ddress already in use|EADDRINUSE",
     ),
     _cause(
         "gpu_fault",
@@ -232,6 +250,11 @@ CAUSES: tuple[CrashCause, ...] = (
         r"[Ee]ngine core proc(?:ess)? \S+ died",
         r"EngineCore (?:encountered a fatal error|failed to start)",
         r"Engine core initialization failed",
+        r"Scheduler hit an exception|Application startup failed",
+        # TGI, Triton's server and TensorRT-LLM
+        r"ShardCannotStart|Shard \d+ (?:failed to start|crashed)",
+        r"creating server: \w+ - |failed to load (?:all models|'\S+' version)",
+        r"\[TensorRT-LLM\]\[ERROR\]|\[TRT-LLM\](?: \[RANK \d+\])? \[E\]",
     ),
     _cause(
         "loss_scale",
@@ -258,19 +281,33 @@ CAUSES: tuple[CrashCause, ...] = (
         "signal",
         PLATFORM,
         "killed by {signal}",
-        r"Signal (?P<signal>\d+) \(SIG\w+\) received",
-        r"exitcode\s*: ?-(?P<exit>\d+)",
-        r"killed by signal: (?P<name>\w+)",
+        r"Signal (?P<number1>\d+) \(SIG\w+\) received",
+        r"exitcode\s*: ?-(?P<number2>\d+)",
+        r"killed by signal: (?P<name1>\w+)",
+        # mpirun, DeepSpeed's and torch's launchers, UCX's handler, the shell
+        r"exited on signal (?P<number3>\d+)",
+        r"with return code = -(?P<number4>\d+)",
+        r"died with <Signals\.(?P<name2>SIG\w+)",
+        r"terminated with signal (?P<name3>SIG\w+)",
+        r"Caught signal (?P<number5>\d+) \(",
+        r"^(?:\S+: line \d+: +\d+ )?(?P<shell>Killed|Aborted|Segmentation fault)\b(?!:)",
     ),
     _cause(
         "exception",
         OWNER,
         "an exception in its own code",
         # as Python prints an uncaught exception: at the line's beginning, behind torch's rank or vLLM's logger
-        r"^(?:\[(?:default|rank)\d+\]:? ?|\(\w+ [^)]*pid=\d+\) (?:ERROR [^\]]*\] )?)*"
-        r"(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt)|Exception)(?:: |$)",
+        r"^(?:\[(?:default|rank)\d+\]:? ?|\(\w+ [^)]*pid=\d+\) |(?:ERROR|CRITICAL|FATAL) [^\]]{0,60}\] )*"
+        r"(?:(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt)(?:\(\w+\))?|Exception)"
+        # libraries keep those with other names in a module for them
+        r"|(?:[a-z_]\w*\.)*(?:errors?|exc|exceptions?)\.[A-Z]\w*|subprocess\.TimeoutExpired)(?:: |$)",
         r"exitcode\s*: ?[1-9]",
         r"srun: error: .*: Exited with exit code [1-9]",
+        r"with return code = [1-9]|returned non-zero exit status [1-9]|exited with non-zero status",
+        r"(?:ssh exited|command terminated) with exit code [1-9]|MPI_ABORT was invoked .* errorcode -?[1-9]",
+        r"^thread '[^']*' panicked at |^panic: |^Error executing job with overrides",
+        _NOT_STARTED,
+        r"^[\w./-]+\.py: error: ",
     ),
     # what Slurm does with the rest of a step of which one task failed, too
     _cause(
@@ -287,15 +324,25 @@ _ALL = (*CAUSES, _UNNAMED)
 _RANK = {cause.name: rank for rank, cause in enumerate(_ALL)}
 _MAYBE = re.compile(
     r"[Ee]rror|ERROR|exit|[Ss]ignal|SIG|CUDA|NCCL|[Ee]ngine|No space|quota|c10d|CANCELLED|[Ff]ailure|Exit|lost|Stop"
-    r"|OOM|RESOURCE_EXHAUSTED|[Ll]oss|driver|actor|bad_alloc|heartbeat"
+    r"|OOM|RESOURCE_EXHAUSTED|[Ll]oss|driver|actor|bad_alloc|heartbeat|xception|return code|[Kk]illed|[Aa]bort|ault"
+    r"|panic|Shard|failed|TRT-LLM|raylet|Terminating|startup|low on memory|memory limit|command not|execve|exc\."
+    r"|TimeoutExpired|in use|UCX"
 )
-_LAUNCHER = re.compile(r"ChildFailedError|multiprocessing\.errors\.|^Traceback|CalledProcessError")
+_LAUNCHER = re.compile(r"ChildFailedError|multiprocessing\.errors\.|^Traceback|CalledProcessError(?!.*<Signals)")
 _PROVES = re.compile(
     r"ChildFailedError|failed \(exitcode|Root Cause \(first observed failure\)|exitcode\s+: -?\d+ \(pid"
     r"|traceback : Signal \d+|slurmstepd: error: \*\*\*|srun: error: .*(?:Exited|Terminated|Killed|Segmentation)"
     r"|torchelastic\.worker\.status\.FAILED|Received sigquit from a child proc|EngineCore failed to start"
     r"|EngineDeadError|[Ee]ngine dead|[Ee]ngine core proc\S* \S+ died|terminate called|Fatal Python error"
     r"|[Ss]egmentation fault|core dumped"
+    r"|with return code = -?[1-9]|non-zero (?:exit )?status|died with <Signals|exited on signal"
+    r"|MPI_ABORT was invoked"
+    r"|BAD TERMINATION OF|(?:ssh exited|command terminated) with exit code [1-9]|terminated with signal SIG"
+    r"|process returned\s+a non-zero|Application startup failed|Check failure stack trace"
+    r"|Terminating process because"
+    r"|Scheduler hit an exception|ShardCannotStart|failed to load all models|double free or corruption"
+    r"|stack smashing detected|free\(\): invalid|execve\(\): .*No such file"
+    r"|^(?:\S+: line \d+: +\d+ )?(?:Killed|Aborted)\b(?!:)"
 )
 _WATCHDOG = re.compile(r"Watchdog caught collective operation timeout|WorkNCCL\(")
 """The hang is the fault then; the abort that follows is how PyTorch ends it, with SIGABRT."""
@@ -319,9 +366,13 @@ def cause_of(text: str) -> tuple[CrashCause, str] | None:
     for cause in CAUSES:
         if (match := cause.pattern.search(text)) is not None:
             named = {name: value for name, value in match.groupdict().items() if value}
-            number = named.get("signal") or named.get("exit")
-            return cause, cause.words.format(signal=_signal(number) if number else named.get("name", ""))
+            said = next(((name, value) for name, value in named.items()), ("", ""))
+            by = _signal(said[1]) if said[0].startswith("number") else _SHELL.get(said[1], said[1])
+            return cause, cause.words.format(signal=by)
     return None
+
+
+_SHELL = {"Killed": "SIGKILL", "Aborted": "SIGABRT", "Segmentation fault": "SIGSEGV"}
 
 
 def _signal(number: str) -> str:
