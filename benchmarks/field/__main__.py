@@ -160,12 +160,14 @@ def score(rows: Sequence[Mapping[str, Any]], field: str) -> dict[str, str]:
     return {name: f"{sum(right)} of {len(right)}" for name, right in sorted(found.items())}
 
 
-def reports(what: str, draws: int, seed: int, channel: str | None) -> list[FieldReport]:
-    """A batch by its number, or so many draws, each kind in turn. channel: only of this one."""
+def reports(
+    what: str, draws: int, seed: int, channel: str | None, kinds: Sequence[str] | None = None
+) -> list[FieldReport]:
+    """A batch by its number, or so many draws, each kind in turn. channel, kinds: only of these."""
     if what != "drawn":
         batch: Sequence[FieldReport] = importlib.import_module(f"benchmarks.field.batch_{int(what)}").BATCH
         return [one for one in batch if channel in (None, one.channel)]
-    names = [name for name, kind in ALL.items() if channel in (None, kind.channel)]
+    names = [name for name, kind in ALL.items() if channel in (None, kind.channel) and name in (kinds or ALL)]
     return [draw(names[number % len(names)], seed * 1_000_000 + number) for number in range(draws)]
 
 
@@ -176,9 +178,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--draws", type=int, default=500)
     parser.add_argument("--channel", choices=[str(channel) for channel in Channel])
+    parser.add_argument("--kind", action="append", choices=[*ALL], help="only draws of this kind; may be repeated")
     parser.add_argument("--out", help="name of the result; field_batch_N or field_drawn by default")
     args = parser.parse_args()
-    batch = reports(args.what, args.draws, args.seed, args.channel)
+    batch = reports(args.what, args.draws, args.seed, args.channel, args.kind)
     played = partial(play, seed=args.seed)
     if args.what == "drawn":
         played = partial(play, seed=args.seed, before=DRAWN_BEFORE, until_right=True)

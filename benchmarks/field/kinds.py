@@ -25,6 +25,8 @@ _STORAGE = r"storage|disk|NVMe|nvme|file.?system|I/O|read-only"
 _NONFINITE = r"nan|NaN|non-finite|not a number|infinite|loss|grad"
 _DRAWN = re.compile(r"<(int:\d+:\d+|hex:\d+|[^<>]*\|[^<>]*)>")
 _FORMS = (Form.RSYSLOG, Form.DMESG, Form.DMESG_T, Form.JOURNAL)
+_SYSLOG = (Form.RSYSLOG, Form.JOURNAL)
+"""Where other programs than the kernel write: dmesg has none of their lines."""
 
 Wording = tuple[str, ...]
 
@@ -196,7 +198,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "nic_cable": _kernel(r"[Ll]ink|port|NIC|cable", (f"{_MLX}: Port module event[error]: module <int:0:3>, Cable error, <Bus stuck|High Temperature|Bad or shorted cable/module>",)),
     "nic_firmware": _kernel(
-        r"NIC|mlx5|health|firmware|network",
+        r"NIC|mlx5|health|firmware|[Nn]etwork",
         (f"{_MLX}: device's health compromised - reached miss count",),
         (f"{_MLX}: poll_health:<int:700:900>:(pid 0): Fatal error 1 detected",),
     ),
@@ -275,6 +277,11 @@ KINDS: Mapping[str, Kind] = {
         ("<nvidia-imex|nvidia-persistenced|nvidia-dcgm|openibd>.service: Main process exited, code=exited, status=1/FAILURE", "<nvidia-imex|nvidia-persistenced|nvidia-dcgm|openibd>.service: Failed with result 'exit-code'."),
         program="systemd[1]",
     ),
+    "power_supply": _kernel(
+        r"[Pp]ower",
+        ("<int:1:99>, Nov-05-2026, 16:10:<int:10:59>, <PS1|PS2|Power Supply 2 PS2> Status, Power Supply, Critical, Assertion Event, <Power Supply Failure detected|Power Supply input lost (AC/DC)>",),
+        program="ipmiseld",
+    ),
     "network_teardown": _kernel(r"unregister_netdevice|namespace|network|stuck", ("unregister_netdevice: waiting for <veth|eth><hex:6> to become free. Usage count = <int:1:4>",), repeats=8),
     # jobs that end
     "job_exit": _job(
@@ -302,6 +309,10 @@ KINDS: Mapping[str, Kind] = {
         ("$host:$pid:$pid [$gpu] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 10.0.0.<int:1:254> with <error|status=><12|5|4>, opcode <int:0:9999>, len 0, vendor err <81|129> (<Send|Recv>)",),
         ("$host:$pid:$pid [$gpu] transport/net_ib.cc:<93|101> NCCL WARN NET/IB : Got async event : <port error|local catastrophic error>",),
         ("$host:$pid:$pid [$gpu] transport/net_ib.cc:154 NCCL WARN NET/IB : mlx5_<int:0:9>:1 async fatal event on QP (0x<hex:12>): <invalid request local work queue error|local work queue catastrophic error>",),
+    ),
+    "nccl_remote": _job(
+        _NETWORK, _SRE,
+        ("torch.distributed.DistBackendError: NCCL error in: /opt/pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:<int:1000:2000>, remote process exited or there was a network error, NCCL version 2.1<4.3|8.1|9.3>", "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely."),
     ),
     "job_ecc": _job(
         r"ECC", _SRE,
@@ -368,7 +379,22 @@ KINDS: Mapping[str, Kind] = {
     ),
     "job_exception": _job(
         rf"exception|{_CRASH}", _OWNER,
-        ("Traceback (most recent call last):", '  File "/work/train.py", line <int:10:900>, in <module>', "    main()", "<ValueError: too many values to unpack|KeyError: 'input_ids'|FileNotFoundError: [Errno 2] No such file or directory: 'data'>"),
+        ("Traceback (most recent call last):", '  File "/work/train.py", line <int:10:900>, in <module>', "    main()", "<ValueError: too many values to unpack|KeyError: 'input_ids'|FileNotFoundError: [Errno 2] No such file or directory: 'data'|TypeError: forward() got an unexpected keyword argument 'labels'|AttributeError: 'NoneType' object has no attribute 'shape'|AssertionError: hidden_size must be divisible by num_heads|RuntimeError: The size of tensor a (1024) must match the size of tensor b (512) at non-singleton dimension 1|ZeroDivisionError: division by zero|NameError: name 'args' is not defined|OSError: [Errno 22] Invalid argument|PermissionError: [Errno 13] Permission denied: 'ckpt'|ImportError: cannot import name 'FusedAdam'|ModuleNotFoundError: No module named 'apex'|SyntaxError: invalid syntax|IndexError: list index out of range|argparse.ArgumentError: argument --lr: conflicting option string: --lr>"),
+    ),
+    "load_error": _job(
+        rf"exception|{_CRASH}", _OWNER,
+        ("Traceback (most recent call last):", "<RuntimeError: Error(s) in loading state_dict for LlamaForCausalLM:|OSError: Error no file named pytorch_model.bin found in directory ckpt|safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge>"),
+        ("Traceback (most recent call last):", "<datasets.exceptions.DatasetGenerationError: An error occurred while generating the dataset|pyarrow.lib.ArrowInvalid: JSON parse error: Invalid value. in row 0>"),
+    ),
+    "loader_killed": _job(
+        rf"loader|signal|exception|{_MEMORY}|{_CRASH}", _OWNER,
+        ("Traceback (most recent call last):", "RuntimeError: DataLoader worker (pid $pid) is killed by signal: <Killed|Terminated|Segmentation fault>. "),
+        ("Traceback (most recent call last):", "RuntimeError: DataLoader worker (pid(s) $pid) exited unexpectedly"),
+    ),
+    "service_connection": _job(
+        rf"connect|exception|{_CRASH}", _OWNER,
+        ("Traceback (most recent call last):", "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='<metrics.corp|api.wandb.ai|alerts.corp>', port=443): Max retries exceeded with url: /<graphql|report> (Caused by NewConnectionError('Failed to establish a new connection: [Errno <110|111|101>]'))"),
+        ("Traceback (most recent call last):", "<ConnectionResetError: [Errno 104] Connection reset by peer|ConnectionRefusedError: [Errno 111] Connection refused|urllib3.exceptions.ProtocolError: ('Connection aborted.', RemoteDisconnected('Remote end closed connection without response'))>"),
     ),
     "launcher_exit": _job(
         rf"SIG|signal|{_CRASH}", _OWNER,
@@ -479,9 +505,11 @@ def draw(name: str, seed: int) -> FieldReport:
     if "<code>" in words:
         xid = re.search(r'xid="(\d+)"', lines[0])
         words = words.replace("<code>", xid.group(1) if xid else lines[0].rpartition(" ")[2])
-    form = {Channel.KERNEL: choice.choice(_FORMS), Channel.JOB: Form.POD, Channel.EXPORTER: Form.PAGE}.get(
-        kind.channel, Form.API
-    )
+    form = {
+        Channel.KERNEL: choice.choice(_FORMS if kind.program == "kernel" else _SYSLOG),
+        Channel.JOB: Form.POD,
+        Channel.EXPORTER: Form.PAGE,
+    }.get(kind.channel, Form.API)
     return FieldReport(
         f"{name}#{seed}",
         kind.channel,
