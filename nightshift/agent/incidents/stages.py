@@ -51,12 +51,11 @@ from nightshift.detectors.base import State
 FIRST_NOTE_S = 300.0
 
 
-def note_waiting(store: Store, incident: Incident, reason: str, now_s: float, by: str) -> None:
-    """Notes in the incident's own history what a begun action waits for, where that is due.
+def note_waiting(store: Store, incident: Incident, reason: str, waited_s: float, by: str) -> None:
+    """Notes in the incident's own history what a begun action has waited for (s), where that is due.
 
     A drain that a disruption budget holds up is no failure and nothing is tried harder for it; but whoever approved
     it should not first hear of it when `act_timeout_s` is over."""
-    waited_s = now_s - incident.entered_s
     told = sum(step.cause == Cause.UNDER_WAY and step.at_s >= incident.entered_s for step in incident.history)
     if waited_s >= FIRST_NOTE_S * 2**told:
         store.remark(incident, Cause.UNDER_WAY, by, f"{waiting_word(incident)} for {waited_s:.0f} s: {reason}")
@@ -225,15 +224,16 @@ class Stages:
         From an approval on, a failure that may pass is never counted as a try: an API server that is away for ten
         minutes would else leave nodes cordoned and jobs stopped, half-way through a plan that can still be kept."""
         settings, now_s = self._parts.settings, self._now()
-        waited_s, begun = now_s - incident.entered_s, isinstance(error, UnderWay)
+        # by looks, not by the clock: one that jumps, or an emergency stop, would end what still works
+        waited_s = self._store.position(number_of(incident.id)).waited_s
         limit_s = settings.act_timeout_s
         if incident.state is _S.CONFIRMING:  # the stage itself ends it first: this bounds a store that is away
             limit_s = settings.confirm_timeout_s + RETRY_MAX_S
         if waited_s >= limit_s:
             raise Permanent(f"still {waiting_word(incident)} after {waited_s:.0f} s: {error}") from error
-        note_waiting(self._store, incident, str(error), now_s, self._runner)
+        note_waiting(self._store, incident, str(error), waited_s, self._runner)
         # an outage is looked at the more rarely the longer it lasts; what works on its own says when to look
-        wait_s = RETRY_S if begun else min(max(RETRY_S, waited_s / 4), LONGEST_WAIT_S)
+        wait_s = RETRY_S if isinstance(error, UnderWay) else min(max(RETRY_S, waited_s / 4), LONGEST_WAIT_S)
         raise Later(str(error), now_s + max(wait_s, error.retry_after_s or 0.0)) from error
 
     def _run(self, incident: Incident) -> None:

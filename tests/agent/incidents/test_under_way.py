@@ -117,6 +117,25 @@ def test_a_drain_that_a_budget_holds_up_is_told_within_minutes_and_given_to_a_pe
     assert scene.untouched()
 
 
+@pytest.mark.parametrize("meanwhile", ["the clock jumps", "people have halted", "the daemon is down"])
+def test_time_in_which_nobody_looked_ends_no_action(scene: Scene, meanwhile: str) -> None:
+    """Two hours ahead in the middle of a drain: `act_timeout_s` counts what was waited, not what the clock says."""
+    scene.pass_time(400.0)
+    if meanwhile == "people have halted":
+        scene.world.gate.halt(ANN, "stop")
+        scene.pass_time(7200.0, 120.0)
+        scene.world.gate.resume(ANN)
+    scene.clock.advance(7200.0)
+    if meanwhile == "the daemon is down":
+        scene.lifecycle._leadership.abandon()
+        scene.lifecycle = Lifecycle(scene.lifecycle._parts, new_queue=AtOnce)
+        scene.lifecycle._stand()
+    assert scene.pass_time(2400.0, 120.0).state is IncidentState.ACTING
+    for pod in scene.core.list_namespaced_pod("default").items:
+        scene.core.delete_namespaced_pod(pod.metadata.name, "default", grace_period_seconds=0)
+    assert scene.pass_time(60.0).state is IncidentState.CONFIRMING
+
+
 def test_an_emergency_stop_ends_the_asking(scene: Scene) -> None:
     scene.pass_time(120.0)
     scene.world.gate.halt(ANN, "stop")
