@@ -10,6 +10,7 @@ only after its intent is on disk, and only once per action id.
     acting      act          after a crash: reads the world first
     confirming  confirm      the detector is clear and stayed clear; the probe agrees
     undoing     undo         takes the action back
+    escalated   look         where an outcome is unknown: reads what the world says of it by now
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from nightshift.agent.clock import Clock
 from nightshift.agent.correlation.silent_faults import is_unrepaired, open_findings
 from nightshift.agent.incidents.node_return import LOOK_AGAIN_S, GivingBack, stays
 from nightshift.agent.store.diagnosis import Diagnosis
-from nightshift.agent.store.incident import Cause, Incident, IncidentState
+from nightshift.agent.store.incident import Cause, Incident, IncidentState, half_done, world_says
 from nightshift.agent.store.incident_store import IncidentMove, Store, number_of
 from nightshift.agent.store.intents import commitments, end_intent, has_intent, store_intent
 from nightshift.collectors.base import Permanent, Temporary
@@ -160,6 +161,7 @@ class Stage(StrEnum):
     ACT = "act"
     CONFIRM = "confirm"
     UNDO = "undo"
+    LOOK = "look"
 
 
 STAGE_OF = {
@@ -169,8 +171,20 @@ STAGE_OF = {
     _S.ACTING: Stage.ACT,
     _S.CONFIRMING: Stage.CONFIRM,
     _S.UNDOING: Stage.UNDO,
+    _S.ESCALATED: Stage.LOOK,
 }
-"""The stage that an incident in a state needs; in the other states it waits for a person or for the signals."""
+"""The stage that an incident in a state needs; in the other states it waits for a person or for the signals. Of
+those escalated, only one whose outcome is unknown has a stage."""
+
+WORLD_WORDS = {
+    ("act", _O.DONE): "succeeded",
+    ("act", _O.UNDER_WAY): "running",
+    ("act", _O.NOT_DONE): "not started",
+    ("undo", _O.DONE): "not taken back",
+    ("undo", _O.UNDER_WAY): "half taken back",
+    ("undo", _O.NOT_DONE): "taken back",
+}
+"""What the world says of an action, or of taking it back, once its outcome was unknown."""
 
 ACTS_ON_THE_WORLD = frozenset({Stage.ACT, Stage.UNDO})
 _WAITS_FOR_THE_WORLD = frozenset({_S.APPROVED, _S.ACTING, _S.CONFIRMING, _S.UNDOING})
@@ -248,6 +262,8 @@ class Stages:
                 self._confirm(incident)
             case Stage.UNDO:
                 self._undo(incident)
+            case Stage.LOOK:
+                self._look(incident)
 
     def _move(
         self,
@@ -549,6 +565,21 @@ class Stages:
         done = {_O.DONE: _C.UNDONE, _O.ALREADY_DONE: _C.UNDONE, _O.UNKNOWN: _C.OUTCOME_UNKNOWN}
         cause = done.get(outcome.status, _C.ACTION_FAILED)
         self._move(incident, cause, outcome.detail, lambda c, n: end_intent(c, n, action, "undo", outcome))
+
+    # Look -------------------------------------------------------------------------------------------------------
+
+    def _look(self, incident: Incident) -> None:
+        """Notes what the world says of an action whose outcome is unknown, where that is news. Always raises Later:
+        what is done about it, a person decides."""
+        with suppress(Temporary, Permanent):
+            action = _plan_of(incident)
+            found = self._parts.actuator_for(incident).read(action)
+            words = WORLD_WORDS.get((half_done(incident), found.status), "")
+            if words and not world_says(incident).startswith(words):
+                note = f"{words}: {action.kind} of {action.target} ({found.detail})"
+                self._store.remark(incident, _C.WORLD_READ, Stage.LOOK, note)
+        waited_s = self._store.position(number_of(incident.id)).waited_s
+        raise Later("looked", self._now() + min(max(LONGEST_WAIT_S, waited_s / 4), RETRY_MAX_S))
 
     def _now(self) -> float:
         return self._parts.clock.now_s()
