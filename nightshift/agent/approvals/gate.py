@@ -28,8 +28,9 @@ from nightshift.agent.approvals.people import Directory
 from nightshift.agent.approvals.policy import PEOPLE, ApprovalSettings, Person, Role, may_not_approve, rule_for
 from nightshift.agent.clock import Clock
 from nightshift.agent.store import audit
-from nightshift.agent.store.incident import Cause, Incident, IncidentState
+from nightshift.agent.store.incident import Cause, Incident, IncidentState, half_done
 from nightshift.agent.store.incident_store import Conflict, IncidentMove, NoSuchIncident, Store, number_of
+from nightshift.agent.store.intents import reopen_intent
 from nightshift.agent.store.records import dump, load
 from nightshift.agent.store.tables import approvals, controls
 from nightshift.controllers.action import Action, ApprovalRule, traits_of
@@ -243,6 +244,44 @@ class Gate:
         move = IncidentMove(Cause.CLOSED_BY_PERSON, by.identity, f"{by.channel}: {note}", incident.version)
         self._store.change(incident.id, move)
         return GateAnswer(True, f"{incident.id} is closed.", True)
+
+    def carry_on(self, incident_id: str, by: Person, *, give_back: bool = False) -> GateAnswer:
+        """Finishes an action whose outcome was unknown, or with `give_back` takes back what it left. What was
+        interrupted while it was taken back is taken back either way. As for an approval, its rule is asked."""
+        return self._decided(incident_id, by, lambda incident: self._carry_on(incident, by, give_back))
+
+    def _carry_on(self, incident: Incident, by: Person, give_back: bool) -> GateAnswer:
+        action, phase = incident.action, half_done(incident)
+        undo = give_back or phase == "undo"
+        if refusal := self._not_carried_on(incident, by, undo):
+            sha256 = "" if action is None else action.plan_sha256
+            self._note_refusal(incident.id, "resume", by, sha256, refusal)
+            return GateAnswer(False, refusal)
+        assert action is not None
+        cause = Cause.UNDO_REQUESTED if undo else Cause.RESUMED
+        move = IncidentMove(cause, by.identity, f"{by.channel}: {action.kind} {action.target}", incident.version)
+
+        def reopened(connection: Connection, number: int) -> None:
+            # to take a half-done action back is an intent of its own
+            if undo == (phase == "undo"):
+                reopen_intent(connection, action, phase)
+
+        self._store.change(incident.id, move, reopened)
+        does = "taken back" if undo else "read again and finished"
+        return GateAnswer(True, f"Resumed: {action.kind} {action.target} is {does}.", True)
+
+    def _not_carried_on(self, incident: Incident, by: Person, undo: bool) -> str:
+        """Why an incident's action is not taken up again; empty where it may be."""
+        action, halt = incident.action, self.halted()
+        if by.is_tenant and not (allowed := may(by, Permission.APPROVE, incident.namespaces)):
+            return allowed.reason
+        if action is None or not half_done(incident):
+            return f"{incident.id} is {_words(incident.state)} and has no action with an unknown outcome to resume."
+        if halt.halted:
+            return f"{_halted(halt)}; nothing is resumed until `nightshift resume` lifts the stop."
+        if undo and not action.undo.possible:
+            return f"{action.kind} cannot be given back: {action.undo.how}. Resume it without giving it back."
+        return may_not_approve(by, action, self.policy, NIGHTSHIFT, self._clock.now_s(), incident.namespaces)
 
     # At execution -----------------------------------------------------------------------------------------------
 

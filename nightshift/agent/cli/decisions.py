@@ -53,6 +53,9 @@ class _Here:
     def resume(self) -> GateAnswer:
         return self.gate.resume(self.by)
 
+    def carry_on(self, incident_id: str, give_back: bool) -> GateAnswer:
+        return self.gate.carry_on(incident_id, self.by, give_back=give_back)
+
 
 @contextmanager
 def _asked(config: Path | None) -> Iterator[_Here | Remote]:
@@ -110,10 +113,19 @@ def halt(
         tell(gate.halt(reason), as_json)
 
 
-def resume(config: Config = None, as_json: AsJson = False) -> None:
-    """Resume actions after an emergency stop."""
+def resume(
+    incident_id: Annotated[str, typer.Argument(help="For example INC-7; none: lift the emergency stop")] = "",
+    give_back: Annotated[
+        bool, typer.Option("--give-back", help="Undo the action: restart its jobs, uncordon its node")
+    ] = False,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Resume actions after an emergency stop, or one action with an unknown outcome."""
+    if give_back and not incident_id:
+        raise typer.BadParameter("--give-back needs an incident, for example INC-7")
     with _asked(config) as gate:
-        tell(gate.resume(), as_json)
+        tell(gate.carry_on(incident_id, give_back) if incident_id else gate.resume(), as_json)
 
 
 def token(config: Config = None) -> None:

@@ -64,10 +64,13 @@ class Remote:
     def resume(self) -> GateAnswer:
         return self._decide("/resume", {})
 
+    def carry_on(self, incident_id: str, give_back: bool) -> GateAnswer:
+        return self._decide(f"/incidents/{_name(incident_id)}/resume", {"give_back": give_back})
+
     def _get(self, path: str, query: Mapping[str, str]) -> Any:
         return self._said(self._ask("GET", path, params=dict(query)))
 
-    def _decide(self, path: str, body: Mapping[str, str]) -> GateAnswer:
+    def _decide(self, path: str, body: Mapping[str, str | bool]) -> GateAnswer:
         answer = self._ask("POST", path, json=dict(body))
         # 409 is the gate's no, an answer as good as a yes; others are the console's own refusals.
         told = self._json(answer) if answer.status_code in (200, 409) else self._said(answer)

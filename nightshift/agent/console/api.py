@@ -58,6 +58,12 @@ class Note(_Body):
     note: str = Field("", max_length=2000)
 
 
+class Resume(BaseModel):
+    """Whether what the action left is taken back, rather than finished."""
+
+    give_back: bool = False
+
+
 class ApiAnswer(BaseModel):
     """What the gate said. `changed` is false where the call did nothing."""
 
@@ -131,6 +137,7 @@ class Api:
             ("/incidents/{incident_id}/approve", self.approve),
             ("/incidents/{incident_id}/reject", self.reject),
             ("/incidents/{incident_id}/close", self.close),
+            ("/incidents/{incident_id}/resume", self.carry_on),
             ("/halt", self.halt),
             ("/resume", self.resume),
         ):
@@ -207,6 +214,11 @@ class Api:
 
     def close(self, request: Request, incident_id: IncidentId, body: Note) -> JSONResponse:
         return _told(self._parts.gate.close(incident_id, self._writer(request), body.note))
+
+    def carry_on(self, request: Request, incident_id: IncidentId, body: Resume) -> JSONResponse:
+        """Finishes, or takes back, an action whose outcome is unknown."""
+        gate = self._parts.gate
+        return _told(gate.carry_on(incident_id, self._writer(request), give_back=body.give_back))
 
     def halt(self, request: Request, body: Note) -> JSONResponse:
         return _told(self._parts.gate.halt(self._writer(request), body.note))

@@ -25,6 +25,7 @@ class Decisions:
         for path, form in (
             ("/incidents/{incident_id}/approve", self.approve),
             ("/incidents/{incident_id}/reject", self.reject),
+            ("/incidents/{incident_id}/resume", self.carry_on),
             ("/kernels/decide", self.decide_kernel),
             ("/halt", self.halt),
             ("/resume", self.resume),
@@ -48,6 +49,17 @@ class Decisions:
     ) -> Response:
         person = self._site.may_write(request, form)
         answer = self._parts.gate.reject(incident_id, plan, person, reason)
+        return self._answered(incident_id, answer)
+
+    def carry_on(
+        self,
+        request: Request,
+        incident_id: str,
+        form: Annotated[str, Form()],
+        choice: Annotated[str, Form()] = "finish",
+    ) -> Response:
+        person = self._site.may_write(request, form)
+        answer = self._parts.gate.carry_on(incident_id, person, give_back=choice == "give back")
         return self._answered(incident_id, answer)
 
     def decide_kernel(

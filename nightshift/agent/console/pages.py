@@ -17,9 +17,9 @@ from nightshift.agent.kernels.drift import standings
 from nightshift.agent.presentation import incident_view
 from nightshift.agent.presentation.line_chart import Chart
 from nightshift.agent.presentation.plan_diff import DiffLine, against, effect
-from nightshift.agent.rca.summary import as_shown
+from nightshift.agent.rca.summary import as_shown, what_became
 from nightshift.agent.store.diagnosis import Evidence
-from nightshift.agent.store.incident import Incident, taken_on
+from nightshift.agent.store.incident import Incident, half_done, taken_on
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.collectors.telemetry.metrics import METRICS
 
@@ -77,6 +77,7 @@ class Pages:
             cited=cited,
             others=others,
             plan=incident_view.plan(incident, now_s),
+            became=what_became(incident) if half_done(incident) else "",
             effect=effect(incident.action) if incident.action is not None else [],
             replanned=self._replanned(window, incident),
             signals=incident_view.signals(incident),

@@ -387,6 +387,7 @@ class Lifecycle:
             in_(_S.ESCALATED)
             & over
             & sa.or_(c.moved_by.not_in([str(cause) for cause in NEEDS_A_PERSON]), cleared_later),
+            in_(_S.ESCALATED) & (c.moved_by == str(_C.OUTCOME_UNKNOWN)),
             in_(_S.CONFIRMING)
             & sa.or_(
                 quiet & settled, c.news == 1, of_return & fires, c.entered_s <= now_s - settings.confirm_timeout_s
@@ -403,6 +404,8 @@ class Lifecycle:
     def _moved_by_timer(self, row: Any, now_s: float) -> bool:
         """Moves that need no stage: cleared by itself, new evidence, expired, approved by policy."""
         state, incident_id = IncidentState(row.state), name_of(row.number)
+        if state is _S.ESCALATED and row.moved_by == _C.OUTCOME_UNKNOWN:
+            return False  # a person has to look, though all is clear
         found = self._timed_move(state, row, now_s)
         if found is not None:
             cause, note = found
@@ -543,7 +546,7 @@ class Lifecycle:
     def _give_up(self, number: int, why: str) -> None:
         """A person has to take over."""
         incident = self._store.incident(name_of(number))
-        if incident.state in STAGE_OF:
+        if incident.state in STAGE_OF and incident.state is not _S.ESCALATED:
             self._stages.abandon(incident, why)
 
 

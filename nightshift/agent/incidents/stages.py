@@ -10,6 +10,7 @@ only after its intent is on disk, and only once per action id.
     acting      act          after a crash: reads the world first
     confirming  confirm      the detector is clear and stayed clear; the probe agrees
     undoing     undo         takes the action back
+    escalated   look         where an outcome is unknown: reads what the world says of it by now
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from nightshift.agent.clock import Clock
 from nightshift.agent.correlation.silent_faults import is_unrepaired, open_findings
 from nightshift.agent.incidents.node_return import LOOK_AGAIN_S, GivingBack, stays
 from nightshift.agent.store.diagnosis import Diagnosis
-from nightshift.agent.store.incident import Cause, Incident, IncidentState
+from nightshift.agent.store.incident import Cause, Incident, IncidentState, half_done, world_says
 from nightshift.agent.store.incident_store import IncidentMove, Store, number_of
 from nightshift.agent.store.intents import commitments, end_intent, has_intent, store_intent
 from nightshift.collectors.base import Permanent, Temporary
@@ -52,12 +53,11 @@ from nightshift.detectors.base import State
 FIRST_NOTE_S = 300.0
 
 
-def note_waiting(store: Store, incident: Incident, reason: str, now_s: float, by: str) -> None:
-    """Notes in the incident's own history what a begun action waits for, where that is due.
+def note_waiting(store: Store, incident: Incident, reason: str, waited_s: float, by: str) -> None:
+    """Notes in the incident's own history what a begun action has waited for (s), where that is due.
 
     A drain that a disruption budget holds up is no failure and nothing is tried harder for it; but whoever approved
     it should not first hear of it when `act_timeout_s` is over."""
-    waited_s = now_s - incident.entered_s
     told = sum(step.cause == Cause.UNDER_WAY and step.at_s >= incident.entered_s for step in incident.history)
     if waited_s >= FIRST_NOTE_S * 2**told:
         store.remark(incident, Cause.UNDER_WAY, by, f"{waiting_word(incident)} for {waited_s:.0f} s: {reason}")
@@ -162,6 +162,7 @@ class Stage(StrEnum):
     ACT = "act"
     CONFIRM = "confirm"
     UNDO = "undo"
+    LOOK = "look"
 
 
 STAGE_OF = {
@@ -171,8 +172,20 @@ STAGE_OF = {
     _S.ACTING: Stage.ACT,
     _S.CONFIRMING: Stage.CONFIRM,
     _S.UNDOING: Stage.UNDO,
+    _S.ESCALATED: Stage.LOOK,
 }
-"""The stage that an incident in a state needs; in the other states it waits for a person or for the signals."""
+"""The stage that an incident in a state needs; in the other states it waits for a person or for the signals. Of
+those escalated, only one whose outcome is unknown has a stage."""
+
+WORLD_WORDS = {
+    ("act", _O.DONE): "succeeded",
+    ("act", _O.UNDER_WAY): "running",
+    ("act", _O.NOT_DONE): "not started",
+    ("undo", _O.DONE): "not taken back",
+    ("undo", _O.UNDER_WAY): "half taken back",
+    ("undo", _O.NOT_DONE): "taken back",
+}
+"""What the world says of an action, or of taking it back, once its outcome was unknown."""
 
 ACTS_ON_THE_WORLD = frozenset({Stage.ACT, Stage.UNDO})
 _WAITS_FOR_THE_WORLD = frozenset({_S.APPROVED, _S.ACTING, _S.CONFIRMING, _S.UNDOING})
@@ -226,15 +239,16 @@ class Stages:
         From an approval on, a failure that may pass is never counted as a try: an API server that is away for ten
         minutes would else leave nodes cordoned and jobs stopped, half-way through a plan that can still be kept."""
         settings, now_s = self._parts.settings, self._now()
-        waited_s, begun = now_s - incident.entered_s, isinstance(error, UnderWay)
+        # by looks, not by the clock: one that jumps, or an emergency stop, would end what still works
+        waited_s = self._store.position(number_of(incident.id)).waited_s
         limit_s = settings.act_timeout_s
         if incident.state is _S.CONFIRMING:  # the stage itself ends it first: this bounds a store that is away
             limit_s = settings.confirm_timeout_s + RETRY_MAX_S
         if waited_s >= limit_s:
             raise Permanent(f"still {waiting_word(incident)} after {waited_s:.0f} s: {error}") from error
-        note_waiting(self._store, incident, str(error), now_s, self._runner)
+        note_waiting(self._store, incident, str(error), waited_s, self._runner)
         # an outage is looked at the more rarely the longer it lasts; what works on its own says when to look
-        wait_s = RETRY_S if begun else min(max(RETRY_S, waited_s / 4), LONGEST_WAIT_S)
+        wait_s = RETRY_S if isinstance(error, UnderWay) else min(max(RETRY_S, waited_s / 4), LONGEST_WAIT_S)
         raise Later(str(error), now_s + max(wait_s, error.retry_after_s or 0.0)) from error
 
     def _run(self, incident: Incident) -> None:
@@ -249,6 +263,8 @@ class Stages:
                 self._confirm(incident)
             case Stage.UNDO:
                 self._undo(incident)
+            case Stage.LOOK:
+                self._look(incident)
 
     def _move(
         self,
@@ -552,6 +568,21 @@ class Stages:
         done = {_O.DONE: _C.UNDONE, _O.ALREADY_DONE: _C.UNDONE, _O.UNKNOWN: _C.OUTCOME_UNKNOWN}
         cause = done.get(outcome.status, _C.ACTION_FAILED)
         self._move(incident, cause, outcome.detail, lambda c, n: end_intent(c, n, action, "undo", outcome))
+
+    # Look -------------------------------------------------------------------------------------------------------
+
+    def _look(self, incident: Incident) -> None:
+        """Notes what the world says of an action whose outcome is unknown, where that is news. Always raises Later:
+        what is done about it, a person decides."""
+        with suppress(Temporary, Permanent):
+            action = _plan_of(incident)
+            found = self._parts.actuator_for(incident).read(action)
+            words = WORLD_WORDS.get((half_done(incident), found.status), "")
+            if words and not world_says(incident).startswith(words):
+                note = f"{words}: {action.kind} of {action.target} ({found.detail})"
+                self._store.remark(incident, _C.WORLD_READ, Stage.LOOK, note)
+        waited_s = self._store.position(number_of(incident.id)).waited_s
+        raise Later("looked", self._now() + min(max(LONGEST_WAIT_S, waited_s / 4), RETRY_MAX_S))
 
     def _now(self) -> float:
         return self._parts.clock.now_s()

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from nightshift.agent.rca.grounding import reground
 from nightshift.agent.store.diagnosis import Claim, Diagnosis
-from nightshift.agent.store.incident import Incident, IncidentState
+from nightshift.agent.store.incident import Cause, Incident, IncidentState, half_done, world_says
 from nightshift.agent.units import clock_time
 from nightshift.controllers.action import Action, traits_of
 from nightshift.detectors.base import Fault, Severity
@@ -160,12 +160,22 @@ def _plan(incident: Incident, now_s: float) -> list[SummaryLine]:
     lines.append(
         SummaryLine("Undo", action.undo.how if action.undo.possible else f"not possible: {action.undo.how}")
     )
+    if half_done(incident):
+        lines.append(SummaryLine("World", what_became(incident)))
+        back = f" · nightshift resume {incident.id} --give-back" if action.undo.possible else ""
+        lines.append(SummaryLine("Decide", f"nightshift resume {incident.id}{back}"))
     if incident.state is IncidentState.AWAITING_APPROVAL:
         left_s = action.expires_at_s - now_s
         until = clock_time(action.expires_at_s)
         said = f"nightshift approve {incident.id} · nightshift reject {incident.id} · expires {until}"
         lines.append(SummaryLine("Decide", said if left_s > 0 else f"expired at {until}"))
     return lines
+
+
+def what_became(incident: Incident) -> str:
+    """What the world says, in one sentence, of an action whose outcome was unknown."""
+    said = world_says(incident)
+    return f"{_sentence(said)}" if said else "No answer yet; Nightshift keeps asking"
 
 
 def _sentence(text: str) -> str:
@@ -194,7 +204,7 @@ def _no_plan(incident: Incident) -> str:
 
 
 def _state(incident: Incident) -> str:
-    last = incident.history[-1] if incident.history else None
+    last = next((step for step in reversed(incident.history) if step.cause != Cause.WORLD_READ), None)
     said = incident.state.value.replace("_", " ")
     return f"{said} ({last.note})" if last is not None and last.note else said
 

@@ -47,6 +47,12 @@ class Cause(StrEnum):
     ACTION_DONE = "action_done"
     ACTION_FAILED = "action_failed"
     OUTCOME_UNKNOWN = "outcome_unknown"
+    WORLD_READ = "world_read"
+    """What the world says later of an action whose outcome was unknown; its state stays."""
+    RESUMED = "resumed"
+    """A person lets an action whose outcome was unknown be finished."""
+    UNDO_REQUESTED = "undo_requested"
+    """A person has what such an action left taken back."""
     CONFIRMED = "confirmed"
     NOT_CONFIRMED = "not_confirmed"
     UNDONE = "undone"
@@ -69,7 +75,7 @@ class Cause(StrEnum):
 
 
 _S, _C = IncidentState, Cause
-REMARKS = frozenset({_C.ACKNOWLEDGED, _C.UNDER_WAY})
+REMARKS = frozenset({_C.ACKNOWLEDGED, _C.UNDER_WAY, _C.WORLD_READ})
 """What stands in the history and moves nothing."""
 
 TRANSITIONS: dict[tuple[IncidentState, Cause], IncidentState] = {
@@ -116,6 +122,8 @@ TRANSITIONS: dict[tuple[IncidentState, Cause], IncidentState] = {
     (_S.MONITORING, _C.NEW_EVIDENCE): _S.OPEN,
     (_S.ESCALATED, _C.CLEARED_BY_ITSELF): _S.RESOLVED,
     (_S.ESCALATED, _C.RETURN_DUE): _S.DIAGNOSED,
+    (_S.ESCALATED, _C.RESUMED): _S.ACTING,
+    (_S.ESCALATED, _C.UNDO_REQUESTED): _S.UNDOING,
     (_S.RESOLVED, _C.RELAPSED): _S.OPEN,
     **{
         (state, _C.CLOSED_BY_PERSON): _S.RESOLVED
@@ -208,6 +216,20 @@ class Incident:
 def last_cause(incident: Incident) -> str:
     """Why an incident is in its present state; a remark moves nothing."""
     return next((step.cause for step in reversed(incident.history) if step.cause not in REMARKS), "")
+
+
+def half_done(incident: Incident) -> str:
+    """What of an escalated incident nobody knows the outcome of: `act`, `undo`, or nothing (empty)."""
+    move = next((step for step in reversed(incident.history) if step.cause not in REMARKS), None)
+    if incident.state is not IncidentState.ESCALATED or move is None or move.cause != Cause.OUTCOME_UNKNOWN:
+        return ""
+    return "undo" if move.before is IncidentState.UNDOING else "act"
+
+
+def world_says(incident: Incident) -> str:
+    """What the world said last of an action whose outcome was unknown; empty where it has not answered since."""
+    last = incident.history[-1] if incident.history else None
+    return last.note if last is not None and last.cause == Cause.WORLD_READ else ""
 
 
 def entered_s(history: Sequence[HistoryStep], state: IncidentState) -> list[float]:

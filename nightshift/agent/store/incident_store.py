@@ -62,6 +62,19 @@ class Position:
     version: int
     stage_runs: int
     stage_failures: int
+    waited_s: float
+    """How long it has waited in that state by now (s), as far as somebody looked."""
+
+
+COUNTED_GAP_S = 300.0
+"""Most of the time between a look that was due and the look itself that counts as waiting (s). More is a clock that
+jumped, an emergency stop, or a daemon that was down: nobody waited for the world meanwhile."""
+
+
+def _waited_s(row: Any, now_s: float) -> float:
+    since_s = row.entered_s if row.due_s is None else row.due_s
+    late_s: float = min(max(now_s - since_s, 0.0), COUNTED_GAP_S)
+    return float(row.waited_s) + late_s
 
 
 class Store(Archive):
@@ -281,6 +294,7 @@ class Store(Archive):
                 stage_runs=0,
                 stage_failures=0,
                 due_s=None,
+                waited_s=0.0,
                 runner=None,
                 runner_term=None,
                 **columns,
@@ -410,19 +424,25 @@ class Store(Archive):
             return connection.execute(sa.update(incidents).where(mine).values(row)).rowcount == 1
 
     def put_off(self, number: int, version: int, runs: int, due_s: float | None, *, failed: bool) -> bool:
-        """Ends a run that did not move the incident: the next one is not before `due_s` and has another key."""
+        """Ends a run that did not move the incident: the next one is not before `due_s` (None: now) and has another
+        key."""
         c = incidents.c
         mine = (c.number == number) & (c.version == version) & (c.stage_runs == runs)
+        now_s = self._clock.now_s()
+        due_s = now_s if due_s is None else due_s
         row: dict[str, Any] = {"runner": None, "runner_term": None, "due_s": due_s, "stage_runs": runs + 1}
         row["stage_failures"] = c.stage_failures + int(failed)
         with self.database.write() as connection:
+            before = row_of(connection, number, lock=True)
+            row["waited_s"] = _waited_s(before, now_s) + max(due_s - now_s, 0.0)
             return connection.execute(sa.update(incidents).where(mine).values(row)).rowcount == 1
 
     def position(self, number: int) -> Position:
         """Where an incident stands on its way."""
         with self.database.read() as connection:
             row = row_of(connection, number)
-        return Position(IncidentState(row.state), row.version, row.stage_runs, row.stage_failures)
+        waited_s = _waited_s(row, self._clock.now_s())
+        return Position(IncidentState(row.state), row.version, row.stage_runs, row.stage_failures, waited_s)
 
     # What the daemon keeps across restarts beside incidents -------------------------------------------------------
 

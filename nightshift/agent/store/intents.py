@@ -49,6 +49,12 @@ def end_intent(connection: Connection, incident: int, action: Action, phase: str
     audit.append(connection, at_s=outcome.at_s, kind="outcome", by=phase, incident=incident, body=body)
 
 
+def reopen_intent(connection: Connection, action: Action, phase: str) -> None:
+    """Takes up again an intent whose outcome was unknown: from now on it is under way."""
+    mine = (intents.c.action_id == action.id) & (intents.c.phase == phase)
+    connection.execute(sa.update(intents).where(mine).values(ended_s=None, outcome=None))
+
+
 def begun(connection: Connection, incident: int) -> list[Commitment]:
     """Every action of an incident that was begun, oldest first; those that failed, too: half of one has effects."""
     query = (

@@ -34,6 +34,7 @@ incidents = Table(
     Column("stage_runs", Integer, nullable=False, doc="runs of the present stage: part of the next one's key"),
     Column("stage_failures", Integer, nullable=False, doc="those that failed and may be tried again"),
     Column("due_s", Float, doc="the present stage is not tried again before"),
+    Column("waited_s", Float, nullable=False, server_default="0", doc="waited in the present state, up to due_s"),
     Column("runner", Text, doc="which stage run holds the incident"),
     Column("runner_term", Integer, doc="the leader's term in which it took it"),
     # the lifecycle asks for due rows several times a second

@@ -157,6 +157,13 @@ class Drains:
             raise Permanent(f"{why}; still stopped, and may not be started again: {', '.join(left)}")
         return self._refused(action, f"{why}; started again: {', '.join(stopped)}" if stopped else why)
 
+    def start_stopped(self, action: Action, node: Object) -> None:
+        """Starts the jobs again that a half-done drain has stopped. Raises UnderWay until they are."""
+        gangs = self._work.gangs_of(node, action) | self._jobs(action)
+        stopped = self._work.stopped_by(action, gangs, STOPPED)
+        if waits := [wait.text for gang in stopped if (wait := self._cycle(gang, action))]:
+            raise UnderWay("; ".join(waits), retry_after_s=POLL_S)
+
     def _cycle(self, gang: str, action: Action, *, here: bool = False) -> kube_nodes.Wait | None:
         """What is waited for of one gang, which is `here` on the node or was; a refusal of one is kept until no
         other is left half-way."""
@@ -510,6 +517,8 @@ class KubernetesActuator:
             case _A.TAINT:
                 return self._untaint(action, name, node)
             case _:
+                if action.kind is _A.DRAIN:  # what it stopped runs again, whoever has a part in the cordon
+                    self._drains.start_stopped(action, node)
                 return self._end_own_cordon(action, name, node)
 
     def _end_quarantine(self, action: Action, name: str, node: Object) -> ActionOutcome:

@@ -19,7 +19,7 @@ from nightshift.agent.console.settings import Settings
 from nightshift.agent.console.sign_in import console_key, operator_token
 from nightshift.agent.console.site import DaemonHealth
 from nightshift.agent.setup.console import build_console
-from nightshift.agent.store.incident import IncidentState
+from nightshift.agent.store.incident import Cause, IncidentState
 from nightshift.collectors.base import Permanent
 from nightshift.detectors.base import Fault
 from tests.agent.story import TOKEN, Story
@@ -212,6 +212,22 @@ def test_the_emergency_stop_shows_everywhere_and_is_lifted_here(web: httpx.Clien
     assert "Emergency stop: no action" in web.get("/incidents").text
     web.post("/resume", data={"form": form})
     assert not story.gate.halted().halted
+
+
+def test_an_action_whose_outcome_is_unknown_is_resumed_here(web: httpx.Client, story: Story) -> None:
+    """The page says what the cluster says of it; one click has it finished."""
+    incident_id = story.tell()
+    form = sign_in(web)
+    plan = story.store.incident(incident_id).action
+    assert plan is not None
+    web.post(f"/incidents/{incident_id}/approve", data={"form": form, "plan": plan.plan_sha256})
+    for cause in (Cause.INTENT_STORED, Cause.OUTCOME_UNKNOWN):
+        story.store.move(incident_id, cause, "act", "", story.store.incident(incident_id).version)
+    assert "No answer yet" in web.get(f"/incidents/{incident_id}").text
+    story.store.remark(story.store.incident(incident_id), Cause.WORLD_READ, "look", "running: drain of node:n1 (x)")
+    assert "Running: drain of node:n1 (x)" in web.get(f"/incidents/{incident_id}").text
+    web.post(f"/incidents/{incident_id}/resume", data={"form": form, "choice": "finish"})
+    assert story.store.incident(incident_id).state is IncidentState.ACTING
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,10 +12,17 @@ import pytest
 
 import nightshift.agent.incidents.lifecycle as lifecycle_module
 from nightshift.agent.incidents.stages import LifecycleSettings
-from nightshift.agent.store.incident import Incident, IncidentState
+from nightshift.agent.store.incident import Incident, IncidentState, world_says
 from nightshift.collectors.base import Permanent, Temporary
-from nightshift.controllers.action import ActionKind, ActionOutcome, ActionProposal, OutcomeStatus, Precondition
-from nightshift.controllers.actuators.simulated import Mishap
+from nightshift.controllers.action import (
+    Action,
+    ActionKind,
+    ActionOutcome,
+    ActionProposal,
+    OutcomeStatus,
+    Precondition,
+)
+from nightshift.controllers.actuators.simulated import Mishap, SimulatedActuator
 from nightshift.detectors.base import Fault, State
 from tests.agent.incidents import NODE, ManualClock, a_finding, an_action
 from tests.agent.lives import approved, causes_of, cleared, opened, running
@@ -255,7 +263,27 @@ def test_a_refused_action_and_an_unknown_outcome_go_to_a_person(
         approved(world, name)
         lifecycle.wait_idle()
         assert world.store.incident(name).state is _S.ESCALATED
-    assert causes_of(world, name)[-1:] == causes
+    assert causes_of(world, name)[-len(causes) :] == causes
+
+
+def test_what_turns_out_to_have_succeeded_is_confirmed_once_a_person_resumes_it(
+    world: World, clock: ManualClock
+) -> None:
+    class Unsure(SimulatedActuator):
+        def execute(self, action: Action) -> ActionOutcome:
+            return replace(super().execute(action), status=OutcomeStatus.UNKNOWN)
+
+    unsure = Unsure(world.cluster.path, clock.now_s)
+    with running(world, actuator_for=lambda _: unsure) as lifecycle:
+        name = opened(world)
+        lifecycle.wait_idle()
+        approved(world, name)
+        lifecycle.wait_idle()
+        assert world_says(world.store.incident(name)).startswith("succeeded: ")
+        assert world.gate.carry_on(name, ANN).changed
+        lifecycle.wait_idle()
+        assert world.store.incident(name).state is _S.CONFIRMING
+    assert len(world.cluster.effects()) == 1
 
 
 def test_no_plan_is_watched_and_resolves_when_clear_and_relapses_when_it_comes_back(
