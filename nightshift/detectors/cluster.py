@@ -75,7 +75,7 @@ TROUBLES: Mapping[str, TroubleKind] = {
     "oom": TroubleKind(_END, "out of memory: a container was killed", OWNER, 0.0, "job"),
     "evicted": TroubleKind(_END, "evicted from its node", PLATFORM, 0.0, "job"),
     "preempted": TroubleKind(_END, "preempted by the scheduler", PLATFORM, 0.0, "job"),
-    "crash_loop": TroubleKind(_END, "its container crashes in a loop ({cause})", OWNER, 0.0, "job"),
+    "crash_loop": TroubleKind(_END, "its container is in CrashLoopBackOff ({cause})", OWNER, 0.0, "job"),
 }
 """Every trouble that is a fault; the first of several at one place decides. `maintenance` and `starting` of the
 collector are none by themselves: they hold others back."""

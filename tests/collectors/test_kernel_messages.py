@@ -36,6 +36,8 @@ SAMPLES = {
     "gsp_heartbeat": "NVRM: GPU{gpu} _kgspIsHeartbeatTimedOut: Heartbeat timed out, diff {n} timeout 5200",
     "gsp_timeout": "NVRM: GPU{gpu} _kgspLogRpcTimeout: ***** GSP Timeout *****",
     "gsp_crash": "NVRM: ****** GSP-CrashCat Report *******",
+    "fsp": "NVRM: kfspWaitForResponse_GH100: FSP command timed out",
+    "unsupported_gpu": "NVRM: installed in this system is not supported by the NVIDIA {n} driver release.",
     "gsp_booter": "NVRM: kgspExecuteBooterLoad_TU102: failed to execute Booter Load: 0x{hex}",
     "gsp_firmware": "NVRM: RmFetchGspRmImages: No firmware image found",
     "gsp_init": "NVRM: kgspInitRm_IMPL: cannot bootstrap riscv/gsp: 0x{hex}",
@@ -269,6 +271,7 @@ OTHER_PROGRAMS = {
 }  # fmt: skip
 """The programs whose lines are read beside the kernel's, by the first word of their rows."""
 MORE_WORDS = {
+    "gsp_timeout": ("NVRM: GPU1 _issueRpcAndWait: rpcSendMessage failed with status 0x00000065 for fn 4!",),
     "gsp_init": (
         "NVRM: GPU3 _kgspBootGspRm: unexpected WPR2 already up, cannot proceed with booting GSP",
         "NVRM: GPU3 RmInitAdapter: Cannot initialize GSP firmware RM",

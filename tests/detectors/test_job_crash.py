@@ -48,6 +48,8 @@ EXAMPLES = {
     "gpu_fault": "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
     "storage": "OSError: [Errno 116] Stale file handle: '/ckpt/step_100'",
     "engine": "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
+    "launch": "srun: error: Task launch for StepId=77.0 failed on node n1: Job credential expired",
+    "nccl_cuda": "n1:7:8 [0] transport/nvls.cc:244 NCCL WARN Cuda failure 1 'invalid argument'",
     "loss_scale": "Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.",
     "not_finite": "FloatingPointError: Loss became infinite or NaN at iteration=2137!",
     "actor": "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
@@ -65,6 +67,8 @@ BENIGN = (
     "INFO worker exited with return code = 0",
     "run.sh: line 13: sudo: command not found",
     "the request was killed by its client",
+    " 12%|█▏   | 331/2700 [01:06<03:59,  3.06it/s]",
+    "number of non-finite gradients: 0",
     "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768",
     "NCCL WARN NET/IB : mlx5_0:1 Got async event : client reregistration",
     "n1 [1] proxy.cc:1521 NCCL WARN [Proxy Service 1] Failed to execute operation Close from rank 1, retcode 3",
@@ -101,12 +105,16 @@ FINAL = {
         "thread 'main' panicked at src/main.rs:12:5:",
         "run.sh: line 3: torchrun: command not found",
         "train.py: error: unrecognized arguments: --foo",
+        "(pid=4711) RuntimeError: placement group is gone",
+        "[1,3]<stderr>:ValueError: unsupported optimizer",
+        "[2026-11-18 15:55:06] CRITICAL [olmo.util:158, rank=6] Uncaught HfHubHTTPError: 429 Client Error",
     ),
     "signal": (
         "[ERROR] [launch.py:325:sigkill_handler] ['/usr/bin/python'] exits with return code = -9",
         "mpirun noticed that process rank 3 with PID 0 on node n1 exited on signal 9 (Killed).",
         "subprocess.CalledProcessError: Command '['train.py']' died with <Signals.SIGKILL: 9>.",
         "/var/spool/slurmd/job77/slurm_script: line 28: 8156 Killed                  python3 main.py",
+        " 12%|█▏   | 331/2700 [01:06<03:59,  3.06it/s]Killed",
         "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGKILL",
     ),
     "engine": (
@@ -118,7 +126,21 @@ FINAL = {
     ),
     "worker_lost": (
         "ray.exceptions.NodeDiedError: Task failed due to the node (where this task was running) was dead",
+        "/job:jax_worker/replica:0/task:3 unexpectedly tried to connect with a different incarnation.",
         "F client.h:77] Terminating process because the coordinator detected missing heartbeats.",
+    ),
+    "gpu_lost": (
+        "Failed to initialize NVML: Insufficient Permissions",
+        "RuntimeError: CUDA driver initialization failed, you might not have a CUDA gpu.",
+    ),
+    "nvlink": ("CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error",),
+    "host_memory": (
+        "(raylet) node_manager.cc:3069: 2 Workers (tasks / actors) killed due to memory pressure (OOM)",
+    ),
+    "gpu_memory": ("n1:7:8 [0] include/alloc.h:185 NCCL WARN Cuda failure 2 'out of memory'",),
+    "not_finite": (
+        "WARNING: non-finite loss, ending training  tensor([nan], device='cuda:0')",
+        "ERROR:rerun_state_machine:Unexpected result nan on rank 1 (message='found NaN in local grad norm')",
     ),
     "network": (
         "n1:77:99 [0] NCCL WARN NET/OFI Request 0x7f completed with error. RC: 113. Error: unresponsive receiver",

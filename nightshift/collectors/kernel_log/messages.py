@@ -89,7 +89,9 @@ KINDS: tuple[MessageKind, ...] = (
          "The driver cannot initialise the GPU", "nvrm", recovery=_RESET),
     _row("gsp_heartbeat", "NVRM", r"_kgspIsHeartbeatTimedOut: Heartbeat timed out", _D, _C,
          "The GPU's system processor (GSP) stopped", "nvrm", recovery=_RESET),
-    _row("gsp_timeout", "NVRM", r"_kgspLogRpcTimeout|\*+ GSP Timeout \*+|_issueRpcAndWait.*timed? ?out", _D, _C,
+    _row("gsp_timeout", "NVRM", r"_kgspLogRpcTimeout|\*+ GSP Timeout \*+"
+         # status 0x0f is NV_ERR_GPU_IS_LOST, a row of its own
+         r"|_issueRpc\w*: .*(?:timed? ?out|failed(?! with status 0x0*[fF]\b))", _D, _C,
          "The GPU's system processor (GSP) does not answer", "nvrm", recovery=_RESET),
     _row("gsp_crash", "NVRM", r"GSP-CrashCat Report|GSP task exception|\*+ GSP Failure \*+", _D, _C,
          "The GPU's system processor (GSP) crashed", "nvrm", recovery=_RESET),
@@ -101,6 +103,12 @@ KINDS: tuple[MessageKind, ...] = (
          r"|kgspInitRm\w*: .*fail|WPR2 already up|[Cc]annot initialize GSP firmware RM"
          r"|cannot proceed with booting GSP", _D, _C,
          "The GPU's system processor (GSP) did not start", "nvrm", recovery=_RESET),
+    _row("fsp", "NVRM", r"\bkfsp\w+: .*(?:timed? ?out|[Ff]ail)"
+         r"|FSP (?:command|boot)\b.*(?:timed? ?out|fail)", _D, _C,
+         "The GPU's boot processor (FSP) does not answer", "nvrm", recovery=_RESET),
+    _row("unsupported_gpu", "NVRM", r"installed in this (?:vGPU host )?system is\s+"
+         r"(?:not supported|supported through)", _D, _W,
+         "The driver does not support this GPU", "nvrm", about=_NODE),
     _row("api_mismatch", "NVRM", r"API mismatch: the client", _D, _C,
          "The driver's library and kernel module have different versions", "nvrm", about=_NODE),
     _row("gpu_is_lost", "NVRM", r"NV_ERR_GPU_IS_LOST|GPU (?:is )?lost from the bus", "gpu_lost", _C,
@@ -177,8 +185,8 @@ KINDS: tuple[MessageKind, ...] = (
             ("corrected", r"\bCorrected error", _W, 10, "The host's hardware corrects errors again and again"),
         )
     ),
-    _row("amdgpu", "amdgpu", r"ring \S+ timeout|GPU reset begin|GPU reset.*failed|uncorrectable hardware error"
-         r"|[Uu]ncorrectable error.*detected|GPU fault detected|device lost from bus", _D, _C,
+    _row("amdgpu", "amdgpu", r"ring \S+ timeout|GPU reset(?: begin|.*failed)"
+         r"|[Uu]ncorrectable(?: hardware error|.*detected)|GPU fault detected|device lost from bus", _D, _C,
          "The GPU's driver resets a GPU that hangs or failed", "linux:drivers/gpu/drm/amd/amdgpu"),
     # network ports
     _row("mlx_probe", "mlx", r"mlx[45]_(?:load|init)_one\S* failed|mlx5_init_once failed|handle_hca_cap failed"

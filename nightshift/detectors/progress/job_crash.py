@@ -66,6 +66,8 @@ _NOT_STARTED = (
     r"|execve\(\): .*No such file"
 )
 """A script goes on after other commands that its image lacks (`sudo`, `nvidia-smi`)."""
+# tqdm leaves its bar on the line on which the shell says how the process ended
+_SHELL_LINE = r"^(?:\S+: line \d+: +\d+ |.{0,200}(?:it/s|s/it)\])?"
 CAUSES: tuple[CrashCause, ...] = (
     _cause(
         "ecc",
@@ -81,6 +83,7 @@ CAUSES: tuple[CrashCause, ...] = (
         "uncorrectable NVLink error",
         r"[Uu]ncorrectable NVLink error",
         r"CUDA_ERROR_NVLINK_UNCORRECTABLE",
+        r"[Ii]nvalid access of peer GPU memory over nvlink",
         severity=_CRITICAL,
     ),
     _cause(
@@ -91,6 +94,9 @@ CAUSES: tuple[CrashCause, ...] = (
         r"no CUDA-capable device is detected",
         r"CUDA_ERROR_NO_DEVICE",
         r"No CUDA GPUs are available",
+        r"CUDA driver initialization failed",
+        # a container that lost its device nodes (a daemon-reload on the host), or may not read them
+        r"Failed to initialize NVML",
         severity=_CRITICAL,
     ),
     _cause(
@@ -127,6 +133,12 @@ CAUSES: tuple[CrashCause, ...] = (
         r"[Nn]ode failure on ",
         severity=_CRITICAL,
     ),
+    _cause(
+        "launch",
+        PLATFORM,
+        "the scheduler could not start its tasks",
+        r"srun: error: .*(?:[Ll]aunch (?:for \S+ )?failed|Unable to create step|credential)",
+    ),
     _cause("time_limit", OWNER, "the scheduler's time limit", r"DUE TO TIME LIMIT"),
     _cause("preempted", PLATFORM, "preempted by the scheduler", r"DUE TO PREEMPTION"),
     _cause(
@@ -140,6 +152,7 @@ CAUSES: tuple[CrashCause, ...] = (
         r"NodeDiedError|WorkerCrashedError|with node id: \S+ .*marked dead",
         r"Terminating process because .*(?:fatal errors|missing heartbeats)",
         r"\(raylet\).* worker died or was killed",
+        r"tried to connect with a different incarnation",
     ),
     _cause(
         "cancelled",
@@ -156,6 +169,7 @@ CAUSES: tuple[CrashCause, ...] = (
         r"Out Of Memory \(OOM\)",
         r"OUT_OF_MEMORY",
         r"srun: error: .*: Out Of Memory",
+        r"killed due to memory pressure",
         r"std::bad_alloc",
         r"node running low on memory|[Ee]xceeded (?:job|step|its) memory limit",
         r"(?<!OutOf)\bMemoryError\b",
@@ -185,6 +199,7 @@ CAUSES: tuple[CrashCause, ...] = (
         "out of GPU memory",
         r"CUDA out of memory",
         r"CUDA error: out of memory",
+        r"Cuda failure (?:\d+ )?'out of memory'",
         r"OutOfMemoryError",
         r"CUBLAS_STATUS_ALLOC_FAILED",
         r"RESOURCE_EXHAUSTED: Out of memory",
@@ -232,6 +247,13 @@ CAUSES: tuple[CrashCause, ...] = (
         r"CUBLAS_STATUS_EXECUTION_FAILED",
     ),
     _cause(
+        "nccl_cuda",
+        PLATFORM,
+        "NCCL cannot use CUDA between its GPUs",
+        r"NCCL WARN (?:Cuda failure|failed to open CUDA IPC handle)",
+        r"NCCL error in: .*unhandled cuda error",
+    ),
+    _cause(
         "storage",
         PLATFORM,
         "its storage does not answer",
@@ -269,6 +291,8 @@ CAUSES: tuple[CrashCause, ...] = (
         "its loss is not finite",
         r"Loss became infinite or NaN",
         r"[Ll]oss is (?:nan|inf),? stopping training",
+        r"[Nn]on-?finite loss.{0,20}(?:ending|stopping|aborting)",
+        r"(?:[Uu]nexpected result nan|found NaN in (?:local )?(?:grad|loss|param))",
     ),
     _cause(
         "actor",
@@ -290,14 +314,16 @@ CAUSES: tuple[CrashCause, ...] = (
         r"died with <Signals\.(?P<name2>SIG\w+)",
         r"terminated with signal (?P<name3>SIG\w+)",
         r"Caught signal (?P<number5>\d+) \(",
-        r"^(?:\S+: line \d+: +\d+ )?(?P<shell>Killed|Aborted|Segmentation fault)\b(?!:)",
+        rf"{_SHELL_LINE}(?P<shell>Killed|Aborted|Segmentation fault)\b(?!:)",
     ),
     _cause(
         "exception",
         OWNER,
         "an exception in its own code",
-        # as Python prints an uncaught exception: at the line's beginning, behind torch's rank or vLLM's logger
-        r"^(?:\[(?:default|rank)\d+\]:? ?|\(\w+ [^)]*pid=\d+\) |(?:ERROR|CRITICAL|FATAL) [^\]]{0,60}\] )*"
+        # as Python prints an uncaught exception: at the line's beginning, behind torch's rank, mpirun's stream,
+        # Ray's worker, a stamp or a logger
+        r"^(?:\[(?:default|rank)\d+\]:? ?|\[\d+,\d+\]<std\w+>: ?|\((?:\w+ )?[^)]*pid=\d+\) |\[[\d:,. -]+\] "
+        r"|(?:ERROR|CRITICAL|FATAL) [^\]]{0,60}\] |Uncaught )*"
         r"(?:(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt)(?:\(\w+\))?|Exception)"
         # libraries keep those with other names in a module for them
         r"|(?:[a-z_]\w*\.)*(?:errors?|exc|exceptions?)\.[A-Z]\w*|subprocess\.TimeoutExpired)(?:: |$)",
@@ -326,7 +352,7 @@ _MAYBE = re.compile(
     r"[Ee]rror|ERROR|exit|[Ss]ignal|SIG|CUDA|NCCL|[Ee]ngine|No space|quota|c10d|CANCELLED|[Ff]ailure|Exit|lost|Stop"
     r"|OOM|RESOURCE_EXHAUSTED|[Ll]oss|driver|actor|bad_alloc|heartbeat|xception|return code|[Kk]illed|[Aa]bort|ault"
     r"|panic|Shard|failed|TRT-LLM|raylet|Terminating|startup|low on memory|memory limit|command not|execve|exc\."
-    r"|TimeoutExpired|in use|UCX"
+    r"|TimeoutExpired|in use|UCX|NVML|incarnation"
 )
 _LAUNCHER = re.compile(r"ChildFailedError|multiprocessing\.errors\.|^Traceback|CalledProcessError(?!.*<Signals)")
 _PROVES = re.compile(
@@ -342,7 +368,7 @@ _PROVES = re.compile(
     r"|Terminating process because"
     r"|Scheduler hit an exception|ShardCannotStart|failed to load all models|double free or corruption"
     r"|stack smashing detected|free\(\): invalid|execve\(\): .*No such file"
-    r"|^(?:\S+: line \d+: +\d+ )?(?:Killed|Aborted)\b(?!:)"
+    rf"|{_SHELL_LINE}(?:Killed|Aborted)\b(?!:)|Application launch failed"
 )
 _WATCHDOG = re.compile(r"Watchdog caught collective operation timeout|WorkNCCL\(")
 """The hang is the fault then; the abort that follows is how PyTorch ends it, with SIGABRT."""
