@@ -507,7 +507,8 @@ class Lifecycle:
         ) as error:  # nothing is queued while another leads or, for an act, while halted
             due_s, why = now_s, str(error)
         except Later as error:
-            due_s, why = error.at_s, str(error)
+            # at once may be what the guard says of a busy node: asked at every poll, that is a busy loop
+            due_s, why = max(error.at_s, now_s + RETRY_S), str(error)
         except Temporary as error:
             # from the row, not from memory: the tries of the replica that led before count
             failures = self._store.position(number).stage_failures

@@ -186,6 +186,12 @@ WORLD_WORDS = {
     ("undo", _O.NOT_DONE): "taken back",
 }
 """What the world says of an action, or of taking it back, once its outcome was unknown."""
+_KNOWN_BY_NOW = {
+    ("act", _O.DONE): _O.DONE,
+    ("act", _O.NOT_DONE): _O.NOT_DONE,
+    ("undo", _O.NOT_DONE): _O.DONE,
+}
+"""The outcome that such an answer is. The guard and the ladder count by it."""
 
 ACTS_ON_THE_WORLD = frozenset({Stage.ACT, Stage.UNDO})
 _WAITS_FOR_THE_WORLD = frozenset({_S.APPROVED, _S.ACTING, _S.CONFIRMING, _S.UNDOING})
@@ -300,7 +306,9 @@ class Stages:
             self._move(incident, _C.GUARD_REFUSED, f"{incident.attempt} plans were made; a person must take over")
             return
         proposal = self._parts.plan(incident)
-        if proposal.action is not None:
+        if proposal.action is not None and (gone := self._vanished(incident, proposal.action)):
+            self._move(incident, _C.GUARD_REFUSED, f"{proposal.action.kind} is not proposed: {'; '.join(gone)}")
+        elif proposal.action is not None:
             rule, reason = rule_for(proposal.action, self._parts.gate.policy), proposal.reason
             if rule is ApprovalRule.AUTOMATIC and self._parts.not_earned is not None:
                 why = self._parts.not_earned(proposal.action)
@@ -314,6 +322,18 @@ class Stages:
             self._move(incident, _C.GUARD_REFUSED, proposal.reason)
         else:
             self._move(incident, _C.NO_PLAN, proposal.reason)
+
+    def _vanished(self, incident: Incident, action: Action) -> list[str]:
+        """What a plan names that is gone, or another object of its name by now. Raises Later for a minute: what we
+        know of the cluster lags behind it. While the world gives no answer, nothing is known to be gone."""
+        same = tuple(condition for condition in action.preconditions if condition.fact == "uid")
+        gone: list[str] = []
+        with suppress(Temporary, Permanent):
+            actuator = self._parts.actuator_for(replace(incident, action=action))
+            gone = actuator.changed(replace(action, preconditions=same)) if same else []
+        if gone and self._now() - incident.entered_s < LONGEST_WAIT_S:
+            raise Later("; ".join(gone), self._now() + RETRY_S)
+        return gone
 
     def _plan_return(self, incident: Incident, giving: GivingBack) -> None:
         """Proposes to give the node back; waits while it may not be; ends where nothing of ours is out of use."""
@@ -576,11 +596,14 @@ class Stages:
         what is done about it, a person decides."""
         with suppress(Temporary, Permanent):
             action = _plan_of(incident)
-            found = self._parts.actuator_for(incident).read(action)
-            words = WORLD_WORDS.get((half_done(incident), found.status), "")
+            found, phase = self._parts.actuator_for(incident).read(action), half_done(incident)
+            words, known = WORLD_WORDS.get((phase, found.status), ""), _KNOWN_BY_NOW.get((phase, found.status))
             if words and not world_says(incident).startswith(words):
                 note = f"{words}: {action.kind} of {action.target} ({found.detail})"
-                self._store.remark(incident, _C.WORLD_READ, Stage.LOOK, note)
+                outcome = replace(found, status=known or _O.UNKNOWN)
+                self._store.remark(
+                    incident, _C.WORLD_READ, Stage.LOOK, note, lambda c, n: end_intent(c, n, action, phase, outcome)
+                )
         waited_s = self._store.position(number_of(incident.id)).waited_s
         raise Later("looked", self._now() + min(max(LONGEST_WAIT_S, waited_s / 4), RETRY_MAX_S))
 

@@ -327,12 +327,21 @@ class Store(Archive):
             self._remark(connection, row, Cause.ACKNOWLEDGED, by, note)
         return True
 
-    def remark(self, incident: Incident, cause: Cause, by: str, note: str) -> None:
-        """Notes in the history what moves nothing. Raises Conflict where the incident has moved since."""
+    def remark(
+        self,
+        incident: Incident,
+        cause: Cause,
+        by: str,
+        note: str,
+        also: Callable[[Connection, int], None] = lambda connection, number: None,
+    ) -> None:
+        """Notes in the history what moves nothing, with what belongs to it (`also`) in one transaction. Raises
+        Conflict where the incident has moved since."""
         with self.database.write() as connection:
             row = row_of(connection, number_of(incident.id), lock=True)
             if row.version != incident.version:
                 raise Conflict(f"{incident.id}: another writer changed it first")
+            also(connection, row.number)
             self._remark(connection, row, cause, by, note)
 
     def _remark(self, connection: Connection, row: Any, cause: Cause, by: str, note: str) -> None:

@@ -11,14 +11,16 @@ from sqlalchemy import Connection
 
 from nightshift.agent.store import audit
 from nightshift.agent.store.database import Database
+from nightshift.agent.store.incident import IncidentState
 from nightshift.agent.store.records import dump, load, plain
-from nightshift.agent.store.tables import audit_head, intents, plans
+from nightshift.agent.store.tables import audit_head, incidents, intents, plans
 from nightshift.collectors.base import Permanent
 from nightshift.controllers.action import Action, ActionKind, ActionOutcome, OutcomeStatus, traits_of
 from nightshift.controllers.cordon import TAKES_OUT, node_of
 from nightshift.controllers.guard import Commitment
 
 # An unknown outcome counts as happened: the guard must not spend capacity that may be gone.
+_UNDER_WAY = (IncidentState.ACTING, IncidentState.UNDOING)
 _HAPPENED = (OutcomeStatus.DONE, OutcomeStatus.ALREADY_DONE, OutcomeStatus.UNKNOWN)
 
 
@@ -84,8 +86,9 @@ def commitments(
     if before_an_intent:
         connection.execute(sa.select(audit_head.c.id).where(audit_head.c.id == 1).with_for_update())
     query = (
-        sa.select(intents, plans.c.body)
+        sa.select(intents, plans.c.body, incidents.c.state, incidents.c.entered_s)
         .join(plans, (plans.c.incident == intents.c.incident) & (plans.c.plan_sha256 == intents.c.plan_sha256))
+        .join(incidents, incidents.c.number == intents.c.incident)
         .order_by(intents.c.at_s)
     )
     rows = connection.execute(query if incident is None else query.where(intents.c.incident == incident)).all()
@@ -116,7 +119,10 @@ def _commitment(row: Any, ends: Mapping[tuple[str, str], ActionOutcome]) -> Comm
         released_s = undone.at_s
     elif end is not None and end.status in _HAPPENED[:2] and traits.gives_back_itself:
         released_s = end.at_s
-    return Commitment(action, row.at_s, None if end is None else end.at_s, released_s)
+    ended_s = None if end is None else end.at_s
+    if ended_s is None and row.state not in _UNDER_WAY:
+        ended_s = row.entered_s  # nobody carries it on any more: it must not keep its node busy for ever
+    return Commitment(action, row.at_s, ended_s, released_s)
 
 
 def standing_cordons(connection: Connection, incident: int) -> list[Action]:

@@ -137,7 +137,8 @@ class Drains:
         if node is None or not marked:
             begun = bool(self._work.stopped_by(action, self._jobs(action)))
             status = OutcomeStatus.UNDER_WAY if begun else OutcomeStatus.NOT_DONE
-            return self._outcome(status, f"{action.target} bears no mark of {action.id}")
+            what = "no longer exists" if node is None else f"bears no mark of {action.id}"
+            return self._outcome(status, f"{action.target} {what}")
         gangs = self._work.gangs_of(node, action)
         done = not kube_nodes.evictable(self._kube, action.target.name) and not self._work.stopped_by(action, gangs)
         if not kube_nodes.is_cordoned(node):
@@ -489,7 +490,9 @@ class KubernetesActuator:
         if action.kind is _A.DRAIN:
             return self._drains.read(action)
         name = str(action.params.get("node", "")) if action.kind is _A.QUARANTINE_GPU else action.target.name
-        node = self._kube.get(kube_nodes.path(name))
+        node = self._kube.find(kube_nodes.path(name))
+        if node is None:
+            return self._outcome(OutcomeStatus.NOT_DONE, f"node {name} no longer exists")
         marked, cordoned = self.marks.has(node, action), kube_nodes.is_cordoned(node)
         match action.kind:
             case _A.UNCORDON:

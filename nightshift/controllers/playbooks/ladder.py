@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
-from nightshift.controllers.action import KINDS, ActionKind
+from nightshift.controllers.action import KINDS, Action, ActionKind
 from nightshift.controllers.guard import Commitment
 
 RUNGS = tuple(kind for _, kind in sorted((row.rung, kind) for kind, row in KINDS.items() if row.rung is not None))
@@ -76,6 +76,14 @@ def rung(called_for: ActionKind, record: Record, ladder: RepairLadder) -> Rung:
     return Rung(ActionKind.OPEN_RMA, "; ".join(reasons))
 
 
+def _is_of(action: Action, node: Subject | None, inventory: Inventory) -> bool:
+    """Whether an action reached the machine that bears the node's name now, as far as its uid is known."""
+    uid = None if node is None else inventory.fact(node, "uid")
+    return all(
+        p.expected == uid for p in action.preconditions if uid is not None and (p.subject, p.fact) == (node, "uid")
+    )
+
+
 def record_of(
     gpu: Subject,
     commitments: Iterable[Commitment],
@@ -95,6 +103,7 @@ def record_of(
             # a reboot for another GPU of its node is that one's try; one that names none counts for each
             a.kind is ActionKind.REBOOT_NODE and a.target == node and a.params.get("gpu", gpu.name) == gpu.name
             for a in recent
+            if _is_of(a, node, inventory)
         ),
         offences=sum(0 <= at_s - t_s <= OFFENCES_WINDOW_S for t_s in offences_s),
     )

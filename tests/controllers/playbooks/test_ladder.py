@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
-from nightshift.controllers.action import Action, ActionKind, BlastRadius, Undo
+from nightshift.controllers.action import Action, ActionKind, BlastRadius, Precondition, Undo
 from nightshift.controllers.guard import Commitment
 from nightshift.controllers.playbooks.ladder import RUNGS, Record, RepairLadder, record_of, rung
 
@@ -59,6 +61,18 @@ def test_a_record_counts_this_device_within_its_windows() -> None:
     ]
     offences_s = [now_s - DAY_S, now_s - 29 * DAY_S, now_s - 31 * DAY_S]
     assert record_of(GPU, begun, offences_s, inventory, now_s, RepairLadder()) == Record(1, 1, 2)
+
+
+def test_a_reboot_of_the_machine_that_had_the_name_before_is_no_try_of_this_one() -> None:
+    inventory = Inventory()
+    inventory.observe(GPU, NODE, 0.0)
+    inventory.describe(NODE, uid="new")
+    begun = [
+        replace(item, action=replace(item.action, preconditions=(Precondition(NODE, "uid", uid),)))
+        for uid in ("old", "old", "new")
+        for item in [did(A.REBOOT_NODE, NODE, DAY_S)]
+    ]
+    assert record_of(GPU, begun, [], inventory, 2 * DAY_S, RepairLadder()).reboots == 1
 
 
 @given(
