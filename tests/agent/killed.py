@@ -253,14 +253,23 @@ def drive(url: str, folder: str, scenario_name: str, kill_at: str) -> None:
     world.store.close()
 
 
-def place(world: World, state: IncidentState) -> None:
-    """Opens INC-1 and moves it to a state by the shortest way through the table, without a lifecycle."""
+_CARRIED_ON = (_C.RESUMED, _C.UNDO_REQUESTED)
+"""What a person decides of an action whose outcome is unknown: no way there begins without one."""
+
+
+def place(world: World, state: IncidentState, before: Cause) -> None:
+    """Opens INC-1 and moves it to a state by the shortest way through the table that may be left for the cause
+    `before`, without a lifecycle."""
+    if before in _CARRIED_ON:
+        place(world, _S.ACTING, _C.OUTCOME_UNKNOWN)
+        move(world, _C.OUTCOME_UNKNOWN)
+        return
     world.store.open_incident("leak", [a_finding()])
     ways: dict[IncidentState, list[Cause]] = {_S.OPEN: []}
     order = [_S.OPEN]
     for at in order:  # grows while it is walked: breadth first
-        for (before, cause), after in TRANSITIONS.items():
-            if before is at and after not in ways:
+        for (start, cause), after in TRANSITIONS.items():
+            if start is at and after not in ways and cause not in _CARRIED_ON:
                 ways[after] = [*ways[at], cause]
                 order.append(after)
     for cause in ways[state]:
@@ -279,6 +288,8 @@ def move(world: World, cause: Cause) -> None:
         assert incident.action is not None
         intend = partial(store_intent, action=incident.action, phase="act", now_s=1_000.0, runner="test")
         store.change("INC-1", IncidentMove(cause, "test", "", incident.version), intend)
+    elif cause is _C.RESUMED:
+        assert world.gate.carry_on("INC-1", ANN).ok
     else:
         store.move("INC-1", cause, "test", "", incident.version)
 
@@ -292,7 +303,7 @@ def move_and_die(url: str, folder: str, state: str, cause: str, when: str) -> No
             os.kill(os.getpid(), signal.SIGKILL)
 
     world = World(url, Path(folder), FileClock(Path(folder) / "now"), fault_point=fault_point)
-    place(world, IncidentState(state))
+    place(world, IncidentState(state), Cause(cause))
     armed.append(f"{when} {state} {cause}")
     move(world, Cause(cause))
 
