@@ -99,7 +99,14 @@ def test_every_rule_has_a_mutant() -> None:
     assert {*MUTANTS, "mantissa"} == set(RULES)
 
 
-@pytest.mark.parametrize("rule", [r.__name__ for r in rules.EXACT_CASES if r is not rules.of_timed])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        pytest.param(r.__name__, marks=[] if r is rules.of_tiles else pytest.mark.full)
+        for r in rules.EXACT_CASES
+        if r is not rules.of_timed
+    ],
+)
 def test_a_fault_of_some_sizes_is_refused_by_the_rule_that_asks_them(
     cpu_judge: Judge, monkeypatch: pytest.MonkeyPatch, rule: str
 ) -> None:
@@ -285,6 +292,7 @@ def test_a_rule_of_no_kind_is_refused() -> None:
         Rule("luck", lambda case, draw: ())
 
 
+@pytest.mark.full
 def test_two_verdicts_of_a_bitwise_candidate_tell_the_same_hashes_of_its_outputs(cpu_judge: Judge) -> None:
     problem, candidate = named("softmax"), good("library_softmax")
     first, again = (

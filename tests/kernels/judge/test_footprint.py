@@ -39,10 +39,22 @@ def _environment(name: str, value: str | None) -> None:
         os.environ[name] = value
 
 
+@pytest.fixture(scope="module")
+def taken_once() -> Footprint:
+    """Taking one costs seconds; whoever changes something takes it back."""
+    torch.manual_seed(0)
+    random.setstate(PYTHONS)
+    numpy.random.set_state(NUMPYS)
+    return Footprint("cpu")
+
+
+PYTHONS, NUMPYS = random.getstate(), numpy.random.get_state()
+
+
 @pytest.mark.parametrize(
     ("change", "back", "told"),
     [
-        (lambda: torch.manual_seed(1), lambda: None, "seed of torch's generator"),
+        (lambda: torch.manual_seed(1), lambda: torch.manual_seed(0), "seed of torch's generator"),
         (
             lambda: torch.set_default_dtype(torch.float64),
             lambda: torch.set_default_dtype(torch.float32),
@@ -65,8 +77,12 @@ def _environment(name: str, value: str | None) -> None:
             lambda: _environment("CUDA_LAUNCH_BLOCKING", None),
             "os.environ['CUDA_LAUNCH_BLOCKING']",
         ),
-        (lambda: random.seed(1), lambda: None, "state of Python's generator"),
-        (lambda: numpy.random.seed(1), lambda: None, "state of NumPy's generator"),
+        (lambda: random.seed(1), lambda: random.setstate(PYTHONS), "state of Python's generator"),
+        (
+            lambda: numpy.random.seed(1),
+            lambda: numpy.random.set_state(NUMPYS),
+            "state of NumPy's generator",
+        ),
         (lambda: sys.setrecursionlimit(5000), lambda: sys.setrecursionlimit(1000), "recursion limit"),
         (lambda: threading.settrace(print), lambda: threading.settrace(None), "threading.settrace"),
         (lambda: gc.callbacks.append(print), lambda: gc.callbacks.remove(print), "garbage collector's callbacks"),
@@ -82,15 +98,16 @@ def _environment(name: str, value: str | None) -> None:
         ),
     ],
 )
-def test_a_change_is_told_by_its_name(change: Callable[[], object], back: Callable[[], object], told: str) -> None:
-    torch.manual_seed(0)
-    footprint = Footprint("cpu")
+def test_a_change_is_told_by_its_name(
+    taken_once: Footprint, change: Callable[[], object], back: Callable[[], object], told: str
+) -> None:
     change()
     try:
-        found = footprint.changed()
+        found = taken_once.changed()
     finally:
         back()
     assert any(name.startswith(told) for name in found), found
+    assert not any(name.startswith(told) for name in taken_once.changed())
 
 
 def test_drawing_once_makes_a_model_and_drawing_again_changes_what_the_job_draws() -> None:

@@ -138,7 +138,7 @@ NARROW = replace(UNBOUND, domain=Domain(layouts=("contiguous",), bounds=(Bound("
 @pytest.mark.parametrize("problem", ALL, ids=lambda problem: problem.name)
 def test_no_plan_leaves_a_distribution_or_numbers_to_the_luck_of_its_secret(problem: Problem, scope: Scope) -> None:
     """Every distribution of values in every dtype; and the usual numbers among the inputs as well as others."""
-    for secret in SECRETS:
+    for secret in SECRETS[:12]:
         # exact probes have inputs of their own, one for each rule
         probes = [p for p in plan(problem, UNBOUND, secret, scope) if p.stage != "exact"]
         drawn = {(p.distribution, p.case.dtype) for p in probes}

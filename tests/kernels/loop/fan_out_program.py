@@ -38,7 +38,7 @@ class Plain:
 
 
 def candidate(number: int) -> Candidate:
-    text = f"import torch\n\n\ndef entry(x):\n    return torch.softmax(x, -1)  # {number}\n"
+    text = f"import torch\n\n\ndef entry(x):\n    return x.clone()  # {number}\n"
     return Candidate(text, "entry", "python", "library", "none")
 
 
@@ -72,7 +72,7 @@ def main(
     trials: int = TRIALS,
 ) -> list[FinishedWork]:
     cases = [Case.of("float16", "contiguous", m=6, n=n) for n in COLUMNS]
-    works = [work for case in cases for work in from_problem("softmax", case=case)]
+    works = [work for case in cases for work in from_problem("copy", case=case)]
     means = Means(
         folder, bytes(range(32)), "c0ffee", SearchBudget(trials=trials, batch=1), ON_CPU, None, device="cpu",
         gpus=tuple(range(processes or len(works))), threads=1, compiled=False, finish=finish,

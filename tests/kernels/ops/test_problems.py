@@ -24,13 +24,12 @@ def _candidate(problem: Problem, domain: Domain | None = None) -> Candidate:
 
 
 def _with_length() -> list[Any]:
-    """All problems; those whose oracle is slow on a CPU run with the long tests."""
-    long = (
-        "adamw_many", "dropout_add", "flash_attention", "flash_attention_backward",
-        "flash_attention_by_position_backward", "layernorm_backward", "linear_gelu", "rmsnorm_cast_backward",
-        "rmsnorm_residual", "rotary_half", "rotary_interleaved",
+    """All problems; one of each kind at every merge, the others with the long tests."""
+    short = (
+        "adamw", "copy", "embedding_gradient", "linear", "matmul", "max", "particle_weights", "permute", "quantise",
+        "reduce_sum", "rotary_interleaved_by_position", "softmax", "softmax_backward", "stencil_3x3", "swiglu",
     )  # fmt: skip
-    return [pytest.param(p, marks=[pytest.mark.full] if p.name in long else [], id=p.name) for p in ALL]
+    return [pytest.param(p, marks=[] if p.name in short else [pytest.mark.full], id=p.name) for p in ALL]
 
 
 @pytest.mark.parametrize("problem", _with_length())
