@@ -42,7 +42,6 @@ class Paper:
 _CRASH, _KERNEL, _CLUSTER = "`job_crash`", "`kernel_events`", "`cluster`"
 _NO_GENERATOR = "a detector is there, and no drawn generator proves it"
 _EVENT_LOG = "seen where the host's log has the events of the management controller (ipmiseld, ipmievd)"
-_MACHINE_CHECK = "opens where the kernel panics; a drawn machine check without a panic opens nothing"
 _EXCEPTION = f"{_CRASH}: the exception that decides"
 _R = FailureRow
 PAPERS: Sequence[Paper] = (
@@ -83,7 +82,7 @@ PAPERS: Sequence[Paper] = (
             ),
             _R("IO expansion board", 2, f"{_KERNEL}: PCIe errors", "pcie_uncorrected"),
             _R("Dependency", 2, f"{_CRASH}: the exception that decides", "job_exception"),
-            _R("CPU", 2, f"{_KERNEL}: machine checks", why=_MACHINE_CHECK),
+            _R("CPU", 2, f"{_KERNEL}: machine checks", "machine_check"),
             _R("System memory", 2, f"{_KERNEL}: EDAC", "host_memory_uncorrected"),
         ),
     ),
@@ -194,7 +193,7 @@ PAPERS: Sequence[Paper] = (
         "Figure 2: types of failures, in per cent",
         100,
         (
-            _R("CPU error", 13.7, f"{_KERNEL}: machine checks", why=_MACHINE_CHECK),
+            _R("CPU error", 13.7, f"{_KERNEL}: machine checks", "machine_check"),
             _R("GPU execution error", 13.1, "`xid`: Xid 13, 31, 109", "xid_13"),
             _R("PCIe error", 10.4, "`interconnect`: a link narrower than it was", "pcie_width"),
             _R("GPU ECC error", 10.2, "`xid` and `ecc`: Xid 48", "xid_48"),

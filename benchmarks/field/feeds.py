@@ -181,7 +181,8 @@ class KubernetesFeed(Feed):
             thing["metadata"]["name"] += f".{self._events:x}"
             thing |= {"firstTimestamp": at, "lastTimestamp": at}
         if kind == "Node":
-            status |= {key: {"cpu": "192", "nvidia.com/gpu": "8"} for key in ("capacity", "allocatable")}
+            for key in ("capacity", "allocatable"):
+                status.setdefault(key, {"cpu": "192", "nvidia.com/gpu": "8"})
             thing.setdefault("spec", {})
         for one in status.get("conditions", []):
             one |= {"lastTransitionTime": at, "lastHeartbeatTime": at}

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict
 
 from nightshift.collectors.frame import Instant, LogRecord
 from nightshift.collectors.kubernetes.events import EVENTS
-from nightshift.collectors.kubernetes.states import ENDS, STATES, Trouble, read
+from nightshift.collectors.kubernetes.states import ENDS, STATES, Trouble, maker, read
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding, LogExhibit, RateBasis, Severity, SnapshotError, StatedRate
@@ -61,18 +61,21 @@ _START, _NODE, _END = Fault.POD_START, Fault.NODE_CONDITION, Fault.JOB_CRASH
 TROUBLES: Mapping[str, TroubleKind] = {
     "not_ready": TroubleKind(_NODE, "Node not ready ({cause})", PLATFORM, 60.0, "node", Severity.CRITICAL),
     "condition": TroubleKind(_NODE, "Node reports {cause}: {message}", PLATFORM, 0.0, "node"),
+    "pressure": TroubleKind(_NODE, "Node reports {cause}: {message}", PLATFORM, 120.0, "node"),
     "node_event": TroubleKind(_NODE, "Node reports {cause}: {message}", PLATFORM, 0.0, "node"),
     "gpus_missing": TroubleKind(_NODE, "Node offers {cause} GPUs", PLATFORM, 60.0, "node"),
     "gpus_gone": TroubleKind(_NODE, "Node offers {cause} GPUs", PLATFORM, 120.0, "node", Severity.CRITICAL),
     "rejected": TroubleKind(_START, "Node rejects GPU pods ({cause})", PLATFORM, 30.0, "node"),
-    "runtime": TroubleKind(_START, "Container runtime fails to start GPU containers", PLATFORM, 60.0),
+    "runtime": TroubleKind(_START, "Container runtime fails to start GPU containers: {cause}", PLATFORM, 60.0),
     "sandbox": TroubleKind(_START, "Pod sandboxes cannot be created", PLATFORM, 60.0),
     "mount": TroubleKind(_START, "Volume {cause} cannot be mounted", PLATFORM, 90.0),
     "registry": TroubleKind(_START, "Registry {cause} does not serve images", PLATFORM, 60.0),
     "image_pull": TroubleKind(_START, "Image {cause} cannot be pulled", OWNER, 60.0),
     "config": TroubleKind(_START, "Container cannot be created ({said})", OWNER, 60.0, "job"),
+    "probe": TroubleKind(_START, "Container does not become ready: its {cause} fails", OWNER, 0.0, "job"),
     "job_failed": TroubleKind(_END, "{said}", PLATFORM, 0.0, "job"),
     "oom": TroubleKind(_END, "out of memory: a container was killed", OWNER, 0.0, "job"),
+    "exited": TroubleKind(_END, "its container ended with an error ({cause})", OWNER, 0.0, "job"),
     "evicted": TroubleKind(_END, "evicted from its node", PLATFORM, 0.0, "job"),
     "preempted": TroubleKind(_END, "preempted by the scheduler", PLATFORM, 0.0, "job"),
     "crash_loop": TroubleKind(_END, "its container is in CrashLoopBackOff ({cause})", OWNER, 0.0, "job"),
@@ -82,19 +85,32 @@ collector are none by themselves: they hold others back."""
 _RANK = {name: rank for rank, name in enumerate(TROUBLES)}
 # What an upgrade or a node pool's replacement does to a node, whoever else may look at it.
 _HELD_BY_MAINTENANCE = frozenset(
-    {"not_ready", "condition", "node_event", "gpus_missing", "gpus_gone", "rejected", "evicted"}
+    {"not_ready", "condition", "pressure", "node_event", "gpus_missing", "gpus_gone", "rejected", "evicted"}
 )
 _HELD_BY_ROLLOUT = frozenset({"gpus_missing", "gpus_gone", "rejected"})
 _OF_PODS = {"FailedMount": "mount", "FailedAttachVolume": "mount", "FailedCreatePodSandBox": "sandbox"}
 _ENDED = {"Evicted": "evicted", "Preempted": "preempted"}
-_OF_NODES = frozenset(
-    {"TaskHung", "KernelOops", "Ext4Error", "IOError", "CperHardwareErrorRecoverable", "UnregisterNetDevice"}
-)
-"""What node-problem-detector says once, by an event (config/kernel-monitor.json); corrected errors and kills for
-want of memory, which may be of any process, are not among them."""
+_OF_NODES: Mapping[str, re.Pattern[str]] = {
+    **dict.fromkeys(
+        (
+            *("TaskHung", "KernelOops", "Ext4Error", "IOError", "CperHardwareErrorRecoverable"),
+            "UnregisterNetDevice",
+        ),
+        re.compile(""),
+    ),
+    # a kubelet that starts has no figures of its images yet and says so by the same reason
+    **dict.fromkeys(("ImageGCFailed", "FreeDiskSpaceFailed"), re.compile(r"garbage collect|bytes eligible")),
+}
+"""What node-problem-detector (config/kernel-monitor.json) and the kubelet say once, by an event, with the words
+that make it a fault; corrected errors and kills for want of memory, which may be of any process, are not among
+them."""
 _EVENT = re.compile(
-    r"(?:Warning|Normal) (?P<reason>\w+) (?:Pod|Node) (?P<name>\S+): (?P<words>.*?)(?: \[\S+\].*)?$"
+    r"(?:Warning|Normal) (?P<reason>\w+) (?:Pod|Node) (?P<name>\S+): (?P<words>.*?)"
+    r"(?: \[\S+\](?: \(×(?P<count>\d+)\))?)?$"
 )
+PROBES = 180
+"""Failed probes, one in 10 s by default: half an hour, longer than a large model takes to load."""
+_PROBE = re.compile(r"(?i:(startup|readiness|liveness) probe) (?:failed|errored)")
 _OF_ITS_SPEC = re.compile(r'(?:configmap|secret) "[^"]+" not found|references non-existent', re.I)
 _VOLUME = re.compile(r'for volume "([^"]+)"|volumes=\[([^\] ,]+)')
 _NO_OWN_WORDS = re.compile(r'"[^"]*"|[0-9a-f]{8,}|\d+')
@@ -282,19 +298,17 @@ class ClusterFaults:
         thing, words = f"{kind} {record.subject.name}", match["words"]
         job = inventory.above(record.subject, _K.JOB, at_s)
         node = inventory.above(record.subject, _K.NODE, at_s)
-        name = "node_event" if kind == "Node" and match["reason"] in _OF_NODES else _ENDED.get(match["reason"])
+        wanted = _OF_NODES.get(match["reason"]) if kind == "Node" else None
+        is_of_node = wanted is not None and wanted.search(words) is not None
+        name = "node_event" if is_of_node else _ENDED.get(match["reason"])
         if name is not None and inventory.fact(record.subject, "gpus") and at_s - record.at.t_s < END_S:
             until_s = at_s + END_S
-        elif (name := _OF_PODS.get(match["reason"])) is not None and thing in self._waiting:
+            shared = match["reason"] if name == "node_event" else _NO_OWN_WORDS.sub("…", words)[:80]
+        elif thing in self._waiting and (of_start := _of_start(match["reason"], words, match["count"])):
             until_s = 0.0
+            name, shared = of_start
         else:
             return
-        volume = _VOLUME.search(words) if name == "mount" else None
-        shared = next(filter(None, volume.groups())) if volume else _NO_OWN_WORDS.sub("…", words)[:80]
-        if name == "node_event":
-            shared = match["reason"]
-        elif name == "mount" and _OF_ITS_SPEC.search(words):
-            name = "config"
         known = self._by_event.get((thing, name))
         since_s = known.trouble.since_s if known else max(record.at.t_s, self._waiting.get(thing, 0.0))
         trouble = Trouble(name, shared, f"{match['reason']}: {words}", since_s)
@@ -314,7 +328,13 @@ class ClusterFaults:
         self._wrong = {thing: found for thing, found in left.items() if found}
         self._by_event = {key: w for key, w in self._by_event.items() if stays(w)}
         every = (*(w for found in self._wrong.values() for w in found), *self._by_event.values())
-        return [wrong for wrong in every if not self._is_meant(wrong, at_s)]
+        # a status names the step that failed, the event that it was NVIDIA's runtime
+        runtime = {thing for thing, name in self._by_event if name == "runtime"}
+        return [
+            wrong
+            for wrong in every
+            if not (wrong.trouble.name == "config" and wrong.thing in runtime) and not self._is_meant(wrong, at_s)
+        ]
 
     def _is_meant(self, wrong: _Wrong, at_s: float) -> bool:
         """Whether somebody took the node away before it began, or what serves its GPUs is being replaced."""
@@ -419,6 +439,22 @@ class ClusterFaults:
         self._wrong, self._by_event, self._waiting = fresh._wrong, fresh._by_event, fresh._waiting
         self._served_s, self._places, self._episodes = fresh._served_s, fresh._places, fresh._episodes
         self._away_s = fresh._away_s
+
+
+def _of_start(reason: str, words: str, count: str | None) -> tuple[str, str] | None:
+    """(trouble, cause) of an event about a pod that has not started; None where it is of none."""
+    name = _OF_PODS.get(reason)
+    if name == "mount" and _OF_ITS_SPEC.search(words):
+        name = "config"
+    if name is not None:
+        volume = _VOLUME.search(words) if name != "sandbox" else None
+        return name, next(filter(None, volume.groups())) if volume else _NO_OWN_WORDS.sub("…", words)[:80]
+    probe = _PROBE.search(words) if reason == "Unhealthy" and int(count or 1) >= PROBES else None
+    if probe is not None:
+        return "probe", f"{probe.group(1).lower()} probe"
+    if reason == "Failed" and (made := maker(words, ""))[0] == "runtime":
+        return made
+    return None
 
 
 def _wrong_of(thing: str, facts: Mapping[str, str], trouble: Trouble, record: LogRecord, at_s: float) -> _Wrong:

@@ -49,12 +49,14 @@ def names(troubles: tuple[Trouble, ...] | None) -> list[tuple[str, str]]:
         (condition("KernelDeadlock", "False", "KernelHasNoDeadlock"), None),
         (condition("AcceleratedHardwareReady", "True", "NvidiaGPUIsReady"), None),
         (condition("AcceleratedHardwareReady", "Unknown", ""), None),
-        (condition("DiskPressure", "True", "KubeletHasDiskPressure"), None),
+        (condition("DiskPressure", "True", "KubeletHasDiskPressure"), "DiskPressure"),
+        (condition("MemoryPressure", "False", "KubeletHasSufficientMemory"), None),
         (condition("EtcdIsVoter", "True", "MemberNotLearner"), None),
     ],
 )
 def test_a_condition_is_wrong_by_the_polarity_of_its_monitor(told: dict[str, Any], wrong: str | None) -> None:
-    assert names(of_node(node(READY, told), GPU)) == ([("condition", wrong)] if wrong else [])
+    name = "pressure" if wrong and wrong.endswith("Pressure") else "condition"
+    assert names(of_node(node(READY, told), GPU)) == ([(name, wrong)] if wrong else [])
 
 
 def test_a_node_says_what_it_lacks_and_what_somebody_does_to_it() -> None:
@@ -87,6 +89,12 @@ def waiting(reason: str, message: str = "", **more: Any) -> dict[str, Any]:
     )
 
 
+def ended(code: int) -> dict[str, Any]:
+    return pod(
+        {"phase": "Failed", "containerStatuses": [{"name": "main", "state": {"terminated": {"exitCode": code}}}]}
+    )
+
+
 @pytest.mark.parametrize(
     ("obj", "wrong"),
     [
@@ -104,6 +112,8 @@ def waiting(reason: str, message: str = "", **more: Any) -> dict[str, Any]:
         (pod({"phase": "Failed", "reason": "OutOfnvidia.com/gpu"}), ("rejected", "OutOfnvidia.com/gpu")),
         (pod({"phase": "Failed", "reason": "Evicted"}), ("evicted", "Evicted")),
         (pod({"phase": "Failed", "reason": "NodeShutdown"}), None),
+        (ended(1), ("exited", "main, exit code 1")),
+        (ended(143), None),
         (pod({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}], "containerStatuses": [
             {"name": "main", "lastState": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}]}),
          ("oom", "main")),

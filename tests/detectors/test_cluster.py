@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -88,6 +89,31 @@ def test_every_trouble_of_the_table_is_told_within_three_minutes_once(name: str)
     assert told[0][0] <= 180.0
     assert told[0][2] is TROUBLES[name].fault
     assert told[1][0] == (END_S if name in ENDS | {"node_event"} else 300.0)
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "title"),
+    [
+        ("Unhealthy", "Startup probe failed: connection refused [kubelet] (×292)", "its startup probe fails"),
+        ("Unhealthy", "Readiness probe failed: connection refused [kubelet] (×12)", ""),
+        ("Failed", "runc create failed: nvidia-container-cli: device error: unknown device", "unknown device"),
+        ("FreeDiskSpaceFailed", "Failed to garbage collect required amount of images", "FreeDiskSpaceFailed"),
+        ("ImageGCFailed", "failed to get imageFs stats: unable to find data in memory cache", ""),
+    ],
+)
+def test_an_event_says_what_no_status_does(reason: str, message: str, title: str) -> None:
+    is_of_node = reason in ("FreeDiskSpaceFailed", "ImageGCFailed")
+    told = event(reason, "n1" if is_of_node else "t-0", message, 5.0, K.NODE if is_of_node else K.POD)
+    if message.endswith(")"):
+        told = replace(told, text=told.text.removesuffix(" [kubelet]"))
+    waiting = [] if is_of_node else of_pod("t-0", wrong("starting"), wrong("config"))
+    said = [
+        words
+        for _, words in fired({0.0: waiting, 5.0: [told]})
+        if not words.startswith("Container cannot be created")
+    ]
+    assert len(said) == bool(title)
+    assert all(title in words for words in said)
 
 
 def test_what_is_well_again_within_its_back_off_is_never_told() -> None:

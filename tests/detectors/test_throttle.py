@@ -9,7 +9,7 @@ import pytest
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, State
 from nightshift.detectors.contract.testing import START_S, changes, gpu, tick
-from nightshift.detectors.hardware.throttle import Throttle
+from nightshift.detectors.hardware.throttle import TOLD_S, Throttle
 from tests.recordings.replay import Job, cut, h200
 
 CAP, SW_HEAT, HEAT, BRAKE = 0x4, 0x20, 0x40, 0x80
@@ -86,3 +86,19 @@ def test_a_healthy_h200_at_its_power_limit_is_not_said_to_throttle(name: str) ->
     """Recorded load at 690 of 700 W, with the power cap bit set for minutes."""
     job = Job([[cut(h200("train_ok"), 40), h200(name)]])
     assert changes(Throttle(), list(job.ticks()), job.inventory()) == []
+
+
+@pytest.mark.parametrize(("mask", "busy", "is_fault"), [
+    (0x8, None, True), (BRAKE, 95.0, True), (HEAT | SW_HEAT, None, True),
+    (SW_HEAT, None, False), (CAP, None, False), (BRAKE, 3.0, False),
+])  # fmt: skip
+def test_reasons_of_the_hardware_without_a_clock_are_a_fault_once_they_last(
+    mask: int, busy: float | None, is_fault: bool
+) -> None:
+    def told(n: int) -> Row:
+        seen = {"gpu_throttle_reasons": float(mask if 10 <= n < 60 else 0)}
+        return seen if busy is None else {**seen, "gpu_utilization_percent": busy}
+
+    found = changes(Throttle(), [tick(START_S + 5.0 * n, {0: told(n)}) for n in range(150)])
+    assert [f.state for f in found] == ([State.FIRING, State.CLEAR] if is_fault else [])
+    assert not is_fault or found[0].at.t_s - START_S == 50.0 + TOLD_S

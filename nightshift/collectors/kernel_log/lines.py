@@ -49,7 +49,7 @@ _LINK = re.compile(r"\b[Ll]ink (?:ID )?(\d{1,2})\b")
 _NVLINK5 = re.compile(r"(\w+) +(Fatal|Nonfatal|Non-fatal|Corr?ected) +(XC\d) +(i\d+) +Link +(-?\d+)")
 _ROW = re.compile(r"\b(?:physical address|addr(?:ess)?|row|bank|partition|subpartition) (0x[0-9a-fA-F]+|\d+)")
 _GPU_UUID = re.compile(r"NVRM: GPU at (?:PCI:)?([0-9a-fA-F:.]+): (GPU-[0-9a-fA-F-]{8,40})")
-_FELL = re.compile(r"NVRM: GPU (?:at PCI:)?([0-9a-fA-F:.]+): GPU has fallen off the bus")
+_FELL = re.compile(r"NVRM: GPU (?:at )?(?:PCI:)?([0-9a-fA-F:.]+?):? (?:GPU )?has fallen off the bus")
 _FELL_FIRST = re.compile(r"NVRM: The NVIDIA (?:probe routine|GPU) ([0-9a-fA-F:.]+)")
 _FELL_LAST = re.compile(r"NVRM: (?:.*)fallen off the bus and is not responding")
 _AER_REPORT = re.compile(
@@ -107,6 +107,8 @@ class KernelLogParser:
     def read(self, record: LogRecord) -> KernelEvent | None:
         """The event that a line tells, or None. Never raises: a line of no known form is no event."""
         text = record.text
+        if text[:1] == " ":  # what the driver prints over several lines is indented from the second on
+            text = text.lstrip(" ")
         head = text[:2]
         readers = _BY_HEAD.get(head)
         space = text.find(" ", 0, 24)

@@ -188,6 +188,12 @@ KINDS: tuple[MessageKind, ...] = (
     _row("amdgpu", "amdgpu", r"ring \S+ timeout|GPU reset(?: begin|.*failed)"
          r"|[Uu]ncorrectable(?: hardware error|.*detected)|GPU fault detected|device lost from bus", _D, _C,
          "The GPU's driver resets a GPU that hangs or failed", "linux:drivers/gpu/drm/amd/amdgpu"),
+    _row("amdgpu_init", "amdgpu", r"Fatal error during GPU init|amdgpu_device_ip_init failed"
+         r"|invalid ip discovery binary", _D, _C,
+         "The driver cannot initialise the GPU", "linux:drivers/gpu/drm/amd/amdgpu"),
+    _row("habanalabs", "habanalabs", r"Device is NOT usable|[Dd]evice (?:heartbeat|CPU).*(?:failed|timeout)"
+         r"|[Ff]ailed to (?:initialize the H/W|communicate with Device CPU)|H/W (?:reset|hang)\b.*fail", _D, _C,
+         "The accelerator does not answer its driver", "linux:drivers/accel/habanalabs"),
     # network ports
     _row("mlx_probe", "mlx", r"mlx[45]_(?:load|init)_one\S* failed|mlx5_init_once failed|handle_hca_cap failed"
          r"|Firmware over \d+ MS in (?:pre-)?initializing state|[Ff]ailed (?:to )?init(?:ialize)? HCA"
@@ -332,6 +338,9 @@ KINDS: tuple[MessageKind, ...] = (
     _row("machine_check_decoded", "Hardware", r"Uncorrected(?:,| error)|MC\d+_STATUS\[[^\]]*\|UE\b"
          r"|Machine Check Exception", _H, _C,
          "The processor had a machine check", "linux:drivers/edac/mce_amd.c", about=_NODE),
+    _row("memory_corrected_amd", "Hardware", r"MC\d+ Error.*: DRAM ECC error detected", _H, _W,
+         "Host memory corrects errors again and again (DRAM ECC)", "linux:drivers/edac/mce_amd.c", about=_NODE,
+         least=3),
     _row("machine_check_deferred", "Hardware", r"Deferred error", _H, _W,
          "The processor put an uncorrected error off", "linux:drivers/edac/mce_amd.c", about=_NODE, least=3),
     _row("machine_check_amd", "Hardware", r"Corrected error, no action required", _H, _W,
@@ -508,6 +517,8 @@ KINDS: tuple[MessageKind, ...] = (
     # remote storage, beside the servers' silence that `lines` reads
     _row("lustre_evicted", "LustreError", r"This client was evicted by|\bLBUG\b|ASSERTION\(", _H, _C,
          "Remote storage (Lustre) threw this client out", "lustre-release:lustre/ptlrpc/import.c", about=_NODE),
+    _row("lustre_mount", "LustreError", r"[Uu]nable to mount|onfi?guration from log \S+ failed", _H, _C,
+         "Remote storage (Lustre) cannot be mounted", "lustre-release:lustre/obdclass/obd_mount.c", about=_NODE),
     _row("lustre_request", "Lustre", r"Request sent has (?:failed due to network error|timed out)", _H, _W,
          "Remote storage (Lustre) does not answer", "lustre-release:lustre/ptlrpc/client.c", about=_NODE, least=3),
     _row("lustre_operation", "LustreError", r"operation \w+ to node \S+ failed|Communicating with \S+, operation",

@@ -41,6 +41,7 @@ _OF_THE_REGISTRY = re.compile(
     r"Too Many Requests|50[0-4] (?:Internal|Bad|Service|Gateway)|context deadline exceeded|network is unreachable"
 )
 _OF_THE_RUNTIME = re.compile(r"nvidia-container|nvidia-ctk|libnvidia|/dev/nvidia|unresolvable CDI|nvml", re.I)
+_RUNTIME_SAYS = re.compile(r"(?:nvidia-container-cli|nvidia-ctk): (.+)")
 _PLANNED = re.compile(
     r"ToBeDeletedByClusterAutoscaler|karpenter\.sh/disrupt|aws-node-termination-handler|ToBeDeleted|"
     r"cloudprovider\.kubernetes\.io/(?:shutdown|uninitialized)|upgrade|maintenance|rollout"
@@ -53,6 +54,10 @@ _UPGRADE_IDLE = frozenset({"", "upgrade-done", "upgrade-failed", "upgrade-requir
 """States of the GPU and network operators in which nothing is under way; a required upgrade may wait for days."""
 _MIG_STATE = "nvidia.com/mig.config.state"
 _STANDARD = frozenset({"Ready", "MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"})
+_PRESSURE = frozenset({"MemoryPressure", "DiskPressure", "PIDPressure"})
+"""The kubelet evicts pods while one is True; it often passes."""
+_MEANT = frozenset({0, 130, 143})
+"""Exit codes of a process that ended well, or was asked to end (SIGINT, SIGTERM)."""
 _NO_PROBLEM = frozenset(
     {"EtcdIsVoter", "DrainScheduled", "VMEventScheduled", "TerminationScheduled", "SuspendReady"}
 )
@@ -69,7 +74,7 @@ NEVER_READY_S = 60.0
 """A node that has not been Ready this long after it was made has never been: it still joins."""
 RECENT_S = 1800.0
 """A pod or job that ended earlier than this before it was first read is history, not an incident."""
-ENDS = frozenset({"rejected", "evicted", "preempted", "oom", "job_failed"})
+ENDS = frozenset({"rejected", "evicted", "preempted", "oom", "exited", "job_failed"})
 """Troubles that are the end of something, and that a status may show for days after it."""
 
 
@@ -148,6 +153,8 @@ def of_node(obj: Object, gpu_resource: str) -> tuple[Trouble, ...]:
         why = f"{condition.get('reason') or ''}: {condition.get('message') or ''}".strip(": ")
         if kind == "Ready" and said != "True":
             found.append(Trouble("not_ready", said, f"Ready is {said}: {why}", since_s))
+        elif kind in _PRESSURE and said == "True":
+            found.append(Trouble("pressure", kind, f"{kind} is {said}: {why}", since_s))
         elif kind in _STANDARD or kind in _NO_PROBLEM or _HEALTHY.search(str(condition.get("reason") or "")):
             continue
         elif said == ("False" if kind.endswith(("Ready", "Healthy")) else "True"):
@@ -189,8 +196,14 @@ def of_pod(obj: Object) -> tuple[Trouble, ...]:
         found += _failure(status, _ended_s(obj["metadata"], status))
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         found += _of_container(container, obj)
-    ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or [])
-    if _part(obj, "spec").get("nodeName") and phase in ("Pending", "Running") and not ready:
+    if (
+        phase == "Failed"
+        and not found
+        and not status.get("reason")
+        and not obj["metadata"].get("deletionTimestamp")
+    ):
+        found += _exits(status, _ended_s(obj["metadata"], status))
+    if _part(obj, "spec").get("nodeName") and phase in ("Pending", "Running") and not _is_ready(status):
         found.append(Trouble("starting", str(phase), "it is not ready yet", _moment(status.get("startTime"))))
     # of several containers with one trouble the first tells it
     return tuple({(t.name, t.cause): t for t in reversed(found)}.values())[::-1]
@@ -224,6 +237,23 @@ def _failure(status: Object, at_s: float) -> Iterator[Trouble]:
         yield Trouble("evicted" if reason == "Evicted" else "preempted", reason, f"{reason}: {message}", at_s)
 
 
+def _is_ready(status: Object) -> bool:
+    """By its condition; where nobody wrote one yet, by its containers."""
+    told = [c.get("status") == "True" for c in status.get("conditions") or [] if c.get("type") == "Ready"]
+    containers = status.get("containerStatuses") or []
+    return any(told) if told or not containers else all(c.get("ready") for c in containers)
+
+
+def _exits(status: Object, at_s: float) -> Iterator[Trouble]:
+    """Of a pod that failed by itself: the containers that ended with an error."""
+    for container in status.get("containerStatuses") or ():
+        ended = _part(container, "state", "terminated")
+        code = ended.get("exitCode")
+        if isinstance(code, int) and code not in _MEANT:
+            cause = f"{_word(container, 'name')}, exit code {code}"
+            yield Trouble("exited", cause, f"{ended.get('reason') or 'Error'}: {_word(ended, 'message')}", at_s)
+
+
 def _of_container(container: Object, pod: Object) -> Iterator[Trouble]:
     """Why a container waits, or how it ended last."""
     waiting, name = _part(container, "state", "waiting"), _word(container, "name")
@@ -236,23 +266,30 @@ def _of_container(container: Object, pod: Object) -> Iterator[Trouble]:
         of_all = bool(_OF_THE_REGISTRY.search(message))  # a registry that does not answer stops every image of it
         yield Trouble("registry" if of_all else "image_pull", image.partition("/")[0] if of_all else image, words)
     elif reason in CREATE:
-        yield Trouble(*_maker(message, name), words)
+        yield Trouble(*maker(message, name), words)
     elif reason == "CrashLoopBackOff" and int(container.get("restartCount") or 0) >= CRASHES:
         code = ended.get("exitCode")
         told = f"{words} (restarts {container.get('restartCount')}, last exit code {code}, {ended.get('reason')})"
         yield Trouble("crash_loop", f"{name}, exit code {code}", told)
     elif ended.get("reason") in CREATE | {"ContainerCannotRun"}:
         said = _word(ended, "message")
-        yield Trouble(*_maker(said, name), f"{ended['reason']}: {said}")
+        yield Trouble(*maker(said, name), f"{ended['reason']}: {said}")
     if ended.get("reason") == "OOMKilled":
         limit = _part(own, "resources", "limits").get("memory", "none")
         told = f"OOMKilled: container {name}, exit code {ended.get('exitCode')}, memory limit {limit}"
         yield Trouble("oom", name, told, _moment(ended.get("finishedAt")))
 
 
-def _maker(message: str, container: str) -> tuple[str, str]:
-    """(trouble, cause) where a container was not made: NVIDIA's runtime is the platform's, the rest its owner's."""
-    return "runtime" if _OF_THE_RUNTIME.search(message) else "config", _gist(message) or container
+def maker(message: str, container: str) -> tuple[str, str]:
+    """(trouble, cause) where a container was not made: NVIDIA's runtime is the platform's, the rest its owner's.
+
+    >>> maker("runc create failed: nvidia-container-cli: device error: no-gpu-7: unknown device", "main")
+    ('runtime', 'device error: no-gpu-…: unknown device')
+    """
+    if not _OF_THE_RUNTIME.search(message):
+        return "config", _gist(message) or container
+    said = _RUNTIME_SAYS.search(message)
+    return "runtime", _gist(said.group(1) if said else message)
 
 
 CRASHES = 3

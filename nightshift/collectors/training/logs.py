@@ -50,6 +50,7 @@ _NOTABLE = re.compile(
     r"|command not found|Shard|failed to (?:load|start)|TRT-LLM|UCX |raylet|startup failed|double free|smashing"
     r"|\bexc\.[A-Z]|TimeoutExpired|[Ss]egmentation fault|^Aborted|Caught signal"
     r"|Terminating process|Check failure|already in use|memory limit|NVML|incarnation|[Nn]on-?finite loss"
+    r"|[Ff]ailed to modify|lack of heartbeats|timed-out|missing ranks|dump signal due"
 )
 
 

@@ -5,6 +5,7 @@ a healthy H200, with the software power cap told all the while, and so does ever
 a fault is a clock held down from outside the workload: heat (software or hardware thermal slowdown), the power
 brake of the rack or supply, or a hardware slowdown; and only while the GPU has work to do, and by how much. The
 reference is the GPU's own clock when it was as busy and not held; where it has none, that of its job's other GPUs.
+An exporter's page may have the reasons and no clock: what the hardware itself then reports for minutes is a fact.
 Reasons by bit: NVML API reference, "nvmlClocksEventReasons".
 """
 
@@ -35,6 +36,8 @@ REASONS = {
 """Bits that hold the clock from outside the workload. Left out: idle 0x1, application clocks 0x2, software power
 cap 0x4 (full draw, or our own cap), sync boost 0x10, display 0x100."""
 HELD = sum(REASONS)
+BY_HARDWARE = 0x08 | 0x40 | 0x80
+"""Bits that a healthy GPU does not show for minutes, whatever its clock."""
 POWER_CAP = 0x04
 WAYS = ("", "_capped")
 """A clock at the power cap is compared with clocks at the power cap: heavy work runs slower on a healthy GPU."""
@@ -51,6 +54,8 @@ WINDOW_S = 120.0
 PERSIST_S = 60.0
 # Busy time without throttling that makes a reference: boost clocks settle within it.
 LEARN_S = 60.0
+# Reasons of the hardware without a clock beside them are a fault after this.
+TOLD_S = 120.0
 # No such throttling for this long clears; a hot GPU that is given work again is hot again sooner.
 CLEAR_S = 300.0
 # A GPU unseen for this long is forgotten; its reference would be of another job.
@@ -85,6 +90,8 @@ class Throttle:
         self._table = self._fresh()
         self._episodes = Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
         self._servers: Frame | None = None
+        self._told_s: dict[Subject, float] = {}
+        """GPUs whose hardware reports a slowdown while no clock is told: since when. A restart empties it."""
 
     def _fresh(self) -> SeriesTable:
         columns = {
@@ -123,7 +130,7 @@ class Throttle:
         self._servers = tick.frames.get(SubjectKind.SERVER)
         seen: NDArray[np.bool_] | None = None
         if frame is not None and len(frame.index):
-            seen = self._take(frame, tick.at_s, inventory)
+            seen = self._take(frame, tick.at_s, inventory) | self._take_told(frame, tick.at_s)
         return self._episodes.report(lambda fault, subject: self._word(fault, subject, frame, seen, tick.at_s))
 
     def _take(self, frame: Frame, at_s: float, inventory: Inventory) -> NDArray[np.bool_]:
@@ -170,6 +177,37 @@ class Throttle:
         table["since_s"][rows] = since_s
         for row in np.flatnonzero(held & (at_s - since_s >= PERSIST_S)).tolist():
             self._fire(int(_slots(rows, len(clock))[row]), float(clock[row]), frame, row, at_s, inventory)
+        return seen
+
+    def _take_told(self, frame: Frame, at_s: float) -> NDArray[np.bool_]:
+        """GPUs that tell reasons and no clock: which of them were seen. What lasts is reported."""
+        clock, mask, busy_percent = (
+            frame.column(name) for name in ("gpu_sm_clock_mhz", "gpu_throttle_reasons", "gpu_utilization_percent")
+        )
+        with np.errstate(invalid="ignore"):
+            seen = np.isnan(clock) & (mask >= 0) & (mask < 2.0**31)
+            idle = busy_percent < BUSY_PERCENT
+        bits = np.where(seen, mask, 0.0).astype(np.int64) & BY_HARDWARE
+        told = {frame.index.subjects[row]: int(bits[row]) for row in np.flatnonzero((bits != 0) & ~idle).tolist()}
+        self._told_s = {subject: self._told_s.get(subject, at_s) for subject in told}
+        for subject, since_s in self._told_s.items():
+            slot = self._table.slot(subject)
+            if slot is not None:
+                self._table["held_s"][slot] = at_s
+            if at_s - since_s < TOLD_S:
+                continue
+            reasons = ", ".join(words for bit, words in REASONS.items() if told[subject] & bit)
+            alarm = Alarm(
+                Fault.THROTTLE,
+                subject,
+                since_s,
+                Severity.WARNING,
+                f"Slowed down by {reasons}; its source tells no clock",
+                score=at_s - since_s,
+                threshold=TOLD_S,
+                facts={"reasons": reasons},
+            )
+            self._episodes.fire(alarm, at_s)
         return seen
 
     def _learn(self, way: str, rows: Rows, clock: Floats, free: NDArray[np.bool_], step_s: Floats) -> None:

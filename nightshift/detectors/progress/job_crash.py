@@ -139,7 +139,13 @@ CAUSES: tuple[CrashCause, ...] = (
         "the scheduler could not start its tasks",
         r"srun: error: .*(?:[Ll]aunch (?:for \S+ )?failed|Unable to create step|credential)",
     ),
-    _cause("time_limit", OWNER, "the scheduler's time limit", r"DUE TO TIME LIMIT"),
+    _cause(
+        "time_limit",
+        OWNER,
+        "the scheduler's time limit",
+        r"DUE TO TIME LIMIT",
+        r"\bjob is timed-out|timed-out and not checkpointable",
+    ),
     _cause("preempted", PLATFORM, "preempted by the scheduler", r"DUE TO PREEMPTION"),
     _cause(
         "worker_lost",
@@ -150,7 +156,7 @@ CAUSES: tuple[CrashCause, ...] = (
         r"Owner's node has crashed",
         r"its node (?:has died|was terminated)",
         r"NodeDiedError|WorkerCrashedError|with node id: \S+ .*marked dead",
-        r"Terminating process because .*(?:fatal errors|missing heartbeats)",
+        r"Terminating process because .*(?:fatal errors|missing heartbeats)|due to lack of heartbeats",
         r"\(raylet\).* worker died or was killed",
         r"tried to connect with a different incarnation",
     ),
@@ -181,7 +187,7 @@ CAUSES: tuple[CrashCause, ...] = (
         "bus error: shared memory is too small",
         r"[Bb]us error",
         r"insufficient shared memory",
-        r"Signal 7 \(SIGBUS\)",
+        r"Signal 7 \(SIGBUS\)|shutdown with signal 7\b",
         r"exitcode\s*: ?-7\b",
     ),
     _cause(
@@ -217,6 +223,7 @@ CAUSES: tuple[CrashCause, ...] = (
         r"NCCL WARN .*(?:Connect to \S+ failed|Failed to execute operation (?:Connect|Setup|\w*Init) from)",
         r"NCCL error: (?:remote process|unhandled system)|NCCL error in: .*unhandled system",
         r"NCCL WARN NET/OFI .*completed with error",
+        r"[Ff]ailed to modify QP\b",
         r"UCX +ERROR .*(?:retry count exceeded|[Cc]onnection|unreachable|timed out)",
         r"gloo/transport/\S+\] (?:Connection closed|Timed out|.*Connection reset)",
     ),
@@ -268,8 +275,8 @@ CAUSES: tuple[CrashCause, ...] = (
         PLATFORM,
         "the server's engine died",
         r"EngineDeadError",
-        r"[Ee]ngine dead",
-        r"[Ee]ngine core proc(?:ess)? \S+ died",
+        r"[Ee]ngine (?:is already )?dead",
+        r"[Ee]ngine process \S+ \S+ died|[Ee]ngine core proc(?:ess)? \S+ died",
         r"EngineCore (?:encountered a fatal error|failed to start)",
         r"Engine core initialization failed",
         r"Scheduler hit an exception|Application startup failed",
@@ -314,6 +321,7 @@ CAUSES: tuple[CrashCause, ...] = (
         r"died with <Signals\.(?P<name2>SIG\w+)",
         r"terminated with signal (?P<name3>SIG\w+)",
         r"Caught signal (?P<number5>\d+) \(",
+        r"signaled to shutdown with signal (?P<number6>\d+)",
         rf"{_SHELL_LINE}(?P<shell>Killed|Aborted|Segmentation fault)\b(?!:)",
     ),
     _cause(
@@ -352,15 +360,15 @@ _MAYBE = re.compile(
     r"[Ee]rror|ERROR|exit|[Ss]ignal|SIG|CUDA|NCCL|[Ee]ngine|No space|quota|c10d|CANCELLED|[Ff]ailure|Exit|lost|Stop"
     r"|OOM|RESOURCE_EXHAUSTED|[Ll]oss|driver|actor|bad_alloc|heartbeat|xception|return code|[Kk]illed|[Aa]bort|ault"
     r"|panic|Shard|failed|TRT-LLM|raylet|Terminating|startup|low on memory|memory limit|command not|execve|exc\."
-    r"|TimeoutExpired|in use|UCX|NVML|incarnation"
+    r"|TimeoutExpired|in use|UCX|NVML|incarnation|modify QP|timed-out"
 )
 _LAUNCHER = re.compile(r"ChildFailedError|multiprocessing\.errors\.|^Traceback|CalledProcessError(?!.*<Signals)")
 _PROVES = re.compile(
     r"ChildFailedError|failed \(exitcode|Root Cause \(first observed failure\)|exitcode\s+: -?\d+ \(pid"
     r"|traceback : Signal \d+|slurmstepd: error: \*\*\*|srun: error: .*(?:Exited|Terminated|Killed|Segmentation)"
     r"|torchelastic\.worker\.status\.FAILED|Received sigquit from a child proc|EngineCore failed to start"
-    r"|EngineDeadError|[Ee]ngine dead|[Ee]ngine core proc\S* \S+ died|terminate called|Fatal Python error"
-    r"|[Ss]egmentation fault|core dumped"
+    r"|EngineDeadError|[Ee]ngine (?:is already )?dead|[Ee]ngine core proc\S* \S+ died|terminate called"
+    r"|Fatal Python error|[Ss]egmentation fault|core dumped"
     r"|with return code = -?[1-9]|non-zero (?:exit )?status|died with <Signals|exited on signal"
     r"|MPI_ABORT was invoked"
     r"|BAD TERMINATION OF|(?:ssh exited|command terminated) with exit code [1-9]|terminated with signal SIG"

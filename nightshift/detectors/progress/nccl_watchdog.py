@@ -1,14 +1,16 @@
-"""What NCCL's watchdog says in a training log: a collective that did not end, told by the run itself.
+"""What a run's own watchdog says in its log: a collective that did not end.
 
 PyTorch's watchdog (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp) writes one line per rank that waited:
 `[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=15, OpType=ALLREDUCE, …) ran for 600029
 milliseconds before timing out`. It is an event and taken at its word; what it names is a rank that waited. The one
-that was waited for is the rank of the group that says nothing, or whose sequence number is behind.
+that was waited for is the rank of the group that says nothing, or whose sequence number is behind. Other ranks pass
+the word on (a dump signal), and Horovod (horovod/common/stall_inspector.cc) names the ranks that it waits for.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
@@ -28,6 +30,32 @@ TIMEOUT = re.compile(
     r"WorkNCCL\((?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>[A-Z_]+)[^)\n]{0,400}"
 )
 RAN = re.compile(r"ran for (?P<ms>\d{1,12}) milliseconds")
+_OTHERS: tuple[tuple[str, re.Pattern[str], Severity, str], ...] = (
+    (
+        "dump signal",
+        re.compile(r"dump signal due to a collective timeout from +rank (?P<ranks>\d{1,6})"),
+        Severity.CRITICAL,
+        "NCCL's watchdog of rank {ranks}: a collective did not end",
+    ),
+    (
+        "missing ranks",
+        re.compile(r"\[missing ranks: ?(?P<ranks>[\d, ]{1,200})\]"),
+        Severity.WARNING,
+        "Horovod's stall check: a collective waits for rank {ranks}",
+    ),
+)
+"""Lines without the work's own data: plain words that they hold, pattern, severity, the finding's words."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What one line says of a hang. rank: the one that waited, where the line tells; ran_s: 0 where it does not."""
+
+    words: str
+    severity: Severity
+    facts: dict[str, float | str]
+    rank: str | None = None
+    ran_s: float = 0.0
 
 
 # No further line for this long ends the episode: the watchdog's own timeout, so a second one joins the first.
@@ -79,10 +107,10 @@ class NcclWatchdog:
         findings: list[Finding] = []
         spoken: set[tuple[Fault, Subject]] = set()
         for record in tick.logs:
-            match = TIMEOUT.search(record.text) if "Watchdog" in record.text else None
-            if match is not None:
-                subject = _subject(record, match["rank"], tick.at_s, inventory)
-                findings.append(self._fire(record, match, subject, tick.at_s))
+            said = _said(record.text)
+            if said is not None:
+                subject = _subject(record, said.rank, tick.at_s, inventory)
+                findings.append(self._fire(record, said, subject, tick.at_s))
                 spoken.add((Fault.HANG, subject))
         stepped = {s.subject for s in tick.steps if len(s.step)}
         jobs = {inventory.above(s, SubjectKind.JOB, tick.at_s) for s in stepped}
@@ -93,25 +121,20 @@ class NcclWatchdog:
                 findings += [done] if done else []
         return findings + self._quiet.rest(tick, inventory, spoken)
 
-    def _fire(self, record: LogRecord, match: re.Match[str], subject: Subject, at_s: float) -> Finding:
-        ran = RAN.search(record.text)
-        ran_s = float(ran["ms"]) / 1000.0 if ran else 0.0
+    def _fire(self, record: LogRecord, said: _Said, subject: Subject, at_s: float) -> Finding:
         known = self._episodes.get(Fault.HANG, subject)
         self._quiet.event(Fault.HANG, subject, at_s)
-        since_s = min(record.at.t_s, at_s) - ran_s
-        # before PyTorch 2.1 the watchdog did not number the work
-        sequence = {"sequence": float(match["seq"])} if match["seq"] else {}
-        work = f"{match['op']} number {match['seq']}" if match["seq"] else match["op"]
+        since_s = min(record.at.t_s, at_s) - said.ran_s
         alarm = Alarm(
             Fault.HANG,
             subject,
             since_s,
-            Severity.CRITICAL,
-            f"NCCL's watchdog: {work} did not end in {ran_s:.0f} s",
-            score=ran_s,
+            said.severity,
+            said.words,
+            score=said.ran_s,
             threshold=0.0,
             evidence=exhibits(known, {record: "the watchdog's own line"}),
-            facts={"collective": match["op"], **sequence, "silent_s": ran_s},
+            facts=said.facts,
         )
         return self._episodes.fire(alarm, at_s)
 
@@ -127,6 +150,24 @@ class NcclWatchdog:
         except (KeyError, TypeError, ValueError) as error:
             raise SnapshotError(f"{self.name}: {error!r}") from error
         self._quiet, self._episodes = fresh._quiet, fresh._episodes
+
+
+def _said(text: str) -> _Said | None:
+    """What a line says of a collective that does not end; None of any other line."""
+    if "Watchdog" in text and (match := TIMEOUT.search(text)) is not None:
+        ran = RAN.search(text)
+        ran_s = float(ran["ms"]) / 1000.0 if ran else 0.0
+        # before PyTorch 2.1 the watchdog did not number the work
+        sequence = {"sequence": float(match["seq"])} if match["seq"] else {}
+        work = f"{match['op']} number {match['seq']}" if match["seq"] else match["op"]
+        words = f"NCCL's watchdog: {work} did not end in {ran_s:.0f} s"
+        facts = {"collective": match["op"], **sequence, "silent_s": ran_s}
+        return _Said(words, Severity.CRITICAL, facts, match["rank"], ran_s)
+    for held, pattern, severity, words in _OTHERS:
+        if held in text and (match := pattern.search(text)) is not None:
+            ranks = match["ranks"].strip(" ,")
+            return _Said(words.format(ranks=ranks), severity, {"waited_for": ranks})
+    return None
 
 
 def _subject(record: LogRecord, rank: str | None, at_s: float, inventory: Inventory) -> Subject:
