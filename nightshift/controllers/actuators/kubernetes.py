@@ -140,9 +140,10 @@ class Drains:
             what = "no longer exists" if node is None else f"bears no mark of {action.id}"
             return self._outcome(status, f"{action.target} {what}")
         gangs = self._work.gangs_of(node, action)
-        done = not kube_nodes.evictable(self._kube, action.target.name) and not self._work.stopped_by(action, gangs)
+        # a gang that only saves and has left the node is not stopped, though it may not be said to have ended
+        begun = bool(self._work.stopped_by(action, gangs, STOPPED))
+        done = not begun and not kube_nodes.evictable(self._kube, action.target.name)
         if not kube_nodes.is_cordoned(node):
-            begun = bool(self._work.stopped_by(action, gangs, STOPPED))
             status = OutcomeStatus.UNDER_WAY if begun else OutcomeStatus.NOT_DONE
             return self._outcome(status, f"{action.target} is no longer cordoned")
         status = OutcomeStatus.DONE if done else OutcomeStatus.UNDER_WAY
