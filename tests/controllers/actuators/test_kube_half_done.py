@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -87,6 +88,8 @@ def test_a_job_that_ends_while_it_saves_holds_up_no_other_of_the_drain(cluster: 
     actuator, action = of(KubeClient(cluster.api), save_wait_s=300.0), act(A.DRAIN, node, jobs=(stopped, saving))
     with pytest.raises(UnderWay, match="asked to save"):
         actuator.execute(action)
+    mark = cluster.core.read_node(node).metadata.annotations["nightshift.dev/action.drain"]
+    assert json.loads(mark)["phase"] == "cordoned", "not done"
     ended = [{"type": "SuccessCriteriaMet", "status": "True"}, {"type": "Complete", "status": "True"}]
     now = "2026-11-21T12:00:00Z"
     here = {} if ranks == "all" else {"field_selector": f"spec.nodeName={node}"}
