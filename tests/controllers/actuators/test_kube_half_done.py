@@ -108,6 +108,29 @@ def test_a_job_that_ends_while_it_saves_holds_up_no_other_of_the_drain(cluster: 
     assert actuator.read(action).status is S.DONE
 
 
+class Counting(KubeClient):
+    """Notes what is asked for and is not there."""
+
+    def _raw(self, method: str, path: str, **how: Any) -> bytes:
+        try:
+            return super()._raw(method, path, **how)
+        except NotFound:
+            self.__dict__.setdefault("absent", []).append(path)
+            raise
+
+
+def test_no_kind_of_jobs_is_asked_for_whose_operator_is_absent(cluster: Cluster) -> None:
+    """What the server has, its discovery says; a drain that waits asks it every ten minutes."""
+    node, kube = cluster.node(), Counting(cluster.api)
+    gang, actuator = job(cluster, "gang", [node, cluster.node()]), of(kube)
+    action = act(A.DRAIN, node, jobs=(gang,))
+    for _ in range(3):
+        with pytest.raises(UnderWay):
+            actuator.execute(action)
+        assert actuator.read(action).status is S.UNDER_WAY
+    assert kube.__dict__.get("absent", []) == []
+
+
 def test_a_job_that_its_owner_has_just_suspended_holds_up_no_drain(cluster: Cluster) -> None:
     """Its pods are still going; it is neither stopped nor started."""
     node = cluster.node()
