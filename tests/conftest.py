@@ -29,6 +29,13 @@ pytest_plugins = ["tests.one_thread", "tests.determinism", "tests.kubernetes_api
 _NUMBER = itertools.count()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what runs on a cluster by the fixture that it asks for, so that none is forgotten."""
+    for item in items:
+        if {"cluster", "tls_cluster"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.cluster)
+
+
 def absent(part: str) -> NoReturn:
     """Ends the test because a real part is missing: a skip for a person, a failure in CI."""
     message = f"{part} is not installed (.ci/debian-packages installs it as root)"

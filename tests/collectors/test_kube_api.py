@@ -172,6 +172,9 @@ class Scripted:
         self.events = events
         self.page = page or {"metadata": {"resourceVersion": "7"}, "items": None}
 
+    def serves(self, path: str) -> bool:
+        return True
+
     def pages(self, path: str, limit: int = 500) -> Iterator[Object]:
         yield self.page
 

@@ -226,7 +226,8 @@ def test_a_failed_job_is_read_where_it_may_be(cluster: Cluster, collector: Kuber
         pytest.skip("a real server's own controller decides when a Job has failed")
     failed = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", "message": "limit reached"}
     target = {**failed, "type": "FailureTarget"}
-    batch.patch_namespaced_job_status("train", cluster.namespace, {"status": {"conditions": [target, failed]}})
+    status = {"startTime": "2026-11-21T12:00:00Z", "conditions": [target, failed]}
+    batch.patch_namespaced_job_status("train", cluster.namespace, {"status": status})
     inventory, lines = Inventory("prod-1"), []
     end = time.monotonic() + 60.0
     while not any("job_failed [BackoffLimitExceeded]" in r.text for r in lines):

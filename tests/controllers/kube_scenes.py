@@ -61,12 +61,12 @@ def finished(act: Callable[[], Any], between: Callable[[], None] = lambda: None)
             time.sleep(0.02)
 
 
-def job(cluster: Cluster, name: str, nodes: list[str]) -> str:
+def job(cluster: Cluster, name: str, nodes: list[str], **spec: Any) -> str:
     """A Job whose pods run on the given nodes: its controller makes them, and we are scheduler and kubelets."""
     template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "registry.invalid/none"}]}}
     body = {
         "metadata": {"name": name},
-        "spec": {"parallelism": len(nodes), "completions": len(nodes), "template": template},
+        "spec": {"parallelism": len(nodes), "completions": len(nodes), "template": template, **spec},
     }
     made = client.BatchV1Api(cluster.api).create_namespaced_job(cluster.namespace, body)
     labels = {"batch.kubernetes.io/job-name": name}

@@ -16,7 +16,7 @@ from . import apply, disruption, patches, validate
 from .controllers import Controllers, admit
 from .custom import serve
 from .defaults import fill_in
-from .errors import ApiError, invalid, modified, not_found, terminating
+from .errors import ApiError, invalid, modified, not_found, other_object, terminating
 from .garbage import dependents
 from .incoming import incoming, prune
 from .reading import Reading
@@ -256,14 +256,12 @@ class Api(Reading):
         with self.storage.lock:
             obj = self.read(resource, namespace, name)
             wanted = body.get("preconditions") or {}
-            for field, key in (("uid", "uid"), ("resourceVersion", "resourceVersion")):
-                if wanted.get(field) and wanted[field] != obj["metadata"][key]:
-                    raise ApiError(
-                        "Conflict",
-                        f'Operation cannot be fulfilled on {resource.qualified} "{name}": '
-                        f"Precondition failed: {field} in precondition: {wanted[field]}, {field} in object "
-                        f"meta: {obj['metadata'][key]}",
-                    )
+            for field, word, how in (
+                ("uid", "UID", "deleted and then recreated"),
+                ("resourceVersion", "ResourceVersion", "modified"),
+            ):
+                if wanted.get(field) and wanted[field] != obj["metadata"][field]:
+                    raise other_object(resource, name, word, wanted[field], obj["metadata"][field], how)
             if options.dry_run:
                 return obj
             policy = body.get("propagationPolicy") or ("Orphan" if resource.kind == "Job" else "Background")

@@ -260,9 +260,9 @@ class Controllers:
         kept = [t for t in taints if t["key"] != UNSCHEDULABLE["key"]]
         wanted = [*kept, UNSCHEDULABLE] if node["spec"].get("unschedulable") else kept
         notes = node["metadata"].get("annotations") or {}
-        ttl = {"node.alpha.kubernetes.io/ttl": "0"} if self.lag_s else {}
+        ttl = {"node.alpha.kubernetes.io/ttl": "0"}
         if [t["key"] for t in wanted] != [t["key"] for t in taints] or not ttl.items() <= notes.items():
-            meta = {**node["metadata"], **({"annotations": notes | ttl} if ttl else {})}
+            meta = {**node["metadata"], "annotations": notes | ttl}
             spec = {k: v for k, v in node["spec"].items() if k != "taints"} | ({"taints": wanted} if wanted else {})
             self._write("Node", {**node, "metadata": meta, "spec": spec})
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .resources import Resource
 
 CODES = {
     "BadRequest": 400,
@@ -55,6 +58,14 @@ class NoSuchPath(ApiError):
 
 def not_found(qualified: str, name: str) -> ApiError:
     return ApiError("NotFound", f'{qualified} "{name}" not found', details={"name": name, "kind": qualified})
+
+
+def other_object(resource: Resource, name: str, word: str, wanted: str, found: str, how: str) -> ApiError:
+    """A delete whose precondition does not hold (k8s.io/apiserver, pkg/registry/rest/delete.go, BeforeDelete)."""
+    kind = f"{resource.kind}.{resource.group}" if resource.group else resource.kind
+    differs = f"the {word} in the precondition ({wanted}) does not match the {word} in record ({found})"
+    message = f'Operation cannot be fulfilled on {kind} "{name}": {differs}. The object might have been {how}'
+    return ApiError("Conflict", message, details={"name": name, "kind": kind})
 
 
 def modified(qualified: str, name: str) -> ApiError:

@@ -23,6 +23,8 @@ class Fault(StrEnum):
     """401, as for a token whose file has just been renewed."""
     FORBIDDEN = "403"
     """Refuses for good, as a role that was narrowed or an admission webhook does."""
+    DENIED = "authorizer's 403"
+    """Refuses a right though it is granted, as a server does whose roles are not read yet."""
     WARN = "warning"
     """Does as it is asked, and warns, as for a deprecated version or by an admission webhook."""
     PAGE = "gateway's 404"

@@ -16,6 +16,7 @@ from . import protobuf
 from .errors import ApiError, NoSuchPath
 from .faults import STATUS, STRANGERS, THROTTLED, WARNING, Fault
 from .query import is_true
+from .rbac import denied
 from .storage import Object
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ class Handler(BaseHTTPRequestHandler):
             if fault in STATUS:
                 raise ApiError(*STATUS[fault])
             user = self.api_server.authenticate(self.headers.get("Authorization") or "")
+            if fault is Fault.DENIED:
+                raise denied(user, self.api_server.asked(method, url.path, query))
             if method == "GET" and is_true(query, "watch"):
                 route = self.api_server.permitted(user, method, url.path, query)
                 self.api_server.watch(self, route, query)

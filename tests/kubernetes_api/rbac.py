@@ -49,10 +49,14 @@ class Authorizer:
     def __init__(self, storage: Storage, resources: dict[str, Resource], is_seen: Callable[[Object], bool]) -> None:
         """`is_seen`: whether the authorizer's cache has this role or binding already."""
         self._storage, self._kinds, self._is_seen = storage, resources, is_seen
+        self.warming_up = False
+        """Whether roles are not read yet, as while a server starts: it is not ready, and denies what they grant."""
 
     def allowed(self, user: User, what: Attributes) -> bool:
         if user.is_master:
             return True
+        if self.warming_up:
+            return False
         for kind, namespace in (("ClusterRoleBinding", None), ("RoleBinding", what.namespace or None)):
             if kind == "RoleBinding" and namespace is None:
                 continue
@@ -70,16 +74,20 @@ class Authorizer:
         return (role or {}).get("rules") or []
 
     def check(self, user: User, what: Attributes) -> None:
-        if self.allowed(user, what):
-            return
-        scope = f'in the namespace "{what.namespace}"' if what.namespace else "at the cluster scope"
-        named = f' "{what.name}"' if what.name else ""
-        qualified = f"{what.resource}.{what.group}" if what.group else what.resource
-        message = (
-            f'{qualified}{named} is forbidden: User "{user.name}" cannot {what.verb} resource "{what.full}" '
-            f'in API group "{what.group}" {scope}'
-        )
-        raise ApiError("Forbidden", message, details={"name": what.name, "kind": what.resource})
+        if not self.allowed(user, what):
+            raise denied(user, what)
+
+
+def denied(user: User, what: Attributes) -> ApiError:
+    """The authorizer's refusal."""
+    scope = f'in the namespace "{what.namespace}"' if what.namespace else "at the cluster scope"
+    named = f' "{what.name}"' if what.name else ""
+    qualified = f"{what.resource}.{what.group}" if what.group else what.resource
+    message = (
+        f'{qualified}{named} is forbidden: User "{user.name}" cannot {what.verb} resource "{what.full}" '
+        f'in API group "{what.group}" {scope}'
+    )
+    return ApiError("Forbidden", message, details={"name": what.name, "kind": what.resource})
 
 
 def _is_subject(subject: dict[str, str], user: User, binding: Object) -> bool:

@@ -170,25 +170,25 @@ class ApiServer:
     def permitted(self, user: User, method: str, path: str, query: dict[str, str]) -> Route:
         """What a request is about. Who has no right on a kind is refused it before it is seen that no operator
         serves it (k8s.io/apiserver, DefaultBuildHandlerChain)."""
+        asked = self.asked(method, path, query)
+        self.requests.append((user, asked))
+        self.authorizer.check(user, asked)
+        return self.route(path)
+
+    def asked(self, method: str, path: str, query: dict[str, str]) -> Attributes:
+        """The right that a request takes. Raises NoSuchPath."""
         found = _PATH.fullmatch(path)
         try:
             route = self.route(path)
+            what = route.resource.group, route.resource.plural, route.subresource, route.namespace, route.name
         except NoSuchPath:
             if found is None or found["plural"] is None:
                 raise
-            self._authorise(user, method, query, *(found[part] or "" for part in _PARTS))
-            raise
-        what = route.resource.group, route.resource.plural, route.subresource, route.namespace, route.name
-        self._authorise(user, method, query, *what)
-        return route
-
-    def _authorise(self, user: User, method: str, query: dict[str, str], *what: str) -> None:
+            what = tuple(found[part] or "" for part in _PARTS)
         verb, name = _VERBS[method], what[-1]  # of _PARTS
         if not name and method in ("GET", "DELETE"):
             verb = "deletecollection" if method == "DELETE" else "watch" if is_true(query, "watch") else "list"
-        asked = Attributes(verb, *what)
-        self.requests.append((user, asked))
-        self.authorizer.check(user, asked)
+        return Attributes(verb, *what)
 
     def respond(
         self, method: str, path: str, query: dict[str, str], user: User, body: Any, media: str
@@ -231,6 +231,8 @@ class ApiServer:
             match path:
                 case "/version":
                     return 200, VERSION
+                case "/readyz" if self.authorizer.warming_up:
+                    return 500, "[-]informer-sync failed: reason withheld\nreadyz check failed\n"
                 case "/healthz" | "/readyz" | "/livez":
                     return 200, "ok"
                 case "/api":

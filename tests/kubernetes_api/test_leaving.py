@@ -116,4 +116,21 @@ def test_a_delete_with_another_uid_is_a_conflict(cluster: Cluster) -> None:
         cluster.core.delete_namespaced_config_map(
             "mine", cluster.namespace, body={"preconditions": {"uid": "other"}}
         )
-    refused(error, 409, "Precondition failed")
+    refused(error, 409, "the UID in the precondition (other) does not match", "might have been deleted and then")
+
+
+def test_a_jobs_status_that_no_controller_would_write_is_refused(cluster: Cluster) -> None:
+    """A Job that has ended has no active pods, and the start of one that is not suspended stays."""
+    batch = client.BatchV1Api(cluster.api)
+    template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "registry.invalid/none"}]}}
+    batch.create_namespaced_job(cluster.namespace, {"metadata": {"name": "runs"}, "spec": {"template": template}})
+    if cluster.controlled:
+        cluster.made_pods("batch.kubernetes.io/job-name=runs", 1)
+    then = {"status": "True", "lastTransitionTime": "2026-11-21T12:00:00Z"}
+    over = [{"type": kind, **then} for kind in ("FailureTarget", "Failed")]
+    status = {"startTime": then["lastTransitionTime"], "active": 1, "conditions": over}
+    with pytest.raises(ApiException) as error:
+        batch.patch_namespaced_job_status("runs", cluster.namespace, {"status": status})
+    refused(error, 422, "active>0 is invalid for finished job")
+    if cluster.controlled:
+        refused(error, 422, "startTime cannot be updated for unsuspended job")

@@ -104,6 +104,7 @@ def content(resource: Resource, body: dict[str, Any], before: dict[str, Any] | N
                     problems.append((f"spec.{field}", "Invalid value: field is immutable"))
             if before and _template(body) != _template(before) and not before["spec"].get("suspend"):
                 problems.append(("spec.template", "Invalid value: field is immutable"))
+            problems += _job_status(body, before or {})
         case "PodDisruptionBudget":
             spec = body.get("spec") or {}
             if "minAvailable" in spec and "maxUnavailable" in spec:
@@ -125,6 +126,30 @@ def content(resource: Resource, body: dict[str, Any], before: dict[str, Any] | N
             problems.append((field, "Required value"))
     if problems:
         raise invalid(_kind_in_messages(resource), name, *problems)
+
+
+def _job_status(job: dict[str, Any], before: dict[str, Any]) -> list[tuple[str, str]]:
+    """What a Job's status may not become (pkg/apis/batch/validation, validateJobStatus and its update)."""
+    status, was = job.get("status") or {}, before.get("status") or {}
+    if status == was:
+        return []
+    true = {c["type"] for c in status.get("conditions") or [] if c["status"] == "True"}
+    no = "Invalid value"
+    problems = [
+        ("status.conditions", f"{no}: cannot set {ended}=True condition without the {first}=true condition")
+        for ended, first in (("Failed", "FailureTarget"), ("Complete", "SuccessCriteriaMet"))
+        if ended in true and first not in true
+    ]
+    start, is_over = status.get("startTime"), bool(true & {"Failed", "Complete"})
+    if is_over and status.get("active"):
+        words = f"Invalid value: {status['active']}: active>0 is invalid for finished job"
+        problems.append(("status.active", words))
+    if is_over and not start:
+        problems.append(("status.startTime", "Required value: startTime is required for finished job"))
+    if was.get("startTime") not in (None, start) and not job["spec"].get("suspend"):
+        how = "updated" if start else "removed"
+        problems.append(("status.startTime", f"Required value: startTime cannot be {how} for unsuspended job"))
+    return problems
 
 
 def _template(job: dict[str, Any]) -> Any:

@@ -37,6 +37,8 @@ Object = dict[str, Any]
 MAX_EVENT_BYTES = 8 * 2**20
 # An answer that comes more slowly than this, beyond the limit of a call, is given up.
 SLOWEST_BYTES_PER_S = 2**16
+# How long an answer of discovery is used (s): operators are installed rarely.
+DISCOVERY_S = 600.0
 _AGAIN = frozenset({408, 409, 429})
 # Of a kind that is not served (k8s.io/apiserver, pkg/util/notfoundhandler): plain text, and no Status.
 _NO_SUCH_PATH = b"404 page not found"
@@ -117,6 +119,8 @@ class KubeApi:
         """`api`: a `kubernetes.client.ApiClient`. `renew` makes another from what the files say now: after a 401
         or a failed TLS handshake, since tokens, kubeconfigs and authorities are replaced in their files."""
         self._api, self._timeout_s, self._renew = api, timeout_s, renew
+        self._discovered: dict[str, tuple[float, frozenset[str]]] = {}
+        """By path: when discovery was asked there (s), and the versions of groups, or the kinds, that it named."""
 
     @classmethod
     def connect(cls, access: AccessSettings, *, within_s: float = math.inf) -> Self:
@@ -138,6 +142,33 @@ class KubeApi:
             return self.get(path)
         except NotFound:
             return None
+
+    def serves(self, path: str, *, within_s: float = DISCOVERY_S) -> bool:
+        """Whether the server has the kind of a path: by its discovery, asked at most once in `within_s` seconds.
+        What may not be discovered is taken for served. Raises Temporary.
+
+        A kind without its operator would else be asked for at each look, and answer 404 each time."""
+        match path.strip("/").split("/"):
+            case ["apis", group, version, "namespaces", _, plural, *_] | ["apis", group, version, plural, *_]:
+                api = f"{group}/{version}"
+            case _:
+                return True
+        try:
+            if api not in self._names("/apis", within_s):
+                return False
+            return plural in self._names(f"/apis/{api}", within_s)
+        except Permanent:
+            return True
+
+    def _names(self, path: str, within_s: float) -> frozenset[str]:
+        asked_s, names = self._discovered.get(path, (-math.inf, frozenset()))
+        if time.monotonic() - asked_s >= within_s:
+            found = self.get(path)
+            versions = [v for group in found.get("groups") or [] for v in group.get("versions") or []]
+            kinds = [str(kind.get("name")) for kind in found.get("resources") or []]
+            names = frozenset([*kinds, *(str(version.get("groupVersion")) for version in versions)])
+            self._discovered[path] = time.monotonic(), names
+        return names
 
     def list(self, path: str, **query: str) -> list[Object]:
         """Every item, page by page; in one answer where the pages expired meanwhile, as client-go's pager does."""

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.frame import Reason, SourceStatus
-from nightshift.collectors.kubernetes.api import Busy, Expired, KubeApi, KubeSilent, Object, Refused, Stop
+from nightshift.collectors.kubernetes.api import Busy, Expired, KubeApi, KubeSilent, NotFound, Object, Refused, Stop
 from nightshift.collectors.subject import Subject
 
 # Where a server sends bookmarks, it does so about once a minute: after more silence the watch is opened anew.
@@ -135,6 +135,8 @@ class Follower(Generic[T]):
             self._heard, self._fault = self._timer(), None
 
     def _list(self, api: KubeApi) -> str:
+        if not api.serves(self.path):
+            raise NotFound(f"kubernetes: the server has no kind {self.path}", 404)
         try:
             version, found = self._listed(api.pages(self.path))
         except Expired:  # it took longer than a snapshot is kept: in one answer, as client-go's pager does

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from nightshift.collectors.base import Permanent
+from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.kubernetes.api import Busy, KubeApi, NotFound, Object, Refused, named
 
 __all__ = ["KubeClient", "NotFound", "Object", "named"]
@@ -15,14 +16,26 @@ MERGE = "application/merge-patch+json"
 _WARNING = re.compile(r'\b299 \S+ "((?:[^"\\]|\\.)*)"')
 """RFC 7234, 5.5; Kubernetes sends code 299 (KEP-1693): deprecated fields, admission webhooks, unknown fields."""
 _MOST_WARNINGS, _LONGEST_WARNING = 5, 256
+_DENIED = re.compile(
+    r' cannot (?P<verb>\w+) resource "(?P<resource>[^"/]+)/?(?P<subresource>[^"]*)" in API group "(?P<group>[^"]*)"'
+    r'(?: in the namespace "(?P<namespace>[^"]+)")?'
+)
+"""The authorizer's 403 (k8s.io/apiserver, pkg/endpoints/handlers/responsewriters/errors.go, forbiddenMessage)."""
+REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+# Another refusal so long after the first (s) is final, whatever a review says; one much later is a new first.
+SECOND_REFUSAL_S, FORGOTTEN_S = 60.0, 600.0
 
 
 class KubeClient(KubeApi):
     """Reads and writes with one identity. What the server warns a thread of is kept until it is asked for."""
 
-    def __init__(self, api: Any, **more: Any) -> None:
+    def __init__(self, api: Any, *, timer: Callable[[], float] = time.monotonic, **more: Any) -> None:
+        """`timer`: seconds, by which a right's second refusal is told from its first."""
         super().__init__(api, **more)
         self._warned = threading.local()
+        self._timer = timer
+        self._denied: dict[tuple[str, ...], float] = {}
+        """When a right was first refused that a review of access did not deny."""
 
     def _heed(self, warnings: str) -> None:
         known = self._warnings()
@@ -64,13 +77,46 @@ class KubeClient(KubeApi):
     ) -> Object:
         """A 401 is Busy here: a service account's token is renewed in its file before it ends, and read again by
         the client a little later. An action must not end half-way for that; one that stays refused runs out of
-        tries."""
+        tries. So is an authorizer's 403 that may pass: while a server starts, its roles are not read yet."""
         try:
             return super()._request(method, path, body=body, query=query, content_type=content_type)
         except Refused as error:
-            if error.status != 401:
+            if error.status == 401:
+                raise Busy(f"{error}; waiting for a renewed token", 401) from error
+            denied = _DENIED.search(str(error)) if error.status == 403 else None
+            if denied is None or self._is_final(denied.groupdict("")):
                 raise
-            raise Busy(f"{error}; waiting for a renewed token", 401) from error
+            raise Busy(f"{error}; may pass: will retry", 403, SECOND_REFUSAL_S) from error
+
+    def _is_final(self, right: Mapping[str, str]) -> bool:
+        """Whether a right that was refused is missing: a server that is ready denies it in a review of access, too,
+        or it was refused a minute ago as well."""
+        key, now_s = tuple(right.values()), self._timer()
+        waited_s = now_s - self._denied.get(key, -FORGOTTEN_S)
+        if SECOND_REFUSAL_S <= waited_s < FORGOTTEN_S:
+            return True
+        if waited_s >= FORGOTTEN_S:
+            self._denied[key] = now_s
+        return not self._may_be_allowed(right)
+
+    def _may_be_allowed(self, right: Mapping[str, str]) -> bool:
+        try:
+            status = self.review(right)
+            if status.get("allowed") or status.get("evaluationError"):
+                return True
+            self._raw("GET", "/readyz")
+        except Temporary:  # not ready: neither the refusal nor the review counts
+            return True
+        except Permanent:  # the review, or the state of the server, may not be asked for
+            return False
+        return False
+
+    def review(self, right: Mapping[str, str]) -> Object:
+        """The status of a SelfSubjectAccessReview (authorization.k8s.io/v1) of a right's attributes. Raises
+        Temporary or Permanent."""
+        spec = {"resourceAttributes": dict(right)}
+        body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": spec}
+        return dict(super()._request("POST", REVIEW, body=body).get("status") or {})
 
     def merge(self, path: str, changes: Object, *, version: str, manager: str) -> Object:
         """A merge patch that holds only for the version that was read: anything newer is a Temporary conflict. What

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nightshift.collectors.base import Permanent
-from nightshift.collectors.kubernetes.api import Refused
+from nightshift.collectors.kubernetes.api import DISCOVERY_S, Refused
 from nightshift.collectors.subject import Subject
 from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, Object, named
 
@@ -71,6 +71,8 @@ KINDS = (
 )
 
 
+# Discovery is asked again after so long (s) where a job is found under no kind.
+MISSED_S = 60.0
 _ENDED = frozenset({"Complete", "Completed", "Succeeded", "Failed"})
 
 
@@ -177,14 +179,21 @@ def find(kube: KubeClient, job: Subject) -> FoundJob | None:
         return None
     found: list[FoundJob] = []
     refused: list[Refused] = []
-    for kind in KINDS:
-        try:
-            item = kube.find(f"/{kind.api}/namespaces/{namespace}/{kind.plural}/{name}")
-        except Refused as error:  # a role that was written before we knew this kind
-            refused.append(error)
-            continue
-        if item is not None:
-            found.append(FoundJob(kind, namespace, name, item))
+    asked: set[str] = set()
+    # not found, it may be of a kind whose operator was installed since discovery was asked
+    for within_s in (DISCOVERY_S, MISSED_S):
+        for kind in KINDS if not found else ():
+            path = f"/{kind.api}/namespaces/{namespace}/{kind.plural}/{name}"
+            if path in asked or not kube.serves(path, within_s=within_s):
+                continue
+            asked.add(path)
+            try:
+                item = kube.find(path)
+            except Refused as error:  # a role that was written before we knew this kind
+                refused.append(error)
+                continue
+            if item is not None:
+                found.append(FoundJob(kind, namespace, name, item))
     if refused and not found:
         raise refused[0]
     outermost = _outermost(found)
@@ -222,8 +231,11 @@ def workload(kube: KubeClient, job: FoundJob) -> Object | None:
     not tell: it may stand there without Kueue, and `manageJobsWithoutQueueName` has no need of it."""
     uid = job.object["metadata"]["uid"]
     for version in _KUEUE:
+        path = f"/apis/kueue.x-k8s.io/{version}/namespaces/{job.namespace}/workloads"
         try:
-            items = kube.list(f"/apis/kueue.x-k8s.io/{version}/namespaces/{job.namespace}/workloads")
+            if not kube.serves(path):
+                continue
+            items = kube.list(path)
         except NotFound:
             continue  # no Kueue, or another version of it
         for item in items:

@@ -15,7 +15,8 @@ from nightshift.controllers.actuators.kube_nodes import is_cordoned
 from nightshift.controllers.cordon import TAKES_OUT
 
 MARKER = "nightshift.dev/action."
-"""Prefix of annotations, one for each kind: JSON `{"id", "at_s", "phase", "undone"}` of the newest such action."""
+"""Prefix of annotations, one for each kind: JSON `{"id", "at_s", "phase", "undone"}` of the newest such action.
+The phase says what the object shows: a drain's node is `cordoned`; the jobs' own marks tell how far they are."""
 
 
 def cordoning(node: Object, kind: ActionKind) -> Object:

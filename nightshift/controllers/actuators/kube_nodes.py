@@ -17,7 +17,8 @@ from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, O
 QUARANTINE = "nightshift.dev/quarantined-gpus"
 """Annotation of a node: UUIDs separated by commas."""
 QUARANTINE_LABEL = "nightshift.dev/quarantined"
-"""Label of a node with at least one quarantined GPU, for schedulers' node affinity."""
+"""Label of a node with at least one quarantined GPU, and key of the taint that keeps new pods off it: a device
+plugin does not know of the quarantine and would give that GPU to the next pod."""
 
 TAINT = "nightshift.dev/degraded"
 """Key of our taint; its value names the fault, its effect is NoSchedule."""
@@ -73,10 +74,14 @@ def is_tainted(node: Object) -> bool:
 
 
 def taint_patch(node: Object, value: str | None) -> Object:
-    """All of a node's taints with ours, or without it where the value is None: a merge patch replaces the list."""
-    kept = [taint for taint in taints(node) if taint.get("key") != TAINT]
-    ours = [] if value is None else [{"key": TAINT, "value": value, "effect": "NoSchedule"}]
-    return {"spec": {"taints": kept + ours or None}}
+    return {"spec": _tainted(node, TAINT, value)}
+
+
+def _tainted(node: Object, key: str, value: str | None) -> Object:
+    """All of a node's taints with this one, or without it if the value is None: a merge patch replaces the list."""
+    kept = [taint for taint in taints(node) if taint.get("key") != key]
+    ours = [] if value is None else [{"key": key, "value": value, "effect": "NoSchedule"}]
+    return {"taints": kept + ours or None}
 
 
 def quarantined(node: Object) -> list[str]:
@@ -84,10 +89,11 @@ def quarantined(node: Object) -> list[str]:
     return [uuid for uuid in text.split(",") if uuid]
 
 
-def quarantine_patch(uuids: list[str]) -> Object:
+def quarantine_patch(node: Object, uuids: list[str]) -> Object:
     # None takes a key away in a merge patch (RFC 7386); an empty annotation would stay behind
     label = "true" if uuids else None
-    return {"metadata": {"annotations": {QUARANTINE: ",".join(uuids) or None}, "labels": {QUARANTINE_LABEL: label}}}
+    meta = {"annotations": {QUARANTINE: ",".join(uuids) or None}, "labels": {QUARANTINE_LABEL: label}}
+    return {"metadata": meta, "spec": _tainted(node, QUARANTINE_LABEL, label)}
 
 
 def node_that_quarantines(kube: KubeClient, uuid: str) -> str | None:

@@ -16,8 +16,6 @@ from nightshift.controllers.action import WHOLE_JOBS, ActionKind
 from nightshift.controllers.actuators.kube_client import KubeClient
 from nightshift.controllers.actuators.kube_jobs import KINDS
 
-_REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-
 
 class Right(NamedTuple):
     """One verb on one resource of a group (empty: core). Nodes and Kueue's checks and cluster queues belong to
@@ -137,9 +135,4 @@ def refused(
 
 def is_allowed(kube: KubeClient, right: Right, namespace: str = "") -> bool:
     """Asks the API server whether this identity has a right. Raises Temporary or Permanent."""
-    body = {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": {**right._asdict(), "namespace": namespace}},
-    }
-    return bool(kube.request("POST", _REVIEW, body=body)["status"]["allowed"])
+    return bool(kube.review({**right._asdict(), "namespace": namespace}).get("allowed"))

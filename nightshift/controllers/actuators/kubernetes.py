@@ -88,7 +88,7 @@ class Drains:
             known |= gangs
             theirs = kube_nodes.is_cordoned(node) and not self._owns_cordon(node)
             change = cordoning(node, ActionKind.DRAIN)
-            self._marks.patch(path, node, action, change, jobs=sorted(known), theirs=theirs)
+            self._marks.patch(path, node, action, change, phase="cordoned", jobs=sorted(known), theirs=theirs)
         self._known[action.id] = known
         waits = [wait for gang in sorted(known) if (wait := self._cycle(gang, action, here=gang in gangs))]
         waits += [kept for pod in single if (kept := self._evict(pod))]
@@ -140,9 +140,10 @@ class Drains:
             what = "no longer exists" if node is None else f"bears no mark of {action.id}"
             return self._outcome(status, f"{action.target} {what}")
         gangs = self._work.gangs_of(node, action)
-        done = not kube_nodes.evictable(self._kube, action.target.name) and not self._work.stopped_by(action, gangs)
+        # a gang that only saves and has left the node is not stopped, though it may not be said to have ended
+        begun = bool(self._work.stopped_by(action, gangs, STOPPED))
+        done = not begun and not kube_nodes.evictable(self._kube, action.target.name)
         if not kube_nodes.is_cordoned(node):
-            begun = bool(self._work.stopped_by(action, gangs, STOPPED))
             status = OutcomeStatus.UNDER_WAY if begun else OutcomeStatus.NOT_DONE
             return self._outcome(status, f"{action.target} is no longer cordoned")
         status = OutcomeStatus.DONE if done else OutcomeStatus.UNDER_WAY
@@ -467,7 +468,7 @@ class KubernetesActuator:
         return {kind: str(mark.get("id")) for kind, mark in marks.items()}
 
     def _quarantine(self, action: Action) -> ActionOutcome:
-        """Labels the node that holds the GPU; schedulers that honour the label keep work off it."""
+        """Labels and taints the node that holds the GPU: pods that run there stay, new ones go elsewhere."""
         name = str(action.params.get("node", ""))
         if not name:
             raise Permanent(f"action {action.id}: params.node is missing: which node holds {action.target}?")
@@ -475,7 +476,7 @@ class KubernetesActuator:
         held = kube_nodes.quarantined(node)
         if action.target.name in held:
             return self._outcome(OutcomeStatus.ALREADY_DONE, f"{action.target} is quarantined on {name}")
-        change = kube_nodes.quarantine_patch([*held, action.target.name])
+        change = kube_nodes.quarantine_patch(node, [*held, action.target.name])
         self.marks.patch(kube_nodes.path(name), node, action, change)
         return self._outcome(OutcomeStatus.DONE, f"{action.target} quarantined on {name}")
 
@@ -528,7 +529,7 @@ class KubernetesActuator:
         held = kube_nodes.quarantined(node)
         if action.target.name not in held:
             return self._outcome(OutcomeStatus.ALREADY_DONE, f"{action.target} is not quarantined")
-        change = kube_nodes.quarantine_patch([uuid for uuid in held if uuid != action.target.name])
+        change = kube_nodes.quarantine_patch(node, [uuid for uuid in held if uuid != action.target.name])
         self.marks.patch(kube_nodes.path(name), node, action, change, undone=True)
         return self._outcome(OutcomeStatus.DONE, f"{action.target} back in service")
 

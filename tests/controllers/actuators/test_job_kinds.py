@@ -193,6 +193,7 @@ def test_the_outermost_of_two_jobs_of_one_name_is_the_one(cluster: Cluster) -> N
 
 def test_a_role_that_does_not_know_a_kind_finds_the_others(cluster: Cluster) -> None:
     """Written by hand for an earlier version; but where nothing is found, nobody says that nothing is there."""
+    cluster.define("jobset.x-k8s.io", "v1alpha2", "JobSet")
     kube = client_with(cluster, rules_of(frozenset({Right("get", "batch", "jobs")})))
     job(cluster, "train", [cluster.node()])
     assert found(kube, Subject(SubjectKind.JOB, f"{cluster.namespace}/train")).kind.kind == "Job"

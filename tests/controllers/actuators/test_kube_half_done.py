@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -76,7 +77,9 @@ def test_a_person_who_uncordons_during_a_drain_gets_the_stopped_jobs_back(cluste
     assert actuator.read(action).status is S.NOT_DONE
 
 
-def test_a_job_that_ends_while_it_saves_holds_up_no_other_of_the_drain(cluster: Cluster) -> None:
+@pytest.mark.parametrize("ranks", ["all", "this node's"])
+def test_a_job_that_ends_while_it_saves_holds_up_no_other_of_the_drain(cluster: Cluster, ranks: str) -> None:
+    """Whether its controller has said yet that the job has ended, or not."""
     node, other = cluster.node(), cluster.node()
     stopped, saving = job(cluster, "stopped", [node, other]), job(cluster, "saving", [node, other])
     batch = client.BatchV1Api(cluster.api)
@@ -85,13 +88,17 @@ def test_a_job_that_ends_while_it_saves_holds_up_no_other_of_the_drain(cluster: 
     actuator, action = of(KubeClient(cluster.api), save_wait_s=300.0), act(A.DRAIN, node, jobs=(stopped, saving))
     with pytest.raises(UnderWay, match="asked to save"):
         actuator.execute(action)
+    mark = cluster.core.read_node(node).metadata.annotations["nightshift.dev/action.drain"]
+    assert json.loads(mark)["phase"] == "cordoned", "not done"
     ended = [{"type": "SuccessCriteriaMet", "status": "True"}, {"type": "Complete", "status": "True"}]
     now = "2026-11-21T12:00:00Z"
-    for pod in cluster.core.list_namespaced_pod(cluster.namespace, label_selector="job-name=saving").items:
+    here = {} if ranks == "all" else {"field_selector": f"spec.nodeName={node}"}
+    found = cluster.core.list_namespaced_pod(cluster.namespace, label_selector="job-name=saving", **here)
+    for pod in found.items:
         cluster.core.patch_namespaced_pod_status(
             pod.metadata.name, cluster.namespace, {"status": {"phase": "Succeeded"}}
         )
-    if not cluster.controlled:
+    if not cluster.controlled and ranks == "all":
         conditions = [{**c, "lastTransitionTime": now} for c in ended]
         status = {"conditions": conditions, "startTime": now, "completionTime": now}
         batch.patch_namespaced_job_status("saving", cluster.namespace, {"status": status})
@@ -99,6 +106,29 @@ def test_a_job_that_ends_while_it_saves_holds_up_no_other_of_the_drain(cluster: 
     assert outcome.status is S.DONE
     assert not is_suspended(cluster, "stopped")
     assert actuator.read(action).status is S.DONE
+
+
+class Counting(KubeClient):
+    """Notes what is asked for and is not there."""
+
+    def _raw(self, method: str, path: str, **how: Any) -> bytes:
+        try:
+            return super()._raw(method, path, **how)
+        except NotFound:
+            self.__dict__.setdefault("absent", []).append(path)
+            raise
+
+
+def test_no_kind_of_jobs_is_asked_for_whose_operator_is_absent(cluster: Cluster) -> None:
+    """What the server has, its discovery says; a drain that waits asks it every ten minutes."""
+    node, kube = cluster.node(), Counting(cluster.api)
+    gang, actuator = job(cluster, "gang", [node, cluster.node()]), of(kube)
+    action = act(A.DRAIN, node, jobs=(gang,))
+    for _ in range(3):
+        with pytest.raises(UnderWay):
+            actuator.execute(action)
+        assert actuator.read(action).status is S.UNDER_WAY
+    assert kube.__dict__.get("absent", []) == []
 
 
 def test_a_job_that_its_owner_has_just_suspended_holds_up_no_drain(cluster: Cluster) -> None:
@@ -325,18 +355,27 @@ def test_a_repair_whose_pods_may_not_be_seen_ends_as_its_job_did(cluster: Cluste
     assert "may not be seen: BackoffLimitExceeded" in why
 
 
+def ours(cluster: Cluster, node: str) -> tuple[Any, ...]:
+    """What our actions write on a node; controllers write there, too."""
+    found = cluster.core.read_node(node)
+    notes = {**(found.metadata.labels or {}), **(found.metadata.annotations or {})}
+    taints = [taint.key for taint in found.spec.taints or []]
+    written = {key: value for key, value in notes.items() if key.startswith("nightshift.dev/")}
+    return written, bool(found.spec.unschedulable), kube_nodes.TAINT in taints
+
+
 @pytest.mark.parametrize("kind", [A.CORDON, A.TAINT, A.DRAIN, A.REBOOT_NODE])
 @pytest.mark.parametrize("name", ["{}?dryRun=All", "{}/status", "x/../{}", "{}#", "..", "%2e%2e", "{} "])
 def test_a_name_from_telemetry_is_no_path_to_another_object(cluster: Cluster, kind: ActionKind, name: str) -> None:
     """An exporter names the node; what the guard was asked about is what is acted on, or nothing is."""
     node = cluster.node()
     boots(cluster, node, "boot-1")
-    before = cluster.core.read_node(node).metadata.resource_version
+    before = ours(cluster, node)
     kube, action = KubeClient(cluster.api), act(kind, name.format(node))
     actuator = repairer(cluster, kube) if kind is A.REBOOT_NODE else of(kube)
     with pytest.raises(NotFound, match="no object can be named"):
         actuator.execute(action)
-    assert cluster.core.read_node(node).metadata.resource_version == before
+    assert ours(cluster, node) == before
 
 
 @pytest.mark.parametrize("name", ["{}/../{}/train", "{}/train?dryRun=All", "{}/train/status"])

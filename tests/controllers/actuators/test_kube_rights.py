@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from nightshift.collectors.kubernetes.api import Busy, Refused
 from nightshift.collectors.kubernetes.follow import Follower
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, Precondition, Undo
@@ -16,6 +17,7 @@ from nightshift.controllers.actuators.kube_rights import OBSERVE, RIGHTS, Right
 from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesActuatorSettings
 from tests.controllers.kube_scenes import Patient, client_with, finished, job, rules_of, served, stop_pods
 from tests.kubernetes_api.cluster import Cluster
+from tests.kubernetes_api.faults import Fault
 
 
 def identity(cluster: Cluster, rules: list[dict[str, list[str]]]) -> KubernetesActuator:
@@ -148,3 +150,25 @@ def test_a_role_held_to_namespaces_lacks_nothing_there_and_names_where_else_it_d
     assert "patch pods in elsewhere" in lacks
     assert all(entry.endswith(" in elsewhere") for entry in lacks)
     assert "patch pods" in KubernetesActuator(KubernetesActuatorSettings(), kube).refused()
+
+
+def test_a_granted_right_that_is_refused_is_waited_for_until_a_second_refusal(cluster: Cluster) -> None:
+    """While a server starts it denies what its roles grant, in reviews of access, too, and is not ready. A granted
+    right refused a minute later as well is missing; one that a ready server denies in a review is so at once."""
+    if cluster.server is None:
+        pytest.skip("faults are planned on our own API server")
+    kube, times = client_with(cluster, rules_of(frozenset({Right("list", "", "nodes")}))), [0.0]
+    kube._timer = lambda: times[-1]
+    cluster.server.authorizer.warming_up = True
+    with pytest.raises(Busy, match="cannot list resource") as busy:
+        kube.list("/api/v1/nodes")
+    assert busy.value.retry_after_s == 60.0
+    cluster.server.authorizer.warming_up = False
+    assert kube.list("/api/v1/nodes") == []
+    for now_s, refusal in ((600.0, Busy), (630.0, Busy), (660.0, Refused), (1300.0, Busy)):
+        times.append(now_s)
+        cluster.server.faults.plan(Fault.DENIED)
+        with pytest.raises(refusal):
+            kube.list("/api/v1/nodes")
+    with pytest.raises(Refused, match="cannot list resource"):
+        kube.list("/api/v1/pods")

@@ -386,8 +386,16 @@ def test_a_gpu_is_quarantined_beside_others_and_taken_back(cluster: Cluster, act
     meta = cluster.core.read_node(node).metadata
     assert meta.annotations["nightshift.dev/quarantined-gpus"] == "GPU-1,GPU-2"
     assert meta.labels["nightshift.dev/quarantined"] == "true"
+
+    def keeps_pods_off() -> bool:
+        taints = cluster.core.read_node(node).spec.taints or []
+        return ("nightshift.dev/quarantined", "NoSchedule") in [(taint.key, taint.effect) for taint in taints]
+
+    assert keeps_pods_off()
     assert actuator.undo(first).status is S.DONE
+    assert keeps_pods_off(), "for the second"
     assert actuator.undo(second).status is S.DONE
+    assert not keeps_pods_off()
     assert "nightshift.dev/quarantined" not in (cluster.core.read_node(node).metadata.labels or {})
 
 
