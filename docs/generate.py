@@ -104,10 +104,11 @@ def chart_schema() -> str:
 
 
 def _accept_former(own: Any) -> None:
-    """Puts settings that became constants into the schema, as deprecated: an upgrade keeps older values."""
-    from nightshift.agent.former_settings import MOVED, REMOVED
+    """Puts former settings into the schema, as deprecated: an upgrade keeps older values."""
+    from nightshift.agent.former_settings import GONE, MOVED, REMOVED
 
     words = dict.fromkeys(REMOVED, "Ignored: the program uses a constant")
+    words |= dict.fromkeys(GONE, "Ignored: this part was removed")
     words |= {path: f"Still in effect. Instead, {row.advice}" for path, row in MOVED.items()}
     for path, description in words.items():
         *blocks, name = path.split(".")
@@ -116,6 +117,8 @@ def _accept_former(own: Any) -> None:
             part = _block(part, block, own["$defs"])
         if "properties" in part:
             part["properties"].setdefault(name, {"deprecated": True, "description": description})
+        elif "enum" in part.get("items", {}):
+            part["items"]["enum"].append(name)
 
 
 def _block(part: Any, name: str, definitions: Mapping[str, Any]) -> Any:

@@ -50,7 +50,6 @@ POPULATIONS: Mapping[str, Mapping[Population, PopulationRate]] = {
         ),
         Population.HOSTS: PopulationRate("more than twice what is stated, on machines with a daily tide", False),
     },
-    "multivariate": {},
     "serving": {},
     "stall": {},
     "straggler": {},
