@@ -17,9 +17,7 @@ the time, counted in the second as well. The shapes that the detector looks for 
 others may differ by more than these pods do among themselves. `--write` fits all pods and writes
 `detectors/alarms/calibration.json`.
 
-Multivariate: trained on a third of the serving pods, calibrated on another, both in the first half of the trace,
-and counted on the last third in the second half (in turn, so that every third is once the test). Beside it a
-z-score at 5 sigma on the same pods and time, whose nominal rate is a normal's.
+Beside it a z-score at 5 sigma on the duty cycle of the same pods, second half, whose nominal rate is a normal's.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import norm
 
-from benchmarks.budget_telemetry import DAY_S, GPU_METRICS, imbalance, recordings, serving
+from benchmarks.budget_telemetry import DAY_S, imbalance, recordings, serving
 from benchmarks.report import write
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
@@ -44,17 +42,13 @@ from nightshift.detectors.alarms.tail import Tail
 from nightshift.detectors.base import Detector, RateBasis, State
 from nightshift.detectors.contract.evaluate import AlarmAt, Evaluation, garwood, score
 from nightshift.detectors.memory.leak import MemoryLeak
-from nightshift.detectors.outliers.learning import LearningPlan, learn_from, looks
-from nightshift.detectors.outliers.multivariate import Multivariate, MultivariateSettings
 from nightshift.detectors.plugins import ALL
 
-LADDER = (1000.0, 600.0, 300.0, 100.0, 10.0)
 LEAK_LADDER = (400.0, 250.0, 125.0, 50.0, 10.0)
 SIGNALS = {
     "steps": ("divergence", "hang", "stall"),
     "GPU counters and clocks": ("ecc", "throttle", "interconnect", "gpu_lost"),
 }
-PLAN = LearningPlan("serving", GPU_METRICS, look_s=300.0, persist=2, settle=12, usual=0.95)
 SHIPPED = Path(__file__).parent.parent / "nightshift/detectors/alarms/calibration.json"
 TRACE = "Alibaba clusterdata v2026-GenAI, GPU and pod memory of serving pods"
 
@@ -100,11 +94,6 @@ def half(subject: Subject) -> int:
     return hashlib.sha256(name.encode()).digest()[0] % 2
 
 
-def third(subject: Subject, fold: int) -> int:
-    """0: fitted, 1: calibrates, 2: tests."""
-    return (hashlib.sha256(subject.name.encode()).digest()[0] + fold) % 3
-
-
 def leaks(ticks: list[Tick]) -> list[dict[str, Any]]:
     """The ladder of granted rates on pods that the tail was not fitted on, in the same time and later."""
     middle = len(ticks) // 2
@@ -142,48 +131,12 @@ def _leak_tail(heard: LooseAlarms, side: int) -> Tail:
     return fitted({"memory_leak": own}, TRACE)["memory_leak"]
 
 
-def multivariate(ticks: list[Tick]) -> list[dict[str, Any]]:
-    """The ladder of stated rates on pods and hours that the model has not seen: three models, each third of the
-    pods once the test of the model that the other two made, so that every held-out stretch counts once."""
-    half = len(ticks) // 2
-    series, later = looks(ticks[:half], PLAN), ticks[half:]
-    subjects = ticks[0].frames[SubjectKind.GPU].index.subjects
-    seen = np.stack([np.isfinite(t.frames[SubjectKind.GPU].values).all(axis=1) for t in later])
-    counts, expected, days, tails = dict.fromkeys(LADDER, 0), dict.fromkeys(LADDER, 0.0), 0.0, []
-    for fold in range(3):
-        parts = [[rows for gpu, rows in series.items() if third(gpu, fold) == n] for n in (0, 1)]
-        model = learn_from(*parts, PLAN, f"serving pods, first half, fold {fold}")
-        tails.append(model.tail)
-        inventory = Inventory()
-        for gpu in subjects:
-            inventory.describe(gpu, model="serving" if third(gpu, fold) == 2 else "")
-        test = np.array([third(gpu, fold) == 2 for gpu in subjects])
-        here = float(seen[:, test].sum()) * 60.0 / DAY_S
-        days += here
-        for rate in LADDER:
-            detector = Multivariate(MultivariateSettings(rate_per_1000=rate), model)
-            counts[rate] += len(alarms(detector, later, inventory))
-            expected[rate] += detector.stated.per_1000_series_days * here / 1000.0
-    said = ", ".join(f"shape {t.shape:.2f} from {t.episodes} episodes" for t in tails)
-    detector = Multivariate(MultivariateSettings(), model)
-    rows = [
-        row(
-            detector.name,
-            1000.0 * expected[rate] / days,
-            counts[rate],
-            days,
-            "serving pods held out",
-            f"GPD: {said}",
-        )
-        for rate in LADDER
-    ]
-    duty = np.stack([t.frames[SubjectKind.GPU].column("gpu_utilization_percent") for t in later])
-    return [*rows, gaussian(duty, days)]
-
-
-def gaussian(duty: np.ndarray, days: float) -> dict[str, Any]:
+def gaussian(ticks: list[Tick]) -> dict[str, Any]:
     """The rival: a z-score over the last two hours, alarm above 5 sigma, half an hour apart."""
-    table = pd.DataFrame(duty)
+    later = ticks[len(ticks) // 2 :]
+    seen = sum(int(np.isfinite(t.frames[SubjectKind.GPU].values).all(axis=1).sum()) for t in later)
+    days = 60.0 * seen / DAY_S
+    table = pd.DataFrame(np.stack([t.frames[SubjectKind.GPU].column("gpu_utilization_percent") for t in later]))
     mean = table.rolling(120, min_periods=60).mean().shift(1)
     spread = table.rolling(120, min_periods=60).std().shift(1)
     above = ((table - mean) > 5.0 * spread.clip(lower=0.1)).to_numpy()
@@ -262,7 +215,7 @@ def main() -> None:
         save(SHIPPED, fitted(listen(loosened([MemoryLeak]), ticks, Inventory()), TRACE))
     results = {
         "memory_leak": leaks(ticks),
-        "multivariate": multivariate(ticks),
+        "rival": gaussian(ticks),
         "statistical": elsewhere(Path(folder)),
         "events": events(),
     }

@@ -102,11 +102,7 @@ def live(count: int, noise: Noise, seed: int, confirms: bool) -> dict[str, Any]:
     """26 weeks of one fleet."""
     rng, told = np.random.default_rng(seed), promises([kind() for kind in ALL], {})
     budget, still, ranks = Budget(BudgetSettings(), told), frames(count), steps(count)
-    graded = [
-        kind.plugin
-        for kind in ALL
-        if kind.plugin != "multivariate" and kind().stated.basis is RateBasis.STATISTICAL
-    ]
+    graded = [kind.plugin for kind in ALL if kind().stated.basis is RateBasis.STATISTICAL]
     counts = dict.fromkeys(("alarms", "pages", "drains", "faults", "heard", "first_month"), 0)
     for hour in range(WEEKS * 168):
         at_s = 1e9 + hour * HOUR_S

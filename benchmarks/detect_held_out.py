@@ -6,18 +6,18 @@ with an odd md5 is for the score only. Intervals are over devices (pods, machine
 change that was made after a look at a set marks that set as used: the table SETS says so, and is part of the
 result.
 
-Results are kept by kind, so one kind can be run alone (`--only leak`); each run adds its figures to
-`benchmarks/results/scored.md`.
+Each kind has a result file of its own, `benchmarks/results/held_out_KIND.json`, so one kind can be run alone
+(`--only leak`). Each run adds its figures to `benchmarks/results/scored.md`.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import pkgutil
 import subprocess
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from benchmarks import held_out
 from benchmarks.report import RESULTS, write
 
 SCORED = RESULTS / "scored.md"
-HEADER = "# Scores on held-out sets\n\nEach line is one look at a set that is for the score only.\n\n"
 SETS = (
     # set, public source, split by, used for tuning (the even half is; the odd half never was, except as said)
     ("Calchas HBM", "openeuler hbm-predictor", "device", "ECC: even devices"),
@@ -72,12 +71,13 @@ def figures(result: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def note(kind: str, result: Any) -> None:
-    """Adds the figures of one run to SCORED, with the commit."""
-    lines = [f"| {kind} | {where} | {commit()} | {figure} |\n" for where, figure in figures(result)]
-    if not SCORED.exists():
-        SCORED.write_text(HEADER + "| kind | set | commit | figure |\n|---|---|---|---|\n", encoding="utf-8")
+    """Adds one row a set to SCORED: the date, the set, the commit, and every figure of this run."""
+    rows = []
+    for name, part in result.items():
+        if said := "; ".join(f"{where} {figure}".strip() for where, figure in figures(part)):
+            rows.append(f"| {date.today().isoformat()} | {kind}: {name} | {commit()} | {said} |\n")
     with SCORED.open("a", encoding="utf-8") as scored:
-        scored.writelines(lines)
+        scored.writelines(rows)
 
 
 def main() -> None:
@@ -87,15 +87,12 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.data.is_dir():
         parser.error(f"--data: {arguments.data} is no folder; benchmarks/held_out says how to extract the sets")
-    place = RESULTS / "detect_held_out.json"
-    known = json.loads(place.read_text(encoding="utf-8"))["results"] if place.exists() else {}
-    measured: dict[str, Any] = dict(known.get("kinds", {}))
+    table = [dict(zip(("set", "source", "split_by", "used"), row, strict=True)) for row in SETS]
     for kind in arguments.only or kinds():
         result = importlib.import_module(f"benchmarks.held_out.{kind}").measure(arguments.data)
-        measured[kind] = {"commit": commit(), "sets": result}
+        command = f"python -m benchmarks.detect_held_out --data FOLDER --only {kind}"
+        write(f"held_out_{kind}", {"command": command, "commit": commit(), "public_sets": table, **result})
         note(kind, result)
-    table = [dict(zip(("set", "source", "split_by", "used"), row, strict=True)) for row in SETS]
-    write("detect_held_out", {"sets": table, "kinds": measured})
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ from nightshift.collectors.subject import Inventory, Subject, SubjectKind  # noq
 from nightshift.collectors.telemetry.metrics import METRICS  # noqa: E402
 from nightshift.collectors.tick import Tick  # noqa: E402
 from nightshift.detectors.alarms.budget import Budget, BudgetSettings  # noqa: E402
-from nightshift.detectors.contract.testing import make  # noqa: E402
 from nightshift.detectors.plugins import ALL  # noqa: E402
 
 _RARE = ("gpu_remap_banks", "gpu_retired")  # not on every kind of GPU
@@ -82,7 +81,7 @@ def measure(gpus: int, ticks: int) -> dict[str, Any]:
     fleet = Fleet(gpus)
     inventory = fleet.inventory()
     before = resident_bytes()
-    detectors = [make(kind) for kind in ALL]
+    detectors = [kind() for kind in ALL]
     budget = Budget(BudgetSettings(), {detector.name: detector.stated for detector in detectors})
     took = np.zeros((ticks, len(detectors) + 1))
     fired: set[str] = set()

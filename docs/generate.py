@@ -104,10 +104,11 @@ def chart_schema() -> str:
 
 
 def _accept_former(own: Any) -> None:
-    """Puts settings that became constants into the schema, as deprecated: an upgrade keeps older values."""
-    from nightshift.agent.former_settings import MOVED, REMOVED
+    """Puts former settings into the schema, as deprecated: an upgrade keeps older values."""
+    from nightshift.agent.former_settings import GONE, MOVED, REMOVED
 
     words = dict.fromkeys(REMOVED, "Ignored: the program uses a constant")
+    words |= dict.fromkeys(GONE, "Ignored: this part was removed")
     words |= {path: f"Still in effect. Instead, {row.advice}" for path, row in MOVED.items()}
     for path, description in words.items():
         *blocks, name = path.split(".")
@@ -116,6 +117,8 @@ def _accept_former(own: Any) -> None:
             part = _block(part, block, own["$defs"])
         if "properties" in part:
             part["properties"].setdefault(name, {"deprecated": True, "description": description})
+        elif "enum" in part.get("items", {}):
+            part["items"]["enum"].append(name)
 
 
 def _block(part: Any, name: str, definitions: Mapping[str, Any]) -> Any:
@@ -152,7 +155,7 @@ def _named(part: object) -> set[str]:
 def detectors_page() -> str:
     """What each detector promises, in its own words."""
     from nightshift.agent.history.lookback_signals import LOGS, NEEDS
-    from nightshift.detectors.alarms.promise import NEAR_FACTS, POPULATIONS, Population
+    from nightshift.detectors.alarms.populations import LEAST_EXPECTED, MOST_RUNS, NEAR_FACTS
     from nightshift.detectors.base import RateBasis
     from nightshift.detectors.ecc.sku import page as ecc_sku_page
     from nightshift.detectors.plugins import ALL
@@ -164,9 +167,9 @@ def detectors_page() -> str:
         "| detector | finds | states, per 1,000 series-days | of | basis | where the rate comes from |",
         "|---|---|---|---|---|---|",
     ]
+    promised = {kind.plugin: kind().stated for kind in ALL}
     for kind in ALL:
-        detector = kind()
-        stated = detector.stated
+        detector, stated = kind(), promised[kind.plugin]
         basis = "event" if stated.basis is RateBasis.EVENT else "learning on the fleet; the figure is a claim"
         if stated.tail is not None:
             basis = "measured tail" if stated.tail.series_days > 0 else "bound of a model"
@@ -180,32 +183,71 @@ def detectors_page() -> str:
         "",
         "## Where each rate was measured",
         "",
-        "An alarm pages where the rate that was measured is at most twice the stated one.",
-        "On all others it is a *ticket*: the incident opens and every channel shows it, but no outlet pages. It",
-        "becomes a page after [`nightshift calibrate`](../how-to/calibrate.md) or after one watched week of this",
-        "fleet. Events, near-facts (" + ", ".join(f"`{fault}`" for fault in sorted(NEAR_FACTS)) + "),",
+        "An alarm pages on a population where every measured telemetry *holds*: its rate is at most twice the",
+        f"stated one. Telemetry is *too short to tell* if that rate would bring fewer than {LEAST_EXPECTED:.0f}",
+        f"alarms in it. Runs that are counted whole hold if at most {100 * MOST_RUNS:.0f} % of them alarm, by the",
+        "upper end of the interval.",
+        "",
+        "Everywhere else an alarm is a *ticket*: the incident opens and every channel shows it, but no outlet",
+        "pages. It becomes a page after [`nightshift calibrate`](../how-to/calibrate.md) or after one watched week",
+        "of this fleet. Events, near-facts (" + ", ".join(f"`{fault}`" for fault in sorted(NEAR_FACTS)) + "),",
         "and what the hardware says of itself always page.",
         "",
-        "| detector | " + " | ".join(Population) + " |",
-        "|---" * (1 + len(Population)) + "|",
+        "The table of each detector below lists the telemetry, with default settings, and the result file in",
+        "`benchmarks/results`. `python -m benchmarks.populations` reads these files.",
+        "",
+        *_lanes([name for name, rate in promised.items() if rate.basis is RateBasis.STATISTICAL]),
     ]
-    for name, rates in POPULATIONS.items():
-        cells = (
-            ("not measured: near-fact, page" if name == "hang" else "not measured: ticket")
-            if (rate := rates.get(population)) is None
-            else f"{rate.figure}: {'page' if rate.holds else 'ticket'}"
-            for population in Population
-        )
-        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
     for kind in ALL:
         about = (sys.modules[kind.__module__].__doc__ or "").strip()
         needs = ", ".join(f"`{name}`" for name in NEEDS.get(kind.plugin, ())) or LOGS[kind.plugin]
         lines += ["", f"## {kind.plugin}", "", about, "", f"Needs: {needs}. [Settings](settings.md)."]
+        if promised[kind.plugin].basis is RateBasis.STATISTICAL:
+            lines += _measured(kind.plugin)
         if kind.plugin == "ecc":
             lines += ["", "Which signals of memory errors a GPU has (`nightshift lookback` says it of yours):", ""]
             lines.append(ecc_sku_page())
             lines += ["", _SKU_SOURCE]
     return "\n".join(lines) + "\n"
+
+
+def _lanes(names: list[str]) -> Iterator[str]:
+    """Page or ticket, by statistical detector and population."""
+    from nightshift.detectors.alarms.populations import NEAR_FACTS, Population, unmeasured
+    from nightshift.detectors.plugins import ALL
+
+    finds = {kind.plugin: kind().faults for kind in ALL}
+    yield "| detector | " + " | ".join(Population) + " |"
+    yield "|---" * (1 + len(Population)) + "|"
+    for name in names:
+        near = NEAR_FACTS.intersection(finds[name])
+        facts = ", ".join(f"`{fault}`" for fault in sorted(near))
+        ticket = "page (near-fact)" if near == set(finds[name]) else f"ticket ({facts}: page)" if near else "ticket"
+        cells = (ticket if unmeasured(name, population) else "page" for population in Population)
+        yield f"| `{name}` | " + " | ".join(cells) + " |"
+
+
+def _measured(name: str) -> Iterator[str]:
+    """False alarms of a statistical detector on healthy telemetry, by population."""
+    from nightshift.detectors.alarms.populations import Population, Unit, rates
+
+    yield from ("", "False alarms on healthy telemetry ([how to read this](#where-each-rate-was-measured)):", "")
+    yield "| population | telemetry | exposure | alarms | rate, 90 % interval | verdict | from |"
+    yield "|---|---|---|---|---|---|---|"
+    for population in Population:
+        rows = [rate for rate in rates() if rate.detector == name and rate.population is population]
+        if not rows:
+            yield f"| {population} | none | 0 | – | – | not measured | – |"
+        for rate in rows:
+            scale, unit = (1000.0, " per 1,000 series-days") if rate.unit is Unit.DAYS else (100.0, " % of runs")
+            value, low, high = (scale * x for x in (rate.alarms / rate.exposure, rate.low, rate.high))
+            exposure = f"{rate.exposure:,.4f}" if rate.exposure < 1 else f"{rate.exposure:,.0f}"
+            verdict = "holds" if rate.holds else "too high" if rate.measured else "too short to tell"
+            files = ", ".join(f"`{file}`" for file in rate.files)
+            yield (
+                f"| {population} | {rate.telemetry} | {exposure} {rate.unit} | {rate.alarms} "
+                f"| {value:,.1f} ({low:,.1f} to {high:,.1f}){unit} | {verdict} | {files} |"
+            )
 
 
 # Settings ---------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Load what was saved when our packages were named `agent`, `collectors`, `controllers`, `detectors`, `kernels`.
 
 A pickle stores the name of a class's module. Inside `former_names()` the former names, which `former_names.csv`
-lists where more than the prefix changed, lead to the modules of today.
+lists where more than the prefix changed, lead to the modules of today. A name without one is of a module that was
+removed.
 Nothing changes outside it: `kernels` is also the name of a package of Hugging Face's, which transformers looks for.
 """
 
@@ -23,9 +24,19 @@ PACKAGES = ("agent", "collectors", "controllers", "detectors", "kernels")
 
 @functools.cache
 def moved() -> Mapping[str, str]:
-    """Former module name: today's, both without `nightshift.`."""
+    """Former module name: today's, both without `nightshift.`. Only modules that still are one."""
+    return {former: today for former, today in _rows() if today}
+
+
+@functools.cache
+def removed() -> frozenset[str]:
+    """Former names, without `nightshift.`, of modules that nothing of today stands for."""
+    return frozenset(former for former, today in _rows() if not today)
+
+
+def _rows() -> Iterator[tuple[str, str]]:
     text = (resources.files("nightshift") / "former_names.csv").read_text(encoding="utf-8")
-    return {row["former"]: row["today"] for row in csv.DictReader(text.splitlines())}
+    yield from ((row["former"], row["today"]) for row in csv.DictReader(text.splitlines()))
 
 
 def _is_former(name: str) -> bool:
@@ -42,6 +53,8 @@ class _Former(MetaPathFinder, Loader):
         return ModuleSpec(fullname, self) if _is_former(fullname) else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
+        if spec.name in removed():
+            raise ModuleNotFoundError(f"{spec.name} was removed; CHANGELOG.md has the reason", name=spec.name)
         module = importlib.import_module(f"nightshift.{moved().get(spec.name, spec.name)}")
         if not hasattr(module, "__path__") and any(name.startswith(f"{spec.name}.") for name in moved()):
             # a former package that is one module today: without a path, importlib would not look below it

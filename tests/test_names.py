@@ -17,7 +17,7 @@ import pytest
 
 import nightshift.former_names
 from nightshift.collectors.subject import Subject, SubjectKind
-from nightshift.former_names import PACKAGES, former_names, moved
+from nightshift.former_names import PACKAGES, former_names, moved, removed
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -50,6 +50,13 @@ def test_a_former_package_that_is_one_module_today_still_has_its_submodules() ->
 def test_every_former_name_leads_to_a_module_of_today() -> None:
     missing = [today for today in moved().values() if importlib.util.find_spec(f"nightshift.{today}") is None]
     assert missing == []
+
+
+def test_a_pickle_of_a_removed_module_is_refused_in_a_sentence() -> None:
+    assert removed().isdisjoint(moved())
+    for name in removed():
+        with former_names(), pytest.raises(ModuleNotFoundError, match=f"{name} was removed"):
+            pickle.loads(f"c{name}\nDensity\n.".encode())
 
 
 def test_other_packages_of_these_names_are_untouched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
-"""Settings that became constants or moved. A configuration that has one still loads, with a warning.
+"""Settings that became constants, moved, or were removed. A configuration that has one still loads, with a warning.
 
 docs/decisions/034-settings-people-can-tune.md has the rule. A row of REMOVED names the constant, so the value in
-the warning is the one that the program uses. A row of MOVED says where its value goes, and what to write instead.
+the warning is the one that the program uses. A row of MOVED says where its value goes, and what to write instead. A
+row of GONE names the decision record.
 """
 
 from __future__ import annotations
@@ -182,7 +183,6 @@ REMOVED: Mapping[str, str] = {
     "detectors.interconnect.forget_s": "detectors.hardware.interconnect:FORGET_S",
     "detectors.kernel_events.quiet_s": "detectors.hardware.kernel_events:QUIET_S",
     "detectors.kernel_events.aer_events": "detectors.hardware.kernel_events:AER_EVENTS",
-    "detectors.multivariate.forget_s": "detectors.outliers.multivariate:FORGET_S",
     "detectors.source.forget_s": "detectors.source_lost:FORGET_S",
     "detectors.throttle.busy_percent": "detectors.hardware.throttle:BUSY_PERCENT",
     "detectors.throttle.lost_share": "detectors.hardware.throttle:LOST_SHARE",
@@ -227,6 +227,11 @@ REMOVED: Mapping[str, str] = {
 }
 """Path → the constant that counts now (without `nightshift.`), or BLOCK where a block has no settings left. An
 entry of a list goes by its `type`."""
+
+GONE: Mapping[str, str] = dict.fromkeys(
+    ("detectors.multivariate", "detectors.disabled.multivariate"), "docs/decisions/038-no-learned-detector.md"
+)
+"""Path of a part that was removed, as a block or as a word in a list → the record of why."""
 
 
 @dataclass(frozen=True)
@@ -344,11 +349,11 @@ def constant(reference: str) -> Any:
 
 
 def found(values: Any, at: Field = (), name: str = "") -> Iterator[tuple[Field, str]]:
-    """The place and the row's constant of each former setting in these plain values."""
+    """The place of each former setting in these plain values, and its constant or its record."""
     if isinstance(values, Mapping):
         for key, value in values.items():
             inner = f"{name}.{key}" if name else str(key)
-            where = REMOVED.get(inner)
+            where = REMOVED.get(inner, GONE.get(inner))
             inside = [] if where not in (None, BLOCK) else list(found(value, (*at, key), inner))
             yield from inside
             # A block goes only as a whole: a misspelt field in it is an error and is not to be ignored.
@@ -356,8 +361,12 @@ def found(values: Any, at: Field = (), name: str = "") -> Iterator[tuple[Field, 
                 yield (*at, key), where
     elif isinstance(values, list | tuple):
         for i, item in enumerate(values):
-            kind = item.get("type", "") if isinstance(item, Mapping) else ""
-            yield from found(item, (*at, i), f"{name}.{kind}" if kind else name)
+            kind = item.get("type", "") if isinstance(item, Mapping) else item if isinstance(item, str) else ""
+            inner = f"{name}.{kind}" if kind else name
+            if inner in GONE:
+                yield (*at, i), GONE[inner]
+            else:
+                yield from found(item, (*at, i), inner)
 
 
 def without(values: Any, fields: frozenset[Field], at: Field = ()) -> Any:
@@ -365,7 +374,8 @@ def without(values: Any, fields: frozenset[Field], at: Field = ()) -> Any:
     if isinstance(values, Mapping):
         return {k: without(v, fields, (*at, k)) for k, v in values.items() if (*at, k) not in fields}
     if isinstance(values, list | tuple):
-        return type(values)(without(item, fields, (*at, i)) for i, item in enumerate(values))
+        kept = [(i, item) for i, item in enumerate(values) if (*at, i) not in fields]
+        return type(values)(without(item, fields, (*at, i)) for i, item in kept)
     return values
 
 
@@ -428,6 +438,8 @@ def _copy(values: Any) -> Any:
 
 def warning(field: str, reference: str) -> str:
     """What a person reads about one former setting. `field`: with its file and line."""
+    if reference in GONE.values():
+        return f"{field}: removed; it has no effect. The reason is in {reference}"
     module, name = reference.split(":")
     value = constant(reference)
     return f"{field}: no longer a setting; it has no effect. Used is {value!r} (nightshift.{module}.{name})"

@@ -12,7 +12,6 @@ from nightshift.detectors.hardware.xid import XidDetector
 from nightshift.detectors.loss.divergence import Divergence
 from nightshift.detectors.loss.gradient_witness import LocalGradients
 from nightshift.detectors.memory.leak import MemoryLeak
-from nightshift.detectors.outliers.multivariate import Multivariate
 from nightshift.detectors.progress.hang import Hang
 from nightshift.detectors.progress.job_crash import JobCrash
 from nightshift.detectors.progress.nccl_watchdog import NcclWatchdog
@@ -32,7 +31,6 @@ ALL = (
     KernelEvents,
     LocalGradients,
     MemoryLeak,
-    Multivariate,
     NcclWatchdog,
     Serving,
     SourceLost,

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from nightshift.agent.__main__ import app
 from nightshift.agent.config_file import ConfigError
-from nightshift.agent.former_settings import BLOCK, MOVED, REMOVED, constant, found, moved, moves, without
+from nightshift.agent.former_settings import BLOCK, GONE, MOVED, REMOVED, constant, found, moved, moves, without
 from nightshift.agent.settings import Settings, load
 from nightshift.collectors.plugins import ALL as COLLECTORS
 from nightshift.controllers.actuators.plugins import ALL as ACTUATORS
@@ -120,6 +120,28 @@ def test_config_check_prints_former_settings_and_finds_the_file_good(tmp_path: P
     result = CliRunner().invoke(app, ["config", "check", str(path)])
     assert result.exit_code == 0
     assert f"warning: {path}:3: detectors.hang.ratio" in result.output
+
+
+def test_a_removed_detector_in_a_file_is_named_with_its_record_and_the_rest_counts(tmp_path: Path) -> None:
+    path = tmp_path / "nightshift.yaml"
+    path.write_text(
+        "detectors:\n  disabled: [multivariate, hang]\n  multivariate:\n    model: h200\n    rate_per_1000: 5\n"
+    )
+    settings = load(path)
+    assert settings.detectors.disabled == {"hang"}  # type: ignore[attr-defined]
+    assert [warning.partition(": removed; ")[0] for warning in settings.warnings] == [
+        f"{path}:2: detectors.disabled[0]",
+        f"{path}:3: detectors.multivariate",
+    ]
+    for record in GONE.values():
+        assert (Path(__file__).parents[2] / record).is_file()
+        assert all(record in warning for warning in settings.warnings)
+
+
+def test_a_removed_detector_in_the_environment_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NIGHTSHIFT_DETECTORS__MULTIVARIATE__MODEL", "h200")
+    (warning,) = load().warnings
+    assert warning.startswith("detectors.multivariate: removed; ")
 
 
 KUBE = {"kubeconfig": "/k", "context": "c", "timeout_s": 7.0}

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.populations import SHIPPED, populations
 from nightshift.collectors.frame import Frame, Instant, SeriesIndex, StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.alarms.budget import DAY_S, TICKET, Budget, BudgetSettings, is_ticket, words
-from nightshift.detectors.alarms.promise import POPULATIONS
+from nightshift.detectors.alarms.populations import Population, PopulationRate, Unit
 from nightshift.detectors.alarms.tail import Tail, fit
 from nightshift.detectors.base import CERTAIN, Fault, Finding, RateBasis, Severity, SnapshotError, State, StatedRate
-from nightshift.detectors.plugins import ALL
 
 TAIL = Tail(1.0, 100.0, 0.5, 0.2, 50, 500.0, "test")
 MEASURED = StatedRate(100.0, RateBasis.STATISTICAL, "test", tail=TAIL)
@@ -345,7 +345,26 @@ def test_an_alarm_off_the_population_of_its_rate_is_a_ticket_until_this_fleet_is
     assert cleared[0].facts.get("lane") == lane
 
 
-def test_every_statistical_detector_says_where_its_rate_was_measured() -> None:
-    """The table is closed: a detector that is not in it, or one too many, is a row that nobody looked at."""
-    statistical = {kind.plugin for kind in ALL if kind().stated.basis is RateBasis.STATISTICAL}
-    assert set(POPULATIONS) == statistical
+def test_the_shipped_rates_by_population_are_those_of_the_committed_results() -> None:
+    """A result that changes changes what may page."""
+    shipped = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    made = json.loads(json.dumps(populations()))
+    assert shipped == made, "run `python -m benchmarks.populations` and `python docs/generate.py`"
+
+
+@pytest.mark.parametrize(
+    ("unit", "exposure", "alarms", "high", "measured", "holds"),
+    [
+        (Unit.DAYS, 1000.0, 10, 0.02, True, True),
+        (Unit.DAYS, 1000.0, 11, 0.02, True, False),  # above twice the stated rate
+        (Unit.DAYS, 299.0, 0, 0.01, False, False),  # none says nothing of so few days
+        (Unit.RUNS, 47.0, 0, 0.06, True, True),
+        (Unit.RUNS, 10.0, 0, 0.26, False, False),
+        (Unit.RUNS, 10.0, 3, 0.61, True, False),
+    ],
+)
+def test_a_rate_holds_on_telemetry_that_can_tell_it_from_twice_as_much(
+    unit: Unit, exposure: float, alarms: int, high: float, measured: bool, holds: bool
+) -> None:
+    rate = PopulationRate("x", Population.TRAINING, "t", unit, exposure, alarms, 0.0, high, 5.0, ())
+    assert (rate.measured, rate.holds) == (measured, holds)

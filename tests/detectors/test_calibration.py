@@ -40,9 +40,9 @@ def gpu(number: int) -> Subject:
 def test_every_statistical_detector_is_graded_or_brings_its_own_calibration() -> None:
     """None states a statistical rate whose threshold nobody can move."""
     statistical = [kind for kind in ALL if kind().stated.basis is RateBasis.STATISTICAL]
-    assert len(statistical) == 10
-    # these two say ANOMALY, which is watched and opens nothing by itself
-    watched = {"local_gradients", "multivariate"}
+    assert len(statistical) == 9
+    # it says ANOMALY, which is watched and opens nothing by itself
+    watched = {"local_gradients"}
     assert {kind.plugin for kind in statistical if not hasattr(kind, "LOOSE")} == watched
     assert all(isinstance(kind(), Graded) and 0 < kind.LOOSE < 1 for kind in statistical if hasattr(kind, "LOOSE"))
 

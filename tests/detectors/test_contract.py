@@ -16,7 +16,7 @@ from nightshift.detectors.base import Detector, SnapshotError
 from nightshift.detectors.contract import check, streams
 from nightshift.detectors.contract.check import CONTRACT, problems
 from nightshift.detectors.contract.streams import HOSTILE, SILENT, faults, played
-from nightshift.detectors.contract.testing import make, run
+from nightshift.detectors.contract.testing import run
 from nightshift.detectors.contract.world import HealthyFleet
 from nightshift.detectors.episodes import Episodes
 from nightshift.detectors.plugins import ALL
@@ -41,7 +41,7 @@ def test_every_detector_class_in_the_package_is_in_the_tuple_and_counted() -> No
             if "plugin" in vars(member) and isinstance(vars(member)["plugin"], str):
                 found.add(member)
     assert found == set(ALL)
-    assert len(ALL) == len({kind.plugin for kind in ALL}) == 18
+    assert len(ALL) == len({kind.plugin for kind in ALL}) == 17
     assert len(SILENT) + len(HOSTILE) == 10
 
 
@@ -92,9 +92,9 @@ def test_a_state_that_an_earlier_version_saved_is_taken_back(kind) -> None:  # t
     world = HealthyFleet()
     ticks, inventory = list(faults(world)), world.inventory()
     for file in files:
-        detector: Detector = make(kind)
+        detector: Detector = kind()
         detector.restore(file.read_bytes())
-        fresh = make(kind)
+        fresh = kind()
         run(fresh, ticks[:120], inventory)
         before = {f.episode for f in fresh.update(ticks[120], inventory)}
         after = {f.episode for f in detector.update(ticks[120], inventory)}

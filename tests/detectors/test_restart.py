@@ -6,7 +6,7 @@ import pytest
 
 from nightshift.detectors.base import State
 from nightshift.detectors.contract.streams import faults
-from nightshift.detectors.contract.testing import make, run
+from nightshift.detectors.contract.testing import run
 from nightshift.detectors.contract.world import HealthyFleet
 from nightshift.detectors.plugins import ALL
 
@@ -17,7 +17,7 @@ def test_a_restart_after_a_pause_brings_no_burst_of_alarms(away: int) -> None:
     world = HealthyFleet()
     ticks, inventory = world.ticks(420), world.inventory()
     for kind in ALL:
-        before, after = make(kind), make(kind)
+        before, after = kind(), kind()
         assert run(before, ticks[:180], inventory) == []
         after.restore(before.snapshot())
         found = [f for f in run(after, ticks[180 + away :], inventory) if f.state is State.FIRING]
@@ -29,7 +29,7 @@ def test_open_alarms_go_on_after_a_restart_with_their_onset() -> None:
     world = HealthyFleet()
     ticks, inventory = list(faults(world)), world.inventory()
     for kind in ALL:
-        before, after = make(kind), make(kind)
+        before, after = kind(), kind()
         known = {f.episode for f in run(before, ticks[:120], inventory)}
         after.restore(before.snapshot())
         told = {f.episode for f in after.update(ticks[121], inventory)}

@@ -1,4 +1,4 @@
-"""Commands that learn from the past: `nightshift lookback`, `calibrate` and `learn`. None changes the cluster."""
+"""Commands that read the past: `nightshift lookback` and `calibrate`. Neither changes the cluster."""
 
 from __future__ import annotations
 
@@ -201,62 +201,4 @@ def _telling(ticks: Iterator[Tick], progress: Callable[[float], None]) -> Iterat
         yield tick
 
 
-def learn(
-    recordings: Annotated[
-        list[Path], typer.Argument(help="Healthy recordings, as `nightshift record` writes them")
-    ],
-    sku: Annotated[str, typer.Option(help="Part of the GPUs' model name, e.g. H200")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write (JSON)")],
-    metrics: Annotated[
-        str, typer.Option(help="Comma-separated; default: utilisation, power, temperature, clock")
-    ] = "",
-) -> None:
-    """Train the multivariate detector on healthy GPUs. Needs scikit-learn."""
-    from nightshift.agent.config_file import ConfigError
-    from nightshift.collectors.telemetry.metrics import BY_NAME
-    from nightshift.detectors.outliers.learning import METRICS, LearningPlan, looks
-    from nightshift.detectors.outliers.learning import learn as learn_model
-
-    chosen = tuple(name.strip() for name in metrics.split(",") if name.strip()) or METRICS
-    if unknown := [name for name in chosen if name not in BY_NAME]:
-        raise ConfigError(
-            [f"--metrics: {name!r} is not a metric (docs/reference/telemetry.md)" for name in unknown]
-        )
-    plan = LearningPlan(sku, chosen)
-    model = learn_model(looks(_recorded(recordings, sku), plan), plan, f"{len(recordings)} recordings of {sku}")
-    model.save(output)
-    days = model.tail.series_days
-    typer.echo(
-        f"{len(model.weights)} workload classes, calibrated on {days:.2f} GPU-days with {model.tail.episodes}  "
-        f"episodes; resolution {model.tail.measured_to:.0f} false alarms per 1,000 GPU-days"
-    )
-
-
-def _recorded(paths: list[Path], sku: str) -> Iterator[Tick]:
-    """The ticks of all recordings, with only the GPUs of that model; those of unknown model count."""
-    from dataclasses import replace
-
-    from nightshift.collectors.frame import SeriesIndex
-    from nightshift.collectors.recording import read
-    from nightshift.collectors.subject import Subject, SubjectKind
-
-    models: dict[Subject, str] = {}
-    for path in paths:
-        for recorded in read(path):
-            for subject, facts in (recorded.facts or {}).items():
-                models[subject] = facts.get("model", models.get(subject, ""))
-            frame = recorded.tick.frames.get(SubjectKind.GPU)
-            if frame is None:
-                continue
-            # A recording of one model often has no model names at all.
-            keep = [n for n, s in enumerate(frame.index.subjects) if sku in (models.get(s) or sku)]
-            index = SeriesIndex(frame.kind, tuple(frame.index.subjects[n] for n in keep))
-            # One row stands for all GPUs where a source saw them at one moment.
-            observed = frame.observed_at_s if len(frame.observed_at_s) == 1 else frame.observed_at_s[keep]
-            own = replace(
-                frame, index=index, values=frame.values[keep], epoch=frame.epoch[keep], observed_at_s=observed
-            )
-            yield replace(recorded.tick, frames={SubjectKind.GPU: own})
-
-
-COMMANDS: tuple[Any, ...] = (lookback, calibrate, learn)
+COMMANDS: tuple[Any, ...] = (lookback, calibrate)

@@ -46,12 +46,6 @@ NEEDS = {
         "container_memory_anonymous_bytes",
         "container_memory_limit_bytes",
     ),
-    "multivariate": (
-        "gpu_utilization_percent",
-        "gpu_power_w",
-        "gpu_temperature_c",
-        "gpu_sm_clock_mhz",
-    ),
     "serving": ("server_requests_waiting", "server_requests_running", "server_generated_tokens_total"),
     "throttle": ("gpu_sm_clock_mhz", "gpu_throttle_reasons", "gpu_utilization_percent"),
     "xid": ("gpu_xid_last", "gpu_recovery_action"),

@@ -14,7 +14,7 @@ pace, and gives it back where somebody acted on it; one that may drain a node ta
 So an operator who installs and does nothing has the budget kept from the first day, under any noise. While the
 purse is empty, alarms are *not yet promised*: told, counted, part of incidents that are open, but no page.
 
-A rate counts where it was measured (`detectors.alarms.promise.POPULATIONS`). An alarm elsewhere is a *ticket* until
+A rate counts where it was measured (`detectors.alarms.populations`). An alarm elsewhere is a *ticket* until
 the operator calibrates or a week of this fleet was watched: its incident opens and is shown, and nobody is paged.
 
 Alarms of one job merge (`MERGE_S`); one that returns soon is the same page (`REFRACTORY_S`). An event is an event:
@@ -37,7 +37,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.alarms.history import DAY_S, AlarmHistory, Purse, spend
-from nightshift.detectors.alarms.promise import NEAR_FACTS, population_of, unmeasured
+from nightshift.detectors.alarms.populations import NEAR_FACTS, population_of, unmeasured
 from nightshift.detectors.base import CERTAIN, Fault, Finding, RateBasis, Severity, SnapshotError, State, StatedRate
 
 VERSION = 2
@@ -430,7 +430,7 @@ class Budget:
     def _lane(self, finding: Finding, stated: StatedRate, at_s: float, inventory: Inventory) -> dict[str, str]:
         """Facts of an alarm that opens an incident and calls nobody; none where it may page.
 
-        A rate counts where it was measured: on populations in `promise.POPULATIONS`, on telemetry that the operator
+        A rate counts where it was measured: on populations in `populations.json`, on telemetry that the operator
         calibrated, or here, once a week of this fleet was watched.
         """
         watched = self._accounts[finding.detector].history.days

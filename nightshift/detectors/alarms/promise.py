@@ -8,85 +8,13 @@ function of the rate that the operator grants (`Tail.score`), instead of a numbe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
-from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.collectors.subject import SubjectKind
 from nightshift.detectors.alarms.tail import Tail, calibrated
-from nightshift.detectors.base import Detector, Fault, RateBasis, StatedRate
-
-
-class Population(StrEnum):
-    """What a series belongs to: a rate that was measured on one says nothing of the others."""
-
-    TRAINING = "training"
-    SERVING = "serving pods"
-    HOSTS = "co-located hosts"
-    HPC = "HPC nodes"
-
-
-@dataclass(frozen=True, slots=True)
-class PopulationRate:
-    """False alarms of one detector on one population. holds: at most twice what is stated, so that it may page."""
-
-    figure: str
-    holds: bool
-
-
-POPULATIONS: Mapping[str, Mapping[Population, PopulationRate]] = {
-    "divergence": {
-        Population.TRAINING: PopulationRate(
-            "alarms on 0 of 42 benign labelled runs and on 0 of 33 public runs of 8 GPUs", True
-        )
-    },
-    "ecc": {},
-    "hang": {},
-    "local_gradients": {},
-    "memory_leak": {
-        Population.SERVING: PopulationRate(
-            "37 stated, 8 (0 to 43) realised per 1,000 series-days, on 129 days of pods that were not fitted", True
-        ),
-        Population.HOSTS: PopulationRate("more than twice what is stated, on machines with a daily tide", False),
-    },
-    "multivariate": {},
-    "serving": {},
-    "stall": {},
-    "straggler": {},
-    "throttle": {},
-}
-"""Every statistical detector, and where its rate was measured. What is not in it was not: no page by it there."""
-
-NEAR_FACTS = frozenset({Fault.HANG, Fault.LOSS_NONFINITE})
-"""What is seen rather than inferred: no step for much longer than this run's longest while its GPUs hold memory, a
-loss that is no number. A false one needs a healthy run to do just that, so no population makes a ticket of it."""
-
-
-def population_of(subject: Subject, above: Iterable[Subject], training: Collection[str]) -> Population:
-    """What a series belongs to by the subjects `above` it; `training`: names of jobs that took steps lately.
-
-    >>> gpu, pod = Subject(SubjectKind.GPU, "GPU-1"), Subject(SubjectKind.POD, "ml/chat-0")
-    >>> population_of(gpu, [pod], []).value, population_of(gpu, [], []).value
-    ('serving pods', 'HPC nodes')
-    """
-    chain = (subject, *above)
-    kinds = {one.kind for one in chain}
-    if SubjectKind.RANK in kinds or any(s.kind is SubjectKind.JOB and s.name in training for s in chain):
-        return Population.TRAINING
-    if kinds & {SubjectKind.POD, SubjectKind.SERVER, SubjectKind.JOB}:
-        return Population.SERVING
-    # an exporter of containers runs where many share a host; where none is, one batch job holds the node
-    return Population.HOSTS if SubjectKind.CONTAINER in kinds else Population.HPC
-
-
-def unmeasured(detector: str, population: Population) -> str:
-    """Why an alarm of this detector is a ticket on this population; empty where its measured rate lets it page."""
-    rate = POPULATIONS.get(detector, {}).get(population)
-    if rate is not None and rate.holds:
-        return ""
-    known = "was not measured" if rate is None else f"does not hold ({rate.figure})"
-    return f"its false-alarm rate {known} on {population}"
+from nightshift.detectors.base import Detector, RateBasis, StatedRate
 
 
 @runtime_checkable

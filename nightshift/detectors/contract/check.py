@@ -15,22 +15,22 @@ from nightshift.collectors.frame import SourceStatus
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import SnapshotError, State
 from nightshift.detectors.contract.streams import HOSTILE, SILENT, faults, played, silence_after_faults
-from nightshift.detectors.contract.testing import Kind, key, lawful, make, run
+from nightshift.detectors.contract.testing import Kind, key, lawful, run
 from nightshift.detectors.contract.world import START_S, TICK_S, HealthyFleet
 
 
 def problems(kind: Kind) -> list[str]:
     """What a detector class breaks of the contract; empty where it keeps it."""
     found: list[str] = []
-    if make(kind).name != kind.plugin or not make(kind).faults:
+    if kind().name != kind.plugin or not kind().faults:
         found.append("its name is not its plug-in's name, or it names no fault")
     for stream in (*SILENT, *HOSTILE):
         ticks, inventory = played(stream)
-        findings = run(make(kind), ticks, inventory)
+        findings = run(kind(), ticks, inventory)
         found += [f"{stream.__name__}: {problem}" for problem in lawful(findings, ticks)]
         if stream in SILENT and findings:
             found.append(f"{stream.__name__}: nothing is wrong, and it said {findings[0].summary!r}")
-        if key(run(make(kind), ticks, inventory)) != key(findings):
+        if key(run(kind(), ticks, inventory)) != key(findings):
             found.append(f"{stream.__name__}: the same ticks gave other findings")
     return found + _no_data(kind) + _snapshots(kind) + _columnar(kind)
 
@@ -65,7 +65,7 @@ def _columnar(kind: Kind) -> list[str]:
 
 def calls(kind: Kind, world: HealthyFleet) -> int:
     """Python calls of 30 healthy ticks after five of warm-up; frames keep their index, as collectors do."""
-    detector, inventory = make(kind), world.inventory()
+    detector, inventory = kind(), world.inventory()
     first = {frame_kind: world.frame(frame_kind, 0, START_S) for frame_kind in world.kinds}
     count = 0
 
@@ -92,7 +92,7 @@ def calls(kind: Kind, world: HealthyFleet) -> int:
 
 
 def _no_data(kind: Kind) -> list[str]:
-    (ticks, inventory), detector = played(faults), make(kind)
+    (ticks, inventory), detector = played(faults), kind()
     findings = run(detector, ticks, inventory)
     found = [f"faults: {problem}" for problem in lawful(findings, ticks)]
     if not findings:
@@ -104,9 +104,9 @@ def _no_data(kind: Kind) -> list[str]:
 
 def _snapshots(kind: Kind) -> list[str]:
     found: list[str] = []
-    (ticks, inventory), whole = played(faults), make(kind)
+    (ticks, inventory), whole = played(faults), kind()
     for half in (37, 120, 180):
-        detector, resumed = make(kind), make(kind)
+        detector, resumed = kind(), kind()
         run(detector, ticks[:half], inventory)
         saved = detector.snapshot()
         if saved[:2] != b"PK":

@@ -37,12 +37,6 @@ class Kind(Protocol):
     def __call__(self) -> Detector: ...
 
 
-def make(kind: Kind) -> Detector:
-    """The detector as it is checked: by `for_check` where it is of no use without a trained model."""
-    built: Detector = getattr(kind, "for_check", kind)()
-    return built
-
-
 def gpu(number: int | str) -> Subject:
     return Subject(SubjectKind.GPU, f"GPU-{number}")
 

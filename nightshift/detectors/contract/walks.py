@@ -21,7 +21,7 @@ from nightshift.collectors.telemetry.derived_metrics import Deriver
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Detector, Finding, State
 from nightshift.detectors.contract.streams import EXTREMES, faults
-from nightshift.detectors.contract.testing import Kind, key, lawful, make
+from nightshift.detectors.contract.testing import Kind, key, lawful
 from nightshift.detectors.contract.world import HealthyFleet
 
 BEGINS_AGAIN = {"source"}
@@ -302,7 +302,7 @@ def walk(kind: Kind, drawn: WalkDraw, earlier: Sequence[bytes] = ()) -> Walked:
 
 def _judged(kind: Kind, drawn: WalkDraw, state: bytes | None, checks: Counter[str]) -> list[str]:
     def begun() -> Detector:
-        detector = make(kind)
+        detector = kind()
         if state is not None:
             detector.restore(state)
         return detector
@@ -322,7 +322,7 @@ def _judged(kind: Kind, drawn: WalkDraw, state: bytes | None, checks: Counter[st
                 problems.append(f"restored after tick {drawn.restart} it continues differently at {number}")
                 resumed = None
         if number == drawn.restart:
-            resumed = make(kind)
+            resumed = kind()
             resumed.restore(first.snapshot())
         if not tick.frames and not tick.steps and not tick.events and not tick.logs:
             checks["no_data is never clear"] = 1

@@ -6,7 +6,7 @@ single jump nor a drop made it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,14 @@ def assess(window: Matrix, t_s: Floats, width_s: float, least: float) -> Climb:
     if steady.any():
         slope[steady], slope_low[steady], slope_high[steady] = sen(t_s, climb[steady])
     return Climb(steady, growth, lasted, slope, slope_low, slope_high, filled[:, -1])
+
+
+def assess_paired(window: Matrix, t_s: Floats, width_s: float, least: float) -> Climb:
+    """`assess`; where that finds no steady climb, of pairs of buckets: a slow climb is lost in the noise of one."""
+    fine, even = assess(window, t_s, width_s, least), window.shape[1] % 2
+    pairs = np.fmin(window[:, even::2], window[:, even + 1 :: 2])
+    coarse = assess(pairs, 0.5 * (t_s[even::2] + t_s[even + 1 :: 2]), 2.0 * width_s, least)
+    return Climb(*(np.where(fine.steady, getattr(fine, f.name), getattr(coarse, f.name)) for f in fields(Climb)))
 
 
 def _after_drop(x: Floats, least: float) -> NDArray[np.int64]:

@@ -33,7 +33,7 @@ from nightshift.detectors.base import CERTAIN, Fault, Finding, SeriesExhibit, Se
 from nightshift.detectors.episodes import Alarm, Episodes
 from nightshift.detectors.memory import teeth
 from nightshift.detectors.memory.climb import REVERTED, SHAPES, climbs, falls_back
-from nightshift.detectors.memory.contrast import Climb, assess, growth_over, risen
+from nightshift.detectors.memory.contrast import Climb, assess, assess_paired, growth_over, risen
 from nightshift.detectors.memory.floors import Floors
 from nightshift.detectors.memory.signals import (
     CONTRAST_BUCKET_S,
@@ -62,7 +62,7 @@ SOON_S, NEARLY_FULL = 3600.0, 0.8
 """A leak that has filled four fifths of a hard limit and needs less than an hour for the rest pages whatever the
 budget says, if its last half kept at least half its pace: who waits for more hears it from the kernel. One that
 lasts two hours is so told 20 minutes before."""
-STEEP_S, STEEP_ETA_S, STEEP_GROWTH, STEEP_LEFT = 240.0, 240.0, 0.04, 0.27
+STEEP_S, STEEP_ETA_S, STEEP_GROWTH, STEEP_LEFT = 240.0, 300.0, 0.04, 0.35
 """A steep climb has lasted so long (s), will fill the limit within so long (s, and a bucket), took such a share of
 the limit, and has at most such a share left: a leak of ten minutes is told two minutes before its end."""
 UNLIMITED_HEADROOM_BYTES = 16 * GIB
@@ -208,7 +208,7 @@ class MemoryLeak:
             candidates = candidates[grown & (limit - last <= STEEP_LEFT * limit)]
         if len(candidates) == 0:
             return
-        climb = assess(window[candidates], floors.times_s(), floors.width_s, MIN_GROWTH_BYTES)
+        climb = assess_paired(window[candidates], floors.times_s(), floors.width_s, MIN_GROWTH_BYTES)
         limit = table["limit"][candidates]
         left = np.maximum(limit - climb.end, 0.0)
         half = np.maximum((climb.lasted_s / floors.width_s / 2).astype(np.int64), 1)

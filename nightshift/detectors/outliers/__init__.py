@@ -1,1 +1,0 @@
-"""GPUs that behave like no known workload."""
