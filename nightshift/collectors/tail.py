@@ -57,18 +57,19 @@ class FileTail:
         Where the file was rotated (renamed, copied and cut, or compressed) its last lines are read first, if they
         are still found beside it under `<name>.1`, `<name>-…` or `….gz`.
         """
-        with self.path.open("rb") as stream:
+        with self.path.open("rb", buffering=0) as stream:  # a few files or a thousand: each call counts
             status = os.fstat(stream.fileno())
             identity = (status.st_dev, status.st_ino)
-            replaced = lost = False
+            first, replaced, lost = self._identity is None, False, False
             before: list[tuple[int, bytes]] = []
-            if self._identity is None:
+            marked, data = (b"", b"") if first else self._around(stream, status.st_size)
+            if first:
                 self._offset = max(0, status.st_size - self.max_bytes)
                 # a start in the middle of the file is most likely in the middle of a line
                 self._skipping = self._offset > 0
             # shorter than what was read, or other bytes before it: cut in place (logrotate's copytruncate), and
             # perhaps grown again, under the same inode
-            elif identity != self._identity or status.st_size < self._offset or self._before(stream) != self._mark:
+            elif identity != self._identity or status.st_size < self._offset or marked != self._mark:
                 replaced = True
                 found = self._last_of_rotated()
                 before, lost = found or [], found is None and self._offset > 0
@@ -78,10 +79,19 @@ class FileTail:
             if skipped:
                 self._offset += skipped
                 self._skipping = True
-            stream.seek(self._offset)
-            lines, passed = self._lines(stream.read(self.max_bytes))
-            self._mark = self._before(stream)
+            if first or replaced or skipped:
+                marked, data = self._around(stream, status.st_size)
+            start = self._offset - len(marked)
+            lines, passed = self._lines(data)
+            self._mark = (marked + data)[: self._offset - start][-_MARK_BYTES:]
         return TailRead((*before, *lines), replaced, skipped + passed, status.st_mtime, lost)
+
+    def _around(self, stream: IO[bytes], size: int) -> tuple[bytes, bytes]:
+        """What stands before `_offset`, as long as a mark, and what was added since, in one read."""
+        start = max(0, self._offset - _MARK_BYTES)
+        length = self._offset - start + min(max(0, size - self._offset), self.max_bytes)
+        data = os.pread(stream.fileno(), length, start)
+        return data[: self._offset - start], data[self._offset - start :]
 
     def _before(self, stream: IO[bytes]) -> bytes:
         stream.seek(max(0, self._offset - _MARK_BYTES))

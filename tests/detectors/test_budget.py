@@ -92,7 +92,7 @@ NOISES = {
     st.booleans(),
     st.integers(0, 2**31),
 )
-@settings(max_examples=25)
+@settings(max_examples=10)
 def test_no_stationary_noise_costs_more_than_the_budget_over_its_double(
     one: str, other: str, weekly: float, measured: bool, seed: int
 ) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from types import FrameType
 
 from nightshift.collectors.frame import SourceStatus
@@ -105,14 +106,16 @@ def _no_data(kind: Kind) -> list[str]:
 def _snapshots(kind: Kind) -> list[str]:
     found: list[str] = []
     (ticks, inventory), whole = played(faults), kind()
-    for half in (37, 120, 180):
-        detector, resumed = kind(), kind()
-        run(detector, ticks[:half], inventory)
-        saved = detector.snapshot()
+    detector, saves, said = kind(), (37, 120, 180), []
+    for begin, end in pairwise((0, *saves, len(ticks))):
+        said.append((begin, detector.snapshot(), run(detector, ticks[begin:end], inventory)))
+    for number, (half, saved, _) in enumerate(said[1:], 1):
+        resumed = kind()
         if saved[:2] != b"PK":
             found.append("snapshot: not an npz")
         resumed.restore(saved)
-        if key(run(resumed, ticks[half:], inventory)) != key(run(detector, ticks[half:], inventory)):
+        goes_on = [finding for _, _, findings in said[number:] for finding in findings]
+        if key(run(resumed, ticks[half:], inventory)) != key(goes_on):
             found.append(f"snapshot: restored after {half} ticks it continues differently")
     for broken in (b"", b"PK\x03\x04", saved[: len(saved) // 2], b"\x80\x04N."):
         try:

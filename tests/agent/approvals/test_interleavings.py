@@ -350,4 +350,4 @@ class LongInterleavings(Interleavings):
 
 
 TestLongInterleavings = pytest.mark.full(LongInterleavings.TestCase)
-TestLongInterleavings.settings = settings(max_examples=100, stateful_step_count=40, **_common)  # type: ignore[arg-type]
+TestLongInterleavings.settings = settings(max_examples=40, stateful_step_count=40, **_common)  # type: ignore[arg-type]

@@ -75,4 +75,4 @@ def test_generated_calls_get_described_answers(described: Any) -> None:
 @pytest.mark.full
 def test_many_generated_calls_get_described_answers(described: Any) -> None:
     """The same, longer."""
-    assert _fuzz(described, 50) == 14
+    assert _fuzz(described, 20) == 14

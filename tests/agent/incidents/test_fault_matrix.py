@@ -63,6 +63,8 @@ class Cell:
     jobs: tuple[str, ...]
     is_done: Callable[[], bool]
     parts: StageParts
+    round_s: float = 6.0
+    """How far apart the looks are. Where all writes fail until the time is over, fewer looks tell as much."""
 
     def __post_init__(self) -> None:
         self.lifecycle = Lifecycle(self.parts, new_queue=AtOnce)
@@ -106,7 +108,7 @@ class Cell:
             if incident.state is S.CONFIRMING and looks:
                 self.world.store.update_finding(name, a_finding(state=State.CLEAR, at_s=self.clock.now_s()))
             self.controllers()
-            self.clock.advance(6.0)
+            self.clock.advance(self.round_s)
         raise AssertionError(f"still {self.world.store.incident(name).state} after {rounds} rounds")
 
 
@@ -318,6 +320,7 @@ def test_every_lasting_fault_ends_with_a_person(cell: Cell, request: pytest.Fixt
         if round_ == 0:
             cell.cluster.server.faults.plan(Fault(what), 10_000, lambda method, path: method != "GET")  # type: ignore[union-attr]
 
+    cell.round_s = 30.0
     incident = cell.run(go)
     if incident.state is S.RESOLVED:
         assert what in (Fault.LOST_REPLY, Fault.SLOW, Fault.WARN)

@@ -57,6 +57,7 @@ def forbid(cell: Cell, nth: int, *, lasting: bool) -> None:
 
 def told(cell: Cell, nth: int, *, lasting: bool) -> None:
     forbid(cell, nth, lasting=lasting)
+    cell.round_s = 30.0 if lasting else cell.round_s
     incident = cell.run(lambda round_: None, rounds=700)  # a right that stays away is waited for an hour
     last, stopped = incident.history[-1], []
     for name in cell.jobs:
