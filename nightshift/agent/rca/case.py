@@ -36,7 +36,8 @@ class FaultPlace:
 
     def _first(self, subject: Subject) -> str:
         if self.whole_job and len(self.jobs) == 1:
-            return f"job {self.jobs[0]} ({len(self.gpus)} GPUs on {', '.join(self.nodes[:4])})"
+            place = f" ({len(self.gpus)} GPUs on {', '.join(self.nodes[:4])})" if self.gpus and self.nodes else ""
+            return f"job {self.jobs[0]}{place}"
         inside = []
         # people know a rank by its number in its job, not by its subject's name
         if len(self.ranks) == 1:

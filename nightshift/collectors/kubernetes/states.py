@@ -268,9 +268,9 @@ def _of_container(container: Object, pod: Object) -> Iterator[Trouble]:
     elif reason in CREATE:
         yield Trouble(*maker(message, name), words)
     elif reason == "CrashLoopBackOff" and int(container.get("restartCount") or 0) >= CRASHES:
-        code = ended.get("exitCode")
-        told = f"{words} (restarts {container.get('restartCount')}, last exit code {code}, {ended.get('reason')})"
-        yield Trouble("crash_loop", f"{name}, exit code {code}", told)
+        code = f"exit code {ended.get('exitCode', 'unknown')}"
+        told = f"{words} ({container.get('restartCount')} restarts, last {code}, {ended.get('reason')})"
+        yield Trouble("crash_loop", f"{name}, {code}", told)
     elif ended.get("reason") in CREATE | {"ContainerCannotRun"}:
         said = _word(ended, "message")
         yield Trouble(*maker(said, name), f"{ended['reason']}: {said}")

@@ -76,8 +76,10 @@ QUICK_GOOD = {
 # judges them like every other: `benchmarks.kernels_exploits --device cuda --parts good`, in
 # results/kernels_good_h100.json.
 ON_A_GPU_ALONE = {
+    "cross_entropy_backward",
     "cross_entropy_looped",
     "flash_attention_32",
+    "layernorm_backward",
     "layernorm_looped",
     "rmsnorm_looped",
     "rmsnorm_residual_row",
@@ -86,6 +88,8 @@ ON_A_GPU_ALONE = {
     "rotary_half_new",
     "rotary_interleaved_pairs",
     "rotary_interleaved_tiled",
+    "softmax_autotuned",
+    "softmax_backward",
     "softmax_filled",
     "softmax_online",
     "softmax_persistent",
