@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import isotonic_regression
 
 Floats = NDArray[np.float64]
 
@@ -58,6 +57,8 @@ class Curve:
 
 def monotone(limit_w: Floats, time: Floats, draw_w: Floats) -> tuple[Floats, Floats]:
     """(time relative to that at the highest limit, draw): no slower and no less draw at a higher limit."""
+    from scipy.optimize import isotonic_regression  # slow to import, which every command would wait for
+
     log_time = isotonic_regression(np.log(time), increasing=False).x
     return np.exp(log_time - log_time[-1]), np.asarray(isotonic_regression(draw_w, increasing=True).x)
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 
 import numpy as np
-from scipy.optimize import isotonic_regression
 
 from nightshift.controllers.power.belief import TOP, Bank, Ints, LevelWindows, N, Noise, outlook
 from nightshift.controllers.power.curves import LEVELS, Floats
@@ -85,6 +84,8 @@ def divide(claims: Claims, cost: Floats, budget: float, s: Sharing) -> tuple[Int
 
 def share_out(time: Floats, cost: Floats, lowest: Ints, ceiling: Ints, budget: float, s: Sharing) -> Ints:
     """Levels [n] by `time` [n, n_levels] per work, 1 at the highest."""
+    from scipy.optimize import isotonic_regression  # slow to import, which every command would wait for
+
     gain = np.diff(-(time**s.aversion) / s.aversion, axis=1)
     steps = np.arange(N - 1)[None]
     gain = np.where((steps >= lowest[:, None]) & (steps < ceiling[:, None]), gain, 0.0)
