@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,3 +96,10 @@ def test_what_is_wrong_with_the_environment_is_said(tmp_path: Path) -> None:
         there.incidents_json(False, 10)
     with pytest.raises(Permanent, match="is not an incident"):
         there.incident_json("../halt")
+
+
+def test_a_decision_at_the_command_line_does_not_wait_for_scipy() -> None:
+    """Settings name every detector and control loop; what those compute with is imported where it is used."""
+    read = "import sys, nightshift.agent.settings, nightshift.agent.cli.remote; print('scipy' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "False"
