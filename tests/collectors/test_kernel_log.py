@@ -100,7 +100,12 @@ def test_falling_off_the_bus_is_one_event_over_its_three_lines() -> None:
         "NVRM: fallen off the bus and is not responding to commands.",
     )
     assert (event.kind, event.gpu, event.record.offset) == (KernelEventKind.FELL_OFF_BUS, GPU, 3)
-    assert one("NVRM: GPU 0000:9b:00.0: GPU has fallen off the bus.").kind is KernelEventKind.FELL_OFF_BUS
+    for said in ("GPU 0000:9b:00.0: GPU has", "GPU at 0000:9b:00.0 has", "GPU at PCI:0000:9b:00: GPU has"):
+        fell = one(f"NVRM: {said} fallen off the bus.")
+        assert (fell.kind, fell.pci_address) == (KernelEventKind.FELL_OFF_BUS, "0000:9b:00")
+    assert one("               NVRM: installed in this system is not supported by open").attributes["message"] == (
+        "unsupported_gpu"
+    )
 
 
 def test_a_record_of_several_lines_is_read_line_by_line() -> None:

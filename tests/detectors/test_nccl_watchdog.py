@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from nightshift.collectors.frame import Instant, LogRecord, SourceStatus
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.collectors.tick import Tick
@@ -38,6 +40,22 @@ def test_the_line_is_a_hang_of_the_rank_that_waited_dated_by_what_it_waited() ->
     (exhibit,) = first.evidence
     assert isinstance(exhibit, LogExhibit)
     assert exhibit.record.text == LINE
+
+
+@pytest.mark.parametrize(
+    ("line", "severity", "ranks"),
+    [
+        (
+            "[rank5]:[E901] Received a dump signal due to a collective timeout from  rank 34 and we will",
+            "critical",
+            "34",
+        ),
+        ("[1,0]<stderr>:Stalled ops:HorovodBroadcast_dense_1_bias_0 [missing ranks: 1, 2]", "warning", "1, 2"),
+    ],
+)
+def test_a_hang_is_also_told_by_another_rank_and_by_horovod(line: str, severity: str, ranks: str) -> None:
+    (found,) = changes(NcclWatchdog(), [at(0, line)], HealthyFleet().inventory())
+    assert (found.fault, found.severity, found.facts["waited_for"]) == (Fault.HANG, severity, ranks)
 
 
 def test_lost_sources_are_no_data_and_talk_of_watchdogs_is_no_hang() -> None:
