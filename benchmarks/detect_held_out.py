@@ -70,12 +70,12 @@ def figures(result: Any, path: str = "") -> Iterator[tuple[str, str]]:
         yield from figures(part, f"{path} · {name}" if path else str(name))
 
 
-def note(kind: str, result: Any) -> None:
-    """Adds one row a set to SCORED: the date, the set, the commit, and every figure of this run."""
+def note(kind: str, result: Any, at: str) -> None:
+    """Adds one row a set to SCORED: the date, the set, the commit `at`, and every figure of this run."""
     rows = []
     for name, part in result.items():
         if said := "; ".join(f"{where} {figure}".strip() for where, figure in figures(part)):
-            rows.append(f"| {date.today().isoformat()} | {kind}: {name} | {commit()} | {said} |\n")
+            rows.append(f"| {date.today().isoformat()} | {kind}: {name} | {at} | {said} |\n")
     with SCORED.open("a", encoding="utf-8") as scored:
         scored.writelines(rows)
 
@@ -88,11 +88,12 @@ def main() -> None:
     if not arguments.data.is_dir():
         parser.error(f"--data: {arguments.data} is no folder; benchmarks/held_out says how to extract the sets")
     table = [dict(zip(("set", "source", "split_by", "used"), row, strict=True)) for row in SETS]
+    at = commit()  # before results are written: they are tracked files too
     for kind in arguments.only or kinds():
         result = importlib.import_module(f"benchmarks.held_out.{kind}").measure(arguments.data)
         command = f"python -m benchmarks.detect_held_out --data FOLDER --only {kind}"
-        write(f"held_out_{kind}", {"command": command, "commit": commit(), "public_sets": table, **result})
-        note(kind, result)
+        write(f"held_out_{kind}", {"command": command, "commit": at, "public_sets": table, **result})
+        note(kind, result, at)
 
 
 if __name__ == "__main__":

@@ -155,6 +155,15 @@ def _false(value: Any) -> str:
     return f"{said}; {value['alarms']} in {value['series_days']:.0f} days, {value['pages']} page"
 
 
+def _leads(value: Any) -> str:
+    soon = _ranged(value["two_minutes_before_the_limit"], 100.0)
+    return (
+        f"{soon} % of {value['leaks']} at least two minutes before "
+        f"the limit; median {value['median_lead_s']:.0f} s, least {value['least_lead_s']:.0f} s; "
+        f"{value['false_before_the_leak']} alarms before the leak"
+    )
+
+
 def _learnt(value: Any) -> str:
     return (
         f"recall {_ranged(value['recall_at_one_ticket_a_week'], 100.0)} %; "
@@ -264,6 +273,11 @@ TABLES = (
                 f"results/drawn on Alibaba 2018's mean tide, {_FALSE}/nightshift",
                 _false,
                 "≤ 112, ≤ 2 page",
+            ),
+            *(
+                Row(f"{drawn}, {who}", f"results/{drawn}/{who}", _leads)
+                for drawn in ("fast leaks, drawn, 15 s apart", "fast leaks, drawn, 60 s apart")
+                for who in ("nightshift", "five-minute regression")
             ),
         ),
         "Names with an odd md5. Intervals (90 %) are over devices. *Page* counts leaks that are about to fill a "
