@@ -372,7 +372,6 @@ class Straggler:
     ) -> dict[int, Excess]:
         """Row → what the job lost by waiting for that rank's loader, over the last minutes; data_s, own_s [ranks,
         steps of the ring] (s), newest: the number of each of these steps."""
-        from scipy.stats import binom  # more than a second, which every command would wait for
 
         table, ranks = self._table, len(slots)
         counted_step = int(table["counted_step"][slots].max())
