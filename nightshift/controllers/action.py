@@ -177,7 +177,7 @@ KINDS: Mapping[ActionKind, ActionTraits] = {
     _A.QUARANTINE_GPU: ActionTraits(
         frozenset({_K.GPU}),
         "take the GPU out of use",
-        (("is offered to jobs", "yes", "no"),),
+        (("is offered to jobs", "yes", "no"), ("its node takes new pods", "yes", "no")),
         takes_capacity=True,
         contains=True,
         repairs=_MEMORY | {_F.XID},

@@ -224,9 +224,9 @@ class _Guard:
     def _taken(self, action: Action) -> set[Subject]:
         if not traits_of(action.kind).takes_capacity:
             return set()
-        found: set[Subject] = set()
-        for subject in {action.target} | {Subject(_K.NODE, n) for n in action.blast_radius.nodes}:
-            found |= set(self._inventory.gpus(subject, self._at_s))
+        # a cordon or a taint keeps pods off the whole node, also where the target is one of its GPUs
+        whole = {action.target} | self._nodes(action) | {Subject(_K.NODE, n) for n in action.blast_radius.nodes}
+        found = {gpu for subject in whole for gpu in self._inventory.gpus(subject, self._at_s)}
         return found | {Subject(_K.GPU, name) for name in action.blast_radius.gpus}
 
     def _out(self, begun: list[Commitment], unavailable: frozenset[Subject]) -> set[Subject]:

@@ -110,7 +110,7 @@ def test_one_node_has_one_action_under_way() -> None:
     under_way = [Commitment(action(A.RESET_GPU, "gpu:GPU-0-1"), 10.0)]
     assert rule(action(A.QUARANTINE_GPU, "gpu:GPU-0-2"), under_way, FLEET, 11.0).limit is Limit.BUSY
     assert rule(action(A.RESTART_JOB, "job:ml/j0"), under_way, FLEET, 11.0).limit is Limit.BUSY
-    assert rule(action(A.QUARANTINE_GPU, "gpu:GPU-4-2"), under_way, FLEET, 11.0).allowed
+    assert rule(action(A.QUARANTINE_GPU, "gpu:GPU-4-2"), under_way, FLEET, 11.0).limit is not Limit.BUSY
 
 
 def test_an_action_does_not_stand_in_its_own_way() -> None:
