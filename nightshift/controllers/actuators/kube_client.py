@@ -100,14 +100,18 @@ class KubeClient(KubeApi):
         return not self._may_be_allowed(right)
 
     def _may_be_allowed(self, right: Mapping[str, str]) -> bool:
+        """A review that is refused, too, says nothing: the second refusal decides."""
         try:
             status = self.review(right)
-            if status.get("allowed") or status.get("evaluationError"):
-                return True
+        except (Temporary, Permanent):
+            return True
+        if status.get("allowed") or status.get("evaluationError"):
+            return True
+        try:
             self._raw("GET", "/readyz")
         except Temporary:  # not ready: neither the refusal nor the review counts
             return True
-        except Permanent:  # the review, or the state of the server, may not be asked for
+        except Permanent:  # the state of the server may not be asked for
             return False
         return False
 
