@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -339,6 +340,30 @@ def replace_interpreter() -> None:
             del recorder.opaque[kept:]
 
     interpreter.GridExecutor.__call__ = call
+    remember_builtins()
+
+
+def remember_builtins() -> None:
+    """At each launch, and at each call of one `jit` function by another, the interpreter looks through its whole
+    language for what to patch: half of its time. Which functions those are is found out once, before the first."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    patched = (tl, tl.core, tl.tensor, tl.math, tl.core.tensor_descriptor_base)
+    names = {
+        package: [name for name, member in inspect.getmembers(package) if tl.core.is_builtin(member)]
+        for package in patched
+    }
+
+    def patch(package: Any, builder: Any, *scope: Any) -> None:
+        if not tl.core.is_builtin(getattr(package, names[package][0])):
+            return  # all of them are patched already
+        for name in names[package]:
+            member = getattr(package, name)
+            if tl.core.is_builtin(member):
+                interpreter._patch_attr(package, name, member, builder, *scope)
+
+    interpreter._patch_builtin = patch
 
 
 def widened(method: Callable[..., Any]) -> Callable[..., Any]:
