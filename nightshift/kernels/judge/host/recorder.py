@@ -361,7 +361,7 @@ def remember_builtins() -> None:
     }
 
     def patch(package: Any, builder: Any, *scope: Any) -> None:
-        if not tl.core.is_builtin(getattr(package, names[package][0])):
+        if not any(tl.core.is_builtin(getattr(package, name)) for name in names[package][:1]):
             return  # all of them are patched already
         for name in names[package]:
             member = getattr(package, name)
