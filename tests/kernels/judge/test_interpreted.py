@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import triton.language as tl
 from triton.language import bfloat16, float16, float32
 from triton.runtime import interpreter
 
-from nightshift.kernels.judge.host.recorder import by_hardware, widened
+from nightshift.kernels.judge.host.recorder import by_hardware, remember_builtins, widened
 
 TOWARDS_ZERO = "rtz"
 convert = by_hardware(lambda *asked: asked, TOWARDS_ZERO)
@@ -77,3 +78,20 @@ def test_what_compares_bfloat16_says_so_and_what_chooses_of_it_keeps_its_bits() 
     less = binary(builder, *few, np.less)
     assert less.data.tolist() == [True, False]
     assert ternary(builder, less, *few, np.where).data.tolist() == [0xBF80, 0x3F80]
+
+
+def test_what_is_patched_for_a_launch_is_what_triton_patches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while all of it is patched already, as at the call of one function by another."""
+    original = interpreter._patch_builtin
+    monkeypatch.setattr(interpreter, "_patch_builtin", original)  # put back at the end
+    remember_builtins()
+    for package in (tl, tl.core, tl.tensor, tl.math, tl.core.tensor_descriptor_base):
+        patched = []
+        for patch in (original, interpreter._patch_builtin):
+            scope, within = interpreter._LangPatchScope(), interpreter._LangPatchScope()
+            patch(package, interpreter.interpreter_builder, scope)
+            patch(package, interpreter.interpreter_builder, within)
+            patched.append(([change[:2] for change in scope._changes], within._changes))
+            scope.restore()
+        assert patched[0] == patched[1]
+        assert patched[1][1] == []

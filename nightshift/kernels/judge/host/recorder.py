@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -324,7 +325,8 @@ def replace_interpreter() -> None:
     interpreter._convert_float = by_hardware(interpreter._convert_float, interpreter._ir.ROUNDING_MODE.RTZ)
     for name in ("binary_op", "unary_op", "ternary_op", "create_fma", "create_dot"):
         setattr(interpreter.InterpreterBuilder, name, widened(getattr(interpreter.InterpreterBuilder, name)))
-    original: Callable[..., Any] = interpreter.GridExecutor.__call__
+    executor = interpreter.GridExecutor
+    original: Callable[..., Any] = executor.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not current:
@@ -338,7 +340,35 @@ def replace_interpreter() -> None:
         finally:
             del recorder.opaque[kept:]
 
-    interpreter.GridExecutor.__call__ = call
+    executor.__call__ = call
+    # Tensors are on the CPU already. What would bring them there keeps all memory of a call until Python looks for
+    # garbage, and then `Footprint.outlived` has it look, which takes 0.3 s.
+    executor._init_args_hst = lambda self, args, kwargs: (list(args), dict(kwargs))
+    executor._restore_args_dev = lambda self, *args: None
+    remember_builtins()
+
+
+def remember_builtins() -> None:
+    """At each launch, and at each call of one `jit` function by another, the interpreter looks through its whole
+    language for what to patch: half of its time. Which functions those are is found out once, before the first."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    patched = (tl, tl.core, tl.tensor, tl.math, tl.core.tensor_descriptor_base)
+    names = {
+        package: [name for name, member in inspect.getmembers(package) if tl.core.is_builtin(member)]
+        for package in patched
+    }
+
+    def patch(package: Any, builder: Any, *scope: Any) -> None:
+        if not any(tl.core.is_builtin(getattr(package, name)) for name in names[package][:1]):
+            return  # all of them are patched already
+        for name in names[package]:
+            member = getattr(package, name)
+            if tl.core.is_builtin(member):
+                interpreter._patch_attr(package, name, member, builder, *scope)
+
+    interpreter._patch_builtin = patch
 
 
 def widened(method: Callable[..., Any]) -> Callable[..., Any]:
