@@ -60,11 +60,12 @@ class KubeClient(KubeApi):
     def one_look(self) -> Iterator[None]:
         """Within it, equal reads of this thread are answered once, until it writes. What is written names the
         version that was read, so an answer that is some seconds old costs a conflict at most."""
-        self._look.answers = {}
+        outer = getattr(self._look, "answers", None)
+        self._look.answers = {} if outer is None else outer
         try:
             yield
         finally:
-            del self._look.answers
+            self._look.answers = outer
 
     def _raw(
         self,
@@ -75,7 +76,9 @@ class KubeClient(KubeApi):
         query: Mapping[str, str] | None = None,
         content_type: str = "application/json",
     ) -> bytes:
-        answers: dict[tuple[Any, ...], bytes] = getattr(self._look, "answers", {})
+        answers: dict[tuple[Any, ...], bytes] | None = getattr(self._look, "answers", None)
+        if answers is None:
+            return super()._raw(method, path, body=body, query=query, content_type=content_type)
         key = (path, *sorted((query or {}).items()))
         if method != "GET":
             answers.clear()  # before it: a write without an answer may have been made
