@@ -16,8 +16,6 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from nightshift.detectors.plugins import ALL as DETECTORS
-
 Field = tuple[str | int, ...]
 
 BLOCK = "-"
@@ -263,6 +261,12 @@ def _once(block: str) -> str:
     return f"state it once for all parts, as `{block}`"
 
 
+_SWITCHED = (
+    *("cluster", "divergence", "ecc", "gpu_lost", "hang", "interconnect", "job_crash", "kernel_events"),
+    *("local_gradients", "memory_leak", "nccl_watchdog", "serving", "source", "stall", "straggler", "throttle"),
+    "xid",
+)
+"""Detectors that had `enabled`. By name, since loading them all takes a command seconds."""
 MOVED: Mapping[str, SettingMove] = (
     _each(
         (f"sources.{name}" for name in (*_PAGES, "alertmanager", "node_agents", "prometheus", "training_metrics")),
@@ -334,7 +338,7 @@ MOVED: Mapping[str, SettingMove] = (
     | _each(("power", "scheduling"), ["opted_in"], "opted_in", _once("trial_namespaces"))
     | _each(("slack.quiet_hours", "guard.maintenance"), ["zone"], "zone", _once("time_zone"))
     | _each(("sources.nvml", "sources.kernel_log"), ["node"], "node", _once("node_name"))
-    | {f"detectors.{plugin.plugin}.enabled": _SWITCH for plugin in DETECTORS}
+    | {f"detectors.{name}.enabled": _SWITCH for name in _SWITCHED}
     | _each(("slack", "outlets.pagerduty", "outlets.opsgenie"), ["proxy"], "proxy", _once("proxy"))
     | _each(("slack", "outlets"), ["console_url"], "console_url", _once("console.public_url"))
 )

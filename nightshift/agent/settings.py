@@ -28,14 +28,13 @@ from pydantic import (
     create_model,
     model_validator,
 )
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
+from pydantic_settings import SettingsError
 
 from nightshift.agent import former_settings
-from nightshift.agent.approvals.people import Settings as PeopleSettings
-from nightshift.agent.approvals.policy import ApprovalSettings
 from nightshift.agent.approvals.scoreboard import Settings as AutonomySettings
 from nightshift.agent.config_file import ConfigError, Document, explain, place, read
 from nightshift.agent.console.settings import Settings as ConsoleSettings
+from nightshift.agent.gate_settings import ApprovalRules, FileAndEnvironment, People, StateDir, Store, store_url
 from nightshift.agent.incidents.retention import Settings as KeepingSettings
 from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.notify.outlets.settings import Settings as OutletSettings
@@ -111,25 +110,6 @@ else:
     DetectorEntries = _each(DETECTORS)
 
 
-def default_state_dir() -> Path:
-    """`/var/lib/nightshift` for root, else the user's state directory (XDG base directory specification)."""
-    if os.geteuid() == 0:
-        return Path("/var/lib/nightshift")
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "nightshift"
-
-
-class StoreSettings(BaseModel):
-    """Where incidents are kept."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    url: str = Field(
-        "",
-        description="`sqlite:///FILE` or `postgresql://USER@HOST/DATABASE`; empty: nightshift.db in `state_dir`. "
-        "More than one replica needs PostgreSQL",
-    )
-
-
 class LogSettings(BaseModel):
     """The daemon's own log, on standard error."""
 
@@ -178,15 +158,11 @@ def _shared(values: Mapping[str, Any]) -> dict[str, Any]:
     return shared | {"console.public_url": url if isinstance(url, str) else ""}
 
 
-class Settings(BaseSettings):
+class Settings(FileAndEnvironment):
     """Everything that can be configured."""
 
-    model_config = SettingsConfigDict(extra="forbid", env_prefix="NIGHTSHIFT_", env_nested_delimiter="__")
-
     cluster: str = Field("cluster", min_length=1, max_length=200, description="Name of the cluster, for messages")
-    state_dir: Path = Field(
-        default_factory=default_state_dir, description="Folder for the SQLite file and the console's key"
-    )
+    state_dir: StateDir
     tick_s: float = Field(5.0, gt=0, le=3600, description="Time between two detection ticks (s)")
     collect_timeout_s: float = Field(4.0, gt=0, le=600, description="A source that takes longer has no data (s)")
     connections: dict[str, HttpSettings] = Field(
@@ -251,9 +227,7 @@ class Settings(BaseSettings):
     guard: GuardSettings = Field(
         default_factory=GuardSettings, description="What no plan may exceed, whoever approves"
     )
-    approval: ApprovalSettings = Field(
-        default_factory=ApprovalSettings, description="Approval rules: who must approve what"
-    )
+    approval: ApprovalRules
     autonomy: AutonomySettings = Field(
         default_factory=AutonomySettings,
         description="Approval history that a kind needs before it runs automatically",
@@ -281,8 +255,8 @@ class Settings(BaseSettings):
     election: ElectionSettings = Field(
         default_factory=ElectionSettings, description="How a leader is found among several replicas"
     )
-    store: StoreSettings = Field(default_factory=StoreSettings, description="Where incidents are kept")
-    people: PeopleSettings = Field(default_factory=PeopleSettings, description="Who may do what, who owns what")
+    store: Store
+    people: People
     slack: SlackSettings = Field(default_factory=SlackSettings, description="Slack")
     outlets: OutletSettings = Field(
         default_factory=OutletSettings, description="PagerDuty, Opsgenie and Alertmanager: who is paged, by which"
@@ -310,22 +284,9 @@ class Settings(BaseSettings):
         """What to change about each former setting that the file or the environment still has."""
         return self._warnings
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        # The environment comes first: a Deployment overrides one field of a file that it mounts. No .env files:
-        # what a folder happens to hold must not configure a daemon.
-        return env_settings, init_settings
-
     @property
     def store_url(self) -> str:
-        return self.store.url or f"sqlite:///{self.state_dir / 'nightshift.db'}"
+        return store_url(self.store, self.state_dir)
 
 
 def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:

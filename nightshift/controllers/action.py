@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
@@ -438,7 +439,7 @@ class Actuator(Protocol):
     """Changes the world. Only classes of `controllers.actuators` fulfil this.
 
     Every method may raise `collectors.base.Temporary` (the caller retries) or `Permanent` (said to a person);
-    `execute` raises `UnderWay` while what it began goes on.
+    `execute` raises `UnderWay` while what it began goes on. One that reads a server may have `one_look` (below).
     """
 
     @property
@@ -463,6 +464,12 @@ class Actuator(Protocol):
     def undo(self, action: Action) -> ActionOutcome:
         """Takes a done action back, where `action.undo.possible`."""
         ...
+
+
+def one_look(actuator: Actuator) -> AbstractContextManager[None]:
+    """Around calls of an actuator that follow each other at once: it may answer equal reads from one request."""
+    found: Callable[[], AbstractContextManager[None]] = getattr(actuator, "one_look", nullcontext)
+    return found()
 
 
 @dataclass(frozen=True)

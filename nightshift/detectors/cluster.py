@@ -199,6 +199,7 @@ class ClusterFaults:
         self._read(tick, inventory)
         if not any(s.ok for s in tick.sources) or any(_is_kubernetes(s.source) and not s.ok for s in tick.sources):
             said = "The API server does not answer"
+            self._hold_ends(tick.at_s)
             return self._episodes.report(lambda fault, s: self._episodes.no_data(fault, s, tick.at_s, said))
         groups: dict[tuple[str, str], list[_Wrong]] = {}
         for wrong in self._candidates(tick.at_s):
@@ -218,6 +219,15 @@ class ClusterFaults:
             done = self._episodes.clear(fault, place, tick.at_s, "Kubernetes reports no fault there now")
             findings += [done] if done else []
         return findings
+
+    def _hold_ends(self, at_s: float) -> None:
+        """What ended is told for its whole time once the API server answers again: silence ends nothing."""
+
+        def held(wrong: _Wrong) -> _Wrong:
+            return replace(wrong, until_s=at_s + END_S) if wrong.until_s else wrong
+
+        self._wrong = {thing: [held(w) for w in found] for thing, found in self._wrong.items()}
+        self._by_event = {key: held(w) for key, w in self._by_event.items()}
 
     # what the lines say
 

@@ -47,6 +47,8 @@ class Episodes:
         self._detector = detector
         self._budget_cost = budget_cost
         self._open: dict[Key, Finding] = {}
+        self._missing_s: dict[Key, float] = {}
+        """When the signal of an open episode was last missing (Unix s)."""
 
     def __contains__(self, key: Key) -> bool:
         return key in self._open
@@ -96,18 +98,28 @@ class Episodes:
     ) -> Finding | None:
         """Ends an open episode: the finding that says so, or None where none was open."""
         known = self._open.pop((fault, subject), None)
+        self._missing_s.pop((fault, subject), None)
         if known is None:
             return None
         return replace(known, state=State.CLEAR, at=Instant(at_s), summary=summary, score=score)
 
     def no_data(self, fault: Fault, subject: Subject, at_s: float, summary: str) -> Finding | None:
-        """Says once that an open episode's signal is missing; it stays open."""
+        """Says once that an open episode's signal is missing; it stays open and keeps the fault's own words."""
         known = self._open.get((fault, subject))
+        if known is not None:
+            self._missing_s[fault, subject] = at_s
         if known is None or known.state is State.NO_DATA:
             return None
-        gone = replace(known, state=State.NO_DATA, at=Instant(at_s), summary=summary)
+        gone = replace(known, state=State.NO_DATA, at=Instant(at_s))
         self._open[(fault, subject)] = gone
-        return gone
+        return replace(gone, summary=summary)
+
+    def quiet_s(self, fault: Fault, subject: Subject, last_s: float, at_s: float) -> float:
+        """How long nothing was wrong while the signal was observed (s); `last_s`: when something last was (Unix s).
+
+        The time without data, and what was quiet before it, prove nothing: a source that is back begins again."""
+        # a clock that was set back must not leave a silence in the future
+        return at_s - max(last_s, min(self._missing_s.get((fault, subject), last_s), at_s))
 
     def report(self, word: Callable[[Fault, Subject], Finding | None]) -> list[Finding]:
         """What `word` says of every open episode, which it may end; None says nothing."""
@@ -129,17 +141,20 @@ class Episodes:
                 "threshold": f.threshold,
                 "p_value": f.p_value,
                 "facts": dict(f.facts),
+                "missing_s": self._missing_s.get(key),
             }
-            for f in self._open.values()
+            for key, f in self._open.items()
         ]
 
     def load(self, saved: Iterable[Mapping[str, Any]]) -> None:
         """Takes back `saved`; SnapshotError where an entry is not one."""
         found: dict[Key, Finding] = {}
+        missing_s: dict[Key, float] = {}
         try:
             for entry in saved:
-                if not math.isfinite(entry["since_s"]):
-                    raise ValueError(f"since_s {entry['since_s']!r}")
+                last_s = entry.get("missing_s")  # older snapshots have none
+                if not math.isfinite(entry["since_s"]) or not math.isfinite(last_s or 0.0):
+                    raise ValueError(f"since_s {entry['since_s']!r}, missing_s {last_s!r}")
                 finding = Finding(
                     detector=self._detector,
                     fault=Fault(entry["fault"]),
@@ -156,9 +171,11 @@ class Episodes:
                     facts=entry["facts"],
                 )
                 found[(finding.fault, finding.subject)] = finding
+                if last_s is not None:
+                    missing_s[finding.fault, finding.subject] = float(last_s)
         except (KeyError, TypeError, ValueError) as error:
             raise SnapshotError(f"{self._detector}: snapshot episode: {error!r}") from error
-        self._open = found
+        self._open, self._missing_s = found, missing_s
 
 
 def _told(facts: Mapping[str, float | str]) -> dict[str, float | str]:

@@ -1,7 +1,7 @@
 """Episodes of events that have no "over" of their own: they end when nothing more happened for a stated time.
 
-Quiet is only quiet where someone listens: while every source that covers the node is lost, silence is no_data. What
-only a kernel log tells is not heard by a node's other sources.
+Quiet is only quiet where someone listens: while every source that covers the node is lost, silence is no_data, and
+the quiet time begins again when one is back. What only a kernel log tells is not heard by a node's other sources.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class QuietPeriods:
             node = node_of(subject, inventory, tick.at_s)
             if not heard or node in unheard or (self._by_kernel_log and unread(tick, node)):
                 found = self._episodes.no_data(fault, subject, tick.at_s, "The sources of its node are lost")
-            elif tick.at_s - self.last_s.get((fault, subject), tick.at_s) >= self._quiet_s:
+            elif self._is_quiet(fault, subject, tick.at_s):
                 said = f"Nothing more for {self._quiet_s:.0f} s"
                 found = self._episodes.clear(fault, subject, tick.at_s, said)
                 self.last_s.pop((fault, subject), None)
@@ -75,6 +75,10 @@ class QuietPeriods:
                 found = self._episodes.again(fault, subject, tick.at_s)
             findings += [found] if found else []
         return findings
+
+    def _is_quiet(self, fault: Fault, subject: Subject, at_s: float) -> bool:
+        last_s = self.last_s.get((fault, subject), at_s)
+        return self._episodes.quiet_s(fault, subject, last_s, at_s) >= self._quiet_s
 
     def saved(self) -> list[list[Any]]:
         return [[fault.value, str(subject), last_s] for (fault, subject), last_s in self.last_s.items()]

@@ -240,7 +240,7 @@ class Serving:
             return self._episodes.again(fault, subject, at_s)
         last_s = float(np.nanmax(table["end"][slot], initial=-np.inf))
         stopped_s = at_s - float(table["moved_s"][slot])
-        if at_s - last_s >= CLEAR_S and stopped_s < PAUSE_S:
+        if self._episodes.quiet_s(fault, subject, last_s, at_s) >= CLEAR_S and stopped_s < PAUSE_S:
             return self._episodes.clear(fault, subject, at_s, "Tokens come without stops again")
         return self._episodes.again(fault, subject, at_s)
 

@@ -222,6 +222,16 @@ def test_an_api_server_that_does_not_answer_is_no_data_and_not_over() -> None:
     assert states == [State.FIRING, State.NO_DATA, State.FIRING]
 
 
+def test_an_end_is_told_for_its_whole_time_once_the_api_server_answers_again() -> None:
+    """An outage longer than that time would else end it the moment that it is over."""
+    ended = {0.0: of_pod("t-0", wrong("oom"))}
+    lost = [TICK_S * n for n in range(4, int(END_S / TICK_S) + 40)]
+    told = play(ended, 3 * END_S, lost=lost)
+    assert [state for _, state, *_ in told] == [State.FIRING, State.NO_DATA, State.FIRING, State.CLEAR]
+    assert told[2][4] == told[0][4]
+    assert told[3][0] == lost[-1] + END_S
+
+
 NAMES = st.sampled_from([*TROUBLES, "starting", "maintenance"])
 
 

@@ -9,7 +9,7 @@ import pytest
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, State
 from nightshift.detectors.contract.testing import START_S, changes, gpu, tick
-from nightshift.detectors.hardware.throttle import TOLD_S, Throttle
+from nightshift.detectors.hardware.throttle import CLEAR_S, TOLD_S, Throttle
 from tests.recordings.replay import Job, cut, h200
 
 CAP, SW_HEAT, HEAT, BRAKE = 0x4, 0x20, 0x40, 0x80
@@ -79,6 +79,11 @@ def test_missing_reasons_are_no_data_and_not_health() -> None:
     hot = stream(200, lambda n: row(1400.0, HEAT) if n >= 100 else row())
     blind = [tick(START_S + 5.0 * n, {0: {"gpu_sm_clock_mhz": 1980.0}}) for n in range(200, 400)]
     assert [f.state for f in changes(Throttle(), hot + blind)] == [State.FIRING, State.NO_DATA]
+    cool = stream(600, lambda n: row())[400:]
+    _, gone, back, clear = changes(Throttle(), hot + blind + cool)
+    assert (gone.state, back.state, clear.state) == (State.NO_DATA, State.FIRING, State.CLEAR)
+    assert back.summary.startswith("Works at 1400 MHz")
+    assert clear.at.t_s - back.at.t_s >= CLEAR_S - 5.0  # it was blind until one look before
 
 
 @pytest.mark.parametrize("name", ["gemm_bf16", "sdpa", "copy_hbm", "train_ok", "train_gpu_leak"])

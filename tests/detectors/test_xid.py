@@ -223,13 +223,19 @@ def test_an_unknown_xid_goes_to_a_person() -> None:
 
 
 def test_quiet_clears_only_where_someone_listened() -> None:
-    """With the log lost the episode is no_data once and stays open; ten quiet minutes with the log clear it."""
+    """With the log lost the episode is no_data once and stays open; ten quiet minutes with the log clear it, and
+    until then it fires in its own words."""
     detector, known = XidDetector(), inventory()
-    detector.update(tick(0.0, xid(48, 0.0)), known)
+    (first,) = detector.update(tick(0.0, xid(48, 0.0)), known)
     assert [f.state for f in detector.update(tick(300.0, ok=False), known)] == [State.NO_DATA]
     assert detector.update(tick(700.0, ok=False), known) == []
-    assert [f.state for f in detector.update(tick(705.0), known)] == [State.CLEAR]
-    assert detector.update(tick(710.0), known) == []
+    resumed = XidDetector()
+    resumed.restore(detector.snapshot())
+    for one in (detector, resumed):
+        told = [(f.state, f.summary) for at_s in (705.0, 1295.0) for f in one.update(tick(at_s), known)]
+        assert told == [(State.FIRING, first.summary)] * 2
+        assert [f.state for f in one.update(tick(1300.0), known)] == [State.CLEAR]
+        assert one.update(tick(1305.0), known) == []
 
 
 def test_a_healthy_page_of_its_node_does_not_stand_in_for_a_kernel_log_that_is_lost_or_not_read_at_all() -> None:
@@ -243,7 +249,8 @@ def test_a_healthy_page_of_its_node_does_not_stand_in_for_a_kernel_log_that_is_l
         unread = tick(700.0, ok=False)
         sources = (*unread.sources, *beside) if beside == (page,) else beside
         assert [f.state for f in detector.update(replace(unread, sources=sources), known)] == [State.NO_DATA]
-        assert [f.state for f in detector.update(tick(705.0), known)] == [State.CLEAR]
+        assert [f.state for f in detector.update(tick(705.0), known)] == [State.FIRING]
+        assert [f.state for f in detector.update(tick(1300.0), known)] == [State.CLEAR]
 
 
 def test_memory_xids_are_also_hbm_findings() -> None:

@@ -12,10 +12,10 @@ import yaml
 from nightshift.controllers.action import ActionKind
 from nightshift.controllers.actuators.kube_rights import (
     LEASE_RIGHTS,
-    OBSERVE,
-    OBSERVE_EVENTS,
     OWN_RIGHTS,
+    POWER_RIGHTS,
     RIGHTS,
+    SOURCE_RIGHTS,
     Right,
     scheduling_rights,
 )
@@ -23,6 +23,8 @@ from tests.helm.chart import SETS, objects
 
 KINDS = list(RIGHTS)
 QUIET = {"kubernetes": {"events": False}}
+NO_SOURCE = {"kubernetes": {"enabled": False, "events": False}}
+OBSERVE = SOURCE_RIGHTS["kubernetes"]
 IMAGE = {"image": {"repository": "nvidia/cuda"}}
 
 
@@ -66,9 +68,17 @@ def test_held_to_namespaces_only_nodes_are_written_cluster_wide() -> None:
     assert config["kubernetes"] == {"pod": {"namespaces": ["a", "b"]}}  # what doctor asks for
 
 
-def test_observing_is_what_the_collector_asks_for() -> None:
-    assert granted(objects({}, "ClusterRole")) == OBSERVE | OBSERVE_EVENTS
-    assert granted(objects({"sources": QUIET}, "ClusterRole")) == OBSERVE
+@pytest.mark.parametrize("chosen", [("kubernetes",), ("kubernetes_events",), tuple(SOURCE_RIGHTS)[:2], ()])
+@pytest.mark.parametrize("agents", [False, True], ids=["", "agents"])
+def test_observing_is_what_the_chosen_sources_ask_for(chosen: tuple[str, ...], agents: bool) -> None:
+    """A source that is off grants nothing, and one that is listed by hand grants what it needs."""
+    switches = {"enabled": "kubernetes" in chosen, "events": "kubernetes_events" in chosen}
+    values = {"sources": {"kubernetes": switches}, "node": {"enabled": agents}}
+    wanted = [*chosen, *(["node_agents"] if agents else [])]
+    rights = frozenset[Right]().union(*(SOURCE_RIGHTS[name] for name in wanted))
+    assert granted(objects(values, "ClusterRole")) == rights
+    by_hand = {"sources": {**NO_SOURCE, "extra": [{"type": name} for name in chosen]}, "node": {"enabled": agents}}
+    assert granted(objects(by_hand, "ClusterRole")) == rights
 
 
 def test_an_election_by_lease_may_write_leases_of_its_own_namespace_and_nothing_else() -> None:
@@ -105,9 +115,9 @@ def test_power_asks_the_api_server_for_nodes_and_pods_and_writes_nothing(act: bo
     """Where agents are and which nodes are deleted is listed; leases go to the agents, not to the API server."""
     chosen = SETS["power acts" if act else "power in shadow"]
     others = RIGHTS[ActionKind.SUGGEST_SCALING] if act else frozenset()
-    assert granted(objects({**chosen, "sources": QUIET}, "ClusterRole")) == OBSERVE | others
-    alone = {**SETS["power in shadow"], "sources": {"kubernetes": {"enabled": False, "events": False}}}
-    assert {Right("list", "", "nodes"), Right("list", "", "pods")} <= granted(objects(alone, "ClusterRole"))
+    asked = POWER_RIGHTS | (SOURCE_RIGHTS["node_agents"] if chosen.get("node") else frozenset()) | others
+    assert granted(objects({**chosen, "sources": QUIET}, "ClusterRole")) == OBSERVE | asked
+    assert granted(objects({**chosen, "sources": NO_SOURCE}, "ClusterRole")) == asked
 
 
 def test_scheduling_that_acts_needs_the_mode_that_acts() -> None:

@@ -24,6 +24,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from nightshift.agent.approvals.access import Permission, Sight, may, sight
+from nightshift.agent.approvals.answer import GateAnswer
 from nightshift.agent.approvals.people import Directory
 from nightshift.agent.approvals.policy import PEOPLE, ApprovalSettings, Person, Role, may_not_approve, rule_for
 from nightshift.agent.clock import Clock
@@ -44,15 +45,6 @@ NIGHTSHIFT = "nightshift"
 """Who asks for plans that nobody asked for."""
 POLICY = "policy"
 """Who approved a plan whose rule is automatic."""
-
-
-@dataclass(frozen=True, slots=True)
-class GateAnswer:
-    """What became of a click, as a sentence for the clicker. `changed` is False where the click did nothing."""
-
-    ok: bool
-    message: str
-    changed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

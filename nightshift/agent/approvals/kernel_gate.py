@@ -19,7 +19,8 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from nightshift.agent.approvals.access import Permission, Sight, may, sight
-from nightshift.agent.approvals.gate import NIGHTSHIFT, Approval, Gate, GateAnswer
+from nightshift.agent.approvals.answer import GateAnswer
+from nightshift.agent.approvals.gate import NIGHTSHIFT, Approval, Gate
 from nightshift.agent.approvals.kernel_search import (
     ANSWERED,
     SEARCH,

@@ -177,7 +177,7 @@ def may_not_approve(
     if must_sign_in_again(person, action, policy, now_s):
         within = f"{action.kind} needs a sign-in of the last {policy.fresh_sign_in_s:.0f} s"
         if person.signed_in_s is None:
-            return f"{within}, which this click does not show: sign in again in the console and approve it there."
+            return f"{within}, which only the console shows: sign in again in the console and approve it there."
         return f"{within}: sign in again in the console."
     return ""
 

@@ -14,7 +14,8 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from nightshift.agent.approvals.access import Permission, may
-from nightshift.agent.approvals.gate import NIGHTSHIFT, Gate, GateAnswer
+from nightshift.agent.approvals.answer import GateAnswer
+from nightshift.agent.approvals.gate import NIGHTSHIFT, Gate
 from nightshift.agent.approvals.kernel_gate import VALID_S, KernelGate, KernelProposal, ProposalState
 from nightshift.agent.approvals.policy import Person
 from nightshift.agent.clock import Clock

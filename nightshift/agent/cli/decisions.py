@@ -18,7 +18,8 @@ from nightshift.agent.cli.incidents import IncidentId
 from nightshift.agent.cli.terminal import AsJson, Config, operator, print_json, stored, tell
 
 if TYPE_CHECKING:
-    from nightshift.agent.approvals.gate import Gate, GateAnswer
+    from nightshift.agent.approvals.answer import GateAnswer
+    from nightshift.agent.approvals.gate import Gate
     from nightshift.agent.approvals.policy import Person
     from nightshift.agent.cli.remote import Remote
     from nightshift.agent.store.incident_store import Store

@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from nightshift.agent.approvals.gate import GateAnswer
-from nightshift.agent.store.incident import Incident, IncidentSummary
-from nightshift.agent.store.records import dump, load
+from nightshift.agent.approvals.answer import GateAnswer
 from nightshift.collectors.base import Permanent, Temporary
+
+if TYPE_CHECKING:  # a decision needs neither, nor the libraries that come with them
+    from nightshift.agent.store.incident import Incident, IncidentSummary
 
 _PAGE = 100
 _NOT_STORED = ("suppressed",)
@@ -116,11 +117,17 @@ def remote(environ: Mapping[str, str] | None = None) -> Remote | None:
 
 def summary_of(values: Mapping[str, Any]) -> IncidentSummary:
     """A row of a list, as it was before it was JSON."""
+    from nightshift.agent.store.incident import IncidentSummary
+    from nightshift.agent.store.records import dump, load
+
     # Through the store's own records, so that both ends have one reading of a state or a time.
     return load(IncidentSummary, dump({name: value for name, value in values.items() if name not in _NOT_STORED}))
 
 
 def incident_of(values: Mapping[str, Any]) -> Incident:
+    from nightshift.agent.store.incident import Incident
+    from nightshift.agent.store.records import dump, load
+
     hidden = (*_NOT_STORED, "plan_sha256")
     return load(Incident, dump({name: value for name, value in values.items() if name not in hidden}))
 

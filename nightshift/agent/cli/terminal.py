@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from nightshift.agent.approvals.gate import Gate, GateAnswer
+    from nightshift.agent.approvals.answer import GateAnswer
+    from nightshift.agent.approvals.gate import Gate
     from nightshift.agent.approvals.kernel_gate import KernelGate
     from nightshift.agent.approvals.policy import Person
     from nightshift.agent.store.incident_store import Store
@@ -31,7 +32,7 @@ def stored(config: Path | None) -> Iterator[tuple[Store, Gate, float]]:
     """The daemon's store and gate, and what time it is for the daemon."""
     from nightshift.agent.approvals.gate import Gate
     from nightshift.agent.approvals.people import Directory
-    from nightshift.agent.settings import load
+    from nightshift.agent.gate_settings import load
     from nightshift.agent.store.database import Database, parse_url
     from nightshift.agent.store.incident_store import Store
     from nightshift.agent.store.process_clock import ToldClock

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from nightshift.agent.approvals.access import Permission, may
-from nightshift.agent.approvals.gate import GateAnswer
+from nightshift.agent.approvals.answer import GateAnswer
 from nightshift.agent.approvals.kernel_gate import KernelGate, not_promotable
 from nightshift.agent.approvals.kernel_search import fleet_view
 from nightshift.agent.approvals.policy import Person

@@ -8,7 +8,7 @@ from urllib.parse import quote
 from fastapi import FastAPI, Form, Request
 from fastapi.responses import Response
 
-from nightshift.agent.approvals.gate import GateAnswer
+from nightshift.agent.approvals.answer import GateAnswer
 from nightshift.agent.approvals.kernel_gate import KernelGate
 from nightshift.agent.console.site import Site
 

@@ -17,7 +17,7 @@ from nightshift.agent.kernels.drift import standings
 from nightshift.agent.presentation import incident_view
 from nightshift.agent.presentation.line_chart import Chart
 from nightshift.agent.presentation.plan_diff import DiffLine, against, effect
-from nightshift.agent.rca.summary import as_shown, what_became
+from nightshift.agent.rca.summary import as_shown, headline_of, what_became
 from nightshift.agent.store.diagnosis import Evidence
 from nightshift.agent.store.incident import Incident, half_done, taken_on
 from nightshift.collectors.subject import Subject, SubjectKind
@@ -70,6 +70,7 @@ class Pages:
             request,
             "incident.html",
             incident=incident,
+            headline=headline_of(incident),
             taken=taken_on(incident.history),
             suppressed=self._site.suppressed(window, [incident]).get(incident.id, ""),
             onset_s=onset_s,

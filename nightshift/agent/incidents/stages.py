@@ -15,6 +15,7 @@ only after its intent is on disk, and only once per action id.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
@@ -44,6 +45,7 @@ from nightshift.controllers.action import (
     ApprovalRule,
     OutcomeStatus,
     UnderWay,
+    one_look,
     traits_of,
 )
 from nightshift.controllers.guard import Commitment, GuardRuling
@@ -96,6 +98,10 @@ RETRY_S = 5.0
 RETRY_MAX_S = 300.0
 # Longest wait between two looks at a world that gives no answer to an action under way.
 LONGEST_WAIT_S = 60.0
+# Longest wait between two looks at an action that waits for the same all the while: a look is some requests.
+LONGEST_PACE_S = 120.0
+_TIMES = re.compile(r"\d+ s\b")
+"""Times in what an action waits for: they alone are no progress."""
 # Stages that run at the same time. They wait for other systems, and the guard limits actions anyhow.
 WORKERS = 4
 
@@ -224,6 +230,9 @@ class Stages:
         self._store = parts.store
         self._may_act = may_act
         self._runner = runner
+        self._paces: dict[str, tuple[str, float]] = {}
+        """By incident: what its action waited for at the last look, and for how long it was then left alone (s). A
+        hint: without it the next look is soon."""
 
     def run(self, incident: Incident) -> None:
         """Runs the stage that the incident's state needs and stores its result.
@@ -231,15 +240,16 @@ class Stages:
         Raises Temporary where another try may help, Permanent where not, Later or NotAllowedToAct where it has to
         wait. Nothing is half-done in any case.
         """
+        pace = self._paces.pop(incident.id, ("", 0.0))
         try:
             self._run(incident)
         except Temporary as error:
             at = self._store.incident(incident.id)  # an act that stored its intent is in another state than it was
             if at.state not in _WAITS_FOR_THE_WORLD:
                 raise
-            self._wait(at, error)
+            self._wait(at, error, pace)
 
-    def _wait(self, incident: Incident, error: Temporary) -> None:
+    def _wait(self, incident: Incident, error: Temporary, pace: tuple[str, float]) -> None:
         """Raises Later while the incident's state may wait for the world, Permanent after that.
 
         From an approval on, a failure that may pass is never counted as a try: an API server that is away for ten
@@ -253,8 +263,12 @@ class Stages:
         if waited_s >= limit_s:
             raise Permanent(f"still {waiting_word(incident)} after {waited_s:.0f} s: {error}") from error
         note_waiting(self._store, incident, str(error), waited_s, self._runner)
-        # an outage is looked at the more rarely the longer it lasts; what works on its own says when to look
-        wait_s = RETRY_S if isinstance(error, UnderWay) else min(max(RETRY_S, waited_s / 4), LONGEST_WAIT_S)
+        # whatever stays as it is, is looked at the more rarely the longer it lasts
+        wait_s = min(max(RETRY_S, waited_s / 4), LONGEST_WAIT_S)
+        if isinstance(error, UnderWay):
+            words, before_s = _TIMES.sub("", str(error)), pace[1]
+            wait_s = min(2 * before_s, LONGEST_PACE_S) if words == pace[0] else RETRY_S
+            self._paces[incident.id] = words, wait_s
         raise Later(str(error), now_s + max(wait_s, error.retry_after_s or 0.0)) from error
 
     def _run(self, incident: Incident) -> None:
@@ -364,8 +378,12 @@ class Stages:
     # Act --------------------------------------------------------------------------------------------------------
 
     def _act(self, incident: Incident) -> None:
-        action = _plan_of(incident)
         actuator = self._parts.actuator_for(incident)
+        with one_look(actuator):
+            self._act_by(incident, actuator)
+
+    def _act_by(self, incident: Incident, actuator: Actuator) -> None:
+        action = _plan_of(incident)
         if incident.state is _S.APPROVED:
             if not self._still_right(incident, action, actuator):
                 return

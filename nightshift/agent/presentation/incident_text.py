@@ -13,7 +13,7 @@ from rich.text import Text
 
 from nightshift.agent.incidents.suppression import Suppression
 from nightshift.agent.presentation.incident_view import undo_words
-from nightshift.agent.rca.summary import as_shown
+from nightshift.agent.rca.summary import as_shown, headline_of, sentence_of
 from nightshift.agent.rca.summary import plain as one_line
 from nightshift.agent.store.incident import Incident, IncidentState, IncidentSummary, taken_on
 from nightshift.agent.store.records import plain
@@ -65,7 +65,7 @@ def incident_text(incident: Incident, now_s: float, suppressed: str = "") -> Ren
     since_s = min((s.finding.since.t_s for s in incident.findings), default=incident.opened_s)
     head = Text.assemble(
         (f"{mark} {incident.id} ", style),
-        (incident.diagnosis.headline if incident.diagnosis else incident.title, "bold"),
+        (headline_of(incident), "bold"),
     )
     state = Text.assemble(
         (incident.state.replace("_", " "), STYLES.get(incident.state, "cyan")),
@@ -80,7 +80,7 @@ def incident_text(incident: Incident, now_s: float, suppressed: str = "") -> Ren
     parts.append(Text(""))
     for stored in incident.findings:
         word, colour = _SIGNAL[stored.state]
-        parts.append(Text.assemble((f"{word:>8}  ", colour), stored.finding.summary))
+        parts.append(Text.assemble((f"{word:>8}  ", colour), sentence_of(stored)))
         parts.append(Text(f"          {budget_words(stored.finding)}", style="dim"))
     diagnosis = incident.diagnosis
     if diagnosis is not None:

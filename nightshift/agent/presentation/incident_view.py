@@ -10,6 +10,7 @@ import numpy as np
 import orjson
 
 from nightshift.agent.presentation.line_chart import Chart
+from nightshift.agent.rca.summary import sentence_of
 from nightshift.agent.store.diagnosis import FACTS, SERIES, Evidence
 from nightshift.agent.store.incident import Incident, IncidentState, entered_s
 from nightshift.agent.units import clock_time, duration, gpu_hours, sentence
@@ -159,7 +160,7 @@ def signals(incident: Incident) -> list[tuple[str, str, str, str, str]]:
     return [
         (
             words[stored.state],
-            stored.finding.summary,
+            sentence_of(stored),
             str(stored.finding.subject.name),
             clock_time(stored.finding.since.t_s),
             budget_words(stored.finding),

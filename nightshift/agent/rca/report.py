@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from nightshift.agent.rca.summary import as_markdown, as_shown, markdown, markdown_quote, summarise
+from nightshift.agent.rca.summary import as_markdown, as_shown, headline_of, markdown, markdown_quote, summarise
 from nightshift.agent.store.audit import AuditRecord
 from nightshift.agent.store.incident import Incident
 
@@ -19,9 +19,8 @@ from nightshift.agent.store.incident import Incident
 def post_mortem(incident: Incident, records: Iterable[AuditRecord], now_s: float) -> str:
     """The draft for an incident with its audit records, oldest first."""
     incident, records = as_shown(incident), list(records)
-    what = incident.diagnosis.headline if incident.diagnosis else incident.title
     parts = [
-        f"# {markdown(incident.id)}: {markdown(what)}",
+        f"# {markdown(incident.id)}: {markdown(headline_of(incident))}",
         f"Draft of {_time(now_s)}, from the store and the audit log. State: {incident.state.replace('_', ' ')}.",
         "## Summary",
         as_markdown(summarise(incident, now_s)),

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 
 from nightshift.agent.rca.grounding import reground
 from nightshift.agent.store.diagnosis import Claim, Diagnosis
-from nightshift.agent.store.incident import Cause, Incident, IncidentState, half_done, world_says
+from nightshift.agent.store.incident import Cause, Incident, IncidentState, StoredFinding, half_done, world_says
 from nightshift.agent.units import clock_time
 from nightshift.controllers.action import Action, traits_of
-from nightshift.detectors.base import Fault, Severity
+from nightshift.detectors.base import Fault, Severity, State
 
 MAX_CLAIMS = 6
 MAX_QUOTE = 110
@@ -44,12 +44,26 @@ def as_shown(incident: Incident) -> Incident:
     return incident if incident.diagnosis is None else replace(incident, diagnosis=reground(incident.diagnosis))
 
 
+def sentence_of(stored: StoredFinding) -> str:
+    """A finding's own words; where its signal went away, since when (UTC). Silence takes no word back."""
+    gone = f", no data since {clock_time(stored.changed_s)}" if stored.state is State.NO_DATA else ""
+    return f"{stored.finding.summary}{gone}"
+
+
+def headline_of(incident: Incident) -> str:
+    """An incident in one sentence; where none of its findings is observed now, with the time of the last data."""
+    what = incident.diagnosis.headline if incident.diagnosis else incident.title
+    states = {stored.state: stored.changed_s for stored in sorted(incident.findings, key=lambda s: s.changed_s)}
+    silent = State.NO_DATA in states and State.FIRING not in states
+    return f"{what}, no data since {clock_time(states[State.NO_DATA])}" if silent else what
+
+
 def summarise(incident: Incident, now_s: float) -> list[SummaryLine]:
     """The lines of an incident's summary, the headline first."""
     lines = [_head(incident)]
     diagnosis = as_shown(incident).diagnosis
     if diagnosis is None:
-        lines.append(SummaryLine("Why", incident.findings[0].finding.summary + " (diagnosis running)"))
+        lines.append(SummaryLine("Why", f"{sentence_of(incident.findings[0])} (diagnosis running)"))
     else:
         lines += _runs(diagnosis)
         lines += _suspect(diagnosis)
@@ -71,8 +85,8 @@ def summarise(incident: Incident, now_s: float) -> list[SummaryLine]:
 
 def _head(incident: Incident) -> SummaryLine:
     since_s = min((s.finding.since.t_s for s in incident.findings), default=incident.opened_s)
-    what = incident.diagnosis.headline if incident.diagnosis else incident.title
-    return SummaryLine("", f"{_MARK[incident.severity]} {incident.id} {what} · since {clock_time(since_s)} UTC")
+    what = f"{incident.id} {headline_of(incident)} · since {clock_time(since_s)} UTC"
+    return SummaryLine("", f"{_MARK[incident.severity]} {what}")
 
 
 def _runs(diagnosis: Diagnosis) -> list[SummaryLine]:

@@ -15,14 +15,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from psycopg.abc import PQGen
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine import URL, ExceptionContext, make_url
@@ -30,6 +26,10 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from nightshift.collectors.base import Permanent, Temporary
+
+if TYPE_CHECKING:  # only a migration needs it: a command on a store that has the schema does not load it
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
 
 BUSY_TIMEOUT_S = 5.0
 # A replica that is frozen inside a transaction (a paused machine, SIGSTOP) loses it after that long: its rows'
@@ -256,13 +256,15 @@ class Database:
     def schema(self) -> str | None:
         """The schema that the database has; None for an empty one."""
         with self._said_clearly(), self.engine.connect() as connection:
-            return MigrationContext.configure(connection).get_current_revision()
+            return _revision(connection)
 
     def downgrade(self, to: str) -> str | None:
         """Takes the schema back to an earlier one; returns what it was. Tables and columns that came later are
         dropped with what they hold; everything else stays. Raises StoreUnusable where there is no way back."""
+        from alembic import command
+
         with self._said_clearly(), self._migrating() as (connection, script, config):
-            current = MigrationContext.configure(connection).get_current_revision()
+            current = _revision(connection)
             known = [entry.revision for entry in script.walk_revisions()]
             if current not in known or to not in known or known.index(to) < known.index(str(current)):
                 raise StoreUnusable(
@@ -275,8 +277,13 @@ class Database:
 
     def _migrate(self) -> None:
         """Brings the schema to the newest version; one process at a time. A newer schema than ours is refused."""
+        with self.engine.connect() as connection:
+            if _revision(connection) == schemas()[-1]:
+                return
+        from alembic import command
+
         with self._migrating() as (connection, script, config):
-            current = MigrationContext.configure(connection).get_current_revision()
+            current = _revision(connection)
             if current == script.get_current_head():
                 return
             # an older program would write rows without what the newer one relies on
@@ -291,6 +298,8 @@ class Database:
     @contextmanager
     def _migrating(self) -> Iterator[tuple[Connection, ScriptDirectory, Config]]:
         """One process at a time, all of it or nothing."""
+        from alembic.script import ScriptDirectory
+
         config = _alembic()
         with self.engine.connect() as bare:
             connection = bare.execution_options(writes=True)
@@ -317,10 +326,20 @@ def _unhurried(connection: Connection) -> Iterator[None]:
 
 def schemas() -> list[str]:
     """The schemas that this program knows, oldest first."""
-    return sorted(entry.revision for entry in ScriptDirectory.from_config(_alembic()).walk_revisions())
+    return sorted(file.name.partition("_")[0] for file in (_MIGRATIONS / "versions").glob("[0-9]*_*.py"))
+
+
+def _revision(connection: Connection) -> str | None:
+    """The schema that a database has, in alembic's own table; None where it has none."""
+    if not sa.inspect(connection).has_table("alembic_version"):
+        return None
+    found: str | None = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
+    return found
 
 
 def _alembic() -> Config:
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
     return config

@@ -151,7 +151,9 @@ class Leadership:
         row = connection.execute(sa.select(leases).where(mine).with_for_update()).one_or_none()
         if row is None:
             first = insert(leases).values(name=_NAME, term=1, **fresh).on_conflict_do_nothing()
-            return 1 if connection.execute(first).rowcount else None  # of two first replicas at once, one inserts
+            # of two first replicas at once, one inserts; the rowcount of an insert may be -1, its row is certain
+            made: int | None = connection.execute(first.returning(leases.c.term)).scalar()
+            return made
         # on SQLite whoever holds the file's lock is the only one; the row there is a former process's
         if row.holder != self._holder and not self._database.is_sqlite and row.expires_s > now:
             return None

@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from nightshift.collectors.base import Permanent, Temporary
@@ -33,6 +34,7 @@ class KubeClient(KubeApi):
         """`timer`: seconds; it measures the time between two refusals of one right."""
         super().__init__(api, **more)
         self._warned = threading.local()
+        self._look = threading.local()
         self._timer = timer
         self._denied: dict[tuple[str, ...], float] = {}
         """When a right was first refused that a review of access did not deny."""
@@ -53,6 +55,39 @@ class KubeClient(KubeApi):
         found = tuple(self._warnings())
         self._warnings().clear()
         return found
+
+    @contextmanager
+    def one_look(self) -> Iterator[None]:
+        """Within it, equal reads of this thread are answered once, until it writes. What is written names the
+        version that was read, so an answer that is some seconds old costs a conflict at most."""
+        outer = getattr(self._look, "answers", None)
+        self._look.answers = {} if outer is None else outer
+        try:
+            yield
+        finally:
+            self._look.answers = outer
+
+    def _raw(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        query: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+    ) -> bytes:
+        answers: dict[tuple[Any, ...], bytes] | None = getattr(self._look, "answers", None)
+        if answers is None:
+            return super()._raw(method, path, body=body, query=query, content_type=content_type)
+        key = (path, *sorted((query or {}).items()))
+        if method != "GET":
+            answers.clear()  # before it: a write without an answer may have been made
+        elif key in answers:
+            return answers[key]
+        data = super()._raw(method, path, body=body, query=query, content_type=content_type)
+        if method == "GET":
+            answers[key] = data
+        return data
 
     def request(
         self,

@@ -255,10 +255,6 @@ def set_active(kube: KubeClient, workload: Object, value: bool, manager: str) ->
     kube.merge(_workload_path(workload), {"spec": {"active": value}}, version=version, manager=manager)
 
 
-def fresh(kube: KubeClient, workload: Object) -> Object:
-    return kube.get(_workload_path(workload))
-
-
 def _workload_path(workload: Object) -> str:
     meta = workload["metadata"]
     return f"/apis/{workload['apiVersion']}/namespaces/{meta['namespace']}/workloads/{meta['name']}"

@@ -24,7 +24,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -86,6 +86,9 @@ class KubernetesRepairActuator:
     def kinds(self) -> frozenset[ActionKind]:
         named = self._settings.actions
         return frozenset(self.TARGETS if named is None else set(named) & set(self.TARGETS))
+
+    def one_look(self) -> AbstractContextManager[None]:
+        return self._kube.one_look()
 
     def refused(self) -> list[str]:
         """What the API server says that this identity may not do; `nightshift doctor` tells it."""

@@ -40,24 +40,22 @@ def _rights(verbs: str, resource: str, group: str = "", subresource: str = "") -
 
 _JOBS = frozenset(
     Right(verb, kind.api.split("/")[1], kind.plural) for kind in KINDS for verb in ("get", "patch")
-) | _rights("get list patch", "workloads", "kueue.x-k8s.io")
+) | _rights("list patch", "workloads", "kueue.x-k8s.io")
 """Whole jobs, of every kind; a kind without its operator is asked for too, and answers 404 rather than 403."""
 
-OBSERVE = (
-    _rights("list watch", "nodes")
+SOURCE_RIGHTS: Mapping[str, frozenset[Right]] = {
+    "kubernetes": _rights("list watch", "nodes")
     | _rights("list watch", "pods")
+    | frozenset(right for kind in KINDS for right in _rights("list watch", kind.plural, kind.api.split("/")[1])),
+    "kubernetes_events": _rights("list watch", "nodes")
     | _rights("list watch", "events")
     | _rights("list watch", "deployments", "apps")
-    | _rights("list watch", "daemonsets", "apps")
-    | frozenset(right for kind in KINDS for right in _rights("list watch", kind.plural, kind.api.split("/")[1]))
-)
-"""What following the cluster takes (`collectors.kubernetes.nodes_and_pods`, `collectors.kubernetes.events`); no
-action among it. Jobs of a kind that the cluster does not have are asked for, too, and answer 404."""
-
-OBSERVE_EVENTS = _rights("list watch", "events") | frozenset(
-    right for plural in ("deployments", "daemonsets") for right in _rights("list watch", plural, "apps")
-)
-"""What following events and changes takes beside that (`collectors.kubernetes.events`)."""
+    | _rights("list watch", "daemonsets", "apps"),
+    "node_agents": _rights("list", "pods"),
+}
+"""What each source asks for that reads the API server, by its `type`; of jobs the kinds that the cluster has."""
+POWER_RIGHTS = _rights("list", "nodes")
+"""What power control asks for: which machines are Nodes (`collectors.kubernetes.node_objects`)."""
 
 
 def _all(texts: Iterable[str]) -> frozenset[Right]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
@@ -311,6 +312,9 @@ class KubernetesActuator:
     def kinds(self) -> frozenset[ActionKind]:
         named = self._settings.actions
         return frozenset(self.TARGETS if named is None else set(named) & set(self.TARGETS))
+
+    def one_look(self) -> AbstractContextManager[None]:
+        return self._kube.one_look()
 
     def refused(self) -> list[str]:
         """What the API server says that this identity may not do; `nightshift doctor` tells it."""

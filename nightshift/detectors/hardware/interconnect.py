@@ -334,7 +334,7 @@ class Interconnect:
         slot = None if table is None else table.slot(subject)
         if not seen or table is None or slot is None:
             return self._episodes.no_data(fault, subject, at_s, "Its link counters are missing")
-        quiet_s = at_s - float(table["bad_s"][slot])
+        quiet_s = self._episodes.quiet_s(fault, subject, float(table["bad_s"][slot]), at_s)
         if quiet_s >= CLEAR_S:
             return self._episodes.clear(fault, subject, at_s, f"Below every limit for {quiet_s:.0f} s")
         return self._episodes.again(fault, subject, at_s)

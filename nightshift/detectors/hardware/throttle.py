@@ -314,7 +314,7 @@ class Throttle:
         slot, row = self._table.slot(subject), None if frame is None else frame.index.rows.get(subject)
         if slot is None or row is None or seen is None or not seen[row]:
             return self._episodes.no_data(fault, subject, at_s, "Its clock or its throttle reasons are missing")
-        if at_s - float(self._table["held_s"][slot]) >= CLEAR_S:
+        if self._episodes.quiet_s(fault, subject, float(self._table["held_s"][slot]), at_s) >= CLEAR_S:
             self._table["mask"][slot] = 0
             return self._episodes.clear(fault, subject, at_s, f"Not held down for {CLEAR_S:.0f} s")
         return self._episodes.again(fault, subject, at_s)

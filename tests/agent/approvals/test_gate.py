@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nightshift.agent.approvals.gate import Gate, GateAnswer
+from nightshift.agent.approvals.answer import GateAnswer
+from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.people import Directory
 from nightshift.agent.approvals.people import Settings as People
 from nightshift.agent.approvals.policy import ApprovalRule, ApprovalSettings, Person, Role, RoleGrant, rule_for

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from nightshift.agent.approvals.access import Permission, Sight, may, sight
-from nightshift.agent.approvals.gate import GateAnswer
+from nightshift.agent.approvals.answer import GateAnswer
 from nightshift.agent.approvals.policy import (
     PEOPLE,
     ApprovalRule,

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
+import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from nightshift.agent.__main__ import app
 from nightshift.agent.cli.remote import Remote, remote
+from nightshift.agent.cli.terminal import operator
+from nightshift.agent.console.api import FORM_HEADER, PREFIX
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.settings import Settings
 from nightshift.agent.setup.console import build_console
-from nightshift.agent.store.incident import IncidentState
+from nightshift.agent.store.incident import Cause, IncidentState
+from nightshift.agent.store.tables import sessions
 from nightshift.collectors.base import Permanent, Temporary
-from tests.agent.tenants import Cluster, forbidden, token_of
+from nightshift.controllers.action import Action, ActionKind, BlastRadius, Undo
+from tests.agent.tenants import SPARE, Cluster, forbidden, token_of
 
-RED = "red-approver@example.org"
+RED, WIDE = "red-approver@example.org", "wide-approver@example.org"
 
 
 @pytest.fixture
@@ -69,6 +77,65 @@ def test_a_team_decides_from_the_command_line_what_is_its_own(as_red: CliRunner,
     assert (approval.person, approval.channel) == (RED, "api")
     assert as_red.invoke(app, ["reject", cluster.ids["red"], "--reason", "no"]).exit_code == 0
     assert cluster.store.incident(cluster.ids["red"]).state is IncidentState.MONITORING
+
+
+def test_a_reboot_needs_a_fresh_sign_in_by_whatever_way_it_is_decided(
+    as_red: CliRunner, cluster: Cluster, tmp_path: Path
+) -> None:
+    """Command line on the store and by token, API by token and by session: only a session whose owner has just
+    signed in approves it, or resumes it once its outcome is unknown. The refusal is the same everywhere."""
+    (tmp_path / "token").write_text(token_of(WIDE))
+    name = a_reboot(cluster)
+    url, sha256 = f"{os.environ['NIGHTSHIFT_API']}{PREFIX}/incidents/{name}", cluster.store.incident(name).action
+    assert sha256 is not None
+    for verb, body, after in (
+        ("approve", {"plan_sha256": sha256.plan_sha256}, IncidentState.APPROVED),
+        ("resume", {}, IncidentState.ACTING),
+    ):
+        before = cluster.store.incident(name).version
+        gate = cluster.gate
+        here = gate.approve(name, sha256.plan_sha256, operator()) if body else gate.carry_on(name, operator())
+        by_token = as_red.invoke(app, [verb, name, "--json"])
+        by_api = httpx.post(f"{url}/{verb}", json=body, headers={"Authorization": f"Bearer {token_of(WIDE)}"})
+        answers = [here.message, json.loads(by_token.stdout)["message"], by_api.json()["message"]]
+        assert answers == [answers[0]] * 3
+        assert "needs a sign-in of the last 300 s, which only the console shows" in answers[0]
+        assert (here.ok, by_token.exit_code, by_api.status_code) == (False, 1, 409)
+        with httpx.Client() as web:
+            form = signed_in(web, url)
+            with cluster.store.database.write() as connection:
+                connection.execute(sa.update(sessions).values(proved_s=sessions.c.proved_s - 301.0))
+            stale = web.post(f"{url}/{verb}", json=body, headers=form)
+            assert (stale.status_code, "sign in again" in stale.json()["message"]) == (409, True)
+            assert cluster.store.incident(name).version == before
+            fresh = web.post(f"{url}/{verb}", json=body, headers=signed_in(web, url))
+        assert fresh.json()["changed"], fresh.text
+        assert cluster.store.incident(name).state is after
+        if verb == "approve":
+            for cause in (Cause.INTENT_STORED, Cause.OUTCOME_UNKNOWN):
+                cluster.store.move(name, cause, "act", "", cluster.store.incident(name).version)
+
+
+def a_reboot(cluster: Cluster) -> str:
+    """An incident whose plan reboots a node and waits for approval."""
+    found = [item.finding for item in cluster.store.incident(cluster.ids["nobody"]).findings]
+    name = cluster.store.open_incident("hot", [replace(item, subject=SPARE) for item in found])
+    diagnosis = cluster.store.incident(cluster.ids["nobody"]).diagnosis
+    assert diagnosis is not None
+    cluster.store.save_diagnosis(cluster.store.incident(name), diagnosis, by="rules")
+    expires_s = cluster.clock.now_s() + 3600.0
+    plan = Action(f"{name}-1", ActionKind.REBOOT_NODE, SPARE, "hot", BlastRadius(), Undo(False, "-"), expires_s)
+    cluster.store.save_plan(cluster.store.incident(name), plan, "hot", by="plan")
+    return name
+
+
+def signed_in(web: httpx.Client, url: str) -> dict[str, str]:
+    """Signs in to the console; returns the header with the form's token."""
+    base = url.partition("/api/")[0]
+    assert web.post(f"{base}/sign-in", data={"token": token_of(WIDE)}).status_code == 303
+    found = re.search(r'name="form" value="([0-9a-f]+)"', web.get(f"{base}/").text)
+    assert found is not None
+    return {FORM_HEADER: found[1]}
 
 
 @pytest.mark.parametrize("body", [b"<html>Sign in</html>", b"[]", b"null", b"{}"])

@@ -11,7 +11,7 @@ from kubernetes import client, config
 
 from nightshift.agent.approvals.policy import ApprovalRule, ApprovalSettings, Person, Role
 from nightshift.agent.incidents.lifecycle import Lifecycle
-from nightshift.agent.incidents.stages import LifecycleSettings
+from nightshift.agent.incidents.stages import LONGEST_PACE_S, LifecycleSettings
 from nightshift.agent.notify.slack.card import TOLD, event
 from nightshift.agent.rca.summary import as_text, summarise
 from nightshift.agent.store.incident import (
@@ -109,7 +109,7 @@ def test_a_drain_that_a_budget_holds_up_is_told_within_minutes_and_given_to_a_pe
     scene: Scene,
 ) -> None:
     """With the budget's own words and the cordon that stays; nothing is deleted for it."""
-    incident = scene.pass_time(400.0)
+    incident = scene.pass_time(500.0)
     assert incident.state is IncidentState.ACTING
     (told,) = [step for step in incident.history if step.cause == Cause.UNDER_WAY]
     assert "pod default/p waits" in told.note
@@ -125,6 +125,23 @@ def test_a_drain_that_a_budget_holds_up_is_told_within_minutes_and_given_to_a_pe
     assert ended.history[-2].note.endswith("the node stays cordoned")
     assert scene.core.read_node("n1").spec.unschedulable
     assert scene.untouched()
+
+
+@pytest.mark.parametrize("waits", ["a budget", "a job's pods"])
+def test_waiting_costs_a_request_in_twenty_seconds_and_progress_is_looked_at_within_five(
+    scene: Scene, waits: str
+) -> None:
+    """Counted by the API server over half an hour of waiting; once it goes on, looks are close again."""
+    if waits == "a job's pods":
+        with_a_stopped_job(scene)
+    scene.server.requests.clear()
+    scene.pass_time(1800.0, 5.0)
+    assert len(scene.server.requests) <= 0.05 * 1800.0
+    if waits == "a budget":
+        client.PolicyV1Api(scene.core.api_client).delete_namespaced_pod_disruption_budget("b", "default")
+        scene.pass_time(LONGEST_PACE_S, 5.0)
+        end_pods(scene)
+        assert scene.pass_time(10.0, 5.0).state is IncidentState.CONFIRMING
 
 
 def with_a_stopped_job(scene: Scene) -> None:
@@ -162,7 +179,7 @@ def test_time_in_which_nobody_looked_ends_no_action(scene: Scene, meanwhile: str
         scene.lifecycle._stand()
     assert scene.pass_time(2400.0, 120.0).state is IncidentState.ACTING
     end_pods(scene)
-    assert scene.pass_time(60.0).state is IncidentState.CONFIRMING
+    assert scene.pass_time(LONGEST_PACE_S).state is IncidentState.CONFIRMING
 
 
 def cut_off(scene: Scene) -> Incident:

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightshift.agent.incidents.advisor import Advisor, choose, resembling
+from nightshift.agent.presentation.incident_view import signals
 from nightshift.agent.rca.bundle import EvidenceLimits
 from nightshift.agent.rca.evidence import gather
 from nightshift.agent.rca.grounding import ground
 from nightshift.agent.rca.rules import diagnose, recovery_of
-from nightshift.agent.rca.summary import as_markdown, as_text, plain, summarise
+from nightshift.agent.rca.summary import as_markdown, as_text, headline_of, plain, summarise
 from nightshift.agent.store.diagnosis import Confidence, Diagnosis
 from nightshift.agent.store.incident import Incident
 from nightshift.collectors.frame import Instant, LogRecord
@@ -23,7 +24,7 @@ from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.action import ActionKind, Situation
 from nightshift.controllers.playbooks.plugins import build
-from nightshift.detectors.base import Fault, Finding
+from nightshift.detectors.base import Fault, Finding, State
 from tests.agent.rooted import (
     GPUS,
     INVENTORY,
@@ -209,6 +210,20 @@ def test_the_summary_fits_one_screen_with_decision_quotes_cost_undo_and_doubt() 
     assert "Do NOT resume from checkpoints after step 180" in damaged
     assert "restart the job once: ml/a from checkpoint 120" in damaged
     assert "silent data corruption is possible, not proven" in damaged
+
+
+def test_an_incident_whose_signal_is_gone_keeps_its_words_and_says_since_when() -> None:
+    """One finding without data beside one that fires leaves the headline as it is."""
+    seen = advised(leak(), diverged(), of=history())
+    gone = replace(seen.findings[0], state=State.NO_DATA, changed_s=NOW_S - 60.0)
+    assert seen.diagnosis is not None
+    words, since = seen.diagnosis.headline, "no data since 02:50:40"
+    for findings, silent in (((gone, seen.findings[1]), False), ((gone, replace(gone)), True)):
+        told = replace(seen, findings=findings)
+        assert headline_of(told) == (f"{words}, {since}" if silent else words)
+        assert words in summarise(told, NOW_S)[0].text
+        assert (since in summarise(told, NOW_S)[0].text) == silent
+        assert next(row[1] for row in signals(told)) == f"{gone.finding.summary}, {since}"
 
 
 def test_a_summary_made_on_damaged_evidence_shows_no_claim_of_it() -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,22 @@ def test_one_leads_and_no_incident_has_two_runners(store: Store, start: Callable
     assert {pid for _, pid, _, _ in notes} == pids
     for name in names:
         assert [what for _, _, what, of in notes if of == name] == ["begin", "end"]
+
+
+def test_of_two_replicas_that_make_the_first_lease_at_once_one_leads(store: Store, postgres_url: str) -> None:
+    """The second finds no row, and its insert waits for the first one's."""
+    other = Database(postgres_url)
+    first, second = Leadership(store.database, "a"), Leadership(other, "b")
+    waiting = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+    with ThreadPoolExecutor(1) as beside:
+        with store.database.write() as connection:
+            assert first._take(connection) == 1
+            claimed = beside.submit(second.claim)
+            _until(lambda: connection.execute(waiting).scalar_one())
+        assert not claimed.result()
+    assert first.claim()
+    assert not second.claim()
+    other.close()
 
 
 def test_a_killed_replicas_stage_is_taken_over(store: Store, start: Callable[..., Any], tmp_path: Path) -> None:

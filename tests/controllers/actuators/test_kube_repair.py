@@ -241,8 +241,8 @@ def test_the_jobs_are_valid_and_pinned(cluster: Cluster, actuator: KubernetesRep
 
 @pytest.mark.parametrize("kind", KubernetesRepairActuator.TARGETS)
 def test_a_repair_needs_just_its_rights(cluster: Cluster, clock: Clock, kind: ActionKind) -> None:
-    """Those of its kind, and Jobs in its own namespace; each one was used, save those on operators' kinds of
-    jobs."""
+    """Those of its kind, and Jobs in its own namespace; each one was used, save those on operators' kinds of jobs,
+    which `test_kube_rights` uses."""
     if cluster.server is None:
         pytest.skip("needs to see what was asked")
     other = Cluster(cluster.kubeconfig, cluster.api, "elsewhere", cluster.server)

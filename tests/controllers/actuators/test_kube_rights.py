@@ -5,15 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
+from kubernetes import client
 
 from nightshift.collectors.kubernetes.api import Busy, Refused
-from nightshift.collectors.kubernetes.follow import Follower
-from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.collectors.kubernetes.events import KubernetesEventsCollector
+from nightshift.collectors.kubernetes.nodes_and_pods import KubernetesCollector
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, Precondition, Undo
 from nightshift.controllers.actuators.kube_client import KubeClient
-from nightshift.controllers.actuators.kube_rights import OBSERVE, RIGHTS, Right
+from nightshift.controllers.actuators.kube_jobs import KINDS, JobKind
+from nightshift.controllers.actuators.kube_rights import RIGHTS, SOURCE_RIGHTS, Right
 from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesActuatorSettings
 from tests.controllers.kube_scenes import Patient, client_with, finished, job, rules_of, served, stop_pods
 from tests.kubernetes_api.cluster import Cluster
@@ -93,30 +98,92 @@ def test_each_action_needs_just_its_rights(cluster: Cluster, kind: ActionKind) -
     actuator.undo(action)
     if cluster.server is None:
         return
-    asked = [a for user, a in cluster.server.requests if user.name.startswith("system:serviceaccount:")]
-    used = {Right(a.verb, a.group, a.resource, a.subresource) for a in asked}
+    used = asked_by_us(cluster)
     assert used <= RIGHTS[kind]
     assert {right for right in RIGHTS[kind] - used if right.group in ("", "batch", "apps", "autoscaling")} == set()
 
 
-def test_following_the_cluster_needs_just_list_and_watch(cluster: Cluster) -> None:
-    """The collector lists and watches nodes and pods with no right beside those."""
-    actuator = identity(cluster, rules_of(OBSERVE))
-    node = cluster.node()
-    follower: Follower[str] = Follower(
-        lambda: actuator._kube, "/api/v1/nodes", lambda obj: str(obj["metadata"]["resourceVersion"]), time.monotonic
-    )
-    follower.start()
+@pytest.mark.parametrize("kind", [ActionKind.RESTART_JOB, ActionKind.DRAIN])
+def test_each_right_on_whole_jobs_is_used(cluster: Cluster, kind: ActionKind) -> None:
+    """Of every operator's kind, and of Kueue's Workloads; the test above uses those on Kubernetes's own."""
+    if cluster.server is None:
+        pytest.skip("needs to see what was asked")
+    targets = []
+    node, actuator = cluster.node(), identity(cluster, rules_of(RIGHTS[kind]))
+    for number, operator in enumerate(KINDS[1:]):
+        group, version = operator.api.split("/")[1:]
+        cluster.define(group, version, operator.kind)
+        targets.append(operators_job(cluster, operator, f"job-{number}", node))
+    targets.append(queued_job(cluster, "queued", node))
+    actions = [scene_action(kind, target, {}, "running", "true") for target in targets]
+    if kind is ActionKind.DRAIN:
+        actions = [scene_action(kind, Subject(SubjectKind.NODE, node), {}, "drained", "false")]
+    for number, action in enumerate(actions):
+        act = partial(actuator.execute, replace(action, id=f"a-{number}"))
+        finished(act, lambda: stop_as_told(cluster, "queued"))
+    assert asked_by_us(cluster) <= RIGHTS[kind]
+    assert {right for right in RIGHTS[kind] - asked_by_us(cluster) if right.group not in ("", "batch")} == set()
+
+
+def operators_job(cluster: Cluster, kind: JobKind, name: str, node: str) -> Subject:
+    """A job of an operator's kind with one running pod, and no operator."""
+    _, group, version = kind.api.split("/")
+    spec = {"shutdownAfterJobFinishes": True} if kind.kind == "RayJob" else {}
+    body = {"apiVersion": f"{group}/{version}", "kind": kind.kind, "metadata": {"name": name}, "spec": spec}
+    custom: Any = client.CustomObjectsApi(cluster.api)
+    made = custom.create_namespaced_custom_object(group, version, cluster.namespace, kind.plural, body)
+    owner = {"apiVersion": f"{group}/{version}", "kind": kind.kind, "name": name, "uid": made["metadata"]["uid"]}
+    labels = {kind.pods: name} | ({"ray.io/originated-from-crd": "RayJob"} if kind.kind == "RayJob" else {})
+    cluster.pod(f"{name}-0", node, labels=labels, ownerReferences=[{**owner, "controller": True}])
+    return Subject(SubjectKind.JOB, f"{cluster.namespace}/{name}")
+
+
+def queued_job(cluster: Cluster, name: str, node: str) -> Subject:
+    """A Job with one pod that Kueue manages, without Kueue."""
+    cluster.define("kueue.x-k8s.io", "v1beta1", "Workload")
+    target = Subject(SubjectKind.JOB, job(cluster, name, [node], backoffLimit=0))
+    uid = client.BatchV1Api(cluster.api).read_namespaced_job(name, cluster.namespace).metadata.uid
+    meta = {"name": name, "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid}]}
+    body = {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "Workload", "metadata": meta, "spec": {"active": True}}
+    custom: Any = client.CustomObjectsApi(cluster.api)
+    custom.create_namespaced_custom_object("kueue.x-k8s.io", "v1beta1", cluster.namespace, "workloads", body)
+    return target
+
+
+def stop_as_told(cluster: Cluster, queued: str) -> None:
+    """What Kueue, the operators and kubelets do meanwhile."""
+    custom: Any = client.CustomObjectsApi(cluster.api)
+    where = ("kueue.x-k8s.io", "v1beta1", cluster.namespace, "workloads", queued)
+    stopped = not custom.get_namespaced_custom_object(*where)["spec"]["active"]
+    client.BatchV1Api(cluster.api).patch_namespaced_job(queued, cluster.namespace, {"spec": {"suspend": stopped}})
+    cluster.core.delete_collection_namespaced_pod(cluster.namespace, grace_period_seconds=0)
+
+
+def asked_by_us(cluster: Cluster) -> set[Right]:
+    """What service accounts asked the server for."""
+    assert cluster.server is not None
+    asked = [a for user, a in cluster.server.requests if user.name.startswith("system:serviceaccount:")]
+    return {Right(a.verb, a.group, a.resource, a.subresource) for a in asked}
+
+
+@pytest.mark.parametrize("source", ["kubernetes", "kubernetes_events"])
+def test_each_source_that_reads_the_api_server_needs_just_its_rights_and_uses_each(
+    cluster: Cluster, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With every kind of jobs defined."""
+    for operator in KINDS[1:]:
+        group, version = operator.api.split("/")[1:]
+        cluster.define(group, version, operator.kind)
+    kube = client_with(cluster, rules_of(SOURCE_RIGHTS[source]))
+    plugin = {kind.plugin: kind for kind in (KubernetesCollector, KubernetesEventsCollector)}[source]
+    monkeypatch.setattr(plugin, "_connect", lambda _: kube)
+    collector = plugin(plugin.Settings())
     try:
-        assert follower.synced.wait(20)
-        assert node in follower.take()
-        cluster.core.patch_node(node, {"metadata": {"labels": {"seen": "yes"}}})
-        until(lambda: node in follower.take())
+        until(lambda: all(status.ok for status in collector.collect(time.time(), Inventory(), 5.0).sources))
+        if cluster.server is not None:
+            until(lambda: asked_by_us(cluster) == SOURCE_RIGHTS[source])
     finally:
-        follower.close()
-    if cluster.server is not None:
-        asked = [a for user, a in cluster.server.requests if user.name.startswith("system:serviceaccount:")]
-        assert {a.verb for a in asked} == {"list", "watch"}
+        collector.close()
 
 
 def until(happens: Callable[[], bool], timeout_s: float = 20.0) -> None:

@@ -407,3 +407,29 @@ def test_a_server_that_is_away_is_temporary(cluster: Cluster) -> None:
     )
     with pytest.raises(Temporary, match="no answer to GET"):
         away.execute(on_node(ActionKind.CORDON, "n1"))
+
+
+def test_equal_reads_of_one_look_are_one_request_until_it_writes(cluster: Cluster) -> None:
+    """What is read after a write, or by another look, is the world's word and not a remembered one."""
+    if cluster.server is None:
+        pytest.skip("needs to see what was asked")
+    kube, node = KubeClient(cluster.api), cluster.node()
+    path = f"/api/v1/nodes/{node}"
+
+    def asked() -> int:
+        assert cluster.server is not None
+        return sum((a.verb, a.resource) == ("get", "nodes") for _, a in cluster.server.requests)
+
+    before = asked()
+    with kube.one_look():
+        first = kube.get(path)
+        cluster.core.patch_node(node, {"metadata": {"labels": {"changed": "elsewhere"}}})
+        assert kube.get(path) == first
+        assert asked() == before + 1
+        version = first["metadata"]["resourceVersion"]
+        with pytest.raises(Temporary, match="409"):
+            kube.merge(path, {"metadata": {"labels": {"a": "b"}}}, version=version, manager="t")
+        assert kube.get(path)["metadata"]["labels"]["changed"] == "elsewhere"
+    for _ in range(2):
+        kube.get(path)
+    assert asked() == before + 4

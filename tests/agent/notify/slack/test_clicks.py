@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 from websockets.exceptions import ConnectionClosed
 
 from examples.slack_stand_in.server import Acknowledged
-from nightshift.agent.approvals.gate import GateAnswer
+from nightshift.agent.approvals.answer import GateAnswer
 from nightshift.agent.approvals.policy import Person, Role
 from nightshift.agent.console.server import Server
 from nightshift.agent.notify.slack.service import MAX_BODY_BYTES, PATH
