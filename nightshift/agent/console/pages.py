@@ -164,7 +164,7 @@ class Pages:
         return self._site.page(request, "sources.html", rows=rows)
 
     def waiting(self, request: Request) -> Response:
-        """Alarms that the false-alarm budget does not let page yet, those nearest to a page first."""
+        """Alarms that do not page, and why, those nearest to a page first."""
         self._site.of_cluster(request)
         found = self._parts.waiting()
         return self._site.page(request, "waiting.html", rows=found[:_PAGE], more=max(len(found) - _PAGE, 0))

@@ -59,6 +59,8 @@ class Cause(StrEnum):
     CLEARED_BY_ITSELF = "cleared_by_itself"
     RELAPSED = "relapsed"
     CLOSED_BY_PERSON = "closed_by_person"
+    NOT_A_FAULT = "not_a_fault"
+    """A person says that nothing was wrong, and closes it: the alarm was false."""
     ACKNOWLEDGED = "acknowledged"
     """Somebody took it on where they were paged; its state stays."""
     UNDER_WAY = "under_way"
@@ -126,7 +128,8 @@ TRANSITIONS: dict[tuple[IncidentState, Cause], IncidentState] = {
     (_S.ESCALATED, _C.UNDO_REQUESTED): _S.UNDOING,
     (_S.RESOLVED, _C.RELAPSED): _S.OPEN,
     **{
-        (state, _C.CLOSED_BY_PERSON): _S.RESOLVED
+        (state, cause): _S.RESOLVED
+        for cause in (_C.CLOSED_BY_PERSON, _C.NOT_A_FAULT)
         # not while something is being done to the world: its outcome has to be stored first
         for state in (_S.OPEN, _S.DIAGNOSED, _S.AWAITING_APPROVAL, _S.MONITORING, _S.ESCALATED)
     },

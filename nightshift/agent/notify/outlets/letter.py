@@ -12,7 +12,7 @@ from nightshift.agent.store.tenancy import namespaces_of
 from nightshift.agent.units import sentence
 from nightshift.detectors.base import Severity
 
-_PEOPLE_ACTED = frozenset({Cause.APPROVED, Cause.REJECTED, Cause.CLOSED_BY_PERSON})
+_PEOPLE_ACTED = frozenset({Cause.APPROVED, Cause.REJECTED, Cause.CLOSED_BY_PERSON, Cause.NOT_A_FAULT})
 POLICY = "policy"
 _MAX_SUBJECTS = 20
 

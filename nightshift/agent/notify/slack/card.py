@@ -57,6 +57,7 @@ TOLD = {
     Cause.RETURN_DUE: "The fault is gone; what is next is giving the node back",
     Cause.RELAPSED: "It is back",
     Cause.CLOSED_BY_PERSON: "Closed",
+    Cause.NOT_A_FAULT: "Not a fault",
     Cause.ACKNOWLEDGED: "Taken on",
     Cause.UNDER_WAY: "Still under way",
     Cause.GUARD_REFUSED: "Denied by the guard: a person must check",
