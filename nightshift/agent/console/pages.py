@@ -19,7 +19,7 @@ from nightshift.agent.presentation.line_chart import Chart
 from nightshift.agent.presentation.plan_diff import DiffLine, against, effect
 from nightshift.agent.rca.summary import as_shown, what_became
 from nightshift.agent.store.diagnosis import Evidence
-from nightshift.agent.store.incident import Incident, half_done, taken_on
+from nightshift.agent.store.incident import CLOSABLE, Incident, half_done, taken_on
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.collectors.telemetry.metrics import METRICS
 
@@ -82,6 +82,7 @@ class Pages:
             replanned=self._replanned(window, incident),
             signals=incident_view.signals(incident),
             decides=self._decides(request, window, incident),
+            closable=CLOSABLE,
             sign_in_again=self._sign_in_again(window, incident),
         )
 

@@ -26,8 +26,17 @@ from nightshift.agent.notify.slack.blocks import (
 )
 from nightshift.agent.rca.summary import SummaryLine, as_shown, summarise
 from nightshift.agent.store.archive import NoSuchIncident, number_of
-from nightshift.agent.store.incident import Cause, HistoryStep, Incident, IncidentState, IncidentSummary
+from nightshift.agent.store.incident import (
+    CLOSABLE,
+    Cause,
+    HistoryStep,
+    Incident,
+    IncidentState,
+    IncidentSummary,
+    unanswered_since_s,
+)
 from nightshift.agent.units import clock_time, duration, sentence
+from nightshift.detectors.alarms.lanes import Lane, widest
 from nightshift.detectors.base import State
 
 _S = IncidentState
@@ -104,6 +113,11 @@ def card(incident: Incident, now_s: float, console_url: str, snooze_s: float, si
     ]
     if incident.state is _S.AWAITING_APPROVAL and incident.action is not None:
         shown.append(line(text(f"Expires {clock_time(incident.action.expires_at_s)} UTC", bold=True)))
+    found = [stored.finding for stored in incident.findings]
+    if (lane := widest(found)) is not Lane.PAGE:
+        shown.append(
+            line(text(f"{lane.capitalize()}, no page: {found[0].facts.get('lane_reason', '')}", limit=200))
+        )
     if silenced:
         shown.append(line(text(silenced)))
     if console_url:
@@ -130,10 +144,14 @@ def _buttons(incident: Incident, snooze_s: float) -> Iterator[Block]:
         yield button("Approve", "approve", value, "primary")
         # The dots: it opens a dialog that asks why, and rejects nothing yet.
         yield button("Reject…", "reject", value, "danger")
+    if incident.is_open and unanswered_since_s(incident.history) is not None:
+        yield button("Acknowledge", "take", value)
     if incident.state in SNOOZABLE:
         yield button(f"Snooze {duration(snooze_s)}", "snooze", value)
     if incident.diagnosis is not None:
         yield button("Show evidence", "evidence", value)
+    if incident.state in CLOSABLE:
+        yield button("Not a fault", "not_a_fault", value)
 
 
 def story(incident: Incident) -> ChatMessage | None:
@@ -193,10 +211,12 @@ def recovery(incident: Incident) -> list[str]:
     ]
 
 
-def reminder(incident: Incident, now_s: float, escalate_to: str) -> ChatMessage:
-    """Says in the thread that nobody has decided; mentions whom it escalates to."""
-    waits = duration(now_s - incident.entered_s)
-    what = "no decision yet" if incident.state is _S.AWAITING_APPROVAL else "a person must act"
+def reminder(incident: Incident, waited_s: float, escalate_to: str) -> ChatMessage:
+    """Says in the thread that no one has answered; mentions whom it escalates to."""
+    waits = duration(waited_s)
+    what = {_S.AWAITING_APPROVAL: "no decision yet", _S.ESCALATED: "a person must act"}.get(
+        incident.state, "not acknowledged"
+    )
     parts = [text(f"{incident.id}: {what} for {waits}.")]
     if incident.state is _S.AWAITING_APPROVAL and incident.action is not None:
         parts.append(text(f" The plan expires {clock_time(incident.action.expires_at_s)} UTC."))

@@ -5,6 +5,7 @@ courier (`agent.notify.courier`). Where an incident is posted, and whether now, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -21,10 +22,11 @@ from nightshift.agent.notify.slack.settings import SNOOZE_S, STORM_AFTER, STORM_
 from nightshift.agent.notify.slack.web import GONE, OF_A_PLACE, UNREACHABLE_CHANNEL, SlackWeb
 from nightshift.agent.presentation.chart_image import deciding, png
 from nightshift.agent.store.archive import number_of
-from nightshift.agent.store.incident import Cause, Incident, IncidentState, taken_on
+from nightshift.agent.store.incident import Cause, Incident, IncidentState, unanswered_since_s
 from nightshift.agent.store.tenancy import namespaces_of
 from nightshift.collectors.seal import sha256_hex
 from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.detectors.alarms.lanes import Lane, widest
 from nightshift.detectors.base import Severity
 
 _ORDER = list(Severity)
@@ -107,6 +109,8 @@ class ChatCourier(Courier):
         self._storm_edited: dict[str, float] = {}
         self._storms_now: dict[str, Delivery] = {}
         self._joining: list[Delivery] = []
+        self._next_rung_s: dict[str, tuple[float, float]] = {}
+        """Incident → (when it changed last, when its ladder is looked at again), both Unix s."""
 
     # One comparison ---------------------------------------------------------------------------------------------
 
@@ -234,8 +238,6 @@ class ChatCourier(Courier):
 
     def _seen(self, row: Delivery, incident: Incident) -> None:
         shown: dict[str, object] = {"seen_s": incident.updated_s, "seen_version": incident.version}
-        if incident.state not in words.SNOOZABLE:
-            shown["reminders"] = 0
         self._ledger.change(row.key, held_until_s=None, **shown)
 
     def _card(self, incident: Incident, now_s: float) -> ChatMessage:
@@ -305,24 +307,40 @@ class ChatCourier(Courier):
     # Silence of people ------------------------------------------------------------------------------------------
 
     def _remind(self, now_s: float) -> None:
-        """Once after `remind_s`, and once more, to whom it escalates, after `escalate_s`; not in quiet hours."""
-        s = self._p.settings
-        for number, (after_s, whom) in enumerate(((s.remind_s, ""), (s.escalate_s, s.escalate_to)), 1):
-            for incident_id in self._ledger.waiting(now_s - after_s, number, now_s):
-                incident = self._p.store.incident(incident_id)
-                row = self._ledger.row(card_key(incident_id))
-                if row is None or row.ts is None or self._held_until(incident, now_s) is not None:
-                    continue
-                # Somebody has it: a reminder would tell them what they know.
-                if taken_on(incident.history) is not None:
-                    self._ledger.change(row.key, reminders=number)
-                    continue
-                # The pager has called a person: a mention here would call a second one.
-                called = "" if self._p.pager(incident_id) else whom
-                key = f"{incident_id}/reminder/{incident.version}/{number}"
-                reply = Delivery(key, SLACK, THREAD, row.incident, row.channel, row.ts, posted_s=now_s)
-                content = words.reminder(incident, now_s, called)
-                self._attempt(SLACK, row.channel, key, partial(self._tell_again, row, reply, content, number))
+        """What the next rung of the ladder is for each unanswered page: a reminder, the second person, the team."""
+        rungs = self._p.settings.rungs
+        waiting = self._ledger.waiting(now_s - rungs[0][0], now_s)
+        self._next_rung_s = {name: self._next_rung_s[name] for name, _ in waiting if name in self._next_rung_s}
+        for incident_id, updated_s in waiting:
+            changed_s, due_s = self._next_rung_s.get(incident_id, (-math.inf, 0.0))
+            if changed_s != updated_s or now_s >= due_s:
+                self._next_rung_s[incident_id] = updated_s, self._climb(incident_id, rungs, now_s)
+
+    def _climb(self, incident_id: str, rungs: Sequence[tuple[float, str]], now_s: float) -> float:
+        """Sends the rung that is due; returns when to look again (Unix s) if the incident does not change."""
+        incident, row = self._p.store.incident(incident_id), self._ledger.row(card_key(incident_id))
+        since_s = unanswered_since_s(incident.history)
+        page = widest(stored.finding for stored in incident.findings) is Lane.PAGE
+        if row is None or row.ts is None or since_s is None or not page:
+            return math.inf
+        if (held_s := self._held_until(incident, now_s)) is not None:
+            return held_s
+        if row.due_s != since_s:  # people are called again: the ladder begins at its foot
+            row = replace(row, due_s=since_s, reminders=0)
+            self._ledger.change(row.key, due_s=since_s, reminders=0)
+        if row.reminders >= len(rungs):
+            return math.inf
+        after_s, whom = rungs[row.reminders]
+        if now_s < since_s + after_s:
+            return since_s + after_s
+        # The pager has called a person, and calls the next by its own policy: a mention would call a second one.
+        called = "" if self._p.pager(incident_id) else whom
+        key = f"{incident_id}/reminder/{since_s:.0f}/{row.reminders}"
+        reply = Delivery(key, SLACK, THREAD, row.incident, row.channel, row.ts, posted_s=now_s)
+        content = words.reminder(incident, now_s - since_s, called)
+        send = partial(self._tell_again, row, reply, content, row.reminders + 1)
+        self._attempt(SLACK, row.channel, key, send)
+        return now_s
 
     def _tell_again(self, row: Delivery, reply: Delivery, content: ChatMessage, number: int) -> None:
         if self._post(reply, content, True) or (self._ledger.row(reply.key) or reply).ts is not None:
