@@ -225,11 +225,11 @@ def reminder(incident: Incident, waited_s: float, escalate_to: str) -> ChatMessa
     return ChatMessage(fallback(f"{incident.id}: {what} for {waits}"), (paragraph([line(*parts)]),))
 
 
-def storm(rows: Sequence[IncidentSummary], since_s: float, console_url: str) -> ChatMessage:
+def storm(rows: Sequence[IncidentSummary], since_s: float, console_url: str, what: str = "Storm") -> ChatMessage:
     """Many incidents as one message: how many, of what, in which state, and the newest by name."""
     # Named are those that are open: a list of what is over would push them out of sight.
     still = [row for row in rows if row.state is not _S.RESOLVED]
-    head = f"Storm: {len(rows)} incidents since {clock_time(since_s)} UTC, {len(still)} still open"
+    head = f"{what}: {len(rows)} incidents since {clock_time(since_s)} UTC, {len(still)} still open"
     states = ", ".join(
         f"{n} {state.replace('_', ' ')}" for state, n in Counter(r.state for r in still).most_common()
     )

@@ -41,7 +41,8 @@ from nightshift.agent.units import clock_time
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.subject import Inventory
 
-ACTIONS = ("approve", "reject", "take", "snooze", "evidence", "not_a_fault")
+ACTIONS = ("approve", "take", "snooze", "evidence", "not_a_fault")
+"""Buttons that are answered at once; `reject` asks for a reason first."""
 REASON_VIEW = "reject_reason"
 # Few, since each holds a connection of the store's pool of ten while it works.
 _WORKERS = 4

@@ -26,7 +26,7 @@ from nightshift.agent.store.incident import Cause, Incident, IncidentState, unan
 from nightshift.agent.store.tenancy import namespaces_of
 from nightshift.collectors.seal import sha256_hex
 from nightshift.collectors.subject import Subject, SubjectKind
-from nightshift.detectors.alarms.lanes import Lane, widest
+from nightshift.detectors.alarms.lanes import ORDER, Lane, widest
 from nightshift.detectors.base import Severity
 
 _ORDER = list(Severity)
@@ -71,6 +71,24 @@ def hold(incident: Incident, settings: Settings, now_s: float) -> Hold | None:
     return None if end_s is None else Hold(end_s, "quiet hours")
 
 
+DAY_S = 86_400.0
+DIGEST = "digest"
+_ORDERED = (DIGEST, "storm", "pages")
+"""Kinds of messages of many, by lane: the first part of their keys."""
+
+
+def _group_of(key: str) -> str:
+    return key.partition("/")[0]
+
+
+def _lane(incident: Incident) -> Lane:
+    return widest(stored.finding for stored in incident.findings)
+
+
+def _rank(lane: Lane) -> int:
+    return ORDER.index(lane)
+
+
 def _any_fits(names: Sequence[str], patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
@@ -107,7 +125,10 @@ class ChatCourier(Courier):
         super().__init__(SLACK, parts, TIMEOUT_S + 1, lookup=parts.web)
         self._broken: dict[str, float] = {}
         self._storm_edited: dict[str, float] = {}
-        self._storms_now: dict[str, Delivery] = {}
+        self._storms_now: dict[tuple[str, str], Delivery] = {}
+        """(Channel, kind of group) → the message that new incidents join."""
+        self._paged_s: dict[str, list[float]] = {}
+        """Channel → when it got messages of pages within the last minute."""
         self._joining: list[Delivery] = []
         self._next_rung_s: dict[str, tuple[float, float]] = {}
         """Incident → (when it changed last, when its ladder is looked at again), both Unix s."""
@@ -118,7 +139,8 @@ class ChatCourier(Courier):
         # One service, so one answer that did not come holds everything: not even the store is asked meanwhile.
         if not self._paces[SLACK].may("", self._p.wall_s()):
             return
-        self._storms_now = {row.channel: row for row in self._ledger.storms(self._p.clock.now_s() - STORM_CALM_S)}
+        recent = self._ledger.storms(self._p.clock.now_s() - STORM_CALM_S)
+        self._storms_now = {(row.channel, _group_of(row.key)): row for row in recent}
         super().once()
 
     def _keep_up(self, now_s: float) -> None:
@@ -135,7 +157,10 @@ class ChatCourier(Courier):
     def _tell(self, incident_id: str, now_s: float) -> None:
         incident = self._p.store.incident(incident_id)
         row = self._ledger.row(card_key(incident_id))
-        if row is None or (row.ts is None and row.tried_s is None and row.storm is None):
+        lane = _lane(incident)
+        # what has become more urgent leaves the message of many for one of its own
+        left = row is not None and row.storm is not None and _ORDERED.index(_group_of(row.storm)) < _rank(lane)
+        if row is None or left or (row.ts is None and row.tried_s is None and row.storm is None):
             self._first(incident, row, now_s)
         elif row.storm is not None:
             self._seen(row, incident)
@@ -167,7 +192,7 @@ class ChatCourier(Courier):
             # With what was seen of it: it comes up again at that time, or as soon as it changes.
             self._ledger.put(replace(blank, held_until_s=until_s))
             return
-        storm = self._storm(channel, now_s)
+        storm = self._group(channel, _lane(incident), now_s)
         if storm is not None:
             self._joining.append(replace(blank, storm=storm.key, posted_s=now_s))
             if len(self._joining) >= _JOINED_AT_ONCE:
@@ -200,7 +225,7 @@ class ChatCourier(Courier):
     def _thread_of(self, incident: Incident, row: Delivery) -> None:
         there = self._ledger.thread(number_of(incident.id))
         # In a storm the channel needs what was decided, and not the reasons of a hundred incidents.
-        stormy = row.channel in self._storms_now
+        stormy = any((row.channel, group) in self._storms_now for group in _ORDERED[1:])
         wanted: list[tuple[str, ChatMessage, bool]] = []
         story = None if stormy else words.story(incident)
         if story is not None:
@@ -246,17 +271,29 @@ class ChatCourier(Courier):
 
     # Storms -----------------------------------------------------------------------------------------------------
 
-    def _storm(self, channel: str, now_s: float) -> Delivery | None:
-        """The storm that a new incident of this channel belongs to; a new one where too many came at once."""
-        if channel in self._storms_now:
-            return self._storms_now[channel]
-        if self._ledger.lately(channel, now_s - _MINUTE_S) < STORM_AFTER:
+    def _group(self, channel: str, lane: Lane, now_s: float) -> Delivery | None:
+        """The message of many that a new incident of this channel joins: the day's digest, or a storm where too
+        many came at once. Pages have storms of their own: a storm of tickets must not hide one."""
+        group = _ORDERED[_rank(lane)]
+        if (channel, group) in self._storms_now:
+            return self._storms_now[channel, group]
+        key = f"{group}/{channel}/{now_s:.0f}"
+        if lane is Lane.DIGEST:
+            key = f"{group}/{channel}/{now_s // DAY_S:.0f}"
+        elif self._lately(channel, lane, now_s) < STORM_AFTER:
             return None
-        key = f"storm/{channel}/{now_s:.0f}"
-        row = Delivery(key, SLACK, STORM, None, channel, seen_s=now_s, posted_s=now_s)
+        row = self._ledger.row(key) or Delivery(key, SLACK, STORM, None, channel, seen_s=now_s, posted_s=now_s)
         self._ledger.put(row)
-        self._storms_now[channel] = row
+        self._storms_now[channel, group] = row
         return row
+
+    def _lately(self, channel: str, lane: Lane, now_s: float) -> int:
+        """Messages of their own that incidents of this lane had in a channel within the last minute."""
+        if lane is not Lane.PAGE:
+            return self._ledger.lately(channel, now_s - _MINUTE_S)
+        recent = [at_s for at_s in self._paged_s.get(channel, ()) if 0 <= now_s - at_s < _MINUTE_S]
+        self._paged_s[channel] = recent if len(recent) >= STORM_AFTER else [*recent, now_s]
+        return len(recent)
 
     def _join(self, now_s: float) -> None:
         """Writes down which incidents a storm's message stands for, many at once."""
@@ -272,7 +309,8 @@ class ChatCourier(Courier):
             if not members:
                 continue
             rows = self._p.store.summaries(members)
-            content = words.storm(rows, row.posted_s or now_s, self._p.settings.console_url)
+            what = "Digest" if _group_of(row.key) == DIGEST else "Storm"
+            content = words.storm(rows, row.posted_s or now_s, self._p.settings.console_url, what)
             if content.sha256 == row.shows:
                 continue
             self._storm_edited[row.key] = self._p.wall_s()
@@ -320,7 +358,7 @@ class ChatCourier(Courier):
         """Sends the rung that is due; returns when to look again (Unix s) if the incident does not change."""
         incident, row = self._p.store.incident(incident_id), self._ledger.row(card_key(incident_id))
         since_s = unanswered_since_s(incident.history)
-        page = widest(stored.finding for stored in incident.findings) is Lane.PAGE
+        page = _lane(incident) is Lane.PAGE
         if row is None or row.ts is None or since_s is None or not page:
             return math.inf
         if (held_s := self._held_until(incident, now_s)) is not None:

@@ -19,6 +19,7 @@ from nightshift.agent.notify import courier as courier_module
 from nightshift.agent.notify.delivery import DeliveryRefused, NoAnswer
 from nightshift.agent.notify.slack.blocks import ChatImage, problems
 from nightshift.agent.store.incident import Cause, HistoryStep, IncidentState, unanswered_since_s
+from nightshift.collectors.frame import Instant
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.detectors.alarms.lanes import Lane, Proof, in_lane
 from nightshift.detectors.base import Severity
@@ -328,6 +329,28 @@ def test_an_unanswered_page_climbs_to_the_second_person_and_the_team_whatever_it
         chat.clock.advance(500)
         chat.once()
         assert not [said for said in chat.thread(page) if "no decision yet" in said]
+
+
+def test_the_digest_is_one_message_and_a_storm_of_tickets_hides_no_page(chat: Chat) -> None:
+    """What becomes more urgent leaves the digest for a message of its own."""
+    noisy = [
+        in_lane(a_finding(), lane, Proof.NOISY, "detector mad is noisy") for lane in (Lane.DIGEST, Lane.TICKET)
+    ]
+    names = [chat.store.open_incident("odd", [noisy[0]]) for _ in range(5)]
+    chat.once()
+    (digest,) = chat.messages()
+    assert "Digest: 5 incidents" in text_of(digest)
+    for _ in range(8):
+        chat.store.open_incident("odd", [noisy[1]])
+    page = chat.store.open_incident("hang", [a_finding()])
+    chat.once()
+    chat.once()
+    assert len([m for m in chat.messages() if "Ticket, no page: detector mad is noisy" in text_of(m)]) == 3
+    assert "no page" not in text_of(chat.card(page))
+    chat.clock.advance(400)
+    chat.store.update_finding(names[0], replace(a_finding(), at=Instant(9e9)), louder=True)
+    chat.once()
+    assert "no page" not in text_of(chat.card(names[0]))
 
 
 @pytest.mark.parametrize(
