@@ -105,7 +105,7 @@ class Metrics:
         )
         self.noisy = Gauge(
             "nightshift_detector_noisy",
-            "1 while a detector alarms far more often than it states, so that its alarms are tickets.",
+            "Detectors with pages muted (1), because they alarm far more often than they state.",
             ["detector"],
         )
         self.budget_left = Gauge(

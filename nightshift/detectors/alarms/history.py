@@ -117,8 +117,8 @@ class Balance:
 
     left: float
 
-    def fill(self, weekly: float, most: float, elapsed_s: float) -> None:
-        self.left = min(self.left + weekly * elapsed_s / WEEK_S, most)
+    def fill(self, weekly: float, limit: float, elapsed_s: float) -> None:
+        self.left = min(self.left + weekly * elapsed_s / WEEK_S, limit)
 
     def take(self) -> None:
         """A page was found false. Never below nothing: many at once mute no longer than one."""

@@ -169,21 +169,21 @@ def proof_of(finding: Finding) -> Proof | None:
     return Proof(str(written)) if written else None
 
 
-def in_lane(finding: Finding, lane: Lane, proof: Proof | None = None, why: str = "") -> Finding:
+def in_lane(finding: Finding, lane: Lane, proof: Proof | None = None, reason: str = "") -> Finding:
     """The finding with its lane written; a page has no reason to state."""
     facts = {name: value for name, value in finding.facts.items() if name not in _FACTS}
     if lane is not Lane.PAGE:
-        facts |= dict(zip(_FACTS, (str(lane), why, str(proof or "")), strict=True))
+        facts |= dict(zip(_FACTS, (str(lane), reason, str(proof or "")), strict=True))
     return replace(finding, facts=facts, pages=lane is Lane.PAGE)
 
 
-def at_least(finding: Finding, before: Finding) -> Finding:
+def at_least(finding: Finding, stored: Finding) -> Finding:
     """The finding in the lane that it had before, where that was more urgent: nobody is paged back."""
-    if ORDER.index(lane_of(finding)) >= ORDER.index(lane_of(before)):
+    if ORDER.index(lane_of(finding)) >= ORDER.index(lane_of(stored)):
         return finding
-    kept = {name: before.facts[name] for name in _FACTS if name in before.facts}
+    kept = {name: stored.facts[name] for name in _FACTS if name in stored.facts}
     plain = {name: value for name, value in finding.facts.items() if name not in _FACTS}
-    return replace(finding, facts=plain | kept, pages=before.pages)
+    return replace(finding, facts=plain | kept, pages=stored.pages)
 
 
 def widest(findings: Iterable[Finding]) -> Lane:
