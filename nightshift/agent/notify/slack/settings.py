@@ -98,7 +98,7 @@ class Settings(BaseModel):
     escalate_s: float = Field(1800.0, ge=60, description="Time without an answer before each mention (s)")
     escalate_to: str | tuple[str, ...] = Field(
         "",
-        description="Users (`U…`) and user groups (`S…`) to mention about an unanswered page, in order; empty: none",
+        description="Users (`U…`) and user groups (`S…`) to mention if a page is unanswered, in order; empty: none",
     )
     api_url: str = Field("https://slack.com/api/", description="Slack's Web API, or a proxy in front of it")
     proxy: SkipJsonSchema[str] = stated_once("proxy", str)
