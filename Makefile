@@ -48,8 +48,9 @@ bench-field: setup-test  ## 500 drawn faults of every public kind through the da
 tests: setup-test
 	$(BIN)/python -m pytest -m 'not full' -n 2 --dist worksteal $(ARGS)
 
+# a third worker: for a third of their time the long tests wait for processes of their own
 test-full: setup-test  ## soak, storm and seed sweeps
-	$(BIN)/python -m pytest -m full -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -m full -n 3 --dist worksteal $(ARGS)
 
 TORCH ?= 2.11.0
 OTHER := $(VENV)/torch-$(TORCH)

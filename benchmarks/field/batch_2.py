@@ -7,51 +7,14 @@ processes are drawn anew. `benchmarks/results/field_batch_2.json` holds the firs
 # ruff: noqa: E501 -- log lines are as long as they are
 from __future__ import annotations
 
-from typing import Any
-
-from benchmarks.field.report import Channel, FieldReport, Form, Paged, condition, event, pod
+from benchmarks.field.collected import CRASH, MEMORY, NETWORK, NONFINITE, STORAGE, Batch
+from benchmarks.field.report import FieldReport, Form, Paged, condition, event, pod
 
 _SRE, _OWNER, _NOBODY = Paged.SRE, Paged.OWNER, Paged.NOBODY
-_MEMORY = r"memory|OOM|out-of-memory"
-_CRASH = r"crash|exit|ended|killed|fail|died"
-_NONFINITE = r"nan|NaN|non-finite|not a number|infinite|loss|grad"
-_NETWORK = r"NCCL|network|InfiniBand|\bIB\b|connection|peer|socket"
-_STORAGE = r"storage|disk|NVMe|file.?system|I/O|read-only"
 _ADMISSION = r"admi|reject|allocat|device plugin|GPU is lost|unhealthy"
 
-_BATCH: list[FieldReport] = []
-
-
-def _add(
-    channel: Channel,
-    form: Form,
-    source: str,
-    title: str,
-    words: str,
-    paged: Paged,
-    lines: tuple[str, ...],
-    **rest: Any,
-) -> None:
-    opens = paged is not _NOBODY
-    _BATCH.append(FieldReport(source, channel, lines, opens, words, form=form, paged=paged, title=title, **rest))
-
-
-def _kernel(
-    source: str, title: str, words: str, paged: Paged, *lines: str, form: Form = Form.DMESG, **rest: Any
-) -> None:
-    _add(Channel.KERNEL, form, source, title, words, paged, lines, **rest)
-
-
-def _job(source: str, title: str, words: str, paged: Paged, *lines: str, before: str = "") -> None:
-    _add(Channel.JOB, Form.POD, source, title, words, paged, lines, before=before)
-
-
-def _page(source: str, title: str, words: str, paged: Paged, *lines: str) -> None:
-    _add(Channel.EXPORTER, Form.PAGE, source, title, words, paged, lines)
-
-
-def _kubernetes(source: str, title: str, words: str, paged: Paged, *objects: str) -> None:
-    _add(Channel.KUBERNETES, Form.API, source, title, words, paged, objects)
+_REPORTS = Batch()
+_kernel, _job, _page, _kubernetes = _REPORTS.kernel, _REPORTS.job, _REPORTS.page, _REPORTS.kubernetes
 
 
 # the driver ------------------------------------------------------------------------------------------------------------
@@ -182,7 +145,7 @@ _kernel(
 _kernel(
     "oxidecomputer/crucible#1844",
     "Disk became read-only after some heavy I/O",
-    _STORAGE,
+    STORAGE,
     _SRE,
     "nvme0n1: I/O Cmd(0x2) @ LBA 131209936, 200 blocks, I/O Error (sct 0x3 / sc 0x71) ",
     "I/O error, dev nvme0n1, sector 131209936 op 0x0:(READ) flags 0x80700 phys_seg 25 prio class 0",
@@ -193,7 +156,7 @@ _kernel(
 _kernel(
     "oxidecomputer/crucible#1572",
     "Instance hitting ext4-fs read/write error",
-    _STORAGE,
+    STORAGE,
     _SRE,
     "EXT4-fs error (device nvme0n1p1): __ext4_find_entry:1588: inode #43: comm gmain: reading directory lblock 0",
     "EXT4-fs error (device nvme0n1p1): __ext4_find_entry:1588: inode #80759: comm gmain: reading directory lblock 0",
@@ -201,7 +164,7 @@ _kernel(
 _kernel(
     "longhorn/longhorn#6650",
     "Rebooting a node causes PV filesystem errors in linux",
-    _STORAGE,
+    STORAGE,
     _SRE,
     "EXT4-fs (sdi): I/O error while writing superblock",
     "EXT4-fs error (device sdf): ext4_check_bdev_write_error:217: comm filebeat: Error while async write back metadata",
@@ -211,7 +174,7 @@ _kernel(
 _kernel(
     "coolsnowwolf/lede#6147",
     "A mounted ext4 disk turns read-only",
-    _STORAGE,
+    STORAGE,
     _SRE,
     "blk_update_request: critical target error, dev sdb, sector 629659920 op 0x1:(WRITE) flags 0x800 phys_seg 8 prio class 0",
     "Aborting journal on device sdb1-8.",
@@ -221,7 +184,7 @@ _kernel(
 _kernel(
     "jade-hpc-gpu/jade-hpc-gpu.github.io#14",
     "lots of lustre client error messages in dmesg",
-    rf"Lustre|{_STORAGE}",
+    rf"Lustre|{STORAGE}",
     _SRE,
     "Lustre: 2449:0:(client.c:2141:ptlrpc_expire_one_request()) @@@ Request sent has failed due to network error: [sent 1508144508/real 1508144518]  req@ffff880eb14da700 x1570198182041824/t0(0) o250->MGC172.31.126.87@o2ib@172.31.126.87@o2ib:26/25 lens 520/544 e 0 to 1 dl 1508144563 ref 1 fl Rpc:eXN/0/ffffffff rc 0/-1",
     "LNet: 2431:0:(o2iblnd_cb.c:3174:kiblnd_check_conns()) Timed out tx for 172.31.126.87@o2ib: 403661 seconds",
@@ -232,7 +195,7 @@ _kernel(
 _kernel(
     "aws/aws-parallelcluster#2701",
     "OOM killer put the cluster to unreachable state",
-    rf"Lustre|{_STORAGE}",
+    rf"Lustre|{STORAGE}",
     _SRE,
     "Lustre: no2zxbmv-MDT0000-mdc-000000001785e248: Connection to no2zxbmv-MDT0000 (at 10.0.47.232@tcp) was lost; in progress operations using this service will wait for recovery to complete",
     "Lustre: 3315:0:(client.c:2116:ptlrpc_expire_one_request()) @@@ Request sent has timed out for slow reply: [sent 1619790610/real 1619790610]",
@@ -360,7 +323,7 @@ _HF = "{'loss': $loss, 'grad_norm': $norm, 'learning_rate': 2.04e-06, 'epoch': 0
 _job(
     "nextflow-io/nextflow#5932",
     "Detected 1 oom_kill event in StepId",
-    _MEMORY,
+    MEMORY,
     _OWNER,
     "slurmstepd: error: Detected 1 oom_kill event in StepId=$n.0. Some of the step tasks have been OOM Killed.",
     "srun: error: $host: task 0: Out Of Memory",
@@ -368,7 +331,7 @@ _job(
 _job(
     "hafs-community/HAFS#101",
     "Jobs with 3DEnVar using GDAS ensemble fail on Orion due to memory",
-    rf"{_MEMORY}|[Bb]us error",
+    rf"{MEMORY}|[Bb]us error",
     _OWNER,
     "srun: error: $host: task 289: Bus error",
     "srun: Terminating job step $n.0",
@@ -377,7 +340,7 @@ _job(
 _job(
     "ArjunaCluster/ArjunaUsers#52",
     'Performance Issue: "Out-of-memory"',
-    _MEMORY,
+    MEMORY,
     _OWNER,
     "/var/spool/slurmd/job00191/slurm_script: line 28:  8156 Killed                  python3 main.py --prop hform --epochs 400",
     "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=$n.batch cgroup. Some of your processes may have been killed by the cgroup out-of-memory handler.",
@@ -386,7 +349,7 @@ _job(
 _job(
     "cszn/KAIR#165",
     "Training RVRT just fails",
-    _CRASH,
+    CRASH,
     _OWNER,
     "    raise ChildFailedError(",
     "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
@@ -405,7 +368,7 @@ _job(
 _job(
     "sshaoshuai/MTR#22",
     "Error while runnung train.py",
-    _CRASH,
+    CRASH,
     _OWNER,
     "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 255) local_rank: 0 (pid: $pid) of binary: /usr/bin/python3",
     "Traceback (most recent call last):",
@@ -415,7 +378,7 @@ _job(
 _job(
     "exiawsh/StreamPETR#19",
     "Error in training",
-    _CRASH,
+    CRASH,
     _OWNER,
     '{"name": "torchelastic.worker.status.FAILED", "source": "WORKER", "timestamp": 0, "metadata": {"run_id": "none", "global_rank": 3, "group_rank": 0, "worker_id": "11376", "role": "default", "hostname": "$host", "state": "FAILED", "total_run_time": 20, "rdzv_backend": "static", "raw_error": "{\\"message\\": \\"<NONE>\\"}", "agent_restarts": 3}}',
 )
@@ -456,7 +419,7 @@ _job(
 _job(
     "NVIDIA/nccl#1232",
     "NCCL WARN socketProgress: Connection closed by remote peer",
-    _NETWORK,
+    NETWORK,
     _SRE,
     "node0:13571:13571 [0] NCCL INFO Connected all rings",
     "node0:13571:13600 [0] misc/socket.cc:46 NCCL WARN socketProgress: Connection closed by remote peer node2<42830>",
@@ -465,7 +428,7 @@ _job(
 _job(
     "NVIDIA/nccl#795",
     "ncclRemoteError surfaces as ncclInternalError",
-    _NETWORK,
+    NETWORK,
     _SRE,
     "a100-22:183006:183220 [1] misc/socket.cc:518 NCCL WARN Net : Call to recv from 10.200.84.247<58355> failed : Broken pipe",
     "a100-22:183006:183220 [1] NCCL INFO misc/socket.cc:535 -> 6",
@@ -474,7 +437,7 @@ _job(
 _job(
     "NVIDIA/nccl-tests#166",
     "Test NCCL failure common.cu:958 'internal error'",
-    _NETWORK,
+    NETWORK,
     _SRE,
     "ubuntu:39964:40075 [0] misc/socket.cc:483 NCCL WARN socketStartConnect: Connect to 10.0.0.2<45763> failed : Software caused connection abort",
     "ubuntu:39964:40075 [0] NCCL INFO misc/socket.cc:564 -> 2",
@@ -483,7 +446,7 @@ _job(
 _job(
     "NVIDIA/nccl#230",
     "Got async event : local catastrophic error",
-    _NETWORK,
+    NETWORK,
     _SRE,
     "2019-06-02T16:13:44.884Z: [1,12]<stdout>:container-e275-1553839402050-12124-01-000057:815:864 [0] transport/net_ib.cu:80 NCCL WARN NET/IB : Got async event : local catastrophic error",
     "2019-06-02T16:13:44.884Z: [1,12]<stdout>:",
@@ -492,7 +455,7 @@ _job(
 _job(
     "Lightning-AI/lit-llama#380",
     "NET/IB : Got async event : port error",
-    rf"{_NETWORK}|port",
+    rf"{NETWORK}|port",
     _SRE,
     "$host-48:34050:34121 [0] transport/net_ib.cc:93 NCCL WARN NET/IB : Got async event : port error",
     "",
@@ -503,14 +466,14 @@ _job(
 _job(
     "NVIDIA/nccl#1919",
     "async fatal event on QP: invalid request local work queue error",
-    _NETWORK,
+    NETWORK,
     _SRE,
     "node-0:139577:139678 [0] transport/net_ib.cc:154 NCCL WARN NET/IB : mlx5_1:1 async fatal event on QP (0x7309dc3bb338): invalid request local work queue error",
 )
 _job(
     "llm-d/llm-d-benchmark#724",
     "vllm container crashes on standup",
-    rf"engine|{_CRASH}",
+    rf"engine|{CRASH}",
     _OWNER,
     "(EngineCore_DP0 pid=$pid) Process EngineCore_DP0:",
     "(EngineCore_DP0 pid=$pid) ERROR 02-24 00:11:22 [core.py:936] EngineCore failed to start.",
@@ -520,14 +483,14 @@ _job(
 _job(
     "llm-d-incubation/llm-d-fast-model-actuation#709",
     "flaky fail to start vLLM",
-    rf"{_MEMORY}|engine|{_CRASH}",
+    rf"{MEMORY}|engine|{CRASH}",
     _OWNER,
     "(EngineCore pid=$pid) ERROR 08-11 13:56:14 [v1/engine/core.py:1195] ValueError: Free memory on device cuda:0 (0.41/79.18 GiB) on startup is less than desired GPU memory utilization (0.85, 67.3 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.",
 )
 _job(
     "vllm-project/vllm#7161",
     "vllm is crashed on v0.5.3.post1",
-    rf"illegal memory|NCCL|{_CRASH}",
+    rf"illegal memory|NCCL|{CRASH}",
     _OWNER,
     "rank0]:[E811 01:10:50.482336908 ProcessGroupNCCL.cpp:1515] [PG 3 Rank 0] Process group watchdog thread terminated with exception: CUDA error: an illegal memory access was encountered",
     "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.",
@@ -536,14 +499,14 @@ _job(
 _job(
     "vllm-project/vllm#27430",
     'vLLM (TP=8) on 235B model triggers "CUDA error: unspecified launch failure"',
-    rf"launch failure|CUDA|{_CRASH}",
+    rf"launch failure|CUDA|{CRASH}",
     _SRE,
     "(Worker_TP3 pid=$pid) ERROR 10-23 23:14:01 [multiproc_executor.py:671] RuntimeError: CUDA error: unspecified launch failure",
 )
 _job(
     "sgl-project/sglang#8974",
     "[Bug] Scheduler hit an exception",
-    rf"NCCL|{_CRASH}",
+    rf"NCCL|{CRASH}",
     _SRE,
     "[2025-08-08 09:09:09 TP2] Scheduler hit an exception: Traceback (most recent call last):",
     '  File "/sgl-workspace/sglang/python/sglang/srt/model_executor/model_runner.py", line 235, in __init__',
@@ -555,7 +518,7 @@ _job(
 _job(
     "sgl-project/sglang#3713",
     "[Bug] Crash when run with lora.",
-    rf"illegal memory|{_CRASH}",
+    rf"illegal memory|{CRASH}",
     _OWNER,
     "[2025-02-21 22:59:28 TP0] Scheduler hit an exception: Traceback (most recent call last):",
     '  File "/sgl-workspace/sglang/python/sglang/srt/managers/scheduler.py", line 1825, in run_scheduler_process',
@@ -566,7 +529,7 @@ _job(
 _job(
     "triton-inference-server/server#3916",
     "Triton Server Crash",
-    rf"{_MEMORY}|bad_alloc|{_CRASH}",
+    rf"{MEMORY}|bad_alloc|{CRASH}",
     _OWNER,
     "I0210 18:18:48.256927 1 server.cc:295] Polling model repository",
     "terminate called after throwing an instance of 'std::bad_alloc'",
@@ -584,7 +547,7 @@ _job(
 _job(
     "huggingface/trl#2996",
     "RuntimeError: CUDA error: device-side assert triggered",
-    rf"assert|{_CRASH}",
+    rf"assert|{CRASH}",
     _OWNER,
     *[
         "../aten/src/ATen/native/cuda/Indexing.cu:1308: indexSelectLargeIndex: block: [58,0,0], thread: [99,0,0] Assertion `srcIndex < srcSelectDimSize` failed."
@@ -596,7 +559,7 @@ _job(
 _job(
     "EleutherAI/architecture-objective#26",
     "Training larger models lead to an error",
-    rf"heartbeat|worker|coordination|{_CRASH}",
+    rf"heartbeat|worker|coordination|{CRASH}",
     _SRE,
     "I1115 16:00:39.451247 140641718562816 trainer.py:501] Training: step 198",
     "2022-11-15 16:03:15.140058: E external/org_tensorflow/tensorflow/core/distributed_runtime/coordination/coordination_service.cc:954] /job:jax_worker/replica:0/task:37 has been set to ERROR in coordination service: UNAVAILABLE: Task /job:jax_worker/replica:0/task:37 heartbeat timeout. This indicates that the remote task has failed, got preempted, or crashed unexpectedly.",
@@ -604,7 +567,7 @@ _job(
 _job(
     "tensorflow/tensorflow#4735",
     "Resource exhausted error in the middle of training",
-    _MEMORY,
+    MEMORY,
     _OWNER,
     "W tensorflow/core/common_runtime/bfc_allocator.cc:275] *_Ran out of memory trying to allocate 39.81MiB.**  See logs for memory state.",
     "W tensorflow/core/framework/op_kernel.cc:968] Resource exhausted: OOM when allocating tensor with shape[256,832,7,7]",
@@ -612,7 +575,7 @@ _job(
 _job(
     "hkust-nlp/simpleRL-reason#25",
     "worker process died",
-    rf"actor|worker|{_CRASH}",
+    rf"actor|worker|{CRASH}",
     _OWNER,
     "    raise value",
     "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
@@ -623,7 +586,7 @@ _job(
 _job(
     "hiyouga/EasyR1#324",
     "The actor died unexpectedly: Owner's node has crashed",
-    rf"actor|node|{_CRASH}",
+    rf"actor|node|{CRASH}",
     _SRE,
     "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
     "        class_name: Runner",
@@ -634,7 +597,7 @@ _job(
 _job(
     "ymcui/Chinese-LLaMA-Alpaca#534",
     "Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.",
-    rf"loss scale|overflow|{_NONFINITE}|{_CRASH}",
+    rf"loss scale|overflow|{NONFINITE}|{CRASH}",
     _OWNER,
     "[2023-06-07 22:22:34,914] [INFO] [loss_scaler.py:181:update_scale] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 8, reducing to 4",
     "[2023-06-07 22:24:46,260] [INFO] [loss_scaler.py:181:update_scale] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 4, reducing to 2",
@@ -644,7 +607,7 @@ _job(
 _job(
     "facebookresearch/fairseq#512",
     "training fails after overflow detected",
-    rf"loss scale|overflow|{_NONFINITE}|{_CRASH}",
+    rf"loss scale|overflow|{NONFINITE}|{CRASH}",
     _OWNER,
     "| WARNING: overflow detected, setting loss scale to: 0.000244140625",
     "| WARNING: overflow detected, setting loss scale to: 0.0001220703125",
@@ -656,7 +619,7 @@ _job(
 _job(
     "facebookresearch/detectron2#838",
     "FloatingPointError: Loss became infinite or NaN at iteration=2137!",
-    rf"{_NONFINITE}|{_CRASH}",
+    rf"{NONFINITE}|{CRASH}",
     _OWNER,
     "ERROR [02/10 22:55:41 d2.engine.train_loop]: Exception during training:",
     "Traceback (most recent call last):",
@@ -670,7 +633,7 @@ _MMENGINE = "10/30 22:18:02 - mmengine - INFO - Epoch(train) [1][$step/7350]  lr
 _job(
     "InternLM/xtuner#187",
     "how to fix : grad_norm: nan",
-    _NONFINITE,
+    NONFINITE,
     _OWNER,
     *[_MMENGINE.replace("$norm", "nan")] * 8,
     before=_MMENGINE,
@@ -678,7 +641,7 @@ _job(
 _job(
     "open-mmlab/mmdetection#11893",
     "loss: nan",
-    _NONFINITE,
+    NONFINITE,
     _OWNER,
     *[
         "08/03 22:09:24 - mmengine - INFO - Epoch(train)  [1][$step/29310]  lr: 2.0000e-02  eta: 0:39:15  time: 0.0578  data_time: 0.0017  memory: 2389  loss: nan  loss_rpn_cls: nan  loss_rpn_bbox: nan  loss_cls: nan  acc: 0.0000  loss_bbox: nan"
@@ -689,7 +652,7 @@ _MMDET = "2021-08-18 19:36:00,257 - mmdet - INFO - Epoch [1][$step/58080]\tlr: 1
 _job(
     "open-mmlab/mmdetection#5911",
     "some iterations of loss appear to be nan",
-    _NONFINITE,
+    NONFINITE,
     _OWNER,
     *[_MMDET.replace("$loss", "nan")] * 8,
     before=_MMDET,
@@ -697,7 +660,7 @@ _job(
 _job(
     "OpenDriveLab/Birds-eye-view-Perception#13",
     "some training problem",
-    _NONFINITE,
+    NONFINITE,
     _OWNER,
     *[
         "2022-12-05 16:28:38,593 - mmdet - INFO - Epoch [12][$step/39530]\tlr: 3.604e-06, eta: 3:08:55, time: 3.157, data_time: 0.852, memory: 19582, loss_cls: 0.2271, loss_bbox: 0.4775, d4.loss_bbox: 0.4785, loss: $loss, grad_norm: nan"
@@ -708,7 +671,7 @@ _job(
 _job(
     "AnswerDotAI/ModernBERT#233",
     "grad_norm Nan question",
-    _NONFINITE,
+    NONFINITE,
     _OWNER,
     "{'loss': 0.2051, 'grad_norm': nan, 'learning_rate': 9.774074342405685e-06, 'epoch': 0.53}",
     *["{'loss': 0.0, 'grad_norm': nan, 'learning_rate': 9.773696745450087e-06, 'epoch': 0.53}"] * 7,
@@ -718,7 +681,7 @@ _VERL = "step:$step - global_seqlen/min:2780.000 - global_seqlen/max:3103.000 - 
 _job(
     "verl-project/verl#498",
     "vf_loss nan in gsm8k ppo training",
-    _NONFINITE,
+    NONFINITE,
     _OWNER,
     *[_VERL.replace("$loss", "nan").replace("critic/grad_norm:$norm", "critic/grad_norm:nan")] * 8,
     before=_VERL,
@@ -726,7 +689,7 @@ _job(
 _job(
     "danijar/dreamer#58",
     "model training fails",
-    _NONFINITE,
+    NONFINITE,
     _OWNER,
     *[
         "[$step] expl_amount 0.3 / model_grad_norm nan / value_grad_norm 81.3 / actor_grad_norm 0.1 / prior_ent 66.4 / post_ent 62.4 / image_loss inf / reward_loss inf / div inf / model_loss inf / value_loss 5.0 / actor_loss -25.3 / fps 9.3"
@@ -863,7 +826,7 @@ _kubernetes(
 _kubernetes(
     "FederatedAI/KubeFATE#64",
     "Kubernetes pod evicted state",
-    rf"evict|{_MEMORY}",
+    rf"evict|{MEMORY}",
     _SRE,
     event(
         "Evicted",
@@ -906,7 +869,7 @@ _kubernetes(
 _kubernetes(
     "gardenlinux/gardenlinux#263",
     "ext4 FS errors with a node",
-    _STORAGE,
+    STORAGE,
     _SRE,
     event(
         "Ext4Error",
@@ -945,7 +908,7 @@ _kubernetes(
 _kubernetes(
     "NVIDIA/gpu-operator#331",
     "gpu-operator pod in CrashLoopBackOff",
-    rf"CrashLoop|restart|{_MEMORY}",
+    rf"CrashLoop|restart|{MEMORY}",
     _OWNER,
     pod(
         "Running",
@@ -997,4 +960,4 @@ _kubernetes(
     pod("Running", container={"ready": True, "state": {"running": {"startedAt": "2018-11-20T00:00:00Z"}}}),
 )
 
-BATCH: tuple[FieldReport, ...] = tuple(_BATCH)
+BATCH: tuple[FieldReport, ...] = tuple(_REPORTS.reports)

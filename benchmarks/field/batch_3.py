@@ -8,51 +8,15 @@ numbers are replaced by drawn ones. A title is the thread's or says what the thr
 from __future__ import annotations
 
 import json
-from typing import Any
 
-from benchmarks.field.report import Channel, FieldReport, Form, Paged, condition, event, pod
+from benchmarks.field.collected import CRASH, MEMORY, NETWORK, NONFINITE, STORAGE, Batch
+from benchmarks.field.report import FieldReport, Form, Paged, condition, event, pod
 
 _SRE, _OWNER, _NOBODY = Paged.SRE, Paged.OWNER, Paged.NOBODY
-_MEMORY = r"memory|OOM|out-of-memory"
-_CRASH = r"crash|exit|ended|killed|fail|died"
-_NONFINITE = r"nan|NaN|non-finite|not a number|infinite|loss|grad"
-_NETWORK = r"NCCL|network|InfiniBand|\bIB\b|connection|peer|socket"
-_STORAGE = r"storage|disk|NVMe|file.?system|I/O|read-only"
 _HANG = r"hang|NCCL|collective|stuck|timeout|timed out|stall"
 
-_BATCH: list[FieldReport] = []
-
-
-def _add(
-    channel: Channel,
-    form: Form,
-    source: str,
-    title: str,
-    words: str,
-    paged: Paged,
-    lines: tuple[str, ...],
-    **rest: Any,
-) -> None:
-    opens = paged is not _NOBODY
-    _BATCH.append(FieldReport(source, channel, lines, opens, words, form=form, paged=paged, title=title, **rest))
-
-
-def _kernel(
-    source: str, title: str, words: str, paged: Paged, *lines: str, form: Form = Form.DMESG, **rest: Any
-) -> None:
-    _add(Channel.KERNEL, form, source, title, words, paged, lines, **rest)
-
-
-def _job(source: str, title: str, words: str, paged: Paged, *lines: str, before: str = "") -> None:
-    _add(Channel.JOB, Form.POD, source, title, words, paged, lines, before=before)
-
-
-def _page(source: str, title: str, words: str, paged: Paged, *lines: str) -> None:
-    _add(Channel.EXPORTER, Form.PAGE, source, title, words, paged, lines)
-
-
-def _kubernetes(source: str, title: str, words: str, paged: Paged, *objects: str) -> None:
-    _add(Channel.KUBERNETES, Form.API, source, title, words, paged, objects)
+_REPORTS = Batch()
+_kernel, _job, _page, _kubernetes = _REPORTS.kernel, _REPORTS.job, _REPORTS.page, _REPORTS.kubernetes
 
 
 def _event_of(kind: str, api: str, reason: str, message: str, component: str, warning: bool = False) -> str:
@@ -243,7 +207,7 @@ _kernel(
 _kernel(
     "kubernetes/node-problem-detector#845",
     "XFS shuts down a file system",
-    rf"{_STORAGE}|XFS",
+    rf"{STORAGE}|XFS",
     _SRE,
     "XFS (dm-4): Internal error xfs_iunlink_remove at line 2038 of file fs/xfs/xfs_inode.c.  Caller xfs_ifree+0x33/0x130 [xfs]",
     "XFS (dm-4): Corruption detected. Unmount and run xfs_repair",
@@ -312,7 +276,7 @@ _kernel(
 _kernel(
     "pcyin/tranX#41",
     "Out of memory: Killed process (python3)",
-    _MEMORY,
+    MEMORY,
     _SRE,
     "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,task_memcg=/user.slice,task=python3,pid=$pid,uid=0",
     "Out of memory: Killed process $pid (python3) total-vm:53312244kB, anon-rss:31451456kB, file-rss:74816kB, shmem-rss:12296kB, UID:0 pgtables:69068kB oom_score_adj:0",
@@ -362,7 +326,7 @@ _kernel(
 _kernel(
     "longhorn/longhorn#2775",
     "Medium Error of a disk",
-    rf"{_STORAGE}|[Mm]edium|read error",
+    rf"{STORAGE}|[Mm]edium|read error",
     _SRE,
     "sd 4:0:0:1: [sdc] tag#0 FAILED Result: hostbyte=DID_OK driverbyte=DRIVER_SENSE",
     "sd 4:0:0:1: [sdc] tag#0 Sense Key : Medium Error [current] ",
@@ -384,7 +348,7 @@ _kernel(
 _kernel(
     "ceph/ceph#65325",
     "ceph: mds0 reconnect denied",
-    rf"[Cc]eph|{_STORAGE}",
+    rf"[Cc]eph|{STORAGE}",
     _SRE,
     "libceph: mds0 172.21.5.114:6812 socket closed (con state OPEN)",
     "libceph: mds0 172.21.5.114:6812 connection reset",
@@ -397,7 +361,7 @@ _kernel(
 _kernel(
     "Joshua-Riek/ubuntu-rockchip#155",
     "nvme controller is down",
-    _STORAGE,
+    STORAGE,
     _SRE,
     "nvme nvme0: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS read failed (134)",
     "blk_update_request: I/O error, dev nvme0n1, sector 500118016 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 0",
@@ -423,7 +387,7 @@ _job(
 _job(
     "GanjinZero/RRHF#35",
     "SignalException: got signal: 1 after the terminal closed",
-    rf"[Ss]ignal|SIGHUP|{_CRASH}",
+    rf"[Ss]ignal|SIGHUP|{CRASH}",
     _OWNER,
     "WARNING:torch.distributed.elastic.agent.server.api:Received 1 death signal, shutting down workers",
     "WARNING:torch.distributed.elastic.multiprocessing.api:Sending process $pid closing signal SIGHUP",
@@ -443,14 +407,14 @@ _job(
 _job(
     "ArjunaCluster/ArjunaUsers#46",
     "execve(): slurm_script: No such file or directory",
-    rf"[Ss]lurm|script|{_CRASH}|[Nn]ode",
+    rf"[Ss]lurm|script|{CRASH}|[Nn]ode",
     _SRE,
     "slurmstepd: error: execve(): /tmp/slurmd/job00089/slurm_script: No such file or directory",
 )
 _job(
     "c3nl-neuraldynamics/c3nl_cluster#61",
     "Job credential expired",
-    rf"launch|credential|[Ss]lurm|[Nn]ode|{_CRASH}",
+    rf"launch|credential|[Ss]lurm|[Nn]ode|{CRASH}",
     _SRE,
     "srun: error: Task launch for $n.0 failed on node $host: Job credential expired",
     "srun: error: Application launch failed: Job credential expired",
@@ -473,7 +437,7 @@ _job(
 _job(
     "deepspeedai/DeepSpeedExamples#626",
     "exits with return code = -11",
-    rf"SIGSEGV|signal 11|[Ss]egmentation|{_CRASH}",
+    rf"SIGSEGV|signal 11|[Ss]egmentation|{CRASH}",
     _OWNER,
     "[2023-07-10 04:26:05,876] [INFO] [launch.py:318:sigkill_handler] Killing subprocess $pid",
     "[2023-07-10 04:26:05,877] [INFO] [launch.py:318:sigkill_handler] Killing subprocess $pid",
@@ -483,7 +447,7 @@ _job(
 _job(
     "deepspeedai/DeepSpeed#3232",
     "exits with return code = -9",
-    rf"SIGKILL|signal 9|{_MEMORY}|{_CRASH}",
+    rf"SIGKILL|signal 9|{MEMORY}|{CRASH}",
     _OWNER,
     "[2023-04-14 03:22:27,921] [INFO] [launch.py:428:sigkill_handler] Killing subprocess $pid",
     "[2023-04-14 03:22:31,245] [ERROR] [launch.py:434:sigkill_handler] ['/opt/conda/bin/python', '-u', 'main.py', '--local_rank=0', '--data_split', '2,4,4'] exits with return code = -9",
@@ -491,14 +455,14 @@ _job(
 _job(
     "InternLandMark/LandMark#65",
     "the progress bar ends with Killed",
-    rf"[Kk]illed|{_MEMORY}|SIGKILL|{_CRASH}",
+    rf"[Kk]illed|{MEMORY}|SIGKILL|{CRASH}",
     _OWNER,
     " 31%|███████████▊                          | 331/1063 [01:06<03:59,  3.06it/s]Killed",
 )
 _job(
     "SeanNaren/deepspeech.pytorch#172",
     "segmentation fault of train.py",
-    rf"[Ss]egmentation|SIGSEGV|signal 11|{_CRASH}",
+    rf"[Ss]egmentation|SIGSEGV|signal 11|{CRASH}",
     _OWNER,
     "[1]    $pid segmentation fault  python train.py --train_manifest  --val_manifest  --batch_size 64 --cuda",
     before="Epoch: [1][$step/1422]    Time 0.617 (0.398)      Data 0.021 (0.014)      Loss $loss (126.3911)",
@@ -523,7 +487,7 @@ _job(
 _job(
     "pytorch/pytorch#85604",
     "The server socket has failed to listen (Address already in use)",
-    rf"port|address|socket|c10d|[Rr]endezvous|connect|{_CRASH}",
+    rf"port|address|socket|c10d|[Rr]endezvous|connect|{CRASH}",
     _OWNER,
     "[W socket.cpp:401] [c10d] The server socket has failed to listen on [::]:47531 (errno: 98 - Address already in use).",
     "[W socket.cpp:401] [c10d] The server socket has failed to bind to 0.0.0.0:47531 (errno: 98 - Address already in use).",
@@ -534,7 +498,7 @@ _job(
 _job(
     "pytorch/pytorch#152780",
     "enqueue.cc Cuda failure 700",
-    rf"illegal memory|NCCL|CUDA|{_CRASH}",
+    rf"illegal memory|NCCL|CUDA|{CRASH}",
     _OWNER,
     "[2025-05-04 23:32:59] $host:940929:940929 [1] enqueue.cc:1556 NCCL WARN Cuda failure 700 'an illegal memory access was encountered'",
     "$host:940929:940929 [1] NCCL INFO group.cc:241 -> 1",
@@ -544,7 +508,7 @@ _job(
 _job(
     "ray-project/ray_lightning#24",
     "failed to open CUDA IPC handle: peer access is not supported",
-    rf"{_NETWORK}|CUDA",
+    rf"{NETWORK}|CUDA",
     _SRE,
     "(pid=$pid) $host:909608:910337 [0] transport/p2p.cc:238 NCCL WARN failed to open CUDA IPC handle : 217 peer access is not supported between these two devices",
     "(pid=$pid) RuntimeError: NCCL error in: /pytorch/torch/lib/c10d/ProcessGroupNCCL.cpp:784, unhandled cuda error, NCCL version 2.7.8",
@@ -581,7 +545,7 @@ _job(
 _job(
     "jax-ml/jax#20055",
     "tried to connect with a different incarnation",
-    rf"task|worker|restart|[Cc]oordination|{_CRASH}",
+    rf"task|worker|restart|[Cc]oordination|{CRASH}",
     _SRE,
     "/job:jax_worker/replica:0/task:11 unexpectedly tried to connect with a different incarnation. It has likely restarted.",
 )
@@ -604,7 +568,7 @@ _job(
 _job(
     "pytorch/pytorch#124262",
     "CUBLAS_STATUS_EXECUTION_FAILED",
-    rf"CUBLAS|cuBLAS|CUDA|{_CRASH}",
+    rf"CUBLAS|cuBLAS|CUDA|{CRASH}",
     _OWNER,
     "Traceback (most recent call last):",
     "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( handle, opa, opb, m, n, k, &falpha, a, CUDA_R_16BF, lda, b, CUDA_R_16BF, ldb, &fbeta, c, CUDA_R_16BF, ldc, CUDA_R_32F, CUBLAS_GEMM_DEFAULT_TENSOR_OP)`",
@@ -613,7 +577,7 @@ _job(
 _job(
     "google-deepmind/jaxline#11",
     "RESOURCE_EXHAUSTED",
-    rf"{_MEMORY}|RESOURCE_EXHAUSTED",
+    rf"{MEMORY}|RESOURCE_EXHAUSTED",
     _OWNER,
     "Traceback (most recent call last):",
     "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 285212672 bytes.",
@@ -622,7 +586,7 @@ _job(
 _job(
     "ray-project/ray#28776",
     "Task was killed due to the node running low on memory",
-    _MEMORY,
+    MEMORY,
     _OWNER,
     "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
     "Memory on the node (IP: 172.31.66.214, ID: 5d4a8f0b2f1c) where the task was running was 54.86GB / 57.60GB (0.952354), which exceeds the memory usage threshold of 0.95. Ray killed this worker (ID: 2c1e0f7a9b3d) because it was the most recently scheduled task; to see more information about memory usage on this node, use `ray logs raylet.out -ip 172.31.66.214`.",
@@ -630,14 +594,14 @@ _job(
 _job(
     "hiyouga/EasyR1#185",
     "Workers killed due to memory pressure",
-    _MEMORY,
+    MEMORY,
     _OWNER,
     "(raylet) [2025-04-02 15:02:00,117 E $pid $pid] (raylet) node_manager.cc:3069: 1 Workers (tasks / actors) killed due to memory pressure (OOM), 0 Workers crashed due to other reasons at node (ID: 9b6f0d7e1a2c, IP: 172.17.0.4) over the last time period. To see more information about the Workers killed on this node, use `ray logs raylet.out -ip 172.17.0.4`",
 )
 _job(
     "ge-xing/Diff-UNet#23",
     "DataLoader worker is killed by signal: Killed",
-    rf"DataLoader|data.?loader|killed|{_MEMORY}",
+    rf"DataLoader|data.?loader|killed|{MEMORY}",
     _OWNER,
     "Traceback (most recent call last):",
     "RuntimeError: DataLoader worker (pid $pid) is killed by signal: Killed. ",
@@ -645,7 +609,7 @@ _job(
 _job(
     "apache/mxnet#18224",
     "Worker timed out after 120 seconds",
-    rf"data|loader|timed out|[Tt]imeout|shared memory|{_CRASH}",
+    rf"data|loader|timed out|[Tt]imeout|shared memory|{CRASH}",
     _OWNER,
     "Worker timed out after 120 seconds. This might be caused by ",
     "            - Slow transform. Please increase timeout to allow slower data loading in each worker.",
@@ -657,7 +621,7 @@ _job(
 _job(
     "huggingface/datasets#5053",
     "Failed to read file: JSON parse error",
-    rf"data|JSON|read|parse|{_CRASH}",
+    rf"data|JSON|read|parse|{CRASH}",
     _OWNER,
     "Failed to read file 'zstd://12.jsonl::https://the-eye.eu/public/AI/pile/train/12.jsonl.zst' with error <class 'pyarrow.lib.ArrowInvalid'>: JSON parse error: Invalid value. in row 0",
     "Traceback (most recent call last):",
@@ -666,14 +630,14 @@ _job(
 _job(
     "allenai/OLMo#550",
     "429 Client Error of the model hub",
-    rf"429|Too Many|[Hh]ub|rate|{_CRASH}",
+    rf"429|Too Many|[Hh]ub|rate|{CRASH}",
     _OWNER,
     "[2024-04-18 15:55:06] CRITICAL [olmo.util:158, rank=6] Uncaught HfHubHTTPError: 429 Client Error: Too Many Requests for url: https://huggingface.co/api/datasets/glue/paths-info/bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c",
 )
 _job(
     "huggingface/transformers#9732",
     "Stale file handle while a checkpoint is written",
-    rf"[Ss]tale|NFS|{_STORAGE}",
+    rf"[Ss]tale|NFS|{STORAGE}",
     _SRE,
     "Traceback (most recent call last):",
     '    torch.save(self.optimizer.state_dict(), os.path.join(output_dir, "optimizer.pt"))',
@@ -683,7 +647,7 @@ _job(
 _job(
     "MIC-DKFZ/nnUNet#1784",
     "Input/output error of the data set's folder",
-    rf"{_STORAGE}|Input/output",
+    rf"{STORAGE}|Input/output",
     _SRE,
     "Traceback (most recent call last):",
     "OSError: [Errno 5] Input/output error: '/media/project/nnUNet/nnUNet_preprocessed/Dataset041_Pelvis/nnUNetPlans_3d_fullres/case_112.pkl'",
@@ -692,7 +656,7 @@ _job(
 _job(
     "hiyouga/LLaMA-Factory#6208",
     "failed reading zip archive of a checkpoint",
-    rf"[Cc]heckpoint|archive|corrupt|{_CRASH}",
+    rf"[Cc]heckpoint|archive|corrupt|{CRASH}",
     _OWNER,
     "Traceback (most recent call last):",
     '    state_dict = torch.load("saves/checkpoint-500/global_step500/mp_rank_00_model_states.pt", map_location="cpu")',
@@ -701,7 +665,7 @@ _job(
 _job(
     "lucidrains/unet-stylegan2#12",
     "size mismatch while a checkpoint is loaded",
-    rf"state_dict|[Cc]heckpoint|mismatch|{_CRASH}",
+    rf"state_dict|[Cc]heckpoint|mismatch|{CRASH}",
     _OWNER,
     "Traceback (most recent call last):",
     "RuntimeError: Error(s) in loading state_dict for StyleGAN2:",
@@ -710,7 +674,7 @@ _job(
 _job(
     "bghira/SimpleTuner#1880",
     "CheckpointException of all ranks",
-    rf"[Cc]heckpoint|{_CRASH}",
+    rf"[Cc]heckpoint|{CRASH}",
     _OWNER,
     "2025-10-31 03:11:02,473 - SimpleTuner - INFO - [rank7]: Traceback (most recent call last): (RANK 0)",
     "2025-10-31 03:11:02,473 - SimpleTuner - INFO - [rank7]:     assert metadata is not None",
@@ -721,7 +685,7 @@ _job(
 _job(
     "NVIDIA/Megatron-LM#5026",
     "rerun_state_machine: Unexpected result nan",
-    _NONFINITE,
+    NONFINITE,
     _OWNER,
     "ERROR:megatron.core.rerun_state_machine:Unexpected result nan on rank 3 at iteration #3 invocation #2 (message='found NaN in local grad norm for bucket #0 in backward pass before data-parallel communication collective')",
     "ERROR:megatron.core.rerun_state_machine:Rank 3, node $host, device 3, iteration #3: First rerun: unexpected result is reproducible within the tolerance (nan = nan). Need to rerun on a different GPU to verify correctness.",
@@ -729,7 +693,7 @@ _job(
 _job(
     "alibaba/Pai-Megatron-Patch#366",
     "found NaN in local grad norm",
-    rf"{_NONFINITE}|{_CRASH}",
+    rf"{NONFINITE}|{CRASH}",
     _OWNER,
     "Traceback (most recent call last):",
     "AssertionError: Rank 11: found NaN in local grad norm in backward pass before data-parallel communication collective. Device: 3, node: $host",
@@ -738,7 +702,7 @@ _job(
 _job(
     "ultralytics/yolov5#673",
     "WARNING: non-finite loss, ending training",
-    _NONFINITE,
+    NONFINITE,
     _OWNER,
     "    16/999     7.38G   0.03433   0.01034         0   0.04467        13       640WARNING: non-finite loss, ending training  tensor([nan, nan, nan, nan], device='cuda:0')",
 )
@@ -757,7 +721,7 @@ _BLOCK = "No available shared memory broadcast block found in 60 seconds. This t
 _job(
     "vllm-project/vllm#37250",
     "sample_tokens timed out and EngineDeadError",
-    rf"[Ee]ngine|{_HANG}|{_CRASH}",
+    rf"[Ee]ngine|{_HANG}|{CRASH}",
     _OWNER,
     *[f"(EngineCore_DP0 pid=$pid) INFO 03-08 17:27:28 [shm_broadcast.py:548] {_BLOCK}"] * 5,
     "(EngineCore_DP0 pid=$pid) ERROR 03-08 17:32:28 [core.py:1100] TimeoutError: RPC call to sample_tokens timed out.",
@@ -776,7 +740,7 @@ _job(
 _job(
     "sgl-project/sglang#3752",
     "Watchdog timeout of all ranks",
-    rf"[Ww]atchdog|{_HANG}|{_CRASH}",
+    rf"[Ww]atchdog|{_HANG}|{CRASH}",
     _SRE,
     "[2025-03-09 00:57:15 TP4] Watchdog timeout (self.watchdog_timeout=300)",
     "[2025-03-09 00:57:15 TP0] Watchdog timeout (self.watchdog_timeout=300)",
@@ -1018,7 +982,7 @@ _kubernetes(
 _kubernetes(
     "kubeflow/trainer#2044",
     "PyTorchJobRestarting",
-    rf"[Rr]estart|{_CRASH}",
+    rf"[Rr]estart|{CRASH}",
     _OWNER,
     pod(
         "Failed",
@@ -1041,4 +1005,4 @@ _kubernetes(
     ),
 )
 
-BATCH: tuple[FieldReport, ...] = tuple(_BATCH)
+BATCH: tuple[FieldReport, ...] = tuple(_REPORTS.reports)

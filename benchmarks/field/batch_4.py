@@ -8,51 +8,15 @@ numbers are replaced by drawn ones. A title is the thread's or says what the thr
 from __future__ import annotations
 
 import json
-from typing import Any
 
-from benchmarks.field.report import Channel, FieldReport, Form, Paged, condition, event, pod
+from benchmarks.field.collected import CRASH, MEMORY, NETWORK, NONFINITE, STORAGE, Batch
+from benchmarks.field.report import FieldReport, Form, Paged, condition, event, pod
 
 _SRE, _OWNER, _NOBODY = Paged.SRE, Paged.OWNER, Paged.NOBODY
-_MEMORY = r"memory|OOM|out-of-memory"
-_CRASH = r"crash|exit|ended|killed|fail|died"
-_NONFINITE = r"nan|NaN|non-finite|not a number|infinite|loss|grad"
-_NETWORK = r"NCCL|network|InfiniBand|\bIB\b|connection|peer|socket"
-_STORAGE = r"storage|disk|NVMe|file.?system|I/O|read-only"
 _HANG = r"hang|NCCL|collective|stuck|timeout|timed out|stall"
 
-_BATCH: list[FieldReport] = []
-
-
-def _add(
-    channel: Channel,
-    form: Form,
-    source: str,
-    title: str,
-    words: str,
-    paged: Paged,
-    lines: tuple[str, ...],
-    **rest: Any,
-) -> None:
-    opens = paged is not _NOBODY
-    _BATCH.append(FieldReport(source, channel, lines, opens, words, form=form, paged=paged, title=title, **rest))
-
-
-def _kernel(
-    source: str, title: str, words: str, paged: Paged, *lines: str, form: Form = Form.DMESG, **rest: Any
-) -> None:
-    _add(Channel.KERNEL, form, source, title, words, paged, lines, **rest)
-
-
-def _job(source: str, title: str, words: str, paged: Paged, *lines: str, before: str = "") -> None:
-    _add(Channel.JOB, Form.POD, source, title, words, paged, lines, before=before)
-
-
-def _page(source: str, title: str, words: str, paged: Paged, *lines: str) -> None:
-    _add(Channel.EXPORTER, Form.PAGE, source, title, words, paged, lines)
-
-
-def _kubernetes(source: str, title: str, words: str, paged: Paged, *objects: str) -> None:
-    _add(Channel.KUBERNETES, Form.API, source, title, words, paged, objects)
+_REPORTS = Batch()
+_kernel, _job, _page, _kubernetes = _REPORTS.kernel, _REPORTS.job, _REPORTS.page, _REPORTS.kubernetes
 
 
 def _event_of(kind: str, api: str, reason: str, message: str, component: str, warning: bool = False) -> str:
@@ -217,7 +181,7 @@ _kernel(
 _kernel(
     "openzfs/zfs#3997",
     "nfsd blocked for more than 120 seconds",
-    rf"blocked|hung|hang|{_STORAGE}|NFS",
+    rf"blocked|hung|hang|{STORAGE}|NFS",
     _SRE,
     "INFO: task nfsd:$pid blocked for more than 120 seconds.",
     '"echo 0 > /proc/sys/kernel/hung_task_timeout_secs" disables this message.',
@@ -227,7 +191,7 @@ _kernel(
 _kernel(
     "kubernetes/kubernetes#12905",
     "Aborting journal, Remounting filesystem read-only",
-    _STORAGE,
+    STORAGE,
     _SRE,
     "Aborting journal on device dm-4-8.",
     "EXT4-fs error (device dm-4) in ext4_setattr:4562: Journal has aborted",
@@ -238,7 +202,7 @@ _kernel(
 _kernel(
     "sonic-net/sonic-buildimage#23146",
     "write errors of a loop device whose disk is full",
-    rf"{_STORAGE}|write error",
+    rf"{STORAGE}|write error",
     _SRE,
     "loop: Write error at byte offset 673251328, length 4096.",
     "I/O error, dev loop1, sector 1314944 op 0x1:(WRITE) flags 0x0 phys_seg 2 prio class 2",
@@ -249,7 +213,7 @@ _kernel(
 _kernel(
     "docker/for-linux#1001",
     "the memory limit of a container kills python3 again and again",
-    _MEMORY,
+    MEMORY,
     _OWNER,
     *[
         "Memory cgroup out of memory: Killed process $pid (python3) total-vm:11892kB, anon-rss:4292kB, file-rss:3428kB, shmem-rss:0kB",
@@ -270,7 +234,7 @@ _kernel(
 _kernel(
     "amazonlinux/amazon-linux-2023#723",
     "Lustre cannot be mounted: rc = -5",
-    rf"[Ll]ustre|{_STORAGE}|mount",
+    rf"[Ll]ustre|{STORAGE}|mount",
     _SRE,
     "LustreError: 26110:0:(mgc_request.c:252:do_config_log_add()) MGC10.31.84.120@tcp: failed processing log, type 1: rc = -5",
     "LustreError: 15c-8: MGC10.31.84.120@tcp: Confguration from log jxlwlxxv-client failed from MGS -5. Communication error between node & MGS, a bad configuration, or other errors. See syslog for more info",
@@ -337,7 +301,7 @@ _HF = "{'loss': $loss, 'grad_norm': $norm, 'learning_rate': 2.04e-06, 'epoch': 0
 _job(
     "yangjianxin1/Firefly#171",
     "exitcode -9 while the shards load",
-    rf"SIGKILL|signal 9|{_CRASH}",
+    rf"SIGKILL|signal 9|{CRASH}",
     _OWNER,
     "Loading checkpoint shards:   0%|          | 0/2 [00:00<?, ?it/s]WARNING:torch.distributed.elastic.multiprocessing.api:Sending process $pid closing signal SIGTERM",
     "WARNING:torch.distributed.elastic.multiprocessing.api:Sending process $pid closing signal SIGTERM",
@@ -358,14 +322,14 @@ _job(
 _job(
     "NVIDIA/nccl#2013",
     "ibv_modify_qp failed with 110 while a checkpoint is written",
-    _NETWORK,
+    NETWORK,
     _SRE,
     "[2026-03-13 22:26:02] $host:$pid [5] ibvwrap.c:262 NCCL WARN Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_4:1, curr state INIT, next state RTR, local GID index 3, local GID ::ffff:10.21.4.12, remote GID ::ffff:10.21.6.14",
 )
 _job(
     "NVIDIA/nccl#1814",
     "Got completion from peer with status=12 and vendor err 129",
-    _NETWORK,
+    NETWORK,
     _SRE,
     "$host:$pid:4122 [3] transport/net_ib.cc:1835 NCCL WARN NET/IB : Got completion from peer 10.87.4.182<55921> with status=12 opcode=1 len=0 vendor err 129 (Send) localGid ::ffff:10.87.4.221 remoteGids::ffff:10.87.88.182",
     "$host:$pid:4122 [3] NCCL INFO transport/net.cc:1160 -> 6",
@@ -375,7 +339,7 @@ _job(
 _job(
     "uccl-project/uccl#641",
     "Failed to modify QP to RTR: Connection timed out",
-    rf"{_NETWORK}|QP|RDMA|RoCE",
+    rf"{NETWORK}|QP|RDMA|RoCE",
     _SRE,
     *["Failed to modify QP to RTR: Connection timed out", "errno: 110"] * 4,
 )
@@ -394,7 +358,7 @@ _job(
 _job(
     "open-mmlab/mmsegmentation#1356",
     "Unexpected bus error in a loader of data",
-    rf"[Bb]us error|shared memory|shm|{_CRASH}",
+    rf"[Bb]us error|shared memory|shm|{CRASH}",
     _OWNER,
     "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).",
     "Traceback (most recent call last):",
@@ -405,7 +369,7 @@ _job(
 _job(
     "facebookresearch/ParlAI#4452",
     "CUDA out of memory on rank 3",
-    _MEMORY,
+    MEMORY,
     _OWNER,
     "rank:  3 | 2022-04-03 18:44:26,615 CRITICAL | Traceback (most recent call last):",
     '  File "/mnt/lustre/parlai/utils/fp16.py", line 194, in backward',
@@ -414,7 +378,7 @@ _job(
 _job(
     "vpetren/gradnorm_tf#17",
     "loss: nan from one epoch on",
-    _NONFINITE,
+    NONFINITE,
     _OWNER,
     *["epoch: $step loss: nan"] * 8,
     before="epoch: $step loss: $loss",
@@ -422,7 +386,7 @@ _job(
 _job(
     "babysor/MockingBird#774",
     "No space left while a checkpoint is saved",
-    rf"{_STORAGE}|[Ss]pace|[Cc]heckpoint",
+    rf"{STORAGE}|[Ss]pace|[Cc]heckpoint",
     _SRE,
     "{| Epoch: 55/167 (996/1926) | Loss: 0.2907 | 0.93 steps/s | Step: 425k | }Traceback (most recent call last):",
     '  File "/env/lib/python3.9/site-packages/torch/serialization.py", line 379, in save',
@@ -432,7 +396,7 @@ _job(
 _job(
     "ZwwWayne/K-Net#30",
     "oom-kill events in a step of Slurm",
-    rf"{_MEMORY}|{_CRASH}",
+    rf"{MEMORY}|{CRASH}",
     _OWNER,
     "slurmstepd-$host: error: Detected 1 oom-kill event(s) in StepId=94$n.0. Some of your processes may have been killed by the cgroup out-of-memory handler.",
     "srun: error: $host: task 0: Out Of Memory",
@@ -442,7 +406,7 @@ _job(
 _job(
     "facebookincubator/submitit#1776",
     "Job not requeued because: timed-out and not checkpointable",
-    rf"time|limit|requeue|{_CRASH}",
+    rf"time|limit|requeue|{CRASH}",
     _OWNER,
     "submitit WARNING (2024-09-25 10:21:07,880) - Caught signal SIGUSR2 on $host: this job is timed-out.",
     "submitit INFO (2024-09-25 10:21:07,912) - Job not requeued because: timed-out and not checkpointable.",
@@ -450,7 +414,7 @@ _job(
 _job(
     "hkust-nlp/simpleRL-reason#98",
     "The actor died unexpectedly",
-    rf"actor|Ray|{_CRASH}",
+    rf"actor|Ray|{CRASH}",
     _OWNER,
     "ray.exceptions.RayActorError: The actor died unexpectedly before finishing this task.",
     "        class_name: create_colocated_worker_cls.<locals>.WorkerDict",
@@ -460,7 +424,7 @@ _job(
 _job(
     "alex-petrenko/sample-factory#285",
     "Stopping training due to lack of heartbeats",
-    rf"heartbeat|{_HANG}|{_CRASH}|[Ss]top",
+    rf"heartbeat|{_HANG}|{CRASH}|[Ss]top",
     _OWNER,
     "[2023-09-18 21:35:46,519][$pid] No heartbeat for components: InferenceWorker_p0-w0 (337 seconds)",
     "[2023-09-18 21:35:46,519][$pid] Stopping training due to lack of heartbeats from InferenceWorker_p0-w0",
@@ -468,7 +432,7 @@ _job(
 _job(
     "pytorch/pytorch#67978",
     "the launch timed out and was terminated",
-    rf"CUDA|launch|{_CRASH}",
+    rf"CUDA|launch|{CRASH}",
     _SRE,
     "Traceback (most recent call last):",
     '  File "/opt/conda/lib/python3.8/site-packages/torch/nn/modules/conv.py", line 439, in _conv_forward',
@@ -479,7 +443,7 @@ _job(
 _job(
     "vllm-project/vllm#12233",
     "MQLLMEngine is already dead",
-    rf"[Ee]ngine|{_CRASH}",
+    rf"[Ee]ngine|{CRASH}",
     _OWNER,
     "ERROR 01-22 00:13:32 client.py:282] RuntimeError('Engine process (pid $pid) died.')",
     "ERROR 01-22 00:13:32 client.py:282] NoneType: None",
@@ -488,7 +452,7 @@ _job(
 _job(
     "christopherowen/spark-vllm-mxfp4-docker#5",
     "EngineDeadError under the prefix of docker compose",
-    rf"[Ee]ngine|illegal memory|{_CRASH}",
+    rf"[Ee]ngine|illegal memory|{CRASH}",
     _OWNER,
     "vllm-mxfp4  | (APIServer pid=1)     raise self._format_exception(outputs) from None",
     "vllm-mxfp4  | (APIServer pid=1) vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause.",
@@ -498,7 +462,7 @@ _job(
 _job(
     "sgl-project/sglang#5491",
     "Scheduler hit an exception",
-    rf"[Ss]cheduler|exception|{_CRASH}",
+    rf"[Ss]cheduler|exception|{CRASH}",
     _OWNER,
     "[2025-04-17 16:15:33 TP0] Scheduler hit an exception: Traceback (most recent call last):",
     '  File "/opt/conda/lib/python3.10/site-packages/sglang/srt/managers/scheduler.py", line 2070, in run_scheduler_process',
@@ -509,7 +473,7 @@ _job(
 _job(
     "huggingface/text-generation-inference#446",
     "Download process was signaled to shutdown with signal 7",
-    rf"signal 7|SIGBUS|[Bb]us error|{_CRASH}",
+    rf"signal 7|SIGBUS|[Bb]us error|{CRASH}",
     _OWNER,
     "2023-06-13T12:01:40.112233Z  INFO text_generation_launcher: Starting download process.",
     "Error: DownloadError",
@@ -737,7 +701,7 @@ _kubernetes(
 _kubernetes(
     "kubernetes/kubernetes#96630",
     "Job has reached the specified backoff limit",
-    rf"[Bb]ackoff|{_CRASH}",
+    rf"[Bb]ackoff|{CRASH}",
     _OWNER,
     pod("Failed", container={"state": {"terminated": {"exitCode": 1, "reason": "Error"}}}),
     _event_of(
@@ -752,7 +716,7 @@ _kubernetes(
 _kubernetes(
     "k3s-io/k3s#7746",
     "a trainer ends with exit code 137",
-    rf"137|SIGKILL|{_CRASH}",
+    rf"137|SIGKILL|{CRASH}",
     _OWNER,
     pod("Failed", container={"state": {"terminated": {"exitCode": 137, "reason": "Error"}}}),
 )
@@ -926,4 +890,4 @@ _kubernetes(
     pod("Running", container={"ready": True, "state": {"running": {"startedAt": "2026-11-25T00:00:00Z"}}}),
 )
 
-BATCH: tuple[FieldReport, ...] = tuple(_BATCH)
+BATCH: tuple[FieldReport, ...] = tuple(_REPORTS.reports)

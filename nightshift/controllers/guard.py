@@ -225,7 +225,7 @@ class _Guard:
         if not traits_of(action.kind).takes_capacity:
             return set()
         # a cordon or a taint keeps pods off the whole node, also where the target is one of its GPUs
-        whole = {action.target} | self._nodes(action) | {Subject(_K.NODE, n) for n in action.blast_radius.nodes}
+        whole = {action.target} | self._nodes(action)
         found = {gpu for subject in whole for gpu in self._inventory.gpus(subject, self._at_s)}
         return found | {Subject(_K.GPU, name) for name in action.blast_radius.gpus}
 

@@ -24,7 +24,7 @@ class Fault(StrEnum):
     FORBIDDEN = "403"
     """Refuses for good, as a role that was narrowed or an admission webhook does."""
     DENIED = "authorizer's 403"
-    """Refuses a right though it is granted, as a server does whose roles are not read yet."""
+    """Refuses a granted right, as a server does before it has read its roles."""
     WARN = "warning"
     """Does as it is asked, and warns, as for a deprecated version or by an admission webhook."""
     PAGE = "gateway's 404"

@@ -238,7 +238,7 @@ def _failure(status: Object, at_s: float) -> Iterator[Trouble]:
 
 
 def _is_ready(status: Object) -> bool:
-    """By its condition; where nobody wrote one yet, by its containers."""
+    """The pod's Ready condition decides; a pod without one is ready when all its containers are."""
     told = [c.get("status") == "True" for c in status.get("conditions") or [] if c.get("type") == "Ready"]
     containers = status.get("containerStatuses") or []
     return any(told) if told or not containers else all(c.get("ready") for c in containers)

@@ -30,7 +30,7 @@ class KubeClient(KubeApi):
     """Reads and writes with one identity. What the server warns a thread of is kept until it is asked for."""
 
     def __init__(self, api: Any, *, timer: Callable[[], float] = time.monotonic, **more: Any) -> None:
-        """`timer`: seconds, by which a right's second refusal is told from its first."""
+        """`timer`: seconds; it measures the time between two refusals of one right."""
         super().__init__(api, **more)
         self._warned = threading.local()
         self._timer = timer
@@ -100,14 +100,18 @@ class KubeClient(KubeApi):
         return not self._may_be_allowed(right)
 
     def _may_be_allowed(self, right: Mapping[str, str]) -> bool:
+        """A review that is refused, too, says nothing: the second refusal decides."""
         try:
             status = self.review(right)
-            if status.get("allowed") or status.get("evaluationError"):
-                return True
+        except (Temporary, Permanent):
+            return True
+        if status.get("allowed") or status.get("evaluationError"):
+            return True
+        try:
             self._raw("GET", "/readyz")
         except Temporary:  # not ready: neither the refusal nor the review counts
             return True
-        except Permanent:  # the review, or the state of the server, may not be asked for
+        except Permanent:  # it answers, though we may not ask for its state
             return False
         return False
 

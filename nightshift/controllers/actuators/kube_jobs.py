@@ -180,7 +180,7 @@ def find(kube: KubeClient, job: Subject) -> FoundJob | None:
     found: list[FoundJob] = []
     refused: list[Refused] = []
     asked: set[str] = set()
-    # not found, it may be of a kind whose operator was installed since discovery was asked
+    # a job that was not found may be of a kind whose operator is newer than our last discovery
     for within_s in (DISCOVERY_S, MISSED_S):
         for kind in KINDS if not found else ():
             path = f"/{kind.api}/namespaces/{namespace}/{kind.plural}/{name}"

@@ -91,7 +91,7 @@ class Throttle:
         self._episodes = Episodes(self.name, self.stated.per_1000_series_days / 1000.0)
         self._servers: Frame | None = None
         self._told_s: dict[Subject, float] = {}
-        """GPUs whose hardware reports a slowdown while no clock is told: since when. A restart empties it."""
+        """When the hardware of a GPU without a clock on its page began to report a slowdown. Not saved."""
 
     def _fresh(self) -> SeriesTable:
         columns = {

@@ -3,8 +3,8 @@
 PyTorch's watchdog (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp) writes one line per rank that waited:
 `[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=15, OpType=ALLREDUCE, …) ran for 600029
 milliseconds before timing out`. It is an event and taken at its word; what it names is a rank that waited. The one
-that was waited for is the rank of the group that says nothing, or whose sequence number is behind. Other ranks pass
-the word on (a dump signal), and Horovod (horovod/common/stall_inspector.cc) names the ranks that it waits for.
+that was waited for is the rank of the group that says nothing, or whose sequence number is behind. Other ranks
+repeat it (a dump signal), and Horovod (horovod/common/stall_inspector.cc) names the ranks that it waits for.
 """
 
 from __future__ import annotations

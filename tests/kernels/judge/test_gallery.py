@@ -72,15 +72,23 @@ QUICK_GOOD = {
     "max_integer",
     "rmsnorm_many_rows",
 }
-# Half a minute to five minutes each on the interpreter; another candidate of each operation is judged here. A GPU
+# A quarter of a minute to five minutes each on the interpreter; another of each operation is judged here. A GPU
 # judges them like every other: `benchmarks.kernels_exploits --device cuda --parts good`, in
 # results/kernels_good_h100.json.
 ON_A_GPU_ALONE = {
+    "copy_flat",
+    "copy_rows",
     "cross_entropy_backward",
     "cross_entropy_looped",
+    "dequantise_rows",
+    "embedding_gradient_scan",
     "flash_attention_32",
+    "geglu_rows",
     "layernorm_backward",
     "layernorm_looped",
+    "library_fused_mlp",
+    "reduce_sum_split",
+    "rmsnorm_backward",
     "rmsnorm_looped",
     "rmsnorm_residual_row",
     "rmsnorm_two_paths",
@@ -92,8 +100,11 @@ ON_A_GPU_ALONE = {
     "softmax_backward",
     "softmax_filled",
     "softmax_online",
+    "softmax_operator",
+    "softmax_own_library",
     "softmax_persistent",
     "softmax_planned",
+    "stencil_3x3_tiles",
     "stencil_3x3_wide",
 }
 

@@ -8,7 +8,10 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,9 +25,33 @@ ROOT = Path(__file__).parents[3]
 TRIAL = re.compile(r" +\d+ revert ")
 
 
-def started(folder: Path) -> subprocess.Popen[str]:
+LIMIT_S = 240.0
+
+
+@contextmanager
+def started(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """The driver, killed after LIMIT_S; what it writes to stderr is shown where the test fails."""
     command = [sys.executable, "-m", "tests.kernels.loop.ray_program", str(folder)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        late = threading.Timer(LIMIT_S, process.kill)
+        late.start()
+        try:
+            yield process
+        finally:
+            late.cancel()
+
+
+def killed_after_two_verdicts(folder: Path) -> bool:
+    """False where two verdicts never came."""
+    with started(folder) as process:
+        assert process.stdout is not None
+        count = 0
+        for line in process.stdout:
+            count += bool(TRIAL.match(line))
+            if count == 2:
+                break
+        process.kill()
+    return count == 2 and process.returncode == -signal.SIGKILL
 
 
 def of_session(mark: str) -> list[int]:
@@ -51,15 +78,8 @@ def test_killed_with_signal_9_in_mid_search_no_trial_is_lost_and_none_repeated(
     mark = f"NIGHTSHIFT_TEST_RAY={tmp_path}"
     name, _, value = mark.partition("=")
     monkeypatch.setenv(name, value)
-    with started(tmp_path) as process:
-        assert process.stdout is not None
-        count = 0
-        for line in process.stdout:
-            count += bool(TRIAL.match(line))
-            if count == 2:
-                break
-        process.kill()
-    assert process.returncode == -signal.SIGKILL
+    # once more where none came within LIMIT_S: seen once, under load, before the driver had a limit
+    assert killed_after_two_verdicts(tmp_path) or killed_after_two_verdicts(tmp_path)
     monkeypatch.delenv(name)
     (folder,) = (folder for _, folder in tasks_of(tmp_path))
     text = (folder / "ledger.jsonl").read_bytes()
