@@ -1,8 +1,9 @@
 """Who is paged for what, over 26 weeks of a fleet without history: `python -m benchmarks.lane_months`.
 
 - *Faults*: 6.5 per 1,000 node-days, in the mix of `MIX` (ours: about half are facts, the rest near-facts and
-  statistics), at a random place, with log-uniform strength from 1 to 10 and, where the share of work lost is
-  measured, log-uniform from 2 to 50 %.
+  statistics), at a random place, with log-uniform strength from 1 to 10. Where an alarm states
+  the share of work that is lost, it is log-uniform from 2 to 50 %; the time until a leak's memory is full is
+  log-uniform from 10 minutes to the detector's horizon.
 - *False alarms*, of every statistical detector: at the upper end of the 90 % interval of what healthy telemetry
   showed (`populations.json`, the highest of a detector's populations that are measured); elsewhere at its claim. A
   training job counts as one run a week. Strengths are of a Pareto law of index 1, which has no mean.
@@ -35,6 +36,7 @@ from nightshift.detectors.alarms.populations import NEAR_FACTS, Unit, rates
 from nightshift.detectors.alarms.promise import promises
 from nightshift.detectors.base import CERTAIN, Fault, Finding, Severity, State
 from nightshift.detectors.contract.evaluate import garwood
+from nightshift.detectors.memory.signals import HORIZON_S
 from nightshift.detectors.plugins import ALL
 
 WEEKS, HOUR_S, FLEETS = 26, 3600.0, 3
@@ -44,7 +46,7 @@ GPU, RANK = SubjectKind.GPU, SubjectKind.RANK
 
 @dataclass(frozen=True)
 class FaultKind:
-    """A fault that is drawn. `measured`: its alarm states the share of work that is lost."""
+    """A fault that is drawn. `states`: a figure of its alarm, and the range that it is drawn from."""
 
     detector: str
     fault: Fault
@@ -52,10 +54,11 @@ class FaultKind:
     where: SubjectKind
     severity: Severity = Severity.CRITICAL
     fact: bool = False
-    measured: bool = False
+    states: tuple[str, float, float] | None = None
 
 
 _W = Severity.WARNING
+_SHARE, _LEFT = ("lost_share", 0.02, 0.5), ("eta_s", 600.0, HORIZON_S)
 MIX = (
     FaultKind("xid", Fault.XID, 0.20, GPU, fact=True),
     FaultKind("ecc", Fault.HBM_DEGRADED, 0.12, GPU, fact=True),
@@ -64,13 +67,26 @@ MIX = (
     FaultKind("divergence", Fault.LOSS_NONFINITE, 0.05, RANK, fact=True),
     FaultKind("hang", Fault.HANG, 0.15, RANK),
     FaultKind("divergence", Fault.LOSS_DIVERGED, 0.06, RANK),
-    FaultKind("stall", Fault.DATA_STALL, 0.06, RANK, _W, measured=True),
-    FaultKind("straggler", Fault.STRAGGLER, 0.06, RANK, _W, measured=True),
-    FaultKind("throttle", Fault.THROTTLE, 0.06, GPU, _W, measured=True),
-    FaultKind("memory_leak", Fault.GPU_MEMORY_LEAK, 0.06, GPU, _W),
+    FaultKind("stall", Fault.DATA_STALL, 0.06, RANK, _W, states=_SHARE),
+    FaultKind("straggler", Fault.STRAGGLER, 0.06, RANK, _W, states=_SHARE),
+    FaultKind("throttle", Fault.THROTTLE, 0.06, GPU, _W, states=_SHARE),
+    FaultKind("memory_leak", Fault.GPU_MEMORY_LEAK, 0.06, GPU, _W, states=_LEFT),
 )
 FALSE = {kind.detector: kind for kind in MIX if not kind.fact}
 """What a false alarm of a detector looks like."""
+
+
+class FixedInventory(Inventory):
+    """Nothing moves in it, so what was counted once holds at all times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counted: dict[Subject, list[Subject]] = {}
+
+    def gpus(self, subject: Subject, at_s: float) -> list[Subject]:
+        if subject not in self._counted:
+            self._counted[subject] = super().gpus(subject, at_s)
+        return self._counted[subject]
 
 
 class Fleet:
@@ -79,7 +95,7 @@ class Fleet:
     def __init__(self, gpus: int, rng: np.random.Generator) -> None:
         self.gpus = [Subject(GPU, f"gpu-{n}") for n in range(gpus)]
         self.ranks: list[Subject] = []
-        self.jobs, self.inventory = 0, Inventory()
+        self.jobs, self.inventory = 0, FixedInventory()
         for n, gpu in enumerate(self.gpus):
             self.inventory.observe(gpu, Subject(SubjectKind.NODE, f"n{n // 8}"), 0.0)
         start, half = 0, gpus // 2
@@ -105,7 +121,10 @@ class Fleet:
         """One alarm of a kind, at a random place."""
         places = self.gpus if kind.where is GPU else self.ranks
         score = CERTAIN if kind.fact else float(10.0 ** rng.uniform())
-        facts = {"lost_share": float(np.exp(rng.uniform(np.log(0.02), np.log(0.5))))} if kind.measured else {}
+        facts = {}
+        if kind.states is not None:
+            name, low, high = kind.states
+            facts[name] = float(np.exp(rng.uniform(np.log(low), np.log(high))))
         at, since = Instant(at_s), Instant(at_s - 1e-3 * number)
         told = (kind.detector, kind.fault, places[int(rng.integers(len(places)))], State.FIRING, since, at)
         return Finding(*told, kind.severity, "drawn", score, 1.0, facts=facts)
