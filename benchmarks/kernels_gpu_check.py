@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import random
 import subprocess
@@ -28,11 +29,16 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nightshift.kernels.judge.verdict import Reason
+
 ROOT = Path(__file__).resolve().parent.parent
-SHARES = (0.55, 0.75)
+RESULTS = ROOT / "benchmarks" / "results"
+FILE = "kernels_gpu_check.json"
+SHARE = 0.72
 """Of the time, after which the first two parts begin nothing more: the last one needs two minutes."""
 
 
@@ -56,23 +62,44 @@ class Book:
                 self.record["not_run"].append(f"{part}: {row['name']}")
             self.record["took_s"] = round(self.spent_s(), 1)
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            partial = self.path.with_suffix(".partial")
-            partial.write_text(json.dumps(self.record, indent=1) + "\n")
-            partial.replace(self.path)
+            unfinished = self.path.with_suffix(".partial")
+            unfinished.write_text(json.dumps(self.record, indent=1) + "\n")
+            unfinished.replace(self.path)
         word = "left" if row.get("not_run") else "right" if row["right"] else "WRONG"
         print(f"[{self.spent_s():.0f} s] {word} {part} {row['name']} {row.get('reason', '')}", flush=True)
 
-    def each(self, part: str, items: Sequence[Any], threads: int, share: float, one: Callable[[Any], Any]) -> None:
-        """`one` of each item gives its row; after this share of the time no more is begun."""
+    def each(self, pieces: Sequence[Piece], threads: int) -> None:
+        """In one pool: none waits for the slowest of another part. After SHARE of the time no more is begun.
+        One that found the GPU's memory taken is judged again, with one beside it."""
+        again: list[Piece] = []
 
-        def run(item: Any) -> None:
-            name = item if isinstance(item, str) else item.name
-            if self.spent_s() > share * self.until_s:
-                return self.add(part, {"name": name, "not_run": True, "right": False})
-            return self.add(part, one(item))
+        def run(piece: Piece, last: bool) -> None:
+            row = {"not_run": True, "right": False} if self.spent_s() > SHARE * self.until_s else piece.row()
+            if row.get("reason") == Reason.vram_taken and not last:
+                again.append(piece)
+            else:
+                self.add(piece.part, {"name": piece.name, **row})
 
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(run, items))
+        for asked, count, last in ((pieces, threads, False), (again, 2, True)):
+            with ThreadPoolExecutor(count) as pool:
+                list(pool.map(run, list(asked), [last] * len(asked)))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One thing to judge. row: judges it."""
+
+    part: str
+    name: str
+    row: Callable[[], dict[str, Any]]
+
+
+def slowest_first(pieces: Sequence[Piece], path: Path) -> list[Piece]:
+    """By the seconds that each took in the committed run; one that had none comes first."""
+    last = json.loads(path.read_text()) if path.exists() else {}
+    parts = ("families", "good", "exploits")
+    took = {(part, row["name"]): row.get("took_s") for part in parts for row in last.get(part, [])}
+    return sorted(pieces, key=lambda piece: -(took.get((piece.part, piece.name)) or math.inf))
 
 
 def judge_sha256() -> str:
@@ -111,7 +138,7 @@ def best_of(family: Any, gpu: str, device: str) -> tuple[Any, Any, Any] | None:
     return None
 
 
-def families(book: Book, judge: Any, given: argparse.Namespace) -> None:
+def families(judge: Any, given: argparse.Namespace) -> list[Piece]:
     from nightshift.kernels.loop.optimise import ON_CPU
     from nightshift.kernels.loop.search import Ladder
     from nightshift.kernels.ops.families import ALL, interprets
@@ -122,37 +149,38 @@ def families(book: Book, judge: Any, given: argparse.Namespace) -> None:
     def one(family: Any) -> dict[str, Any]:
         found = best_of(family, judge.environment.gpu, given.device)
         if found is None:
-            return {"name": family.name, "right": False, "reason": "writes no kernel for a case of its problems"}
+            return {"right": False, "reason": "writes no kernel for a case of its problems"}
         problem, case, made = found
         verdict = judge.verdict(made, problem, replace(full, cases=(case,)))
         return {
-            "name": family.name, "problem": problem.name, "case": str(case),
+            "problem": problem.name, "case": str(case),
             "right": not verdict.refused and verdict.stage != "machine", "status": verdict.status.value,
             "reason": verdict.reason.value, "detail": verdict.detail[:300], "took_s": round(verdict.took_s, 1),
         }  # fmt: skip
 
-    book.each("families", chosen, given.threads, SHARES[0], one)
+    return [Piece("families", family.name, partial(one, family)) for family in chosen]
 
 
-def gallery(book: Book, judge: Any, given: argparse.Namespace) -> None:
-    from benchmarks.kernels_exploits import limits, pieces_of
+def gallery(judge: Any, given: argparse.Namespace) -> list[Piece]:
+    from benchmarks.kernels_exploits import pieces_of
     from nightshift.kernels.judge.gallery import show
     from nightshift.kernels.judge.probes.inputs import CPU, INTERPRETER, QUICK_GPU
     from nightshift.kernels.judge.race.contest import QUICK
 
-    draw = random.Random(given.seed)
+    draw, found = random.Random(given.seed), []
     on_cpu = given.device == "cpu"
     for part, folder, count in (("good", "good", given.good), ("exploits", "static_off", given.exploits)):
         # pieces against the clock want the GPU to themselves; a check of minutes draws of the others
         there = [p for p in pieces_of(folder, given.device) if not (p.timed or p.huge)]
-        judge.limits = replace(limits(given.device), **({"import_s": 300.0, "call_s": 300.0} if on_cpu else {}))
 
         def one(piece: Any, static: bool = part == "good") -> dict[str, Any]:
             triton = piece.file.candidate.language == "triton"
             scope = QUICK_GPU if not on_cpu else INTERPRETER if triton else CPU
             return show(judge, piece, scope, static, QUICK).to_json()
 
-        book.each(part, draw.sample(there, min(count, len(there))), given.threads, SHARES[1], one)
+        drawn = draw.sample(there, min(count, len(there)))
+        found += [Piece(part, piece.name, partial(one, piece)) for piece in drawn]
+    return found
 
 
 def zoo(book: Book, given: argparse.Namespace) -> None:
@@ -185,24 +213,27 @@ def main() -> int:
     parser.add_argument("--model", default="llama3", help="Of benchmarks.kernels_zoo")
     parser.add_argument("--threads", type=int, default=0, help="Default: 8, on a CPU 1")
     parser.add_argument("--commit", default="", help="Where the checkout has no .git")
-    results = Path(os.environ.get("OUT", ROOT / "benchmarks" / "results"))
-    parser.add_argument("--out", type=Path, default=results / "kernels_gpu_check.json")
+    results = Path(os.environ.get("OUT", RESULTS))
+    parser.add_argument("--out", type=Path, default=results / FILE)
     given = parser.parse_args()
     if given.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
+    from nightshift.kernels.judge.host.process import Limits
     from nightshift.kernels.judge.judge import Judge
     from nightshift.version import commit
 
     given.commit = given.commit or commit() or "unknown"
     given.threads = given.threads or (8 if given.device == "cuda" else 1)
-    with Judge(given.device, interpret=given.device == "cpu", compiled=False) as judge:
+    # Triton's interpreter takes minutes for what a GPU does in a second
+    limits = Limits(import_s=300.0, call_s=300.0) if given.device == "cpu" else Limits()
+    with Judge(given.device, interpret=given.device == "cpu", compiled=False, limits=limits) as judge:
         book = Book(given.out, given.until, {
             "commit": given.commit, "judge_sha256": judge_sha256(), "seed": given.seed,
             "environment": judge.environment.to_json(), "families": [], "good": [], "exploits": [], "zoo": [],
             "not_run": [],
         })  # fmt: skip
-        families(book, judge, given)
-        gallery(book, judge, given)
+        pieces = [*families(judge, given), *gallery(judge, given)]
+        book.each(slowest_first(pieces, RESULTS / FILE), given.threads)
     # its own process has the GPU to itself
     zoo(book, given)
     rows = [row for part in ("families", "good", "exploits", "zoo") for row in book.record[part]]

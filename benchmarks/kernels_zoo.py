@@ -10,8 +10,8 @@ part in a process of its own, which ends at `--until` (seconds) and writes its f
 1. search: the eager step is traced and `nightshift kernels optimize --trace` writes the job's file: the documented
    path, without a choice by hand. A search that was stopped continues in the next call.
 2. race: eager, torch.compile's modes, ours, ours + compile: in turns, in one process.
-3. liger: eager again, Liger, Liger + compile. Liger patches modules of `transformers`; and what it breaks, a CUDA
-   context, is its own process's.
+3. liger: eager again, Liger, ours on top of Liger, Liger + compile. Liger patches modules of `transformers`; and
+   what it breaks, a CUDA context, is its own process's.
 
 Before a contestant is timed, its loss and every parameter's gradient are held against eager in float32, in the
 mode in which it runs (`benchmarks.zoo_models.wrong`). One that is wrong, or does not run, leaves the race, and the
@@ -40,7 +40,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,7 @@ WAYS: dict[str, Way] = {
     "ours + compile": Way("default", ours=True),
     "ours + compile reduce-overhead": Way("reduce-overhead", ours=True),
     "liger": Way(liger=True),
+    "ours + liger": Way(ours=True, liger=True),
     "liger + compile": Way("default", liger=True),
     "compile max-autotune-no-cudagraphs": Way("max-autotune-no-cudagraphs"),
 }
@@ -159,12 +160,12 @@ class Job:
 
     def leave(self) -> None:
         """What this contestant uses is no other's until `enter`."""
-        if self.patches is not None:
-            self.patches.leave()
         if self.kernels is not None:
             self.state = dict(self.kernels.STATE.kernels)
             self.kernels.STATE.kernels.clear()
-            self.kernels.give_functions_back()
+            self.kernels.give_functions_back()  # Liger's, where ours took their place
+        if self.patches is not None:
+            self.patches.leave()
 
     def gradients(self, batch: Batch) -> float:
         """The loss; the gradients are the parameters'. Compiled: of a call that recorded and compiled nothing."""
@@ -334,6 +335,8 @@ class Race:
             }
         finally:
             self.kernels.unapply(job.model)
+            if job.patches is not None:
+                job.patches.leave()
             torch._dynamo.reset()
         if not kept:  # and `only` of nothing would be all of it
             raise NothingKeptError("the canary keeps nothing: as without the file")
@@ -483,7 +486,7 @@ def search(name: str, given: argparse.Namespace) -> None:
 def race(name: str, given: argparse.Namespace, part: str) -> None:
     path, file = given.out / f"{name}.{part}.json", given.out / f"{name}.run" / "nightshift_kernels.py"
     liger = part == "liger"
-    kernels = _loaded(file) if file.exists() and not liger else None
+    kernels = _loaded(file) if file.exists() else None
     before = _read(path).get("contestants", {})
     result: dict[str, Any] = {"environment": environment(given), "contestants": {}, "done": False}
     if kernels is None and not liger:
@@ -557,7 +560,7 @@ def _done(name: str, part: str, given: argparse.Namespace) -> bool:
     if not told.get("done"):
         return False
     # a race without the file that a search has written since is not done
-    return part != "race" or "file" in told or not (given.out / f"{name}.run" / "nightshift_kernels.py").exists()
+    return part == "search" or "file" in told or not (given.out / f"{name}.run" / "nightshift_kernels.py").exists()
 
 
 def _in_a_process(name: str, part: str, given: argparse.Namespace) -> None:
@@ -615,7 +618,7 @@ def _of_model(entry: ZooModel, parts: dict[str, dict[str, Any]]) -> dict[str, An
 
 
 def _without(name: str) -> str:
-    return next(n for n, way in WAYS.items() if way == Way(WAYS[name].mode))
+    return next(n for n, way in WAYS.items() if way == replace(WAYS[name], ours=False))
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
