@@ -91,7 +91,7 @@ NOT_FOR_PEOPLE = {
 }
 
 DEBT: dict[str, int] = {
-    "class": 3,
+    "class": 2,
     "parameter agent": 7,
     "parameter collectors": 11,
     "parameter controllers": 5,

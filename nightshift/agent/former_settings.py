@@ -113,8 +113,6 @@ REMOVED: Mapping[str, str] = {
     "llm.max_steps": "agent.rca.model:MAX_STEPS",
     "llm.max_tool_calls": "agent.rca.model:MAX_TOOL_CALLS",
     "llm.max_answer_tokens": "agent.rca.model:MAX_ANSWER_TOKENS",
-    "budget.merge_s": "detectors.alarms.budget:MERGE_S",
-    "budget.refractory_s": "detectors.alarms.budget:REFRACTORY_S",
     "autonomy.window_s": "agent.approvals.scoreboard:WINDOW_S",
     "autonomy.decisions": "agent.approvals.scoreboard:DECISIONS",
     "kernels.min_share": "kernels.profile.trigger:MIN_SHARE",
@@ -226,9 +224,13 @@ REMOVED: Mapping[str, str] = {
 """Path → the constant that counts now (without `nightshift.`), or BLOCK where a block has no settings left. An
 entry of a list goes by its `type`."""
 
-GONE: Mapping[str, str] = dict.fromkeys(
-    ("detectors.multivariate", "detectors.disabled.multivariate"), "docs/decisions/038-no-learned-detector.md"
-)
+GONE: Mapping[str, str] = {
+    "detectors.multivariate": "docs/decisions/038-no-learned-detector.md",
+    "detectors.disabled.multivariate": "docs/decisions/038-no-learned-detector.md",
+    "budget.merge_s": "docs/decisions/039-lanes-not-silence.md",
+    "budget.refractory_s": "docs/decisions/039-lanes-not-silence.md",
+    "budget.drain_share": "docs/decisions/039-lanes-not-silence.md",
+}
 """Path of a part that was removed, as a block or as a word in a list → the record of why."""
 
 

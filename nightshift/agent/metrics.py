@@ -90,22 +90,27 @@ class Metrics:
         )
         self.rate_realised = Gauge(
             "nightshift_alarm_rate_realised",
-            "Unconfirmed pages per 1,000 series-days (upper bound on false pages; for events: all pages).",
+            "Pages found false per 1,000 series-days (for events: all alarms).",
             ["detector"],
         )
         self.alarms = Gauge(
             "nightshift_alarm_episodes",
-            "Alarms since the budget's accounts began, by whether the budget allowed a page.",
+            "Alarms since the budget's accounts began, by whether they paged. Each opens or joins an incident.",
             ["detector", "paged"],
         )
         self.pages = Gauge(
             "nightshift_alarm_pages",
-            "Pages charged to the false-alarm budget, by whether a person has acted on them.",
-            ["detector", "confirmed"],
+            "Pages of statistical detectors, by verdict: true (a person acted), false or open.",
+            ["detector", "verdict"],
+        )
+        self.noisy = Gauge(
+            "nightshift_detector_noisy",
+            "Detectors with pages muted (1), because they alarm far more often than they state.",
+            ["detector"],
         )
         self.budget_left = Gauge(
             "nightshift_alarm_budget_pages_left",
-            "Pages left in the false-alarm budget; below 1, alarms of statistical detectors wait.",
+            "False pages left in the weekly budget, all detectors together. Only a page found false takes one.",
         )
         self.series_days = Gauge(
             "nightshift_alarm_watched_series_seconds",
@@ -225,13 +230,15 @@ class Metrics:
             self.budget_expected.labels(line.detector, basis).set(line.expected)
             self.rate_stated.labels(line.detector).set(line.stated_rate)
             self.rate_realised.labels(line.detector).set(line.realised)
-            self.alarms.labels(line.detector, "yes").set(line.alarms - line.withheld)
-            self.alarms.labels(line.detector, "no").set(line.withheld)
+            self.alarms.labels(line.detector, "yes").set(line.alarms - line.tickets)
+            self.alarms.labels(line.detector, "no").set(line.tickets)
             self.series_days.labels(line.detector).set(line.series_days * DAY_S)
             # Events page by what the kernel says, and are not charged to the budget.
             if basis != "event":
-                self.pages.labels(line.detector, "yes").set(line.confirmed)
-                self.pages.labels(line.detector, "no").set(line.paged - line.confirmed)
+                self.pages.labels(line.detector, "true").set(line.confirmed)
+                self.pages.labels(line.detector, "false").set(line.false)
+                self.pages.labels(line.detector, "open").set(line.paged - line.confirmed - line.false)
+                self.noisy.labels(line.detector).set(bool(line.noisy))
 
     def observe_incidents(self, states: Iterable[IncidentState]) -> None:
         counts = Tally(states)

@@ -114,7 +114,8 @@ class Finding:
     evidence: tuple[Exhibit, ...] = ()
     facts: Mapping[str, float | str] = field(default_factory=dict)
     pages: bool = True
-    """False: the budget does not allow it to open an incident by itself."""
+    """False: its incident is a ticket or in the digest, by the facts `lane` and `lane_reason`
+    (`detectors.alarms.lanes`)."""
 
     @property
     def episode(self) -> str:

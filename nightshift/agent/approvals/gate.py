@@ -29,7 +29,7 @@ from nightshift.agent.approvals.people import Directory
 from nightshift.agent.approvals.policy import PEOPLE, ApprovalSettings, Person, Role, may_not_approve, rule_for
 from nightshift.agent.clock import Clock
 from nightshift.agent.store import audit
-from nightshift.agent.store.incident import Cause, Incident, IncidentState, half_done
+from nightshift.agent.store.incident import CLOSABLE, POLICY, Cause, Incident, IncidentState, half_done
 from nightshift.agent.store.incident_store import Conflict, IncidentMove, NoSuchIncident, Store, number_of
 from nightshift.agent.store.intents import reopen_intent
 from nightshift.agent.store.records import dump, load
@@ -39,12 +39,9 @@ from nightshift.controllers.action import Action, ApprovalRule, traits_of
 _S = IncidentState
 _DECIDED = (_S.APPROVED, _S.ACTING, _S.CONFIRMING, _S.UNDOING)
 _PENDING = (_S.AWAITING_APPROVAL, *_DECIDED)
-_CLOSABLE = (_S.OPEN, _S.DIAGNOSED, _S.AWAITING_APPROVAL, _S.MONITORING, _S.ESCALATED)
 _NAMED = 5
 NIGHTSHIFT = "nightshift"
 """Who asks for plans that nobody asked for."""
-POLICY = "policy"
-"""Who approved a plan whose rule is automatic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,18 +221,20 @@ class Gate:
         self._store.change(incident.id, IncidentMove(Cause.REJECTED, by.identity, reason, incident.version), noted)
         return GateAnswer(True, f"Rejected; {incident.id} is watched until it clears.", True)
 
-    def close(self, incident_id: str, by: Person, note: str) -> GateAnswer:
-        """A person says that it is over. An action that is approved or under way cannot be closed away."""
-        return self._decided(incident_id, by, lambda incident: self._close(incident, by, note))
+    def close(self, incident_id: str, by: Person, note: str, *, not_a_fault: bool = False) -> GateAnswer:
+        """A person says that it is over, or that nothing was wrong: then its alarms were false. An action that is
+        approved or under way cannot be closed away."""
+        cause = Cause.NOT_A_FAULT if not_a_fault else Cause.CLOSED_BY_PERSON
+        return self._decided(incident_id, by, lambda incident: self._close(incident, by, note, cause))
 
-    def _close(self, incident: Incident, by: Person, note: str) -> GateAnswer:
+    def _close(self, incident: Incident, by: Person, note: str, cause: Cause) -> GateAnswer:
         if not (allowed := may(by, Permission.CLOSE, incident.namespaces)):
             return GateAnswer(False, allowed.reason)
-        if incident.state not in _CLOSABLE:
+        if incident.state not in CLOSABLE:
             return GateAnswer(False, f"{incident.id} is {_words(incident.state)}; it cannot be closed now.")
-        move = IncidentMove(Cause.CLOSED_BY_PERSON, by.identity, f"{by.channel}: {note}", incident.version)
-        self._store.change(incident.id, move)
-        return GateAnswer(True, f"{incident.id} is closed.", True)
+        self._store.change(incident.id, IncidentMove(cause, by.identity, f"{by.channel}: {note}", incident.version))
+        how = " as not a fault" if cause is Cause.NOT_A_FAULT else ""
+        return GateAnswer(True, f"{incident.id} is closed{how}.", True)
 
     def carry_on(self, incident_id: str, by: Person, *, give_back: bool = False) -> GateAnswer:
         """Finishes an action whose outcome was unknown, or with `give_back` takes back what it left. What was

@@ -45,8 +45,8 @@ class _Here:
     def reject(self, incident_id: str, plan_sha256: str, reason: str) -> GateAnswer:
         return self.gate.reject(incident_id, plan_sha256, self.by, reason)
 
-    def close(self, incident_id: str, note: str) -> GateAnswer:
-        return self.gate.close(incident_id, self.by, note)
+    def close(self, incident_id: str, note: str, not_a_fault: bool) -> GateAnswer:
+        return self.gate.close(incident_id, self.by, note, not_a_fault=not_a_fault)
 
     def halt(self, reason: str) -> GateAnswer:
         return self.gate.halt(self.by, reason)
@@ -96,12 +96,15 @@ def reject(
 def close(
     incident_id: IncidentId,
     note: Annotated[str, typer.Option("--note", "-n", help="What was done")],
+    not_a_fault: Annotated[
+        bool, typer.Option("--not-a-fault", help="Report a false alarm: it counts against its detector")
+    ] = False,
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
     """Close an incident."""
     with _asked(config) as gate:
-        tell(gate.close(incident_id, note), as_json)
+        tell(gate.close(incident_id, note, not_a_fault), as_json)
 
 
 def halt(

@@ -56,8 +56,8 @@ class Remote:
         body = {"plan_sha256": plan_sha256, "reason": reason}
         return self._decide(f"/incidents/{_name(incident_id)}/reject", body)
 
-    def close(self, incident_id: str, note: str) -> GateAnswer:
-        return self._decide(f"/incidents/{_name(incident_id)}/close", {"note": note})
+    def close(self, incident_id: str, note: str, not_a_fault: bool) -> GateAnswer:
+        return self._decide(f"/incidents/{_name(incident_id)}/close", {"note": note, "not_a_fault": not_a_fault})
 
     def halt(self, reason: str) -> GateAnswer:
         return self._decide("/halt", {"note": reason})

@@ -58,6 +58,12 @@ class Note(_Body):
     note: str = Field("", max_length=2000)
 
 
+class Close(Note):
+    """What was done, and whether nothing was wrong."""
+
+    not_a_fault: bool = False
+
+
 class Resume(BaseModel):
     """Whether what the action left is taken back, rather than finished."""
 
@@ -212,8 +218,9 @@ class Api:
     def reject(self, request: Request, incident_id: IncidentId, body: Reject) -> JSONResponse:
         return _told(self._parts.gate.reject(incident_id, body.plan_sha256, self._writer(request), body.reason))
 
-    def close(self, request: Request, incident_id: IncidentId, body: Note) -> JSONResponse:
-        return _told(self._parts.gate.close(incident_id, self._writer(request), body.note))
+    def close(self, request: Request, incident_id: IncidentId, body: Close) -> JSONResponse:
+        gate = self._parts.gate
+        return _told(gate.close(incident_id, self._writer(request), body.note, not_a_fault=body.not_a_fault))
 
     def carry_on(self, request: Request, incident_id: IncidentId, body: Resume) -> JSONResponse:
         """Finishes, or takes back, an action whose outcome is unknown."""

@@ -26,6 +26,7 @@ class Decisions:
             ("/incidents/{incident_id}/approve", self.approve),
             ("/incidents/{incident_id}/reject", self.reject),
             ("/incidents/{incident_id}/resume", self.carry_on),
+            ("/incidents/{incident_id}/not-a-fault", self.not_a_fault),
             ("/kernels/decide", self.decide_kernel),
             ("/halt", self.halt),
             ("/resume", self.resume),
@@ -49,6 +50,11 @@ class Decisions:
     ) -> Response:
         person = self._site.may_write(request, form)
         answer = self._parts.gate.reject(incident_id, plan, person, reason)
+        return self._answered(incident_id, answer)
+
+    def not_a_fault(self, request: Request, incident_id: str, form: Annotated[str, Form()]) -> Response:
+        person = self._site.may_write(request, form)
+        answer = self._parts.gate.close(incident_id, person, "not a fault", not_a_fault=True)
         return self._answered(incident_id, answer)
 
     def carry_on(

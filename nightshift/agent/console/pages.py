@@ -19,7 +19,7 @@ from nightshift.agent.presentation.line_chart import Chart
 from nightshift.agent.presentation.plan_diff import DiffLine, against, effect
 from nightshift.agent.rca.summary import as_shown, headline_of, what_became
 from nightshift.agent.store.diagnosis import Evidence
-from nightshift.agent.store.incident import Incident, half_done, taken_on
+from nightshift.agent.store.incident import CLOSABLE, Incident, half_done, taken_on
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.collectors.telemetry.metrics import METRICS
 
@@ -83,6 +83,7 @@ class Pages:
             replanned=self._replanned(window, incident),
             signals=incident_view.signals(incident),
             decides=self._decides(request, window, incident),
+            closable=CLOSABLE,
             sign_in_again=self._sign_in_again(window, incident),
         )
 
@@ -165,7 +166,7 @@ class Pages:
         return self._site.page(request, "sources.html", rows=rows)
 
     def waiting(self, request: Request) -> Response:
-        """Alarms that the false-alarm budget does not let page yet, those nearest to a page first."""
+        """Alarms that do not page, and why, those nearest to a page first."""
         self._site.of_cluster(request)
         found = self._parts.waiting()
         return self._site.page(request, "waiting.html", rows=found[:_PAGE], more=max(len(found) - _PAGE, 0))

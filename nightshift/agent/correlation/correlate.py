@@ -52,6 +52,7 @@ from nightshift.agent.correlation.storage_outage import Events, StorageWaits, no
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.action import traits_of
 from nightshift.controllers.guard import Commitment
+from nightshift.detectors.alarms.lanes import Lane, Proof, at_least, in_lane, lane_of, proof_of, widest
 from nightshift.detectors.base import Fault, Finding, State
 
 
@@ -189,14 +190,17 @@ class _Correlation:
         # a finding that was owed while the store was away arrives after newer ones
         if finding.at.t_s < stored.at.t_s:
             return [CorrelationDecision(DecisionVerb.IGNORE, (finding,), "older than what is stored", incident.id)]
+        finding = at_least(finding, stored)
+        louder = lane_of(finding) is not lane_of(stored)
         if finding.state is stored.state:
             # a burst is one episode: a further Xid changes what is called for, though not the state
             if _events(finding) != _events(stored):
                 news = not incident.resolved
                 return [CorrelationDecision(DecisionVerb.UPDATE, (finding,), "further events", incident.id, news)]
             # ten thousand alarms that go on would else be ten thousand writes every look
-            due = finding.at.t_s - stored.at.t_s >= REFRESH_S or finding.severity != stored.severity
-            return [CorrelationDecision(DecisionVerb.UPDATE, (finding,), "goes on", incident.id)] if due else []
+            due = finding.at.t_s - stored.at.t_s >= REFRESH_S or finding.severity != stored.severity or louder
+            on = CorrelationDecision(DecisionVerb.UPDATE, (finding,), "goes on", incident.id, louder=louder)
+            return [on] if due else []
         # a resolved incident that fires again keeps its history, so that what did not help is not tried first
         if incident.resolved and finding.state is State.FIRING:
             why = f"{finding.fault} fires again on {finding.subject}"
@@ -363,14 +367,19 @@ class _Correlation:
     def _decision(self, home: Group) -> CorrelationDecision:
         found = tuple(sorted(home.findings, key=onset_key))
         if home.incident is None:
-            # a weak alarm may still join an incident or be part of a storm, but it wakes nobody alone
-            if not any(finding.pages for finding in found) and not home.storm:
-                why = "withheld: not yet promised within the false-alarm budget"
-                return CorrelationDecision(DecisionVerb.IGNORE, found, why)
-            return CorrelationDecision(DecisionVerb.OPEN, found, home.reason)
+            return CorrelationDecision(DecisionVerb.OPEN, _aloud(found) if home.storm else found, home.reason)
         news = causal_key(first_cause(found))[0] < causal_key(first_cause(home.incident.findings))[0]
         verb = DecisionVerb.REOPEN if home.incident.resolved else DecisionVerb.ATTACH
         return CorrelationDecision(verb, found, home.reason, home.incident.id, news)
+
+
+def _aloud(found: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """A storm's findings: so many at once are no chance, so its first cause pages. Not where the rate of chance is
+    unknown, nor of a detector that alarms too often."""
+    first = first_cause(found)
+    if widest(found) is Lane.PAGE or proof_of(first) in (Proof.NOISY, Proof.UNMEASURED):
+        return found
+    return tuple(in_lane(finding, Lane.PAGE) if finding is first else finding for finding in found)
 
 
 def _events(finding: Finding) -> tuple[object, ...]:

@@ -26,6 +26,18 @@ STORM_FAULTS = 4
 STORM_CLUSTER = 8
 
 
+class Verdict(StrEnum):
+    """What is known of an incident's alarms."""
+
+    OPEN = "open"
+    TRUE = "true"
+    """Nightshift acted on it, which a person or a policy approved."""
+    FALSE = "false"
+    """A person says that it is not a fault."""
+    WENT_ON = "went on"
+    """It cleared by itself, and nobody took it on: false, unless a fact is among its alarms."""
+
+
 @dataclass(frozen=True)
 class KnownIncident:
     """What the correlator needs of a stored incident: its findings as last stored (cleared ones too), when it was
@@ -38,6 +50,7 @@ class KnownIncident:
     resolved_s: float | None = None
     acted_s: float | None = None
     begun: tuple[Commitment, ...] = ()
+    verdict: Verdict = Verdict.OPEN
 
     @property
     def resolved(self) -> bool:
@@ -63,6 +76,8 @@ class CorrelationDecision:
     reason: str
     incident_id: str | None = None
     news: bool = False
+    louder: bool = False
+    """A finding came into a more urgent lane: whoever notifies people looks again."""
 
     @property
     def cause(self) -> Finding:

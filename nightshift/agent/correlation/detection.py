@@ -19,6 +19,7 @@ from nightshift.collectors.subject import Inventory
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.alarms.budget import Budget, BudgetSettings, words
 from nightshift.detectors.alarms.calibration import load
+from nightshift.detectors.alarms.lanes import lane_of
 from nightshift.detectors.alarms.promise import promises
 from nightshift.detectors.base import Detector, Finding, SnapshotError
 
@@ -42,7 +43,8 @@ class Detection:
     ) -> None:
         self.detectors = tuple(detectors)
         self.budget = self._budget(self.detectors, budget or BudgetSettings())
-        self._withheld: set[str] = set()
+        self._unpaged: set[str] = set()
+        self._noisy: set[str] = set()
         self._metrics = metrics
         self._log = structlog.get_logger("detection")
         self._failing: dict[str, str] = {}
@@ -70,7 +72,7 @@ class Detection:
             found += findings
         found = self.budget.weigh(found, tick, inventory)
         self._metrics.observe_budget(self.budget)
-        self._tell_withheld()
+        self._log_lanes()
         for name in self._failing.keys() - failures.keys():
             self._log.info("detector recovered", detector=name)
         self._failing = failures
@@ -82,16 +84,23 @@ class Detection:
         return Budget(settings, promises(detectors, own))
 
     def waiting(self) -> list[tuple[Finding, str]]:
-        """Open alarms that the budget does not let page, and why."""
-        return [(finding, _said(finding, why)) for finding, why in self.budget.waiting()]
+        """Open alarms that do not page, and why."""
+        return [(finding, words(finding)) for finding, _ in self.budget.waiting()]
 
-    def _tell_withheld(self) -> None:
-        """Says once in the log which alarm the budget does not let page."""
-        held = {finding.episode: (finding, why) for finding, why in self.budget.waiting()}
-        for episode in held.keys() - self._withheld:
-            f, why = held[episode]
-            self._log.info("alarm withheld", detector=f.detector, subject=str(f.subject), why=_said(f, why))
-        self._withheld = set(held)
+    def _log_lanes(self) -> None:
+        """Logs once which alarm does not page, and which detector is noisy."""
+        found = {finding.episode: finding for finding, _ in self.budget.waiting()}
+        for episode in found.keys() - self._unpaged:
+            f = found[episode]
+            lane = str(lane_of(f))
+            self._log.info("alarm routed", detector=f.detector, subject=str(f.subject), lane=lane, why=words(f))
+        self._unpaged = set(found)
+        noisy = self.budget.noisy()
+        for name in noisy.keys() - self._noisy:
+            self._log.warning("detector pages muted", detector=name, reason=noisy[name])
+        for name in self._noisy - noisy.keys():
+            self._log.info("detector pages unmuted", detector=name)
+        self._noisy = set(noisy)
 
     def swap(self, detectors: Sequence[Detector], budget: BudgetSettings | None = None) -> None:
         """Goes on with these; each takes over the state of the one of its name, if it can use it.
@@ -132,7 +141,3 @@ class Detection:
                 detector.restore(kept[1])
             except SnapshotError as error:
                 self._log.warning("detector reset", detector=detector.name, reason=str(error))
-
-
-def _said(finding: Finding, why: str) -> str:
-    return f"{words(finding)}; {why}"

@@ -16,11 +16,20 @@ import structlog
 
 from nightshift.agent.correlation.collection import Collection
 from nightshift.agent.correlation.correlate import CorrelationDecision, DecisionVerb, KnownIncident, correlate
-from nightshift.agent.correlation.decisions import RELAPSE_S
+from nightshift.agent.correlation.decisions import RELAPSE_S, Verdict
 from nightshift.agent.correlation.detection import Detected, Detection
 from nightshift.agent.metrics import Metrics
 from nightshift.agent.store.archive import Archive, number_of
-from nightshift.agent.store.incident import Incident, IncidentState, IncidentSummary, entered_s, findings_of
+from nightshift.agent.store.incident import (
+    REMARKS,
+    Cause,
+    HistoryStep,
+    Incident,
+    IncidentState,
+    IncidentSummary,
+    entered_s,
+    findings_of,
+)
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.store.intents import begun
 from nightshift.agent.store.records import dump, load
@@ -86,7 +95,23 @@ def known_of(incident: Incident, acts: Iterable[Commitment] = ()) -> KnownIncide
         resolved_s=resolved[-1] if resolved and incident.state is IncidentState.RESOLVED else None,
         acted_s=acted[-1] if acted else None,
         begun=tuple(acts),
+        verdict=verdict_of(incident.history),
     )
+
+
+_ATTENDED = frozenset({Cause.ACKNOWLEDGED, Cause.REJECTED, Cause.CLOSED_BY_PERSON})
+
+
+def verdict_of(history: Sequence[HistoryStep]) -> Verdict:
+    """What an incident's history says of its alarms. Silence of people says nothing."""
+    causes = [step.cause for step in history]
+    if Cause.NOT_A_FAULT in causes:
+        return Verdict.FALSE
+    if any(step.after is IncidentState.ACTING for step in history):
+        return Verdict.TRUE
+    moves = [cause for cause in causes if cause not in REMARKS]
+    over = moves[-1:] == [Cause.CLEARED_BY_ITSELF]
+    return Verdict.WENT_ON if over and _ATTENDED.isdisjoint(causes) else Verdict.OPEN
 
 
 def _stamp(summary: IncidentSummary) -> tuple[object, ...]:
@@ -204,7 +229,9 @@ class Watch:
             assert decision.incident_id is not None, f"{decision.verb} names an incident"
             for finding in decision.findings:
                 if decision.verb is DecisionVerb.UPDATE:
-                    self._store.update_finding(decision.incident_id, finding, news=decision.news)
+                    self._store.update_finding(
+                        decision.incident_id, finding, news=decision.news, louder=decision.louder
+                    )
                 else:
                     self._store.attach(decision.incident_id, finding, note=decision.reason)
 
@@ -215,13 +242,20 @@ class Watch:
         self._tidied_s = at_s
         self.inventory.prune(at_s - REMEMBER_RELATIONS_S)
         self._store.prune_memberships(at_s - REMEMBER_RELATIONS_S)
-        self._confirm(at_s)
+        self._judge(at_s)
         self.keep()
 
-    def _confirm(self, at_s: float) -> None:
-        """Alarms of incidents on which somebody let act were not false: what they cost of the budget comes back."""
-        acted = [known for known in self._known.read(at_s) if known.acted_s is not None]
-        self.detection.budget.confirm(finding.episode for known in acted for finding in known.findings)
+    def _judge(self, at_s: float) -> None:
+        """Has the budget learn which alarms were true and which false."""
+        budget = self.detection.budget
+        for known in self._known.read(at_s):
+            episodes = [finding.episode for finding in known.findings]
+            if known.verdict is Verdict.TRUE:
+                budget.confirm(episodes)
+            elif known.verdict is Verdict.FALSE or (
+                known.verdict is Verdict.WENT_ON and not any(map(budget.is_fact, known.findings))
+            ):
+                budget.refute(episodes)
 
     def confirm(self, incidents: Iterable[Incident]) -> None:
         """The same of incidents on which a person did by hand what was proposed."""

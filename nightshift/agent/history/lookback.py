@@ -86,7 +86,7 @@ class LookbackReport:
     blind: tuple[Blind, ...]
     gaps: tuple[str, ...]
     waited: int = 0
-    """Alarms that did not page because the budget was not sure of them, or spent."""
+    """Alarms that were tickets or in the digest."""
     read_days: float = math.nan
     """Days of which telemetry was read: what a rate rests on."""
     memory_signals: tuple[str, ...] = ()
@@ -106,6 +106,7 @@ class LookbackStore:
         self._findings: dict[str, dict[str, Finding]] = {}
         self._opened: dict[str, float] = {}
         self._resolved: dict[str, float] = {}
+        self._unjudged: set[str] = set()
         self._number = 0
 
     def take(self, findings: Sequence[Finding], inventory: Inventory, at_s: float) -> None:
@@ -144,8 +145,15 @@ class LookbackStore:
             self._findings[key][finding.episode] = kept
         if all(f.state is State.CLEAR for f in self._findings[key].values()):
             self._resolved[key] = at_s
+            self._unjudged.add(key)
         else:
             self._resolved.pop(key, None)
+
+    def went_on(self, at_s: float) -> list[tuple[Finding, ...]]:
+        """Findings of incidents that cleared so long ago that no event of yours explains them any more, once."""
+        over = [key for key in self._unjudged if at_s - self._resolved.get(key, at_s) > LEAD_S]
+        self._unjudged.difference_update(over)
+        return [tuple(self._findings[key].values()) for key in over]
 
     def incidents(self) -> list[tuple[float, tuple[Finding, ...]]]:
         """(opened at, findings), oldest first."""
@@ -160,9 +168,9 @@ def look_back(
     progress: Callable[[float], None] = lambda _: None,
     own: Sequence[OwnEvent] = (),
 ) -> tuple[list[PastSighting], int, int, list[float]]:
-    """Every incident of the ticks, oldest first, the most GPUs that were seen at once, how many alarms waited
-    because the budget did not allow them to page, and the times (Unix s) of looks that read any telemetry. `own`
-    events confirm the alarms before them, as a person does."""
+    """Every incident of the ticks, oldest first, the most GPUs that were seen at once, how many alarms did not
+    page, and the times (Unix s) of looks that read any telemetry. `own` events confirm the alarms before them, as a
+    person does; what clears and is not confirmed within a day was false."""
     memory = LookbackStore()
     tails = load(Path(budget.calibration)) if budget.calibration else {}
     accounts = Budget(budget, promises(detectors, tails))
@@ -174,6 +182,9 @@ def look_back(
         # sorted from the last one on, so that the next is popped from the end
         while coming and coming[-1].at_s <= tick.at_s:
             accounts.confirm(_confirmed_by(coming.pop(), memory, inventory))
+        for findings in memory.went_on(tick.at_s):
+            if not any(map(accounts.is_fact, findings)):
+                accounts.refute(finding.episode for finding in findings)
         if any(np.isfinite(frame.values).any() for frame in tick.frames.values()):
             read_s.append(tick.at_s)
         frame = tick.frames.get(SubjectKind.GPU)
@@ -181,7 +192,7 @@ def look_back(
         gpus = max(gpus, len(frame.index) if frame is not None else 0)
         found = [finding for detector in detectors for finding in detector.update(tick, inventory)]
         memory.take(accounts.weigh(found, tick, inventory), inventory, tick.at_s)
-    waited = sum(line.withheld for line in accounts.lines())
+    waited = sum(line.tickets for line in accounts.lines())
     seen = [_seen(opened_s, findings, inventory, events) for opened_s, findings in memory.incidents()]
     return seen, gpus, waited, read_s
 

@@ -57,7 +57,7 @@ def _false_alarms(told: LookbackReport) -> list[str]:
     return [
         "FALSE ALARMS: pages by statistics that no event of yours explains; an upper bound, some may be true",
         f"  {len(told.unexplained)}, {rate}; the budget is {told.budget_per_week:g}",
-        f"  {told.waited} weaker alarms waited: not yet promised within the budget (docs: the alarm budget)",
+        f"  {told.waited} alarms would be tickets or in the digest, no page (docs: the alarm budget)",
     ]
 
 
@@ -79,7 +79,7 @@ def _blind(told: LookbackReport) -> list[str]:
 
 def _seen(seen: PastSighting) -> str:
     where = " · ".join(part for part in (seen.node, seen.job) if part) or seen.cause.subject.name
-    quiet = "" if seen.pages else " [no page: not yet promised within the budget]"
+    quiet = "" if seen.pages else " [no page]"
     return f"{full_time(seen.opened_s)}  {seen.cause.fault}  {where}\n      {seen.cause.summary}{quiet}"
 
 

@@ -49,6 +49,7 @@ from nightshift.controllers.action import (
     traits_of,
 )
 from nightshift.controllers.guard import Commitment, GuardRuling
+from nightshift.detectors.alarms.lanes import doubtful
 from nightshift.detectors.base import State
 
 # Told after so long (s), and again at twice as long each time: more notes would bury the incident's history.
@@ -324,11 +325,8 @@ class Stages:
             self._move(incident, _C.GUARD_REFUSED, f"{proposal.action.kind} is not proposed: {'; '.join(gone)}")
         elif proposal.action is not None:
             rule, reason = rule_for(proposal.action, self._parts.gate.policy), proposal.reason
-            if rule is ApprovalRule.AUTOMATIC and self._parts.not_earned is not None:
-                why = self._parts.not_earned(proposal.action)
-                if why:
-                    # policy allows it, but the record of such plans does not yet
-                    rule, reason = ApprovalRule.ONE, f"{reason}. A person decides, since {why}"
+            if rule is ApprovalRule.AUTOMATIC and (why := self._not_by_itself(incident, proposal.action)):
+                rule, reason = ApprovalRule.ONE, f"{reason}. A person decides, since {why}"
             self._store.save_plan(incident, proposal.action, reason, by=Stage.PLAN, rule=rule)
         elif proposal.outdated:
             self._move(incident, _C.NEW_EVIDENCE, proposal.reason)
@@ -336,6 +334,13 @@ class Stages:
             self._move(incident, _C.GUARD_REFUSED, proposal.reason)
         else:
             self._move(incident, _C.NO_PLAN, proposal.reason)
+
+    def _not_by_itself(self, incident: Incident, action: Action) -> str:
+        """Why a plan that policy lets run automatically needs a person all the same; empty where it does not."""
+        if doubtful(stored.finding for stored in incident.findings):
+            return "too many alarms as strong as its own are false"
+        # policy allows it, but the record of such plans may not do so yet
+        return self._parts.not_earned(action) if self._parts.not_earned is not None else ""
 
     def _vanished(self, incident: Incident, action: Action) -> list[str]:
         """What a plan names that is gone, or another object of its name by now. Raises Later for a minute: what we

@@ -27,7 +27,14 @@ PAGE, SHOWN = "page", "shown"
 # The pagers' joint row of an incident: what all of them were told. In the chat the card has that part itself.
 ROUND = "round"
 STANDING = ("triggered", "acknowledged")
-_WAITING = (IncidentState.AWAITING_APPROVAL, IncidentState.ESCALATED)
+# Nothing of ours works on these, so a page of one waits for people.
+_WAITING = (
+    IncidentState.OPEN,
+    IncidentState.DIAGNOSED,
+    IncidentState.AWAITING_APPROVAL,
+    IncidentState.MONITORING,
+    IncidentState.ESCALATED,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,14 +199,16 @@ class DeliveryLedger:
             storms = deliveries.c.key.in_({row.storm for row in rows})
             connection.execute(sa.update(deliveries).where(storms).values(seen_s=now_s))
 
-    def waiting(self, entered_before_s: float, reminders: int, now_s: float) -> list[str]:
-        """Incidents with a message of their own that have waited for a person since before a time and were told so
-        fewer than `reminders` times; snoozed ones are left out."""
+    def waiting(self, opened_before_s: float, now_s: float) -> list[tuple[str, float]]:
+        """(Incident, when it changed) of those with a message of their own that nothing works on, opened before a
+        time; snoozed ones are left out."""
         i, d = incidents.c, deliveries.c
         joined = sa.join(incidents, deliveries, (d.incident == i.number) & (d.kind == CARD))
         awake = d.snoozed_until_s.is_(None) | (d.snoozed_until_s <= now_s)
-        due = i.state.in_(_WAITING) & (i.entered_s < entered_before_s) & (d.reminders < reminders)
-        return self._names(sa.select(i.number).select_from(joined).where(due & awake & d.ts.is_not(None)))
+        due = i.state.in_(_WAITING) & (i.opened_s < opened_before_s) & awake & d.ts.is_not(None)
+        query = sa.select(i.number, i.updated_s).select_from(joined).where(due)
+        with self._database.read() as connection:
+            return [(name_of(number), updated_s) for number, updated_s in connection.execute(query)]
 
     # Pagers -----------------------------------------------------------------------------------------------------
 

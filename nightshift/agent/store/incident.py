@@ -59,6 +59,8 @@ class Cause(StrEnum):
     CLEARED_BY_ITSELF = "cleared_by_itself"
     RELAPSED = "relapsed"
     CLOSED_BY_PERSON = "closed_by_person"
+    NOT_A_FAULT = "not_a_fault"
+    """A person says that nothing was wrong, and closes it: the alarm was false."""
     ACKNOWLEDGED = "acknowledged"
     """Somebody took it on where they were paged; its state stays."""
     UNDER_WAY = "under_way"
@@ -78,6 +80,8 @@ _S, _C = IncidentState, Cause
 REMARKS = frozenset({_C.ACKNOWLEDGED, _C.UNDER_WAY, _C.WORLD_READ})
 """What stands in the history and moves nothing."""
 
+CLOSABLE = (_S.OPEN, _S.DIAGNOSED, _S.AWAITING_APPROVAL, _S.MONITORING, _S.ESCALATED)
+"""Not while something is being done to the world: its outcome has to be stored first."""
 TRANSITIONS: dict[tuple[IncidentState, Cause], IncidentState] = {
     (_S.OPEN, _C.DIAGNOSIS_STORED): _S.DIAGNOSED,
     (_S.OPEN, _C.STAGE_FAILED): _S.ESCALATED,
@@ -125,11 +129,7 @@ TRANSITIONS: dict[tuple[IncidentState, Cause], IncidentState] = {
     (_S.ESCALATED, _C.RESUMED): _S.ACTING,
     (_S.ESCALATED, _C.UNDO_REQUESTED): _S.UNDOING,
     (_S.RESOLVED, _C.RELAPSED): _S.OPEN,
-    **{
-        (state, _C.CLOSED_BY_PERSON): _S.RESOLVED
-        # not while something is being done to the world: its outcome has to be stored first
-        for state in (_S.OPEN, _S.DIAGNOSED, _S.AWAITING_APPROVAL, _S.MONITORING, _S.ESCALATED)
-    },
+    **{(state, cause): _S.RESOLVED for cause in (_C.CLOSED_BY_PERSON, _C.NOT_A_FAULT) for state in CLOSABLE},
 }
 
 
@@ -249,6 +249,28 @@ def taken_on(history: Sequence[HistoryStep]) -> HistoryStep | None:
         elif step.cause == Cause.RELAPSED or escalated:
             found = None
     return found
+
+
+POLICY = "policy"
+"""Who approved a plan whose rule is automatic."""
+_ANSWERS = frozenset({Cause.APPROVED, Cause.REJECTED, Cause.ACKNOWLEDGED})
+
+
+def unanswered_since_s(history: Sequence[HistoryStep]) -> float | None:
+    """Since when people are called and no one has answered (Unix s); None where someone has, or it is over.
+
+    A relapse and an escalation call again. So does a new plan, unless the one who answered has taken it on.
+    """
+    since_s: float | None = None
+    taken = False
+    for number, step in enumerate(history):
+        escalated = step.after is IncidentState.ESCALATED and step.before is not IncidentState.ESCALATED
+        again = number == 0 or step.cause == Cause.RELAPSED or escalated
+        if again or (step.cause == Cause.PLAN_PROPOSED and not taken):
+            since_s, taken = (step.at_s if since_s is None else since_s), False
+        elif step.after is IncidentState.RESOLVED or (step.cause in _ANSWERS and step.by != POLICY):
+            since_s, taken = None, step.cause == Cause.ACKNOWLEDGED
+    return since_s
 
 
 @dataclass(frozen=True, slots=True)

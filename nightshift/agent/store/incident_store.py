@@ -162,10 +162,12 @@ class Store(Archive):
         if cause is not None:
             self._fault_point(f"after {row.state} {cause}")
 
-    def update_finding(self, incident_id: str, finding: Finding, *, news: bool = False) -> None:
+    def update_finding(
+        self, incident_id: str, finding: Finding, *, news: bool = False, louder: bool = False
+    ) -> None:
         """Stores how an attached finding stands now (firing, clear or no_data); unknown episodes are attached.
         `news`: it says more than the current diagnosis knew, so the lifecycle diagnoses again. An alarm that has
-        become graver makes its incident so, and is told."""
+        become graver makes its incident so, and is told; so is one in a more urgent lane (`louder`)."""
         number, now = number_of(incident_id), self._clock.now_s()
         with self.database.read() as connection:
             state = connection.execute(
@@ -184,7 +186,7 @@ class Store(Archive):
                 connection.execute(sa.update(findings).where(mine).values(diagnosed=_OUTDATED))
             graver = _graver(state[2], finding)
             # `updated_s` is what Slack and the pagers look for: an alarm that only goes on is no change to show
-            if news or graver or state[0] != finding.state:
+            if news or louder or graver or state[0] != finding.state:
                 values = {"updated_s": now, **graver}
                 connection.execute(sa.update(incidents).where(incidents.c.number == number).values(values))
             self._refresh(connection, number)

@@ -1,24 +1,23 @@
 """The false-alarm budget, in words that a rota understands: false pages per week on this fleet, all detectors.
 
+It rations how people are notified (`detectors.alarms.lanes`), never incidents: every alarm opens or joins one. An
+event, and what is CERTAIN (`detectors.base`), is a fact and needs no budget; nor does a near-fact.
+
 The budget is split over the statistical detectors by the number of series that each watches; what one does not need
-goes to others. Each alarm costs the false alarms at least this strong that are to be expected per week on this
-fleet: by what this fleet has shown so far (`detectors.alarms.history.AlarmHistory`), which begins with what a tail
-says where there is one, and with one alarm per share where there is none. One that costs more than its detector's
-share, times the pages that quiet times have saved up, does not page: it is kept, told and counted, and pages once
-it is strong enough. So a small fleet hears weak alarms and a large one only strong ones. (Testing many series at
-once by a rate per tick does not hold a rate per week, because the ticks of one series are not independent: episodes
-are counted.)
+goes to others. Each alarm has a price: the false alarms at least this strong that are to be expected per week on
+this fleet, by what was found false here so far (`detectors.alarms.history.AlarmHistory`), which begins with what a
+tail says where there is one, and with one alarm per share where there is none. One that costs more than its
+detector's share, times the pages that quiet times have saved up, is no page. So a small fleet is paged for weak
+alarms and a large one only for strong ones. (Testing many series at once by a rate per tick does not hold a rate
+per week, because the ticks of one series are not independent: episodes are counted.)
 
-Whatever the tails are worth, every page of a statistical detector takes one from a purse that fills at the budget's
-pace, and gives it back where somebody acted on it; one that may drain a node takes one of a second purse too.
-So an operator who installs and does nothing has the budget kept from the first day, under any noise. While the
-purse is empty, alarms are *not yet promised*: told, counted, part of incidents that are open, but no page.
+Whatever the tails are worth, each detector has a balance that fills at its share's pace, and each page of it that
+was found false takes one. Found false: a person says so, or it cleared by itself while nobody acted
+(`agent.correlation.watch`). A page that nobody answers takes nothing. A detector that alarms in far more places
+than it states is noisy, and does not page until that has passed; other detectors do not notice.
 
-A rate counts where it was measured (`detectors.alarms.populations`). An alarm elsewhere is a *ticket* until
-the operator calibrates or a week of this fleet was watched: its incident opens and is shown, and nobody is paged.
-
-Alarms of one job merge (`MERGE_S`); one that returns soon is the same page (`REFRACTORY_S`). An event is an event:
-it pages, and states its base rate and the precision that follows; so does what is CERTAIN (`detectors.base`).
+A rate counts where it was measured (`detectors.alarms.populations`). An alarm elsewhere does not page until the
+operator calibrates or a week of this fleet was watched.
 
 What is kept of every detector and every open alarm is saved as versioned JSON (`BudgetState`).
 """
@@ -29,18 +28,29 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
-from nightshift.detectors.alarms.history import DAY_S, AlarmHistory, Purse, spend
+from nightshift.detectors.alarms.history import DAY_S, OPEN_S, WEEK_S, AlarmHistory, Balance
+from nightshift.detectors.alarms.lanes import (
+    LANES,
+    ORDER,
+    PAGE_COST,
+    Lane,
+    Proof,
+    Reach,
+    haste_of,
+    in_lane,
+    lane_of,
+    lost_share,
+)
 from nightshift.detectors.alarms.populations import NEAR_FACTS, population_of, unmeasured
-from nightshift.detectors.base import CERTAIN, Fault, Finding, RateBasis, Severity, SnapshotError, State, StatedRate
+from nightshift.detectors.base import CERTAIN, Finding, RateBasis, SnapshotError, State, StatedRate
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +58,8 @@ class BudgetLine:
     """One detector's part in the budget. Pages are per week on this fleet, rates per 1,000 series-days.
 
     expected: false pages per week; of statistics, the share, which is kept by counting. stated and realised rate
-    are of pages (of an event's alarms). realised: pages that nobody confirmed, an upper bound of the false ones;
-    NaN before a series was watched.
+    are of pages (of an event's alarms). realised: of pages that were found false; NaN before a series was watched.
+    tickets: alarms that did not page. noisy: why its alarms do not page now; empty where they may.
     """
 
     detector: str
@@ -61,9 +71,11 @@ class BudgetLine:
     realised: float
     series_days: float
     alarms: int
-    withheld: int
+    tickets: int
     paged: int
     confirmed: int
+    false: int
+    noisy: str
 
     @property
     def basis_word(self) -> str:
@@ -74,50 +86,63 @@ class BudgetLine:
         return "measured" if self.stated.tail.series_days > 0 else "bound"
 
 
-class Said(IntEnum):
-    """How an open episode stands."""
-
-    WITHHELD = 0
-    MERGED = 1
-    """It pages as part of an earlier page, or as an event; nothing was spent on it."""
-    PAGED = 2
-    DRAINS = 3
-    """Paged, and spent of the second purse too."""
-
-
 @dataclass(slots=True)
 class DetectorAccount:
+    """What is kept of a detector. lately: places where it alarmed, false_lately: pages of it that were found false,
+    both in about the last week."""
+
+    balance: Balance
     series_days: float = 0.0
     alarms: int = 0
-    withheld: int = 0
+    tickets: int = 0
     paged: int = 0
     confirmed: int = 0
+    false: int = 0
+    lately: float = 0.0
+    false_lately: float = 0.0
     history: AlarmHistory = field(default_factory=AlarmHistory)
+
+    def saved(self) -> list[object]:
+        counts = [self.series_days, self.alarms, self.tickets, self.paged, self.confirmed, self.false]
+        return [self.balance.left, *counts, self.lately, self.false_lately, self.history.saved()]
+
+    @staticmethod
+    def load(saved: Sequence[Any]) -> DetectorAccount:
+        """Takes back `saved`. Raises ValueError and TypeError where it is none."""
+        left, days, alarms, tickets, paged, confirmed, false, lately, false_lately, history = saved
+        figures = {"series_days": float(days), "lately": float(lately), "false_lately": float(false_lately)}
+        if not all(map(math.isfinite, (float(left), *figures.values()))):
+            raise ValueError("a figure is not finite")
+        return DetectorAccount(
+            balance=Balance(float(left)),
+            alarms=int(alarms),
+            tickets=int(tickets),
+            paged=int(paged),
+            confirmed=int(confirmed),
+            false=int(false),
+            history=AlarmHistory.load(history),
+            **figures,
+        )
 
 
 @dataclass(frozen=True)
 class BudgetState:
-    """A budget's state. left: what the two purses hold; spent: episode → (detector, what it spent, when)."""
+    """A budget's state. open: episode → its lane. pages: episode of a page → (detector, when), until it is judged.
+    places: (detector, place) → when it alarmed there."""
 
     accounts: dict[str, DetectorAccount]
-    left: tuple[float, float]
-    open: dict[str, Said]
-    spent: dict[str, tuple[str, Said, float]]
-    paged_s: dict[tuple[str, str], float]
+    open: dict[str, Lane]
+    pages: dict[str, tuple[str, float]]
+    places: dict[tuple[str, str], float]
     last_s: float | None
 
     def dump(self) -> bytes:
-        accounts = {
-            name: [a.series_days, a.alarms, a.withheld, a.paged, a.confirmed, a.history.saved()]
-            for name, a in self.accounts.items()
-        }
         meta = {
             "version": VERSION,
-            "accounts": accounts,
-            "left": self.left,
+            "accounts": {name: account.saved() for name, account in self.accounts.items()},
             "open": self.open,
-            "spent": self.spent,
-            "paged": [[what, where, t] for (what, where), t in self.paged_s.items()],
+            "pages": self.pages,
+            "places": [[what, where, t] for (what, where), t in self.places.items()],
             "at_s": self.last_s,
         }
         return json.dumps(meta).encode()
@@ -128,67 +153,43 @@ class BudgetState:
         try:
             meta: dict[str, Any] = json.loads(state)
             version = meta["version"]
-            if version not in (1, VERSION):
-                raise SnapshotError(f"budget: snapshot version {version!r}, this code reads {VERSION} and 1")
-            if version == 1:
-                meta = _from_1(meta)
-            accounts = {
-                name: DetectorAccount(
-                    float(days), int(alarms), int(held), int(paged), int(right), AlarmHistory.load(history)
-                )
-                for name, (days, alarms, held, paged, right, history) in meta["accounts"].items()
-            }
-            left, drains = (float(n) for n in meta["left"])
-            spent = {str(e): (str(d), Said(said), float(t)) for e, (d, said, t) in meta["spent"].items()}
-            paged_s = {(str(what), str(where)): float(t) for what, where, t in meta["paged"]}
-            still = {str(key): Said(said) for key, said in meta["open"].items()}
+            if version not in (VERSION - 1, VERSION):
+                raise SnapshotError(f"budget: snapshot version {version!r}, this code reads {VERSION} and 2")
+            if version != VERSION:
+                meta = _from_2(meta)
+            accounts = {name: DetectorAccount.load(saved) for name, saved in meta["accounts"].items()}
+            pages = {str(e): (str(d), float(t)) for e, (d, t) in meta["pages"].items()}
+            places = {(str(what), str(where)): float(t) for what, where, t in meta["places"]}
+            still = {str(key): Lane(lane) for key, lane in meta["open"].items()}
             last_s = None if meta["at_s"] is None else float(meta["at_s"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SnapshotError(f"budget: not a snapshot: {error!r}") from error
-        if not all(map(math.isfinite, (left, drains, *paged_s.values(), last_s or 0.0))):
+        if not all(map(math.isfinite, (*places.values(), last_s or 0.0))):
             raise SnapshotError("budget: a figure is not finite")
-        return BudgetState(accounts, (left, drains), still, spent, paged_s, last_s)
+        return BudgetState(accounts, still, pages, places, last_s)
 
 
-def _from_1(meta: dict[str, Any]) -> dict[str, Any]:
-    """Version 1 had a bucket per detector and no history: what was watched counts, alarms of then as unknown."""
-    old = meta["accounts"].items()
+def _from_2(meta: dict[str, Any]) -> dict[str, Any]:
+    """Version 2 had one balance for all, and took what nobody answered for false: only its days count here."""
+    left = float(meta["left"][0])
     accounts = {
-        n: [days, alarms, held, 0, 0, AlarmHistory(float(days), float(alarms)).saved()]
-        for n, (days, alarms, held, _) in old
+        name: [left, days, alarms, held, paged, right, 0, 0.0, 0.0, AlarmHistory(float(history[0])).saved()]
+        for name, (days, alarms, held, paged, right, history) in meta["accounts"].items()
     }
-    still = {key: int(Said.PAGED if pages else Said.WITHHELD) for key, pages in meta["open"].items()}
-    return {**meta, "accounts": accounts, "left": [1.0, 1.0], "open": still, "spent": {}}
+    still = {key: Lane.PAGE if said else Lane.TICKET for key, said in meta["open"].items()}
+    pages = {episode: (detector, t) for episode, (detector, _, t) in meta["spent"].items()}
+    return {"accounts": accounts, "open": still, "pages": pages, "places": [], "at_s": meta["at_s"]}
 
 
 WEEK_DAYS = 7.0
-TICKET = "ticket"
-"""Value of the fact `lane`: the incident opens and is shown, and nobody is paged for it."""
-OF_A_JOB = frozenset(
-    {
-        Fault.GPU_MEMORY_LEAK,
-        Fault.HOST_MEMORY_LEAK,
-        Fault.LOSS_DIVERGED,
-        Fault.LOSS_NONFINITE,
-        Fault.DATA_STALL,
-        Fault.HANG,
-        Fault.OOM_KILL,
-        Fault.JOB_CRASH,
-        Fault.POD_START,
-    }
-)
-"""Faults whose remedy is the job's own restart: urgent perhaps, but no node is drained for them."""
 _STEPPERS = (SubjectKind.RANK, SubjectKind.JOB)
 _FORGET_S, _TIDY_S = 3600.0, 60.0
 TRUSTED = 10.0
-CONFIRMED_S = 30 * DAY_S
-"""A page can be confirmed for this long after it ended."""
-
-
-# Alarms on a job or node while one of its alarms pages, and this long after, are the same page.
-MERGE_S = 600.0
-# An alarm that returns on its subject within this time is no new page.
-REFRACTORY_S = 3600.0
+SAME_PLACE_S = 3600.0
+"""Alarms of a detector on one job or node within this time count once towards its noise."""
+NOISY = 10.0
+"""A detector is noisy that alarms in this many times as many places as it states, and in LEAST_NOISY at least."""
+LEAST_NOISY = 10.0
 
 
 class BudgetSettings(BaseModel):
@@ -199,12 +200,6 @@ class BudgetSettings(BaseModel):
     false_pages_per_week: float = Field(
         default=1.0, gt=0, description="False pages per week on this fleet, all detectors together"
     )
-    drain_share: float = Field(
-        default=0.1,
-        gt=0,
-        le=1,
-        description="Share of it for alarms that can drain a node (critical ones of hardware)",
-    )
     calibration: str = Field(
         default="",
         description="File that `nightshift calibrate` wrote from your telemetry; empty: what is shipped",
@@ -212,7 +207,7 @@ class BudgetSettings(BaseModel):
     burst: float = Field(
         default=3.0,
         ge=1,
-        description="Most false pages at the same time; quiet times save up to this many",
+        description="Most false pages that quiet times save up, all detectors together; each has one at least",
     )
 
 
@@ -222,56 +217,70 @@ class Budget:
     def __init__(self, settings: BudgetSettings, stated: Mapping[str, StatedRate]) -> None:
         self.settings = settings
         self.stated = dict(stated)
-        self._accounts = {name: DetectorAccount() for name in stated}
-        weekly, most = settings.false_pages_per_week, settings.burst
-        self._purse = Purse(weekly, most, most)
-        self._drains = Purse(weekly * settings.drain_share, 1.0, 1.0)
+        self._accounts = {name: self._fresh() for name in stated}
         self._series: dict[SubjectKind, int] = {}
         self._steppers: dict[Subject, float] = {}
         self._training: set[str] = set()
         """Names of the jobs of `_steppers`."""
-        self._open: dict[str, Said] = {}
-        self._spent: dict[str, tuple[str, Said, float]] = {}
-        """Episode → (detector, what it spent, when), while it may still be confirmed."""
-        self._why: dict[str, str] = {}
+        self._open: dict[str, Lane] = {}
+        self._pages: dict[str, tuple[str, float]] = {}
+        """Episode of a page → (detector, when), until it is judged."""
         self._waiting: dict[str, Finding] = {}
-        self._paged_s: dict[tuple[str, str], float] = {}
+        self._places: dict[tuple[str, str], float] = {}
         self._last_s: float | None = None
         self._tidied_s = -math.inf
 
+    def _fresh(self) -> DetectorAccount:
+        return DetectorAccount(Balance(self.settings.burst))
+
     @property
     def left(self) -> float:
-        """Pages of statistics that may still be false now."""
-        return self._purse.left
-
-    def why(self, episode: str) -> str:
-        """Why an open alarm does not page; empty where it does."""
-        return self._why.get(episode, "")
+        """Pages of statistics that may still be found false now, all detectors together."""
+        return sum(self._accounts[name].balance.left for name in self.shares())
 
     def waiting(self) -> list[tuple[Finding, str]]:
         """Open alarms that do not page, as last heard, strongest for their detector first, and why not. What was
-        withheld before a restart is there again once its detector speaks of it."""
-        found = [(finding, self.why(episode)) for episode, finding in list(self._waiting.items())]
+        there before a restart is there again once its detector speaks of it."""
+        found = [(finding, str(finding.facts["lane_reason"])) for finding in list(self._waiting.values())]
         return sorted(found, key=lambda pair: (pair[0].budget_cost, pair[0].since.t_s))
 
+    def noisy(self) -> dict[str, str]:
+        """Detectors whose alarms do not page now because there are too many, and how many."""
+        return {name: why for name in self._accounts if (why := self._noise(name))}
+
     def weigh(self, findings: Sequence[Finding], tick: Tick, inventory: Inventory) -> list[Finding]:
-        """The same findings in the same order, with what each costs and whether it pages."""
+        """The same findings in the same order, each with its price and its lane."""
         self._watch(tick)
-        shares = self.shares()
-        return [self._one(finding, shares, tick.at_s, inventory) for finding in findings]
+        shares, reach = self.shares(), Reach(inventory, tick.at_s)
+        return [self._one(finding, shares, reach, tick.at_s, inventory) for finding in findings]
 
     def confirm(self, episodes: Iterable[str]) -> None:
-        """Somebody let act on these alarms: they were not false, and what they spent comes back. Told again, it
-        changes nothing."""
+        """These alarms were true: somebody acted on them. Of what was judged before, nothing changes."""
         for episode in episodes:
-            detector, said, _ = self._spent.pop(episode, ("", Said.WITHHELD, 0.0))
+            detector, _ = self._pages.pop(episode, ("", 0.0))
             if detector in self._accounts:
                 self._accounts[detector].confirmed += 1
-                self._purse.give_back()
-                if said is Said.DRAINS:
-                    self._drains.give_back()
             for account in self._accounts.values():
-                account.history.confirmed(episode)
+                account.history.found_true(episode)
+
+    def is_fact(self, finding: Finding) -> bool:
+        """Whether an alarm needs no statistics."""
+        stated = self.stated.get(finding.detector)
+        return stated is None or self._is_sure(finding, stated)
+
+    def refute(self, episodes: Iterable[str]) -> None:
+        """The alarms of one incident were false. Its pages were one page of each detector that had one. Of what was
+        judged before, nothing changes."""
+        wrong = set()
+        for episode in episodes:
+            wrong.add(self._pages.pop(episode, ("", 0.0))[0])
+            for account in self._accounts.values():
+                account.history.found_false(episode)
+        for name in wrong & self._accounts.keys():
+            account = self._accounts[name]
+            account.false += 1
+            account.false_lately += 1.0
+            account.balance.take()
 
     def shares(self) -> dict[str, float]:
         """Pages per week by statistical detector: by number of series, no more than it needs."""
@@ -313,7 +322,7 @@ class Budget:
             else:
                 expected = share
                 rate = self._per_1000(name, share) if share >= 0 else stated.per_1000_series_days
-                realised = account.paged - account.confirmed
+                realised = account.false
             line = BudgetLine(
                 name,
                 stated,
@@ -324,9 +333,11 @@ class Budget:
                 1000.0 * realised / days if days > 0 else math.nan,
                 days,
                 account.alarms,
-                account.withheld,
+                account.tickets,
                 account.paged,
                 account.confirmed,
+                account.false,
+                self._noise(name),
             )
             found.append(line)
         return found
@@ -348,22 +359,27 @@ class Budget:
             self._tidy(tick.at_s)
 
     def _pass_time(self, elapsed_s: float, at_s: float) -> None:
+        if elapsed_s > 0:
+            fade = math.exp(-elapsed_s / WEEK_S)
+            for account in self._accounts.values():
+                account.lately *= fade
+                account.false_lately *= fade
         if not 0 < elapsed_s <= _FORGET_S:
-            return  # nobody watched over a longer gap, so it neither fills the purse nor counts as healthy days
+            return  # nobody watched over a longer gap, so it neither fills a balance nor counts as healthy days
+        shares = self.shares()
+        most = max(self.settings.burst / max(len(shares), 1), 1.0)
         for name, account in self._accounts.items():
             count = self._count(name)
             account.series_days += elapsed_s / DAY_S * count
             account.history.watch(count, elapsed_s, at_s)
-        self._purse.fill(elapsed_s)
-        self._drains.fill(elapsed_s)
+            account.balance.fill(shares.get(name, 0.0), most, elapsed_s)
 
     def _tidy(self, at_s: float) -> None:
-        horizon_s = max(MERGE_S, REFRACTORY_S)
         self._steppers = {s: t for s, t in self._steppers.items() if at_s - t <= _FORGET_S}
         self._training = {_job_of(stepper) for stepper in self._steppers}
-        self._paged_s = {k: t for k, t in self._paged_s.items() if at_s - t <= horizon_s}
-        # what is still open may be confirmed however long ago it paged
-        self._spent = {e: s for e, s in self._spent.items() if e in self._open or at_s - s[2] <= CONFIRMED_S}
+        self._places = {k: t for k, t in self._places.items() if at_s - t <= SAME_PLACE_S}
+        # what is still open may be judged however long ago it paged
+        self._pages = {e: p for e, p in self._pages.items() if e in self._open or at_s - p[1] <= OPEN_S}
 
     def _count(self, name: str) -> int:
         stated = self.stated[name]
@@ -382,83 +398,114 @@ class Budget:
         wrong = 1.0 if stated.precision is None else 1.0 - stated.precision
         return stated.per_1000_series_days * wrong
 
-    def _one(self, finding: Finding, shares: Mapping[str, float], at_s: float, inventory: Inventory) -> Finding:
+    def _one(
+        self, finding: Finding, shares: Mapping[str, float], reach: Reach, at_s: float, inventory: Inventory
+    ) -> Finding:
         stated = self.stated.get(finding.detector)
         if stated is None:
             return finding
         account, key = self._accounts[finding.detector], finding.episode
-        known, certain = self._open.get(key), self._is_certain(finding, stated)
-        allowed = self._allowed(finding, shares)
-        if not certain:
+        known, sure = self._open.get(key), self._is_sure(finding, stated)
+        allowed = self._allowed(finding.detector, shares)
+        if not sure:
             cost = self._price(finding.detector, finding.score, allowed, at_s)
         else:
             cost = self._weekly(finding.detector, self._false_rate(stated)) if _is_event(stated) else 0.0
-        # also of what has ended: an incident is a ticket while all that opened it are
-        lane = {} if certain else self._lane(finding, stated, at_s, inventory)
-        finding = replace(finding, facts={**finding.facts, **lane}) if lane else finding
-        if finding.state is not State.FIRING:
-            if finding.state is State.CLEAR:
-                self._end(finding, known, at_s)
-            return replace(finding, pages=known is not Said.WITHHELD, budget_cost=cost)
-        if not certain and (known is None or key in account.history.young):
-            account.history.heard(key, finding.score, at_s)
-        said = known
-        if not known:
-            said = Said.MERGED if certain else self._decide(finding, cost, allowed, at_s, inventory)
-        assert said is not None
-        weighed = replace(finding, pages=bool(said), budget_cost=cost)
-        self._enter(weighed, known, said)
-        if said >= Said.PAGED:
-            self._paged_s[self._place(finding, at_s, inventory)] = at_s
+        finding = replace(finding, budget_cost=cost)
+        if finding.state is State.FIRING:
+            if not sure and (known is None or key in account.history.young):
+                account.history.alarm(key, finding.score, at_s)
+            if known is None:
+                self._count_alarm(finding, at_s, inventory)
+        proof, why = self._proof(finding, stated, allowed, at_s, inventory)
+        gpus = 0 if known is Lane.PAGE else reach.gpus(finding.subject)
+        # what has paged is not taken back, nor does a ticket become less
+        lane = max(LANES[proof][haste_of(finding, proof, gpus)], known or Lane.DIGEST, key=ORDER.index)
+        weighed = in_lane(finding, lane, proof, why or _cheap(finding, gpus))
+        if finding.state is State.FIRING:
+            self._enter(weighed, known, proof, at_s)
+        elif finding.state is State.CLEAR:
+            self._open.pop(key, None)
+            self._waiting.pop(key, None)
         return weighed
 
-    def _enter(self, finding: Finding, known: Said | None, said: Said) -> None:
-        """Books how an open episode stands now, and how it stood before."""
-        account, key = self._accounts[finding.detector], finding.episode
-        if known is None:
-            account.alarms += 1
-            account.withheld += said is Said.WITHHELD
-        elif said and not known:
-            account.withheld -= 1  # it was held when it came, and has grown strong enough since
-        self._open[key] = said
-        if said:
-            self._why.pop(key, None)
-            self._waiting.pop(key, None)
-        else:
-            self._waiting[key] = finding
+    def _count_alarm(self, finding: Finding, at_s: float, inventory: Inventory) -> None:
+        """Counts a new episode, and towards the detector's noise if the place is new too.
 
-    def _lane(self, finding: Finding, stated: StatedRate, at_s: float, inventory: Inventory) -> dict[str, str]:
-        """Facts of an alarm that opens an incident and calls nobody; none where it may page.
+        Near-facts of a whole fleet at once may be true, so they are noise only where they were found false.
+        """
+        account = self._accounts[finding.detector]
+        account.alarms += 1
+        if finding.fault in NEAR_FACTS:
+            return
+        place = finding.detector, self._place(finding, at_s, inventory)
+        account.lately += at_s - self._places.get(place, -math.inf) > SAME_PLACE_S
+        self._places[place] = at_s
+
+    def _enter(self, weighed: Finding, known: Lane | None, proof: Proof, at_s: float) -> None:
+        """Books the lane of an open episode, and the one that it had before."""
+        account, key, lane = self._accounts[weighed.detector], weighed.episode, lane_of(weighed)
+        was_page, is_page = known is Lane.PAGE, lane is Lane.PAGE
+        account.tickets += (not is_page) if known is None else (was_page - is_page)
+        self._open[key] = lane
+        if not is_page:
+            self._waiting[key] = weighed
+            return
+        self._waiting.pop(key, None)
+        if not was_page and proof is not Proof.FACT:
+            account.paged += 1
+            self._pages[key] = weighed.detector, at_s
+
+    def _proof(
+        self, finding: Finding, stated: StatedRate, allowed: float, at_s: float, inventory: Inventory
+    ) -> tuple[Proof, str]:
+        """How sure an alarm is, and why it is not sure enough to page; empty where it is."""
+        if self._is_sure(finding, stated):
+            return Proof.FACT, ""
+        if noise := self._noise(finding.detector):
+            return Proof.NOISY, noise
+        if finding.fault in NEAR_FACTS:
+            return Proof.NEAR_FACT, ""
+        if why := self._unmeasured(finding, stated, at_s, inventory):
+            return Proof.UNMEASURED, why
+        if finding.budget_cost > allowed * (1.0 + 1e-9):
+            return Proof.COMMON, f"over its detector's part of the budget, {allowed:.2g} per week"
+        if self._accounts[finding.detector].balance.left < 1.0 - 1e-9:
+            return Proof.COMMON, "weekly false-page budget of its detector used up by pages that were false"
+        return Proof.RARE, ""
+
+    def _noise(self, name: str) -> str:
+        """Why a detector's alarms do not page because there are too many; empty where they may."""
+        account, stated = self._accounts[name], self.stated[name]
+        if _is_event(stated):
+            return ""
+        if account.false_lately > LEAST_NOISY:
+            return f"detector {name} is noisy: {account.false_lately:.0f} of its pages this week were false"
+        expected = self._weekly(name, stated.per_1000_series_days)
+        if account.lately <= max(NOISY * expected, LEAST_NOISY):
+            return ""
+        return f"detector {name} is noisy: alarms in {account.lately:.0f} places this week, {expected:.2g} stated"
+
+    def _unmeasured(self, finding: Finding, stated: StatedRate, at_s: float, inventory: Inventory) -> str:
+        """Why the stated rate does not count for an alarm; empty where it does.
 
         A rate counts where it was measured: on populations in `populations.json`, on telemetry that the operator
         calibrated, or here, once a week of this fleet was watched.
         """
         watched = self._accounts[finding.detector].history.days
         if stated.own or watched >= WEEK_DAYS * max(self._count(finding.detector), 1):
-            return {}
-        if finding.fault in NEAR_FACTS:
-            return {}
+            return ""
         above = inventory.ancestors(finding.subject, at_s)
-        where = population_of(finding.subject, above, self._training)
-        why = unmeasured(finding.detector, where)
-        return {"lane": TICKET, "lane_reason": why} if why else {}
+        return unmeasured(finding.detector, population_of(finding.subject, above, self._training))
 
-    def _allowed(self, finding: Finding, shares: Mapping[str, float]) -> float:
+    def _allowed(self, name: str, shares: Mapping[str, float]) -> float:
         """What an alarm may cost (false alarms per week) and still page: its detector's share."""
-        allowed = shares.get(finding.detector, 0.0) or self.settings.false_pages_per_week / len(self.stated)
-        allowed *= self.settings.drain_share if _drains(finding) else 1.0
+        allowed = shares.get(name, 0.0) or self.settings.false_pages_per_week / len(self.stated)
         # what quiet times saved up may be spent on weaker alarms (alpha-investing: Foster and Stine, 2008)
-        return allowed * max(self._purse.left, 1.0)
+        return allowed * max(self._accounts[name].balance.left, 1.0)
 
-    def _end(self, finding: Finding, known: Said | None, at_s: float) -> None:
-        """Forgets a cleared episode, but for when its page ended: one that returns soon is the same page."""
-        self._open.pop(finding.episode, None)
-        self._why.pop(finding.episode, None)
-        self._waiting.pop(finding.episode, None)
-        if known is not None and known >= Said.PAGED:
-            self._paged_s[self._key(finding)] = at_s
-
-    def _is_certain(self, finding: Finding, stated: StatedRate) -> bool:
+    @staticmethod
+    def _is_sure(finding: Finding, stated: StatedRate) -> bool:
         return _is_event(stated) or finding.score >= CERTAIN
 
     def _price(self, name: str, score: float, allowed: float, at_s: float) -> float:
@@ -471,54 +518,22 @@ class Budget:
         prior_days = enough if tail is None else min(fitted, TRUSTED * enough)
         return self._accounts[name].history.rate(score, prior_days, at_s) * count * WEEK_DAYS
 
-    def _decide(self, finding: Finding, cost: float, allowed: float, at_s: float, inventory: Inventory) -> Said:
-        here, there = self._key(finding), self._place(finding, at_s, inventory)
-        same_s, near_s = self._paged_s.get(here, -math.inf), self._paged_s.get(there, -math.inf)
-        if at_s - same_s <= REFRACTORY_S or at_s - near_s <= MERGE_S:
-            return Said.MERGED
-        if cost > allowed * (1.0 + 1e-9):
-            self._why[finding.episode] = f"over its detector's part of the budget, {allowed:.2g} per week"
-            return Said.WITHHELD
-        drains = _drains(finding)
-        if not spend([self._purse, self._drains] if drains else [self._purse]):
-            self._why[finding.episode] = "weekly false-page budget used up: no page was confirmed real"
-            return Said.WITHHELD
-        said = Said.DRAINS if drains else Said.PAGED
-        self._accounts[finding.detector].paged += 1
-        self._spent[finding.episode] = (finding.detector, said, at_s)
-        self._paged_s[here] = at_s
-        return said
-
     @staticmethod
-    def _key(finding: Finding) -> tuple[str, str]:
-        return f"{finding.detector}/{finding.fault}", str(finding.subject)
-
-    @staticmethod
-    def _place(finding: Finding, at_s: float, inventory: Inventory) -> tuple[str, str]:
-        """The job or node, whatever the detector: what goes wrong there at once is one page to a rota."""
+    def _place(finding: Finding, at_s: float, inventory: Inventory) -> str:
+        """The job or node of an alarm: what goes wrong there at once is one fault to a rota."""
         above = inventory.ancestors(finding.subject, at_s)
         places = [s for s in above if s.kind is SubjectKind.JOB] or [s for s in above if s.kind is SubjectKind.NODE]
-        return "at", str(min(places) if places else finding.subject)
+        return str(min(places) if places else finding.subject)
 
     def snapshot(self) -> bytes:
-        """Accounts and open episodes as JSON, so that a restart neither pays twice nor forgets what was said."""
-        kept = BudgetState(
-            self._accounts,
-            (self._purse.left, self._drains.left),
-            self._open,
-            self._spent,
-            self._paged_s,
-            self._last_s,
-        )
-        return kept.dump()
+        """Accounts and open episodes as JSON, so that a restart neither counts twice nor forgets a page."""
+        return BudgetState(self._accounts, self._open, self._pages, self._places, self._last_s).dump()
 
     def restore(self, state: bytes) -> None:
         """Takes back a snapshot of this or the previous version. Raises SnapshotError and stays fresh."""
         kept = BudgetState.load(state)
-        self._accounts = {name: kept.accounts.get(name, DetectorAccount()) for name in self.stated}
-        self._purse.left = min(kept.left[0], self._purse.most)
-        self._drains.left = min(kept.left[1], self._drains.most)
-        self._spent, self._paged_s, self._open, self._last_s = kept.spent, kept.paged_s, kept.open, kept.last_s
+        self._accounts = {name: kept.accounts.get(name) or self._fresh() for name in self.stated}
+        self._pages, self._places, self._open, self._last_s = kept.pages, kept.places, kept.open, kept.last_s
 
 
 def _job_of(stepper: Subject) -> str:
@@ -529,19 +544,16 @@ def _is_event(stated: StatedRate) -> bool:
     return stated.basis is RateBasis.EVENT
 
 
-def _drains(finding: Finding) -> bool:
-    return finding.severity is Severity.CRITICAL and finding.fault not in OF_A_JOB
+def _cheap(finding: Finding, gpus: int) -> str:
+    """Why a sure alarm is no page."""
+    if not gpus:
+        return "no GPU is known to wait for it"
+    cost = gpus * lost_share(finding)
+    return f"waiting costs {cost:.2g} GPU-hours per hour; a page starts at {PAGE_COST:g}"
 
 
 def words(finding: Finding) -> str:
-    """What an alarm cost of the budget, for people."""
+    """What an alarm costs of the budget, and why it does not page, for people."""
     said = f"{finding.budget_cost:.2g} false alarms at least this strong are expected per week on this fleet"
-    if finding.facts.get("lane") == TICKET:
-        said += f"; a ticket, no page: {finding.facts['lane_reason']}"
-    return said if finding.pages else f"no stated false-alarm rate yet, so it does not page on its own; {said}"
-
-
-def is_ticket(findings: Iterable[Finding]) -> bool:
-    """Whether all alarms that opened an incident are tickets: one alarm that may page makes it a page."""
-    lanes = [finding.facts.get("lane") for finding in findings if finding.pages]
-    return bool(lanes) and all(lane == TICKET for lane in lanes)
+    lane, why = lane_of(finding), str(finding.facts.get("lane_reason", ""))
+    return said if lane is Lane.PAGE else f"{said}; a {lane}, no page: {why or 'weekly false-page budget used up'}"

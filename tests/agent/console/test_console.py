@@ -128,10 +128,10 @@ def test_text_from_outside_is_never_markup(page: Page, url: str, story: Story) -
 
 
 def test_alarms_that_wait_are_listed_with_the_reason(page: Page, url: str, story: Story) -> None:
-    """What the false-alarm budget holds back is a click away from the incidents, not hidden."""
+    """Why an alarm is a ticket is a click away from the incidents."""
     story.waiting.append((story.finding(), "the false pages of this week are spent"))
     page.goto(url + "/incidents")
-    page.get_by_role("link", name="1 weaker alarm waits").click()
+    page.get_by_role("link", name="1 alarm without a page").click()
     expect(page.get_by_role("row").nth(1)).to_contain_text("Anonymous memory grew 8.2 GiB/h")
     expect(page.get_by_role("row").nth(1)).to_contain_text("the false pages of this week are spent")
 

@@ -1,20 +1,25 @@
-"""In the daemon: what the budget withholds opens nothing and is counted; a restart keeps the accounts."""
+"""In the daemon: each alarm opens an incident at once, in the lane that the budget decides; restarts keep it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from nightshift.agent.correlation.correlate import DecisionVerb, correlate
+from nightshift.agent.correlation.correlate import DecisionVerb, KnownIncident, correlate
+from nightshift.agent.correlation.decisions import Verdict
 from nightshift.agent.correlation.detection import Detection
+from nightshift.agent.correlation.watch import verdict_of
 from nightshift.agent.metrics import Metrics
+from nightshift.agent.store.incident import Cause, HistoryStep, IncidentState
 from nightshift.collectors.frame import Instant
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.alarms.budget import BudgetSettings
 from nightshift.detectors.alarms.calibration import CalibrationError, save
+from nightshift.detectors.alarms.lanes import Lane, Proof, in_lane, widest
 from nightshift.detectors.alarms.tail import Tail
 from nightshift.detectors.base import Fault, Finding, RateBasis, Severity, State, StatedRate
 from nightshift.detectors.progress.hang import Hang
@@ -36,7 +41,7 @@ class Odd:
         subject = Subject(SubjectKind.GPU, "GPU-0")
         at = Instant(tick.at_s)
         told = (self.name, Fault.ANOMALY, subject, State.FIRING, Instant(1e9), at, Severity.WARNING, "odd")
-        return [Finding(*told, self.score, 1.0)]
+        return [Finding(*told, self.score, 1.0, facts={"lost_share": 0.5})]
 
     def snapshot(self) -> bytes:
         return b""
@@ -50,26 +55,82 @@ def detection(odd: Odd, **settings: float) -> tuple[Detection, Metrics]:
     return Detection([odd], metrics, BudgetSettings(**settings)), metrics
 
 
-def test_a_withheld_alarm_opens_nothing_until_it_is_strong() -> None:
-    """On a thousand GPUs a weak alarm is ignored with its reason and counted; stronger, it opens an incident."""
-    odd = Odd()
+def one_job() -> Inventory:
+    """GPU-0 and 63 others in one job."""
+    known = Inventory()
+    for number in range(64):
+        known.observe(Subject(SubjectKind.GPU, f"GPU-{number}"), Subject(SubjectKind.JOB, "ml/a"), 0.0)
+    return known
+
+
+def known_of(incident_id: str, *findings: Finding) -> KnownIncident:
+    return KnownIncident(incident_id, IncidentState.OPEN, findings, 1e9)
+
+
+def test_a_weak_alarm_opens_a_ticket_at_once_and_a_strong_one_makes_it_a_page() -> None:
+    """On a thousand GPUs a weak alarm opens its incident with its reason; stronger, it updates it at once, louder.
+    What was a page stays one when the alarm is weak again."""
+    odd, inventory = Odd(), one_job()
     running, metrics = detection(odd)
-    inventory = Inventory()
+    running.budget.stated["odd"] = replace(Odd.stated, own=True)
     (weak,) = running.detect(gpu_tick(1e9, 1000), inventory).findings
-    assert [d.verb for d in correlate([weak], [], inventory, 1e9)] == [DecisionVerb.IGNORE]
+    (opened,) = correlate([weak], [], inventory, 1e9)
+    assert (opened.verb, widest(opened.findings)) == (DecisionVerb.OPEN, Lane.TICKET)
     assert b'nightshift_alarm_episodes{detector="odd",paged="no"} 1.0' in metrics.page()
     odd.score = 30.0
     (strong,) = running.detect(gpu_tick(1e9 + 5, 1000), inventory).findings
-    assert [d.verb for d in correlate([strong], [], inventory, 1e9 + 5)] == [DecisionVerb.OPEN]
+    (update,) = correlate([strong], [known_of("INC-1", weak)], inventory, 1e9 + 5)
+    assert (update.verb, update.louder, widest(update.findings)) == (DecisionVerb.UPDATE, True, Lane.PAGE)
     assert strong.budget_cost < weak.budget_cost
     assert b'nightshift_alarm_episodes{detector="odd",paged="yes"} 1.0' in metrics.page()
+    again = replace(weak, at=Instant(1e9 + 100))
+    (kept,) = correlate([again], [known_of("INC-1", strong)], inventory, 1e9 + 100)
+    assert (kept.louder, widest(kept.findings)) == (False, Lane.PAGE)
+
+
+@pytest.mark.parametrize(
+    ("proof", "lane"), [(Proof.COMMON, Lane.PAGE), (Proof.NOISY, Lane.TICKET), (Proof.UNMEASURED, Lane.TICKET)]
+)
+def test_a_storm_of_weak_alarms_pages_unless_its_detector_is_noisy_or_unmeasured(proof: Proof, lane: Lane) -> None:
+    """So many at once in one rack are no chance, where chance is known."""
+    inventory, rack, found = Inventory(), Subject(SubjectKind.RACK, "r1"), []
+    for number in range(6):
+        gpu = Subject(SubjectKind.GPU, f"GPU-{number}")
+        node = Subject(SubjectKind.NODE, f"n{number}")
+        inventory.observe(gpu, node, 0.0)
+        inventory.observe(node, rack, 0.0)
+        at = Instant(1e9)
+        told = ("throttle", Fault.THROTTLE, gpu, State.FIRING, at, at, Severity.WARNING, "slow", 2.0, 1.0)
+        found.append(in_lane(Finding(*told), Lane.TICKET, proof, "weak"))
+    (opened,) = correlate(found, [], inventory, 1e9)
+    assert (len(opened.findings), widest(opened.findings)) == (6, lane)
+
+
+@pytest.mark.parametrize(
+    ("causes", "verdict"),
+    [
+        (["opened"], Verdict.OPEN),
+        (["opened", Cause.CLEARED_BY_ITSELF], Verdict.WENT_ON),
+        (["opened", Cause.CLEARED_BY_ITSELF, Cause.RELAPSED], Verdict.OPEN),
+        (["opened", Cause.ACKNOWLEDGED, Cause.CLEARED_BY_ITSELF], Verdict.OPEN),
+        (["opened", Cause.CLOSED_BY_PERSON], Verdict.OPEN),
+        (["opened", Cause.NOT_A_FAULT], Verdict.FALSE),
+        (["opened", Cause.APPROVED, Cause.INTENT_STORED, Cause.CONFIRMED], Verdict.TRUE),
+    ],
+)
+def test_only_a_person_or_how_it_ended_makes_an_alarm_false(causes: list[str], verdict: Verdict) -> None:
+    """An open page that nobody answers has no verdict, and neither has one that a person took on."""
+    state = {Cause.INTENT_STORED: IncidentState.ACTING}
+    steps = [HistoryStep(0.0, None, state.get(c, IncidentState.OPEN), c, "x") for c in causes]  # type: ignore[call-overload]
+    assert verdict_of(steps) is verdict
 
 
 def test_the_operators_words_decide_and_a_small_fleet_hears_more() -> None:
     """The same weak alarm pages on four GPUs, and on a thousand where the operator allows a thousand pages."""
     for gpus, allowed, pages in ((4, 10.0, True), (1000, 1.0, False), (1000, 1000.0, True)):
         running, _ = detection(Odd(), false_pages_per_week=allowed)
-        (found,) = running.detect(gpu_tick(1e9, gpus), Inventory()).findings
+        running.budget.stated["odd"] = replace(Odd.stated, own=True)
+        (found,) = running.detect(gpu_tick(1e9, gpus), one_job()).findings
         assert found.pages is pages, (gpus, allowed)
 
 

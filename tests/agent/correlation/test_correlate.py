@@ -388,11 +388,11 @@ def test_a_follower_is_never_the_first_cause_where_anything_else_is_there(found:
         assert kin_of(first_cause(found)) not in (Kin.FOLLOWER, Kin.ANOMALY)
 
 
-def test_an_alarm_that_the_budget_withholds_opens_nothing_but_joins_and_storms() -> None:
-    """Alone it is ignored with its reason; beside an open incident it is attached; in many places it is a storm."""
+def test_an_alarm_that_does_not_page_opens_joins_and_storms_like_any_other() -> None:
+    """Alone it opens an incident; beside an open one it is attached; in many places it is a storm."""
     weak = replace(finding(Fault.STRAGGLER, "rank:ml/a#3", 100.0), pages=False)
     (alone,) = correlate([weak], [], fleet(), 105.0)
-    assert (alone.verb, "budget" in alone.reason) == (DecisionVerb.IGNORE, True)
+    assert (alone.verb, alone.findings[0].pages) == (DecisionVerb.OPEN, False)
     (beside,) = correlate([weak], [known(xid(74, "gpu:GPU-0-3", 90.0))], fleet(), 105.0)
     assert beside.verb is DecisionVerb.ATTACH
     many = [replace(finding(Fault.THROTTLE, f"gpu:GPU-{n}-0", 100.0), pages=False) for n in range(4)]
@@ -400,4 +400,5 @@ def test_an_alarm_that_the_budget_withholds_opens_nothing_but_joins_and_storms()
     inventory = fleet()
     for n in range(NODES):
         inventory.observe(Subject(K.NODE, f"n{n}"), Subject(K.RACK, "r0"), 1.0)
-    assert DecisionVerb.OPEN in {d.verb for d in correlate(many, [], inventory, 105.0)}
+    (storm,) = correlate(many, [], inventory, 105.0)
+    assert (storm.verb, any(found.pages for found in storm.findings)) == (DecisionVerb.OPEN, True)

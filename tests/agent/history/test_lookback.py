@@ -5,13 +5,22 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
-from nightshift.agent.history.lookback import OwnEvent, PastSighting, look_back, own_events, report, same_node
+from nightshift.agent.history.lookback import (
+    LookbackStore,
+    OwnEvent,
+    PastSighting,
+    look_back,
+    own_events,
+    report,
+    same_node,
+)
 from nightshift.agent.history.lookback_report import as_text
 from nightshift.agent.history.lookback_signals import LOGS, NEEDS, blind_signals
 from nightshift.collectors.frame import Frame, Instant, SeriesIndex
@@ -209,8 +218,8 @@ def test_every_detector_says_what_it_needs() -> None:
     assert look_back([], Inventory(), [], BudgetSettings()) == ([], 0, 0, [])
 
 
-def test_an_own_cordon_confirms_the_alarms_before_it_and_what_waits_is_counted() -> None:
-    """Alarms before a cordon of their node give their page back; others spend the purse, and the rest waits."""
+def test_every_alarm_is_an_incident_and_what_would_not_page_is_counted() -> None:
+    """An unmeasured detector opens its incidents, as tickets. What cleared is judged once, a day later."""
     gpu, node = [Subject(SubjectKind.GPU, f"GPU-{n}") for n in range(12)], Subject(SubjectKind.NODE, "n1")
     inventory = Inventory()
     for one in gpu[:6]:
@@ -244,6 +253,12 @@ def test_an_own_cordon_confirms_the_alarms_before_it_and_what_waits_is_counted()
         Tick(t, {SubjectKind.GPU: Frame(t, index, ("gpu_power_w",), np.ones((12, 1)), np.full((1, 1), t), empty)})
         for t in np.arange(0.0, 100_000.0, 1800.0).tolist()
     ]
-    for own, heard, waited in (((), 3, 9), ([OwnEvent("cordoned", "n1", 7200.0 * 6.5)], 6, 6)):
-        seen, _, late, read_s = look_back(ticks, inventory, [Rising()], BudgetSettings(), own=own)
-        assert (len(seen), late, len(read_s)) == (heard, waited, len(ticks))
+    for own in ((), [OwnEvent("cordoned", "n1", 7200.0 * 6.5)]):
+        seen, _, tickets, read_s = look_back(ticks, inventory, [Rising()], BudgetSettings(), own=own)
+        assert (len(seen), tickets, len(read_s)) == (12, 12, len(ticks))
+        assert not any(sighting.pages for sighting in seen)
+    memory, (found,) = LookbackStore(), Rising().update(ticks[4], inventory)
+    memory.take([found], inventory, 7200.0)
+    memory.take([replace(found, state=State.CLEAR, at=Instant(9000.0))], inventory, 9000.0)
+    judged = [[len(findings) for findings in memory.went_on(at_s)] for at_s in (90_000.0, 95_500.0, 99_000.0)]
+    assert judged == [[], [1], []]

@@ -170,5 +170,5 @@ def test_no_order_of_faults_and_crashes_posts_twice_or_never(
                 chat.once()
             now[0] += 31.0
         assert len(chat.messages()) == 1
-        assert buttons_of(chat.card(name)) == ["approve", "reject", "snooze", "evidence"]
+        assert buttons_of(chat.card(name)) == ["approve", "reject", "take", "snooze", "evidence", "not_a_fault"]
         assert len(chat.thread(name)) == 1

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from nightshift.agent.rca.summary import plain
-from nightshift.agent.store.incident import Cause, HistoryStep, IncidentState, IncidentSummary
+from nightshift.agent.store.incident import POLICY, Cause, HistoryStep, IncidentState, IncidentSummary
 from nightshift.agent.store.tenancy import namespaces_of
 from nightshift.agent.units import sentence
 from nightshift.detectors.base import Severity
 
-_PEOPLE_ACTED = frozenset({Cause.APPROVED, Cause.REJECTED, Cause.CLOSED_BY_PERSON})
-POLICY = "policy"
+_PEOPLE_ACTED = frozenset({Cause.APPROVED, Cause.REJECTED, Cause.CLOSED_BY_PERSON, Cause.NOT_A_FAULT})
 _MAX_SUBJECTS = 20
 
 

@@ -24,7 +24,7 @@ from nightshift.agent.store.archive import name_of, number_of
 from nightshift.agent.store.incident import Incident, IncidentSummary
 from nightshift.agent.store.tenancy import namespaces_of
 from nightshift.collectors.base import Permanent
-from nightshift.detectors.alarms.budget import is_ticket
+from nightshift.detectors.alarms.lanes import Lane, widest
 from nightshift.detectors.base import Severity
 
 _P = AlertPhase
@@ -114,7 +114,7 @@ class PageCourier(Courier):
     ) -> tuple[str, list[Delivery]]:
         """Which outlet pages now, and the pages that change with it."""
         asked = self._p.settings.pager(incident.severity, namespaces_of(incident.subjects))
-        if is_ticket(stored.finding for stored in incident.findings):
+        if widest(stored.finding for stored in incident.findings) is not Lane.PAGE:
             asked = ""  # shown everywhere; a finding that may page later asks the rule again
         had = asked not in self._outlets or any(row.outlet == asked for row in pages)
         fresh = [] if had else [_alert(blank, asked, PAGE)]

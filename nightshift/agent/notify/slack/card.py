@@ -26,8 +26,17 @@ from nightshift.agent.notify.slack.blocks import (
 )
 from nightshift.agent.rca.summary import SummaryLine, as_shown, summarise
 from nightshift.agent.store.archive import NoSuchIncident, number_of
-from nightshift.agent.store.incident import Cause, HistoryStep, Incident, IncidentState, IncidentSummary
+from nightshift.agent.store.incident import (
+    CLOSABLE,
+    Cause,
+    HistoryStep,
+    Incident,
+    IncidentState,
+    IncidentSummary,
+    unanswered_since_s,
+)
 from nightshift.agent.units import clock_time, duration, sentence
+from nightshift.detectors.alarms.lanes import Lane, widest
 from nightshift.detectors.base import State
 
 _S = IncidentState
@@ -57,6 +66,7 @@ TOLD = {
     Cause.RETURN_DUE: "The fault is gone; what is next is giving the node back",
     Cause.RELAPSED: "It is back",
     Cause.CLOSED_BY_PERSON: "Closed",
+    Cause.NOT_A_FAULT: "Not a fault",
     Cause.ACKNOWLEDGED: "Taken on",
     Cause.UNDER_WAY: "Still under way",
     Cause.GUARD_REFUSED: "Denied by the guard: a person must check",
@@ -103,6 +113,11 @@ def card(incident: Incident, now_s: float, console_url: str, snooze_s: float, si
     ]
     if incident.state is _S.AWAITING_APPROVAL and incident.action is not None:
         shown.append(line(text(f"Expires {clock_time(incident.action.expires_at_s)} UTC", bold=True)))
+    found = [stored.finding for stored in incident.findings]
+    if (lane := widest(found)) is not Lane.PAGE:
+        shown.append(
+            line(text(f"{lane.capitalize()}, no page: {found[0].facts.get('lane_reason', '')}", limit=200))
+        )
     if silenced:
         shown.append(line(text(silenced)))
     if console_url:
@@ -129,10 +144,14 @@ def _buttons(incident: Incident, snooze_s: float) -> Iterator[Block]:
         yield button("Approve", "approve", value, "primary")
         # The dots: it opens a dialog that asks why, and rejects nothing yet.
         yield button("Reject…", "reject", value, "danger")
+    if incident.is_open and unanswered_since_s(incident.history) is not None:
+        yield button("Acknowledge", "take", value)
     if incident.state in SNOOZABLE:
         yield button(f"Snooze {duration(snooze_s)}", "snooze", value)
     if incident.diagnosis is not None:
         yield button("Show evidence", "evidence", value)
+    if incident.state in CLOSABLE:
+        yield button("Not a fault", "not_a_fault", value)
 
 
 def story(incident: Incident) -> ChatMessage | None:
@@ -192,10 +211,12 @@ def recovery(incident: Incident) -> list[str]:
     ]
 
 
-def reminder(incident: Incident, now_s: float, escalate_to: str) -> ChatMessage:
-    """Says in the thread that nobody has decided; mentions whom it escalates to."""
-    waits = duration(now_s - incident.entered_s)
-    what = "no decision yet" if incident.state is _S.AWAITING_APPROVAL else "a person must act"
+def reminder(incident: Incident, waited_s: float, escalate_to: str) -> ChatMessage:
+    """Says in the thread that no one has answered; mentions whom it escalates to."""
+    waits = duration(waited_s)
+    what = {_S.AWAITING_APPROVAL: "no decision yet", _S.ESCALATED: "a person must act"}.get(
+        incident.state, "not acknowledged"
+    )
     parts = [text(f"{incident.id}: {what} for {waits}.")]
     if incident.state is _S.AWAITING_APPROVAL and incident.action is not None:
         parts.append(text(f" The plan expires {clock_time(incident.action.expires_at_s)} UTC."))
@@ -204,11 +225,11 @@ def reminder(incident: Incident, now_s: float, escalate_to: str) -> ChatMessage:
     return ChatMessage(fallback(f"{incident.id}: {what} for {waits}"), (paragraph([line(*parts)]),))
 
 
-def storm(rows: Sequence[IncidentSummary], since_s: float, console_url: str) -> ChatMessage:
+def storm(rows: Sequence[IncidentSummary], since_s: float, console_url: str, what: str = "Storm") -> ChatMessage:
     """Many incidents as one message: how many, of what, in which state, and the newest by name."""
     # Named are those that are open: a list of what is over would push them out of sight.
     still = [row for row in rows if row.state is not _S.RESOLVED]
-    head = f"Storm: {len(rows)} incidents since {clock_time(since_s)} UTC, {len(still)} still open"
+    head = f"{what}: {len(rows)} incidents since {clock_time(since_s)} UTC, {len(still)} still open"
     states = ", ".join(
         f"{n} {state.replace('_', ' ')}" for state, n in Counter(r.state for r in still).most_common()
     )

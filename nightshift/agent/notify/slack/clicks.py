@@ -41,7 +41,8 @@ from nightshift.agent.units import clock_time
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.subject import Inventory
 
-ACTIONS = ("approve", "reject", "snooze", "evidence")
+ACTIONS = ("approve", "take", "snooze", "evidence", "not_a_fault")
+"""Buttons that are answered at once; `reject` asks for a reason first."""
 REASON_VIEW = "reject_reason"
 # Few, since each holds a connection of the store's pool of ten while it works.
 _WORKERS = 4
@@ -195,6 +196,10 @@ class Desk:
         if click.what == "reject":
             reason = click.value.partition("\n")[2]
             return said(self._p.gate.reject(ticket.incident, ticket.plan_sha256, person, reason).message)
+        if click.what == "not_a_fault":
+            return said(self._p.gate.close(ticket.incident, person, "not a fault", not_a_fault=True).message)
+        if click.what == "take":
+            return self._take_on(ticket, person)
         if click.what == "snooze":
             return self._snooze(ticket, person)
         return words.evidence(self._window(person).incident(ticket.incident))
@@ -231,6 +236,14 @@ class Desk:
         if action is None or not must_sign_in_again(person, action, self._p.gate.policy, now_s):
             return said(answer.message)
         return words.elsewhere(answer.message, self._p.settings.console_url, ticket.incident)
+
+    def _take_on(self, ticket: Ticket, person: Person) -> ChatMessage:
+        """Whoever takes a page on ends its escalation."""
+        touched = self._window(person).incident(ticket.incident).namespaces
+        if not (allowed := may(person, Permission.SNOOZE, touched)):
+            return said(allowed.reason)
+        new = self._p.store.acknowledge(ticket.incident, person.identity, "acknowledged in Slack")
+        return said(f"{ticket.incident} is yours." if new else f"{ticket.incident} was acknowledged before.")
 
     def _snooze(self, ticket: Ticket, person: Person) -> ChatMessage:
         touched = self._window(person).incident(ticket.incident).namespaces

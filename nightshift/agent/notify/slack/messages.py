@@ -5,6 +5,7 @@ courier (`agent.notify.courier`). Where an incident is posted, and whether now, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -21,10 +22,11 @@ from nightshift.agent.notify.slack.settings import SNOOZE_S, STORM_AFTER, STORM_
 from nightshift.agent.notify.slack.web import GONE, OF_A_PLACE, UNREACHABLE_CHANNEL, SlackWeb
 from nightshift.agent.presentation.chart_image import deciding, png
 from nightshift.agent.store.archive import number_of
-from nightshift.agent.store.incident import Cause, Incident, IncidentState, taken_on
+from nightshift.agent.store.incident import Cause, Incident, IncidentState, unanswered_since_s
 from nightshift.agent.store.tenancy import namespaces_of
 from nightshift.collectors.seal import sha256_hex
 from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.detectors.alarms.lanes import ORDER, Lane, widest
 from nightshift.detectors.base import Severity
 
 _ORDER = list(Severity)
@@ -69,6 +71,24 @@ def hold(incident: Incident, settings: Settings, now_s: float) -> Hold | None:
     return None if end_s is None else Hold(end_s, "quiet hours")
 
 
+DAY_S = 86_400.0
+DIGEST = "digest"
+_ORDERED = (DIGEST, "storm", "pages")
+"""Kinds of messages of many, by lane: the first part of their keys."""
+
+
+def _group_of(key: str) -> str:
+    return key.partition("/")[0]
+
+
+def _lane(incident: Incident) -> Lane:
+    return widest(stored.finding for stored in incident.findings)
+
+
+def _rank(lane: Lane) -> int:
+    return ORDER.index(lane)
+
+
 def _any_fits(names: Sequence[str], patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
@@ -105,8 +125,13 @@ class ChatCourier(Courier):
         super().__init__(SLACK, parts, TIMEOUT_S + 1, lookup=parts.web)
         self._broken: dict[str, float] = {}
         self._storm_edited: dict[str, float] = {}
-        self._storms_now: dict[str, Delivery] = {}
+        self._storms_now: dict[tuple[str, str], Delivery] = {}
+        """(Channel, kind of group) → the message that new incidents join."""
+        self._paged_s: dict[str, list[float]] = {}
+        """Channel → when it got messages of pages within the last minute."""
         self._joining: list[Delivery] = []
+        self._next_rung_s: dict[str, tuple[float, float]] = {}
+        """Incident → (when it changed last, when its ladder is looked at again), both Unix s."""
 
     # One comparison ---------------------------------------------------------------------------------------------
 
@@ -114,7 +139,8 @@ class ChatCourier(Courier):
         # One service, so one answer that did not come holds everything: not even the store is asked meanwhile.
         if not self._paces[SLACK].may("", self._p.wall_s()):
             return
-        self._storms_now = {row.channel: row for row in self._ledger.storms(self._p.clock.now_s() - STORM_CALM_S)}
+        recent = self._ledger.storms(self._p.clock.now_s() - STORM_CALM_S)
+        self._storms_now = {(row.channel, _group_of(row.key)): row for row in recent}
         super().once()
 
     def _keep_up(self, now_s: float) -> None:
@@ -131,7 +157,10 @@ class ChatCourier(Courier):
     def _tell(self, incident_id: str, now_s: float) -> None:
         incident = self._p.store.incident(incident_id)
         row = self._ledger.row(card_key(incident_id))
-        if row is None or (row.ts is None and row.tried_s is None and row.storm is None):
+        lane = _lane(incident)
+        # what has become more urgent leaves the message of many for one of its own
+        left = row is not None and row.storm is not None and _ORDERED.index(_group_of(row.storm)) < _rank(lane)
+        if row is None or left or (row.ts is None and row.tried_s is None and row.storm is None):
             self._first(incident, row, now_s)
         elif row.storm is not None:
             self._seen(row, incident)
@@ -163,7 +192,7 @@ class ChatCourier(Courier):
             # With what was seen of it: it comes up again at that time, or as soon as it changes.
             self._ledger.put(replace(blank, held_until_s=until_s))
             return
-        storm = self._storm(channel, now_s)
+        storm = self._group(channel, _lane(incident), now_s)
         if storm is not None:
             self._joining.append(replace(blank, storm=storm.key, posted_s=now_s))
             if len(self._joining) >= _JOINED_AT_ONCE:
@@ -196,7 +225,7 @@ class ChatCourier(Courier):
     def _thread_of(self, incident: Incident, row: Delivery) -> None:
         there = self._ledger.thread(number_of(incident.id))
         # In a storm the channel needs what was decided, and not the reasons of a hundred incidents.
-        stormy = row.channel in self._storms_now
+        stormy = any((row.channel, group) in self._storms_now for group in _ORDERED[1:])
         wanted: list[tuple[str, ChatMessage, bool]] = []
         story = None if stormy else words.story(incident)
         if story is not None:
@@ -234,8 +263,6 @@ class ChatCourier(Courier):
 
     def _seen(self, row: Delivery, incident: Incident) -> None:
         shown: dict[str, object] = {"seen_s": incident.updated_s, "seen_version": incident.version}
-        if incident.state not in words.SNOOZABLE:
-            shown["reminders"] = 0
         self._ledger.change(row.key, held_until_s=None, **shown)
 
     def _card(self, incident: Incident, now_s: float) -> ChatMessage:
@@ -244,17 +271,29 @@ class ChatCourier(Courier):
 
     # Storms -----------------------------------------------------------------------------------------------------
 
-    def _storm(self, channel: str, now_s: float) -> Delivery | None:
-        """The storm that a new incident of this channel belongs to; a new one where too many came at once."""
-        if channel in self._storms_now:
-            return self._storms_now[channel]
-        if self._ledger.lately(channel, now_s - _MINUTE_S) < STORM_AFTER:
+    def _group(self, channel: str, lane: Lane, now_s: float) -> Delivery | None:
+        """The message of many that a new incident of this channel joins: the day's digest, or a storm where too
+        many came at once. Pages have storms of their own: a storm of tickets must not hide one."""
+        group = _ORDERED[_rank(lane)]
+        if (channel, group) in self._storms_now:
+            return self._storms_now[channel, group]
+        key = f"{group}/{channel}/{now_s:.0f}"
+        if lane is Lane.DIGEST:
+            key = f"{group}/{channel}/{now_s // DAY_S:.0f}"
+        elif self._lately(channel, lane, now_s) < STORM_AFTER:
             return None
-        key = f"storm/{channel}/{now_s:.0f}"
-        row = Delivery(key, SLACK, STORM, None, channel, seen_s=now_s, posted_s=now_s)
+        row = self._ledger.row(key) or Delivery(key, SLACK, STORM, None, channel, seen_s=now_s, posted_s=now_s)
         self._ledger.put(row)
-        self._storms_now[channel] = row
+        self._storms_now[channel, group] = row
         return row
+
+    def _lately(self, channel: str, lane: Lane, now_s: float) -> int:
+        """Messages of their own that incidents of this lane had in a channel within the last minute."""
+        if lane is not Lane.PAGE:
+            return self._ledger.lately(channel, now_s - _MINUTE_S)
+        recent = [at_s for at_s in self._paged_s.get(channel, ()) if 0 <= now_s - at_s < _MINUTE_S]
+        self._paged_s[channel] = recent if len(recent) >= STORM_AFTER else [*recent, now_s]
+        return len(recent)
 
     def _join(self, now_s: float) -> None:
         """Writes down which incidents a storm's message stands for, many at once."""
@@ -270,7 +309,8 @@ class ChatCourier(Courier):
             if not members:
                 continue
             rows = self._p.store.summaries(members)
-            content = words.storm(rows, row.posted_s or now_s, self._p.settings.console_url)
+            what = "Digest" if _group_of(row.key) == DIGEST else "Storm"
+            content = words.storm(rows, row.posted_s or now_s, self._p.settings.console_url, what)
             if content.sha256 == row.shows:
                 continue
             self._storm_edited[row.key] = self._p.wall_s()
@@ -305,24 +345,40 @@ class ChatCourier(Courier):
     # Silence of people ------------------------------------------------------------------------------------------
 
     def _remind(self, now_s: float) -> None:
-        """Once after `remind_s`, and once more, to whom it escalates, after `escalate_s`; not in quiet hours."""
-        s = self._p.settings
-        for number, (after_s, whom) in enumerate(((s.remind_s, ""), (s.escalate_s, s.escalate_to)), 1):
-            for incident_id in self._ledger.waiting(now_s - after_s, number, now_s):
-                incident = self._p.store.incident(incident_id)
-                row = self._ledger.row(card_key(incident_id))
-                if row is None or row.ts is None or self._held_until(incident, now_s) is not None:
-                    continue
-                # Somebody has it: a reminder would tell them what they know.
-                if taken_on(incident.history) is not None:
-                    self._ledger.change(row.key, reminders=number)
-                    continue
-                # The pager has called a person: a mention here would call a second one.
-                called = "" if self._p.pager(incident_id) else whom
-                key = f"{incident_id}/reminder/{incident.version}/{number}"
-                reply = Delivery(key, SLACK, THREAD, row.incident, row.channel, row.ts, posted_s=now_s)
-                content = words.reminder(incident, now_s, called)
-                self._attempt(SLACK, row.channel, key, partial(self._tell_again, row, reply, content, number))
+        """What the next rung of the ladder is for each unanswered page: a reminder, the second person, the team."""
+        rungs = self._p.settings.rungs
+        waiting = self._ledger.waiting(now_s - rungs[0][0], now_s)
+        self._next_rung_s = {name: self._next_rung_s[name] for name, _ in waiting if name in self._next_rung_s}
+        for incident_id, updated_s in waiting:
+            changed_s, due_s = self._next_rung_s.get(incident_id, (-math.inf, 0.0))
+            if changed_s != updated_s or now_s >= due_s:
+                self._next_rung_s[incident_id] = updated_s, self._climb(incident_id, rungs, now_s)
+
+    def _climb(self, incident_id: str, rungs: Sequence[tuple[float, str]], now_s: float) -> float:
+        """Sends the rung that is due; returns when to look again (Unix s) if the incident does not change."""
+        incident, row = self._p.store.incident(incident_id), self._ledger.row(card_key(incident_id))
+        since_s = unanswered_since_s(incident.history)
+        page = _lane(incident) is Lane.PAGE
+        if row is None or row.ts is None or since_s is None or not page:
+            return math.inf
+        if (held_s := self._held_until(incident, now_s)) is not None:
+            return held_s
+        if row.due_s != since_s:  # people are called again: the ladder begins at its foot
+            row = replace(row, due_s=since_s, reminders=0)
+            self._ledger.change(row.key, due_s=since_s, reminders=0)
+        if row.reminders >= len(rungs):
+            return math.inf
+        after_s, whom = rungs[row.reminders]
+        if now_s < since_s + after_s:
+            return since_s + after_s
+        # The pager has called a person, and calls the next by its own policy: a mention would call a second one.
+        called = "" if self._p.pager(incident_id) else whom
+        key = f"{incident_id}/reminder/{since_s:.0f}/{row.reminders}"
+        reply = Delivery(key, SLACK, THREAD, row.incident, row.channel, row.ts, posted_s=now_s)
+        content = words.reminder(incident, now_s - since_s, called)
+        send = partial(self._tell_again, row, reply, content, row.reminders + 1)
+        self._attempt(SLACK, row.channel, key, send)
+        return now_s
 
     def _tell_again(self, row: Delivery, reply: Delivery, content: ChatMessage, number: int) -> None:
         if self._post(reply, content, True) or (self._ledger.row(reply.key) or reply).ts is not None:

@@ -31,7 +31,7 @@ from starlette.concurrency import run_in_threadpool
 from nightshift.agent.notify.delivery import DeliveryRefused
 from nightshift.agent.notify.outlets.web import secret_of
 from nightshift.agent.notify.slack.blocks import ChatMessage
-from nightshift.agent.notify.slack.clicks import REASON_VIEW, Click, Desk, reason_of
+from nightshift.agent.notify.slack.clicks import ACTIONS, REASON_VIEW, Click, Desk, reason_of
 from nightshift.agent.notify.slack.messages import ChatCourier
 from nightshift.agent.notify.slack.settings import TIMEOUT_S, Settings
 from nightshift.agent.notify.slack.web import Opener, SlackWeb
@@ -150,7 +150,7 @@ class Slack:
             client=WebClient(base_url=self.web.client.base_url),  # answers go to response URLs: no token needed
         )
         # Exactly ours: a pattern without ends would take `approve_all`, too.
-        bolt.action(re.compile(r"\A(approve|snooze|evidence)\Z"))(self._on_button)
+        bolt.action(re.compile(rf"\A({'|'.join(ACTIONS)})\Z"))(self._on_button)
         bolt.action("reject")(self._on_reject)
         bolt.view(REASON_VIEW)(self._on_reason)
         bolt.command("/nightshift")(self._on_command)

@@ -95,10 +95,20 @@ class Settings(BaseModel):
     quiet_hours: QuietHours | None = Field(None, description="When only grave incidents are posted")
     console_url: SkipJsonSchema[str] = stated_once("console.public_url", str)
     remind_s: float = Field(900.0, ge=30, description="Reminder in the thread after so long without a decision (s)")
-    escalate_s: float = Field(3600.0, ge=60, description="`escalate_to` is mentioned after so long (s)")
-    escalate_to: str = Field("", description="Id of the user group (`S…`) or user (`U…`) to mention; empty: none")
+    escalate_s: float = Field(1800.0, ge=60, description="Time without an answer before each mention (s)")
+    escalate_to: str | tuple[str, ...] = Field(
+        "",
+        description="Users (`U…`) and user groups (`S…`) to mention if a page is unanswered, in order; empty: none",
+    )
     api_url: str = Field("https://slack.com/api/", description="Slack's Web API, or a proxy in front of it")
     proxy: SkipJsonSchema[str] = stated_once("proxy", str)
+
+    @property
+    def rungs(self) -> tuple[tuple[float, str], ...]:
+        """(After how long without an answer in s, whom to mention, empty: no one) of an unanswered page."""
+        people = (self.escalate_to,) if isinstance(self.escalate_to, str) else self.escalate_to
+        mentions = ((number * self.escalate_s, whom) for number, whom in enumerate(people, 1))
+        return ((self.remind_s, ""), *mentions)
 
     @model_validator(mode="after")
     def _complete(self) -> Settings:

@@ -87,6 +87,19 @@ def test_an_approver_approves_and_alone_is_told(chat: Chat, to: str) -> None:
     assert len(chat.messages()) == 1
 
 
+def test_whoever_acknowledges_has_it_and_who_calls_it_no_fault_closes_it(chat: Chat, to: str) -> None:
+    name, ts = _shown(chat)
+    chat.stand_in.click(ANN, CHANNEL, ts, "take", to=to)
+    assert _told(chat) == f"{name} is yours.\n"
+    until(lambda: "take" not in buttons_of(chat.card(name)), "the button is gone")
+    chat.stand_in.click(VIC, CHANNEL, ts, "not_a_fault", to=to)
+    assert "You are viewer" in _told(chat, 2)
+    chat.stand_in.click(BOB, CHANNEL, ts, "not_a_fault", to=to)
+    assert _told(chat, 3) == f"{name} is closed as not a fault.\n"
+    incident = chat.store.incident(name)
+    assert (incident.state, incident.history[-1].cause) == (IncidentState.RESOLVED, Cause.NOT_A_FAULT)
+
+
 def test_a_double_click_and_a_second_approver_have_one_outcome(chat: Chat, to: str) -> None:
     name, ts = _shown(chat)
     value = next(e["value"] for b in chat.card(name)["blocks"] if b["type"] == "actions" for e in b["elements"])

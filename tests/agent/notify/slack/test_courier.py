@@ -18,8 +18,10 @@ from nightshift.agent.incidents.silence import Silences
 from nightshift.agent.notify import courier as courier_module
 from nightshift.agent.notify.delivery import DeliveryRefused, NoAnswer
 from nightshift.agent.notify.slack.blocks import ChatImage, problems
-from nightshift.agent.store.incident import Cause
+from nightshift.agent.store.incident import Cause, HistoryStep, IncidentState, unanswered_since_s
+from nightshift.collectors.frame import Instant
 from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.detectors.alarms.lanes import Lane, Proof, in_lane
 from nightshift.detectors.base import Severity
 from tests.agent.incidents import a_finding
 from tests.agent.notify.slack.chat import CHANNEL, Chat, a_chat, buttons_of, text_of
@@ -53,7 +55,7 @@ def test_one_message_per_incident_updated_in_place_with_its_story_in_the_thread(
     name = chat.opened()
     chat.once()
     first = chat.card(name)
-    assert buttons_of(first) == ["approve", "reject", "snooze", "evidence"]
+    assert buttons_of(first) == ["approve", "reject", "take", "snooze", "evidence", "not_a_fault"]
     assert "restart the job once: team/job" in text_of(first)
     plan = chat.store.incident(name).action
     assert plan is not None
@@ -112,7 +114,7 @@ def test_whatever_befalls_a_post_the_message_is_there_once(
         chat.once()
         wall(3.5)
     assert len(chat.messages()) == 1
-    assert buttons_of(chat.card(name)) == ["approve", "reject", "snooze", "evidence"]
+    assert buttons_of(chat.card(name)) == ["approve", "reject", "take", "snooze", "evidence", "not_a_fault"]
     assert len(chat.thread(name)) == 1
 
 
@@ -303,6 +305,76 @@ def test_silence_of_people_is_reminded_once_and_escalated_once(tmp_path: Path) -
         assert len(told) == 2
         assert "@S1" not in told[0]
         assert "@S1" in told[1]
+
+
+def test_an_unanswered_page_climbs_to_the_second_person_and_the_team_whatever_its_plan_does(tmp_path: Path) -> None:
+    """By time since the page, in any state, until somebody acknowledges it. A ticket never climbs."""
+    more: dict[str, Any] = {"remind_s": 60, "escalate_s": 120, "escalate_to": ["U2", "S1"]}
+    with a_chat(tmp_path, f"sqlite:///{tmp_path}/s.sqlite", **more) as chat:
+        page, ticket = chat.opened(), chat.opened(in_lane(a_finding(), Lane.TICKET, Proof.COMMON, "weak"))
+        chat.once()
+        assert "Ticket, no page: weak" in text_of(chat.card(ticket))
+        assert "no page" not in text_of(chat.card(page))
+        chat.store.move(page, Cause.EXPIRED, "nightshift", "", chat.store.incident(page).version)
+        for _ in range(6):
+            chat.clock.advance(50)
+            chat.once()
+        told = [said for said in chat.thread(page) if "not acknowledged" in said]
+        assert [("@U2" in said, "@S1" in said) for said in told] == [(False, False), (True, False), (False, True)]
+        assert not [said for said in chat.thread(ticket) if "no decision yet" in said]
+    with a_chat(tmp_path, f"sqlite:///{tmp_path}/t.sqlite", **more) as chat:
+        page = chat.opened()
+        chat.once()
+        assert chat.store.acknowledge(page, "ann", "acknowledged in Slack")
+        chat.clock.advance(500)
+        chat.once()
+        assert not [said for said in chat.thread(page) if "no decision yet" in said]
+
+
+def test_the_digest_is_one_message_and_a_storm_of_tickets_hides_no_page(chat: Chat) -> None:
+    """What becomes more urgent leaves the digest for a message of its own."""
+    noisy = [
+        in_lane(a_finding(), lane, Proof.NOISY, "detector mad is noisy") for lane in (Lane.DIGEST, Lane.TICKET)
+    ]
+    names = [chat.store.open_incident("odd", [noisy[0]]) for _ in range(5)]
+    chat.once()
+    (digest,) = chat.messages()
+    assert "Digest: 5 incidents" in text_of(digest)
+    for _ in range(8):
+        chat.store.open_incident("odd", [noisy[1]])
+    page = chat.store.open_incident("hang", [a_finding()])
+    chat.once()
+    chat.once()
+    assert len([m for m in chat.messages() if "Ticket, no page: detector mad is noisy" in text_of(m)]) == 3
+    assert "no page" not in text_of(chat.card(page))
+    chat.clock.advance(400)
+    chat.store.update_finding(names[0], replace(a_finding(), at=Instant(9e9)), louder=True)
+    chat.once()
+    assert "no page" not in text_of(chat.card(names[0]))
+
+
+@pytest.mark.parametrize(
+    ("causes", "since_s"),
+    [
+        ("opened", 0.0),
+        ("opened plan_proposed expired plan_proposed", 0.0),
+        ("opened plan_proposed approved", None),
+        ("opened plan_proposed approved world_changed plan_proposed", 4.0),
+        ("opened acknowledged plan_proposed", None),
+        ("opened acknowledged stage_failed", 2.0),
+        ("opened closed_by_person", None),
+        ("opened not_a_fault relapsed", 2.0),
+    ],
+)
+def test_a_page_is_unanswered_since_people_were_called(causes: str, since_s: float | None) -> None:
+    """An expired plan answers nothing; whoever took it on is not called by its plan, only by its failure."""
+    after = {"stage_failed": IncidentState.ESCALATED, "closed_by_person": IncidentState.RESOLVED}
+    after["not_a_fault"] = IncidentState.RESOLVED
+    steps = [
+        HistoryStep(float(n), IncidentState.OPEN, after.get(cause, IncidentState.OPEN), cause, "ann")
+        for n, cause in enumerate(causes.split())
+    ]
+    assert unanswered_since_s(steps) == since_s
 
 
 def test_a_relapse_is_told_loudly_in_the_same_thread(chat: Chat) -> None:
