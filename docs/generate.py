@@ -183,15 +183,16 @@ def detectors_page() -> str:
         "",
         "## Where each rate was measured",
         "",
-        "An alarm pages on a population where every measured telemetry *holds*: its rate is at most twice the",
+        "An alarm may page on a population where every measured telemetry *holds*: what waiting costs decides then",
+        "([the alarm budget](../concepts/alarm-budget.md)). *Holds* means that its rate is at most twice the",
         f"stated one. Telemetry is *too short to tell* if that rate would bring fewer than {LEAST_EXPECTED:.0f}",
         f"alarms in it. Runs that are counted whole hold if at most {100 * MOST_RUNS:.0f} % of them alarm, by the",
         "upper end of the interval.",
         "",
-        "Everywhere else an alarm is a *ticket*: the incident opens and every channel shows it, but no outlet",
-        "pages. It becomes a page after [`nightshift calibrate`](../how-to/calibrate.md) or after one watched week",
+        "Everywhere else an alarm is a *ticket*, or a line of the digest: the incident opens, but no outlet",
+        "pages. It may page after [`nightshift calibrate`](../how-to/calibrate.md) or after one watched week",
         "of this fleet. Events, near-facts (" + ", ".join(f"`{fault}`" for fault in sorted(NEAR_FACTS)) + "),",
-        "and what the hardware says of itself always page.",
+        "and what the hardware says of itself may page everywhere.",
         "",
         "The table of each detector below lists the telemetry, with default settings, and the result file in",
         "`benchmarks/results`. `python -m benchmarks.populations` reads these files.",
@@ -212,7 +213,7 @@ def detectors_page() -> str:
 
 
 def _lanes(names: list[str]) -> Iterator[str]:
-    """Page or ticket, by statistical detector and population."""
+    """Ticket or at most a page, by statistical detector and population."""
     from nightshift.detectors.alarms.populations import NEAR_FACTS, Population, unmeasured
     from nightshift.detectors.plugins import ALL
 
@@ -222,8 +223,9 @@ def _lanes(names: list[str]) -> Iterator[str]:
     for name in names:
         near = NEAR_FACTS.intersection(finds[name])
         facts = ", ".join(f"`{fault}`" for fault in sorted(near))
-        ticket = "page (near-fact)" if near == set(finds[name]) else f"ticket ({facts}: page)" if near else "ticket"
-        cells = (ticket if unmeasured(name, population) else "page" for population in Population)
+        ticket = f"ticket ({facts}: may page)" if near else "ticket"
+        ticket = "may page (near-fact)" if near == set(finds[name]) else ticket
+        cells = (ticket if unmeasured(name, population) else "may page" for population in Population)
         yield f"| `{name}` | " + " | ".join(cells) + " |"
 
 
