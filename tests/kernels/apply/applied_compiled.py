@@ -5,6 +5,7 @@ TRITON_INTERPRET=1 python applied_compiled.py FILE WHAT
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -250,6 +251,33 @@ def opchecked(kernels: Any) -> dict[str, Any]:
     assert set(marked.values()) == {"SUCCESS"}
     calls = {k.problem: k.calls for k in kernels.STATE.kernels.values()}
     return {"found": found, "calls": calls, "fence": fence, "specs": sorted(kernels.SPECS), "skipped": skipped}
+
+
+def chosen(kernels: Any) -> dict[str, Any]:
+    """The canary of a compiled step: how often a region was compiled, and what each set's steps called."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    made_of: list[str] = []
+
+    def compiler(graph: Any, _: Any) -> Any:
+        ours = {str(node.target).split(".")[1] for node in graph.graph.nodes if "nightshift" in str(node.target)}
+        made_of.append(" ".join(sorted(ours)) or "torch")
+        return make_boxed_func(graph.forward)
+
+    kernels.apply(model := made(), log=lambda _: None, shadow_every=0, log_every=0)
+    step = torch.compile(model, backend=aot_autograd(fw_compiler=compiler), fullgraph=True)
+    index = torch.randint(0, 48, (4, 3))
+    idle: list[str] = []
+
+    def one() -> None:
+        before = {name: kernel.calls for name, kernel in kernels.STATE.kernels.items()}
+        step(index).sum().backward()
+        idle.extend(name for name, kernel in kernels.STATE.kernels.items() if kernel.calls == before[name])
+
+    # a clock that counts how often it is read: all sets look alike
+    seconds = kernels.canary(one, steps=1, rounds=1, turns=4, settle_s=0.0, clock=itertools.count().__next__)
+    return {"compiled": made_of, "idle": idle, "turns": seconds["turns"]}
 
 
 if __name__ == "__main__":

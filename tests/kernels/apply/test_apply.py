@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,19 @@ def test_torch_compile_takes_the_operators_without_a_break(tmp_path: Path) -> No
     seen = run("compiled", tmp_path, records(), script=COMPILED)
     assert seen["equal"]
     assert seen["opcheck"] == [True, True, True]
+
+
+def test_a_canary_compiles_each_set_once_and_each_set_s_steps_call_its_kernels(tmp_path: Path) -> None:
+    """A real model's region takes half a minute to compile: once for each of a dozen readings is no canary."""
+    seen = run("chosen", tmp_path, records(), script=COMPILED)
+    assert seen["turns"] == 4.0
+    assert set(seen["idle"]) == {"cross_entropy"}, "this step computes no loss"
+    compiled = Counter(seen["compiled"])
+    assert compiled["torch"] == 2, "forward and backward"
+    # the set of all is met twice: with and without the kernel that no step called
+    assert compiled.pop("embed rmsnorm") == compiled.pop("embedding_gradient rmsnorm_backward") == 2
+    assert set(compiled.values()) <= {1, 2}
+    assert len(seen["compiled"]) == 10
 
 
 def test_a_compiler_that_may_look_in_sees_the_launches_and_nothing_of_a_demoted_kernel(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import torch
 
 from nightshift.kernels.apply.job.operators import open_all
 from nightshift.kernels.apply.job.start import as_rank_0, of_all_ranks
-from nightshift.kernels.apply.job.state import STATE, Kernel
+from nightshift.kernels.apply.job.state import PASSED, STATE, Kernel
 
 Kernels = dict[str, Kernel]
 STUDENT = (
@@ -54,7 +54,7 @@ def canary(
     torch.
 
     settle_s: untimed steps before each reading. limit_s: fewer readings where all would take longer, but no fewer
-    turns than give a limit. Compiled regions are compiled anew for each, one held at a time. Rank 0's choice
+    turns than give a limit. Each set's compiled regions are compiled once and held until the end. Rank 0's choice
     counts.
     """
     given = dict(STATE.kernels)
@@ -63,18 +63,21 @@ def canary(
 
     def finish(kernels: Kernels) -> dict[str, float]:
         _use(kernels)
+        torch._dynamo.reset()  # what was compiled for other sets holds memory
         STATE.log(
             f"nightshift kernels: canary keeps {', '.join(kernels) or 'none'} of {', '.join(given) or 'none'}"
         )
         return seconds
 
     STATE.open = False
-    every = _called(given, reader, seconds) if given else {}
-    if not every:
-        return finish({})
-    first = _faster_way(every, reader, seconds)
-    sets, noise = _sets(every, first, reader, seconds, min_gain)
-    readings = _in_turns(sets, turns, reader)
+    torch._dynamo.reset()
+    with _many_compiled():
+        every = _called(given, reader, seconds) if given else {}
+        if not every:
+            return finish({})
+        first = _faster_way(every, reader, seconds)
+        sets, noise = _sets(every, first, reader, seconds, min_gain)
+        readings = _in_turns(sets, turns, reader)
     seconds |= {label: statistics.median(values) for label, values in readings.items()}
     gains = over_none(readings)
     best = max(point for point, _ in gains.values())
@@ -268,10 +271,22 @@ def _group(name: str) -> str:
 
 
 def _use(kernels: Kernels) -> None:
+    """A region guards on the kernels that it asked for (`in_use`), so the one that was compiled with these is found
+    again: compiling takes longer than all steps of a reading. On what a pass put into its graph it guards not."""
+    changed = STATE.kernels.keys() ^ kernels.keys()
+    unguarded = any((STATE.kernels | kernels)[name].problem in PASSED for name in changed)
     STATE.kernels.clear()
     STATE.kernels.update(kernels)
     open_all()
-    torch._dynamo.reset()
+    if unguarded:
+        torch._dynamo.reset()
+
+
+def _many_compiled() -> Any:
+    """A region holds one piece of code for each set. Past torch's own limit of 8 it would run in eager mode, and
+    nothing would tell that from a slow set."""
+    config = torch._dynamo.config
+    return config.patch(recompile_limit=config.recompile_limit + 2 * len(STATE.kernels) + 4)
 
 
 def _forget_gradients() -> None:

@@ -18,10 +18,10 @@ from nightshift.kernels.apply.job.state import (
     ATTENDED,
     CAST,
     DTYPES,
-    HALVES,
     NORM,
     OPERATORS,
     PAIRS,
+    PASSED,
     PRODUCTS,
     STATE,
     count_fallback,
@@ -159,7 +159,7 @@ _NOT_FOLDED = "cast"
 def _otherwise(problem: str, record: Mapping[str, Any], inputs: Sequence[Any]) -> str:
     """How inputs differ from what the guards let through when this was traced; empty where they do not."""
     # a compiler may lay an operand out otherwise than its graph said
-    if problem in (*PRODUCTS, *HALVES, *PAIRS) and not all(x.is_contiguous() for x in inputs):
+    if problem in PASSED and not all(x.is_contiguous() for x in inputs):
         return "stride"
     if problem.startswith(ATTENDED) and not all(side_by_side(record, x) for x in inputs):
         return "stride"

@@ -45,6 +45,9 @@ PAIRS = tuple(f"rotary_interleaved{how}{back}" for how in ("", "_by_position") f
 """Rotary embeddings whose pairs lie side by side. Of each a job may hold a kernel for each number of heads: keys
 often have fewer than queries."""
 
+PASSED = (*PRODUCTS, *HALVES, *PAIRS)
+"""What passes put into compiled regions, which then guard on nothing of it."""
+
 
 class ByTensor:
     """Values by tensor, for as long as each lives. Cheaper to ask than torch's WeakTensorKeyDictionary: an
@@ -181,7 +184,7 @@ def disable(kernel: Kernel, reason: str) -> None:
     """From the next call on torch computes it; from the next trace on, in compiled regions."""
     kernel.disabled = reason
     # what a pass put into a graph asks no guard again; all other regions guard on `in_use`
-    STATE.outdated = STATE.outdated or kernel.problem in (*PRODUCTS, *HALVES, *PAIRS)
+    STATE.outdated = STATE.outdated or kernel.problem in PASSED
     STATE.log(f"nightshift kernels: {kernel.problem} {kernel.certificate[:16]} {reason}; torch computes it now")
 
 
