@@ -127,8 +127,8 @@ class ChatCourier(Courier):
         self._storm_edited: dict[str, float] = {}
         self._storms_now: dict[tuple[str, str], Delivery] = {}
         """(Channel, kind of group) → the message that new incidents join."""
-        self._paged_s: dict[str, list[float]] = {}
-        """Channel → when it got messages of pages within the last minute."""
+        self._paged_s: dict[str, dict[str, float]] = {}
+        """Channel → the pages that got messages of their own within the last minute, and when."""
         self._joining: list[Delivery] = []
         self._next_rung_s: dict[str, tuple[float, float]] = {}
         """Incident → (when it changed last, when its ladder is looked at again), both Unix s."""
@@ -192,7 +192,7 @@ class ChatCourier(Courier):
             # With what was seen of it: it comes up again at that time, or as soon as it changes.
             self._ledger.put(replace(blank, held_until_s=until_s))
             return
-        storm = self._group(channel, _lane(incident), now_s)
+        storm = self._group(channel, incident, now_s)
         if storm is not None:
             self._joining.append(replace(blank, storm=storm.key, posted_s=now_s))
             if len(self._joining) >= _JOINED_AT_ONCE:
@@ -271,28 +271,32 @@ class ChatCourier(Courier):
 
     # Storms -----------------------------------------------------------------------------------------------------
 
-    def _group(self, channel: str, lane: Lane, now_s: float) -> Delivery | None:
+    def _group(self, channel: str, incident: Incident, now_s: float) -> Delivery | None:
         """The message of many that a new incident of this channel joins: the day's digest, or a storm where too
         many came at once. Pages have storms of their own: a storm of tickets must not hide one."""
+        lane = _lane(incident)
         group = _ORDERED[_rank(lane)]
         if (channel, group) in self._storms_now:
             return self._storms_now[channel, group]
         key = f"{group}/{channel}/{now_s:.0f}"
         if lane is Lane.DIGEST:
             key = f"{group}/{channel}/{now_s // DAY_S:.0f}"
-        elif self._lately(channel, lane, now_s) < STORM_AFTER:
+        elif self._lately(channel, incident.id, lane, now_s) < STORM_AFTER:
             return None
         row = self._ledger.row(key) or Delivery(key, SLACK, STORM, None, channel, seen_s=now_s, posted_s=now_s)
         self._ledger.put(row)
         self._storms_now[channel, group] = row
         return row
 
-    def _lately(self, channel: str, lane: Lane, now_s: float) -> int:
-        """Messages of their own that incidents of this lane had in a channel within the last minute."""
+    def _lately(self, channel: str, incident_id: str, lane: Lane, now_s: float) -> int:
+        """Messages of their own that other incidents of this lane had in a channel within the last minute."""
         if lane is not Lane.PAGE:
             return self._ledger.lately(channel, now_s - _MINUTE_S)
-        recent = [at_s for at_s in self._paged_s.get(channel, ()) if 0 <= now_s - at_s < _MINUTE_S]
-        self._paged_s[channel] = recent if len(recent) >= STORM_AFTER else [*recent, now_s]
+        paged = self._paged_s.get(channel, {})
+        recent = {i: at_s for i, at_s in paged.items() if 0 <= now_s - at_s < _MINUTE_S and i != incident_id}
+        # a message that is tried again is no second one
+        own = {} if len(recent) >= STORM_AFTER else {incident_id: now_s}
+        self._paged_s[channel] = recent | own
         return len(recent)
 
     def _join(self, now_s: float) -> None:
