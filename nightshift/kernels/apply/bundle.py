@@ -14,6 +14,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from nightshift.kernels.apply.job import PARTS
+from nightshift.kernels.apply.job.state import COMPILED_ALONE
 from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.certification.envelope import CertificateError, certificate_sha256, read
 from nightshift.kernels.loop.ledger import write_whole
@@ -40,6 +41,7 @@ def kernel_record(envelope: Mapping[str, Any], trusted: Mapping[str, Ed25519Publ
         "sizes": case["params"],
         "largest": _largest(verdict),
         "status": verdict["status"],
+        "beats": _beaten(verdict.get("comparisons") or []),
         "gpu": environment.get("gpu", "none"),
         "architecture": environment.get("capability", "none"),
         "torch": environment.get("torch", "none"),
@@ -61,6 +63,28 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
         "layouts": list(candidate.domain.layouts),
         "bounds": [asdict(bound) for bound in candidate.domain.bounds],
     }
+
+
+def _beaten(comparisons: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The baselines than which it was faster in every case, by the lower end of the interval."""
+    lows: dict[str, list[float]] = {}
+    for one in comparisons:
+        lows.setdefault(str(one["baseline"]), []).append(float(one["speedup"]["low"]))
+    return sorted(name for name, found in lows.items() if min(found) > 1.0)
+
+
+def fits_job(record: Mapping[str, Any], on_cpu: bool = False) -> bool:
+    """Whether a kernel gains something in a job: faster than all that it was raced with, or than eager torch, and
+    then used in eager code alone. What only compiled regions call has to beat the compiler. On a CPU nothing is
+    raced: the file is for trying it out."""
+    problem, status = str(record["problem"]), record["status"]
+    if problem.startswith("kernelbench/"):
+        return False
+    return (
+        status == "faster"
+        or (on_cpu and status == "correct")
+        or ("eager" in record["beats"] and problem not in COMPILED_ALONE)
+    )
 
 
 def _largest(verdict: Mapping[str, Any]) -> dict[str, int]:

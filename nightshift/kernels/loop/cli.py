@@ -247,7 +247,7 @@ def _certificates(run: Path) -> list[Path]:
 
 def _write_file(run: Path, signer: Any, where: str, tell: Callable[[str], None]) -> int:
     """Writes the job's file of the run's certificates; how many kernels it holds."""
-    from nightshift.kernels.apply.bundle import FILE, kernel_record, write_bundle
+    from nightshift.kernels.apply.bundle import FILE, fits_job, kernel_record, write_bundle
     from nightshift.kernels.certification.envelope import CertificateError
 
     records = []
@@ -256,9 +256,7 @@ def _write_file(run: Path, signer: Any, where: str, tell: Callable[[str], None])
             records.append(kernel_record(json.loads(path.read_text()), {signer.key_id: signer.public}))
         except (CertificateError, ValueError) as error:
             tell(f"not for jobs: {path.parent.name}: {error}")
-    # on a CPU nothing is raced, so nothing is faster: the file is for trying it out
-    fit = ("faster", "correct") if where == "cpu" else ("faster",)
-    usable = [r for r in records if r["status"] in fit and not str(r["problem"]).startswith("kernelbench/")]
+    usable = [record for record in records if fits_job(record, where == "cpu")]
     write_bundle(run / FILE, usable)
     return len(usable)
 

@@ -253,6 +253,21 @@ def opchecked(kernels: Any) -> dict[str, Any]:
     return {"found": found, "calls": calls, "fence": fence, "specs": sorted(kernels.SPECS), "skipped": skipped}
 
 
+def eager_only(kernels: Any) -> dict[str, Any]:
+    """Who calls the kernels of a file, in eager code and in a compiled region."""
+    want, model, second = losses(made()), made(), made()
+    report = kernels.apply(model, log=lambda _: None, shadow_every=0)
+    kernels.apply(second, log=lambda _: None, shadow_every=0)
+
+    def calls() -> dict[str, int]:
+        return {name: kernel.calls for name, kernel in kernels.STATE.kernels.items()}
+
+    equal, eager = close(want, losses(model)), calls()
+    compiled_equal = close(want, losses(torch.compile(second, backend="aot_eager", fullgraph=True)))
+    told = [what for what, why in report.skipped if "torch.compile" in why]
+    return {"equal": [equal, compiled_equal], "eager": eager, "after": calls(), "told": told}
+
+
 def chosen(kernels: Any) -> dict[str, Any]:
     """The canary of a compiled step: how often a region was compiled, and what each set's steps called."""
     from functorch.compile import make_boxed_func

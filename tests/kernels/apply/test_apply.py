@@ -77,6 +77,14 @@ def test_torch_compile_takes_the_operators_without_a_break(tmp_path: Path) -> No
     assert seen["opcheck"] == [True, True, True]
 
 
+def test_a_kernel_that_beat_eager_torch_alone_is_called_by_eager_code_alone(tmp_path: Path) -> None:
+    listed = [{**record, "status": "inconclusive"} for record in records() if "rmsnorm" in record["problem"]]
+    seen = run("eager_only", tmp_path, listed, script=COMPILED)
+    assert seen["equal"] == [True, True]
+    assert seen["eager"] == seen["after"] == {"rmsnorm": 3, "rmsnorm_backward": 3}
+    assert [what.split()[0] for what in seen["told"]] == ["rmsnorm", "rmsnorm_backward"]
+
+
 def test_a_canary_compiles_each_set_once_and_each_set_s_steps_call_its_kernels(tmp_path: Path) -> None:
     """A real model's region takes half a minute to compile: once for each of a dozen readings is no canary."""
     seen = run("chosen", tmp_path, records(), script=COMPILED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,3 +65,32 @@ def test_what_a_job_cannot_have_is_refused_when_the_file_is_written(
     monkeypatch.setattr(bundle, "_source", planted)
     with pytest.raises(ValueError, match=said):
         standalone()
+
+
+def comparison(baseline: str, low: float, case: str = "m=8") -> dict[str, Any]:
+    return {"baseline": baseline, "case": case, "speedup": {"low": low, "point": low + 0.01, "high": low + 0.02}}
+
+
+def test_what_a_kernel_beats_is_by_the_lower_end_in_every_case() -> None:
+    raced = [comparison("eager", 1.8), comparison("eager", 1.0, "m=9"), comparison("compile", 0.9)]
+    assert bundle._beaten(raced) == []
+    assert bundle._beaten([comparison("eager", 1.8), comparison("compile", 1.001)]) == ["compile", "eager"]
+
+
+@pytest.mark.parametrize(
+    ("problem", "status", "beats", "fits"),
+    [
+        ("rmsnorm", "faster", ["compile", "eager"], True),
+        ("rmsnorm", "inconclusive", ["eager"], True),
+        ("rmsnorm", "slower", ["eager"], True),
+        ("rmsnorm", "slower", [], False),
+        ("rmsnorm", "correct", [], False),  # nothing was raced
+        ("linear", "inconclusive", ["eager"], False),  # a pass puts it into compiled regions
+        ("rmsnorm_cast_backward", "slower", ["eager"], False),
+        ("kernelbench/1", "faster", ["eager"], False),
+    ],
+)
+def test_a_job_gets_what_beats_what_it_runs(problem: str, status: str, beats: list[str], fits: bool) -> None:
+    record = {"problem": problem, "status": status, "beats": beats}
+    assert bundle.fits_job(record) is fits
+    assert bundle.fits_job(record, on_cpu=True) is (fits or status == "correct")

@@ -82,7 +82,10 @@ def apply(
         if why:
             report.skipped.append((f"{record['problem']} {record['certificate'][:16]}", why))
         else:
-            STATE.kernels[_slot_of(record)] = loaded[_slot_of(record)]
+            kernel = STATE.kernels[_slot_of(record)] = loaded[_slot_of(record)]
+            if kernel.eager_only:
+                where = f"{kernel.problem} {kernel.certificate[:16]} in compiled regions"
+                report.skipped.append((where, "it was not faster than torch.compile"))
     open_all()
     _swap_modules(model, report)
     if weight_copies:

@@ -48,6 +48,9 @@ often have fewer than queries."""
 PASSED = (*PRODUCTS, *HALVES, *PAIRS)
 """What passes put into compiled regions, which then guard on nothing of it."""
 
+COMPILED_ALONE = (*PASSED, CAST, f"{CAST}_backward", NORM)
+"""What no eager code calls."""
+
 
 class ByTensor:
     """Values by tensor, for as long as each lives. Cheaper to ask than torch's WeakTensorKeyDictionary: an
@@ -114,6 +117,11 @@ class Kernel:
     def certificate(self) -> str:
         return str(self.record["certificate"])
 
+    @property
+    def eager_only(self) -> bool:
+        """It beat eager torch, and not torch.compile."""
+        return self.record["status"] not in ("faster", "correct")
+
 
 @dataclass
 class JobState:
@@ -172,12 +180,15 @@ def slot(problem: str, sizes: Mapping[str, int], dtype: str) -> str:
 
 
 def in_use(problem: str) -> Kernel | None:
-    """The kernel that computes a problem (of a product, a slot) now: none where there is none, or it was disabled.
+    """The kernel that computes a problem (of a product, a slot) now: none where there is none, it was disabled, or
+    a region is compiled and the compiler's own code was not slower.
 
     A compiled region guards on the answer, so it is compiled anew, without the kernel, once that is disabled.
     """
     kernel = STATE.kernels.get(problem)
-    return None if kernel is None or kernel.disabled else kernel
+    if kernel is None or kernel.disabled or (kernel.eager_only and torch.compiler.is_compiling()):
+        return None
+    return kernel
 
 
 def disable(kernel: Kernel, reason: str) -> None:
