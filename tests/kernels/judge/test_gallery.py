@@ -155,6 +155,7 @@ def test_a_cheat_is_refused_with_the_static_read(
     assert shown.right, f"{shown.verdict.status} {shown.verdict.reason}: {shown.verdict.detail}"
 
 
+@pytest.mark.timeout(1500)  # dropout_add_rows, the only one of its operation, takes up to six minutes
 @pytest.mark.parametrize("piece", _marked([one for one in GOOD if one.name not in ON_A_GPU_ALONE], QUICK_GOOD))
 def test_a_good_candidate_is_accepted(judge: Judge, monkeypatch: pytest.MonkeyPatch, piece: Piece) -> None:
     shown = _show(judge, monkeypatch, piece, static=True)

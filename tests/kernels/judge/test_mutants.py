@@ -44,6 +44,7 @@ NOT_SHOWN_ON_A_CPU = {
     "rmsnorm_residual_keeps_its_sum_by_hand": "a GPU's float32 error",
     "rmsnorm_rows_of_16_bits": "sizes that an interpreter does not reach",
     "rmsnorm_weight_gradient_of_8192_rows": "sizes that an interpreter does not reach",
+    "rotary_gradient_of_both_outputs": "five to ten minutes; a GPU refuses it in 30 s (kernels_exploits_cuda.json)",
     "swiglu_reuses_large_outputs": "calls of the timed cases",
     "swiglu_rows_in_32_bits": "2^31 elements",
     # what no plan asks yet: see docs/judge-mutants.md
