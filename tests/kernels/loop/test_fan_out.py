@@ -72,9 +72,10 @@ def test_a_process_killed_in_the_middle_of_a_message_holds_up_neither_its_parent
     tmp_path: Path, when: str
 ) -> None:
     """Killed half-way through what it says, or as it asks for more (its first search's verdict may be said by then,
-    or not): what it had locked would stay locked."""
+    or not): what it had locked would stay locked. Where its sibling starts late, it asks for the second search."""
     first, second = main(tmp_path, finish=partial(by_dying, when=when), trials=1)
-    assert second.trials == 1
+    asked_by_the_dying = when == "receive" and second.why.startswith("its process ended")
+    assert second.trials == 1 or asked_by_the_dying
     assert first.trials <= (1 if when == "receive" else 0)
     assert first.trials == 1 or first.why.startswith("its process ended")
 

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1000)  # it compiles every family, and takes minutes where others share the cores
 def test_every_family_s_first_choices_compile_for_a_hopper_over_their_whole_domain() -> None:
     """Two searches of a training step ended with a kernel that asked for more shared memory than there is. CUDA C++
     is left to NVRTC."""
