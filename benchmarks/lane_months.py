@@ -8,7 +8,7 @@
   showed (`populations.json`, the highest of a detector's populations that are measured); elsewhere at its claim. A
   training job counts as one run a week. Strengths are of a Pareto law of index 1, which has no mean.
 - An alarm lasts an hour. A false one then clears by itself, so it is found false; a true one is answered, or never
-  (*nobody answers*). *Gone mad*: one detector alarms a hundred times as often.
+  (rows with `answers` false). In rows with `gone_mad`, that detector alarms a hundred times as often.
 
 The fleet is half training jobs of 8 to 256 GPUs, half serving pods of 8. Alarms go through the budget and through
 correlation; a page is an incident in the page lane, as a rota counts it.
@@ -182,7 +182,7 @@ def live(gpus: int, seed: int, answers: bool, mad: str) -> Counter[str]:
 
 
 def _count_faults(counts: Counter[str], faults: list[Finding], reach: Reach, mad: str) -> None:
-    """What became of true faults: proven ones, those whose cost asks for a page, and the others by strength."""
+    """Counts the lanes of true faults: proven ones, ones that cost a page, and the rest by strength."""
     for fault in faults:
         paged, cost = lane_of(fault) is Lane.PAGE, reach.gpus(fault.subject) * lost_share(fault)
         proven = fault.score >= CERTAIN or fault.fault in NEAR_FACTS or fault.detector not in FALSE

@@ -1,7 +1,8 @@
 """What deciding from the command line needs of the configuration: the store, approval rules and people.
 
-`agent.settings` has everything, and loads every plug-in for it: seconds, while somebody waits for `nightshift
-approve`. A mistake elsewhere in the file keeps nobody from deciding; one here is said by `agent.settings`.
+`agent.settings` reads the whole configuration and loads every plug-in, which takes seconds. `nightshift approve`
+reads these settings alone, so a mistake elsewhere in the file does not block a decision. For a mistake in these,
+the error message is that of `agent.settings`.
 """
 
 from __future__ import annotations

@@ -439,7 +439,8 @@ class Actuator(Protocol):
     """Changes the world. Only classes of `controllers.actuators` fulfil this.
 
     Every method may raise `collectors.base.Temporary` (the caller retries) or `Permanent` (said to a person);
-    `execute` raises `UnderWay` while what it began goes on. One that reads a server may have `one_look` (below).
+    `execute` raises `UnderWay` while the operation that it began still runs. An actuator that reads a server may
+    define the method `one_look` (see the function below).
     """
 
     @property

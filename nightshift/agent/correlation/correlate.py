@@ -199,7 +199,7 @@ class _Correlation:
                 return [CorrelationDecision(DecisionVerb.UPDATE, (finding,), "further events", incident.id, news)]
             # ten thousand alarms that go on would else be ten thousand writes every look
             due = finding.at.t_s - stored.at.t_s >= REFRESH_S or finding.severity != stored.severity or louder
-            on = CorrelationDecision(DecisionVerb.UPDATE, (finding,), "goes on", incident.id, louder=louder)
+            on = CorrelationDecision(DecisionVerb.UPDATE, (finding,), "still firing", incident.id, louder=louder)
             return [on] if due else []
         # a resolved incident that fires again keeps its history, so that what did not help is not tried first
         if incident.resolved and finding.state is State.FIRING:

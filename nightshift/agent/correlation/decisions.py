@@ -35,7 +35,7 @@ class Verdict(StrEnum):
     FALSE = "false"
     """A person says that it is not a fault."""
     WENT_ON = "went on"
-    """It cleared by itself, and nobody took it on: false, unless a fact is among its alarms."""
+    """It cleared by itself and no one acknowledged it: false, unless one of its alarms is a fact."""
 
 
 @dataclass(frozen=True)

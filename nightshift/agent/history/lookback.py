@@ -150,7 +150,7 @@ class LookbackStore:
             self._resolved.pop(key, None)
 
     def went_on(self, at_s: float) -> list[tuple[Finding, ...]]:
-        """Findings of incidents that cleared so long ago that no event of yours explains them any more, once."""
+        """Findings of incidents that cleared too long ago for any recorded event to explain them; each once."""
         over = [key for key in self._unjudged if at_s - self._resolved.get(key, at_s) > LEAD_S]
         self._unjudged.difference_update(over)
         return [tuple(self._findings[key].values()) for key in over]

@@ -252,7 +252,7 @@ def taken_on(history: Sequence[HistoryStep]) -> HistoryStep | None:
 
 
 POLICY = "policy"
-"""Who approved a plan whose rule is automatic."""
+"""Recorded as the approver of a plan whose rule is automatic."""
 _ANSWERS = frozenset({Cause.APPROVED, Cause.REJECTED, Cause.ACKNOWLEDGED})
 
 

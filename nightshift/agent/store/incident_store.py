@@ -166,8 +166,8 @@ class Store(Archive):
         self, incident_id: str, finding: Finding, *, news: bool = False, louder: bool = False
     ) -> None:
         """Stores how an attached finding stands now (firing, clear or no_data); unknown episodes are attached.
-        `news`: it says more than the current diagnosis knew, so the lifecycle diagnoses again. An alarm that has
-        become graver makes its incident so, and is told; so is one in a more urgent lane (`louder`)."""
+        `news`: it says more than the current diagnosis knew, so the lifecycle diagnoses again. A graver
+        alarm raises its incident's severity and notifies people again; so does a more urgent lane (`louder`)."""
         number, now = number_of(incident_id), self._clock.now_s()
         with self.database.read() as connection:
             state = connection.execute(

@@ -67,24 +67,16 @@ class KubeClient(KubeApi):
         finally:
             self._look.answers = outer
 
-    def _raw(
-        self,
-        method: str,
-        path: str,
-        *,
-        body: Any = None,
-        query: Mapping[str, str] | None = None,
-        content_type: str = "application/json",
-    ) -> bytes:
+    def _raw(self, method: str, path: str, **asked: Any) -> bytes:
         answers: dict[tuple[Any, ...], bytes] | None = getattr(self._look, "answers", None)
         if answers is None:
-            return super()._raw(method, path, body=body, query=query, content_type=content_type)
-        key = (path, *sorted((query or {}).items()))
+            return super()._raw(method, path, **asked)
+        key = (path, *sorted((asked.get("query") or {}).items()))
         if method != "GET":
             answers.clear()  # before it: a write without an answer may have been made
         elif key in answers:
             return answers[key]
-        data = super()._raw(method, path, body=body, query=query, content_type=content_type)
+        data = super()._raw(method, path, **asked)
         if method == "GET":
             answers[key] = data
         return data

@@ -11,10 +11,10 @@ detector's share, times the pages that quiet times have saved up, is no page. So
 alarms and a large one only for strong ones. (Testing many series at once by a rate per tick does not hold a rate
 per week, because the ticks of one series are not independent: episodes are counted.)
 
-Whatever the tails are worth, each detector has a balance that fills at its share's pace, and each page of it that
-was found false takes one. Found false: a person says so, or it cleared by itself while nobody acted
-(`agent.correlation.watch`). A page that nobody answers takes nothing. A detector that alarms in far more places
-than it states is noisy, and does not page until that has passed; other detectors do not notice.
+However wrong the tails are, each detector has a balance. It fills at the pace of its share, and each page that is
+found false takes one. A page is false if a person says so, or if it cleared by itself and no one acted
+(`agent.correlation.watch`). An unanswered page takes nothing. A detector that alarms in far more places than it
+states is noisy, and does not page until that has passed; other detectors are not affected.
 
 A rate counts where it was measured (`detectors.alarms.populations`). An alarm elsewhere does not page until the
 operator calibrates or a week of this fleet was watched.
@@ -170,7 +170,7 @@ class BudgetState:
 
 
 def _from_2(meta: dict[str, Any]) -> dict[str, Any]:
-    """Version 2 had one balance for all, and took what nobody answered for false: only its days count here."""
+    """Version 2 had one balance for all and counted unanswered pages as false, so only its days are kept."""
     left = float(meta["left"][0])
     accounts = {
         name: [left, days, alarms, held, paged, right, 0, 0.0, 0.0, AlarmHistory(float(history[0])).saved()]
@@ -245,7 +245,7 @@ class Budget:
         return sorted(found, key=lambda pair: (pair[0].budget_cost, pair[0].since.t_s))
 
     def noisy(self) -> dict[str, str]:
-        """Detectors whose alarms do not page now because there are too many, and how many."""
+        """Detectors that may not page now because they alarm too often: name → reason."""
         return {name: why for name in self._accounts if (why := self._noise(name))}
 
     def weigh(self, findings: Sequence[Finding], tick: Tick, inventory: Inventory) -> list[Finding]:
@@ -255,7 +255,7 @@ class Budget:
         return [self._one(finding, shares, reach, tick.at_s, inventory) for finding in findings]
 
     def confirm(self, episodes: Iterable[str]) -> None:
-        """These alarms were true: somebody acted on them. Of what was judged before, nothing changes."""
+        """These alarms were true: a person or a policy acted on them. An earlier verdict stays."""
         for episode in episodes:
             detector, _ = self._pages.pop(episode, ("", 0.0))
             if detector in self._accounts:
@@ -269,8 +269,8 @@ class Budget:
         return stated is None or self._is_sure(finding, stated)
 
     def refute(self, episodes: Iterable[str]) -> None:
-        """The alarms of one incident were false. Its pages were one page of each detector that had one. Of what was
-        judged before, nothing changes."""
+        """The alarms of one incident were false. They count as one page of each detector that
+        paged. An earlier verdict stays."""
         wrong = set()
         for episode in episodes:
             wrong.add(self._pages.pop(episode, ("", 0.0))[0])

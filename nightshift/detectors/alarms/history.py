@@ -35,7 +35,7 @@ class AlarmHistory:
     >>> history = AlarmHistory()
     >>> history.alarm("episode 1", score=2.0, at_s=0.0)
     >>> history.watch(series=100.0, elapsed_s=DAY_S, at_s=DAY_S)
-    >>> history.rate(1.5, prior_days=0.0, at_s=DAY_S)  # nobody has judged it, so it does not count
+    >>> history.rate(1.5, prior_days=0.0, at_s=DAY_S)  # not judged, so it does not count
     0.01
     >>> history.found_false("episode 1")
     >>> round(history.rate(1.5, prior_days=0.0, at_s=DAY_S), 3), round(history.rate(3.0, 0.0, DAY_S), 3)
@@ -67,11 +67,11 @@ class AlarmHistory:
         self.young[episode] = (score, at_s) if before is None else (max(before[0], score), before[1])
 
     def found_true(self, episode: str) -> None:
-        """No false alarm. Of an episode that was judged before, nothing changes."""
+        """No false alarm. An earlier verdict stays."""
         self.young.pop(episode, None)
 
     def found_false(self, episode: str) -> None:
-        """A false alarm. Of an episode that was judged before, nothing changes."""
+        """A false alarm. An earlier verdict stays."""
         if episode not in self.young:
             return
         insort(self.ripe, self.young.pop(episode))

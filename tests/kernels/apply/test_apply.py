@@ -278,7 +278,8 @@ def test_a_shadow_check_without_memory_does_not_stop_the_job(runtime: Any, monke
     import torch
 
     state = runtime.JobState(shadow_every=1)
-    state.kernels["softmax"] = runtime.Kernel({"problem": "softmax", "certificate": "c"}, lambda x: x + 1)
+    record = {"problem": "softmax", "certificate": "c", "status": "faster"}
+    state.kernels["softmax"] = runtime.Kernel(record, lambda x: x + 1)
     monkeypatch.setattr(runtime, "STATE", state)
 
     def full(*_: Any) -> Any:

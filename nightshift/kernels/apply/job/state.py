@@ -120,7 +120,7 @@ class Kernel:
     @property
     def eager_only(self) -> bool:
         """It beat eager torch, and not torch.compile."""
-        return self.record.get("status", "faster") not in ("faster", "correct")  # older files: faster alone
+        return self.record["status"] not in ("faster", "correct")
 
 
 @dataclass
