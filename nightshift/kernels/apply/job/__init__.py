@@ -9,6 +9,7 @@ from __future__ import annotations
 PARTS = (
     "state",
     "folds",
+    "masks",
     "demotion",
     "forwards",
     "heads",

@@ -25,6 +25,7 @@ from nightshift.kernels.apply.job.folds import FoldCasts, Pass
 from nightshift.kernels.apply.job.forwards import autocast, overseen, plain, problem_of, shaped, transformed
 from nightshift.kernels.apply.job.guards import as_rows, guarded, refusal, widened
 from nightshift.kernels.apply.job.heads import plain_attention, side_by_side
+from nightshift.kernels.apply.job.masks import CausalMasks
 from nightshift.kernels.apply.job.modules import FoldNorms
 from nightshift.kernels.apply.job.operators import invoke, operator_of, run_once
 from nightshift.kernels.apply.job.problems import SPECS
@@ -339,11 +340,12 @@ def fold_casts() -> None:
     kinds = {n: DTYPES[k.record["dtype"]] for n, k in STATE.kernels.items() if n.startswith((CAST, NORM))}
     turning = any(k.problem in (*HALVES, *PAIRS) for k in STATE.kernels.values())
     # a second `apply` would put the pass behind itself
-    if not (kinds or turning) or STATE.fold is not None:
+    if STATE.fold is not None:
         return
     from torch._inductor import config
 
-    made, norm = config.joint_custom_pre_pass, kinds.pop(NORM, None)
+    norm = kinds.pop(NORM, None)
+    made: Any = CausalMasks(config.joint_custom_pre_pass)
     if kinds:
         kinds.setdefault(f"{CAST}_backward", kinds.get(CAST, torch.bfloat16))
         made = FoldCasts({CAST: 0, f"{CAST}_backward": 1}, kinds, made)

@@ -135,6 +135,7 @@ class JobState:
     copying: compiled layers may read weights' copies; copied_steps: optimiser steps since there are some;
     wide_products: matrix products give their gradients in float32. outdated: a kernel that a pass put into compiled
     regions was disabled, and they were not yet compiled anew. widths: of the layers that a kernel multiplies for.
+    causal: attention operators of compiled regions whose mask was found to be the causal one.
     """
 
     kernels: dict[str, Kernel] = field(default_factory=dict)
@@ -159,6 +160,7 @@ class JobState:
     multiply: Any = None
     outdated: bool = False
     widths: set[torch.Size] = field(default_factory=set)
+    causal: int = 0
 
 
 STATE = JobState()
