@@ -48,8 +48,8 @@ class CausalMasks(Pass):
             name = operator_name(node) if node.op == "call_function" else ""
             if not name.startswith(_ATTENTION) or name.endswith("_backward"):
                 continue
-            mask = _argument(node, _MASKS)
-            if not isinstance(mask, torch.fx.Node) or _argument(node, ("is_causal",)):
+            mask = _given_for(node, _MASKS)
+            if not isinstance(mask, torch.fx.Node) or _given_for(node, ("is_causal",)):
                 continue
             together = _with_gradients(node)
             if together is None:
@@ -77,7 +77,7 @@ def is_causal(mask: Any, attention: Any, known: dict[Any, Any]) -> bool:
         return False
     try:
         with _disable_current_modes(), torch.no_grad():
-            return _lower_triangular(_computed(mask, known))
+            return _lower_triangular(_constant(mask, known))
     except InputError:
         return False
 
@@ -89,7 +89,7 @@ def _lower_triangular(mask: torch.Tensor) -> bool:
     return bool((mask == seen if mask.dtype == torch.bool else torch.where(seen, mask == 0, mask <= _MASKED)).all())
 
 
-def _computed(node: Any, known: dict[Any, Any]) -> Any:
+def _constant(node: Any, known: dict[Any, Any]) -> Any:
     """The value of a node that no input has a part in. Raises InputError for any other."""
     waiting = [node]
     while waiting:
@@ -157,7 +157,7 @@ def _places(node: Any, names: tuple[str, ...]) -> list[tuple[int, Any]]:
     return [(n, one) for n, one in enumerate(node.target._schema.arguments) if one.name in names]
 
 
-def _argument(node: Any, names: tuple[str, ...]) -> Any:
+def _given_for(node: Any, names: tuple[str, ...]) -> Any:
     """What an operator was given for the argument of one of these names."""
     for place, one in _places(node, names):
         return node.args[place] if place < len(node.args) else node.kwargs.get(one.name, one.default_value)
