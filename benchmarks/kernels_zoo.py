@@ -285,6 +285,10 @@ class Race:
                 torch.cuda.reset_peak_memory_stats()
             told["warm_step_s"] = seconds(job, self.data, 3)
             told["peak_bytes"] = _allocated(peak=True) - held
+            if way.ours:
+                told["causal_masks"] = (
+                    self.kernels.STATE.causal
+                )  # attention that compiled regions were told is causal
         finally:
             job.leave()
         return job
