@@ -16,19 +16,22 @@ import torch
 # RMS error always allowed, in ULP of the output; correct rounding makes 0.29.
 FLOOR_ULP = 0.5
 _CHUNK = 1 << 25
+_EXPONENT = 0x7FF << 52
+"""The bits of a float64's exponent."""
 
 
 def ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """One unit in the last place of `dtype` at |value| (float64 in and out).
+    """One unit in the last place of `dtype` at |value| (float64 in and out, no NaN).
 
     Below the smallest normal number it is that of the smallest subnormal for float16; for float32 and bfloat16,
     whose subnormals GPUs may flush to zero (PTX ISA, .ftz), the smallest normal number.
     """
-    info = torch.finfo(dtype)
-    _, exponent = torch.frexp(value.abs().clamp(min=info.tiny, max=info.max))
-    unit = torch.pow(2.0, (exponent - 1).to(torch.float64)) * info.eps
+    info, size = torch.finfo(dtype), value.abs()
+    # a normal float64 without its mantissa is the power of two below it: a quarter of the time of frexp and pow
+    power = (size.clamp(min=info.tiny, max=info.max).view(torch.int64) & _EXPONENT).view(torch.float64)
+    unit = power * info.eps
     if dtype in (torch.float32, torch.bfloat16):
-        return torch.where(value.abs() < info.tiny, info.tiny, unit)
+        return torch.where(size < info.tiny, info.tiny, unit)
     return unit
 
 
