@@ -71,43 +71,71 @@ class Errors:
 
 
 def errors_of(got: torch.Tensor, truth: torch.Tensor, references: Sequence[torch.Tensor]) -> Errors:
-    """Numbers come from the device together, at the end: on a GPU of several processes each wait is a long one."""
-    dtype = got.dtype
-    rows, floors, scales, peaks = [], [], [], []
-    sums = torch.zeros(4, dtype=torch.float64, device=got.device)  # of error, truth, truth², truth · error
-    told = torch.zeros(3, dtype=torch.float64, device=got.device)  # sums of error², floor² and of elements
-    worst = torch.zeros((), dtype=torch.float64, device=got.device)
-    for values, exact, *rest in parts(got, truth, *references):
-        mask = torch.isfinite(values) & torch.isfinite(exact)
-        for other in rest:
+    """Of the elements that are finite in all of them."""
+    return errors_together([got], truth, references)[0]
+
+
+def errors_together(
+    results: Sequence[torch.Tensor], truth: torch.Tensor, references: Sequence[torch.Tensor] = ()
+) -> list[Errors]:
+    """Of several results of one dtype, each of the elements that are finite in all of them.
+
+    Numbers come from the device together, at the end: on a GPU of several processes each wait is a long one.
+    """
+    device, count = truth.device, len(results)
+    rows: list[list[torch.Tensor]] = [[] for _ in results]
+    peaks: list[list[torch.Tensor]] = [[] for _ in results]
+    floors, scales = [], []
+    # for each result: sums of error, truth, truth², truth · error, error², floor² and of elements; the worst
+    sums = torch.zeros(count, 7, dtype=torch.float64, device=device)
+    worst = torch.zeros(count, dtype=torch.float64, device=device)
+    for exact, *chunks in parts(truth, *results, *references):
+        mask = torch.isfinite(exact)
+        for other in chunks:
             mask &= torch.isfinite(other)
         true = torch.where(mask, exact, 0.0)
-        error = torch.where(mask, values - true, 0.0)
-        unit = ulp(true, dtype)
+        unit = ulp(true, results[0].dtype)
         weight = mask.sum(dim=1).clamp(min=1)
-        rows.append((error.square().sum(dim=1) / weight).sqrt())
-        floors.append((torch.where(mask, unit, 0.0).square().sum(dim=1) / weight).sqrt() * FLOOR_ULP)
-        peaks.append(error.abs().amax(dim=1) if error.shape[1] else weight * 0.0)
-        scales.append((true.square().sum(dim=1) / weight).sqrt())
-        told += torch.stack(
-            [error.square().sum(), torch.where(mask, unit, 0.0).square().sum(), mask.sum().double()]
-        )
-        sums += torch.stack([error.sum(), true.sum(), true.square().sum(), (true * error).sum()])
-        if error.numel():
-            worst = torch.maximum(worst, (error.abs() / unit).max())
-    empty = torch.zeros(0, dtype=torch.float64, device=got.device)
-    *means, total, floor, count, most = torch.cat([sums, told, worst.reshape(1)]).tolist()
-    count = max(count, 1.0)
-    return Errors(
-        (total / count) ** 0.5,
-        min(_shared(*(mean / count for mean in means)), (total / count) ** 0.5),
-        FLOOR_ULP * (floor / count) ** 0.5,
-        torch.cat(rows) if rows else empty,
-        torch.cat(floors) if floors else empty,
-        torch.cat(scales) if scales else empty,
-        torch.cat(peaks) if peaks else empty,
-        most,
-    )
+        square, floor = true.square(), torch.where(mask, unit, 0.0).square()
+        floors.append((floor.sum(dim=1) / weight).sqrt() * FLOOR_ULP)
+        scales.append((square.sum(dim=1) / weight).sqrt())
+        of_all = true.sum(), square.sum(), floor.sum(), mask.sum().double()
+        for at, values in enumerate(chunks[:count]):
+            error = torch.where(mask, values - true, 0.0)
+            size, squared = error.abs(), error.square()
+            rows[at].append((squared.sum(dim=1) / weight).sqrt())
+            peaks[at].append(size.amax(dim=1) if error.shape[1] else weight * 0.0)
+            sums[at] += torch.stack(
+                [error.sum(), of_all[0], of_all[1], (true * error).sum(), squared.sum(), of_all[2], of_all[3]]
+            )
+            if error.numel():
+                worst[at] = torch.maximum(worst[at], (size / unit).max())
+    told = torch.cat([sums, worst[:, None]], dim=1).tolist()
+    empty = torch.zeros(0, dtype=torch.float64, device=device)
+    floor_rows, scale_rows = (torch.cat(found) if found else empty for found in (floors, scales))
+    return [
+        _errors(*told[at], torch.cat(rows[at]) if rows[at] else empty, floor_rows, scale_rows,
+                torch.cat(peaks[at]) if peaks[at] else empty)
+        for at in range(count)
+    ]  # fmt: skip
+
+
+def _errors(
+    error: float,
+    truth: float,
+    square: float,
+    product: float,
+    total: float,
+    floor: float,
+    elements: float,
+    worst_ulp: float,
+    *by_row: torch.Tensor,
+) -> Errors:
+    """From sums over all elements."""
+    count = max(elements, 1.0)
+    rmse = (total / count) ** 0.5
+    shared = _shared(error / count, truth / count, square / count, product / count)
+    return Errors(rmse, min(shared, rmse), FLOOR_ULP * (floor / count) ** 0.5, *by_row, worst_ulp)
 
 
 def _shared(error: float, truth: float, square: float, product: float) -> float:
