@@ -110,6 +110,15 @@ def test_a_change_is_told_by_its_name(
     assert not any(name.startswith(told) for name in taken_once.changed())
 
 
+def test_objects_taken_from_the_garbage_collector_are_told_when_asked_thoroughly(taken_once: Footprint) -> None:
+    gc.freeze()
+    try:
+        assert "objects that are never collected" in taken_once.changed(thoroughly=True)
+    finally:
+        gc.unfreeze()
+    assert "objects that are never collected" not in taken_once.changed(thoroughly=True)
+
+
 def test_drawing_once_makes_a_model_and_drawing_again_changes_what_the_job_draws() -> None:
     footprint = Footprint("cpu")
     torch.nn.Linear(3, 3)
