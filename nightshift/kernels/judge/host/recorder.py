@@ -414,12 +414,12 @@ def by_dtype(of: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     found: dict[str, Any] = {}
 
-    def made(asked: Any) -> Any:
-        if type(asked) is not dtype:
-            return of(asked)
-        if asked.name not in found:
-            found[asked.name] = of(asked)
-        return found[asked.name]
+    def made(key: Any) -> Any:
+        if type(key) is not dtype:
+            return of(key)
+        if key.name not in found:
+            found[key.name] = of(key)
+        return found[key.name]
 
     return made
 
