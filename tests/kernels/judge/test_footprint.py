@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+import torch._dynamo  # an optimiser's first step loads it, and it then asks for functions at exit
 from torch.nn.modules import module
 
 from nightshift.kernels.judge.host.footprint import Footprint

@@ -112,30 +112,21 @@ def errors_together(
                 worst[at] = torch.maximum(worst[at], (size / unit).max())
     told = torch.cat([sums, worst[:, None]], dim=1).tolist()
     empty = torch.zeros(0, dtype=torch.float64, device=device)
-    floor_rows, scale_rows = (torch.cat(found) if found else empty for found in (floors, scales))
+    of_rows = [torch.cat(found) if found else empty for found in (floors, scales)]
     return [
-        _errors(*told[at], torch.cat(rows[at]) if rows[at] else empty, floor_rows, scale_rows,
-                torch.cat(peaks[at]) if peaks[at] else empty)
+        _errors(told[at], [torch.cat(found[at]) if found[at] else empty for found in (rows, peaks)], of_rows)
         for at in range(count)
-    ]  # fmt: skip
+    ]
 
 
-def _errors(
-    error: float,
-    truth: float,
-    square: float,
-    product: float,
-    total: float,
-    floor: float,
-    elements: float,
-    worst_ulp: float,
-    *by_row: torch.Tensor,
-) -> Errors:
-    """From sums over all elements."""
+def _errors(told: Sequence[float], own: Sequence[torch.Tensor], shared: Sequence[torch.Tensor]) -> Errors:
+    """From sums over all elements and the worst (as above), a result's own figures by row and those of all."""
+    *sums, total, floor, elements, worst_ulp = told
     count = max(elements, 1.0)
     rmse = (total / count) ** 0.5
-    shared = _shared(error / count, truth / count, square / count, product / count)
-    return Errors(rmse, min(shared, rmse), FLOOR_ULP * (floor / count) ** 0.5, *by_row, worst_ulp)
+    fit = min(_shared(*(value / count for value in sums)), rmse)
+    floor_rmse = FLOOR_ULP * (floor / count) ** 0.5
+    return Errors(rmse, fit, floor_rmse, own[0], shared[0], shared[1], own[1], worst_ulp)
 
 
 def _shared(error: float, truth: float, square: float, product: float) -> float:
