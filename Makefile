@@ -45,10 +45,10 @@ test: setup-test  ## what every merge must pass: lint, which keeps one core busy
 bench-field: setup-test  ## 500 drawn faults of every public kind through the daemon; SEED=n draws others
 	$(BIN)/python -m benchmarks.field drawn --draws 500 --seed $(or $(SEED),1)
 
+# a third worker for two cores: tests wait for processes of their own and for disks
 tests: setup-test
-	$(BIN)/python -m pytest -m 'not full' -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -m 'not full' -n 3 --dist worksteal $(ARGS)
 
-# a third worker: for a third of their time the long tests wait for processes of their own
 test-full: setup-test  ## soak, storm and seed sweeps
 	$(BIN)/python -m pytest -m full -n 3 --dist worksteal $(ARGS)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,13 @@ def test_core_setup_is_quick_and_light(tmp_path: Path) -> None:
     found = subprocess.run([clone / ".venv/bin/python", "-c", probe], cwd=tmp_path, capture_output=True, text=True,
                            check=True)  # fmt: skip
     assert found.stdout.strip() == "[]"
+
+
+def test_nothing_of_a_daemon_or_a_node_s_agent_needs_what_the_core_does_not_install() -> None:
+    """Each would refuse to start from a plain `make setup`, and cost seconds at every start with the extras."""
+    program = f"""
+import sys
+sys.modules.update(dict.fromkeys({(*HEAVY, "matplotlib", "stable_baselines3")!r}))  # an import of None is an error
+import nightshift.agent.__main__, nightshift.agent.daemon, nightshift.agent.node_agent, nightshift.agent.replay
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

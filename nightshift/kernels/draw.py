@@ -52,19 +52,20 @@ def _signed(value: int) -> int:
 _GOLDEN = _signed(0x9E3779B97F4A7C15)
 _MIX_1 = _signed(0xBF58476D1CE4E5B9)
 _MIX_2 = _signed(0x94D049BB133111EB)
+_PIECES = 0x0000FFFF0000FFFF
 
 
 def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
     """Logical shift of int64 (torch's own is arithmetic)."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def hash64(index: torch.Tensor, key: int) -> torch.Tensor:
     """SplitMix64's output number `index` (int64, any shape) of the stream that `key` (64 bits) names."""
-    z = index * _GOLDEN + _signed(key & (1 << 64) - 1)
-    z = (z ^ _shift_right(z, 30)) * _MIX_1
-    z = (z ^ _shift_right(z, 27)) * _MIX_2
-    return z ^ _shift_right(z, 31)
+    z = (index * _GOLDEN).add_(_signed(key & (1 << 64) - 1))
+    for bits, factor in ((30, _MIX_1), (27, _MIX_2)):
+        z.bitwise_xor_(_shift_right(z, bits)).mul_(factor)
+    return z.bitwise_xor_(_shift_right(z, 31))
 
 
 def mix(*parts: int) -> int:
@@ -86,8 +87,10 @@ def _unit(bits: torch.Tensor) -> torch.Tensor:
 
 def _normal(bits: torch.Tensor) -> torch.Tensor:
     """Float32, unit variance: the sum of four 16-bit pieces, centred, times sqrt(3)."""
-    total = (bits & 0xFFFF) + (bits >> 16 & 0xFFFF) + (bits >> 32 & 0xFFFF) + _shift_right(bits, 48)
-    return (total.to(torch.float32) - 131070.0) * (1.7320508 / 65536.0)
+    # two pairs of pieces are added side by side, then the two sums
+    pairs = (bits >> 16).bitwise_and_(_PIECES).add_(bits & _PIECES)
+    total = (pairs >> 32).add_(pairs.bitwise_and_(0xFFFFFFFF))
+    return total.to(torch.float32).sub_(131070.0).mul_(1.7320508 / 65536.0)
 
 
 def _sign(bits: torch.Tensor) -> torch.Tensor:

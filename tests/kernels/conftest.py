@@ -3,6 +3,7 @@ name: what a test says of a judge must not depend on a secret that nobody can dr
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import itertools
 import os
@@ -21,6 +22,13 @@ from tests.kernels.apply.torch_kernels import Job, of_a_file
 
 LIMITS = Limits(import_s=300.0, call_s=300.0, memory_bytes=2 << 30, scratch_bytes=64 << 20, output_bytes=1 << 20)
 """Times that only what hangs reaches: at 30 s a call, a busy machine had a good kernel refused."""
+
+
+# Memory that a tensor leaves stays the process's: else each next one is paged in anew, a fifth of a verdict's time.
+# glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD (mallopt(3)), in bytes.
+if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+    mallopt(-1, 256 << 20)
+    mallopt(-3, 32 << 20)
 
 
 def by_test(count: int) -> bytes:

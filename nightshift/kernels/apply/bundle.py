@@ -14,7 +14,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from nightshift.kernels.apply.job import PARTS
-from nightshift.kernels.apply.job.state import COMPILED_ALONE
+from nightshift.kernels.apply.job.names import COMPILED_ALONE
 from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.certification.envelope import CertificateError, certificate_sha256, read
 from nightshift.kernels.loop.ledger import write_whole

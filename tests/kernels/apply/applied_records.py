@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+from nightshift.kernels.apply.job.names import PRODUCTS
 from nightshift.kernels.apply.job.problems import BENT
-from nightshift.kernels.apply.job.state import PRODUCTS
 from nightshift.kernels.generate.template import Family, candidate
 from nightshift.kernels.ops.adamw.flat_family import Flat
 from nightshift.kernels.ops.attention.triton_family import FlashAttention

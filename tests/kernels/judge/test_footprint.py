@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+import torch._dynamo  # an optimiser's first step loads it, and it then asks for functions at exit
 from torch.nn.modules import module
 
 from nightshift.kernels.judge.host.footprint import Footprint
@@ -108,6 +109,15 @@ def test_a_change_is_told_by_its_name(
         back()
     assert any(name.startswith(told) for name in found), found
     assert not any(name.startswith(told) for name in taken_once.changed())
+
+
+def test_objects_taken_from_the_garbage_collector_are_told_when_asked_thoroughly(taken_once: Footprint) -> None:
+    gc.freeze()
+    try:
+        assert "objects that are never collected" in taken_once.changed(thoroughly=True)
+    finally:
+        gc.unfreeze()
+    assert "objects that are never collected" not in taken_once.changed(thoroughly=True)
 
 
 def test_drawing_once_makes_a_model_and_drawing_again_changes_what_the_job_draws() -> None:

@@ -106,6 +106,7 @@ ON_A_GPU_ALONE = {
     "softmax_planned",
     "stencil_3x3_tiles",
     "stencil_3x3_wide",
+    "stencil_5x5_tall",
 }
 
 

@@ -7,6 +7,7 @@ the standard library, torch, Triton and earlier parts. In the job's file all nam
 from __future__ import annotations
 
 PARTS = (
+    "names",
     "state",
     "folds",
     "masks",

@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
+from nightshift.kernels.apply.job.names import PASSED
 from nightshift.kernels.apply.job.operators import open_all
 from nightshift.kernels.apply.job.start import as_rank_0, of_all_ranks
-from nightshift.kernels.apply.job.state import PASSED, STATE, Kernel
+from nightshift.kernels.apply.job.state import STATE, Kernel
 
 Kernels = dict[str, Kernel]
 STUDENT = (

@@ -29,18 +29,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from nightshift.kernels.apply.job.checks import capturing
 from nightshift.kernels.apply.job.forwards import problem_of, put, put_whole, replaced
 from nightshift.kernels.apply.job.guards import interpreted, outside
+from nightshift.kernels.apply.job.names import MANY
 from nightshift.kernels.apply.job.products import times
-from nightshift.kernels.apply.job.state import (
-    DTYPES,
-    MANY,
-    OPERATORS,
-    STATE,
-    ByTensor,
-    Kernel,
-    Report,
-    disable,
-    in_use,
-)
+from nightshift.kernels.apply.job.state import DTYPES, OPERATORS, STATE, ByTensor, Kernel, Report, disable, in_use
 
 COPIED = "adamw_cast"
 FIRST_LOOKS = 16

@@ -27,23 +27,12 @@ from nightshift.kernels.apply.job.guards import as_rows, guarded, refusal, widen
 from nightshift.kernels.apply.job.heads import plain_attention, side_by_side
 from nightshift.kernels.apply.job.masks import CausalMasks
 from nightshift.kernels.apply.job.modules import FoldNorms
+from nightshift.kernels.apply.job.names import ATTENDED, CAST, HALVES, NORM, PAIRS, PRODUCTS
 from nightshift.kernels.apply.job.operators import invoke, operator_of, run_once
 from nightshift.kernels.apply.job.problems import SPECS
 from nightshift.kernels.apply.job.products import linear_of
 from nightshift.kernels.apply.job.rotary import TurnByKernels
-from nightshift.kernels.apply.job.state import (
-    ATTENDED,
-    CAST,
-    DTYPES,
-    HALVES,
-    NORM,
-    PAIRS,
-    PRODUCTS,
-    STATE,
-    Report,
-    fell_back,
-    in_use,
-)
+from nightshift.kernels.apply.job.state import DTYPES, STATE, Report, fell_back, in_use
 
 ATTENTION = "scaled_dot_product_attention"
 GRADIENT = f"{ATTENDED}_backward"

@@ -45,9 +45,10 @@ from nightshift.kernels.apply.job.forwards import (
     watched,
 )
 from nightshift.kernels.apply.job.guards import as_rows, guarded, refusal, widened
+from nightshift.kernels.apply.job.names import NORM
 from nightshift.kernels.apply.job.operators import invoke, operator_of
 from nightshift.kernels.apply.job.problems import BENT, SPECS
-from nightshift.kernels.apply.job.state import DTYPES, NORM, OPERATORS, STATE, Report, fell_back, in_use
+from nightshift.kernels.apply.job.state import DTYPES, OPERATORS, STATE, Report, fell_back, in_use
 from nightshift.kernels.ops.rmsnorm.problem import rmsnorm_backward_reference
 
 MARK = "rmsnorm_gradient"

@@ -13,22 +13,9 @@ from torch.nn.functional import gelu
 from nightshift.kernels.apply.job.checks import due, shadowed
 from nightshift.kernels.apply.job.forwards import overseen
 from nightshift.kernels.apply.job.heads import side_by_side
+from nightshift.kernels.apply.job.names import ATTENDED, CAST, NORM, PAIRS, PASSED, PRODUCTS
 from nightshift.kernels.apply.job.problems import SPECS
-from nightshift.kernels.apply.job.state import (
-    ATTENDED,
-    CAST,
-    DTYPES,
-    NORM,
-    OPERATORS,
-    PAIRS,
-    PASSED,
-    PRODUCTS,
-    STATE,
-    count_fallback,
-    fell_back,
-    in_use,
-    slot,
-)
+from nightshift.kernels.apply.job.state import DTYPES, OPERATORS, STATE, count_fallback, fell_back, in_use, slot
 from nightshift.kernels.ops.attention.problem import attention_reference
 from nightshift.kernels.ops.cross_entropy.problem import cross_entropy_backward_reference
 from nightshift.kernels.ops.gated.problem import swiglu_backward_reference

@@ -21,11 +21,11 @@ from nightshift.kernels.apply.job.checks import agrees, capturing
 from nightshift.kernels.apply.job.copies import COPIED, COPIES
 from nightshift.kernels.apply.job.functions import swap_function
 from nightshift.kernels.apply.job.guards import interpreted, outside
+from nightshift.kernels.apply.job.names import MANY
 from nightshift.kernels.apply.job.operators import run_once
 from nightshift.kernels.apply.job.problems import adamw_cast_step, adamw_step
 from nightshift.kernels.apply.job.state import (
     DTYPES,
-    MANY,
     STATE,
     ByTensor,
     Kernel,

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import gelu, relu
 
 from nightshift.kernels.apply.job.heads import attended, attention_gradients, like_attended
-from nightshift.kernels.apply.job.state import ATTENDED, MANY, NORM
+from nightshift.kernels.apply.job.names import ATTENDED, MANY, NORM
 from nightshift.kernels.ops.adamw.problem import adamw_cast_reference, adamw_reference
 from nightshift.kernels.ops.attention.problem import attention_reference
 from nightshift.kernels.ops.cross_entropy.problem import (

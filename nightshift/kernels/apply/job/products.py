@@ -22,9 +22,10 @@ from torch import nn
 from nightshift.kernels.apply.job.folds import Pass
 from nightshift.kernels.apply.job.forwards import autocast, overseen, plain, shaped, transformed
 from nightshift.kernels.apply.job.guards import refusal
+from nightshift.kernels.apply.job.names import PRODUCTS
 from nightshift.kernels.apply.job.operators import operator_of, run_once
 from nightshift.kernels.apply.job.problems import SPECS
-from nightshift.kernels.apply.job.state import PRODUCTS, STATE, Kernel, Report, fell_back, in_use, slot
+from nightshift.kernels.apply.job.state import STATE, Kernel, Report, fell_back, in_use, slot
 
 _CASTABLE = (torch.float32, torch.float16, torch.bfloat16)
 

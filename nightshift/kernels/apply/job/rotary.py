@@ -24,9 +24,10 @@ from torch import nn
 from nightshift.kernels.apply.job.folds import VIEWS, Pass, operator_name, seen_through, viewed
 from nightshift.kernels.apply.job.forwards import transformed
 from nightshift.kernels.apply.job.guards import refusal
+from nightshift.kernels.apply.job.names import HALVES, PAIRS
 from nightshift.kernels.apply.job.operators import operator_of, run_once
 from nightshift.kernels.apply.job.problems import SPECS
-from nightshift.kernels.apply.job.state import HALVES, PAIRS, STATE, Kernel, Report, fell_back, in_use, slot
+from nightshift.kernels.apply.job.state import STATE, Kernel, Report, fell_back, in_use, slot
 
 _WHOLE, _PART, _PAIRED, _LINE, _COMPLEX = "whole", "part", "paired", "line", "complex"
 """(…, d); one part, (…, d/2); and of pairs (…, d/2, 2); one element as (…, d/2, 1); (…, d/2) complex numbers."""

@@ -82,6 +82,7 @@ class Footprint:
         self._outputs: list[StorageWeakRef] = []
         self._generators = _generators(device)
         self._draws = 0
+        self._frozen = gc.get_freeze_count()
 
     def handed_over(self, outputs: Iterable[torch.Tensor]) -> None:
         """Note a call's outputs, so that `outlived` can tell whether they were let go of."""
@@ -120,6 +121,8 @@ class Footprint:
                 found.append(f"{room}.{name}")
         if thoroughly:
             found += set(self._everything.replaced(_by_torch_compile)) - self._replaced
+            # of the zygote's some go; counting takes milliseconds
+            found += ["objects that are never collected"] * (gc.get_freeze_count() > self._frozen)
         if at_last:
             found += self._everything.overridden()
         if self._drawn() > 1:  # once is a model whose weights are drawn when it is made
@@ -345,7 +348,6 @@ def settings() -> dict[str, Any]:
         "garbage collection": gc.isenabled(),
         "garbage collector's thresholds": gc.get_threshold(),
         "garbage collector's callbacks": tuple(gc.callbacks),
-        "objects that are never collected": gc.get_freeze_count(),
         "logging disabled": logging.root.manager.disable,
         "working directory": os.getcwd(),
         "hooks on audited events and forks, and functions run when an object goes": len(_registered),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -346,6 +347,8 @@ def replace_interpreter() -> None:
     executor._init_args_hst = lambda self, args, kwargs: (list(args), dict(kwargs))
     executor._restore_args_dev = lambda self, *args: None
     remember_builtins()
+    remember_types()
+    importlib.import_module("triton.experimental.gluon")  # 0.2 s, which each host's first launch would take again
 
 
 def remember_builtins() -> None:
@@ -371,14 +374,64 @@ def remember_builtins() -> None:
     interpreter._patch_builtin = patch
 
 
+def remember_types() -> None:
+    """Each value of the interpreter has a type of its own, with its name and sizes worked out anew, and each
+    operation puts down Triton's and NumPy's dtypes as a table before it reads one: a quarter of its time."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    interpreter._get_np_dtype = by_dtype(interpreter._get_np_dtype)
+    block, tensor = tl.block_type.__init__, tl.tensor.__init__
+    blocks: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def begin_block(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = [getattr(size, "value", size) for size in getattr(shape, "values", shape)]
+        if type(element_ty) is not tl.dtype or not {*map(type, sizes)} <= {int}:
+            block(self, element_ty, shape)
+            return
+        key = (element_ty.name, *sizes)
+        if key not in blocks:
+            block(self, element_ty, shape)
+            blocks[key] = {**vars(self), "of_tensors": {}}
+        vars(self).update(blocks[key])
+
+    def begin_tensor(self: Any, handle: Any, type: Any) -> None:
+        known = vars(type).get("of_tensors")
+        if known:
+            self.handle, self.type, self.dtype = handle, type, type.scalar
+            vars(self).update(known)
+            return
+        tensor(self, handle, type)
+        if known is not None and vars(self).keys() == {"handle", "type", "dtype", "shape", "numel"}:
+            known.update(shape=self.shape, numel=self.numel)
+
+    tl.block_type.__init__, tl.tensor.__init__ = begin_block, begin_tensor
+
+
+def by_dtype(of: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """What `of` says of each of Triton's scalar dtypes, asked once."""
+    from triton.language import dtype
+
+    found: dict[str, Any] = {}
+
+    def made(key: Any) -> Any:
+        if type(key) is not dtype:
+            return of(key)
+        if key.name not in found:
+            found[key.name] = of(key)
+        return found[key.name]
+
+    return made
+
+
 def widened(method: Callable[..., Any]) -> Callable[..., Any]:
     """An operation of the interpreter that computes with bfloat16 in float32 and rounds what comes out."""
     from triton.language import bfloat16, float32
     from triton.runtime import interpreter
 
     def wide(value: Any) -> Any:
-        if not isinstance(value, interpreter.TensorHandle) or value.dtype.scalar != bfloat16:
-            return value
+        if not isinstance(value, interpreter.TensorHandle) or value.dtype.scalar.name != bfloat16.name:
+            return value  # by name: comparing dtypes takes ten times as long
         bits = interpreter._convert_float(value.data, bfloat16, float32, None)
         return interpreter.TensorHandle(bits.view(np.float32), float32)
 

@@ -187,4 +187,7 @@ def _become_host(
 if __name__ == "__main__":
     _line = socket.socket(fileno=int(sys.argv[1]))
     warm(sys.argv[2])
+    from nightshift.kernels.judge.host.service import freeze
+
+    freeze()
     serve(_line, sys.argv[2])

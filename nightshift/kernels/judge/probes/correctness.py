@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from nightshift.kernels.judge.probes.errors import errors_of, parts, positive, rows_of, ulp
+from nightshift.kernels.judge.probes.errors import errors_together, parts, positive, rows_of, ulp
 from nightshift.kernels.judge.verdict import Reason
 from nightshift.kernels.problem import Outputs
 
@@ -225,8 +225,10 @@ def _placement(got: torch.Tensor, references: Sequence[torch.Tensor]) -> tuple[s
     Three are needed. torch's fused RMSNorm on CUDA takes the mean by Welford's method where a row does not fill its
     vectors, and an infinity then makes the whole row NaN, in float64 as in float16; a sum of squares makes one NaN.
     """
-    seen = _classes(got)
-    first, *others = (_classes(x.to(got.dtype)) for x in references)
+    rounded = [x.to(got.dtype) for x in references]
+    if bool(torch.stack([torch.isfinite(x).all() for x in (got, *rounded)]).all()):
+        return "", 0
+    seen, (first, *others) = _classes(got), map(_classes, rounded)
     wrong, differ = seen != first, torch.zeros_like(seen, dtype=torch.bool)
     for other in others:
         wrong &= seen != other
@@ -265,8 +267,7 @@ def _accuracy(
 ) -> ProbeFinding:
     factor = RMSE_FACTOR[got.dtype]
     count, columns = rows_of(got).shape
-    mine = errors_of(got, truth, (eager,))
-    own = errors_of(eager, truth, (got,))
+    mine, own = errors_together([got, eager], truth)
     base = factor * max(allowed.rmse, own.rmse, floors * own.floor, torch.finfo(torch.float64).tiny)
     limit, rmse_ratio = _luck(count) * base, mine.rmse / (_luck(count) * base)
     if rmse_ratio > 1 and got.itemsize >= 4 and mine.residual <= limit:
