@@ -51,6 +51,10 @@ _NOTABLE = re.compile(
     r"|\bexc\.[A-Z]|TimeoutExpired|[Ss]egmentation fault|^Aborted|Caught signal"
     r"|Terminating process|Check failure|already in use|memory limit|NVML|incarnation|[Nn]on-?finite loss"
     r"|[Ff]ailed to modify|lack of heartbeats|timed-out|missing ranks|dump signal due"
+    # ROCm, the C library, MPI and the shell
+    r"|Memory access fault|HSA_|malloc|munmap_chunk|corrupted |free\(\): |NVIDIA driver|device handle|ORTE |PRTE "
+    r"|ssh: |hit an exception|terminating server|already dead|[Tt]hread creation|pthread_create|invalid load key"
+    r"|[a-z]\.exceptions\.|Process received signal|died |Job step aborted|not enough memory|Not enough memory"
 )
 
 
