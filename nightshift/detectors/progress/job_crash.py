@@ -212,7 +212,7 @@ CAUSES: tuple[CrashCause, ...] = (
         OWNER,
         "too many open files or threads: a limit of its node",
         r"\[Errno 24\]|[Tt]oo many open files",
-        r"can't start new thread|pthread_create failed|[Tt]hread creation failed|unable to create new native thread",
+        r"can't start new thread|pthread_create failed|[Tt]hread creation failed|create new native thread",
         r"fork: .*Resource temporarily unavailable|unable to allocate necessary resources for OMP",
     ),
     _cause(
