@@ -64,6 +64,7 @@ EXAMPLES = {
     "web_service": "requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='hub.example', port=443): timed out",
     "library": "ModuleNotFoundError: No module named 'flash_attn'",
     "heap": "malloc(): invalid size (unsorted)",
+    "traceback": "[rank1]: Traceback (most recent call last):",
     "uncaught": "terminate called after throwing an instance of 'c10::Error'",
     "step_cancelled": "slurmstepd: error: *** STEP 77.0 ON n1 CANCELLED AT 2026-11-21T04:11:00 ***",
 }

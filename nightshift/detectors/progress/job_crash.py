@@ -437,6 +437,12 @@ CAUSES: tuple[CrashCause, ...] = (
         _NOT_STARTED,
         r"^[\w./-]+\.py: error: ",
     ),
+    _cause(
+        "traceback",
+        OWNER,
+        "a traceback that names no exception",
+        r"Traceback \(most recent call last\):$",
+    ),
     # what Slurm does with the rest of a step of which one task failed, too
     _cause(
         "step_cancelled",
@@ -449,6 +455,7 @@ CAUSES: tuple[CrashCause, ...] = (
 """The furthest up decides. A ChildFailedError is the launcher's own exception and names no cause."""
 _UNNAMED = _cause("unnamed", PLATFORM, "an error that its log does not name", r"(?!)")
 _ALL = (*CAUSES, _UNNAMED)
+_TRACEBACK = "Traceback (most recent call last):"
 _RANK = {cause.name: rank for rank, cause in enumerate(_ALL)}
 _MAYBE = re.compile(
     r"[Ee]rror|ERROR|exit|[Ss]ignal|SIG|CUDA|NCCL|[Ee]ngine|No space|quota|c10d|CANCELLED|[Ff]ailure|Exit|lost|Stop"
@@ -495,6 +502,8 @@ def cause_of(text: str) -> tuple[CrashCause, str] | None:
     >>> cause_of("number of nan iterations: 0") is None
     True
     """
+    if text.endswith(_TRACEBACK):
+        return CAUSES[_RANK["traceback"]], CAUSES[_RANK["traceback"]].words
     if _MAYBE.search(text) is None or (_LAUNCHER.search(text) and "exitcode" not in text):
         return None
     for cause in CAUSES:
