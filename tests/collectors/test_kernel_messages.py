@@ -58,6 +58,8 @@ SAMPLES = {
     "slurm_drained": "slurmctld: error: Setting node gpu-n7 state to DRAIN with reason:gres/gpu count too low",
     "amdgpu_queues": "kfd kfd: amdgpu: Failed to evict process queues {n}",
     "amdgpu_drm": "[drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring sdma{gpu} timeout, signaled seq={n}",
+    "radeon_hang": "radeon {pci}: ring {gpu} stalled for more than {n}msec",
+    "xe_hang": "xe {pci}: [drm] GT0: Engine reset: engine_class=rcs, logical_mask: 0x1, guc_id={n}",
     "amdgpu_page": "amdgpu {pci}: amdgpu: [gfxhub0] page fault (src_id:0 ring:24 vmid:{gpu} pasid:{n})",
     "infiniband_completion": "infiniband mlx5_{gpu}: dump_cqe:273:(pid {n}): dump error cqe",
     "mlx_refused": "mlx5_core {pci}: mlx5_cmd_out_err:838:(pid {n}): CREATE_QP(0x500) failed, status no "
@@ -265,6 +267,7 @@ SAMPLES = {
     for name, words in (
         ("link", "NIC Link is Down"), ("transmit", "TX timeout detected, starting reset task!"),
         ("firmware", "Firmware recovery mode detected. Limiting functionality."),
+        ("errors", "Warning firmware error detected FWSM: 0x00000000"),
     )
 } | {
     f"{driver}_probe": f"{driver}: probe of {{pci}} failed with error -22"

@@ -271,6 +271,13 @@ KINDS: tuple[MessageKind, ...] = (
     _row("amdgpu_init", "amdgpu", r"Fatal error during GPU init|amdgpu_device_ip_init failed|failed to load ucode"
          r"|invalid ip discovery binary", _D, _C,
          "The driver cannot initialise the GPU", "linux:drivers/gpu/drm/amd/amdgpu"),
+    *(
+        _row(f"{driver}_hang", driver, pattern, _D, _W, "The GPU's driver reports that a GPU hangs", source)
+        for driver, pattern, source in (
+            ("radeon", r"ring \d+ stalled for|GPU lockup", "linux:drivers/gpu/drm/radeon"),
+            ("xe", r"\[drm\].*(?:Engine reset|device wedged)|GPU HANG", "linux:drivers/gpu/drm/xe"),
+        )
+    ),
     _row("habanalabs", "habanalabs", r"Device is NOT usable|[Dd]evice (?:heartbeat|CPU).*(?:failed|timeout)"
          r"|[Ff]ailed to (?:initialize the H/W|communicate with Device CPU)|H/W (?:reset|hang)\b.*fail", _D, _C,
          "The accelerator does not answer its driver", "linux:drivers/accel/habanalabs"),
@@ -330,6 +337,9 @@ KINDS: tuple[MessageKind, ...] = (
                  r"|initiating reset due to tx timeout|[Kk]eep ?alive watchdog timeout"
                  r"|lost tx completions is above the threshold", _N, _W,
                  "The port's transmit queue is stuck", f"linux:drivers/net/ethernet ({driver})", about=_NIC),
+            _row(f"{driver}_errors", _letters(driver), r"[Ff]irmware error detected", _N, _W,
+                 "The port's adapter reports errors of its firmware", f"linux:drivers/net/ethernet ({driver})",
+                 about=_NIC, least=3),
             _row(f"{driver}_firmware", _letters(driver), r"[Ff]irmware (?:recovery mode detected"
          r"|not responding|hung"
                  r"|reset (?:aborted|failed))|Adapter removed|FW (?:fatal|error)|PF [Rr]eset failed"
@@ -591,7 +601,8 @@ KINDS: tuple[MessageKind, ...] = (
          "A file system's journal cannot be written", "linux:fs/jbd2/journal.c", about=_DISK),
     _row("xfs_error", "XFS", r"[Cc]orruption (?:of|detected|warning)|metadata I/O error|[Ll]og I/O [Ee]rror"
          r"|[Ss]hutting down filesystem|has been shut down|xfs_do_force_shutdown|Internal error "
-         r"|run xfs_repair|writeback error on|log mount/recovery failed|rectify the problem", _H, _C,
+         r"|run xfs_repair|writeback error on|log mount/recovery failed|xfs_log_force: error"
+         r"|rectify the problem", _H, _C,
          "A file system is damaged", "linux:fs/xfs", about=_DISK),
     _row("xfs_memory", "XFS", r"possible memory allocation deadlock", _H, _W,
          "A file system waits for memory", "linux:fs/xfs/kmem.c", about=_DISK, least=3),

@@ -162,7 +162,9 @@ class _Planner:
             column = self._columns[kind].get(name)
         if column is None:
             if name in EXPORTED:
-                self.errors.append((position, _subject(SubjectKind.GPU, labels, None)[1], name, labels))
+                gpu = _subject(SubjectKind.GPU, labels, None)[1]
+                self.errors.append((position, gpu, name, labels))
+                self._describe(gpu, gpu, labels)
             return
         if metric_type in ("histogram", "summary"):
             raise ValueError(f"{name} is a {metric_type}")

@@ -142,7 +142,7 @@ CAUSES: tuple[CrashCause, ...] = (
         "the scheduler could not start its tasks",
         r"srun: error: .*(?:[Ll]aunch (?:for \S+ )?failed|Unable to create step|credential)",
         r"slurmstepd: error: (?:pyxis: .*fail|task_\w+: |[Pp]rolog|.*\bcontainer\b.*fail)",
-        r"srun: error: (?:Unable to allocate|Timed out waiting for job step)",
+        r"srun: error: (?:Unable to allocate|Timed out waiting for job step|Munge|.*has authentication error)",
     ),
     _cause(
         "time_limit",
@@ -398,12 +398,12 @@ CAUSES: tuple[CrashCause, ...] = (
         PLATFORM,
         "killed by {signal}",
         r"Signal (?P<number1>\d+) \(SIG\w+\) received",
-        r"exitcode\s*: ?-(?P<number2>\d+)",
+        r"exitcode\s*:? ?-(?P<number2>\d+)",
         r"killed by signal: (?P<name1>\w+)",
         # mpirun, DeepSpeed's and torch's launchers, UCX's handler, the shell
         r"exited on signal (?P<number3>\d+)",
         r"with return code = -(?P<number4>\d+)",
-        r"died with <Signals\.(?P<name2>SIG\w+)",
+        r"died with <Signals\.(?P<name2>SIG\w+)|^\*\*\* (?P<name5>SIG[A-Z]+) (?:received|\(@)",
         r"terminated with signal (?P<name3>SIG\w+)",
         r"Caught signal (?P<number5>\d+) \(|\] Signal: [\w ]+ \((?P<number7>\d+)\)",
         r"(?:srun: error: .*: |Fatal Python error: )(?P<shell1>Killed|Aborted|Segmentation fault)",
@@ -429,7 +429,7 @@ CAUSES: tuple[CrashCause, ...] = (
         # libraries keep those with other names in a module for them
         r"|(?:[a-z_]\w*\.)*(?:errors?|exc|exceptions?)\.(?P<error1>[A-Z]\w*)"
         r"|subprocess\.(?P<error2>TimeoutExpired))(?:: |$)",
-        r"exitcode\s*: ?[1-9]",
+        r"exitcode\s*:? ?[1-9]",
         r"srun: error: .*: Exited with exit code [1-9]",
         r"with return code = [1-9]|returned non-zero exit status [1-9]|exited with non-zero status",
         r"(?:ssh exited|command terminated) with exit code [1-9]|MPI_ABORT was invoked .* errorcode -?[1-9]",
@@ -469,7 +469,7 @@ _MAYBE = re.compile(
 )
 _LAUNCHER = re.compile(r"ChildFailedError|multiprocessing\.errors\.|^Traceback|CalledProcessError(?!.*<Signals)")
 _PROVES = re.compile(
-    r"ChildFailedError|failed \(exitcode|Root Cause \(first observed failure\)|exitcode\s+: -?\d+ \(pid"
+    r"ChildFailedError|(?:failed|FAILED) \(exitcode|Root Cause \(first observed failure\)|exitcode\s+: -?\d+ \(pid"
     r"|traceback : Signal \d+|slurmstepd: error: \*\*\*|srun: error: .*(?:Exited|Terminated|Killed|Segmentation)"
     r"|torchelastic\.worker\.status\.FAILED|Received sigquit from a child proc|EngineCore failed to start"
     r"|EngineDeadError|[Ee]ngine (?:is already )?dead|[Ee]ngine core proc\S* \S+ died|terminate called"
@@ -480,12 +480,15 @@ _PROVES = re.compile(
     r"|process returned\s+a non-zero|Application startup failed|Check failure stack trace"
     r"|Terminating process because"
     r"|Scheduler hit an exception|ShardCannotStart|failed to load all models|double free or corruption"
-    r"|died unexpectedly, shutting down|Process received signal|corrupted (?:double-linked|size)|malloc\(\): "
+    r"|died unexpectedly, shutting down|^\*\*\* SIG[A-Z]+ (?:received|\(@)"
+    r"|Process received signal|corrupted (?:double-linked|size)|malloc\(\): "
     r"|munmap_chunk|sysmalloc: Assertion"
     r"|stack smashing detected|free\(\): invalid|execve\(\): .*No such file"
     rf"|{_SHELL_LINE}(?:Killed|Aborted)\b(?!:)|Application launch failed"
 )
-_WATCHDOG = re.compile(r"Watchdog caught collective operation timeout|WorkNCCL\(")
+_WATCHDOG = re.compile(
+    r"Watchdog caught collective operation timeout|WorkNCCL\(|[Ww]atchdog timeout \(\S*watchdog_timeout="
+)
 """The hang is the fault then; the abort that follows is how PyTorch ends it, with SIGABRT."""
 _OTHERS = (*KERNEL_LOGS, EVENTS, CHANGES, "alertmanager")
 """Sources that speak of pods and jobs from outside."""

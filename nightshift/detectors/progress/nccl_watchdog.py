@@ -50,8 +50,8 @@ _OTHERS: tuple[tuple[str, re.Pattern[str], Severity, str], ...] = (
         "NCCL's watchdog itself is stuck: a collective or a call of CUDA hangs",
     ),
     (
-        "Watchdog timeout (",
-        re.compile(r"Watchdog timeout \((?:self\.)?\w*watchdog_timeout="),
+        "atchdog timeout (",
+        re.compile(r"[Ww]atchdog timeout \((?:self\.)?\w*watchdog_timeout="),
         Severity.CRITICAL,
         "The server's own watchdog: its engine hangs",
     ),
