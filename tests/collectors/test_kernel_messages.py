@@ -39,8 +39,6 @@ SAMPLES = {
     "module_version": "nvidia: disagrees about version of symbol module_layout",
     "module_unsigned_loading": "Loading of module with unavailable key is rejected",
     "module_unsigned_lockdown": "Lockdown: modprobe: unsigned module loading is restricted; see man {n}",
-    "peer_memory_0": "nvidia-peermem nv_get_p2p_free_callback:{n} ERROR detected invalid context, skipping",
-    "peer_memory_1": "nvidia_peermem: nv_get_p2p_free_callback:{n} ERROR detected invalid context, skipping",
     "switch_driver": "nvidia-nvswitch{gpu}: nvswitch_poll_sub_link_state : Timeout while waiting sublink {n}",
     "node_agent_memory": "systemd: kubelet.service: A process of this unit has been killed by the OOM killer.",
     "kubelet_runtime": 'kubelet: E1123 kubelet.go:2117] "Skipping" err="PLEG is not healthy: {n}"',

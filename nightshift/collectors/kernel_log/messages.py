@@ -163,11 +163,6 @@ KINDS: tuple[MessageKind, ...] = (
             ("Lockdown", r"unsigned module loading is restricted", "linux:security/lockdown"),
         )
     ),
-    *(
-        _row(f"peer_memory_{number}", word, r"ERROR detected invalid context", _D, _W,
-             "The driver's module for RDMA (nvidia-peermem) has an error", "nvrm", about=_NODE)
-        for number, word in enumerate(("nvidia-peermem", "nvidia_peermem"))
-    ),
     _row("switch_driver", "nvidia-nvswitch", r"Timeout while|[Ff]ailed|HALTED|[Ff]ault while", _L, _W,
          "An NVSwitch's driver reports errors", "nvrm", about=_NODE, least=3),
     # NVSwitch and the fabric manager
