@@ -71,12 +71,15 @@ TROUBLES: Mapping[str, TroubleKind] = {
     "mount": TroubleKind(_START, "Volume {cause} cannot be mounted", PLATFORM, 90.0),
     "registry": TroubleKind(_START, "Registry {cause} does not serve images", PLATFORM, 60.0),
     "image_pull": TroubleKind(_START, "Image {cause} cannot be pulled", OWNER, 60.0),
+    "claim": TroubleKind(_START, "GPU claims (DRA) cannot be prepared: {message}", PLATFORM, 60.0, "node"),
+    "not_created": TroubleKind(_START, "Pods of the job cannot be created: {message}", OWNER, 60.0, "job"),
     "config": TroubleKind(_START, "Container cannot be created ({said})", OWNER, 60.0, "job"),
     "probe": TroubleKind(_START, "Container does not become ready: its {cause} fails", OWNER, 0.0, "job"),
     "job_failed": TroubleKind(_END, "{said}", PLATFORM, 0.0, "job"),
     "oom": TroubleKind(_END, "out of memory: a container was killed", OWNER, 0.0, "job"),
     "exited": TroubleKind(_END, "its container ended with an error ({cause})", OWNER, 0.0, "job"),
-    "evicted": TroubleKind(_END, "evicted from its node", PLATFORM, 0.0, "job"),
+    # the condition that made the kubelet evict it comes with the node's next status
+    "evicted": TroubleKind(_END, "evicted from its node: {message}", PLATFORM, 20.0, "job"),
     "preempted": TroubleKind(_END, "preempted by the scheduler", PLATFORM, 0.0, "job"),
     "crash_loop": TroubleKind(_END, "its container is in CrashLoopBackOff ({cause})", OWNER, 0.0, "job"),
 }
@@ -88,7 +91,12 @@ _HELD_BY_MAINTENANCE = frozenset(
     {"not_ready", "condition", "pressure", "node_event", "gpus_missing", "gpus_gone", "rejected", "evicted"}
 )
 _HELD_BY_ROLLOUT = frozenset({"gpus_missing", "gpus_gone", "rejected"})
-_OF_PODS = {"FailedMount": "mount", "FailedAttachVolume": "mount", "FailedCreatePodSandBox": "sandbox"}
+_OF_PODS = {
+    **dict.fromkeys(("FailedMount", "FailedAttachVolume", "FailedMapVolume"), "mount"),
+    **dict.fromkeys(("FailedCreatePodSandBox", "NetworkNotReady"), "sandbox"),
+    "FailedPrepareDynamicResources": "claim",
+    "FailedCreatePodContainer": "config",
+}
 _ENDED = {"Evicted": "evicted", "Preempted": "preempted"}
 _OF_NODES: Mapping[str, re.Pattern[str]] = {
     **dict.fromkeys(
@@ -105,8 +113,13 @@ _OF_NODES: Mapping[str, re.Pattern[str]] = {
 that make it a fault; corrected errors and kills for want of memory, which may be of any process, are not among
 them."""
 _EVENT = re.compile(
-    r"(?:Warning|Normal) (?P<reason>\w+) (?:Pod|Node) (?P<name>\S+): (?P<words>.*?)"
-    r"(?: \[\S+\](?: \(×(?P<count>\d+)\))?)?$"
+    r"(?P<type>Warning|Normal) (?P<reason>\w+) (?P<kind>Pod|Node|\w*Job|JobSet) (?P<name>\S+): (?P<words>.*?)"
+    r"(?: \[(?P<by>\S+)\](?: \(×(?P<count>\d+)\))?)?$"
+)
+_MONITOR = re.compile(r"monitor|node-problem|\bnpd\b|health|gpud|sentinel|dcgm", re.I)
+"""Components that watch nodes: each of their warnings is a fault, but for these."""
+_HARMLESS = re.compile(
+    r"OOMKilling|Ext4Warning|MemoryReadError|Corrected|ContainerStartupFailure|Preempt|Scheduled|Recovered|Healthy"
 )
 PROBES = 180
 """Failed probes, one in 10 s by default: half an hour, longer than a large model takes to load."""
@@ -202,8 +215,14 @@ class ClusterFaults:
             self._hold_ends(tick.at_s)
             return self._episodes.report(lambda fault, s: self._episodes.no_data(fault, s, tick.at_s, said))
         groups: dict[tuple[str, str], list[_Wrong]] = {}
-        for wrong in self._candidates(tick.at_s):
-            groups.setdefault(wrong.group, []).append(wrong)
+        candidates = self._candidates(tick.at_s)
+        failing = {w.node: w.group for w in candidates if w.trouble.name in ("pressure", "not_ready")}
+        for wrong in candidates:
+            # a node that evicts its pods is one fault: that of the node
+            of_node = failing.get(wrong.node) if wrong.trouble.name == "evicted" else None
+            key = wrong.group if of_node is None or self._is_open(wrong) else of_node
+            groups.setdefault(key, []).append(wrong)
+        groups = {key: sorted(found, key=lambda w, key=key: w.group != key) for key, found in groups.items()}
         ripe = {key: found for key, found in groups.items() if self._is_ripe(key, found, tick.at_s)}
         self._places = {key: place for key, place in self._places.items() if key in groups}
         self._away_s = {n: (a, b) for n, (a, b) in self._away_s.items() if tick.at_s < b + SETTLE_S}
@@ -214,7 +233,8 @@ class ClusterFaults:
         findings = []
         for (fault, place), keys in by_place.items():
             first = min(keys, key=lambda key: (_RANK[key[0]], key))
-            findings.append(self._fire(fault, place, ripe[first], [w for k in keys for w in ripe[k]], tick.at_s))
+            cause = [w for w in ripe[first] if w.trouble.name == first[0]]
+            findings.append(self._fire(fault, place, cause, [w for k in keys for w in ripe[k]], tick.at_s))
         for fault, place in [key for key in self._episodes if key not in by_place]:
             done = self._episodes.clear(fault, place, tick.at_s, "Kubernetes reports no fault there now")
             findings += [done] if done else []
@@ -310,8 +330,15 @@ class ClusterFaults:
         node = inventory.above(record.subject, _K.NODE, at_s)
         wanted = _OF_NODES.get(match["reason"]) if kind == "Node" else None
         is_of_node = wanted is not None and wanted.search(words) is not None
+        if kind == "Node" and not is_of_node and match["type"] == "Warning" and _MONITOR.search(match["by"] or ""):
+            is_of_node = _HARMLESS.search(match["reason"]) is None
         name = "node_event" if is_of_node else _ENDED.get(match["reason"])
-        if name is not None and inventory.fact(record.subject, "gpus") and at_s - record.at.t_s < END_S:
+        # a plain Job may be anything; the others are made for training
+        if record.subject.kind is _K.JOB and match["reason"].startswith("FailedCreate"):
+            name = "not_created" if match["kind"] != "Job" or "gpu" in words else None
+            thing, job = f"Job {record.subject.name}", record.subject
+        has_gpus = name == "not_created" or inventory.fact(record.subject, "gpus")
+        if name is not None and has_gpus and at_s - record.at.t_s < END_S:
             until_s = at_s + END_S
             shared = match["reason"] if name == "node_event" else _NO_OWN_WORDS.sub("…", words)[:80]
         elif thing in self._waiting and (of_start := _of_start(match["reason"], words, match["count"])):
@@ -370,7 +397,8 @@ class ClusterFaults:
         open_ = self._places.get(key)
         if open_ is not None and (found[0].kind.fault, open_) in self._episodes:
             return True
-        return at_s - min(w.trouble.since_s for w in found) >= found[0].kind.grace_s
+        is_felt = any(w.trouble.name == "evicted" for w in found) and key[0] != "evicted"
+        return is_felt or at_s - min(w.trouble.since_s for w in found) >= found[0].kind.grace_s
 
     def _fire(
         self, fault: Fault, place: Subject, cause: Sequence[_Wrong], found: Sequence[_Wrong], at_s: float

@@ -29,6 +29,55 @@ from nightshift.detectors.hardware.xid_catalogue import Recovery
 NODE = Subject(SubjectKind.NODE, "gpu-n7")
 START_S = 1_795_266_000.0
 SAMPLES = {
+    "device_reserved": "nvidia {pci}: BAR 1: can't reserve [mem 0x{hex} 64bit pref]",
+    "memory_online": "NVRM: Memory add failed. base: 0x{hex} size: 0x{hex} ret: -17",
+    "security_fault": "NVRM: SEC_FAULT lockdown detected. This is fatal. RM will now shut down. {n}",
+    "removed_in_use": "NVRM: Attempting to remove device {pci} with non-zero usage count!",
+    "modeset": "nvidia-modeset: ERROR: GPU:{gpu}: Error while waiting for GPU progress: 0x{hex}:0 2:0:4048:4040",
+    "drm_device": "[drm:nv_drm_load [nvidia_drm]] *ERROR* [nvidia-drm] [GPU ID 0x{hex}] Failed to allocate "
+    "NvKmsKapiDevice",
+    "module_version": "nvidia: disagrees about version of symbol module_layout",
+    "module_unsigned_loading": "Loading of module with unavailable key is rejected",
+    "module_unsigned_lockdown": "Lockdown: modprobe: unsigned module loading is restricted; see man {n}",
+    "switch_driver": "nvidia-nvswitch{gpu}: nvswitch_poll_sub_link_state : Timeout while waiting sublink {n}",
+    "node_agent_memory": "systemd: kubelet.service: A process of this unit has been killed by the OOM killer.",
+    "kubelet_runtime": 'kubelet: E1123 kubelet.go:2117] "Skipping" err="PLEG is not healthy: {n}"',
+    "kubelet_ended": 'kubelet: E1123 run.go:74] "command failed" err="failed to run Kubelet: misconfiguration {n}"',
+    "kubelet_devices": 'kubelet: E1123 kuberuntime.go] "Failed to allocate device plugin resource for pod" {n}',
+    "kubelet_evicts": 'kubelet: I1123 eviction_manager.go:366] "must evict pod(s) to reclaim" disk{n}',
+    "containerd_gpus": "containerd: level=error msg=nvidia-container-cli: initialization error: nvml error: {n}",
+    "dockerd_gpus": "dockerd: level=error msg=nvidia-container-cli: device error: {n}: unknown device: unknown",
+    "kubelet_gpus": "kubelet: E1123 nvidia-container-cli: initialization error: load library failed {n}",
+    "crio_gpus": "crio: level=error msg=nvidia-container-cli: initialization error: driver error: {n}",
+    "slurmd_devices": "slurmd: error: GRES: gres/gpu count reported lower than configured ({gpu} < 8)",
+    "slurmd_controller": "slurmd: error: Unable to register: Unable to contact slurm controller (connect failure)",
+    "slurmd_failed": "slurmd: fatal: Unable to bind listen port ({n}): Address already in use",
+    "slurm_lost": "slurmctld: error: Nodes gpu-n7 not responding, setting DOWN",
+    "slurm_drained": "slurmctld: error: Setting node gpu-n7 state to DRAIN with reason:gres/gpu count too low",
+    "amdgpu_queues": "kfd kfd: amdgpu: Failed to evict process queues {n}",
+    "amdgpu_drm": "[drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring sdma{gpu} timeout, signaled seq={n}",
+    "radeon_hang": "radeon {pci}: ring {gpu} stalled for more than {n}msec",
+    "xe_hang": "xe {pci}: [drm] GT0: Engine reset: engine_class=rcs, logical_mask: 0x1, guc_id={n}",
+    "amdgpu_page": "amdgpu {pci}: amdgpu: [gfxhub0] page fault (src_id:0 ring:24 vmid:{gpu} pasid:{n})",
+    "infiniband_completion": "infiniband mlx5_{gpu}: dump_cqe:273:(pid {n}): dump error cqe",
+    "mlx_refused": "mlx5_core {pci}: mlx5_cmd_out_err:838:(pid {n}): CREATE_QP(0x500) failed, status no "
+    "resources(0xf), syndrome (0x{hex}), err(-12)",
+    "bond_down": "bond0: now running without any active interface!",
+    "bnxt_re_queue_pair": "bnxt_re {pci}: bnxt_re{gpu}: Failed to modify HW QP",
+    "irdma_queue_pair": "irdma {pci}: abnormal AEQ event {n}",
+    "page_offlined_old": "soft offline: 0x{hex}: page migration failed {n}, type 1",
+    "kernel_oops_5": "divide error: 0000 [#{n}] SMP NOPTI",
+    "kernel_oops_6": "double fault: 0000 [#{n}] SMP NOPTI",
+    "kernel_oops_7": "stack segment: 0000 [#{n}] SMP NOPTI",
+    "kernel_oops_8": "SError Interrupt on CPU{n}, code 0xbf000000 -- SError",
+    "no_victim": "Out of memory and no killable processes...",
+    "irq_off": 'irq {n}: nobody cared (try booting with the "irqpoll" option)',
+    "file_handles": "VFS: file-max limit {n} reached",
+    "no_nvme_path": "block nvme{gpu}n1: no available path - failing I/O",
+    "beyond_end": "kworker/u{n}:1: attempt to access beyond end of device",
+    "ext_marked": "EXT4-fs (sd{letter}1): warning: mounting fs with errors, running e2fsck is recommended",
+    "raid_superblock": "md: super_written gets error=-{n}",
+    "nfs_locks": "nfs4_reclaim_open_state: Lock reclaim failed!",
     "dcgm_health": "DCGM health watch PCIE failed: DCGM_FR_PCI_REPLAY_RATE (x)",
     "reset_required": "NVRM: GPU{gpu} nvAssertOkFailedNoLog: Assertion failed: Reset required "
     "[NV_ERR_RESET_REQUIRED] (0x00000062) returned from status @ kernel_channel.c:{n}",
@@ -216,6 +265,7 @@ SAMPLES = {
     for name, words in (
         ("link", "NIC Link is Down"), ("transmit", "TX timeout detected, starting reset task!"),
         ("firmware", "Firmware recovery mode detected. Limiting functionality."),
+        ("errors", "Warning firmware error detected FWSM: 0x00000000"),
     )
 } | {
     f"{driver}_probe": f"{driver}: probe of {{pci}} failed with error -22"
@@ -267,6 +317,7 @@ OTHER_PROGRAMS = {
     **{
         name: name
         for name in (
+            *("kubelet", "containerd", "dockerd", "crio", "slurmd", "slurmctld"),
             "nv-fabricmanager", "systemd", "nvidia-imex", "nvidia-persistenced", "mmfs", "mdadm", "multipathd",
             "smartd", "mcelog", "rasdaemon",
         )

@@ -198,7 +198,6 @@ def test_every_trainers_step_line_is_read(line: str, step: int | None, figures: 
     [
         "step 250: train loss 2.1012, val loss 2.2022",
         "{'eval_loss': 2.3, 'eval_runtime': 1.0}",
-        "epoch 3 finished, loss: 2.0",
         "Map:  57%|█████▋    | 570/1000 [00:01<00:00, 500.00 examples/s]",
         "validation loss=2.0",
         "step 100 eval: loss=2.0",
@@ -630,3 +629,16 @@ def test_every_line_is_kept_as_it_stood_also_those_that_no_one_reads(collector: 
     batch = take(collector())
     assert [record.text for record in batch.raw] == lines
     assert len(batch.logs) < 300
+
+
+def test_an_epoch_is_a_step_only_where_nothing_else_is_counted(tmp_path: Path) -> None:
+    """The summary of an epoch whose steps were told is none."""
+    alone, beside = tmp_path / "ml_alone-0_main.log", tmp_path / "ml_beside-0_main.log"
+    alone.write_text("".join(f"Epoch {n}/9: train_loss={3 - n / 9:.2f} val_loss=3.1\n" for n in range(3)))
+    beside.write_text("step=1 loss=3.0\nstep=2 loss=2.9\nepoch 7 finished, loss: 2.0\nstep=3 loss=2.8\n")
+    collector = TrainingLogsCollector(TrainingLogsCollector.Settings(directory=tmp_path))
+    batch = collector.collect(time.time(), Inventory(), timeout_s=60.0)
+    assert {s.subject.name: s.step.tolist() for s in batch.steps} == {
+        "ml/alone#0": [0, 1, 2],
+        "ml/beside#0": [1, 2, 3],
+    }

@@ -262,3 +262,17 @@ def test_whatever_objects_say_a_restart_changes_nothing(script: list[tuple[int, 
 def test_the_settling_time_covers_the_longest_grace() -> None:
     """Otherwise what a rollout left behind would be told between the two."""
     assert max(row.grace_s for row in TROUBLES.values()) <= SETTLE_S
+
+
+def test_a_node_that_evicts_for_want_of_disk_is_one_fault() -> None:
+    """The eviction comes first; the condition that caused it is in the node's next status."""
+    evicted = wrong("evicted", "Evicted", "Evicted: The node was low on resource: ephemeral-storage.")
+    pressure = wrong("pressure", "DiskPressure", "DiskPressure is True: KubeletHasDiskPressure: full", since=5.0)
+    told = play({0.0: of_pod("train-0", evicted), 10.0: of_node("n1", pressure, at=10.0)})
+    assert [(state, fault, place) for _, state, fault, place, _ in told] == [
+        (State.FIRING, Fault.NODE_CONDITION, "node:n1")
+    ]
+    alone = play({0.0: of_pod("train-0", evicted)}, until=60.0)
+    assert [(fault, words) for _, _, fault, _, words in alone] == [
+        (Fault.JOB_CRASH, "Job ended: evicted from its node: ephemeral-storage.")
+    ]

@@ -170,6 +170,14 @@ def test_a_counter_of_the_unit_names_it_and_the_total_alone_does_not(part: str, 
     assert {f.facts["unit"] for f in found} == {unit}
 
 
+def test_errors_from_before_the_first_look_are_a_warning_that_says_so() -> None:
+    fleet = Fleet()
+    fleet.counts[2, 1] = 3.0
+    (finding,) = fleet.tick()
+    assert finding.severity is Severity.WARNING
+    assert "3 uncorrected errors before the first look" in finding.summary
+
+
 @pytest.mark.parametrize(("back_s", "told"), [(60.0, 0), (400.0, 1)])
 def test_a_count_that_is_back_after_a_look_of_zeros_tells_no_error(back_s: float, told: int) -> None:
     """An exporter that starts again shows zeros once; a driver that was loaded anew counts from zero."""
@@ -179,7 +187,7 @@ def test_a_count_that_is_back_after_a_look_of_zeros_tells_no_error(back_s: float
     fleet.counts[2, 1] = 0.0
     fleet.tick()
     fleet.counts[2, 1] = 7.0
-    assert len(fleet.said(fleet.tick(back_s))) == told
+    assert len([f for f in fleet.tick(back_s) if "more uncorrected errors" in f.summary]) == told
     fleet.counts[2, 1] = 8.0
     assert fleet.said(fleet.tick()) == {(Fault.HBM_DEGRADED, GPUS[2])}
 

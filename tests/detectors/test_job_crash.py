@@ -55,6 +55,17 @@ EXAMPLES = {
     "actor": "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
     "signal": "  traceback : Signal 9 (SIGKILL) received by PID 4242",
     "exception": "ValueError: expected 3 channels, got 4",
+    "limits": "OSError: [Errno 24] Too many open files: '/data/shard-17.tar'",
+    "barrier": "RuntimeError: Rank 0 failed to pass monitoredBarrier in 1800000 ms",
+    "host_name": "socket.gaierror: [Errno -2] Name or service not known",
+    "nccl_usage": "n1:7:8 [0] init.cc:892 NCCL WARN Duplicate GPU detected : rank 1 and rank 0 on device 1",
+    "gpu_model": "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+    "checkpoint": "safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge",
+    "web_service": "requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='hub.example', port=443): timed out",
+    "library": "ModuleNotFoundError: No module named 'flash_attn'",
+    "heap": "malloc(): invalid size (unsorted)",
+    "traceback": "[rank1]: Traceback (most recent call last):",
+    "uncaught": "terminate called after throwing an instance of 'c10::Error'",
     "step_cancelled": "slurmstepd: error: *** STEP 77.0 ON n1 CANCELLED AT 2026-11-21T04:11:00 ***",
 }
 BENIGN = (
@@ -107,7 +118,7 @@ FINAL = {
         "train.py: error: unrecognized arguments: --foo",
         "(pid=4711) RuntimeError: placement group is gone",
         "[1,3]<stderr>:ValueError: unsupported optimizer",
-        "[2026-11-18 15:55:06] CRITICAL [olmo.util:158, rank=6] Uncaught HfHubHTTPError: 429 Client Error",
+        "[2026-11-18 15:55:06] CRITICAL [olmo.util:158, rank=6] Uncaught OLMoConfigurationError: no such step",
     ),
     "signal": (
         "[ERROR] [launch.py:325:sigkill_handler] ['/usr/bin/python'] exits with return code = -9",

@@ -70,7 +70,7 @@ _OOM_CONTEXT = re.compile(
 _POD_UID = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
 # Not "Need to shutdown all links": so does every driver that is unloaded, and every GPU that is reset.
 _NVLINK = re.compile(
-    r"(?:nvidia-nvlink|NVRM: .*?(?:nvlink|NVLink|knvlink)).*?(?:error|Error|fail|fatal|Fatal|timeout|\bdown\b)"
+    r"(?:nvidia-nvlink|NVRM: .*?(?:nvlink|NVLink|knvlink)).*?(?:error|Error|[Ff]ail|fatal|Fatal|timeout|\bdown\b)"
 )
 _NFS = re.compile(r"\b(nfs|lockd): server (\S+) (not responding|OK\b)")
 _LUSTRE = re.compile(r"Lustre: .*?Connection (?:to|restored to) (\S+)(?: \(at [^)]+\))?( was lost)?")
@@ -107,12 +107,13 @@ class KernelLogParser:
     def read(self, record: LogRecord) -> KernelEvent | None:
         """The event that a line tells, or None. Never raises: a line of no known form is no event."""
         text = record.text
-        if text[:1] == " ":  # what the driver prints over several lines is indented from the second on
-            text = text.lstrip(" ")
         head = text[:2]
+        if head < "!":  # what the driver prints over several lines is indented from the second on
+            text = text.lstrip(" ")
+            head = text[:2]
         readers = _BY_HEAD.get(head)
         space = text.find(" ", 0, 24)
-        of_device = text[space + 5 : space + 6] == ":" == text[space + 8 : space + 9]  # `is_of_device`
+        of_device = text[space + 5 : space + 9 : 3] == "::"  # `is_of_device`
         is_marked = "NVRM" in text or "ess" in text
         # nearly every line is of no kind, and its first letters say so
         if readers is None and not of_device and not is_marked:
@@ -121,7 +122,7 @@ class KernelLogParser:
         for marker, read in readers or ():
             if marker in text and (event := read(self, record, text)) is not None:
                 return event
-        if of_device and ("AER: " in text or "PCIe Bus Error" in text):
+        if of_device and "rror" in text and ("AER: " in text or "PCIe Bus Error" in text):
             event = self._aer(record, text)
             if event is not None:
                 return event
@@ -201,7 +202,8 @@ class KernelLogParser:
     def _xid(self, record: LogRecord, match: re.Match[str]) -> KernelEvent:
         address, instance, compute, code, rest = match.groups()
         rest = rest or ""
-        if (numbered := _XID_INDEX.search(match.string)) is not None:
+        # an Xid may come by the thousand: plain searches say which of its parts the line has
+        if " GPU" in match.string and (numbered := _XID_INDEX.search(match.string)) is not None:
             self._address_of[numbered.group(1) or numbered.group(2)] = address
         process, pid = None, None
         if rest.startswith("pid=") and (found := _PROCESS.match(rest)) is not None:
@@ -212,13 +214,14 @@ class KernelLogParser:
             "gpu_instance": instance,
             "compute_instance": compute,
         }
-        if (found := _RECOVERY.search(rest)) is not None:
+        if "recovery" in rest and (found := _RECOVERY.search(rest)) is not None:
             attributes |= {"recovery_before": found.group(2), "recovery_action": recovery_words(*found.group(3, 4))}
-        if (found := _NVLINK5.search(rest)) is not None:
-            unit, severity, _, _, link = found.groups()
-            attributes |= {"unit": unit, "severity": severity, "link": link}
-        elif (found := _LINK.search(rest)) is not None:
-            attributes["link"] = found.group(1)
+        if "ink " in rest:
+            if (found := _NVLINK5.search(rest)) is not None:
+                unit, severity, _, _, link = found.groups()
+                attributes |= {"unit": unit, "severity": severity, "link": link}
+            elif (found := _LINK.search(rest)) is not None:
+                attributes["link"] = found.group(1)
         for found in _ROW.finditer(rest):
             attributes.setdefault(found.group(0).split(" ")[0], found.group(1))
         return self._event(
@@ -335,6 +338,7 @@ class KernelLogParser:
             return None
         kind = found.kind
         device = found.device if kind.about in ("nic", "disk") else ""
+        subject = f"{kind.about}:{self.node.name}/{device}" if device else None
         return self._event(
             KernelEventKind.MESSAGE,
             record,
@@ -343,7 +347,7 @@ class KernelLogParser:
             gpu_index=found.gpu_index,
             is_over="yes" if found.is_over else None,
             errors=found.errors if found.errors > 1 else None,
-            subject=f"{kind.about}:{self.node.name}/{device}" if device else None,
+            subject=f"node:{found.node}" if found.node else subject,
         )
 
     def _booted(self, record: LogRecord, text: str) -> KernelEvent | None:
@@ -413,7 +417,10 @@ _LASTING = (KernelEventKind.XID, KernelEventKind.SXID)
 def single_lines(records: Iterable[LogRecord]) -> list[LogRecord]:
     """The lines of records, in order: the driver prints several in one go, as one record."""
     found: list[LogRecord] = []
-    for record in records:
+    given = list(records)
+    if not [None for record in given if "\n" in record.text]:
+        return given
+    for record in given:
         if "\n" in record.text:
             found += [replace(record, text=line) for line in record.text.splitlines() if line.strip()] or [record]
         else:
@@ -433,7 +440,7 @@ _READERS: tuple[tuple[tuple[str, ...], str, _Reader], ...] = (
     (("nf", "lo"), ": server ", KernelLogParser._storage),
     (("Lu",), "Lustre: ", KernelLogParser._storage),
     (("ce",), "ceph: ", KernelLogParser._storage),
-    (("IN",), "blocked ", KernelLogParser._storage),
+    (("IN", "ta"), "blocked ", KernelLogParser._storage),
     (("Li",), "Linux version ", KernelLogParser._booted),
 )
 _ANYWHERE: tuple[tuple[str, _Reader], ...] = (
@@ -441,6 +448,7 @@ _ANYWHERE: tuple[tuple[str, _Reader], ...] = (
     ("NVRM", KernelLogParser._nvlink),
     ("suppressed", KernelLogParser._gap),
     ("messages", KernelLogParser._gap),
+    ("beyond end of device", KernelLogParser._message),
 )
 """What comes behind any word; `KernelLogParser.read` looks for the letters that these have in common."""
 

@@ -86,6 +86,7 @@ _PROGRAMS = {
     "rasdaemon": "rasdaemon",
     "ipmiseld": "ipmi",
     "ipmievd": "ipmi",
+    **{name: name for name in ("kubelet", "containerd", "dockerd", "crio", "slurmd", "slurmctld")},
 }
 _PROGRAM = re.compile(rf" (?:[A-Z]{{3,5}} )?(\S+) ({'|'.join(_PROGRAMS)})(?:\[\d+\])?(?:: ?| \S+ \S+ - )")
 _TALOS_MARK = "Z]: "

@@ -6,7 +6,8 @@ that, and where the wording stands. A kind that a healthy machine writes now and
 `detectors.hardware.kernel_events.QUIET_S` make one event; a line that counts errors itself (group `n`) weighs as
 many. What a later line takes back (a link that comes up again) has `lasts_s` and `over`. The words may stand behind
 the device that the kernel's `dev_err` and `netdev_err` put first (`ice 0000:3b:00.0 ens1f0: NETDEV WATCHDOG: …`);
-a row with the first word `*` is one of every such driver.
+a row with the first word `*` is one of every such driver, and one without a first word may stand behind any word.
+A group `node` names the node that the line is about, where a scheduler's own machine writes of others.
 
 Sources. `nvrm`: NVIDIA/open-gpu-kernel-modules (src/nvidia, kernel-open) of 535 to 580. `fm`: NVIDIA Fabric Manager
 User Guide, "Log Messages". `linux:PATH`: the file of Linux 6.x that prints the line. What follows the words (codes,
@@ -16,7 +17,7 @@ sizes, names) is read only where a row has a group for it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from re import _parser  # type: ignore[attr-defined]  # what `re.compile` itself reads patterns with
 from typing import Any
@@ -101,9 +102,9 @@ KINDS: tuple[MessageKind, ...] = (
          "The driver finds no GSP firmware of its version", "nvrm"),
     _row("gsp_init", "NVRM", r"cannot bootstrap riscv/gsp|kgspBootstrap\w*: .*(?:fail|timed out)"
          r"|kgspInitRm\w*: .*fail|WPR2 already up|[Cc]annot initialize GSP firmware RM"
-         r"|cannot proceed with booting GSP", _D, _C,
+         r"|cannot proceed with booting GSP|FWSEC \w+ cmd failed|may need to be reset", _D, _C,
          "The GPU's system processor (GSP) did not start", "nvrm", recovery=_RESET),
-    _row("fsp", "NVRM", r"\bkfsp\w+: .*(?:timed? ?out|[Ff]ail)"
+    _row("fsp", "NVRM", r"\bkfsp\w+: .*(?:[Tt]imed? ?out|[Ff]ail)"
          r"|FSP (?:command|boot)\b.*(?:timed? ?out|fail)", _D, _C,
          "The GPU's boot processor (FSP) does not answer", "nvrm", recovery=_RESET),
     _row("unsupported_gpu", "NVRM", r"installed in this (?:vGPU host )?system is\s+"
@@ -123,7 +124,7 @@ KINDS: tuple[MessageKind, ...] = (
     _row("bar_invalid", "NVRM", r"This PCI I/O region assigned to your NVIDIA device is invalid|BAR\d is 0M @",
          _D, _C,
          "The firmware gave the GPU no memory window (BAR)", "nvrm", recovery=_REBOOT),
-    _row("vbios", "NVRM", r"failed to copy vbios to system memory", _D, _C,
+    _row("vbios", "NVRM", r"failed to copy vbios to system memory|VBIOS image not found", _D, _C,
          "The driver cannot read the GPU's firmware", "nvrm", recovery=_REBOOT),
     _row("fabric_probe", "NVRM", r"[Ff]abric ?(?:[Pp]robe|registration).{0,60}(?:fail|timed? ?out)", _L, _C,
          "The GPU did not join the NVLink fabric", "nvrm"),
@@ -133,30 +134,61 @@ KINDS: tuple[MessageKind, ...] = (
          "The driver's memory manager (UVM) had a fatal error", "nvrm", about=_NODE, recovery=_REBOOT),
     _row("interrupts_unhandled", "NVRM", r"RM unhandled interrupt threshold|request_irq\(\) failed"
          r"|Can't find an IRQ for your NVIDIA", _D, _C, "The driver loses the GPU's interrupts", "nvrm"),
-    _row("locked_up", "NVRM", r"GPU is probably locked|[Pp]ossible bad register read|NV_ERR_TIMEOUT", _D, _W,
-         "The driver gets no answer from the GPU", "nvrm", least=3),
-    _row("device_failed", "NVRM", r"RmInitNvDevice failed|kbusVerifyBar2\w*: .*failed|BAR mapped above", _D, _C,
+    _row("locked_up", "NVRM", r"GPU is probably locked|[Pp]ossible bad register read|NV_ERR_TIMEOUT"
+         r"|Seconds without a Watchdog", _D, _W, "The driver gets no answer from the GPU", "nvrm", least=3),
+    _row("device_failed", "NVRM", r"RmInitNvDevice failed|kbusVerifyBar2\w*: .*failed|BAR mapped above"
+         r"|Device start failed for|Failed to re-allocate BAR1|Fatal Error while attempting to resize PCIe BARs"
+         r"|\*\*\* Cannot (?:attach|initialize)|Failed to enable MSI", _D, _C,
          "The driver cannot initialise the GPU", "nvrm", recovery=_RESET),
+    _row("device_reserved", "nvidia", r"BAR \d.*can't reserve", _D, _C,
+         "The driver cannot initialise the GPU: its memory window is taken", "linux:drivers/pci/pci.c"),
+    _row("memory_online", "NVRM", r"Memory (?:add|remove) failed|GPU memory onlining|auto onlining failed", _D, _C,
+         "The kernel did not take the GPU's memory online", "nvrm"),
+    _row("security_fault", "NVRM", r"SEC_FAULT|SPDM: Fatal heartbeat|attestation failed|[Kk]ey rotation failed", _D,
+         _C, "The GPU's security processor locked it", "nvrm", recovery=_RESET),
+    _row("removed_in_use", "NVRM", r"Attempting to remove device \S+ with non-zero usage|Failed removal of device",
+         _D, _C, "A GPU was removed while it was in use", "nvrm", recovery=_REBOOT),
+    _row("modeset", "nvidia-modeset", r"Error while waiting for GPU progress|engine channel state: \S*:0x0*[fF]\b",
+         _D, _W, "The driver gets no answer from the GPU", "nvrm"),
+    _row("drm_device", "drm", r"\[nvidia-drm\].*Failed to (?:allocate|initiali[sz]e)", _D, _C,
+         "The driver cannot initialise the GPU", "nvrm"),
+    _row("module_version", "nvidia", r"disagrees about version of symbol|version magic '"
+         r"|Unknown symbol \w+ \(err -",
+         _D, _C, "The driver's module does not fit this kernel", "linux:kernel/module", about=_NODE),
+    *(
+        _row(f"module_unsigned_{word.lower()}", word, pattern, _D, _W,
+             "The kernel refuses a driver's module: it is not signed", source, about=_NODE)
+        for word, pattern, source in (
+            ("Loading", r"module (?:with unavailable key )?is rejected", "linux:kernel/module/signing.c"),
+            ("Lockdown", r"unsigned module loading is restricted", "linux:security/lockdown"),
+        )
+    ),
+    _row("switch_driver", "nvidia-nvswitch", r"Timeout while|[Ff]ailed|HALTED|[Ff]ault while", _L, _W,
+         "An NVSwitch's driver reports errors", "nvrm", about=_NODE, least=3),
     # NVSwitch and the fabric manager
     _row("fabric_fatal", "nv-fabricmanager", r"detected NVSwitch fatal error", _L, _C,
          "An NVSwitch has a fatal error", _FW, about=_NODE),
     _row("fabric_nonfatal", "nv-fabricmanager", r"detected NVSwitch non-fatal error", _L, _W,
          "An NVSwitch has an error", _FW, about=_NODE, least=3),
-    _row("fabric_version", "nv-fabricmanager", r"don't match with driver version|version mismatch", _D, _C,
+    _row("fabric_version", "nv-fabricmanager", r"match with driver version|version mismatch", _D, _C,
          "Fabric manager and driver have different versions", _FW, about=_NODE),
     _row("fabric_training", "nv-fabricmanager", r"(?:NVLink|link) .*(?:training|initialization) fail"
-         r"|fail.*to train", _L, _C, "NVLinks of the fabric did not train", _FW, about=_NODE),
+         r"|fail.*to train|failed to find the GPU handle",
+         _L, _C, "NVLinks of the fabric did not train", _FW, about=_NODE),
     _row("fabric_start", "nv-fabricmanager", r"(?:failed|unable) to (?:initialize|start|configure)|not supported on"
-         r"|request to .* failed", _D, _C, "The fabric manager cannot start", _FW, about=_NODE),
+         r"|request to .* failed|don't match with any supported system topology",
+         _D, _C, "The fabric manager cannot start", _FW, about=_NODE),
     # how systemd says that a service ended by an error: a stop, and a restart by a person, are another result
     *(
         _row(f"{name}_service", "systemd", rf"{unit}\S*\.service: (?:Failed with result '"
-             r"|Main process exited, code=(?:dumped|killed, status=(?!15/TERM|2/INT|1/HUP)))", fault, _C, meaning,
-             "systemd:src/core/service.c", about=_NODE)
+             r"|Main process exited, code=(?:dumped|killed, status=(?!15/TERM|2/INT|1/HUP)))"
+             rf"|Failed to start .*{unit}", fault, _C, meaning, "systemd:src/core/service.c", about=_NODE)
         for name, unit, fault, meaning in (
-            ("fabric_manager", "nvidia-fabricmanager", _L, "The fabric manager ended by an error"),
+            ("fabric_manager", "(?:nvidia-fabricmanager|NVIDIA fabric manager)", _L,
+             "The fabric manager ended by an error"),
             ("imex", "nvidia-imex", _L, "The IMEX daemon, by which nodes share NVLink memory, ended by an error"),
-            ("persistence", "nvidia-persistenced", _D, "The driver's persistence daemon ended by an error"),
+            ("persistence", "(?:nvidia-persistenced|NVIDIA Persistence)", _D,
+             "The driver's persistence daemon ended by an error"),
             ("dcgm", "(?:nvidia-)?dcgm", _D, "DCGM ended by an error: its exporters have no values"),
             ("openib", "openibd|opensm\\S*|rdma-\\S+", _N, "The InfiniBand service ended by an error"),
         )
@@ -165,9 +197,43 @@ KINDS: tuple[MessageKind, ...] = (
          r"|slurmd)\.service: Failed with result '",
          _H, _W, "The service that runs the node's jobs ends by errors", "systemd:src/core/service.c", about=_NODE,
          least=3),
+    _row("node_agent_memory", "systemd", r"(?:kubelet|containerd|docker|crio"
+         r"|slurmd)\.service: A process of this unit "
+         r"has been killed by the OOM killer", _H, _W, "The service that runs the node's jobs is out of memory",
+         "systemd:src/core/service.c", about=_NODE),
+    # what the schedulers' own daemons say of a node
+    _row("kubelet_runtime", "kubelet", r"PLEG is not healthy|container runtime is down", _H, _C,
+         "The node's container runtime does not answer the kubelet (PLEG)", "kubernetes:pkg/kubelet", about=_NODE),
+    _row("kubelet_ended", "kubelet", r"[Ff]ailed to run Kubelet", _H, _C,
+         "The node's kubelet cannot start", "kubernetes:cmd/kubelet", about=_NODE, least=3),
+    _row("kubelet_devices", "kubelet", r"Failed to allocate device plugin resource|no healthy devices present",
+         _D, _W,
+         "The kubelet cannot give GPUs to pods", "kubernetes:pkg/kubelet/cm/devicemanager", about=_NODE),
+    _row("kubelet_evicts", "kubelet", r"must evict pod|unable to evict any pods", _H, _W,
+         "The node has too little disk or memory: the kubelet evicts pods", "kubernetes:pkg/kubelet/eviction",
+         about=_NODE),
+    *(
+        _row(f"{word}_gpus", word, r"nvidia-container-cli: \w+ error|failed to discover GPU", _D, _C,
+             "NVIDIA's container runtime fails: containers get no GPU", "nvidia-container-toolkit", about=_NODE)
+        for word in ("containerd", "dockerd", "kubelet", "crio")
+    ),
+    _row("slurmd_devices", "slurmd", r"count reported lower than configured|can't stat gres.conf file", _D, _C,
+         "Slurm finds fewer GPUs than the node has", "slurm:src/slurmd", about=_NODE),
+    _row("slurmd_controller", "slurmd", r"Unable to (?:contact slurm controller|register)", _H, _W,
+         "The node's slurmd does not reach its controller", "slurm:src/slurmd", about=_NODE, least=3),
+    _row("slurmd_failed", "slurmd", r"fatal: |[Pp]rolog failed|Kill task failed", _H, _C,
+         "Slurm cannot use the node: its slurmd failed", "slurm:src/slurmd", about=_NODE),
+    _row("slurm_lost", "slurmctld", r"Nodes? (?P<node>[\w.-]+) not responding, setting DOWN"
+         r"|on failed node (?P<node1>[\w.-]+)|Node (?P<node2>[\w.-]+) unexpectedly rebooted", _H, _C,
+         "Slurm lost the node", "slurm:src/slurmctld", about=_NODE),
+    _row("slurm_drained", "slurmctld", r"[Ss]etting node (?P<node>[\w.-]+) (?:state )?to (?:DRAIN|DOWN|INVAL)"
+         r"|on node\(s\)=(?P<node1>[\w.-]+): (?:Kill task|Prolog)"
+         r"|node (?P<node2>[\w.-]+) reason set to: (?:Kill task failed|Prolog error|gres/gpu)"
+         r"|Node (?P<node3>[\w.-]+) has low real_memory", _H, _C,
+         "Slurm took the node out of service", "slurm:src/slurmctld", about=_NODE),
     _row("mount_failed", "systemd", r"\.mount: (?:Failed with result '"
          r"|Mount process (?:exited, code=exited, status=[1-9]"
-         r"|timed out))|Failed to mount /", _H, _W,
+         r"|timed out))|Failed to mount /|Timed out waiting for device /dev/", _H, _W,
          "A file system could not be mounted", "systemd:src/core/mount.c", about=_NODE),
     _row("imex_log", "nvidia-imex", r"\[ERROR\]|[Ff]ailed to |[Cc]onnection .*\blost\b", _L, _W,
          "The IMEX daemon, by which nodes share NVLink memory, has errors", "NVIDIA IMEX Service guide",
@@ -186,11 +252,27 @@ KINDS: tuple[MessageKind, ...] = (
         )
     ),
     _row("amdgpu", "amdgpu", r"ring \S+ timeout|GPU reset(?: begin|.*failed)"
-         r"|[Uu]ncorrectable(?: hardware error|.*detected)|GPU fault detected|device lost from bus", _D, _C,
+         r"|[Uu]ncorrectable(?: hardware error|.*detected)|GPU fault detected|device lost from bus"
+         r"|GPU recovery failed|[Pp]oison (?:is created|consumption)|in bad status|unrecoverable state"
+         r"|wait loop timeout|not done with your previous command", _D, _C,
          "The GPU's driver resets a GPU that hangs or failed", "linux:drivers/gpu/drm/amd/amdgpu"),
-    _row("amdgpu_init", "amdgpu", r"Fatal error during GPU init|amdgpu_device_ip_init failed"
+    _row("amdgpu_queues", "kfd", r"Failed to (?:evict|suspend)", _D, _C,
+         "The GPU's driver resets a GPU that hangs or failed", "linux:drivers/gpu/drm/amd/amdkfd"),
+    _row("amdgpu_drm", "drm", r"\[amdgpu\].*ring \S+ timeout", _D, _C,
+         "The GPU's driver resets a GPU that hangs or failed", "linux:drivers/gpu/drm/amd/amdgpu"),
+    _row("amdgpu_page", "amdgpu", r"page fault \(src_id", _D, _W,
+         "A program on the GPU reached for memory that is not its own: a page fault",
+         "linux:drivers/gpu/drm/amd/amdgpu"),
+    _row("amdgpu_init", "amdgpu", r"Fatal error during GPU init|amdgpu_device_ip_init failed|failed to load ucode"
          r"|invalid ip discovery binary", _D, _C,
          "The driver cannot initialise the GPU", "linux:drivers/gpu/drm/amd/amdgpu"),
+    *(
+        _row(f"{driver}_hang", driver, pattern, _D, _W, "The GPU's driver reports that a GPU hangs", source)
+        for driver, pattern, source in (
+            ("radeon", r"ring \d+ stalled for|GPU lockup", "linux:drivers/gpu/drm/radeon"),
+            ("xe", r"\[drm\].*(?:Engine reset|device wedged)|GPU HANG", "linux:drivers/gpu/drm/xe"),
+        )
+    ),
     _row("habanalabs", "habanalabs", r"Device is NOT usable|[Dd]evice (?:heartbeat|CPU).*(?:failed|timeout)"
          r"|[Ff]ailed to (?:initialize the H/W|communicate with Device CPU)|H/W (?:reset|hang)\b.*fail", _D, _C,
          "The accelerator does not answer its driver", "linux:drivers/accel/habanalabs"),
@@ -199,12 +281,16 @@ KINDS: tuple[MessageKind, ...] = (
          r"|Firmware over \d+ MS in (?:pre-)?initializing state|[Ff]ailed (?:to )?init(?:ialize)? HCA"
          r"|wait_fw_init\S*: .*(?:fail|time)", _N, _C,
          "The port's adapter did not start: its driver's probe failed", f"{_MLX}/core/main.c", about=_NIC),
-    _row("mlx_health", "mlx", r"health compromised|reached miss count|device in dead state|irisc not responding"
-         r"|FW (?:fatal error|trace buffer).*(?:fatal|stuck)", _N, _C,
+    _row("mlx_health", "mlx", r"health compromised|irisc not responding|FW fatal error"
+         r"|Health issue observed, .*severity\([0-3]\)"
+         r"|Driver is in error state", _N, _C,
          "The port's adapter stopped answering its driver", f"{_MLX}/core/health.c", about=_NIC),
-    _row("mlx_fatal", "mlx", r"[Ff]atal error \d+ detected|handling bad device here|health recovery failed", _N, _C,
+    _row("mlx_fatal", "mlx", r"[Ff]atal error \d+ detected|handling bad device here|(?:health"
+         r"|device) recovery failed"
+         r"|Internal error detected|sync reset timeout|Failed unloading", _N, _C,
          "The port's adapter has a fatal error", f"{_MLX}/core/health.c", about=_NIC),
-    _row("mlx_command", "mlx", r"timeout\. Will cause a leak of a command resource", _N, _C,
+    _row("mlx_command", "mlx", r"timeout\. Will cause a leak of a command resource|Timeout waiting for \d"
+         r"|failed to allocate command entry|timed out \(go bit not cleared", _N, _C,
          "The port's adapter does not take commands", f"{_MLX}/core/cmd.c", about=_NIC),
     _row("mlx_module", "mlx", r"Port module event(?:\[error\]|: .*(?:[Cc]able error|[Cc]able unplugged"
          r"|[Cc]able shorted|[Bb]us stuck|[Hh]igh temperature|EEPROM))", _N, _W,
@@ -213,10 +299,15 @@ KINDS: tuple[MessageKind, ...] = (
          "The port's adapter is too hot", f"{_MLX}/core/events.c", about=_NIC),
     _row("mlx_power", "mlx", r"insufficient power on the PCIe slot", _N, _W,
          "The port's adapter gets too little power", f"{_MLX}/core/events.c", about=_NIC),
-    _row("mlx_transmit", "mlx", r"TX timeout (?:detected|on queue)", _N, _W,
+    _row("mlx_transmit", "mlx", r"TX timeout", _N, _W,
          "The port's transmit queue is stuck", f"{_MLX}/core/en_main.c", about=_NIC),
-    _row("mlx_completion", "mlx", r"[Ee]rror cqe on cqn|CQ error on CQN|dump error cqe", _N, _W,
+    _row("mlx_completion", "mlx", r"[Ee]rror cqe on cqn|CQ error on CQN|dump error cqe|SQ recovery failed", _N, _W,
          "The port's adapter completes work with errors", f"{_MLX}/core/en/txrx.h", about=_NIC, least=3),
+    _row("infiniband_completion", "infiniband", r"dump error cqe|CQ error on CQN", _N, _W,
+         "The port's adapter completes work with errors", "linux:drivers/infiniband/hw/mlx5", about=_NIC, least=3),
+    # a port of a restricted function may not read registers: it says so every few seconds and is well
+    _row("mlx_refused", "mlx", r"mlx5_cmd_out_err:\d+:?\(pid \d+\): (?!ACCESS_REG)\w+\(.*failed, status",
+         _N, _W, "The port's adapter refuses commands", f"{_MLX}/core/cmd.c", about=_NIC, least=3),
     _row("mlx_pci", "mlx", r"mlx5_pci_err_detected", _N, _C,
          "The port's adapter has a PCIe error", f"{_MLX}/core/main.c", about=_NIC),
     _row("mlx_link", "mlx", r"(?:: |Port: \d+ )Link (?:down|DOWN|Down|up|Up|UP|ACTIVE)\b", _N, _W,
@@ -227,6 +318,9 @@ KINDS: tuple[MessageKind, ...] = (
     _row("bond_member", "bond", r"link status (?:definitely down|up|definitely up)", _N, _W,
          "A bond's member is down, or goes down again and again", "linux:drivers/net/bonding/bond_main.c",
          about=_NIC, least=3, lasts_s=_LASTS_S, over=r"link status (?:definitely )?up"),
+    _row("bond_down", "bond", r"without any active interface|new active one|[Aa]ctive interface up", _N, _C,
+         "A bond has no member left that works", "linux:drivers/net/bonding/bond_main.c", about=_NODE, least=3,
+         lasts_s=_LASTS_S, over=r"new active one|[Aa]ctive interface up"),
     *(
         row
         for driver in _NIC_DRIVERS
@@ -238,9 +332,14 @@ KINDS: tuple[MessageKind, ...] = (
                  r"|initiating reset due to tx timeout|[Kk]eep ?alive watchdog timeout"
                  r"|lost tx completions is above the threshold", _N, _W,
                  "The port's transmit queue is stuck", f"linux:drivers/net/ethernet ({driver})", about=_NIC),
-            _row(f"{driver}_firmware", _letters(driver), r"[Ff]irmware (?:recovery mode detected|not responding"
+            _row(f"{driver}_errors", _letters(driver), r"[Ff]irmware error detected", _N, _W,
+                 "The port's adapter reports errors of its firmware", f"linux:drivers/net/ethernet ({driver})",
+                 about=_NIC, least=3),
+            _row(f"{driver}_firmware", _letters(driver), r"[Ff]irmware (?:recovery mode detected"
+         r"|not responding|hung"
                  r"|reset (?:aborted|failed))|Adapter removed|FW (?:fatal|error)|PF [Rr]eset failed"
-                 r"|Reset attempt failed|[Ff]atal error detected|[Dd]evice (?:reset failed|failed to reset)", _N,
+                 r"|Reset attempt failed|Error \(timeout: \d+\) msg|[Ff]atal error detected"
+         r"|[Dd]evice (?:reset failed|failed to reset)", _N,
                  _C,
                  "The port's adapter has failed", f"linux:drivers/net/ethernet ({driver})", about=_NIC),
         )
@@ -250,6 +349,11 @@ KINDS: tuple[MessageKind, ...] = (
          least=3),
     _row("hfi_link", "hfi", r"[Ll]ink down(?:ed)? reason|set_link_state: .*OFFLINE|[Ll]ink (?:Unexpectedly|went) ",
          _N, _W, "The Omni-Path port's link is down", "linux:drivers/infiniband/hw/hfi1", about=_NIC),
+    *(
+        _row(f"{driver}_queue_pair", driver, r"[Ff]ailed to (?:modify|create) (?:HW )?QP|abnormal AEQ", _N, _W,
+             "The port's RDMA driver has errors", f"linux:drivers/infiniband/hw/{driver}", about=_NIC, least=3)
+        for driver in ("bnxt_re", "irdma")
+    ),
     _row("conntrack_full", "nf_conntrack", r"table full, dropping packet", _N, _W,
          "The host drops packets: its connection table is full", "linux:net/netfilter/nf_conntrack_core.c",
          about=_NODE, least=3),
@@ -275,7 +379,7 @@ KINDS: tuple[MessageKind, ...] = (
         for driver in drivers
     ),
     # PCI Express
-    _row("dpc", "pcieport", r"DPC: (?:containment event|ERR_FATAL|unmasked uncorrectable)", _P, _C,
+    _row("dpc", "pcieport", r"DPC: (?:containment event|ERR_FATAL|unmasked uncorrectable|RP PIO error)", _P, _C,
          "A PCIe port cut off what is below it (DPC)", "linux:drivers/pci/pcie/dpc.c"),
     *(
         row
@@ -288,18 +392,19 @@ KINDS: tuple[MessageKind, ...] = (
             _row(f"slot_power{suffix}", word, r"[Ss]lot\([^)]*\): Power fault|Power fault (?:on slot|bit)", _P, _C,
                  "A PCIe slot has a power fault", "linux:drivers/pci/hotplug/pciehp_hpc.c"),
             _row(f"slot_link{suffix}", word, r"Cannot train link|Data Link Layer Link Active not set"
+         r"|retraining failed"
                  r"|Failed to check link status", _P, _C,
                  "A PCIe slot's link does not come up", "linux:drivers/pci/hotplug/pciehp_hpc.c"),
             _row(f"hotplug_timeout{suffix}", word, r"Timeout on hotplug command", _P, _W,
                  "A PCIe slot does not take commands", "linux:drivers/pci/hotplug/pciehp_hpc.c", least=3),
         )
     ),
-    _row("recovery_failed", "*", r"AER: (?:device recovery failed|can't recover)", _P, _C,
+    _row("recovery_failed", "*", r"AER: (?:(?:device recovery|subordinate device reset) failed|can't recover)",
+         _P, _C,
          "The kernel could not recover a PCIe device", "linux:drivers/pci/pcie/err.c"),
     _row("not_ready", "*", r"not ready \d+ms after .*; giving up", _P, _C,
          "A PCIe device does not come back after its reset", "linux:drivers/pci/pci.c"),
-    _row("inaccessible", "*", r"(?:can't|[Uu]nable to) change power state from \S+ to D0.*"
-         r"(?:inaccessible|config space)", _P, _C,
+    _row("inaccessible", "*", r"(?:can't|[Uu]nable to) change power state from \S+ to D0.*inaccessible", _P, _C,
          "A PCIe device does not answer", "linux:drivers/pci/pci.c"),
     _row("eeh_frozen", "EEH", r"Frozen P(?:E|HB)#|has failed \d+ times|Unable to recover", _P, _C,
          "The kernel froze a PCIe device after an error (EEH)", "linux:arch/powerpc/kernel/eeh.c"),
@@ -359,12 +464,16 @@ KINDS: tuple[MessageKind, ...] = (
     _row("firmware_corrected", "Hardware", r"event severity: corrected", _H, _W,
          "The firmware reports corrected errors again and again", "linux:drivers/firmware/efi/cper.c", about=_NODE,
          least=10),
-    _row("page_poison", "Memory", r"Memory failure: 0x[0-9a-f]+: .*(?:Failed|Ignored|unhandlable|Killing)", _H, _C,
+    _row("page_poison", "Memory", r"Memory failure: 0x[0-9a-f]+: .*(?:Failed|Ignored|unhandlable|Killing"
+         r"|Sending SIGBUS)", _H, _C,
          "A page of host memory is broken and in use", "linux:mm/memory-failure.c", about=_NODE),
     _row("page_killed", "MCE", r"Killing .* due to hardware memory corruption", _H, _C,
          "A page of host memory is broken and in use", "linux:mm/memory-failure.c (before 4.17)", about=_NODE),
-    _row("page_offlined", "soft_offline", r": 0x[0-9a-f]+: .*(?:failed|isolation)", _H, _W,
-         "A page of host memory is broken", "linux:mm/memory-failure.c", about=_NODE),
+    *(
+        _row(f"page_offlined{suffix}", word, r": 0x[0-9a-f]+: .*(?:failed|isolation)", _H, _W,
+             "A page of host memory is broken", "linux:mm/memory-failure.c", about=_NODE)
+        for suffix, word in (("", "soft_offline"), ("_old", "soft"))
+    ),
     *(
         _row(f"throttled_{word.lower()}", word, r"(?:Core|Package) temperature(?: is|/speed)? (?:above threshold"
              r"|normal)", _H, _W, "The processor is too hot and slows down: thermal throttling",
@@ -407,13 +516,23 @@ KINDS: tuple[MessageKind, ...] = (
              ("Oops", r"^Oops: .*\[#\d+\]", "linux:arch/x86/kernel/dumpstack.c"),
              ("invalid", r"^invalid opcode: .*\[#\d+\]", "linux:arch/x86/kernel/traps.c"),
              ("Internal", r"^Internal error: .*\[#\d+\]", "linux:arch/arm64/kernel/traps.c"),
-             ("Unable", r"^Unable to handle kernel ", "linux:arch/arm64/mm/fault.c"))
+             ("Unable", r"^Unable to handle kernel ", "linux:arch/arm64/mm/fault.c"),
+             ("divide", r"^divide error: .*\[#\d+\]", "linux:arch/x86/kernel/traps.c"),
+             ("double", r"^double fault: .*\[#\d+\]", "linux:arch/x86/kernel/traps.c"),
+             ("stack", r"^stack segment: .*\[#\d+\]", "linux:arch/x86/kernel/traps.c"),
+             ("SError", r"^SError Interrupt on CPU", "linux:arch/arm64/kernel/traps.c"))
         )
     ),
     _row("kernel_assertion", "kernel", r"^kernel BUG at ", _H, _C,
          "The kernel crashed in part", "linux:lib/bug.c", about=_NODE),
     _row("panic", "Kernel", r"^Kernel panic - not syncing", _H, _C,
          "The kernel panicked", "linux:kernel/panic.c", about=_NODE),
+    _row("no_victim", "Out", r"no killable processes", _H, _C,
+         "The host is out of memory and has nothing to kill", "linux:mm/oom_kill.c", about=_NODE),
+    _row("irq_off", "irq", r"nobody cared", _H, _W,
+         "The kernel turned off an interrupt that no driver handles", "linux:kernel/irq/spurious.c", about=_NODE),
+    _row("file_handles", "VFS", r"file-max limit \d+ reached", _H, _W,
+         "The host has no file handles left", "linux:fs/file_table.c", about=_NODE),
     # the host's power, as the readers of the management controller's event log write it
     _row("power_supply", "ipmi", r"^(?!.*[Dd]eassert).*Power Supply\b.*(?:[Ff]ailure detected|input lost|AC lost"
          r"|[Rr]edundancy [Ll]ost|out-of-range)", _H, _W,
@@ -445,12 +564,17 @@ KINDS: tuple[MessageKind, ...] = (
     _row("nvme_fabric", "nvme", r"starting error recovery|[Kk]eep[ -]?[Aa]live (?:failed|interval elapsed|timer)"
          r"|Reconnecting in \d+ seconds", _H, _W,
          "A remote NVMe disk's connection is lost", "linux:drivers/nvme/host/fabrics.c", about=_DISK, least=3),
-    _row("nvme_error", "nvme", r"I/O Error \(sct", _H, _W,
+    _row("no_nvme_path", "block", r"no (?:available|usable) path", _H, _C,
+         "A remote NVMe disk has no path left", "linux:drivers/nvme/host/multipath.c", about=_DISK),
+    _row("beyond_end", "", r"attempt to access beyond end of device", _H, _W,
+         "A file system reads beyond the end of its disk", "linux:block/blk-core.c", about=_NODE),
+    _row("nvme_error", "nvme", r"I/O Error \(sct|Error \(sct 0x[23]", _H, _W,
          "An NVMe disk has errors", "linux:drivers/nvme/host/core.c", about=_DISK),
-    _row("medium_error", "critical", r"critical (?:medium|target) error, dev", _H, _C,
+    _row("medium_error", "critical", r"critical (?:medium|target|space allocation) error, dev", _H, _C,
          "A disk cannot read what it holds", "linux:block/blk-core.c", about=_DISK),
     *(
-        _row(f"io_error_{number}", word, r"I/O error,? (?:on )?dev(?:ice)? (?!fd|sr|loop)", _H, _W,
+        _row(f"io_error_{number}", word, r"(?:I/O|critical medium"
+         r"|critical target) error,? (?:on )?dev(?:ice)? (?!fd|sr|loop)", _H, _W,
              "A disk has errors", source, about=_DISK)
         for number, (word, source) in enumerate(
             (("I/O", "linux:block/blk-mq.c"), ("blk_update_request", "linux:block/blk-core.c (before 5.16)"),
@@ -459,21 +583,25 @@ KINDS: tuple[MessageKind, ...] = (
     ),
     _row("ext_error", "EXT", r"EXT\d-fs error \(device|: Delayed block allocation failed", _H, _C,
          "A file system is damaged", "linux:fs/ext4/super.c", about=_DISK),
-    _row("ext_io", "EXT", r"EXT\d-fs.*: I/O error \S*(?: ?while)?|failed to convert unwritten extents", _H, _C,
+    _row("ext_io", "EXT", r"EXT\d-fs.*: I/O error \S*(?: ?while)?|failed to convert unwritten extents"
+         r"|previous I/O error to superblock|unable to read superblock", _H, _C,
          "A file system cannot write to its disk", "linux:fs/ext4/page-io.c", about=_DISK),
+    _row("ext_marked", "EXT", r"mounting fs with errors|error count since last fsck", _H, _W,
+         "A file system is marked as damaged", "linux:fs/ext4/super.c", about=_DISK),
     _row("ext_read_only", "EXT", r"Remounting filesystem read-only", _H, _C,
          "A file system became read-only", "linux:fs/ext4/super.c", about=_DISK),
     _row("journal_aborted", "Aborting", r"Aborting journal on device", _H, _C,
          "A file system's journal was given up", "linux:fs/jbd2/journal.c", about=_DISK),
-    _row("journal_error", "JBD", r"Error -\d+ (?:detected )?(?:when|on)|I/O error", _H, _C,
+    _row("journal_error", "JBD", r"Error -\d+ (?:detected )?(?:when|on)|I/O error|Detected IO errors", _H, _C,
          "A file system's journal cannot be written", "linux:fs/jbd2/journal.c", about=_DISK),
     _row("xfs_error", "XFS", r"[Cc]orruption (?:of|detected|warning)|metadata I/O error|[Ll]og I/O [Ee]rror"
          r"|[Ss]hutting down filesystem|has been shut down|xfs_do_force_shutdown|Internal error "
-         r"|run xfs_repair|writeback error on", _H, _C,
+         r"|run xfs_repair|writeback error on|log mount/recovery failed|xfs_log_force: error"
+         r"|rectify the problem", _H, _C,
          "A file system is damaged", "linux:fs/xfs", about=_DISK),
     _row("xfs_memory", "XFS", r"possible memory allocation deadlock", _H, _W,
          "A file system waits for memory", "linux:fs/xfs/kmem.c", about=_DISK, least=3),
-    _row("btrfs_error", "BTRFS", r"BTRFS:? (?:error|critical) \(device", _H, _C,
+    _row("btrfs_error", "BTRFS", r"BTRFS:? (?:error|critical) \(device|forced readonly|lost page write", _H, _C,
          "A file system is damaged", "linux:fs/btrfs/messages.c", about=_DISK),
     _row("btrfs_checksum", "BTRFS", r"BTRFS warning \(device .*(?:csum|checksum) (?:failed|error)", _H, _W,
          "A file system finds damaged data", "linux:fs/btrfs/inode.c", about=_DISK),
@@ -482,6 +610,8 @@ KINDS: tuple[MessageKind, ...] = (
     _row("raid_failure", "md/raid", r"Disk failure on|read error not correctable|unrecoverable I/O"
          r"|not enough operational (?:devices|mirrors)|cannot continue operation", _H, _C,
          "A disk of a RAID failed", "linux:drivers/md", about=_DISK),
+    _row("raid_superblock", "md", r"super_written gets error", _H, _W,
+         "A disk of a RAID has errors", "linux:drivers/md/md.c", about=_NODE),
     _row("raid_event", "mdadm", r"(?:Fail|DegradedArray|DeviceDisappeared)\w* event (?:detected )?on", _H, _C,
          "A disk of a RAID failed", "mdadm:Monitor.c", about=_NODE),
     _row("ata_error", "ata", r"failed command: |SError: |exception Emask|COMRESET failed", _H, _W,
@@ -506,7 +636,7 @@ KINDS: tuple[MessageKind, ...] = (
     _row("smart_failed", "smartd", r"FAILED SMART self-check|SMART Failure:|Critical Warning \(0x(?!00\))|"
          r"\b[1-9]\d* (?:Currently unreadable|Offline uncorrectable|Total offline uncorrectable)", _H, _W,
          "A disk says that it fails (SMART)", "smartmontools:src/smartd.cpp", about=_NODE),
-    _row("thin_pool_full", "device-mapper", r"thin: .*(?:out-of-data-space mode|no free (?:data|metadata) space)"
+    _row("thin_pool_full", "device-mapper", r"thin: .*(?:out-of-data-space|no free (?:data|metadata) space)"
          r"|switching pool to (?:read-only|failure) mode", _H, _C,
          "A storage pool is full or failed", "linux:drivers/md/dm-thin.c", about=_NODE),
     _row("no_path", "multipathd", r"remaining active paths: 0\b|[Ff]ail(?:ing)? all paths|checker failed path",
@@ -531,11 +661,14 @@ KINDS: tuple[MessageKind, ...] = (
              "Remote storage's network (LNet) has errors", "lustre-release:lnet", about=_NODE, least=3)
         for word in ("LNet", "LNetError")
     ),
-    _row("nfs_state", "NFS", r"state manager: .* failed|reclaim\w* .*(?:failed|unhandled error)", _H, _W,
+    _row("nfs_state", "NFS", r"state manager: .* failed|reclaim\w*:? .*(?:failed|unhandled error)", _H, _W,
+         "Remote storage (NFS) lost this client's state", "linux:fs/nfs/nfs4state.c", about=_NODE, least=3),
+    _row("nfs_locks", "nfs", r"Lock reclaim failed", _H, _W,
          "Remote storage (NFS) lost this client's state", "linux:fs/nfs/nfs4state.c", about=_NODE, least=3),
     _row("cifs_silent", "CIFS", r"has not responded in \d+ seconds", _H, _W,
          "Remote storage (CIFS) does not answer", "linux:fs/smb/client/connect.c", about=_NODE),
-    _row("ceph_lost", "libceph", r"session lost, hunting|session established", _H, _W,
+    _row("ceph_lost", "libceph", r"session lost, hunting|session established|mon\d+ .*(?:connect error"
+         r"|socket closed)", _H, _W,
          "Remote storage (Ceph) does not answer", "linux:net/ceph/mon_client.c", about=_NODE, least=10,
          lasts_s=_LASTS_S, over="session established"),
     _row("ceph_evicted", "ceph", r"(?:mds\d+ )?(?:session (?:blocklisted|blacklisted)|reconnect denied"
@@ -611,10 +744,10 @@ def _by_first_letters() -> dict[str, tuple[tuple[str, tuple[_Row, ...]], ...]]:
     found: dict[str, dict[str, tuple[_Row, ...]]] = {}
     for kind in KINDS:
         word, row = kind.first_word, (re.compile(kind.pattern), kind)
-        heads = (
-            [word] if word == _ANY else [word[:2]] if len(word) > 1 else [f"{word}{digit}" for digit in range(10)]
-        )
-        marks = (f"[{word[0]}", *(f"{{{digit}" for digit in range(10))) if word == "Hardware" else ()
+        marks: tuple[str, ...] = (f"[{word[0]}",) if word in ("Hardware", "drm") else ()
+        if word == "Hardware":
+            marks += tuple(f"{{{digit}" for digit in range(10))
+        heads = [f"{word}{digit}" for digit in range(10)] if len(word) == 1 and word != _ANY else [word[:2]]
         for head in (*heads, *marks):
             of_head = found.setdefault(head, {})
             for text in dict.fromkeys(_needed(kind.pattern)):
@@ -624,10 +757,25 @@ def _by_first_letters() -> dict[str, tuple[tuple[str, tuple[_Row, ...]], ...]]:
 
 _ROWS = _by_first_letters()
 _ORDER = {kind: number for number, kind in enumerate(KINDS)}
-NEEDED: Mapping[str, tuple[str, ...]] = {
-    head: tuple(text for text, _ in rows if not any(other in text for other, _ in rows if other != text))
-    for head, rows in _ROWS.items()
-}
+_STEMS = ("ailed", "rror", "ime", "fatal", "tuck")
+"""What lines of errors have in common and few others hold: one search for such a part does for many texts."""
+
+
+def _fewest(texts: Sequence[str]) -> tuple[str, ...]:
+    """Plain texts, as few as may be, of which a line that holds any of `texts` has at least one.
+
+    >>> _fewest(["command failed", "Failed to start", "rror cqe on", "Cable unplugged"])
+    ('ailed', 'rror', 'Cable unplugged')
+    """
+    found = list(texts)
+    for stem in _STEMS:
+        if sum(stem in text for text in found) > 1:
+            found = [stem if stem in text else text for text in found]
+    unique = dict.fromkeys(found)
+    return tuple(text for text in unique if not any(other in text for other in unique if other != text))
+
+
+NEEDED: Mapping[str, tuple[str, ...]] = {head: _fewest([text for text, _ in rows]) for head, rows in _ROWS.items()}
 """How a line of any kind begins, and what else it holds: most lines of a log are passed over by these alone."""
 
 
@@ -644,6 +792,8 @@ class KernelMessage:
     """The line takes back what an earlier one of its kind said."""
     errors: int = 1
     """How many the line itself counts."""
+    node: str = ""
+    """The node that the line names, where it is about another than its own."""
 
 
 def _kind_of(text: str) -> MessageKind | None:
@@ -654,7 +804,7 @@ def _kind_of(text: str) -> MessageKind | None:
             kind = _row_of(rest, rest[:2])
         if kind is None:
             kind = _row_of(rest, _ANY)
-    return kind
+    return kind or _row_of(text, "")
 
 
 def is_of_device(text: str) -> bool:
@@ -664,7 +814,7 @@ def is_of_device(text: str) -> bool:
     (True, False)
     """
     space = text.find(" ", 0, 24)
-    return text[space + 5 : space + 6] == ":" == text[space + 8 : space + 9]
+    return text[space + 5 : space + 9 : 3] == "::"
 
 
 def may_tell_of_device(text: str) -> bool:
@@ -691,7 +841,7 @@ def _row_of(text: str, head: str) -> MessageKind | None:
         for needed, rows in _ROWS.get(head, ())
         if needed in text
         for pattern, kind in rows
-        if pattern.search(text) is not None and (head is _ANY or _begins_with(text, kind.first_word))
+        if pattern.search(text) is not None and (head in (_ANY, "") or _begins_with(text, kind.first_word))
     ]
     return min(found, key=_ORDER.__getitem__) if found else None
 
@@ -728,7 +878,9 @@ def read_message(text: str) -> KernelMessage | None:
     pci, index = _PCI.search(text), _GPU_INDEX.match(text)
     name = {"nic": _INTERFACE, "disk": _DEVICE}.get(kind.about)
     device = name.search(text) if name is not None else None
-    counted = re.search(kind.pattern, text) if "(?P<n>" in kind.pattern else None
+    groups: Mapping[str, str | None] = {}
+    if "(?P<n" in kind.pattern and (match := re.search(kind.pattern, text)) is not None:
+        groups = match.groupdict()
     named = "" if device is None else next(group for group in device.groups() if group)
     return KernelMessage(
         kind,
@@ -736,5 +888,6 @@ def read_message(text: str) -> KernelMessage | None:
         "" if index is None else index.group(1),
         _whole_disk(named) if kind.about == "disk" else named,
         bool(kind.over) and re.search(kind.over, text) is not None,
-        int((counted and counted.group("n")) or 1),
+        int(groups.get("n") or 1),
+        next((value for key, value in groups.items() if key.startswith("node") and value), ""),
     )

@@ -230,11 +230,15 @@ def _preemption(status: Object) -> Iterator[Trouble]:
 def _failure(status: Object, at_s: float) -> Iterator[Trouble]:
     """Of a pod that has failed as a whole: its kubelet did not admit it, or it was evicted."""
     reason, message = _word(status, "reason"), _word(status, "message")
-    if reason == "UnexpectedAdmissionError" or reason.startswith("OutOf"):
+    if reason in ("UnexpectedAdmissionError", "TopologyAffinityError") or reason.startswith("OutOf"):
         known = _REJECTED.search(message)
         yield Trouble("rejected", known[0] if known else reason, f"{reason}: {message}", at_s)
-    elif reason in ("Evicted", "Preempting", "Preempted"):
-        yield Trouble("evicted" if reason == "Evicted" else "preempted", reason, f"{reason}: {message}", at_s)
+    elif reason in ("Evicted", "NodeLost"):
+        yield Trouble("evicted", reason, f"{reason}: {message}", at_s)
+    elif reason in ("Preempting", "Preempted"):
+        yield Trouble("preempted", reason, f"{reason}: {message}", at_s)
+    elif reason == "DeadlineExceeded":
+        yield Trouble("exited", "its time limit: activeDeadlineSeconds", f"{reason}: {message}", at_s)
 
 
 def _is_ready(status: Object) -> bool:

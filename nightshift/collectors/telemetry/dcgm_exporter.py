@@ -7,6 +7,8 @@ it maps pods. A Prometheus in between may have renamed these to `exported_…`, 
 
 Of a GPU in MIG mode there are no rows but its instances', each of which repeats what is the whole board's: memory
 errors, Xid, bus (`collectors.telemetry.metrics.BOARD`). They are the GPU's own row, the highest where they differ.
+
+nvidia_gpu_exporter's pages are read as well: `collectors.telemetry.metrics.NVIDIA_SMI`. Its `uuid` lacks `GPU-`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from nightshift.collectors.shared_settings import stated_once
 from nightshift.collectors.subject import SHOWS_HELD_ONLY, Subject, SubjectKind
 from nightshift.collectors.telemetry.exposition import Layout, Page, Series
 from nightshift.collectors.telemetry.gauge_events import EXPORTED
-from nightshift.collectors.telemetry.metrics import BOARD, of_kind
+from nightshift.collectors.telemetry.metrics import BOARD, NVIDIA_SMI, of_kind
 from nightshift.collectors.telemetry.pages import FORGET_AFTER_S, PageCollector, PagePlan, PageSettings, Relation
 from nightshift.collectors.telemetry.rows import Cells, Rows, cells
 from nightshift.collectors.training.workload import WorkloadRule, pod_subject
@@ -149,7 +151,10 @@ class _Planner:
     def take(self, position: int, series: Series, metric_type: str | None) -> None:
         """Raises ValueError where a series of ours cannot be used; one that is not ours is passed over."""
         labels = dict(series.labels)
-        kind, name, lane = _row_of(series.name, labels)
+        name, factor = NVIDIA_SMI.get(series.name, (series.name, 1.0))
+        if name is not series.name and not labels.get("uuid", "GPU-").startswith(("GPU-", "MIG-")):
+            labels["uuid"] = f"GPU-{labels['uuid']}"
+        kind, name, lane = _row_of(name, labels)
         column = self._columns[kind].get(name)
         # OpenTelemetry's collector and others end the names of counters with `_total`
         if column is None:
@@ -157,15 +162,18 @@ class _Planner:
             column = self._columns[kind].get(name)
         if column is None:
             if name in EXPORTED:
-                self.errors.append((position, _subject(SubjectKind.GPU, labels, None)[1], name, labels))
+                gpu = _subject(SubjectKind.GPU, labels, None)[1]
+                self.errors.append((position, gpu, name, labels))
+                self._describe(gpu, gpu, labels)
             return
         if metric_type in ("histogram", "summary"):
             raise ValueError(f"{name} is a {metric_type}")
         subject, gpu = _subject(kind, labels, lane)
-        self.entries[kind].append((position, subject, column, self._scales[kind][column]))
+        scale = self._scales[kind][column] * factor
+        self.entries[kind].append((position, subject, column, scale))
         # one board's health stands on each of its instances' rows: it is the GPU's, once, the highest
         if kind is SubjectKind.MIG and (of_board := self._boards.get(name)) is not None:
-            self.repeated.append((position, gpu, of_board, self._scales[SubjectKind.GPU][of_board]))
+            self.repeated.append((position, gpu, of_board, self._scales[SubjectKind.GPU][of_board] * factor))
         # a page repeats each label set per metric; what it tells is the same each time
         if series.labels not in self._described:
             self._described.add(series.labels)

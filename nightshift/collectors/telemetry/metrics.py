@@ -538,6 +538,37 @@ def derived_of_kind(kind: SubjectKind) -> tuple[Derived, ...]:
 
 
 BY_NAME: dict[str, Metric | Derived] = {m.name: m for m in METRICS} | {d.name: d for d in DERIVED}
+NVIDIA_SMI: dict[str, tuple[str, float]] = {
+    f"nvidia_smi_{name}": (as_dcgm, factor)
+    for name, as_dcgm, factor in (
+        ("memory_used_bytes", "DCGM_FI_DEV_FB_USED", 1 / _MIB),
+        ("memory_free_bytes", "DCGM_FI_DEV_FB_FREE", 1 / _MIB),
+        ("power_draw_watts", "DCGM_FI_DEV_POWER_USAGE", 1.0),
+        ("enforced_power_limit_watts", "DCGM_FI_DEV_ENFORCED_POWER_LIMIT", 1.0),
+        ("energy_joules_total", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 1e3),
+        ("temperature_gpu", "DCGM_FI_DEV_GPU_TEMP", 1.0),
+        ("temperature_memory", "DCGM_FI_DEV_MEMORY_TEMP", 1.0),
+        ("clocks_current_sm_clock_hz", "DCGM_FI_DEV_SM_CLOCK", 1e-6),
+        ("clocks_current_memory_clock_hz", "DCGM_FI_DEV_MEM_CLOCK", 1e-6),
+        ("utilization_gpu_ratio", "DCGM_FI_DEV_GPU_UTIL", 100.0),
+        ("utilization_memory_ratio", "DCGM_FI_DEV_MEM_COPY_UTIL", 100.0),
+        ("clocks_event_reasons_active", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", 1.0),
+        ("gpu_recovery_action", "DCGM_FI_DEV_GPU_RECOVERY_ACTION", 1.0),
+        ("ecc_errors_corrected_volatile_total", "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", 1.0),
+        ("ecc_errors_uncorrected_volatile_total", "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", 1.0),
+        ("ecc_errors_corrected_volatile_dram", "DCGM_FI_DEV_ECC_SBE_VOL_DEV", 1.0),
+        ("ecc_errors_uncorrected_volatile_dram", "DCGM_FI_DEV_ECC_DBE_VOL_DEV", 1.0),
+        ("ecc_errors_corrected_volatile_sram", "DCGM_FI_DEV_ECC_SBE_VOL_SRM", 1.0),
+        ("ecc_errors_uncorrected_volatile_sram", "DCGM_FI_DEV_ECC_DBE_VOL_SRM", 1.0),
+        ("remapped_rows_correctable", "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", 1.0),
+        ("remapped_rows_uncorrectable", "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", 1.0),
+        ("remapped_rows_failure", "DCGM_FI_DEV_ROW_REMAP_FAILURE", 1.0),
+        ("remapped_rows_pending", "DCGM_FI_DEV_ROW_REMAP_PENDING", 1.0),
+        ("xid_errors_total", "DCGM_EXP_XID_ERRORS_TOTAL", 1.0),
+    )
+}
+"""What utkuozdemir/nvidia_gpu_exporter (docs/METRICS.md) calls DCGM's metrics, and the factor from its units."""
+
 BY_EXPORTED = {name: metric for metric in METRICS for name in (metric.exported_as, *metric.aliases)}
 
 

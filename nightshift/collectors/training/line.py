@@ -29,6 +29,7 @@ step that goes on over them:
                          [metric][batch=100]: { "loss/train/total": 2.3456 }
     OLMo-core            [step=10/23842,epoch=1,eta=…]   and, in lines of their own,   train/CE loss=2.911
     Dreamer              [6000] expl_amount 0.3 / model_grad_norm 44.1 / model_loss 5864.5 / value_loss 6.3
+    epochs alone         Epoch 3: train_loss=0.34 val_loss=0.41   (a step, where a log counts nothing else)
     word_language_model  | epoch   1 |   200/ 2983 batches | lr 5.00 | ms/batch 12.34 | loss  8.12 | ppl  3361.12
 
 A printed NaN or infinity of a figure is +inf here, because NaN means "not printed". Numbers may be grouped
@@ -136,6 +137,7 @@ _NANOGPT_EVAL = re.compile(r"\bstep \d+: train loss \S+, val loss")
 _PROGRESS = re.compile(r"\|\s*(\d+)/(\d+) \[[^,\]]*(?:,\s*([\d.]+|\?)\s*(it/s|s/it))?(.*)\]")
 _ITER_TIME = re.compile(rf"\biter time \(s\): ({_NUMBER})")
 _EPOCH = re.compile(r"\bepoch[:\s]\s*\[?(\d+)", re.IGNORECASE)
+_EPOCH_ALONE = re.compile(r"\bepochs?\b[\s:=#\[(]*(\d{1,6})\b(?!\.\d)", re.IGNORECASE)
 _HF = re.compile(rf"'(loss|grad_norm|learning_rate|step)': '?({_NUMBER})'?")
 _PAIR = re.compile(
     rf"""["']?(?<![\w/])([A-Za-z_][\w/.-]*?)["']?\s*[=:]\s*["']?(?:tensor\(|np\.float(?:16|32|64)\()?({_NUMBER})"""
@@ -240,7 +242,8 @@ class TrainerLine:
     """step: None where the line gives none; figures: column of `STEP_COLUMNS` → value (+inf: printed, not finite);
     t_s: the line's own time (Unix s) or None; `zoned`: it names its time zone, else it was taken for UTC;
     `started`: the process began anew; `epoch`: the epoch (from 0) that begins with this line; `of`: how many steps
-    the epoch has within which `step` counts (0: not known yet), None where steps go on over epochs."""
+    the epoch has within which `step` counts (0: not known yet), None where steps go on over epochs; `by_epoch`:
+    `step` is the epoch's number, for want of another."""
 
     step: int | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
@@ -250,6 +253,7 @@ class TrainerLine:
     zoned: bool = True
     epoch: int | None = None
     of: int | None = None
+    by_epoch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +325,8 @@ def _read(text: str, patterns: Sequence[LinePattern], t_s: float | None) -> Trai
     if figures.get("loss") == 0.0 and figures.get("grad_norm") == math.inf:
         figures["loss"] = math.inf
     if step is None and not figures:
-        return None
+        told_by = _of_epoch(text) if "poch" in text and "oss" in text else None
+        return None if told_by is None else replace(told_by, t_s=t_s, rank=rank)
     # `rank=3` among the figures is the trainer's own word; a prefix may be the launcher's, of the node
     return TrainerLine(step, figures, t_s, rank if told is None else told)
 
@@ -495,6 +500,23 @@ def _pairs(text: str) -> tuple[int | None, dict[str, float], int | None]:
     if is_bar and figures.keys() <= {"step_time_s"}:
         return step, {}, told_rank  # a bare progress bar may count anything
     return step, figures, told_rank
+
+
+def _of_epoch(text: str) -> TrainerLine | None:
+    """The loss of a whole epoch, in a line that counts epochs alone.
+
+    >>> line = _of_epoch("Epoch 3/20: train_loss=0.34 val_loss=0.41")
+    >>> line.step, line.figures["loss"]
+    (3, 0.34)
+    """
+    match = _EPOCH_ALONE.search(text)
+    if match is None:
+        return None
+    figures: dict[str, float] = {}
+    pairs = [(m.group(1).lower(), m.group(2), m.group(3), m.start(1)) for m in _PAIR.finditer(text)]
+    pairs += [(key, value, "", at) for key, value, at in spaced(text)]
+    _take_pairs(pairs, text, {}, None, figures)
+    return TrainerLine(int(match.group(1)), figures, by_epoch=True) if "loss" in figures else None
 
 
 def _is_lost(key: str, value: str) -> bool:

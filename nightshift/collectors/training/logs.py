@@ -51,6 +51,10 @@ _NOTABLE = re.compile(
     r"|\bexc\.[A-Z]|TimeoutExpired|[Ss]egmentation fault|^Aborted|Caught signal"
     r"|Terminating process|Check failure|already in use|memory limit|NVML|incarnation|[Nn]on-?finite loss"
     r"|[Ff]ailed to modify|lack of heartbeats|timed-out|missing ranks|dump signal due"
+    # ROCm, the C library, MPI and the shell
+    r"|Memory access fault|HSA_|malloc|munmap_chunk|corrupted |free\(\): |NVIDIA driver|device handle|ORTE |PRTE "
+    r"|ssh: |hit an exception|terminating server|already dead|[Tt]hread creation|pthread_create|invalid load key"
+    r"|[a-z]\.exceptions\.|Process received signal|died |Job step aborted|not enough memory|Not enough memory"
 )
 
 
@@ -93,6 +97,8 @@ class _File:
     epoch: int = 0
     of: int = 0
     """The epoch within which Keras' bars count, and how many steps it has; 0: not known yet."""
+    by_epoch: bool = False
+    """Its steps are epochs: no line has counted anything else."""
     rest: bytes = b""
     """What was told of a bar's state that the container runtime cut in two."""
     in_traceback: bool = False
@@ -145,6 +151,11 @@ class _File:
 
     def over_epochs(self, line: TrainerLine) -> TrainerLine | None:
         """The line with a step that goes on over epochs; None where its bar is an evaluation's."""
+        if line.by_epoch and self.last_step and not self.by_epoch:
+            return None  # the summary of an epoch whose steps were told
+        if line.step is not None:
+            self.begins |= self.by_epoch and not line.by_epoch
+            self.by_epoch = line.by_epoch
         if line.epoch is not None:
             self.epoch, self.of = line.epoch, self.of if line.epoch else 0
         if line.of is None or line.step is None:

@@ -99,6 +99,8 @@ class Counted:
     uncorrected: NDArray[np.bool_]
     fired: NDArray[np.bool_]
     """The sequential test stands above its threshold."""
+    found: Floats
+    """Uncorrected errors that were counted before the GPU's first look, since its driver was loaded; else 0."""
     took_effect: NDArray[np.bool_]
     """The GPU was reset, or a remap that waited has taken effect: rows that erred are out of use."""
 
@@ -138,6 +140,8 @@ class EccCounters:
         self.roll(at_s)
         same = table["epoch"][rows] == frame.epoch
         reset = ~same & (table["epoch"][rows] != -1)
+        first = np.isnan(table[UNCORRECTED][rows])
+        found = np.where(first, np.nan_to_num(_count(frame.column(UNCORRECTED))), 0.0)
         rose: dict[str, Floats] = {}
         for name in (*COUNTERS, *UNIT_COUNTERS):
             before = table[name][rows].copy()  # rows may be a view, and the step writes there
@@ -162,7 +166,7 @@ class EccCounters:
         soft = (rose[REMAPPED] > 0) | (rose[RETIRED] > 0)
         uncorrected = np.logical_or.reduce([rose[n] > 0 for n in _HARD_COUNTERS])
         fired = table["cusum"][rows] >= self.test.strength * self.test.threshold
-        return Counted(rose, standing, hard, soft, uncorrected, fired, effect)
+        return Counted(rose, standing, hard, soft, uncorrected, fired, found, effect)
 
     def _step(
         self, name: str, frame: Frame, rows: Rows, same: NDArray[np.bool_], at_s: float

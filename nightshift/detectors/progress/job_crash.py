@@ -96,7 +96,10 @@ CAUSES: tuple[CrashCause, ...] = (
         r"No CUDA GPUs are available",
         r"CUDA driver initialization failed",
         # a container that lost its device nodes (a daemon-reload on the host), or may not read them
-        r"Failed to initialize NVML",
+        r"Failed to initialize NVML(?!: Driver/library)|NVMLError_(?:GpuIsLost|Unknown|DriverNotLoaded)",
+        r"couldn't communicate with the NVIDIA driver|Unable to determine the device handle",
+        r"cudaGetDeviceCount\(\).* Error (?:[23]|100|101|999)\b|CUDA unknown error",
+        r"No HIP GPUs are available|could not select device driver",
         severity=_CRITICAL,
     ),
     _cause(
@@ -116,7 +119,7 @@ CAUSES: tuple[CrashCause, ...] = (
         r"NVIDIA driver on your system is too old",
         r"CUDA_ERROR_(?:SYSTEM_DRIVER_MISMATCH|COMPAT_NOT_SUPPORTED_ON_DEVICE)",
         r"system has unsupported display driver / cuda driver combination",
-        r"[Dd]river/library version mismatch",
+        r"[Dd]river/library version mismatch|NVML/RM version mismatch|forward compatibility was attempted",
         severity=_CRITICAL,
     ),
     _cause(
@@ -138,6 +141,8 @@ CAUSES: tuple[CrashCause, ...] = (
         PLATFORM,
         "the scheduler could not start its tasks",
         r"srun: error: .*(?:[Ll]aunch (?:for \S+ )?failed|Unable to create step|credential)",
+        r"slurmstepd: error: (?:pyxis: .*fail|task_\w+: |[Pp]rolog|.*\bcontainer\b.*fail)",
+        r"srun: error: (?:Unable to allocate|Timed out waiting for job step|Munge|.*has authentication error)",
     ),
     _cause(
         "time_limit",
@@ -159,6 +164,8 @@ CAUSES: tuple[CrashCause, ...] = (
         r"Terminating process because .*(?:fatal errors|missing heartbeats)|due to lack of heartbeats",
         r"\(raylet\).* worker died or was killed",
         r"tried to connect with a different incarnation",
+        r"(?:ORTE|PRTE) (?:has lost communication|was unable to reliably start)",
+        r"(?:are|is) unhealthy \(stopped sending heartbeats\)",
     ),
     _cause(
         "cancelled",
@@ -180,13 +187,14 @@ CAUSES: tuple[CrashCause, ...] = (
         r"node running low on memory|[Ee]xceeded (?:job|step|its) memory limit",
         r"(?<!OutOf)\bMemoryError\b",
         r"DefaultCPUAllocator: can't allocate",
+        r"\[Errno 12\]|[Cc]annot allocate memory$",
     ),
     _cause(
         "shared_memory",
         OWNER,
         "bus error: shared memory is too small",
         r"[Bb]us error",
-        r"insufficient shared memory",
+        r"insufficient shared memory|out of shared memory|unable to write to file </torch",
         r"Signal 7 \(SIGBUS\)|shutdown with signal 7\b",
         r"exitcode\s*: ?-7\b",
     ),
@@ -200,6 +208,14 @@ CAUSES: tuple[CrashCause, ...] = (
         r"\[Errno (?:28|122)\]",
     ),
     _cause(
+        "limits",
+        OWNER,
+        "too many open files or threads: a limit of its node",
+        r"\[Errno 24\]|[Tt]oo many open files",
+        r"can't start new thread|pthread_create failed|[Tt]hread creation failed|create new native thread",
+        r"fork: .*Resource temporarily unavailable|unable to allocate necessary resources for OMP",
+    ),
+    _cause(
         "gpu_memory",
         OWNER,
         "out of GPU memory",
@@ -211,20 +227,28 @@ CAUSES: tuple[CrashCause, ...] = (
         r"RESOURCE_EXHAUSTED: Out of memory",
         r"OOM when allocating tensor",
         r"Free memory on device .* is less than desired",
+        r"HIP out of memory|hipErrorOutOfMemory|cudaMalloc failed: out of memory|Failed to CUDA calloc",
+        r"RESOURCE_EXHAUSTED: .*(?:allocat|memory)|HSA_STATUS_ERROR_OUT_OF_RESOURCES|unable to allocate CUDA\d",
+        r"No available memory for the cache blocks|stored in KV cache \(",
+        r"Not enough memory(?:\. Please try to increase --mem-fraction| to handle)",
     ),
     _cause(
         "network",
         PLATFORM,
         "a network error between its ranks",
         r"NCCL WARN NET/\S+ ?: ?Got completion from peer",
-        r"NCCL WARN NET/.*async (?:fatal )?event\b.*(?:error|fatal)",
-        r"ncclRemoteError",
+        r"NCCL WARN NET/.*async (?:\w+ )?event\b.*(?:error|fatal)",
+        r"NCCL WARN NET/IB ?: (?:No device found|Unable to (?:open|query))|NCCL WARN Bootstrap ?: no socket",
+        r"NCCL WARN .*(?:exceeded error retry count|no socket interface found|Couldn't open a fabric provider)",
+        r"NCCL WARN .*(?:encountered progressing operation|GIN Error)",
+        r"ncclRemoteError|ncclSystemError",
         r"NCCL WARN .*(?:Connection closed by remote peer|Call to (?:recv|connect|ibv_\w+).* failed)",
         r"NCCL WARN .*(?:Connect to \S+ failed|Failed to execute operation (?:Connect|Setup|\w*Init) from)",
         r"NCCL error: (?:remote process|unhandled system)|NCCL error in: .*unhandled system",
         r"NCCL WARN NET/OFI .*completed with error",
         r"[Ff]ailed to modify QP\b",
-        r"UCX +ERROR .*(?:retry count exceeded|[Cc]onnection|unreachable|timed out)",
+        r"UCX +ERROR .*(?:retry count exceeded|[Cc]onnection|unreachable|timed out|QP operation)",
+        r"ssh: connect to host ",
         r"gloo/transport/\S+\] (?:Connection closed|Timed out|.*Connection reset)",
     ),
     _cause(
@@ -236,6 +260,21 @@ CAUSES: tuple[CrashCause, ...] = (
         r"Dist(?:Network|Store)Error",
         r"TCPStore\.cpp.*(?:recvValue|sendBytes) failed",
         r"\[c10d\].*[Cc]onnection (?:refused|reset)",
+        # a retry alone is none: over IPv6 first, and before the first rank listens
+        r"\[c10d\].*failed to connect to (?:any network address|.*timed out)",
+        r"Timed out initializing process group|store->get\('.*got error",
+    ),
+    _cause(
+        "barrier",
+        PLATFORM,
+        "one of its ranks did not reach a barrier in time",
+        r"failed to pass monitoredBarrier|[Mm]onitored ?[Bb]arrier.*(?:failed|timed out)|Barrier timed out",
+    ),
+    _cause(
+        "host_name",
+        PLATFORM,
+        "a host name does not resolve",
+        r"[Nn]ame or service not known|failure in name resolution|gaierror|[Nn]odename nor servname",
     ),
     _cause(
         "port_in_use",
@@ -251,20 +290,37 @@ CAUSES: tuple[CrashCause, ...] = (
         r"misaligned address",
         r"device-side assert triggered",
         r"unspecified launch failure",
-        r"CUBLAS_STATUS_EXECUTION_FAILED",
+        r"CU(?:BLAS|DNN|SPARSE|FFT|SOLVER)_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)",
+        r"CUDA_ERROR_(?:ILLEGAL_|LAUNCH_FAILED|MISALIGNED|ASSERT)|hardware stack error|launch timed out and was",
+        r"Memory access fault by GPU|HIP error: |HSA_STATUS_ERROR_",
     ),
     _cause(
         "nccl_cuda",
         PLATFORM,
         "NCCL cannot use CUDA between its GPUs",
         r"NCCL WARN (?:Cuda failure|failed to open CUDA IPC handle)",
-        r"NCCL error in: .*unhandled cuda error",
+        r"NCCL error in: .*(?:unhandled cuda error|internal error)|ncclInternalError",
+        r"NCCL WARN (?:CUDA error \d|Failed to bind NVLink SHARP)",
+    ),
+    _cause(
+        "nccl_usage",
+        OWNER,
+        "NCCL refuses how it is called: devices, versions or sizes do not fit",
+        r"NCCL WARN .*(?:Duplicate GPU detected|version mismatch|Mismatched NCCL version|Message truncated)",
+        r"NCCL error in: .*invalid usage|ncclInvalidUsage|Detected mismatch between collectives on ranks",
+    ),
+    _cause(
+        "gpu_model",
+        OWNER,
+        "its CUDA code is not made for this GPU (no kernel image)",
+        r"no kernel image is available",
     ),
     _cause(
         "storage",
         PLATFORM,
         "its storage does not answer",
-        r"\[Errno (?:5|107|116|121)\]",
+        r"\[Errno (?:5|30|107|116|121)\]|[Rr]ead-only file system",
+        r"PytorchStreamWriter failed|file write failed",
         r"Stale file handle|Transport endpoint is not connected|Remote I/O error",
         r"HdfsError|HDFS connection failed|hdfs\w+\(.*\): .*error",
         r"(?:EndpointConnection|ReadTimeout|ConnectTimeout)Error: .*endpoint URL",
@@ -279,11 +335,33 @@ CAUSES: tuple[CrashCause, ...] = (
         r"[Ee]ngine process \S+ \S+ died|[Ee]ngine core proc(?:ess)? \S+ died",
         r"EngineCore (?:encountered a fatal error|failed to start)",
         r"Engine core initialization failed",
-        r"Scheduler hit an exception|Application startup failed",
+        r"(?:Scheduler|Detokenizer|EngineCore) hit an exception|Application startup failed",
+        r"Worker proc \S+ died unexpectedly|output_handler failed|scheduler died",
+        r"[Ww]ebserver ?(?:[Cc]rashed|[Ff]ailed)|warmup error|[Ee]ngine process failed to start",
         # TGI, Triton's server and TensorRT-LLM
         r"ShardCannotStart|Shard \d+ (?:failed to start|crashed)",
         r"creating server: \w+ - |failed to load (?:all models|'\S+' version)",
         r"\[TensorRT-LLM\]\[ERROR\]|\[TRT-LLM\](?: \[RANK \d+\])? \[E\]",
+    ),
+    _cause(
+        "checkpoint",
+        OWNER,
+        "its checkpoint or weights cannot be read",
+        r"PytorchStreamReader failed|HeaderTooLarge|MetadataIncompleteBuffer|InvalidHeaderDeserialization",
+        r"invalid load key|inline_container\.cc.*unexpected pos",
+    ),
+    _cause(
+        "web_service",
+        PLATFORM,
+        "a service on the network does not answer it (download or log-in)",
+        r"HTTPS?ConnectionPool\(|Max retries exceeded|HfHubHTTPError|LocalEntryNotFoundError|urlopen error",
+        r"wandb\S*\.CommError|Error communicating with wandb|Error: DownloadError|We couldn't connect to 'http",
+    ),
+    _cause(
+        "library",
+        OWNER,
+        "a library or module is missing in its image",
+        r"ModuleNotFoundError|cannot open shared object file|version `GLIBC\S*' not found|undefined symbol: ",
     ),
     _cause(
         "loss_scale",
@@ -309,39 +387,61 @@ CAUSES: tuple[CrashCause, ...] = (
         r"actor is dead because its (?:worker process|owner) has died",
     ),
     _cause(
+        "heap",
+        OWNER,
+        "its memory is corrupt: the C library aborted it",
+        r"^(?:corrupted (?:double-linked list|size)|malloc\(\): |malloc_consolidate\(\): |munmap_chunk\(\): "
+        r"|free\(\): |double free or corruption)|sysmalloc: Assertion|stack smashing detected",
+    ),
+    _cause(
         "signal",
         PLATFORM,
         "killed by {signal}",
         r"Signal (?P<number1>\d+) \(SIG\w+\) received",
-        r"exitcode\s*: ?-(?P<number2>\d+)",
+        r"exitcode\s*:? ?-(?P<number2>\d+)",
         r"killed by signal: (?P<name1>\w+)",
         # mpirun, DeepSpeed's and torch's launchers, UCX's handler, the shell
         r"exited on signal (?P<number3>\d+)",
         r"with return code = -(?P<number4>\d+)",
-        r"died with <Signals\.(?P<name2>SIG\w+)",
+        r"died with <Signals\.(?P<name2>SIG\w+)|^\*\*\* (?P<name5>SIG[A-Z]+) (?:received|\(@)",
         r"terminated with signal (?P<name3>SIG\w+)",
-        r"Caught signal (?P<number5>\d+) \(",
+        r"Caught signal (?P<number5>\d+) \(|\] Signal: [\w ]+ \((?P<number7>\d+)\)",
+        r"(?:srun: error: .*: |Fatal Python error: )(?P<shell1>Killed|Aborted|Segmentation fault)",
+        r"(?P<shell2>Illegal instruction|Floating point exception) \(core dumped\)",
         r"signaled to shutdown with signal (?P<number6>\d+)",
         rf"{_SHELL_LINE}(?P<shell>Killed|Aborted|Segmentation fault)\b(?!:)",
     ),
     _cause(
+        "uncaught",
+        OWNER,
+        "an uncaught exception of its C++ code",
+        r"terminate called after throwing an instance of",
+    ),
+    _cause(
         "exception",
         OWNER,
-        "an exception in its own code",
+        "an exception in its own code{signal}",
         # as Python prints an uncaught exception: at the line's beginning, behind torch's rank, mpirun's stream,
         # Ray's worker, a stamp or a logger
         r"^(?:\[(?:default|rank)\d+\]:? ?|\[\d+,\d+\]<std\w+>: ?|\((?:\w+ )?[^)]*pid=\d+\) |\[[\d:,. -]+\] "
         r"|(?:ERROR|CRITICAL|FATAL) [^\]]{0,60}\] |Uncaught )*"
-        r"(?:(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt)(?:\(\w+\))?|Exception)"
+        r"(?:(?:[A-Za-z_]\w*\.)*(?P<error>[A-Z]\w*(?:Error|Exception|Interrupt)(?:\(\w+\))?|Exception)"
         # libraries keep those with other names in a module for them
-        r"|(?:[a-z_]\w*\.)*(?:errors?|exc|exceptions?)\.[A-Z]\w*|subprocess\.TimeoutExpired)(?:: |$)",
-        r"exitcode\s*: ?[1-9]",
+        r"|(?:[a-z_]\w*\.)*(?:errors?|exc|exceptions?)\.(?P<error1>[A-Z]\w*)"
+        r"|subprocess\.(?P<error2>TimeoutExpired))(?:: |$)",
+        r"exitcode\s*:? ?[1-9]",
         r"srun: error: .*: Exited with exit code [1-9]",
         r"with return code = [1-9]|returned non-zero exit status [1-9]|exited with non-zero status",
         r"(?:ssh exited|command terminated) with exit code [1-9]|MPI_ABORT was invoked .* errorcode -?[1-9]",
         r"^thread '[^']*' panicked at |^panic: |^Error executing job with overrides",
         _NOT_STARTED,
         r"^[\w./-]+\.py: error: ",
+    ),
+    _cause(
+        "traceback",
+        OWNER,
+        "a traceback that names no exception",
+        r"Traceback \(most recent call last\):$",
     ),
     # what Slurm does with the rest of a step of which one task failed, too
     _cause(
@@ -355,16 +455,21 @@ CAUSES: tuple[CrashCause, ...] = (
 """The furthest up decides. A ChildFailedError is the launcher's own exception and names no cause."""
 _UNNAMED = _cause("unnamed", PLATFORM, "an error that its log does not name", r"(?!)")
 _ALL = (*CAUSES, _UNNAMED)
+_TRACEBACK = "Traceback (most recent call last):"
 _RANK = {cause.name: rank for rank, cause in enumerate(_ALL)}
 _MAYBE = re.compile(
     r"[Ee]rror|ERROR|exit|[Ss]ignal|SIG|CUDA|NCCL|[Ee]ngine|No space|quota|c10d|CANCELLED|[Ff]ailure|Exit|lost|Stop"
     r"|OOM|RESOURCE_EXHAUSTED|[Ll]oss|driver|actor|bad_alloc|heartbeat|xception|return code|[Kk]illed|[Aa]bort|ault"
     r"|panic|Shard|failed|TRT-LLM|raylet|Terminating|startup|low on memory|memory limit|command not|execve|exc\."
-    r"|TimeoutExpired|in use|UCX|NVML|incarnation|modify QP|timed-out"
+    r"|TimeoutExpired|in use|UCX|NVML|incarnation|modify QP|timed-out|[Tt]oo many open|ORTE|PRTE|ssh: |HSA_|HIP"
+    r"|NVIDIA driver|device handle|[Rr]ead-only|hit an|died|not known|name resolution|Barrier|Errno|Pool\("
+    r"|Max retries|malloc|corrupt|munmap|free\(\)|smashing|shared object|undefined symbol|not found|invalid load"
+    r"|Timed out|unhealthy|cache blocks|KV cache|Not enough memory|new thread|hread creation|OMP|unexpected pos"
+    r"|NotFound|TooLarge|Incomplete|device driver|allocate|shared memory|terminate called"
 )
 _LAUNCHER = re.compile(r"ChildFailedError|multiprocessing\.errors\.|^Traceback|CalledProcessError(?!.*<Signals)")
 _PROVES = re.compile(
-    r"ChildFailedError|failed \(exitcode|Root Cause \(first observed failure\)|exitcode\s+: -?\d+ \(pid"
+    r"ChildFailedError|(?:failed|FAILED) \(exitcode|Root Cause \(first observed failure\)|exitcode\s+: -?\d+ \(pid"
     r"|traceback : Signal \d+|slurmstepd: error: \*\*\*|srun: error: .*(?:Exited|Terminated|Killed|Segmentation)"
     r"|torchelastic\.worker\.status\.FAILED|Received sigquit from a child proc|EngineCore failed to start"
     r"|EngineDeadError|[Ee]ngine (?:is already )?dead|[Ee]ngine core proc\S* \S+ died|terminate called"
@@ -375,10 +480,15 @@ _PROVES = re.compile(
     r"|process returned\s+a non-zero|Application startup failed|Check failure stack trace"
     r"|Terminating process because"
     r"|Scheduler hit an exception|ShardCannotStart|failed to load all models|double free or corruption"
+    r"|died unexpectedly, shutting down|^\*\*\* SIG[A-Z]+ (?:received|\(@)"
+    r"|Process received signal|corrupted (?:double-linked|size)|malloc\(\): "
+    r"|munmap_chunk|sysmalloc: Assertion"
     r"|stack smashing detected|free\(\): invalid|execve\(\): .*No such file"
     rf"|{_SHELL_LINE}(?:Killed|Aborted)\b(?!:)|Application launch failed"
 )
-_WATCHDOG = re.compile(r"Watchdog caught collective operation timeout|WorkNCCL\(")
+_WATCHDOG = re.compile(
+    r"Watchdog caught collective operation timeout|WorkNCCL\(|[Ww]atchdog timeout \(\S*watchdog_timeout="
+)
 """The hang is the fault then; the abort that follows is how PyTorch ends it, with SIGABRT."""
 _OTHERS = (*KERNEL_LOGS, EVENTS, CHANGES, "alertmanager")
 """Sources that speak of pods and jobs from outside."""
@@ -395,6 +505,8 @@ def cause_of(text: str) -> tuple[CrashCause, str] | None:
     >>> cause_of("number of nan iterations: 0") is None
     True
     """
+    if text.endswith(_TRACEBACK):
+        return CAUSES[_RANK["traceback"]], CAUSES[_RANK["traceback"]].words
     if _MAYBE.search(text) is None or (_LAUNCHER.search(text) and "exitcode" not in text):
         return None
     for cause in CAUSES:
@@ -402,11 +514,19 @@ def cause_of(text: str) -> tuple[CrashCause, str] | None:
             named = {name: value for name, value in match.groupdict().items() if value}
             said = next(((name, value) for name, value in named.items()), ("", ""))
             by = _signal(said[1]) if said[0].startswith("number") else _SHELL.get(said[1], said[1])
+            if cause.name == "exception":  # its name says more than that there was one
+                by = f": {by}" if by else ""
             return cause, cause.words.format(signal=by)
     return None
 
 
-_SHELL = {"Killed": "SIGKILL", "Aborted": "SIGABRT", "Segmentation fault": "SIGSEGV"}
+_SHELL = {
+    "Killed": "SIGKILL",
+    "Aborted": "SIGABRT",
+    "Segmentation fault": "SIGSEGV",
+    "Illegal instruction": "SIGILL",
+    "Floating point exception": "SIGFPE",
+}
 
 
 def _signal(number: str) -> str:
@@ -428,7 +548,9 @@ class _End:
     news: bool = False
 
     def add(self, record: LogRecord, named: tuple[CrashCause, str] | None, proves: bool) -> None:
-        best = self.best if named is None else min(self.best, (_RANK[named[0].name], named[1]))
+        # of several with one cause the first counts: the others follow from it
+        is_better = named is not None and _RANK[named[0].name] < self.best[0]
+        best = (_RANK[named[0].name], named[1]) if named is not None and is_better else self.best
         self.news |= best != self.best or not self.fired
         self.best, self.proven = best, self.proven or proves
         if len(self.records) < MOST_LINES:

@@ -43,6 +43,18 @@ _OTHERS: tuple[tuple[str, re.Pattern[str], Severity, str], ...] = (
         Severity.WARNING,
         "Horovod's stall check: a collective waits for rank {ranks}",
     ),
+    (
+        "ProcessGroupNCCL",
+        re.compile(r"Heartbeat monitor timed out|watchdog got stuck for \d+ seconds"),
+        Severity.CRITICAL,
+        "NCCL's watchdog itself is stuck: a collective or a call of CUDA hangs",
+    ),
+    (
+        "atchdog timeout (",
+        re.compile(r"[Ww]atchdog timeout \((?:self\.)?\w*watchdog_timeout="),
+        Severity.CRITICAL,
+        "The server's own watchdog: its engine hangs",
+    ),
 )
 """Lines without the work's own data: plain words that they hold, pattern, severity, the finding's words."""
 
@@ -165,8 +177,8 @@ def _said(text: str) -> _Said | None:
         return _Said(words, Severity.CRITICAL, facts, match["rank"], ran_s)
     for held, pattern, severity, words in _OTHERS:
         if held in text and (match := pattern.search(text)) is not None:
-            ranks = match["ranks"].strip(" ,")
-            return _Said(words.format(ranks=ranks), severity, {"waited_for": ranks})
+            ranks = match.groupdict().get("ranks", "").strip(" ,")
+            return _Said(words.format(ranks=ranks), severity, {"waited_for": ranks} if ranks else {})
     return None
 
 
