@@ -4,6 +4,7 @@ a wire to the API server that can be cut, and hands that play kubelets and sched
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import os
 import re
@@ -45,6 +46,7 @@ ANSWER_S = 0.6
 
 
 _CONTAINER = {"name": "c", "image": "registry.invalid/none", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+_OF_A_RULE = ("apiGroups", "resources", "verbs")
 WITH_A_GPU = {"spec": {"restartPolicy": "Never", "containers": [_CONTAINER]}}
 
 
@@ -125,7 +127,7 @@ class Daemon:
             web.post("/sign-in", data={"token": operator_token(self.state, None)})
             answer = web.get(f"/incidents/{incident}")
         assert answer.status_code == 200, answer.text
-        return " ".join(re.sub(r"<[^>]+>", " ", answer.text).split())
+        return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", answer.text)).split())
 
     def kill(self) -> None:
         if self._process is not None and self._process.exitcode is None:
@@ -284,10 +286,13 @@ class Scene:
         name, space, rbac = self.cluster.name("ours"), self.cluster.namespace, client.RbacAuthorizationV1Api
         self.cluster.core.create_namespaced_service_account(space, {"metadata": {"name": "ours"}})
         who = {"kind": "ServiceAccount", "name": "ours", "namespace": space}
-        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}
-        body = {"metadata": {"name": name, "labels": {MARK: "role"}}, "roleRef": role, "subjects": [who]}
-        rbac(self.cluster.api).create_cluster_role_binding(body)
-        self.cluster.cleanup(rbac(self.cluster.api).delete_cluster_role_binding, name)
+        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
+        meta, everything = {"name": name, "labels": {MARK: "role"}}, dict.fromkeys(_OF_A_RULE, ["*"])
+        roles = rbac(self.cluster.api)
+        roles.create_cluster_role({"metadata": meta, "rules": [everything]})
+        roles.create_cluster_role_binding({"metadata": meta, "roleRef": role, "subjects": [who]})
+        self.cluster.cleanup(roles.delete_cluster_role, name)
+        self.cluster.cleanup(roles.delete_cluster_role_binding, name)
         self.new_token("first")
 
     def new_token(self, secret: str) -> None:
@@ -329,7 +334,9 @@ class Scene:
             "actuators": [
                 {"type": "kubernetes", "access": "own"},
                 {
-                    "type": "kubernetes_repair", "access": "own", "image": "registry.invalid/tools:1",
+                    "type": "kubernetes_repair",
+                    "access": "own",
+                    "image": "registry.invalid/tools:1",
                     "namespace": self.cluster.namespace,
                 },
             ],
@@ -354,7 +361,7 @@ class Scene:
         """Lets so much of the daemon's time pass."""
         time.sleep(seconds / PACE)
 
-    # What kubelets, a scheduler and the Job controller do ----------------------------------------------------------
+    # What kubelets, a scheduler and the Job controller do --------------------------------------------------------
 
     def _play(self) -> None:
         while not self._ended.wait(0.05):

@@ -144,6 +144,18 @@ def test_waiting_costs_a_request_in_twenty_seconds_and_progress_is_looked_at_wit
         assert scene.pass_time(10.0, 5.0).state is IncidentState.CONFIRMING
 
 
+def test_what_an_action_waited_for_is_forgotten_once_another_replica_has_ended_it(scene: Scene) -> None:
+    """The next one that waits is all that is known ten minutes later."""
+    paces = lambda: set(scene.lifecycle._stages._paces)  # noqa: E731
+    version = scene.pass_time(120.0).version
+    assert paces() == {"INC-1"}
+    scene.world.store.move("INC-1", Cause.ACTION_DONE, "another replica", "", version)
+    other = a_finding(Fault.XID, NODE, at_s=scene.clock.now_s())
+    assert scene.world.store.open_incident("hot again", [other]) == "INC-2"
+    scene.pass_time(600.0)
+    assert paces() == {"INC-2"}
+
+
 def with_a_stopped_job(scene: Scene) -> None:
     """Job `j` runs on the node in place of pod `p`, and the drain has just stopped it."""
     batch = client.BatchV1Api(scene.core.api_client)
