@@ -287,7 +287,7 @@ class Scene:
         self.cluster.core.create_namespaced_service_account(space, {"metadata": {"name": "ours"}})
         who = {"kind": "ServiceAccount", "name": "ours", "namespace": space}
         role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
-        meta, everything = {"name": name, "labels": {MARK: "role"}}, dict.fromkeys(_OF_A_RULE, ["*"])
+        meta, everything = {"name": name, "labels": {MARK: "role"}}, {key: ["*"] for key in _OF_A_RULE}
         roles = rbac(self.cluster.api)
         roles.create_cluster_role({"metadata": meta, "rules": [everything]})
         roles.create_cluster_role_binding({"metadata": meta, "roleRef": role, "subjects": [who]})

@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 import uuid
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from http.server import ThreadingHTTPServer
@@ -90,6 +91,8 @@ class ApiServer:
         self.tokens: dict[str, tuple[User, datetime | None]] = {self.admin_token: (ADMIN, None)}
         self._bound: dict[str, tuple[str, str, str]] = {}
         self.requests: list[tuple[User, Attributes]] = []
+        self.answers: Counter[int] = Counter()
+        """Of each status, how many."""
         self.faults = Faults()
         self.logs: dict[tuple[str, str], str] = {}
         self.latency_s = latency_s

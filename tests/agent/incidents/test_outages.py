@@ -1,5 +1,5 @@
-"""The API server away in each phase of an action, in each way and for up to ten minutes: the action waits, ends as it
-was planned, and nothing is done twice. `benchmarks/outages.py` runs every cell."""
+"""The API server away in each phase of an action, in each way and for up to ten minutes: the action waits, ends as
+it was planned, and nothing is done twice. `benchmarks/control_plane.py` runs every cell."""
 
 from __future__ import annotations
 
@@ -99,9 +99,11 @@ def outage(cell: Cell, fault: str, lasting_s: float, phase: str) -> Outage:
             if not began_s and reached(cell, phase):
                 began_s.append(cell.clock.now_s())
                 back.append(stack.enter_context(away(cell, fault)))
+                cell.round_s = max(cell.round_s, lasting_s / 20)
             elif began_s and not over_s and cell.clock.now_s() >= began_s[0] + lasting_s:
                 back[0]()
                 over_s.append(cell.clock.now_s())
+                cell.round_s = Cell.round_s
 
         incident = cell.run(look)
     assert over_s, f"never {phase}, or over before the outage was"
