@@ -301,39 +301,6 @@ def test_an_outage_of_a_webhook_does_not_leave_a_job_stopped_that_was_about_to_b
     assert not batch.read_namespaced_job("j", "default").spec.suspend
 
 
-@pytest.mark.parametrize("fault", [ServerFault.UNAVAILABLE, ServerFault.EXPIRED_TOKEN, ServerFault.DISCONNECT])
-@pytest.mark.parametrize("phase", ["approved", "cordoned", "suspended"])
-def test_an_api_server_that_is_away_for_ten_minutes_ends_no_action(
-    scene: Scene, phase: str, fault: ServerFault
-) -> None:
-    """Every call fails, reads too. Nothing is escalated, nothing is done twice, and the drain ends as planned."""
-    batch = client.BatchV1Api(scene.core.api_client)
-    if phase == "suspended":
-        with_a_stopped_job(scene)
-    elif phase == "cordoned":
-        while not scene.core.read_node("n1").spec.unschedulable:
-            scene.pass_time(10.0, 10.0)
-    else:
-        while scene.world.store.incident(scene.name).state is not IncidentState.APPROVED:
-            assert scene.world.store.incident(scene.name).state is not IncidentState.ACTING
-            scene.server.faults.clear()
-            scene.server.faults.plan(fault, 10**6)
-            scene.pass_time(10.0, 10.0)
-    scene.server.faults.plan(fault, 10**6)
-    during = scene.pass_time(590.0)
-    assert during.state in (IncidentState.APPROVED, IncidentState.ACTING)
-    assert during.history[-1].cause == Cause.UNDER_WAY
-    scene.server.faults.clear()
-    end_pods(scene)
-    assert scene.pass_time(240.0).state is IncidentState.CONFIRMING
-    assert scene.core.read_node("n1").spec.unschedulable
-    assert not [job for job in batch.list_namespaced_job("default").items if job.spec.suspend]
-    with scene.world.store.database.read() as connection:
-        begun = commitments(connection)
-    # a plan that expired before its first write is made again; it leaves no intent behind
-    assert [item.ended_s is None for item in begun] == [False]
-
-
 def test_a_remark_is_no_move() -> None:
     """Who acknowledges in the pager while a repair is confirmed has not repaired it once more."""
     S = IncidentState
