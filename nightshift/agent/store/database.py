@@ -110,10 +110,10 @@ def _connect(dialect: Any, _record: Any, arguments: Any, keywords: dict[str, Any
     return AttentiveSession.connect(*arguments, **keywords)
 
 
-def _server_errors() -> tuple[type[Exception], ...]:
-    """What the driver of PostgreSQL raises; it is not loaded for SQLite, where a decision would wait for it."""
-    driver = sys.modules.get("psycopg")
-    return () if driver is None else (driver.Error,)
+def _database_errors() -> tuple[type[Exception], ...]:
+    """What the drivers raise. That of PostgreSQL is not loaded for SQLite, where a decision would wait for it."""
+    server = sys.modules.get("psycopg")
+    return (DBAPIError, sqlite3.Error, *(() if server is None else (server.Error,)))
 
 
 class Database:
@@ -193,7 +193,7 @@ class Database:
             yield
         except PoolTimeout as error:
             raise StoreBusy(f"{self.where}: no connection became free ({error})") from error
-        except (DBAPIError, sqlite3.Error, *_server_errors()) as error:
+        except _database_errors() as error:
             raise self._meaning(error) from error
         except SQLAlchemyError as error:
             raise StoreUnusable(f"{self.where}: {error}") from error
