@@ -11,6 +11,7 @@ def _lines(value: Any) -> str:
     return f"{value['changed']} of {value['lines']:,}"
 
 
+_PER_S, _COUNT = number(" /s", 1.0, 3), number("", 1.0, 0)
 TABLES = (
     Table(
         "Following a Kubernetes cluster of 5,000 nodes and 40,000 pods",
@@ -37,6 +38,36 @@ TABLES = (
             Row("the action is done, once", "results/kubernetes/done_s/max", number(" s", 1.0, 1), "≤ 15 s"),
         ),
         "Two replicas on one PostgreSQL; a Lease on the API server of the tests.",
+    ),
+    Table(
+        "Actions while the API server is away, or their node vanishes",
+        "control_plane",
+        "python -m benchmarks.control_plane",
+        (
+            Row("outages: six kinds × 1 s to 10 min × five phases", "results/outages/ran", number(" ran", 1.0, 0)),
+            Row("of them half-done", "results/outages/half_done", _COUNT, "0"),
+            Row("… done twice", "results/outages/twice", _COUNT, "0"),
+            Row("… longest wait after its return", "results/outages/latest_done_after_s", number(" s")),
+            Row("a node deleted or replaced in each phase", "results/nodes/cells", number(" ran", 1.0, 0)),
+            Row("of them with an open intent after 60 s", "results/nodes/open_intents", _COUNT, "0"),
+            Row("most runs of a stage in 5 s", "results/nodes/runs_in_5_s", _COUNT, "≤ 1"),
+            Row("requests, a budget holds a drain", "results/waiting/a budget/requests_per_s", _PER_S, "≤ 0.05 /s"),
+            Row("requests, a job's pods end", "results/waiting/a job's pods/requests_per_s", _PER_S, "≤ 0.05 /s"),
+            Row("rights granted and never used", "results/rights/unused", _COUNT, "0"),
+        ),
+        "On the API server of the tests, with a stepped clock.",
+    ),
+    Table(
+        "nightshift approve, from its start to its end",
+        "approve",
+        "python -m benchmarks.approve",
+        (
+            Row("on the store, CPU: median", "results/on_the_store/processor_s/median", number(" s"), "≤ 1 s"),
+            Row("on the store, wall: median", "results/on_the_store/wall_s/median", number(" s"), "≤ 1 s"),
+            Row("by token, CPU: median", "results/by_token/processor_s/median", number(" s"), "≤ 1 s"),
+            Row("by token, wall: median", "results/by_token/wall_s/median", number(" s"), "≤ 1 s"),
+        ),
+        "Wall time depends on what else the machine does; the file names its load average.",
     ),
     Table(
         "Telemetry at fleet scale",

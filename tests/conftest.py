@@ -51,9 +51,23 @@ def _postgres_commands() -> Path:
     return found[-1].parent
 
 
+@dataclass(frozen=True)
+class PostgresServer:
+    """`url`: `postgresql+psycopg://…` without a database at its end. `restart`: at once, as after a crash."""
+
+    url: str
+    restart: Callable[[], None]
+
+
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[str]:
-    """A PostgreSQL of our own on loopback: `postgresql+psycopg://…` without a database at its end."""
+def postgres_server(postgres: PostgresServer) -> str:
+    """The address of a PostgreSQL of our own on loopback, without a database at its end."""
+    return postgres.url
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """One server of a session's tests."""
     commands = _postgres_commands()
     home = Path(tempfile.mkdtemp(prefix="nightshift-pg-"))
     run_as: dict[str, Any] = {}
@@ -72,9 +86,13 @@ def postgres_server() -> Iterator[str]:
 
     call(commands / "initdb", "-D", data, "-A", "trust", "-U", "postgres", "--no-sync", "--no-locale", "-E", "UTF8")
     options = f"-h 127.0.0.1 -p {port} -k {home} -F -c max_connections=60"
+    start = ("-D", data, "-w", "-t", "180", "-o", options, "-l", home / "server.log")
     try:
-        call(commands / "pg_ctl", "-D", data, "-w", "-t", "180", "-o", options, "-l", home / "server.log", "start")
-        yield f"postgresql+psycopg://postgres@127.0.0.1:{port}"
+        call(commands / "pg_ctl", *start, "start")
+        yield PostgresServer(
+            f"postgresql+psycopg://postgres@127.0.0.1:{port}",
+            lambda: call(commands / "pg_ctl", *start, "-m", "immediate", "restart"),
+        )
     finally:
         with contextlib.suppress(AssertionError):
             call(commands / "pg_ctl", "-D", data, "-m", "immediate", "stop")

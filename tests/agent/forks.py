@@ -18,6 +18,7 @@ FORKS.set_forkserver_preload(
         "nightshift.agent.settings",
         "nightshift.agent.store.audit",
         "nightshift.agent.doctor",
+        "nightshift.agent.daemon",
     ]
 )
 LIMIT_S = 500.0

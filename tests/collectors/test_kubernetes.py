@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import yaml
-from kubernetes import client
+from kubernetes import client, config
 
 from nightshift.collectors.frame import Reason
-from nightshift.collectors.kubernetes.nodes_and_pods import KubernetesCollector, KubernetesSettings
+from nightshift.collectors.kubernetes.nodes_and_pods import NAMED_ALIKE, KubernetesCollector, KubernetesSettings
 from nightshift.collectors.subject import TAKES_WORK_SINCE, Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Batch
 from tests.kubernetes_api.cluster import Cluster
+from tests.kubernetes_api.server import ApiServer
 
 K = SubjectKind
 GPU_POD = [{"name": "main", "image": "registry.invalid/none", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]
@@ -69,6 +70,36 @@ def test_nodes_and_gpu_pods_become_relations_with_rack_job_and_rank(
     assert inventory.above(pod, K.NODE, 100.0) == node
     assert inventory.parents(Subject(K.RANK, f"{job.name}#3"), 100.0) != []
     assert inventory.children(node, 100.0, K.POD) == [pod], "a pod without a GPU is not kept"
+
+
+def test_no_plan_rests_on_a_node_whose_name_two_clusters_have(
+    cluster: Cluster, collector: KubernetesCollector, tmp_path: Path
+) -> None:
+    """No machine has the uid that is told of it. Another machine of the name in one cluster just replaces it."""
+    name = cluster.node("n")
+    node, inventory = Subject(K.NODE, name), Inventory()
+
+    def renewed() -> str:
+        cluster.core.delete_node(name)
+        made = cluster.core.create_node({"metadata": {"name": name, "labels": {"nightshift.dev/test": "node"}}})
+        return str(made.metadata.uid)
+
+    collector.collect(100.0, inventory, 30.0)
+    uid = renewed()
+    until(lambda: collector.collect(101.0, inventory, 30.0), lambda: inventory.fact(node, "uid") == uid)
+    with ApiServer() as other:
+        path = tmp_path / "other"
+        path.write_text(yaml.safe_dump(other.kubeconfig()))
+        with config.new_client_from_config_dict(other.kubeconfig()) as api:
+            client.CoreV1Api(api).create_node({"metadata": {"name": name}})
+        second = KubernetesCollector(KubernetesSettings(access={"kubeconfig": path}))
+        second.collect(102.0, inventory, 30.0)
+        assert inventory.fact(node, "uid") == NAMED_ALIKE
+        cluster.core.patch_node(name, {"spec": {"unschedulable": True}})
+        seen = lambda: inventory.fact(node, "unschedulable") == "true"  # noqa: E731
+        until(lambda: collector.collect(103.0, inventory, 30.0), seen)
+        assert inventory.fact(node, "uid") == NAMED_ALIKE
+        second.close()
 
 
 def test_a_jobs_own_uid_is_told_by_the_pods_that_it_made(cluster: Cluster, collector: KubernetesCollector) -> None:

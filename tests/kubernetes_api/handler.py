@@ -101,6 +101,7 @@ class Handler(BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def _answer(self, code: int, answer: Any, *, warns: bool = False, retry: str | None = None) -> None:
+        self.api_server.answers[code] += 1
         data = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
         self.send_response(code)
         self.send_header("Content-Type", "text/plain" if isinstance(answer, str) else "application/json")

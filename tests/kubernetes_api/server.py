@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 import uuid
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from http.server import ThreadingHTTPServer
@@ -88,7 +89,10 @@ class ApiServer:
         self.api = api or Api()
         self.authorizer = Authorizer(self.api.storage, self.api.by_kind, self.api.is_seen)
         self.tokens: dict[str, tuple[User, datetime | None]] = {self.admin_token: (ADMIN, None)}
+        self._bound: dict[str, tuple[str, str, str]] = {}
         self.requests: list[tuple[User, Attributes]] = []
+        self.answers: Counter[int] = Counter()
+        """Of each status, how many."""
         self.faults = Faults()
         self.logs: dict[tuple[str, str], str] = {}
         self.latency_s = latency_s
@@ -143,10 +147,18 @@ class ApiServer:
     # requests
 
     def authenticate(self, header: str) -> User:
-        user, expires = self.tokens.get(token_of(header), (None, None))
-        if user is None or (expires is not None and self.api.clock() >= expires):
+        token = token_of(header)
+        user, expires = self.tokens.get(token, (None, None))
+        ended = expires is not None and self.api.clock() >= expires
+        if user is None or ended or not self._is_bound_to_what_is_there(token):
             raise ApiError("Unauthorized", "Unauthorized")
         return user
+
+    def _is_bound_to_what_is_there(self, token: str) -> bool:
+        """A token that names an object ends with it (TokenRequestSpec, boundObjectRef)."""
+        namespace, name, uid = self._bound.get(token, ("", "", ""))
+        secrets = self.api.storage.all(self.api.by_kind["Secret"], namespace) if name else []
+        return not name or any(s["metadata"]["name"] == name and s["metadata"]["uid"] == uid for s in secrets)
 
     def route(self, path: str) -> Route:
         found = _PATH.fullmatch(path)
@@ -300,6 +312,9 @@ class ApiServer:
         expires = self.api.clock() + timedelta(seconds=seconds)
         token = f"sa-{uuid.uuid4().hex}"
         self.tokens[token] = (service_account(route.namespace, route.name), expires)
+        bound = (body.get("spec") or {}).get("boundObjectRef") or {}
+        if bound.get("kind") == "Secret":
+            self._bound[token] = route.namespace, bound["name"], bound.get("uid", "")
         status = {"token": token, "expirationTimestamp": timestamp(expires)}
         return {"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1", "metadata": {}, "status": status}
 

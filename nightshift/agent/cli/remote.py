@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import httpx
-
 from nightshift.agent.approvals.answer import GateAnswer
 from nightshift.collectors.base import Permanent, Temporary
 
-if TYPE_CHECKING:  # a decision needs neither, nor the libraries that come with them
+if TYPE_CHECKING:  # a decision needs neither, nor the libraries that come with them; on the store no HTTP either
+    import httpx
+
     from nightshift.agent.store.incident import Incident, IncidentSummary
 
 _PAGE = 100
@@ -27,6 +27,8 @@ class Remote:
     """A console's API. Raises Permanent where it refuses, Temporary where it is away."""
 
     def __init__(self, url: str, token: str, client: httpx.Client | None = None) -> None:
+        import httpx
+
         self._client = client or httpx.Client(timeout=30.0)
         self._base = f"{url.rstrip('/')}/api/v1"
         self._headers = {"Authorization": f"Bearer {token}"}
@@ -82,9 +84,11 @@ class Remote:
         return GateAnswer(bool(told["ok"]), str(told["message"]), bool(told["changed"]))
 
     def _ask(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        from httpx import HTTPError
+
         try:
             return self._client.request(method, self._base + path, headers=self._headers, **arguments)
-        except httpx.HTTPError as error:
+        except HTTPError as error:
             raise Temporary(f"NIGHTSHIFT_API: {self._base} does not answer ({type(error).__name__})") from error
 
     def _json(self, answer: httpx.Response) -> Any:

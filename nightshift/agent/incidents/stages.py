@@ -231,9 +231,9 @@ class Stages:
         self._store = parts.store
         self._may_act = may_act
         self._runner = runner
-        self._paces: dict[str, tuple[str, float]] = {}
-        """By incident: what its action waited for at the last look, and for how long it was then left alone (s). A
-        hint: without it the next look is soon."""
+        self._paces: dict[str, tuple[str, float, float]] = {}
+        """By incident: what its action waited for at the last look, for how long it was then left alone (s), and
+        when that look was (s). A hint: without it the next look is soon."""
 
     def run(self, incident: Incident) -> None:
         """Runs the stage that the incident's state needs and stores its result.
@@ -241,7 +241,7 @@ class Stages:
         Raises Temporary where another try may help, Permanent where not, Later or NotAllowedToAct where it has to
         wait. Nothing is half-done in any case.
         """
-        pace = self._paces.pop(incident.id, ("", 0.0))
+        pace = self._paces.pop(incident.id, ("", 0.0, 0.0))
         try:
             self._run(incident)
         except Temporary as error:
@@ -250,7 +250,7 @@ class Stages:
                 raise
             self._wait(at, error, pace)
 
-    def _wait(self, incident: Incident, error: Temporary, pace: tuple[str, float]) -> None:
+    def _wait(self, incident: Incident, error: Temporary, pace: tuple[str, float, float]) -> None:
         """Raises Later while the incident's state may wait for the world, Permanent after that.
 
         From an approval on, a failure that may pass is never counted as a try: an API server that is away for ten
@@ -269,7 +269,9 @@ class Stages:
         if isinstance(error, UnderWay):
             words, before_s = _TIMES.sub("", str(error)), pace[1]
             wait_s = min(2 * before_s, LONGEST_PACE_S) if words == pace[0] else RETRY_S
-            self._paces[incident.id] = words, wait_s
+            # of others, only what is looked at again: a wait that a person or another replica ended never is
+            kept = {of: last for of, last in list(self._paces.items()) if abs(now_s - last[2]) <= RETRY_MAX_S}
+            self._paces = {**kept, incident.id: (words, wait_s, now_s)}
         raise Later(str(error), now_s + max(wait_s, error.retry_after_s or 0.0)) from error
 
     def _run(self, incident: Incident) -> None:

@@ -11,15 +11,13 @@ world is changed. On PostgreSQL the ordinary READ COMMITTED with compare-and-set
 from __future__ import annotations
 
 import sqlite3
-import time
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 import sqlalchemy as sa
-from psycopg.abc import PQGen
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine import URL, ExceptionContext, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
@@ -37,9 +35,6 @@ BUSY_TIMEOUT_S = 5.0
 IDLE_TIMEOUT_S = 5.0
 # A server that acknowledges nothing for that long has gone: its machine died, or the network ends before it.
 SILENCE_S = 11.0
-# A server that says nothing to a statement for that long is taken for frozen (paused, or waiting for its disk),
-# though its kernel still acknowledges what it is sent.
-ANSWER_S = 20.0
 # The same for a statement of a migration, which may rewrite a table.
 MIGRATION_S = 900.0
 # read_only_sql_transaction: what a standby answers to a write
@@ -105,36 +100,20 @@ def _leave_a_standby(context: ExceptionContext) -> None:
         context.is_disconnect = True
 
 
-class AttentiveSession(psycopg.Connection[Any]):
-    """A session that ends when its server leaves a statement without a word for `answer_s`. A server's own
-    statement_timeout ends no statement of a server that is frozen."""
-
-    answer_s = ANSWER_S
-
-    def wait(self, gen: PQGen[Any], *args: Any, **kwargs: Any) -> Any:
-        return super().wait(self._heard(gen), *args, **kwargs)
-
-    def _heard(self, gen: PQGen[Any]) -> PQGen[Any]:
-        ready, heard_s = None, time.monotonic()
-        while True:
-            try:
-                wanted = gen.send(ready)  # type: ignore[arg-type]  # None starts it
-            except StopIteration as end:
-                return end.value
-            ready = yield wanted
-            if ready:
-                heard_s = time.monotonic()
-            elif time.monotonic() - heard_s > self.answer_s:
-                # closed, not cancelled: a cancel goes to the same frozen server, and waits for it as well
-                self.pgconn.finish()
-                why = f"the server said nothing for {self.answer_s:g} s; it may still do what it was sent"
-                raise psycopg.OperationalError(why)
-
-
 @event.listens_for(Engine, "do_connect")
 def _connect(dialect: Any, _record: Any, arguments: Any, keywords: dict[str, Any]) -> Any:
     """Every session with a server, those of the stages' queue too, is an attentive one."""
-    return AttentiveSession.connect(*arguments, **keywords) if dialect.driver == "psycopg" else None
+    if dialect.driver != "psycopg":
+        return None
+    from nightshift.agent.store.attentive_session import AttentiveSession
+
+    return AttentiveSession.connect(*arguments, **keywords)
+
+
+def _database_errors() -> tuple[type[Exception], ...]:
+    """What the drivers raise. That of PostgreSQL is not loaded for SQLite, where a decision would wait for it."""
+    server = sys.modules.get("psycopg")
+    return (DBAPIError, sqlite3.Error, *(() if server is None else (server.Error,)))
 
 
 class Database:
@@ -214,7 +193,7 @@ class Database:
             yield
         except PoolTimeout as error:
             raise StoreBusy(f"{self.where}: no connection became free ({error})") from error
-        except (DBAPIError, sqlite3.Error, psycopg.Error) as error:
+        except _database_errors() as error:
             raise self._meaning(error) from error
         except SQLAlchemyError as error:
             raise StoreUnusable(f"{self.where}: {error}") from error
@@ -243,7 +222,9 @@ class Database:
                 f"{self.where}: {text}: a standby, or a primary about to be one; nothing was written", 1.0
             )
         # 28: wrong user or password; 3D: no such database. A person has to mend these; everything else may pass
-        if isinstance(cause, psycopg.OperationalError) and not state.startswith(("28", "3D")):
+        from psycopg import OperationalError
+
+        if isinstance(cause, OperationalError) and not state.startswith(("28", "3D")):
             # a refusal before the session has begun carries no SQLSTATE, only words
             if not state and ("authentication" in text or "does not exist" in text):
                 return StoreUnusable(f"{self.where}: {text}")
@@ -313,8 +294,8 @@ class Database:
 
 @contextmanager
 def _unhurried(connection: Connection) -> Iterator[None]:
-    session = connection.connection.driver_connection
-    if not isinstance(session, AttentiveSession):
+    session: Any = connection.connection.driver_connection
+    if not hasattr(session, "answer_s"):  # SQLite's
         yield
         return
     session.answer_s = MIGRATION_S

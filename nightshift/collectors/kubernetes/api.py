@@ -430,6 +430,8 @@ def refusal(status: int, data: bytes, headers: Mapping[str, str], target: str) -
         # a load balancer without a backend says 404 too: taken for "no such node", a drain would go on
         absent = said.get("kind") == "Status" or data.strip() == _NO_SUCH_PATH
         return NotFound(text, status) if absent else Busy(f"{text}: not the API server's own answer", status)
+    if status == 403 and said.get("kind") != "Status":  # so does one that guards it, and nothing was done
+        return Busy(f"{text}: not the API server's own answer", status)
     if status == 410:
         return Expired(text, status)
     if _passes(status, causes):

@@ -57,6 +57,8 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 ZONE_LABEL = "topology.kubernetes.io/zone"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 OPT_OUT = "nightshift-opt-out"
+NAMED_ALIKE = "of no one machine: sources of two clusters have a node of this name"
+"""What stands for the uid of such a node: no machine has it, so that no plan for one of them is carried out."""
 _K = SubjectKind
 
 
@@ -133,6 +135,8 @@ class KubernetesCollector:
         self._held: dict[str, set[tuple[Subject, Subject]]] = {}
         self._told: dict[str, tuple[dict[str, str], tuple[Trouble, ...]]] = {}
         """By object: what its last lines said of it; absent where all was well."""
+        self._uids: dict[str, str] = {}
+        """Of each node, the uid that this source saw last."""
         self._listed: set[str] = set()
         self._joined: set[str] = set()
         self._started = False
@@ -307,6 +311,9 @@ class KubernetesCollector:
             facts = dict(node.facts)
             if facts["unschedulable"] == "false" and inventory.fact(subject, "unschedulable") != "false":
                 facts[TAKES_WORK_SINCE] = str(now_s)
+            if inventory.fact(subject, "uid") not in (None, facts["uid"], self._uids.get(name)):
+                facts["uid"] = NAMED_ALIKE
+            self._uids[name] = dict(node.facts)["uid"]
             inventory.describe(subject, **facts)
         else:
             # its relations end below; the fact stays, for who asks why a node's signals are missing

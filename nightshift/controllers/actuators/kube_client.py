@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,21 +22,17 @@ _DENIED = re.compile(
 )
 """The authorizer's 403 (k8s.io/apiserver, pkg/endpoints/handlers/responsewriters/errors.go, forbiddenMessage)."""
 REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-# Another refusal so long after the first (s) is final, whatever a review says; one much later is a new first.
-SECOND_REFUSAL_S, FORGOTTEN_S = 60.0, 600.0
+# Until what was refused and may pass is asked for again (s).
+REFUSED_AGAIN_S = 60.0
 
 
 class KubeClient(KubeApi):
     """Reads and writes with one identity. What the server warns a thread of is kept until it is asked for."""
 
-    def __init__(self, api: Any, *, timer: Callable[[], float] = time.monotonic, **more: Any) -> None:
-        """`timer`: seconds; it measures the time between two refusals of one right."""
+    def __init__(self, api: Any, **more: Any) -> None:
         super().__init__(api, **more)
         self._warned = threading.local()
         self._look = threading.local()
-        self._timer = timer
-        self._denied: dict[tuple[str, ...], float] = {}
-        """When a right was first refused that a review of access did not deny."""
 
     def _heed(self, warnings: str) -> None:
         known = self._warnings()
@@ -104,43 +99,36 @@ class KubeClient(KubeApi):
     ) -> Object:
         """A 401 is Busy here: a service account's token is renewed in its file before it ends, and read again by
         the client a little later. An action must not end half-way for that; one that stays refused runs out of
-        tries. So is an authorizer's 403 that may pass: while a server starts, its roles are not read yet."""
+        time. So is a 403 of the authorizer that may pass: while a server starts, its roles are not read yet."""
         try:
             return super()._request(method, path, body=body, query=query, content_type=content_type)
         except Refused as error:
             if error.status == 401:
                 raise Busy(f"{error}; waiting for a renewed token", 401) from error
             denied = _DENIED.search(str(error)) if error.status == 403 else None
-            if denied is None or self._is_final(denied.groupdict("")):
+            # a read that is refused in other words met a gateway: admission is asked of writes alone, and its no
+            # stands
+            final = method != "GET" if denied is None else self._is_denied(denied.groupdict(""))
+            if error.status != 403 or final:
                 raise
-            raise Busy(f"{error}; may pass: will retry", 403, SECOND_REFUSAL_S) from error
+            raise Busy(f"{error}; may pass: will retry", 403, REFUSED_AGAIN_S) from error
 
-    def _is_final(self, right: Mapping[str, str]) -> bool:
-        """Whether a right that was refused is missing: a server that is ready denies it in a review of access, too,
-        or it was refused a minute ago as well."""
-        key, now_s = tuple(right.values()), self._timer()
-        waited_s = now_s - self._denied.get(key, -FORGOTTEN_S)
-        if SECOND_REFUSAL_S <= waited_s < FORGOTTEN_S:
-            return True
-        if waited_s >= FORGOTTEN_S:
-            self._denied[key] = now_s
-        return not self._may_be_allowed(right)
-
-    def _may_be_allowed(self, right: Mapping[str, str]) -> bool:
-        """A review that is refused, too, says nothing: the second refusal decides."""
+    def _is_denied(self, right: Mapping[str, str]) -> bool:
+        """Whether a right that was refused is missing: a server that is ready denies it in a review of access, too.
+        While everything is refused, reviews as well, nothing is known of it: an action under way waits."""
         try:
             status = self.review(right)
         except (Temporary, Permanent):
-            return True
+            return False
         if status.get("allowed") or status.get("evaluationError"):
-            return True
+            return False
         try:
             self._raw("GET", "/readyz")
         except Temporary:  # not ready: neither the refusal nor the review counts
-            return True
-        except Permanent:  # it answers, though we may not ask for its state
             return False
-        return False
+        except Permanent:  # it answers, though we may not ask for its state
+            return True
+        return True
 
     def review(self, right: Mapping[str, str]) -> Object:
         """The status of a SelfSubjectAccessReview (authorization.k8s.io/v1) of a right's attributes. Raises

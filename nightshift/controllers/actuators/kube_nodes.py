@@ -161,6 +161,8 @@ def held_by(pod: Object) -> str:
     return f", held by {held}" if held else ""
 
 
+NO_DRY_RUN = "does not support dry run"
+"""Of an admission webhook that was asked for its opinion (k8s.io/apiserver, admission/plugin/webhook/errors)."""
 OVERDUE_S = 60.0
 
 

@@ -63,6 +63,7 @@ class Cell:
     jobs: tuple[str, ...]
     is_done: Callable[[], bool]
     parts: StageParts
+    kube: KubeClient
     round_s: float = 6.0
     """How far apart the looks are. Where all writes fail until the time is over, fewer looks tell as much."""
 
@@ -235,7 +236,7 @@ def cell(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> It
     world.inventory = Inventory()
     world.inventory.observe(GPU, Subject(K.NODE, node), -1e6)  # before any clock that goes back
     parts = world.parts(actuator_for=actuator_for)
-    cell = Cell(cluster, world, clock, kind, node, target, jobs, is_done, parts)
+    cell = Cell(cluster, world, clock, kind, node, target, jobs, is_done, parts, kube)
     yield cell
     if cluster.server is not None:
         cluster.server.faults.clear()

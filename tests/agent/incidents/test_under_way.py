@@ -144,6 +144,18 @@ def test_waiting_costs_a_request_in_twenty_seconds_and_progress_is_looked_at_wit
         assert scene.pass_time(10.0, 5.0).state is IncidentState.CONFIRMING
 
 
+def test_what_an_action_waited_for_is_forgotten_once_another_replica_has_ended_it(scene: Scene) -> None:
+    """The next one that waits is all that is known ten minutes later."""
+    paces = lambda: set(scene.lifecycle._stages._paces)  # noqa: E731
+    version = scene.pass_time(120.0).version
+    assert paces() == {"INC-1"}
+    scene.world.store.move("INC-1", Cause.ACTION_DONE, "another replica", "", version)
+    other = a_finding(Fault.XID, NODE, at_s=scene.clock.now_s())
+    assert scene.world.store.open_incident("hot again", [other]) == "INC-2"
+    scene.pass_time(600.0)
+    assert paces() == {"INC-2"}
+
+
 def with_a_stopped_job(scene: Scene) -> None:
     """Job `j` runs on the node in place of pod `p`, and the drain has just stopped it."""
     batch = client.BatchV1Api(scene.core.api_client)
@@ -287,39 +299,6 @@ def test_an_outage_of_a_webhook_does_not_leave_a_job_stopped_that_was_about_to_b
     scene.server.faults.clear()
     assert scene.pass_time(120.0).state is IncidentState.CONFIRMING
     assert not batch.read_namespaced_job("j", "default").spec.suspend
-
-
-@pytest.mark.parametrize("fault", [ServerFault.UNAVAILABLE, ServerFault.EXPIRED_TOKEN, ServerFault.DISCONNECT])
-@pytest.mark.parametrize("phase", ["approved", "cordoned", "suspended"])
-def test_an_api_server_that_is_away_for_ten_minutes_ends_no_action(
-    scene: Scene, phase: str, fault: ServerFault
-) -> None:
-    """Every call fails, reads too. Nothing is escalated, nothing is done twice, and the drain ends as planned."""
-    batch = client.BatchV1Api(scene.core.api_client)
-    if phase == "suspended":
-        with_a_stopped_job(scene)
-    elif phase == "cordoned":
-        while not scene.core.read_node("n1").spec.unschedulable:
-            scene.pass_time(10.0, 10.0)
-    else:
-        while scene.world.store.incident(scene.name).state is not IncidentState.APPROVED:
-            assert scene.world.store.incident(scene.name).state is not IncidentState.ACTING
-            scene.server.faults.clear()
-            scene.server.faults.plan(fault, 10**6)
-            scene.pass_time(10.0, 10.0)
-    scene.server.faults.plan(fault, 10**6)
-    during = scene.pass_time(590.0)
-    assert during.state in (IncidentState.APPROVED, IncidentState.ACTING)
-    assert during.history[-1].cause == Cause.UNDER_WAY
-    scene.server.faults.clear()
-    end_pods(scene)
-    assert scene.pass_time(240.0).state is IncidentState.CONFIRMING
-    assert scene.core.read_node("n1").spec.unschedulable
-    assert not [job for job in batch.list_namespaced_job("default").items if job.spec.suspend]
-    with scene.world.store.database.read() as connection:
-        begun = commitments(connection)
-    # a plan that expired before its first write is made again; it leaves no intent behind
-    assert [item.ended_s is None for item in begun] == [False]
 
 
 def test_a_remark_is_no_move() -> None:

@@ -18,7 +18,8 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy.exc import SQLAlchemyError
 
-from nightshift.agent.store.database import AttentiveSession, Database, StoreBusy, StoreFull, StoreUnusable
+from nightshift.agent.store.attentive_session import AttentiveSession
+from nightshift.agent.store.database import Database, StoreBusy, StoreFull, StoreUnusable
 from nightshift.agent.store.incident import Cause, IllegalTransition, IncidentState
 from nightshift.agent.store.incident_store import Conflict, NoSuchIncident, Store, number_of
 from nightshift.agent.store.intents import commitments, end_intent, store_intent

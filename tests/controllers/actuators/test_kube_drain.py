@@ -19,7 +19,7 @@ from nightshift.controllers.actuators.kube_rights import RIGHTS
 from nightshift.controllers.actuators.kubernetes import KubernetesActuator, KubernetesActuatorSettings
 from tests.controllers.kube_scenes import Patient, client_with, finished, job, rules_of, stop_pods
 from tests.kubernetes_api.cluster import Cluster, eventually
-from tests.kubernetes_api.faults import Fault
+from tests.kubernetes_api.faults import STATUS, Fault
 
 S = OutcomeStatus
 _numbers = itertools.count()
@@ -198,13 +198,29 @@ def test_a_drain_whose_evictions_are_forbidden_changes_nothing(cluster: Cluster)
     assert "kept" in pods(cluster)
 
 
+def test_a_webhook_that_takes_no_dry_run_is_asked_by_the_eviction_itself(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One with side effects refuses every dry run (400), whatever it says of the eviction."""
+    if cluster.server is None:
+        pytest.skip("faults are planned on our own API server")
+    node = cluster.node()
+    owned(cluster, "moves", node)
+    no_dry_run = 'admission webhook "owners.example" does not support dry run'
+    monkeypatch.setitem(STATUS, Fault.INTERNAL, ("BadRequest", no_dry_run))
+    cluster.server.faults.plan(Fault.INTERNAL, 1, lambda _, path: path.endswith("/eviction"))
+    act = actuator(cluster)
+    assert finished(lambda: act.execute(drain(node)), lambda: cluster.remove_pod("moves")).status is S.DONE
+
+
 def test_a_namespace_that_is_going_is_waited_for_and_other_refusals_are_final() -> None:
-    """kubernetes/kubernetes#93947: its 403 has the cause NamespaceTerminating."""
+    """kubernetes/kubernetes#93947: its 403 has the cause NamespaceTerminating. What is no Status is a gateway's."""
     cause = b'{"message": "no", "details": {"causes": [{"reason": "NamespaceTerminating", "message": "going"}]}}'
     assert isinstance(refusal(403, cause, {}, "POST x"), Busy)
-    assert isinstance(refusal(403, b'{"message": "no"}', {}, "POST x"), Refused)
+    assert isinstance(refusal(403, b'{"kind": "Status", "message": "no"}', {}, "POST x"), Refused)
     for page in (b"404 page not found", b"[]", b'{"details": 1}', b'{"details": {"causes": [1]}}', b""):
-        assert isinstance(refusal(403, page, {}, "GET x"), Refused)
+        assert isinstance(refusal(403, page, {}, "GET x"), Busy)
+        assert isinstance(refusal(422, page, {}, "GET x"), Refused)
 
 
 def test_the_cause_of_a_refusal_is_told(cluster: Cluster) -> None:
