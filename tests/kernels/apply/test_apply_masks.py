@@ -31,6 +31,11 @@ def least(sequence: torch.Tensor) -> torch.Tensor:
     return torch.full((S, S), torch.finfo(torch.float32).min).triu(1)[None, None]
 
 
+def torchs(sequence: torch.Tensor) -> torch.Tensor:
+    """What torch makes of a boolean mask for cuDNN, rounded to the queries' dtype."""
+    return torch.where(causal(sequence).logical_not(), -65504.0, 0.0)
+
+
 def unpacked(sequence: torch.Tensor) -> torch.Tensor:
     """As transformers writes it where it cannot ask whether sequences are packed: their numbers from positions."""
     at = torch.arange(S).expand(B, -1)
@@ -67,7 +72,7 @@ def slight(sequence: torch.Tensor) -> torch.Tensor:
 
 
 MASKS: list[tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = [
-    (causal, True), (added, True), (least, True), (unpacked, True),
+    (causal, True), (added, True), (least, True), (torchs, True), (unpacked, True),
     (packed, False), (window, False), (ahead, False), (one_of_two, False), (drawn, False), (slight, False),
 ]  # fmt: skip
 

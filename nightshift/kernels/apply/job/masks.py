@@ -24,8 +24,9 @@ from nightshift.kernels.apply.job.state import STATE
 _ATTENTION = "_scaled_dot_product_"
 _MASKS = ("attn_bias", "attn_mask")
 """What torch's own attention operators call it."""
-_MASKED = -1e30
-"""Added to a score, it leaves none of it: e to its power is 0 beside any score that is kept."""
+_MASKED = -65504.0
+"""The most that is added to a score to take it out: float16's least number, which torch up to 2.11 makes of a
+boolean mask for cuDNN. In float32 e to its power is 0: a score would have to be 65,000 above one that is kept."""
 _LARGEST = 1 << 30
 """Elements of a mask that is looked at: 2¹⁵ positions in each direction."""
 
