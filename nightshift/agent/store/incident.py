@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from nightshift.agent.store.diagnosis import Diagnosis
+from nightshift.agent.store.diagnosis import Diagnosis, Reading
 from nightshift.collectors.frame import Instant
 from nightshift.collectors.subject import Subject
 from nightshift.controllers.action import Action, ActionKind
@@ -203,6 +203,8 @@ class Incident:
     """Whose jobs it touches, as was known when its findings and its plan were stored; empty: nobody's."""
     news: bool = False
     """A finding fires that the diagnosis has not seen, or that says more than it did then."""
+    reading: Reading | None = None
+    """What a language model made of it; its claims are in `diagnosis` already."""
 
     @property
     def subjects(self) -> tuple[Subject, ...]:
@@ -211,6 +213,11 @@ class Incident:
     @property
     def is_open(self) -> bool:
         return self.state is not IncidentState.RESOLVED
+
+
+def plan_name(action: Action) -> str:
+    """A plan by what it does and where: what a contest is about, though the plan is proposed again later."""
+    return f"{action.kind} {action.target}"
 
 
 def last_cause(incident: Incident) -> str:
