@@ -450,10 +450,13 @@ class Investigator:
             return None
         item = next((item for item in items if item.id == said.evidence_id), None)
         reason = self._prose(said.reason, MAX_REASON)
-        if item is None or item.media_type != LOG or not reason or addresses_a_reader(reason):
+        if item is None or item.media_type != LOG or not reason:
             return None
-        # the whole item: one line that addresses a reader taints what stands around it
-        if addresses_a_reader(item.content.decode(errors="replace")) or followable(said.text):
+        if addresses_a_reader(said.reason) or followable(said.reason) or followable(said.text):
+            return None
+        # one line that addresses a reader taints its whole source, and what stands beside it in any item
+        tainted = [i for i in items if addresses_a_reader(i.content.decode(errors="replace"))]
+        if any(i.source == item.source or said.text.encode(errors="replace") in i.content for i in tainted):
             return None
         if not MIN_QUOTE_CHARS <= len(said.text) <= MAX_QUOTE_CHARS or len(re.findall(r"[^\W_]", said.text)) < 8:
             return None

@@ -85,7 +85,9 @@ RULES: tuple[tuple[str, str], ...] = (
 # Text that speaks to a reader rather than of a machine. What it stands in may prove a fact; it may not advise.
 _ADDRESSES_A_READER = re.compile(
     r"(?i)\b(?:ignore|disregard|forget|override)\b.{0,40}\b(?:instruction|rule|prompt|previous|prior|above|guard)"
-    r"|\byou (?:are|must|should|will|have to|may|can)\b.{0,40}|\b(?:now obey|end of evidence|skip grounding)\b"
+    r"|\byou (?:are now|are an?\b|(?:must|should|will|have to|may|can) (?:now |only |always |never )?"
+    r"(?:approve|ignore|say|answer|conclude|report|reply|reject|contest|obey|reboot|drain))\b"
+    r"|\b(?:now obey|end of evidence|skip grounding)\b"
     r"|^\W*(?:system|assistant|user|developer|human)\s*:|<\|?/?(?:im_start|im_end|system|assistant|evidence|action)\b"
     r"|<function_calls|<invoke|\[/?INST\]|\btool_call|[\"']tool[\"']\s*:"
     r"|\b(?:approve|approved|reject|contest|resolve|close|conclude)\b.{0,40}\b(?:plan|incident|inc-\d+|by \w+ \()"
