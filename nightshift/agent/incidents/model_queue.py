@@ -101,13 +101,15 @@ class ModelQueue:
         if not self._leads():
             return 0
         begun = waiting = looks = 0
+        with self._mutex:
+            # before the rows: one that ends in between would be read again by its old row
+            running = set(self._running)
         for row in self._store.to_read(_READ_IN):
-            with self._mutex:
-                busy = row.diagnosis in self._running
-                full = len(self._running) >= MAX_AT_ONCE
-            if busy:
+            if row.diagnosis in running:
                 begun += 1
                 continue
+            with self._mutex:
+                full = len(self._running) >= MAX_AT_ONCE
             if row.diagnosis in self._not_ours:
                 continue
             if row.state in (_S.DONE, _S.FAILED) and (looks >= LOOKS_A_TURN or not self._look_now(row)):

@@ -69,6 +69,11 @@ TABLE: tuple[BriefRow, ...] = (
 )
 
 
+def first_room(tokens: int, besides: int) -> int:
+    """Characters for the first message of so many tokens, beside what is sent with it (characters)."""
+    return max(2000, int(tokens * CHARS_PER_TOKEN) - besides)
+
+
 @dataclass(frozen=True)
 class Brief:
     """The first message, and the lines that decide in it (as hashes), by which later ones are told from these."""

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from nightshift.agent.rca.briefing import CHARS_PER_TOKEN as BRIEF_CHARS_PER_TOKEN
-from nightshift.agent.rca.briefing import ROOM_TOKENS, Brief, brief
+from nightshift.agent.rca.briefing import ROOM_TOKENS, Brief, brief, first_room
 from nightshift.agent.rca.bundle import as_it_is
 from nightshift.agent.rca.grounding import MAX_QUOTE_CHARS, MIN_QUOTE_CHARS, bind, ground, sentence_of, why_not
 from nightshift.agent.rca.lookup import Lookup, schema_of
@@ -268,10 +267,9 @@ class Investigator:
         tools: Sequence[dict[str, Any]],
         about: Callable[[int], Brief] | None,
     ) -> Brief:
-        tokens = min(ROOM_TOKENS, int(PROMPT_TOKENS_SHARE * allowance.tokens))
         # the rules of the house and the tools are sent along, and count
-        room = int(tokens * BRIEF_CHARS_PER_TOKEN) - len(SYSTEM) - len(json.dumps(tools))
-        room = max(room, 2000)
+        besides = len(SYSTEM) + len(json.dumps(tools))
+        room = first_room(min(ROOM_TOKENS, int(PROMPT_TOKENS_SHARE * allowance.tokens)), besides)
         if about is not None:
             return about(room)
         return brief(told, lookup.ledger.bundle(), lookup.ledger.onset_s, room, redact=self.redact)
@@ -322,7 +320,7 @@ class Investigator:
         return True
 
     def _tools(self, lookup: Lookup, *, last: bool) -> list[dict[str, Any]]:
-        return [*([] if last else lookup.schemas), schema_of(CONCLUDE, _Conclusion)]
+        return tools_of([] if last else lookup.schemas)
 
     def _within_limits(self, talk: _Talk) -> None:
         settings, spent, allowed = self.model.settings, talk.spent, talk.allowance
@@ -526,6 +524,11 @@ def _cited(
 ) -> tuple[Evidence, ...]:
     names = {name for claim in claims for name in claim.evidence_ids} | more
     return tuple({item.id: item for item in items if item.id in names}.values())
+
+
+def tools_of(lookups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The tools that a model gets: the look-ups, and the one that ends the investigation."""
+    return [*lookups, schema_of(CONCLUDE, _Conclusion)]
 
 
 def _unusable(message: AIMessage) -> Failure | None:
