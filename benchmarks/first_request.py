@@ -75,10 +75,11 @@ def deciding(report: FieldReport, drawn: Drawn) -> list[str]:
     """The report's lines that match its right answer, as they were written; else its last line."""
     words = report.words + "".join(rf"|Xid \(.*\): {code}\b|\b{code}$" for code in _XID.findall(report.words))
     parts: list[str] = []
-    for line in report.lines:
-        text = drawn.filled.get(line, line)
+    for text in (text for line in dict.fromkeys(report.lines) for text in drawn.filled.get(line, [line])):
         if report.channel is Channel.KUBERNETES:
-            parts += [value for value in _strings(json.loads(text)) if " " in value or value[:1].isupper()]
+            # messages, and how a container ended; names and kinds decide nothing
+            parts += [value for value in _strings(json.loads(text)) if " " in value]
+            parts += [f"exit code {code}" for code in re.findall(r'"exitCode": (\d+)', text)]
         else:
             parts += [part.strip() for part in text.split("\n") if part.strip()]
     found = [part for part in parts if re.search(words, part, re.IGNORECASE)]
@@ -129,7 +130,7 @@ def metric_of(line: str, request: str) -> bool:
     return any(word in request.lower() for word in re.findall(r"[a-z]{4,}", short))
 
 
-def ask(report: FieldReport, app: App, drawn: Drawn) -> dict[str, Any]:
+def ask(report: FieldReport, app: App, drawn: Drawn, whole: bool) -> dict[str, Any]:
     requests = [_request(app, app.store.incident(row.id)) for row in app.store.incidents()]
     lines, shown = deciding(report, drawn), [shown_of(request) for request in requests]
     found = metric_of if report.channel is Channel.EXPORTER else stands_in
@@ -137,6 +138,7 @@ def ask(report: FieldReport, app: App, drawn: Drawn) -> dict[str, Any]:
         "decides": any(found(line, text) for line in lines for text in shown),
         "tokens": [round((BESIDES + len(request)) / CHARS_PER_TOKEN) for request in requests],
         "lines": lines[:2],
+        **({"requests": requests} if whole else {}),
     }
 
 
@@ -151,16 +153,18 @@ def noisy(report: FieldReport, before: int, noise: int) -> Iterator[list[str]]:
     last = before // 2 if report.before else 2
     for number, lines in enumerate(chunks(report, before)):
         extra = []
-        if kinds and abs(number - last) <= 12:
+        # what a job writes after its crash says that it lives: its noise ends at the fault
+        if kinds and -12 <= number - last <= (0 if report.channel is Channel.JOB else 12):
             extra = [
                 draw.choice(kinds).format(a=draw.randrange(10**6), b=draw.randrange(8), c=draw.randrange(10**5))
                 for _ in range(noise)
             ]
-        yield [*extra[: noise // 2], *lines, *extra[noise // 2 :]]
+        yield [*extra, *lines] if report.channel is Channel.JOB else [*extra[::2], *lines, *extra[1::2]]
 
 
-def one(report: FieldReport, noise: int) -> dict[str, Any]:
-    return play(report, 1, before=40, fed=partial(noisy, noise=noise), ask=partial(ask, report))
+def one(report: FieldReport, noise: int, whole: bool = False) -> dict[str, Any]:
+    """One report's row. whole: with the requests themselves."""
+    return play(report, 1, fed=partial(noisy, noise=noise), ask=partial(ask, report, whole=whole))
 
 
 def main() -> None:
@@ -176,7 +180,7 @@ def main() -> None:
     if args.only:
         for report in wanted:
             if args.only in report.source:
-                print(json.dumps(one(report, args.noise), indent=1))
+                print(json.dumps(one(report, args.noise, whole=True), indent=1))
         return
     with ProcessPoolExecutor(args.jobs) as pool:
         rows = list(pool.map(partial(one, noise=args.noise), wanted))

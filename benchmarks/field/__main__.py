@@ -63,8 +63,8 @@ class Drawn:
         }
         self._step = draw.randrange(400, 4_000)
         self._booted_s = draw.uniform(1_000.0, 9e6)
-        self.filled: dict[str, str] = {}
-        """What each line of the report became when it was last written."""
+        self.filled: dict[str, list[str]] = {}
+        """What each line of the report became, each time that it was written."""
 
     def fill(self, line: str, at_s: float | None = None) -> str:
         """at_s: the stamps with a year become this time's, as the line was new when it was written (Unix s)."""
@@ -76,7 +76,7 @@ class Drawn:
         loss = 2.2 + 60.0 / (self._step + 100.0) + self._random.gauss(0.0, 0.02)
         norm = 1.2 + self._random.gauss(0.0, 0.05)
         done = Template(line).safe_substitute(self._fixed, step=self._step, loss=f"{loss:.4f}", norm=f"{norm:.3f}")
-        self.filled[template] = done
+        self.filled.setdefault(template, []).append(done)
         return done
 
     def stamped(self, line: str, at_s: float, report: FieldReport) -> str:
