@@ -26,7 +26,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from benchmarks.field.__main__ import Drawn, chunks, play, reports
+from benchmarks.field.__main__ import DRAWN_BEFORE, Drawn, chunks, play, reports
 from benchmarks.field.report import Channel, FieldReport
 from benchmarks.report import RESULTS, write
 from nightshift.agent.app import App
@@ -163,8 +163,16 @@ def noisy(report: FieldReport, before: int, noise: int) -> Iterator[list[str]]:
 
 
 def one(report: FieldReport, noise: int, whole: bool = False) -> dict[str, Any]:
-    """One report's row. whole: with the requests themselves."""
-    return play(report, 1, fed=partial(noisy, noise=noise), ask=partial(ask, report, whole=whole))
+    """One report's row. whole: with the requests themselves. The request is that of the look that opened the right
+    incident, since the model is asked at once; where none is right, of the end."""
+    return play(
+        report,
+        1,
+        DRAWN_BEFORE,
+        until_right=True,
+        fed=partial(noisy, noise=noise),
+        ask=partial(ask, report, whole=whole),
+    )
 
 
 def main() -> None:
