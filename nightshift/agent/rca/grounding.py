@@ -414,12 +414,13 @@ def _changed(word: str) -> Callable[[Claim, Sequence[Evidence]], str]:
 
 
 def _preceded_words(claim: Claim, items: Sequence[Evidence]) -> str:
-    pair = items * 2 if len(items) == 1 else items
-    moments = [
-        _first(items[0], quote.text) if len(items) == 1 else _moment(claim, item)
-        for item, quote in zip(pair, claim.quotes if len(items) == 1 else pair, strict=False)
-    ]
-    first, second = (_event(claim, item, number, len(items) == 1) for number, item in enumerate(pair))
+    one_log = len(items) == 1
+    pair = [items[0], items[-1]]
+    if one_log:
+        moments = [_first(items[0], quote.text) for quote in claim.quotes]
+    else:
+        moments = [_moment(claim, item) for item in items]
+    first, second = (_event(claim, item, number, one_log) for number, item in enumerate(pair))
     return f"{first} came {_apart(moments[1].t_s - moments[0].t_s)} before {second}"
 
 

@@ -384,6 +384,14 @@ class Store(Archive):
             incident.id, move, lambda c, _: stored.update(self._diagnosed(c, incident, diagnosis, by)), stored
         )
 
+    def learn(self, incident: Incident, diagnosis: Diagnosis, *, by: str) -> None:
+        """Stores a later diagnosis without a move. Raises Conflict where the incident has changed since."""
+        with self.database.write() as connection:
+            self.touch(connection, incident)
+            values = {**self._diagnosed(connection, incident, diagnosis, by), "runner": None, "runner_term": None}
+            mine = incidents.c.number == number_of(incident.id)
+            connection.execute(sa.update(incidents).where(mine).values(values))
+
     def save_reading(
         self, incident_id: str, diagnosis: int, reading: Reading, tokens: int, usd: float, *, final: bool
     ) -> None:
