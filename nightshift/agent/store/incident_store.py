@@ -384,11 +384,16 @@ class Store(Archive):
             incident.id, move, lambda c, _: stored.update(self._diagnosed(c, incident, diagnosis, by)), stored
         )
 
-    def learn(self, incident: Incident, diagnosis: Diagnosis, *, by: str) -> None:
-        """Stores a later diagnosis without a move. Raises Conflict where the incident has changed since."""
+    def learn(self, incident: Incident, diagnosis: Diagnosis | None, *, by: str) -> None:
+        """Stores a later diagnosis without a move; None: the present one covers what was found since, too. Raises
+        Conflict where the incident has changed since."""
         with self.database.write() as connection:
             self.touch(connection, incident)
-            values = {**self._diagnosed(connection, incident, diagnosis, by), "runner": None, "runner_term": None}
+            values: dict[str, Any] = {"runner": None, "runner_term": None}
+            if diagnosis is None:
+                self._cover(connection, incident)
+            else:
+                values |= self._diagnosed(connection, incident, diagnosis, by)
             mine = incidents.c.number == number_of(incident.id)
             connection.execute(sa.update(incidents).where(mine).values(values))
 
@@ -457,6 +462,13 @@ class Store(Archive):
             tokens, usd = connection.execute(query).one()
         return int(tokens or 0), float(usd or 0.0)
 
+    def _cover(self, connection: Connection, incident: Incident) -> None:
+        """Notes that the diagnosis knows the findings that `incident` has."""
+        number = number_of(incident.id)
+        seen = findings.c.episode.in_([item.episode for item in incident.findings])
+        connection.execute(sa.update(findings).where(findings.c.incident == number, seen).values(diagnosed=1))
+        self._refresh(connection, number)
+
     def _diagnosed(
         self, connection: Connection, incident: Incident, diagnosis: Diagnosis, by: str
     ) -> dict[str, Any]:
@@ -464,9 +476,7 @@ class Store(Archive):
         number, now = number_of(incident.id), self._clock.now_s()
         insert = sa.insert(diagnoses).values(incident=number, at_s=now, body=dump(diagnosis))
         stored = connection.execute(insert.returning(diagnoses.c.number)).scalar_one()
-        seen = findings.c.episode.in_([item.episode for item in incident.findings])
-        connection.execute(sa.update(findings).where(findings.c.incident == number, seen).values(diagnosed=1))
-        self._refresh(connection, number)
+        self._cover(connection, incident)
         facts = {
             "cause": diagnosis.cause,
             "headline": diagnosis.headline,
