@@ -127,7 +127,13 @@ class App:
         self.lifecycle = Lifecycle(
             self.practice.parts(), replica=settings.replica, election=election, cluster=settings.cluster
         )
-        self.readings = ModelQueue(self.store, self.clock, self.practice.advisor_of, lambda: self.lifecycle.leads)
+        self.readings = ModelQueue(
+            self.store,
+            self.clock,
+            self.practice.advisor_of,
+            leads=lambda: self.lifecycle.leads,
+            configured=lambda: self.settings.llm.enabled,
+        )
         self.doors = self._build_doors(settings)
         self.server = self._build_server() if settings.console.enabled else None
 

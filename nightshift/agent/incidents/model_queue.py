@@ -43,8 +43,14 @@ class ModelQueue:
     does."""
 
     def __init__(
-        self, store: Store, clock: Clock, advisor: Callable[[Incident], Advisor], leads: Callable[[], bool]
+        self,
+        store: Store,
+        clock: Clock,
+        advisor: Callable[[Incident], Advisor],
+        leads: Callable[[], bool],
+        configured: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._configured = configured
         self._store, self._clock, self._advisor, self._leads = store, clock, advisor, leads
         self._mutex = threading.Lock()
         self._running: set[int] = set()
@@ -98,7 +104,7 @@ class ModelQueue:
 
     def turn(self) -> int:
         """Begins the readings that are due, the gravest first; returns how many are due or under way."""
-        if not self._leads():
+        if not self._configured() or not self._leads():
             return 0
         begun = waiting = looks = 0
         with self._mutex:
