@@ -148,7 +148,7 @@ class Gate:
             self._store.remark(incident, Cause.CONTEST_SHOWN, by.identity, note)
         return (
             f"Not approved yet. The language model contests this plan: {contest.reason}"
-            f' It quotes: "{contest.quote.text}". Approve once more to confirm.'
+            f' It quotes: "{contest.quote.text}". Approve again to confirm.'
         )
 
     def _is_again(self, incident: Incident, plan_sha256: str, mine: Sequence[Approval], now: float) -> bool:

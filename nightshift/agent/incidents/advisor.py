@@ -148,15 +148,15 @@ class Advisor:
         found, past = at_issue(incident), list(self.past(incident))
         return gather(found, self.history, self.inventory, self.now_s(), past, self.limits, redact=self.redact)
 
-    def brief(self, incident: Incident, room: int, bundle: Bundle | None = None) -> Brief:
-        """The first message of a request about an incident, within `room` characters."""
+    def brief(self, incident: Incident, characters: int, bundle: Bundle | None = None) -> Brief:
+        """The first message of a request about an incident, within so many characters."""
         assert incident.diagnosis is not None
         found, at_s = at_issue(incident), self.now_s()
         bundle, onset_s = bundle or self._bundle(incident), first_cause(found).since.t_s
         plan = f"{incident.action.kind} {incident.action.target}: {incident.action.why}" if incident.action else ""
         names = names_of(self.history, self.inventory, [f.subject for f in found], at_s)
         return brief(
-            incident.diagnosis, bundle, onset_s, room, plan=plan, names=names, redact=self.redact or as_it_is
+            incident.diagnosis, bundle, onset_s, characters, plan=plan, names=names, redact=self.redact or as_it_is
         )
 
     def deciding_lines(self, incident: Incident) -> tuple[str, ...]:

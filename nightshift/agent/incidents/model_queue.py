@@ -220,7 +220,7 @@ class ModelQueue:
         except Exception:  # noqa: BLE001  the page keeps what the rules said, whatever happens here
             self._log.exception("reading crashed", incident=row.incident)
             with suppress(Temporary, Permanent):
-                note = f"the language model added nothing: {Failure.DEFECT.says}; the rules' diagnosis stands"
+                note = f"the language model added nothing: {Failure.DEFECT.says}; the rules' diagnosis remains"
                 failed = earlier or Reading(_S.FAILED, "")
                 save(replace(failed, state=_S.FAILED, note=note, asked=MAX_ASKED), ModelSpending(), True)
         finally:

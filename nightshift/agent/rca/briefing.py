@@ -83,29 +83,33 @@ class Brief:
 
 
 def brief(
-    told: Diagnosis,
+    diagnosis: Diagnosis,
     bundle: Bundle,
     onset_s: float,
-    room: int,
+    characters: int,
     plan: str = "",
     names: str = "",
     redact: Callable[[str], str] = as_it_is,
 ) -> Brief:
-    """The first message within `room` characters. `plan` is the pending action in words, `names` what can be looked
-    up. Everything is redacted once more."""
+    """The first message within so many `characters`. `plan` is the pending action in words, `names` what can be
+    looked up. Everything is redacted once more."""
     head = {
-        "rules_say": {"cause": told.cause, "headline": told.headline[:300], "confidence": told.confidence},
-        "claims": [claim.sentence[:200] for claim in told.claims[:8]],
-        "not_sure": [caveat[:200] for caveat in told.caveats[:4]],
+        "rules_say": {
+            "cause": diagnosis.cause,
+            "headline": diagnosis.headline[:300],
+            "confidence": diagnosis.confidence,
+        },
+        "claims": [claim.sentence[:200] for claim in diagnosis.claims[:8]],
+        "not_sure": [caveat[:200] for caveat in diagnosis.caveats[:4]],
         "onset_unix_s": round(onset_s, 3),
         **({"plan": plan[:400]} if plan else {}),
     }
-    text = redact(json.dumps(head, ensure_ascii=True)) + "\n" + redact(names[: room // 12]) + "\n"
+    text = redact(json.dumps(head, ensure_ascii=True)) + "\n" + redact(names[: characters // 12]) + "\n"
     text += "Evidence, one JSON object per line; lines are [seconds from the onset, text, how many alike]:\n"
     writer = _Writer(onset_s, redact)
     spare, shown = 0.0, set()
     body: list[str] = []
-    left = room - len(text) - room // 20
+    left = characters - len(text) - characters // 20
     table_room = left
     for row in TABLE:
         allowed = spare + row.share * table_room
@@ -121,7 +125,9 @@ def brief(
     rest = [f"{item.id} {item.title[:60]}" for item in bundle.items if item.id not in shown]
     more = redact(json.dumps({"read_with_read_evidence": rest}, ensure_ascii=True))
     return Brief(
-        (text + "\n".join(body) + "\n" + more[: max(0, room - len(text) - sum(map(len, body)) - len(body))])[:room],
+        (text + "\n".join(body) + "\n" + more[: max(0, characters - len(text) - sum(map(len, body)) - len(body))])[
+            :characters
+        ],
         tuple(sorted(writer.deciding)),
     )
 
@@ -132,12 +138,12 @@ def deciding_lines(bundle: Bundle) -> tuple[str, ...]:
     return tuple(sorted({_hash(text) for item in logs for _, text in _lines(item) if _tells(text)}))
 
 
-def names_of(history: History, inventory: Inventory, places: Iterable[Subject], at_s: float) -> str:
+def names_of(history: History, inventory: Inventory, subjects: Iterable[Subject], at_s: float) -> str:
     """The names of the metrics and subjects that can be looked up, as JSON."""
     metrics = {
         str(kind): list(frame.metrics) for kind in SubjectKind if (frame := history.latest(kind)) is not None
     }
-    near = dict.fromkeys(places)
+    near = dict.fromkeys(subjects)
     for place in list(near):
         near |= dict.fromkeys(inventory.ancestors(place, at_s))
     return json.dumps({"subjects": [str(subject) for subject in list(near)[:24]], "metrics": metrics})
@@ -167,20 +173,20 @@ class _Writer:
     deciding: set[str] = field(default_factory=set)
     _shown: set[str] = field(default_factory=set)
 
-    def item(self, item: Evidence, room: int) -> str:
-        """The item as one JSON object of at most `room` characters; empty where nothing of it fits or is new."""
+    def item(self, item: Evidence, characters: int) -> str:
+        """The item as one JSON object of at most so many characters; empty where nothing of it fits or is new."""
         head: dict[str, Any] = {"id": item.id, "title": item.title[:90]}
         size = len(json.dumps(head, ensure_ascii=True)) + 16
         if item.media_type == LOG:
-            chosen = self._chosen(_lines(item), room - size)
+            chosen = self._chosen(_lines(item), characters - size)
             return self._json({**head, "lines": chosen}) if chosen else ""
         said = _numbers(item) if item.media_type == SERIES else item.content.decode(errors="replace")
-        if room - size < 60:
+        if characters - size < 60:
             return ""
         # half of it where it is long: what is left can be read by a tool
         key = "numbers" if item.media_type == SERIES else "facts"
         part = said
-        while len(json.dumps(part, ensure_ascii=True)) > room - size:
+        while len(json.dumps(part, ensure_ascii=True)) > characters - size:
             part = part[: int(0.8 * len(part)) - 1] + "…"
         return self._json({**head, key: part})
 

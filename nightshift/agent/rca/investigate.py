@@ -496,9 +496,9 @@ class Investigator:
         self.heed(str(why.failure), spent)
         said = self.redact(str(why))[:200]
         if base.asked > 1 and (base.claims or base.account):
-            note = f"the language model's last request failed: {said}; what it said before stands"
+            note = f"the language model's last request failed: {said}; its earlier answer remains"
         else:
-            note = f"the language model added nothing: {said}; the rules' diagnosis stands"
+            note = f"the language model added nothing: {said}; the rules' diagnosis remains"
         return replace(
             base,
             state=ReadingState.FAILED,

@@ -145,7 +145,7 @@ def with_reading(diagnosis: Diagnosis, reading: Reading) -> Diagnosis:
     fresh = tuple(claim for claim in claims if identity_of(claim) not in known)
     caveats = list(diagnosis.caveats)
     if reading.cause not in ("", str(diagnosis.cause), "unknown"):
-        caveats.insert(0, f"the model reads it as {reading.cause.replace('_', ' ')}: the rules' cause stands")
+        caveats.insert(0, f"the model reads it as {reading.cause.replace('_', ' ')}: the rules' cause remains")
     if reading.note:
         caveats.insert(0, reading.note)
     suggested = reading.account and f"the model suggests: {reading.account}"

@@ -151,7 +151,7 @@ def test_a_second_request_that_fails_erases_nothing(home: Path) -> None:
     assert second.reading is not None
     assert (second.reading.state, second.reading.asked) == (ReadingState.FAILED, 2)
     assert claims_of(second) == claims_of(first)
-    assert "what it said before stands" in as_text(summarise(second, NOW_S))
+    assert "its earlier answer remains" in as_text(summarise(second, NOW_S))
 
 
 def test_it_is_not_asked_again_without_new_decisive_lines(home: Path) -> None:

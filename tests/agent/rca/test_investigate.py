@@ -141,7 +141,7 @@ def test_prose_is_labelled_a_hypothesis_and_a_dissent_is_said_and_changes_nothin
     with scripted(concluded(TRUE, cause="throttle", hypothesis="the rack's\ncooling <!channel> failed")) as server:
         told = advised(settings(server))
     rules_stand(told)
-    assert told.caveats[0] == "the model reads it as throttle: the rules' cause stands"
+    assert told.caveats[0] == "the model reads it as throttle: the rules' cause remains"
     assert told.hypothesis == "the model suggests: the rack's cooling <!channel> failed"
     text = as_text(summarise(incident(*FOUND, diagnosis=told), NOW_S))
     assert "Hypothesis: the model suggests" in text
