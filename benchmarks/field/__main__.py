@@ -16,7 +16,7 @@ import importlib
 import random
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -63,16 +63,21 @@ class Drawn:
         }
         self._step = draw.randrange(400, 4_000)
         self._booted_s = draw.uniform(1_000.0, 9e6)
+        self.filled: dict[str, list[str]] = {}
+        """What each line of the report became, each time that it was written."""
 
     def fill(self, line: str, at_s: float | None = None) -> str:
         """at_s: the stamps with a year become this time's, as the line was new when it was written (Unix s)."""
+        template = line
         if at_s is not None:
             at = datetime.fromtimestamp(at_s, UTC)
             line = _STAMP.sub(lambda match: f"{at:%Y-%m-%d}{match.group(1)}{at:%H:%M:%S}", line)
         self._step += 1
         loss = 2.2 + 60.0 / (self._step + 100.0) + self._random.gauss(0.0, 0.02)
         norm = 1.2 + self._random.gauss(0.0, 0.05)
-        return Template(line).safe_substitute(self._fixed, step=self._step, loss=f"{loss:.4f}", norm=f"{norm:.3f}")
+        done = Template(line).safe_substitute(self._fixed, step=self._step, loss=f"{loss:.4f}", norm=f"{norm:.3f}")
+        self.filled.setdefault(template, []).append(done)
+        return done
 
     def stamped(self, line: str, at_s: float, report: FieldReport) -> str:
         """A record as it stands in the file: of several lines, each is one line of the file under one stamp."""
@@ -98,9 +103,17 @@ def chunks(report: FieldReport, before: int = BEFORE) -> Iterator[list[str]]:
     yield from ([] for _ in range(int(WITHIN_S / TICK_S)))
 
 
-def play(report: FieldReport, seed: int, before: int = BEFORE, until_right: bool = False) -> dict[str, Any]:
+def play(
+    report: FieldReport,
+    seed: int,
+    before: int = BEFORE,
+    until_right: bool = False,
+    fed: Callable[[FieldReport, int], Iterable[list[str]]] = chunks,
+    ask: Callable[[App, Drawn], dict[str, Any]] = lambda app, drawn: {},
+) -> dict[str, Any]:
     """One report through a daemon. before: healthy step lines. until_right: whether to stop at the right incident,
-    so that what else opens within three minutes is not told."""
+    so that what else opens within three minutes is not told. fed: what the source gets in each tick. ask: further
+    figures, of the daemon as it stands at the end."""
     drawn = Drawn(seed, report.source)
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -114,7 +127,7 @@ def play(report: FieldReport, seed: int, before: int = BEFORE, until_right: bool
         try:
             app.start()
             app.tick()
-            for lines in chunks(report, before):
+            for lines in fed(report, before):
                 feed.put(lines, clock.now_s())
                 clock.wait_until(clock.now_s() + TICK_S)
                 look = app.tick()
@@ -124,7 +137,7 @@ def play(report: FieldReport, seed: int, before: int = BEFORE, until_right: bool
                         break
             app.settle()
             incidents = [app.store.incident(row.id) for row in app.store.incidents()]
-            told = _told(app)
+            told, more = _told(app), ask(app, drawn)
         finally:
             app.stop()
     return {
@@ -134,6 +147,7 @@ def play(report: FieldReport, seed: int, before: int = BEFORE, until_right: bool
         "right": is_right(report, told) if report.opens else not told,
         "incidents": [titles[0] for titles in told],
         "severities": [str(one.severity) for one in incidents],
+        **more,
     }
 
 

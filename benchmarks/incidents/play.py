@@ -26,7 +26,7 @@ from nightshift.agent.rca.grounding import ground
 from nightshift.agent.rca.investigate import Investigator
 from nightshift.agent.rca.model import Model, ModelSettings
 from nightshift.agent.rca.redact import Redactor
-from nightshift.agent.store.diagnosis import Diagnosis
+from nightshift.agent.store.diagnosis import Diagnosis, with_reading
 from nightshift.agent.store.incident import HistoryStep, Incident, IncidentState, StoredFinding
 from nightshift.collectors.history import History
 from nightshift.collectors.kernel_log.node_log import NodeLogCollector
@@ -97,7 +97,7 @@ class Player:
             begun=lambda: self.begun, redact=redact,
             investigate=Investigator(Model(model), redact) if model is not None and model.enabled else None,
         )  # fmt: skip
-        self.tokens = 0.0
+        self.tokens = 0
 
     def play(self, duration_s: float) -> Played:
         began = time.process_time()
@@ -120,7 +120,7 @@ class Player:
             sum(len(ground(d.claims, d.evidence).fell) for d in told),
             sum(len(d.claims) for d in told),
             sum(d.dropped for d in told),
-            int(self.tokens),
+            self.tokens,
         )
 
     def _look(self) -> None:
@@ -167,7 +167,10 @@ class Player:
         another repair, and so for another action, is planned."""
         before = entry.incident.diagnosis
         diagnosis: Diagnosis = self.advisor.diagnose(entry.incident)
-        self.tokens += float(diagnosis.facts.get("model_tokens", 0.0))
+        if self.advisor.investigate is not None:
+            reading, spent = self.advisor.read(replace(entry.incident, diagnosis=diagnosis))
+            diagnosis = with_reading(diagnosis, reading)
+            self.tokens += spent.tokens
         entry.incident = replace(entry.incident, diagnosis=diagnosis)
         confirming = next((a for t, a in reversed(entry.acted) if self.world.now_s - t < CONFIRM_S), None)
         if confirming is not None and before is not None and called_for(diagnosis) == called_for(before):

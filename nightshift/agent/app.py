@@ -30,6 +30,7 @@ from nightshift.agent.correlation.detection import Detection
 from nightshift.agent.correlation.watch import Look, Watch
 from nightshift.agent.incidents.lifecycle import Lifecycle
 from nightshift.agent.incidents.manual_repairs import Repaired
+from nightshift.agent.incidents.model_queue import ModelQueue
 from nightshift.agent.incidents.retention import Keeping
 from nightshift.agent.kernels.runner import KernelRunner
 from nightshift.agent.kernels.watch import KernelWatch
@@ -126,6 +127,13 @@ class App:
         self.lifecycle = Lifecycle(
             self.practice.parts(), replica=settings.replica, election=election, cluster=settings.cluster
         )
+        self.readings = ModelQueue(
+            self.store,
+            self.clock,
+            self.practice.advisor_of,
+            leads=lambda: self.lifecycle.leads,
+            configured=lambda: self.settings.llm.enabled,
+        )
         self.doors = self._build_doors(settings)
         self.server = self._build_server() if settings.console.enabled else None
 
@@ -142,6 +150,7 @@ class App:
             self.server.start()
         self.doors.start()
         self.searches.start()
+        self.readings.start()
         self.metrics.reload_at.set(time.time())
         where = self.server.url if self.server is not None else None
         self._log.info("daemon started", cluster=self.settings.cluster, sources=len(self.collection), console=where)
@@ -230,6 +239,7 @@ class App:
     def stop(self) -> None:
         """Drains: stages under way end, states are kept, the lead is given back, everything is closed."""
         self._stopping.set()
+        self.readings.close()
         # Asked before the lead is given back: after that another replica may write the same states.
         led = self._led_term is not None and self.lifecycle.leads
         self.lifecycle.close()
@@ -299,6 +309,7 @@ class App:
         self.kernels.settings = settings.kernels
         self.searches.heed(settings.kernels, _searches_at(actuators))
         self.practice.heed(settings, actuators)
+        self.readings.wake()
         self.metrics.reload_ok.set(1)
         self.metrics.reload_at.set(time.time())
         self._log.info("configuration reloaded", sources=len(self.collection))

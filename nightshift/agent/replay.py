@@ -40,6 +40,8 @@ def replay(settings: Settings, start_s: float, end_s: float) -> list[Incident]:
                 app.settle()
             app.clock.wait_until(app.clock.now_s() + settings.tick_s)
         app.settle()
+        # a model reads beside the incidents: here nothing comes after them
+        app.readings.wait_idle(settings.llm.timeout_s * (1 + len(app.store.incidents())))
         return [app.store.incident(row.id) for row in reversed(app.store.incidents())]
     finally:
         app.stop()

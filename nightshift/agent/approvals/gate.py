@@ -12,6 +12,7 @@ alone; only a click that changes something is told to everybody. At execution ev
     plan changed since it was shown             refused: look again
     after expiry                                refused: a new plan is on its way
     while halted                                refused: who halted, and when
+    a model contests the plan                   not yet: what it says; the same person's next click approves
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from nightshift.agent.approvals.people import Directory
 from nightshift.agent.approvals.policy import PEOPLE, ApprovalSettings, Person, Role, may_not_approve, rule_for
 from nightshift.agent.clock import Clock
 from nightshift.agent.store import audit
-from nightshift.agent.store.incident import CLOSABLE, POLICY, Cause, Incident, IncidentState, half_done
+from nightshift.agent.store.incident import CLOSABLE, POLICY, Cause, Incident, IncidentState, contest_of, half_done
 from nightshift.agent.store.incident_store import Conflict, IncidentMove, NoSuchIncident, Store, number_of
 from nightshift.agent.store.intents import reopen_intent
 from nightshift.agent.store.records import dump, load
@@ -40,6 +41,8 @@ _S = IncidentState
 _DECIDED = (_S.APPROVED, _S.ACTING, _S.CONFIRMING, _S.UNDOING)
 _PENDING = (_S.AWAITING_APPROVAL, *_DECIDED)
 _NAMED = 5
+CONFIRM_AFTER_S = 1.0
+"""A second click on a contested plan confirms it from this time on (s)."""
 NIGHTSHIFT = "nightshift"
 """Who asks for plans that nobody asked for."""
 
@@ -115,6 +118,8 @@ class Gate:
             self._note_refusal(incident.id, "approve", by, plan_sha256, refusal)
             return GateAnswer(False, refusal)
         assert action is not None
+        if not given and (contested := self._contested(incident, action, by, now)):
+            return GateAnswer(False, contested)
         approval = self.grant(action, by, now)
         standing = [*self.counting(given, incident.namespaces, now), approval]
         if missing := self.missing(action, standing):
@@ -127,6 +132,24 @@ class Gate:
         )
         self._store.change(incident.id, move, lambda c, number: self._insert(c, number, approval))
         return GateAnswer(True, f"Approved: {action.kind} {action.target} starts now.", True)
+
+    def _contested(self, incident: Incident, action: Action, by: Person, now: float) -> str:
+        """What a language model says against the plan, where this person was not shown it yet; empty where they
+        were, and their next click approves. Asked once a plan: whoever approves after them is not asked again."""
+        contest = contest_of(incident)
+        if contest is None:
+            return ""
+        note = f"plan {action.plan_sha256[:16]}"
+        shown = [s for s in incident.history if (s.cause, s.by, s.note) == (Cause.CONTEST_SHOWN, by.identity, note)]
+        # a double click is one click
+        if shown and not 0 <= now - shown[-1].at_s < CONFIRM_AFTER_S:
+            return ""
+        if not shown:
+            self._store.remark(incident, Cause.CONTEST_SHOWN, by.identity, note)
+        return (
+            f"Not approved yet. The language model contests this plan: {contest.reason}"
+            f' It quotes: "{contest.quote.text}". Approve again to confirm.'
+        )
 
     def _is_again(self, incident: Incident, plan_sha256: str, mine: Sequence[Approval], now: float) -> bool:
         """Whether a person approves what they have approved: a double click, or Slack's repeat of one."""

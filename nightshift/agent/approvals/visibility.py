@@ -20,7 +20,7 @@ from nightshift.agent.approvals.gate import Approval, Gate
 from nightshift.agent.approvals.policy import Person, Role
 from nightshift.agent.store.archive import EVERYTHING, IncidentQuery, NoSuchIncident, name_of, number_of
 from nightshift.agent.store.audit import AuditRecord
-from nightshift.agent.store.diagnosis import Diagnosis, Evidence
+from nightshift.agent.store.diagnosis import Diagnosis, Evidence, Reading
 from nightshift.agent.store.incident import HistoryStep, Incident, IncidentState, IncidentSummary, StoredFinding
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.store.tenancy import NAMESPACED, namespaces_of
@@ -214,6 +214,7 @@ class IncidentWindow:
             incident,
             title=self._plain(incident.title),
             diagnosis=None if diagnosis is None else self._own_diagnosis(diagnosis),
+            reading=None if incident.reading is None else self._own_reading(incident.reading),
             plan_reason=self._plain(incident.plan_reason),
             history=tuple(replace(step, note=self._plain(step.note)) for step in incident.history),
             findings=tuple(f for f in incident.findings if not self._names_others(f.finding.summary)),
@@ -238,6 +239,23 @@ class IncidentWindow:
             facts={key: value for key, value in diagnosis.facts.items() if not self._names_others(str(value))},
         )
 
+    def _own_reading(self, reading: Reading) -> Reading:
+        """Its claims are shown with the diagnosis; of the rest, what names nobody else."""
+        contest = reading.contest
+        if contest is not None and self._names_others(f"{contest.reason}\n{contest.quote.text}\n{contest.plan}"):
+            # that it is contested is theirs to know, since they approve it
+            contest = replace(contest, reason=WITHHELD, quote=replace(contest.quote, text=WITHHELD))
+        return replace(
+            reading,
+            claims=(),
+            evidence=(),
+            account=self._plain(reading.account),
+            checks=tuple(map(self._plain, reading.checks)),
+            contest=contest,
+            note=self._plain(reading.note),
+            facts={},
+        )
+
     def _may_be_shown(self, item: Evidence) -> bool:
         text = f"{item.source}\n{item.query}\n{item.title}\n{item.content.decode('utf-8', 'replace')}"
         return item.source != PAST_INCIDENTS and not self._names_others(text)
@@ -253,6 +271,7 @@ class IncidentWindow:
             # Never none: that there is a fault is shared, on whoever's work it is.
             findings=shown or tuple(map(_of_others, incident.findings[:1])),
             diagnosis=None,
+            reading=None,
             action=None if action is None else self._shared_action(action),
             plan_reason="",
             # Who did what and the notes are prose of people, about work that may be another team's.

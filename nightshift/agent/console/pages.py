@@ -19,7 +19,9 @@ from nightshift.agent.presentation.line_chart import Chart
 from nightshift.agent.presentation.plan_diff import DiffLine, against, effect
 from nightshift.agent.rca.summary import as_shown, headline_of, what_became
 from nightshift.agent.store.diagnosis import Evidence
-from nightshift.agent.store.incident import CLOSABLE, Incident, half_done, taken_on
+from nightshift.agent.store.incident import CLOSABLE, Incident, contest_of, half_done, taken_on
+from nightshift.agent.store.records import dump
+from nightshift.collectors.seal import sha256_hex
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.collectors.telemetry.metrics import METRICS
 
@@ -47,13 +49,16 @@ class Pages:
         ):
             app.get(path, response_model=None)(page)
 
-    def incident(self, request: Request, incident_id: str, seen: int | None = None) -> Response:
-        """One incident. `seen` is the version that a page shows: 204 while it is current, else it loads again."""
+    def incident(self, request: Request, incident_id: str, seen: int | None = None, read: str = "") -> Response:
+        """One incident. `seen` is the version that a page shows: 204 while it is current, else it loads again.
+        `read` is how far the language model was: where it is further, the page takes up that part alone."""
         window = self._site.window(request)
         incident = as_shown(window.incident(incident_id))
         if seen is not None:
             # htmx asks every few seconds: a 204 leaves the page, and a half-typed reason in it, as it is.
             headers = {} if seen == incident.version else {"HX-Refresh": "true"}
+            if not headers and read != _how_far(incident):
+                headers = {"HX-Trigger": "reading"}
             return Response(status_code=204, headers=headers)
         now_s = self._parts.clock.now_s()
         onset_s = incident_view.onset_s(incident)
@@ -72,6 +77,8 @@ class Pages:
             incident=incident,
             headline=headline_of(incident),
             taken=taken_on(incident.history),
+            contest=contest_of(incident),
+            read=_how_far(incident),
             suppressed=self._site.suppressed(window, [incident]).get(incident.id, ""),
             onset_s=onset_s,
             charts=shown,
@@ -183,6 +190,12 @@ class Pages:
     def audit(self, request: Request) -> Response:
         """The newest records of the audit log."""
         return self._site.page(request, "audit.html", rows=self._site.window(request).audit(200))
+
+
+def _how_far(incident: Incident) -> str:
+    """How far a language model is with an incident, as a short word that changes with it."""
+    reading = incident.reading
+    return "" if reading is None else sha256_hex(dump(reading).encode())[:12]
 
 
 def _text(content: bytes) -> str:

@@ -31,6 +31,7 @@ from nightshift.agent.console.sessions import Doorkeeper, Session, cookie_name
 from nightshift.agent.console.settings import Settings
 from nightshift.agent.incidents.suppression import ActiveSuppressions, Suppressor
 from nightshift.agent.presentation.line_chart import draw
+from nightshift.agent.rca.summary import quotable
 from nightshift.agent.store.incident import Incident, IncidentSummary
 from nightshift.agent.store.incident_store import NoSuchIncident, Store
 from nightshift.collectors.base import Temporary
@@ -116,6 +117,7 @@ class Site:
             duration=units.duration,
             quantity=units.quantity,
             sentence=units.sentence,
+            quotable=quotable,
             draw=draw,
         )
 

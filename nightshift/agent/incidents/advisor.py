@@ -16,14 +16,15 @@ from dataclasses import dataclass, field, replace
 
 from nightshift.agent.correlation.kinship import APPLICATION_XIDS, FOLLOWER_XIDS, first_cause
 from nightshift.agent.correlation.silent_faults import is_unrepaired, open_findings
-from nightshift.agent.rca.bundle import EvidenceLimits, PastIncident
+from nightshift.agent.rca.briefing import Brief, brief, deciding_lines, names_of
+from nightshift.agent.rca.bundle import Bundle, EvidenceLimits, PastIncident, as_it_is
 from nightshift.agent.rca.evidence import gather
-from nightshift.agent.rca.investigate import Investigator
+from nightshift.agent.rca.investigate import Allowance, Investigator, ModelSpending, Stream
 from nightshift.agent.rca.lookup import Lookup, RangeQuery
 from nightshift.agent.rca.rules import RECOVERY_FACTS, diagnose, fault_of, recovery_facts
 from nightshift.agent.rca.targets import at_issue, objection
-from nightshift.agent.store.diagnosis import Confidence, Diagnosis
-from nightshift.agent.store.incident import Incident, IncidentState, entered_s, findings_of
+from nightshift.agent.store.diagnosis import Confidence, Diagnosis, Reading
+from nightshift.agent.store.incident import Incident, IncidentState, entered_s, findings_of, plan_name
 from nightshift.collectors.history import History
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.action import KINDS, Action, ActionKind, ActionProposal, Playbook, Situation
@@ -139,20 +140,56 @@ class Advisor:
     promql: RangeQuery | None = None
 
     def diagnose(self, incident: Incident) -> Diagnosis:
-        """The rules' diagnosis as of now, with its evidence, and what a configured model proved beside it."""
+        """The rules' diagnosis as of now, with its evidence. A model is asked later, and nothing waits for it."""
         found, open_ = at_issue(incident), open_findings(incident)
-        at_s, past = self.now_s(), list(self.past(incident))
-        bundle = gather(found, self.history, self.inventory, at_s, past, self.limits, redact=self.redact)
-        told = diagnose(found, bundle, self.inventory, open_)
-        if self.investigate is None:
-            return told
-        onset_s = first_cause(found).since.t_s
-        return self.investigate(
-            told,
-            Lookup(
-                bundle, self.history, self.inventory, onset_s, at_s, past, self.promql, self.redact, self.limits
-            ),
+        return diagnose(found, self._bundle(incident), self.inventory, open_)
+
+    def _bundle(self, incident: Incident) -> Bundle:
+        found, past = at_issue(incident), list(self.past(incident))
+        return gather(found, self.history, self.inventory, self.now_s(), past, self.limits, redact=self.redact)
+
+    def brief(self, incident: Incident, characters: int, bundle: Bundle | None = None) -> Brief:
+        """The first message of a request about an incident, within so many characters."""
+        assert incident.diagnosis is not None
+        found, at_s = at_issue(incident), self.now_s()
+        bundle, onset_s = bundle or self._bundle(incident), first_cause(found).since.t_s
+        plan = f"{incident.action.kind} {incident.action.target}: {incident.action.why}" if incident.action else ""
+        names = names_of(self.history, self.inventory, [f.subject for f in found], at_s)
+        return brief(
+            incident.diagnosis, bundle, onset_s, characters, plan=plan, names=names, redact=self.redact or as_it_is
         )
+
+    def deciding_lines(self, incident: Incident) -> tuple[str, ...]:
+        """The kinds of lines that tell of trouble by now (as hashes): new ones are a reason to ask again."""
+        return deciding_lines(self._bundle(incident))
+
+    def read(
+        self,
+        incident: Incident,
+        earlier: Reading | None = None,
+        allowance: Allowance | None = None,
+        stream: Stream = lambda reading, spent: None,
+    ) -> tuple[Reading, ModelSpending]:
+        """What the configured model makes of a diagnosed incident, over the evidence as of now. Takes minutes.
+        Raises nothing that the model causes."""
+        assert self.investigate is not None
+        assert incident.diagnosis is not None
+        found, past, at_s = at_issue(incident), list(self.past(incident)), self.now_s()
+        bundle, onset_s = self._bundle(incident), first_cause(found).since.t_s
+        lookup = Lookup(
+            bundle, self.history, self.inventory, onset_s, at_s, past, self.promql, self.redact, self.limits
+        )
+        reading, spent = self.investigate(
+            incident.diagnosis,
+            lookup,
+            earlier,
+            allowance,
+            stream,
+            plan=plan_name(incident.action) if incident.action is not None else "",
+            about=lambda room: self.brief(incident, room, lookup.ledger.bundle()),
+        )
+        # all that was there, not only what fitted: else the same lines would be a reason to ask again
+        return replace(reading, lines=tuple(sorted({*reading.lines, *deciding_lines(bundle)}))), spent
 
     def plan(self, incident: Incident) -> ActionProposal:
         """The least disruptive fitting action that the guard allows now, or none; either way with the reason."""

@@ -32,7 +32,10 @@ from nightshift.controllers.action import traits_of
 DAY_S = 86_400.0
 # Not the audit log: it only names the incident's number, and outlives it.
 _OF_AN_INCIDENT = [
-    t for t in metadata.sorted_tables if any(key.column.table is incidents for key in t.foreign_keys)
+    # children first: a reading is of a diagnosis
+    t
+    for t in reversed(metadata.sorted_tables)
+    if any(key.column.table is incidents for key in t.foreign_keys)
 ]
 _AT_ONCE = 200
 

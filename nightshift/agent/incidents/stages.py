@@ -572,9 +572,9 @@ class Stages:
                 )
                 self._move(incident, _C.NEW_EVIDENCE, note)
                 return
-        if before is not None and told.facts.get("subject") != before.facts.get("subject"):
-            told = before  # the probe proves recovery by the facts of the place that was acted on
-        self._store.learn(incident, told, by=Stage.CONFIRM)
+        # the probe proves recovery by the facts of the place that was acted on
+        moved = before is not None and told.facts.get("subject") != before.facts.get("subject")
+        self._store.learn(incident, None if moved else told, by=Stage.CONFIRM)
 
     # Undo -------------------------------------------------------------------------------------------------------
 

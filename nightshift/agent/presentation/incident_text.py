@@ -13,9 +13,9 @@ from rich.text import Text
 
 from nightshift.agent.incidents.suppression import Suppression
 from nightshift.agent.presentation.incident_view import undo_words
-from nightshift.agent.rca.summary import as_shown, headline_of, sentence_of
+from nightshift.agent.rca.summary import as_shown, headline_of, quotable, sentence_of
 from nightshift.agent.rca.summary import plain as one_line
-from nightshift.agent.store.incident import Incident, IncidentState, IncidentSummary, taken_on
+from nightshift.agent.store.incident import Incident, IncidentState, IncidentSummary, contest_of, taken_on
 from nightshift.agent.store.records import plain
 from nightshift.agent.units import clock_time, duration, full_time, gpu_hours, sentence
 from nightshift.controllers.action import Action
@@ -91,13 +91,19 @@ def incident_text(incident: Incident, now_s: float, suppressed: str = "") -> Ren
         for claim in diagnosis.claims:
             parts.append(Text(f"  • {one_line(claim.sentence)} [{', '.join(claim.evidence_ids)}]"))
             parts += [
-                Text(f'    [{quote.evidence_id}] "{one_line(quote.text)}"', style="dim") for quote in claim.quotes
+                Text(f'    [{quote.evidence_id}] "{one_line(quotable(quote.text))}"', style="dim")
+                for quote in claim.quotes
             ]
         parts += [Text(f"  ⚠ {caveat}", style="yellow") for caveat in diagnosis.caveats]
         if diagnosis.hypothesis:
             parts.append(Text(f"  Hypothesis, not checked: {diagnosis.hypothesis}", style="italic"))
+        for check in incident.reading.checks if incident.reading is not None else ():
+            parts.append(Text(f"  Check next: {check}", style="italic"))
     if incident.action is not None:
         parts += [Text(""), *_plan(incident, incident.action, now_s)]
+    if (contest := contest_of(incident)) is not None:
+        parts.append(Text(f"Contested by the language model: {one_line(contest.reason)}", style="bold yellow"))
+        parts.append(Text(f'    "{one_line(contest.quote.text)}"', style="dim"))
     parts.append(Text(""))
     for step in incident.history:
         note = f" · {step.note}" if step.note else ""

@@ -414,9 +414,29 @@ def _changed(word: str) -> Callable[[Claim, Sequence[Evidence]], str]:
 
 
 def _preceded_words(claim: Claim, items: Sequence[Evidence]) -> str:
-    if len(items) == 1:
-        return f"in {items[0].id} the first quoted line comes before the second"
-    return f"what {items[0].id} shows ({_signal(items[0])}) came before {items[1].id} ({_signal(items[1])})"
+    one_log = len(items) == 1
+    pair = [items[0], items[-1]]
+    if one_log:
+        moments = [_first(items[0], quote.text) for quote in claim.quotes]
+    else:
+        moments = [_moment(claim, item) for item in items]
+    first, second = (_event(claim, item, number, one_log) for number, item in enumerate(pair))
+    return f"{first} came {_apart(moments[1].t_s - moments[0].t_s)} before {second}"
+
+
+def _event(claim: Claim, item: Evidence, number: int, one_log: bool) -> str:
+    """What a moment is of: a quoted line, or a series that reached a level."""
+    if item.media_type == SERIES:
+        return f"{_signal(item)} reaching {float(claim.arguments['level']):.4g}{_unit(item)}"
+    quotes = claim.quotes if one_log else [quote for quote in claim.quotes if quote.evidence_id == item.id]
+    text = quotes[number if one_log else 0].text
+    return f"'{_cut(text)}'"
+
+
+def _apart(seconds: float) -> str:
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _co_located_words(claim: Claim, items: Sequence[Evidence]) -> str:
@@ -426,7 +446,8 @@ def _co_located_words(claim: Claim, items: Sequence[Evidence]) -> str:
 
 def _absent_words(claim: Claim, items: Sequence[Evidence]) -> str:
     patterns = [_cut(p) for p in str(claim.arguments["patterns"]).split("\n") if p]
-    return f"not in {', '.join(i.id for i in items if i.media_type != 'application/json')}: {'; '.join(patterns)}"
+    logs = " and ".join(_cut(item.title or item.id) for item in items if item.media_type != FACTS)
+    return f"no line says {' or '.join(repr(p) for p in patterns)} in {logs}"
 
 
 def _equals_words(claim: Claim, items: Sequence[Evidence]) -> str:
@@ -440,7 +461,8 @@ def _repeated_words(claim: Claim, items: Sequence[Evidence]) -> str:
     times = float(claim.arguments["times"])
     if items[0].media_type == SERIES:
         return f"{_signal(items[0])} was at least {float(claim.arguments['level']):.4g} {times:.0f} times or more"
-    return f"{_cut(str(claim.arguments['pattern']))!r} appears in {items[0].id} {times:.0f} times or more"
+    named = _cut(items[0].title or items[0].id)
+    return f"{_cut(str(claim.arguments['pattern']))!r} came at least {times:.0f} times in {named}"
 
 
 def _clock(t_s: float) -> str:

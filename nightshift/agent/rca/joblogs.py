@@ -52,6 +52,11 @@ _FOLLOWS = re.compile(
     rb"|connection (?:closed|reset) by peer|terminat|shutting down|RemoteDisconnected|broken pipe"
     rb"|Xid [^:]*: (?:43|45),"
 )
+# Counters that stand at zero: healthy step lines of Megatron say "number of nan iterations: 0".
+_ZERO = re.compile(
+    rb"(?i)\b(?:number|count|total) of [\w -]{1,40}[:=]\s*0(?![\w.])"
+    rb"|\b\w*(?:errors|failures|retries|timeouts|drops|nans|iterations)\s*[:=]\s*0(?![\w.])"
+)
 # A cautious figure for English and log text under byte-pair encodings.
 CHARS_PER_TOKEN = 4.0
 
@@ -201,7 +206,9 @@ class LogMiner:
         # a line that comes once in a million says more than one that comes every step
         score = 0.8 * math.log10(max(self.lines, 1) / max(count, 1))
         score += (
-            3.0 * bool(_TROUBLE.search(line)) + 2.0 * bool(_GRAVE.search(line)) - 1.0 * bool(_CALM.search(line))
+            3.0 * bool(_TROUBLE.search(_ZERO.sub(b"", line)))
+            + 2.0 * bool(_GRAVE.search(line))
+            - 1.0 * bool(_CALM.search(line))
         )
         score -= 2.0 * bool(_FOLLOWS.search(line))
         if onset_s is not None and math.isfinite(first.first_s):
@@ -234,8 +241,13 @@ def time_of(line: bytes) -> float:
 def grave(line: str) -> bool:
     """Whether a line tells of something that stops work, rather than of a retry or a warning."""
     # lines of megabytes exist; what is wrong stands near the beginning
-    text = line.encode(errors="replace")[:4096]
+    text = _ZERO.sub(b"", line.encode(errors="replace")[:4096])
     return bool(_GRAVE.search(text) or (_TROUBLE.search(text) and not _CALM.search(text) and b"WARN" not in text))
+
+
+def mask_of(line: str) -> bytes:
+    """A line's template: every word with a digit as `#`."""
+    return _WORD.sub(b"#", line.encode(errors="replace")[:4096].translate(_DIGITS))
 
 
 def follows_only(line: str) -> bool:

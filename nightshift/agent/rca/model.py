@@ -11,7 +11,6 @@ import math
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 
 # Calls that never came back before no more are made: a thread that waits for a socket cannot be ended.
 MAX_STUCK = 4
-# Investigations under way at once: the lifecycle's other workers stay free for what repairs.
-MAX_AT_ONCE = 2
 MIN_REST_S, MAX_REST_S = 60.0, 1800.0
 _BASE_URL = {
     "openai": "https://api.openai.com/v1",
@@ -65,6 +62,11 @@ class Failure(StrEnum):
     TOKENS = "tokens", "it used up its tokens"
     COST = "cost", "it used up its money"
     NO_CLAIM_HELD = "no_claim_held", "none of its claims held when they were checked"
+    DEFECT = "defect", "a defect of Nightshift ended it"
+
+
+TRANSIENT = frozenset({Failure.TIMEOUT, Failure.UNREACHABLE, Failure.BUSY})
+"""Failures of the server rather than of an answer: it is left alone for a while and asked again."""
 
 
 class Failed(Exception):
@@ -99,10 +101,17 @@ class ModelSettings(BaseModel):
         default=None, ge=0, le=2, description="Sampling temperature; none: the server's"
     )
     max_tokens: int = Field(default=60_000, ge=500, description="Most tokens per incident, both ways together")
-    max_per_hour: int = Field(default=60, ge=1, description="Most incidents that are shown to the model in an hour")
-    timeout_s: float = Field(default=60.0, gt=0, le=900, description="Most wall time per incident (s)")
+    max_tokens_per_day: int = Field(
+        default=2_000_000, ge=500, description="Most tokens of all incidents in 24 h; later ones wait"
+    )
+    timeout_s: float = Field(
+        default=300.0, gt=0, le=900, description="Most wall time per request about an incident (s)"
+    )
     max_cost_usd: float = Field(
         default=0.5, gt=0, description="Most money per incident (USD), where prices are set"
+    )
+    max_cost_usd_per_day: float = Field(
+        default=20.0, gt=0, description="Most money in 24 h (USD), where prices are set; later incidents wait"
     )
     usd_per_million_input: float = Field(default=0.0, ge=0, description="Price of a million tokens sent (USD)")
     usd_per_million_output: float = Field(default=0.0, ge=0, description="Price of a million tokens answered (USD)")
@@ -132,35 +141,26 @@ class ModelAnswer:
 
 
 class Model:
-    """A configured model. `say` is one turn; `turn` admits one investigation. `timer` is monotonic (s)."""
+    """A configured model. `say` is one turn; `turn` is one investigation. `timer` is monotonic (s)."""
 
     def __init__(self, settings: ModelSettings, timer: Callable[[], float] = time.monotonic) -> None:
         self.settings = settings
         self._timer = timer
         self._lock = threading.Lock()
         self._stuck: list[threading.Thread] = []
-        self._begun: deque[float] = deque()
-        self._at_once = 0
         self._rests_until_s, self._rest_s = -math.inf, 0.0
+
+    @property
+    def rests_s(self) -> float:
+        """For how long the server is still left alone, since it did not answer (s)."""
+        return max(0.0, self._rests_until_s - self._timer())
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Admits an investigation, or raises Failed: an incident never waits for another's model, and a server that
-        does not answer is left alone for a while, twice as long each time."""
-        with self._lock:
-            now_s = self._timer()
-            # a sliding hour: a fixed one would let two hours' worth through at its turn
-            while self._begun and now_s - self._begun[0] > 3600.0:
-                self._begun.popleft()
-            if now_s < self._rests_until_s:
-                left_s = self._rests_until_s - now_s
-                raise Failed(Failure.BUSY, f"it failed just now and is asked again in {left_s:.0f} s")
-            if self._at_once >= MAX_AT_ONCE:
-                raise Failed(Failure.BUSY, f"{self._at_once} incidents are with it")
-            if len(self._begun) >= self.settings.max_per_hour:
-                raise Failed(Failure.BUSY, f"{len(self._begun)} incidents this hour")
-            self._begun.append(now_s)
-            self._at_once += 1
+        """One investigation. A server that does not answer is left alone for a while, twice as long each time:
+        raises Failed meanwhile."""
+        if self.rests_s > 0:
+            raise Failed(Failure.BUSY, f"it failed just now and is asked again in {self.rests_s:.0f} s")
         failure: Failure | None = None
         try:
             yield
@@ -169,9 +169,8 @@ class Model:
             raise
         finally:
             with self._lock:
-                self._at_once -= 1
                 # these say that the server is ill; all others are about one answer
-                down = failure in (Failure.TIMEOUT, Failure.UNREACHABLE, Failure.BUSY)
+                down = failure in TRANSIENT
                 self._rest_s = min(MAX_REST_S, max(MIN_REST_S, 2 * self._rest_s)) if down else 0.0
                 self._rests_until_s = self._timer() + self._rest_s if down else -math.inf
 

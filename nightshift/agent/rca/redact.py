@@ -8,6 +8,7 @@ UUIDs, checksums, addresses, step lines. Each find is replaced by `[redacted:KIN
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -81,6 +82,40 @@ RULES: tuple[tuple[str, str], ...] = (
         rf"(?i)(?P<keep>(?<![\w.-])--?{_NAME}\s+)(?!-){_HARMLESS}[^\s\"']{{4,512}}",
     ),
 )
+# Text that speaks to a reader rather than of a machine. What it stands in may prove a fact; it may not advise.
+_ADDRESSES_A_READER = re.compile(
+    r"(?i)\b(?:ignore|disregard|forget|override)\b.{0,40}\b(?:instruction|rule|prompt|previous|prior|above|guard)"
+    r"|\byou (?:are now|are an?\b|(?:must|should|will|have to|may|can) (?:now |only |always |never )?"
+    r"(?:approve|ignore|say|answer|conclude|report|reply|reject|contest|obey|reboot|drain))\b"
+    r"|\b(?:now obey|end of evidence|skip grounding)\b"
+    r"|^\W*(?:system|assistant|user|developer|human)\s*:|<\|?/?(?:im_start|im_end|system|assistant|evidence|action)\b"
+    r"|<function_calls|<invoke|\[/?INST\]|\btool_call|[\"']tool[\"']\s*:"
+    r"|\b(?:approve|approved|reject|contest|resolve|close|conclude)\b.{0,40}\b(?:plan|incident|inc-\d+|by \w+ \()"
+    r"|\bnightshift\s+[a-z]+|\bINC-\d+\b|\brunbook:|\bguard is disabled|\bno action (?:is )?needed"
+    r"|\b(?:confidence|recovery_action)\s*=|\*\*RESOLVED\*\*|<!(?:channel|here)|@(?:here|everyone)\b"
+)
+_HIDES = re.compile(r"[\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f\x1b]")
+# An address or a command that a person could follow or paste.
+_FOLLOWABLE = re.compile(
+    r"(?i)\b[a-z][a-z0-9+.-]{1,20}://|\bwww\.|\b(?:javascript|data|mailto):"
+    r"|\b(?:kubectl|nightshift|helm|docker|podman|crictl|systemctl|sudo|ssh|scp|curl|wget|pip3?|apt(?:-get)?|modprobe|rmmod"
+    r"|ipmitool|scontrol)\s+[-\w]|\b(?:nvidia-smi|bash|sh|python3?|rm|dd|kill|mkfs\w*|chmod|chown|echo|eval)\s+-{1,2}\w"
+    r"|[|;&]\s*(?:ba)?sh\b|`[^`]+`|\$\(|^\s*[$#]\s+\w"
+)
+
+
+def addresses_a_reader(text: str) -> bool:
+    """Whether text from outside speaks to whoever reads it (an instruction, a forged verdict, hidden characters)
+    instead of telling what happened. A mark, not a proof: nothing marked may contest a plan."""
+    flat = unicodedata.normalize("NFKC", text[:MAX_TEXT])
+    return bool(_HIDES.search(text[:MAX_TEXT]) or any(map(_ADDRESSES_A_READER.search, flat.split("\n"))))
+
+
+def followable(text: str) -> bool:
+    """Whether text holds an address or a command: such text from a model or a log is never shown beside Approve."""
+    return bool(_FOLLOWABLE.search(unicodedata.normalize("NFKC", text[:MAX_TEXT])))
+
+
 _EMAIL = r"(?<![\w.+-])[A-Za-z0-9][\w.+-]{0,63}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63})*\.[A-Za-z]{2,24}\b"
 _IPV4 = r"(?<![\d.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\d.]*\d)"
 _IPV6 = (

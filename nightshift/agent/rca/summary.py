@@ -16,8 +16,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from nightshift.agent.rca.grounding import reground
+from nightshift.agent.rca.redact import followable
 from nightshift.agent.store.diagnosis import Claim, Diagnosis
-from nightshift.agent.store.incident import Cause, Incident, IncidentState, StoredFinding, half_done, world_says
+from nightshift.agent.store.incident import (
+    Cause,
+    Incident,
+    IncidentState,
+    StoredFinding,
+    contest_of,
+    half_done,
+    world_says,
+)
 from nightshift.agent.units import clock_time
 from nightshift.controllers.action import Action, traits_of
 from nightshift.detectors.base import Fault, Severity, State
@@ -73,7 +82,12 @@ def summarise(incident: Incident, now_s: float) -> list[SummaryLine]:
             lines += _warning(diagnosis)
         if diagnosis.hypothesis:
             lines.append(SummaryLine("Hypothesis", f"{diagnosis.hypothesis} (not proven)"))
+        if incident.reading is not None and incident.reading.checks:
+            lines.append(SummaryLine("Check next", "; ".join(incident.reading.checks)))
     lines += _plan(incident, now_s)
+    if (contest := contest_of(incident)) is not None:
+        said = f"by the language model: {contest.reason} The approver must confirm"
+        lines.append(SummaryLine("Contested", said, (("its quote", contest.quote.text),)))
     if diagnosis is not None:
         unsure = [*diagnosis.caveats[:MAX_CAVEATS]]
         if diagnosis.dropped:
@@ -135,7 +149,12 @@ def _how_sure(diagnosis: Diagnosis) -> str:
 
 
 def _quotes(claim: Claim) -> tuple[tuple[str, str], ...]:
-    return tuple((quote.evidence_id, quote.text) for quote in claim.quotes[:2])
+    return tuple((quote.evidence_id, quotable(quote.text)) for quote in claim.quotes[:2])
+
+
+def quotable(text: str) -> str:
+    """A quote as it may be shown beside Approve: nothing from outside there can be followed or pasted."""
+    return "(not shown here: it holds an address or a command)" if followable(text) else text
 
 
 def _warning(diagnosis: Diagnosis) -> list[SummaryLine]:

@@ -121,12 +121,12 @@ class Practice:
         self._metrics.model_tokens.inc(spent.tokens)
 
     def _diagnose(self, incident: Incident) -> Diagnosis:
-        return self._advisor_of(incident).diagnose(incident)
+        return self.advisor_of(incident).diagnose(incident)
 
     def _plan(self, incident: Incident) -> ActionProposal:
-        return self._advisor_of(incident).plan(incident)
+        return self.advisor_of(incident).plan(incident)
 
-    def _advisor_of(self, incident: Incident) -> Advisor:
+    def advisor_of(self, incident: Incident) -> Advisor:
         """The present one: a reload may have changed it."""
         return self.drills.advisor(incident) if is_drill(incident) else self._advisor
 

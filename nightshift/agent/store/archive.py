@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from nightshift.agent.store.database import Database
-from nightshift.agent.store.diagnosis import Diagnosis
+from nightshift.agent.store.diagnosis import Diagnosis, Reading, with_reading
 from nightshift.agent.store.incident import (
     FindingSummary,
     HistoryStep,
@@ -20,7 +20,7 @@ from nightshift.agent.store.incident import (
     StoredFinding,
 )
 from nightshift.agent.store.records import load
-from nightshift.agent.store.tables import diagnoses, findings, incidents, plans, steps, tenancies
+from nightshift.agent.store.tables import diagnoses, findings, incidents, plans, readings, steps, tenancies
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.subject import Subject
 from nightshift.controllers.action import Action, ActionKind
@@ -89,19 +89,25 @@ class Archive:
             diagnosis = connection.execute(
                 sa.select(diagnoses.c.body).where(diagnoses.c.number == row.diagnosis)
             ).scalar_one_or_none()
+            # the newest: what was read of an earlier diagnosis counts until the present one is read
+            newest = sa.select(readings.c.body).where(readings.c.incident == number)
+            read = connection.execute(newest.order_by(readings.c.diagnosis.desc()).limit(1)).scalar_one_or_none()
             plan = connection.execute(
                 sa.select(plans.c.body, plans.c.reason).where(
                     plans.c.incident == number, plans.c.plan_sha256 == row.plan_sha256
                 )
             ).one_or_none()
             touched = _namespaces(connection, tenancies.c.incident == number)
+        told = None if diagnosis is None else load(Diagnosis, diagnosis)
+        reading = None if read is None else load(Reading, read)
         return Incident(
             **_head(row),
             entered_s=row.entered_s,
             findings=tuple(
                 StoredFinding(load(Finding, f.body), State(f.state), f.last_seen_s, f.changed_s) for f in found
             ),
-            diagnosis=None if diagnosis is None else load(Diagnosis, diagnosis),
+            diagnosis=told if told is None or reading is None else with_reading(told, reading),
+            reading=reading,
             action=None if plan is None else load(Action, plan.body),
             plan_reason="" if plan is None else plan.reason,
             history=tuple(step_of(row) for row in history),

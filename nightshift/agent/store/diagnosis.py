@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from nightshift.collectors.seal import sha256_hex
@@ -92,3 +92,107 @@ class Diagnosis:
     model: str | None = None
     prompt_sha256: str | None = None
     facts: Mapping[str, str | float] = field(default_factory=dict)
+
+
+class ReadingState(StrEnum):
+    """How far a language model is with a diagnosis."""
+
+    WAITING = "waiting"
+    READING = "reading"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """Why a model thinks a plan wrong: one sentence, and bytes of the evidence (`quote` names an item of the
+    reading's own). `plan` is the action's kind and target."""
+
+    plan: str
+    reason: str
+    quote: Quote
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a language model made of a diagnosis. It stands beside the diagnosis, so neither cause nor plan can
+    change by it. `claims` held when they were re-evaluated over `evidence`, which has numbers of its own. `cause`
+    is the nearest of our labels, `account` its own words for it, `checks` what a person can check next; none of the
+    three is proven. `note` says what it does now or why it failed. `lines` are the decisive lines it was asked
+    about (as hashes), `asked` how often it was asked."""
+
+    state: ReadingState
+    model: str
+    claims: tuple[Claim, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    cause: str = ""
+    account: str = ""
+    checks: tuple[str, ...] = ()
+    contest: Contest | None = None
+    dropped: int = 0
+    note: str = ""
+    prompt_sha256: str = ""
+    lines: tuple[str, ...] = ()
+    asked: int = 0
+    facts: Mapping[str, str | float] = field(default_factory=dict)
+
+
+def with_reading(diagnosis: Diagnosis, reading: Reading) -> Diagnosis:
+    """The diagnosis with a reading's claims and doubts beside its own, as it is shown. Cause, headline, confidence
+    and the rules' claims and facts stay to the letter."""
+    evidence, claims = joined_evidence(diagnosis.evidence, reading.claims, reading.evidence)
+    known = {identity_of(claim) for claim in diagnosis.claims}
+    fresh = tuple(claim for claim in claims if identity_of(claim) not in known)
+    caveats = list(diagnosis.caveats)
+    if reading.cause not in ("", str(diagnosis.cause), "unknown"):
+        caveats.insert(0, f"the model reads it as {reading.cause.replace('_', ' ')}: the rules' cause remains")
+    if reading.note:
+        caveats.insert(0, reading.note)
+    suggested = reading.account and f"the model suggests: {reading.account}"
+    return replace(
+        diagnosis,
+        claims=(*diagnosis.claims, *fresh),
+        evidence=evidence,
+        caveats=tuple(caveats),
+        hypothesis="; ".join(filter(None, [diagnosis.hypothesis, suggested])),
+        dropped=diagnosis.dropped + reading.dropped,
+        author="rules and model" if fresh else diagnosis.author,
+        model=reading.model,
+        prompt_sha256=reading.prompt_sha256 or None,
+        facts={**diagnosis.facts, **reading.facts},
+    )
+
+
+def joined_evidence(
+    base: Sequence[Evidence], claims: Iterable[Claim], evidence: Sequence[Evidence]
+) -> tuple[tuple[Evidence, ...], list[Claim]]:
+    """`base` with what the claims cite of `evidence`, and the claims by the numbers of the whole: an item that
+    `base` holds byte for byte keeps that number, another gets the next one."""
+    items, names = list(base), {}
+    cited = {name for claim in claims for name in claim.evidence_ids}
+    same = {(item.query, item.media_type, item.sha256): item.id for item in base}
+    last = max((int(item.id[1:]) for item in base if item.id[1:].isdecimal()), default=0)
+    for item in evidence:
+        if item.id not in cited:
+            continue
+        known = same.get((item.query, item.media_type, item.sha256))
+        if known is None:
+            last += 1
+            known = f"E{last}"
+            items.append(replace(item, id=known))
+        names[item.id] = known
+    return tuple(items), [_renamed(claim, names) for claim in claims if set(claim.evidence_ids) <= names.keys()]
+
+
+def _renamed(claim: Claim, names: Mapping[str, str]) -> Claim:
+    return replace(
+        claim,
+        evidence_ids=tuple(names[name] for name in claim.evidence_ids),
+        quotes=tuple(Quote(names.get(q.evidence_id, q.evidence_id), q.text) for q in claim.quotes),
+        evidence_sha256={names[name]: sha for name, sha in claim.evidence_sha256.items() if name in names},
+    )
+
+
+def identity_of(claim: Claim) -> tuple[object, ...]:
+    """By what two claims that say the same are equal, whatever their sentences."""
+    return claim.predicate, claim.evidence_ids, claim.quotes, tuple(sorted(claim.arguments.items(), key=str))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from nightshift.agent.store.diagnosis import Diagnosis
+from nightshift.agent.store.diagnosis import Contest, Diagnosis, Reading
 from nightshift.collectors.frame import Instant
 from nightshift.collectors.subject import Subject
 from nightshift.controllers.action import Action, ActionKind
@@ -47,6 +47,8 @@ class Cause(StrEnum):
     ACTION_DONE = "action_done"
     ACTION_FAILED = "action_failed"
     OUTCOME_UNKNOWN = "outcome_unknown"
+    CONTEST_SHOWN = "contest_shown"
+    """A person who approves was shown what the language model says against the plan; its state stays."""
     WORLD_READ = "world_read"
     """What the world says later of an action whose outcome was unknown; its state stays."""
     RESUMED = "resumed"
@@ -77,7 +79,7 @@ class Cause(StrEnum):
 
 
 _S, _C = IncidentState, Cause
-REMARKS = frozenset({_C.ACKNOWLEDGED, _C.UNDER_WAY, _C.WORLD_READ})
+REMARKS = frozenset({_C.ACKNOWLEDGED, _C.UNDER_WAY, _C.WORLD_READ, _C.CONTEST_SHOWN})
 """What stands in the history and moves nothing."""
 
 CLOSABLE = (_S.OPEN, _S.DIAGNOSED, _S.AWAITING_APPROVAL, _S.MONITORING, _S.ESCALATED)
@@ -203,6 +205,8 @@ class Incident:
     """Whose jobs it touches, as was known when its findings and its plan were stored; empty: nobody's."""
     news: bool = False
     """A finding fires that the diagnosis has not seen, or that says more than it did then."""
+    reading: Reading | None = None
+    """What a language model made of it; its claims are in `diagnosis` already."""
 
     @property
     def subjects(self) -> tuple[Subject, ...]:
@@ -211,6 +215,19 @@ class Incident:
     @property
     def is_open(self) -> bool:
         return self.state is not IncidentState.RESOLVED
+
+
+def plan_name(action: Action) -> str:
+    """A plan by what it does and where: what a contest is about, though the plan is proposed again later."""
+    return f"{action.kind} {action.target}"
+
+
+def contest_of(incident: Incident) -> Contest | None:
+    """What a language model says against the present plan; None where it says nothing."""
+    reading, action = incident.reading, incident.action
+    if reading is None or reading.contest is None or action is None:
+        return None
+    return reading.contest if reading.contest.plan == plan_name(action) else None
 
 
 def last_cause(incident: Incident) -> str:

@@ -20,10 +20,20 @@ from nightshift.agent.clock import Clock
 from nightshift.agent.store import audit
 from nightshift.agent.store.archive import Archive, NoSuchIncident, name_of, number_of, row_of, step_of
 from nightshift.agent.store.database import Database
-from nightshift.agent.store.diagnosis import Diagnosis
+from nightshift.agent.store.diagnosis import Diagnosis, Reading, ReadingState
 from nightshift.agent.store.incident import Cause, HistoryStep, Incident, IncidentState, next_state, taken_on
 from nightshift.agent.store.records import dump
-from nightshift.agent.store.tables import diagnoses, findings, incidents, kept, memberships, plans, steps, tenancies
+from nightshift.agent.store.tables import (
+    diagnoses,
+    findings,
+    incidents,
+    kept,
+    memberships,
+    plans,
+    readings,
+    steps,
+    tenancies,
+)
 from nightshift.agent.store.tenancy import Tenancy
 from nightshift.collectors.base import Temporary
 from nightshift.collectors.subject import Inventory, Membership, Subject
@@ -64,6 +74,19 @@ class Position:
     stage_failures: int
     waited_s: float
     """How long it has waited in that state by now (s), as far as somebody looked."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToRead:
+    """A diagnosed incident and how far a model is with it; `state` None: nothing was read yet. `tokens` and `usd`
+    went into this diagnosis."""
+
+    incident: str
+    diagnosis: int
+    state: ReadingState | None
+    at_s: float
+    tokens: int
+    usd: float
 
 
 COUNTED_GAP_S = 300.0
@@ -361,13 +384,90 @@ class Store(Archive):
             incident.id, move, lambda c, _: stored.update(self._diagnosed(c, incident, diagnosis, by)), stored
         )
 
-    def learn(self, incident: Incident, diagnosis: Diagnosis, *, by: str) -> None:
-        """Stores a later diagnosis without a move. Raises Conflict where the incident has changed since."""
+    def learn(self, incident: Incident, diagnosis: Diagnosis | None, *, by: str) -> None:
+        """Stores a later diagnosis without a move; None: the present one covers what was found since, too. Raises
+        Conflict where the incident has changed since."""
         with self.database.write() as connection:
             self.touch(connection, incident)
-            values = {**self._diagnosed(connection, incident, diagnosis, by), "runner": None, "runner_term": None}
+            values: dict[str, Any] = {"runner": None, "runner_term": None}
+            if diagnosis is None:
+                self._cover(connection, incident)
+            else:
+                values |= self._diagnosed(connection, incident, diagnosis, by)
             mine = incidents.c.number == number_of(incident.id)
             connection.execute(sa.update(incidents).where(mine).values(values))
+
+    def save_reading(
+        self, incident_id: str, diagnosis: int, reading: Reading, tokens: int, usd: float, *, final: bool
+    ) -> None:
+        """Stores how far a model is with a diagnosis (its number), and what that has cost in all. The incident
+        keeps state, version and plan: an approval under way does not notice. A `final` one goes to the audit log,
+        too."""
+        number, now = number_of(incident_id), self._clock.now_s()
+        row = {"incident": number, "at_s": now, "state": reading.state, "tokens": tokens, "usd": usd}
+        row["body"] = dump(reading)
+        with self.database.write() as connection:
+            at = row_of(connection, number, lock=True)
+            mine = readings.c.diagnosis == diagnosis
+            if connection.execute(sa.update(readings).where(mine).values(row)).rowcount == 0:
+                connection.execute(sa.insert(readings).values(diagnosis=diagnosis, **row))
+            if not final:
+                return
+            # a stepped clock may stand still: pages and chat have to see that there is more to show
+            seen_s = max(now, at.updated_s + 1e-4)
+            connection.execute(sa.update(incidents).where(incidents.c.number == number).values(updated_s=seen_s))
+            body = {
+                "state": reading.state,
+                "model": reading.model,
+                "cause": reading.cause,
+                "claims": [claim.sentence for claim in reading.claims],
+                "contest": reading.contest.reason if reading.contest is not None else "",
+                "note": reading.note,
+                "prompt_sha256": reading.prompt_sha256,
+                "evidence": {item.id: item.sha256 for item in reading.evidence},
+            }
+            audit.append(connection, at_s=now, kind="reading", by=reading.model, incident=number, body=body)
+
+    def to_read(self, states: Iterable[IncidentState]) -> list[ToRead]:
+        """The diagnosed incidents in some states, the gravest first, with how far a model is with each."""
+        worst_first = sa.case({"critical": 0, "warning": 1}, value=incidents.c.severity, else_=2)
+        columns = (incidents.c.number, incidents.c.diagnosis, readings.c.state, readings.c.at_s, readings.c.tokens)
+        query = (
+            sa.select(*columns, readings.c.usd)
+            .outerjoin(readings, readings.c.diagnosis == incidents.c.diagnosis)
+            .where(incidents.c.diagnosis.is_not(None), incidents.c.state.in_([str(state) for state in states]))
+            .order_by(worst_first, incidents.c.number)
+        )
+        with self.database.read() as connection:
+            return [
+                ToRead(
+                    name_of(row.number),
+                    row.diagnosis,
+                    None if row.state is None else ReadingState(row.state),
+                    row.at_s or 0.0,
+                    row.tokens or 0,
+                    row.usd or 0.0,
+                )
+                for row in connection.execute(query)
+            ]
+
+    def spent_on_reading(self, since_s: float = -math.inf, incident_id: str | None = None) -> tuple[int, float]:
+        """Tokens and USD that models took, of one incident or of all, for what was written since a time."""
+        query = sa.select(sa.func.sum(readings.c.tokens), sa.func.sum(readings.c.usd))
+        if incident_id is not None:
+            query = query.where(readings.c.incident == number_of(incident_id))
+        if math.isfinite(since_s):
+            query = query.where(readings.c.at_s >= since_s)
+        with self.database.read() as connection:
+            tokens, usd = connection.execute(query).one()
+        return int(tokens or 0), float(usd or 0.0)
+
+    def _cover(self, connection: Connection, incident: Incident) -> None:
+        """Notes that the diagnosis knows the findings that `incident` has."""
+        number = number_of(incident.id)
+        seen = findings.c.episode.in_([item.episode for item in incident.findings])
+        connection.execute(sa.update(findings).where(findings.c.incident == number, seen).values(diagnosed=1))
+        self._refresh(connection, number)
 
     def _diagnosed(
         self, connection: Connection, incident: Incident, diagnosis: Diagnosis, by: str
@@ -376,9 +476,7 @@ class Store(Archive):
         number, now = number_of(incident.id), self._clock.now_s()
         insert = sa.insert(diagnoses).values(incident=number, at_s=now, body=dump(diagnosis))
         stored = connection.execute(insert.returning(diagnoses.c.number)).scalar_one()
-        seen = findings.c.episode.in_([item.episode for item in incident.findings])
-        connection.execute(sa.update(findings).where(findings.c.incident == number, seen).values(diagnosed=1))
-        self._refresh(connection, number)
+        self._cover(connection, incident)
         facts = {
             "cause": diagnosis.cause,
             "headline": diagnosis.headline,
@@ -514,7 +612,17 @@ class Store(Archive):
         return None if row is None else (row.at_s, bytes(row.content))
 
 
-__all__ = ["Conflict", "FaultPoint", "IncidentMove", "NoSuchIncident", "Position", "Store", "name_of", "number_of"]
+__all__ = [
+    "Conflict",
+    "FaultPoint",
+    "IncidentMove",
+    "NoSuchIncident",
+    "Position",
+    "Store",
+    "ToRead",
+    "name_of",
+    "number_of",
+]
 
 
 def _graver(known: str, finding: Finding) -> dict[str, Any]:

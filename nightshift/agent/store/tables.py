@@ -83,6 +83,20 @@ diagnoses = Table(
     sqlite_autoincrement=True,
 )
 
+readings = Table(
+    "readings",
+    metadata,
+    Column("diagnosis", ForeignKey("diagnoses.number"), primary_key=True),
+    Column("incident", ForeignKey("incidents.number"), nullable=False),
+    Column("at_s", Float, nullable=False, doc="when it was last written"),
+    Column("state", Text, nullable=False, doc="waiting, reading, done or failed"),
+    Column("tokens", Integer, nullable=False, doc="spent on it so far, both ways: the budgets count by these"),
+    Column("usd", Float, nullable=False),
+    Column("body", Text, nullable=False),
+    Index("readings_by_incident", "incident"),
+    Index("readings_by_time", "at_s"),
+)
+
 tenancies = Table(
     "tenancies",
     metadata,

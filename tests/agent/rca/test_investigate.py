@@ -18,7 +18,7 @@ from nightshift.agent.rca.model import MAX_STUCK, Failed, Failure, Model, ModelS
 from nightshift.agent.rca.redact import Redactor
 from nightshift.agent.rca.summary import as_markdown, as_text, summarise
 from nightshift.agent.settings import Settings
-from nightshift.agent.store.diagnosis import Diagnosis, Predicate
+from nightshift.agent.store.diagnosis import Diagnosis, Predicate, with_reading
 from nightshift.collectors.frame import Instant, LogRecord
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.action import ActionKind
@@ -52,14 +52,22 @@ def settings(server: Scripted, provider: str = "openai", **more: Any) -> ModelSe
 
 
 def advised(model: ModelSettings | None, lines: list[tuple[float, str]] = XID_LINES[:2]) -> Diagnosis:
+    """The diagnosis as it is shown: the rules' own, and what a model read beside it."""
+    advisor = reader(model, lines)
+    told = advisor.diagnose(CASE)
+    if model is None:
+        return told
+    return with_reading(told, advisor.read(replace(CASE, diagnosis=told))[0])
+
+
+def reader(model: ModelSettings | None, lines: list[tuple[float, str]] = XID_LINES[:2]) -> Advisor:
     redact = Redactor()
     investigate = Investigator(Model(model), redact) if model is not None else None
     kept = history(lines, every_s=60.0)
     kept.add(Tick(NOW_S, logs=[LogRecord(Instant(ONSET_S + 50.0), "training_logs", JOB, "loss spiked", 1)]))
-    advisor = Advisor(
+    return Advisor(
         kept, INVENTORY, build(), frozenset(ActionKind), lambda: NOW_S, redact=redact, investigate=investigate
     )
-    return advisor.diagnose(CASE)
 
 
 RULES = advised(None)
@@ -99,9 +107,11 @@ def test_a_claim_that_holds_is_kept_in_our_words_whatever_provider_it_comes_from
     (claim,) = told.claims[len(RULES.claims) :]
     assert claim.predicate is Predicate.REPEATED
     assert "REBOOT" not in claim.sentence
-    assert claim.sentence == f"'NVRM: Xid' appears in {LINE_ITEM.id} 2 times or more"
+    assert claim.sentence == "'NVRM: Xid' came at least 2 times in kernel events of n1"
     assert (told.author, told.dropped) == ("rules and model", RULES.dropped + 1)
-    assert (told.facts["model_steps"], told.facts["model_calls"], told.facts["model_tokens"]) == (2.0, 1.0, 2200.0)
+    # one look-up, and the claim that fell was returned once with its reason
+    assert (told.facts["model_steps"], told.facts["model_calls"], told.facts["model_tokens"]) == (3.0, 1.0, 3300.0)
+    assert "claim 2: " in json.dumps(server.asked[-1]["messages"])
     assert told.model == f"{provider} scripted"
     assert told.prompt_sha256
 
@@ -131,7 +141,7 @@ def test_prose_is_labelled_a_hypothesis_and_a_dissent_is_said_and_changes_nothin
     with scripted(concluded(TRUE, cause="throttle", hypothesis="the rack's\ncooling <!channel> failed")) as server:
         told = advised(settings(server))
     rules_stand(told)
-    assert told.caveats[0] == "the model reads it as throttle: the rules' cause stands"
+    assert told.caveats[0] == "the model reads it as throttle: the rules' cause remains"
     assert told.hypothesis == "the model suggests: the rack's cooling <!channel> failed"
     text = as_text(summarise(incident(*FOUND, diagnosis=told), NOW_S))
     assert "Hypothesis: the model suggests" in text
@@ -217,16 +227,6 @@ def test_a_server_that_drips_is_cut_off_on_time_and_such_calls_cannot_pile_up() 
     assert reasons == [Failure.TIMEOUT] * MAX_STUCK + [Failure.BUSY]
 
 
-def test_no_more_incidents_an_hour_than_allowed_are_shown_to_it() -> None:
-    model = Model(ModelSettings(provider="openai", model="m", max_per_hour=2), timer=lambda: 0.0)
-    for _ in range(2):
-        with model.turn():
-            pass
-    with pytest.raises(Failed) as why, model.turn():
-        pass
-    assert why.value.failure is Failure.BUSY
-
-
 def test_it_is_told_what_is_data_and_has_no_tool_that_writes() -> None:
     with scripted(concluded()) as server:
         advised(settings(server))
@@ -274,7 +274,8 @@ def test_a_model_that_hostile_text_has_taken_over_changes_no_action_and_leaks_no
     with scripted(*hostile(text)) as server:
         plain = Advisor(history(lines), inventory, build(), frozenset(ActionKind), lambda: NOW_S, redact=redact)
         taken = replace(plain, investigate=Investigator(Model(settings(server)), redact))
-        told, expected = taken.diagnose(CASE), plain.diagnose(CASE)
+        expected = plain.diagnose(CASE)
+        told = with_reading(expected, taken.read(replace(CASE, diagnosis=expected))[0])
         plans = [
             advisor.plan(replace(CASE, diagnosis=d)).action for advisor, d in ((plain, expected), (taken, told))
         ]

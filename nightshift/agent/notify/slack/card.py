@@ -24,7 +24,7 @@ from nightshift.agent.notify.slack.blocks import (
     paragraph,
     text,
 )
-from nightshift.agent.rca.summary import SummaryLine, as_shown, summarise
+from nightshift.agent.rca.summary import SummaryLine, as_shown, quotable, summarise
 from nightshift.agent.store.archive import NoSuchIncident, number_of
 from nightshift.agent.store.incident import (
     CLOSABLE,
@@ -56,6 +56,7 @@ TOLD = {
     Cause.ACTION_FAILED: "The action failed",
     Cause.OUTCOME_UNKNOWN: "Unknown whether the action happened: a person must check",
     Cause.WORLD_READ: "The cluster now says",
+    Cause.CONTEST_SHOWN: "Asked to confirm a contested plan",
     Cause.RESUMED: "Resumed",
     Cause.UNDO_REQUESTED: "Taking it back",
     Cause.CONFIRMED: "Recovered",
@@ -163,7 +164,7 @@ def story(incident: Incident) -> ChatMessage | None:
     for claim in diagnosis.claims[:_MAX_ITEMS]:
         parts = [text(f"• {claim.sentence} [{', '.join(claim.evidence_ids)}]")]
         for quote in claim.quotes[:3]:
-            parts += [text(f" [{quote.evidence_id}] "), text(quote.text, code=True, limit=200)]
+            parts += [text(f" [{quote.evidence_id}] "), text(quotable(quote.text), code=True, limit=200)]
         lines.append(line(*parts))
     if diagnosis.hypothesis:
         lines.append(line(text("Hypothesis, not proven: ", bold=True), text(diagnosis.hypothesis)))
