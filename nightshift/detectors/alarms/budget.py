@@ -220,6 +220,8 @@ class Budget:
         self._accounts = {name: self._fresh() for name in stated}
         self._series: dict[SubjectKind, int] = {}
         self._steppers: dict[Subject, float] = {}
+        self._counts: dict[str, int] = {}
+        """Series by detector, of this look."""
         self._training: set[str] = set()
         """Names of the jobs of `_steppers`."""
         self._open: dict[str, Lane] = {}
@@ -349,8 +351,10 @@ class Budget:
         for kind, frame in tick.frames.items():
             self._series[kind] = len(frame.index)
         for series in tick.steps:
+            if series.subject not in self._steppers:
+                self._training.add(_job_of(series.subject))
             self._steppers[series.subject] = tick.at_s
-            self._training.add(_job_of(series.subject))
+        self._counts.clear()
         self._pass_time(0.0 if self._last_s is None else tick.at_s - self._last_s, tick.at_s)
         if self._last_s is None or not 0 <= self._last_s - tick.at_s <= _FORGET_S:
             self._last_s = tick.at_s  # also where the clock was set back; not where a tick came late
@@ -375,17 +379,24 @@ class Budget:
             account.balance.fill(shares.get(name, 0.0), most, elapsed_s)
 
     def _tidy(self, at_s: float) -> None:
-        self._steppers = {s: t for s, t in self._steppers.items() if at_s - t <= _FORGET_S}
-        self._training = {_job_of(stepper) for stepper in self._steppers}
+        gone = [stepper for stepper, t in self._steppers.items() if at_s - t > _FORGET_S]
+        for stepper in gone:
+            del self._steppers[stepper]
+        if gone:
+            self._training = {_job_of(stepper) for stepper in self._steppers}
+            self._counts.clear()
         self._places = {k: t for k, t in self._places.items() if at_s - t <= SAME_PLACE_S}
         # what is still open may be judged however long ago it paged
         self._pages = {e: p for e, p in self._pages.items() if e in self._open or at_s - p[1] <= OPEN_S}
 
     def _count(self, name: str) -> int:
-        stated = self.stated[name]
-        kinds = (stated.series, *stated.also)
-        steppers = len(self._steppers) if any(kind in _STEPPERS for kind in kinds) else 0
-        return steppers + sum(self._series.get(kind, 0) for kind in kinds if kind not in _STEPPERS)
+        if name not in self._counts:
+            stated = self.stated[name]
+            kinds = (stated.series, *stated.also)
+            steppers = len(self._steppers) if any(kind in _STEPPERS for kind in kinds) else 0
+            others = sum(self._series.get(kind, 0) for kind in kinds if kind not in _STEPPERS)
+            self._counts[name] = steppers + others
+        return self._counts[name]
 
     def _weekly(self, name: str, per_1000: float) -> float:
         return per_1000 / 1000.0 * self._count(name) * WEEK_DAYS
