@@ -475,10 +475,10 @@ class Budget:
             return Proof.FACT, ""
         if noise := self._noise(finding.detector):
             return Proof.NOISY, noise
-        if finding.fault in NEAR_FACTS:
-            return Proof.NEAR_FACT, ""
         if why := self._unmeasured(finding, stated, at_s, inventory):
             return Proof.UNMEASURED, why
+        if finding.fault in NEAR_FACTS:
+            return Proof.NEAR_FACT, ""
         if finding.budget_cost > allowed * (1.0 + 1e-9):
             return Proof.COMMON, f"over its detector's part of the budget, {allowed:.2g} per week"
         if self._accounts[finding.detector].balance.left < 1.0 - 1e-9:
@@ -491,11 +491,13 @@ class Budget:
         if _is_event(stated):
             return ""
         if account.false_lately > LEAST_NOISY:
-            return f"detector {name} is noisy: {account.false_lately:.0f} of its pages this week were false"
+            wrong = f"{account.false_lately:.0f} of its pages this week were false"
+            return f"detector {name} is noisy: {wrong}; its pages are muted"
         expected = self._weekly(name, stated.per_1000_series_days)
         if account.lately <= max(NOISY * expected, LEAST_NOISY):
             return ""
-        return f"detector {name} is noisy: alarms in {account.lately:.0f} places this week, {expected:.2g} stated"
+        alarms = f"alarms in {account.lately:.0f} places this week, {expected:.2g} stated"
+        return f"detector {name} is noisy: {alarms}; its pages are muted"
 
     def _unmeasured(self, finding: Finding, stated: StatedRate, at_s: float, inventory: Inventory) -> str:
         """Why the stated rate does not count for an alarm; empty where it does.

@@ -26,7 +26,7 @@ MOST_RUNS = 0.1
 
 NEAR_FACTS = frozenset({Fault.HANG, Fault.LOSS_NONFINITE})
 """What is seen rather than inferred: no step for much longer than this run's longest while its GPUs hold memory, a
-loss that is no number. A false one needs a healthy run to do just that, so no population makes a ticket of it."""
+loss that is no number. Where its detector was measured, it pages whatever the budget holds."""
 
 
 class Population(StrEnum):
