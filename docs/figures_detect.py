@@ -64,7 +64,7 @@ def _reached(*kinds: str) -> Callable[[Any], str]:
 
 
 def _costly(row: Any) -> str:
-    """Faults that cost a page and were measured where they are, by detector; what was never measured is a ticket."""
+    """Faults that cost a page and were measured there, by detector; what was never measured is a ticket."""
     by = {name.removeprefix("costly "): of for name, of in row["faults"].items() if name.startswith("costly ")}
     sums = {name: by.pop(name) for name in _STRENGTHS if name in by}
     faults = sum(of["faults"] for of in sums.values())
@@ -452,7 +452,7 @@ TABLES = (
         "budget_months",
         "benchmarks/budget_months.py, which went with the rule that it measured",
         tuple(Row(f"noise {n + 1}", f"results/rows/{n}", _months, "≤ 2") for n in range(MONTHS)),
-        "False pages per week of the worst of three fleets over 26 weeks, with Garwood's interval. Beside each, the "
+        "False pages per week of the worst of three fleets over 26 weeks, with Garwood's interval. Beside it, the "
         "share of true faults (two a week, of strength 1 to 10) that paged at once.",
     ),
     Table(
