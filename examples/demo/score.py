@@ -121,7 +121,8 @@ def score_asleep(
     problems += [] if storm and noise else [f"detector {mad} is not called noisy"]
     problems += [] if any(row.lane == Lane.PAGE for row in rows) else ["no fault pages"]
     problems += [] if any(row.called for row in rows) else ["no page calls the second person"]
-    said = f"{len(storm)} incidents, no page: {noise}"
+    alarms = sum(len(i.findings) for i in storm)
+    said = f"{alarms} alarms, {len(storm)} incidents, no page: {noise}"
     return Report(world.scenario.seed, world.elapsed_s, tuple(rows), tuple(problems), storm=said)
 
 
