@@ -7,6 +7,7 @@ script holds stays on this side.
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from examples.demo.score import ESCALATE_S, RUNGS, Report, is_due, score, score_
 from examples.demo.serving import CADVISOR, DCGM, KERNEL_LOG
 from examples.demo.world import World, gpu_subject
 from examples.slack_stand_in.server import StandIn
-from examples.slack_stand_in.workspace import TEAM
+from examples.slack_stand_in.workspace import TEAM, Workspace
 from nightshift.agent.app import App
 from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.policy import Person, Role
@@ -127,6 +128,14 @@ class GoneMad:
         return found
 
 
+def called(room: Workspace, incident: str) -> list[str]:
+    """Whom the threads of an incident's messages mention."""
+    names = re.compile(rf"\b{incident}\b")
+    cards = [message for message in room.messages(_CHANNEL) if names.search(json.dumps(message))]
+    said = json.dumps([room.thread(_CHANNEL, card["ts"]) for card in cards])
+    return [whom for whom in RUNGS if whom in said]
+
+
 @dataclass
 class Approver:
     """Approves every plan after reading it for a while, through the same gate as everybody."""
@@ -204,7 +213,7 @@ class Demo:
         self.world = World(self.scenario, self._recording, folder)
         self.config = folder / CONFIG
         self.stand_in = StandIn(sockets=False) if slack or asleep else None
-        values = configuration(self.world, folder, port)
+        values = configuration(self.world, folder, port) | ({"tick_s": 2 * TICK_S} if asleep else {})
         if self.stand_in is not None:
             self.stand_in.__enter__()
             values |= slack_configuration(self.stand_in, folder)
@@ -242,12 +251,7 @@ class Demo:
         """Whom the threads of Slack mention, by incident."""
         if self.stand_in is None:
             return {}
-        room, found = self.stand_in.workspace, {}
-        for incident in self.incidents():
-            cards = [m for m in room.messages(_CHANNEL) if incident.id in json.dumps(m)]
-            said = json.dumps([room.thread(_CHANNEL, card["ts"]) for card in cards])
-            found[incident.id] = [whom for whom in RUNGS if whom in said]
-        return found
+        return {incident.id: called(self.stand_in.workspace, incident.id) for incident in self.incidents()}
 
     def _deliver(self) -> None:
         """Waits until every page that is due for it has called everyone: the clock stands still, Slack does not."""
