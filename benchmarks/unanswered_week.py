@@ -1,8 +1,8 @@
 """A week in which no one answers: `python -m benchmarks.unanswered_week`.
 
-The daemon itself, with its store, correlation and Slack (a stand-in on loopback), over a fleet of 190 GPUs whose
-faults are drawn as in `benchmarks.lane_months`. Its detectors say what was drawn, and each fault lasts to the end:
-no one repairs it. The clock is simulated and moves by ten minutes a look. Counted after the week: faults that are
+The daemon itself, with its store, correlation and Slack (a stand-in on loopback), over a fleet of 10,000 GPUs with
+faults that are drawn as in `benchmarks.lane_months`. Its detectors say what was drawn, and each fault lasts to the
+end: no one repairs it. The clock is simulated and moves by half an hour a look. Counted after the week: faults that are
 in an incident, and pages that mentioned the second person and then the team.
 """
 
@@ -33,8 +33,8 @@ from nightshift.collectors.tick import Tick
 from nightshift.detectors.alarms.lanes import Lane, widest
 from nightshift.detectors.base import Detector, Finding
 
-GPUS, SEEDS = 190, (0, 1, 2)
-START_S, LOOK_S, HOURS = 1.79e9, 600.0, 168
+GPUS, SEEDS = 10_000, (0,)
+START_S, LOOK_S, HOURS = 1.79e9, 1800.0, 168
 AFTER_S = 3 * 3600.0
 """So long after the last fault the week is over: time for every page to have called everyone."""
 DELIVERY_S = 240.0
@@ -92,7 +92,14 @@ def week(seed: int, folder: Path) -> dict[str, Any]:
     with StandIn(sockets=False) as chat:
         told = slack_configuration(chat, folder)
         told["slack"] = {**told["slack"], "escalate_s": 1800.0, "remind_s": 900.0}
-        settings = {"cluster": "week", "state_dir": str(folder / "state"), "tick_s": LOOK_S, "console": {"port": 0}}
+        (folder / "logs").mkdir()
+        settings = {
+            "cluster": "week",
+            "state_dir": str(folder / "state"),
+            "sources": [{"type": "training_logs", "directory": str(folder / "logs")}],
+            "tick_s": LOOK_S,
+            "console": {"port": 0},
+        }
         (folder / "nightshift.yaml").write_text(yaml.safe_dump(settings | told))
         app = clock.app = App(load(folder / "nightshift.yaml"), clock=clock)
         app.inventory.load(fleet.inventory.memberships())

@@ -47,7 +47,14 @@ from nightshift.detectors.alarms.lanes import (
     lane_of,
     lost_share,
 )
-from nightshift.detectors.alarms.populations import NEAR_FACTS, population_of, unmeasured
+from nightshift.detectors.alarms.populations import (
+    NEAR_FACTS,
+    TOLERATED,
+    Unit,
+    population_of,
+    unmeasured,
+    upper_ends,
+)
 from nightshift.detectors.base import CERTAIN, Finding, RateBasis, SnapshotError, State, StatedRate
 
 VERSION = 3
@@ -190,6 +197,8 @@ SAME_PLACE_S = 3600.0
 NOISY = 10.0
 """A detector is noisy that alarms in this many times as many places as it states, and in LEAST_NOISY at least."""
 LEAST_NOISY = 10.0
+MEASURED_PART = 0.9
+"""Of the budget at most this part is for detectors that were measured; the rest needs some too."""
 
 
 class BudgetSettings(BaseModel):
@@ -284,15 +293,36 @@ class Budget:
             account.false_lately += 1.0
             account.balance.take()
 
+    def measured_shares(self) -> dict[str, float]:
+        """Pages per week of detectors that were measured to be quiet, the quietest first: TOLERATED times the upper
+        end of their rates, where all of it fits beside the others'. Each job counts as one run a week."""
+        left, found = MEASURED_PART * self.settings.false_pages_per_week, {}
+        needs = {name: TOLERATED * self._measured(name) for name in self.stated}
+        for name, need in sorted(needs.items(), key=lambda item: item[1]):
+            if 0.0 < need <= left:
+                found[name] = need
+                left -= need
+        return found
+
+    def _measured(self, name: str) -> float:
+        """False alarms per week by the upper end of what was measured elsewhere; NaN where nothing counts."""
+        stated, ends = self.stated[name], upper_ends(name)
+        if _is_event(stated) or stated.own or not ends or not self._count(name):
+            return math.nan
+        days = ends.get(Unit.DAYS, 0.0) * self._count(name) * WEEK_DAYS
+        return max(days, ends.get(Unit.RUNS, 0.0) * len(self._training))
+
     def shares(self) -> dict[str, float]:
-        """Pages per week by statistical detector: by number of series, no more than it needs."""
-        left = self.settings.false_pages_per_week
+        """Pages per week by statistical detector: what a quiet one needs; of the rest by number of series, no more
+        than each needs."""
+        given = self.measured_shares()
+        left = self.settings.false_pages_per_week - sum(given.values())
         wants = {
             name: self._needs(name)
             for name, rate in self.stated.items()
             if rate.basis is RateBasis.STATISTICAL and self._count(name) > 0 and rate.per_1000_series_days > 0
         }
-        given: dict[str, float] = {}
+        wants = {name: need for name, need in wants.items() if name not in given}
         while wants:
             total = sum(self._count(name) for name in wants)
             part = {name: left * self._count(name) / total for name in wants}
@@ -370,12 +400,14 @@ class Budget:
                 account.false_lately *= fade
         if not 0 < elapsed_s <= _FORGET_S:
             return  # nobody watched over a longer gap, so it neither fills a balance nor counts as healthy days
-        shares = self.shares()
-        most = max(self.settings.burst / max(len(shares), 1), 1.0)
+        shares, quiet = self.shares(), self.measured_shares()
+        part = max(self.settings.burst / max(len(shares), 1), 1.0)
         for name, account in self._accounts.items():
             count = self._count(name)
             account.series_days += elapsed_s / DAY_S * count
             account.history.watch(count, elapsed_s, at_s)
+            # one false page of a quiet detector would else mute it for the many weeks that its share takes
+            most = max(self.settings.burst, 1.0) if name in quiet else part
             account.balance.fill(shares.get(name, 0.0), most, elapsed_s)
 
     def _tidy(self, at_s: float) -> None:
@@ -475,9 +507,10 @@ class Budget:
             return Proof.FACT, ""
         if noise := self._noise(finding.detector):
             return Proof.NOISY, noise
-        if why := self._unmeasured(finding, stated, at_s, inventory):
+        why = self._unmeasured(finding, stated, at_s, inventory)
+        if why and not self._is_watched(finding.detector):
             return Proof.UNMEASURED, why
-        if finding.fault in NEAR_FACTS:
+        if not why and finding.fault in NEAR_FACTS:
             return Proof.NEAR_FACT, ""
         if finding.budget_cost > allowed * (1.0 + 1e-9):
             return Proof.COMMON, f"over its detector's part of the budget, {allowed:.2g} per week"
@@ -502,14 +535,17 @@ class Budget:
     def _unmeasured(self, finding: Finding, stated: StatedRate, at_s: float, inventory: Inventory) -> str:
         """Why the stated rate does not count for an alarm; empty where it does.
 
-        A rate counts where it was measured: on populations in `populations.json`, on telemetry that the operator
-        calibrated, or here, once a week of this fleet was watched.
+        A rate counts where it was measured: on populations in `populations.json`, or on telemetry that the operator
+        calibrated.
         """
-        watched = self._accounts[finding.detector].history.days
-        if stated.own or watched >= WEEK_DAYS * max(self._count(finding.detector), 1):
+        if stated.own:
             return ""
         above = inventory.ancestors(finding.subject, at_s)
         return unmeasured(finding.detector, population_of(finding.subject, above, self._training))
+
+    def _is_watched(self, name: str) -> bool:
+        """Whether a week of this fleet was watched: then what was found false here decides."""
+        return self._accounts[name].history.days >= WEEK_DAYS * max(self._count(name), 1)
 
     def _allowed(self, name: str, shares: Mapping[str, float]) -> float:
         """What an alarm may cost (false alarms per week) and still page: its detector's share."""

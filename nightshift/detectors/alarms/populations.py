@@ -8,7 +8,7 @@ as often on hosts with a steep daily tide.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -96,6 +96,16 @@ def rates() -> tuple[PopulationRate, ...]:
     rows = json.loads(Path(__file__).with_name("populations.json").read_text(encoding="utf-8"))
     kinds = {"population": Population, "unit": Unit, "files": tuple}
     return tuple(PopulationRate(**row | {name: kind(row[name]) for name, kind in kinds.items()}) for row in rows)
+
+
+@cache
+def upper_ends(detector: str) -> Mapping[Unit, float]:
+    """False alarms per unit at the upper end of the interval, by unit, of what was measured and holds."""
+    found: dict[Unit, float] = {}
+    for rate in rates():
+        if rate.detector == detector and rate.holds:
+            found[rate.unit] = max(rate.high, found.get(rate.unit, 0.0))
+    return found
 
 
 def population_of(subject: Subject, above: Iterable[Subject], training: Collection[str]) -> Population:
