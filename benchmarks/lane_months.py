@@ -326,7 +326,8 @@ def row(gpus: int, answers: bool, mad: str = "") -> dict[str, Any]:
     alone, persons = [rota(found, 1) for found in pages], _persons(pages)
     shared = [rota(found, persons) for found in pages]
     weeks = WEEKS * len(seeds)
-    names = sorted(name for name in total if f"{name} reached" in total)
+    names = sorted(name for name in total if name.startswith(("proven", "costly", "other")))
+    names = [name for name in names if not name.endswith(("reached", "paged"))]
     return {
         "gpus": gpus,
         "seeds": seeds,

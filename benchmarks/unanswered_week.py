@@ -2,8 +2,8 @@
 
 The daemon itself, with its store, correlation and Slack (a stand-in on loopback), over a fleet of 10,000 GPUs with
 faults that are drawn as in `benchmarks.lane_months`. Its detectors say what was drawn, and each fault lasts to the
-end: no one repairs it. The clock is simulated and moves by half an hour a look. Counted after the week: faults that are
-in an incident, and pages that mentioned the second person and then the team.
+end: no one repairs it. The clock is simulated and moves by half an hour a look. Counted after the week: faults that
+are in an incident, and pages that mentioned the second person and then the team.
 """
 
 from __future__ import annotations

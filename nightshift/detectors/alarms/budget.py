@@ -231,6 +231,8 @@ class Budget:
         self._steppers: dict[Subject, float] = {}
         self._counts: dict[str, int] = {}
         """Series by detector, of this look."""
+        self._quiet: dict[str, float] = {}
+        """`measured_shares` of this look."""
         self._training: set[str] = set()
         """Names of the jobs of `_steppers`."""
         self._open: dict[str, Lane] = {}
@@ -385,6 +387,7 @@ class Budget:
                 self._training.add(_job_of(series.subject))
             self._steppers[series.subject] = tick.at_s
         self._counts.clear()
+        self._quiet = self.measured_shares()
         self._pass_time(0.0 if self._last_s is None else tick.at_s - self._last_s, tick.at_s)
         if self._last_s is None or not 0 <= self._last_s - tick.at_s <= _FORGET_S:
             self._last_s = tick.at_s  # also where the clock was set back; not where a tick came late
@@ -400,14 +403,14 @@ class Budget:
                 account.false_lately *= fade
         if not 0 < elapsed_s <= _FORGET_S:
             return  # nobody watched over a longer gap, so it neither fills a balance nor counts as healthy days
-        shares, quiet = self.shares(), self.measured_shares()
+        shares = self.shares()
         part = max(self.settings.burst / max(len(shares), 1), 1.0)
         for name, account in self._accounts.items():
             count = self._count(name)
             account.series_days += elapsed_s / DAY_S * count
             account.history.watch(count, elapsed_s, at_s)
             # one false page of a quiet detector would else mute it for the many weeks that its share takes
-            most = max(self.settings.burst, 1.0) if name in quiet else part
+            most = max(self.settings.burst, 1.0) if name in self._quiet else part
             account.balance.fill(shares.get(name, 0.0), most, elapsed_s)
 
     def _tidy(self, at_s: float) -> None:
@@ -565,6 +568,8 @@ class Budget:
         # No tail is trusted further than TRUSTED times what the share needs: a few alarms that it calls impossible
         # outweigh it. Without one, one alarm costs the share.
         prior_days = enough if tail is None else min(fitted, TRUSTED * enough)
+        if name in self._quiet:
+            prior_days = count * WEEK_DAYS / self._measured(name)  # so seldom on healthy telemetry, at most
         return self._accounts[name].history.rate(score, prior_days, at_s) * count * WEEK_DAYS
 
     @staticmethod
