@@ -14,13 +14,15 @@
 The fleet is half training jobs of 8 to 256 GPUs, half serving pods of 8. Budget, lanes, costs and grouping are the
 daemon's own; a page is an incident in the page lane, as a rota counts it, of one of `persons`, by the
 job or node that it names; `persons` is the smallest rota that holds the bar, and the figures of one person stand
-beside it. Nothing of a fleet moves here and an hour without an alarm only passes, so what the daemon looks up anew
-at every look is kept (`FixedInventory`). Each line says its seeds; the same seed gives the same line.
+beside it. Each line states the commit that it was run at (`--line`) and its seeds; the same seed gives the same
+line. Nothing of a fleet moves here and an hour without an alarm only passes, so what the daemon looks up anew at
+every look is kept (`FixedInventory`).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -31,7 +33,7 @@ from zlib import crc32
 import numpy as np
 
 from benchmarks.detect_held_out import commit
-from benchmarks.report import write
+from benchmarks.report import RESULTS, write
 from nightshift.agent.correlation.correlate import CorrelationDecision, DecisionVerb, correlate
 from nightshift.collectors.frame import Frame, Instant, SeriesIndex, StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
@@ -317,10 +319,16 @@ def _persons(lives: Sequence[Sequence[tuple[int, str]]]) -> int:
     return next(persons for persons in range(1, 1000) if held(persons))
 
 
-def row(gpus: int, answers: bool, mad: str = "") -> dict[str, Any]:
+Life = tuple[Counter[str], list[tuple[int, str]]]
+
+
+def seeds_of(gpus: int) -> tuple[int, ...]:
+    return SEEDS[:1] if gpus >= LARGE else SEEDS
+
+
+def row(gpus: int, answers: bool, mad: str, lives: Sequence[Life]) -> dict[str, Any]:
     """One line of the table: a fleet of each seed."""
-    seeds = SEEDS[:1] if gpus >= LARGE else SEEDS
-    lives = [live(gpus, seed, answers, mad) for seed in seeds]
+    seeds = seeds_of(gpus)
     total: Counter[str] = sum((counts for counts, _ in lives), Counter())
     pages = [found for _, found in lives]
     alone, persons = [rota(found, 1) for found in pages], _persons(pages)
@@ -355,19 +363,27 @@ def row(gpus: int, answers: bool, mad: str = "") -> dict[str, Any]:
     }
 
 
+LINES = (
+    *((gpus, answers, "") for gpus in (16, 190, 1000) for answers in (True, False)),
+    (LARGE, True, ""),
+    *((1000, True, mad) for mad in ("straggler", "hang")),
+)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--gpus", type=int, nargs="*", default=[16, 190, 1000, LARGE], help="Fleet sizes")
-    parser.add_argument("--mad", nargs="*", default=["straggler", "hang"], help="Detectors that go mad, 1,000 GPUs")
+    parser.add_argument("--line", type=int, nargs="*", default=range(len(LINES)), help="Lines to run anew, from 0")
     parser.add_argument("--processes", type=int, default=2)
     asked = parser.parse_args()
-    lines = [(gpus, answers, "") for gpus in sorted(asked.gpus) for answers in (True, False)[: 1 + (gpus < LARGE)]]
-    lines += [(gpus, True, mad) for gpus in asked.gpus if gpus == 1000 for mad in asked.mad]
-    at = commit()  # before the result is written: it is a tracked file too
+    at, path = commit(), RESULTS / "lane_months.json"  # before it is written: it is a tracked file too
+    rows = json.loads(path.read_text())["results"]["rows"] if path.exists() else [None] * len(LINES)
     with ProcessPoolExecutor(asked.processes) as pool:
-        # the long ones first
-        waiting = {line: pool.submit(row, *line) for line in sorted(lines, key=lambda line: -line[0])}
-        write("lane_months", {"commit": at, "rows": [waiting[line].result() for line in lines]})
+        waiting = {
+            n: [pool.submit(live, LINES[n][0], s, *LINES[n][1:]) for s in seeds_of(LINES[n][0])] for n in asked.line
+        }
+        for n, lives in waiting.items():
+            rows[n] = {"commit": at} | row(*LINES[n], [life.result() for life in lives])
+            write("lane_months", {"rows": rows})
 
 
 if __name__ == "__main__":
