@@ -450,7 +450,7 @@ TABLES = (
     Table(
         "The same promise before there were lanes",
         "budget_months",
-        "benchmarks/budget_months.py, which went with the rule that it measured",
+        "the benchmark of the rule before decision 039",
         tuple(Row(f"noise {n + 1}", f"results/rows/{n}", _months, "≤ 2") for n in range(MONTHS)),
         "False pages per week of the worst of three fleets over 26 weeks, with Garwood's interval. Beside it, the "
         "share of true faults (two a week, of strength 1 to 10) that paged at once.",

@@ -59,8 +59,16 @@ def run(
 
     with (folder / "nightshift.log").open("w") as log:
         structlog.configure(logger_factory=structlog.WriteLoggerFactory(file=log))
-        shown = {"slack": slack, "asleep": asleep, "pace_s": pace_s, "watch": terminal.watch}
-        demo = Demo(seed, folder, approve=automatic, port=port, **shown)
+        demo = Demo(
+            seed,
+            folder,
+            approve=automatic,
+            port=port,
+            slack=slack,
+            asleep=asleep,
+            pace_s=pace_s,
+            watch=terminal.watch,
+        )
         screen.print(f"console: {demo.app.sign_in_link()}", soft_wrap=True, highlight=False)
         if demo.stand_in is not None:
             screen.print(f"slack: {demo.stand_in.url}/", soft_wrap=True, highlight=False)
