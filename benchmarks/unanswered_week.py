@@ -1,6 +1,6 @@
 """A week in which no one answers: `python -m benchmarks.unanswered_week`.
 
-The daemon itself, with its store, correlation and Slack (a stand-in on loopback), over a fleet of 10,000 GPUs with
+The daemon itself, with its store, correlation and Slack (a stand-in on loopback), over fleets of 1,000 GPUs with
 faults that are drawn as in `benchmarks.lane_months`. Its detectors say what was drawn, and each fault lasts to the
 end: no one repairs it. The clock is simulated and moves by half an hour a look. Counted after the week: faults that
 are in an incident, and pages that mentioned the second person and then the team.
@@ -33,7 +33,7 @@ from nightshift.collectors.tick import Tick
 from nightshift.detectors.alarms.lanes import Lane, widest
 from nightshift.detectors.base import Detector, Finding
 
-GPUS, SEEDS = 10_000, (0,)
+GPUS, SEEDS = 1000, (0, 1, 2)
 START_S, LOOK_S, HOURS = 1.79e9, 1800.0, 168
 AFTER_S = 3 * 3600.0
 """So long after the last fault the week is over: time for every page to have called everyone."""
