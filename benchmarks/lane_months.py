@@ -376,13 +376,15 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     asked = parser.parse_args()
     at, path = commit(), RESULTS / "lane_months.json"  # before it is written: it is a tracked file too
-    rows = json.loads(path.read_text())["results"]["rows"] if path.exists() else [None] * len(LINES)
     with ProcessPoolExecutor(asked.processes) as pool:
         waiting = {
-            n: [pool.submit(live, LINES[n][0], s, *LINES[n][1:]) for s in seeds_of(LINES[n][0])] for n in asked.line
+            n: [pool.submit(live, LINES[n][0], seed, *LINES[n][1:]) for seed in seeds_of(LINES[n][0])]
+            for n in asked.line
         }
         for n, lives in waiting.items():
-            rows[n] = {"commit": at} | row(*LINES[n], [life.result() for life in lives])
+            found = {"commit": at} | row(*LINES[n], [life.result() for life in lives])
+            rows = json.loads(path.read_text())["results"]["rows"] if path.exists() else [None] * len(LINES)
+            rows[n] = found
             write("lane_months", {"rows": rows})
 
 

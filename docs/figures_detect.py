@@ -95,6 +95,12 @@ def _all_open(row: Any) -> str:
     return f"{row['alarms_without_incident']} alarms without an incident"
 
 
+def _week(value: Any) -> str:
+    opened = f"{value['opened']} of {value['faults']} faults opened, {value['incidents']} incidents"
+    called = f"{value['second_person_called']} called the second person, {value['team_called']} the team"
+    return f"{opened}; of {value['pages']} pages {called}"
+
+
 _STRENGTHS = ("1-1.5", "1.5-3", "3-")
 _LANES = (
     ("facts and near-facts that page at once", _reached("proven"), "100 %"),
@@ -446,6 +452,13 @@ TABLES = (
         "Default settings; three fleets with the seeds 0 to 2, at 10,000 GPUs one with the seed 0. 6.5 faults per "
         "1,000 node-days, strengths from 1 to 10. False alarms at the upper 90 % end of what healthy telemetry of "
         "each population showed, elsewhere at the claim. Pages are shared by job or node.",
+    ),
+    Table(
+        "A week in which no one answers",
+        "unanswered_week",
+        "python -m benchmarks.unanswered_week",
+        tuple(Row(f"1,000 GPUs, seed {n}", f"results/weeks/{n}", _week, "all open, all called") for n in range(3)),
+        "The daemon with its store and a stand-in for Slack; the same faults as above, and none is repaired.",
     ),
     Table(
         "The same promise before there were lanes",
