@@ -38,6 +38,7 @@ SETS = (
     ),
     ("ByteDance AR", "ByteDance-Seed/StragglerAnalysis", "job", "straggler"),
     ("public training logs", "benchmarks.held_out.loss: REPOSITORIES", "log", "loss: even logs"),
+    ("MLPerf training logs", "benchmarks.held_out.runs: ROUNDS", "log", "none"),
 )
 
 

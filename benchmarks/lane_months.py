@@ -4,44 +4,59 @@
   statistics), at a random place, with log-uniform strength from 1 to 10. Where an alarm states
   the share of work that is lost, it is log-uniform from 2 to 50 %; the time until a leak's memory is full is
   log-uniform from 10 minutes to the detector's horizon.
-- *False alarms*, of every statistical detector: at the upper end of the 90 % interval of what healthy telemetry
-  showed (`populations.json`, the highest of a detector's populations that are measured); elsewhere at its claim. A
-  training job counts as one run a week. Strengths are of a Pareto law of index 1, which has no mean.
+- *False alarms*, of every statistical detector and each population of the fleet: at the upper end of the 90 %
+  interval of what healthy telemetry of that population showed (`populations.json`, its highest measured row);
+  elsewhere at the detector's claim. A training job counts as one run a week. Strengths are of a Pareto law of index
+  1, which has no mean.
 - An alarm lasts an hour. A false one then clears by itself, so it is found false; a true one is answered, or never
   (rows with `answers` false). In rows with `gone_mad`, that detector alarms a hundred times as often.
 
-The fleet is half training jobs of 8 to 256 GPUs, half serving pods of 8. Alarms go through the budget and through
-correlation; a page is an incident in the page lane, as a rota counts it.
+The fleet is half training jobs of 8 to 256 GPUs, half serving pods of 8. Budget, lanes, costs and grouping are the
+daemon's own; a page is an incident in the page lane, as a rota counts it, of one of `persons`, by the
+job or node that it names; `persons` is the smallest rota that holds the bar, and the figures of one person stand
+beside it. Each line states the commit that it was run at (`--line`) and its seeds; the same seed gives the same
+line. Nothing of a fleet moves here and an hour without an alarm only passes, so what the daemon looks up anew at
+every look is kept (`FixedInventory`).
 """
 
 from __future__ import annotations
 
 import argparse
-from collections import Counter
-from collections.abc import Iterator
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
-from benchmarks.budget_months import frames
-from benchmarks.report import write
-from nightshift.agent.correlation.correlate import DecisionVerb, correlate
-from nightshift.collectors.frame import Instant, StepSeries
+from benchmarks.detect_held_out import commit
+from benchmarks.report import RESULTS, write
+from nightshift.agent.correlation.correlate import CorrelationDecision, DecisionVerb, correlate
+from nightshift.collectors.frame import Frame, Instant, SeriesIndex, StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.alarms.budget import Budget, BudgetSettings
 from nightshift.detectors.alarms.lanes import PAGE_COST, Lane, Reach, lane_of, lost_share, widest
-from nightshift.detectors.alarms.populations import NEAR_FACTS, Unit, rates
+from nightshift.detectors.alarms.populations import NEAR_FACTS, Population, Unit, population_of, rates, unmeasured
 from nightshift.detectors.alarms.promise import promises
-from nightshift.detectors.base import CERTAIN, Fault, Finding, Severity, State
+from nightshift.detectors.base import CERTAIN, Fault, Finding, RateBasis, Severity, State
 from nightshift.detectors.contract.evaluate import garwood
 from nightshift.detectors.memory.signals import HORIZON_S
 from nightshift.detectors.plugins import ALL
 
-WEEKS, HOUR_S, FLEETS = 26, 3600.0, 3
+WEEKS, HOUR_S = 26, 3600.0
+SEEDS = (0, 1, 2)
+LARGE = 10_000
+"""A fleet of so many GPUs has one seed: 26 weeks of it have 1,480 faults."""
 PER_NODE_DAY = 6.5 / 1000.0
-GPU, RANK = SubjectKind.GPU, SubjectKind.RANK
+GPU, RANK, SERVER = SubjectKind.GPU, SubjectKind.RANK, SubjectKind.SERVER
+TRAINING, SERVING = Population.TRAINING, Population.SERVING
+MEDIAN, P95 = 1, 2
+"""Pages per 12-hour shift and person that a rota may have."""
+STRENGTHS = ((1.5, "1-1.5"), (3.0, "1.5-3"), (np.inf, "3-"))
 
 
 @dataclass(frozen=True)
@@ -72,31 +87,42 @@ MIX = (
     FaultKind("throttle", Fault.THROTTLE, 0.06, GPU, _W, states=_SHARE),
     FaultKind("memory_leak", Fault.GPU_MEMORY_LEAK, 0.06, GPU, _W, states=_LEFT),
 )
-FALSE = {kind.detector: kind for kind in MIX if not kind.fact}
-"""What a false alarm of a detector looks like."""
+FALSE = {kind.detector: kind for kind in MIX if not kind.fact} | {
+    "ecc": FaultKind("ecc", Fault.HBM_DEGRADED, 0.0, GPU, _W),
+    "local_gradients": FaultKind("local_gradients", Fault.ANOMALY, 0.0, RANK, _W),
+    "serving": FaultKind("serving", Fault.HANG, 0.0, SERVER),
+}
+"""What a false alarm of each statistical detector looks like; the serving detector's costliest."""
 
 
 class FixedInventory(Inventory):
-    """Nothing moves in it, so what was counted once holds at all times."""
+    """Nothing moves in it, so what was found once holds at all times."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._counted: dict[Subject, list[Subject]] = {}
+        self._found: dict[tuple[Subject, SubjectKind], list[Subject]] = {}
+        self._over: dict[Subject, dict[Subject, int]] = {}
 
-    def gpus(self, subject: Subject, at_s: float) -> list[Subject]:
-        if subject not in self._counted:
-            self._counted[subject] = super().gpus(subject, at_s)
-        return self._counted[subject]
+    def below(self, subject: Subject, kind: SubjectKind, at_s: float) -> list[Subject]:
+        if (subject, kind) not in self._found:
+            self._found[subject, kind] = super().below(subject, kind, at_s)
+        return self._found[subject, kind]
+
+    def ancestors(self, subject: Subject, at_s: float) -> dict[Subject, int]:
+        if subject not in self._over:
+            self._over[subject] = super().ancestors(subject, at_s)
+        return self._over[subject]
 
 
 class Fleet:
     """Its inventory and its ticks: nodes of eight GPUs, half of them in training jobs, half in serving pods."""
 
     def __init__(self, gpus: int, rng: np.random.Generator) -> None:
-        self.gpus = [Subject(GPU, f"gpu-{n}") for n in range(gpus)]
-        self.ranks: list[Subject] = []
+        every = [Subject(GPU, f"gpu-{n}") for n in range(gpus)]
+        ranks: list[Subject] = []
+        servers: list[Subject] = []
         self.jobs, self.inventory = 0, FixedInventory()
-        for n, gpu in enumerate(self.gpus):
+        for n, gpu in enumerate(every):
             self.inventory.observe(gpu, Subject(SubjectKind.NODE, f"n{n // 8}"), 0.0)
         start, half = 0, gpus // 2
         while start < half:
@@ -104,22 +130,50 @@ class Fleet:
             job = Subject(SubjectKind.JOB, f"ml/job-{self.jobs}")
             for n in range(size):
                 rank = Subject(RANK, f"{job.name}#{n}")
-                self.ranks.append(rank)
+                ranks.append(rank)
                 self.inventory.observe(rank, job, 0.0)
-                self.inventory.observe(self.gpus[start + n], rank, 0.0)
+                self.inventory.observe(every[start + n], rank, 0.0)
             start, self.jobs = start + size, self.jobs + 1
         for n in range(half, gpus):
-            self.inventory.observe(self.gpus[n], Subject(SubjectKind.POD, f"ml/chat-{n // 8}"), 0.0)
+            pod, server = (Subject(kind, f"ml/chat-{n // 8}") for kind in (SubjectKind.POD, SERVER))
+            self.inventory.observe(every[n], pod, 0.0)
+            self.inventory.observe(pod, server, 0.0)
+            servers += [server] if server not in servers[-1:] else []
+        self.training = {f"ml/job-{n}" for n in range(self.jobs)}
+        self.places = {
+            (RANK, TRAINING): ranks,
+            (GPU, TRAINING): every[:half],
+            (GPU, SERVING): every[half:],
+            (SERVER, SERVING): servers,
+        }
+        containers = [Subject(SubjectKind.CONTAINER, f"box-{n}") for n in range(gpus)]
+        self._frames = {
+            kind: Frame(
+                0.0,
+                SeriesIndex(kind, tuple(of)),
+                (),
+                np.empty((len(of), 0)),
+                np.empty((1, 0)),
+                np.zeros(len(of), dtype=np.int64),
+            )
+            for kind, of in ((GPU, every), (SubjectKind.CONTAINER, containers), (SERVER, servers))
+        }
         empty = np.zeros(0, dtype=np.int64)
-        self._steps = tuple(StepSeries(rank, "run", empty, np.zeros(0), {}, "log") for rank in self.ranks)
-        self._frames = frames(gpus)
+        self._steps = tuple(StepSeries(rank, "run", empty, np.zeros(0), {}, "log") for rank in ranks)
 
-    def tick(self, at_s: float) -> Tick:
-        return Tick(at_s, self._frames, steps=self._steps)
+    def tick(self, at_s: float, stepped: bool = True) -> Tick:
+        return Tick(at_s, self._frames, steps=self._steps if stepped else ())
 
-    def alarm(self, kind: FaultKind, at_s: float, rng: np.random.Generator, number: int) -> Finding:
-        """One alarm of a kind, at a random place."""
-        places = self.gpus if kind.where is GPU else self.ranks
+    def populations(self, where: SubjectKind) -> Iterator[tuple[Population, list[Subject]]]:
+        """The populations that hold such places, and those places."""
+        for (kind, population), places in self.places.items():
+            if kind is where:
+                yield population, places
+
+    def alarm(
+        self, kind: FaultKind, places: Sequence[Subject], at_s: float, rng: np.random.Generator, number: int
+    ) -> Finding:
+        """One alarm of a kind, at one of these places."""
         score = CERTAIN if kind.fact else float(10.0 ** rng.uniform())
         facts = {}
         if kind.states is not None:
@@ -130,108 +184,208 @@ class Fleet:
         return Finding(*told, kind.severity, "drawn", score, 1.0, facts=facts)
 
 
-def weekly_false(fleet: Fleet, budget: Budget) -> dict[str, float]:
-    """False alarms a week on this fleet, by detector."""
-    found = {}
-    for name in FALSE:
-        seen = [rate for rate in rates() if rate.detector == name and rate.measured]
-        runs = [rate.high * fleet.jobs for rate in seen if rate.unit is Unit.RUNS]
-        series = {line.detector: line.series for line in budget.lines()}[name]
-        days = [7.0 * rate.high * series for rate in seen if rate.unit is Unit.DAYS]
-        claim = 7.0 * budget.stated[name].per_1000_series_days / 1000.0 * series
-        found[name] = max([*runs, *days], default=claim)
+@dataclass(frozen=True)
+class Source:
+    """Alarms of one kind at some places, so many a week."""
+
+    kind: FaultKind
+    places: Sequence[Subject]
+    weekly: float
+
+
+def false_sources(fleet: Fleet, budget: Budget, mad: str) -> list[Source]:
+    """Where false alarms come from; those of `mad` a hundred times as often."""
+    found = []
+    for name, kind in FALSE.items():
+        stated, often = budget.stated[name], 100.0 if name == mad else 1.0
+        series = 1 + sum(also is SubjectKind.CONTAINER for also in stated.also)  # a container beside each GPU
+        for population, places in fleet.populations(kind.where):
+            measured = [r for r in rates() if (r.detector, r.population) == (name, population) and r.measured]
+            weekly = [rate.high * fleet.jobs for rate in measured if rate.unit is Unit.RUNS]
+            days = 7.0 * series * len(places)
+            weekly += [rate.high * days for rate in measured if rate.unit is Unit.DAYS]
+            claim = stated.per_1000_series_days / 1000.0 * days
+            found.append(Source(kind, places, often * max(weekly, default=claim)))
     return found
 
 
-def drawn(kind: FaultKind, weekly: float, rng: np.random.Generator) -> Iterator[FaultKind]:
-    yield from [kind] * int(rng.poisson(weekly / 168.0))
+def true_sources(fleet: Fleet, gpus: int) -> list[Source]:
+    """Where faults come from: each kind at all places that can have it."""
+    found = []
+    for kind in MIX:
+        places = [place for _, some in fleet.populations(kind.where) for place in some]
+        found.append(Source(kind, places, kind.share * PER_NODE_DAY * gpus / 8 * 7.0))
+    return found
 
 
-def live(gpus: int, seed: int, answers: bool, mad: str) -> Counter[str]:
-    """26 weeks of one fleet, counted."""
+def by_hour(sources: Sequence[Source], rng: np.random.Generator) -> dict[int, list[Source]]:
+    """Which sources alarm in which hour."""
+    found: dict[int, list[Source]] = defaultdict(list)
+    for source in sources:
+        counts = rng.poisson(source.weekly / 168.0, WEEKS * 168)
+        for hour in np.flatnonzero(counts).tolist():
+            found[hour] += [source] * int(counts[hour])
+    return found
+
+
+def live(gpus: int, seed: int, answers: bool, mad: str) -> tuple[Counter[str], list[tuple[int, str]]]:
+    """26 weeks of one fleet: what was counted, and (12-hour shift, place) of each page."""
     rng = np.random.default_rng(seed)
-    fleet, stated = Fleet(gpus, rng), promises([kind() for kind in ALL], {})
-    budget, counts = Budget(BudgetSettings(), stated), Counter[str]()
+    fleet, budget = Fleet(gpus, rng), Budget(BudgetSettings(), promises([kind() for kind in ALL], {}))
+    if FALSE.keys() != {name for name, of in budget.stated.items() if of.basis is RateBasis.STATISTICAL}:
+        raise ValueError("FALSE does not list the statistical detectors")
+    counts, pages = Counter[str](), list[tuple[int, str]]()
     budget.weigh([], fleet.tick(1e9), fleet.inventory)
-    false = {name: rate * (100.0 if name == mad else 1.0) for name, rate in weekly_false(fleet, budget).items()}
-    pages = np.zeros(WEEKS * 14, dtype=np.int64)
+    false = false_sources(fleet, budget, mad)
+    wrong_at, right_at = by_hour(false, rng), by_hour(true_sources(fleet, gpus), rng)
     for hour in range(WEEKS * 168):
         at_s = 1e9 + (hour + 1) * HOUR_S
-        wrong = [k for name, rate in false.items() for k in drawn(FALSE[name], rate, rng)]
-        right = [k for k in MIX for _ in drawn(k, k.share * PER_NODE_DAY * gpus / 8 * 7.0, rng)]
-        found = [fleet.alarm(k, at_s, rng, n) for n, k in enumerate([*wrong, *right])]
+        wrong, right = wrong_at[hour], right_at[hour]
+        found = [fleet.alarm(s.kind, s.places, at_s, rng, n) for n, s in enumerate([*wrong, *right])]
         for n in range(len(wrong)):
             found[n] = replace(found[n], score=1.0 + float(rng.pareto(1.0)))
         weighed = budget.weigh(found, fleet.tick(at_s), fleet.inventory)
+        if not weighed:
+            continue
         true = {finding.episode for finding in weighed[len(wrong) :]}
         for decision in correlate(weighed, [], fleet.inventory, at_s):
             counts["ignored"] += decision.verb is DecisionVerb.IGNORE
             if widest(decision.findings) is Lane.PAGE:
-                pages[hour // 12] += 1
+                pages.append((hour // 12, _place(decision, fleet.inventory, at_s)))
                 if true.isdisjoint(f.episode for f in decision.findings):
                     counts.update({"false_pages": 1, f"false {decision.cause.detector}": 1})
-        _count_faults(counts, weighed[len(wrong) :], Reach(fleet.inventory, at_s), mad)
-        budget.weigh([replace(f, state=State.CLEAR) for f in weighed], fleet.tick(at_s + 1.0), fleet.inventory)
+        _count_faults(counts, weighed[len(wrong) :], right, fleet, mad)
+        # it clears before the next hour's alarms are weighed
+        over = fleet.tick(at_s + HOUR_S - 1.0, stepped=False)
+        budget.weigh([replace(f, state=State.CLEAR) for f in weighed], over, fleet.inventory)
         for finding in weighed[: len(wrong)]:
             budget.refute([finding.episode])
         if answers:
             budget.confirm(true)
-    counts |= Counter({"shift_median": int(np.median(pages)), "shift_p95": int(np.quantile(pages, 0.95))})
-    counts["alarms_false"] = round(sum(false.values()))
-    return counts
+    counts["alarms_false"] = round(sum(source.weekly for source in false))
+    return counts, pages
 
 
-def _count_faults(counts: Counter[str], faults: list[Finding], reach: Reach, mad: str) -> None:
-    """Counts the lanes of true faults: proven ones, ones that cost a page, and the rest by strength."""
-    for fault in faults:
+def _place(decision: CorrelationDecision, inventory: Inventory, at_s: float) -> str:
+    """The job, or else the node or server, that an incident is about."""
+    above = inventory.ancestors(decision.cause.subject, at_s)
+    kinds = (SubjectKind.JOB, SubjectKind.NODE, SERVER)
+    return str(next((s for kind in kinds for s in above if s.kind is kind), decision.cause.subject))
+
+
+def _count_faults(
+    counts: Counter[str], faults: list[Finding], sources: Sequence[Source], fleet: Fleet, mad: str
+) -> None:
+    """Counts the lanes of true faults: proven ones, ones that cost a page, and the rest by strength. One that would
+    cost a page and was never measured where it is may only be a ticket."""
+    if not faults:
+        return
+    reach = Reach(fleet.inventory, faults[0].at.t_s)
+    for fault, source in zip(faults, sources, strict=True):
         paged, cost = lane_of(fault) is Lane.PAGE, reach.gpus(fault.subject) * lost_share(fault)
-        proven = fault.score >= CERTAIN or fault.fault in NEAR_FACTS or fault.detector not in FALSE
-        strength = next(
-            name for top, name in ((1.5, "1-1.5"), (3.0, "1.5-3"), (np.inf, "3-")) if fault.score <= top
-        )
-        kind = "proven" if proven else "costly" if cost >= PAGE_COST else f"other {strength}"
-        reached = lane_of(fault) is not Lane.DIGEST if kind.startswith("other") else paged
-        counts.update({f"{kind}": 1, f"{kind} reached": int(reached)})
-        if fault.detector != mad:
-            counts.update({"unmad": int(paged or kind.startswith("other")), "unmad of": 1})
-        if kind == "costly":
-            counts.update({f"costly {fault.detector}": 1, f"costly {fault.detector} reached": int(paged)})
+        strength = next(name for top, name in STRENGTHS if fault.score <= top)
+        proven = source.kind.fact or fault.fault in NEAR_FACTS
+        above = fleet.inventory.ancestors(fault.subject, fault.at.t_s)
+        ticket = bool(unmeasured(fault.detector, population_of(fault.subject, above, fleet.training)))
+        if proven:
+            kind = "proven"
+        elif cost < PAGE_COST:
+            kind = f"other {strength}"
+        else:
+            kind = "costly, not measured" if ticket else f"costly {strength}"
+        reached = paged if kind.startswith(("proven", "costly ")) else lane_of(fault) is not Lane.DIGEST
+        names = [kind, *([f"costly {fault.detector}"] if kind.startswith("costly ") else [])]
+        for name in names:
+            counts.update({name: 1, f"{name} reached": int(reached)})
+        counts["costly, not measured, paged"] += kind == "costly, not measured" and paged
+        if fault.detector != mad and kind.startswith(("proven", "costly ")):
+            counts.update({"unmad": int(paged), "unmad of": 1})
 
 
-def row(gpus: int, answers: bool, mad: str = "") -> dict[str, Any]:
-    """One line of the table: three fleets with seeds 0, 1 and 2."""
-    lives = [live(gpus, seed, answers, mad) for seed in range(FLEETS)]
-    total: Counter[str] = sum(lives, Counter())
-    reached = {
-        name: {"faults": total[name], "share": total[f"{name} reached"] / total[name]}
-        for name in sorted(total)
-        if f"{name} reached" in total or name in ("proven", "costly")
-    }
+def rota(pages: Sequence[tuple[int, str]], persons: int) -> tuple[int, int]:
+    """(median, 95th percentile) of pages per 12-hour shift and person, who share the places among them."""
+    counts = np.zeros((WEEKS * 14, persons), dtype=np.int64)
+    for shift, place in pages:
+        counts[shift, crc32(place.encode()) % persons] += 1
+    return int(np.median(counts)), int(np.quantile(counts, 0.95, method="inverted_cdf"))
+
+
+def _persons(lives: Sequence[Sequence[tuple[int, str]]]) -> int:
+    """The smallest rota on which each fleet holds the bar."""
+
+    def held(persons: int) -> bool:
+        return all(median <= MEDIAN and p95 <= P95 for median, p95 in (rota(pages, persons) for pages in lives))
+
+    return next(persons for persons in range(1, 1000) if held(persons))
+
+
+Life = tuple[Counter[str], list[tuple[int, str]]]
+
+
+def seeds_of(gpus: int) -> tuple[int, ...]:
+    return SEEDS[:1] if gpus >= LARGE else SEEDS
+
+
+def row(gpus: int, answers: bool, mad: str, lives: Sequence[Life]) -> dict[str, Any]:
+    """One line of the table: a fleet of each seed."""
+    seeds = seeds_of(gpus)
+    total: Counter[str] = sum((counts for counts, _ in lives), Counter())
+    pages = [found for _, found in lives]
+    alone, persons = [rota(found, 1) for found in pages], _persons(pages)
+    shared = [rota(found, persons) for found in pages]
+    weeks = WEEKS * len(seeds)
+    names = sorted(name for name in total if name.startswith(("proven", "costly", "other")))
+    names = [name for name in names if not name.endswith(("reached", "paged"))]
     return {
         "gpus": gpus,
-        "fleets": FLEETS,
+        "seeds": seeds,
         "weeks": WEEKS,
         "answered": answers,
         "gone_mad": mad,
-        "false_alarms_per_week": total["alarms_false"] / FLEETS,
-        "false_pages_per_week": total["false_pages"] / FLEETS / WEEKS,
-        "worst_fleet_interval": garwood(max(one["false_pages"] for one in lives), WEEKS),
+        "false_alarms_per_week": total["alarms_false"] / len(seeds),
+        "pages_per_week": sum(map(len, pages)) / weeks,
+        "false_pages_per_week": total["false_pages"] / weeks,
+        "worst_fleet_interval": garwood(max(counts["false_pages"] for counts, _ in lives), WEEKS),
         "false_pages_by_detector": {name: total[f"false {name}"] for name in FALSE},
-        "shift_pages_median": max(one["shift_median"] for one in lives),
-        "shift_pages_p95": max(one["shift_p95"] for one in lives),
+        "persons": persons,
+        "shift_pages_median": max(m for m, _ in shared),
+        "shift_pages_p95": max(p for _, p in shared),
+        "shift_pages_of_one_person": [max(m for m, _ in alone), max(p for _, p in alone)],
         "alarms_without_incident": total["ignored"],
-        "faults": reached,
-        "others_that_page_or_ticket": total["unmad"] / max(total["unmad of"], 1),
+        "faults": {
+            name: {"faults": total[name], "share": total[f"{name} reached"] / total[name]} for name in names
+        },
+        "costly_not_measured_that_paged": total["costly, not measured, paged"],
+        "page_lane_of_other_detectors": {
+            "faults": total["unmad of"],
+            "share": total["unmad"] / max(total["unmad of"], 1),
+        },
     }
 
 
+LINES = (
+    *((gpus, answers, "") for gpus in (16, 190, 1000) for answers in (True, False)),
+    (LARGE, True, ""),
+    *((1000, True, mad) for mad in ("straggler", "hang")),
+)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gpus", type=int, nargs="*", default=[1000], help="Fleet sizes")
-    sizes = parser.parse_args().gpus
-    rows = [row(gpus, answers) for gpus in sizes for answers in (True, False)]
-    rows += [row(gpus, True, mad) for gpus in sizes for mad in ("straggler", "hang")]
-    write("lane_months", {"rows": rows})
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--line", type=int, nargs="*", default=range(len(LINES)), help="Lines to run anew, from 0")
+    parser.add_argument("--processes", type=int, default=2)
+    asked = parser.parse_args()
+    at, path = commit(), RESULTS / "lane_months.json"  # before it is written: it is a tracked file too
+    with ProcessPoolExecutor(asked.processes) as pool:
+        waiting = {
+            n: [pool.submit(live, LINES[n][0], seed, *LINES[n][1:]) for seed in seeds_of(LINES[n][0])]
+            for n in asked.line
+        }
+        for n, lives in waiting.items():
+            found = {"commit": at} | row(*LINES[n], [life.result() for life in lives])
+            rows = json.loads(path.read_text())["results"]["rows"] if path.exists() else [None] * len(LINES)
+            rows[n] = found
+            write("lane_months", {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where each statistical detector's rate was measured: `python -m benchmarks.populations`, from committed results.
+"""Where each detector's rate was measured: `python -m benchmarks.populations`, from committed results.
 
 Writes `nightshift/detectors/alarms/populations.json`. Only telemetry on which no threshold was chosen counts. What
 has no row was not measured. Intervals are Garwood's of a count over days, Clopper's and Pearson's of a
@@ -18,7 +18,6 @@ from scipy.stats import beta
 
 from benchmarks.report import RESULTS
 from nightshift.detectors.alarms.populations import Population, PopulationRate, Unit
-from nightshift.detectors.base import RateBasis
 from nightshift.detectors.contract.evaluate import garwood
 from nightshift.detectors.plugins import ALL
 
@@ -68,14 +67,51 @@ def _public_logs(result: Any) -> tuple[float, int]:
     return own["logs"], own["alarmed"]
 
 
+def _runs(detector: str) -> Count:
+    def count(result: Any) -> tuple[float, int]:
+        own = result["MLPerf runs, odd"][detector]
+        return own["runs"], own["alarmed"]
+
+    return count
+
+
+def _quiet_jobs(result: Any) -> tuple[float, int]:
+    """Logs that the whole daemon read, and incidents about one of them."""
+    return result["logs"], sum(bool(incident["log"]) for incident in result["opened"])
+
+
+def _quiet_kernels(result: Any) -> tuple[float, int]:
+    """Logs of machines, and how many of them had an event other than a start."""
+    logs = [name for name in result["by_source"] if "/training_results" not in name and "nanogpt" not in name]
+    return len(logs), sum(bool(result["events"].get(name, {}).keys() - {"boot"}) for name in logs)
+
+
 TRAINING, SERVING, HOSTS = Population.TRAINING, Population.SERVING, Population.HOSTS
-_RUNS = "benign labelled runs of a seed that no choice was made on, and public training logs with odd names"
+_RUNS = "benign labelled runs of a seed that no choice was made on; public training logs and MLPerf runs, odd names"
+_MLPERF = "MLPerf training runs by their logs, odd names; the GPUs assumed idle in each pause"
+_QUIET = "public logs of jobs that ended well, odd names, read by the whole daemon"
+_KERNELS = "public kernel and system logs without a fault, odd names"
 _RECORDED = "healthy phases of our own H200 recordings"
 _VMS = "Bitbrains: virtual machines with a daily tide, odd names"
 _LIFTED = "the same machines, peaks lifted to 97 % of the limit"
 _TIDE = "machines drawn on the mean tide of Alibaba 2018, odd names"
 EVIDENCE = (
-    Evidence("divergence", TRAINING, _RUNS, Unit.RUNS, (("detect_loss", _benign), ("held_out_loss", _public_logs))),
+    Evidence(
+        "divergence",
+        TRAINING,
+        _RUNS,
+        Unit.RUNS,
+        (("detect_loss", _benign), ("held_out_loss", _public_logs), ("held_out_runs", _runs("divergence"))),
+    ),
+    *(
+        Evidence(name, TRAINING, _MLPERF, Unit.RUNS, (("held_out_runs", _runs(name)),))
+        for name in ("hang", "stall")
+    ),
+    *(
+        Evidence(name, TRAINING, _QUIET, Unit.RUNS, (("field_quiet_jobs", _quiet_jobs),))
+        for name in ("job_crash", "nccl_watchdog")
+    ),
+    Evidence("kernel_events", HOSTS, _KERNELS, Unit.RUNS, (("field_quiet_lines", _quiet_kernels),)),
     Evidence("memory_leak", SERVING, "GenTD26: serving pods, odd names", Unit.DAYS, _held_out("GenTD26 pods")),
     Evidence("memory_leak", HOSTS, _VMS, Unit.DAYS, _held_out("Bitbrains VMs with a tide")),
     Evidence("memory_leak", HOSTS, _LIFTED, Unit.DAYS, _held_out("Bitbrains VMs lifted to 97 %")),
@@ -111,7 +147,7 @@ def _result(name: str) -> Any:
 
 def populations() -> list[dict[str, Any]]:
     """The rows of `populations.json`. Raises OSError, KeyError and ValueError where a figure is missing."""
-    stated = {kind.plugin: rate for kind in ALL if (rate := kind().stated).basis is RateBasis.STATISTICAL}
+    stated = {kind.plugin: kind().stated for kind in ALL}
     rows = []
     for evidence in EVIDENCE:
         name = evidence.detector

@@ -155,7 +155,7 @@ def _named(part: object) -> set[str]:
 def detectors_page() -> str:
     """What each detector promises, in its own words."""
     from nightshift.agent.history.lookback_signals import LOGS, NEEDS
-    from nightshift.detectors.alarms.populations import LEAST_EXPECTED, MOST_RUNS, NEAR_FACTS
+    from nightshift.detectors.alarms.populations import LEAST_COMPARED, LEAST_EXPECTED, MOST_RUNS, NEAR_FACTS, rates
     from nightshift.detectors.base import RateBasis
     from nightshift.detectors.ecc.sku import page as ecc_sku_page
     from nightshift.detectors.plugins import ALL
@@ -191,8 +191,13 @@ def detectors_page() -> str:
         "",
         "Everywhere else an alarm is a *ticket*, or a line of the digest: the incident opens, but no outlet",
         "pages. It may page after [`nightshift calibrate`](../how-to/calibrate.md) or after one watched week",
-        "of this fleet. Events, near-facts (" + ", ".join(f"`{fault}`" for fault in sorted(NEAR_FACTS)) + "),",
-        "and what the hardware says of itself may page everywhere.",
+        "of this fleet. Events, and what the hardware says of itself, may page everywhere. Where near-facts",
+        "("
+        + ", ".join(f"`{fault}`" for fault in sorted(NEAR_FACTS))
+        + ") may page, they page whatever the budget holds.",
+        "",
+        f"*Expected*: alarms by the stated rate. From {LEAST_COMPARED:.0f} on, stated and realised rate are",
+        "compared; below, the upper end of the interval is the rate.",
         "",
         "The table of each detector below lists the telemetry, with default settings, and the result file in",
         "`benchmarks/results`. `python -m benchmarks.populations` reads these files.",
@@ -203,7 +208,8 @@ def detectors_page() -> str:
         about = (sys.modules[kind.__module__].__doc__ or "").strip()
         needs = ", ".join(f"`{name}`" for name in NEEDS.get(kind.plugin, ())) or LOGS[kind.plugin]
         lines += ["", f"## {kind.plugin}", "", about, "", f"Needs: {needs}. [Settings](settings.md)."]
-        if promised[kind.plugin].basis is RateBasis.STATISTICAL:
+        known = any(rate.detector == kind.plugin for rate in rates())
+        if promised[kind.plugin].basis is RateBasis.STATISTICAL or known:
             lines += _measured(kind.plugin)
         if kind.plugin == "ecc":
             lines += ["", "Which signals of memory errors a GPU has (`nightshift lookback` says it of yours):", ""]
@@ -214,40 +220,37 @@ def detectors_page() -> str:
 
 def _lanes(names: list[str]) -> Iterator[str]:
     """Ticket or at most a page, by statistical detector and population."""
-    from nightshift.detectors.alarms.populations import NEAR_FACTS, Population, unmeasured
-    from nightshift.detectors.plugins import ALL
+    from nightshift.detectors.alarms.populations import Population, unmeasured
 
-    finds = {kind.plugin: kind().faults for kind in ALL}
     yield "| detector | " + " | ".join(Population) + " |"
     yield "|---" * (1 + len(Population)) + "|"
     for name in names:
-        near = NEAR_FACTS.intersection(finds[name])
-        facts = ", ".join(f"`{fault}`" for fault in sorted(near))
-        ticket = f"ticket ({facts}: may page)" if near else "ticket"
-        ticket = "may page (near-fact)" if near == set(finds[name]) else ticket
-        cells = (ticket if unmeasured(name, population) else "may page" for population in Population)
+        cells = ("ticket" if unmeasured(name, population) else "may page" for population in Population)
         yield f"| `{name}` | " + " | ".join(cells) + " |"
 
 
 def _measured(name: str) -> Iterator[str]:
-    """False alarms of a statistical detector on healthy telemetry, by population."""
-    from nightshift.detectors.alarms.populations import Population, Unit, rates
+    """False alarms of a detector on healthy telemetry, by population."""
+    from nightshift.detectors.alarms.populations import LEAST_COMPARED, Population, Unit, rates
 
     yield from ("", "False alarms on healthy telemetry ([how to read this](#where-each-rate-was-measured)):", "")
-    yield "| population | telemetry | exposure | alarms | rate, 90 % interval | verdict | from |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| population | telemetry | exposure | expected | alarms | rate, 90 % interval | verdict | from |"
+    yield "|---|---|---|---|---|---|---|---|"
     for population in Population:
         rows = [rate for rate in rates() if rate.detector == name and rate.population is population]
         if not rows:
-            yield f"| {population} | none | 0 | – | – | not measured | – |"
+            yield f"| {population} | none | 0 | – | – | – | not measured | – |"
         for rate in rows:
             scale, unit = (1000.0, " per 1,000 series-days") if rate.unit is Unit.DAYS else (100.0, " % of runs")
             value, low, high = (scale * x for x in (rate.alarms / rate.exposure, rate.low, rate.high))
             exposure = f"{rate.exposure:,.4f}" if rate.exposure < 1 else f"{rate.exposure:,.0f}"
+            expected = "–" if rate.unit is Unit.RUNS else f"{rate.expected:.2g}"
+            if rate.expected >= LEAST_COMPARED:
+                expected += f" (realised {rate.alarms / rate.expected:.1f} times)"
             verdict = "holds" if rate.holds else "too high" if rate.measured else "too short to tell"
             files = ", ".join(f"`{file}`" for file in rate.files)
             yield (
-                f"| {population} | {rate.telemetry} | {exposure} {rate.unit} | {rate.alarms} "
+                f"| {population} | {rate.telemetry} | {exposure} {rate.unit} | {expected} | {rate.alarms} "
                 f"| {value:,.1f} ({low:,.1f} to {high:,.1f}){unit} | {verdict} | {files} |"
             )
 

@@ -3,6 +3,7 @@
 SEED=n             redraws which faults happen where, when, and how large
 ONCE=1             unattended and unpaced; prints JSON; exit status 1 where anything was missed or needless
 SLACK=1            also shows the messages that Slack would get, on a stand-in's page, with their buttons
+ASLEEP=1           no one answers for an hour, and one detector alarms everywhere: who is paged and called, for what
 DEMO_APPROVE=auto  the demo approves plans by itself; else click in the console, or `nightshift approve ID`
 """
 
@@ -38,24 +39,36 @@ def run(
     approve: Annotated[str, typer.Option(envvar="DEMO_APPROVE", help="auto or click")] = "",
     port: Annotated[int, typer.Option(help="Port of the console; 0 any free one")] = 0,
     slack: Annotated[bool, typer.Option(help="Also show Slack's messages, on a stand-in's page")] = False,
+    asleep: Annotated[
+        bool, typer.Option(envvar="ASLEEP", help="No one answers for an hour; one detector goes mad")
+    ] = False,
     keep: Annotated[bool, typer.Option(help="Keep the run's folder")] = False,
 ) -> None:
     """Runs the demo."""
     if approve not in ("", "auto", "click"):
         raise typer.BadParameter(f"DEMO_APPROVE is {approve!r}; it is auto or click")
     folder = Path(tempfile.mkdtemp(prefix="nightshift-demo-"))
-    automatic = once or approve == "auto"
+    automatic = not asleep and (once or approve == "auto")
     screen = Console(stderr=once)
     terminal = Terminal(screen, live=screen.is_terminal and not once, approves_itself=automatic)
 
     def pace_s(_: Demo) -> float:
         if once:
             return 0.0
-        return WAITING_TICK_S if terminal.waits_for_a_person else WATCHABLE_TICK_S
+        return WAITING_TICK_S if terminal.waits_for_a_person and not asleep else WATCHABLE_TICK_S
 
     with (folder / "nightshift.log").open("w") as log:
         structlog.configure(logger_factory=structlog.WriteLoggerFactory(file=log))
-        demo = Demo(seed, folder, approve=automatic, port=port, slack=slack, pace_s=pace_s, watch=terminal.watch)
+        demo = Demo(
+            seed,
+            folder,
+            approve=automatic,
+            port=port,
+            slack=slack,
+            asleep=asleep,
+            pace_s=pace_s,
+            watch=terminal.watch,
+        )
         screen.print(f"console: {demo.app.sign_in_link()}", soft_wrap=True, highlight=False)
         if demo.stand_in is not None:
             screen.print(f"slack: {demo.stand_in.url}/", soft_wrap=True, highlight=False)

@@ -6,9 +6,11 @@ script holds stays on this side.
 
 from __future__ import annotations
 
+import json
+import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,17 +18,21 @@ import yaml
 
 from examples.demo import recording
 from examples.demo.scenario import TICK_S, BenignKind, Scenario, draw
-from examples.demo.score import Report, score
+from examples.demo.score import ESCALATE_S, RUNGS, Report, is_due, score, score_asleep
 from examples.demo.serving import CADVISOR, DCGM, KERNEL_LOG
-from examples.demo.world import World
+from examples.demo.world import World, gpu_subject
 from examples.slack_stand_in.server import StandIn
-from examples.slack_stand_in.workspace import TEAM
+from examples.slack_stand_in.workspace import TEAM, Workspace
 from nightshift.agent.app import App
 from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.policy import Person, Role
 from nightshift.agent.settings import load as load_settings
 from nightshift.agent.store.incident import Incident, IncidentState
 from nightshift.agent.store.incident_store import Store
+from nightshift.collectors.frame import Instant
+from nightshift.collectors.subject import Inventory, Subject
+from nightshift.collectors.tick import Tick
+from nightshift.detectors.base import Detector, Fault, Finding, Severity, State, StatedRate
 
 CONFIG = "nightshift.yaml"
 LIMIT_S = 7_200.0
@@ -38,6 +44,11 @@ _READS_FOR_S = 20.0
 """How long the demo's approver looks at a plan (simulated)."""
 _SETTLE_TIMEOUT_S = 20.0
 _CHANNEL, _ANN = "C0ONCALL", "U0ANN"
+ASLEEP_S = 3_600.0
+"""Without an answer a run is an hour."""
+_REMIND_S = 300.0
+_STORM_FROM_S, _STORM_EVERY_S = 300.0, 45.0
+_DELIVERY_TIMEOUT_S = 120.0
 _ON_CALL = tuple(Person(name, frozenset({Role.ADMIN}), "demo") for name in ("on-call@demo", "lead@demo"))
 
 
@@ -80,9 +91,49 @@ def slack_configuration(stand_in: StandIn, folder: Path) -> dict[str, object]:
             "workspace": TEAM,
             "channel": _CHANNEL,
             "api_url": stand_in.api_url,
+            "remind_s": _REMIND_S,
+            "escalate_s": ESCALATE_S,
+            "escalate_to": list(RUNGS),
         },
         "people": {"roles": {"ann@demo.example": "admin"}},
     }
+
+
+class GoneMad:
+    """A detector that also calls healthy GPUs critical, one more every `_STORM_EVERY_S`, and never stops."""
+
+    def __init__(self, real: Detector, gpus: Sequence[Subject], from_s: float) -> None:
+        self._real = real
+        self._gpus = {gpu: from_s + n * _STORM_EVERY_S for n, gpu in enumerate(gpus)}
+        self.snapshot, self.restore = real.snapshot, real.restore
+
+    @property
+    def name(self) -> str:
+        return self._real.name
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        return self._real.faults
+
+    @property
+    def stated(self) -> StatedRate:
+        return self._real.stated
+
+    def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
+        found = self._real.update(tick, inventory)
+        for gpu, since_s in self._gpus.items():
+            if since_s <= tick.at_s:
+                told = (self.name, self.faults[0], gpu, State.FIRING, Instant(since_s), Instant(tick.at_s))
+                found.append(Finding(*told, Severity.CRITICAL, "The clock is low without a cause", 50.0, 1.0))
+        return found
+
+
+def called(room: Workspace, incident: str) -> list[str]:
+    """Whom the threads of an incident's messages mention."""
+    names = re.compile(rf"\b{incident}\b")
+    cards = [message for message in room.messages(_CHANNEL) if names.search(json.dumps(message))]
+    said = json.dumps([room.thread(_CHANNEL, card["ts"]) for card in cards])
+    return [whom for whom in RUNGS if whom in said]
 
 
 @dataclass
@@ -140,7 +191,8 @@ class DemoClock:
 
 class Demo:
     """Builds a run in a folder. `approve`: the demo approves by itself. `slack`: also tells a stand-in for Slack,
-    shown at its `url`. `watch` is called every tick."""
+    shown at its `url`. `asleep`: no one answers for an hour, and the detector `mad` alarms on every GPU. `watch` is
+    called every tick."""
 
     def __init__(
         self,
@@ -150,6 +202,8 @@ class Demo:
         approve: bool,
         port: int = 0,
         slack: bool = False,
+        asleep: bool = False,
+        mad: str = "throttle",
         pace_s: Callable[[Demo], float] = lambda _: 0.0,
         watch: Callable[[Demo], None] = lambda _: None,
     ) -> None:
@@ -158,14 +212,19 @@ class Demo:
         self._recording = recording.load()
         self.world = World(self.scenario, self._recording, folder)
         self.config = folder / CONFIG
-        self.stand_in = StandIn(sockets=False) if slack else None
-        values = configuration(self.world, folder, port)
+        self.stand_in = StandIn(sockets=False) if slack or asleep else None
+        values = configuration(self.world, folder, port) | ({"tick_s": 2 * TICK_S} if asleep else {})
         if self.stand_in is not None:
             self.stand_in.__enter__()
             values |= slack_configuration(self.stand_in, folder)
         self.config.write_text(yaml.safe_dump(values, sort_keys=False))
         self.clock = DemoClock(self.world, self.between_ticks, lambda: pace_s(self))
         self.app = App(load_settings(self.config), clock=self.clock)
+        self.mad = mad if asleep else ""
+        if asleep:
+            gpus, from_s = [gpu_subject(gpu) for gpu in self.scenario.gpus], self.world.start_s + _STORM_FROM_S
+            parts = self.app.detection.detectors
+            self.app.detection.swap([GoneMad(d, gpus, from_s) if d.name == mad else d for d in parts])
         if self.stand_in is not None and self.app.server is not None:
             self.stand_in.shown = (_CHANNEL, _ANN, f"{self.app.server.url}/slack/events")
         self.unsettled = 0
@@ -179,8 +238,29 @@ class Demo:
         self._began_s = time.monotonic()
         self.app.start()
         self.app.run()
-        report = score(self.world, self.incidents(), time.monotonic() - self._began_s)
-        return replace(report, unsettled=self.unsettled)
+        if self.mad:
+            self._deliver()
+            noisy, calls = self.app.detection.budget.noisy(), self.calls()
+            report = score_asleep(self.world, self.incidents(), self.mad, noisy.get(self.mad, ""), calls)
+        else:
+            report = score(self.world, self.incidents())
+        wall_s = round(time.monotonic() - self._began_s, 1)
+        return replace(report, wall_s=wall_s, unsettled=self.unsettled)
+
+    def calls(self) -> dict[str, list[str]]:
+        """Whom the threads of Slack mention, by incident."""
+        if self.stand_in is None:
+            return {}
+        return {incident.id: called(self.stand_in.workspace, incident.id) for incident in self.incidents()}
+
+    def _deliver(self) -> None:
+        """Waits until every page that is due for it has called everyone: the clock stands still, Slack does not."""
+        until_s = time.monotonic() + _DELIVERY_TIMEOUT_S
+        while time.monotonic() < until_s:
+            calls = self.calls()
+            if all(len(calls[i.id]) == len(RUNGS) for i in self.incidents() if is_due(i, self.world.now_s)):
+                return
+            time.sleep(0.5)
 
     def close(self) -> None:
         self.app.stop()
@@ -208,6 +288,8 @@ class Demo:
 
     def _over(self) -> bool:
         world = self.world
+        if self.mad:
+            return world.elapsed_s >= ASLEEP_S
         last_onset_s = max(fault.onset_s for fault in self.scenario.faults)
         if world.elapsed_s > min(LIMIT_S, last_onset_s + GRACE_S):
             return True

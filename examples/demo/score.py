@@ -6,16 +6,17 @@ Only this file and the world know the truth. It reads the store as any user coul
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from examples.demo.scenario import START_S, TICK_S, FaultKind
 from examples.demo.world import FaultRecord, World, gpu_subject, job_subject, pod_subject
-from nightshift.agent.store.incident import Incident, IncidentState
+from nightshift.agent.store.incident import Incident, IncidentState, unanswered_since_s
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import ActionKind
 from nightshift.controllers.actuators.simulated import SimulatedEffect
+from nightshift.detectors.alarms.lanes import Lane, widest
 from nightshift.detectors.base import Fault
 
 EXPECTED: dict[FaultKind, frozenset[Fault]] = {
@@ -27,6 +28,9 @@ EXPECTED: dict[FaultKind, frozenset[Fault]] = {
     FaultKind.ECC: frozenset({Fault.HBM_DEGRADED, Fault.HBM_IMMINENT, Fault.XID}),
 }
 """Causes that name the fault rightly."""
+RUNGS = ("U0BOB", "S0TEAM")
+"""Whom an unanswered page mentions, in order: the second person, then the team."""
+ESCALATE_S = 600.0
 _EARLY_S = 2 * TICK_S
 """A finding's onset is the start of a step or bucket; it may lie this much before the script's."""
 
@@ -48,6 +52,10 @@ class Row:
     resolved_after_s: float | None
     outcome: str
     problems: tuple[str, ...]
+    lane: str = ""
+    """page, ticket or digest."""
+    called: tuple[str, ...] = ()
+    """Whom the page mentions after a time without an answer."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +64,11 @@ class Report:
 
     seed: int
     simulated_s: float
-    wall_s: float
     rows: tuple[Row, ...]
     problems: tuple[str, ...] = field(default=())
+    wall_s: float = 0.0
+    storm: str = ""
+    """What became of the alarms of a detector gone mad."""
     unsettled: int = 0
     """Ticks at which the daemon was not done when the time that it was given ran out: the machine was too slow."""
 
@@ -70,15 +80,11 @@ class Report:
         return {"ok": self.ok, **asdict(self)}
 
 
-def score(world: World, incidents: Sequence[Incident], wall_s: float) -> Report:
+def score(world: World, incidents: Sequence[Incident]) -> Report:
     """Every fault needs exactly one incident with the right cause, an action on it, and a confirmed recovery; every
     incident and every action needs a fault."""
     effects = world.cluster.effects()
-    owned: dict[str, FaultRecord] = {}
-    for incident in incidents:
-        found = [record for record in world.records if _is_about(world, record, incident)]
-        if found:
-            owned[incident.id] = found[0]
+    owned = _owned(world, incidents)
     rows = tuple(
         _row(world, record, [i for i in incidents if owned.get(i.id) is record], effects)
         for record in world.records
@@ -87,7 +93,54 @@ def score(world: World, incidents: Sequence[Incident], wall_s: float) -> Report:
         f"{incident.id} is about no fault: {incident.title}" for incident in incidents if incident.id not in owned
     ]
     problems += [p for effect in effects if (p := _needless(world, effect)) is not None]
-    return Report(world.scenario.seed, world.elapsed_s, round(wall_s, 1), rows, tuple(problems))
+    return Report(world.scenario.seed, world.elapsed_s, rows, tuple(problems))
+
+
+def score_asleep(
+    world: World, incidents: Sequence[Incident], mad: str, noise: str, calls: Mapping[str, Sequence[str]]
+) -> Report:
+    """Where no one answers: every fault is open in an incident of its own, nothing was done, and every page that is
+    due has called all of `RUNGS`. The alarms of the detector `mad` are tickets that say so; some fault pages."""
+    storm = [i for i in incidents if all(stored.finding.detector == mad for stored in i.findings)]
+    others = [i for i in incidents if i not in storm]
+    owned = _owned(world, others)
+    rows = []
+    for record in world.records:
+        about = [i for i in others if owned.get(i.id) is record]
+        row = _row(world, record, about, world.cluster.effects())
+        problems = [p for p in row.problems if p != "not repaired" and not p.startswith("ended ")]
+        problems += [f"{row.action} without an approval"] if row.action else []
+        for incident in about:
+            if is_due(incident, world.now_s) and len(calls[incident.id]) < len(RUNGS):
+                problems.append(f"{incident.id} has called only {', '.join(calls[incident.id]) or 'on-call'}")
+        called = tuple(whom for whom in RUNGS if any(whom in calls[i.id] for i in about))
+        lane = widest(s.finding for i in about for s in i.findings) if about else ""
+        rows.append(replace(row, problems=tuple(problems), lane=str(lane), called=called))
+    problems = [f"{i.id} is about no fault: {i.title}" for i in others if i.id not in owned]
+    problems += [f"{i.id} pages: {i.title}" for i in storm if lane_of_incident(i) is Lane.PAGE]
+    problems += [] if storm and noise else [f"detector {mad} is not called noisy"]
+    problems += [] if any(row.lane == Lane.PAGE for row in rows) else ["no fault pages"]
+    problems += [] if any(row.called for row in rows) else ["no page calls the second person"]
+    alarms = sum(len(i.findings) for i in storm)
+    said = f"{alarms} alarms, {len(storm)} incidents, no page: {noise}"
+    return Report(world.scenario.seed, world.elapsed_s, tuple(rows), tuple(problems), storm=said)
+
+
+def lane_of_incident(incident: Incident) -> Lane:
+    return widest(stored.finding for stored in incident.findings)
+
+
+def is_due(incident: Incident, now_s: float) -> bool:
+    """Whether a page has been unanswered for so long that everyone is called."""
+    since_s = unanswered_since_s(incident.history)
+    due = since_s is not None and now_s >= since_s + len(RUNGS) * ESCALATE_S
+    return due and lane_of_incident(incident) is Lane.PAGE
+
+
+def _owned(world: World, incidents: Sequence[Incident]) -> dict[str, FaultRecord]:
+    """The fault that each incident is about, by the incident's id."""
+    found = {i.id: [record for record in world.records if _is_about(world, record, i)] for i in incidents}
+    return {name: records[0] for name, records in found.items() if records}
 
 
 def subjects_of(world: World, record: FaultRecord) -> set[Subject]:

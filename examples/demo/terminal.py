@@ -127,7 +127,9 @@ def verdict(report: Report) -> Group:
     table = Table(
         title=f"seed {report.seed}: {report.simulated_s / 60:.0f} simulated minutes in {report.wall_s:.0f} s"
     )
-    for name in ("fault", "job", "incident", "found after", "diagnosis", "action", "resolved after", "verdict"):
+    asleep = bool(report.storm)
+    ends = ("lane", "called") if asleep else ("action", "resolved after")
+    for name in ("fault", "job", "incident", "found after", "diagnosis", *ends, "verdict"):
         table.add_column(name)
     for row in report.rows:
         table.add_row(
@@ -136,13 +138,17 @@ def verdict(report: Report) -> Group:
             row.incident or "-",
             _minutes(row.detected_after_s),
             row.diagnosis or "-",
-            row.action or "-",
-            _minutes(row.resolved_after_s),
+            *(
+                (row.lane or "-", ", ".join(row.called) or "-")
+                if asleep
+                else (row.action or "-", _minutes(row.resolved_after_s))
+            ),
             Text("; ".join(row.problems), style="red") if row.problems else Text("ok", style="green"),
         )
     benign = [Text(problem, style="red") for problem in report.problems]
+    storm = [Text(f"the storm: {report.storm}")] if asleep else []
     return Group(
-        table, *(benign or [Text("no benign phase alarmed, no healthy subject was touched", style="green")])
+        table, *storm, *(benign or [Text("no benign phase alarmed, no healthy subject was touched", style="green")])
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
 from nightshift.collectors.frame import Instant, LogRecord
@@ -120,7 +121,13 @@ class Finding:
     @property
     def episode(self) -> str:
         """Names this alarm over all its updates: same detector, fault, subject and onset."""
-        return fingerprint([self.detector, self.fault, str(self.subject), repr(self.since.t_s)])[:32]
+        return _episode(self.detector, self.fault, self.subject, self.since.t_s)
+
+
+# every stage of a look asks for it, and a fleet has thousands of alarms open
+@lru_cache(maxsize=65_536)
+def _episode(detector: str, fault: Fault, subject: Subject, since_s: float) -> str:
+    return fingerprint([detector, fault, str(subject), repr(since_s)])[:32]
 
 
 class RateBasis(StrEnum):

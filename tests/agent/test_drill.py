@@ -16,6 +16,7 @@ from nightshift.agent.__main__ import app as command_line
 from nightshift.agent.app import App
 from nightshift.agent.approvals.policy import Person, Role
 from nightshift.agent.drill import FACT, MARK, SCRIPTS, is_drill, is_drills, stage
+from nightshift.agent.rca.summary import headline_of
 from nightshift.agent.settings import load
 from nightshift.agent.store.incident import IncidentState
 from nightshift.collectors.base import Permanent
@@ -59,13 +60,13 @@ def daemon(tmp_path: Path) -> Any:
     exporter.close()
 
 
-@pytest.mark.parametrize("decision", ["approve", "reject"])
+@pytest.mark.parametrize("decision", ["approve", "reject", ""])
 def test_a_drill_is_diagnosed_decided_and_closed_on_a_simulated_actuator(daemon: Any, decision: str) -> None:
+    """Without a decision it ends by itself, and nothing was done. It is a TEST in every channel's headline."""
     app, config = daemon
     result: list[Any] = []
-    run = threading.Thread(
-        target=lambda: result.append(CliRunner().invoke(command_line, ["drill", "ecc", "--config", str(config)]))
-    )
+    asked = ["drill", "ecc", "--config", str(config), *([] if decision else ["--minutes", "0.05"])]
+    run = threading.Thread(target=lambda: result.append(CliRunner().invoke(command_line, asked)))
     run.start()
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (waiting := app.store.incidents([IncidentState.AWAITING_APPROVAL])):
@@ -76,12 +77,15 @@ def test_a_drill_is_diagnosed_decided_and_closed_on_a_simulated_actuator(daemon:
     assert incident.diagnosis.claims
     assert incident.action is not None
     assert is_drills(incident.action)
+    assert {waiting[0].title[:6], headline_of(incident)[:6]} == {"TEST: "}
     if decision == "approve":
         assert app.gate.approve(incident.id, incident.action.plan_sha256, ANN).ok
-    else:
+    elif decision:
         assert app.gate.reject(incident.id, incident.action.plan_sha256, ANN, "seen enough").ok
     run.join(60)
-    assert result[0].exit_code == 0, result[0].output
+    assert result[0].exit_code == (0 if decision else 1), result[0].output
+    while time.monotonic() < deadline and app.store.incident(incident.id).state is not IncidentState.RESOLVED:
+        time.sleep(0.05)
     assert app.store.incident(incident.id).state is IncidentState.RESOLVED
     (fleet,) = app.practice.actuators
     assert fleet.cluster.effects() == []

@@ -190,7 +190,8 @@ def test_years_without_an_alarm_are_evidence_that_a_tail_of_others_is_too_cautio
 
 def test_an_event_what_is_certain_and_a_near_fact_page_whatever_the_balance_holds() -> None:
     """A thousand critical ones at once: all page, none costs, and each event says what it is expected to cost."""
-    budget = Budget(BudgetSettings(false_pages_per_week=0.01), {"claim": CLAIMED, "event": EVENT, "hang": CLAIMED})
+    stated = {"claim": CLAIMED, "event": EVENT, "hang": replace(CLAIMED, own=True)}
+    budget = Budget(BudgetSettings(false_pages_per_week=0.01), stated)
     spent = replace(alarm("hang", "GPU-0", 1e9, 2.0), fault=Fault.HANG, severity=Severity.CRITICAL)
     for number in range(3):
         first = replace(spent, since=Instant(1e9 + number))
@@ -206,6 +207,8 @@ def test_an_event_what_is_certain_and_a_near_fact_page_whatever_the_balance_hold
     assert all(lane_of(f) is Lane.PAGE for f in told)
     assert {round(f.budget_cost, 6) for f in told[:-1]} == {0.0, 0.07}
     assert "expected per week" in words(told[1])
+    unmeasured = Budget(BudgetSettings(), {"hang": CLAIMED}).weigh([spent], gpu_tick(1e9, 100), Inventory())
+    assert lane_of(unmeasured[0]) is Lane.TICKET
 
 
 def test_a_weak_alarm_is_a_ticket_until_it_is_strong_and_then_pages_once() -> None:

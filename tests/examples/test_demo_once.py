@@ -22,10 +22,10 @@ UNSEEN = range(1000, 1001)
 """Seeds that nothing was tuned on. One is what the time of `make test-full` holds; give others by hand."""
 
 
-def once(seed: int) -> dict[str, Any]:
+def once(seed: int, *more: str) -> dict[str, Any]:
     """The report of an unattended run. Fails where the exit status and the report disagree."""
     done = subprocess.run(
-        [sys.executable, "-m", "examples.demo", "--once", "--seed", str(seed)],
+        [sys.executable, "-m", "examples.demo", "--once", "--seed", str(seed), *more],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -76,6 +76,18 @@ def test_a_plan_waits_until_somebody_approves_it_on_the_command_line() -> None:
         demo.send_signal(signal.SIGINT)
         demo.communicate(timeout=240)
     assert demo.returncode == 130
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+def test_while_everyone_sleeps_nothing_is_missed_and_a_storm_pages_no_one() -> None:
+    """An hour without an answer, and a detector that calls every GPU critical: each fault is open, in one incident,
+    pages call the second person and the team, and the storm is named and stays in tickets."""
+    report = once(7, "--asleep")
+    assert told(report) == []
+    assert {row["fault"] for row in report["rows"]} == set(FaultKind)
+    assert "detector throttle is noisy" in report["storm"]
+    assert "its pages are muted" in report["storm"]
 
 
 @pytest.mark.full

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from examples.demo.recording import load
 from examples.demo.scenario import START_S, FaultKind, draw
-from examples.demo.score import EXPECTED, Report, score
+from examples.demo.score import EXPECTED, RUNGS, Report, score, score_asleep
 from examples.demo.world import FaultRecord, World, gpu_subject, job_subject
 from nightshift.agent.store.diagnosis import Confidence, Diagnosis
 from nightshift.agent.store.incident import HistoryStep, Incident, IncidentState, StoredFinding
@@ -17,6 +18,7 @@ from nightshift.collectors.frame import Instant
 from nightshift.collectors.subject import Subject
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, Undo
 from nightshift.controllers.actuators.simulated import SimulatedActuator
+from nightshift.detectors.alarms.lanes import Lane, in_lane
 from nightshift.detectors.base import Fault, Finding, Severity, State
 
 CORRUPTION = "silent data corruption is possible, not proven"
@@ -91,21 +93,21 @@ def problems(report: Report) -> list[str]:
 
 def test_one_right_incident_per_fault_passes(world: World) -> None:
     """Every fault found once, rightly named, acted on and recovered is the only run that passes."""
-    report = score(world, right(world), 1.0)
+    report = score(world, right(world))
     assert report.ok, problems(report)
     assert {row.detected_after_s for row in report.rows} == {60.0}
 
 
 def test_silence_fails(world: World) -> None:
     """Without an incident every fault counts as missed."""
-    assert [row.problems[0] for row in score(world, [], 1.0).rows] == ["missed"] * len(FaultKind)
+    assert [row.problems[0] for row in score(world, []).rows] == ["missed"] * len(FaultKind)
 
 
 def test_an_alarm_on_a_benign_job_fails(world: World) -> None:
     """An incident about a job that no fault hit is named."""
     benign = world.jobs[world.scenario.benign[0].job]
     extra = incident(99, job_subject(benign), Fault.DATA_STALL, START_S + 3000)
-    assert problems(score(world, [*right(world), extra], 1.0)) == [f"INC-99 is about no fault: {extra.title}"]
+    assert problems(score(world, [*right(world), extra])) == [f"INC-99 is about no fault: {extra.title}"]
 
 
 def test_an_alarm_before_the_fault_is_no_detection(world: World) -> None:
@@ -113,7 +115,7 @@ def test_an_alarm_before_the_fault_is_no_detection(world: World) -> None:
     early = right(world)
     first = early[0]
     early[0] = incident(1, first.subjects[0], first.findings[0].finding.fault, START_S + 60)
-    found = problems(score(world, early, 1.0))
+    found = problems(score(world, early))
     assert any("INC-1 is about no fault" in problem for problem in found)
     assert "missed" in found
 
@@ -122,7 +124,7 @@ def test_a_fault_told_twice_fails(world: World) -> None:
     """Two incidents for one fault are one too many; a false alarm on its job counts as one, and is told as such."""
     twice = right(world)
     false = incident(98, twice[0].subjects[0], Fault.LOSS_DIVERGED, twice[0].opened_s + 60)
-    (problem,) = problems(score(world, [*twice, false], 1.0))
+    (problem,) = problems(score(world, [*twice, false]))
     assert problem == f"opened 2 times: INC-1 ({twice[0].title}), INC-98 ({false.title})"
 
 
@@ -132,10 +134,35 @@ def test_a_wrong_cause_and_a_hidden_corruption_fail(world: World) -> None:
         wrong = right(world)
         at_s = wrong[index].opened_s
         wrong[index] = incident(index + 1, wrong[index].subjects[0], Fault.THROTTLE, at_s)
-        assert "diagnosed as throttle" in problems(score(world, wrong, 1.0))
+        assert "diagnosed as throttle" in problems(score(world, wrong))
         if record.fault.kind is FaultKind.BIT_FLIP:
             wrong[index] = incident(index + 1, wrong[index].subjects[0], Fault.LOSS_DIVERGED, at_s, "all well")
-            assert "silent corruption is not said to be possible" in problems(score(world, wrong, 1.0))
+            assert "silent corruption is not said to be possible" in problems(score(world, wrong))
+
+
+def test_without_an_answer_each_page_calls_everyone_and_the_storm_stays_in_tickets(world: World) -> None:
+    """Acting without an approval, an alarm of the storm that pages, a storm without a name, and a page that ends at
+    the first person fail a run; what is open, called and named passes."""
+    unanswered = [replace(i, state=IncidentState.OPEN, history=()) for i in right(world)]
+    unanswered = [
+        replace(i, history=(HistoryStep(i.opened_s, None, IncidentState.OPEN, "found", "test"),))
+        for i in unanswered
+    ]
+    storm = incident(50, gpu_subject(world.scenario.gpus[0]), Fault.THROTTLE, START_S + 400)
+    told = in_lane(replace(storm.findings[0].finding, detector="throttle"), Lane.TICKET)
+    storm = replace(storm, findings=(replace(storm.findings[0], finding=told),))
+    paging = replace(storm, findings=(replace(storm.findings[0], finding=replace(told, facts={}, pages=True)),))
+    calls = {i.id: RUNGS for i in unanswered}
+
+    def found(incident: Incident, noise: str, calls: dict[str, tuple[str, ...]]) -> list[str]:
+        report = score_asleep(world, [*unanswered, incident], "throttle", noise, calls)
+        return [p for p in problems(report) if "without an approval" not in p]
+
+    assert {row.lane for row in score_asleep(world, [*unanswered, storm], "throttle", "x", calls).rows} == {"page"}
+    assert found(storm, "it is noisy", calls) == []
+    assert found(paging, "it is noisy", calls) == [f"INC-50 pages: {storm.title}"]
+    assert found(storm, "", calls) == ["detector throttle is not called noisy"]
+    assert "INC-1 has called only U0BOB" in found(storm, "it is noisy", {**calls, "INC-1": RUNGS[:1]})
 
 
 def test_acting_on_a_healthy_job_fails(tmp_path: Path) -> None:
@@ -146,7 +173,7 @@ def test_acting_on_a_healthy_job_fails(tmp_path: Path) -> None:
         healthy = job_subject(world.jobs[world.scenario.faults[-1].job])
         action = Action("x", ActionKind.RESTART_JOB, healthy, "", BlastRadius(), Undo(False, ""), 9e9)
         SimulatedActuator(world.cluster.path, lambda: world.now_s).execute(action)
-        found = score(world, [], 1.0).problems
+        found = score(world, []).problems
         assert found == (f"restart_job of {healthy} at 100 s touched what was healthy",)
     finally:
         world.close()

@@ -28,7 +28,7 @@ def drill(
     from nightshift.agent.drill import stage
     from nightshift.agent.store.incident import IncidentState as S
 
-    with stored(config) as (store, _, now_s):
+    with stored(config) as (store, gate, now_s):
         # Whole seconds: the daemon makes the same scene from the time that the findings carry.
         told = stage(name, float(round(now_s)))
         by = operator().identity
@@ -57,9 +57,11 @@ def drill(
                     typer.echo("No decision in time: the drill ends here.", err=True)
                     raise typer.Exit(1)
                 time.sleep(POLL_S)
-        # An interrupted drill would stand open for good: nothing real ever clears its findings.
+        # An interrupted drill would stay open: nothing real ever clears its findings, and an Xid outlasts silence.
         finally:
             _clear(store, store.incident(incident_id))
+            if not cleared:
+                gate.close(incident_id, operator(), "no decision: the drill is over")
 
 
 def _clear(store: Store, incident: Incident) -> None:

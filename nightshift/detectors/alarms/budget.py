@@ -47,7 +47,14 @@ from nightshift.detectors.alarms.lanes import (
     lane_of,
     lost_share,
 )
-from nightshift.detectors.alarms.populations import NEAR_FACTS, population_of, unmeasured
+from nightshift.detectors.alarms.populations import (
+    NEAR_FACTS,
+    TOLERATED,
+    Unit,
+    population_of,
+    unmeasured,
+    upper_ends,
+)
 from nightshift.detectors.base import CERTAIN, Finding, RateBasis, SnapshotError, State, StatedRate
 
 VERSION = 3
@@ -190,6 +197,8 @@ SAME_PLACE_S = 3600.0
 NOISY = 10.0
 """A detector is noisy that alarms in this many times as many places as it states, and in LEAST_NOISY at least."""
 LEAST_NOISY = 10.0
+MEASURED_PART = 0.9
+"""Of the budget at most this part is for detectors that were measured; the rest needs some too."""
 
 
 class BudgetSettings(BaseModel):
@@ -220,6 +229,10 @@ class Budget:
         self._accounts = {name: self._fresh() for name in stated}
         self._series: dict[SubjectKind, int] = {}
         self._steppers: dict[Subject, float] = {}
+        self._counts: dict[str, int] = {}
+        """Series by detector, of this look."""
+        self._quiet: dict[str, float] = {}
+        """`measured_shares` of this look."""
         self._training: set[str] = set()
         """Names of the jobs of `_steppers`."""
         self._open: dict[str, Lane] = {}
@@ -282,15 +295,36 @@ class Budget:
             account.false_lately += 1.0
             account.balance.take()
 
+    def measured_shares(self) -> dict[str, float]:
+        """Pages per week of detectors that were measured to be quiet, the quietest first: TOLERATED times the upper
+        end of their rates, where all of it fits beside the others'. Each job counts as one run a week."""
+        left, found = MEASURED_PART * self.settings.false_pages_per_week, {}
+        needs = {name: TOLERATED * self._measured(name) for name in self.stated}
+        for name, need in sorted(needs.items(), key=lambda item: item[1]):
+            if 0.0 < need <= left:
+                found[name] = need
+                left -= need
+        return found
+
+    def _measured(self, name: str) -> float:
+        """False alarms per week by the upper end of what was measured elsewhere; NaN where nothing counts."""
+        stated, ends = self.stated[name], upper_ends(name)
+        if _is_event(stated) or stated.own or not ends or not self._count(name):
+            return math.nan
+        days = ends.get(Unit.DAYS, 0.0) * self._count(name) * WEEK_DAYS
+        return max(days, ends.get(Unit.RUNS, 0.0) * len(self._training))
+
     def shares(self) -> dict[str, float]:
-        """Pages per week by statistical detector: by number of series, no more than it needs."""
-        left = self.settings.false_pages_per_week
+        """Pages per week by statistical detector: what a quiet one needs; of the rest by number of series, no more
+        than each needs."""
+        given = self.measured_shares()
+        left = self.settings.false_pages_per_week - sum(given.values())
         wants = {
             name: self._needs(name)
             for name, rate in self.stated.items()
             if rate.basis is RateBasis.STATISTICAL and self._count(name) > 0 and rate.per_1000_series_days > 0
         }
-        given: dict[str, float] = {}
+        wants = {name: need for name, need in wants.items() if name not in given}
         while wants:
             total = sum(self._count(name) for name in wants)
             part = {name: left * self._count(name) / total for name in wants}
@@ -349,8 +383,11 @@ class Budget:
         for kind, frame in tick.frames.items():
             self._series[kind] = len(frame.index)
         for series in tick.steps:
+            if series.subject not in self._steppers:
+                self._training.add(_job_of(series.subject))
             self._steppers[series.subject] = tick.at_s
-            self._training.add(_job_of(series.subject))
+        self._counts.clear()
+        self._quiet = self.measured_shares()
         self._pass_time(0.0 if self._last_s is None else tick.at_s - self._last_s, tick.at_s)
         if self._last_s is None or not 0 <= self._last_s - tick.at_s <= _FORGET_S:
             self._last_s = tick.at_s  # also where the clock was set back; not where a tick came late
@@ -367,25 +404,34 @@ class Budget:
         if not 0 < elapsed_s <= _FORGET_S:
             return  # nobody watched over a longer gap, so it neither fills a balance nor counts as healthy days
         shares = self.shares()
-        most = max(self.settings.burst / max(len(shares), 1), 1.0)
+        part = max(self.settings.burst / max(len(shares), 1), 1.0)
         for name, account in self._accounts.items():
             count = self._count(name)
             account.series_days += elapsed_s / DAY_S * count
             account.history.watch(count, elapsed_s, at_s)
+            # one false page of a quiet detector would else mute it for the many weeks that its share takes
+            most = max(self.settings.burst, 1.0) if name in self._quiet else part
             account.balance.fill(shares.get(name, 0.0), most, elapsed_s)
 
     def _tidy(self, at_s: float) -> None:
-        self._steppers = {s: t for s, t in self._steppers.items() if at_s - t <= _FORGET_S}
-        self._training = {_job_of(stepper) for stepper in self._steppers}
+        gone = [stepper for stepper, t in self._steppers.items() if at_s - t > _FORGET_S]
+        for stepper in gone:
+            del self._steppers[stepper]
+        if gone:
+            self._training = {_job_of(stepper) for stepper in self._steppers}
+            self._counts.clear()
         self._places = {k: t for k, t in self._places.items() if at_s - t <= SAME_PLACE_S}
         # what is still open may be judged however long ago it paged
         self._pages = {e: p for e, p in self._pages.items() if e in self._open or at_s - p[1] <= OPEN_S}
 
     def _count(self, name: str) -> int:
-        stated = self.stated[name]
-        kinds = (stated.series, *stated.also)
-        steppers = len(self._steppers) if any(kind in _STEPPERS for kind in kinds) else 0
-        return steppers + sum(self._series.get(kind, 0) for kind in kinds if kind not in _STEPPERS)
+        if name not in self._counts:
+            stated = self.stated[name]
+            kinds = (stated.series, *stated.also)
+            steppers = len(self._steppers) if any(kind in _STEPPERS for kind in kinds) else 0
+            others = sum(self._series.get(kind, 0) for kind in kinds if kind not in _STEPPERS)
+            self._counts[name] = steppers + others
+        return self._counts[name]
 
     def _weekly(self, name: str, per_1000: float) -> float:
         return per_1000 / 1000.0 * self._count(name) * WEEK_DAYS
@@ -464,10 +510,11 @@ class Budget:
             return Proof.FACT, ""
         if noise := self._noise(finding.detector):
             return Proof.NOISY, noise
-        if finding.fault in NEAR_FACTS:
-            return Proof.NEAR_FACT, ""
-        if why := self._unmeasured(finding, stated, at_s, inventory):
+        why = self._unmeasured(finding, stated, at_s, inventory)
+        if why and not self._is_watched(finding.detector):
             return Proof.UNMEASURED, why
+        if not why and finding.fault in NEAR_FACTS:
+            return Proof.NEAR_FACT, ""
         if finding.budget_cost > allowed * (1.0 + 1e-9):
             return Proof.COMMON, f"over its detector's part of the budget, {allowed:.2g} per week"
         if self._accounts[finding.detector].balance.left < 1.0 - 1e-9:
@@ -480,23 +527,28 @@ class Budget:
         if _is_event(stated):
             return ""
         if account.false_lately > LEAST_NOISY:
-            return f"detector {name} is noisy: {account.false_lately:.0f} of its pages this week were false"
+            wrong = f"{account.false_lately:.0f} of its pages this week were false"
+            return f"detector {name} is noisy: {wrong}; its pages are muted"
         expected = self._weekly(name, stated.per_1000_series_days)
         if account.lately <= max(NOISY * expected, LEAST_NOISY):
             return ""
-        return f"detector {name} is noisy: alarms in {account.lately:.0f} places this week, {expected:.2g} stated"
+        alarms = f"alarms in {account.lately:.0f} places this week, {expected:.2g} stated"
+        return f"detector {name} is noisy: {alarms}; its pages are muted"
 
     def _unmeasured(self, finding: Finding, stated: StatedRate, at_s: float, inventory: Inventory) -> str:
         """Why the stated rate does not count for an alarm; empty where it does.
 
-        A rate counts where it was measured: on populations in `populations.json`, on telemetry that the operator
-        calibrated, or here, once a week of this fleet was watched.
+        A rate counts where it was measured: on populations in `populations.json`, or on telemetry that the operator
+        calibrated.
         """
-        watched = self._accounts[finding.detector].history.days
-        if stated.own or watched >= WEEK_DAYS * max(self._count(finding.detector), 1):
+        if stated.own:
             return ""
         above = inventory.ancestors(finding.subject, at_s)
         return unmeasured(finding.detector, population_of(finding.subject, above, self._training))
+
+    def _is_watched(self, name: str) -> bool:
+        """Whether a week of this fleet was watched: then what was found false here decides."""
+        return self._accounts[name].history.days >= WEEK_DAYS * max(self._count(name), 1)
 
     def _allowed(self, name: str, shares: Mapping[str, float]) -> float:
         """What an alarm may cost (false alarms per week) and still page: its detector's share."""
@@ -516,6 +568,8 @@ class Budget:
         # No tail is trusted further than TRUSTED times what the share needs: a few alarms that it calls impossible
         # outweigh it. Without one, one alarm costs the share.
         prior_days = enough if tail is None else min(fitted, TRUSTED * enough)
+        if name in self._quiet:
+            prior_days = count * WEEK_DAYS / self._measured(name)  # so seldom on healthy telemetry, at most
         return self._accounts[name].history.rate(score, prior_days, at_s) * count * WEEK_DAYS
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Where the false-alarm rate of each statistical detector was measured. Elsewhere its alarms are tickets.
+"""Where the false-alarm rate of each detector was measured. Elsewhere the alarms of statistical ones are tickets.
 
 `populations.json` holds one row per detector, population and telemetry. `python -m benchmarks.populations` makes it
 from committed results. A rate says nothing of other populations: leaks that hold on serving pods alarm three times
@@ -8,7 +8,7 @@ as often on hosts with a steep daily tide.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -21,12 +21,14 @@ TOLERATED = 2.0
 """Pages by itself: a measured rate of at most so many times the stated one."""
 LEAST_EXPECTED = 3.0
 """Measured: twice the stated rate would have brought so many alarms, so that none at all has a chance of 5 %."""
+LEAST_COMPARED = 5.0
+"""Where fewer alarms were expected, no factor between stated and realised rate is claimed."""
 MOST_RUNS = 0.1
 """Where whole runs are counted: at most this share of healthy runs alarms, at the interval's upper end."""
 
 NEAR_FACTS = frozenset({Fault.HANG, Fault.LOSS_NONFINITE})
 """What is seen rather than inferred: no step for much longer than this run's longest while its GPUs hold memory, a
-loss that is no number. A false one needs a healthy run to do just that, so no population makes a ticket of it."""
+loss that is no number. Where its detector was measured, it pages whatever the budget holds."""
 
 
 class Population(StrEnum):
@@ -69,11 +71,16 @@ class PopulationRate:
     files: tuple[str, ...]
 
     @property
+    def expected(self) -> float:
+        """Alarms that the stated rate would bring in this exposure; 0 where whole runs are counted."""
+        return 0.0 if self.unit is Unit.RUNS else self.exposure * self.stated / 1000.0
+
+    @property
     def measured(self) -> bool:
         """Whether the exposure can tell the stated rate from one that is too high."""
         if self.unit is Unit.RUNS:
             return self.alarms > 0 or self.high <= MOST_RUNS
-        return self.exposure * TOLERATED * self.stated / 1000.0 >= LEAST_EXPECTED
+        return TOLERATED * self.expected >= LEAST_EXPECTED
 
     @property
     def holds(self) -> bool:
@@ -89,6 +96,16 @@ def rates() -> tuple[PopulationRate, ...]:
     rows = json.loads(Path(__file__).with_name("populations.json").read_text(encoding="utf-8"))
     kinds = {"population": Population, "unit": Unit, "files": tuple}
     return tuple(PopulationRate(**row | {name: kind(row[name]) for name, kind in kinds.items()}) for row in rows)
+
+
+@cache
+def upper_ends(detector: str) -> Mapping[Unit, float]:
+    """False alarms per unit at the upper end of the interval, by unit, of what was measured and holds."""
+    found: dict[Unit, float] = {}
+    for rate in rates():
+        if rate.detector == detector and rate.holds:
+            found[rate.unit] = max(rate.high, found.get(rate.unit, 0.0))
+    return found
 
 
 def population_of(subject: Subject, above: Iterable[Subject], training: Collection[str]) -> Population:
