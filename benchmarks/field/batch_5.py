@@ -1,7 +1,8 @@
 """Public reports collected on 2026-11-26 by search for symptoms, before any of them was run.
 
 The right answers were written down with them. Lines are the reporters', shortened; hosts, addresses and process
-numbers are replaced by drawn ones. A title is the thread's or says what the thread is about. None is in batches 1 to 4.
+numbers are replaced by drawn ones. A title is the thread's or says what the thread is about. None is in batches 1 to 4,
+but for another minute of NVIDIA/open-gpu-kernel-modules#1230.
 """
 
 # ruff: noqa: E501 -- log lines are as long as they are

@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
@@ -222,7 +223,8 @@ class ClusterFaults:
             of_node = failing.get(wrong.node) if wrong.trouble.name == "evicted" else None
             key = wrong.group if of_node is None or self._is_open(wrong) else of_node
             groups.setdefault(key, []).append(wrong)
-        groups = {key: sorted(found, key=lambda w, key=key: w.group != key) for key, found in groups.items()}
+        # what names a group comes first in it
+        groups = {k: sorted(found, key=partial(_is_of_another, k)) for k, found in groups.items()}
         ripe = {key: found for key, found in groups.items() if self._is_ripe(key, found, tick.at_s)}
         self._places = {key: place for key, place in self._places.items() if key in groups}
         self._away_s = {n: (a, b) for n, (a, b) in self._away_s.items() if tick.at_s < b + SETTLE_S}
@@ -501,6 +503,10 @@ def _wrong_of(thing: str, facts: Mapping[str, str], trouble: Trouble, record: Lo
     node = name if kind == "Node" else facts.get("node", "")
     until_s = at_s + END_S if trouble.name in ENDS else 0.0
     return _Wrong(thing, trouble, record, job, node, facts.get("serves", ""), until_s)
+
+
+def _is_of_another(group: tuple[str, str], wrong: _Wrong) -> bool:
+    return wrong.group != group
 
 
 def _family(wrong: _Wrong) -> str:

@@ -122,13 +122,9 @@ class Practice:
         self._metrics.model_tokens.inc(spent.tokens)
 
     def _diagnose(self, incident: Incident) -> Diagnosis:
-<<<<<<< HEAD
-        return self.advisor_of(incident).diagnose(incident)
-=======
-        told = self._advisor_of(incident).diagnose(incident)
+        told = self.advisor_of(incident).diagnose(incident)
         # every channel shows the headline from now on, and no title
         return replace(told, headline=f"TEST: {told.headline}") if is_drill(incident) else told
->>>>>>> quiet
 
     def _plan(self, incident: Incident) -> ActionProposal:
         return self.advisor_of(incident).plan(incident)

@@ -505,9 +505,8 @@ def cause_of(text: str) -> tuple[CrashCause, str] | None:
     >>> cause_of("number of nan iterations: 0") is None
     True
     """
-    if text.endswith(_TRACEBACK):
-        return CAUSES[_RANK["traceback"]], CAUSES[_RANK["traceback"]].words
-    if _MAYBE.search(text) is None or (_LAUNCHER.search(text) and "exitcode" not in text):
+    is_launchers = _LAUNCHER.search(text) is not None and "exitcode" not in text
+    if not text.endswith(_TRACEBACK) and (is_launchers or _MAYBE.search(text) is None):
         return None
     for cause in CAUSES:
         if (match := cause.pattern.search(text)) is not None:
