@@ -37,7 +37,7 @@ class Strict(KubeClient):
     def request(self, method: str, path: str, **how: Any) -> Any:
         dry = "dryRun" in ((how.get("body") or {}).get("deleteOptions") or {})
         if not dry and self.forbids(method, path):
-            raise refusal(403, b'{"message": "forbidden: not by you"}', {}, f"{method} {path}")
+            raise refusal(403, b'{"kind": "Status", "message": "forbidden: not by you"}', {}, f"{method} {path}")
         answer = super().request(method, path, **how)
         if self.lost(method, path, how.get("body")):
             self.lost = lambda *_: False  # type: ignore[method-assign]
