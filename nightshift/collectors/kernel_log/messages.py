@@ -765,7 +765,7 @@ def _fewest(texts: Sequence[str]) -> tuple[str, ...]:
     """Plain texts, as few as may be, of which a line that holds any of `texts` has at least one.
 
     >>> _fewest(["command failed", "Failed to start", "rror cqe on", "Cable unplugged"])
-    ('ailed', 'rror', 'Cable unplugged')
+    ('ailed', 'rror cqe on', 'Cable unplugged')
     """
     found = list(texts)
     for stem in _STEMS:

@@ -344,7 +344,7 @@ class Blind(KubeClient):
     """A role that may make Jobs and not see their pods."""
 
     def list(self, path: str, **query: str) -> Any:
-        raise refusal(403, b'{"message": "forbidden"}', {}, f"GET {path}")
+        raise refusal(403, b'{"kind": "Status", "message": "forbidden"}', {}, f"GET {path}")
 
 
 def test_a_repair_whose_pods_may_not_be_seen_ends_as_its_job_did(cluster: Cluster) -> None:

@@ -43,7 +43,7 @@ class CausalMasks(Pass):
         return ("nightshift causal masks 1",)
 
     def rewrite(self, graph: Any) -> None:
-        known: dict[Any, Any] = {}
+        values: dict[Any, Any] = {}
         causal: dict[Any, bool] = {}
         for node in list(graph.nodes):
             name = operator_name(node) if node.op == "call_function" else ""
@@ -56,17 +56,17 @@ class CausalMasks(Pass):
             if together is None:
                 continue
             if mask not in causal:
-                causal[mask] = is_causal(mask, node, known)
+                causal[mask] = is_causal(mask, node, values)
             if causal[mask]:
                 STATE.causal += 1
                 for one in together:
                     _without_mask(one)
 
 
-def is_causal(mask: Any, attention: Any, known: dict[Any, Any]) -> bool:
+def is_causal(mask: Any, attention: Any, values: dict[Any, Any]) -> bool:
     """Whether a node is, in every call of its graph, the mask that has each position see itself and those before.
 
-    known: values of nodes that were computed, kept for the next mask.
+    values: of nodes that were computed, kept for the next mask.
     """
     query, value = attention.args[0].meta["val"], mask.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.requires_grad or value.dim() < 2:
@@ -78,7 +78,7 @@ def is_causal(mask: Any, attention: Any, known: dict[Any, Any]) -> bool:
         return False
     try:
         with _disable_current_modes(), torch.no_grad():
-            return _lower_triangular(_constant(mask, known))
+            return _lower_triangular(_constant(mask, values))
     except InputError:
         return False
 
@@ -90,22 +90,22 @@ def _lower_triangular(mask: torch.Tensor) -> bool:
     return bool((mask == seen if mask.dtype == torch.bool else torch.where(seen, mask == 0, mask <= _MASKED)).all())
 
 
-def _constant(node: Any, known: dict[Any, Any]) -> Any:
+def _constant(node: Any, values: dict[Any, Any]) -> Any:
     """The value of a node that no input has a part in. Raises InputError for any other."""
     waiting = [node]
     while waiting:
         one = waiting[-1]
-        needs = [other for other in one.all_input_nodes if other not in known]
+        needs = [other for other in one.all_input_nodes if other not in values]
         if needs:
             waiting += needs
             continue
         waiting.pop()
-        if one not in known:
-            known[one] = _evaluated(one, known)
-    return known[node]
+        if one not in values:
+            values[one] = _evaluated(one, values)
+    return values[node]
 
 
-def _evaluated(node: Any, known: Mapping[Any, Any]) -> Any:
+def _evaluated(node: Any, values: Mapping[Any, Any]) -> Any:
     if node.op == "get_attr":
         found: Any = node.graph.owning_module
         for name in node.target.split("."):
@@ -115,7 +115,7 @@ def _evaluated(node: Any, known: Mapping[Any, Any]) -> Any:
         raise InputError(node.name)
     if node.target is not operator.getitem and not _repeatable(node.target):
         raise InputError(node.name)
-    args, named = torch.fx.node.map_arg((node.args, node.kwargs), lambda other: known[other])
+    args, named = torch.fx.node.map_arg((node.args, node.kwargs), lambda other: values[other])
     return node.target(*args, **named)
 
 
