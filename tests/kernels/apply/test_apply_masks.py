@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -130,3 +131,68 @@ def test_a_mask_of_an_inference_graph_is_found_as_well() -> None:
     torch.testing.assert_close(found, job(x))
     assert STATE.causal - before == 1
     assert torch.ops.aten.where.self not in graph  # what made the mask is gone
+
+
+def graph_of(forward: Any, others: tuple[Any, ...], backward: Any, after: tuple[Any, ...]) -> torch.fx.Graph:
+    """A joint graph of one attention operator with the mask that torch makes of a boolean one, as it is traced.
+    others: what the operator takes behind the mask. after: what its gradient takes behind q, k and v; whole numbers
+    are the operator's outputs."""
+    graph, aten = torch.fx.Graph(), torch.ops.aten
+    graph.owning_module = torch.nn.Module()
+
+    def put(target: Any, *given: Any, like: torch.Tensor | None = None, **named: Any) -> Any:
+        node = graph.call_function(target, given, named)
+        node.meta["val"] = like
+        return node
+
+    given = [graph.placeholder(name) for name in ("g", "q", "k", "v")]
+    for node in given:
+        node.meta["val"] = torch.empty(B, H, S, D, device="meta", dtype=torch.bfloat16)
+    rows = put(aten.arange.default, S)
+    seen = put(aten.le.Tensor, put(aten.unsqueeze.default, rows, 0), put(aten.unsqueeze.default, rows, 1))
+    kept = put(aten.scalar_tensor.default, 0.0, dtype=torch.bfloat16)
+    hidden = put(aten.scalar_tensor.default, -65504.0, dtype=torch.bfloat16)
+    mask = put(aten.where.self, put(aten.logical_not.default, seen), hidden, kept)
+    mask = put(aten.expand.default, mask, [B, 1, S, S], like=torch.empty(B, 1, S, S, device="meta"))
+    made = put(forward, *given[1:], mask, *others)
+    parts: dict[int, Any] = {n: put(operator.getitem, made, n) for n in (0, *(n for n in after if type(n) is int))}
+    back = put(backward, *given, *(mask if n == "mask" else parts[n] if type(n) is int else n for n in after))
+    graph.output((parts[0], put(operator.getitem, back, 0)))
+    return graph
+
+
+CUDNN = (
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default, (True, 0.0, False, False),
+    torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default,
+    (0, 1, 6, 7, "mask", None, None, "long", "long", 0.0, False),
+)  # fmt: skip
+EFFICIENT = (
+    torch.ops.aten._scaled_dot_product_efficient_attention.default, (True,),
+    torch.ops.aten._scaled_dot_product_efficient_attention_backward.default,
+    ("mask", 0, 1, 2, 3, 0.0, [True, True, True, False]),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("operators", [CUDNN, EFFICIENT], ids=["cudnn", "efficient"])
+def test_the_operators_of_a_gpu_lose_the_mask_with_their_gradients(operators: Any) -> None:
+    """Which no CPU can run: by their schemas."""
+    graph = graph_of(*operators)
+    CausalMasks()(graph)
+    found = {node.target: node for node in graph.nodes if "attention" in str(node.target)}
+    assert found.keys() == {operators[0], operators[2]}
+    for node in found.values():
+        names = [one.name for one in node.target._schema.arguments]
+        told = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+        assert (told["attn_bias"], told["is_causal"]) == (None, True)
+    assert not [node for node in graph.nodes if "where" in str(node.target)]
+
+
+def test_an_operator_with_a_reader_that_is_no_gradient_of_it_keeps_its_mask() -> None:
+    graph = graph_of(*CUDNN)
+    made = next(node for node in graph.nodes if node.target == CUDNN[0])
+    with graph.inserting_before(next(node for node in graph.nodes if node.op == "output")):
+        logs = graph.call_function(operator.getitem, (made, 1))
+        graph.call_function(torch.ops.aten.add_.Scalar, (logs, 1.0))
+    before = STATE.causal
+    CausalMasks()(graph)
+    assert STATE.causal == before
