@@ -261,7 +261,7 @@ KINDS: Mapping[str, Kind] = {
         program="ipmiseld",
     ),
     "host_heat": _kernel(r"therm|temperature|hot|throttl", ("<CPU|mce: CPU><int:0:99>: <Core|Package> temperature above threshold, cpu clock throttled (total events = <int:1:9999>)",), ("CPU<int:0:99>: Package temperature is above threshold, cpu clock is throttled (total events = <int:1:9999>)",)),
-    "host_page": _kernel(r"memory", ("Memory failure: 0x<hex:6>: recovery action for <dirty LRU page|free buddy page>: <Failed|Ignored>",), ("[Hardware Error]: Uncorrected, software restartable error.",)),
+    "host_page": _kernel(r"memory|machine check", ("Memory failure: 0x<hex:6>: recovery action for <dirty LRU page|free buddy page>: <Failed|Ignored>",), ("[Hardware Error]: Uncorrected, software restartable error.",)),
     "pcie_reset": _kernel(r"PCIe", ("<nvme|nvidia|mlx5_core> 0000:<hex:2>:00.0: not ready 65535ms after <FLR|bus reset>; giving up",), (f"{_PORT}: AER: device recovery failed",)),
     "iommu_arm": _kernel(r"IOMMU|memory", ("arm-smmu-v3 arm-smmu-v3.<int:0:9>.auto: event 0x10 received:",), repeats=4),
     "nic_adapter": _kernel(

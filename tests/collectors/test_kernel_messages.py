@@ -149,6 +149,7 @@ SAMPLES = {
     "critical_temperature_0": "thermal thermal_zone{gpu}: acpitz: critical temperature reached, shutting down",
     "soft_lockup": "watchdog: BUG: soft lockup - CPU#{n} stuck for 22s! [python3:{n}]",
     "hard_lockup": "watchdog: Watchdog detected hard LOCKUP on cpu {n}",
+    "nmi_hard_lockup": "NMI watchdog: Watchdog detected hard LOCKUP on cpu {n}",
     "nmi_lockup": "NMI watchdog: BUG: soft lockup - CPU#{n} stuck for 22s! [python3:{n}]",
     "rcu_stall_rcu": "rcu: INFO: rcu_sched detected stalls on CPUs/tasks:",
     "kernel_bug": "BUG: unable to handle page fault for address: ffff{hex}",

@@ -62,6 +62,14 @@ def test_errors_of_a_gpu_of_a_port_and_what_was_not_corrected_are_told(
     assert {(f.fault, f.subject) for f in found(lines)} == {(Fault.PCIE_DEGRADED, subject)}
 
 
+def test_one_fatal_pcie_error_is_a_fault_and_six_others_are_none() -> None:
+    line = "pcieport 0000:3a:00.0: AER: Uncorrected ({}) error received: 0000:3b:00.0"
+    assert found((line.format("Non-Fatal"),)) == []
+    first, *_ = found((line.format("Fatal"),))
+    assert (first.fault, first.subject) == (Fault.PCIE_DEGRADED, NODE)
+    assert first.summary == "A fatal PCIe error, which was not corrected"
+
+
 def test_where_no_gpus_address_is_known_any_device_may_be_one() -> None:
     assert {f.subject for f in found(OF_A_DISK, addresses=False)} == {NODE}
 

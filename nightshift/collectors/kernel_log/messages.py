@@ -280,36 +280,36 @@ KINDS: tuple[MessageKind, ...] = (
     _row("mlx_probe", "mlx", r"mlx[45]_(?:load|init)_one\S* failed|mlx5_init_once failed|handle_hca_cap failed"
          r"|Firmware over \d+ MS in (?:pre-)?initializing state|[Ff]ailed (?:to )?init(?:ialize)? HCA"
          r"|wait_fw_init\S*: .*(?:fail|time)", _N, _C,
-         "The port's adapter did not start: its driver's probe failed", f"{_MLX}/core/main.c", about=_NIC),
+         "The NIC did not start: its driver's probe failed", f"{_MLX}/core/main.c", about=_NIC),
     _row("mlx_health", "mlx", r"health compromised|irisc not responding|FW fatal error"
          r"|Health issue observed, .*severity\([0-3]\)"
          r"|Driver is in error state", _N, _C,
-         "The port's adapter stopped answering its driver", f"{_MLX}/core/health.c", about=_NIC),
+         "The NIC stopped answering its driver", f"{_MLX}/core/health.c", about=_NIC),
     _row("mlx_fatal", "mlx", r"[Ff]atal error \d+ detected|handling bad device here|(?:health"
          r"|device) recovery failed"
          r"|Internal error detected|sync reset timeout|Failed unloading", _N, _C,
-         "The port's adapter has a fatal error", f"{_MLX}/core/health.c", about=_NIC),
+         "The NIC has a fatal error", f"{_MLX}/core/health.c", about=_NIC),
     _row("mlx_command", "mlx", r"timeout\. Will cause a leak of a command resource|Timeout waiting for \d"
          r"|failed to allocate command entry|timed out \(go bit not cleared", _N, _C,
-         "The port's adapter does not take commands", f"{_MLX}/core/cmd.c", about=_NIC),
+         "The NIC does not take commands", f"{_MLX}/core/cmd.c", about=_NIC),
     _row("mlx_module", "mlx", r"Port module event(?:\[error\]|: .*(?:[Cc]able error|[Cc]able unplugged"
          r"|[Cc]able shorted|[Bb]us stuck|[Hh]igh temperature|EEPROM))", _N, _W,
          "The port's cable or transceiver has an error", f"{_MLX}/core/events.c", about=_NIC),
     _row("mlx_temperature", "mlx", r"High temperature on sensors", _N, _W,
-         "The port's adapter is too hot", f"{_MLX}/core/events.c", about=_NIC),
+         "The NIC is too hot", f"{_MLX}/core/events.c", about=_NIC),
     _row("mlx_power", "mlx", r"insufficient power on the PCIe slot", _N, _W,
-         "The port's adapter gets too little power", f"{_MLX}/core/events.c", about=_NIC),
+         "The NIC gets too little power", f"{_MLX}/core/events.c", about=_NIC),
     _row("mlx_transmit", "mlx", r"TX timeout", _N, _W,
          "The port's transmit queue is stuck", f"{_MLX}/core/en_main.c", about=_NIC),
     _row("mlx_completion", "mlx", r"[Ee]rror cqe on cqn|CQ error on CQN|dump error cqe|SQ recovery failed", _N, _W,
-         "The port's adapter completes work with errors", f"{_MLX}/core/en/txrx.h", about=_NIC, least=3),
+         "The NIC completes work with errors", f"{_MLX}/core/en/txrx.h", about=_NIC, least=3),
     _row("infiniband_completion", "infiniband", r"dump error cqe|CQ error on CQN", _N, _W,
-         "The port's adapter completes work with errors", "linux:drivers/infiniband/hw/mlx5", about=_NIC, least=3),
+         "The NIC completes work with errors", "linux:drivers/infiniband/hw/mlx5", about=_NIC, least=3),
     # a port of a restricted function may not read registers: it says so every few seconds and is well
     _row("mlx_refused", "mlx", r"mlx5_cmd_out_err:\d+:?\(pid \d+\): (?!ACCESS_REG)\w+\(.*failed, status",
-         _N, _W, "The port's adapter refuses commands", f"{_MLX}/core/cmd.c", about=_NIC, least=3),
+         _N, _W, "The NIC refuses commands", f"{_MLX}/core/cmd.c", about=_NIC, least=3),
     _row("mlx_pci", "mlx", r"mlx5_pci_err_detected", _N, _C,
-         "The port's adapter has a PCIe error", f"{_MLX}/core/main.c", about=_NIC),
+         "The NIC has a PCIe error", f"{_MLX}/core/main.c", about=_NIC),
     _row("mlx_link", "mlx", r"(?:: |Port: \d+ )Link (?:down|DOWN|Down|up|Up|UP|ACTIVE)\b", _N, _W,
          "The port's link is down, or goes down again and again", f"{_MLX}/core/en_main.c", about=_NIC, least=3,
          lasts_s=_LASTS_S, over=r"Link (?:up|Up|UP|ACTIVE)"),
@@ -333,7 +333,7 @@ KINDS: tuple[MessageKind, ...] = (
                  r"|lost tx completions is above the threshold", _N, _W,
                  "The port's transmit queue is stuck", f"linux:drivers/net/ethernet ({driver})", about=_NIC),
             _row(f"{driver}_errors", _letters(driver), r"[Ff]irmware error detected", _N, _W,
-                 "The port's adapter reports errors of its firmware", f"linux:drivers/net/ethernet ({driver})",
+                 "The NIC reports errors of its firmware", f"linux:drivers/net/ethernet ({driver})",
                  about=_NIC, least=3),
             _row(f"{driver}_firmware", _letters(driver), r"[Ff]irmware (?:recovery mode detected"
          r"|not responding|hung"
@@ -341,7 +341,7 @@ KINDS: tuple[MessageKind, ...] = (
                  r"|Reset attempt failed|Error \(timeout: \d+\) msg|[Ff]atal error detected"
          r"|[Dd]evice (?:reset failed|failed to reset)", _N,
                  _C,
-                 "The port's adapter has failed", f"linux:drivers/net/ethernet ({driver})", about=_NIC),
+                 "The NIC has failed", f"linux:drivers/net/ethernet ({driver})", about=_NIC),
         )
     ),
     _row("ipoib_transmit", "ib", r"transmit timeout: latency|tx_timeout|timing out; \d+ sends", _N, _W,
@@ -492,11 +492,13 @@ KINDS: tuple[MessageKind, ...] = (
          "The host's hardware raises interrupts of unknown reason (NMI)", "linux:arch/x86/kernel/nmi.c",
          about=_NODE, least=3),
     _row("soft_lockup", "watchdog", r"BUG: soft lockup - CPU#\d+ stuck", _H, _W,
-         "A processor hangs in the kernel", "linux:kernel/watchdog.c", about=_NODE),
+         "A processor hangs in the kernel (soft lockup)", "linux:kernel/watchdog.c", about=_NODE),
     _row("hard_lockup", "watchdog", r"[Ww]atchdog detected hard LOCKUP", _H, _C,
-         "A processor hangs with interrupts off", "linux:kernel/watchdog_perf.c", about=_NODE),
-    _row("nmi_lockup", "NMI", r"BUG: soft lockup - CPU#\d+ stuck|[Ww]atchdog detected hard LOCKUP", _H, _W,
-         "A processor hangs in the kernel", "linux:kernel/watchdog.c (before 4.18)", about=_NODE),
+         "A processor hangs with interrupts off (hard lockup)", "linux:kernel/watchdog_perf.c", about=_NODE),
+    _row("nmi_lockup", "NMI", r"BUG: soft lockup - CPU#\d+ stuck", _H, _W,
+         "A processor hangs in the kernel (soft lockup)", "linux:kernel/watchdog.c (before 4.18)", about=_NODE),
+    _row("nmi_hard_lockup", "NMI", r"[Ww]atchdog detected hard LOCKUP", _H, _C,
+         "A processor hangs with interrupts off (hard lockup)", "linux:kernel/watchdog_perf.c", about=_NODE),
     *(
         _row(f"rcu_stall_{word.lower()}", word, r"(?:detected stalls? on CPUs/tasks|self-detected stall on CPU"
              r"|detected expedited stalls on CPUs/tasks|kthread starved for \d+ jiffies)", _H, _W,

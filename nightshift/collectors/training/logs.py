@@ -48,7 +48,7 @@ _NOTABLE = re.compile(
     r"|Loss (?:is|became) |\[c10d\]"
     r"|return code|exit (?:code|status)|exited on signal|non-zero|MPI_ABORT|BAD TERMINATION|panicked at|^panic: "
     r"|command not found|Shard|failed to (?:load|start)|TRT-LLM|UCX |raylet|startup failed|double free|smashing"
-    r"|\bexc\.[A-Z]|TimeoutExpired|[Ss]egmentation fault|^Aborted|Caught signal"
+    r"|\bexc\.[A-Z]|TimeoutExpired|[Ss]egmentation fault|\bAborted\b|Caught signal"
     r"|Terminating process|Check failure|already in use|memory limit|NVML|incarnation|[Nn]on-?finite loss"
     r"|[Ff]ailed to modify|lack of heartbeats|timed-out|missing ranks|dump signal due"
     # ROCm, the C library, MPI and the shell

@@ -24,7 +24,8 @@ _NVLINK_XID = 74
 
 # Nothing more for this long ends an episode; the Xid detector's time, since one fault writes both kinds of line.
 QUIET_S = 600.0
-# PCIe AER lines within the quiet time: corrected ones come singly on a healthy link.
+# PCIe AER lines within the quiet time: corrected ones come singly on a healthy link. A fatal one counts as all of
+# them: what was on its way is lost, and the link is reset under its device.
 AER_EVENTS = 10
 # Ports without a cable, and what starts slowly, say so after a boot.
 BOOTS_S = 300.0
@@ -117,7 +118,7 @@ class KernelEvents:
         if event.kind is KernelEventKind.PCIE_AER and not _is_of_another_device(event, inventory, at_s):
             subject = event.gpu or event.node
             recent = [t for t in self._aer.get(subject, []) if t > at_s - QUIET_S]
-            self._aer[subject] = [*recent, at_s][-1000:]
+            self._aer[subject] = [*recent, *[at_s] * (AER_EVENTS if _is_fatal(event) else 1)][-1000:]
             return Fault.PCIE_DEGRADED if len(self._aer[subject]) >= AER_EVENTS else None
         return None
 
@@ -174,6 +175,8 @@ class KernelEvents:
         }
         said = _gravest(events)
         facts |= _facts(said, known)
+        if any(map(_is_fatal, events)):
+            words[Fault.PCIE_DEGRADED] = "A fatal PCIe error, which was not corrected"
         meaning = str(facts.get("meaning", "")) or words[fault]
         if said is STORAGE_SILENT and "server" in facts:
             meaning = f"{meaning}: {facts['server']}"
@@ -253,6 +256,11 @@ def _facts(kind: MessageKind | None, known: Finding | None) -> dict[str, float |
         return before
     asked: dict[str, float | str] = {"log_recovery": kind.recovery} if kind.recovery else {}
     return before | {"meaning": kind.meaning, "stated_in": kind.source} | asked
+
+
+def _is_fatal(event: KernelEvent) -> bool:
+    severity = event.attributes.get("severity", "")
+    return event.kind is KernelEventKind.PCIE_AER and severity.startswith("Uncorrect") and "(Fatal)" in severity
 
 
 def _is_of_another_device(event: KernelEvent, inventory: Inventory, at_s: float) -> bool:
