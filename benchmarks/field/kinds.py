@@ -265,7 +265,7 @@ KINDS: Mapping[str, Kind] = {
     "pcie_reset": _kernel(r"PCIe", ("<nvme|nvidia|mlx5_core> 0000:<hex:2>:00.0: not ready 65535ms after <FLR|bus reset>; giving up",), (f"{_PORT}: AER: device recovery failed",)),
     "iommu_arm": _kernel(r"IOMMU|memory", ("arm-smmu-v3 arm-smmu-v3.<int:0:9>.auto: event 0x10 received:",), repeats=4),
     "nic_adapter": _kernel(
-        r"[Nn]etwork|port|adapter",
+        r"[Nn]etwork|port|NIC",
         ("ice 0000:<hex:2>:00.0: Firmware recovery mode detected. Limiting functionality.",),
         ("ixgbe 0000:<hex:2>:00.0 eth<int:0:7>: Detected Tx Unit Hang",),
         ("<bnxt_en|igb|i40e>: probe of 0000:<hex:2>:00.0 failed with error -<5|12|22>",),
