@@ -75,7 +75,7 @@ def test_nodes_and_gpu_pods_become_relations_with_rack_job_and_rank(
 def test_no_plan_rests_on_a_node_whose_name_two_clusters_have(
     cluster: Cluster, collector: KubernetesCollector, tmp_path: Path
 ) -> None:
-    """No machine has the uid that is told of it. Another machine of the name in one cluster just replaces it."""
+    """It gets a uid that no machine has. In one cluster, a new machine of that name replaces the old one."""
     name = cluster.node("n")
     node, inventory = Subject(K.NODE, name), Inventory()
 

@@ -240,7 +240,7 @@ class IncidentWindow:
         )
 
     def _own_reading(self, reading: Reading) -> Reading:
-        """Its claims are shown with the diagnosis; of the rest, what names nobody else."""
+        """Its claims are shown with the diagnosis; of the rest, what names no other tenant."""
         contest = reading.contest
         if contest is not None and self._names_others(f"{contest.reason}\n{contest.quote.text}\n{contest.plan}"):
             # that it is contested is theirs to know, since they approve it

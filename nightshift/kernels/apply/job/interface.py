@@ -11,7 +11,7 @@ What is swapped: modules that compute a certified operation (norms and gated blo
 their class), the gradients of nn.Embedding and RMSNorm, torch.nn.functional.cross_entropy, gelu, softmax and
 causal scaled_dot_product_attention, products of matrices (torch.nn.functional.linear, and what a compiled region
 multiplies), rotary embeddings in compiled regions, and torch.optim.AdamW's step. Attention in a compiled region
-whose mask is a constant, and the causal one, becomes causal attention of torch's. Parameters and state_dict stay as
+with a constant causal mask becomes torch's causal attention. Parameters and state_dict stay as
 they are. Each call is guarded (device, dtype, shape, stride); what a guard refuses is torch's, and counted.
 Kernels are custom operators with fake implementations and gradients, so torch.compile and CUDA graphs take them.
 All ranks use the same kernels or none. At a step boundary the counts are logged, and a kernel that was demoted is

@@ -1,4 +1,4 @@
-"""A pass over compiled graphs: attention whose mask is the causal one is told so, and reads no mask.
+"""A pass over compiled graphs: attention with a constant causal mask becomes causal, and reads no mask.
 
 Libraries of models write the causal mask out wherever they are traced, because they cannot ask a traced value what
 it holds: `transformers` builds (b, 1, s, s) from positions in a compiled region, and none in eager code. A kernel

@@ -112,7 +112,7 @@ class JobState:
     copying: compiled layers may read weights' copies; copied_steps: optimiser steps since there are some;
     wide_products: matrix products give their gradients in float32. outdated: a kernel that a pass put into compiled
     regions was disabled, and they were not yet compiled anew. widths: of the layers that a kernel multiplies for.
-    causal: attention operators of compiled regions whose mask was found to be the causal one.
+    causal: attention operators of compiled regions that lost a constant causal mask.
     """
 
     kernels: dict[str, Kernel] = field(default_factory=dict)
