@@ -12,6 +12,7 @@ from nightshift.collectors.kubernetes.nodes_and_pods import KubernetesCollector
 from nightshift.collectors.prometheus.alertmanager import AlertmanagerCollector
 from nightshift.collectors.prometheus.live import PrometheusCollector
 from nightshift.collectors.replay import ReplayCollector
+from nightshift.collectors.slurm.nodes_and_jobs import SlurmCollector
 from nightshift.collectors.telemetry.cadvisor import CadvisorCollector
 from nightshift.collectors.telemetry.dcgm_exporter import DcgmExporterCollector
 from nightshift.collectors.telemetry.inference import InferenceCollector
@@ -26,6 +27,7 @@ ALL: Final = (
     PrometheusCollector,
     KubernetesCollector,
     KubernetesEventsCollector,
+    SlurmCollector,
     NvmlCollector,
     LocalKernelLogCollector,
     DcgmExporterCollector,

@@ -18,6 +18,9 @@ MAX_NAME_CHARS = 512
 TAKES_WORK_SINCE = "takes_work_since_s"
 """A fact of a node: when the API server was first seen to say that it is not cordoned (any more), Unix s."""
 
+SITE, SITE_NODE = "site", "site_node"
+"""Facts of a node, job or pod that another manager than Kubernetes runs: which (`slurm`), and what that calls it."""
+
 SHOWS_HELD_ONLY = "shows_held_only"
 """A fact of a node, `yes` or `no`: its exporter leaves out GPUs that no pod holds."""
 
@@ -47,7 +50,7 @@ class SubjectKind(StrEnum):
 class Subject:
     """An identity, unique within its kind in one cluster.
 
-    Names: GPU its UUID; node its name; pod `namespace/pod`; container `namespace/pod/container`; job
+    Names: GPU its UUID; node its name; pod `namespace/pod`, of a Slurm job's part on a node `account/job@node`; container `namespace/pod/container`; job
     `namespace/job`; rank `namespace/job#3`; MIG the instance's UUID; link `<GPU UUID>/link3`; NIC
     `node/eth0` or `node/mlx5_0:1`; disk `node/nvme0n1` or `node:/data`; server `host:port/model`; source the
     collector's name and place, such as `dcgm_exporter http://n1:9400/metrics`.
@@ -157,6 +160,19 @@ class Inventory:
             for position, known in enumerate(memberships):
                 if known.parent == parent and known.until_s == math.inf:
                     memberships[position] = replace(known, until_s=max(at_s, known.since_s))
+
+    def exchange(
+        self,
+        before: Iterable[tuple[Subject, Subject]],
+        after: Iterable[tuple[Subject, Subject]],
+        at_s: float,
+        authority: int = 0,
+    ) -> None:
+        """Ends relations (child, parent) that a source no longer tells, and observes those that it tells now."""
+        for child, parent in set(before) - set(after):
+            self.end(child, parent, at_s)
+        for child, parent in sorted(after):
+            self.observe(child, parent, at_s, authority)
 
     def describe(self, subject: Subject, **facts: str) -> None:
         """Keeps display facts of a subject, such as a GPU's index or model; the newest wins."""

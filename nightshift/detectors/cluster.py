@@ -1,6 +1,6 @@
-"""What Kubernetes itself calls wrong: nodes with a fault, pods that cannot start, jobs that it ended.
+"""What Kubernetes or Slurm itself calls wrong: nodes with a fault, pods that cannot start, jobs that it ended.
 
-Every object's own status comes as lines (`collectors.kubernetes.states`); kubelets tell of volumes and sandboxes by
+Every object's own status comes as lines (`collectors.kubernetes.states`, `collectors.slurm.states`); kubelets tell of volumes and sandboxes by
 events alone, which count while their pod has not started. What one cause stops is one alarm: a bad image on 64 pods
 is said of their job, a device plugin that crashes on many nodes of the cluster. `TROUBLES` is the closed set.
 
@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict
 from nightshift.collectors.frame import Instant, LogRecord
 from nightshift.collectors.kubernetes.events import EVENTS
 from nightshift.collectors.kubernetes.states import ENDS, STATES, Trouble, maker, read
+from nightshift.collectors.slurm.states import SLURM
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding, LogExhibit, RateBasis, Severity, SnapshotError, StatedRate
@@ -38,6 +39,8 @@ SETTLE_S = 120.0
 ROLLOUT_S = 900.0
 """What serves a node's GPUs and is not ready for longer holds nothing back: it is stuck, not being rolled out."""
 KEEP = 8
+_NODES = ("Node ", "SlurmNode ")
+"""How the lines of a node begin, by its manager."""
 PLATFORM, OWNER = "platform", "owner"
 _K = SubjectKind
 
@@ -82,6 +85,10 @@ TROUBLES: Mapping[str, TroubleKind] = {
     # the condition that made the kubelet evict it comes with the node's next status
     "evicted": TroubleKind(_END, "evicted from its node: {message}", PLATFORM, 20.0, "job"),
     "preempted": TroubleKind(_END, "preempted by the scheduler", PLATFORM, 0.0, "job"),
+    "node_failed": TroubleKind(_END, "its node failed ({cause})", PLATFORM, 0.0, "job"),
+    "timed_out": TroubleKind(_END, "it reached its time limit ({cause})", OWNER, 0.0, "job"),
+    "requeued": TroubleKind(_END, "requeued by Slurm ({cause})", PLATFORM, 0.0, "job"),
+    "launch_failed": TroubleKind(_START, "Slurm cannot launch the job ({cause}): {message}", PLATFORM, 0.0, "job"),
     "crash_loop": TroubleKind(_END, "its container is in CrashLoopBackOff ({cause})", OWNER, 0.0, "job"),
 }
 """Every trouble that is a fault; the first of several at one place decides. `maintenance` and `starting` of the
@@ -191,7 +198,7 @@ class ClusterFaults:
         self._waiting: dict[str, float] = {}
         """Pods that have not started: since when (Unix s)."""
         self._away_s: dict[str, tuple[float, float]] = {}
-        """Nodes that are taken away on purpose: from when, and till when (infinity: still)."""
+        """Nodes, by what their manager calls them, that are taken away on purpose: from when, and till when (infinity: still)."""
         self._served_s: dict[str, tuple[float, frozenset[str]]] = {}
         """By node: when what serves its GPUs last changed, and which of it is not ready."""
         self._places: dict[tuple[str, str], Subject] = {}
@@ -207,12 +214,12 @@ class ClusterFaults:
 
     @property
     def stated(self) -> StatedRate:
-        return StatedRate(0.0, RateBasis.EVENT, "Kubernetes itself says so", series=_K.NODE, precision=1.0)
+        return StatedRate(0.0, RateBasis.EVENT, "Kubernetes or Slurm itself says so", series=_K.NODE, precision=1.0)
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
         self._read(tick, inventory)
-        if not any(s.ok for s in tick.sources) or any(_is_kubernetes(s.source) and not s.ok for s in tick.sources):
-            said = "The API server does not answer"
+        if not any(s.ok for s in tick.sources) or any(_is_manager(s.source) and not s.ok for s in tick.sources):
+            said = "The API server, or Slurm's controller, does not answer"
             self._hold_ends(tick.at_s)
             return self._episodes.report(lambda fault, s: self._episodes.no_data(fault, s, tick.at_s, said))
         groups: dict[tuple[str, str], list[_Wrong]] = {}
@@ -238,7 +245,7 @@ class ClusterFaults:
             cause = [w for w in ripe[first] if w.trouble.name == first[0]]
             findings.append(self._fire(fault, place, cause, [w for k in keys for w in ripe[k]], tick.at_s))
         for fault, place in [key for key in self._episodes if key not in by_place]:
-            done = self._episodes.clear(fault, place, tick.at_s, "Kubernetes reports no fault there now")
+            done = self._episodes.clear(fault, place, tick.at_s, "The cluster's manager reports no fault there now")
             findings += [done] if done else []
         return findings
 
@@ -268,7 +275,7 @@ class ClusterFaults:
                 now.setdefault(thing, [])
                 if trouble is not None:
                     now[thing].append(_wrong_of(thing, facts, trouble, record, tick.at_s))
-        for thing in [*self._wrong, *self._waiting, *(f"Node {node}" for node in self._away_s)]:
+        for thing in [*self._wrong, *self._waiting, *self._away_s]:
             # the first list of a kind repeats all that goes on: the rest ended while nobody looked
             if thing.partition(" ")[0] in listed and thing not in now:
                 now[thing] = []
@@ -306,13 +313,12 @@ class ClusterFaults:
             self._wrong[thing] = kept
 
     def _note_away(self, thing: str, is_away: bool, at_s: float) -> None:
-        kind, _, node = thing.partition(" ")
-        from_s, till_s = self._away_s.get(node, (at_s, math.inf))
-        if kind == "Node" and is_away:
+        from_s, till_s = self._away_s.get(thing, (at_s, math.inf))
+        if thing.startswith(_NODES) and is_away:
             # the time at which it was seen: a cordon has none of its own
-            self._away_s[node] = (from_s, math.inf) if at_s < till_s + SETTLE_S else (at_s, math.inf)
-        elif kind == "Node" and node in self._away_s:
-            self._away_s[node] = (from_s, min(till_s, at_s))
+            self._away_s[thing] = (from_s, math.inf) if at_s < till_s + SETTLE_S else (at_s, math.inf)
+        elif thing in self._away_s:
+            self._away_s[thing] = (from_s, min(till_s, at_s))
 
     def _serve(self, thing: str, facts: Mapping[str, str], trouble: Trouble | None, at_s: float) -> None:
         """Notes that what serves a node's GPUs changed, or is not ready."""
@@ -378,7 +384,9 @@ class ClusterFaults:
     def _is_meant(self, wrong: _Wrong, at_s: float) -> bool:
         """Whether somebody took the node away before it began, or what serves its GPUs is being replaced."""
         name, node = wrong.trouble.name, wrong.node
-        from_s, till_s = self._away_s.get(node, (math.inf, -math.inf))
+        # of two managers, the one that has it away for longer
+        away = [self._away_s.get(f"{kind}{node}", (math.inf, -math.inf)) for kind in _NODES]
+        from_s, till_s = max(away, key=lambda span: span[1])
         if at_s < till_s + SETTLE_S and (name in _HELD_BY_MAINTENANCE or wrong.serves):
             # what a monitor said before the node was cordoned is why it was cordoned
             is_why = name in ("condition", "node_event") or self._is_open(wrong)
@@ -449,7 +457,7 @@ class ClusterFaults:
             "wrong": [_saved(w) for found in self._wrong.values() for w in found],
             "by_event": [_saved(w) for w in self._by_event.values()],
             "waiting": self._waiting,
-            "away": {node: [t, None if math.isinf(till) else till] for node, (t, till) in self._away_s.items()},
+            "away": {thing: [t, None if math.isinf(till) else till] for thing, (t, till) in self._away_s.items()},
             "served": {node: [t, sorted(unready)] for node, (t, unready) in self._served_s.items()},
             "places": [[*key, str(place)] for key, place in self._places.items()],
             "episodes": self._episodes.saved(),
@@ -468,8 +476,9 @@ class ClusterFaults:
                 fresh._by_event[wrong.thing, wrong.trouble.name] = wrong
             fresh._waiting = {str(thing): float(t) for thing, t in meta["waiting"].items()}
             fresh._away_s = {
-                str(node): (float(t), math.inf if till is None else float(till))
-                for node, (t, till) in meta["away"].items()
+                # snapshots of before Slurm have the node's name alone
+                thing if " " in thing else f"Node {thing}": (float(t), math.inf if till is None else float(till))
+                for thing, (t, till) in meta["away"].items()
             }
             fresh._served_s = {str(n): (float(t), frozenset(u)) for n, (t, u) in meta["served"].items()}
             fresh._places = {(str(a), str(b)): Subject.parse(s) for a, b, s in meta["places"]}
@@ -499,8 +508,8 @@ def _of_start(reason: str, words: str, count: str | None) -> tuple[str, str] | N
 
 def _wrong_of(thing: str, facts: Mapping[str, str], trouble: Trouble, record: LogRecord, at_s: float) -> _Wrong:
     kind, _, name = thing.partition(" ")
-    job = facts.get("job", "") if kind in ("Pod", "Node") else name
-    node = name if kind == "Node" else facts.get("node", "")
+    job = facts.get("job", "") if kind in ("Pod", "Node", "SlurmNode") else name
+    node = name if f"{kind} " in _NODES else facts.get("node", "")
     until_s = at_s + END_S if trouble.name in ENDS else 0.0
     return _Wrong(thing, trouble, record, job, node, facts.get("serves", ""), until_s)
 
@@ -526,8 +535,8 @@ def _place(found: Sequence[_Wrong], inventory: Inventory) -> Subject:
     return Subject(_K.JOB, first.job) if first.job else first.record.subject
 
 
-def _is_kubernetes(source: Subject) -> bool:
-    return source.name.startswith("kubernetes ")
+def _is_manager(source: Subject) -> bool:
+    return source.name.startswith(("kubernetes ", f"{SLURM} "))
 
 
 def _saved(wrong: _Wrong) -> list[Any]:

@@ -1,7 +1,7 @@
 """What people did themselves about an incident, against what was proposed for it: the scoreboard counts both.
 
 Where nobody clicked, people may have decided all the same: they cordoned the node, or rebooted it. The API server
-says so and by whom (`collectors.kubernetes.events`). Each such fix of an open incident's node is written to the
+says so and by whom (`collectors.kubernetes.events`), and so does Slurm of a drain. Each such fix of an open incident's node is written to the
 audit log, once, with the plan that stood then and whether it was the same. What controllers do is no decision of a
 person, and what leaves no trace of its author (a deleted pod) is not counted.
 """
@@ -25,6 +25,7 @@ from nightshift.agent.store.tables import audit as audit_log
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.frame import LogRecord
 from nightshift.collectors.kubernetes.events import CHANGES, EVENTS
+from nightshift.collectors.slurm.states import CHANGES as SLURM_CHANGES
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, traits_of
 
@@ -33,7 +34,7 @@ KIND = "by_hand"
 _CORDON = re.compile(r"unschedulable: (no -> yes|yes -> no)(?:, by (?P<who>.+))?$")
 # Field managers that are programs.
 MACHINES = re.compile(
-    r"nightshift|kube-.*|kubelet.*|system:.*|node-problem-detector.*|cluster-autoscaler.*|karpenter.*|cloud-.*"
+    r"nightshift|slurm|kube-.*|kubelet.*|system:.*|node-problem-detector.*|cluster-autoscaler.*|karpenter.*|cloud-.*"
 )
 _OPEN = frozenset(
     {
@@ -59,7 +60,7 @@ def read(line: LogRecord) -> Fix | None:
     """The fix that a line tells of; None where it tells of none, or not of a person's."""
     if line.subject.kind is not SubjectKind.NODE:
         return None
-    if line.source.startswith(CHANGES) and (found := _CORDON.search(line.text)):
+    if line.source.startswith((CHANGES, SLURM_CHANGES)) and (found := _CORDON.search(line.text)):
         who = found["who"] or ""
         # Without a field manager it may have been anybody, the cluster autoscaler too.
         if not who or MACHINES.fullmatch(who):

@@ -30,6 +30,7 @@ from nightshift.collectors.frame import Floats, LogRecord
 from nightshift.collectors.history import RAW_AROUND_S, History
 from nightshift.collectors.kernel_log.event import KERNEL_LOGS, KernelEventKind
 from nightshift.collectors.kubernetes.events import CHANGES, EVENTS
+from nightshift.collectors.slurm import states as slurm
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.metrics import BY_NAME
 from nightshift.detectors.base import Finding, LogExhibit, SeriesExhibit
@@ -151,6 +152,8 @@ def _away(values: Floats) -> NDArray[np.bool_]:
 _K = SubjectKind
 CHANGES_BEFORE_S = 86_400.0
 ALERTS = "alertmanager"
+_OF_OTHERS = (EVENTS, CHANGES, ALERTS, slurm.STATES, slurm.CHANGES)
+"""Sources that speak of pods and jobs from outside."""
 LOGS = 4
 """Nodes whose kernel logs are kept as evidence."""
 # A node's lines on storage that are kept as evidence: thousands may come, and GPU errors need the room.
@@ -444,8 +447,10 @@ class _Gatherer:
         alerts = [r for r in lines if r.source.startswith(ALERTS) and r.at.t_s >= self._start_s]
         self.ledger.log(("alerts", ""), alerts, "alerts of other rules about these places")
         events = [r for r in lines if r.source.startswith(EVENTS) and r.at.t_s >= self._start_s]
-        changes = [r for r in lines if r.source.startswith(CHANGES)]
+        changes = [r for r in lines if r.source.startswith((CHANGES, slurm.CHANGES))]
         self.ledger.log(("events", ""), events, "Kubernetes events about these places")
+        said = [r for r in lines if r.source == slurm.STATES and r.at.t_s >= self._start_s]
+        self.ledger.log(("slurm", ""), said, "what Slurm says of these places")
         self.ledger.log(("changes", ""), changes, "changes to these places in the day before")
 
     def _job_logs(self, cause: Finding) -> None:
@@ -465,14 +470,14 @@ class _Gatherer:
             own = {
                 name: kept
                 for name, lines in sources.items()
-                if (kept := [r for r in lines if not r.source.startswith((EVENTS, CHANGES, ALERTS))])
+                if (kept := [r for r in lines if not r.source.startswith(_OF_OTHERS)])
             }
             condensed(own, job, self.ledger)
             first_lines(own, job, self.ledger)
 
     def _own_lines(self, subject: Subject) -> list[LogRecord]:
         lines = self.history.logs(subject, self._start_s, self.at_s)
-        return [r for r in lines if not r.source.startswith((EVENTS, CHANGES, ALERTS, *KERNEL_LOGS))]
+        return [r for r in lines if not r.source.startswith((*_OF_OTHERS, *KERNEL_LOGS))]
 
     def _topology(self, findings: Sequence[Finding]) -> None:
         subjects = dict.fromkeys([*(f.subject for f in findings[:20]), *sorted(self._places)])

@@ -341,14 +341,9 @@ class KubernetesCollector:
     def _replace(
         self, key: str, relations: set[tuple[Subject, Subject]], inventory: Inventory, now_s: float
     ) -> None:
-        for child, parent in self._held.get(key, set()) - relations:
-            inventory.end(child, parent, now_s)
-        for child, parent in sorted(relations):
-            inventory.observe(child, parent, now_s, AUTHORITY)
+        inventory.exchange(self._held.pop(key, set()), relations, now_s, AUTHORITY)
         if relations:
             self._held[key] = relations
-        else:
-            self._held.pop(key, None)
 
 
 def _facts_of(pod: _Pod | None, name: str) -> dict[str, str]:

@@ -74,7 +74,10 @@ NEVER_READY_S = 60.0
 """A node that has not been Ready this long after it was made has never been: it still joins."""
 RECENT_S = 1800.0
 """A pod or job that ended earlier than this before it was first read is history, not an incident."""
-ENDS = frozenset({"rejected", "evicted", "preempted", "oom", "exited", "job_failed"})
+ENDS = frozenset(
+    {"rejected", "evicted", "preempted", "oom", "exited", "job_failed"}
+    | {"node_failed", "timed_out", "launch_failed", "requeued"}
+)
 """Troubles that are the end of something, and that a status may show for days after it."""
 
 
@@ -94,7 +97,15 @@ def recent(troubles: tuple[Trouble, ...], now_s: float) -> tuple[Trouble, ...]:
 
 
 def written(
-    kind: str, name: str, facts: Mapping[str, str], troubles: tuple[Trouble, ...], subject: Subject, now_s: float
+    kind: str,
+    name: str,
+    facts: Mapping[str, str],
+    troubles: tuple[Trouble, ...],
+    subject: Subject,
+    now_s: float,
+    *,
+    source: str = STATES,
+    clock: str = CLOCK,
 ) -> Iterator[LogRecord]:
     """The lines of one object, of the moment at which each trouble began; `ok` where there is none."""
     told = ", ".join(f"{key}={value}" for key, value in facts.items() if value)
@@ -103,9 +114,9 @@ def written(
         cause = re.sub(r"[\[\]\s]+", " ", trouble.cause)[:200]
         text = " ".join(f"{head}: {trouble.name} [{cause}]: {trouble.words}".split())[:MAX_TEXT]
         at_s = trouble.since_s if 0 < trouble.since_s <= now_s else now_s
-        yield LogRecord(Instant(at_s, UNSURE_S, CLOCK), STATES, subject, text, number)
+        yield LogRecord(Instant(at_s, UNSURE_S, clock), source, subject, text, number)
     if not troubles:
-        yield LogRecord(Instant(now_s, UNSURE_S, CLOCK), STATES, subject, f"{head}: ok", 0)
+        yield LogRecord(Instant(now_s, UNSURE_S, clock), source, subject, f"{head}: ok", 0)
 
 
 _LINE = re.compile(
@@ -126,7 +137,7 @@ def read(record: LogRecord) -> tuple[str, dict[str, str], Trouble | None] | None
     >>> read(line) == ("Pod ml/t-0", {"node": "n1"}, wrong)
     True
     """
-    match = _LINE.match(record.text) if record.source == STATES else None
+    match = _LINE.match(record.text) if record.source.endswith(" state") else None
     if match is None:
         return None
     pairs = (part.partition("=") for part in (match["facts"] or "").split(", ") if part)

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict
 from nightshift.collectors.frame import LogRecord
 from nightshift.collectors.kernel_log.event import KERNEL_LOGS
 from nightshift.collectors.kubernetes.events import CHANGES, EVENTS
+from nightshift.collectors.slurm import states as slurm
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding, RateBasis, Severity, SnapshotError, StatedRate
@@ -490,7 +491,7 @@ _WATCHDOG = re.compile(
     r"Watchdog caught collective operation timeout|WorkNCCL\(|[Ww]atchdog timeout \(\S*watchdog_timeout="
 )
 """The hang is the fault then; the abort that follows is how PyTorch ends it, with SIGABRT."""
-_OTHERS = (*KERNEL_LOGS, EVENTS, CHANGES, "alertmanager")
+_OTHERS = (*KERNEL_LOGS, EVENTS, CHANGES, slurm.STATES, slurm.CHANGES, "alertmanager")
 """Sources that speak of pods and jobs from outside."""
 _SOURCE_IS_JOBS = frozenset({SubjectKind.RANK, SubjectKind.JOB, SubjectKind.POD, SubjectKind.CONTAINER})
 

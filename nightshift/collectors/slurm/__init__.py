@@ -1,0 +1,1 @@
+"""What a Slurm controller says: nodes, jobs, how jobs ended. Reads only."""

@@ -1,0 +1,214 @@
+"""Asks Slurm by its own commands: each with a limit of time, and each failure with a reason and what to do.
+
+The commands are the interface that every site has. They find their controller, and its backup, by slurm.conf, and
+prove who asks by munge. JSON is read where a release has it; else the text of `scontrol show`, with times in Unix s.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.frame import Reason
+from nightshift.collectors.slurm.answers import (
+    AnswerError,
+    SlurmFailure,
+    SlurmJob,
+    SlurmNode,
+    jobs_of_text,
+    nodes_of_text,
+    read_jobs,
+    read_nodes,
+)
+
+TIMEOUT_S = 20.0
+"""A client waits for `MessageTimeout` (10 s) on each of two controllers before it gives up by itself."""
+_T = TypeVar("_T")
+
+
+class SlurmAccess(BaseModel):
+    """Which Slurm is asked, and by which commands."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    commands: Path | None = Field(None, description="Folder with scontrol, sinfo and squeue; none: by PATH")
+    slurm_conf: Path | None = Field(None, description="slurm.conf; none: where the commands look for it")
+
+
+class SlurmSilent(Temporary):
+    """Slurm gives no answer: `reason` is for the source's status."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class SlurmRefused(Permanent):
+    """Slurm answers, and says no: a right is missing, or what was asked for does not exist."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class NoJson(Exception):
+    """This release, or its build, has no JSON for what was asked."""
+
+
+_SILENT: tuple[tuple[str, Reason, str], ...] = (
+    (
+        r"[Mm]unge|auth_g_|authentication error|Invalid authentication credential",
+        Reason.UNAUTHORISED,
+        "munge gives or gets no valid credential: is munged running, are keys and clocks the same everywhere?",
+    ),
+    (
+        r"Zero Bytes were transmitted",
+        Reason.UNAUTHORISED,
+        "slurmctld closed the connection unanswered, as it does with an expired or foreign munge credential: "
+        "compare clocks and keys; slurmctld's log has the cause",
+    ),
+    (
+        r"standby|Unable to contact slurm controller|[Cc]onnection refused|connect failure|Socket timed out"
+        r"|Unable to establish controller|slurm_persist_conn_open|Connection timed out|Message receive failure"
+        r"|[Ss]lurmctld.*shutting down|in a transition state",
+        Reason.UNREACHABLE,
+        "no slurmctld answers: it is down or is failing over",
+    ),
+)
+_REFUSED = re.compile(r"Invalid user id|[Pp]ermission denied|Access.*denied|not authorized|Only .*(?:root|operator)")
+_NO_JSON = re.compile(r"unrecognized option '?--json|serializer|Unable to find plugin|invalid option.*json", re.I)
+
+
+class SlurmClient:
+    """Reads. Every method raises SlurmSilent where Slurm does not answer, and SlurmRefused where it says no."""
+
+    def __init__(self, access: SlurmAccess, timeout_s: float = TIMEOUT_S) -> None:
+        self._access, self._timeout_s = access, timeout_s
+        self._release: tuple[int, int] | None = None
+        self._last_said = ""
+        self.without_json: str = ""
+        """Why text is read instead of JSON; empty where JSON is read."""
+
+    def nodes(self) -> list[SlurmNode]:
+        argv = ("scontrol", "show", "nodes") if self.release() >= (23, 2) else ("sinfo",)
+        return self._either(argv, read_nodes, ("scontrol", "show", "nodes"), nodes_of_text)
+
+    def jobs(self) -> list[SlurmJob]:
+        """Those that wait, run, or ended within MinJobAge."""
+        argv, text = ("squeue", "--states=all"), ("scontrol", "-d", "show", "jobs")
+        return self._either(argv, read_jobs, text, jobs_of_text)
+
+    def node(self, name: str) -> SlurmNode:
+        found = _read(nodes_of_text, self.ask("scontrol", "show", "node", name))
+        if len(found) != 1:
+            raise SlurmRefused(Reason.NOT_FOUND, f"Slurm has no node {name}")
+        return found[0]
+
+    def job(self, number: int) -> SlurmJob | None:
+        """A job, as long as the controller holds it."""
+        try:
+            found = _read(jobs_of_text, self.ask("scontrol", "-d", "show", "job", str(number)))
+        except SlurmRefused as error:
+            if error.reason is Reason.NOT_FOUND:
+                return None
+            raise
+        return next((job for job in found if job.id == number), None)
+
+    def jobs_on(self, node: str) -> list[int]:
+        """The jobs that hold a node now, those that are on their way out too."""
+        text = self.ask("squeue", "--noheader", "--nodelist", node, "--format", "%A")
+        return sorted({int(word) for word in text.split() if word.isdecimal()})
+
+    def steps(self) -> dict[int, int]:
+        """How many steps of each job run, without those that Slurm makes itself."""
+        text = self.ask("squeue", "--steps", "--noheader", "--format", "%i")
+        found: dict[int, int] = {}
+        for match in re.finditer(r"(?m)^(\d+)(?:_\d+)?\.(\d+)$", text):
+            found[int(match[1])] = found.get(int(match[1]), 0) + 1
+        return found
+
+    def release(self) -> tuple[int, int]:
+        """(22, 5) of `slurm 22.05.8`; of the commands, which ask a controller of the same release or older."""
+        if self._release is None:
+            text = self.ask("scontrol", "--version")
+            match = re.search(r"(\d+)\.(\d+)", text)
+            if match is None:
+                raise SlurmRefused(Reason.MALFORMED, f"`scontrol --version` says {text[:80]!r}")
+            self._release = int(match[1]), int(match[2])
+        return self._release
+
+    def ask(self, *argv: str, stdin: str = "") -> str:
+        """What a command says. Its own messages are in English whatever the site's language."""
+        folder = self._access.commands
+        program = argv[0] if folder is None else str(folder / argv[0])
+        try:
+            done = subprocess.run(
+                [program, *argv[1:]],
+                input=stdin.encode(),
+                capture_output=True,
+                timeout=self._timeout_s,
+                env=self._environment(),
+                check=False,
+            )
+        except (FileNotFoundError, PermissionError) as error:
+            where = f"in {folder}" if folder is not None else "on PATH"
+            text = f"{argv[0]} is not {where}: install Slurm's commands, or set `commands`"
+            raise SlurmRefused(Reason.NOT_FOUND, text) from error
+        except subprocess.TimeoutExpired as error:
+            text = f"{argv[0]}: slurmctld did not answer within {self._timeout_s:g} s: is it overloaded, or failing over?"
+            raise SlurmSilent(Reason.TIMEOUT, text) from error
+        # names and reasons are people's: what is not UTF-8 must not hide the rest
+        out, said = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace").strip()
+        if done.returncode != 0:
+            raise self._failure(argv[0], said or out.strip() or f"exit code {done.returncode}")
+        self._last_said = said
+        return out
+
+    def _environment(self) -> dict[str, str]:
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("SQUEUE_", "SINFO_"))}
+        conf = {"SLURM_CONF": str(self._access.slurm_conf)} if self._access.slurm_conf else {}
+        return {**kept, **conf, "LC_ALL": "C.UTF-8", "TZ": "UTC", "SLURM_TIME_FORMAT": "%s"}
+
+    def _failure(self, program: str, said: str) -> Exception:
+        if _NO_JSON.search(said):
+            return NoJson(said.splitlines()[0][:200])
+        last = said.splitlines()[-1][:300]
+        for pattern, reason, advice in _SILENT:
+            if re.search(pattern, said):
+                return SlurmSilent(reason, f"{program}: {last}: {advice}")
+        if _REFUSED.search(said):
+            return SlurmRefused(Reason.UNAUTHORISED, f"{program}: {last}: this account has no right to it")
+        if re.search(r"(?:Invalid|Unknown|No such|not found|does not exist).{0,40}(?:job|node)|node .* not found", said, re.I):
+            return SlurmRefused(Reason.NOT_FOUND, f"{program}: {last}")
+        return SlurmRefused(Reason.UNSUPPORTED, f"{program}: {last}")
+
+    def _either(
+        self,
+        argv: tuple[str, ...],
+        read: Callable[[str], list[_T]],
+        text_argv: tuple[str, ...],
+        read_text: Callable[[str], list[_T]],
+    ) -> list[_T]:
+        """By JSON; where there is none, by text."""
+        if not self.without_json:
+            try:
+                return _read(read, self.ask(*argv, "--json"))
+            except NoJson as error:
+                self.without_json = str(error)
+            except SlurmFailure as error:
+                raise self._failure(argv[0], f"{self._last_said}\n{error}") from error
+        return _read(read_text, self.ask(*text_argv))
+
+
+def _read(read: Callable[[str], list[_T]], text: str) -> list[_T]:
+    try:
+        return read(text)
+    except AnswerError as error:
+        raise SlurmRefused(Reason.MALFORMED, f"Slurm's answer cannot be read: {error}") from error

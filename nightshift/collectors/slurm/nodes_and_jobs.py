@@ -1,0 +1,212 @@
+"""Nodes and GPU jobs of a Slurm cluster, kept as relations over time beside what Kubernetes says of the same nodes.
+
+What a job runs on one node stands in the inventory as a pod does (`account/4211@n1`): it belongs to the node and the
+job, and holds the GPUs that Slurm gave it by index. Where Slurm runs in Kubernetes (Slinky), a node's comment names
+the Kubernetes node (slurm-operator, `podinfo`): that one machine is one subject, and counts once.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import ClassVar
+
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.frame import Instant, LogRecord, Reason, SourceStatus
+from nightshift.collectors.kubernetes.states import Trouble, recent, written
+from nightshift.collectors.slurm.answers import SlurmJob, SlurmNode
+from nightshift.collectors.slurm.client import SlurmAccess, SlurmClient, SlurmRefused, SlurmSilent
+from nightshift.collectors.slurm.states import CHANGES, OURS, SLURM, STATES, of_job, of_node
+from nightshift.collectors.subject import (
+    SITE,
+    SITE_NODE,
+    TAKES_WORK_SINCE,
+    Inventory,
+    Subject,
+    SubjectKind,
+)
+from nightshift.collectors.telemetry.pages import source_subject
+from nightshift.collectors.tick import Batch
+
+AUTHORITY = 1
+"""Of relations that the controller told, as of those that an API server told."""
+_K = SubjectKind
+_Relations = set[tuple[Subject, Subject]]
+
+
+class SlurmSettings(SlurmAccess):
+    """Reads nodes and jobs by Slurm's own commands."""
+
+
+class SlurmCollector:
+    """Asks for all nodes and jobs in each tick; their changes go into the inventory."""
+
+    plugin: ClassVar[str] = SLURM
+    Settings = SlurmSettings
+
+    def __init__(self, settings: SlurmSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client, self._clock = SlurmClient(settings), clock
+        self._held: dict[str, _Relations] = {}
+        self._told: dict[str, tuple[dict[str, str], tuple[Trouble, ...]]] = {}
+        """By object: what its last lines said of it; absent where all was well."""
+        self._restarts: dict[int, int] = {}
+        self._out: dict[str, bool] = {}
+        self._names: dict[str, str] = {}
+        self._listed: set[str] = set()
+
+    @property
+    def name(self) -> str:
+        return self.plugin
+
+    def collect(self, now_s: float, inventory: Inventory, timeout_s: float) -> Batch:
+        lines: list[LogRecord] = []
+        nodes = self._source("nodes", now_s, lambda: self._read_nodes(inventory, now_s, lines))
+        jobs = self._source("jobs", now_s, lambda: self._read_jobs(inventory, now_s, lines))
+        return Batch([nodes, jobs], logs=lines)
+
+    def close(self) -> None:
+        """Nothing is held open: each question is a process of its own."""
+
+    def _source(self, what: str, now_s: float, read: Callable[[], int]) -> SourceStatus:
+        subject, began = source_subject(self.plugin, what), self._clock()
+        try:
+            count = read()
+        except (SlurmSilent, SlurmRefused) as error:
+            return SourceStatus(subject, now_s, False, error.reason, str(error), took_s=self._clock() - began)
+        except Permanent as error:
+            return SourceStatus(subject, now_s, False, Reason.INTERNAL, str(error))
+        said = self._client.without_json
+        detail = f"read as text, since this Slurm has no JSON ({said})" if said else ""
+        return SourceStatus(subject, now_s, True, None, detail, count, took_s=self._clock() - began)
+
+    def _read_nodes(self, inventory: Inventory, now_s: float, lines: list[LogRecord]) -> int:
+        nodes = self._client.nodes()
+        self._names = {node.name: _kubernetes_node(node) or node.name for node in nodes}
+        seen = set()
+        for node in nodes:
+            name = self._names[node.name]
+            subject = Subject(_K.NODE, name)
+            seen.add(f"node {name}")
+            lines += self._changed(subject, node, now_s)
+            self._describe(subject, node, inventory, now_s)
+            self._replace(f"node {name}", {(subject, inventory.cluster)}, inventory, now_s)
+            lines += self._said("SlurmNode", name, {}, of_node(node), subject, now_s)
+        for key in [key for key in self._held if key.startswith("node ") and key not in seen]:
+            subject = Subject(_K.NODE, key.removeprefix("node "))
+            inventory.describe(subject, slurm="gone")
+            self._replace(key, set(), inventory, now_s)
+            lines += self._said("SlurmNode", subject.name, {}, (), subject, now_s)
+        lines += self._first("SlurmNode", inventory, now_s)
+        return len(nodes)
+
+    def _changed(self, subject: Subject, node: SlurmNode, now_s: float) -> Iterator[LogRecord]:
+        """Says that somebody drained a node that took work before. Slurm does not keep who resumes one."""
+        if node.is_drained and self._out.get(subject.name) is False and not node.reason.startswith(OURS):
+            text = f"Node {subject.name} unschedulable: no -> yes, by {node.reason_by or 'slurm'}"
+            yield LogRecord(Instant(node.reason_s or now_s, 1.0, SLURM), CHANGES, subject, text, 0)
+
+    def _describe(self, subject: Subject, node: SlurmNode, inventory: Inventory, now_s: float) -> None:
+        out = node.is_drained or not node.is_up
+        facts = {
+            SITE: SLURM,
+            SITE_NODE: node.name,
+            SLURM: "out" if out else "in",
+            "slurm_state": "+".join(sorted(node.states)),
+            "slurm_reason": node.reason[:200],
+            "slurm_reason_by": node.reason_by,
+        }
+        if not out and self._out.get(subject.name) is not False:
+            facts[TAKES_WORK_SINCE] = str(now_s)
+        self._out[subject.name] = out
+        # of a node that Kubernetes manages too, these facts are the API server's
+        if inventory.fact(subject, "uid") is None:
+            drained, ready = node.is_drained, node.is_up
+            facts |= {"unschedulable": _word(drained), "ready": _word(ready), "gpus": str(node.gpus)}
+        inventory.describe(subject, **facts)
+
+    def _read_jobs(self, inventory: Inventory, now_s: float, lines: list[LogRecord]) -> int:
+        jobs = [job for job in self._client.jobs() if job.gpu_count]
+        steps = self._client.steps() if any("RUNNING" in job.states for job in jobs) else {}
+        seen = set()
+        for job in jobs:
+            subject = Subject(_K.JOB, job.key)
+            facts = {"node": ",".join(self._node(name) for name in job.nodes)[:200]}
+            troubles = of_job(job, self._restarts.get(job.id))
+            lines += self._said("SlurmJob", job.key, facts, troubles, subject, now_s)
+            self._restarts[job.id] = job.restarts
+            inventory.describe(
+                subject,
+                **{SITE: SLURM, "uid": restart(job), "job_kind": "Slurm", "job_name": job.name[:200]},
+                **{"owner": job.user, "queue": job.partition, "steps": str(steps.get(job.id, 0))},
+            )
+            for key, relations in self._places(job, subject, inventory, now_s):
+                seen.add(key)
+                self._replace(key, relations, inventory, now_s)
+        for key in [key for key in self._held if key.startswith("job ") and key not in seen]:
+            self._replace(key, set(), inventory, now_s)
+        numbers = {job.id for job in jobs}
+        self._restarts = {number: count for number, count in self._restarts.items() if number in numbers}
+        for key in [key for key in self._told if key.startswith("SlurmJob ")]:
+            # the controller has forgotten it: an end was told for as long as an end is
+            if key.removeprefix("SlurmJob ") not in {job.key for job in jobs}:
+                del self._told[key]
+        lines += self._first("SlurmJob", inventory, now_s)
+        return len(jobs)
+
+    def _places(
+        self, job: SlurmJob, subject: Subject, inventory: Inventory, now_s: float
+    ) -> Iterator[tuple[str, _Relations]]:
+        """What a job holds, node by node."""
+        for name, held in zip(job.nodes if job.holds_nodes else (), job.gpus, strict=False):
+            node = Subject(_K.NODE, self._node(name))
+            pod = Subject(_K.POD, f"{job.key}@{node.name}")
+            inventory.describe(pod, **{SITE: SLURM, "job_kind": "Slurm", "gpus": str(len(held or ()))})
+            gpus = inventory.children(node, now_s, _K.GPU)
+            mine = {gpu for gpu in gpus if held and (inventory.fact(gpu, "index") or "") in map(str, held)}
+            yield f"job {pod.name}", {(pod, node), (pod, subject)} | {(gpu, pod) for gpu in mine}
+
+    def _node(self, name: str) -> str:
+        return self._names.get(name, name)
+
+    def _said(
+        self, kind: str, name: str, facts: dict[str, str], troubles: tuple[Trouble, ...], about: Subject, now_s: float
+    ) -> list[LogRecord]:
+        """The lines of an object, where they differ from its last ones."""
+        key, now = f"{kind} {name}", (facts, recent(troubles, now_s))
+        before = self._told.pop(key, None)
+        if now[1]:
+            self._told[key] = now
+        if now == before or (before is None and not now[1]):
+            return []
+        return list(written(kind, name, facts, now[1], about, now_s, source=STATES, clock=SLURM))
+
+    def _first(self, kind: str, inventory: Inventory, now_s: float) -> Iterator[LogRecord]:
+        """Says once of each kind that all of it has been read."""
+        if kind not in self._listed:
+            self._listed.add(kind)
+            yield from written(kind, "*", {}, (), inventory.cluster, now_s, source=STATES, clock=SLURM)
+
+    def _replace(self, key: str, relations: _Relations, inventory: Inventory, now_s: float) -> None:
+        inventory.exchange(self._held.pop(key, set()), relations, now_s, AUTHORITY)
+        if relations:
+            self._held[key] = relations
+
+
+def restart(job: SlurmJob) -> str:
+    """What tells one run of a job from the next, which has its id."""
+    return f"restart {job.restarts}"
+
+
+def _kubernetes_node(node: SlurmNode) -> str:
+    """The Kubernetes node below a Slurm node, where slurm-operator wrote it into the comment."""
+    try:
+        said = json.loads(node.comment) if node.comment.startswith("{") else {}
+    except ValueError:
+        return ""
+    name = said.get("node") if isinstance(said, dict) and "podName" in said else ""
+    return name if isinstance(name, str) else ""
+
+
+def _word(value: bool) -> str:
+    return "true" if value else "false"
