@@ -26,6 +26,7 @@ from nightshift.agent.rca.model import Failed, Model, ModelSettings, try_out
 from nightshift.agent.settings import Settings
 from nightshift.agent.store.database import Database
 from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.slurm.states import SLURM
 from nightshift.collectors.subject import Inventory
 from nightshift.collectors.telemetry.listening import listening
 
@@ -223,12 +224,14 @@ def _actuators(settings: Settings) -> Iterator[DoctorCheck]:
             (actuator,) = build_actuators([entry], WallClock())
             refused = actuator.refused() if isinstance(actuator, KnowsItsRights) else []
         except (Permanent, Temporary) as error:
-            yield DoctorCheck(name, False, str(error), "see docs/how-to/act-on-kubernetes.md")
+            page = "slurm.md" if entry.type == SLURM else "act-on-kubernetes.md"
+            yield DoctorCheck(name, False, str(error), f"see docs/how-to/{page}")
             continue
         kinds = ", ".join(sorted(actuator.kinds()))
         if refused:
-            yield DoctorCheck(
-                name, False, f"not permitted: {'; '.join(refused)}", "grant what the Helm chart's role names"
-            )
+            grant = "grant what the Helm chart's role names"
+            if entry.type == SLURM:
+                grant = "sacctmgr modify user NAME set adminlevel=admin; see docs/how-to/slurm.md"
+            yield DoctorCheck(name, False, f"not permitted: {'; '.join(refused)}", grant)
         else:
             yield DoctorCheck(name, True, f"carries out {kinds}")

@@ -473,6 +473,11 @@ def one_look(actuator: Actuator) -> AbstractContextManager[None]:
     return found()
 
 
+def site_of(actuator: Actuator) -> str:
+    """Whose nodes and jobs an actuator acts on (`collectors.subject.SITE`); empty: Kubernetes', and a simulation's."""
+    return str(getattr(actuator, "site", ""))
+
+
 @dataclass(frozen=True)
 class Situation:
     """What a playbook may look at. `cause` is the diagnosed first cause (`Fault`), not free text."""

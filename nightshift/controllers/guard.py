@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from nightshift.collectors.shared_settings import stated_once
+from nightshift.collectors.slurm.states import SLURM
 from nightshift.collectors.subject import TAKES_WORK_SINCE, Inventory, Subject, SubjectKind
 from nightshift.controllers.action import KINDS, Action, traits_of
 from nightshift.controllers.cordon import node_of
@@ -237,14 +238,14 @@ class _Guard:
         return out
 
     def _takes_work_again(self, commitment: Commitment) -> bool:
-        """Whether the API server has said that the node of an ended action takes work, and was seen to since then:
+        """Whether its manager has said that the node of an ended action takes work, and was seen to since then:
         a person has uncordoned it. Counted for good, a few of those would leave nothing to be done any more."""
         action, ended_s = commitment.action, commitment.ended_s
         if ended_s is None or not traits_of(action.kind).cordons:
             return False
         node = Subject(_K.NODE, node_of(action))
         since = self._inventory.fact(node, TAKES_WORK_SINCE)
-        is_free = self._inventory.fact(node, "unschedulable") == "false"
+        is_free = self._inventory.fact(node, "unschedulable") == "false" and self._inventory.fact(node, SLURM) != "out"
         return is_free and since is not None and float(since) > ended_s
 
     def _scopes(self, gpus: Iterable[Subject]) -> dict[Subject, set[Subject]]:

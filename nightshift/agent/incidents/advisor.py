@@ -26,7 +26,8 @@ from nightshift.agent.rca.targets import at_issue, objection
 from nightshift.agent.store.diagnosis import Confidence, Diagnosis, Reading
 from nightshift.agent.store.incident import Incident, IncidentState, entered_s, findings_of, plan_name
 from nightshift.collectors.history import History
-from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.collectors.slurm.states import SLURM
+from nightshift.collectors.subject import SITE, Inventory, Subject, SubjectKind
 from nightshift.controllers.action import KINDS, Action, ActionKind, ActionProposal, Playbook, Situation
 from nightshift.controllers.guard import Commitment, GuardRuling, rule
 from nightshift.controllers.guard import Settings as GuardSettings
@@ -122,7 +123,8 @@ def remedies(situation: Situation) -> tuple[ActionKind, ...]:
 
 @dataclass(frozen=True)
 class Advisor:
-    """`now_s` is the daemon's clock; `can` the kinds that its actuators carry out; `begun` the actions that have
+    """`now_s` is the daemon's clock; `can` the kinds that its actuators carry out, `elsewhere` those on other
+    sites than Kubernetes; `begun` the actions that have
     begun; `past` incidents that resemble one."""
 
     history: History
@@ -138,6 +140,7 @@ class Advisor:
     redact: Callable[[str], str] | None = None
     investigate: Investigator | None = None
     promql: RangeQuery | None = None
+    elsewhere: Mapping[str, frozenset[ActionKind]] = field(default_factory=dict)
 
     def diagnose(self, incident: Incident) -> Diagnosis:
         """The rules' diagnosis as of now, with its evidence. A model is asked later, and nothing waits for it."""
@@ -205,7 +208,9 @@ class Advisor:
             )
         open_, now_s = open_findings(incident), self.now_s()
         situation = self._situation(incident)
-        choice = choose(situation, self.playbooks, self.can, lambda a: objection(a, open_, self.inventory, now_s))
+        site = self._site(situation)
+        can = self.can if self.can is None or not site else self.elsewhere.get(site, frozenset())
+        choice = choose(situation, self.playbooks, can, lambda a: objection(a, open_, self.inventory, now_s))
         action = choice.proposal.action
         if action is None:
             return choice.proposal
@@ -236,6 +241,12 @@ class Advisor:
         facts = {**situation.facts, **({"last_step_s": max(times)} if times else {})}
         return self._up_the_ladder(incident, replace(situation, facts=facts))
 
+    def _site(self, situation: Situation) -> str:
+        """Who manages the incident's subject, or the node that it is on; empty: Kubernetes, or not known."""
+        near = self.inventory.ancestors(situation.subject, situation.at_s)
+        sites = (self.inventory.fact(subject, SITE) for subject in sorted(near, key=near.__getitem__))
+        return next(filter(None, sites), "")
+
     def _up_the_ladder(self, incident: Incident, situation: Situation) -> Situation:
         """Where the error calls for a repair of hardware: what was tried on this GPU before decides how far to
         go."""
@@ -263,11 +274,13 @@ class Advisor:
 
 
 def out_of_use(inventory: Inventory, at_s: float) -> frozenset[Subject]:
-    """Nodes that take no work by the API server's word, whoever cordoned them: they count against the limits."""
+    """Nodes that take no work by the API server's or Slurm's word, whoever cordoned them: they count against the limits."""
     return frozenset(
         node
         for node in inventory.subjects(SubjectKind.NODE, at_s)
-        if inventory.fact(node, "unschedulable") == "true" or inventory.fact(node, "ready") == "false"
+        if inventory.fact(node, "unschedulable") == "true"
+        or inventory.fact(node, "ready") == "false"
+        or inventory.fact(node, SLURM) == "out"
     )
 
 

@@ -27,22 +27,28 @@ from nightshift.agent.store.incident_store import Store
 from nightshift.agent.store.intents import commitments
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.history import History
-from nightshift.collectors.subject import Inventory
-from nightshift.controllers.action import KINDS, Action, ActionKind, ActionProposal, Actuator
+from nightshift.collectors.subject import SITE, Inventory
+from nightshift.controllers.action import KINDS, Action, ActionKind, ActionProposal, Actuator, site_of
 from nightshift.controllers.guard import Commitment, GuardRuling
 from nightshift.controllers.playbooks import plugins as playbooks
 
 _PAST = 50
 
 
-def actuator_of(kind: ActionKind, actuators: Iterable[Actuator]) -> Actuator:
-    """The first actuator that carries a kind out. Raises Permanent where there is none, or the kind has no row."""
+def actuator_of(kind: ActionKind, actuators: Iterable[Actuator], site: str = "") -> Actuator:
+    """The first actuator that carries a kind out on the nodes and jobs of a site (`collectors.subject.SITE`; empty:
+    Kubernetes). Raises Permanent where there is none, or the kind has no row."""
     if kind not in KINDS:  # an actuator from outside may claim any kind
         raise Permanent(f"{kind} has no row in nightshift.controllers.action.KINDS, so its effect is unknown")
     for actuator in actuators:
-        if kind in actuator.kinds():
+        if kind in actuator.kinds() and site_of(actuator) == site:
             return actuator
-    raise Permanent(f"no configured actuator carries out {kind}: do it manually, or add one under `actuators`")
+    where = f" on {site}" if site else ""
+    raise Permanent(f"no configured actuator carries out {kind}{where}: do it manually, or add one under `actuators`")
+
+
+def _kinds(actuators: Iterable[Actuator], site: str) -> frozenset[ActionKind]:
+    return frozenset(kind for actuator in actuators if site_of(actuator) == site for kind in actuator.kinds())
 
 
 class Practice:
@@ -76,7 +82,8 @@ class Practice:
             inventory=self._inventory,
             playbooks=playbooks.build(settings.economy),
             # without an actuator everything is proposed, and a person does it by hand
-            can=frozenset(kind for actuator in actuators for kind in actuator.kinds()) or None,
+            can=_kinds(actuators, "") if actuators else None,
+            elsewhere={site: _kinds(actuators, site) for site in map(site_of, actuators)},
             now_s=self._clock.now_s,
             guard_settings=settings.guard,
             ladder=settings.ladder,
@@ -115,7 +122,10 @@ class Practice:
         """Who carries out an incident's plan; a drill's never leaves its simulated cluster."""
         if is_drill(incident):
             return self.drills.actuator
-        return actuator_of(incident.action.kind if incident.action is not None else ActionKind.NONE, self.actuators)
+        action = incident.action
+        if action is None:
+            return actuator_of(ActionKind.NONE, self.actuators)
+        return actuator_of(action.kind, self.actuators, str(action.params.get(SITE, "")))
 
     def _spent(self, outcome: str, spent: ModelSpending) -> None:
         self._metrics.model_outcomes.labels(outcome).inc()

@@ -15,7 +15,7 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.collectors.seal import fingerprint
-from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.collectors.subject import SITE, SITE_NODE, Subject, SubjectKind
 from nightshift.controllers.action import (
     STOPPED_GPUS,
     Action,
@@ -187,6 +187,8 @@ def draw_up(
     same = {s: uid for s in places if s.kind is _K.NODE and (uid := inventory.fact(s, "uid"))}
     machines = tuple(Precondition(node, "uid", uid) for node, uid in sorted(same.items()))
     pods = sorted({pod for job in stops for pod in inventory.children(job, at_s, _K.POD)})
+    # a plan says whose node or job it is about, so that no other manager's actuator carries it out
+    sites = {key: value for s in places for key in (SITE, SITE_NODE) if (value := inventory.fact(s, key))}
     # rules of approval go by size: a restart of 512 GPUs named no GPU, and one person could approve it
     stopped = {STOPPED_GPUS: count} if (count := job_gpus(situation, stops)) else {}
     attempt = situation.facts.get("attempt", 0.0)
@@ -208,7 +210,7 @@ def draw_up(
         ),
         undo=undo,
         expires_at_s=at_s + economy.expires_s,
-        params={**(params or {}), **stopped},
+        params={**(params or {}), **stopped, **sites},
         preconditions=(*preconditions, *machines),
         needs_approval=needs_approval,
     )

@@ -1,0 +1,622 @@
+"""Acts on a Slurm cluster: the second site of the contract that `kubernetes` fulfils for the first.
+
+    cordon, quarantine_gpu   DRAIN: running jobs stay, no new one starts (Slurm gives out no less than a node)
+    drain                    DRAIN, and each batch job there is requeued once: Slurm's own drain stops nothing
+    uncordon                 UNDRAIN, of our own drain alone
+    taint                    takes active features off that the fault breaks: jobs that ask for them start elsewhere
+    restart_job              one requeue: stops the job whole and starts it from its script
+    reboot_node              DRAIN, requeue, `scontrol reboot` (else power down and up), and the check
+    return_node              a reservation of ours, UNDRAIN, the check as a job in it; the node is free once that passes
+
+A requeue is one call that stops and starts; a job's restart count says whether it has happened, whoever asks and
+after whatever crash. Nothing is held or suspended, so nothing can be left so.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+from pydantic import BaseModel, Field, field_validator
+
+from nightshift.collectors.base import Permanent
+from nightshift.collectors.slurm.answers import SlurmJob, SlurmNode
+from nightshift.collectors.slurm.client import SlurmAccess, SlurmClient, SlurmRefused
+from nightshift.collectors.slurm.nodes_and_jobs import restart
+from nightshift.collectors.slurm.states import SLURM
+from nightshift.collectors.frame import Reason
+from nightshift.collectors.shared_settings import stated_once
+from nightshift.collectors.subject import SITE_NODE, SubjectKind
+from nightshift.controllers.action import (
+    Action,
+    ActionKind,
+    ActionOutcome,
+    OutcomeStatus,
+    Precondition,
+    UnderWay,
+    target_of,
+    traits_of,
+)
+from nightshift.controllers.actuators.kubernetes import DrainRules, DrainSettings
+from nightshift.controllers.actuators.slurm_nodes import (
+    DRAINS,
+    GAVE_BACK,
+    LOST_FEATURES,
+    Mark,
+    SlurmNodes,
+    extra_with,
+    mark_of,
+    marks,
+    reason_of,
+)
+from nightshift.controllers.cordon import CORDON_OF, node_of
+
+POLL_S = 5.0
+SAVE_SIGNAL = re.compile(r"nightshift-save=(?:SIG)?([A-Z0-9]+)")
+"""In a job's comment (`sbatch --comment=nightshift-save=USR1`): the signal on which its steps save a checkpoint."""
+NO_NODE = "nightshift-asks-its-rights"
+"""A node that no cluster has: who may change nodes is told that it does not exist, everybody else that they may not."""
+_A, _K, _O = ActionKind, SubjectKind, OutcomeStatus
+_ENDED = frozenset({"COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"})
+
+
+class SlurmActuatorSettings(SlurmAccess):
+    """Which Slurm is acted on, and what it may be asked to do."""
+
+    features: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict,
+        description="Active features that a fault takes off its node: `{nvlink_degraded: [nvlink]}`; none: no taint",
+    )
+    check_command: tuple[str, ...] = Field(
+        ("dcgmi", "diag", "-r", "2"), description="Job that a repaired node must end with 0 before it returns"
+    )
+    drain: DrainRules = stated_once("drain", DrainSettings)
+    actions: tuple[ActionKind, ...] | None = Field(
+        default=None, description="Only these kinds of action; none: every kind that it knows."
+    )
+
+    @field_validator("actions")
+    @classmethod
+    def _are_known(cls, actions: tuple[ActionKind, ...] | None) -> tuple[ActionKind, ...] | None:
+        unknown = [kind for kind in actions or () if kind not in TARGETS]
+        if unknown:
+            raise ValueError(f"Slurm has no {', '.join(unknown)}; there are {', '.join(TARGETS)}")
+        return actions
+
+
+TARGETS: Mapping[ActionKind, SubjectKind] = {
+    kind: target_of(kind)
+    for kind in (
+        _A.RESTART_JOB,
+        _A.QUARANTINE_GPU,
+        _A.TAINT,
+        _A.CORDON,
+        _A.UNCORDON,
+        _A.RETURN_NODE,
+        _A.DRAIN,
+        _A.REBOOT_NODE,
+    )
+}
+
+
+class SlurmActuator:
+    """Fulfils `controllers.action.Actuator` for one Slurm cluster."""
+
+    plugin: ClassVar[str] = SLURM
+    Settings: ClassVar[type[BaseModel]] = SlurmActuatorSettings
+    site: ClassVar[str] = SLURM
+    """Whose nodes and jobs it acts on (`collectors.subject.SITE`)."""
+
+    def __init__(
+        self, settings: SlurmActuatorSettings, client: SlurmClient, *, now_s: Callable[[], float] = time.time
+    ) -> None:
+        self._settings, self._client, self._now_s = settings, client, now_s
+        self._nodes = SlurmNodes(client)
+        self._asked_s: dict[tuple[str, int], float] = {}
+        """When a job was asked to save, by action. A restart of the daemon asks again: one checkpoint more."""
+
+    @classmethod
+    def from_settings(
+        cls, settings: SlurmActuatorSettings, now_s: Callable[[], float] = time.time
+    ) -> SlurmActuator:
+        return cls(settings, SlurmClient(settings), now_s=now_s)
+
+    @property
+    def name(self) -> str:
+        return self.plugin
+
+    def kinds(self) -> frozenset[ActionKind]:
+        named, can = self._settings.actions, set(TARGETS)
+        if not self._settings.features:
+            can -= {_A.TAINT}
+        return frozenset(can if named is None else set(named) & can)
+
+    def refused(self) -> list[str]:
+        """What Slurm says that this account may not do, asked without doing it. Raises Temporary or Permanent."""
+        try:
+            self._client.ask("scontrol", "update", f"nodename={NO_NODE}", "comment=")
+        except SlurmRefused as error:
+            if error.reason is Reason.UNAUTHORISED:
+                return ["update nodes (needs AdminLevel=Admin, or SlurmUser; Operator is not enough)"]
+            if error.reason is not Reason.NOT_FOUND:
+                raise
+        return []
+
+    # The plan against the world ----------------------------------------------------------------------------------
+
+    def changed(self, action: Action) -> list[str]:
+        sentences = []
+        for condition in action.preconditions:
+            # the uid of a Kubernetes node: Slurm's own word on the machine is its boot, which the mark binds
+            if condition.subject.kind is _K.NODE and condition.fact == "uid":
+                continue
+            try:
+                found = self._fact(action, condition)
+            except SlurmRefused as error:
+                if error.reason is not Reason.NOT_FOUND:
+                    raise
+                sentences.append(f"{condition.subject} no longer exists")
+                continue
+            if found != condition.expected:
+                read = f"{condition.fact} is {found or 'not known'}, expected {condition.expected}"
+                sentences.append(f"{condition.subject}: {read}")
+        return sentences
+
+    def _fact(self, action: Action, condition: Precondition) -> str | None:
+        if condition.subject.kind is _K.JOB:
+            job = self._job(condition.subject.name)
+            return {"running": _word("RUNNING" in job.states), "uid": restart(job)}.get(condition.fact)
+        node = self._nodes.get(_slurm_name(action))
+        match condition.fact:
+            case "cordoned":
+                return _word(node.is_drained)
+            case "drained":
+                return _word(node.is_drained and not self._client.jobs_on(node.name))
+            case "tainted":
+                return _word(any(mark.kind == LOST_FEATURES for mark in marks(node)))
+            case "quarantined":
+                return _word(mark_of(node, action) is not None and node.is_drained)
+            case fact if fact == CORDON_OF:
+                return self._nodes.cordon_of(node)
+        return None
+
+    def _job(self, name: str) -> SlurmJob:
+        number = name.rpartition("/")[2]
+        job = self._client.job(int(number)) if number.isdecimal() else None
+        if job is None:
+            raise SlurmRefused(Reason.NOT_FOUND, f"Slurm has no job {name}")
+        return job
+
+    # Acting ------------------------------------------------------------------------------------------------------
+
+    def execute(self, action: Action) -> ActionOutcome:
+        self._check_target(action)
+        match action.kind:
+            case _A.RESTART_JOB:
+                return self._restart(action)
+            case _A.TAINT:
+                return self._taint(action)
+            case _A.UNCORDON:
+                return self._give_back(action)
+            case _A.DRAIN:
+                return self._empty(action)
+            case _A.REBOOT_NODE:
+                return self._reboot(action)
+            case _A.RETURN_NODE:
+                return self._return(action)
+            case _:
+                return self._drain(action)
+
+    def _check_target(self, action: Action) -> None:
+        if action.kind not in self.kinds():
+            raise Permanent(f"action {action.id}: this actuator does no {action.kind}")
+        if action.target.kind is not TARGETS[action.kind]:
+            raise Permanent(f"action {action.id}: {action.kind} is for a {TARGETS[action.kind]}, not {action.target}")
+
+    def _drain(self, action: Action) -> ActionOutcome:
+        """Keeps new jobs off the node; those that run there stay."""
+        node = self._nodes.get(_slurm_name(action))
+        if (over := self._drained_before(action, node)) is not None:
+            return over
+        return self._drained(action, self._nodes.drain(node, action).after)
+
+    def _drained_before(self, action: Action, node: SlurmNode) -> ActionOutcome | None:
+        """What is to say where the node was drained before, by us or by others; None where it is to be drained."""
+        if mark_of(node, action) is not None:
+            if node.is_drained:
+                return self._outcome(_O.ALREADY_DONE, f"{action.id} drained it before")
+            return self._refused(action, "a person has resumed it since; it stays resumed")
+        if node.is_drained and not self._nodes.is_ours(node):
+            return self._outcome(_O.ALREADY_DONE, f"{self._nodes.whose(node)}; they must resume it")
+        return None
+
+    def _drained(self, action: Action, node: SlurmNode) -> ActionOutcome:
+        if self._nodes.written_by_us(node) and mark_of(node, action) is not None:
+            return self._outcome(_O.DONE, f"{action.target} drained in Slurm: {node.reason}")
+        if node.is_drained:
+            why = f"{self._nodes.whose(node)}, at the same moment; they must resume it"
+            return self._outcome(_O.ALREADY_DONE, why)
+        return self._refused(action, "a person has resumed it at the same moment; it stays resumed")
+
+    def _give_back(self, action: Action) -> ActionOutcome:
+        node = self._nodes.get(_slurm_name(action))
+        if not node.is_drained:
+            return self._outcome(_O.ALREADY_DONE, f"{action.target} takes jobs")
+        if not self._nodes.is_ours(node):
+            return self._refused(action, f"{self._nodes.whose(node)}; whoever did resumes it")
+        return self._undrained(action, node, (*_taints(node), Mark(GAVE_BACK, action.id, node.boot_s)))
+
+    def _undrained(self, action: Action, node: SlurmNode, left: tuple[Mark, ...]) -> ActionOutcome:
+        change = self._nodes.undrain(node, left)
+        if change.after.is_drained:
+            if self._nodes.written_by_us(change.before):
+                return self._outcome(_O.DONE, f"undrained; since then {self._nodes.whose(change.after)}")
+            return self._refused(action, f"{self._nodes.whose(change.after)}, at the same moment: it stays drained")
+        return self._outcome(_O.DONE, f"{action.target} takes jobs again")
+
+    def _taint(self, action: Action) -> ActionOutcome:
+        """Takes off active features that the fault breaks; undo restores those that the mark names."""
+        node = self._nodes.get(_slurm_name(action))
+        fault = str(action.params.get("value", "")).replace("-", "_")
+        if (mark := mark_of(node, action, LOST_FEATURES)) is not None:
+            if set(mark.more.split("+")) & set(node.active_features):
+                return self._refused(action, "another client has put the features back since; they stay")
+            return self._outcome(_O.ALREADY_DONE, f"{action.id} took {mark.more} off before")
+        lost = [name for name in self._settings.features.get(fault, ()) if name in node.active_features]
+        if not lost:
+            return self._refused(action, f"it has no active feature that `features` names for {fault}")
+        left = [name for name in node.active_features if name not in lost]
+        mark = Mark(LOST_FEATURES, action.id, node.boot_s, "+".join(lost))
+        self._nodes.update(node.name, _features(node, left, (*marks(node), mark)))
+        return self._outcome(_O.DONE, f"{action.target} no longer offers {', '.join(lost)}")
+
+    # Jobs --------------------------------------------------------------------------------------------------------
+
+    def _restart(self, action: Action) -> ActionOutcome:
+        """One requeue of the run that was planned for: by its restart count, which the plan names."""
+        job, planned = self._job(action.target.name), _planned_run(action)
+        if planned is None:
+            return self._refused(action, "the plan does not name which run of the job it is about")
+        if (waits := self._requeue(job, planned, action)) is not None:
+            raise UnderWay(waits, retry_after_s=POLL_S)
+        return self._outcome(_O.DONE, f"{action.target} stopped completely and requeued ({restart(job)})")
+
+    def _requeue(self, job: SlurmJob, planned: int, action: Action) -> str | None:
+        """What is waited for until a job has left its nodes by a requeue; None once it has. Raises Permanent where
+        it cannot be requeued."""
+        if job.restarts > planned:
+            return f"job {job.key} stops" if "COMPLETING" in job.states else None
+        if (obstacle := _unstoppable(job)) is not None:
+            raise Permanent(obstacle)
+        if over := job.states & {"COMPLETED", "CANCELLED"}:
+            raise Permanent(f"job {job.key} has ended ({'+'.join(over)}); only its owner can resubmit it")
+        if "PENDING" in job.states:
+            return None  # it waits for nodes: there is nothing of it to stop
+        if "COMPLETING" not in job.states:
+            if (waits := self._saves(job, action)) is not None:
+                return waits
+            self._client.ask("scontrol", "requeue", str(job.id))
+        return f"job {job.key} stops"
+
+    def _saves(self, job: SlurmJob, action: Action) -> str | None:
+        """Sends its steps the signal on which they save, once, and waits; None where it may be stopped."""
+        wanted, wait_s = SAVE_SIGNAL.search(job.comment), self._settings.drain.save_wait_s
+        may = action.params.get("save_first", True) is True and "RUNNING" in job.states
+        if wanted is None or not may or wait_s <= 0:
+            return None
+        now_s, key = self._now_s(), (action.id, job.id)
+        if key not in self._asked_s:
+            self._client.ask("scancel", f"--signal={wanted[1]}", str(job.id))
+            self._asked_s = {k: t for k, t in self._asked_s.items() if 0 <= now_s - t < 86_400.0} | {key: now_s}
+            return f"job {job.key} is asked to save by SIG{wanted[1]}"
+        waited_s = now_s - self._asked_s[key]
+        return f"job {job.key} saves; it has {wait_s - waited_s:.0f} s left" if 0 <= waited_s < wait_s else None
+
+    def _empty(self, action: Action) -> ActionOutcome:
+        """A drain that also moves the jobs: UnderWay until none holds the node."""
+        node = self._nodes.get(_slurm_name(action))
+        outcome = self._emptied(action, node)
+        return outcome or self._outcome(_O.DONE, f"{action.target} drained and empty; its jobs were requeued")
+
+    def _emptied(self, action: Action, node: SlurmNode) -> ActionOutcome | None:
+        """None once the node is drained by us and empty; what became of it where it ended before. Raises UnderWay."""
+        mark, jobs = mark_of(node, action), self._jobs_on(node)
+        if mark is None:
+            if (over := self._drained_before(action, node)) is not None:
+                return over
+            if obstacles := [why for job in jobs if (why := _unstoppable(job)) is not None]:
+                return self._refused(action, f"nothing was changed: {'; '.join(obstacles)}")
+            change = self._nodes.drain(node, action, _runs(jobs))
+            outcome = self._drained(action, change.after)
+            if outcome.status is not _O.DONE:
+                return outcome
+            mark = mark_of(change.after, action)
+        elif not node.is_drained:
+            return self._refused(action, "a person has resumed it during the drain; it stays resumed")
+        planned = _planned_runs(mark.more if mark is not None else "")
+        if late := [job for job in jobs if job.id not in planned]:
+            # they started between the look and the drain: named before the first of them is stopped
+            planned |= {job.id: job.restarts for job in late}
+            self._nodes.drain(node, action, _written(planned))
+        waits, refusals = [], []
+        for job in jobs:
+            try:
+                waits += [wait] if (wait := self._requeue(job, planned[job.id], action)) is not None else []
+            except Permanent as error:
+                refusals.append(str(error))
+        if refusals and not waits:
+            why = f"drain of {action.target.name} cannot continue; the node stays drained: {'; '.join(refusals)}"
+            return ActionOutcome(_O.FAILED, why, self._now_s(), {"cordoned": "true"})
+        if waits or self._client.jobs_on(node.name):
+            said = "; ".join([*waits, *refusals]) or "its jobs are on their way out"
+            raise UnderWay(f"drain of {action.target.name}: {said}", retry_after_s=POLL_S)
+        return None
+
+    def _jobs_on(self, node: SlurmNode) -> list[SlurmJob]:
+        found = (self._client.job(number) for number in self._client.jobs_on(node.name))
+        return [job for job in found if job is not None and job.holds_nodes]
+
+    # Nodes that go and come back ---------------------------------------------------------------------------------
+
+    def _reboot(self, action: Action) -> ActionOutcome:
+        """Drained and emptied, rebooted once, checked, and given back. The mark names the boot before."""
+        node = self._nodes.get(_slurm_name(action))
+        mark = mark_of(node, action)
+        if mark is None and mark_of(node, action, GAVE_BACK) is not None:
+            return self._conclude(action, node)
+        if mark is None:
+            how = self._how_to_reboot()
+            if not how:
+                return self._refused(action, "slurm.conf has neither a RebootProgram nor a SuspendProgram and ResumeProgram")
+            if node.boot_s == 0:
+                return self._refused(action, "its boot time is unknown, so that a reboot could not be told")
+        if mark is None or self._nodes.is_this_boot(node, mark) or node.boot_s == 0:
+            return self._go_down(action, node)
+        if not node.is_up or node.states & {"REBOOT_ISSUED", "REBOOT_REQUESTED", "POWERING_UP", "POWER_UP"}:
+            raise UnderWay(f"{action.target} boots: {'+'.join(sorted(node.states))}", retry_after_s=POLL_S)
+        if not self._nodes.written_by_us(node):
+            return self._refused(action, f"{self._nodes.whose(node)}; it has booted and stays drained")
+        return self._check(action, node)
+
+    def _go_down(self, action: Action, node: SlurmNode) -> ActionOutcome:
+        if (over := self._emptied(action, node)) is not None:
+            return over
+        node = self._nodes.get(node.name)
+        if node.states & {"REBOOT_ISSUED", "REBOOT_REQUESTED", "POWERING_DOWN", "POWERING_UP", "POWER_UP", "POWER_DOWN"}:
+            raise UnderWay(f"{action.target} reboots: {'+'.join(sorted(node.states))}", retry_after_s=POLL_S)
+        if self._how_to_reboot() == "reboot":
+            self._client.ask("scontrol", "reboot", f"reason={reason_of(action)}", node.name)
+        else:
+            power = "power_up" if "POWERED_DOWN" in node.states else "power_down"
+            self._client.ask("scontrol", "update", f"nodename={node.name}", f"state={power}")
+        raise UnderWay(f"{action.target} reboots", retry_after_s=POLL_S)
+
+    def _how_to_reboot(self) -> str:
+        """`reboot`, `power` where only power saving can, else nothing."""
+        text = self._client.ask("scontrol", "show", "config")
+        has = {name for name, value in re.findall(r"(?m)^(\w+Program)\s*=\s*(\S+)", text) if value != "(null)"}
+        if "RebootProgram" in has:
+            return "reboot"
+        return "power" if {"SuspendProgram", "ResumeProgram"} <= has else ""
+
+    def _return(self, action: Action) -> ActionOutcome:
+        node = self._nodes.get(_slurm_name(action))
+        if mark_of(node, action, GAVE_BACK) is not None:
+            return self._conclude(action, node)
+        if not node.is_drained:
+            return self._refused(action, f"{action.target} takes jobs already")
+        if not self._nodes.is_ours(node):
+            return self._refused(action, f"{self._nodes.whose(node)}; whoever did resumes it")
+        return self._check(action, node)
+
+    def _check(self, action: Action, node: SlurmNode) -> ActionOutcome:
+        """Opens the node to our check alone: the reservation stands before the drain is lifted."""
+        self._reserve(action, node.name)
+        outcome = self._undrained(action, node, (*_taints(node), Mark(GAVE_BACK, action.id, node.boot_s)))
+        if outcome.status is not _O.DONE:
+            self._unreserve(action)
+            return outcome
+        return self._conclude(action, self._nodes.get(node.name))
+
+    def _conclude(self, action: Action, node: SlurmNode) -> ActionOutcome:
+        """The node is open to our reservation: runs the check once, and then opens it to all or drains it again."""
+        if not self._reserved(action):
+            status = _O.ALREADY_DONE if not node.is_drained else _O.FAILED
+            return ActionOutcome(status, f"{action.target} was checked before", self._now_s(), _cordoned(node))
+        if node.is_drained:
+            self._unreserve(action)
+            return self._refused(action, f"{self._nodes.whose(node)}, during the check; it stays drained")
+        job = self._check_job(action)
+        if job is None:
+            if "NOT_RESPONDING" in node.states:
+                raise UnderWay(f"{action.target} registers again", retry_after_s=POLL_S)
+            self._submit_check(action, node)
+            raise UnderWay(f"{action.target} is being checked", retry_after_s=POLL_S)
+        if not job.states & _ENDED and "CANCELLED" not in job.states:
+            raise UnderWay(f"{action.target} is being checked: job {job.id} {'+'.join(sorted(job.states))}", POLL_S)
+        command = " ".join(self._settings.check_command)
+        if "COMPLETED" in job.states:
+            self._unreserve(action)
+            return self._outcome(_O.DONE, f"`{command}` ended with 0; {action.target} takes jobs again")
+        why = f"`{command}` did not pass ({'+'.join(sorted(job.states))}, exit code {job.exit_code})"
+        mark = Mark(DRAINS, action.id, node.boot_s)
+        drained = {"state": "drain", "reason": reason_of(action, why), "extra": extra_with(node, (*_taints(node), mark))}
+        self._nodes.update(node.name, drained)
+        self._unreserve(action)
+        return ActionOutcome(_O.FAILED, f"{why}; the node stays drained", self._now_s(), {"cordoned": "true"})
+
+    def _reserve(self, action: Action, node: str) -> None:
+        if self._reserved(action):
+            return
+        self._client.ask(
+            *("scontrol", "create", "reservation", f"reservationname={action.id}", f"nodes={node}", "starttime=now"),
+            *("duration=infinite", f"users={self._nodes.user}", "flags=maint,ignore_jobs"),
+        )
+
+    def _reserved(self, action: Action) -> bool:
+        try:
+            return f"ReservationName={action.id} " in self._client.ask("scontrol", "--oneliner", "show", "reservation", action.id)
+        except SlurmRefused as error:
+            if error.reason in (Reason.NOT_FOUND, Reason.UNSUPPORTED):
+                return False
+            raise
+
+    def _unreserve(self, action: Action) -> None:
+        """The last step of a check. A reservation that is in use by a job on its way out is asked for again."""
+        if not self._reserved(action):
+            return
+        try:
+            self._client.ask("scontrol", "delete", f"reservationname={action.id}")
+        except SlurmRefused as error:
+            if "in use" not in str(error):
+                raise
+            raise UnderWay(f"reservation {action.id} is still in use", retry_after_s=POLL_S) from error
+
+    def _check_job(self, action: Action) -> SlurmJob | None:
+        """The check's job, by its name: submitted once, also where the answer to that was lost."""
+        text = self._client.ask(
+            *("squeue", "--noheader", "--states=all", f"--name={action.id}", f"--user={self._nodes.user}", "--format=%A")
+        )
+        numbers = sorted(int(word) for word in text.split() if word.isdecimal())
+        return self._client.job(numbers[-1]) if numbers else None
+
+    def _submit_check(self, action: Action, node: SlurmNode) -> None:
+        gpus = [f"--gres=gpu:{node.gpus}"] if node.gpus else []
+        quoted = " ".join(f"'{word}'" for word in self._settings.check_command)
+        self._client.ask(
+            *("sbatch", "--parsable", f"--job-name={action.id}", f"--reservation={action.id}", "--nodes=1"),
+            *(f"--nodelist={node.name}", "--exclusive", "--no-requeue", "--output=/dev/null", "--chdir=/", *gpus),
+            *(["--partition=" + node.partitions[0]] if node.partitions else []),
+            f"--wrap={quoted}",
+        )
+
+    # Reading back and taking back --------------------------------------------------------------------------------
+
+    def read(self, action: Action) -> ActionOutcome:
+        self._check_target(action)
+        if action.kind is _A.RESTART_JOB:
+            return self._read_restart(action)
+        try:
+            node = self._nodes.get(_slurm_name(action))
+        except SlurmRefused as error:
+            if error.reason is not Reason.NOT_FOUND:
+                raise
+            return self._outcome(_O.NOT_DONE, f"{action.target} no longer exists")
+        marked = mark_of(node, action) is not None
+        done = marked and node.is_drained
+        status = _O.DONE if done else _O.NOT_DONE
+        match action.kind:
+            case _A.UNCORDON:
+                back = mark_of(node, action, GAVE_BACK) is not None
+                status = _O.DONE if back and not node.is_drained else _O.NOT_DONE
+            case _A.TAINT:
+                taken = mark_of(node, action, LOST_FEATURES)
+                gone = taken is not None and not set(taken.more.split("+")) & set(node.active_features)
+                status = _O.DONE if gone else _O.NOT_DONE
+            case _A.DRAIN if done and self._client.jobs_on(node.name):
+                status = _O.UNDER_WAY
+            case _A.RETURN_NODE | _A.REBOOT_NODE:
+                status = self._read_return(action, node, marked)
+        observed = {**_cordoned(node), "marked": _word(marked)}
+        return ActionOutcome(status, f"{action.kind} of {action.target} read back", self._now_s(), observed)
+
+    def _read_return(self, action: Action, node: SlurmNode, marked: bool) -> OutcomeStatus:
+        if self._reserved(action) or (marked and action.kind is _A.REBOOT_NODE and node.is_drained):
+            return _O.UNDER_WAY
+        back = mark_of(node, action, GAVE_BACK) is not None
+        return _O.DONE if back and not node.is_drained else _O.NOT_DONE
+
+    def _read_restart(self, action: Action) -> ActionOutcome:
+        try:
+            job, planned = self._job(action.target.name), _planned_run(action)
+        except SlurmRefused as error:
+            if error.reason is not Reason.NOT_FOUND:
+                raise
+            return self._outcome(_O.UNKNOWN, f"Slurm has forgotten {action.target}: whether it restarted is not known")
+        if planned is None or job.restarts <= planned:
+            return self._outcome(_O.NOT_DONE, f"{action.target}: {restart(job)}")
+        status = _O.UNDER_WAY if "COMPLETING" in job.states else _O.DONE
+        return self._outcome(status, f"{action.target}: {restart(job)}")
+
+    def undo(self, action: Action) -> ActionOutcome:
+        """Takes our own drain or taint back; never another's."""
+        self._check_target(action)
+        if not action.undo.possible or not traits_of(action.kind).contains:
+            return self._refused(action, f"{action.kind} cannot be undone")
+        node = self._nodes.get(_slurm_name(action))
+        if action.kind is _A.TAINT:
+            return self._untaint(action, node)
+        if not node.is_drained:
+            return self._outcome(_O.ALREADY_DONE, f"{action.target} takes jobs")
+        if not self._nodes.is_ours(node) or mark_of(node, action) is None:
+            return self._refused(action, f"{self._nodes.whose(node)}: not (or no longer) this action's drain alone")
+        left = tuple(mark for mark in marks(node) if mark.kind != GAVE_BACK and mark.id != action.id)
+        if others := sorted(mark.id for mark in left if mark.kind == DRAINS):
+            self._nodes.update(node.name, {"extra": extra_with(node, left)})
+            return self._outcome(_O.DONE, f"{action.target} stays drained for {', '.join(others)}")
+        return self._undrained(action, node, left)
+
+    def _untaint(self, action: Action, node: SlurmNode) -> ActionOutcome:
+        mark = mark_of(node, action, LOST_FEATURES)
+        if mark is None:
+            return self._outcome(_O.ALREADY_DONE, f"{action.target} has no taint of this action")
+        back = [name for name in mark.more.split("+") if name in node.features and name not in node.active_features]
+        left = tuple(other for other in marks(node) if other != mark)
+        self._nodes.update(node.name, _features(node, [*node.active_features, *back], left))
+        return self._outcome(_O.DONE, f"{action.target} offers {mark.more.replace('+', ', ')} again")
+
+    def _outcome(self, status: OutcomeStatus, detail: str) -> ActionOutcome:
+        return ActionOutcome(status, detail, self._now_s())
+
+    def _refused(self, action: Action, why: str) -> ActionOutcome:
+        return self._outcome(_O.REFUSED, f"{action.kind} of {action.target}: {why}")
+
+
+def _slurm_name(action: Action) -> str:
+    """What Slurm calls the node: its own name, where Kubernetes has another for the machine."""
+    return str(action.params.get(SITE_NODE) or node_of(action))
+
+
+def _planned_run(action: Action) -> int | None:
+    """The restart count that the plan names."""
+    named = [c.expected for c in action.preconditions if (c.subject, c.fact) == (action.target, "uid")]
+    match = re.fullmatch(r"restart (\d+)", named[0]) if named else None
+    return int(match[1]) if match else None
+
+
+def _unstoppable(job: SlurmJob) -> str | None:
+    """Why a job cannot be requeued; None where it can."""
+    if not job.is_batch:
+        return f"job {job.key} is interactive: Slurm requeues batch jobs only"
+    return None if job.can_requeue else f"job {job.key} was submitted with --no-requeue"
+
+
+def _runs(jobs: list[SlurmJob]) -> str:
+    return _written({job.id: job.restarts for job in jobs})
+
+
+def _written(runs: Mapping[int, int]) -> str:
+    return "+".join(f"{number}.{count}" for number, count in sorted(runs.items()))
+
+
+def _planned_runs(text: str) -> dict[int, int]:
+    """The jobs that a drain's mark names, each with its restarts when it was written."""
+    return {int(number): int(count) for number, count in re.findall(r"(\d+)\.(\d+)", text)}
+
+
+def _taints(node: SlurmNode) -> tuple[Mark, ...]:
+    return tuple(mark for mark in marks(node) if mark.kind == LOST_FEATURES)
+
+
+def _features(node: SlurmNode, active: list[str], left: tuple[Mark, ...]) -> dict[str, str]:
+    return {"activefeatures": ",".join(active), "extra": extra_with(node, left)}
+
+
+def _cordoned(node: SlurmNode) -> dict[str, str]:
+    return {"cordoned": _word(node.is_drained)}
+
+
+def _word(value: bool) -> str:
+    return "true" if value else "false"
