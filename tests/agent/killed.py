@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from nightshift.agent.clock import SteppedClock
+from nightshift.agent.incidents.lifecycle import Lifecycle
 from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.store.incident import TRANSITIONS, Cause, Incident, IncidentState
 from nightshift.agent.store.incident_store import IncidentMove
@@ -238,7 +239,11 @@ def drive(url: str, folder: str, scenario_name: str, kill_at: str) -> None:
             world.cluster.plan_mishap(Mishap(mode), method=method, kind=ActionKind(kind[0]) if kind else None)
         (home / "prepared").touch()
     plan = None if scenario.plans else (lambda incident: ActionProposal(None, "watched only"))
-    lifecycle = world.lifecycle(**({"plan": plan} if plan else {}))
+    go_through(world, scenario, world.lifecycle(**({"plan": plan} if plan else {})))
+
+
+def go_through(world: World, scenario: Scenario, lifecycle: Lifecycle) -> None:
+    """Until all of the scenario's history has happened."""
     lifecycle.start()
     if not world.store.incidents():
         world.store.open_incident("leak", [a_finding()])

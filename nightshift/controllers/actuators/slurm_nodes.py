@@ -31,6 +31,7 @@ BOOT_JITTER_S = 30.0
 DRAINS, GAVE_BACK, LOST_FEATURES = "nightshift", "nightshift-back", "nightshift-taint"
 """Prefixes of marks: a drain that stands, a node that was given back, and features taken off."""
 _MARK = re.compile(rf"(?:^|(?<=[,\s]))({GAVE_BACK}|{LOST_FEATURES}|{DRAINS}):([\w-]+):(\d+)(?::([^,\s]+))?(?:[,\s]|$)")
+_REBOOTED = re.compile(r" : reboot \w+$")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 MAX_REASON = 200
 
@@ -99,8 +100,9 @@ class SlurmNodes:
 
     def written_by_us(self, node: SlurmNode) -> bool:
         """The same whatever the boot, as after a reboot of ours."""
-        named = node.reason.startswith(OURS) and node.reason_by in self._names
-        return "DRAIN" in node.states and named and bool(_drains(node))
+        # slurmctld adds to the reason what it reboots, under its own name
+        named = node.reason.startswith(OURS) and (node.reason_by in self._names or _REBOOTED.search(node.reason))
+        return "DRAIN" in node.states and bool(named and _drains(node))
 
     def is_this_boot(self, node: SlurmNode, mark: Mark) -> bool:
         return node.boot_s > 0 and abs(node.boot_s - mark.boot_s) <= BOOT_JITTER_S

@@ -1,0 +1,165 @@
+"""A daemon that carries an incident through on a real Slurm and is killed with SIGKILL at a named place: at an arrow of
+the incident, or before or after its n-th command that changes something."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from nightshift.agent.incidents.stages import LifecycleSettings
+from nightshift.agent.store.incident import REMARKS, IncidentState
+from nightshift.agent.store.incident_store import Store
+from nightshift.collectors.slurm.client import SlurmAccess, SlurmClient
+from nightshift.collectors.subject import SITE, Subject, SubjectKind
+from nightshift.controllers.action import ActionKind
+from nightshift.controllers.actuators.slurm import SlurmActuator, SlurmActuatorSettings
+from tests.agent.forks import run_in_process
+from tests.agent.incidents import ManualClock
+from tests.agent.incidents.test_slurm_matrix import planned
+from tests.agent.killed import _ACTED, FileClock, Scenario, _approve, _clear, _pass, go_through
+from tests.agent.world import World
+from tests.slurm_lab import SlurmLab
+
+_S, A, K = IncidentState, ActionKind, SubjectKind
+NODE = Subject(K.NODE, "n1")
+_ENDS = {_S.AWAITING_APPROVAL: _approve, _S.CONFIRMING: _clear}
+KILLED: Mapping[str, tuple[ActionKind, Scenario]] = {
+    "drained, then given back": (
+        A.DRAIN,
+        Scenario((*_ACTED, "return_due", *_ACTED[2:], "confirmed"), _ENDS, gives_back=True),
+    ),
+    "rebooted": (A.REBOOT_NODE, Scenario((*_ACTED, "confirmed"), _ENDS)),
+    "restarted": (A.RESTART_JOB, Scenario((*_ACTED, "confirmed"), _ENDS)),
+    "quarantined": (A.QUARANTINE_GPU, Scenario((*_ACTED, "confirmed"), _ENDS)),
+}
+_WRITES = re.compile(r"update|requeue|create|delete|reboot")
+
+
+class MortalClient(SlurmClient):
+    """Kills its process before or after its n-th command that changes something, counted over all processes."""
+
+    def __init__(self, access: SlurmAccess, home: Path, kill_at: str) -> None:
+        super().__init__(access)
+        self._home, self._kill_at = home, kill_at
+
+    def ask(self, *argv: str, stdin: str = "") -> str:
+        if not (_WRITES.search(" ".join(argv[1:2])) or "update" in stdin or argv[0] == "sbatch"):
+            return super().ask(*argv, stdin=stdin)
+        number = len((self._home / "writes").read_text().splitlines()) if (self._home / "writes").exists() else 0
+        self._die(f"before write {number}")
+        with (self._home / "writes").open("a") as written:
+            written.write(" ".join((*argv, stdin.strip())).replace("\n", " ") + "\n")
+        answer = super().ask(*argv, stdin=stdin)
+        self._die(f"after write {number}")
+        return answer
+
+    def _die(self, place: str) -> None:
+        if place == self._kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def drive(url: str, folder: str, access: dict[str, Any], name: str, job: int, kill_at: str) -> None:
+    """Runs in a process of its own: goes on from whatever is stored until the scenario's end."""
+    kind, scenario = KILLED[name]
+    home = Path(folder)
+
+    def fault_point(where: str) -> None:
+        if where == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    clock = FileClock(home / "now")
+    settings = SlurmActuatorSettings(**access, check_command=("true",))
+    client = MortalClient(SlurmAccess(**access), home, kill_at)
+    actuator = SlurmActuator(settings, client, now_s=clock.now_s)
+    target = {A.RESTART_JOB: Subject(K.JOB, f"root/{job}"), A.QUARANTINE_GPU: Subject(K.GPU, "GPU-1")}.get(kind, NODE)
+    world = World(
+        url,
+        home,
+        clock,
+        fault_point=fault_point,
+        settings=LifecycleSettings(quiet_s=10, confirm_timeout_s=1000, act_timeout_s=9000, max_tries=1),
+        lease_s=1.5,
+        gives_back=scenario.gives_back,
+    )
+    world.action = lambda incident: planned(
+        kind, target, (f"root/{job}",), f"{incident.id}-{incident.attempt + 1}", clock.now_s()
+    )
+    world.inventory.describe(NODE, **{SITE: "slurm"})
+    lifecycle = world.lifecycle(actuator_for=lambda incident: actuator)
+    slow = {state: _slowly for state in (_S.APPROVED, _S.ACTING)}
+    go_through(world, Scenario(scenario.causes, {**slow, **scenario.events}), lifecycle)
+
+
+def _slowly(world: World, incident: Any) -> None:
+    """Slurm's own time passes, too."""
+    time.sleep(0.1)
+    _pass(6)(world, incident)
+
+
+class KilledScene:
+    """One scenario on one Slurm, in the state in which it begins."""
+
+    def __init__(self, lab: SlurmLab, folder: Path, name: str) -> None:
+        self.lab, self.folder, self.name = lab, folder, name
+        self.kind, self.scenario = KILLED[name]
+        self.url = f"sqlite:///{folder}/store.sqlite"
+        self.reboots = lab.reboots("n1")
+        self.job = lab.run("--nodelist=n1,n2", nodes=2)
+
+    def run(self, kill_at: str) -> int:
+        """Runs it until it ends or is killed; a machine that is to be rebooted comes back meanwhile."""
+        access = self.lab.access.model_dump()
+        with ThreadPoolExecutor(1) as pool:
+            ending = pool.submit(
+                run_in_process, drive, self.url, str(self.folder), access, self.name, self.job, kill_at
+            )
+            while not ending.done():
+                if self.kind is A.REBOOT_NODE:
+                    self.lab.reboot_if_asked()
+                time.sleep(0.05)
+            return ending.result()
+
+    def writes(self) -> list[str]:
+        return (self.folder / "writes").read_text().splitlines()
+
+    def places(self) -> Iterator[str]:
+        """Where it can be killed, once it has run."""
+        for state, cause in self.scenario.arrows():
+            for when in ("before", "after"):
+                yield f"{when} {state.value if state else 'none'} {cause}"
+        for number in range(len(self.writes())):
+            yield f"before write {number}"
+            yield f"after write {number}"
+
+    def check(self) -> None:
+        """The whole history is the scenario's, and Slurm shows its effects once and nothing half done."""
+        store = Store(self.url, ManualClock())
+        (summary,) = store.incidents()
+        incident = store.incident(summary.id)
+        moves = [step.cause for step in incident.history if step.cause not in REMARKS]
+        assert moves == list(self.scenario.causes), [(step.cause, step.note) for step in incident.history]
+        assert incident.state is self.scenario.end
+        assert store.audit.verify().ok
+        store.close()
+        lab = self.lab
+        states = lab.node("n1").states
+        assert ("DRAIN" in states) == (self.kind is A.QUARANTINE_GPU)
+        assert not states & {"MAINTENANCE", "RESERVED", "DOWN"}
+        assert "ReservationName" not in lab.call("scontrol", "show", "reservation", check=False)
+        restarts = 0 if self.kind is A.QUARANTINE_GPU else 1
+        assert lab.job(self.job, "Restarts") == str(restarts)
+        assert lab.reboots("n1") - self.reboots == (self.kind is A.REBOOT_NODE)
+        checks = lab.call("squeue", "--noheader", "--states=all", "--format=%j").split().count("inc-1-1")
+        assert checks <= 1, "the check ran once"
+
+
+def kill_and_go_on(scene: KilledScene, place: str) -> None:
+    assert scene.run(place) == -signal.SIGKILL, "the place was not reached"
+    assert scene.run("") == 0
+    scene.check()
