@@ -274,9 +274,9 @@ class SlurmLab:
 
     def boot(self, name: str) -> None:
         """A node goes down and comes back as after a reboot: `slurmd -b` tells the controller so."""
+        before = self.node(name).boot_s
         self.stop(name, signal.SIGKILL)
         self.start_node(name, rebooted=True)
-        before = self.node(name).boot_s
         self._await(lambda: self.node(name).boot_s > before and "NOT_RESPONDING" not in self.node(name).states)
 
     # faults

@@ -14,6 +14,7 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
         "tests.agent.killed",
+        "tests.agent.killed_on_slurm",
         "nightshift.agent.__main__",
         "nightshift.agent.settings",
         "nightshift.agent.store.audit",

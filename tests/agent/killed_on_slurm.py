@@ -17,11 +17,11 @@ from nightshift.agent.store.incident import REMARKS, IncidentState
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.slurm.client import SlurmAccess, SlurmClient
 from nightshift.collectors.subject import SITE, Subject, SubjectKind
-from nightshift.controllers.action import ActionKind
+from nightshift.controllers.action import Action, ActionKind, BlastRadius, Precondition, Undo
 from nightshift.controllers.actuators.slurm import SlurmActuator, SlurmActuatorSettings
+from nightshift.controllers.cordon import CORDON_OF
 from tests.agent.forks import run_in_process
 from tests.agent.incidents import ManualClock
-from tests.agent.incidents.test_slurm_matrix import planned
 from tests.agent.killed import _ACTED, FileClock, Scenario, _approve, _clear, _pass, go_through
 from tests.agent.world import World
 from tests.slurm_lab import SlurmLab
@@ -39,6 +39,23 @@ KILLED: Mapping[str, tuple[ActionKind, Scenario]] = {
     "quarantined": (A.QUARANTINE_GPU, Scenario((*_ACTED, "confirmed"), _ENDS)),
 }
 _WRITES = re.compile(r"update|requeue|create|delete|reboot")
+
+
+def planned(kind: ActionKind, target: Subject, jobs: tuple[str, ...], name: str, now_s: float) -> Action:
+    facts = {A.CORDON: ("cordoned", "false"), A.UNCORDON: ("cordoned", "true"), A.DRAIN: ("drained", "false")}
+    facts |= {A.QUARANTINE_GPU: ("quarantined", "false"), A.RESTART_JOB: ("uid", "restart 0")}
+    facts |= {A.TAINT: ("tainted", "false"), A.RETURN_NODE: (CORDON_OF, "earlier")}
+    return Action(
+        id=name.lower(),
+        kind=kind,
+        target=target,
+        why="its memory degrades",
+        blast_radius=BlastRadius(jobs=jobs, nodes=("n1",)),
+        undo=Undo(kind in (A.TAINT, A.CORDON, A.QUARANTINE_GPU), "take it back"),
+        expires_at_s=now_s + 3600,
+        params={"node": "n1", "value": "nvlink-degraded", "site": "slurm"},
+        preconditions=(Precondition(target, *facts[kind]),) if kind in facts else (),
+    )
 
 
 class MortalClient(SlurmClient):

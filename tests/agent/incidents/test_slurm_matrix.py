@@ -4,7 +4,6 @@ has, through the whole lifecycle. Every cell ends done, undone or with a person,
 from __future__ import annotations
 
 import itertools
-import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -17,12 +16,12 @@ from nightshift.agent.approvals.policy import ApprovalRule, ApprovalSettings
 from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.store.incident import IncidentState
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
-from nightshift.controllers.action import Action, ActionKind, BlastRadius, Precondition, Undo
+from nightshift.controllers.action import ActionKind
 from nightshift.controllers.actuators.slurm import TARGETS, SlurmActuator, SlurmActuatorSettings
 from nightshift.controllers.actuators.slurm_nodes import Mark
-from nightshift.controllers.cordon import CORDON_OF
 from tests.agent.incidents import GPU, ManualClock
 from tests.agent.incidents.test_fault_matrix import Cell
+from tests.agent.killed_on_slurm import planned
 from tests.agent.world import World
 from tests.covering import covering
 from tests.slurm_lab import SlurmFault, SlurmLab
@@ -84,23 +83,6 @@ def scene(lab: SlurmLab, kind: ActionKind) -> tuple[Subject, tuple[str, ...], Ca
 def drained_by_us(lab: SlurmLab, name: str = "n1") -> None:
     mark = Mark("nightshift", "earlier", lab.node(name).boot_s)
     lab.call("scontrol", "update", f"nodename={name}", "state=drain", "reason=nightshift: earlier", f"extra={mark}")
-
-
-def planned(cell_kind: ActionKind, target: Subject, jobs: tuple[str, ...], name: str, now_s: float) -> Action:
-    facts = {A.CORDON: ("cordoned", "false"), A.UNCORDON: ("cordoned", "true"), A.DRAIN: ("drained", "false")}
-    facts |= {A.QUARANTINE_GPU: ("quarantined", "false"), A.RESTART_JOB: ("uid", "restart 0")}
-    facts |= {A.TAINT: ("tainted", "false"), A.RETURN_NODE: (CORDON_OF, "earlier")}
-    return Action(
-        id=name.lower(),
-        kind=cell_kind,
-        target=target,
-        why="its memory degrades",
-        blast_radius=BlastRadius(jobs=jobs, nodes=("n1",)),
-        undo=Undo(cell_kind in (A.TAINT, A.CORDON, A.QUARANTINE_GPU), "take it back"),
-        expires_at_s=now_s + 3600,
-        params={"node": "n1", "value": "nvlink-degraded", "site": "slurm"},
-        preconditions=(Precondition(target, *facts[cell_kind]),) if cell_kind in facts else (),
-    )
 
 
 @pytest.fixture
