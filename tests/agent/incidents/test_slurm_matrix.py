@@ -197,3 +197,42 @@ def test_every_passing_fault_ends_done(cell: SlurmCell, request: pytest.FixtureR
     """Two calls go wrong, or the controller is away for a look, or the process ends twice: the mitigation is done,
     once, and confirmed."""
     passes(cell, request.node.callspec.params["cell"][1])
+
+
+def ends_with_a_person(cell: SlurmCell, what: str) -> str:
+    """Every change goes wrong from the first on: a person is told why; or, where the effect went through although
+    its answer did not, it is found done. Returns how it ended."""
+
+    def go(round_: int) -> None:
+        if round_ == 0:
+            cell.lab.plan(what, 10_000, "writes")
+
+    cell.round_s = 30.0
+    incident = cell.run(go)
+    if incident.state is S.RESOLVED:
+        assert what in (SlurmFault.LOST_REPLY, SlurmFault.SLOW, SlurmFault.KILLED)
+        done_once(cell)
+        return "found done"
+    last = incident.history[-1]
+    assert last.cause in ("action_failed", "outcome_unknown", "stage_failed", "containment_kept")
+    assert len(last.note) > 20
+    before = cell.lab.node("n1")
+    cell.lab.clear()
+    for _ in range(20):
+        cell.lifecycle.advance(cell.clock.now_s())
+        cell.clock.advance(6.0)
+    after = cell.lab.node("n1")
+    assert (before.states, before.reason, before.extra) == (after.states, after.reason, after.extra)
+    return str(last.cause)
+
+
+LASTING = covering(
+    itertools.product(KINDS, map(str, SlurmFault)), lambda cell: cell[1], lambda cell: cell[0]
+)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("cell", LASTING[::2], indirect=True, ids=name_of)
+def test_every_lasting_fault_ends_with_a_person(cell: SlurmCell, request: pytest.FixtureRequest) -> None:
+    """What was given to a person is not touched behind their back."""
+    ends_with_a_person(cell, request.node.callspec.params["cell"][1])
