@@ -70,7 +70,7 @@ _STAND_IN = """\
 in=
 [ $# -gt 0 ] || in=$(cat)
 call() {{ if [ -n "$in" ]; then printf '%s\\n' "$in" | {real} "$@"; else {real} "$@" < /dev/null; fi; }}
-read kind count which < {home}/fault 2>/dev/null
+[ ! -f {home}/fault ] || read kind count which < {home}/fault
 case "{name} $* $in" in
   *update\\ *|*requeue\\ *|*create\\ *|*delete\\ *|*reboot\\ *|sbatch*|scancel*) writes=yes;;
   *) writes=no;;

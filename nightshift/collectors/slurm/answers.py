@@ -390,7 +390,7 @@ def _text_job(fields: Mapping[str, list[str]]) -> SlurmJob:
     held: dict[str, frozenset[int] | None] = {}
     # one line for each group of nodes that hold the same: `Nodes=n[1-2] CPU_IDs=0 Mem=0 GRES=gpu:2(IDX:0-1)`
     for names, gres in zip(fields.get("Nodes", []), fields.get("GRES", []), strict=False):
-        held |= dict.fromkeys(_hosts(names), gpu_indices(gres))
+        held |= dict.fromkeys(_hosts(names), gpu_indices(gres) if gres else None)
     code, _, signal = _one(fields, "ExitCode").partition(":")
     gpus = tuple(held.get(node) for node in nodes)
     asked = ",".join(v for key in ("TresPerNode", "TresPerJob", "TresPerTask") for v in fields.get(key, []))

@@ -166,6 +166,9 @@ class SlurmClient:
             raise SlurmSilent(Reason.TIMEOUT, text) from error
         # names and reasons are people's: what is not UTF-8 must not hide the rest
         out, said = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace").strip()
+        if done.returncode < 0:
+            text = f"{argv[0]} was killed by signal {-done.returncode}: whether slurmctld heard it is not known"
+            raise SlurmSilent(Reason.INTERNAL, text)
         if done.returncode != 0:
             raise self._failure(argv[0], said or out.strip() or f"exit code {done.returncode}")
         self._last_said = said

@@ -4,7 +4,6 @@ has, through the whole lifecycle. Every cell ends done, undone or with a person,
 from __future__ import annotations
 
 import itertools
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -143,7 +142,7 @@ def upset(cell: SlurmCell, what: str, times: int) -> Callable[[int], None]:
         elif what in list(SlurmFault) and round_ == 1:
             lab.plan(what, times)
         elif what == "controller restart" and round_ == 0:
-            lab.stop("slurmctld", signal.SIGKILL)
+            lab.stop("slurmctld")
         elif what == "controller restart" and round_ == 1:
             lab.start_controller()
         elif what == "controller frozen" and round_ == 0:
