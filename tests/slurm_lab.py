@@ -1,8 +1,9 @@
 """A real Slurm on loopback: one slurmctld, several slurmd by ports, munge, and GPUs that are empty files.
 
-`SlurmLab.commands` is a folder of stand-ins for Slurm's commands, each of which calls the real one, unless a fault is
-planned for it: then it fails before or after that call, as a network or a controller does. Controller and munge are
-also stopped for real. Where the tests run as root, slurmctld runs as Debian's user slurm, and a person is that user.
+`SlurmLab.commands` is a folder of stand-ins for Slurm's commands, each of which calls the real one, unless a fault
+is planned for it: then it fails before or after that call, as a network or a controller does. Controller and munge
+are also stopped for real. Where the tests run as root, slurmctld runs as Debian's user slurm, and a person is that
+user.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ PrologFlags=Alloc
 JobRequeue=1
 SlurmdParameters=config_overrides
 RebootProgram={home}/reboot
-NodeName={nodes} NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports} CPUs=8 RealMemory=1000 Gres=gpu:8 Feature=nvlink
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+NodeName={nodes} NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports} CPUs=8 RealMemory=1000 Gres=gpu:8
+Feature=nvlink PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 _STAND_IN = """\
 #!/bin/sh
@@ -87,8 +88,8 @@ case $kind in
     echo "slurm_update error: Protocol authentication error" >&2; exit 1;;
   expired) echo "slurm_update error: Zero Bytes were transmitted or received" >&2; exit 1;;
   forbidden) echo "slurm_update error: Invalid user id" >&2; exit 1;;
-  lost_reply) call "$@" > /dev/null 2>&1; echo "slurm_update error: Zero Bytes were transmitted or received" >&2; exit 1;;
-  slow) call "$@"; exec sleep 60;;
+  lost_reply) call "$@" > /dev/null 2>&1; echo "slurm_update error: Zero Bytes were transmitted or received" >&2;
+  exit 1;; slow) call "$@"; exec sleep 60;;
   killed) call "$@" > /dev/null 2>&1; kill -9 $$;;
   *) echo "no such fault: $kind" >&2; exit 99;;
 esac
@@ -133,7 +134,12 @@ class SlurmLab:
                 os.chown(folder, account.pw_uid, account.pw_gid)
         ports = [free_port() for _ in self.names]
         text = _CONF.format(
-            home=self.home, user=self.person, me=me, port=free_port(), nodes=",".join(self.names), ports=",".join(map(str, ports))
+            home=self.home,
+            user=self.person,
+            me=me,
+            port=free_port(),
+            nodes=",".join(self.names),
+            ports=",".join(map(str, ports)),
         )
         self.conf.write_text(text + lines)
         gres = ""
@@ -173,14 +179,26 @@ class SlurmLab:
         output = (self.home / f"{key}.out").open("wb")
         environment = {**os.environ, "SLURM_CONF": str(self.conf)}
         self._processes[key] = subprocess.Popen(
-            list(argv), stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environment, cwd="/", start_new_session=True
+            list(argv),
+            stdout=output,
+            stderr=output,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            cwd="/",
+            start_new_session=True,
         )
 
     def start_munge(self) -> None:
-        paths = {"key-file": "munge.key", "socket": "munge.sock", "pid-file": "munge.pid", "seed-file": "munge.seed", "log-file": "munge.log"}
+        paths = {
+            "key-file": "munge.key",
+            "socket": "munge.sock",
+            "pid-file": "munge.pid",
+            "seed-file": "munge.seed",
+            "log-file": "munge.log",
+        }
         options = [f"--{name}={self.home / path}" for name, path in paths.items()]
         self._spawn("munged", "/usr/sbin/munged", "--force", "--foreground", *options)
-        self._await(lambda: (self.home / "munge.sock").exists())
+        self._await((self.home / "munge.sock").exists)
 
     def start_controller(self) -> None:
         self._spawn("slurmctld", "/usr/sbin/slurmctld", "-D")
@@ -203,7 +221,13 @@ class SlurmLab:
 
     def close(self) -> None:
         with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
-            self.call("scancel", "--signal=KILL", "--full", *map(str, self.client().jobs_on(",".join(self.names))), check=False)
+            self.call(
+                "scancel",
+                "--signal=KILL",
+                "--full",
+                *map(str, self.client().jobs_on(",".join(self.names))),
+                check=False,
+            )
         for name in list(self._processes):
             self.freeze(name, frozen=False)
             self.stop(name, signal.SIGKILL if name != "munged" else signal.SIGTERM)
@@ -227,7 +251,9 @@ class SlurmLab:
             account = pwd.getpwnam(user)
             run_as = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
         environment = {**os.environ, "SLURM_CONF": str(self.conf), "SLURM_TIME_FORMAT": "%s"}
-        done = subprocess.run(argv, capture_output=True, env=environment, cwd="/", timeout=READY_S, check=False, **run_as)
+        done = subprocess.run(
+            argv, capture_output=True, env=environment, cwd="/", timeout=READY_S, check=False, **run_as
+        )
         if check:
             assert done.returncode == 0, f"{argv}: {done.stderr.decode(errors='replace')}"
         return done.stdout.decode(errors="replace") + ("" if check else done.stderr.decode(errors="replace"))
@@ -237,7 +263,15 @@ class SlurmLab:
 
     def submit(self, *options: str, script: str = "sleep 600", nodes: int = 1, gpus: int = GPUS) -> int:
         """The id of a batch job that runs."""
-        argv = ("sbatch", "--parsable", f"--nodes={nodes}", f"--gres=gpu:{gpus}", "--output=/dev/null", "--chdir=/", *options)
+        argv = (
+            "sbatch",
+            "--parsable",
+            f"--nodes={nodes}",
+            f"--gres=gpu:{gpus}",
+            "--output=/dev/null",
+            "--chdir=/",
+            *options,
+        )
         number = int(self.call(*argv, f"--wrap={script}"))
         return number
 
@@ -257,7 +291,9 @@ class SlurmLab:
     def await_states(self, states: set[str], *names: str) -> None:
         def there() -> bool:
             found = [self.node(name) for name in names]
-            return all(states <= node.states and node.boot_s and "NOT_RESPONDING" not in node.states for node in found)
+            return all(
+                states <= node.states and node.boot_s and "NOT_RESPONDING" not in node.states for node in found
+            )
 
         self._await(there, f"{names} {states}")
 
@@ -299,7 +335,9 @@ class SlurmLab:
             self.call("scancel", *numbers, check=False)
             self.call("scancel", "--signal=KILL", "--full", *numbers, check=False)
         self._await(lambda: not self.call("squeue", "--noheader", "--format=%A").split(), "no jobs")
-        for name in re.findall(r"ReservationName=(\S+)", self.call("scontrol", "-o", "show", "reservation", check=False)):
+        for name in re.findall(
+            r"ReservationName=(\S+)", self.call("scontrol", "-o", "show", "reservation", check=False)
+        ):
             self.call("scontrol", "delete", f"reservationname={name}")
         for name in self.names:
             if self.node(name).states & {"DRAIN", "DOWN", "FAIL"}:

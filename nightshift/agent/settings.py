@@ -48,6 +48,7 @@ from nightshift.collectors.kubernetes.api import AccessSettings
 from nightshift.collectors.kubernetes.nodes_and_pods import LabelSettings
 from nightshift.collectors.plugins import ALL as COLLECTORS
 from nightshift.collectors.shared_settings import stated
+from nightshift.collectors.slurm.states import SLURM
 from nightshift.collectors.training.signal_names import SignalNames
 from nightshift.collectors.training.workload import WorkloadRule
 from nightshift.controllers.actuators.kubernetes import DrainSettings
@@ -278,6 +279,14 @@ class Settings(FileAndEnvironment):
             settings = handler(values)
         settings._former, settings._moves = former, moves
         return settings
+
+    @model_validator(mode="after")
+    def _sees_the_slurm_that_it_acts_on(self) -> Settings:
+        # who manages a node is a fact that the source tells: without it every plan would go to Kubernetes
+        acts, sees = ({getattr(entry, "type", "") for entry in part} for part in (self.actuators, self.sources))
+        if SLURM in acts - sees:
+            raise ValueError("actuators: `slurm` acts on what a source of type `slurm` reads: add one to `sources`")
+        return self
 
     @property
     def warnings(self) -> tuple[str, ...]:

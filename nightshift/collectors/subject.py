@@ -19,7 +19,8 @@ TAKES_WORK_SINCE = "takes_work_since_s"
 """A fact of a node: when the API server was first seen to say that it is not cordoned (any more), Unix s."""
 
 SITE, SITE_NODE = "site", "site_node"
-"""Facts of a node, job or pod that another manager than Kubernetes runs: which (`slurm`), and what that calls it."""
+"""Facts of a node, job or pod that another manager than Kubernetes runs: which (`slurm`), and what that calls
+it."""
 
 SHOWS_HELD_ONLY = "shows_held_only"
 """A fact of a node, `yes` or `no`: its exporter leaves out GPUs that no pod holds."""
@@ -50,10 +51,10 @@ class SubjectKind(StrEnum):
 class Subject:
     """An identity, unique within its kind in one cluster.
 
-    Names: GPU its UUID; node its name; pod `namespace/pod`, of a Slurm job's part on a node `account/job@node`; container `namespace/pod/container`; job
-    `namespace/job`; rank `namespace/job#3`; MIG the instance's UUID; link `<GPU UUID>/link3`; NIC
-    `node/eth0` or `node/mlx5_0:1`; disk `node/nvme0n1` or `node:/data`; server `host:port/model`; source the
-    collector's name and place, such as `dcgm_exporter http://n1:9400/metrics`.
+    Names: GPU its UUID; node its name; pod `namespace/pod`, of a Slurm job's part on a node `account/job@node`;
+    container `namespace/pod/container`; job `namespace/job`; rank `namespace/job#3`; MIG the instance's UUID; link
+    `<GPU UUID>/link3`; NIC `node/eth0` or `node/mlx5_0:1`; disk `node/nvme0n1` or `node:/data`; server
+    `host:port/model`; source the collector's name and place, such as `dcgm_exporter http://n1:9400/metrics`.
     """
 
     kind: SubjectKind

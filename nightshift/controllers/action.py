@@ -474,7 +474,8 @@ def one_look(actuator: Actuator) -> AbstractContextManager[None]:
 
 
 def site_of(actuator: Actuator) -> str:
-    """Whose nodes and jobs an actuator acts on (`collectors.subject.SITE`); empty: Kubernetes', and a simulation's."""
+    """Whose nodes and jobs an actuator acts on (`collectors.subject.SITE`); empty: Kubernetes', and a
+    simulation's."""
     return str(getattr(actuator, "site", ""))
 
 

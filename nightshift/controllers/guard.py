@@ -245,7 +245,9 @@ class _Guard:
             return False
         node = Subject(_K.NODE, node_of(action))
         since = self._inventory.fact(node, TAKES_WORK_SINCE)
-        is_free = self._inventory.fact(node, "unschedulable") == "false" and self._inventory.fact(node, SLURM) != "out"
+        is_free = (
+            self._inventory.fact(node, "unschedulable") == "false" and self._inventory.fact(node, SLURM) != "out"
+        )
         return is_free and since is not None and float(since) > ended_s
 
     def _scopes(self, gpus: Iterable[Subject]) -> dict[Subject, set[Subject]]:

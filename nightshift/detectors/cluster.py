@@ -1,8 +1,9 @@
 """What Kubernetes or Slurm itself calls wrong: nodes with a fault, pods that cannot start, jobs that it ended.
 
-Every object's own status comes as lines (`collectors.kubernetes.states`, `collectors.slurm.states`); kubelets tell of volumes and sandboxes by
-events alone, which count while their pod has not started. What one cause stops is one alarm: a bad image on 64 pods
-is said of their job, a device plugin that crashes on many nodes of the cluster. `TROUBLES` is the closed set.
+Every object's own status comes as lines (`collectors.kubernetes.states`, `collectors.slurm.states`); kubelets tell
+of volumes and sandboxes by events alone, which count while their pod has not started. What one cause stops is one
+alarm: a bad image on 64 pods is said of their job, a device plugin that crashes on many nodes of the cluster.
+`TROUBLES` is the closed set.
 
 Nothing is said of what passes by itself or is meant: a trouble has to outlast `grace_s`, which is longer than the
 kubelet's first back-offs and than a plug-in's restart; a node that was taken away on purpose (cordoned, tainted by
@@ -198,7 +199,8 @@ class ClusterFaults:
         self._waiting: dict[str, float] = {}
         """Pods that have not started: since when (Unix s)."""
         self._away_s: dict[str, tuple[float, float]] = {}
-        """Nodes, by what their manager calls them, that are taken away on purpose: from when, and till when (infinity: still)."""
+        """Nodes, by what their manager calls them, that are taken away on purpose: from when, and till when
+        (infinity: still)."""
         self._served_s: dict[str, tuple[float, frozenset[str]]] = {}
         """By node: when what serves its GPUs last changed, and which of it is not ready."""
         self._places: dict[tuple[str, str], Subject] = {}

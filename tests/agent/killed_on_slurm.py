@@ -1,5 +1,5 @@
-"""A daemon that carries an incident through on a real Slurm and is killed with SIGKILL at a named place: at an arrow of
-the incident, or before or after its n-th command that changes something."""
+"""A daemon that carries an incident through on a real Slurm and is killed with SIGKILL at a named place: at an
+arrow of the incident, or before or after its n-th command that changes something."""
 
 from __future__ import annotations
 
@@ -94,7 +94,9 @@ def drive(url: str, folder: str, access: dict[str, Any], name: str, job: int, ki
     settings = SlurmActuatorSettings(**access, check_command=("true",))
     client = MortalClient(SlurmAccess(**access), home, kill_at)
     actuator = SlurmActuator(settings, client, now_s=clock.now_s)
-    target = {A.RESTART_JOB: Subject(K.JOB, f"root/{job}"), A.QUARANTINE_GPU: Subject(K.GPU, "GPU-1")}.get(kind, NODE)
+    target = {A.RESTART_JOB: Subject(K.JOB, f"root/{job}"), A.QUARANTINE_GPU: Subject(K.GPU, "GPU-1")}.get(
+        kind, NODE
+    )
     world = World(
         url,
         home,
@@ -109,7 +111,7 @@ def drive(url: str, folder: str, access: dict[str, Any], name: str, job: int, ki
     )
     world.inventory.describe(NODE, **{SITE: "slurm"})
     lifecycle = world.lifecycle(actuator_for=lambda incident: actuator)
-    slow = {state: _slowly for state in (_S.APPROVED, _S.ACTING)}
+    slow = dict.fromkeys((_S.APPROVED, _S.ACTING), _slowly)
     go_through(world, Scenario(scenario.causes, {**slow, **scenario.events}), lifecycle)
 
 

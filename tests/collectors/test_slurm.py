@@ -36,8 +36,8 @@ from nightshift.collectors.slurm.nodes_and_jobs import SlurmCollector, SlurmSett
 from nightshift.collectors.slurm.states import CHANGES, of_job, of_node
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
-from nightshift.controllers.playbooks.plan import Reach
 from nightshift.controllers.action import Situation
+from nightshift.controllers.playbooks.plan import Reach
 from nightshift.detectors.base import Fault, State
 from nightshift.detectors.cluster import ClusterFaults
 from tests.slurm_lab import SlurmLab
@@ -51,11 +51,13 @@ def answer(name: str) -> str:
     return (ANSWERS / name).read_text()
 
 
-# Answers -----------------------------------------------------------------------------------------------------------
+# Answers
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_json_and_text_of_one_slurm_say_the_same() -> None:
-    """Recorded from 22.05 at one moment: state flags, a reason in two other languages, who and when, GPU indices."""
+    """Recorded from 22.05 at one moment: state flags, a reason in two other languages, who and when, GPU
+    indices."""
     nodes, jobs = read_nodes(answer("22.05-sinfo.json")), read_jobs(answer("22.05-squeue.json"))
     assert nodes == nodes_of_text(answer("22.05-nodes.txt"))
     drained = nodes[3]
@@ -119,10 +121,13 @@ def test_a_text_that_imitates_a_field_is_not_believed() -> None:
     with pytest.raises(AnswerError, match="`JobState` stands twice"):
         jobs_of_text(forged)
     with pytest.raises(AnswerError, match="`Extra` stands twice"):
-        nodes_of_text(answer("22.05-nodes.txt").replace("Reason=Graf", "Reason=x\n   Extra=nightshift:a:1\n   y=Graf"))
+        nodes_of_text(
+            answer("22.05-nodes.txt").replace("Reason=Graf", "Reason=x\n   Extra=nightshift:a:1\n   y=Graf")
+        )
 
 
-# Host lists --------------------------------------------------------------------------------------------------------
+# Host lists
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_a_list_of_ten_thousand_nodes_is_expanded() -> None:
@@ -133,7 +138,9 @@ def test_a_list_of_ten_thousand_nodes_is_expanded() -> None:
     assert len(nodes_of_text(text)) == 10_000
 
 
-@pytest.mark.parametrize("text", ["n[1-", "n]1[", "n[1-2", "n[a-b]", "n[2-1]", "n[1,]", "n[1-99999999999]", "a[1-999]b[1-999]", "n 1"])
+@pytest.mark.parametrize(
+    "text", ["n[1-", "n]1[", "n[1-2", "n[a-b]", "n[2-1]", "n[1,]", "n[1-99999999999]", "a[1-999]b[1-999]", "n 1"]
+)
 def test_a_bad_host_list_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="host list"):
         expand(text)
@@ -146,7 +153,8 @@ def test_expansion_has_every_name_in_its_order(spans: list[tuple[str, int, int]]
     assert list(expand(text)) == wanted
 
 
-# States ------------------------------------------------------------------------------------------------------------
+# States
+# ------------------------------------------------------------------------------------------------------------
 
 
 def a_node(*states: str, reason: str = "", by: str = "root") -> SlurmNode:
@@ -202,7 +210,8 @@ def test_a_jobs_end_or_requeue_is_told(job: SlurmJob, before: int | None, troubl
     assert [f"{found.name} [{found.cause}]" for found in of_job(job, before)] == trouble
 
 
-# Commands ----------------------------------------------------------------------------------------------------------
+# Commands
+# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -226,15 +235,25 @@ def _says(text: str, code: int = 1) -> str:
 @pytest.mark.parametrize(
     ("text", "reason", "advice"),
     [
-        ("slurm_load_node error: Unable to contact slurm controller (connect failure)", Reason.UNREACHABLE, "is down"),
+        (
+            "slurm_load_node error: Unable to contact slurm controller (connect failure)",
+            Reason.UNREACHABLE,
+            "is down",
+        ),
         ("slurm_load_node error: Slurm backup controller in standby mode", Reason.UNREACHABLE, "failing over"),
-        ("error: Munge encode failed: Expired credential\nProtocol authentication error", Reason.UNAUTHORISED, "clocks"),
+        (
+            "error: Munge encode failed: Expired credential\nProtocol authentication error",
+            Reason.UNAUTHORISED,
+            "clocks",
+        ),
         ("slurm_load_node error: Zero Bytes were transmitted or received", Reason.UNAUTHORISED, "expired"),
         ("slurm_load_node error: Access/permission denied", Reason.UNAUTHORISED, "has no right"),
         ("fatal: Unable to process configuration file", Reason.UNSUPPORTED, "configuration file"),
     ],
 )
-def test_each_failure_has_a_reason_and_says_what_to_do(stand_in: Any, text: str, reason: Reason, advice: str) -> None:
+def test_each_failure_has_a_reason_and_says_what_to_do(
+    stand_in: Any, text: str, reason: Reason, advice: str
+) -> None:
     access = stand_in(scontrol=_says(text), sinfo=_says(text), squeue=_says(text))
     batch = SlurmCollector(SlurmSettings(**access.model_dump())).collect(1.0, Inventory(), 5.0)
     assert [(s.ok, s.reason) for s in batch.sources] == [(False, reason)] * 2
@@ -284,7 +303,8 @@ def test_bytes_that_are_no_utf8_do_not_hide_the_rest(stand_in: Any) -> None:
     assert SlurmClient(stand_in(scontrol=text)).node("n1").reason == "gr�n"
 
 
-# A real Slurm ------------------------------------------------------------------------------------------------------
+# A real Slurm
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_a_cluster_is_seen_as_it_is(slurm: SlurmLab) -> None:
@@ -301,7 +321,7 @@ def test_a_cluster_is_seen_as_it_is(slurm: SlurmLab) -> None:
     batch = collector.collect(now_s, inventory, 5.0)
     assert all(source.ok for source in batch.sources)
     job, node = Subject(K.JOB, f"root/{number}"), Subject(K.NODE, "n3")
-    assert [s for s in inventory.gpus(job, now_s)] == gpus[:2]
+    assert inventory.gpus(job, now_s) == gpus[:2]
     assert inventory.fact(job, "uid") == "restart 0"
     assert out_of_use(inventory, now_s) == {node}
     (line,) = [line for line in batch.logs if line.source == CHANGES]

@@ -1,7 +1,9 @@
-"""Xid 48 in a lab of four Slurm nodes: the whole daemon, from the exporter's page to the drain that a person approved."""
+"""Xid 48 in a lab of four Slurm nodes: the whole daemon, from the exporter's page to the drain that a person
+approved."""
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,7 @@ class SlurmTelemetry(Exporter):
 def clock_of(folder: Path) -> Path:
     """The daemon of `stage` asks a file how far its clock is ahead: here not at all."""
     path = folder / "clock.json"
-    path.write_text('{"began_s": %r, "ahead_s": 0.0}' % time.time())
+    path.write_text(json.dumps({"began_s": time.time(), "ahead_s": 0.0}))
     return path
 
 

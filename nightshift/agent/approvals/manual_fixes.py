@@ -1,9 +1,9 @@
 """What people did themselves about an incident, against what was proposed for it: the scoreboard counts both.
 
 Where nobody clicked, people may have decided all the same: they cordoned the node, or rebooted it. The API server
-says so and by whom (`collectors.kubernetes.events`), and so does Slurm of a drain. Each such fix of an open incident's node is written to the
-audit log, once, with the plan that stood then and whether it was the same. What controllers do is no decision of a
-person, and what leaves no trace of its author (a deleted pod) is not counted.
+says so and by whom (`collectors.kubernetes.events`), and so does Slurm of a drain. Each such fix of an open
+incident's node is written to the audit log, once, with the plan that stood then and whether it was the same. What
+controllers do is no decision of a person, and what leaves no trace of its author (a deleted pod) is not counted.
 """
 
 from __future__ import annotations

@@ -274,7 +274,8 @@ class Advisor:
 
 
 def out_of_use(inventory: Inventory, at_s: float) -> frozenset[Subject]:
-    """Nodes that take no work by the API server's or Slurm's word, whoever cordoned them: they count against the limits."""
+    """Nodes that take no work by the API server's or Slurm's word, whoever cordoned them: they count against the
+    limits."""
     return frozenset(
         node
         for node in inventory.subjects(SubjectKind.NODE, at_s)

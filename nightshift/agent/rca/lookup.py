@@ -21,8 +21,8 @@ from nightshift.agent.store.diagnosis import SERIES, Evidence
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.history import History
 from nightshift.collectors.kubernetes.events import CHANGES, EVENTS
-from nightshift.collectors.slurm import states as slurm
 from nightshift.collectors.prometheus.api import Matrix
+from nightshift.collectors.slurm import states as slurm
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 
 MORE_ITEMS = 24
@@ -199,7 +199,17 @@ class Lookup:
             for record in self._history.logs(subject, at_s - CHANGES_BEFORE_S, at_s)
             if record.source.startswith((EVENTS, CHANGES, slurm.STATES, slurm.CHANGES))
         ]
-        names = ("ready", "unschedulable", "taints", "owner", "gpus", "driver", "model", "slurm_state", "slurm_reason")
+        names = (
+            "ready",
+            "unschedulable",
+            "taints",
+            "owner",
+            "gpus",
+            "driver",
+            "model",
+            "slurm_state",
+            "slurm_reason",
+        )
         facts = {name: value for name in names if (value := self._inventory.fact(subject, name)) is not None}
         tag, title = ("looked_up", str(subject)), f"what Kubernetes says of {subject.name}"
         items = [self.ledger.log(tag, lines, title)]

@@ -44,7 +44,9 @@ def actuator_of(kind: ActionKind, actuators: Iterable[Actuator], site: str = "")
         if kind in actuator.kinds() and site_of(actuator) == site:
             return actuator
     where = f" on {site}" if site else ""
-    raise Permanent(f"no configured actuator carries out {kind}{where}: do it manually, or add one under `actuators`")
+    raise Permanent(
+        f"no configured actuator carries out {kind}{where}: do it manually, or add one under `actuators`"
+    )
 
 
 def _kinds(actuators: Iterable[Actuator], site: str) -> frozenset[ActionKind]:

@@ -1,8 +1,9 @@
-"""Slurm's answers as plain records: the JSON of its data parsers, and the text of `scontrol show` where there is none.
+"""Slurm's answers as plain records: the JSON of its data parsers, and the text of `scontrol show` where there is
+none.
 
 The shape of JSON follows the data parser that `meta` names. Until 22.05 (`openapi/v0.0.38`) a state is a word with
 flags beside it, and a number is a number. Since 23.02 (v0.0.39) numbers are `{set, infinite, number}`; since 23.11
-(v0.0.40) states are lists of words. A parser that is not in `PARSERS` is refused: what it leaves out would look like
+(v0.0.40) states are lists of words. A parser that is not in `PARSERS` is refused: what it omits would look like
 health.
 
 Sources: SchedMD/slurm, src/plugins/openapi/v0.0.38 and src/plugins/data_parser/v0.0.39 to v0.0.44 (PARSER_ARRAY of
@@ -107,7 +108,8 @@ class SlurmJob:
         return f"{self.account or self.user or 'slurm'}/{self.id}"
 
 
-# JSON ---------------------------------------------------------------------------------------------------------------
+# JSON
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def read_nodes(text: str) -> list[SlurmNode]:
@@ -300,7 +302,8 @@ def _gpus_of(held: tuple[frozenset[int] | None, ...], tres: str, asked: str) -> 
     return sum(int(count or 1) for count in re.findall(r"gpu(?::[a-zA-Z_][\w.-]*)?(?::(\d+))?", asked))
 
 
-# Text ---------------------------------------------------------------------------------------------------------------
+# Text
+# ---------------------------------------------------------------------------------------------------------------
 
 _WHOLE_LINES = frozenset(
     {"OS", "Comment", "Extra", "AdminComment", "SystemComment", "JobName", "Command", "WorkDir"}

@@ -1,8 +1,8 @@
 """Nodes and GPU jobs of a Slurm cluster, kept as relations over time beside what Kubernetes says of the same nodes.
 
-What a job runs on one node stands in the inventory as a pod does (`account/4211@n1`): it belongs to the node and the
-job, and holds the GPUs that Slurm gave it by index. Where Slurm runs in Kubernetes (Slinky), a node's comment names
-the Kubernetes node (slurm-operator, `podinfo`): that one machine is one subject, and counts once.
+What a job runs on one node stands in the inventory as a pod does (`account/4211@n1`): it belongs to the node and
+the job, and holds the GPUs that Slurm gave it by index. Where Slurm runs in Kubernetes (Slinky), a node's comment
+names the Kubernetes node (slurm-operator, `podinfo`): that one machine is one subject, and counts once.
 """
 
 from __future__ import annotations
@@ -138,7 +138,9 @@ class SlurmCollector:
             inventory.describe(
                 subject,
                 **{SITE: SLURM, "uid": restart(job), "job_kind": "Slurm", "job_name": job.name[:200]},
-                **{"owner": job.user, "queue": job.partition, "steps": str(steps.get(job.id, 0))},
+                owner=job.user,
+                queue=job.partition,
+                steps=str(steps.get(job.id, 0)),
             )
             for key, relations in self._places(job, subject, inventory, now_s):
                 seen.add(key)
@@ -170,7 +172,13 @@ class SlurmCollector:
         return self._names.get(name, name)
 
     def _said(
-        self, kind: str, name: str, facts: dict[str, str], troubles: tuple[Trouble, ...], about: Subject, now_s: float
+        self,
+        kind: str,
+        name: str,
+        facts: dict[str, str],
+        troubles: tuple[Trouble, ...],
+        about: Subject,
+        now_s: float,
     ) -> list[LogRecord]:
         """The lines of an object, where they differ from its last ones."""
         key, now = f"{kind} {name}", (facts, recent(troubles, now_s))

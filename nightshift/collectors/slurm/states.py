@@ -1,11 +1,11 @@
 """What is wrong with a node or a job by Slurm's own word, as the lines that Kubernetes' states are written in.
 
-A node that Slurm itself took out of use, by a reason that it writes (`src/slurmctld`), has a fault. One that a person
-or a tool drained is being maintained, whatever language the reason is in. A job's end is told while its controller
-remembers it (MinJobAge); what counts as an end is Slurm's job state.
+A node that Slurm itself took out of use, by a reason that it writes (`src/slurmctld`), has a fault. One that a
+person or a tool drained is being maintained, whatever language the reason is in. A job's end is told while its
+controller remembers it (MinJobAge); what counts as an end is Slurm's job state.
 
-Sources: slurm.schedmd.com/job_state_codes.html, sinfo.html ("NODE STATE CODES"); reasons in src/slurmctld/node_mgr.c,
-job_mgr.c, ping_nodes.c and src/slurmd/slurmd/req.c.
+Sources: slurm.schedmd.com/job_state_codes.html, sinfo.html ("NODE STATE CODES"); reasons in src/slurmctld
+(node_mgr.c, job_mgr.c, ping_nodes.c) and src/slurmd/slurmd/req.c.
 """
 
 from __future__ import annotations
@@ -30,12 +30,23 @@ _BY_SLURM: tuple[tuple[str, str], ...] = (
     (r"gres/gpu.*(?:count|reported lower)|GRES .*(?:core|socket)|gres/gpu has autodetected", "GPUs reported lower"),
     (r"Node unexpectedly rebooted", "unexpected reboot"),
     (r"Low (?:RealMemory|CPUs|socket|Tmp|TmpDisk)", "resources reported lower"),
-    (r"(?:reboot|ResumeTimeout|SuspendTimeout).*(?:timed out|reached)|[Rr]eboot (?:operation )?failed", "boot failure"),
+    (
+        r"(?:reboot|ResumeTimeout|SuspendTimeout).*(?:timed out|reached)|[Rr]eboot (?:operation )?failed",
+        "boot failure",
+    ),
     (r"Health ?Check|^NHC\b|health_check", "health check failure"),
 )
 """Reasons by which Slurm, or its health check, says that the node has a fault; and the name of each."""
 _MAINTAINED = frozenset(
-    {"MAINTENANCE", "REBOOT_REQUESTED", "REBOOT_ISSUED", "POWERING_UP", "POWERING_DOWN", "POWERED_DOWN", "POWER_DOWN"}
+    {
+        "MAINTENANCE",
+        "REBOOT_REQUESTED",
+        "REBOOT_ISSUED",
+        "POWERING_UP",
+        "POWERING_DOWN",
+        "POWERED_DOWN",
+        "POWER_DOWN",
+    }
     | {"POWER_UP", "FUTURE", "POWER_DRAIN"}
 )
 _ENDED = {

@@ -6,7 +6,8 @@
     taint                    takes active features off that the fault breaks: jobs that ask for them start elsewhere
     restart_job              one requeue: stops the job whole and starts it from its script
     reboot_node              DRAIN, requeue, `scontrol reboot` (else power down and up), and the check
-    return_node              a reservation of ours, UNDRAIN, the check as a job in it; the node is free once that passes
+    return_node              a reservation of ours, UNDRAIN, the check as a job in it; the node is free once that
+    passes
 
 A requeue is one call that stops and starts; a job's restart count says whether it has happened, whoever asks and
 after whatever crash. Nothing is held or suspended, so nothing can be left so.
@@ -22,12 +23,12 @@ from typing import ClassVar
 from pydantic import BaseModel, Field, field_validator
 
 from nightshift.collectors.base import Permanent
+from nightshift.collectors.frame import Reason
+from nightshift.collectors.shared_settings import stated_once
 from nightshift.collectors.slurm.answers import SlurmJob, SlurmNode
 from nightshift.collectors.slurm.client import SlurmAccess, SlurmClient, SlurmRefused
 from nightshift.collectors.slurm.nodes_and_jobs import restart
 from nightshift.collectors.slurm.states import SLURM
-from nightshift.collectors.frame import Reason
-from nightshift.collectors.shared_settings import stated_once
 from nightshift.collectors.subject import SITE_NODE, SubjectKind
 from nightshift.controllers.action import (
     Action,
@@ -52,12 +53,14 @@ from nightshift.controllers.actuators.slurm_nodes import (
     reason_of,
 )
 from nightshift.controllers.cordon import CORDON_OF, node_of
+from nightshift.detectors.base import Fault
 
 POLL_S = 5.0
 SAVE_SIGNAL = re.compile(r"nightshift-save=(?:SIG)?([A-Z0-9]+)")
 """In a job's comment (`sbatch --comment=nightshift-save=USR1`): the signal on which its steps save a checkpoint."""
 NO_NODE = "nightshift-asks-its-rights"
-"""A node that no cluster has: who may change nodes is told that it does not exist, everybody else that they may not."""
+"""A node that no cluster has: who may change nodes is told that it does not exist, everybody else that they may
+not."""
 _A, _K, _O = ActionKind, SubjectKind, OutcomeStatus
 _ENDED = frozenset({"COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"})
 
@@ -67,7 +70,7 @@ class SlurmActuatorSettings(SlurmAccess):
 
     features: dict[str, tuple[str, ...]] = Field(
         default_factory=dict,
-        description="Active features that a fault takes off its node: `{nvlink_degraded: [nvlink]}`; none: no taint",
+        description="Features that a fault takes off its node: `{nvlink_degraded: [nvlink]}`; none: no taint",
     )
     check_command: tuple[str, ...] = Field(
         ("dcgmi", "diag", "-r", "2"), description="Job that a repaired node must end with 0 before it returns"
@@ -76,6 +79,13 @@ class SlurmActuatorSettings(SlurmAccess):
     actions: tuple[ActionKind, ...] | None = Field(
         default=None, description="Only these kinds of action; none: every kind that it knows."
     )
+
+    @field_validator("features")
+    @classmethod
+    def _are_faults(cls, features: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        if unknown := sorted(set(features) - set(Fault)):
+            raise ValueError(f"no fault is called {', '.join(unknown)}; there are {', '.join(sorted(Fault))}")
+        return features
 
     @field_validator("actions")
     @classmethod
@@ -213,7 +223,9 @@ class SlurmActuator:
         if action.kind not in self.kinds():
             raise Permanent(f"action {action.id}: this actuator does no {action.kind}")
         if action.target.kind is not TARGETS[action.kind]:
-            raise Permanent(f"action {action.id}: {action.kind} is for a {TARGETS[action.kind]}, not {action.target}")
+            raise Permanent(
+                f"action {action.id}: {action.kind} is for a {TARGETS[action.kind]}, not {action.target}"
+            )
 
     def _drain(self, action: Action) -> ActionOutcome:
         """Keeps new jobs off the node; those that run there stay."""
@@ -321,7 +333,8 @@ class SlurmActuator:
         return outcome or self._outcome(_O.DONE, f"{action.target} drained and empty; its jobs were requeued")
 
     def _emptied(self, action: Action, node: SlurmNode) -> ActionOutcome | None:
-        """None once the node is drained by us and empty; what became of it where it ended before. Raises UnderWay."""
+        """None once the node is drained by us and empty; what became of it where it ended before. Raises
+        UnderWay."""
         mark, jobs = mark_of(node, action), self._jobs_on(node)
         if mark is None:
             if (over := self._drained_before(action, node)) is not None:
@@ -369,7 +382,9 @@ class SlurmActuator:
         if mark is None:
             how = self._how_to_reboot()
             if not how:
-                return self._refused(action, "slurm.conf has neither a RebootProgram nor a SuspendProgram and ResumeProgram")
+                return self._refused(
+                    action, "slurm.conf has neither a RebootProgram nor a SuspendProgram and ResumeProgram"
+                )
             if node.boot_s == 0:
                 return self._refused(action, "its boot time is unknown, so that a reboot could not be told")
         if mark is None or self._nodes.is_this_boot(node, mark) or node.boot_s == 0:
@@ -384,7 +399,14 @@ class SlurmActuator:
         if (over := self._emptied(action, node)) is not None:
             return over
         node = self._nodes.get(node.name)
-        if node.states & {"REBOOT_ISSUED", "REBOOT_REQUESTED", "POWERING_DOWN", "POWERING_UP", "POWER_UP", "POWER_DOWN"}:
+        if node.states & {
+            "REBOOT_ISSUED",
+            "REBOOT_REQUESTED",
+            "POWERING_DOWN",
+            "POWERING_UP",
+            "POWER_UP",
+            "POWER_DOWN",
+        }:
             raise UnderWay(f"{action.target} reboots: {'+'.join(sorted(node.states))}", retry_after_s=POLL_S)
         if self._how_to_reboot() == "reboot":
             self._client.ask("scontrol", "reboot", f"reason={reason_of(action)}", node.name)
@@ -442,7 +464,11 @@ class SlurmActuator:
             return self._outcome(_O.DONE, f"`{command}` ended with 0; {action.target} takes jobs again")
         why = f"`{command}` did not pass ({'+'.join(sorted(job.states))}, exit code {job.exit_code})"
         mark = Mark(DRAINS, action.id, node.boot_s)
-        drained = {"state": "drain", "reason": reason_of(action, why), "extra": extra_with(node, (*_taints(node), mark))}
+        drained = {
+            "state": "drain",
+            "reason": reason_of(action, why),
+            "extra": extra_with(node, (*_taints(node), mark)),
+        }
         self._nodes.update(node.name, drained)
         self._unreserve(action)
         return ActionOutcome(_O.FAILED, f"{why}; the node stays drained", self._now_s(), {"cordoned": "true"})
@@ -451,13 +477,22 @@ class SlurmActuator:
         if self._reserved(action):
             return
         self._client.ask(
-            *("scontrol", "create", "reservation", f"reservationname={action.id}", f"nodes={node}", "starttime=now"),
+            *(
+                "scontrol",
+                "create",
+                "reservation",
+                f"reservationname={action.id}",
+                f"nodes={node}",
+                "starttime=now",
+            ),
             *("duration=infinite", f"users={self._nodes.user}", "flags=maint,ignore_jobs"),
         )
 
     def _reserved(self, action: Action) -> bool:
         try:
-            return f"ReservationName={action.id} " in self._client.ask("scontrol", "--oneliner", "show", "reservation", action.id)
+            return f"ReservationName={action.id} " in self._client.ask(
+                "scontrol", "--oneliner", "show", "reservation", action.id
+            )
         except SlurmRefused as error:
             if error.reason in (Reason.NOT_FOUND, Reason.UNSUPPORTED):
                 return False
@@ -477,7 +512,14 @@ class SlurmActuator:
     def _check_job(self, action: Action) -> SlurmJob | None:
         """The check's job, by its name: submitted once, also where the answer to that was lost."""
         text = self._client.ask(
-            *("squeue", "--noheader", "--states=all", f"--name={action.id}", f"--user={self._nodes.user}", "--format=%A")
+            *(
+                "squeue",
+                "--noheader",
+                "--states=all",
+                f"--name={action.id}",
+                f"--user={self._nodes.user}",
+                "--format=%A",
+            )
         )
         numbers = sorted(int(word) for word in text.split() if word.isdecimal())
         return self._client.job(numbers[-1]) if numbers else None
@@ -534,7 +576,9 @@ class SlurmActuator:
         except SlurmRefused as error:
             if error.reason is not Reason.NOT_FOUND:
                 raise
-            return self._outcome(_O.UNKNOWN, f"Slurm has forgotten {action.target}: whether it restarted is not known")
+            return self._outcome(
+                _O.UNKNOWN, f"Slurm has forgotten {action.target}: whether it restarted is not known"
+            )
         if planned is None or job.restarts <= planned:
             return self._outcome(_O.NOT_DONE, f"{action.target}: {restart(job)}")
         status = _O.UNDER_WAY if "COMPLETING" in job.states else _O.DONE

@@ -1,9 +1,9 @@
 """Slurm's nodes as mitigations see them: whose drain stands, our marks, and changes that a person's word survives.
 
-A drain of ours bears the reason `nightshift: …` and, in the same write, the mark `nightshift:<action>:<boot time>` in
-`Extra`. It is ours as long as reason, user, mark and boot time are. Slurm has no compare-and-set. So each change is
-made between two looks, by one scontrol that asks, writes and asks again over one connection after another: what a
-person wrote just before is seen in the first look, and put back.
+A drain of ours bears the reason `nightshift: …` and, in the same write, the mark `nightshift:<action>:<boot time>`
+in `Extra`. It is ours as long as reason, user, mark and boot time are. Slurm has no compare-and-set. So each
+change is made between two looks, by one scontrol that asks, writes and asks again over one connection after
+another: what a person wrote just before is seen in the first look, and put back.
 
 Undo is UNDRAIN, never RESUME, which would also lift DOWN (src/slurmctld/node_mgr.c, update_node). Where the node is
 idle, UNDRAIN deletes the reason; therefore the look before it is the one that counts.
@@ -27,10 +27,13 @@ from nightshift.controllers.action import Action
 from nightshift.controllers.cordon import NOBODY, SOMEBODY_ELSE, cordon_ids
 
 BOOT_JITTER_S = 30.0
-"""slurmd reckons its boot time anew, from the clock and the uptime, each time it registers: it differs by seconds."""
+"""slurmd reckons its boot time anew, from the clock and the uptime, each time it registers: it differs by
+seconds."""
 DRAINS, GAVE_BACK, LOST_FEATURES = "nightshift", "nightshift-back", "nightshift-taint"
 """Prefixes of marks: a drain that stands, a node that was given back, and features taken off."""
-_MARK = re.compile(rf"(?:^|(?<=[,\s]))({GAVE_BACK}|{LOST_FEATURES}|{DRAINS}):([\w-]+):(\d+)(?::([^,\s]+))?(?:[,\s]|$)")
+_MARK = re.compile(
+    rf"(?:^|(?<=[,\s]))({GAVE_BACK}|{LOST_FEATURES}|{DRAINS}):([\w-]+):(\d+)(?::([^,\s]+))?(?:[,\s]|$)"
+)
 _REBOOTED = re.compile(r" : reboot \w+$")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 MAX_REASON = 200
@@ -170,7 +173,9 @@ class SlurmNodes:
         except AnswerError as error:
             raise Permanent(f"node {name}: Slurm's answer cannot be read: {error}") from error
         if len(found) != 2:
-            raise Permanent(f"node {name}: {len(found)} looks of two were answered: what the write did is not known")
+            raise Permanent(
+                f"node {name}: {len(found)} looks of two were answered: what the write did is not known"
+            )
         return Change(found[0], found[1])
 
 

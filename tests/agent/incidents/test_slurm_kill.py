@@ -38,7 +38,5 @@ def test_a_kill_on_slurm_loses_and_repeats_nothing(killed: KilledScene, request:
 
 @pytest.mark.full
 @pytest.mark.parametrize("killed", SOME, indirect=True, ids=" · ".join)
-def test_kills_around_commands_lose_and_repeat_nothing(
-    killed: KilledScene, request: pytest.FixtureRequest
-) -> None:
+def test_kills_around_commands_lose_and_repeat_nothing(killed: KilledScene, request: pytest.FixtureRequest) -> None:
     kill_and_go_on(killed, request.node.callspec.params["killed"][1])

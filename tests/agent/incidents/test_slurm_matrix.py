@@ -7,7 +7,6 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -63,10 +62,14 @@ def scene(lab: SlurmLab, kind: ActionKind) -> tuple[Subject, tuple[str, ...], Ca
             number = lab.run("--nodelist=n1,n2", nodes=2)
             jobs = (f"root/{number}",)
             done = {"DRAIN"} if kind is A.DRAIN else set()
-            return node, jobs, lambda: (
-                lab.job(number, "Restarts") == "1"
-                and (states() & {"DRAIN"}) == done
-                and lab.reboots("n1") - lab.reboots_before == (kind is A.REBOOT_NODE)
+            return (
+                node,
+                jobs,
+                lambda: (
+                    lab.job(number, "Restarts") == "1"
+                    and (states() & {"DRAIN"}) == done
+                    and lab.reboots("n1") - lab.reboots_before == (kind is A.REBOOT_NODE)
+                ),
             )
         case A.QUARANTINE_GPU:
             lab.run("--nodelist=n1", gpus=1)
@@ -225,9 +228,7 @@ def ends_with_a_person(cell: SlurmCell, what: str) -> str:
     return str(last.cause)
 
 
-LASTING = covering(
-    itertools.product(KINDS, map(str, SlurmFault)), lambda cell: cell[1], lambda cell: cell[0]
-)
+LASTING = covering(itertools.product(KINDS, map(str, SlurmFault)), lambda cell: cell[1], lambda cell: cell[0])
 
 
 @pytest.mark.full

@@ -19,7 +19,7 @@ from nightshift.controllers.cordon import CORDON_OF, NOBODY, SOMEBODY_ELSE
 from tests.agent.killed_on_slurm import planned
 from tests.slurm_lab import SlurmLab
 
-A, K, O = ActionKind, SubjectKind, OutcomeStatus
+A, K, S = ActionKind, SubjectKind, OutcomeStatus
 NODE = Subject(K.NODE, "n1")
 
 
@@ -97,13 +97,13 @@ WHOSE: Mapping[str, Case] = {
 def lifted(lab: SlurmLab, case: Case) -> bool:
     """Drains by us, brings the case about, undoes: whether the node takes jobs again."""
     actuator, action = actuator_on(lab), an_action(A.CORDON)
-    assert actuator.execute(action).status is O.DONE
+    assert actuator.execute(action).status is S.DONE
     case(lab, action)
     before = lab.node("n1")
     outcome = actuator.undo(action)
     after = lab.node("n1")
     if "DRAIN" in after.states:
-        assert outcome.status is O.REFUSED
+        assert outcome.status is S.REFUSED
         assert (after.reason, after.reason_by) == (before.reason, before.reason_by)
     return "DRAIN" not in after.states
 
@@ -131,14 +131,14 @@ def test_a_persons_drain_between_our_look_and_undrain_is_put_back(slurm: SlurmLa
     """UNDRAIN of an idle node deletes the reason: it comes back from the look right before, with its author."""
     client = Hasty(slurm.access)
     actuator, action = actuator_on(slurm, client), an_action(A.CORDON)
-    assert actuator.execute(action).status is O.DONE
+    assert actuator.execute(action).status is S.DONE
     client.act = lambda: slurm.drain_as_person("n1", "Lüfter: nicht einschalten")
     outcome = actuator.undo(action)
     node = slurm.node("n1")
-    assert outcome.status is O.REFUSED
+    assert outcome.status is S.REFUSED
     assert "DRAIN" in node.states
     assert node.reason.startswith("Lüfter: nicht einschalten")
-    assert actuator.undo(action).status is O.REFUSED
+    assert actuator.undo(action).status is S.REFUSED
 
 
 def test_a_persons_drain_between_our_look_and_drain_keeps_its_reason(slurm: SlurmLab) -> None:
@@ -146,9 +146,9 @@ def test_a_persons_drain_between_our_look_and_drain_keeps_its_reason(slurm: Slur
     actuator, action = actuator_on(slurm, client), an_action(A.CORDON)
     client.act = lambda: slurm.drain_as_person("n1", "meine Wartung")
     outcome = actuator.execute(action)
-    assert outcome.status is O.ALREADY_DONE
+    assert outcome.status is S.ALREADY_DONE
     assert slurm.node("n1").reason.startswith("meine Wartung")
-    assert actuator.undo(action).status is O.REFUSED
+    assert actuator.undo(action).status is S.REFUSED
     assert "DRAIN" in slurm.node("n1").states
 
 
@@ -165,7 +165,7 @@ def test_two_of_ours_hold_a_node_until_both_are_taken_back(slurm: SlurmLab) -> N
     actuator = actuator_on(slurm)
     first, second = an_action(A.CORDON, "inc-1-1"), an_action(A.QUARANTINE_GPU, "inc-2-1", Subject(K.GPU, "GPU-1"))
     actuator.execute(first)
-    assert actuator.execute(second).status is O.DONE
+    assert actuator.execute(second).status is S.DONE
     assert "stays drained for inc-2-1" in actuator.undo(first).detail
     assert "DRAIN" in slurm.node("n1").states
     actuator.undo(second)
@@ -173,7 +173,8 @@ def test_two_of_ours_hold_a_node_until_both_are_taken_back(slurm: SlurmLab) -> N
 
 
 def test_what_others_keep_in_extra_and_in_reasons_stays(slurm: SlurmLab) -> None:
-    """Words of others in Extra stay around our marks; JSON of another tool is refused before anything is changed."""
+    """Words of others in Extra stay around our marks; JSON of another tool is refused before anything is
+    changed."""
     actuator, action = actuator_on(slurm), an_action(A.CORDON)
     slurm.call("scontrol", "update", "nodename=n1", "extra=rack 7, row 'b'")
     actuator.execute(action)
@@ -189,10 +190,10 @@ def test_what_others_keep_in_extra_and_in_reasons_stays(slurm: SlurmLab) -> None
 @pytest.mark.parametrize("why", ["größer als 80 °C", '"quoted" \\ and\nbroken', "日本語の理由", "a'b", "x" * 5000])
 def test_a_reason_in_any_words_is_one_line_of_ours(slurm: SlurmLab, why: str) -> None:
     actuator, action = actuator_on(slurm), an_action(A.CORDON, why=why)
-    assert actuator.execute(action).status is O.DONE
+    assert actuator.execute(action).status is S.DONE
     node = slurm.node("n1")
     assert node.reason == reason_of(action)
-    assert actuator.undo(action).status is O.DONE
+    assert actuator.undo(action).status is S.DONE
 
 
 def test_the_mark_survives_any_word_of_others() -> None:
@@ -216,17 +217,18 @@ def test_a_name_that_means_more_than_one_node_is_refused(slurm: SlurmLab) -> Non
 def test_a_slinky_node_is_drained_by_its_slurm_name(slurm: SlurmLab) -> None:
     """The plan is about the Kubernetes node; Slurm calls it otherwise."""
     action = replace(an_action(A.CORDON, target=Subject(K.NODE, "worker-a")), params={SITE_NODE: "n3"})
-    assert actuator_on(slurm).execute(action).status is O.DONE
+    assert actuator_on(slurm).execute(action).status is S.DONE
     assert "DRAIN" in slurm.node("n3").states
 
 
-# Jobs --------------------------------------------------------------------------------------------------------------
+# Jobs
+# --------------------------------------------------------------------------------------------------------------
 
 
 def test_a_drain_is_refused_before_its_first_change_for_a_job_that_cannot_be_requeued(slurm: SlurmLab) -> None:
     slurm.run("--nodelist=n1", "--no-requeue")
     outcome = actuator_on(slurm).execute(an_action(A.DRAIN))
-    assert outcome.status is O.REFUSED
+    assert outcome.status is S.REFUSED
     assert "nothing was changed" in outcome.detail
     assert "DRAIN" not in slurm.node("n1").states
 
@@ -236,13 +238,15 @@ def test_a_job_that_saves_on_request_gets_its_signal_once(slurm: SlurmLab) -> No
     told = slurm.home / "run" / "saved"
     told.unlink(missing_ok=True)
     script = f"trap 'echo saved >> {told}' USR1; while :; do sleep 0.1; done"
-    number = slurm.run("--nodelist=n1", "--comment=nightshift-save=USR1", "--signal=B:USR1@5", script=f"srun bash -c \"{script}\"")
+    number = slurm.run(
+        "--nodelist=n1", "--comment=nightshift-save=USR1", "--signal=B:USR1@5", script=f'srun bash -c "{script}"'
+    )
     time.sleep(0.5)
     actuator = actuator_on(slurm, drain={"save_wait_s": 1.0})
     action = an_action(A.RESTART_JOB, target=Subject(K.JOB, f"root/{number}"))
     with pytest.raises(UnderWay, match="asked to save by SIGUSR1"):
         actuator.execute(action)
-    assert until_done(actuator, action).status is O.DONE
+    assert until_done(actuator, action).status is S.DONE
     assert slurm.job(number, "Restarts") == "1"
     assert told.read_text().splitlines() == ["saved"]
 
@@ -253,7 +257,7 @@ def test_a_restart_is_of_the_run_that_was_planned_for(slurm: SlurmLab) -> None:
     actuator, action = actuator_on(slurm), an_action(A.RESTART_JOB, target=Subject(K.JOB, f"root/{number}"))
     assert actuator.changed(action) == []
     slurm.call("scontrol", "requeue", str(number), user=slurm.person)
-    assert until_done(actuator, action).status is O.DONE
+    assert until_done(actuator, action).status is S.DONE
     assert slurm.job(number, "Restarts") == "1"
     assert actuator.changed(action) == [f"job:root/{number}: uid is restart 1, expected restart 0"]
 
@@ -265,7 +269,8 @@ def test_a_job_that_has_ended_well_is_not_restarted(slurm: SlurmLab) -> None:
         actuator_on(slurm).execute(an_action(A.RESTART_JOB, target=Subject(K.JOB, f"root/{number}")))
 
 
-# Nodes that come back ----------------------------------------------------------------------------------------------
+# Nodes that come back
+# ----------------------------------------------------------------------------------------------
 
 
 def test_a_node_that_fails_its_check_is_drained_again(slurm: SlurmLab) -> None:
@@ -274,12 +279,10 @@ def test_a_node_that_fails_its_check_is_drained_again(slurm: SlurmLab) -> None:
     cordon = an_action(A.CORDON)
     actuator.execute(cordon)
     waiting = slurm.submit("--nodelist=n1")
-    action = replace(
-        an_action(A.RETURN_NODE, "inc-1-2"), preconditions=(Precondition(NODE, CORDON_OF, "inc-1-1"),)
-    )
+    action = replace(an_action(A.RETURN_NODE, "inc-1-2"), preconditions=(Precondition(NODE, CORDON_OF, "inc-1-1"),))
     assert actuator.changed(action) == []
     outcome = until_done(actuator, action)
-    assert outcome.status is O.FAILED
+    assert outcome.status is S.FAILED
     assert outcome.left_cordoned
     node = slurm.node("n1")
     assert "DRAIN" in node.states
@@ -297,7 +300,8 @@ def test_whose_drain_stands_is_told_as_for_a_cordon(slurm: SlurmLab) -> None:
     assert nodes.cordon_of(nodes.get("n1")) == SOMEBODY_ELSE
 
 
-# Rights ------------------------------------------------------------------------------------------------------------
+# Rights
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_doctor_is_told_that_this_account_may_not_change_nodes(slurm: SlurmLab) -> None:
