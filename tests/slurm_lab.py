@@ -339,6 +339,8 @@ class SlurmLab:
             r"ReservationName=(\S+)", self.call("scontrol", "-o", "show", "reservation", check=False)
         ):
             self.call("scontrol", "delete", f"reservationname={name}")
+        # a controller that has just started knows no node's state until its slurmd registers
+        self._await(lambda: not any("UNKNOWN" in self.node(name).states for name in self.names), "registrations")
         for name in self.names:
             if self.node(name).states & {"DRAIN", "DOWN", "FAIL"}:
                 self.call("scontrol", "update", f"nodename={name}", "state=resume")

@@ -386,7 +386,7 @@ class SlurmActuator:
                     action, "slurm.conf has neither a RebootProgram nor a SuspendProgram and ResumeProgram"
                 )
             if node.boot_s == 0:
-                return self._refused(action, "its boot time is unknown, so that a reboot could not be told")
+                return self._refused(action, "its boot time is unknown, so a reboot could not be verified")
         if mark is None or self._nodes.is_this_boot(node, mark) or node.boot_s == 0:
             return self._go_down(action, node)
         if not node.is_up or node.states & {"REBOOT_ISSUED", "REBOOT_REQUESTED", "POWERING_UP", "POWER_UP"}:
@@ -489,14 +489,8 @@ class SlurmActuator:
         )
 
     def _reserved(self, action: Action) -> bool:
-        try:
-            return f"ReservationName={action.id} " in self._client.ask(
-                "scontrol", "--oneliner", "show", "reservation", action.id
-            )
-        except SlurmRefused as error:
-            if error.reason in (Reason.NOT_FOUND, Reason.UNSUPPORTED):
-                return False
-            raise
+        # all of them: of one that is missing, some releases say so by an exit code alone
+        return f"ReservationName={action.id} " in self._client.ask("scontrol", "-o", "show", "reservations")
 
     def _unreserve(self, action: Action) -> None:
         """The last step of a check. A reservation that is in use by a job on its way out is asked for again."""
@@ -577,7 +571,7 @@ class SlurmActuator:
             if error.reason is not Reason.NOT_FOUND:
                 raise
             return self._outcome(
-                _O.UNKNOWN, f"Slurm has forgotten {action.target}: whether it restarted is not known"
+                _O.UNKNOWN, f"Slurm has forgotten {action.target}: whether it restarted is unknown"
             )
         if planned is None or job.restarts <= planned:
             return self._outcome(_O.NOT_DONE, f"{action.target}: {restart(job)}")

@@ -69,7 +69,7 @@ def extra_with(node: SlurmNode, wanted: tuple[Mark, ...]) -> str:
     """`Extra` with these marks of ours and every other word of it. Raises Permanent where it is another's JSON."""
     if node.extra.lstrip().startswith(("{", "[")):
         raise Permanent(
-            f"node {node.name}: its Extra holds JSON of another tool, where no mark of ours can be kept: "
+            f"node {node.name}: its Extra holds JSON of another tool, where Nightshift can keep no mark: "
             "nothing was changed"
         )
     others = _MARK.sub("", node.extra).strip(", ")
@@ -98,8 +98,13 @@ class SlurmNodes:
         return self._client.node(checked(name))
 
     def is_ours(self, node: SlurmNode) -> bool:
-        """Whether the drain that stands is ours alone: by its reason, its author, our mark and the boot."""
-        return self.written_by_us(node) and any(self.is_this_boot(node, mark) for mark in _drains(node))
+        """Whether the drain that stands is ours alone: by its reason, its author, our mark and the boot. Raises
+        Temporary while the boot is unknown, as after a restart of slurmctld, until slurmd registers."""
+        if not self.written_by_us(node):
+            return False
+        if not node.boot_s:
+            raise Temporary(f"node {node.name} registers with slurmctld: its boot time is unknown until then")
+        return any(self.is_this_boot(node, mark) for mark in _drains(node))
 
     def written_by_us(self, node: SlurmNode) -> bool:
         """The same whatever the boot, as after a reboot of ours."""
@@ -119,15 +124,15 @@ class SlurmNodes:
     def whose(self, node: SlurmNode) -> str:
         """For people: why a node's drain is not ours to lift."""
         if node.reason.startswith(OURS) and node.reason_by in self._names and _drains(node):
-            return f"{node.name} has booted since Nightshift drained it, so somebody may be repairing it"
-        return f"drained by {node.reason_by or 'somebody else'}: {node.reason or 'no reason'}"
+            return f"{node.name} has booted since Nightshift drained it: a person may be repairing it"
+        return f"drained by {node.reason_by or 'another client'}: {node.reason or 'no reason'}"
 
     def drain(self, node: SlurmNode, action: Action, more: str = "") -> Change:
         """Drains a node for an action, or adds the action's mark to a drain of ours. A person's drain that came
         in between has the last word, with its reason."""
         if not node.boot_s and not node.states & {"DOWN", "UNKNOWN"}:
             # right after an UNDRAIN its slurmd registers anew; a mark without the boot could never be taken back
-            raise Temporary(f"node {node.name} registers with slurmctld: its boot time is not known yet", 1.0)
+            raise Temporary(f"node {node.name} registers with slurmctld: its boot time is unknown until then", 1.0)
         mark = Mark(DRAINS, action.id, node.boot_s, more)
         # on a node that takes jobs, marks of drains are of such as somebody has ended
         kept = tuple(m for m in marks(node) if m.kind == LOST_FEATURES or (node.is_drained and m.kind == DRAINS))
@@ -174,7 +179,7 @@ class SlurmNodes:
             raise Permanent(f"node {name}: Slurm's answer cannot be read: {error}") from error
         if len(found) != 2:
             raise Permanent(
-                f"node {name}: {len(found)} looks of two were answered: what the write did is not known"
+                f"node {name}: {len(found)} looks of two were answered: the effect of the write is unknown"
             )
         return Change(found[0], found[1])
 
