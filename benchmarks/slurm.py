@@ -52,33 +52,35 @@ def a_cell(lab: SlurmLab, kind: ActionKind, what: str) -> Iterator[Any]:
             next(made, None)
 
 
+Figures = dict[str, Any]
+
+
 def cells(
-    lab: SlurmLab, wanted: list[tuple[ActionKind, str]], check: Callable[[Any, str], Any], known: dict[str, Any]
-) -> dict[str, Any]:
-    each: dict[str, Any] = {}
+    lab: SlurmLab, wanted: list[tuple[ActionKind, str]], check: Callable[[Any, str], Any], known: Figures
+) -> Iterator[Figures]:
+    each: Figures = {}
     for kind, what in wanted:
         name, began_s = f"{kind} · {what}", time.monotonic()
-        if known.get(name, {}).get("passed"):
-            each[name] = known[name]
-            continue
-        try:
-            with a_cell(lab, kind, what) as cell:
-                said = {"end": end} if (end := check(cell, what)) else {}
-            each[name] = {"passed": True, "took_s": round(time.monotonic() - began_s, 1), **said}
-        except Exception as error:  # noqa: BLE001  # a cell that fails is a figure
-            each[name] = {"passed": False, "why": f"{type(error).__name__}: {error}"[:300]}
-        print(name, each[name], flush=True)
-    return {"cells": len(each), "passed": sum(cell["passed"] for cell in each.values()), "each": each}
+        if not known.get(name, {}).get("passed"):
+            try:
+                with a_cell(lab, kind, what) as cell:
+                    said = {"end": end} if (end := check(cell, what)) else {}
+                known[name] = {"passed": True, "took_s": round(time.monotonic() - began_s, 1), **said}
+            except Exception as error:  # noqa: BLE001  # a cell that fails is a figure
+                known[name] = {"passed": False, "why": f"{type(error).__name__}: {error}"[:300]}
+        each[name] = known[name]
+        passed = sum(cell["passed"] for cell in each.values())
+        yield {"of": len(wanted), "cells": len(each), "passed": passed, "each": each}
 
 
-def matrix(lab: SlurmLab, known: dict[str, Any]) -> dict[str, Any]:
-    found = cells(lab, matrix_tests.CELLS, matrix_tests.passes, known)
-    return found | {"without_an_action": {str(kind): why for kind, why in NOT_THERE.items()}}
+def matrix(lab: SlurmLab, known: Figures) -> Iterator[Figures]:
+    for found in cells(lab, matrix_tests.CELLS, matrix_tests.passes, known):
+        yield found | {"without_an_action": {str(kind): why for kind, why in NOT_THERE.items()}}
 
 
-def lasting(lab: SlurmLab, known: dict[str, Any]) -> dict[str, Any]:
+def lasting(lab: SlurmLab, known: Figures) -> Iterator[Figures]:
     wanted = [(kind, str(fault)) for kind, fault in itertools.product(matrix_tests.KINDS, SlurmFault)]
-    return cells(lab, wanted, matrix_tests.ends_with_a_person, known)
+    yield from cells(lab, wanted, matrix_tests.ends_with_a_person, known)
 
 
 @contextmanager
@@ -88,9 +90,9 @@ def a_scene(lab: SlurmLab, name: str) -> Iterator[KilledScene]:
         yield KilledScene(lab, Path(folder), name)
 
 
-def kills(lab: SlurmLab, known: dict[str, Any]) -> dict[str, Any]:
-    """Each arrow in the first scenario that has it, as in tests/agent/incidents/test_kill.py; each command in all."""
-    each: dict[str, Any] = {}
+def kills(lab: SlurmLab, known: Figures) -> Iterator[Figures]:
+    """Each arrow in the first scenario that has it; each command in every scenario."""
+    each: Figures = {}
     arrows: set[str] = set()
     for name in KILLED:
         with a_scene(lab, name) as scene:  # killed nowhere: it says where it could have been
@@ -100,38 +102,38 @@ def kills(lab: SlurmLab, known: dict[str, Any]) -> dict[str, Any]:
         arrows |= {place for place in places if " write " not in place}
         for place in places:
             where = f"{name} · {place}"
-            each[where] = known.get(where)
-            if each[where] is not True:
+            if known.get(where) is not True:
                 with a_scene(lab, name) as scene:
                     try:
                         kill_and_go_on(scene, place)
-                        each[where] = True
+                        known[where] = True
                     except AssertionError as error:
-                        each[where] = f"{error}"[:300]
-                print(where, each[where], flush=True)
-    return {"places": len(each), "passed": sum(found is True for found in each.values()), "each": each}
+                        known[where] = f"{error}"[:300]
+            each[where] = known[where]
+            yield {"places": len(each), "passed": sum(found is True for found in each.values()), "each": each}
 
 
-def xid48(lab: SlurmLab, _: dict[str, Any]) -> dict[str, Any]:
+def xid48(lab: SlurmLab, _: Figures) -> Iterator[Figures]:
     rounds = []
-    for _ in range(3):
+    for _round in range(3):
         lab.reset()
         with tempfile.TemporaryDirectory() as folder:
             rounds.append(drained_after_approval(lab, Path(folder)))
-    return {"nodes": len(lab.names), "most_s": max(found["after_approval_s"] for found in rounds), "rounds": rounds}
+    most_s = max(found["after_approval_s"] for found in rounds)
+    yield {"nodes": len(lab.names), "most_s": most_s, "rounds": rounds}
 
 
-def whose(lab: SlurmLab, _: dict[str, Any]) -> dict[str, Any]:
+def whose(lab: SlurmLab, _: Figures) -> Iterator[Figures]:
     """Resume only of our own: of each way in which a drain can stand, whether undo lifted it."""
     each = {}
     for name, case in WHOSE.items():
         lab.reset()
         each[name] = lifted(lab, case)
     right = {name: found is (name == "ours") for name, found in each.items()}
-    return {"cases": len(each), "right": sum(right.values()), "each": each}
+    yield {"cases": len(each), "right": sum(right.values()), "each": each}
 
 
-PARTS = {"xid48": xid48, "whose": whose, "matrix": matrix, "lasting": lasting, "kills": kills}
+PARTS = {"xid48": xid48, "whose": whose, "matrix": matrix, "kills": kills, "lasting": lasting}
 
 
 def main() -> None:
@@ -139,15 +141,19 @@ def main() -> None:
     parser.add_argument("--only", choices=PARTS, action="append")
     parser.add_argument("--again", action="store_true", help="Run what has not passed yet; keep the other figures")
     asked = parser.parse_args()
-    chosen = asked.only or list(PARTS)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     path = RESULTS / "slurm.json"
-    for name in chosen:
+
+    def written() -> Figures:
+        return dict(json.loads(path.read_text())["results"]) if path.exists() else {}
+
+    for name in asked.only or list(PARTS):
         with running() as lab:
             release = "{}.{:02d}".format(*lab.client().release())
-            before = json.loads(path.read_text())["results"] if path.exists() else {}
-            known = before.get(name, {}).get("each", {}) if asked.again else {}
-            write("slurm", before | {"slurm": release, name: PARTS[name](lab, known)})
+            known = written().get(name, {}).get("each", {}) if asked.again else {}
+            # after each cell, since a run may be cut off
+            for found in PARTS[name](lab, known):
+                write("slurm", written() | {"slurm": release, name: found})
 
 
 if __name__ == "__main__":

@@ -62,8 +62,9 @@ PrologFlags=Alloc
 JobRequeue=1
 SlurmdParameters=config_overrides
 RebootProgram={home}/reboot
-NodeName={nodes} NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports} CPUs=8 RealMemory=1000 Gres=gpu:8
-Feature=nvlink PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+NodeName=DEFAULT CPUs=8 RealMemory=1000 Gres=gpu:8 Feature=nvlink
+NodeName={nodes} NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports}
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 _STAND_IN = """\
 #!/bin/sh
@@ -88,8 +89,10 @@ case $kind in
     echo "slurm_update error: Protocol authentication error" >&2; exit 1;;
   expired) echo "slurm_update error: Zero Bytes were transmitted or received" >&2; exit 1;;
   forbidden) echo "slurm_update error: Invalid user id" >&2; exit 1;;
-  lost_reply) call "$@" > /dev/null 2>&1; echo "slurm_update error: Zero Bytes were transmitted or received" >&2;
-  exit 1;; slow) call "$@"; exec sleep 60;;
+  lost_reply)
+    call "$@" > /dev/null 2>&1
+    echo "slurm_update error: Zero Bytes were transmitted or received" >&2; exit 1;;
+  slow) call "$@"; exec sleep 60;;
   killed) call "$@" > /dev/null 2>&1; kill -9 $$;;
   *) echo "no such fault: $kind" >&2; exit 99;;
 esac
@@ -220,14 +223,8 @@ class SlurmLab:
         self._processes[name].send_signal(signal.SIGSTOP if frozen else signal.SIGCONT)
 
     def close(self) -> None:
-        with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
-            self.call(
-                "scancel",
-                "--signal=KILL",
-                "--full",
-                *map(str, self.client().jobs_on(",".join(self.names))),
-                check=False,
-            )
+        for number in self.call("squeue", "--noheader", "--format=%A", check=False).split():
+            self.call("scancel", "--signal=KILL", "--full", number, check=False)
         for name in list(self._processes):
             self.freeze(name, frozen=False)
             self.stop(name, signal.SIGKILL if name != "munged" else signal.SIGTERM)
@@ -298,9 +295,9 @@ class SlurmLab:
         self._await(there, f"{names} {states}")
 
     def reboots(self, name: str) -> int:
-        """How often RebootProgram was called for a node; slurmd does not name it, so its log says."""
-        log = (self.home / f"{name}.log").read_text(errors="replace")
-        return len(re.findall(r"Node reboot request", log))
+        """How often slurmctld was asked to reboot a node; it may tell a slurmd that is silent more than once."""
+        log = (self.home / "slurmctld.log").read_text(errors="replace")
+        return len(re.findall(rf"reboot request queued for nodes {name}\n", log))
 
     def reboot_if_asked(self) -> None:
         """What machines do: where RebootProgram was called, its slurmd comes back with a later boot."""
@@ -311,6 +308,7 @@ class SlurmLab:
     def boot(self, name: str) -> None:
         """A node goes down and comes back as after a reboot: `slurmd -b` tells the controller so."""
         before = self.node(name).boot_s
+        time.sleep(max(0.0, before + 6.0 - time.time()))  # no machine is back sooner
         self.stop(name, signal.SIGKILL)
         self.start_node(name, rebooted=True)
         self._await(lambda: self.node(name).boot_s > before and "NOT_RESPONDING" not in self.node(name).states)

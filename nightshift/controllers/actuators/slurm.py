@@ -387,7 +387,8 @@ class SlurmActuator:
                 )
             if node.boot_s == 0:
                 return self._refused(action, "its boot time is unknown, so a reboot could not be verified")
-        if mark is None or self._nodes.is_this_boot(node, mark) or node.boot_s == 0:
+        is_same = mark is None or self._nodes.is_this_boot(node, mark) or node.boot_s == 0
+        if is_same and not self._nodes.was_rebooted(node):
             return self._go_down(action, node)
         if not node.is_up or node.states & {"REBOOT_ISSUED", "REBOOT_REQUESTED", "POWERING_UP", "POWER_UP"}:
             raise UnderWay(f"{action.target} boots: {'+'.join(sorted(node.states))}", retry_after_s=POLL_S)

@@ -26,7 +26,7 @@ from nightshift.collectors.slurm.states import OURS
 from nightshift.controllers.action import Action
 from nightshift.controllers.cordon import NOBODY, SOMEBODY_ELSE, cordon_ids
 
-BOOT_JITTER_S = 30.0
+BOOT_JITTER_S = 5.0
 """slurmd reckons its boot time anew, from the clock and the uptime, each time it registers: it differs by
 seconds."""
 DRAINS, GAVE_BACK, LOST_FEATURES = "nightshift", "nightshift-back", "nightshift-taint"
@@ -114,6 +114,10 @@ class SlurmNodes:
 
     def is_this_boot(self, node: SlurmNode, mark: Mark) -> bool:
         return node.boot_s > 0 and abs(node.boot_s - mark.boot_s) <= BOOT_JITTER_S
+
+    def was_rebooted(self, node: SlurmNode) -> bool:
+        """Whether slurmctld says in our reason that it has sent the node into a reboot, however soon it is back."""
+        return self.written_by_us(node) and _REBOOTED.search(node.reason) is not None
 
     def cordon_of(self, node: SlurmNode) -> str:
         """Whose drain stands (`controllers.cordon`)."""
