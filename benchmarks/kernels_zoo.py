@@ -291,9 +291,7 @@ class Race:
             told["warm_step_s"] = seconds(job, self.data, 3)
             told["peak_bytes"] = _allocated(peak=True) - held
             if way.ours:
-                told["causal_masks"] = (
-                    self.kernels.STATE.causal
-                )  # attention that compiled regions were told is causal
+                told["rewritten"] = dict(self.kernels.STATE.rewritten)
         finally:
             job.leave()
         return job

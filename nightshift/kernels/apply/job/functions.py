@@ -13,6 +13,7 @@ and counted. Where a gradient is differentiated again it is the formula's, which
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +24,10 @@ from torch import nn
 
 from nightshift.kernels.apply.job.folds import FoldCasts, Pass
 from nightshift.kernels.apply.job.forwards import autocast, overseen, plain, problem_of, shaped, transformed
+from nightshift.kernels.apply.job.groups import GroupedHeads
 from nightshift.kernels.apply.job.guards import as_rows, guarded, refusal, widened
 from nightshift.kernels.apply.job.heads import plain_attention, side_by_side
+from nightshift.kernels.apply.job.logits import LogitsByRows
 from nightshift.kernels.apply.job.masks import CausalMasks
 from nightshift.kernels.apply.job.modules import FoldNorms
 from nightshift.kernels.apply.job.names import ATTENDED, CAST, HALVES, NORM, PAIRS, PRODUCTS
@@ -333,8 +336,9 @@ def fold_casts() -> None:
         return
     from torch._inductor import config
 
+    _log_outside()
     norm = kinds.pop(NORM, None)
-    made: Any = CausalMasks(config.joint_custom_pre_pass)
+    made: Any = LogitsByRows(GroupedHeads(CausalMasks(config.joint_custom_pre_pass)))
     if kinds:
         kinds.setdefault(f"{CAST}_backward", kinds.get(CAST, torch.bfloat16))
         made = FoldCasts({CAST: 0, f"{CAST}_backward": 1}, kinds, made)
@@ -345,7 +349,23 @@ def fold_casts() -> None:
     STATE.fold = config.joint_custom_pre_pass = made
 
 
+def _log_outside() -> None:
+    """Compiled regions do without what `transformers` logs once: a logged line cuts a region in two. GPT-2 logs one
+    before its loss, and its logits would be written out for the second region."""
+    from torch._dynamo import config
+
+    once = getattr(logging.Logger, "warning_once", None)
+    if once is not None and once not in config.ignore_logger_methods:
+        config.ignore_logger_methods.add(once)
+        STATE.unlogged = once
+
+
 def unfold_casts() -> None:
+    if STATE.unlogged is not None:
+        from torch._dynamo import config as dynamo
+
+        dynamo.ignore_logger_methods.discard(STATE.unlogged)
+        STATE.unlogged = None
     if STATE.fold is not None:
         from torch._inductor import config
 
