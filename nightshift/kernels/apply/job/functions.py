@@ -13,7 +13,6 @@ and counted. Where a gradient is differentiated again it is the formula's, which
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -336,7 +335,6 @@ def fold_casts() -> None:
         return
     from torch._inductor import config
 
-    _log_outside()
     norm = kinds.pop(NORM, None)
     made: Any = LogitsByRows(GroupedHeads(CausalMasks(config.joint_custom_pre_pass)))
     if kinds:
@@ -349,23 +347,7 @@ def fold_casts() -> None:
     STATE.fold = config.joint_custom_pre_pass = made
 
 
-def _log_outside() -> None:
-    """Compiled regions do without what `transformers` logs once: a logged line cuts a region in two. GPT-2 logs one
-    before its loss, and its logits would be written out for the second region."""
-    from torch._dynamo import config
-
-    once = getattr(logging.Logger, "warning_once", None)
-    if once is not None and once not in config.ignore_logger_methods:
-        config.ignore_logger_methods.add(once)
-        STATE.unlogged = once
-
-
 def unfold_casts() -> None:
-    if STATE.unlogged is not None:
-        from torch._dynamo import config as dynamo
-
-        dynamo.ignore_logger_methods.discard(STATE.unlogged)
-        STATE.unlogged = None
     if STATE.fold is not None:
         from torch._inductor import config
 

@@ -114,7 +114,6 @@ class JobState:
     wide_products: matrix products give their gradients in float32. outdated: a kernel that a pass put into compiled
     regions was disabled, and they were not yet compiled anew. widths: of the layers that a kernel multiplies for.
     rewritten: what passes changed in compiled regions, without a kernel, by the name of the pass.
-    unlogged: the logger's method that compiled regions do without, while they do.
     """
 
     kernels: dict[str, Kernel] = field(default_factory=dict)
@@ -139,7 +138,6 @@ class JobState:
     multiply: Any = None
     outdated: bool = False
     widths: set[torch.Size] = field(default_factory=set)
-    unlogged: Any = None
     rewritten: Counter[str] = field(default_factory=Counter)
 
 
