@@ -98,7 +98,7 @@ def _as_it_is(graph: Any, gradient: Any, source: Any) -> None:
 
 
 def _agrees(node: Any, sources: list[Any]) -> bool:
-    """Whether the operator computes the same of keys and values as they are, and their gradients, on this device."""
+    """Whether the operator, on this device, computes the same of keys and values as they are; gradients too."""
     query, key, value = (one.meta["val"] for one in (node.args[0], *sources))
     if not all(isinstance(size, int) for size in (*query.shape, *key.shape)):
         return False

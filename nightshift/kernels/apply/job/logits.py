@@ -206,9 +206,24 @@ class _Region:
             elif node in last and name == "mm" and _is_transpose(node.args[0]):
                 left, right = (known.get(one, one) for one in node.args)
                 known[node] = self._call(torch.ops.aten.addmm.default, last[node], left, right)
+            elif name == "gather":
+                known[node] = self._picked(*(known.get(one, one) for one in (node.args[0], node.args[2])))
             else:
                 known[node] = self._copied(node, known)
         return known
+
+    def _picked(self, wide: Any, place: Any) -> Any:
+        """Of each row the value at its place, as a sum. A gather would be computed with what reads it, behind the
+        last chunk, and the logits of all chunks would be kept until then."""
+        value = wide.meta["val"]
+        words = self._call(
+            torch.ops.prims.iota.default, self.words, start=0, step=1, dtype=torch.int64, device=value.device,
+            requires_grad=False,
+        )  # fmt: skip
+        zero = self._call(torch.ops.aten.full.default, [], 0.0, dtype=value.dtype, device=value.device)
+        here = self._call(torch.ops.aten.eq.Tensor, place, words)
+        alone = self._call(torch.ops.aten.where.self, here, wide, zero)
+        return self._call(torch.ops.aten.sum.dim_IntList, alone, [1], True)
 
     def _is_weight(self, node: Any, given: Any) -> bool:
         return operator_name(node) == "mm" and given is node.args[1] and not _is_transpose(node.args[0])
@@ -263,6 +278,8 @@ def _alike(node: Any) -> bool:
 def _along_rows(node: Any) -> bool:
     given, dims = node.args[0].meta["val"], node.args[1:2]
     two = 1 if operator_name(node) == "unsqueeze" else 2
+    if operator_name(node) == "gather" and node.args[2].meta["val"].shape != (given.shape[0], 1):
+        return False
     return given.dim() == two and dims in ((1,), (-1,), ([1],), ([-1],))
 
 
