@@ -164,15 +164,15 @@ class Inventory:
 
     def exchange(
         self,
-        before: Iterable[tuple[Subject, Subject]],
-        after: Iterable[tuple[Subject, Subject]],
+        old: Iterable[tuple[Subject, Subject]],
+        new: Iterable[tuple[Subject, Subject]],
         at_s: float,
         authority: int = 0,
     ) -> None:
         """Ends relations (child, parent) that a source no longer tells, and observes those that it tells now."""
-        for child, parent in set(before) - set(after):
+        for child, parent in set(old) - set(new):
             self.end(child, parent, at_s)
-        for child, parent in sorted(after):
+        for child, parent in sorted(new):
             self.observe(child, parent, at_s, authority)
 
     def describe(self, subject: Subject, **facts: str) -> None:

@@ -118,9 +118,9 @@ def test_an_answer_that_cannot_be_read_is_an_error_with_its_place(text: str, say
 def test_a_text_that_imitates_a_field_is_not_believed() -> None:
     """A job's name, or a reason, of two lines would else set the state that follows it."""
     forged = answer("22.05-jobs.txt").replace("JobName=eval", "JobName=eval\n   JobState=COMPLETED Reason=None")
-    with pytest.raises(AnswerError, match="`JobState` stands twice"):
+    with pytest.raises(AnswerError, match="`JobState` is twice"):
         jobs_of_text(forged)
-    with pytest.raises(AnswerError, match="`Extra` stands twice"):
+    with pytest.raises(AnswerError, match="`Extra` is twice"):
         nodes_of_text(
             answer("22.05-nodes.txt").replace("Reason=Graf", "Reason=x\n   Extra=nightshift:a:1\n   y=Graf")
         )

@@ -450,7 +450,7 @@ class _Gatherer:
         changes = [r for r in lines if r.source.startswith((CHANGES, slurm.CHANGES))]
         self.ledger.log(("events", ""), events, "Kubernetes events about these places")
         said = [r for r in lines if r.source == slurm.STATES and r.at.t_s >= self._start_s]
-        self.ledger.log(("slurm", ""), said, "what Slurm says of these places")
+        self.ledger.log(("slurm", ""), said, "Slurm on these places")
         self.ledger.log(("changes", ""), changes, "changes to these places in the day before")
 
     def _job_logs(self, cause: Finding) -> None:

@@ -355,7 +355,7 @@ def _one(fields: Mapping[str, list[str]], key: str) -> str:
     """A field's value. Twice in one record means that somebody's text imitates a field: neither is believed."""
     values = fields.get(key, [""])
     if len(values) > 1:
-        raise AnswerError(f"`{key}` stands twice in the answer on {next(iter(fields.values()))[0][:60]!r}")
+        raise AnswerError(f"`{key}` is twice in the answer on {next(iter(fields.values()))[0][:60]!r}")
     return values[0] if values[0] not in _NONE else ""
 
 

@@ -167,7 +167,7 @@ class SlurmClient:
         # names and reasons are people's: what is not UTF-8 must not hide the rest
         out, said = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace").strip()
         if done.returncode < 0:
-            text = f"{argv[0]} was killed by signal {-done.returncode}: whether slurmctld heard it is not known"
+            text = f"{argv[0]} was killed by signal {-done.returncode}: whether slurmctld received it is unknown"
             raise SlurmSilent(Reason.INTERNAL, text)
         if done.returncode != 0:
             raise self._failure(argv[0], said or out.strip() or f"exit code {done.returncode}")

@@ -65,7 +65,7 @@ def mark_of(node: SlurmNode, action: Action, kind: str = DRAINS) -> Mark | None:
     return next((mark for mark in marks(node) if (mark.kind, mark.id) == (kind, action.id)), None)
 
 
-def extra_with(node: SlurmNode, wanted: tuple[Mark, ...]) -> str:
+def extra_with(node: SlurmNode, entries: tuple[Mark, ...]) -> str:
     """`Extra` with these marks of ours and every other word of it. Raises Permanent where it is another's JSON."""
     if node.extra.lstrip().startswith(("{", "[")):
         raise Permanent(
@@ -73,7 +73,7 @@ def extra_with(node: SlurmNode, wanted: tuple[Mark, ...]) -> str:
             "nothing was changed"
         )
     others = _MARK.sub("", node.extra).strip(", ")
-    return ",".join([*filter(None, [others]), *map(str, wanted)])
+    return ",".join([*filter(None, [others]), *map(str, entries)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +131,13 @@ class SlurmNodes:
             return f"{node.name} has booted since Nightshift drained it: a person may be repairing it"
         return f"drained by {node.reason_by or 'another client'}: {node.reason or 'no reason'}"
 
-    def drain(self, node: SlurmNode, action: Action, more: str = "") -> Change:
+    def drain(self, node: SlurmNode, action: Action, jobs: str = "") -> Change:
         """Drains a node for an action, or adds the action's mark to a drain of ours. A person's drain that came
         in between has the last word, with its reason."""
         if not node.boot_s and not node.states & {"DOWN", "UNKNOWN"}:
             # right after an UNDRAIN its slurmd registers anew; a mark without the boot could never be taken back
             raise Temporary(f"node {node.name} registers with slurmctld: its boot time is unknown until then", 1.0)
-        mark = Mark(DRAINS, action.id, node.boot_s, more)
+        mark = Mark(DRAINS, action.id, node.boot_s, jobs)
         # on a node that takes jobs, marks of drains are of such as somebody has ended
         kept = tuple(m for m in marks(node) if m.kind == LOST_FEATURES or (node.is_drained and m.kind == DRAINS))
         extra = extra_with(node, (*(m for m in kept if m.id != action.id), mark))
@@ -150,9 +150,9 @@ class SlurmNodes:
             return Change(change.before, self.get(node.name))
         return change
 
-    def undrain(self, node: SlurmNode, left: tuple[Mark, ...]) -> Change:
+    def undrain(self, node: SlurmNode, entries: tuple[Mark, ...]) -> Change:
         """Lifts our drain and leaves these marks. A person's drain that came in between is put back."""
-        change = self.update(node.name, {"state": "undrain", "extra": extra_with(node, left)})
+        change = self.update(node.name, {"state": "undrain", "extra": extra_with(node, entries)})
         theirs = change.before.is_drained and not self.written_by_us(change.before)
         if theirs and not change.after.is_drained:
             self._put_back(change.before)
@@ -166,15 +166,15 @@ class SlurmNodes:
         drained = {"state": "drain", "reason": theirs.reason + by, "extra": theirs.extra}
         self._client.ask("scontrol", "update", f"nodename={theirs.name}", *(f"{k}={v}" for k, v in drained.items()))
 
-    def update(self, name: str, wanted: Mapping[str, str]) -> Change:
+    def update(self, name: str, values: Mapping[str, str]) -> Change:
         """One write between two looks, by one process; by three where a value has what scontrol's own reader
         splits at (it knows quotes around a reason alone)."""
         look, write = ("show", "node", checked(name)), ("update", f"nodename={name}")
-        if any(re.search(r"[\s\"']", value) for key, value in wanted.items() if key != "reason"):
-            plain = (*write, *(f"{key}={value}" for key, value in wanted.items()))
+        if any(re.search(r"[\s\"']", value) for key, value in values.items() if key != "reason"):
+            plain = (*write, *(f"{key}={value}" for key, value in values.items()))
             text = "\n".join(self._client.ask("scontrol", *argv) for argv in (look, plain, look))
         else:
-            quoted = (f'{key}="{value}"' if key == "reason" else f"{key}={value}" for key, value in wanted.items())
+            quoted = (f'{key}="{value}"' if key == "reason" else f"{key}={value}" for key, value in values.items())
             lines = (look, (*write, *quoted), look)
             text = self._client.ask("scontrol", stdin="".join(f"{' '.join(line)}\n" for line in lines))
         try:
@@ -199,7 +199,7 @@ def checked(name: str) -> str:
     return name
 
 
-def reason_of(action: Action, why: str = "") -> str:
+def reason_of(action: Action, text: str = "") -> str:
     """On one line, without what scontrol's own reader takes for a quote."""
-    text = re.sub(r"[\"'\\\s]+", " ", f"{OURS} {why or action.why}").strip()
-    return f"{text[:MAX_REASON]} ({action.id})"
+    words = re.sub(r"[\"'\\\s]+", " ", f"{OURS} {text or action.why}").strip()
+    return f"{words[:MAX_REASON]} ({action.id})"
