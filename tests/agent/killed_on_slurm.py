@@ -38,6 +38,7 @@ KILLED: Mapping[str, tuple[ActionKind, Scenario]] = {
     "restarted": (A.RESTART_JOB, Scenario((*_ACTED, "confirmed"), _ENDS)),
     "quarantined": (A.QUARANTINE_GPU, Scenario((*_ACTED, "confirmed"), _ENDS)),
 }
+NOT_REACHED = "the place was not reached"
 _WRITES = re.compile(r"update|requeue|create|delete|reboot")
 
 
@@ -179,6 +180,6 @@ class KilledScene:
 
 
 def kill_and_go_on(scene: KilledScene, place: str) -> None:
-    assert scene.run(place) == -signal.SIGKILL, "the place was not reached"
+    assert scene.run(place) == -signal.SIGKILL, NOT_REACHED
     assert scene.run("") == 0
     scene.check()

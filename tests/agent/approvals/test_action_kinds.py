@@ -32,6 +32,7 @@ OWN_LISTS = {
     "nightshift/controllers/actuators/kube_repair.py": 1,  # what an actuator can do is its own word
     "nightshift/controllers/actuators/kubernetes.py": 3,
     "nightshift/controllers/actuators/simulated.py": 2,
+    "nightshift/controllers/actuators/slurm.py": 1,
     "nightshift/controllers/playbooks/ladder.py": 1,  # budgets of the rungs are its settings
 }
 """Files whose own lists of kinds are no property of a kind, and how many each has."""

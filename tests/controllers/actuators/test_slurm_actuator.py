@@ -108,7 +108,12 @@ def lifted(lab: SlurmLab, case: Case) -> bool:
     return "DRAIN" not in after.states
 
 
-@pytest.mark.parametrize("name", WHOSE)
+_FIRST = ("ours", "a person's reason over ours", "ours, and rebooted since")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in _FIRST else pytest.param(name, marks=pytest.mark.full) for name in WHOSE]
+)
 def test_undo_lifts_a_drain_of_ours_and_no_other(slurm: SlurmLab, name: str) -> None:
     if slurm.person == SlurmNodes(slurm.client()).user and name == "our reason under a person's name":
         pytest.skip("without root, a person cannot be another user")
@@ -152,6 +157,7 @@ def test_a_persons_drain_between_our_look_and_drain_keeps_its_reason(slurm: Slur
     assert "DRAIN" in slurm.node("n1").states
 
 
+@pytest.mark.full
 def test_undo_of_a_drain_does_not_lift_down(slurm: SlurmLab) -> None:
     """RESUME would: a node that died while we had it drained stays down for who repairs it."""
     actuator, action = actuator_on(slurm), an_action(A.CORDON)
@@ -187,6 +193,7 @@ def test_what_others_keep_in_extra_and_in_reasons_stays(slurm: SlurmLab) -> None
     assert "DRAIN" not in slurm.node("n2").states
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("why", ["größer als 80 °C", '"quoted" \\ and\nbroken', "日本語の理由", "a'b", "x" * 5000])
 def test_a_reason_in_any_words_is_one_line_of_ours(slurm: SlurmLab, why: str) -> None:
     actuator, action = actuator_on(slurm), an_action(A.CORDON, why=why)
@@ -233,6 +240,7 @@ def test_a_drain_is_refused_before_its_first_change_for_a_job_that_cannot_be_req
     assert "DRAIN" not in slurm.node("n1").states
 
 
+@pytest.mark.full
 def test_a_job_that_saves_on_request_gets_its_signal_once(slurm: SlurmLab) -> None:
     """By its comment; then it is requeued, and not asked again."""
     told = slurm.home / "run" / "saved"
@@ -251,6 +259,7 @@ def test_a_job_that_saves_on_request_gets_its_signal_once(slurm: SlurmLab) -> No
     assert told.read_text().splitlines() == ["saved"]
 
 
+@pytest.mark.full
 def test_a_restart_is_of_the_run_that_was_planned_for(slurm: SlurmLab) -> None:
     """A requeue of somebody else's, after the plan, has done it: it is not done again."""
     number = slurm.run()
@@ -291,6 +300,7 @@ def test_a_node_that_fails_its_check_is_drained_again(slurm: SlurmLab) -> None:
     assert slurm.job(waiting, "JobState") == "PENDING"
 
 
+@pytest.mark.full
 def test_whose_drain_stands_is_told_as_for_a_cordon(slurm: SlurmLab) -> None:
     nodes = SlurmNodes(slurm.client())
     assert nodes.cordon_of(nodes.get("n1")) == NOBODY
