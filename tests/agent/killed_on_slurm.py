@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from nightshift.agent.approvals.policy import ApprovalRule, ApprovalSettings
 from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.store.incident import REMARKS, IncidentState
 from nightshift.agent.store.incident_store import Store
@@ -103,6 +104,8 @@ def drive(url: str, folder: str, access: dict[str, Any], name: str, job: int, ki
         home,
         clock,
         fault_point=fault_point,
+        # a person who approves a reboot has just signed in; the scenario's has not
+        policy=ApprovalSettings(kinds={A.REBOOT_NODE: ApprovalRule.AUTOMATIC}),
         settings=LifecycleSettings(quiet_s=10, confirm_timeout_s=1000, act_timeout_s=9000, max_tries=1),
         lease_s=1.5,
         gives_back=scenario.gives_back,
