@@ -22,7 +22,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel, Field, field_validator
 
-from nightshift.collectors.base import Permanent
+from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.frame import Reason
 from nightshift.collectors.shared_settings import stated_once
 from nightshift.collectors.slurm.answers import SlurmJob, SlurmNode
@@ -386,7 +386,9 @@ class SlurmActuator:
                     action, "slurm.conf has neither a RebootProgram nor a SuspendProgram and ResumeProgram"
                 )
             if node.boot_s == 0:
-                return self._refused(action, "its boot time is unknown, so a reboot could not be verified")
+                raise Temporary(
+                    f"node {node.name} registers with slurmctld: its boot time is unknown until then", 1.0
+                )
         is_same = mark is None or self._nodes.is_this_boot(node, mark) or node.boot_s == 0
         if is_same and not self._nodes.was_rebooted(node):
             return self._go_down(action, node)
