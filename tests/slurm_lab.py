@@ -120,6 +120,9 @@ class SlurmFault(StrEnum):
 class SlurmLab:
     """One cluster. `names` are its nodes."""
 
+    reboots_before = 0
+    """Reboots of n1 when a test began."""
+
     def __init__(self, nodes: int = 4, lines: str = "") -> None:
         self.names = tuple(f"n{number}" for number in range(1, nodes + 1))
         self.home = Path(tempfile.mkdtemp(prefix="nightshift-slurm-"))
