@@ -26,7 +26,7 @@ TABLE = "calchas_hbm.csv"
 def held(points: pd.DataFrame, stratum: Stratum) -> dict[str, Any]:
     """Whether the stated interval holds: of all moments together, and of how many devices each by itself."""
     counts = by_device(apart(points).query("stratum == @stratum.name"))
-    followed, of = (np.array(column, dtype=float) for column in zip(*counts, strict=True))
+    of, followed = (np.array(column, dtype=float) for column in zip(*counts, strict=True))
     inside = (followed / of >= stratum.low) & (followed / of <= stratum.high)
     share = ratio(followed.tolist(), of.tolist())
     return {
