@@ -312,7 +312,7 @@ def live(gpus: int, seed: int, answers: bool, mad: str) -> tuple[Counter[str], l
         if not weighed:
             continue
         for n, (kind, moments) in enumerate(faults, len(wrong)):
-            seen = [weighed[n], *budget.weigh(moments[1:], tick, fleet.inventory)]
+            seen = [weighed[n], *(budget.weigh(moments[1:], tick, fleet.inventory) if moments[1:] else ())]
             weighed[n] = seen[-1]
             _count_fault(counts, kind, seen, fleet, mad)
         true = {finding.episode for finding in weighed[len(wrong) :]}

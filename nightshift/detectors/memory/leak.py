@@ -63,9 +63,8 @@ SOON_S, NEARLY_FULL = REDO_S, 0.5
 """A leak that has filled half of a hard limit and needs less than an hour for the rest is a near-fact
 (`detectors.alarms.lanes`), if its last half kept at least half its pace: who waits for more hears it from the
 kernel.
-Host memory follows the day, so there no such climb may have come down before; and where no whole day was seen yet
-(TIDE_S), it must have taken more of the limit than most tides span (TIDE_SHARE)."""
-TIDE_S, TIDE_SHARE = 86400.0, 0.15
+Host memory follows the day, so there a day (TIDE_S) must have been seen in which no such climb came down."""
+TIDE_S = 86400.0
 HURRY_S = 7200.0
 """A climb of hours is told at its second look; at its first where the limit is so near."""
 STEEP_S, STEEP_ETA_S, STEEP_GROWTH, STEEP_LEFT = 240.0, 300.0, 0.04, 0.35
@@ -384,7 +383,7 @@ class MemoryLeak:
         if signal.kind is SubjectKind.CONTAINER:
             slots = np.array([slot])
             young = not at_s - float(signal.table["life_s"][slot]) >= TIDE_S
-            if (young and growth < TIDE_SHARE * limit) or falls(signal.past(slots)).max() >= REVERTED * growth:
+            if young or falls(signal.past(slots)).max() >= REVERTED * growth:
                 return {}
         return {"pages_because": f"{level / limit:.0%} of the limit in use, full within the hour at this pace"}
 
