@@ -143,15 +143,11 @@ def leaks() -> dict[str, list[Leak]]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_leak_on_any_pod_is_found_in_time_and_ends_as_a_page(shape: str) -> None:
+def test_a_leak_on_any_pod_is_found_in_time(shape: str) -> None:
     """It begins after hours of whatever the pod does, fills the limit in three to eight hours, and is told at least
-    ten minutes before. Before the limit it is a near-fact, so that no budget keeps it from paging; but not always
-    on a pod whose load swings, where the last hour may go down again, or whose cache leaves a leak less than a
-    tide's span."""
+    ten minutes before. No day was seen yet, so that host memory may have a tide, and none is a near-fact."""
     for host, onset, end, told in leaks()[shape]:
         assert told, (host.__name__, onset, end)
         assert onset <= told[0][0] <= end - 10.0
         assert all(finding.fault is Fault.HOST_MEMORY_LEAK for _, finding in told)
-        certain = [minute for minute, finding in told if "pages_because" in finding.facts]
-        assert certain or host in (busy, kv_cache)
-        assert not certain or certain[0] < end
+        assert not any("pages_because" in finding.facts for _, finding in told)
