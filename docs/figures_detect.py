@@ -113,14 +113,12 @@ _LANES = (
 )
 _FLEETS = (
     ("16 GPUs", 0),
-    ("16 GPUs, no one answers", 1),
-    ("190 GPUs", 2),
-    ("190 GPUs, no one answers", 3),
-    ("1,000 GPUs", 4),
-    ("1,000 GPUs, no one answers", 5),
-    ("10,000 GPUs", 6),
+    ("190 GPUs", 1),
+    ("1,000 GPUs", 2),
+    ("10,000 GPUs", 3),
+    ("190 GPUs, no one answers", 4),
 )
-_MAD = (("straggler", 7), ("hang", 8))
+_MAD = (("straggler", 5), ("hang", 6))
 
 
 def _others(row: Any) -> str:
