@@ -230,7 +230,7 @@ def _false(value: Any) -> str:
     said = f"{_ranged(value)} per 1,000 series-days of {value['devices']} devices"
     if "alarms" not in value:
         return said
-    return f"{said}; {value['alarms']} in {value['series_days']:.0f} days, {value['pages']} page"
+    return f"{said}; {value['alarms']} in {value['series_days']:.0f} days, {value['pages']} near-facts"
 
 
 def _leads(value: Any) -> str:

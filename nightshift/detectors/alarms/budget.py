@@ -513,8 +513,6 @@ class Budget:
             return Proof.FACT, ""
         if noise := self._noise(finding.detector):
             return Proof.NOISY, noise
-        if "pages_because" in finding.facts:
-            return Proof.NEAR_FACT, ""  # how full a memory is, and how fast it fills, is read and not measured
         why = self._unmeasured(finding, stated, at_s, inventory)
         if why and not self._is_watched(finding.detector):
             return Proof.UNMEASURED, why
