@@ -123,7 +123,8 @@ _MAD = (("straggler", 5), ("hang", 6))
 
 def _others(row: Any) -> str:
     of = row["page_lane_of_other_detectors"]
-    return f"{percent(of['share'])} of {of['faults']}"
+    seeds = ", ".join(map(str, row["seeds"]))
+    return f"{percent(of['share'])} of {of['faults']} (seeds {seeds}, commit {row['commit']})"
 
 
 def _judged(value: Any) -> str:
