@@ -133,6 +133,7 @@ class App:
             self.practice.advisor_of,
             leads=lambda: self.lifecycle.leads,
             configured=lambda: self.settings.llm.enabled,
+            inventory=self.inventory,
         )
         self.doors = self._build_doors(settings)
         self.server = self._build_server() if settings.console.enabled else None

@@ -102,7 +102,11 @@ class Lookup:
         promql: RangeQuery | None = None,
         redact: Callable[[str], str] | None = None,
         limits: EvidenceLimits | None = None,
+        reads: Callable[[Subject], bool] = lambda subject: True,
+        shows: Callable[[Evidence], bool] = lambda item: True,
     ) -> None:
+        """`reads`: the subjects that may be looked up; `shows`: the items that may be seen. What may not is as what
+        is not there."""
         limits = limits or EvidenceLimits()
         # what the rules gathered is full perhaps: the model's look-ups get room of their own
         limits = limits.model_copy(update={"max_items": len(bundle.items) + MORE_ITEMS})
@@ -110,6 +114,7 @@ class Lookup:
             limits, onset_s, at_s, redact or as_it_is, list(bundle.items), dict(bundle.tags)
         )
         self._history, self._inventory, self._past, self._promql = history, inventory, tuple(past), promql
+        self._reads, self._shows = reads, shows
         self._tools: dict[str, tuple[type[_Arguments], Callable[[Any], list[Evidence | None]]]] = {
             "read_evidence": (_Read, lambda _: []),
             "metric": (_Metric, self._metric),
@@ -136,7 +141,7 @@ class Lookup:
             # reading what is there makes no new evidence
             if isinstance(asked, _Read):
                 return self._read(asked)
-            found = [item for item in serve(asked) if item is not None]
+            found = self._seen(asked, serve)
         except ValidationError as error:
             return f"{name}: {'; '.join(_where(e) for e in error.errors()[:3])}"
         except (ValueError, Temporary, Permanent) as error:
@@ -145,6 +150,18 @@ class Lookup:
             full = len(self.ledger.items) >= self.ledger.limits.max_items
             return "the limit of evidence is reached" if full else "nothing was found"
         return "\n".join(shown(item) for item in found)
+
+    def _seen(self, asked: Any, serve: Callable[[Any], list[Evidence | None]]) -> list[Evidence]:
+        """The items of a look-up that may be seen; the others leave the ledger."""
+        subject = getattr(asked, "subject", None)
+        if subject is not None and not self._reads(Subject.parse(subject)):
+            return []
+        found = [item for item in serve(asked) if item is not None]
+        hidden = [item for item in found if not self._shows(item)]
+        for item in hidden:
+            self.ledger.items.remove(item)
+            del self.ledger.tags[item.id]
+        return [item for item in found if item not in hidden]
 
     def _read(self, asked: _Read) -> str:
         item = next((item for item in self.ledger.items if item.id == asked.id), None)

@@ -39,6 +39,7 @@ from nightshift.agent.correlation.kinship import (
     xid_of,
     xids_of,
 )
+from nightshift.agent.correlation.outside_reports import is_report
 from nightshift.agent.correlation.storage_outage import WAITS
 from nightshift.agent.rca.bundle import Bundle
 from nightshift.agent.rca.case import (
@@ -772,7 +773,7 @@ def _headline(case: DiagnosisCase, fault: Fault, held: Sequence[Claim]) -> str:
         what = title_of(code, CATALOGUE[code].meaning if code in CATALOGUE else None)
     if fault is Fault.JOB_CRASH:
         what += f": {case.cause.facts.get('ended_by', 'an error')}"
-    if case.cause.fault in _MEANS:
+    if case.cause.fault in _MEANS or is_report(case.cause):
         what = str(case.cause.facts.get("meaning", what))
     if fault in (Fault.HBM_DEGRADED, Fault.HBM_IMMINENT):
         what += f" ({units_of(case.findings)})"

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from nightshift.agent.approvals.questions import Question
 from nightshift.agent.notify.slack.blocks import (
     Block,
     ChatMessage,
@@ -24,6 +25,7 @@ from nightshift.agent.notify.slack.blocks import (
     paragraph,
     text,
 )
+from nightshift.agent.rca.question import as_checked, spoken
 from nightshift.agent.rca.summary import SummaryLine, as_shown, quotable, summarise
 from nightshift.agent.store.archive import NoSuchIncident, number_of
 from nightshift.agent.store.incident import (
@@ -171,6 +173,13 @@ def story(incident: Incident) -> ChatMessage | None:
     if diagnosis.dropped:
         lines.append(line(text(f"{diagnosis.dropped} drafted claims did not hold and are not shown")))
     return ChatMessage(fallback(f"{incident.id}: {diagnosis.headline}"), (paragraph(lines),))
+
+
+def answer(asked: Question) -> ChatMessage:
+    """A question and its answer, for the thread."""
+    lines = spoken(asked.text, as_checked(asked.answer))
+    shown = [_shown(item, bold=not number) for number, item in enumerate(lines[:_MAX_ITEMS])]
+    return ChatMessage(fallback(f"{asked.incident}: {asked.text}"), (paragraph(shown),))
 
 
 def evidence(incident: Incident) -> ChatMessage:
