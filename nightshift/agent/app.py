@@ -365,6 +365,7 @@ class App:
             cluster=self.settings.cluster,
             suppressor=self.doors.suppressor,
             waiting=self.detection.waiting,
+            lookup=lambda incident, window: self.practice.advisor_of(incident).lookup(incident, window),
         )
         site = build_console(parts, console)
         self.doors.add_to(site)

@@ -79,6 +79,9 @@ class Remote:
     def close(self, incident_id: str, note: str, not_a_fault: bool) -> GateAnswer:
         return self._decide(f"/incidents/{_name(incident_id)}/close", {"note": note, "not_a_fault": not_a_fault})
 
+    def judge(self, incident_id: str, right: bool, note: str) -> GateAnswer:
+        return self._decide(f"/incidents/{_name(incident_id)}/feedback", {"right": right, "note": note})
+
     def halt(self, reason: str) -> GateAnswer:
         return self._decide("/halt", {"note": reason})
 

@@ -71,6 +71,12 @@ class Note(_Body):
     note: str = Field("", max_length=2000)
 
 
+class Judge(Note):
+    """Whether the diagnosis was right, and what it was if not."""
+
+    right: bool
+
+
 class Close(Note):
     """What was done, and whether nothing was wrong."""
 
@@ -176,6 +182,7 @@ class Api:
             ("/incidents/{incident_id}/approve", self.approve),
             ("/incidents/{incident_id}/reject", self.reject),
             ("/incidents/{incident_id}/close", self.close),
+            ("/incidents/{incident_id}/feedback", self.judge),
             ("/incidents/{incident_id}/resume", self.carry_on),
             ("/halt", self.halt),
             ("/resume", self.resume),
@@ -297,6 +304,11 @@ class Api:
     def close(self, request: Request, incident_id: IncidentId, body: Close) -> JSONResponse:
         gate = self._parts.gate
         return _told(gate.close(incident_id, self._writer(request), body.note, not_a_fault=body.not_a_fault))
+
+    def judge(self, request: Request, incident_id: IncidentId, body: Judge) -> JSONResponse:
+        """Says whether the diagnosis was right."""
+        gate = self._parts.gate
+        return _told(gate.judge(incident_id, self._writer(request), right=body.right, note=body.note))
 
     def carry_on(self, request: Request, incident_id: IncidentId, body: Resume) -> JSONResponse:
         """Finishes, or takes back, an action whose outcome is unknown."""

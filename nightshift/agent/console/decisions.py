@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import quote
 
 from fastapi import FastAPI, Form, Request
@@ -29,6 +29,7 @@ class Decisions:
             ("/incidents/{incident_id}/resume", self.carry_on),
             ("/incidents/{incident_id}/not-a-fault", self.not_a_fault),
             ("/incidents/{incident_id}/ask", self.ask),
+            ("/incidents/{incident_id}/judge", self.judge),
             ("/kernels/decide", self.decide_kernel),
             ("/halt", self.halt),
             ("/resume", self.resume),
@@ -57,6 +58,18 @@ class Decisions:
     def not_a_fault(self, request: Request, incident_id: str, form: Annotated[str, Form()]) -> Response:
         person = self._site.may_write(request, form)
         answer = self._parts.gate.close(incident_id, person, "not a fault", not_a_fault=True)
+        return self._answered(incident_id, answer)
+
+    def judge(
+        self,
+        request: Request,
+        incident_id: str,
+        form: Annotated[str, Form()],
+        word: Annotated[Literal["right", "wrong"], Form()],
+        note: Annotated[str, Form(max_length=1000)] = "",
+    ) -> Response:
+        person = self._site.may_write(request, form)
+        answer = self._parts.gate.judge(incident_id, person, right=word == "right", note=note)
         return self._answered(incident_id, answer)
 
     def ask(

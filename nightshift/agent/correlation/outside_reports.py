@@ -1,8 +1,8 @@
 """What a person or an Alertmanager reports, as findings: the correlator places them like a detector's.
 
 A report names a subject and no fault, so it is an anomaly: it gets evidence, a diagnosis, a reading and questions,
-and no plan. A fault that a detector finds there joins it and is planned for. An alert's finding ends with the alert.
-A person's ends when a person closes the incident. Webhook: prometheus.io/docs/alerting/latest/configuration
+and no plan. A fault that a detector finds there joins it, and is planned for. An alert's finding ends with the
+alert, a person's when a person closes the incident. Webhook: prometheus.io/docs/alerting/latest/configuration
 (`webhook_config`, version 4).
 """
 

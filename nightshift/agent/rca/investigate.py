@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from nightshift import spans
 from nightshift.agent.rca.briefing import ROOM_TOKENS, Brief, brief, first_room
 from nightshift.agent.rca.bundle import as_it_is
 from nightshift.agent.rca.grounding import MAX_QUOTE_CHARS, MIN_QUOTE_CHARS, bind, ground, sentence_of, why_not
@@ -247,8 +248,10 @@ class Investigator:
         failure: Failed | None = None
         talk = _Talk([SystemMessage(system), HumanMessage(first)], allowance, lookup, progress, form)
         progress("", talk.spent)
+        settings = self.model.settings
+        named = {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "nightshift"}
         try:
-            with self.model.turn():
+            with self.model.turn(), spans.span(f"invoke_agent {settings.model}", named):
                 talk.concluded = self._converse(talk, began_s)
         except Failed as why:
             failure = why

@@ -71,6 +71,9 @@ TOLD = {
     Cause.CLOSED_BY_PERSON: "Closed",
     Cause.NOT_A_FAULT: "Not a fault",
     Cause.ACKNOWLEDGED: "Taken on",
+    Cause.PROPOSED: "Proposed by an agent, not checked",
+    Cause.JUDGED_RIGHT: "The diagnosis was right",
+    Cause.JUDGED_WRONG: "The diagnosis was wrong",
     Cause.UNDER_WAY: "Still under way",
     Cause.GUARD_REFUSED: "Denied by the guard: a person must check",
     Cause.STAGE_FAILED: "Nightshift could not continue: a person must check",
@@ -172,7 +175,10 @@ def story(incident: Incident) -> ChatMessage | None:
         lines.append(line(text("Hypothesis, not proven: ", bold=True), text(diagnosis.hypothesis)))
     if diagnosis.dropped:
         lines.append(line(text(f"{diagnosis.dropped} drafted claims did not hold and are not shown")))
-    return ChatMessage(fallback(f"{incident.id}: {diagnosis.headline}"), (paragraph(lines),))
+    # a judgement is of the diagnosis, and binds no plan
+    value = Ticket(incident.id, "").value()
+    judged = actions([button("Diagnosis right", "right", value), button("Diagnosis wrong", "wrong", value)])
+    return ChatMessage(fallback(f"{incident.id}: {diagnosis.headline}"), (paragraph(lines), judged))
 
 
 def answer(asked: Question) -> ChatMessage:

@@ -44,7 +44,7 @@ from nightshift.agent.units import clock_time
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.subject import Inventory
 
-ACTIONS = ("approve", "take", "snooze", "evidence", "not_a_fault")
+ACTIONS = ("approve", "take", "snooze", "evidence", "not_a_fault", "right", "wrong")
 """Buttons that are answered at once; `reject` asks for a reason first."""
 REASON_VIEW = "reject_reason"
 # Few, since each holds a connection of the store's pool of ten while it works.
@@ -206,6 +206,8 @@ class Desk:
             return said(self._p.gate.reject(ticket.incident, ticket.plan_sha256, person, reason).message)
         if click.what == "not_a_fault":
             return said(self._p.gate.close(ticket.incident, person, "not a fault", not_a_fault=True).message)
+        if click.what in ("right", "wrong"):
+            return said(self._p.gate.judge(ticket.incident, person, right=click.what == "right").message)
         if click.what == "take":
             return self._take_on(ticket, person)
         if click.what == "snooze":
