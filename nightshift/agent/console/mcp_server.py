@@ -64,6 +64,7 @@ class McpServer:
             instructions=_INSTRUCTIONS,
             stateless_http=True,
             json_response=True,
+            log_level="WARNING",
             # which hosts we answer for is decided for all routes alike (`agent.console.defence`)
             transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
         )

@@ -74,7 +74,8 @@ class LogStoreSettings(BaseModel):
         return fields
 
     def field(self, name: str) -> str:
-        return {**_FIELDS[self.type], **self.fields}[name]  # type: ignore[dict-item]
+        named: dict[str, str] = {**self.fields}
+        return named.get(name, _FIELDS[self.type][name])
 
 
 @dataclass(frozen=True)

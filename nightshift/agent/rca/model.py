@@ -247,7 +247,7 @@ class Model:
         from langsmith import tracing_context
 
         settings = self.settings
-        named = {
+        named: dict[str, str | int] = {
             "gen_ai.operation.name": "chat",
             "gen_ai.provider.name": settings.provider,
             "gen_ai.request.model": settings.model,
@@ -261,10 +261,11 @@ class Model:
             answer = self._adapted(messages, tools, timeout_s)
             if not isinstance(answer, AIMessage):
                 raise Failed(Failure.BAD_ANSWER, type(answer).__name__)
-            told, usage = answer.response_metadata, answer.usage_metadata or {}
+            told, usage = answer.response_metadata, dict(answer.usage_metadata or {})
             at.set_attribute("gen_ai.response.model", str(told.get("model_name") or told.get("model") or ""))
-            at.set_attribute("gen_ai.usage.input_tokens", int(usage.get("input_tokens") or 0))
-            at.set_attribute("gen_ai.usage.output_tokens", int(usage.get("output_tokens") or 0))
+            for name in ("input_tokens", "output_tokens"):
+                count = usage.get(name)
+                at.set_attribute(f"gen_ai.usage.{name}", count if isinstance(count, int) else 0)
         return answer
 
     def _adapted(self, messages: Sequence[BaseMessage], tools: Sequence[Any], timeout_s: float) -> object:
@@ -287,9 +288,8 @@ class Model:
 
             self._limiter = InMemoryRateLimiter(requests_per_second=self.settings.requests_per_minute / 60)
         temperature = None if "temperature" in self._lacks else self.settings.temperature
-        chats = [
-            connect(one, timeout_s, temperature, self._limiter) for one in (self.settings, *self.settings.fallbacks)
-        ]
+        models: list[ModelSettings | FallbackModel] = [self.settings, *self.settings.fallbacks]
+        chats = [connect(one, timeout_s, temperature, self._limiter) for one in models]
         bound: list[Any] = [chat.bind_tools(list(tools)) for chat in chats] if self._takes(tools) else list(chats)
         return bound[0].with_fallbacks(bound[1:]) if bound[1:] else bound[0]
 

@@ -128,7 +128,7 @@ class ToolServers:
         settings = self._settings[name]
         if settings.command:
             command, *rest = settings.command
-            there: dict[str, Any] = {"transport": "stdio", "command": command, "args": rest}
+            there: Any = {"transport": "stdio", "command": command, "args": rest}
         else:
             there = {"transport": "streamable_http", "url": settings.url}
             if settings.token_file is not None:
