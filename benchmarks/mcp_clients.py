@@ -5,7 +5,7 @@
 FOLDER holds clients that share no code with this environment: `node_modules` with `@modelcontextprotocol/inspector`
 (npm), and a virtual environment `v2` with `mcp` 2.x (PyPI). `langchain-mcp-adapters` is the third, from here. Each
 lists the tools, lists and reads incidents of a stored example, and proposes. A proposal must stand in the
-incident's history under the token's name, and its plan must be as before. Writes `benchmarks/results/mcp_clients.json`.
+incident's history under the token's name, and its plan must be as before. Writes `results/mcp_clients.json`.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Questions:
         """Stores a question about an incident that the person sees whole. `within`: the answer is shown where only
         these namespaces may be told of. Raises Permanent where the person or the question does not do."""
         if not by.identity or not by.may(Role.VIEWER, incident.namespaces):
-            raise Permanent(f"{incident.id} reaches beyond your team: ask somebody who sees all of it")
+            raise Permanent(f"{incident.id} reaches beyond your team: questions need a role for the cluster")
         flat = " ".join("".join(c if c.isprintable() else " " for c in text[: 2 * MAX_QUESTION]).split())
         if not flat or len(flat) > MAX_QUESTION:
             raise Permanent(f"a question has 1 to {MAX_QUESTION} characters")
@@ -117,22 +117,22 @@ class Questions:
             for row in rows
         ]
 
-    def answered(self, asked: Question, answer: Answer, tokens: int, usd: float) -> None:
+    def answered(self, question: Question, answer: Answer, tokens: int, usd: float) -> None:
         """Stores an answer as far as it is, and what it has cost in all. A final one goes to the audit log, and
         chats are told of it."""
-        number, now = number_of(asked.incident), self._clock.now_s()
+        number, now = number_of(question.incident), self._clock.now_s()
         row = {"state": answer.state, "tokens": tokens, "usd": usd, "body": dump(answer)}
         with self._database.write() as connection:
             locked = sa.select(incidents.c.updated_s).where(incidents.c.number == number).with_for_update()
             updated_s = connection.execute(locked).scalar_one()
-            connection.execute(sa.update(questions).where(questions.c.number == asked.number).values(row))
+            connection.execute(sa.update(questions).where(questions.c.number == question.number).values(row))
             if str(answer.state) in _OPEN:
                 return
             # a stepped clock may stand still: the chat has to see that there is more to show
             seen_s = max(now, updated_s + 1e-4)
             connection.execute(sa.update(incidents).where(incidents.c.number == number).values(updated_s=seen_s))
             body = {
-                "number": asked.number,
+                "number": question.number,
                 "model": answer.model,
                 "claims": [claim.sentence for claim in answer.claims],
                 "note": answer.note,

@@ -117,7 +117,7 @@ def close(
 
 
 def feedback(
-    incident_id: Annotated[str, typer.Argument(help="Such as INC-7; none with --export")] = "",
+    incident_id: Annotated[str, typer.Argument(help="For example INC-7; none with --export")] = "",
     right: Annotated[bool | None, typer.Option("--right/--wrong", help="Whether the diagnosis was right")] = None,
     note: Annotated[str, typer.Option("--note", "-n", help="What it was, if not")] = "",
     export: Annotated[
@@ -126,7 +126,7 @@ def feedback(
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether a diagnosis was right, or export what was said."""
+    """Judge a diagnosis as right or wrong, or export the judgements."""
     if (export is None) == (not incident_id) or (export is None) != (right is not None):
         raise typer.BadParameter("give an incident with --right or --wrong, or --export FILE alone")
     if export is None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NOT_TAKEN_S, MOST_WAIT_S = 15.0, 960.0
 """How long to wait until a daemon takes a question, and for its answer."""
 BULLET = "•"
-IncidentId = Annotated[str, typer.Argument(help="Such as INC-7")]
+IncidentId = Annotated[str, typer.Argument(help="For example INC-7")]
 
 
 def incidents(
@@ -76,7 +76,7 @@ def show(incident_id: IncidentId, config: Config = None, as_json: AsJson = False
 
 def ask(
     incident_id: IncidentId,
-    question: Annotated[str, typer.Argument(help='Such as "did the switch fail first?"')],
+    question: Annotated[str, typer.Argument(help='For example "did the switch fail first?"')],
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
@@ -107,7 +107,7 @@ def _tell_answer(look: Callable[[], dict[str, Any]], as_json: bool) -> None:
         if told["state"] == "waiting" and waited_s > NOT_TAKEN_S:
             raise Temporary("the question is stored, but no daemon takes it: is it running, and does it lead?")
         if waited_s > MOST_WAIT_S:
-            raise Temporary("there is no answer yet; it will stand on the incident's page")
+            raise Temporary("there is no answer yet; the incident's page will show it")
         note = told["lines"][-1]["text"]
         if note != noted and not as_json:
             typer.echo(note, err=True)
@@ -126,12 +126,12 @@ def _tell_answer(look: Callable[[], dict[str, Any]], as_json: bool) -> None:
 
 def investigate(
     kind: Annotated[str, typer.Argument(help="pod, job, node, gpu or alert")],
-    name: Annotated[str, typer.Argument(help="Such as ml/train-0, n7, GPU-1f3c… or KubeNodeNotReady")],
+    name: Annotated[str, typer.Argument(help="For example ml/train-0, n7, GPU-1f3c… or KubeNodeNotReady")],
     note: Annotated[str, typer.Option(help="What you saw")] = "",
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Open a case by hand. The next look gathers evidence on it and diagnoses it."""
+    """Open a case manually. The next look gathers evidence on it and diagnoses it."""
     from nightshift.agent.cli.remote import remote
     from nightshift.agent.correlation.outside_reports import ALERT, asked_for_alert, opened_by, subject_named
     from nightshift.agent.settings import load
@@ -150,7 +150,7 @@ def investigate(
                 inventory = Inventory(cluster)
                 inventory.load(store.load_memberships())
                 found = opened_by(subject_named(kind, name, inventory), by, note, now_s)
-            Reports(store.database).put([found], by, now_s)
+            Reports(store.database).put([found], now_s, by)
             told = {"episode": found.episode, "subject": str(found.subject)}
     if as_json:
         print_json(told)

@@ -246,7 +246,7 @@ class Api:
         touched = Tenancy(self._parts.inventory).of(found.subject, now_s)
         if not (allowed := may(person, Permission.INVESTIGATE, touched)):
             raise HTTPException(403, allowed.reason)
-        self._reports.put([found], person.identity, now_s)
+        self._reports.put([found], now_s, person.identity)
         return {"episode": found.episode, "subject": str(found.subject)}
 
     async def alertmanager(self, request: Request) -> dict[str, int]:
@@ -263,7 +263,7 @@ class Api:
             found, ours = alerts_of(payload, self._parts.cluster, now_s)
         except Permanent as error:
             raise HTTPException(400, str(error)) from error
-        taken = await run_in_threadpool(self._reports.put, found, person.identity, now_s)
+        taken = await run_in_threadpool(self._reports.put, found, now_s)
         return {"taken": taken, "ours": ours}
 
     def evidence(self, request: Request, incident_id: IncidentId, evidence_id: str) -> Response:

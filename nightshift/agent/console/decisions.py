@@ -65,11 +65,11 @@ class Decisions:
         request: Request,
         incident_id: str,
         form: Annotated[str, Form()],
-        word: Annotated[Literal["right", "wrong"], Form()],
+        verdict: Annotated[Literal["right", "wrong"], Form()],
         note: Annotated[str, Form(max_length=1000)] = "",
     ) -> Response:
         person = self._site.may_write(request, form)
-        answer = self._parts.gate.judge(incident_id, person, right=word == "right", note=note)
+        answer = self._parts.gate.judge(incident_id, person, right=verdict == "right", note=note)
         return self._answered(incident_id, answer)
 
     def ask(

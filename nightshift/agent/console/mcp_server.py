@@ -74,6 +74,7 @@ class McpServer:
         ):  # fmt: skip
             self._server.add_tool(tool, structured_output=False)
         self._server.streamable_http_app()
+        self._ready: asyncio.Event | None = None
         self._running: asyncio.Task[None] | None = None
 
     def add_to(self, app: FastAPI) -> None:
@@ -89,18 +90,19 @@ class McpServer:
         await self._server.session_manager.handle_request(scope, receive, send)
 
     async def _start(self) -> None:
-        """Has the SDK's manager run in the server's own loop, from the first request on."""
-        if self._running is not None:
-            return
-        ready = asyncio.Event()
+        """Has the SDK's manager run in the server's own loop, from the first request on; later ones wait for it."""
+        if self._ready is None:
+            self._ready = asyncio.Event()
+            self._running = asyncio.create_task(self._run(self._ready))
+        await self._ready.wait()
 
-        async def run() -> None:
+    async def _run(self, ready: asyncio.Event) -> None:
+        try:
             async with self._server.session_manager.run():
                 ready.set()
                 await asyncio.Event().wait()
-
-        self._running = asyncio.create_task(run())
-        await ready.wait()
+        finally:
+            ready.set()
 
     async def _told(self, ctx: _Asked, call: Callable[[IncidentWindow], Any]) -> str:
         """What a call says to whoever asks, as JSON; a refusal in words."""

@@ -48,8 +48,9 @@ from nightshift.agent.correlation.kinship import (
     onset_key,
     xids_of,
 )
-from nightshift.agent.correlation.outside_reports import GROUP, is_report
+from nightshift.agent.correlation.outside_reports import GROUP
 from nightshift.agent.correlation.storage_outage import Events, StorageWaits, no_events
+from nightshift.agent.store.reports import is_report
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.action import traits_of
 from nightshift.controllers.guard import Commitment

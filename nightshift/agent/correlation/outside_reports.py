@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from nightshift.agent.store.reports import REPORTED_BY
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Instant, LogRecord
 from nightshift.collectors.prometheus.alert import AlertmanagerAlert
@@ -23,8 +24,6 @@ from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.detectors.alarms.lanes import Lane, in_lane
 from nightshift.detectors.base import Fault, Finding, LogExhibit, Severity, State
 
-REPORTED_BY = "reported_by"
-"""The fact of a finding that says who reported it."""
 GROUP = "report_group"
 OUR_ALERT = "NightshiftIncident"
 """The alert that our own outlet sends: heard back, it would be an incident of an incident."""
@@ -118,11 +117,11 @@ def _reported(
     return in_lane(finding, Lane.TICKET, None, f"reported by {by}")
 
 
-def with_alerts(found: Iterable[Finding], alerts: Sequence[AlertmanagerAlert]) -> list[Finding]:
+def with_alerts(reports: Iterable[Finding], alerts: Sequence[AlertmanagerAlert]) -> list[Finding]:
     """The reports, those about an alert's name placed on what the firing alerts of that name are about. One that
     fires nowhere stays a case of the cluster, and says so."""
     placed: list[Finding] = []
-    for finding in found:
+    for finding in reports:
         name = finding.facts.get(ALERT)
         if name is None:
             placed.append(finding)
@@ -133,7 +132,7 @@ def with_alerts(found: Iterable[Finding], alerts: Sequence[AlertmanagerAlert]) -
             assert alert.subject is not None
             placed.append(opened_by(alert.subject, by, f"alert {name}: {alert.summary}", at_s))
         if not firing:
-            placed.append(opened_by(finding.subject, by, f"alert {name}, which no source tells of as firing", at_s))
+            placed.append(opened_by(finding.subject, by, f"alert {name}, which no source reports as firing", at_s))
     return placed
 
 
@@ -156,7 +155,3 @@ def subject_named(
     like = get_close_matches(name, [*known, *(full.partition("/")[2] for full in known)], 3) or sorted(short)[:3]
     hint = f"; like it: {', '.join(like)}" if like else ""
     raise Permanent(f"no {kind} {name[:100]!r} is known{hint}")
-
-
-def is_report(finding: Finding) -> bool:
-    return REPORTED_BY in finding.facts

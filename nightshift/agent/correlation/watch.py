@@ -18,7 +18,7 @@ from nightshift.agent.correlation.collection import Collection
 from nightshift.agent.correlation.correlate import CorrelationDecision, DecisionVerb, KnownIncident, correlate
 from nightshift.agent.correlation.decisions import RELAPSE_S, Verdict
 from nightshift.agent.correlation.detection import Detected, Detection
-from nightshift.agent.correlation.outside_reports import is_report, with_alerts
+from nightshift.agent.correlation.outside_reports import with_alerts
 from nightshift.agent.metrics import Metrics
 from nightshift.agent.store.archive import Archive, number_of
 from nightshift.agent.store.incident import (
@@ -34,7 +34,7 @@ from nightshift.agent.store.incident import (
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.store.intents import begun
 from nightshift.agent.store.records import dump, load
-from nightshift.agent.store.reports import Reports
+from nightshift.agent.store.reports import Reports, is_report
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.history import History
 from nightshift.collectors.merge import Merger

@@ -238,7 +238,7 @@ class ModelQueue:
             ]
             allowance = self._allowance_of(asked, advisor)
             save(*advisor.answer(incident, asked.text, window, before, allowance, save))
-        except (Temporary, NoSuchIncident) as error:
+        except Temporary as error:
             # the row stays as it is, and is taken up again
             self._log.warning("answer delayed", incident=asked.incident, error=str(error))
             self._stop.wait(POLL_S)

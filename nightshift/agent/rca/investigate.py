@@ -536,16 +536,18 @@ class Investigator:
             "model_tokens": float(spent.tokens),
             "model_s": round(spent.seconds, 3),
         }
+        if self.model.lacks:
+            bill["model_lacks"] = self.model.lacks
         priced = settings.usd_per_million_input + settings.usd_per_million_output > 0
         return bill | ({"model_usd": round(spent.usd(settings), 6)} if priced else {})
 
 
 def cited(
-    claims: Sequence[Claim], items: Sequence[Evidence], more: frozenset[str] | set[str] = frozenset()
+    claims: Sequence[Claim], items: Sequence[Evidence], names: frozenset[str] | set[str] = frozenset()
 ) -> tuple[Evidence, ...]:
-    """The items that claims cite, and those of `more`."""
-    names = {name for claim in claims for name in claim.evidence_ids} | more
-    return tuple({item.id: item for item in items if item.id in names}.values())
+    """The items that claims cite, and those of `names`."""
+    all_names = {name for claim in claims for name in claim.evidence_ids} | names
+    return tuple({item.id: item for item in items if item.id in all_names}.values())
 
 
 def tools_of(lookups: Sequence[dict[str, Any]], form: type[Concluding] = _Conclusion) -> list[dict[str, Any]]:

@@ -74,8 +74,8 @@ class LogStoreSettings(BaseModel):
         return fields
 
     def field(self, name: str) -> str:
-        named: dict[str, str] = {**self.fields}
-        return named.get(name, _FIELDS[self.type][name])
+        named = {str(given): text for given, text in self.fields.items()}
+        return named.get(name) or _FIELDS[self.type][name]
 
 
 @dataclass(frozen=True)

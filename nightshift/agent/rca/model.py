@@ -196,6 +196,11 @@ class Model:
         """For how long the server is still left alone, since it did not answer (s)."""
         return max(0.0, self._rests_until_s - self._timer())
 
+    @property
+    def lacks(self) -> str:
+        """What the server said that this model does not take, in words."""
+        return ", ".join(sorted(self._lacks))
+
     @contextmanager
     def turn(self) -> Iterator[None]:
         """One investigation. A server that does not answer is left alone for a while, twice as long each time:

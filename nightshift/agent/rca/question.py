@@ -63,8 +63,8 @@ byte for byte from a line's text. Predicates and their arguments:
   absent       a log item and the item with the state of its source; patterns, one per line, ASCII, 1 to 6 words
   equals       a facts item; path with dots between keys, value
   repeated     a log and pattern, or a series and level; times (at least 2)
-To each claim add `sentence`: what it means for the question, in plain words, with no name and no number that is not
-in the cited evidence. No commands, no addresses. Where the evidence does not tell, answer `unknown`."""
+To each claim add `sentence`: what it means for the question, in plain words. It holds no name and no number that is
+not in the cited evidence, no command and no address. Where the evidence does not tell, answer `unknown`."""
 
 
 class _Reply(Concluding):
@@ -123,18 +123,18 @@ def _texts(item: Evidence) -> list[tuple[float, str]]:
     return [(item.start_s, text) for text in re.findall(r'"((?:[^"\\]){12,})"', body)]
 
 
-def without_model(question: str, lookup: Lookup, why: str) -> Answer:
+def without_model(question: str, lookup: Lookup, reason: str) -> Answer:
     """What the look-ups give."""
     found = lines_about(question, lookup.ledger.items)
-    note = why if found else f"{why.partition(':')[0]}; no line bears the question's words"
+    note = reason if found else f"{reason.partition(':')[0]}; no line bears the question's words"
     if not words_of(question):
-        note = f"{why.partition(':')[0]}; the question has no word to look for"
+        note = f"{reason.partition(':')[0]}; the question has no word to look for"
     return Answer(ReadingState.DONE, found=found, evidence=_cited((), found, lookup.ledger.items), note=note)
 
 
 def answered(
     investigate: Investigator,
-    asked: Briefing,
+    briefing: Briefing,
     lookup: Lookup,
     allowance: Allowance,
     stream: Callable[[Answer, ModelSpending], None],
@@ -142,11 +142,11 @@ def answered(
     """What a model says to a question, as far as it is proven, and what that took. It can raise nothing."""
     settings = investigate.model.settings
     base = replace(
-        without_model(asked.question, lookup, ""),
+        without_model(briefing.question, lookup, ""),
         state=ReadingState.READING,
         model=f"{settings.provider} {settings.model}",
     )
-    first = investigate.redact(_message(asked))
+    first = investigate.redact(_message(briefing))
     base = replace(base, prompt_sha256=sha256_hex(canonical_json([ASKED, first])))
 
     def progress(doing: str, spent: ModelSpending) -> None:
@@ -282,15 +282,15 @@ def as_checked(answer: Answer) -> Answer:
     )
 
 
-def asked_json(asked: Question) -> dict[str, Any]:
+def asked_json(question: Question) -> dict[str, Any]:
     """A question with its answer for programs: the lines that people are shown, in parts."""
-    shown = as_checked(asked.answer)
+    shown = as_checked(question.answer)
     return {
-        "number": asked.number,
-        "question": asked.text,
-        "by": asked.by,
-        "at_s": asked.at_s,
-        "done": not asked.is_open,
+        "number": question.number,
+        "question": question.text,
+        "by": question.by,
+        "at_s": question.at_s,
+        "done": not question.is_open,
         "state": str(shown.state),
         "verdict": str(shown.verdict),
         "model": shown.model,
@@ -300,6 +300,6 @@ def asked_json(asked: Question) -> dict[str, Any]:
                 "text": plain(line.text),
                 "quotes": [[n, plain(t, MAX_SAID)] for n, t in line.quotes],
             }
-            for line in spoken(asked.text, shown)
+            for line in spoken(question.text, shown)
         ],
     }

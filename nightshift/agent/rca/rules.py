@@ -39,7 +39,6 @@ from nightshift.agent.correlation.kinship import (
     xid_of,
     xids_of,
 )
-from nightshift.agent.correlation.outside_reports import is_report
 from nightshift.agent.correlation.storage_outage import WAITS
 from nightshift.agent.rca.bundle import Bundle
 from nightshift.agent.rca.case import (
@@ -58,6 +57,7 @@ from nightshift.agent.rca.case import (
 )
 from nightshift.agent.rca.grounding import MAX_QUOTE_CHARS, bind, ground, lines_of
 from nightshift.agent.store.diagnosis import LOG, Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
+from nightshift.agent.store.reports import is_report
 from nightshift.agent.units import clock_time
 from nightshift.collectors.frame import Order
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind

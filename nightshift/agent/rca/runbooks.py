@@ -28,10 +28,10 @@ _REPOSITORY = re.compile(r"(?:https?|ssh|git|file)://\S+|[\w.-]+@[\w.-]+:\S+")
 _HEADING = re.compile(r"(?m)^#{1,6}[ \t]+(.+?)[ \t#]*$")
 
 
-def is_repository(place: str) -> bool:
-    """Whether a place is a git URL rather than a folder. What git would run (`ext::…`) or read as an option is
+def is_repository(address: str) -> bool:
+    """Whether an address is a git URL rather than a folder. What git would run (`ext::…`) or read as an option is
     neither."""
-    return _REPOSITORY.fullmatch(place) is not None
+    return _REPOSITORY.fullmatch(address) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +158,12 @@ def _sections_of(place: str, root: Path, file: Path) -> list[RunbookSection]:
     ]
 
 
-def check(places: Sequence[str], cache: Path) -> str:
+def check(addresses: Sequence[str], cache: Path) -> str:
     """What can be searched, in words for doctor. Raises Permanent, naming the place, where one cannot be."""
-    for place in places:
-        if not is_repository(place) and not Path(place).is_dir():
-            raise Permanent(f"runbooks: {place}: neither a folder nor a git URL")
-    books = Runbooks(places, cache)
+    for address in addresses:
+        if not is_repository(address) and not Path(address).is_dir():
+            raise Permanent(f"runbooks: {address}: neither a folder nor a git URL")
+    books = Runbooks(addresses, cache)
     if problems := books.fetch():
         raise Permanent(f"runbooks: {'; '.join(problems)}")
     sections = books.sections()

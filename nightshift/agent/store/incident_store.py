@@ -23,6 +23,7 @@ from nightshift.agent.store.database import Database
 from nightshift.agent.store.diagnosis import Diagnosis, Reading, ReadingState
 from nightshift.agent.store.incident import Cause, HistoryStep, Incident, IncidentState, next_state, taken_on
 from nightshift.agent.store.records import dump
+from nightshift.agent.store.reports import is_report
 from nightshift.agent.store.tables import (
     diagnoses,
     findings,
@@ -241,7 +242,8 @@ class Store(Archive):
             "fault": finding.fault,
             "subject": str(finding.subject),
             "since_s": finding.since.t_s,
-            "diagnosed": 0,
+            # a report names no fault: it changes no plan that waits for approval
+            "diagnosed": int(is_report(finding)),
         }
         connection.execute(sa.insert(findings).values(values))
         return True

@@ -202,11 +202,11 @@ def subject_of_labels(labels: Mapping[str, str]) -> Subject | None:
     return Subject(SubjectKind.NODE, host) if host else None
 
 
-def plain_text(text: Any, most: int = _MAX_CHARS) -> str:
+def plain_text(text: Any, limit: int = _MAX_CHARS) -> str:
     """At most so many characters, control characters shown as spaces. Raises TypeError where it is no text."""
     if not isinstance(text, str):
         raise TypeError(f"{type(text).__name__} instead of text")
-    cut = text[:most]
+    cut = text[:limit]
     return cut if cut.isprintable() else "".join(c if c.isprintable() else " " for c in cut)
 
 

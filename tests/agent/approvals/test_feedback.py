@@ -6,15 +6,18 @@ import json
 from pathlib import Path
 
 import pytest
+from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from nightshift.agent.__main__ import app
 from nightshift.agent.approvals.policy import Person, Role, RoleGrant
+from nightshift.agent.console.settings import Settings
 from nightshift.agent.rca.feedback import judged
 from nightshift.agent.rca.summary import as_text, summarise
+from nightshift.agent.setup.console import build_console
 from nightshift.agent.store.incident import Cause
 from nightshift.agent.store.incident_store import NoSuchIncident
-from tests.agent.story import NOW_S, Story
+from tests.agent.story import NOW_S, TOKEN, Story
 
 ADA = Person("ada", frozenset({Role.RESPONDER}), "console")
 
@@ -56,6 +59,25 @@ def test_only_who_may_close_it_judges_it(story: Story) -> None:
     bare = story.store.open_incident("x", [story.finding()])
     assert story.gate.judge(bare, ADA, right=True).message == f"{bare} has no diagnosis yet."
     assert list(judged(story.store)) == []
+
+
+def test_the_page_and_the_api_judge(story: Story) -> None:
+    name = story.tell()
+    web = TestClient(build_console(story.parts, Settings()), base_url="http://127.0.0.1", follow_redirects=False)
+    bearer = {"Authorization": f"Bearer {TOKEN}"}
+    path = f"/api/v1/incidents/{name}/feedback"
+    assert web.post(path, json={"right": True}, headers=bearer).json()["changed"]
+    assert web.post(path, json={"right": "yes"}, headers=bearer).status_code == 422
+    assert web.post(path, json={"right": True}).status_code == 401
+    web.post("/sign-in", data={"token": TOKEN})
+    page = web.get(f"/incidents/{name}").text
+    form = page.split('name="form" value="')[1].split('"')[0]
+    assert "Was this diagnosis right?" in page
+    assert web.post(f"/incidents/{name}/judge", data={"form": "0" * 64, "verdict": "wrong"}).status_code == 403
+    told = web.post(f"/incidents/{name}/judge", data={"form": form, "verdict": "wrong", "note": "the loader"})
+    assert told.status_code == 303
+    (case,) = judged(story.store)
+    assert [(one["right"], one["by"]) for one in case["feedback"]] == [(False, "ada")]
 
 
 def test_the_command_line_judges_and_exports(story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.detectors.base import Fault, Finding, State
 from tests.agent.correlation.test_correlate import fleet, known, xid
 from tests.agent.fleet import Exporter
+from tests.agent.story import BOX, Story
 from tests.agent.tenants import Cluster, token_of
 from tests.agent.test_app import GPU, START_S, build, step
 from tests.agent.test_hostile import INJECTIONS
@@ -140,7 +141,7 @@ def test_an_alert_that_is_asked_for_by_name_is_placed_where_it_fires() -> None:
     (placed,) = with_alerts([asked], [firing, replace(firing, name="Other")])
     assert (placed.subject, placed.summary) == (NODE_0, "node n0: opened by ada: alert GpuHot: hot")
     (nowhere,) = with_alerts([asked], [])
-    assert "no source tells of as firing" in nowhere.summary
+    assert "no source reports as firing" in nowhere.summary
 
 
 def test_a_name_that_is_not_known_is_answered_with_what_is_like_it() -> None:
@@ -166,7 +167,7 @@ def test_a_case_becomes_an_incident_that_says_who_opened_it(tmp_path: Path, expo
     told = opened_by(GPU, "ada", "it is loud", clock.now_s())
     reports = Reports(app.store.database)
     for _ in range(2):
-        reports.put([told], "ada", clock.now_s())
+        reports.put([told], clock.now_s(), "ada")
         step(app)
         assert app.settle()
     assert reports.waiting() == []
@@ -177,6 +178,17 @@ def test_a_case_becomes_an_incident_that_says_who_opened_it(tmp_path: Path, expo
     assert incident.diagnosis.headline.startswith(f"gpu {GPU.name}: opened by ada: it is loud")
     assert incident.action is None
     app.stop()
+
+
+def test_a_report_that_joins_a_plan_that_waits_leaves_it_as_it_is(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    name = story.tell()
+    before = story.store.incident(name)
+    story.store.attach(name, opened_by(BOX, "ada", "swapping", story.clock.now_s()))
+    after = story.store.incident(name)
+    assert (after.news, after.version, after.state) == (False, before.version, before.state)
+    assert len(after.findings) == 2
+    story.store.close()
 
 
 def test_who_may_open_a_case_and_who_learns_nothing(tmp_path: Path) -> None:

@@ -181,11 +181,11 @@ def story(incident: Incident) -> ChatMessage | None:
     return ChatMessage(fallback(f"{incident.id}: {diagnosis.headline}"), (paragraph(lines), judged))
 
 
-def answer(asked: Question) -> ChatMessage:
+def answer(question: Question) -> ChatMessage:
     """A question and its answer, for the thread."""
-    lines = spoken(asked.text, as_checked(asked.answer))
+    lines = spoken(question.text, as_checked(question.answer))
     shown = [_shown(item, bold=not number) for number, item in enumerate(lines[:_MAX_ITEMS])]
-    return ChatMessage(fallback(f"{asked.incident}: {asked.text}"), (paragraph(shown),))
+    return ChatMessage(fallback(f"{question.incident}: {question.text}"), (paragraph(shown),))
 
 
 def evidence(incident: Incident) -> ChatMessage:

@@ -191,7 +191,10 @@ class Desk:
             return self._command(click.value, person)
         if click.what == "ask":
             ts, _, text = click.value.partition("\n")
-            return self._ask(self._ledger.card_of(click.channel, ts) if ts else None, text, person)
+            row = self._ledger.card_of(click.channel, ts) if ts else None
+            if row is None or row.incident is None:
+                return said("Ask in the thread of an incident's message, or with /nightshift ask INC-7 QUESTION.")
+            return self._ask(name_of(row.incident), row, text, person)
         plan = PlanTicket.of(click.value.partition("\n")[0])
         if plan is not None:
             return self._promotion(click, plan, person)
@@ -247,16 +250,15 @@ class Desk:
             return said(answer.message)
         return words.elsewhere(answer.message, self._p.settings.console_url, ticket.incident)
 
-    def _ask(self, row: Delivery | None, text: str, person: Person) -> ChatMessage:
+    def _ask(self, name: str, row: Delivery | None, text: str, person: Person) -> ChatMessage:
         """Stores a question; the courier posts its answer in the incident's thread, where others read it, too."""
-        if row is None or row.ts is None or row.incident is None:
-            return said("Ask in the thread of an incident's message, or with /nightshift ask INC-7 QUESTION.")
-        incident = self._window(person).incident(name_of(row.incident))
+        incident = self._window(person).incident(name)
         # a channel that is not for all may be a team's: of its incident it may read, of others' work not
-        own = incident.namespaces if row.channel != self._p.settings.channel and incident.namespaces else None
+        aside = row is not None and row.channel != self._p.settings.channel
         plain = _MENTION.sub(" ", text).replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
-        self._questions.ask(incident, plain, person, own)
-        return said(f"Asked. The answer comes in the thread of {incident.id}.")
+        self._questions.ask(incident, plain, person, incident.namespaces if aside and incident.namespaces else None)
+        where = f"in the thread of {incident.id}" if row is not None and row.ts else "on its page in the console"
+        return said(f"Asked. The answer comes {where}.")
 
     def _take_on(self, ticket: Ticket, person: Person) -> ChatMessage:
         """Whoever takes a page on ends its escalation."""
@@ -297,7 +299,8 @@ class Desk:
 
     def _ask_by_name(self, rest: str, person: Person) -> ChatMessage:
         name, _, text = rest.partition(" ")
-        return self._ask(self._ledger.row(card_key(name_of(number_of(name)))), text, person)
+        name = name_of(number_of(name))
+        return self._ask(name, self._ledger.row(card_key(name)), text, person)
 
     def _incidents(self, person: Person) -> ChatMessage:
         opened = self._window(person).open_incidents()

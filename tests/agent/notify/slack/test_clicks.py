@@ -24,6 +24,7 @@ from nightshift.agent.approvals.answer import GateAnswer
 from nightshift.agent.approvals.policy import Person, Role
 from nightshift.agent.approvals.questions import Questions
 from nightshift.agent.console.server import Server
+from nightshift.agent.notify.slack.card import Ticket
 from nightshift.agent.notify.slack.service import MAX_BODY_BYTES, PATH
 from nightshift.agent.store.diagnosis import LOG, Answer, Evidence, Quote, ReadingState
 from nightshift.agent.store.incident import Cause, IncidentState
@@ -374,3 +375,15 @@ def test_nobody_of_another_workspace_and_no_bot_asks(chat: Chat, to: str) -> Non
     chat.stand_in.mention("U9", CHANNEL, ts, "why?", to=to)
     until(lambda: any("another workspace" in said for said in chat.whispers()), "refused")
     assert Questions(chat.store.database, chat.clock).of(name) == []
+
+
+def test_a_diagnosis_is_judged_by_a_button(chat: Chat, to: str) -> None:
+    name, ts = _shown(chat)
+    value = Ticket(name, "").value()
+    chat.stand_in.click(VIC, CHANNEL, ts, "right", to=to, value=value)
+    assert "needs the role responder" in _told(chat)
+    chat.stand_in.click(ANN, CHANNEL, ts, "wrong", to=to, value=value)
+    assert f"the diagnosis of {name} is wrong" in _told(chat, 2)
+    assert chat.store.incident(name).history[-1].cause == Cause.JUDGED_WRONG
+    thread = chat.stand_in.workspace.thread
+    until(lambda: ["right", "wrong"] in [buttons_of(m) for m in thread(CHANNEL, ts)], "the thread asks")
