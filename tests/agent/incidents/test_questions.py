@@ -29,7 +29,7 @@ from tests.agent.incidents.test_model_queue import Bench, xid_item
 from tests.agent.rca.test_investigate import FAILURES, QUOTE, TRUE
 from tests.agent.rooted import INVENTORY, NOW_S, XID_LINES
 from tests.agent.scripted_model import Answer as Turn
-from tests.agent.scripted_model import Scripted, calls, scripted
+from tests.agent.scripted_model import Scripted, calls, says, scripted
 from tests.agent.test_hostile import INJECTIONS, SECRET
 
 ADA = Person("ada", frozenset({Role.VIEWER}), "api")
@@ -128,7 +128,11 @@ def test_an_answer_whose_claims_fall_is_unknown_and_the_lines_remain(tmp_path: P
     assert answer.note == "the language model proved nothing about it"
 
 
-@pytest.mark.parametrize(("name", "script", "more", "failure"), FAILURES, ids=[f[0] for f in FAILURES])
+SOME = [failure for failure in FAILURES if failure[0] in ("slow", "looping", "refusing in prose", "an empty body")]
+SOME.append(("540,000 characters", [says("x " * 270_000)], {}, Failure.NOT_JSON))
+
+
+@pytest.mark.parametrize(("name", "script", "more", "failure"), SOME, ids=[f[0] for f in SOME])
 def test_however_a_model_fails_there_is_an_answer_that_says_it(
     tmp_path: Path, name: str, script: list[Turn], more: dict[str, Any], failure: Failure
 ) -> None:
@@ -206,20 +210,22 @@ def hostile(text: str) -> list[Turn]:
     return [calls(("logs", {"subject": text[:60], "contains": text[:60]})), proven(text[:400], "yes", again)]
 
 
-@pytest.mark.parametrize("text", INJECTIONS, ids=[f"{n:02d}" for n in range(len(INJECTIONS))])
-def test_hostile_text_in_a_thread_and_in_a_model_gets_nowhere(tmp_path: Path, text: str) -> None:
-    with scripted(*hostile(text)) as server:
-        desk = Desk(tmp_path, server)
+def test_hostile_text_in_a_thread_and_in_a_model_gets_nowhere(tmp_path: Path) -> None:
+    with scripted(1) as server:
+        desk = Desk(tmp_path, server, max_tokens=10**7, max_tokens_per_day=10**8)
         before = desk.one()
-        asked = desk.ask(f"is it true? {text[:1500]}")
+        for text in INJECTIONS:
+            server.script, server.asked = list(hostile(text)), []
+            asked = desk.ask(f"is it true? {text[:1500]}")
+            assert server.asked, asked.answer.note
+            assert SECRET not in json.dumps(server.asked[0])  # later ones repeat what this model said by itself
+            answers = json.dumps(asked_json(asked)["lines"][1:], ensure_ascii=False)
+            assert "evil.example" not in answers
+            assert not any(mark in answers for mark in ("\x1b", "\x00", "\u202e", "\u200b", "\U000e0041"))
+            # plain words may stand as the model's reading of what was checked; what names or tells to act may not
+            assert not [said for said in asked.answer.said if any(c.isdigit() or c in "/:@<" for c in said)], text
         after = desk.one()
     assert (after.state, after.version, after.action) == (before.state, before.version, before.action)
-    assert SECRET not in json.dumps(server.asked[0])  # later ones repeat what this model said by itself
-    answers = json.dumps(asked_json(asked)["lines"][1:], ensure_ascii=False)
-    assert "evil.example" not in answers
-    assert not any(mark in answers for mark in ("\x1b", "\x00", "\u202e", "\u200b", "\U000e0041"))
-    # plain words may stand, as the model's reading of what was checked; nothing that names, counts or tells to act
-    assert not [said for said in asked.answer.said if any(c.isdigit() or c in "/:@<" for c in said)]
 
 
 def test_words_find_their_lines_by_stem_and_beginning() -> None:

@@ -17,7 +17,7 @@ from nightshift.agent.rca.grounding import ground
 from nightshift.agent.rca.investigate import Investigator
 from nightshift.agent.rca.log_stores import LogStores
 from nightshift.agent.rca.model import Model
-from nightshift.agent.rca.redact import Redactor
+from nightshift.agent.rca.redact import Redactor, addresses_a_reader
 from nightshift.agent.rca.runbooks import Runbooks
 from nightshift.agent.rca.summary import as_markdown, summarise
 from nightshift.agent.rca.tool_servers import ServerTool, ToolServers
@@ -105,6 +105,8 @@ def gets_nowhere(channel: str, text: str, folder: Path) -> None:
     if reading.contest is not None:
         assert channel == "log store", "of the three, a line of a log alone may contest"
     assert SECRET not in json.dumps(server.asked[:2])
+    if addresses_a_reader(text[:300]):
+        assert text[:300] not in json.dumps(server.asked[0]["tools"], ensure_ascii=False)
     shown = as_markdown(summarise(replace(incident(*FOUND, diagnosis=told), reading=reading), NOW_S))
     assert "://evil" not in shown
     assert not any(c in shown for c in "\x1b\x00\x07\r\u202e\u202d\u200b\ufeff")
