@@ -210,11 +210,12 @@ def hostile(text: str) -> list[Turn]:
     return [calls(("logs", {"subject": text[:60], "contains": text[:60]})), proven(text[:400], "yes", again)]
 
 
-def test_hostile_text_in_a_thread_and_in_a_model_gets_nowhere(tmp_path: Path) -> None:
+@pytest.mark.parametrize("texts", [INJECTIONS[::8], pytest.param(INJECTIONS, marks=pytest.mark.full)], ids=len)
+def test_hostile_text_in_a_thread_and_in_a_model_gets_nowhere(tmp_path: Path, texts: tuple[str, ...]) -> None:
     with scripted(1) as server:
         desk = Desk(tmp_path, server, max_tokens=10**7, max_tokens_per_day=10**8)
         before = desk.one()
-        for text in INJECTIONS:
+        for text in texts:
             server.script, server.asked = list(hostile(text)), []
             asked = desk.ask(f"is it true? {text[:1500]}")
             assert server.asked, asked.answer.note

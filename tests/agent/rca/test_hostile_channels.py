@@ -32,7 +32,7 @@ from tests.agent.scripted_model import Answer, Scripted, calls, scripted
 from tests.agent.test_hostile import INJECTIONS, SECRET
 
 CHANNELS = ("runbook", "tool server", "log store")
-SOME = INJECTIONS[::8]
+SOME = INJECTIONS[::15]
 
 
 class Repeating(ToolServers):
