@@ -133,6 +133,7 @@ class App:
             self.practice.advisor_of,
             leads=lambda: self.lifecycle.leads,
             configured=lambda: self.settings.llm.enabled,
+            inventory=self.inventory,
         )
         self.doors = self._build_doors(settings)
         self.server = self._build_server() if settings.console.enabled else None
@@ -364,6 +365,7 @@ class App:
             cluster=self.settings.cluster,
             suppressor=self.doors.suppressor,
             waiting=self.detection.waiting,
+            lookup=lambda incident, window: self.practice.advisor_of(incident).lookup(incident, window),
         )
         site = build_console(parts, console)
         self.doors.add_to(site)

@@ -71,6 +71,9 @@ class Halt:
     at_s: float = 0.0
 
 
+JUDGED = {True: Cause.JUDGED_RIGHT, False: Cause.JUDGED_WRONG}
+
+
 class Gate:
     """Approves, rejects, closes, halts and resumes. Stateless: everything is in the store."""
 
@@ -258,6 +261,23 @@ class Gate:
         self._store.change(incident.id, IncidentMove(cause, by.identity, f"{by.channel}: {note}", incident.version))
         how = " as not a fault" if cause is Cause.NOT_A_FAULT else ""
         return GateAnswer(True, f"{incident.id} is closed{how}.", True)
+
+    def judge(self, incident_id: str, by: Person, *, right: bool, note: str = "") -> GateAnswer:
+        """A person says whether the diagnosis is right. It moves nothing; their later word counts."""
+        return self._decided(incident_id, by, lambda incident: self._judge(incident, by, right, note))
+
+    def _judge(self, incident: Incident, by: Person, right: bool, note: str) -> GateAnswer:
+        if not (allowed := may(by, Permission.CLOSE, incident.namespaces)):
+            return GateAnswer(False, allowed.reason)
+        if incident.diagnosis is None:
+            return GateAnswer(False, f"{incident.id} has no diagnosis yet.")
+        word = "right" if right else "wrong"
+        said = f"{incident.diagnosis.headline[:200]}{f': {note[:1000]}' if note else ''}"
+        mine = [s for s in incident.history if s.by == by.identity and s.cause in JUDGED.values()]
+        if mine and (mine[-1].cause, mine[-1].note) == (JUDGED[right], said):
+            return GateAnswer(True, f"You called the diagnosis of {incident.id} {word} already.")
+        self._store.remark(incident, JUDGED[right], by.identity, said)
+        return GateAnswer(True, f"Noted: the diagnosis of {incident.id} is {word}.", True)
 
     def carry_on(self, incident_id: str, by: Person, *, give_back: bool = False) -> GateAnswer:
         """Finishes an action whose outcome was unknown, or with `give_back` takes back what it left. What was

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from nightshift import spans
 from nightshift.agent.rca.briefing import ROOM_TOKENS, Brief, brief, first_room
 from nightshift.agent.rca.bundle import as_it_is
 from nightshift.agent.rca.grounding import MAX_QUOTE_CHARS, MIN_QUOTE_CHARS, bind, ground, sentence_of, why_not
@@ -89,16 +90,21 @@ class _Contested(BaseModel):
     text: str
 
 
-class _Conclusion(BaseModel):
-    """The end of the investigation: the cause, the claims that prove it, and what you only suspect."""
+class Concluding(BaseModel):
+    """How a conversation ends, whatever it was about: with claims that code evaluates again."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
-    cause: str = Field(description="the nearest of: " + ", ".join([*Fault, "unknown"]))
     claims: list[dict[str, Any]] = Field(
         default_factory=list,
         description="each: {predicate, evidence_ids: [E1], quotes: [{evidence_id, text}], arguments: {…}}",
     )
+
+
+class _Conclusion(Concluding):
+    """The end of the investigation: the cause, the claims that prove it, and what you only suspect."""
+
+    cause: str = Field(description="the nearest of: " + ", ".join([*Fault, "unknown"]))
     hypothesis: str = Field(default="", description="the cause in your own words, one paragraph")
     checks: list[str] = Field(default_factory=list, description="what a person can check next, in plain words")
     contest: dict[str, Any] | None = Field(
@@ -171,11 +177,12 @@ class _Talk:
     messages: list[BaseMessage]
     allowance: Allowance
     lookup: Lookup
-    stream: Callable[[str, _Talk], None]
+    stream: Callable[[str, ModelSpending], None]
+    form: type[Concluding]
     spent: ModelSpending = field(default_factory=ModelSpending)
     asked: Counter[str] = field(default_factory=Counter)
     misread: int = 0
-    concluded: _Conclusion | None = None
+    concluded: Concluding | None = None
     fell: bool = False
     held: list[dict[str, Any]] = field(default_factory=list)
 
@@ -205,38 +212,53 @@ class Investigator:
         settings = self.model.settings
         allowance = allowance or Allowance(settings.max_tokens, settings.max_cost_usd)
         base = self._carried(lookup, earlier)
-        try:
-            from langchain_core.messages import HumanMessage, SystemMessage
-        except ImportError as error:
-            return self._without(
-                base, Failed(Failure.NOT_INSTALLED, str(error)), ModelSpending(), ""
-            ), ModelSpending()
-        tools = self._tools(lookup, last=False)
+        tools = tools_of(lookup.schemas)
         first = self._first(told, lookup, allowance, tools, about)
         # what was asked is part of the record: a later prompt may bring another answer
         digest = sha256_hex(canonical_json([SYSTEM, first.text, tools]))
         base = replace(base, prompt_sha256=digest, lines=tuple(sorted({*base.lines, *first.lines})))
 
-        def progress(doing: str, talk: _Talk) -> None:
-            note = f"the language model is reading: answer {talk.spent.steps} of at most {MAX_STEPS}{doing}"
-            stream(replace(base, state=ReadingState.READING, note=self.redact(note)), talk.spent)
+        def progress(doing: str, spent: ModelSpending) -> None:
+            note = f"the language model is reading: answer {spent.steps} of at most {MAX_STEPS}{doing}"
+            stream(replace(base, state=ReadingState.READING, note=self.redact(note)), spent)
 
-        talk = _Talk([SystemMessage(SYSTEM), HumanMessage(first.text)], allowance, lookup, progress)
-        began_s, failure = self.timer(), None
-        progress("", talk)
+        concluded, failure, spent = self.converse(SYSTEM, first.text, lookup, allowance, _Conclusion, progress)
+        # a second answer that failed does not take back what the first one concluded
+        if isinstance(concluded, _Conclusion):
+            return self._with(base, told, concluded, lookup, spent, plan), spent
+        assert failure is not None
+        return self._without(base, failure, spent, digest), spent
+
+    def converse(
+        self,
+        system: str,
+        first: str,
+        lookup: Lookup,
+        allowance: Allowance,
+        form: type[Concluding],
+        progress: Callable[[str, ModelSpending], None],
+    ) -> tuple[Concluding | None, Failed | None, ModelSpending]:
+        """One conversation: what it came to, in the agreed form, or why to nothing, and what it took. `progress`
+        hears what was looked up. Raises nothing that a model causes."""
+        began_s = self.timer()
         try:
-            with self.model.turn():
+            from langchain_core.messages import HumanMessage, SystemMessage
+        except ImportError as error:
+            return None, Failed(Failure.NOT_INSTALLED, str(error)), ModelSpending()
+        failure: Failed | None = None
+        talk = _Talk([SystemMessage(system), HumanMessage(first)], allowance, lookup, progress, form)
+        progress("", talk.spent)
+        settings = self.model.settings
+        named = {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "nightshift"}
+        try:
+            with self.model.turn(), spans.span(f"invoke_agent {settings.model}", named):
                 talk.concluded = self._converse(talk, began_s)
         except Failed as why:
             failure = why
         except Exception as error:  # noqa: BLE001  whatever a model makes happen, the rules' diagnosis stands
             failure = Failed(Failure.BAD_ANSWER, f"{type(error).__name__}: {error}")
         talk.spent.seconds = self.timer() - began_s
-        # a second answer that failed does not take back what the first one concluded
-        if talk.concluded is not None:
-            return self._with(base, told, talk.concluded, lookup, talk.spent, plan), talk.spent
-        assert failure is not None
-        return self._without(base, failure, talk.spent, digest), talk.spent
+        return talk.concluded, failure, talk.spent
 
     def _carried(self, lookup: Lookup, earlier: Reading | None) -> Reading:
         """What was read before, by the numbers of the present evidence."""
@@ -253,7 +275,7 @@ class Investigator:
             earlier,
             model=name,
             claims=held,
-            evidence=_cited(held, items),
+            evidence=cited(held, items),
             note="",
             asked=earlier.asked + 1,
             facts={},
@@ -276,7 +298,7 @@ class Investigator:
 
     # The conversation -------------------------------------------------------------------------------------------
 
-    def _converse(self, talk: _Talk, began_s: float) -> _Conclusion:
+    def _converse(self, talk: _Talk, began_s: float) -> Concluding:
         from langchain_core.messages import HumanMessage
 
         settings = self.model.settings
@@ -286,7 +308,8 @@ class Investigator:
             if last and talk.spent.steps:
                 talk.messages.append(HumanMessage("This is your last answer: call conclude now."))
             left_s = settings.timeout_s - (self.timer() - began_s)
-            answer = self.model.say(talk.messages, self._tools(talk.lookup, last=last), left_s)
+            tools = tools_of([] if last else talk.lookup.schemas, talk.form)
+            answer = self.model.say(talk.messages, tools, left_s)
             self._count(talk, answer)
             talk.messages.append(answer.message)
             concluded = self._heard(talk, answer.message, talk.lookup)
@@ -297,15 +320,15 @@ class Investigator:
             if last:
                 raise Failed(Failure.STEPS, f"{talk.spent.steps} answers")
             names = ", ".join(dict.fromkeys(str(call["name"])[:20] for call in answer.message.tool_calls[:4]))
-            talk.stream(f", looked up {names}" if names and concluded is None else "", talk)
+            talk.stream(f", looked up {names}" if names and concluded is None else "", talk.spent)
 
-    def _returned(self, talk: _Talk, concluded: _Conclusion, last: bool) -> bool:
+    def _returned(self, talk: _Talk, concluded: Concluding, last: bool) -> bool:
         """Sends the claims that fell back to the model, once, each with its reason."""
         from langchain_core.messages import HumanMessage, ToolMessage
 
         if talk.fell or last:
             return False
-        judged = list(self._judged(concluded, talk.lookup.ledger.items))
+        judged = list(self.judged(concluded, talk.lookup.ledger.items))
         fell = [f"claim {number}: {reason}" for number, (*_, reason) in enumerate(judged, start=1) if reason]
         if not fell:
             return False
@@ -318,9 +341,6 @@ class Investigator:
             HumanMessage(said)
         ]
         return True
-
-    def _tools(self, lookup: Lookup, *, last: bool) -> list[dict[str, Any]]:
-        return tools_of([] if last else lookup.schemas)
 
     def _within_limits(self, talk: _Talk) -> None:
         settings, spent, allowed = self.model.settings, talk.spent, talk.allowance
@@ -335,13 +355,13 @@ class Investigator:
         talk.spent.input_tokens += answer.input_tokens
         talk.spent.output_tokens += answer.output_tokens
 
-    def _heard(self, talk: _Talk, message: AIMessage, lookup: Lookup) -> _Conclusion | None:
+    def _heard(self, talk: _Talk, message: AIMessage, lookup: Lookup) -> Concluding | None:
         """The conclusion, if this message is one; otherwise its look-ups are answered."""
         # a conclusion counts even in an answer that was cut off behind it
         for call in message.tool_calls:
             if call["name"] == CONCLUDE:
                 try:
-                    return _Conclusion.model_validate(call["args"])
+                    return talk.form.model_validate(call["args"])
                 except ValidationError:
                     self._misread(talk)
                     return None
@@ -351,7 +371,7 @@ class Investigator:
             self._look_up(talk, message, lookup)
             return None
         # small models write the conclusion as text, whatever tools they are given
-        concluded = _from_text(_text(message))
+        concluded = _from_text(_text(message), talk.form)
         if concluded is None:
             self._misread(talk)
         return concluded
@@ -382,7 +402,7 @@ class Investigator:
         talk.misread += 1
         if talk.misread > 1:
             raise Failed(Failure.NOT_JSON)
-        said = f"that is not in the agreed form: call `{CONCLUDE}` with cause, claims and hypothesis"
+        said = f"that is not in the agreed form: call `{CONCLUDE}` with {', '.join(talk.form.model_fields)}"
         answered = talk.messages[-1]
         calls = [*getattr(answered, "tool_calls", ()), *getattr(answered, "invalid_tool_calls", ())]
         talk.messages += [ToolMessage(said, tool_call_id=str(c.get("id") or "")) for c in calls] or [
@@ -415,22 +435,22 @@ class Investigator:
             base,
             state=ReadingState.DONE,
             claims=kept,
-            evidence=_cited(kept, [*items, *base.evidence], quoted),
+            evidence=cited(kept, [*items, *base.evidence], quoted),
             cause=concluded.cause,
-            account=self._prose(concluded.hypothesis, MAX_PROSE),
-            checks=tuple(filter(None, (self._prose(check, MAX_CHECK) for check in concluded.checks[:MAX_CHECKS]))),
+            account=self.prose(concluded.hypothesis, MAX_PROSE),
+            checks=tuple(filter(None, (self.prose(check, MAX_CHECK) for check in concluded.checks[:MAX_CHECKS]))),
             contest=contest,
             dropped=dropped,
             note=note,
             facts={
-                **self._bill(spent),
+                **self.bill(spent),
                 "model_cause": concluded.cause,
                 "model_claims": float(len(held)),
                 "model_dropped": float(dropped),
             },
         )
 
-    def _prose(self, text: str, limit: int) -> str:
+    def prose(self, text: str, limit: int) -> str:
         """A model's own words for people: redacted, and without the sentences that hold an address or a command."""
         flat = " ".join(self.redact(text[: 8 * limit]).split())
         sentences = re.split(r"(?<=[.;!?])\s+", flat)
@@ -447,7 +467,7 @@ class Investigator:
         except ValidationError:
             return None
         item = next((item for item in items if item.id == said.evidence_id), None)
-        reason = self._prose(said.reason, MAX_REASON)
+        reason = self.prose(said.reason, MAX_REASON)
         if item is None or item.media_type != LOG or not reason:
             return None
         if addresses_a_reader(said.reason) or followable(said.reason) or followable(said.text):
@@ -469,15 +489,15 @@ class Investigator:
         known = {identity_of(claim) for claim in told.claims}
         held: dict[tuple[object, ...], Claim] = {}
         dropped = max(0, len(concluded.claims) - 2 * MAX_CLAIMS)
-        for _, claim, reason in self._judged(concluded, items):
+        for _, claim, reason in self.judged(concluded, items):
             if claim is None or reason:
                 dropped += 1
             elif identity_of(claim) not in known:
                 held.setdefault(identity_of(claim), replace(claim, sentence=self.redact(sentence_of(claim, items))))
         return list(held.values()), dropped
 
-    def _judged(
-        self, concluded: _Conclusion, items: Sequence[Evidence]
+    def judged(
+        self, concluded: Concluding, items: Sequence[Evidence]
     ) -> Iterator[tuple[dict[str, Any], Claim | None, str]]:
         """Each claim as the model gave it, as ours, and why it does not hold (empty where it does)."""
         # one claim in no form costs that claim only, so they are read one by one
@@ -504,10 +524,11 @@ class Investigator:
             state=ReadingState.FAILED,
             note=note,
             prompt_sha256=digest,
-            facts={**self._bill(spent), "model_failure": str(why.failure)},
+            facts={**self.bill(spent), "model_failure": str(why.failure)},
         )
 
-    def _bill(self, spent: ModelSpending) -> dict[str, float | str]:
+    def bill(self, spent: ModelSpending) -> dict[str, float | str]:
+        """What was spent, as facts that are stored with an answer."""
         settings = self.model.settings
         bill: dict[str, float | str] = {
             "model_steps": float(spent.steps),
@@ -515,20 +536,23 @@ class Investigator:
             "model_tokens": float(spent.tokens),
             "model_s": round(spent.seconds, 3),
         }
+        if self.model.lacks:
+            bill["model_lacks"] = self.model.lacks
         priced = settings.usd_per_million_input + settings.usd_per_million_output > 0
         return bill | ({"model_usd": round(spent.usd(settings), 6)} if priced else {})
 
 
-def _cited(
-    claims: Sequence[Claim], items: Sequence[Evidence], more: frozenset[str] | set[str] = frozenset()
+def cited(
+    claims: Sequence[Claim], items: Sequence[Evidence], names: frozenset[str] | set[str] = frozenset()
 ) -> tuple[Evidence, ...]:
-    names = {name for claim in claims for name in claim.evidence_ids} | more
-    return tuple({item.id: item for item in items if item.id in names}.values())
+    """The items that claims cite, and those of `names`."""
+    all_names = {name for claim in claims for name in claim.evidence_ids} | names
+    return tuple({item.id: item for item in items if item.id in all_names}.values())
 
 
-def tools_of(lookups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The tools that a model gets: the look-ups, and the one that ends the investigation."""
-    return [*lookups, schema_of(CONCLUDE, _Conclusion)]
+def tools_of(lookups: Sequence[dict[str, Any]], form: type[Concluding] = _Conclusion) -> list[dict[str, Any]]:
+    """The tools that a model gets: the look-ups, and the one that ends the conversation."""
+    return [*lookups, schema_of(CONCLUDE, form)]
 
 
 def _unusable(message: AIMessage) -> Failure | None:
@@ -550,12 +574,12 @@ def _text(message: AIMessage) -> str:
     return "".join(str(part.get("text", "")) for part in message.content if isinstance(part, dict))
 
 
-def _from_text(text: str) -> _Conclusion | None:
+def _from_text(text: str, form: type[Concluding]) -> Concluding | None:
     """A conclusion that was written as text, alone or in a code fence; None where there is none."""
     inside = text.strip()
     if "```" in inside:
         inside = inside.split("```")[1].removeprefix("json").strip()
     try:
-        return _Conclusion.model_validate_json(inside)
+        return form.model_validate_json(inside)
     except ValidationError:
         return None

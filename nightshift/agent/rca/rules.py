@@ -57,6 +57,7 @@ from nightshift.agent.rca.case import (
 )
 from nightshift.agent.rca.grounding import MAX_QUOTE_CHARS, bind, ground, lines_of
 from nightshift.agent.store.diagnosis import LOG, Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
+from nightshift.agent.store.reports import is_report
 from nightshift.agent.units import clock_time
 from nightshift.collectors.frame import Order
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
@@ -772,7 +773,7 @@ def _headline(case: DiagnosisCase, fault: Fault, held: Sequence[Claim]) -> str:
         what = title_of(code, CATALOGUE[code].meaning if code in CATALOGUE else None)
     if fault is Fault.JOB_CRASH:
         what += f": {case.cause.facts.get('ended_by', 'an error')}"
-    if case.cause.fault in _MEANS:
+    if case.cause.fault in _MEANS or is_report(case.cause):
         what = str(case.cause.facts.get("meaning", what))
     if fault in (Fault.HBM_DEGRADED, Fault.HBM_IMMINENT):
         what += f" ({units_of(case.findings)})"

@@ -19,6 +19,7 @@ from nightshift.agent.rca.grounding import reground
 from nightshift.agent.rca.redact import followable
 from nightshift.agent.store.diagnosis import Claim, Diagnosis
 from nightshift.agent.store.incident import (
+    ASIDES,
     Cause,
     Incident,
     IncidentState,
@@ -233,11 +234,12 @@ def _no_plan(incident: Incident) -> str:
     if incident.state in (IncidentState.OPEN, IncidentState.DIAGNOSED):
         return "being made"
     # why there is no plan stands in the step that decided so
-    return next((s.note for s in reversed(incident.history) if s.note), "none")
+    return next((s.note for s in reversed(incident.history) if s.note and s.cause not in ASIDES), "none")
 
 
 def _state(incident: Incident) -> str:
-    last = next((step for step in reversed(incident.history) if step.cause != Cause.WORLD_READ), None)
+    besides = {Cause.WORLD_READ, *ASIDES}
+    last = next((step for step in reversed(incident.history) if step.cause not in besides), None)
     said = incident.state.value.replace("_", " ")
     return f"{said} ({last.note})" if last is not None and last.note else said
 

@@ -17,9 +17,12 @@ from nightshift.agent.incidents.stages import StageParts
 from nightshift.agent.metrics import Metrics
 from nightshift.agent.rca.bundle import PastIncident
 from nightshift.agent.rca.investigate import Investigator, ModelSpending
+from nightshift.agent.rca.log_stores import LogStores
 from nightshift.agent.rca.model import Model
 from nightshift.agent.rca.promql import range_query
 from nightshift.agent.rca.redact import Redactor
+from nightshift.agent.rca.runbooks import Runbooks
+from nightshift.agent.rca.tool_servers import ToolServers
 from nightshift.agent.settings import Settings
 from nightshift.agent.store.diagnosis import Diagnosis
 from nightshift.agent.store.incident import Incident, IncidentState
@@ -86,6 +89,9 @@ class Practice:
             # Without a model the rules diagnose alone, and nothing leaves the cluster.
             investigate=None if model is None else Investigator(model, redact, heed=self._spent),
             promql=range_query(settings.sources),
+            stores=LogStores(settings.log_stores, self._inventory) if settings.log_stores else None,
+            servers=ToolServers(settings.llm.tool_servers) if settings.llm.tool_servers else None,
+            runbooks=Runbooks(settings.runbooks, settings.state_dir / "runbooks") if settings.runbooks else None,
         )
 
     def parts(self) -> StageParts:

@@ -137,6 +137,34 @@ class Reading:
     facts: Mapping[str, str | float] = field(default_factory=dict)
 
 
+class Verdict(StrEnum):
+    """What a model says to a question that can be answered so."""
+
+    YES = "yes"
+    NO = "no"
+    UNKNOWN = "unknown"
+    """It cannot be told from the evidence, or the question is of another kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What there is to say to a question. `found` are lines that bear the question's words, with or without a
+    model. `claims` held when they were re-evaluated over `evidence`; `said` has for each the model's own sentence,
+    empty where that said more than its evidence. `note` says why there is no more."""
+
+    state: ReadingState
+    model: str = ""
+    verdict: Verdict = Verdict.UNKNOWN
+    found: tuple[Quote, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    said: tuple[str, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    dropped: int = 0
+    note: str = ""
+    prompt_sha256: str = ""
+    facts: Mapping[str, str | float] = field(default_factory=dict)
+
+
 def with_reading(diagnosis: Diagnosis, reading: Reading) -> Diagnosis:
     """The diagnosis with a reading's claims and doubts beside its own, as it is shown. Cause, headline, confidence
     and the rules' claims and facts stay to the letter."""

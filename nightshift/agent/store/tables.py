@@ -97,6 +97,33 @@ readings = Table(
     Index("readings_by_time", "at_s"),
 )
 
+questions = Table(
+    "questions",
+    metadata,
+    Column("number", Integer, primary_key=True),
+    Column("incident", ForeignKey("incidents.number"), nullable=False),
+    Column("at_s", Float, nullable=False),
+    Column("by", Text, nullable=False),
+    Column("channel", Text, nullable=False, doc="cli, api, console or slack"),
+    Column("text", Text, nullable=False),
+    Column("reach", Text, doc="JSON list of the namespaces that the answer may tell of; null: all"),
+    Column("state", Text, nullable=False, doc="waiting, reading, done or failed"),
+    Column("tokens", Integer, nullable=False, doc="spent on it so far: the budgets count by these"),
+    Column("usd", Float, nullable=False),
+    Column("body", Text, nullable=False, doc="the answer"),
+    Index("questions_by_incident", "incident"),
+    Index("questions_by_state", "state", "at_s"),
+    sqlite_autoincrement=True,
+)
+
+reports = Table(
+    "reports",
+    metadata,
+    Column("episode", Text, primary_key=True),
+    Column("at_s", Float, nullable=False, doc="when it was last told of"),
+    Column("body", Text, nullable=False, doc="the finding, until a look has placed it"),
+)
+
 tenancies = Table(
     "tenancies",
     metadata,

@@ -12,6 +12,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from nightshift.agent.approvals.policy import Person, Role
+from nightshift.agent.approvals.questions import Questions
 from nightshift.agent.console.defence import HEADERS
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.sessions import cookie_name
@@ -19,6 +20,7 @@ from nightshift.agent.console.settings import Settings
 from nightshift.agent.console.sign_in import console_key, operator_token
 from nightshift.agent.console.site import DaemonHealth
 from nightshift.agent.setup.console import build_console
+from nightshift.agent.store.diagnosis import LOG, Answer, Evidence, Quote, ReadingState
 from nightshift.agent.store.incident import Cause, IncidentState
 from nightshift.collectors.base import Permanent
 from nightshift.detectors.base import Fault
@@ -107,6 +109,27 @@ def test_an_open_page_follows_the_incident(page: Page, url: str, story: Story) -
     assert story.gate.reject(incident_id, action.plan_sha256, grace, "the owner will fix it").ok
     expect(page.locator(".timeline")).to_contain_text("the owner will fix it")
     expect(page.get_by_role("button", name="Approve")).to_have_count(0)
+
+
+def test_a_question_is_asked_on_the_incidents_page_and_its_answer_comes_there(
+    page: Page, url: str, story: Story
+) -> None:
+    incident = story.tell()
+    page.goto(f"{url}/sign-in#token={TOKEN}")
+    page.wait_for_url(f"{url}/")
+    page.goto(f"{url}/incidents/{incident}")
+    page.fill("#question", "did the <b>switch</b> fail first?")
+    page.click("text=Ask >> nth=-1")
+    page.wait_for_selector("#answers article")
+    questions = Questions(story.store.database, story.clock)
+    (asked,) = questions.of(incident)
+    assert (asked.by, asked.channel) == ("ada", "console")
+    item = Evidence("E1", "kernel log", "node:n1", 0.0, 1.0, LOG, b"1.0\t<b>port</b> down\n", "log of n1")
+    found = (Quote("E1", "<b>port</b> down"),)
+    questions.answered(asked, Answer(ReadingState.DONE, found=found, evidence=(item,), note="no model"), 0, 0.0)
+    page.wait_for_selector("#answers blockquote")
+    assert "<b>port</b> down" in page.inner_text("#answers")
+    assert "did the <b>switch</b> fail first?" in page.inner_text("#answers")
 
 
 def test_text_from_outside_is_never_markup(page: Page, url: str, story: Story) -> None:
