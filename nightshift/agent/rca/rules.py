@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -310,7 +311,8 @@ def plain(case: DiagnosisCase) -> Drafts:
         ("score", "score {:.3g}"),
     ):
         value = case.fact(name)
-        if math.isfinite(value):
+        # once is what the line itself says
+        if math.isfinite(value) and not (name == "events" and value <= 1):
             yield equals(case, name, sentence.format(value))
             return
     yield claim(_P.EQUALS, case.cause.summary, case.said(), path="fault", value=case.cause.fault.value)
@@ -389,7 +391,8 @@ def _quoted(case: DiagnosisCase, finding: Finding, item: Evidence) -> Drafts:
     code = xid_of(finding)
     # the driver writes `NVRM: Xid (PCI:0000:9b:00): 48, pid=…`: the code stands between `): ` and a comma
     own = f"): {code}," if code is not None else ""
-    chosen = next((q for q in quotes if own and own in q.text), quotes[0] if quotes else None)
+    first = next((q for q in quotes if not _OPENS.match(q.text)), quotes[0] if quotes else None)
+    chosen = next((q for q in quotes if own and own in q.text), first)
     if chosen is None:
         return
     sentence, path, value = _own_words(finding, code)
@@ -399,10 +402,14 @@ def _quoted(case: DiagnosisCase, finding: Finding, item: Evidence) -> Drafts:
     yield _tear_down(item, quotes, chosen)
 
 
+# These open a stack trace: what ended the program stands behind them.
+_OPENS = re.compile(r"(?:\[?rank\d*\]?:?\s*)?(?:Traceback \(most recent|File \"|raise \w)")
+
+
 def _own_words(finding: Finding, code: int | None) -> tuple[str, str, str | float]:
     """What a finding's own line says, and the fact beside it: (sentence, path, value)."""
     if code is None:
-        return "the log says so", "fault", finding.fault.value
+        return "the log has its line", "fault", finding.fault.value
     meaning = CATALOGUE[code].meaning if code in CATALOGUE else None
     return title_of(code, meaning), "facts.xid", float(code)
 
