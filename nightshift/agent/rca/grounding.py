@@ -149,8 +149,7 @@ def quote_under(sentence: str, text: str, name: str, evidence: Sequence[Evidence
         if clock.group() not in everything:
             raise Ungrounded(f"the time {clock.group()} is in no item")
     rest = _CLOCK_TIME.sub(" ", _TIME_SPAN.sub(" ", sentence))
-    for word in _NAMED.findall(rest):
-        word = word.strip(".:/-#@").lower()
+    for word in (found.strip(".:/-#@").lower() for found in _NAMED.findall(rest)):
         bare = word.removesuffix("'s").removesuffix("s")
         if any(map(str.isdigit, word)) and word not in everything and bare not in everything:
             raise Ungrounded(f"{word[:40]!r} is in no item")
@@ -163,11 +162,12 @@ def _stems(text: str) -> set[str]:
     return {word[:_STEM] for word in words} - _EMPTY_WORDS
 
 
-_EMPTY_WORDS = {
-    word[:_STEM]
-    for word in "all and any are because been but can did due for from had has have its not one out that the then there"
-    " this was were when which with".split()
-}
+# The beginnings of words that name nothing.
+_EMPTY_WORDS = frozenset(re.findall(
+    r"\w+",
+    "all and any are beca been but can did due for from had has have its not one out that the then ther this was were"
+    " when whic with",
+))  # fmt: skip
 
 
 def _bytes(quote: Quote) -> bytes:

@@ -87,8 +87,8 @@ byte for byte from a line's text. Predicates and their arguments:
   repeated     a log and pattern, or a series and level; times (at least 2)
 `hypothesis` is one plain paragraph for a person at 3 a.m.: what, where, why, since when, what next; no commands, no
 addresses. Each of its sentences has a quote; one without, or with a number that no evidence holds, is returned once
-and then dropped. If the evidence shows that the plan will fail or harm, `contest` it with a quote; otherwise leave it
-empty. If the evidence does not bear a cause, conclude `unknown`: abstaining beats guessing."""
+and then dropped. If the evidence shows that the plan will fail or harm, `contest` it with a quote; otherwise leave
+it empty. If the evidence does not bear a cause, conclude `unknown`: abstaining beats guessing."""
 
 
 class _Contested(BaseModel):
@@ -128,8 +128,8 @@ class _Conclusion(BaseModel):
     )
     hypothesis: list[_Sentence] = Field(
         default_factory=list,
-        description="the cause in your own words, one paragraph; each sentence: {sentence, evidence_id, text}; text is"
-        " a quote",
+        description="the cause in your own words, one paragraph; each sentence: {sentence, evidence_id, text};"
+        " text is a quote",
     )
     checks: list[str] = Field(default_factory=list, description="what a person can check next, in plain words")
     contest: dict[str, Any] | None = Field(

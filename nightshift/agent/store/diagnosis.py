@@ -126,10 +126,10 @@ class QuotedSentence:
 class Reading:
     """What a language model made of a diagnosis. It stands beside the diagnosis, so neither cause nor plan can
     change by it. `claims` held when they were re-evaluated over `evidence`, which has numbers of its own. `cause`
-    is the nearest of our labels, `sentences` its own words for it, `checks` what a person can check next; none of the
-    three is proven. `account` are words without quotes, as older versions stored them: they are not shown. `note`
-    says what it does now or why it failed. `lines` are the decisive lines it was asked about (as hashes), `asked`
-    how often it was asked."""
+    is the nearest of our labels, `sentences` its own words for it, `checks` what a person can check next; none of
+    the three is proven. `account` are words without quotes, as older versions stored them: they are not shown.
+    `note` says what it does now or why it failed. `lines` are the decisive lines it was asked about (as hashes),
+    `asked` how often it was asked."""
 
     state: ReadingState
     model: str

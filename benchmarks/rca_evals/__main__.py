@@ -1,0 +1,179 @@
+"""What a language model makes of the incidents, through the product: right causes, unsupported sentences, tokens,
+money and time.
+
+    python -m benchmarks.rca_evals replay
+    python -m benchmarks.rca_evals live --model Qwen3-32B --base-url http://vllm:8000/v1 --out qwen.json
+    python -m benchmarks.rca_evals table qwen.json other.json
+
+`replay` needs no network: two scripted readers answer at a local endpoint, one rightly, one wrongly, with answers
+written by hand. It measures the scorer and the product, no language model, and writes `results/rca_evals.json`.
+`live` asks a model of yours. See docs/how-to/evaluate-a-model.md for HolmesGPT on the same incidents, for the export
+to AIOpsLab and SREGym, and for your own feedback as cases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from benchmarks.rca_evals.answers import HELD_OUT
+from benchmarks.rca_evals.cases import Case, cases, truth_of
+from benchmarks.rca_evals.evaluation import evaluate
+from benchmarks.rca_evals.reader import READERS, endpoint
+from benchmarks.rca_evals.scorer import Truth, judge
+from benchmarks.report import write
+from nightshift.version import commit
+
+Row = dict[str, Any]
+WRITTEN = "answers of two scripted readers, written by hand: no language model was asked"
+
+
+def replay(chosen: Sequence[Case]) -> Row:
+    """Every incident, read by both scripted readers."""
+    rows = {which: [_read(case, which) for case in chosen] for which in READERS}
+    pairs = list(zip(rows["good"], rows["bad"], strict=True))
+    told_apart = sum(one["answer_verdict"]["right"] and not other["answer_verdict"]["right"] for one, other in pairs)
+    wanted = [row for row in rows["good"] if row.get("decides") is not None]
+    held = [judge(Template(text).substitute(place="node n7"), Truth(cause, ("n7",))).right == right for cause, text, right in HELD_OUT]
+    return {
+        "commit": commit(),
+        "answers": WRITTEN,
+        "incidents": len(chosen),
+        "by_origin": _count(case.origin for case in chosen),
+        "opened": sum(row["opened"] for row in rows["good"]),
+        "told_apart": told_apart,
+        "told_apart_share": round(told_apart / len(pairs), 4),
+        "held_out_answers": len(held),
+        "held_out_read_rightly": sum(held),
+        "held_out_read_rightly_at_first": 50,
+        "with_a_deciding_line": len(wanted),
+        "deciding_line_in_first_request": sum(row["decides"] for row in wanted),
+        "request_tokens_most": max(row["request_tokens"] for row in rows["good"] if row["opened"]),
+        "readers": {which: summary(rows[which]) for which in READERS},
+        "missed": [row for row in wanted if not row["decides"]],
+        "rows": {which: [_short(row) for row in rows[which]] for which in READERS},
+    }
+
+
+def _read(case: Case, which: str) -> Row:
+    with endpoint(case, which) as (reader, server):
+        llm = {"provider": "openai", "model": f"scripted {which} reader", "base_url": f"{server.url}/v1"}
+        row = evaluate(case, llm, lambda: server.asked, reader.take)
+        truth = truth_of(case, reader.drawn)
+    print(f"{which:5} {'opened' if row['opened'] else 'none':7} {case.name}", flush=True)
+    return row | {"answer": reader.answer, "answer_verdict": asdict(judge(reader.answer, truth))}
+
+
+def live(chosen: Sequence[Case], llm: Mapping[str, Any]) -> Row:
+    """Every incident, read by the configured model."""
+    rows = []
+    for case in chosen:
+        rows.append(evaluate(case, llm))
+        print(f"{'right' if (rows[-1].get('verdict') or {}).get('right') else '-':6} {case.name}", flush=True)
+    return {"commit": commit(), "by": f"{llm['provider']} {llm['model']}", **summary(rows), "rows": rows}
+
+
+def summary(rows: Sequence[Row]) -> Row:
+    """A table's row: right causes, unsupported sentences, tokens, money, time."""
+    asked = [row for row in rows if row["opened"]]
+    seconds = sorted(row["seconds"] for row in asked)
+    return {
+        "incidents": len(rows),
+        "opened": len(asked),
+        "right": sum(row["verdict"]["right"] for row in asked),
+        "unsupported": sum(row["unsupported"] for row in asked),
+        "failed": _count(row["failure"] for row in asked if row["failure"]),
+        "tokens_median": statistics.median(row["tokens"] for row in asked) if asked else None,
+        "usd": round(sum(row["usd"] for row in asked), 4),
+        "seconds_p50": _quantile(seconds, 0.5),
+        "seconds_p95": _quantile(seconds, 0.95),
+    }
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float | None:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
+
+
+def _count(names: Iterator[str] | Sequence[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name in names:
+        found[name] = found.get(name, 0) + 1
+    return dict(sorted(found.items()))
+
+
+def _short(row: Row) -> Row:
+    """What is kept of a replayed row; the page is ours to make again."""
+    right = (row.get("verdict") or {}).get("right", False)
+    return {"case": row["case"], "answer": row["answer"], "read_as_right": row["answer_verdict"]["right"], "shown_right": right}
+
+
+def table(files: Sequence[Path]) -> str:
+    """The results of several models side by side, as Markdown."""
+    head = "| read by | incidents | right | unsupported | tokens (median) | USD | P50 (s) | P95 (s) |\n|---|---|---|---|---|---|---|---|"
+    lines = [head]
+    for file in files:
+        row = json.loads(file.read_text())
+        cells = [row["by"], row["incidents"], row["right"], row["unsupported"], row["tokens_median"], row["usd"]]
+        lines.append("| " + " | ".join(map(str, [*cells, row["seconds_p50"], row["seconds_p95"]])) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Evaluate what a language model makes of incidents")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, what in (("replay", "Replay the scripted readers; needs no network"), ("live", "Ask a model of yours")):
+        command = commands.add_parser(name, help=what)
+        command.add_argument("--limit", type=int, default=0, help="Only so many incidents, spread over all")
+        command.add_argument("--only", default="", help="Only incidents of which the name holds this text")
+        command.add_argument("--out", type=Path, help="File for the result; replay: results/rca_evals.json by default")
+        if name == "live":
+            command.add_argument("--provider", default="openai", help="Provider, as in llm.provider")
+            command.add_argument("--model", required=True, help="Name of the model, as its server knows it")
+            command.add_argument("--base-url", default="", help="Address of the server")
+            command.add_argument("--api-key-file", help="File that holds the key")
+            command.add_argument("--usd-in", type=float, default=0.0, help="Price of a million tokens sent (USD)")
+            command.add_argument("--usd-out", type=float, default=0.0, help="Price of a million tokens answered (USD)")
+    shown = commands.add_parser("table", help="Print results side by side")
+    shown.add_argument("files", type=Path, nargs="+")
+    args = parser.parse_args()
+    if args.command == "table":
+        print(table(args.files))
+        return
+    chosen = chosen_cases(args.only, args.limit)
+    if args.command == "live":
+        result = live(chosen, _llm(args))
+        out = args.out or Path(f"rca_evals_{args.model.replace('/', '_')}.json")
+        out.write_text(json.dumps(result, indent=1) + "\n")
+        print(table([out]))
+    elif args.only or args.limit or args.out:
+        print(json.dumps(result := replay(chosen), indent=1))
+        if args.out:
+            args.out.write_text(json.dumps(result, indent=1) + "\n")
+    else:
+        write("rca_evals", replay(chosen))
+
+
+def chosen_cases(only: str, limit: int) -> list[Case]:
+    found = [case for case in cases() if only in case.name]
+    return sorted(found, key=lambda case: case.number)[:limit] if limit else found
+
+
+def _llm(args: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "provider": args.provider,
+        "model": args.model,
+        "base_url": args.base_url,
+        **({"api_key_file": args.api_key_file} if args.api_key_file else {}),
+        "usd_per_million_input": args.usd_in,
+        "usd_per_million_output": args.usd_out,
+    }
+
+
+if __name__ == "__main__":
+    main()
