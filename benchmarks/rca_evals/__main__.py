@@ -18,6 +18,7 @@ import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -36,7 +37,8 @@ WRITTEN = "answers of two scripted readers, written by hand: no language model w
 
 def replay(chosen: Sequence[Case]) -> Row:
     """Every incident, read by both scripted readers."""
-    rows = {which: [_read(case, which) for case in chosen] for which in READERS}
+    read = [_read(case) for case in chosen]
+    rows: dict[str, list[Row]] = {which: [row[which] for row in read] for which in READERS}
     pairs = list(zip(rows["good"], rows["bad"], strict=True))
     told_apart = sum(one["answer_verdict"]["right"] and not other["answer_verdict"]["right"] for one, other in pairs)
     wanted = [row for row in rows["good"] if row.get("decides") is not None]
@@ -61,20 +63,25 @@ def replay(chosen: Sequence[Case]) -> Row:
     }
 
 
-def _read(case: Case, which: str) -> Row:
-    with endpoint(case, which) as (reader, server):
-        llm = {"provider": "openai", "model": f"scripted {which} reader", "base_url": f"{server.url}/v1"}
-        row = evaluate(case, llm, lambda: server.asked, reader.take)
-        truth = truth_of(case, reader.drawn)
-    print(f"{which:5} {'opened' if row['opened'] else 'none':7} {case.name}", flush=True)
-    return row | {"answer": reader.answer, "answer_verdict": asdict(judge(reader.answer, truth))}
+def _read(case: Case) -> dict[str, Row]:
+    """A case's row by reader. The second reads the same incident, in the same daemon."""
+    with endpoint(case) as (reader, server):
+        llm = {"provider": "openai", "model": "scripted reader", "base_url": f"{server.url}/v1"}
+        others = [partial(reader.become, which) for which in list(READERS)[1:]]
+        found = evaluate(case, llm, lambda: server.asked, reader.take, others)
+        truth, rows = truth_of(case, reader.drawn), {}
+        for which, row in zip(READERS, found, strict=True):
+            reader.become(which)
+            rows[which] = row | {"answer": reader.answer, "answer_verdict": asdict(judge(reader.answer, truth))}
+    print(f"{'opened' if found[0]['opened'] else 'none':7} {case.name}", flush=True)
+    return rows
 
 
 def live(chosen: Sequence[Case], llm: Mapping[str, Any]) -> Row:
     """Every incident, read by the configured model."""
     rows = []
     for case in chosen:
-        rows.append(evaluate(case, llm))
+        rows += evaluate(case, llm)
         print(f"{'right' if (rows[-1].get('verdict') or {}).get('right') else '-':6} {case.name}", flush=True)
     return {"commit": commit(), "by": f"{llm['provider']} {llm['model']}", **summary(rows), "rows": rows}
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from benchmarks.field.__main__ import DRAWN_BEFORE, Drawn, play
+from benchmarks.field.__main__ import Drawn, play
 from benchmarks.field.report import Channel, FieldReport
 from benchmarks.first_request import BESIDES, metric_of, noisy, shown_of, stands_in
 from benchmarks.incidents.world import World
@@ -29,40 +29,62 @@ from nightshift.agent.rca.grounding import ground
 from nightshift.agent.rca.summary import as_text, summarise
 from nightshift.agent.settings import Settings
 from nightshift.agent.store.diagnosis import quoted_sentences
-from nightshift.agent.store.incident import Incident
+from nightshift.agent.store.incident import Incident, IncidentState
 
-NOISE = 30
-"""Ordinary lines with each tick around the fault."""
+BEFORE, NOISE = 40, 30
+"""Healthy step lines before the fault, and ordinary lines with each tick around it."""
 WAIT_S = 330.0
 Llm = Mapping[str, Any]
 Asked = Callable[[], Sequence[Mapping[str, Any]]]
 """What the endpoint was asked so far, where it is ours."""
 
 
-def evaluate(case: Case, llm: Llm, asked: Asked = list, heard: Callable[[Drawn], None] = lambda _: None) -> dict[str, Any]:
-    """One incident's row. `heard` gets the case's drawn values before anything is asked."""
-    figures = partial(_figures, case, asked)
+def evaluate(
+    case: Case,
+    llm: Llm,
+    asked: Asked = list,
+    heard: Callable[[Drawn], None] = lambda _: None,
+    then: Sequence[Callable[[], None]] = (),
+) -> list[dict[str, Any]]:
+    """One incident's row. `heard` gets the case's drawn values before anything is asked. `then`: each changes who
+    answers at the endpoint; the same incidents are read again, and a row follows."""
+
+    def read(app: App, drawn: Drawn) -> dict[str, Any]:
+        app.readings.wait_idle(WAIT_S)
+        rows = [_figures(case, asked, app, drawn)]
+        for change in then:
+            change()
+            _read_again(app)
+            rows.append(_figures(case, asked, app, drawn))
+        return {"rows": rows}
+
+    llm = {"llm": llm, "console": {"enabled": False}}
     if case.report is None:
         heard(Drawn(1, case.name))
-        return _row(case, _play_cluster(case, llm, figures))
-    drawn: list[Drawn] = []
+        played = _play_cluster(case, llm, read)
+    else:
+        heard(_filled(case))
+        fed = partial(_with_herring, case)
+        played = play(case.report, 1, BEFORE, until_right=True, fed=fed, ask=read, more=llm)
+    head = {"case": case.name, "origin": case.origin, "cause": case.cause, "opened": bool(played["incidents"])}
+    return [head | row for row in played["rows"]]
 
-    def fed(report: FieldReport, before: int) -> Iterator[list[str]]:
-        yield from _with_herring(case, report, before)
 
-    def first(app: App, values: Drawn) -> dict[str, Any]:
-        drawn.append(values)
-        return figures(app, values)
-
-    heard(_filled(case))
-    return _row(case, play(case.report, 1, DRAWN_BEFORE, until_right=True, fed=fed, ask=first, more={"llm": llm}))
+def _read_again(app: App) -> None:
+    """As the queue does for a new diagnosis, without what was read before."""
+    for row in app.store.to_read(frozenset(IncidentState)):
+        incident = replace(app.store.incident(row.incident), reading=None)
+        told = app.practice.advisor_of(incident).diagnose(incident)
+        incident = replace(incident, diagnosis=told)
+        reading, spent = app.practice.advisor_of(incident).read(incident)
+        app.store.save_reading(row.incident, row.diagnosis, reading, spent.tokens, 0.0, final=True)
 
 
 def _filled(case: Case) -> Drawn:
     """The values that a play of this case draws: by seed and source, so they are known before."""
     assert case.report is not None
     drawn = Drawn(1, case.report.source)
-    for lines in _with_herring(case, case.report, DRAWN_BEFORE):
+    for lines in _with_herring(case, case.report, BEFORE):
         for line in lines:
             drawn.fill(line)
     return drawn
@@ -76,14 +98,7 @@ def _with_herring(case: Case, report: FieldReport, before: int) -> Iterator[list
         yield [*herring, *lines]
 
 
-def _row(case: Case, played: Mapping[str, Any]) -> dict[str, Any]:
-    row = {"case": case.name, "origin": case.origin, "cause": case.cause, "opened": bool(played["incidents"])}
-    kept = ("decides", "request_tokens", "shown", "verdict", "unsupported", "tokens", "usd", "seconds", "failure", "page")
-    return row | {key: played[key] for key in kept if key in played}
-
-
 def _figures(case: Case, asked: Asked, app: App, drawn: Drawn) -> dict[str, Any]:
-    app.readings.wait_idle(WAIT_S)
     rows = app.store.incidents()
     incidents = [app.store.incident(row.id) for row in rows]
     if not incidents:
@@ -151,8 +166,8 @@ def _play_cluster(case: Case, llm: Llm, figures: Callable[[App, Drawn], dict[str
             {"type": "training_logs", "directory": str(world.logs)},
         ]  # fmt: skip
         settings = Settings.model_validate(
-            {"cluster": "bench", "state_dir": f"{folder}/state", "actuators": [], "console": {"port": 0},
-             "sources": sources, "llm": llm}
+            {"cluster": "bench", "state_dir": f"{folder}/state", "actuators": [], "sources": sources,
+             **llm}
         )  # fmt: skip
         clock = SteppedClock(world.now_s)
         app = App(settings, clock=clock)

@@ -25,35 +25,44 @@ _FALSE: list[dict[str, Any]] = [
 
 
 class Reader:
-    """One case's reader. `answer` is what it says, once it is asked."""
+    """One case's reader; `which` of the two may be changed while it serves."""
 
-    def __init__(self, case: Case, which: str) -> None:
-        self._case, self._which = case, which
+    def __init__(self, case: Case) -> None:
+        self._case, self.which = case, "good"
         self.drawn = Drawn(1, case.name)
-        self.answer = ""
 
     def take(self, drawn: Drawn) -> None:
         """The values of the play, by which the reader names the place."""
         self.drawn = drawn
-        self.answer = READERS[self._which](self._case, place_words(self._case, drawn))
+
+    @property
+    def answer(self) -> str:
+        return READERS[self.which](self._case, place_words(self._case, self.drawn))
+
+    def become(self, which: str) -> None:
+        self.which = which
 
     def __call__(self, _: Scripted, body: dict[str, Any]) -> Any:
         lines = list(_lines(body["messages"][1]["content"]))
         last = len(body["messages"]) > 2
-        sentences = [self._good(lines)] if self._which == "good" else self._bad(lines)
-        claims = [] if self._which == "good" or last else _FALSE
+        sentences = [self._good(lines, last)] if self.which == "good" else self._bad(lines)
+        claims = [] if self.which == "good" or last else _FALSE
         return calls(("conclude", {"cause": "unknown", "claims": claims, "hypothesis": sentences}))
 
-    def _good(self, lines: list[tuple[str, str]]) -> dict[str, str]:
-        name, quote = max(lines, key=lambda line: self._weight(line[1]), default=("", ""))
+    def _good(self, lines: list[tuple[str, str]], last: bool) -> dict[str, str]:
+        """The line that decides; where that was returned, the one that has most of its words."""
+        weight = self._shared if last else self._weight
+        name, quote = max(lines, key=lambda line: weight(line[1]), default=("", ""))
         return {"sentence": self.answer, "evidence_id": name, "text": quote[:400]}
 
     def _weight(self, line: str) -> float:
         """How well a line bears the answer: the deciding one first, then by common words."""
         wanted = deciding_lines(self._case, self.drawn)
+        return 10.0 * any(line and line in text or text in line for text in wanted if text) + self._shared(line)
+
+    def _shared(self, line: str) -> float:
         words = {word[:4] for word in re.findall(r"[a-z]{3,}", self.answer.lower())}
-        shared = words & {word[:4] for word in re.findall(r"[a-z]{3,}", line.lower())}
-        return 10.0 * any(line and line in text or text in line for text in wanted if text) + len(shared)
+        return float(len(words & {word[:4] for word in re.findall(r"[a-z]{3,}", line.lower())}))
 
     def _bad(self, lines: list[tuple[str, str]]) -> list[dict[str, str]]:
         way = self._case.number // 7 % 4
@@ -82,7 +91,7 @@ def _lines(request: str) -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def endpoint(case: Case, which: str) -> Iterator[tuple[Reader, Scripted]]:
-    reader = Reader(case, which)
+def endpoint(case: Case) -> Iterator[tuple[Reader, Scripted]]:
+    reader = Reader(case)
     with scripted(reader) as server:
         yield reader, server
