@@ -1,14 +1,17 @@
-"""What a language model makes of the incidents, through the product: right causes, unsupported sentences, tokens,
-money and time.
+"""What a language model makes of the incidents, through the product: right causes, unsupported sentences,
+tokens, money and time.
 
     python -m benchmarks.rca_evals replay
     python -m benchmarks.rca_evals live --model Qwen3-32B --base-url http://vllm:8000/v1 --out qwen.json
-    python -m benchmarks.rca_evals table qwen.json other.json
+    python -m benchmarks.rca_evals holmes --program holmes/bin/holmes --model Qwen3-32B --base-url …
+    python -m benchmarks.rca_evals table qwen.json holmes.json
+    python -m benchmarks.rca_evals feedback judged.jsonl --model Qwen3-32B --base-url …
+    python -m benchmarks.rca_evals export aiopslab FOLDER
 
-`replay` needs no network: two scripted readers answer at a local endpoint, one rightly, one wrongly, with answers
-written by hand. It measures the scorer and the product, no language model, and writes `results/rca_evals.json`.
-`live` asks a model of yours. See docs/how-to/evaluate-a-model.md for HolmesGPT on the same incidents, for the export
-to AIOpsLab and SREGym, and for your own feedback as cases.
+`replay` needs no network: two scripted readers answer at a local endpoint, one rightly, one wrongly. Their
+answers are written by hand. It measures the scorer and the product, no language model; it writes
+`results/rca_evals.json`. `live` asks a model of yours. See docs/how-to/evaluate-a-model.md for HolmesGPT on the
+same incidents, for the export to AIOpsLab and SREGym, and for your own feedback as cases.
 """
 
 from __future__ import annotations
@@ -16,33 +19,56 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from string import Template
 from typing import Any
 
+from benchmarks.rca_evals import feedback, holmes, problems
 from benchmarks.rca_evals.answers import HELD_OUT
 from benchmarks.rca_evals.cases import Case, cases, truth_of
 from benchmarks.rca_evals.evaluation import evaluate
 from benchmarks.rca_evals.reader import READERS, endpoint
 from benchmarks.rca_evals.scorer import Truth, judge
 from benchmarks.report import write
+from nightshift.agent.rca.model import ModelSettings
 from nightshift.version import commit
 
 Row = dict[str, Any]
 WRITTEN = "answers of two scripted readers, written by hand: no language model was asked"
 
 
-def replay(chosen: Sequence[Case]) -> Row:
+def kept_rows(chosen: Sequence[Case], rows: Path | None, read: Callable[[Case], Any]) -> list[Any]:
+    """What `read` makes of each case. rows: a file that keeps them, and from which an earlier run is continued."""
+    known = {}
+    if rows is not None and rows.exists():
+        known = dict(json.loads(line) for line in rows.read_text().splitlines())
+    found = []
+    for case in chosen:
+        if case.name not in known:
+            known[case.name] = read(case)
+            if rows is not None:
+                with rows.open("a", encoding="utf-8") as out:
+                    out.write(json.dumps([case.name, known[case.name]]) + "\n")
+        found.append(known[case.name])
+    return found
+
+
+def replay(chosen: Sequence[Case], kept: Path | None = None) -> Row:
     """Every incident, read by both scripted readers."""
-    read = [_read(case) for case in chosen]
+    read = kept_rows(chosen, kept, _read)
     rows: dict[str, list[Row]] = {which: [row[which] for row in read] for which in READERS}
     pairs = list(zip(rows["good"], rows["bad"], strict=True))
-    told_apart = sum(one["answer_verdict"]["right"] and not other["answer_verdict"]["right"] for one, other in pairs)
+    told_apart = sum(
+        one["answer_verdict"]["right"] and not other["answer_verdict"]["right"] for one, other in pairs
+    )
     wanted = [row for row in rows["good"] if row.get("decides") is not None]
-    held = [judge(Template(text).substitute(place="node n7"), Truth(cause, ("n7",))).right == right for cause, text, right in HELD_OUT]
+    held = [
+        judge(Template(text).substitute(place="node n7"), Truth(cause, ("n7",))).right == right
+        for cause, text, right in HELD_OUT
+    ]
     return {
         "commit": commit(),
         "answers": WRITTEN,
@@ -77,12 +103,15 @@ def _read(case: Case) -> dict[str, Row]:
     return rows
 
 
-def live(chosen: Sequence[Case], llm: Mapping[str, Any]) -> Row:
+def live(chosen: Sequence[Case], llm: Mapping[str, Any], kept: Path | None = None) -> Row:
     """Every incident, read by the configured model."""
-    rows = []
-    for case in chosen:
-        rows += evaluate(case, llm)
-        print(f"{'right' if (rows[-1].get('verdict') or {}).get('right') else '-':6} {case.name}", flush=True)
+
+    def read(case: Case) -> Row:
+        (row,) = evaluate(case, llm)
+        print(f"{'right' if (row.get('verdict') or {}).get('right') else '-':6} {case.name}", flush=True)
+        return row
+
+    rows = kept_rows(chosen, kept, read)
     return {"commit": commit(), "by": f"{llm['provider']} {llm['model']}", **summary(rows), "rows": rows}
 
 
@@ -117,13 +146,38 @@ def _count(names: Iterator[str] | Sequence[str]) -> dict[str, int]:
 def _short(row: Row) -> Row:
     """What is kept of a replayed row; the page is ours to make again."""
     right = (row.get("verdict") or {}).get("right", False)
-    return {"case": row["case"], "answer": row["answer"], "read_as_right": row["answer_verdict"]["right"], "shown_right": right}
+    return {
+        "case": row["case"],
+        "answer": row["answer"],
+        "read_as_right": row["answer_verdict"]["right"],
+        "shown_right": right,
+    }
+
+
+def by_holmes(
+    chosen: Sequence[Case], program: Path, llm: Mapping[str, Any], folder: Path, kept: Path | None
+) -> Row:
+    """The incidents that have a log, through HolmesGPT."""
+    name = f"HolmesGPT {holmes.version(program)}, {llm['model']}"
+    written = [case for case in chosen if case.report is not None]
+    rows = kept_rows(written, kept, lambda case: holmes.ask(case, program, llm, folder))
+    # it gives no quotes to check
+    return {"commit": commit(), "by": name, **summary(rows), "unsupported": "not measured", "rows": rows}
+
+
+def by_feedback(path: Path, llm: Mapping[str, Any]) -> Row:
+    """The diagnoses that people judged, read by the configured model."""
+    judged = list(feedback.read(path))
+    usable = [one for one in judged if one.truth is not None and one.evidence]
+    rows = [feedback.ask(one, ModelSettings.model_validate(llm)) for one in usable]
+    print(f"{len(usable)} of {len(judged)} judged diagnoses have evidence and name a cause", flush=True)
+    return {"commit": commit(), "by": f"{llm['provider']} {llm['model']}, feedback", **summary(rows), "rows": rows}
 
 
 def table(files: Sequence[Path]) -> str:
     """The results of several models side by side, as Markdown."""
-    head = "| read by | incidents | right | unsupported | tokens (median) | USD | P50 (s) | P95 (s) |\n|---|---|---|---|---|---|---|---|"
-    lines = [head]
+    lines = ["| read by | incidents | right | unsupported | tokens (median) | USD | P50 (s) | P95 (s) |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
     for file in files:
         row = json.loads(file.read_text())
         cells = [row["by"], row["incidents"], row["right"], row["unsupported"], row["tokens_median"], row["usd"]]
@@ -131,39 +185,72 @@ def table(files: Sequence[Path]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Evaluate what a language model makes of incidents")
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, what in (("replay", "Replay the scripted readers; needs no network"), ("live", "Ask a model of yours")):
-        command = commands.add_parser(name, help=what)
-        command.add_argument("--limit", type=int, default=0, help="Only so many incidents, spread over all")
-        command.add_argument("--only", default="", help="Only incidents of which the name holds this text")
-        command.add_argument("--out", type=Path, help="File for the result; replay: results/rca_evals.json by default")
-        if name == "live":
-            command.add_argument("--provider", default="openai", help="Provider, as in llm.provider")
-            command.add_argument("--model", required=True, help="Name of the model, as its server knows it")
-            command.add_argument("--base-url", default="", help="Address of the server")
-            command.add_argument("--api-key-file", help="File that holds the key")
-            command.add_argument("--usd-in", type=float, default=0.0, help="Price of a million tokens sent (USD)")
-            command.add_argument("--usd-out", type=float, default=0.0, help="Price of a million tokens answered (USD)")
+    helps = {
+        "replay": "Replay the scripted readers; needs no network",
+        "live": "Ask a model of yours",
+        "holmes": "Ask HolmesGPT with a model of yours",
+        "feedback": "Ask a model about diagnoses that your people judged",
+        "export": "Write the incidents as problems of another benchmark",
+    }
+    made = {name: commands.add_parser(name, help=what) for name, what in helps.items()}
+    for name in ("replay", "live", "holmes", "export"):
+        made[name].add_argument("--limit", type=int, default=0, help="Only so many incidents, spread over all")
+        made[name].add_argument("--only", default="", help="Only incidents of which the name holds this text")
+    for name in ("replay", "live", "holmes"):
+        made[name].add_argument(
+            "--rows", type=Path, help="File that keeps finished incidents; a next run continues it"
+        )
+    for name in ("live", "holmes", "feedback"):
+        made[name].add_argument("--provider", default="openai", help="Provider, as in llm.provider")
+        made[name].add_argument("--model", required=True, help="Name of the model, as its server knows it")
+        made[name].add_argument("--base-url", default="", help="Address of the server")
+        made[name].add_argument("--api-key-file", help="File that holds the key")
+        made[name].add_argument("--usd-in", type=float, default=0.0, help="Price of a million tokens sent (USD)")
+        made[name].add_argument(
+            "--usd-out", type=float, default=0.0, help="Price of a million tokens answered (USD)"
+        )
+    for name in ("replay", "live", "holmes", "feedback"):
+        made[name].add_argument("--out", type=Path, help="File for the result")
+    made["holmes"].add_argument("--program", type=Path, required=True, help="HolmesGPT's `holmes`")
+    made["holmes"].add_argument("--folder", type=Path, default=Path("holmes-evals"), help="Folder for its files")
+    made["feedback"].add_argument("file", type=Path, help="Written by `nightshift feedback --export FILE`")
+    made["export"].add_argument("form", choices=["aiopslab", "sregym"])
+    made["export"].add_argument("folder", type=Path)
     shown = commands.add_parser("table", help="Print results side by side")
     shown.add_argument("files", type=Path, nargs="+")
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    args = _parser().parse_args()
     if args.command == "table":
         print(table(args.files))
         return
+    if args.command == "feedback":
+        _finish(by_feedback(args.file, _llm(args)), args)
+        return
     chosen = chosen_cases(args.only, args.limit)
-    if args.command == "live":
-        result = live(chosen, _llm(args))
-        out = args.out or Path(f"rca_evals_{args.model.replace('/', '_')}.json")
-        out.write_text(json.dumps(result, indent=1) + "\n")
-        print(table([out]))
+    if args.command == "export":
+        print(f"{problems.export(args.form, chosen, args.folder)} problems in {args.folder}")
+    elif args.command == "live":
+        _finish(live(chosen, _llm(args), args.rows), args)
+    elif args.command == "holmes":
+        _finish(by_holmes(chosen, args.program, _llm(args), args.folder.absolute(), args.rows), args)
     elif args.only or args.limit or args.out:
-        print(json.dumps(result := replay(chosen), indent=1))
+        print(json.dumps(result := replay(chosen, args.rows), indent=1))
         if args.out:
             args.out.write_text(json.dumps(result, indent=1) + "\n")
     else:
-        write("rca_evals", replay(chosen))
+        write("rca_evals", replay(chosen, args.rows))
+
+
+def _finish(result: Row, args: argparse.Namespace) -> None:
+    out = args.out or Path(f"rca_evals_{args.command}_{args.model.replace('/', '_')}.json")
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"{table([out])}\n\n{out}")
 
 
 def chosen_cases(only: str, limit: int) -> list[Case]:

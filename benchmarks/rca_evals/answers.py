@@ -1,8 +1,9 @@
 """Answers of two scripted readers, written by hand: none of them comes from a language model.
 
-The good reader names the right cause at its place, in the words of different people. The bad one names another cause,
-denies the right one, follows the red herring, lists everything, stays vague, or names another place. `$place` is the
-incident's place. The scorer was not fitted to them: `HELD_OUT` was written after it and is scored by itself.
+The good reader names the right cause at its place, in the words of different people. The bad one names another
+cause, denies the right one, follows the red herring, lists everything, stays vague, or names another place.
+`$place` is the incident's place. The scorer was not fitted to them: `HELD_OUT` was written after it and is scored
+by itself.
 """
 
 from __future__ import annotations
@@ -283,29 +284,53 @@ BAD: Mapping[str, tuple[str, ...]] = {
         "$place ran out of host memory and the OOM killer struck.",
         "The GSP is healthy. A bad DIMM of $place explains everything.",
     ),
-    "gpu_init": ("The learning rate of $place jumped.", "$place reached its time limit; the driver initialized fine."),
+    "gpu_init": (
+        "The learning rate of $place jumped.",
+        "$place reached its time limit; the driver initialized fine.",
+    ),
     "driver_mismatch": ("$place has a bad DIMM.", "Not a version mismatch on $place but a cable fault of its NIC."),
-    "gpu_hang": ("$place has no space left on its disk.", "The network adapter of $place failed, the GPU never hung."),
+    "gpu_hang": (
+        "$place has no space left on its disk.",
+        "The network adapter of $place failed, the GPU never hung.",
+    ),
     "app_fault": (
         "GPU memory of $place is defective: an uncorrectable ECC error.",
         "A power supply of $place failed. The code made no illegal access.",
     ),
     "nvlink": ("$place ran out of disk space.", "The NVLink is fine on $place; the OOM killer ended its process."),
-    "gpu_service": ("An image of $place cannot be pulled.", "Fabric manager works; $place has a corrupt file system."),
-    "gpu_throttle": ("$place lost its NFS server.", "The GPU of $place is not throttled, a DataLoader worker died."),
-    "pcie": ("The training of $place diverged to NaN.", "No PCIe error on $place, only a slow rank that lags behind."),
+    "gpu_service": (
+        "An image of $place cannot be pulled.",
+        "Fabric manager works; $place has a corrupt file system.",
+    ),
+    "gpu_throttle": (
+        "$place lost its NFS server.",
+        "The GPU of $place is not throttled, a DataLoader worker died.",
+    ),
+    "pcie": (
+        "The training of $place diverged to NaN.",
+        "No PCIe error on $place, only a slow rank that lags behind.",
+    ),
     "iommu": ("The disk of $place is full.", "$place: the IOMMU did not fault, its GPU memory has ECC errors."),
     "host_memory": ("The GPU of $place fell off the bus.", "All DIMMs of $place are fine. It lost its NFS server."),
     "machine_check": ("NFS of $place stopped responding.", "No machine check on $place: a cable was unplugged."),
-    "lockup": ("$place has a version mismatch of its driver.", "CPUs of $place are fine; a disk fails with I/O errors."),
-    "hung_task": ("The GPU memory of $place has an ECC error.", "No task of $place was blocked, its image is missing."),
+    "lockup": (
+        "$place has a version mismatch of its driver.",
+        "CPUs of $place are fine; a disk fails with I/O errors.",
+    ),
+    "hung_task": (
+        "The GPU memory of $place has an ECC error.",
+        "No task of $place was blocked, its image is missing.",
+    ),
     "host_oops": ("The disk of $place is full.", "No kernel oops on $place: the job reached its time limit."),
     "host_oom": (
         "The NIC of $place lost its link.",
         "Memory was not exhausted on $place. A GPU fell off the bus.",
     ),
     "host_heat": ("A DIMM of $place has errors.", "The CPU of $place is not too hot; its NVLink failed."),
-    "power_supply": ("The file system of $place is corrupt.", "Power of $place is fine. An ECC error of a GPU did it."),
+    "power_supply": (
+        "The file system of $place is corrupt.",
+        "Power of $place is fine. An ECC error of a GPU did it.",
+    ),
     "nic": (
         "A GPU of $place has uncorrectable ECC errors.",
         "The link of $place never went down; its loss became NaN.",
@@ -321,36 +346,60 @@ BAD: Mapping[str, tuple[str, ...]] = {
     "rendezvous": ("GPU memory of $place has ECC errors.", "The rendezvous of $place worked; its disk is full."),
     "disk_full": ("A GPU of $place fell off the bus.", "The disk of $place is not full, its NIC lost the link."),
     "disk_fault": ("The loss of $place is NaN.", "The disk of $place has no I/O error. The GSP firmware hangs."),
-    "filesystem": ("The NIC of $place lost its link.", "The file system of $place is clean; a GPU fell off the bus."),
+    "filesystem": (
+        "The NIC of $place lost its link.",
+        "The file system of $place is clean; a GPU fell off the bus.",
+    ),
     "remote_storage": ("$place has a bad DIMM.", "The file server answers $place. GPU memory ran out."),
     "gpu_oom": (
         "The GPU of $place has defective memory: an uncorrectable ECC error.",
         "GPU memory of $place did not run out; NCCL lost its network connection.",
     ),
-    "shm": ("The GPU of $place fell off the bus.", "Shared memory of $place is sufficient. The image cannot be pulled."),
+    "shm": (
+        "The GPU of $place fell off the bus.",
+        "Shared memory of $place is sufficient. The image cannot be pulled.",
+    ),
     "time_limit": ("The GPU of $place fell off the bus.", "No time limit was reached by $place, its disk is full."),
     "node_failure": ("The loss of $place became NaN.", "The node of $place did not fail; its code raised a bug."),
     "numerics": (
         "The GPU of $place fell off the bus.",
         "The loss of $place is finite. Its file system is corrupt.",
     ),
-    "job_exception": ("The GPU of $place fell off the bus.", "$place raised no exception, the NFS server went silent."),
+    "job_exception": (
+        "The GPU of $place fell off the bus.",
+        "$place raised no exception, the NFS server went silent.",
+    ),
     "job_signal": ("The loss of $place became NaN.", "No process of $place was killed. NVLink failed."),
     "engine": ("The disk of $place is full.", "The engine of $place is alive; a cable is bad."),
     "actor": ("GPU memory of $place has ECC errors.", "No actor of $place died. The disk is full."),
     "load": ("The NIC of $place lost its link.", "The checkpoint of $place is intact, the GPU fell off the bus."),
-    "loader": ("The NVLink of $place failed.", "No loader worker of $place died; its driver has a version mismatch."),
-    "service": ("GPU memory of $place has an ECC error.", "The API answered $place. A CPU locked up: a soft lockup."),
+    "loader": (
+        "The NVLink of $place failed.",
+        "No loader worker of $place died; its driver has a version mismatch.",
+    ),
+    "service": (
+        "GPU memory of $place has an ECC error.",
+        "The API answered $place. A CPU locked up: a soft lockup.",
+    ),
     "leak_gpu": ("The NIC of $place lost its link.", "GPU memory of $place does not leak; a PCIe error hit it."),
     "leak_host": ("The NIC of $place lost its link.", "Host memory of $place does not leak; NVLink failed."),
-    "learning_rate": ("The disk of $place is full.", "The learning rate of $place never changed. ECC errors of HBM."),
+    "learning_rate": (
+        "The disk of $place is full.",
+        "The learning rate of $place never changed. ECC errors of HBM.",
+    ),
     "stall": ("A GPU of $place fell off the bus.", "Data never stalled in $place; its NVLink failed."),
     "straggler": ("$place ran out of disk space.", "No rank of $place is slow; the kernel had an oops."),
     "pod_rejected": ("The loss of $place became NaN.", "$place was not rejected; its disk has I/O errors."),
-    "node_not_ready": ("GPU memory of $place has an ECC error.", "The kubelet of $place runs. The loss became NaN."),
+    "node_not_ready": (
+        "GPU memory of $place has an ECC error.",
+        "The kubelet of $place runs. The loss became NaN.",
+    ),
     "volume": ("The GPU of $place fell off the bus.", "The volume of $place is mounted; NaN in its loss."),
     "image": ("The GPU of $place fell off the bus.", "The image of $place was pulled. Its NVLink failed."),
-    "crash_loop": ("The NVLink of $place failed.", "The container of $place never crashed, its image cannot be pulled."),
+    "crash_loop": (
+        "The NVLink of $place failed.",
+        "The container of $place never crashed, its image cannot be pulled.",
+    ),
     "runtime": ("The loss of $place became NaN.", "The runtime of $place is fine; NFS stopped responding."),
 }
 
@@ -386,7 +435,11 @@ HELD_OUT: tuple[tuple[str, str, bool], ...] = (
     ("host_memory", "The DIMM errors on $place are harmless; the NIC's cable is bad.", False),
     ("lockup", "CPU 12 of $place spun in the kernel until the soft-lockup detector fired.", True),
     ("host_oom", "The cgroup of the job on $place hit its limit and the kernel OOM-killed python.", True),
-    ("host_oom", "No memory shortage on $place, python was OOM-free; it lost its NFS mount, the filer not responding.", False),
+    (
+        "host_oom",
+        "No memory shortage on $place, python was OOM-free; it lost its NFS mount, the filer not responding.",
+        False,
+    ),
     ("nic", "Port 1 of mlx5_3 on $place flapped, cable error.", True),
     ("nic", "It was not the cable of $place. GPU memory ran out.", False),
     ("nccl_network", "A peer closed its socket, so NCCL on $place aborted.", True),
@@ -404,7 +457,11 @@ HELD_OUT: tuple[tuple[str, str, bool], ...] = (
     ("time_limit", "$place simply used up its wall clock allotment under Slurm.", True),
     ("numerics", "From one step to the next the gradient norm in $place turned NaN.", True),
     ("numerics", "Gradients in $place stayed finite, and a rank segfaulted.", False),
-    ("job_exception", "The training script of $place exited with an uncaught KeyError, an exception of its own.", True),
+    (
+        "job_exception",
+        "The training script of $place exited with an uncaught KeyError, an exception of its own.",
+        True,
+    ),
     ("job_signal", "A rank of $place received SIGKILL.", True),
     ("engine", "vLLM's EngineCore in $place crashed.", True),
     ("actor", "A Ray actor of $place died with its node.", True),

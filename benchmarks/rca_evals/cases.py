@@ -1,8 +1,9 @@
-"""The incidents: public reports in our own words, drawn faults, and the benchmark cluster's, each with its right cause.
+"""The incidents: public reports in our own words, drawn faults, and the benchmark cluster's; each has its right
+cause.
 
-A public report is one of `benchmarks.field`, whose `source` is cited there; only those of the even half (by the MD5
-of the source) are here. The drawn ones are new: other seeds than any result. Beside each fault stand ordinary lines
-and, where its channel has lines, a red herring: a sign of trouble elsewhere that explains nothing.
+A public report is one of `benchmarks.field`, whose `source` is cited there; only those of the even half (by the
+MD5 of the source) are here. The drawn ones are new: other seeds than any result. Beside each fault stand ordinary
+lines and, where its channel has lines, a red herring: a sign of trouble elsewhere that explains nothing.
 """
 
 from __future__ import annotations
@@ -190,14 +191,18 @@ class Herring:
 
 _KERNEL = (
     Herring("pcie", "pcieport 0000:80:01.1: AER: Corrected error message received from 0000:81:00.0"),
-    Herring("host_memory", "EDAC sbridge MC3: 1 CE memory scrubbing error on CPU_SrcID#1_MC#0_Chan#0_DIMM#0 (count 1)"),
+    Herring(
+        "host_memory", "EDAC sbridge MC3: 1 CE memory scrubbing error on CPU_SrcID#1_MC#0_Chan#0_DIMM#0 (count 1)"
+    ),
     Herring("host_heat", "CPU12: Core temperature/speed normal"),
     Herring("nic", "mlx5_core 0000:d1:00.0 enp209s0f0np0: Link up"),
     Herring("power_supply", "ACPI: AC: AC Adapter [ACAD] (on-line)"),
 )
 _JOB = (
     Herring("numerics", "WARNING: gradient overflow in 1 step, skipped; loss scale 65536 -> 32768"),
-    Herring("gpu_oom", "UserWarning: 1 pytorch allocator cache flush since last step; memory pressure on this device"),
+    Herring(
+        "gpu_oom", "UserWarning: 1 pytorch allocator cache flush since last step; memory pressure on this device"
+    ),
     Herring("remote_storage", "WARNING: checkpoint write to /mnt/nfs took 41.2 s, longer than usual"),
     Herring("nccl_network", "NCCL INFO NET/IB : timeout 20 retry_cnt 7, retransmissions seen: 3"),
 )
@@ -251,7 +256,11 @@ def _played() -> Iterator[Case]:
 
 def _cause_of(report: FieldReport, cause: str) -> str:
     # a pod is evicted for want of disk or of memory, as its message says
-    return "host_oom" if cause == "disk_full" and re.search(r"(?i)resource: memory|MemoryPressure", str(report.lines)) else cause
+    return (
+        "host_oom"
+        if cause == "disk_full" and re.search(r"(?i)resource: memory|MemoryPressure", str(report.lines))
+        else cause
+    )
 
 
 def _herring(report: FieldReport, cause: str) -> Herring | None:
@@ -287,16 +296,19 @@ def places_of(case: Case, drawn: Drawn) -> tuple[str, ...]:
     values = drawn.values
     text = " ".join(" ".join(lines) for lines in drawn.filled.values())
     # an exporter's index of the one GPU it shows; a log's rank and device as they stand in it
-    names = {Channel.KERNEL: [drawn.host, values["pci"]], Channel.EXPORTER: [drawn.host, f"GPU {values['gpu']}"]}.get(
-        report.channel, []
-    )
+    names = {
+        Channel.KERNEL: [drawn.host, values["pci"]],
+        Channel.EXPORTER: [drawn.host, f"GPU {values['gpu']}"],
+    }.get(report.channel, [])
     if report.channel is Channel.JOB:
         names += ["ml/train", *(n for n in (drawn.host,) if n in text)]
         names += [f"rank {n}" for n in re.findall(r"(?i)\brank[ =]?(\d+)", text)]
     if report.channel is Channel.KUBERNETES:
         names += [values["pod"], drawn.host]
     if report.channel in (Channel.KERNEL, Channel.EXPORTER):
-        names += re.findall(r"\bnvme\d+(?:n\d+)?\b|\bmd\d+\b|\bmlx5_\d+\b|\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\b", text)
+        names += re.findall(
+            r"\bnvme\d+(?:n\d+)?\b|\bmd\d+\b|\bmlx5_\d+\b|\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\b", text
+        )
         names += re.findall(r"(?i)\bUUID=\"([^\"]+)\"", text)
     return tuple(dict.fromkeys(names))
 

@@ -6,6 +6,7 @@ several causes is recognised. Causes of one `family` are not told apart there, n
 truth `admits` beside it, such as the job's end beside what ended it.
 """
 
+# ruff: noqa: E501 -- patterns are as long as they are
 from __future__ import annotations
 
 import re

@@ -6,16 +6,18 @@ live server, or a scripted reader of ours. The deciding line is looked for in th
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from benchmarks.field.__main__ import Drawn, play
+from benchmarks.field.__main__ import START_S, Drawn, play
 from benchmarks.field.report import Channel, FieldReport
 from benchmarks.first_request import BESIDES, metric_of, noisy, shown_of, stands_in
 from benchmarks.incidents.world import World
@@ -30,6 +32,7 @@ from nightshift.agent.rca.summary import as_text, summarise
 from nightshift.agent.settings import Settings
 from nightshift.agent.store.diagnosis import quoted_sentences
 from nightshift.agent.store.incident import Incident, IncidentState
+from nightshift.agent.store.incident_store import Store
 
 BEFORE, NOISE = 40, 30
 """Healthy step lines before the fault, and ordinary lines with each tick around it."""
@@ -58,16 +61,27 @@ def evaluate(
             rows.append(_figures(case, asked, app, drawn))
         return {"rows": rows}
 
-    llm = {"llm": llm, "console": {"enabled": False}}
-    if case.report is None:
-        heard(Drawn(1, case.name))
-        played = _play_cluster(case, llm, read)
-    else:
-        heard(_filled(case))
-        fed = partial(_with_herring, case)
-        played = play(case.report, 1, BEFORE, until_right=True, fed=fed, ask=read, more=llm)
+    with tempfile.TemporaryDirectory() as folder:
+        copied = shutil.copy(_empty_store(), folder)
+        more = {"llm": llm, "console": {"enabled": False}, "store": {"url": f"sqlite:///{copied}"}}
+        if case.report is None:
+            heard(Drawn(1, case.name))
+            played = _play_cluster(case, more, read)
+        else:
+            heard(_filled(case))
+            fed = partial(with_herring, case)
+            played = play(case.report, 1, BEFORE, until_right=True, fed=fed, ask=read, more=more)
     head = {"case": case.name, "origin": case.origin, "cause": case.cause, "opened": bool(played["incidents"])}
     return [head | row for row in played["rows"]]
+
+
+@cache
+def _empty_store() -> Path:
+    """A store of this version without incidents: to make one takes longer than to read an incident."""
+    path = Path(tempfile.mkdtemp(prefix="rca-evals-")) / "empty.sqlite"
+    atexit.register(shutil.rmtree, path.parent, ignore_errors=True)
+    Store(f"sqlite:///{path}", SteppedClock(START_S)).close()
+    return path
 
 
 def _read_again(app: App) -> None:
@@ -84,13 +98,13 @@ def _filled(case: Case) -> Drawn:
     """The values that a play of this case draws: by seed and source, so they are known before."""
     assert case.report is not None
     drawn = Drawn(1, case.report.source)
-    for lines in _with_herring(case, case.report, BEFORE):
+    for lines in with_herring(case, case.report, BEFORE):
         for line in lines:
             drawn.fill(line)
     return drawn
 
 
-def _with_herring(case: Case, report: FieldReport, before: int) -> Iterator[list[str]]:
+def with_herring(case: Case, report: FieldReport, before: int) -> Iterator[list[str]]:
     """Ordinary lines around the fault, and the red herring in the two ticks before it."""
     last = before // 2 if report.before else 2
     for number, lines in enumerate(noisy(report, before, NOISE)):
@@ -152,7 +166,9 @@ def unsupported(incident: Incident) -> list[str]:
     return [text for text in (*found, *bare) if text[:60] in page]
 
 
-def _play_cluster(case: Case, llm: Llm, figures: Callable[[App, Drawn], dict[str, Any]]) -> dict[str, Any]:
+def _play_cluster(
+    case: Case, more: Mapping[str, Any], figures: Callable[[App, Drawn], dict[str, Any]]
+) -> dict[str, Any]:
     """A case of the benchmark's cluster through a daemon, until its first incident has its plan."""
     assert case.cluster is not None
     with tempfile.TemporaryDirectory() as folder:
@@ -167,7 +183,7 @@ def _play_cluster(case: Case, llm: Llm, figures: Callable[[App, Drawn], dict[str
         ]  # fmt: skip
         settings = Settings.model_validate(
             {"cluster": "bench", "state_dir": f"{folder}/state", "actuators": [], "sources": sources,
-             **llm}
+             **more}
         )  # fmt: skip
         clock = SteppedClock(world.now_s)
         app = App(settings, clock=clock)

@@ -58,7 +58,7 @@ class Reader:
     def _weight(self, line: str) -> float:
         """How well a line bears the answer: the deciding one first, then by common words."""
         wanted = deciding_lines(self._case, self.drawn)
-        return 10.0 * any(line and line in text or text in line for text in wanted if text) + self._shared(line)
+        return 10.0 * any((line and line in text) or text in line for text in wanted if text) + self._shared(line)
 
     def _shared(self, line: str) -> float:
         words = {word[:4] for word in re.findall(r"[a-z]{3,}", self.answer.lower())}

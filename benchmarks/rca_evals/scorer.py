@@ -7,10 +7,11 @@ possibility beside a plain assertion is allowed; a list of possibilities is not 
 never read.
 """
 
+# ruff: noqa: E501 -- patterns are as long as they are
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from benchmarks.rca_evals.causes import CAUSES, Cause
@@ -59,7 +60,8 @@ _REACH = 45
 
 @dataclass(frozen=True)
 class Truth:
-    """What is right for an incident. `places` are the names by which its place may be told, any of them."""
+    """What is right for an incident. `places` are the names by which its place may be told, any of them; none: the
+    place is not asked for."""
 
     cause: str
     places: tuple[str, ...]
@@ -84,7 +86,7 @@ def judge(answer: str, truth: Truth) -> Verdict:
     causes = [CAUSES[name] for name in (truth.cause, *truth.also)]
     component = any(_says(clause, cause.component) for clause in clauses for cause in causes)
     firm = [c for c in clauses if any(_asserts(c, cause) for cause in causes)]
-    place = any(_names(text, name) for name in truth.places)
+    place = not truth.places or any(_names(text, name) for name in truth.places)
     admitted = {family for cause in causes for family in (cause.family, *cause.admits)}
     plain, hedged = set(), set()
     for clause in clauses:
@@ -155,5 +157,7 @@ def _names(text: str, place: str) -> bool:
     return re.search(rf"(?<![\w-]){re.escape(place)}(?![\w]|-\w)", text, re.IGNORECASE) is not None
 
 
-def share(verdicts: Sequence[Verdict]) -> float:
-    return sum(verdict.right for verdict in verdicts) / max(1, len(verdicts))
+def causes_in(text: str) -> list[str]:
+    """The causes that a text asserts as such, by their narrow phrase."""
+    clauses = [clause for clause in _clauses(text[:20_000]) if not clause.is_effect]
+    return [name for name, cause in CAUSES.items() if any(_says(clause, cause.phrase) for clause in clauses)]

@@ -165,8 +165,8 @@ def _stems(text: str) -> set[str]:
 # The beginnings of words that name nothing.
 _EMPTY_WORDS = frozenset(re.findall(
     r"\w+",
-    "all and any are beca been but can did due for from had has have its not one out that the then ther this was were"
-    " when whic with",
+    "all and any are beca been but can did due for from had has have its not one out that the then ther this was"
+    " were when whic with",
 ))  # fmt: skip
 
 
