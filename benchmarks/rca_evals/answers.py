@@ -404,7 +404,7 @@ BAD: Mapping[str, tuple[str, ...]] = {
 }
 
 EVERYTHING = (
-    "$place: it could be the GPU memory (ECC), a GPU off the bus, NVLink, a bad cable, the NIC, the disk, a full disk,"
+    "$place: it could be GPU memory (ECC), a GPU off the bus, NVLink, a bad cable, the NIC, the disk, a full disk,"
     " the NFS server, host memory out, GPU out of memory, a NaN loss, a collective timeout, the driver version, the"
     " kernel, PCIe, a signal, the engine, the image, the volume, the runtime or the code of the job."
 )
