@@ -166,17 +166,11 @@ DRAWN: Mapping[str, str] = {
 
 PLAYED: Mapping[str, str] = {
     "gpu leak, fast": "leak_gpu",
-    "host leak": "leak_host",
     "learning rate jump": "learning_rate",
     "loss not a number": "numerics",
-    "data stalls, long": "stall",
     "hang, one rank": "collective",
-    "corrected errors that cluster": "gpu_memory",
     "off the bus": "gpu_off_bus",
     "NVLink": "nvlink",
-    "PCIe errors": "pcie",
-    "heat holds a clock down": "gpu_throttle",
-    "one rank works slowly": "straggler",
 }
 """Cases of the benchmark's cluster (`benchmarks.incidents`), with telemetry, and their right cause."""
 
@@ -227,12 +221,12 @@ class Case:
 
 @cache
 def cases() -> tuple[Case, ...]:
-    """All incidents, in the order of their names."""
+    """All incidents, in the order of their names, those of the cluster last."""
     found = [*_public(), *_drawn(), *_played()]
     unknown = {case.cause for case in found} - CAUSES.keys()
     if unknown:
         raise ValueError(f"causes that the vocabulary lacks: {', '.join(sorted(unknown))}")
-    return tuple(sorted(found, key=lambda case: case.name))
+    return tuple(sorted(found, key=lambda case: (case.origin == "cluster", case.name)))
 
 
 def _public() -> Iterator[Case]:

@@ -409,7 +409,7 @@ _OPENS = re.compile(r"(?:\[?rank\d*\]?:?\s*)?(?:Traceback \(most recent|File \"|
 def _own_words(finding: Finding, code: int | None) -> tuple[str, str, str | float]:
     """What a finding's own line says, and the fact beside it: (sentence, path, value)."""
     if code is None:
-        return "the log has its line", "fault", finding.fault.value
+        return "the log says so", "fault", finding.fault.value
     meaning = CATALOGUE[code].meaning if code in CATALOGUE else None
     return title_of(code, meaning), "facts.xid", float(code)
 

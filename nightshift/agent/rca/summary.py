@@ -109,7 +109,7 @@ def in_short(incident: Incident, now_s: float) -> str:
     what, _, where = headline_of(incident).partition(" · ")
     since_s = min((s.finding.since.t_s for s in incident.findings), default=incident.opened_s)
     lasted = duration(max(0.0, (now_s if incident.is_open else incident.updated_s) - since_s))
-    when = f"since {clock_time(since_s)} UTC ({lasted})" if incident.is_open else f"lasted {lasted}"
+    when = f"since {clock_time(since_s)} UTC ({lasted} ago)" if incident.is_open else f"lasted {lasted}"
     parts = [f"{what}{f' on {where}' if where else ''}, {when}."]
     diagnosis = as_shown(incident).diagnosis
     if diagnosis is not None:
@@ -132,33 +132,38 @@ def _model_first(incident: Incident, diagnosis: Diagnosis) -> str:
 
 
 def _because(diagnosis: Diagnosis) -> list[str]:
-    claims = _in_order(diagnosis.claims)
-    if not claims:
+    """Why, by the first line of the cause's own that was quoted; what else was found in the incident is no reason."""
+    if not diagnosis.claims:
         return ["The cause is unknown."]
-    quote = claims[0].quotes[0].text if claims[0].quotes else ""
-    said = f': "{plain(quote, MAX_QUOTE)}"' if quote and not followable(quote) else ""
-    return [f"Why: {claims[0].sentence}{said}."]
+    first = diagnosis.claims[0]
+    own = [claim for claim in diagnosis.claims if set(claim.evidence_ids) & set(first.evidence_ids)]
+    chosen = next((claim for claim in own if claim.quotes), first)
+    quote = plain(chosen.quotes[0].text, MAX_QUOTE) if chosen.quotes else ""
+    if quote and not followable(chosen.quotes[0].text):
+        return [f'The log says "{quote}".']
+    return [f"Why: {chosen.sentence}."]
 
 
 def _in_order(claims: Sequence[Claim]) -> list[Claim]:
-    """Those with a quote first: a line of the log says more than a count."""
-    return sorted(claims, key=lambda claim: not claim.quotes)
+    """How often something was seen says least, and comes last."""
+    return sorted(claims, key=lambda claim: claim.arguments.get("path") == "facts.events")
 
 
 def _next(incident: Incident, now_s: float) -> str:
-    action = incident.action
+    action, by_person = incident.action, incident.state is IncidentState.ESCALATED
     if not incident.is_open:
         return "nothing, it is resolved"
     if action is None:
-        return (incident.plan_reason or _no_plan(incident)).rstrip(".")
+        reason = (incident.plan_reason or _no_plan(incident)).rstrip(".")
+        # which playbook did not fit, and why, stands under Plan
+        reason = "no action fits, it is watched" if reason.startswith("watched only (") else reason
+        return f"a person must act: {reason}" if by_person else reason
     deed = f"{traits_of(action.kind).does}: {action.target.name}"
     if half_done(incident):
         return f"decide whether to resume, {deed}"
     if incident.state is IncidentState.AWAITING_APPROVAL:
         return f"approve or reject, {deed}" if action.expires_at_s > now_s else f"the plan expired, {deed}"
-    if incident.state is IncidentState.ESCALATED:
-        return f"a person must act, {deed}"
-    return deed
+    return f"by hand, {deed}" if by_person else deed
 
 
 def reading_quotes(incident: Incident) -> tuple[tuple[str, str], ...]:
