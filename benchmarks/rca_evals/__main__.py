@@ -27,7 +27,7 @@ from string import Template
 from typing import Any
 
 from benchmarks.rca_evals import feedback, holmes, problems
-from benchmarks.rca_evals.answers import HELD_OUT
+from benchmarks.rca_evals.answers import HELD_OUT, HELD_OUT_AT_FIRST
 from benchmarks.rca_evals.cases import Case, cases, truth_of
 from benchmarks.rca_evals.evaluation import evaluate
 from benchmarks.rca_evals.reader import READERS, endpoint
@@ -79,7 +79,7 @@ def replay(chosen: Sequence[Case], kept: Path | None = None) -> Row:
         "told_apart_share": round(told_apart / len(pairs), 4),
         "held_out_answers": len(held),
         "held_out_read_rightly": sum(held),
-        "held_out_read_rightly_at_first": 50,
+        "held_out_read_rightly_at_first": HELD_OUT_AT_FIRST,
         "with_a_deciding_line": len(wanted),
         "deciding_line_in_first_request": sum(row["decides"] for row in wanted),
         "request_tokens_most": max(row["request_tokens"] for row in rows["good"] if row["opened"]),

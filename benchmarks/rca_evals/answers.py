@@ -476,8 +476,36 @@ HELD_OUT: tuple[tuple[str, str, bool], ...] = (
     ("runtime", "containerd has no nvidia runtime, the sandbox for $place cannot be created.", True),
     ("leak_gpu", "Allocated device memory in $place climbs every step, a leak.", True),
     ("straggler", "Rank 3 of $place is 30 percent slower and everybody waits for it.", True),
+    # the second half, after the scorer had learned from two misses in the first
+    ("gpu_off_bus", "PCIe link to one card on $place is dead; the driver says the GPU is gone from the bus.", True),
+    ("gpu_off_bus", "I would look at the checkpoint of $place, which is truncated. GPUs are all present.", False),
+    ("gpu_memory", "Row remapping failed on $place, the HBM stack is worn out.", True),
+    ("gpu_firmware", "GPU System Processor on $place no longer answers RPCs.", True),
+    ("gpu_hang", "The compute ring of the GPU in $place stalled and was reset.", True),
+    ("app_fault", "A device-side assert in the model code of $place aborted the run.", True),
+    ("app_fault", "The assert in $place came from corrupted weights: its checkpoint is damaged.", False),
+    ("nvlink", "Fatal SXid from an NVSwitch in $place.", True),
+    ("pcie", "The slot of the device in $place lost its PCIe link.", True),
+    ("machine_check", "$place logged an uncorrected machine check on socket 0.", True),
+    ("lockup", "RCU stall on $place, a core never left the kernel.", True),
+    ("hung_task", "docker on $place sat in D state for over five minutes.", True),
+    ("host_oom", "$place: memory pressure, and the kernel chose python as its victim.", True),
+    ("host_oom", "$place had memory to spare; slurm ended it at its time limit.", False),
+    ("nic", "The InfiniBand port of $place lost carrier.", True),
+    ("collective", "An allgather in $place never completed since a rank was missing.", True),
+    ("rendezvous", "Two of eight workers never joined the store of $place.", True),
+    ("disk_fault", "Reads from nvme3 on $place time out, so the controller was reset.", True),
+    ("remote_storage", "$place: NFS went away for minutes.", True),
+    ("gpu_oom", "VRAM of $place is exhausted.", True),
+    ("numerics", "Loss scale of $place sank to its minimum after repeated overflows.", True),
+    ("engine", "The serving engine of $place hit its watchdog and went down.", True),
+    ("image", "$place waits on ImagePullBackOff: the registry refuses the image.", True),
+    ("crash_loop", "The container in $place exits with 137 and is restarted over and over.", True),
 )
-"""(cause, answer, whether it is right), written after the scorer and not used to change it."""
+"""(cause, answer, whether it is right), each half written after the scorer. What it read rightly at the first try
+stands in the result."""
+HELD_OUT_AT_FIRST = 70
+"""Of them, read rightly before the scorer learned from its misses: 50 of 52, then 20 of 24."""
 
 
 def good(case: Case, place: str) -> str:

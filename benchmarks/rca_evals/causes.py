@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 _GPU = r"\bgpus?\b|accelerator|graphics (?:card|processor)|\bcard\b|\bdevice\b|\bboard\b"
 _FAILS = r"fail|broke|error|fault|crash|died|dead|exit|stopp|abort|kill|not running|gone|terminat|went down"
-_SILENT = r"time[ds]?.?out|timeout|expire|silent|silence|stop(?:ped|s) (?:answer|respond|report)|not respond|no (?:response|answer|reply)|unresponsive|hang|hung|stuck|stall|freez|froze|deadlock"
+_SILENT = r"time[ds]?.?out|timeout|expire|silent|silence|(?:stop(?:ped|s)|no longer|n't|not) (?:answer|respond|report)|not respond|no (?:response|answer|reply)|unresponsive|hang|hung|stuck|stall|freez|froze|deadlock"
 _JOB = r"\bjobs?\b|\bcode\b|program|script|process|train(?:er|ing)|application|\brank|worker|\buser"
 _HOST_MEMORY = r"memory|\bram\b|cgroup|\boom\b"
 _DISK = r"disk|drive|nvme|\bssd\b|block device|storage|volume|raid|controller|\bloop|\bpath\b|dataset"
@@ -107,7 +107,7 @@ CAUSES: dict[str, Cause] = {
     # the host
     "pcie": _cause(
         "pcie", r"pci\w*|\bbus\b|root port|\bslot\b|\baer\b",
-        rf"{_FAILS}|uncorrect|fatal|\baer\b|contain|\bdpc\b|link (?:is |went |was )?down|card not present|hot.?plug|surprise|not present|reset|replay|narrow|lanes?|width",
+        rf"{_FAILS}|uncorrect|fatal|\baer\b|contain|\bdpc\b|link (?:is |went |was )?down|card not present|hot.?plug|surprise|lost|not present|reset|replay|narrow|lanes?|width",
         r"(?:pcie|pci express|root port)\w* (?:\w+ ){0,3}(?:error|fail|fault|down|uncorrect|fatal|broke|replay)|downstream port containment|\bdpc\b|uncorrect\w* pcie|fatal pcie",
         "bus",
     ),
@@ -211,7 +211,7 @@ CAUSES: dict[str, Cause] = {
     ),
     "remote_storage": _cause(
         "remote", r"lustre|\bnfs\b|cifs|\bsmb\b|ceph|filer|\bnas\b|remote (?:storage|file)|share|mount|file server|\bost\b|\bmds\b|\bmgs\b|monitor",
-        rf"{_SILENT}|lost|evict|unreachable|silent|connection|fail|clos|reset|session|unavailable|not reach|-5|-107|did not answer|no longer answers|down",
+        rf"{_SILENT}|lost|went away|gone|evict|unreachable|silent|connection|fail|clos|reset|session|unavailable|not reach|-5|-107|did not answer|no longer answers|down",
         r"(?:lustre|nfs|cifs|ceph|filer|nas|remote storage|file server)\W+(?:\w+\W+){0,5}(?:not respond|lost|evict|unreachable|silent|connection|time[sd]? ?out|fail|reset|closed|down|stopped)",
         "network", "storage", "kernel",
     ),

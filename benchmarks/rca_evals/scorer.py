@@ -11,7 +11,7 @@ never read.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.rca_evals.causes import CAUSES, Cause
@@ -85,10 +85,11 @@ def judge(answer: str, truth: Truth) -> Verdict:
     clauses = list(_clauses(text))
     causes = [CAUSES[name] for name in (truth.cause, *truth.also)]
     component = any(_says(clause, cause.component) for clause in clauses for cause in causes)
-    firm = [c for c in clauses if any(_asserts(c, cause) for cause in causes)]
+    firm = [c for c in clauses if any(_asserts(c, clauses, cause) for cause in causes)]
     place = not truth.places or any(_names(text, name) for name in truth.places)
     admitted = {family for cause in causes for family in (cause.family, *cause.admits)}
-    plain, hedged = set(), set()
+    plain: set[str] = set()
+    hedged: set[str] = set()
     for clause in clauses:
         for cause in CAUSES.values():
             if cause.family not in admitted and not clause.is_effect and _says(clause, cause.phrase):
@@ -104,6 +105,8 @@ class _Clause:
     text: str
     is_effect: bool
     may_be: bool
+    whole: str
+    """The clause that this is a part of: where it tells an effect as well, its parts are two."""
 
 
 def _clauses(text: str) -> Iterator[_Clause]:
@@ -123,21 +126,23 @@ def _parts(clause: str) -> Iterator[_Clause]:
         before, after = clause[: because.start()], clause[because.end() :]
         # "not because of X" denies X
         denied = re.search(r"(?i)\b(?:not|never|hardly)\s*$", before) is not None
-        yield _Clause(before, not denied, may_be)
-        yield _Clause(f"not {after}" if denied else after, False, may_be)
+        yield _Clause(before, not denied, may_be, clause)
+        yield _Clause(f"not {after}" if denied else after, False, may_be, clause)
     elif then is not None:
         # "X did not cause Y" denies X as the cause
         denied = re.search(r"(?i)(?:\bnot|n't|never)\s+$", clause[: then.start()]) is not None
         before = clause[: then.start()]
-        yield _Clause(f"not {before}" if denied else before, denied, may_be)
-        yield _Clause(clause[then.end() :], not denied, may_be)
+        yield _Clause(f"not {before}" if denied else before, denied, may_be, clause)
+        yield _Clause(clause[then.end() :], not denied, may_be, clause)
     else:
-        yield _Clause(clause, False, may_be)
+        yield _Clause(clause, False, may_be, clause)
 
 
-def _asserts(clause: _Clause, cause: Cause) -> bool:
-    """Whether a clause says of the cause's component that its mechanism happened."""
-    return _says(clause, cause.component) and _says(clause, cause.mechanism)
+def _asserts(clause: _Clause, clauses: Sequence[_Clause], cause: Cause) -> bool:
+    """Whether a clause says of the cause's component, named in it or in its other part, that its mechanism
+    happened."""
+    near = [other for other in clauses if other.whole == clause.whole]
+    return _says(clause, cause.mechanism) and any(_says(other, cause.component) for other in near)
 
 
 def _says(clause: _Clause, pattern: str) -> bool:

@@ -77,7 +77,11 @@ def test_the_right_answer_to_another_incident_is_wrong(cause: str, other: str) -
         ("A GPU of n7 fell off the bus; the NIC is fine and the cable is not to blame.", "gpu_off_bus", True),
         ("A GPU of n8 fell off the bus.", "gpu_off_bus", False),
         ("NCCL on n7 timed out because a GPU of n7 fell off the bus.", "gpu_off_bus", True),
-        ("A GPU of n7 fell off the bus because its power supply failed and its disk is full.", "gpu_off_bus", False),
+        (
+            "A GPU of n7 fell off the bus because its power supply failed and its disk is full.",
+            "gpu_off_bus",
+            False,
+        ),
         ("Most likely a GPU of n7 fell off the bus; a bad cable is possible too.", "gpu_off_bus", True),
         ("GPU problem on n7.", "gpu_off_bus", False),
         ("", "gpu_off_bus", False),
@@ -216,9 +220,7 @@ def exported(form: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **stand_i
 
 
 def test_problems_of_aiopslab_register_and_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = exported("aiopslab", tmp_path, monkeypatch, **{
-        "aiopslab__orchestrator__tasks__analysis": module("analysis", AnalysisTask=Task)
-    })  # fmt: skip
+    told = exported("aiopslab", tmp_path, monkeypatch, aiopslab__orchestrator__tasks__analysis=module("analysis", AnalysisTask=Task))  # fmt: skip
     registry = types.SimpleNamespace(PROBLEM_REGISTRY={})
     told.register(registry)
     name, make = next(iter(registry.PROBLEM_REGISTRY.items()))
@@ -243,11 +245,7 @@ def test_problems_of_sregym_register_with_their_root_cause(tmp_path: Path, monke
             return f"{component}|{namespace}|{description}"
 
     oracle = module("oracle", LLMAsAJudgeOracle=lambda problem, expected: expected)
-    told = exported("sregym", tmp_path, monkeypatch, **{
-        "sregym__conductor__problems__base": module("base", Problem=Problem),
-        "sregym__conductor__oracles__llm_as_a_judge__llm_as_a_judge_oracle": oracle,
-        "sregym__utils__decorators": module("decorators", mark_fault_injected=lambda call: call),
-    })  # fmt: skip
+    told = exported("sregym", tmp_path, monkeypatch, sregym__conductor__problems__base=module("base", Problem=Problem), sregym__conductor__oracles__llm_as_a_judge__llm_as_a_judge_oracle=oracle, sregym__utils__decorators=module("decorators", mark_fault_injected=lambda call: call))  # fmt: skip
     registry = types.SimpleNamespace(PROBLEM_REGISTRY={})
     told.register(registry)
     problem = next(iter(registry.PROBLEM_REGISTRY.values()))()
@@ -287,10 +285,14 @@ def test_feedback_becomes_incidents_with_what_people_said_as_the_truth(tmp_path:
         llm = ModelSettings(provider="openai", model="m", base_url=f"{server.url}/v1")
         rows = [feedback.ask(one, llm) for one in (first, second)]
     assert [row["verdict"]["right"] for row in rows] == [True, False]
-    assert "uncorrectable ECC" not in str(server.asked[0]["messages"]), "the judged answer is not shown to the model"
+    assert "uncorrectable ECC" not in str(server.asked[0]["messages"]), (
+        "the judged answer is not shown to the model"
+    )
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"incident": "INC-1"}', '{"incident": "INC-1", "verdict": "perhaps"}'])
+@pytest.mark.parametrize(
+    "line", ["{", "[]", '{"incident": "INC-1"}', '{"incident": "INC-1", "verdict": "perhaps"}']
+)
 def test_a_line_of_feedback_that_cannot_be_read_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "judged.jsonl"
     path.write_text(f"\n{line}\n")
