@@ -37,8 +37,8 @@ RCA_EVALS = Table(
         Row("unsupported sentences shown, both readers", "results/readers",
             lambda r: str(r["good"]["unsupported"] + r["bad"]["unsupported"]), "0"),
     ),
-    "Both readers are scripts: their answers were written by hand, and no language model was asked. So no figure here "
-    "is one of a model. A sentence counts as supported if its quote stands in the stored evidence.",
+    "Both readers are scripts: their answers were written by hand, and no language model was asked. So no figure "
+    "here is one of a model. A sentence counts as supported if its quote stands in the stored evidence.",
 )  # fmt: skip
 MODEL_BESIDE = Table(
     "A language model that thinks for 300 s, beside the plan",

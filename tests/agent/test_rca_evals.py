@@ -22,6 +22,7 @@ from benchmarks.rca_evals.cases import cases
 from benchmarks.rca_evals.causes import CAUSES
 from benchmarks.rca_evals.recording import record
 from benchmarks.rca_evals.scorer import Truth, causes_in, judge
+from nightshift.agent.rca.evidence import gather
 from nightshift.agent.rca.model import ModelSettings
 from nightshift.agent.store.records import plain
 from tests.agent.rooted import INVENTORY, NOW_S, XID_LINES, history, xid_burst
@@ -210,9 +211,11 @@ class Task:
         self.add_result("TTA", duration)
 
 
-def exported(form: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **stand_ins: types.ModuleType) -> Any:
+def exported(
+    form: str, folder: Path, monkeypatch: pytest.MonkeyPatch, stand_ins: dict[str, types.ModuleType]
+) -> Any:
     for name, stand_in in stand_ins.items():
-        monkeypatch.setitem(sys.modules, name.replace("__", "."), stand_in)
+        monkeypatch.setitem(sys.modules, name, stand_in)
     assert problems.export(form, chosen_cases("", 12), folder) >= 10
     names: dict[str, Any] = {"__file__": str(folder / "gpu_incidents.py"), "__name__": "gpu_incidents"}
     exec(compile((folder / "gpu_incidents.py").read_text(), "gpu_incidents.py", "exec"), names)
@@ -220,7 +223,8 @@ def exported(form: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **stand_i
 
 
 def test_problems_of_aiopslab_register_and_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = exported("aiopslab", tmp_path, monkeypatch, aiopslab__orchestrator__tasks__analysis=module("analysis", AnalysisTask=Task))  # fmt: skip
+    stand_ins = {"aiopslab.orchestrator.tasks.analysis": module("analysis", AnalysisTask=Task)}
+    told = exported("aiopslab", tmp_path, monkeypatch, stand_ins)
     registry = types.SimpleNamespace(PROBLEM_REGISTRY={})
     told.register(registry)
     name, make = next(iter(registry.PROBLEM_REGISTRY.items()))
@@ -235,17 +239,25 @@ def test_problems_of_aiopslab_register_and_judge(tmp_path: Path, monkeypatch: py
     assert kinds == ["Namespace", "ConfigMap", "Pod"]
 
 
+class Problem:
+    """What SREGym's Problem gives."""
+
+    def __init__(self, app: Any, namespace: str) -> None:
+        self.app, self.namespace = app, namespace
+
+    @staticmethod
+    def build_structured_root_cause(*, component: str, namespace: str, description: str) -> str:
+        return f"{component}|{namespace}|{description}"
+
+
 def test_problems_of_sregym_register_with_their_root_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Problem:
-        def __init__(self, app: Any, namespace: str) -> None:
-            self.app, self.namespace = app, namespace
-
-        @staticmethod
-        def build_structured_root_cause(*, component: str, namespace: str, description: str) -> str:
-            return f"{component}|{namespace}|{description}"
-
-    oracle = module("oracle", LLMAsAJudgeOracle=lambda problem, expected: expected)
-    told = exported("sregym", tmp_path, monkeypatch, sregym__conductor__problems__base=module("base", Problem=Problem), sregym__conductor__oracles__llm_as_a_judge__llm_as_a_judge_oracle=oracle, sregym__utils__decorators=module("decorators", mark_fault_injected=lambda call: call))  # fmt: skip
+    judge_module = "sregym.conductor.oracles.llm_as_a_judge.llm_as_a_judge_oracle"
+    stand_ins = {
+        "sregym.conductor.problems.base": module("base", Problem=Problem),
+        judge_module: module("oracle", LLMAsAJudgeOracle=lambda problem, expected: expected),
+        "sregym.utils.decorators": module("decorators", mark_fault_injected=lambda call: call),
+    }
+    told = exported("sregym", tmp_path, monkeypatch, stand_ins)
     registry = types.SimpleNamespace(PROBLEM_REGISTRY={})
     told.register(registry)
     problem = next(iter(registry.PROBLEM_REGISTRY.values()))()
@@ -254,8 +266,6 @@ def test_problems_of_sregym_register_with_their_root_cause(tmp_path: Path, monke
 
 
 def judged_rows() -> list[dict[str, Any]]:
-    from nightshift.agent.rca.evidence import gather
-
     bundle = gather([xid_burst(*XID_LINES[:2])], history(XID_LINES[:2]), INVENTORY, NOW_S)
     whole = {
         "incident": "INC-1",

@@ -132,7 +132,8 @@ def _model_first(incident: Incident, diagnosis: Diagnosis) -> str:
 
 
 def _because(diagnosis: Diagnosis) -> list[str]:
-    """Why, by the first line of the cause's own that was quoted; what else was found in the incident is no reason."""
+    """Why, by the first line of the cause's own that was quoted; what else was found in the incident is no
+    reason."""
     if not diagnosis.claims:
         return ["The cause is unknown."]
     first = diagnosis.claims[0]
