@@ -84,7 +84,7 @@ def replay(chosen: Sequence[Case], kept: Path | None = None) -> Row:
         "deciding_line_in_first_request": sum(row["decides"] for row in wanted),
         "request_tokens_most": max(row["request_tokens"] for row in rows["good"] if row["opened"]),
         "readers": {which: summary(rows[which]) for which in READERS},
-        "missed": [row for row in wanted if not row["decides"]],
+        "missed": [{**row, "page": ""} for row in wanted if not row["decides"]],
         "rows": {which: [_short(row) for row in rows[which]] for which in READERS},
     }
 
