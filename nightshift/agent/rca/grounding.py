@@ -126,9 +126,9 @@ _STEM = 4
 """Letters by which two words are held to be one: "failed" and "failure", "links" and "link"."""
 
 
-def quote_under(sentence: str, text: str, name: str, evidence: Sequence[Evidence], known: str = "") -> Quote:
+def quote_under(sentence: str, text: str, name: str, evidence: Sequence[Evidence], context: str = "") -> Quote:
     """The quote that a sentence of a model's own is shown with. `name` is the item that it cites; another one that
-    holds the bytes does as well. `known` are texts of ours that it may repeat. Raises Ungrounded."""
+    holds the bytes does as well. `context` are texts of ours that it may repeat. Raises Ungrounded."""
     if not MIN_QUOTE_CHARS <= len(text) <= MAX_QUOTE_CHARS or len(_WORDY.findall(text)) < 2 * MIN_QUOTE_CHARS:
         raise Ungrounded("it has no quote of some words" if text else "it has no quote")
     raw = text.encode(errors="replace")
@@ -140,7 +140,7 @@ def quote_under(sentence: str, text: str, name: str, evidence: Sequence[Evidence
     if not said & shown:
         raise Ungrounded("its quote has no word of it")
     clocks = [_clock(at.t_s) for one in evidence if one.media_type == LOG for at, _ in dated_lines(one)]
-    times = " ".join([known, *clocks, *(_clock(s) for one in evidence for s in (one.start_s, one.end_s))])
+    times = " ".join([context, *clocks, *(_clock(s) for one in evidence for s in (one.start_s, one.end_s))])
     everything = "\n".join(
         [times, *(f"{i.title} {i.query} {i.content.decode(errors='replace')}" for i in evidence)]
     )
