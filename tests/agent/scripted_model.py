@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-Answer = dict[str, Any] | bytes | int | Callable[["Scripted", dict[str, Any]], "Answer"]
-"""A turn (see `says`, `calls`), a `status` with its `error`, raw bytes for the body, an HTTP status, or what
-makes one of these."""
+Answer = dict[str, Any] | bytes | int | tuple[int, bytes] | Callable[["Scripted", dict[str, Any]], "Answer"]
+"""A turn (see `says`, `calls`), a `status` with its `error`, raw bytes for the body, an HTTP status (with its
+body), or what makes one of these."""
 
 
 def calls(*wanted: tuple[str, Any]) -> dict[str, Any]:
@@ -80,6 +80,8 @@ def _handler(server: Scripted) -> type[BaseHTTPRequestHandler]:
             try:
                 if isinstance(answer, int):
                     self._send(answer, b'{"error": {"message": "no", "type": "error"}}')
+                elif isinstance(answer, tuple):
+                    self._send(*answer)
                 elif isinstance(answer, bytes):
                     self._send(200, answer)
                 elif isinstance(answer, dict) and "drip" in answer:

@@ -22,7 +22,7 @@ from nightshift.agent.approvals.questions import Question, Questions
 from nightshift.agent.clock import WallClock
 from nightshift.agent.store.archive import EVERYTHING, IncidentQuery, NoSuchIncident, name_of, number_of
 from nightshift.agent.store.audit import AuditRecord
-from nightshift.agent.store.diagnosis import Diagnosis, Evidence, Reading
+from nightshift.agent.store.diagnosis import Diagnosis, Evidence, Reading, quoted_sentences
 from nightshift.agent.store.incident import HistoryStep, Incident, IncidentState, IncidentSummary, StoredFinding
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.store.tenancy import NAMESPACED, namespaces_of
@@ -230,12 +230,17 @@ class IncidentWindow:
 
     def _own(self, incident: Incident) -> Incident:
         """A team's own incident, without what names others."""
-        diagnosis = incident.diagnosis
+        diagnosis, reading = incident.diagnosis, incident.reading
+        own = None if reading is None else self._own_reading(reading)
+        if diagnosis is not None and reading is not None and own is not None:
+            # a sentence is shown with its quote or not at all
+            for sentence in set(reading.sentences) - set(quoted_sentences(own)):
+                diagnosis = replace(diagnosis, hypothesis=diagnosis.hypothesis.replace(sentence.text, WITHHELD))
         return replace(
             incident,
             title=self._plain(incident.title),
             diagnosis=None if diagnosis is None else self._own_diagnosis(diagnosis),
-            reading=None if incident.reading is None else self._own_reading(incident.reading),
+            reading=own,
             plan_reason=self._plain(incident.plan_reason),
             history=tuple(replace(step, note=self._plain(step.note)) for step in incident.history),
             findings=tuple(f for f in incident.findings if not self._names_others(f.finding.summary)),
@@ -266,11 +271,15 @@ class IncidentWindow:
         if contest is not None and self._names_others(f"{contest.reason}\n{contest.quote.text}\n{contest.plan}"):
             # that it is contested is theirs to know, since they approve it
             contest = replace(contest, reason=WITHHELD, quote=replace(contest.quote, text=WITHHELD))
+        evidence = tuple(item for item in reading.evidence if self._may_be_shown(item))
+        kept = tuple(s for s in reading.sentences if not self._names_others(f"{s.text}\n{s.quote.text}"))
+        cited = {sentence.quote.evidence_id for sentence in kept}
         return replace(
             reading,
             claims=(),
-            evidence=(),
-            account=self._plain(reading.account),
+            evidence=tuple(item for item in evidence if item.id in cited),
+            account="",
+            sentences=kept,
             checks=tuple(map(self._plain, reading.checks)),
             contest=contest,
             note=self._plain(reading.note),

@@ -20,7 +20,7 @@ from nightshift.agent.presentation import incident_view
 from nightshift.agent.presentation.line_chart import Chart
 from nightshift.agent.presentation.plan_diff import DiffLine, against, effect
 from nightshift.agent.rca.question import as_checked, spoken
-from nightshift.agent.rca.summary import as_shown, headline_of, what_became
+from nightshift.agent.rca.summary import as_shown, headline_of, in_short, reading_quotes, what_became
 from nightshift.agent.store.diagnosis import Evidence
 from nightshift.agent.store.incident import CLOSABLE, Incident, contest_of, half_done, taken_on
 from nightshift.agent.store.records import dump
@@ -82,6 +82,8 @@ class Pages:
             "incident.html",
             incident=incident,
             headline=headline_of(incident),
+            in_short=in_short(incident, now_s),
+            model_quotes=[quote for _, quote in reading_quotes(incident)],
             taken=taken_on(incident.history),
             contest=contest_of(incident),
             read=read_so_far,

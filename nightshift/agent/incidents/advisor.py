@@ -20,6 +20,7 @@ from nightshift.agent.correlation.silent_faults import is_unrepaired, open_findi
 from nightshift.agent.rca.briefing import ROOM_TOKENS, Brief, brief, deciding_lines, first_room, names_of
 from nightshift.agent.rca.bundle import Bundle, EvidenceLimits, PastIncident, as_it_is
 from nightshift.agent.rca.evidence import gather
+from nightshift.agent.rca.grounding import reground
 from nightshift.agent.rca.investigate import PROMPT_TOKENS_SHARE, Allowance, Investigator, ModelSpending, Stream
 from nightshift.agent.rca.log_stores import LogStores
 from nightshift.agent.rca.lookup import Lookup, RangeQuery
@@ -377,6 +378,16 @@ def resembling(incident: Incident, incidents: Iterable[Incident], limit: int = 5
             opened_s=other.opened_s,
             action=str(other.action.kind) if other.action else "none",
             outcome=str(other.state),
+            post_mortem=_post_mortem(other),
         )
         for other in alike[:limit]
     ]
+
+
+def _post_mortem(incident: Incident) -> tuple[str, ...]:
+    """What its post-mortem says: the headline, what proved it, and what people and the daemon noted."""
+    diagnosis = incident.diagnosis
+    found = [] if diagnosis is None else [diagnosis.headline, *(c.sentence for c in reground(diagnosis).claims[:3])]
+    # the newest notes: how it ended tells more than how it began
+    noted = [f"{step.after.replace('_', ' ')}: {step.note}" for step in incident.history if step.note][-4:]
+    return tuple(sentence[:200] for sentence in [*found, *noted])

@@ -7,6 +7,7 @@ from typing import Any
 
 from nightshift.agent.rca.summary import as_shown
 from nightshift.agent.store.archive import Archive
+from nightshift.agent.store.diagnosis import quoted_sentences
 from nightshift.agent.store.incident import Cause, HistoryStep, Incident
 from nightshift.agent.store.records import plain
 
@@ -34,7 +35,7 @@ def _case(incident: Incident, words: dict[str, HistoryStep]) -> dict[str, Any]:
         "claims": [claim.sentence for claim in diagnosis.claims],
         "model": diagnosis.model,
         "model_cause": reading.cause if reading is not None else "",
-        "model_account": reading.account if reading is not None else "",
+        "model_account": " ".join(one.text for one in quoted_sentences(reading)) if reading is not None else "",
         "findings": [stored.finding.summary for stored in incident.findings],
         "evidence": [plain(item) for item in diagnosis.evidence],
         "feedback": [

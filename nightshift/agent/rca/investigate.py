@@ -21,7 +21,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from nightshift import spans
 from nightshift.agent.rca.briefing import ROOM_TOKENS, Brief, brief, first_room
 from nightshift.agent.rca.bundle import as_it_is
-from nightshift.agent.rca.grounding import MAX_QUOTE_CHARS, MIN_QUOTE_CHARS, bind, ground, sentence_of, why_not
+from nightshift.agent.rca.grounding import (
+    MAX_QUOTE_CHARS,
+    MIN_QUOTE_CHARS,
+    Ungrounded,
+    bind,
+    ground,
+    quote_under,
+    sentence_of,
+    why_not,
+)
 from nightshift.agent.rca.lookup import Lookup, schema_of
 from nightshift.agent.rca.model import (
     CHARS_PER_TOKEN,
@@ -42,10 +51,12 @@ from nightshift.agent.store.diagnosis import (
     Evidence,
     Predicate,
     Quote,
+    QuotedSentence,
     Reading,
     ReadingState,
     identity_of,
     joined_evidence,
+    quoted_sentences,
 )
 from nightshift.collectors.seal import canonical_json, sha256_hex
 from nightshift.detectors.base import Fault
@@ -54,7 +65,7 @@ if TYPE_CHECKING:
     from langchain_core.messages import AIMessage, BaseMessage
 
 MAX_CLAIMS, MAX_PROSE, MAX_SAME, MAX_CALLS_AT_ONCE = 12, 600, 3, 8
-MAX_CHECKS, MAX_CHECK, MAX_REASON = 4, 160, 200
+MAX_SENTENCES, MAX_CHECKS, MAX_CHECK, MAX_REASON = 6, 4, 160, 200
 PROMPT_TOKENS_SHARE = 0.4
 """Share of the tokens that the first message may take; the rest is for looking things up and answering."""
 CONCLUDE = "conclude"
@@ -76,8 +87,9 @@ byte for byte from a line's text. Predicates and their arguments:
   equals       a facts item; path with dots between keys, value
   repeated     a log and pattern, or a series and level; times (at least 2)
 `hypothesis` is one plain paragraph for a person at 3 a.m.: what, where, why, since when, what next; no commands, no
-addresses. If the evidence shows that the plan will fail or harm, `contest` it with a quote; otherwise leave it
-empty. If the evidence does not bear a cause, conclude `unknown`: abstaining beats guessing."""
+addresses. Each of its sentences has a quote; one without, or with a number that no evidence holds, is returned once
+and then dropped. If the evidence shows that the plan will fail or harm, `contest` it with a quote; otherwise leave
+it empty. If the evidence does not bear a cause, conclude `unknown`: abstaining beats guessing."""
 
 
 class _Contested(BaseModel):
@@ -88,6 +100,21 @@ class _Contested(BaseModel):
     reason: str
     evidence_id: str
     text: str
+
+
+class _Sentence(BaseModel):
+    """One sentence of your own, and the bytes of one evidence line that it rests on."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    sentence: str
+    evidence_id: str = ""
+    text: str = ""
+
+
+# In prose that came as one text, a quote stands between quotation marks; a full stop in it ends no sentence.
+_IN_MARKS = re.compile(r"[\"“`]([^\"“”`\n]{6,})[\"”`]")
+_SENTENCE = re.compile(r"(?:[\"“`][^\"“”`\n]*[\"”`]|[.;!?](?=\S)|[^.;!?])+[.;!?]*")
 
 
 class Concluding(BaseModel):
@@ -105,7 +132,11 @@ class _Conclusion(Concluding):
     """The end of the investigation: the cause, the claims that prove it, and what you only suspect."""
 
     cause: str = Field(description="the nearest of: " + ", ".join([*Fault, "unknown"]))
-    hypothesis: str = Field(default="", description="the cause in your own words, one paragraph")
+    hypothesis: list[_Sentence] = Field(
+        default_factory=list,
+        description="the cause in your own words, one paragraph; each sentence: {sentence, evidence_id, text};"
+        " text is a quote",
+    )
     checks: list[str] = Field(default_factory=list, description="what a person can check next, in plain words")
     contest: dict[str, Any] | None = Field(
         default=None, description="only where the plan is wrong: {reason, evidence_id, text}; text is a quote"
@@ -117,6 +148,21 @@ class _Conclusion(Concluding):
         if cause not in [*Fault, "unknown"]:
             raise ValueError("not one of the faults")
         return cause
+
+    @field_validator("hypothesis", mode="before")
+    @classmethod
+    def _in_sentences(cls, given: Any) -> Any:
+        """Small models write one text, whatever the schema says."""
+        if isinstance(given, str):
+            given = [part.strip() for part in _SENTENCE.findall(" ".join(given.split())) if part.strip()]
+        if not isinstance(given, list):
+            return given
+        return [_with_its_quote(part) if isinstance(part, str) else part for part in given]
+
+
+def _with_its_quote(sentence: str) -> dict[str, str]:
+    found = _IN_MARKS.search(sentence)
+    return {"sentence": sentence, "text": found.group(1) if found else ""}
 
 
 class _Quoted(BaseModel):
@@ -172,19 +218,21 @@ Stream = Callable[[Reading, ModelSpending], None]
 @dataclass
 class _Talk:
     """One conversation: what was said, looked up, concluded and spent. `fell`: whether claims that fell were
-    returned; `held`: those beside them that did not fall."""
+    returned; `held`, `sentences`: what beside them did not fall."""
 
     messages: list[BaseMessage]
     allowance: Allowance
     lookup: Lookup
     stream: Callable[[str, ModelSpending], None]
     form: type[Concluding]
+    known: str = ""
     spent: ModelSpending = field(default_factory=ModelSpending)
     asked: Counter[str] = field(default_factory=Counter)
     misread: int = 0
     concluded: Concluding | None = None
     fell: bool = False
     held: list[dict[str, Any]] = field(default_factory=list)
+    sentences: list[_Sentence] = field(default_factory=list)
 
 
 @dataclass
@@ -222,7 +270,9 @@ class Investigator:
             note = f"the language model is reading: answer {spent.steps} of at most {MAX_STEPS}{doing}"
             stream(replace(base, state=ReadingState.READING, note=self.redact(note)), spent)
 
-        concluded, failure, spent = self.converse(SYSTEM, first.text, lookup, allowance, _Conclusion, progress)
+        concluded, failure, spent = self.converse(
+            SYSTEM, first.text, lookup, allowance, _Conclusion, progress, _known(told)
+        )
         # a second answer that failed does not take back what the first one concluded
         if isinstance(concluded, _Conclusion):
             return self._with(base, told, concluded, lookup, spent, plan), spent
@@ -237,16 +287,18 @@ class Investigator:
         allowance: Allowance,
         form: type[Concluding],
         progress: Callable[[str, ModelSpending], None],
+        known: str = "",
     ) -> tuple[Concluding | None, Failed | None, ModelSpending]:
         """One conversation: what it came to, in the agreed form, or why to nothing, and what it took. `progress`
-        hears what was looked up. Raises nothing that a model causes."""
+        hears what was looked up; `known` is what a sentence may repeat without a quote. Raises nothing that a model
+        causes."""
         began_s = self.timer()
         try:
             from langchain_core.messages import HumanMessage, SystemMessage
         except ImportError as error:
             return None, Failed(Failure.NOT_INSTALLED, str(error)), ModelSpending()
         failure: Failed | None = None
-        talk = _Talk([SystemMessage(system), HumanMessage(first)], allowance, lookup, progress, form)
+        talk = _Talk([SystemMessage(system), HumanMessage(first)], allowance, lookup, progress, form, known)
         progress("", talk.spent)
         settings = self.model.settings
         named = {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "nightshift"}
@@ -267,15 +319,22 @@ class Investigator:
         if earlier is None:
             return Reading(ReadingState.READING, name, asked=1)
         items, claims = joined_evidence(lookup.ledger.items, earlier.claims, earlier.evidence)
+        held = ground(claims, items).held
+        # by the same numbers, as if they were claims
+        read = [
+            Claim(one.text, Predicate.EQUALS, (one.quote.evidence_id,), (one.quote,))
+            for one in quoted_sentences(earlier)
+        ]
+        items, read = joined_evidence(items, read, earlier.evidence)
         for item in items[len(lookup.ledger.items) :]:
             lookup.ledger.items.append(item)
             lookup.ledger.tags[item.id] = ("looked_up", "earlier")
-        held = ground(claims, items).held
         return replace(
             earlier,
             model=name,
             claims=held,
-            evidence=cited(held, items),
+            sentences=tuple(QuotedSentence(one.sentence, one.quotes[0]) for one in read),
+            evidence=cited([*held, *read], items),
             note="",
             asked=earlier.asked + 1,
             facts={},
@@ -316,7 +375,10 @@ class Investigator:
             if concluded is not None and not self._returned(talk, concluded, last):
                 # what held in the first conclusion stays, though the second may not repeat it
                 fresh = [claim for claim in talk.held if claim not in concluded.claims]
-                return concluded.model_copy(update={"claims": [*concluded.claims, *fresh]})
+                more: dict[str, Any] = {"claims": [*concluded.claims, *fresh]}
+                if isinstance(concluded, _Conclusion):
+                    more["hypothesis"] = concluded.hypothesis or talk.sentences
+                return concluded.model_copy(update=more)
             if last:
                 raise Failed(Failure.STEPS, f"{talk.spent.steps} answers")
             names = ", ".join(dict.fromkeys(str(call["name"])[:20] for call in answer.message.tool_calls[:4]))
@@ -328,13 +390,17 @@ class Investigator:
 
         if talk.fell or last:
             return False
-        judged = list(self.judged(concluded, talk.lookup.ledger.items))
+        items = talk.lookup.ledger.items
+        judged = list(self.judged(concluded, items))
+        read = list(self._sentences(concluded, items, talk.known)) if isinstance(concluded, _Conclusion) else []
         fell = [f"claim {number}: {reason}" for number, (*_, reason) in enumerate(judged, start=1) if reason]
+        fell += [f"sentence {number}: {reason}" for number, (*_, reason) in enumerate(read, start=1) if reason]
         if not fell:
             return False
         talk.fell, talk.concluded = True, concluded
         talk.held = [given for given, _, reason in judged if not reason]
-        said = "these claims do not hold; correct or drop them and call conclude again: " + "; ".join(fell)[:1500]
+        talk.sentences = [given for given, _, reason in read if not reason]
+        said = "these do not hold; correct or drop them and call conclude again: " + "; ".join(fell)[:1500]
         answered = talk.messages[-1]
         calls = [*getattr(answered, "tool_calls", ()), *getattr(answered, "invalid_tool_calls", ())]
         talk.messages += [ToolMessage(said, tool_call_id=str(c.get("id") or "")) for c in calls] or [
@@ -422,22 +488,31 @@ class Investigator:
     ) -> Reading:
         items = lookup.ledger.items
         held, dropped = self._proven(told, concluded, items)
+        read = list(self._sentences(concluded, items, _known(told)))
+        held_sentences = tuple(sentence for _, sentence, _ in read if sentence is not None)
+        dropped += len(read) - len(held_sentences)
+        sentences = held_sentences or base.sentences
         kept = tuple({identity_of(claim): claim for claim in (*base.claims, *held)}.values())[:MAX_CLAIMS]
         # people who see a model named must not think that it agreed
-        note = f"the language model added nothing: {Failure.NO_CLAIM_HELD.says}" if dropped and not held else ""
-        outcome = "claims" if held else (Failure.NO_CLAIM_HELD if dropped else "nothing_new")
+        note = (
+            f"the language model added nothing: {Failure.NO_CLAIM_HELD.says}"
+            if dropped and not (held or held_sentences)
+            else ""
+        )
+        outcome = "claims" if held else (Failure.NO_CLAIM_HELD if note else "nothing_new")
         self.heed(str(outcome), spent)
         # at most one contest a plan: the first stands
         contest = base.contest if base.contest is not None and base.contest.plan == plan else None
         contest = contest or self._contest(concluded, items, plan)
-        quoted = {contest.quote.evidence_id} if contest is not None else set()
+        quoted = {sentence.quote.evidence_id for sentence in sentences}
+        quoted |= {contest.quote.evidence_id} if contest is not None else set()
         return replace(
             base,
             state=ReadingState.DONE,
             claims=kept,
             evidence=cited(kept, [*items, *base.evidence], quoted),
             cause=concluded.cause,
-            account=self.prose(concluded.hypothesis, MAX_PROSE),
+            sentences=sentences,
             checks=tuple(filter(None, (self.prose(check, MAX_CHECK) for check in concluded.checks[:MAX_CHECKS]))),
             contest=contest,
             dropped=dropped,
@@ -457,6 +532,27 @@ class Investigator:
         kept = " ".join(s for s in sentences if not followable(s))
         left = " (a sentence with an address or a command is omitted)" if kept != flat else ""
         return (kept[:limit] + left).strip()
+
+    def _sentences(
+        self, concluded: _Conclusion, items: Sequence[Evidence], known: str
+    ) -> Iterator[tuple[_Sentence, QuotedSentence | None, str]]:
+        """Each sentence of the hypothesis as the model gave it, as it may be shown, and why it may not be."""
+        room = MAX_PROSE
+        for given in concluded.hypothesis[: 2 * MAX_SENTENCES]:
+            text = " ".join(self.redact(given.sentence[: 8 * MAX_PROSE]).split())
+            if not text:
+                continue
+            try:
+                quote = quote_under(text, given.text, given.evidence_id, items, known)
+                if followable(text):
+                    raise Ungrounded("it holds an address or a command")
+                if len(text) > room:
+                    raise Ungrounded(f"the hypothesis is longer than {MAX_PROSE} characters")
+            except Ungrounded as reason:
+                yield given, None, str(reason)
+                continue
+            room -= len(text)
+            yield given, QuotedSentence(text, quote), ""
 
     def _contest(self, concluded: _Conclusion, items: Sequence[Evidence], plan: str) -> Contest | None:
         """The model's objection to the plan, if its quote stands in a line of a log that speaks to no reader."""
@@ -515,7 +611,7 @@ class Investigator:
     def _without(self, base: Reading, why: Failed, spent: ModelSpending, digest: str) -> Reading:
         self.heed(str(why.failure), spent)
         said = self.redact(str(why))[:200]
-        if base.asked > 1 and (base.claims or base.account):
+        if base.asked > 1 and (base.claims or base.sentences):
             note = f"the language model's last request failed: {said}; its earlier answer remains"
         else:
             note = f"the language model added nothing: {said}; the rules' diagnosis remains"
@@ -540,6 +636,11 @@ class Investigator:
             bill["model_lacks"] = self.model.lacks
         priced = settings.usd_per_million_input + settings.usd_per_million_output > 0
         return bill | ({"model_usd": round(spent.usd(settings), 6)} if priced else {})
+
+
+def _known(told: Diagnosis) -> str:
+    """What the rules say of an incident, which a model may repeat."""
+    return "\n".join([told.headline, *(claim.sentence for claim in told.claims), *map(str, told.facts.values())])
 
 
 def cited(

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -311,7 +312,8 @@ def plain(case: DiagnosisCase) -> Drafts:
         ("score", "score {:.3g}"),
     ):
         value = case.fact(name)
-        if math.isfinite(value):
+        # once is what the line itself says
+        if math.isfinite(value) and not (name == "events" and value <= 1):
             yield equals(case, name, sentence.format(value))
             return
     yield claim(_P.EQUALS, case.cause.summary, case.said(), path="fault", value=case.cause.fault.value)
@@ -390,7 +392,8 @@ def _quoted(case: DiagnosisCase, finding: Finding, item: Evidence) -> Drafts:
     code = xid_of(finding)
     # the driver writes `NVRM: Xid (PCI:0000:9b:00): 48, pid=…`: the code stands between `): ` and a comma
     own = f"): {code}," if code is not None else ""
-    chosen = next((q for q in quotes if own and own in q.text), quotes[0] if quotes else None)
+    first = next((q for q in quotes if not _OPENS.match(q.text)), quotes[0] if quotes else None)
+    chosen = next((q for q in quotes if own and own in q.text), first)
     if chosen is None:
         return
     sentence, path, value = _own_words(finding, code)
@@ -398,6 +401,10 @@ def _quoted(case: DiagnosisCase, finding: Finding, item: Evidence) -> Drafts:
     yield _further_codes(case, finding, item, quotes)
     yield _announcement(case, finding, item, quotes)
     yield _tear_down(item, quotes, chosen)
+
+
+# These open a stack trace: what ended the program stands behind them.
+_OPENS = re.compile(r"(?:\[?rank\d*\]?:?\s*)?(?:Traceback \(most recent|File \"|raise \w)")
 
 
 def _own_words(finding: Finding, code: int | None) -> tuple[str, str, str | float]:

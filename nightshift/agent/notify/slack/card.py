@@ -26,7 +26,7 @@ from nightshift.agent.notify.slack.blocks import (
     text,
 )
 from nightshift.agent.rca.question import as_checked, spoken
-from nightshift.agent.rca.summary import SummaryLine, as_shown, quotable, summarise
+from nightshift.agent.rca.summary import SummaryLine, as_shown, quotable, reading_quotes, summarise
 from nightshift.agent.store.archive import NoSuchIncident, number_of
 from nightshift.agent.store.incident import (
     CLOSABLE,
@@ -172,7 +172,9 @@ def story(incident: Incident) -> ChatMessage | None:
             parts += [text(f" [{quote.evidence_id}] "), text(quotable(quote.text), code=True, limit=200)]
         lines.append(line(*parts))
     if diagnosis.hypothesis:
-        lines.append(line(text("Hypothesis, not proven: ", bold=True), text(diagnosis.hypothesis)))
+        parts = [text("Hypothesis, not proven: ", bold=True), text(diagnosis.hypothesis)]
+        parts += [text(f" {quote}", code=True, limit=200) for _, quote in reading_quotes(incident)]
+        lines.append(line(*parts))
     if diagnosis.dropped:
         lines.append(line(text(f"{diagnosis.dropped} drafted claims did not hold and are not shown")))
     # a judgement is of the diagnosis, and binds no plan

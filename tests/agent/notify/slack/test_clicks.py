@@ -28,6 +28,7 @@ from nightshift.agent.notify.slack.card import Ticket
 from nightshift.agent.notify.slack.service import MAX_BODY_BYTES, PATH
 from nightshift.agent.store.diagnosis import LOG, Answer, Evidence, Quote, ReadingState
 from nightshift.agent.store.incident import Cause, IncidentState
+from tests.agent.incidents import contested
 from tests.agent.notify.slack.chat import ANN, BOB, CHANNEL, VIC, Chat, a_chat, buttons_of, started, text_of, until
 
 BOTH = pytest.mark.parametrize("mode", ["socket", "http"])
@@ -111,6 +112,25 @@ def test_a_double_click_and_a_second_approver_have_one_outcome(chat: Chat, to: s
     ):
         chat.stand_in.click(user, CHANNEL, ts, "approve", to=to, value=value)
         assert _told(chat, count).startswith(said)
+    assert len(chat.gate.approvals(name)) == 1
+
+
+BOOTER = "NVRM: GPU0 kgspExecuteBooterUnloadIfNeeded: failed to execute Booter Unload: 0x62"
+
+
+def test_a_contested_plan_is_shown_with_its_quote_and_confirmed_by_the_same_approver(chat: Chat, to: str) -> None:
+    name, ts = _shown(chat)
+    contested(chat.store, name, BOOTER)
+    chat.slack.wake()
+    card = until(lambda: [m for m in chat.messages() if BOOTER in text_of(m)], "the quote stands in the message")
+    assert "The reset will fail." in text_of(card[0])
+    assert "approve" in buttons_of(card[0])
+    chat.stand_in.click(ANN, CHANNEL, ts, "approve", to=to)
+    assert BOOTER in _told(chat)
+    assert chat.store.incident(name).state is IncidentState.AWAITING_APPROVAL
+    chat.clock.advance(2.0)
+    chat.stand_in.click(ANN, CHANNEL, ts, "approve", to=to)
+    assert _told(chat, 2).startswith("Approved: ")
     assert len(chat.gate.approvals(name)) == 1
 
 
