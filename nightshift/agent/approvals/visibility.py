@@ -271,7 +271,7 @@ class IncidentWindow:
         if contest is not None and self._names_others(f"{contest.reason}\n{contest.quote.text}\n{contest.plan}"):
             # that it is contested is theirs to know, since they approve it
             contest = replace(contest, reason=WITHHELD, quote=replace(contest.quote, text=WITHHELD))
-        evidence = tuple(item for item in reading.evidence if self._may_be_shown(item))
+        evidence = tuple(item for item in reading.evidence if self.may_show(item))
         kept = tuple(s for s in reading.sentences if not self._names_others(f"{s.text}\n{s.quote.text}"))
         cited = {sentence.quote.evidence_id for sentence in kept}
         return replace(
