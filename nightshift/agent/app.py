@@ -99,6 +99,9 @@ class App:
         self.collection = Collection(
             build_collectors(settings.sources, settings.state_dir), settings.collect_timeout_s
         )
+        self.practice = Practice(
+            settings, actuators, self.store, self.gate, self.history, self.inventory, self.clock, self.metrics
+        )
         self.watch = Watch(
             self.collection,
             self.detection,
@@ -106,6 +109,7 @@ class App:
             self.history,
             self.inventory,
             self.metrics,
+            own=self.practice.breaker.findings,
         )
         kernel_gate = KernelGate(self.gate, self.store, self.clock)
         self.kernels = KernelWatch(settings.kernels, kernel_gate, self.inventory, self.clock, settings.cluster)
@@ -119,9 +123,6 @@ class App:
         )  # fmt: skip
         self.scheduling = build_scheduling(
             settings, self.inventory, self.store, self.gate, self.clock, self.metrics, self.policies
-        )
-        self.practice = Practice(
-            settings, actuators, self.store, self.gate, self.history, self.inventory, self.clock, self.metrics
         )
         election = build_election(settings.election, settings.replica, is_sqlite=self.store.database.is_sqlite)
         self.lifecycle = Lifecycle(

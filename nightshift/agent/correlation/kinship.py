@@ -42,6 +42,7 @@ class Kin(StrEnum):
     LOSS = "loss"
     STRAGGLER = "straggler"
     SOURCE = "source"
+    BREAKER = "breaker"
     GONE = "gone"
     NODE = "node"
     START = "start"
@@ -64,7 +65,7 @@ STAGE: dict[Kin, int] = {
             (Kin.NODE,),
             (Kin.STALL, Kin.LOSS),
             (Kin.STRAGGLER,),
-            (Kin.SOURCE,),
+            (Kin.SOURCE, Kin.BREAKER),
             (Kin.GONE,),
             (Kin.START,),
             (Kin.CRASH,),
@@ -99,6 +100,7 @@ _BY_FAULT = {
     Fault.POD_START: Kin.START,
     Fault.NODE_CONDITION: Kin.NODE,
     Fault.SOURCE_LOST: Kin.SOURCE,
+    Fault.ACTIONS_STOPPED: Kin.BREAKER,
     Fault.ANOMALY: Kin.ANOMALY,
 }
 
@@ -284,7 +286,7 @@ EFFECTS: tuple[CauseEffect, ...] = (
 )
 
 # Caused in many places by what they share (a switch, cooling, storage); leaks, losses and crashes are jobs' own.
-STORMY = frozenset(Kin) - {Kin.GPU_LEAK, Kin.HOST_LEAK, Kin.APPLICATION, Kin.OOM, Kin.LOSS}
+STORMY = frozenset(Kin) - {Kin.BREAKER, Kin.GPU_LEAK, Kin.HOST_LEAK, Kin.APPLICATION, Kin.OOM, Kin.LOSS}
 
 
 class FindingPlaces:

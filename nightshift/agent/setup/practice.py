@@ -11,6 +11,7 @@ from nightshift.agent.approvals.scoreboard import Scoreboard
 from nightshift.agent.clock import Clock
 from nightshift.agent.drill import Drills, is_drill, is_drills
 from nightshift.agent.incidents.advisor import Advisor, resembling
+from nightshift.agent.incidents.breaker import Breaker
 from nightshift.agent.incidents.node_return import GivingBack
 from nightshift.agent.incidents.recovery_proof import ResumedProgress
 from nightshift.agent.incidents.stages import StageParts
@@ -62,6 +63,9 @@ class Practice:
         self._store, self._gate, self._history, self._inventory = store, gate, history, inventory
         self._clock, self._metrics = clock, metrics
         self._lifecycle = settings.lifecycle
+        self.breaker = Breaker(
+            store, gate, clock, inventory.cluster, lambda: self._advisor.guard_settings, is_drills
+        )
         # Not made again at a reload: a drill under way goes on in its own cluster.
         self.drills = Drills(settings.state_dir / "drill.sqlite", clock.now_s)
         self.heed(settings, actuators)
@@ -99,6 +103,7 @@ class Practice:
             actuator_for=self.actuator_for,
             settings=self._lifecycle,
             guard=self._guard,
+            breaker=self.breaker,
             not_earned=self._not_earned,
             probe=ResumedProgress(lambda: self._history, self._clock.now_s),
             giving_back=GivingBack(
