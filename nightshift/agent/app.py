@@ -32,6 +32,7 @@ from nightshift.agent.incidents.lifecycle import Lifecycle
 from nightshift.agent.incidents.manual_repairs import Repaired
 from nightshift.agent.incidents.model_queue import ModelQueue
 from nightshift.agent.incidents.retention import Keeping
+from nightshift.agent.incidents.returns import Returns, cases, days_out
 from nightshift.agent.kernels.runner import KernelRunner
 from nightshift.agent.kernels.watch import KernelWatch
 from nightshift.agent.metrics import Metrics
@@ -112,6 +113,7 @@ class App:
             own=self.practice.breaker.findings,
         )
         kernel_gate = KernelGate(self.gate, self.store, self.clock)
+        self.returns = Returns(self.store.database, self.inventory, self.history)
         self.kernels = KernelWatch(settings.kernels, kernel_gate, self.inventory, self.clock, settings.cluster)
         self.searches = KernelRunner(
             settings.kernels, kernel_gate, _searches_at(actuators), settings.cluster, lambda: self.lifecycle.leads
@@ -198,6 +200,7 @@ class App:
         self.repaired.look(look.tick.events, now_s)
         if not look.problem:
             self.keeping.turn(now_s)
+            self.returns.turn(now_s)
         if look.decisions:
             self.lifecycle.wake()
             self.doors.wake()
@@ -334,6 +337,8 @@ class App:
     def metrics_page(self) -> bytes:
         with suppress(Temporary, Permanent):  # the page says the rest while the store is away
             self.metrics.observe_incidents(incident.state for incident in self.store.open_incidents())
+            with self.store.database.read() as connection:
+                self.metrics.observe_returns(days_out(cases(connection), self.clock.now_s()))
             self.metrics.halted.set(self.gate.halted().halted)
         return self.metrics.page()
 

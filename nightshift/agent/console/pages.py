@@ -13,6 +13,7 @@ from nightshift.agent.approvals.kernel_search import SHOWN, fleet_view
 from nightshift.agent.approvals.policy import must_sign_in_again
 from nightshift.agent.approvals.visibility import IncidentWindow
 from nightshift.agent.console.site import Site
+from nightshift.agent.incidents.returns import cases, days_out
 from nightshift.agent.kernels.drift import standings
 from nightshift.agent.presentation import incident_view
 from nightshift.agent.presentation.line_chart import Chart
@@ -44,6 +45,7 @@ class Pages:
             ("/gpus/{uuid}", self.gpu),
             ("/kernels", self.kernels),
             ("/waiting", self.waiting),
+            ("/returns", self.returns),
             ("/sources", self.sources),
             ("/audit", self.audit),
         ):
@@ -171,6 +173,15 @@ class Pages:
         self._site.of_cluster(request)
         rows = sorted(self._parts.history.sources(), key=lambda status: (status.ok, status.source.name))
         return self._site.page(request, "sources.html", rows=rows)
+
+    def returns(self, request: Request) -> Response:
+        """GPUs out of service for their vendor, and for how long, by vendor and fault."""
+        self._site.of_cluster(request)
+        with self._parts.store.database.read() as connection:
+            rows = cases(connection)
+        sums = days_out(rows, self._parts.clock.now_s())
+        more = max(len(rows) - _PAGE, 0)
+        return self._site.page(request, "returns.html", rows=rows[:_PAGE], sums=sums, more=more)
 
     def waiting(self, request: Request) -> Response:
         """Alarms that do not page, and why, those nearest to a page first."""

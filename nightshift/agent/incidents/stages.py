@@ -32,6 +32,7 @@ from nightshift.agent.clock import Clock
 from nightshift.agent.correlation.silent_faults import is_unrepaired, open_findings
 from nightshift.agent.incidents.breaker import Breaker
 from nightshift.agent.incidents.node_return import LOOK_AGAIN_S, GivingBack, stays
+from nightshift.agent.incidents.vendor_evidence import VendorEvidence
 from nightshift.agent.store.diagnosis import Diagnosis
 from nightshift.agent.store.incident import Cause, Incident, IncidentState, half_done, world_says
 from nightshift.agent.store.incident_store import IncidentMove, Store, number_of
@@ -156,6 +157,7 @@ class StageParts:
     probe: RecoveryProbe | None = None
     guard: ActionGuard | None = None
     breaker: Breaker | None = None
+    evidence: VendorEvidence | None = None
     not_earned: Callable[[Action], str] | None = None
     """Why a kind that is automatic by policy has not earned it yet; empty where it has."""
     giving_back: GivingBack | None = None
@@ -410,6 +412,7 @@ class Stages:
             incident = self._store.incident(incident.id)
         elif not self._goes_on(incident, action, actuator):
             return
+        self._collect_evidence(incident, action)
         self._stop_unless_allowed()
         try:
             with _span("execute", action):
@@ -419,6 +422,14 @@ class Stages:
         except Permanent as error:
             outcome = cut_off(action, actuator, str(error), self._now(), {}, _O.REFUSED)
         self._conclude(incident, action, outcome)
+
+    def _collect_evidence(self, incident: Incident, action: Action) -> None:
+        """Has what the vendor asks for collected. Raises Later meanwhile, at a pace of its own: it has a minute."""
+        if self._parts.evidence is not None:
+            try:
+                self._parts.evidence.collect(incident, action, self._runner)
+            except UnderWay as error:
+                raise Later(str(error), self._now()) from error
 
     def _goes_on(self, incident: Incident, action: Action, actuator: Actuator) -> bool:
         """Whether to carry out an action whose intent is older than this run; False where it ended instead."""

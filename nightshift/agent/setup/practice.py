@@ -15,6 +15,7 @@ from nightshift.agent.incidents.breaker import Breaker
 from nightshift.agent.incidents.node_return import GivingBack
 from nightshift.agent.incidents.recovery_proof import ResumedProgress
 from nightshift.agent.incidents.stages import StageParts
+from nightshift.agent.incidents.vendor_evidence import VendorEvidence
 from nightshift.agent.metrics import Metrics
 from nightshift.agent.rca.bundle import PastIncident
 from nightshift.agent.rca.investigate import Investigator, ModelSpending
@@ -66,6 +67,7 @@ class Practice:
         self.breaker = Breaker(
             store, gate, clock, inventory.cluster, lambda: self._advisor.guard_settings, is_drills
         )
+        self.evidence = VendorEvidence(store, clock, lambda: self.actuators, self._redacted)
         # Not made again at a reload: a drill under way goes on in its own cluster.
         self.drills = Drills(settings.state_dir / "drill.sqlite", clock.now_s)
         self.heed(settings, actuators)
@@ -73,7 +75,7 @@ class Practice:
     def heed(self, settings: Settings, actuators: Sequence[Actuator]) -> None:
         """From now on by these."""
         self.actuators, self._autonomy, self._economy = actuators, settings.autonomy, settings.economy
-        redact = Redactor(settings.redact)
+        redact = self._redact = Redactor(settings.redact)
         model = Model(settings.llm) if settings.llm.enabled else None
         self._advisor = Advisor(
             history=self._history,
@@ -104,6 +106,7 @@ class Practice:
             settings=self._lifecycle,
             guard=self._guard,
             breaker=self.breaker,
+            evidence=self.evidence,
             not_earned=self._not_earned,
             probe=ResumedProgress(lambda: self._history, self._clock.now_s),
             giving_back=GivingBack(
@@ -121,6 +124,9 @@ class Practice:
         if is_drill(incident):
             return self.drills.actuator
         return actuator_of(incident.action.kind if incident.action is not None else ActionKind.NONE, self.actuators)
+
+    def _redacted(self, text: str) -> str:
+        return self._redact.document(text)
 
     def _spent(self, outcome: str, spent: ModelSpending) -> None:
         self._metrics.model_outcomes.labels(outcome).inc()
