@@ -1,7 +1,7 @@
 """GPUs that left service for the vendor: each is followed until a unit in its place takes work again.
 
-A case begins with a return, or with a quarantine for one. The GPU counts as replaced once another one is seen in the
-same slot of the node. The case is over once the API server says that the node takes work (after our own probe, or
+A case begins with a return, or with a quarantine for one. The GPU counts as replaced once another is seen in its
+slot of the node. The case is over once the API server says that the node takes work (after our own probe, or
 after a person uncordoned it) and the unit there has telemetry.
 """
 
