@@ -2,7 +2,7 @@
 
 The lifecycle itself on a simulated cluster with a stepped clock; what the node answers is drawn: whole after some
 looks, in part, nothing, an error, an API server that does not answer, or never. The answers hold secrets. Counted:
-actions with their evidence stored before, or with the reason in the history; the time added; secrets in the archive.
+actions with their evidence stored before, or with the reason; the time added; secrets in the archive.
 """
 
 from __future__ import annotations
