@@ -35,8 +35,8 @@ from nightshift.controllers.actuators.simulated import EFFECTS, SimulatedCluster
 from nightshift.controllers.guard import Settings as GuardSettings
 from nightshift.detectors.base import Fault
 
-NODES, GPUS, SEEDS = 1000, 1, (0, 1)
-START_S, LOOK_S, HOURS = 1.79e9, 180.0, 3
+NODES, GPUS, SEEDS = 1000, 1, (0,)
+START_S, LOOK_S, HOURS = 1.79e9, 240.0, 2
 XIDS = (48, 74, 79, 95, 119)
 """Errors that call for resets and reboots (NVIDIA's Xid catalogue)."""
 MODES = {"at_once": 0.0, "by_minutes": 30.0, "believed": 30.0, "slowly": 720.0}

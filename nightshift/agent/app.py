@@ -28,6 +28,7 @@ from nightshift.agent.construct import build_actuators, build_collectors, build_
 from nightshift.agent.correlation.collection import Collection
 from nightshift.agent.correlation.detection import Detection
 from nightshift.agent.correlation.watch import Look, Watch
+from nightshift.agent.incidents.lemons import Lemons
 from nightshift.agent.incidents.lifecycle import Lifecycle
 from nightshift.agent.incidents.manual_repairs import Repaired
 from nightshift.agent.incidents.model_queue import ModelQueue
@@ -51,6 +52,7 @@ from nightshift.collectors.history import History
 from nightshift.collectors.subject import Inventory
 from nightshift.controllers.action import Actuator
 from nightshift.controllers.actuators.kube_kernel_jobs import KernelJobActuator
+from nightshift.detectors.base import Finding
 from nightshift.version import program_version
 
 NEEDS_RESTART = (
@@ -103,6 +105,7 @@ class App:
         self.practice = Practice(
             settings, actuators, self.store, self.gate, self.history, self.inventory, self.clock, self.metrics
         )
+        self.lemons = Lemons(self.store, self.inventory)
         self.watch = Watch(
             self.collection,
             self.detection,
@@ -110,7 +113,7 @@ class App:
             self.history,
             self.inventory,
             self.metrics,
-            own=self.practice.breaker.findings,
+            own=self._findings_of_ours,
         )
         kernel_gate = KernelGate(self.gate, self.store, self.clock)
         self.returns = Returns(self.store.database, self.inventory, self.history)
@@ -168,6 +171,7 @@ class App:
             # Another replica may have led in between: what it found and kept is taken up before the first look.
             if self._led_term != self.lifecycle.term:
                 self.watch.resume(now_s)
+                self.lemons.resume()
                 self.policies.lead()
                 self._led_term = self.lifecycle.term
         # A standby waits. Only the last leader continues to look without the store: no other replica can lead then
@@ -205,6 +209,9 @@ class App:
             self.lifecycle.wake()
             self.doors.wake()
         return look
+
+    def _findings_of_ours(self, now_s: float) -> list[Finding]:
+        return [*self.practice.breaker.findings(now_s), *self.lemons.findings(now_s)]
 
     def settle(self, timeout_s: float = 30.0) -> bool:
         """Waits until every incident has come as far as it can at the clock's present time."""

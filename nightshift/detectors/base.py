@@ -59,6 +59,8 @@ class Fault(StrEnum):
     SOURCE_LOST = "source_lost"
     ACTIONS_STOPPED = "actions_stopped"
     """Nightshift stopped its own actions: it, or what it relies on, may be at fault."""
+    LEMON = "lemon"
+    """Jobs fail there more often than on its peers, over weeks."""
     ANOMALY = "anomaly"
 
 

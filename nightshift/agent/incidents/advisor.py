@@ -98,6 +98,8 @@ def watched_only(situation: Situation) -> str | None:
         return "the cluster's operators restore the source; nothing is done to what it watches"
     if situation.cause is _F.ACTIONS_STOPPED:
         return "a person checks the sources and the last actions, then allows actions again: `nightshift resume`"
+    if situation.cause is _F.LEMON:
+        return "a person decides: exchange the part between slots, or take the node out of use for its vendor"
     asked = situation.facts.get("recovery_action")
     follows = situation.cause is _F.XID and number(situation, "xid") in FOLLOWER_XIDS
     # what the driver calls for by Xid 154 stands, though the error that it follows was not seen

@@ -495,7 +495,7 @@ _STRONG = frozenset({Predicate.ROSE, Predicate.FELL, Predicate.REPEATED, Predica
 _LEAKS = frozenset({Kin.GPU_LEAK, Kin.HOST_LEAK})
 _LOGGED = HARDWARE | {Kin.OOM, Kin.GONE, Kin.APPLICATION, Kin.CRASH, Kin.NODE, Kin.START}
 """Kin of which the kernel, the driver or the job's launcher writes a line; that line is the proof."""
-_OBSERVED = frozenset({Kin.SOURCE, Kin.BREAKER, Kin.HANG, Kin.THROTTLE})
+_OBSERVED = frozenset({Kin.SOURCE, Kin.BREAKER, Kin.LEMON, Kin.HANG, Kin.THROTTLE})
 """Kin that a detector sees as they are, so that its word alone is worth more than a low level."""
 
 
@@ -572,6 +572,7 @@ _SAYS: dict[Fault, str] = {
     Fault.NODE_CONDITION: "Node reports a fault",
     Fault.SOURCE_LOST: "Source lost",
     Fault.ACTIONS_STOPPED: "Nightshift stopped its own actions",
+    Fault.LEMON: "Jobs fail more often here than on peers",
     Fault.ANOMALY: "Unusual behaviour",
 }
 
