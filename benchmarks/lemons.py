@@ -1,10 +1,11 @@
 """Lemons in drawn fleets: `python -m benchmarks.lemons`.
 
-Fleets of 1,000 nodes of 8 GPUs over 26 weeks. Healthy nodes fail 6.5 times per 1,000 node-days on average and 1.2 %
-of the nodes are lemons, as in RSC-1 (Kokolis et al., arXiv 2410.21680); made up: healthy rates are gamma-distributed
-(shape 2), six in ten failures are of one GPU, a node is used on 60 to 100 % of days, and a lemon, or one GPU of it,
-fails 10 to 40 times as often as a healthy node (log-uniform). Every day the daemon's own count (`agent.incidents.lemons`)
-judges the last 28 days. A lemon is found where it is named once in the 26 weeks; a healthy node that is named is false.
+Fleets of 1,000 nodes of 8 GPUs over 26 weeks. Healthy nodes fail 6.5 times per 1,000 node-days on average and
+1.2 % of the nodes are lemons, as in RSC-1 (Kokolis et al., arXiv 2410.21680). Made up: healthy rates are of a
+gamma distribution (shape 2), six in ten failures are of one GPU, and a node is used on 60 to 100 % of days. A
+lemon, or one GPU of it, fails 10 to 40 times as often as a healthy node (log-uniform). Every day the daemon's
+own count (`agent.incidents.lemons`) judges the last 28 days. A lemon is found where it is named once in the 26
+weeks. A healthy node that is named is false.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SPLIT_AT = 20.0
 
 
 def fleet(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-    """Per node its multiple (1: healthy); days of use (nodes × days); failures by GPU (last column: the node's own)."""
+    """Per node its multiple (1: healthy); per node and day whether it was used, and which GPU failed (-1: none)."""
     lemon = rng.random(NODES) < SHARE
     times = np.where(lemon, np.exp(rng.uniform(*np.log(TIMES), NODES)), 1.0)
     rate = np.where(lemon, RATE * times, rng.gamma(SHAPE, RATE / SHAPE, NODES))
@@ -73,7 +74,8 @@ def main() -> None:
         draws.append(draw(seed))
         print(draws[-1], flush=True)
     total = {
-        name: sum(one[name] for one in draws) for name in ("lemons", "found", "milder", "milder_found", "false")
+        name: int(sum(one[name] for one in draws))
+        for name in ("lemons", "found", "milder", "milder_found", "false")
     }
     months = len(draws) * (SPAN - DAYS) / 30.0
     graver, graver_found = total["lemons"] - total["milder"], total["found"] - total["milder_found"]

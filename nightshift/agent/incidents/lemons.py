@@ -2,9 +2,9 @@
 
 Exposure is counted in days on which a unit held a job, failures in those of them on which hardware of the unit
 stopped one (an incident, opened or back, that is diagnosed there). Peers differ, so their failures are
-beta-binomial: mean and dispersion are fitted to the peers without their worst, and a unit is a lemon where so many
-failures in so many days are rarer than `FALSE_PER_MONTH` allows over all units of its kind. Each node with a lemon is
-a ticket that names its units and incidents. Compare "lemon nodes" in Kokolis et al., arXiv 2410.21680.
+beta-binomial: mean and spread are fitted to the peers without their worst. A unit is a lemon where so many failures
+in so many days are rarer than `FALSE_PER_MONTH` allows over all units of its kind. Each node with a lemon is a
+ticket that names its units and incidents. Compare "lemon nodes" in Kokolis et al., arXiv 2410.21680.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from nightshift.detectors.base import Fault, Finding, Severity, State
 
 DAYS, DAY_S, EVERY_S = 28, 86_400.0, 3600.0
 FALSE_PER_MONTH = 0.5
-"""Expected healthy units called lemons per kind and window where the peers' spread is as fitted. Windows overlap."""
+"""Healthy units that are called lemons, expected per kind and window. Windows overlap."""
 LEAST_FAILURES = 3
 """Two failures are a coincidence that somebody has seen for themselves."""
 LEAST_SPREAD = 0.01
