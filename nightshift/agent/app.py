@@ -172,6 +172,7 @@ class App:
             if self._led_term != self.lifecycle.term:
                 self.watch.resume(now_s)
                 self.lemons.resume()
+                self.practice.rollouts.resume()
                 self.policies.lead()
                 self._led_term = self.lifecycle.term
         # A standby waits. Only the last leader continues to look without the store: no other replica can lead then
@@ -205,6 +206,7 @@ class App:
         if not look.problem:
             self.keeping.turn(now_s)
             self.returns.turn(now_s)
+            self.practice.rollouts.turn(now_s)
         if look.decisions:
             self.lifecycle.wake()
             self.doors.wake()

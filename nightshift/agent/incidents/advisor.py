@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from nightshift.agent.correlation.kinship import APPLICATION_XIDS, FOLLOWER_XIDS, first_cause
 from nightshift.agent.correlation.silent_faults import is_unrepaired, open_findings
@@ -137,6 +138,7 @@ class Advisor:
     guard_settings: GuardSettings = field(default_factory=GuardSettings)
     begun: Callable[[], Sequence[Commitment]] = list
     past: Callable[[Incident], Iterable[PastIncident]] = lambda _: ()
+    rollout: Callable[[Incident], Mapping[str, Any] | None] = lambda _: None
     limits: EvidenceLimits = field(default_factory=EvidenceLimits)
     ladder: RepairLadder = field(default_factory=RepairLadder)
     redact: Callable[[str], str] | None = None
@@ -150,7 +152,8 @@ class Advisor:
 
     def _bundle(self, incident: Incident) -> Bundle:
         found, past = at_issue(incident), list(self.past(incident))
-        return gather(found, self.history, self.inventory, self.now_s(), past, self.limits, redact=self.redact)
+        parts = found, self.history, self.inventory, self.now_s(), past, self.limits
+        return gather(*parts, redact=self.redact, rollout=self.rollout(incident))
 
     def brief(self, incident: Incident, characters: int, bundle: Bundle | None = None) -> Brief:
         """The first message of a request about an incident, within so many characters."""

@@ -341,11 +341,24 @@ XID_PATTERNS = "Xid (\nSXid ("
 def draft(case: DiagnosisCase) -> list[Claim]:
     """Every claim that the rules would make about a case, bound to its evidence; none of them checked yet."""
     builders: list[Callable[[DiagnosisCase], Drafts]] = [BY_KIN.get(kin_of(case.cause), plain)]
-    builders += [_place, _lines, _learning_rate, _no_hardware_errors, _consequences]
+    builders += [_place, _lines, _rollout, _learning_rate, _no_hardware_errors, _consequences]
     drafted = [claim for build in builders for claim in build(case) if claim is not None]
     # two findings may quote the same line
     unique = {(c.predicate, c.evidence_ids, c.quotes, tuple(sorted(c.arguments.items()))): c for c in drafted}
     return [bind(claim, case.bundle.items) for claim in unique.values()]
+
+
+def _rollout(case: DiagnosisCase) -> Drafts:
+    """The version that the fault began with."""
+    item = case.bundle.one("rollout")
+    if item is not None:
+        told = json.loads(item.content)
+        sentence = (
+            f"it began with the rollout of {told['component']} {told['version']} (from {told['before']}):"
+            f" {int(told['failed_changed'])} of {int(told['changed'])} changed nodes failed alike after it,"
+            f" {int(told['failed_others'])} of {int(told['others'])} others"
+        )
+        yield claim(_P.EQUALS, sentence, item, path="version", value=str(told["version"]))
 
 
 def _learning_rate(case: DiagnosisCase) -> Drafts:
@@ -788,6 +801,9 @@ def _headline(case: DiagnosisCase, fault: Fault, held: Sequence[Claim]) -> str:
     silent = silent_storage(held)
     if silent and kin_of(case.cause) in (Kin.STALL, Kin.HANG):
         what += f": no answer from {silent}"
+    rollout = next((str(c.arguments["value"]) for c in held if c.arguments.get("path") == "version"), "")
+    if rollout:
+        what += f", began with the rollout of {rollout}"
     suspect = suspect_of(case.bundle)
     named = f", suspect rank {suspect[0].rpartition('#')[2]}" if suspect and not jumped(held) else ""
     return f"{what} · {case.where.sentence(case.cause.subject)}{named}"

@@ -14,6 +14,7 @@ from nightshift.agent.incidents.advisor import Advisor, resembling
 from nightshift.agent.incidents.breaker import Breaker
 from nightshift.agent.incidents.node_return import GivingBack
 from nightshift.agent.incidents.recovery_proof import ResumedProgress
+from nightshift.agent.incidents.rollouts import Rollouts
 from nightshift.agent.incidents.stages import StageParts
 from nightshift.agent.incidents.vendor_evidence import VendorEvidence
 from nightshift.agent.metrics import Metrics
@@ -67,6 +68,7 @@ class Practice:
         self.breaker = Breaker(
             store, gate, clock, inventory.cluster, lambda: self._advisor.guard_settings, is_drills
         )
+        self.rollouts = Rollouts(store, inventory)
         self.evidence = VendorEvidence(store, clock, lambda: self.actuators, self._redacted)
         # Not made again at a reload: a drill under way goes on in its own cluster.
         self.drills = Drills(settings.state_dir / "drill.sqlite", clock.now_s)
@@ -88,6 +90,7 @@ class Practice:
             ladder=settings.ladder,
             begun=self._begun,
             past=self._past,
+            rollout=lambda incident: self.rollouts.before(incident, self._clock.now_s()),
             redact=redact,
             # Without a model the rules diagnose alone, and nothing leaves the cluster.
             investigate=None if model is None else Investigator(model, redact, heed=self._spent),
