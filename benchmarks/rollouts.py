@@ -1,6 +1,6 @@
 """Bad and harmless rollouts in drawn fleets: `python -m benchmarks.rollouts`.
 
-300 fleets of 200 to 2,000 nodes over four weeks, with faults of one kind at 6.5 per 1,000 node-days (Kokolis et
+120 fleets of 200 to 1,000 nodes over four weeks, with faults of one kind at 6.5 per 1,000 node-days (Kokolis et
 al., arXiv 2410.21680; all of them of one kind is the hard side). In half of them one version is bad: made up,
 each changed node then fails 0.5 to 5 times a week more (log-uniform). Beside it two to six harmless rollouts
 happen; each rollout reaches 2 to 100 % of the nodes, within an hour to five days. In one fleet of four a switch
@@ -20,7 +20,7 @@ from benchmarks.detect_held_out import commit
 from benchmarks.report import write
 from nightshift.agent.incidents.rollouts import COMPARED_S, DAY_S, VersionChange, blamed
 
-FLEETS, SEED, SPAN_S = 300, 1, 28 * DAY_S
+FLEETS, SEED, SPAN_S = 120, 1, 28 * DAY_S
 RATE = 6.5e-3
 COMPONENTS = ("driver", "vbios", "kernel", "container_runtime", "kubelet", "cuda", "os_image")
 LATER_S = 2 * DAY_S
@@ -35,7 +35,7 @@ def rollout(rng: np.random.Generator, component: str, nodes: int) -> list[Versio
 
 
 def fleet(rng: np.random.Generator, *, bad: bool) -> dict[str, int]:
-    nodes, names = int(np.exp(rng.uniform(np.log(200), np.log(2000)))), list(rng.permutation(COMPONENTS))
+    nodes, names = int(np.exp(rng.uniform(np.log(200), np.log(1000)))), list(rng.permutation(COMPONENTS))
     rollouts = {name: rollout(rng, str(name), nodes) for name in names[: int(rng.integers(3, 8))]}
     guilty = str(names[0]) if bad else ""
     failed = [(f"n{rng.integers(nodes)}", t) for t in rng.uniform(0, SPAN_S, rng.poisson(RATE * nodes * 28))]

@@ -33,8 +33,8 @@ EVERY_S, DAY_S = 60.0, 86_400.0
 COMPARED_S, REMEMBERED_S = 14 * DAY_S, 28 * DAY_S
 LEAST_NODES = 3
 """So many changed nodes must fail: two are a coincidence."""
-CHANCE = 1e-4
-"""Of rollouts that are blamed by chance, per fault and candidate."""
+CHANCE = 1e-6
+"""Blamed by chance, per incident and candidate. It is asked again at each incident, so it must be rare."""
 OF_NODE = ("kernel", "container_runtime", "kubelet", "os_image", "cuda")
 OF_GPU = ("driver", "vbios")
 _KEPT = "rollouts"
@@ -93,22 +93,22 @@ def blamed(
     for change in changes:
         if start_s <= change.at_s <= at_s:
             rollouts[change.component, spelled(change.after)][change.node] = change
-    found = []
+    found: list[tuple[Blame, VersionChange | None]] = []
     for reached in rollouts.values():
-        mine = reached.get(node)
-        # a fault that was there before the change did not begin with it
-        if mine is None or mine.at_s > onset_s:
-            continue
         after = [name for name, t_s in failures if name in reached and t_s >= reached[name].at_s]
         changed_s = sum(at_s - change.at_s for change in reached.values())
         share = changed_s / max(len(fleet) * COMPARED_S, 1.0)
         chance = float(binom.sf(len(after) - 1, len(failures), min(share, 1.0))) * len(rollouts)
         if len(set(after)) >= LEAST_NODES and chance < CHANCE:
-            first_s = min(change.at_s for change in reached.values())
+            first = min(reached.values(), key=lambda change: change.at_s)
             others = {name for name, _ in failures} - set(after)
             counts = len(reached), len(set(after)), len(fleet) - len(reached), len(others)
-            found.append(Blame(mine.component, mine.after, mine.before, *counts, first_s, chance))
-    return min(found, key=lambda blame: blame.chance, default=None)
+            blame = Blame(first.component, first.after, first.before, *counts, first.at_s, chance)
+            found.append((blame, reached.get(node)))
+    # the one that explains most: a harmless version beside it reached some of the same nodes
+    best, mine = min(found, key=lambda pair: pair[0].chance, default=(None, None))
+    # a fault that was there before the change did not begin with it
+    return best if mine is not None and mine.at_s <= onset_s else None
 
 
 class Rollouts:
