@@ -379,6 +379,7 @@ class App:
             cluster=self.settings.cluster,
             suppressor=self.doors.suppressor,
             waiting=self.detection.waiting,
+            rollouts=self.practice.rollouts,
         )
         site = build_console(parts, console)
         self.doors.add_to(site)

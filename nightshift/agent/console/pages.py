@@ -46,6 +46,7 @@ class Pages:
             ("/kernels", self.kernels),
             ("/waiting", self.waiting),
             ("/returns", self.returns),
+            ("/versions", self.versions),
             ("/sources", self.sources),
             ("/audit", self.audit),
         ):
@@ -182,6 +183,14 @@ class Pages:
         sums = days_out(rows, self._parts.clock.now_s())
         more = max(len(rows) - _PAGE, 0)
         return self._site.page(request, "returns.html", rows=rows[:_PAGE], sums=sums, more=more)
+
+    def versions(self, request: Request) -> Response:
+        """Which nodes have which versions, where a minority differs, and what changed lately."""
+        self._site.of_cluster(request)
+        found = self._parts.rollouts
+        rows = [] if found is None else found.minorities(self._parts.clock.now_s())
+        changes = [] if found is None else found.changes[: -_PAGE - 1 : -1]
+        return self._site.page(request, "versions.html", rows=rows, changes=changes)
 
     def waiting(self, request: Request) -> Response:
         """Alarms that do not page, and why, those nearest to a page first."""

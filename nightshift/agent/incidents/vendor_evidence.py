@@ -7,6 +7,7 @@ continues, and the history says why.
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
@@ -29,7 +30,8 @@ MOST_BYTES = 4_000_000
 
 
 class VendorEvidence:
-    """`sources`: the configured actuators; `redact`: takes out of a document what must not leave."""
+    """`sources`: the configured actuators; `redact`: takes out of a document what must not leave; `ignores`:
+    actions that touch nothing real."""
 
     def __init__(
         self,
@@ -37,13 +39,15 @@ class VendorEvidence:
         clock: Clock,
         sources: Callable[[], Iterable[Actuator]],
         redact: Callable[[str], str],
+        ignores: Callable[[Action], bool] = lambda action: False,
     ) -> None:
         self._store, self._clock, self._sources, self._redact = store, clock, sources, redact
+        self._ignores = ignores
         self._log = structlog.get_logger("evidence")
 
     def collect(self, incident: Incident, action: Action, by: str) -> None:
         """Returns once the evidence, or why there is none, is stored. Raises UnderWay while it is collected."""
-        if not traits_of(action.kind).evidence or self._is_settled(incident, action):
+        if not traits_of(action.kind).evidence or self._ignores(action) or self._is_settled(incident, action):
             return
         source = next((one for one in self._sources() if isinstance(one, EvidenceSource)), None)
         why, files = "no configured actuator can collect it on a node", {}
@@ -79,7 +83,7 @@ class VendorEvidence:
         def store(connection: Connection, number: int) -> None:
             for name, content in rows.items():
                 row = {"incident": number, "action_id": action.id, "name": name, "at_s": now_s}
-                values = {**row, "sha256": sha256_hex(content), "content": content}
+                values = {**row, "sha256": sha256_hex(content), "content": gzip.compress(content, mtime=0)}
                 connection.execute(sa.insert(vendor_files).values(values))
 
         what = f"before {action.kind} of {action.target}"
@@ -97,7 +101,7 @@ def files_of(connection: Connection, incident: int) -> dict[str, bytes]:
     """Every file of an incident, by action and name."""
     query = sa.select(vendor_files).where(vendor_files.c.incident == incident).order_by(vendor_files.c.at_s)
     rows = connection.execute(query).all()
-    return {f"{row.action_id}/{row.name or 'not-collected'}.txt": row.content for row in rows}
+    return {f"{row.action_id}/{row.name or 'not-collected'}.txt": gzip.decompress(row.content) for row in rows}
 
 
 def server_maker(connection: Connection, incident: int) -> str:

@@ -69,7 +69,7 @@ class Practice:
             store, gate, clock, inventory.cluster, lambda: self._advisor.guard_settings, is_drills
         )
         self.rollouts = Rollouts(store, inventory)
-        self.evidence = VendorEvidence(store, clock, lambda: self.actuators, self._redacted)
+        self.evidence = VendorEvidence(store, clock, lambda: self.actuators, self._redacted, is_drills)
         # Not made again at a reload: a drill under way goes on in its own cluster.
         self.drills = Drills(settings.state_dir / "drill.sqlite", clock.now_s)
         self.heed(settings, actuators)

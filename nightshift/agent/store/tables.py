@@ -254,7 +254,7 @@ vendor_files = Table(
     Column("name", Text, primary_key=True, doc="empty: nothing was collected, and why"),
     Column("at_s", Float, nullable=False),
     Column("sha256", Text, nullable=False),
-    Column("content", LargeBinary, nullable=False, doc="redacted"),
+    Column("content", LargeBinary, nullable=False, doc="redacted, gzip"),
 )
 
 returns = Table(
