@@ -19,7 +19,7 @@ from benchmarks.detect_held_out import commit
 from benchmarks.report import write
 from nightshift.agent.incidents.lemons import DAYS, lemons
 
-NODES, GPUS, SPAN, SEEDS = 1000, 8, 182, range(10)
+NODES, GPUS, SPAN, SEEDS = 1000, 8, 182, range(6)
 RATE, SHARE, OF_A_GPU, SHAPE = 6.5e-3, 0.012, 0.6, 2.0
 TIMES = (10.0, 40.0)
 SPLIT_AT = 20.0

@@ -42,6 +42,8 @@ class Breaker:
         """`ignores`: actions that touch nothing real, such as a drill's."""
         self._store, self._gate, self._clock = store, gate, clock
         self._cluster, self._settings, self._ignores = cluster, settings, ignores
+        self._alarms: list[Finding] | None = None
+        """Those that were told and not ended; None: not read yet."""
         self._log = structlog.get_logger("breaker")
 
     def objection(self, connection: Connection, action: Action | None = None) -> str:
@@ -70,10 +72,16 @@ class Breaker:
         """The alarm of the stop while it lasts, and its end."""
         halt = self._gate.halted()
         if halt.halted and halt.by == NIGHTSHIFT:
-            return [self._alarm(halt.reason, halt.at_s, now_s)]
-        open_ = [s for s in self._store.open_incidents() if s.findings[0].fault is Fault.ACTIONS_STOPPED]
-        alarms = [f for one in open_ for f in findings_of(self._store.incident(one.id)) if f.state is State.FIRING]
-        return [replace(alarm, state=State.CLEAR, at=Instant(now_s)) for alarm in alarms]
+            self._alarms = [self._alarm(halt.reason, halt.at_s, now_s)]
+            return self._alarms
+        before, self._alarms = self._stored() if self._alarms is None else self._alarms, []
+        return [replace(alarm, state=State.CLEAR, at=Instant(now_s)) for alarm in before]
+
+    def _stored(self) -> list[Finding]:
+        """The alarm that another process left open."""
+        mine = lambda found: found.fault is Fault.ACTIONS_STOPPED and found.state is State.FIRING  # noqa: E731
+        open_ = [one.id for one in self._store.open_incidents() if any(map(mine, one.findings))]
+        return [found for name in open_ for found in filter(mine, findings_of(self._store.incident(name)))]
 
     def _alarm(self, reason: str, since_s: float, now_s: float) -> Finding:
         summary = f"Nightshift stopped all of its actions: {reason}"

@@ -20,9 +20,9 @@ import structlog
 from scipy.stats import betabinom
 
 from nightshift.agent.correlation.kinship import HARDWARE, Kin, first_cause, kin_of
-from nightshift.agent.store.incident import Cause, Incident, findings_of
+from nightshift.agent.store.incident import Cause, findings_of
 from nightshift.agent.store.incident_store import Store, name_of
-from nightshift.agent.store.tables import incidents
+from nightshift.agent.store.tables import incidents, steps
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.frame import Instant
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
@@ -95,6 +95,8 @@ class Lemons:
         self._used: dict[str, set[int]] = defaultdict(set)
         self._charges: dict[tuple[int, int], _Charge] = {}
         self._since_s: dict[str, float] = {}
+        self._seen: set[tuple[int, float]] = set()
+        """Beginnings that were judged."""
         self._found: list[Finding] = []
         self._next_s = float("-inf")
         self._log = structlog.get_logger("lemons")
@@ -147,23 +149,25 @@ class Lemons:
 
     def _charge(self, now_s: float) -> None:
         """Failures of incidents that were opened, or came back, of late; the inventory knows where that was."""
-        recent = sa.select(incidents.c.number).where(
-            incidents.c.updated_s > now_s - 2 * DAY_S, incidents.c.diagnosis.is_not(None)
+        begins = steps.c.before.is_(None) | (steps.c.cause == str(Cause.RELAPSED))
+        recent = (
+            sa.select(steps.c.incident, steps.c.at_s)
+            .join(incidents, incidents.c.number == steps.c.incident)
+            .where(steps.c.at_s > now_s - 2 * DAY_S, begins, incidents.c.diagnosis.is_not(None))
         )
         with self._store.database.read() as connection:
-            numbers = [row.number for row in connection.execute(recent)]
-        for number in numbers:
-            incident = self._store.incident(name_of(number))
-            cause = first_cause(findings_of(incident))
+            found = {(row.incident, row.at_s) for row in connection.execute(recent)}
+        for number, at_s in sorted(found - self._seen):
+            cause = first_cause(findings_of(self._store.incident(name_of(number))))
             if kin_of(cause) not in _CHARGED:
                 continue
+            day = int(at_s // DAY_S)
+            # a unit that held no job on that day failed nobody's
             units = self._units(cause.subject, cause.since.t_s)
-            for at_s in _failed_s(incident):
-                day = int(at_s // DAY_S)
-                # a unit that held no job on that day failed nobody's
-                used = tuple(unit for unit in units if day in self._used.get(unit, ()))
-                if used and (number, day) not in self._charges:
-                    self._charges[number, day] = _Charge(day, number, used)
+            used = tuple(unit for unit in units if day in self._used.get(unit, ()))
+            if used:
+                self._charges.setdefault((number, day), _Charge(day, number, used))
+        self._seen = found
 
     def _units(self, subject: Subject, at_s: float) -> tuple[str, ...]:
         """A place as units of each kind: its node; its GPU and that GPU's slot; the link or port of its cable."""
@@ -216,8 +220,3 @@ class Lemons:
         told = (_KEPT, Fault.LEMON, node, state, Instant(self._since_s[str(node)]), Instant(now_s))
         found = Finding(*told, Severity.WARNING, summary, 1.0, 1.0, facts={"window_days": float(DAYS)})
         return in_lane(found, Lane.TICKET, Proof.RARE, "a pattern over weeks waits for the working day")
-
-
-def _failed_s(incident: Incident) -> list[float]:
-    """When an incident began, and when it was back (Unix s)."""
-    return [incident.opened_s, *(step.at_s for step in incident.history if step.cause == Cause.RELAPSED)]

@@ -1,10 +1,10 @@
 """Versions by node, their changes, and whether a fault began with a rollout.
 
-What sources tell of a node's software and firmware is compared once a minute; each change is remembered for four
-weeks. A rollout is the same new version of one component on several nodes. A fault began with it where incidents of
-that fault are more frequent, per node and hour, on changed nodes after their change than on all others and before,
-by a binomial test: each incident counts once, by the node of its first cause, so one storm is one. A version that
-cannot be read is unknown, and no change.
+What sources tell of a node's software and firmware is compared every five minutes; each change is remembered for
+four weeks. A rollout is the same new version of one component on several nodes. A fault began with it where
+incidents of that fault are more frequent, per node and hour, on changed nodes after their change than on all
+others and before, by a binomial test: each incident counts once, by the node of its first cause, so one storm is
+one. A version that cannot be read is unknown, and no change.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import sqlalchemy as sa
 import structlog
 from scipy.stats import binom
 
-from nightshift.agent.correlation.kinship import first_cause, kin_of, xid_of
+from nightshift.agent.correlation.kinship import first_cause, xid_of
 from nightshift.agent.store.incident import Incident, findings_of
-from nightshift.agent.store.incident_store import Store
+from nightshift.agent.store.incident_store import Store, number_of
 from nightshift.agent.store.records import load
 from nightshift.agent.store.tables import findings
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
-from nightshift.detectors.base import Finding
+from nightshift.detectors.base import Fault, Finding
 
-EVERY_S, DAY_S = 60.0, 86_400.0
+EVERY_S, DAY_S = 300.0, 86_400.0
 COMPARED_S, REMEMBERED_S = 14 * DAY_S, 28 * DAY_S
 LEAST_NODES = 3
 """So many changed nodes must fail: two are a coincidence."""
@@ -194,18 +194,22 @@ class Rollouts:
 
     def _failures(self, incident: Incident, cause: Finding, now_s: float) -> list[tuple[str, float]]:
         """(node, onset) of the other incidents of the same fault in the compared time."""
-        query = sa.select(findings.c.incident, findings.c.body).where(
-            findings.c.fault == str(cause.fault), findings.c.since_s > now_s - COMPARED_S
+        query = sa.select(findings.c.incident, findings.c.subject, findings.c.since_s, findings.c.body).where(
+            findings.c.fault == str(cause.fault),
+            findings.c.since_s > now_s - COMPARED_S,
+            findings.c.incident != number_of(incident.id),
         )
         with self._store.database.read() as connection:
             rows = connection.execute(query.order_by(findings.c.since_s)).all()
         first: dict[int, tuple[str, float]] = {}
         for row in rows:
-            found = load(Finding, row.body)
-            alike = kin_of(found) is kin_of(cause) and xid_of(found) == xid_of(cause)
-            node = self._node_of(found.subject, found.since.t_s) if alike else None
-            if node is not None and f"INC-{row.incident}" != incident.id:
-                first.setdefault(row.incident, (node, found.since.t_s))
+            if row.incident in first:
+                continue
+            # of Xids, each code is a fault of its own
+            if cause.fault is Fault.XID and xid_of(load(Finding, row.body)) != xid_of(cause):
+                continue
+            if (node := self._node_of(Subject.parse(row.subject), row.since_s)) is not None:
+                first[row.incident] = node, row.since_s
         return list(first.values())
 
     def _node_of(self, subject: Subject, at_s: float) -> str | None:

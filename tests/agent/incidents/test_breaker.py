@@ -116,10 +116,13 @@ def test_the_stop_pages_until_a_person_resumes(world: World, clock: ManualClock)
     clock.advance(60.0)
     assert [f.episode for f in stops.findings(clock.now_s())] == [alarm.episode]
     world.gate.resume(ANN)
-    (over,) = breaker(world).findings(clock.now_s())
-    assert (over.episode, over.state) == (alarm.episode, State.CLEAR)
+    restarted = breaker(world)
+    for process in (stops, restarted):
+        (over,) = process.findings(clock.now_s())
+        assert (over.episode, over.state) == (alarm.episode, State.CLEAR)
+        assert process.findings(clock.now_s()) == []
     world.store.update_finding(name, over)
-    assert stops.findings(clock.now_s()) == []
+    assert breaker(world).findings(clock.now_s()) == []
 
 
 def test_a_stop_by_a_person_stays_theirs(world: World, clock: ManualClock) -> None:
