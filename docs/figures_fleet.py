@@ -162,16 +162,15 @@ TABLES = (
                 )
             ),
         ),
-        "Every kind of action runs without a person on a simulated cluster, for two simulated hours, with a restart of"
-        " the daemon half-way.",
+        "Every kind of action runs without a person on a simulated cluster, for two simulated hours. The daemon"
+        " restarts half-way.",
     ),
     Table(
         "Evidence for the vendor before drawn resets, reboots and quarantines (made up)",
         "vendor_evidence",
         "python -m benchmarks.vendor_evidence",
         (
-            Row("collected before the action, or the reason in the incident", "results/collected_or_reason", percent,
-                "100 %"),
+            Row("collected first, or the reason given", "results/collected_or_reason", percent, "100 %"),
             Row("collected; reason given; actions", "results",
                 lambda r: f"{r['collected']}; {r['reason_given']}; {r['actions']}"),
             Row("most time added", "results/most_added_s", number(" s", 1, 0), "≤ 60 s"),
@@ -190,8 +189,8 @@ TABLES = (
             Row("false per month and 1,000 nodes", "results/false_per_month", number(), "≤ 1"),
             Row("day of the fleet on which it is found, median", "results/median_days", _COUNT),
         ),
-        "Rates of healthy nodes and the share of lemons are those published for RSC-1 (arXiv 2410.21680); the rest is"
-        " made up, as the benchmark says.",
+        "Rates of healthy nodes and the share of lemons are those of RSC-1 (arXiv 2410.21680); the rest is made up,"
+        " as the benchmark says.",
     ),
     Table(
         "Rollouts in drawn fleets (made up)",

@@ -187,18 +187,18 @@ def rule(
     return _Guard(inventory, at_s, settings or Settings()).rule(action, begun, unavailable)
 
 
-def overrun(deeds: Iterable[Deed], at_s: float, settings: Settings, wanted: Action | None = None) -> str:
+def overrun(deeds: Iterable[Deed], at_s: float, settings: Settings, action: Action | None = None) -> str:
     """Why Nightshift has to stop itself, as a sentence; empty where it has not to. `deeds`: since a person last
-    allowed actions, oldest first. `wanted`: the action that is about to begin.
+    allowed actions, oldest first. `action`: the one that is about to begin.
 
     The limits of `rule` bound what is out of use at a time. A source that lies about every node would have us
     repair one after the other within them, so this counts nodes, whoever approved. A job counts as one place: its
     restart changes no node.
     """
     deeds = [deed for deed in deeds if not traits_of(deed.action.kind).harmless]
-    if wanted is not None and not traits_of(wanted.kind).harmless:
+    if action is not None and not traits_of(action.kind).harmless:
         recent = [deed.action for deed in deeds if at_s - deed.begun_s < RATE_S]
-        places = {node_of(action) for action in (*recent, wanted)}
+        places = {node_of(one) for one in (*recent, action)}
         if len(places) > settings.breaker_nodes:
             return f"the actions of one hour would touch {len(places)} nodes; {settings.breaker_nodes} are allowed"
     in_vain: set[str] = set()

@@ -64,9 +64,9 @@ class Breaker:
         if why:
             self.trip(why)
 
-    def trip(self, why: str) -> None:
-        self._gate.stop_itself(why)
-        self._log.error("actions stopped", reason=why)
+    def trip(self, reason: str) -> None:
+        self._gate.stop_itself(reason)
+        self._log.error("actions stopped", reason=reason)
 
     def findings(self, now_s: float) -> list[Finding]:
         """The alarm of the stop while it lasts, and its end."""

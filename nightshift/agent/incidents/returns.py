@@ -124,10 +124,10 @@ def cases(connection: Connection, *, open_only: bool = False) -> list[ReturnCase
     return [ReturnCase(**row._mapping) for row in rows]
 
 
-def days_out(found: Iterable[ReturnCase], now_s: float) -> dict[tuple[str, str], tuple[int, int, float]]:
+def days_out(rows: Iterable[ReturnCase], now_s: float) -> dict[tuple[str, str], tuple[int, int, float]]:
     """By vendor and fault: cases, those that last, and days out of service of all together."""
     sums: dict[tuple[str, str], tuple[int, int, float]] = {}
-    for case in found:
+    for case in rows:
         key = (case.vendor or NOT_KNOWN, case.fault)
         count, open_, days = sums.get(key, (0, 0, 0.0))
         sums[key] = count + 1, open_ + (case.back_s is None), days + case.days(now_s)

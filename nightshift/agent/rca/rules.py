@@ -354,7 +354,7 @@ def _rollout(case: DiagnosisCase) -> Drafts:
     if item is not None:
         told = json.loads(item.content)
         sentence = (
-            f"it began with the rollout of {told['component']} {told['version']} (from {told['before']}):"
+            f"it began with the rollout of {told['component']} {told['version']} (from {told['before']});"
             f" {int(told['failed_changed'])} of {int(told['changed'])} changed nodes failed alike after it,"
             f" {int(told['failed_others'])} of {int(told['others'])} others"
         )

@@ -59,9 +59,9 @@ printf '\n%s end\n' "$MARK"
 """
 
 
-def evidence_of(said: bytes, mark: str) -> dict[str, bytes] | None:
+def evidence_of(printed: bytes, mark: str) -> dict[str, bytes] | None:
     """The parts of what the evidence's script printed, by name; None where its end is not there yet."""
-    parts = said.split(f"\n{mark} ".encode())
+    parts = printed.split(f"\n{mark} ".encode())
     if len(parts) < 2 or parts[-1].strip() != b"end":
         return None
     found = {}

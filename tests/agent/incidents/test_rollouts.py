@@ -98,7 +98,7 @@ def test_the_diagnosis_names_it_and_a_restart_forgets_nothing(store: Store, cloc
     told = advisor.diagnose(store.incident(opened[-1]))
     assert "began with the rollout of 570.1" in told.headline
     (said,) = [claim.sentence for claim in told.claims if "rollout" in claim.sentence]
-    assert "driver 570.1 (from 565.3): 5 of 12 changed nodes failed alike after it, 0 of 88 others" in said
+    assert "driver 570.1 (from 565.3); 5 of 12 changed nodes failed alike after it, 0 of 88 others" in said
     other = store.open_incident(
         "lost", [a_finding(Fault.GPU_LOST, Subject(K.GPU, "GPU-n77"), since_s=clock.now_s())]
     )
