@@ -38,6 +38,7 @@ import statistics
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -54,6 +55,7 @@ PARTS = ("search", "race", "liger")
 WARM = 6
 """Steps before anything is measured: regions are compiled and CUDA graphs recorded in the first."""
 ENDED = "the process ended in it"
+_CODES = itertools.count()
 BLOCK = 5
 """Steps between two synchronisations, as a training loop makes them."""
 
@@ -142,7 +144,10 @@ class Job:
         self.forward: Callable[[Batch], torch.Tensor] = self._loss
         if way.mode:
             how = {"mode": way.mode} if given.device == "cuda" else {"backend": "aot_eager"}
-            self.forward = torch.compile(self._loss, **how)
+            # Dynamo keeps what it compiled by code object: of one code, contestants would run each other's graphs
+            code = Job._loss.__code__.replace(co_name=f"loss_{next(_CODES)}")
+            own = types.FunctionType(code, Job._loss.__globals__)
+            self.forward = torch.compile(types.MethodType(own, self), **how)
 
     def _loss(self, batch: Batch) -> torch.Tensor:
         with torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.entry.autocast):
@@ -286,9 +291,7 @@ class Race:
             told["warm_step_s"] = seconds(job, self.data, 3)
             told["peak_bytes"] = _allocated(peak=True) - held
             if way.ours:
-                told["causal_masks"] = (
-                    self.kernels.STATE.causal
-                )  # attention that compiled regions were told is causal
+                told["rewritten"] = dict(self.kernels.STATE.rewritten)
         finally:
             job.leave()
         return job

@@ -271,6 +271,8 @@ def _write(done: list[Any], run: Path, signer: Any, where: str) -> int:
     written = write_report(run)
     told_of = f"{len(certified)} of {len(done)} certified; {usable} in {run / FILE}"
     typer.echo(f"{told_of}; {written.markdown}, {written.page}")
+    if not usable:
+        typer.echo("The file holds no kernel. A job that uses torch.compile still gains what its passes change.")
     return len(certified)
 
 

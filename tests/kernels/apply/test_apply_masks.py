@@ -105,19 +105,19 @@ def test_a_constant_causal_mask_is_not_read_and_any_other_is(
         return attention(q, k, v, attn_mask=mask(sequence))
 
     sequence = torch.tensor([[0] * S, [0] * (S // 2) + [1] * (S // 2)])
-    before = STATE.causal
+    before = STATE.rewritten["causal masks"]
     for expected, made in zip(
         gradients(job, sequence), gradients(compiled(job), sequence), strict=True
     ):  # packed sequences too: those of the second row are two
         torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-6)
-    assert STATE.causal - before == told
+    assert STATE.rewritten["causal masks"] - before == told
 
 
 def test_a_mask_of_an_inference_graph_is_found_as_well() -> None:
     def job(q: torch.Tensor) -> torch.Tensor:
         return attention(q, q, q, attn_mask=added(q))
 
-    before, x = STATE.causal, torch.randn(B, H, S, D)
+    before, x = STATE.rewritten["causal masks"], torch.randn(B, H, S, D)
     graph: list[Any] = []
 
     def seen(made: Any, inputs: Any) -> Any:
@@ -129,7 +129,7 @@ def test_a_mask_of_an_inference_graph_is_found_as_well() -> None:
     with torch.no_grad():
         found = aot_function(job, fw_compiler=seen)(x)
     torch.testing.assert_close(found, job(x))
-    assert STATE.causal - before == 1
+    assert STATE.rewritten["causal masks"] - before == 1
     assert torch.ops.aten.where.self not in graph  # what made the mask is gone
 
 
@@ -193,6 +193,6 @@ def test_an_operator_with_a_reader_that_is_no_gradient_of_it_keeps_its_mask() ->
     with graph.inserting_before(next(node for node in graph.nodes if node.op == "output")):
         logs = graph.call_function(operator.getitem, (made, 1))
         graph.call_function(torch.ops.aten.add_.Scalar, (logs, 1.0))
-    before = STATE.causal
+    before = STATE.rewritten["causal masks"]
     CausalMasks()(graph)
-    assert STATE.causal == before
+    assert STATE.rewritten["causal masks"] == before

@@ -11,6 +11,8 @@ PARTS = (
     "state",
     "folds",
     "masks",
+    "groups",
+    "logits",
     "demotion",
     "forwards",
     "heads",

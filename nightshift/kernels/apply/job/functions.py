@@ -23,8 +23,10 @@ from torch import nn
 
 from nightshift.kernels.apply.job.folds import FoldCasts, Pass
 from nightshift.kernels.apply.job.forwards import autocast, overseen, plain, problem_of, shaped, transformed
+from nightshift.kernels.apply.job.groups import GroupedHeads
 from nightshift.kernels.apply.job.guards import as_rows, guarded, refusal, widened
 from nightshift.kernels.apply.job.heads import plain_attention, side_by_side
+from nightshift.kernels.apply.job.logits import LogitsByRows
 from nightshift.kernels.apply.job.masks import CausalMasks
 from nightshift.kernels.apply.job.modules import FoldNorms
 from nightshift.kernels.apply.job.names import ATTENDED, CAST, HALVES, NORM, PAIRS, PRODUCTS
@@ -334,7 +336,7 @@ def fold_casts() -> None:
     from torch._inductor import config
 
     norm = kinds.pop(NORM, None)
-    made: Any = CausalMasks(config.joint_custom_pre_pass)
+    made: Any = LogitsByRows(GroupedHeads(CausalMasks(config.joint_custom_pre_pass)))
     if kinds:
         kinds.setdefault(f"{CAST}_backward", kinds.get(CAST, torch.bfloat16))
         made = FoldCasts({CAST: 0, f"{CAST}_backward": 1}, kinds, made)

@@ -49,16 +49,16 @@ class CausalMasks(Pass):
             name = operator_name(node) if node.op == "call_function" else ""
             if not name.startswith(_ATTENTION) or name.endswith("_backward"):
                 continue
-            mask = _given_for(node, _MASKS)
-            if not isinstance(mask, torch.fx.Node) or _given_for(node, ("is_causal",)):
+            mask = given_for(node)
+            if not isinstance(mask, torch.fx.Node) or given_for(node, ("is_causal",)):
                 continue
-            together = _with_gradients(node)
+            together = with_gradients(node)
             if together is None:
                 continue
             if mask not in causal:
                 causal[mask] = is_causal(mask, node, values)
             if causal[mask]:
-                STATE.causal += 1
+                STATE.rewritten["causal masks"] += 1
                 for one in together:
                     _without_mask(one)
 
@@ -127,7 +127,7 @@ def _repeatable(target: Any) -> bool:
     return not uninitialised and torch.Tag.nondeterministic_seeded not in target.tags
 
 
-def _with_gradients(node: Any) -> list[Any] | None:
+def with_gradients(node: Any) -> list[Any] | None:
     """An attention operator and those of its gradient; None where something else reads what they share."""
     gradient = f"{operator_name(node)}_backward"
     found = [node]
@@ -158,8 +158,8 @@ def _places(node: Any, names: tuple[str, ...]) -> list[tuple[int, Any]]:
     return [(n, one) for n, one in enumerate(node.target._schema.arguments) if one.name in names]
 
 
-def _given_for(node: Any, names: tuple[str, ...]) -> Any:
-    """What an operator was given for the argument of one of these names."""
+def given_for(node: Any, names: tuple[str, ...] = _MASKS) -> Any:
+    """What an operator was given for the argument of one of these names; of none: its mask."""
     for place, one in _places(node, names):
         return node.args[place] if place < len(node.args) else node.kwargs.get(one.name, one.default_value)
     return None

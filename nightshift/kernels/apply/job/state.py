@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -112,7 +113,7 @@ class JobState:
     copying: compiled layers may read weights' copies; copied_steps: optimiser steps since there are some;
     wide_products: matrix products give their gradients in float32. outdated: a kernel that a pass put into compiled
     regions was disabled, and they were not yet compiled anew. widths: of the layers that a kernel multiplies for.
-    causal: attention operators of compiled regions that lost a constant causal mask.
+    rewritten: what passes changed in compiled regions, without a kernel, by the name of the pass.
     """
 
     kernels: dict[str, Kernel] = field(default_factory=dict)
@@ -137,7 +138,7 @@ class JobState:
     multiply: Any = None
     outdated: bool = False
     widths: set[torch.Size] = field(default_factory=set)
-    causal: int = 0
+    rewritten: Counter[str] = field(default_factory=Counter)
 
 
 STATE = JobState()
