@@ -19,6 +19,7 @@ import structlog
 
 from benchmarks.detect_held_out import commit
 from benchmarks.report import write
+from nightshift.agent.approvals.policy import ApprovalSettings
 from nightshift.agent.incidents.rma import bundle
 from nightshift.agent.incidents.vendor_evidence import VendorEvidence
 from nightshift.agent.rca.redact import Redactor
@@ -62,7 +63,13 @@ def draw(number: int, rng: np.random.Generator, folder: Path) -> dict[str, Any]:
         )
         return replace(made, params={"node": "n1"})
 
-    world = World(f"sqlite:///{folder}/store.sqlite", folder, clock, action=plan)
+    world = World(
+        f"sqlite:///{folder}/store.sqlite",
+        folder,
+        clock,
+        action=plan,
+        policy=ApprovalSettings(fresh_sign_in=frozenset()),
+    )
     world.cluster.add(target)
     world.actuator = node = Node(world.cluster.path, clock.now_s)
     answer(how, rng, node)
