@@ -279,7 +279,6 @@ KINDS: Mapping[ActionKind, ActionTraits] = {
         harmless=True,
         fresh_sign_in=True,
         evidence=True,
-        contains=True,  # the case stays open until the vendor has answered
         rung=3,
         rights=("get nodes",),
         own_rights=("get create jobs.batch", "list pods", "get pods/log"),

@@ -389,6 +389,8 @@ class KubernetesRepairActuator:
         return self._outcome(status, f"{action.kind} of {action.target}: {phase or 'untouched'}{stays}")
 
     def undo(self, action: Action) -> ActionOutcome:
+        if action.kind is _A.OPEN_RMA:  # the fault is still there: the case is what is done about it
+            return self._outcome(_O.DONE, "nothing to undo in the cluster; the case with the vendor stays open")
         return self._outcome(_O.REFUSED, f"{action.kind} of {action.target} cannot be undone")
 
     def _node_of(self, action: Action) -> str:

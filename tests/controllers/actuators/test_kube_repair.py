@@ -84,6 +84,7 @@ def test_evidence_comes_from_a_job_on_the_node_and_a_return_case_changes_nothing
     prints(cluster, name, case, "nvidia-smi whole\nSerial Number : 7\n")
     assert actuator.evidence(case) == {"nvidia-smi": b"Serial Number : 7\n"}
     assert actuator.execute(case).status is S.DONE
+    assert actuator.undo(case).status is S.DONE
     assert not cluster.core.read_node(node).spec.unschedulable
     assert len(repair_jobs(cluster)) == 1
 
