@@ -68,9 +68,10 @@ TABLES = (
                 _raced("llama3@349c22d2")),
         ),
         "The file holds no kernel here: what it does is three passes over compiled regions. Medians of 60 steps; "
-        "ratios are medians of turns, and eager, torch.compile and ours run in one process. Liger runs in a process "
-        "of its own: 55.1 ms then, and 48.8 ms beside the earlier commit. Qwen3 was raced in reduce-overhead alone. Mixtral's gain is within the noise of that hour. "
-        "Every contestant's loss and gradients are held against float32 first. Each model's commit is in the file.",
+        "ratios are medians of turns, and eager, torch.compile and ours run in one process. Liger runs in a "
+        "process of its own: 55.1 ms then, and 48.8 ms beside the earlier commit. Qwen3 was raced in "
+        "reduce-overhead alone. Mixtral's gain is within the noise of that hour. Every contestant's loss and "
+        "gradients are held against float32 first. Each model's commit is in the file.",
     ),
     Table(
         "A training step with certified kernels, one H200",

@@ -107,28 +107,24 @@ class KernelLogParser:
     def read(self, record: LogRecord) -> KernelEvent | None:
         """The event that a line tells, or None. Never raises: a line of no known form is no event."""
         text = record.text
-        head = text[:2]
-        if head < "!":  # what the driver prints over several lines is indented from the second on
+        if text[:1] == " ":  # what the driver prints over several lines is indented from the second on
             text = text.lstrip(" ")
-            head = text[:2]
-        readers = _BY_HEAD.get(head)
-        space = text.find(" ", 0, 24)
-        of_device = text[space + 5 : space + 9 : 3] == "::"  # `is_of_device`
-        is_marked = "NVRM" in text or "ess" in text
-        # nearly every line is of no kind, and its first letters say so
-        if readers is None and not of_device and not is_marked:
-            return None
+        at = text.find(" ", 0, 24)
+        return self._of_kind(record, text, text[:2], text[at + 5 : at + 9 : 3] == "::")
+
+    def _of_kind(self, record: LogRecord, text: str, head: str, of_device: bool) -> KernelEvent | None:
         text = text[:MAX_TEXT]
-        for marker, read in readers or ():
+        for marker, read in _BY_HEAD.get(head, ()):
             if marker in text and (event := read(self, record, text)) is not None:
                 return event
         if of_device and "rror" in text and ("AER: " in text or "PCIe Bus Error" in text):
             event = self._aer(record, text)
             if event is not None:
                 return event
-        for marker, read in _ANYWHERE if is_marked else ():
-            if marker in text and (event := read(self, record, text)) is not None:
-                return event
+        if "NVRM" in text or "ess" in text:
+            for marker, read in _ANYWHERE:
+                if marker in text and (event := read(self, record, text)) is not None:
+                    return event
         for needed in NEEDED.get(head, ()):
             if needed in text:
                 return self._message(record, text)
@@ -138,21 +134,31 @@ class KernelLogParser:
         """The lines worth keeping and the events in them. In a flood every event's line is kept, of the others
         `max_lines`; that lines were dropped is told as a GAP. A record of several lines, as /dev/kmsg and journald
         give what the driver prints in one go, is read line by line."""
-        kept: list[LogRecord] = []
+        lines, read, by_head = single_lines(records), self.read, _BY_HEAD
         events: list[KernelEvent] = []
-        dropped: LogRecord | None = None
-        n_dropped = 0
-        read = self.read
-        for record in single_lines(records):
-            event = read(record)
-            if event is not None:
-                events.append(event)
-            if event is not None or len(kept) < max_lines:
-                kept.append(record)
-            else:
-                dropped, n_dropped = record, n_dropped + 1
-        if dropped is not None:
-            events.append(self.gap(dropped, f"{n_dropped} lines beyond {max_lines} in one tick", n_dropped))
+        for record in lines:
+            text = record.text
+            head = text[:2]
+            at = text.find(" ", 0, 24)
+            # as in `read`, which most lines need not be handed to
+            if (
+                head in by_head
+                or text[at + 5 : at + 9 : 3] == "::"
+                or "NVRM" in text
+                or "ess" in text
+                or head < "!"
+            ):
+                event = read(record)
+                if event is not None:
+                    events.append(event)
+        if len(lines) <= max_lines:
+            return lines, events
+        told = {id(event.record) for event in events}
+        kept = [r for n, r in enumerate(lines) if n < max_lines or id(r) in told]
+        if len(kept) < len(lines):
+            dropped = len(lines) - len(kept)
+            last = next(r for r in reversed(lines) if id(r) not in told)
+            events.append(self.gap(last, f"{dropped} lines beyond {max_lines} in one tick", dropped))
         return kept, events
 
     def gap(self, record: LogRecord, why: str, lost_lines: int | None = None) -> KernelEvent:

@@ -821,7 +821,7 @@ def is_of_device(text: str) -> bool:
 
 def may_tell_of_device(text: str) -> bool:
     """Whether what follows the device that this line begins with may be of a kind."""
-    rest = _rest(text)
+    rest = text[text.find(": ", text.find(" ") + 8) + 2 :]  # as `_rest`, for each line of a device
     for needed in NEEDED.get(rest[:2], ()):  # loops, not `any`: no generators
         if needed in rest:
             return True
