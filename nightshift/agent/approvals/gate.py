@@ -46,6 +46,8 @@ CONFIRM_AFTER_S = 1.0
 NIGHTSHIFT = "nightshift"
 """Who asks for plans that nobody asked for."""
 
+_ITSELF = Person(NIGHTSHIFT, frozenset(), NIGHTSHIFT)
+
 
 @dataclass(frozen=True, slots=True)
 class Approval:
@@ -379,8 +381,7 @@ class Gate:
     def halted(self) -> Halt:
         """Whether actions are frozen, read from the database: it holds for every process from its commit on."""
         with self._store.database.read() as connection:
-            body = connection.execute(sa.select(controls.c.body).where(controls.c.name == "halt")).scalar()
-        return Halt(False) if body is None else load(Halt, body)
+            return halt_of(connection)
 
     def halt(self, by: Person, reason: str = "") -> GateAnswer:
         """Freezes every action that has not reached the world. Whoever may respond may halt."""
@@ -389,10 +390,17 @@ class Gate:
         now = self.halted()
         if now.halted:
             return GateAnswer(True, f"{_halted(now)}.")
-        self._set_halt(Halt(True, by.identity, reason, self._clock.now_s()), by)
+        with self._store.database.write() as connection:
+            _set_halt(connection, Halt(True, by.identity, reason, self._clock.now_s()), by)
         said = "Halted: no action starts until an approver resumes."
         held = self.held()
         return GateAnswer(True, f"{said} Paused: {', '.join(held)}." if held else said, True)
+
+    def stop_itself(self, reason: str) -> None:
+        """The same stop by Nightshift: actions start again once an approver resumes."""
+        with self._store.database.write() as connection:
+            if not halt_of(connection).halted:
+                _set_halt(connection, Halt(True, NIGHTSHIFT, reason, self._clock.now_s()), _ITSELF)
 
     def held(self) -> list[str]:
         """What had begun and is not finished, as `INC-7 (drain of node:n1; stays stopped: ml/llm)`.
@@ -408,18 +416,9 @@ class Gate:
             return GateAnswer(False, allowed.reason)
         if not self.halted().halted:
             return GateAnswer(True, "Nothing was halted.")
-        self._set_halt(Halt(False, by.identity, "", self._clock.now_s()), by)
-        return GateAnswer(True, "Resumed: approved actions continue, each after its checks.", True)
-
-    def _set_halt(self, state: Halt, by: Person) -> None:
-        row = {"at_s": state.at_s, "by": state.by, "body": dump(state)}
         with self._store.database.write() as connection:
-            known = connection.execute(sa.update(controls).where(controls.c.name == "halt").values(row)).rowcount
-            if not known:
-                connection.execute(sa.insert(controls).values(name="halt", **row))
-            body = asdict(state) | {"channel": by.channel, "role": by.role}
-            kind = "halted" if state.halted else "resumed"
-            audit.append(connection, at_s=state.at_s, kind=kind, by=state.by, incident=None, body=body)
+            _set_halt(connection, Halt(False, by.identity, "", self._clock.now_s()), by)
+        return GateAnswer(True, "Resumed: approved actions continue, each after its checks.", True)
 
     # Rows -------------------------------------------------------------------------------------------------------
 
@@ -460,6 +459,22 @@ class Gate:
                 incident=number_of(incident_id),
                 body=body,
             )
+
+
+def halt_of(connection: Connection) -> Halt:
+    """The emergency stop as a transaction sees it; after a resume, by whom and when."""
+    body = connection.execute(sa.select(controls.c.body).where(controls.c.name == "halt")).scalar()
+    return Halt(False) if body is None else load(Halt, body)
+
+
+def _set_halt(connection: Connection, state: Halt, by: Person) -> None:
+    row = {"at_s": state.at_s, "by": state.by, "body": dump(state)}
+    known = connection.execute(sa.update(controls).where(controls.c.name == "halt").values(row)).rowcount
+    if not known:
+        connection.execute(sa.insert(controls).values(name="halt", **row))
+    body = asdict(state) | {"channel": by.channel, "role": by.role}
+    kind = "halted" if state.halted else "resumed"
+    audit.append(connection, at_s=state.at_s, kind=kind, by=state.by, incident=None, body=body)
 
 
 def _is_plan(action: Action | None, plan_sha256: str) -> bool:

@@ -15,6 +15,7 @@ from nightshift.agent.approvals.policy import must_sign_in_again
 from nightshift.agent.approvals.questions import Question
 from nightshift.agent.approvals.visibility import IncidentWindow
 from nightshift.agent.console.site import Site
+from nightshift.agent.incidents.returns import cases, days_out
 from nightshift.agent.kernels.drift import standings
 from nightshift.agent.presentation import incident_view
 from nightshift.agent.presentation.line_chart import Chart
@@ -47,6 +48,8 @@ class Pages:
             ("/gpus/{uuid}", self.gpu),
             ("/kernels", self.kernels),
             ("/waiting", self.waiting),
+            ("/returns", self.returns),
+            ("/versions", self.versions),
             ("/sources", self.sources),
             ("/audit", self.audit),
         ):
@@ -181,6 +184,23 @@ class Pages:
         self._site.of_cluster(request)
         rows = sorted(self._parts.history.sources(), key=lambda status: (status.ok, status.source.name))
         return self._site.page(request, "sources.html", rows=rows)
+
+    def returns(self, request: Request) -> Response:
+        """GPUs out of service for their vendor, and for how long, by vendor and fault."""
+        self._site.of_cluster(request)
+        with self._parts.store.database.read() as connection:
+            rows = cases(connection)
+        sums = days_out(rows, self._parts.clock.now_s())
+        more = max(len(rows) - _PAGE, 0)
+        return self._site.page(request, "returns.html", rows=rows[:_PAGE], sums=sums, more=more)
+
+    def versions(self, request: Request) -> Response:
+        """Which nodes have which versions, where a minority differs, and what changed lately."""
+        self._site.of_cluster(request)
+        found = self._parts.rollouts
+        rows = [] if found is None else found.minorities(self._parts.clock.now_s())
+        changes = [] if found is None else found.changes[: -_PAGE - 1 : -1]
+        return self._site.page(request, "versions.html", rows=rows, changes=changes)
 
     def waiting(self, request: Request) -> Response:
         """Alarms that do not page, and why, those nearest to a page first."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -147,7 +147,10 @@ class Watch:
         history: History,
         inventory: Inventory,
         metrics: Metrics,
+        own: Callable[[float], Iterable[Finding]] = lambda now_s: (),
     ) -> None:
+        """`own`: what Nightshift finds about itself at a time."""
+        self._own = own
         self.collection = collection
         self.detection = detection
         self.history = history
@@ -191,6 +194,7 @@ class Watch:
             reports = self._reports.waiting()
             for finding in with_alerts(reports, tick.alerts):
                 self._owed[finding.episode, finding.state] = finding
+            self._owed.update(((finding.episode, finding.state), finding) for finding in self._own(at_s))
             decisions = self._decide(at_s)
             if reports:
                 self._reports.remove(reports)

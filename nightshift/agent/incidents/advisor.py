@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from nightshift.agent.approvals.visibility import IncidentWindow
 from nightshift.agent.correlation.kinship import APPLICATION_XIDS, FOLLOWER_XIDS, first_cause
@@ -102,6 +103,10 @@ def watched_only(situation: Situation) -> str | None:
         return "unusual, but no fault is named: watched, nothing is done"
     if situation.cause is _F.SOURCE_LOST:
         return "the cluster's operators restore the source; nothing is done to what it watches"
+    if situation.cause is _F.ACTIONS_STOPPED:
+        return "a person checks the sources and the last actions, then allows actions again: `nightshift resume`"
+    if situation.cause is _F.LEMON:
+        return "a person decides: exchange the part between slots, or take the node out of use for its vendor"
     asked = situation.facts.get("recovery_action")
     follows = situation.cause is _F.XID and number(situation, "xid") in FOLLOWER_XIDS
     # what the driver calls for by Xid 154 stands, though the error that it follows was not seen
@@ -139,6 +144,7 @@ class Advisor:
     guard_settings: GuardSettings = field(default_factory=GuardSettings)
     begun: Callable[[], Sequence[Commitment]] = list
     past: Callable[[Incident], Iterable[PastIncident]] = lambda _: ()
+    rollout: Callable[[Incident], Mapping[str, Any] | None] = lambda _: None
     limits: EvidenceLimits = field(default_factory=EvidenceLimits)
     ladder: RepairLadder = field(default_factory=RepairLadder)
     redact: Callable[[str], str] | None = None
@@ -155,7 +161,8 @@ class Advisor:
 
     def _bundle(self, incident: Incident) -> Bundle:
         found, past = at_issue(incident), list(self.past(incident))
-        return gather(found, self.history, self.inventory, self.now_s(), past, self.limits, redact=self.redact)
+        parts = found, self.history, self.inventory, self.now_s(), past, self.limits
+        return gather(*parts, redact=self.redact, rollout=self.rollout(incident))
 
     def brief(self, incident: Incident, characters: int, bundle: Bundle | None = None) -> Brief:
         """The first message of a request about an incident, within so many characters."""

@@ -344,11 +344,24 @@ XID_PATTERNS = "Xid (\nSXid ("
 def draft(case: DiagnosisCase) -> list[Claim]:
     """Every claim that the rules would make about a case, bound to its evidence; none of them checked yet."""
     builders: list[Callable[[DiagnosisCase], Drafts]] = [BY_KIN.get(kin_of(case.cause), plain)]
-    builders += [_place, _lines, _learning_rate, _no_hardware_errors, _consequences]
+    builders += [_place, _lines, _rollout, _learning_rate, _no_hardware_errors, _consequences]
     drafted = [claim for build in builders for claim in build(case) if claim is not None]
     # two findings may quote the same line
     unique = {(c.predicate, c.evidence_ids, c.quotes, tuple(sorted(c.arguments.items()))): c for c in drafted}
     return [bind(claim, case.bundle.items) for claim in unique.values()]
+
+
+def _rollout(case: DiagnosisCase) -> Drafts:
+    """The version that the fault began with."""
+    item = case.bundle.one("rollout")
+    if item is not None:
+        told = json.loads(item.content)
+        sentence = (
+            f"it began with the rollout of {told['component']} {told['version']} (from {told['before']});"
+            f" {int(told['failed_changed'])} of {int(told['changed'])} changed nodes failed alike after it,"
+            f" {int(told['failed_others'])} of {int(told['others'])} others"
+        )
+        yield claim(_P.EQUALS, sentence, item, path="version", value=str(told["version"]))
 
 
 def _learning_rate(case: DiagnosisCase) -> Drafts:
@@ -503,7 +516,7 @@ _STRONG = frozenset({Predicate.ROSE, Predicate.FELL, Predicate.REPEATED, Predica
 _LEAKS = frozenset({Kin.GPU_LEAK, Kin.HOST_LEAK})
 _LOGGED = HARDWARE | {Kin.OOM, Kin.GONE, Kin.APPLICATION, Kin.CRASH, Kin.NODE, Kin.START}
 """Kin of which the kernel, the driver or the job's launcher writes a line; that line is the proof."""
-_OBSERVED = frozenset({Kin.SOURCE, Kin.HANG, Kin.THROTTLE})
+_OBSERVED = frozenset({Kin.SOURCE, Kin.BREAKER, Kin.LEMON, Kin.HANG, Kin.THROTTLE})
 """Kin that a detector sees as they are, so that its word alone is worth more than a low level."""
 
 
@@ -579,6 +592,8 @@ _SAYS: dict[Fault, str] = {
     Fault.POD_START: "Pods cannot start",
     Fault.NODE_CONDITION: "Node reports a fault",
     Fault.SOURCE_LOST: "Source lost",
+    Fault.ACTIONS_STOPPED: "Nightshift stopped its own actions",
+    Fault.LEMON: "Jobs fail more often here than on peers",
     Fault.ANOMALY: "Unusual behaviour",
 }
 
@@ -794,6 +809,9 @@ def _headline(case: DiagnosisCase, fault: Fault, held: Sequence[Claim]) -> str:
     silent = silent_storage(held)
     if silent and kin_of(case.cause) in (Kin.STALL, Kin.HANG):
         what += f": no answer from {silent}"
+    rollout = next((str(c.arguments["value"]) for c in held if c.arguments.get("path") == "version"), "")
+    if rollout:
+        what += f", began with the rollout of {rollout}"
     suspect = suspect_of(case.bundle)
     named = f", suspect rank {suspect[0].rpartition('#')[2]}" if suspect and not jumped(held) else ""
     return f"{what} · {case.where.sentence(case.cause.subject)}{named}"

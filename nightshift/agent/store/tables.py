@@ -273,6 +273,33 @@ deliveries = Table(
     Index("deliveries_by_outlet", "outlet", "shows", "told_s"),
 )
 
+vendor_files = Table(
+    "vendor_files",
+    metadata,
+    Column("incident", ForeignKey("incidents.number"), primary_key=True),
+    Column("action_id", Text, primary_key=True),
+    Column("name", Text, primary_key=True, doc="empty: nothing was collected, and why"),
+    Column("at_s", Float, nullable=False),
+    Column("sha256", Text, nullable=False),
+    Column("content", LargeBinary, nullable=False, doc="redacted, gzip"),
+)
+
+returns = Table(
+    "returns",
+    metadata,
+    Column("incident", ForeignKey("incidents.number"), primary_key=True),
+    Column("gpu", Text, primary_key=True, doc="UUID of the unit that left service"),
+    Column("node", Text, nullable=False),
+    Column("slot", Text, nullable=False, doc="its place in the node; empty: not known"),
+    Column("vendor", Text, nullable=False, doc="who made the server, as its firmware says; empty: not known"),
+    Column("fault", Text, nullable=False),
+    Column("out_s", Float, nullable=False),
+    Column("replaced_by", Text, doc="UUID of the unit in its place; null: not seen yet"),
+    Column("replaced_s", Float),
+    Column("back_s", Float, doc="the node takes work with a unit in that place; null: not yet"),
+    Index("returns_by_end", "back_s", "out_s"),
+)
+
 silences = Table(
     "silences",
     metadata,
