@@ -8,7 +8,7 @@ had such a word in the 24 hours before.
 
 Devices (Datacenter/Server/Name) with an even md5 are for the fit and for every choice, one device left out at a
 time; odd ones for the score alone. Shares are beta-binomial over devices, so that one device of many moments is one
-device. `--odd` adds the score; each such run is a line of benchmarks/results/scored.md.
+device. The score is of `benchmarks.held_out.ecc`.
 
 The detector gets what an exporter and a kernel log would give: CE and UEO as counts, and as lines (CE as Xid 92,
 UEO as Xid 171, UER as Xid 94, with row, bank and column), or counts alone.
@@ -50,6 +50,10 @@ BANK = ["Stack", "SID", "PcId", "BankGroup", "BankArray"]
 SHOWN = ("with lines", "counts alone")
 """What a detector gets to see; counts alone: no kernel log."""
 CODES = {"CE": 92, "UEO": 171, "UER": 94}
+
+
+def is_odd(device: str) -> bool:
+    return int(hashlib.md5(device.encode()).hexdigest(), 16) % 2 == 1
 
 
 def load(path: Path) -> pd.DataFrame:
@@ -276,19 +280,12 @@ def scored(table: pd.DataFrame, points: pd.DataFrame, known: pd.DataFrame) -> di
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", required=True, help="Raw data set of Calchas (CSV)")
-    parser.add_argument("--odd", action="store_true", help="Score the devices with an odd md5 too")
     arguments = parser.parse_args()
     table = load(Path(arguments.data))
-    odd = table.device.map(
-        {d: int(hashlib.md5(d.encode()).hexdigest(), 16) % 2 == 1 for d in table.device.unique()}
-    )
+    odd = table.device.map({device: is_odd(device) for device in table.device.unique()})
     fit = table[~odd].reset_index(drop=True)
     known = moments(fit)
-    results = {"even devices (fit and choice)": scored(fit, known, known)}
-    if arguments.odd:
-        unseen = table[odd].reset_index(drop=True)
-        results["odd devices (score)"] = scored(unseen, moments(unseen), known)
-    write("detect_ecc", results)
+    write("detect_ecc", {"even devices (fit and choice)": scored(fit, known, known)})
 
 
 if __name__ == "__main__":

@@ -111,7 +111,10 @@ EVIDENCE = (
         Evidence(name, TRAINING, _QUIET, Unit.RUNS, (("field_quiet_jobs", _quiet_jobs),))
         for name in ("job_crash", "nccl_watchdog")
     ),
-    Evidence("kernel_events", HOSTS, _KERNELS, Unit.RUNS, (("field_quiet_lines", _quiet_kernels),)),
+    *(
+        Evidence(name, HOSTS, _KERNELS, Unit.RUNS, (("field_quiet_lines", _quiet_kernels),))
+        for name in ("kernel_events", "xid", "interconnect")
+    ),
     Evidence("memory_leak", SERVING, "GenTD26: serving pods, odd names", Unit.DAYS, _held_out("GenTD26 pods")),
     Evidence("memory_leak", HOSTS, _VMS, Unit.DAYS, _held_out("Bitbrains VMs with a tide")),
     Evidence("memory_leak", HOSTS, _LIFTED, Unit.DAYS, _held_out("Bitbrains VMs lifted to 97 %")),

@@ -20,7 +20,7 @@ import numpy as np
 import yaml
 
 from benchmarks.detect_held_out import commit
-from benchmarks.lane_months import Fleet, by_hour, true_sources
+from benchmarks.lane_months import SEEDS, Fleet, by_hour, true_sources
 from benchmarks.report import write
 from examples.demo.run import called, slack_configuration
 from examples.demo.score import RUNGS
@@ -33,7 +33,7 @@ from nightshift.collectors.tick import Tick
 from nightshift.detectors.alarms.lanes import Lane, widest
 from nightshift.detectors.base import Detector, Finding
 
-GPUS, SEEDS = 1000, (0, 1, 2)
+GPUS = 1000
 START_S, LOOK_S, HOURS = 1.79e9, 1800.0, 168
 AFTER_S = 3 * 3600.0
 """So long after the last fault the week is over: time for every page to have called everyone."""

@@ -14,7 +14,7 @@ WORKDIR /src
 RUN python -m venv /opt/nightshift
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY nightshift nightshift
-RUN /opt/nightshift/bin/python -m pip install -c constraints.txt '.[llm,spans]' \
+RUN /opt/nightshift/bin/python -m pip install -c constraints.txt '.[llm,mcp,spans]' \
  && /opt/nightshift/bin/python -m pip uninstall --yes pip \
  && python -m compileall -q /opt/nightshift
 

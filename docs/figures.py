@@ -48,6 +48,8 @@ def figures_page() -> str:
         data = json.loads((RESULTS / f"{table.file}.json").read_text(encoding="utf-8"))
         lines += ["", f"## {table.title}", "", f"`{table.command}` → `{table.file}.json`", ""]
         lines += ["| | measured | goal |", "|---|---|---|"]
-        lines += [f"| {row.label} | {row.show(look_up(data, row.path))} | {row.goal} |" for row in table.rows]
+        for row in table.rows:
+            value = look_up(data, row.path)
+            lines.append(f"| {row.label} | {'not measured' if value is None else row.show(value)} | {row.goal} |")
         lines += ["", table.note] if table.note else []
     return "\n".join(lines) + "\n"

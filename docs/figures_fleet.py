@@ -11,6 +11,10 @@ def _lines(value: Any) -> str:
     return f"{value['changed']} of {value['lines']:,}"
 
 
+def _touched(value: Any) -> str:
+    return f"{value['nodes_touched']}; {'yes' if value['stops_that_page'] else 'not needed'}"
+
+
 _PER_S, _COUNT = number(" /s", 1.0, 3), number("", 1.0, 0)
 TABLES = (
     Table(
@@ -143,6 +147,59 @@ TABLES = (
             Row("one core", "megabytes_per_min_one_core", number(" MB/min", 1, 0), "≥ 200 MB/min"),
             Row("deciding line kept in 6,000 tokens", "deciding_line_kept", percent, "≥ 98 %"),
             Row("… by grep -i error", "rival_grep_error_kept", percent),
+        ),
+    ),
+    Table(
+        "A source that lies about every node of a drawn fleet of 1,000 (made up)",
+        "lying_source",
+        "python -m benchmarks.lying_source",
+        (
+            Row("nodes touched, worst draw", "results/most_nodes_touched", _COUNT, "≤ 10 (`guard.breaker_nodes`)"),
+            *(
+                Row(f"lies {words}: nodes touched; stopped with a page", f"results/draws/{number_}", _touched)
+                for number_, words in enumerate(
+                    ("all at once", "one node after the other", "the same, repairs seem to help", "slowly")
+                )
+            ),
+        ),
+        "Every kind of action runs without a person on a simulated cluster, for two simulated hours. The daemon"
+        " restarts half-way.",
+    ),
+    Table(
+        "Evidence for the vendor before drawn resets, reboots and quarantines (made up)",
+        "vendor_evidence",
+        "python -m benchmarks.vendor_evidence",
+        (
+            Row("collected first, or the reason given", "results/collected_or_reason", percent, "100 %"),
+            Row("collected; reason given; actions", "results",
+                lambda r: f"{r['collected']}; {r['reason_given']}; {r['actions']}"),
+            Row("most time added", "results/most_added_s", number(" s", 1, 0), "≤ 60 s"),
+            Row("archives with a secret", "results/with_secrets", _COUNT, "0"),
+        ),
+        "What the node answers is drawn, and the clock is simulated.",
+    ),
+    Table(
+        "Lemons in drawn fleets of 1,000 nodes, 26 weeks (made up)",
+        "lemons",
+        "python -m benchmarks.lemons",
+        (
+            Row("lemons found", "results/found_share", percent, "≥ 80 %"),
+            Row("of those that fail 10 to 20 times as often", "results/milder_found_share", percent),
+            Row("of those that fail 20 to 40 times as often", "results/graver_found_share", percent),
+            Row("false per month and 1,000 nodes", "results/false_per_month", number(), "≤ 1"),
+            Row("day of the fleet on which it is found, median", "results/median_days", _COUNT),
+        ),
+        "Rates of healthy nodes and the share of lemons are those of RSC-1 (arXiv 2410.21680); the rest is made up,"
+        " as the benchmark says.",
+    ),
+    Table(
+        "Rollouts in drawn fleets (made up)",
+        "rollouts",
+        "python -m benchmarks.rollouts",
+        (
+            Row("bad rollouts of at least five failures, named", "results/named_share", percent, "≥ 95 %"),
+            Row("bad rollouts; incidents", "results", lambda r: f"{r['bad_rollouts']}; {r['incidents']}"),
+            Row("incidents falsely blamed", "results/falsely_blamed_share", percent, "≤ 1 %"),
         ),
     ),
 )  # fmt: skip

@@ -16,7 +16,44 @@ def _reliable(value: Any) -> str:
     return "; ".join(said)
 
 
+RCA_EVALS = Table(
+    "Root causes in free text, read by scripted readers",
+    "rca_evals",
+    "python -m benchmarks.rca_evals replay",
+    (
+        Row("incidents: public reports rewritten, drawn, of a small cluster", "results/by_origin",
+            lambda n: f"{n['public']}, {n['drawn']}, {n['cluster']}", "≥ 150"),
+        Row("deciding line in the first request", "results",
+            lambda r: f"{r['deciding_line_in_first_request']} of {r['with_a_deciding_line']}", "≥ 98 %"),
+        Row("tokens of the largest first request, at 3 characters each", "results/request_tokens_most",
+            number("", 1, 0), "≤ 8,000"),
+        Row("the scorer tells the good reader from the bad one", "results/told_apart_share", percent, "≥ 95 %"),
+        Row("answers that were written after the scorer, read rightly at first", "results",
+            lambda r: f"{r['held_out_read_rightly_at_first']} of {r['held_out_answers']}"),
+        Row("good reader: right as shown on the page", "results/readers/good",
+            lambda r: f"{r['right']} of {r['opened']}"),
+        Row("bad reader: right as shown on the page", "results/readers/bad",
+            lambda r: f"{r['right']} of {r['opened']}", "0"),
+        Row("unsupported sentences shown, both readers", "results/readers",
+            lambda r: str(r["good"]["unsupported"] + r["bad"]["unsupported"]), "0"),
+    ),
+    "Both readers are scripts: their answers were written by hand, and no language model was asked. So no figure "
+    "here is one of a model. A sentence counts as supported if its quote stands in the stored evidence.",
+)  # fmt: skip
+MODEL_BESIDE = Table(
+    "A language model that thinks for 300 s, beside the plan",
+    "model_beside",
+    "python -m benchmarks.model_beside",
+    (
+        Row("time to plan with it, less the time without (medians)", "results/difference_of_medians_s",
+            number(" s", 1, 3), "± 0.2 s"),
+        Row("approvals refused for it", "results/approvals_refused", number("", 1, 0), "0"),
+    ),
+)  # fmt: skip
+
 TABLES = (
+    RCA_EVALS,
+    MODEL_BESIDE,
     Table(
         "People in Slack",
         "chat",

@@ -59,7 +59,7 @@ def _set(words: str) -> frozenset[str]:
 
 
 VERBS = _set("""
-    add approve archive calibrate check close compare configure convert create demote delete downgrade
+    add approve archive ask calibrate check close compare configure convert create demote delete downgrade
     drill evaluate examine exercise expire explain export find generate grant halt import inspect install
     judge limit list load look lock make manage measure migrate mute observe open optimize pack pause print probe
     profile promote prove publish pull push query read reboot rebuild record register reject release remove

@@ -53,7 +53,7 @@ class Drawn:
         self._random = random.Random(f"{seed}:{source}")
         draw = self._random
         self.host = f"gpu-{draw.choice('abcdef')}{draw.randrange(100):02d}"
-        self._fixed = {
+        self.values = {
             "host": self.host,
             "pci": f"0000:{draw.randrange(0x03, 0xE0):02x}:00",
             "gpu": str(draw.randrange(8)),
@@ -75,7 +75,7 @@ class Drawn:
         self._step += 1
         loss = 2.2 + 60.0 / (self._step + 100.0) + self._random.gauss(0.0, 0.02)
         norm = 1.2 + self._random.gauss(0.0, 0.05)
-        done = Template(line).safe_substitute(self._fixed, step=self._step, loss=f"{loss:.4f}", norm=f"{norm:.3f}")
+        done = Template(line).safe_substitute(self.values, step=self._step, loss=f"{loss:.4f}", norm=f"{norm:.3f}")
         self.filled.setdefault(template, []).append(done)
         return done
 
@@ -110,17 +110,18 @@ def play(
     until_right: bool = False,
     fed: Callable[[FieldReport, int], Iterable[list[str]]] = chunks,
     ask: Callable[[App, Drawn], dict[str, Any]] = lambda app, drawn: {},
+    more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """One report through a daemon. before: healthy step lines. until_right: whether to stop at the right incident,
     so that what else opens within three minutes is not told. fed: what the source gets in each tick. ask: further
-    figures, of the daemon as it stands at the end."""
+    figures, of the daemon as it stands at the end. more: further settings of the daemon."""
     drawn = Drawn(seed, report.source)
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         feed = stack.enter_context(FEEDS[report.channel](home, report, drawn))
         settings = Settings.model_validate(
             {"cluster": "field", "state_dir": str(home / "state"), "tick_s": TICK_S, "actuators": [],
-             "console": {"port": 0}, **feed.settings()}
+             "console": {"port": 0}, **feed.settings(), **(more or {})}
         )  # fmt: skip
         clock = SteppedClock(START_S)
         app = App(settings, clock=clock)
@@ -137,7 +138,7 @@ def play(
                         break
             app.settle()
             incidents = [app.store.incident(row.id) for row in app.store.incidents()]
-            told, more = _told(app), ask(app, drawn)
+            told, figures = _told(app), ask(app, drawn)
         finally:
             app.stop()
     return {
@@ -147,7 +148,7 @@ def play(
         "right": is_right(report, told) if report.opens else not told,
         "incidents": [titles[0] for titles in told],
         "severities": [str(one.severity) for one in incidents],
-        **more,
+        **figures,
     }
 
 

@@ -34,7 +34,7 @@ from benchmarks.detect_leak import LEAD_S, METHODS, SHAPES, Series, leaking
 from nightshift.collectors.frame import Frame, SeriesIndex
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
-from nightshift.detectors.base import State
+from nightshift.detectors.base import Finding, State
 from nightshift.detectors.memory.leak import MemoryLeak
 
 REPOSITORIES = {
@@ -60,10 +60,23 @@ def is_for_score(name: str) -> bool:
 
 @dataclass
 class Replay:
-    """What the detector said of each series: times (s) of alarms, and of alarms that pass by the page budget."""
+    """What the detector said of each series: times (s) of alarms, and of those that became near-facts, which page
+    whatever the budget holds. said: every look at which it fired, with its words."""
 
     alarms: list[list[float]] = field(default_factory=list)
     pages: list[list[float]] = field(default_factory=list)
+    said: list[list[tuple[float, Finding]]] = field(default_factory=list)
+
+    def words(self) -> list[dict[str, Any]]:
+        """Of each alarm: its test, its strength, the hours to the limit that it stated first, and if it paged."""
+        found = []
+        for alarms, pages, said in zip(self.alarms, self.pages, self.said, strict=True):
+            at = dict(said)
+            for n, t in enumerate(alarms):
+                until = alarms[n + 1] if n + 1 < len(alarms) else np.inf
+                row = {"test": at[t].facts["test"], "strength": at[t].score, "eta_s": at[t].facts.get("eta_s")}
+                found.append(row | {"near_fact": any(t <= p < until for p in pages)})
+        return found
 
 
 def replay(many: list[Series], step_s: float, kind: SubjectKind = SubjectKind.CONTAINER) -> Replay:
@@ -82,7 +95,7 @@ def replay(many: list[Series], step_s: float, kind: SubjectKind = SubjectKind.CO
     grid = np.full((looks, len(many)), np.nan)
     for n, s in enumerate(many):
         grid[(s.t_s // step_s).astype(int), n] = s.used
-    found = Replay([[] for _ in many], [[] for _ in many])
+    found = Replay(*([[] for _ in many] for _ in range(3)))
     firing: set[int] = set()
     paged: set[int] = set()
     epoch = np.zeros(len(many), dtype=np.int64)
@@ -100,6 +113,7 @@ def replay(many: list[Series], step_s: float, kind: SubjectKind = SubjectKind.CO
                 if n not in firing:
                     firing.add(n)
                     found.alarms[n].append(look * step_s)
+                found.said[n].append((look * step_s, finding))
                 if "pages_because" in finding.facts and n not in paged:
                     paged.add(n)
                     found.pages[n].append(look * step_s)
@@ -172,11 +186,11 @@ def drawn(folder: Path, score: bool = True, count: int = MACHINES, days: float =
     return found
 
 
-def fast(rng: np.random.Generator, step_s: float, count: int = 48) -> list[Series]:
-    """GPUs that hold a level for hours and then fill within 10 to 60 minutes; a sample every `step_s`."""
+def fast(rng: np.random.Generator, step_s: float, count: int = 48, longest_s: float = 3600.0) -> list[Series]:
+    """GPUs that hold a level for hours and then fill within 10 minutes to `longest_s`; a sample every `step_s`."""
     found = []
     for n in range(count):
-        lasts_s = 60.0 * float(np.exp(rng.uniform(np.log(10.0), np.log(60.0))))
+        lasts_s = float(np.exp(rng.uniform(np.log(600.0), np.log(longest_s))))
         onset_s, base = 3600.0 * rng.uniform(1.0, 2.0), rng.uniform(0.02, 0.6)
         t_s = np.arange(0.0, onset_s + lasts_s, step_s)
         used = base + (1.0 - base) * np.clip((t_s - onset_s) / lasts_s, 0.0, 1.0)
@@ -212,6 +226,7 @@ def false_alarms(many: list[Series], step_s: float, peers: bool) -> dict[str, An
     found: dict[str, Any] = {
         "nightshift": by_device([len(a) for a in own.alarms], days, 1000.0)
         | {"alarms": sum(map(len, own.alarms)), "pages": sum(map(len, own.pages)), "series_days": sum(days)}
+        | {"words": own.words()}
     }
     for name, method in METHODS.items():
         if peers and name != "nightshift":

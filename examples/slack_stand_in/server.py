@@ -166,6 +166,15 @@ class StandIn:
         }
         return self._deliver("slash_commands", payload, to, None, None)
 
+    def mention(
+        self, user: str, channel: str, thread: str, text: str, *, to: str = "", workspace: str = TEAM
+    ) -> Acknowledged:
+        """Mentions the app in a thread (docs.slack.dev/reference/events/app_mention)."""
+        event = {"type": "app_mention", "user": user, "text": f"<@U0BOT> {text}", "channel": channel}
+        event |= {"ts": f"{time.time():.6f}", "thread_ts": thread}
+        payload = {"type": "event_callback", "team_id": workspace, "api_app_id": "A0", "event": event}
+        return self._deliver("events_api", payload | {"event_id": f"Ev{uuid.uuid4().hex}"}, to, None, None)
+
     def _payload(self, kind: str, user: str, workspace: str) -> dict[str, Any]:
         person = {"id": user, "team_id": workspace}
         who = {"user": person, "team": {"id": TEAM}, "trigger_id": uuid.uuid4().hex}
@@ -185,12 +194,13 @@ class StandIn:
         self, kind: str, payload: dict[str, Any], to: str, signed_s: float | None, secret: str | None
     ) -> Acknowledged:
         form = payload if kind == "slash_commands" else {"payload": json.dumps(payload)}
-        body = urllib.parse.urlencode(form)
+        is_event = kind == "events_api"
+        body = json.dumps(payload) if is_event else urllib.parse.urlencode(form)
         stamp = str(int(time.time() if signed_s is None else signed_s))
         key = (self.signing_secret if secret is None else secret).encode()
         digest = hmac.new(key, f"v0:{stamp}:{body}".encode(), hashlib.sha256).hexdigest()
         headers = {
-            "Content-Type": "application/x-www-form-urlencoded",
+            "Content-Type": "application/json" if is_event else "application/x-www-form-urlencoded",
             "X-Slack-Request-Timestamp": stamp,
             "X-Slack-Signature": f"v0={digest}",
         }

@@ -54,6 +54,8 @@ app = _filled(
     drill,
     incidents.incidents,
     incidents.show,
+    incidents.ask,
+    incidents.investigate,
     *history.COMMANDS,
     *decisions.COMMANDS,
     *retention.COMMANDS,

@@ -28,10 +28,12 @@ from nightshift.agent.construct import build_actuators, build_collectors, build_
 from nightshift.agent.correlation.collection import Collection
 from nightshift.agent.correlation.detection import Detection
 from nightshift.agent.correlation.watch import Look, Watch
+from nightshift.agent.incidents.lemons import Lemons
 from nightshift.agent.incidents.lifecycle import Lifecycle
 from nightshift.agent.incidents.manual_repairs import Repaired
 from nightshift.agent.incidents.model_queue import ModelQueue
 from nightshift.agent.incidents.retention import Keeping
+from nightshift.agent.incidents.returns import Returns, cases, days_out
 from nightshift.agent.kernels.runner import KernelRunner
 from nightshift.agent.kernels.watch import KernelWatch
 from nightshift.agent.metrics import Metrics
@@ -50,6 +52,7 @@ from nightshift.collectors.history import History
 from nightshift.collectors.subject import Inventory
 from nightshift.controllers.action import Actuator
 from nightshift.controllers.actuators.kube_kernel_jobs import KernelJobActuator
+from nightshift.detectors.base import Finding
 from nightshift.version import program_version
 
 NEEDS_RESTART = (
@@ -99,6 +102,10 @@ class App:
         self.collection = Collection(
             build_collectors(settings.sources, settings.state_dir), settings.collect_timeout_s
         )
+        self.practice = Practice(
+            settings, actuators, self.store, self.gate, self.history, self.inventory, self.clock, self.metrics
+        )
+        self.lemons = Lemons(self.store, self.inventory)
         self.watch = Watch(
             self.collection,
             self.detection,
@@ -106,8 +113,10 @@ class App:
             self.history,
             self.inventory,
             self.metrics,
+            own=self._findings_of_ours,
         )
         kernel_gate = KernelGate(self.gate, self.store, self.clock)
+        self.returns = Returns(self.store.database, self.inventory, self.history)
         self.kernels = KernelWatch(settings.kernels, kernel_gate, self.inventory, self.clock, settings.cluster)
         self.searches = KernelRunner(
             settings.kernels, kernel_gate, _searches_at(actuators), settings.cluster, lambda: self.lifecycle.leads
@@ -120,9 +129,6 @@ class App:
         self.scheduling = build_scheduling(
             settings, self.inventory, self.store, self.gate, self.clock, self.metrics, self.policies
         )
-        self.practice = Practice(
-            settings, actuators, self.store, self.gate, self.history, self.inventory, self.clock, self.metrics
-        )
         election = build_election(settings.election, settings.replica, is_sqlite=self.store.database.is_sqlite)
         self.lifecycle = Lifecycle(
             self.practice.parts(), replica=settings.replica, election=election, cluster=settings.cluster
@@ -133,6 +139,7 @@ class App:
             self.practice.advisor_of,
             leads=lambda: self.lifecycle.leads,
             configured=lambda: self.settings.llm.enabled,
+            inventory=self.inventory,
         )
         self.doors = self._build_doors(settings)
         self.server = self._build_server() if settings.console.enabled else None
@@ -165,6 +172,8 @@ class App:
             # Another replica may have led in between: what it found and kept is taken up before the first look.
             if self._led_term != self.lifecycle.term:
                 self.watch.resume(now_s)
+                self.lemons.resume()
+                self.practice.rollouts.resume()
                 self.policies.lead()
                 self._led_term = self.lifecycle.term
         # A standby waits. Only the last leader continues to look without the store: no other replica can lead then
@@ -197,10 +206,15 @@ class App:
         self.repaired.look(look.tick.events, now_s)
         if not look.problem:
             self.keeping.turn(now_s)
+            self.returns.turn(now_s)
+            self.practice.rollouts.turn(now_s)
         if look.decisions:
             self.lifecycle.wake()
             self.doors.wake()
         return look
+
+    def _findings_of_ours(self, now_s: float) -> list[Finding]:
+        return [*self.practice.breaker.findings(now_s), *self.lemons.findings(now_s)]
 
     def settle(self, timeout_s: float = 30.0) -> bool:
         """Waits until every incident has come as far as it can at the clock's present time."""
@@ -333,6 +347,8 @@ class App:
     def metrics_page(self) -> bytes:
         with suppress(Temporary, Permanent):  # the page says the rest while the store is away
             self.metrics.observe_incidents(incident.state for incident in self.store.open_incidents())
+            with self.store.database.read() as connection:
+                self.metrics.observe_returns(days_out(cases(connection), self.clock.now_s()))
             self.metrics.halted.set(self.gate.halted().halted)
         return self.metrics.page()
 
@@ -364,6 +380,8 @@ class App:
             cluster=self.settings.cluster,
             suppressor=self.doors.suppressor,
             waiting=self.detection.waiting,
+            lookup=lambda incident, window: self.practice.advisor_of(incident).lookup(incident, window),
+            rollouts=self.practice.rollouts,
         )
         site = build_console(parts, console)
         self.doors.add_to(site)

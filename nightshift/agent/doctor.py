@@ -22,6 +22,7 @@ from nightshift.agent.notify.outlets.settings import Settings as OutletSettings
 from nightshift.agent.notify.outlets.settings import build as build_outlets
 from nightshift.agent.notify.slack.service import try_out as try_slack
 from nightshift.agent.notify.slack.settings import Settings as SlackSettings
+from nightshift.agent.rca import runbooks
 from nightshift.agent.rca.model import Failed, Model, ModelSettings, try_out
 from nightshift.agent.settings import Settings
 from nightshift.agent.store.database import Database
@@ -63,6 +64,8 @@ def examine(settings: Settings) -> Iterator[DoctorCheck]:
     yield from _sources(settings)
     yield from _actuators(settings)
     yield _model(settings.llm)
+    if settings.runbooks:
+        yield _runbooks(settings)
     yield _slack(settings.slack)
     yield from _outlets(settings.outlets)
 
@@ -173,6 +176,14 @@ def _sources(settings: Settings) -> Iterator[DoctorCheck]:
                 if status.ok and any(np.isfinite(frame.column("gpu_xid_last")).any() for frame in batch.frames):
                     detail += "; its Xid gauge shows changes only: a repeated Xid needs the kernel log"
                 yield DoctorCheck(f"{name} {status.source.name}", status.ok, detail, "see docs/how-to/sources.md")
+
+
+def _runbooks(settings: Settings) -> DoctorCheck:
+    try:
+        told = runbooks.check(settings.runbooks, settings.state_dir / "runbooks")
+    except (Permanent, Temporary) as error:
+        return DoctorCheck("runbooks", False, str(error), "name a folder or a git URL that this user can read")
+    return DoctorCheck("runbooks", True, told)
 
 
 def _model(settings: ModelSettings) -> DoctorCheck:

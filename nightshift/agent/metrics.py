@@ -7,7 +7,7 @@ closed reason sets, incident states; never a URL, pod or GPU.
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import prometheus_client as prometheus
@@ -121,6 +121,16 @@ class Metrics:
     def _handle(self, Counter: _Counter, Gauge: _Gauge) -> None:
         """Incidents, and where people are told of them."""
         self.incidents = Gauge("nightshift_incidents", "Unresolved incidents by state.", ["state"])
+        self.returned_days = Gauge(
+            "nightshift_returned_gpu_days",
+            "Days out of service of GPUs for the vendor, by server vendor and fault (days).",
+            ["vendor", "fault"],
+        )
+        self.returned_open = Gauge(
+            "nightshift_returned_gpus_open",
+            "GPUs out of service for the vendor now, by server vendor and fault.",
+            ["vendor", "fault"],
+        )
         self.stage_failures = Counter(
             "nightshift_stage_failures",
             "Failures in correlating, storing or advancing incidents, each retried at the next tick.",
@@ -239,6 +249,11 @@ class Metrics:
                 self.pages.labels(line.detector, "false").set(line.false)
                 self.pages.labels(line.detector, "open").set(line.paged - line.confirmed - line.false)
                 self.noisy.labels(line.detector).set(bool(line.noisy))
+
+    def observe_returns(self, sums: Mapping[tuple[str, str], tuple[int, int, float]]) -> None:
+        for key, (_, open_, days) in sums.items():
+            self.returned_days.labels(*key).set(days)
+            self.returned_open.labels(*key).set(open_)
 
     def observe_incidents(self, states: Iterable[IncidentState]) -> None:
         counts = Tally(states)

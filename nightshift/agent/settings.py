@@ -39,6 +39,7 @@ from nightshift.agent.incidents.retention import Settings as KeepingSettings
 from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.notify.outlets.settings import Settings as OutletSettings
 from nightshift.agent.notify.slack.settings import Settings as SlackSettings
+from nightshift.agent.rca.log_stores import LogStoreSettings
 from nightshift.agent.rca.model import ModelSettings
 from nightshift.agent.rca.redact import Settings as RedactSettings
 from nightshift.agent.store.election import Settings as ElectionSettings
@@ -224,6 +225,12 @@ class Settings(FileAndEnvironment):
     llm: ModelSettings = Field(
         default_factory=ModelSettings,
         description="A language model that investigates beside the rules; none: rules",
+    )
+    runbooks: tuple[str, ...] = Field(
+        (), description="Folders and git URLs of Markdown: runbooks and post-mortems to search and to quote"
+    )
+    log_stores: tuple[LogStoreSettings, ...] = Field(
+        (), description="Loki and Elasticsearch, for look-ups of a model and of questions"
     )
     guard: GuardSettings = Field(
         default_factory=GuardSettings, description="What no plan may exceed, whoever approves"

@@ -100,6 +100,8 @@ class ActionTraits:
     least_approval: ApprovalRule = ApprovalRule.AUTOMATIC
     """No setting makes it laxer than this."""
     fresh_sign_in: bool = False
+    evidence: bool = False
+    """Destroys what the vendor will ask for, or asks the vendor: that is collected first, where it can be."""
     repairs: frozenset[Fault] = frozenset()
     """Faults that it can repair or contain."""
     order: int | None = None
@@ -181,6 +183,7 @@ KINDS: Mapping[ActionKind, ActionTraits] = {
         (("is offered to jobs", "yes", "no"), ("its node takes new pods", "yes", "no")),
         takes_capacity=True,
         contains=True,
+        evidence=True,
         repairs=_MEMORY | {_F.XID},
         order=5,
         rights=("get list patch nodes",),
@@ -244,11 +247,12 @@ KINDS: Mapping[ActionKind, ActionTraits] = {
         cordons=True,
         gives_back_itself=True,
         stops_jobs=True,
+        evidence=True,
         repairs=_MEMORY | {_F.XID, _F.NVLINK_DEGRADED, _F.DRIVER_ERROR},
         order=4,
         rung=1,
         rights=_EMPTYING,
-        own_rights=("get create jobs.batch",),
+        own_rights=("get create jobs.batch", "get pods/log"),
         causes=_RESTARTS_THE_DRIVER,  # what reads the node's GPUs is paused for it
     ),
     _A.REBOOT_NODE: ActionTraits(
@@ -260,11 +264,12 @@ KINDS: Mapping[ActionKind, ActionTraits] = {
         gives_back_itself=True,
         stops_jobs=True,
         fresh_sign_in=True,
+        evidence=True,
         repairs=_MEMORY | {_F.XID, _F.GPU_LOST, _F.PCIE_DEGRADED, _F.DRIVER_ERROR},
         order=3,
         rung=2,
         rights=_EMPTYING,
-        own_rights=("get create jobs.batch",),
+        own_rights=("get create jobs.batch", "get pods/log"),
         causes=_RESTARTS_THE_DRIVER,
     ),
     _A.OPEN_RMA: ActionTraits(
@@ -273,7 +278,10 @@ KINDS: Mapping[ActionKind, ActionTraits] = {
         (("return to the vendor", "none", "opened"),),
         harmless=True,
         fresh_sign_in=True,
+        evidence=True,
         rung=3,
+        rights=("get nodes",),
+        own_rights=("get create jobs.batch", "list pods", "get pods/log"),
     ),
     _A.KERNEL_JOB: ActionTraits(
         frozenset({_K.JOB}),
@@ -464,6 +472,16 @@ class Actuator(Protocol):
 
     def undo(self, action: Action) -> ActionOutcome:
         """Takes a done action back, where `action.undo.possible`."""
+        ...
+
+
+@runtime_checkable
+class EvidenceSource(Protocol):
+    """An actuator that can collect, on an action's node, what a vendor asks for (`ActionTraits.evidence`)."""
+
+    def evidence(self, action: Action) -> Mapping[str, bytes]:
+        """By name, not redacted, cut to a size. Raises UnderWay while it is collected, Permanent where it cannot
+        be; a repeat finds what it began."""
         ...
 
 

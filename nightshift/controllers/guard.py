@@ -104,6 +104,16 @@ class Settings(BaseModel):
     rack_rate: int = Field(default=6, ge=0, description="Most actions on one rack per window")
     domain_rate: int = Field(default=6, ge=0, description="Most actions on one NVLink domain per window")
     job_rate: int = Field(default=2, ge=0, description="Most actions that stop one job per window")
+    breaker_nodes: int = Field(
+        default=10,
+        ge=1,
+        description="Actions on more nodes than this within an hour stop all actions until a person resumes them",
+    )
+    breaker_repairs: int = Field(
+        default=3,
+        ge=1,
+        description="Repairs on so many nodes in a row without a confirmed recovery stop all actions likewise",
+    )
     maintenance: tuple[MaintenanceWindow, ...] = Field(default=(), description="When and where people work")
     opt_out: tuple[str, ...] = Field(default=(), description="Patterns of subjects that we never act on")
 
@@ -117,6 +127,16 @@ class Commitment:
     begun_s: float
     ended_s: float | None = None
     released_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """An action that was begun, whatever came of it. `recovered`: None while that is open, or where its kind
+    contains a fault rather than repairs it."""
+
+    action: Action
+    begun_s: float
+    recovered: bool | None = None
 
 
 class Limit(StrEnum):
@@ -166,6 +186,33 @@ def rule(
     # an action that is carried on does not stand in its own way
     begun = [c for c in commitments if c.action.id != action.id]
     return _Guard(inventory, at_s, settings or Settings()).rule(action, begun, unavailable)
+
+
+def overrun(deeds: Iterable[Deed], at_s: float, settings: Settings, action: Action | None = None) -> str:
+    """Why Nightshift has to stop itself, as a sentence; empty where it has not to. `deeds`: since a person last
+    allowed actions, oldest first. `action`: the one that is about to begin.
+
+    The limits of `rule` bound what is out of use at a time. A source that lies about every node would have us
+    repair one after the other within them, so this counts nodes, whoever approved. A job counts as one place: its
+    restart changes no node.
+    """
+    deeds = [deed for deed in deeds if not traits_of(deed.action.kind).harmless]
+    if action is not None and not traits_of(action.kind).harmless:
+        recent = [deed.action for deed in deeds if at_s - deed.begun_s < RATE_S]
+        places = {node_of(one) for one in (*recent, action)}
+        if len(places) > settings.breaker_nodes:
+            return f"the actions of one hour would touch {len(places)} nodes; {settings.breaker_nodes} are allowed"
+    in_vain: set[str] = set()
+    for deed in deeds:
+        # a hard fault of one node may take the whole ladder of repairs: nodes are counted, not tries
+        if deed.recovered:
+            in_vain.clear()
+        elif deed.recovered is False:
+            in_vain.add(node_of(deed.action))
+    if len(in_vain) >= settings.breaker_repairs:
+        names = ", ".join(sorted(in_vain)[:5])
+        return f"repairs of {len(in_vain)} nodes in a row had no confirmed recovery: {names}"
+    return ""
 
 
 class _Guard:

@@ -57,6 +57,10 @@ class Fault(StrEnum):
     NODE_CONDITION = "node_condition"
     """The node is not ready, offers fewer GPUs than it has, or a monitor says on it that something is wrong."""
     SOURCE_LOST = "source_lost"
+    ACTIONS_STOPPED = "actions_stopped"
+    """Nightshift stopped its own actions: it, or what it relies on, may be at fault."""
+    LEMON = "lemon"
+    """Jobs fail there more often than on its peers, over weeks."""
     ANOMALY = "anomaly"
 
 

@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args
 from nightshift.collectors.seal import SealError, canonical_json, sha256_hex
 
 Language = Literal["triton", "cuda", "python"]
-Kind = Literal["own_kernel", "library", "in_place"]
+Kind = Literal["own_kernel", "library", "in_place", "composition"]
 Determinism = Literal["bitwise", "run_to_run", "none"]
 
 LAYOUTS = ("contiguous", "padded", "transposed", "offset", "sliced")
@@ -167,6 +167,11 @@ class Candidate:
         if self.exact:
             del record["exact"]
         return record
+
+    @property
+    def calls_libraries(self) -> bool:
+        """Whether torch may compute for it, beside kernels of its own or alone."""
+        return self.kind in ("library", "composition")
 
     @property
     def sha256(self) -> str:

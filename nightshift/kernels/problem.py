@@ -160,6 +160,7 @@ class Problem:
     numbers: some of its inputs are Python numbers, which are others where `unusual` says so: the number of kinds of
       unusual ones (`kind`).
     elementwise: each output is a product of functions of single inputs, so that nothing can cancel.
+    sampled_rows: 0, or how many leading rows of large outputs are compared (see `row_inputs`), of every case.
     signed_zero: whether an exact operation must also tell +0 from −0.
     rules: how it is asked questions with one right answer; none where `exact` (each question has one).
     forward: of a training step (`kernels.differentiate`), the problem that it differentiates and how it does that
@@ -199,6 +200,7 @@ class Problem:
     constraint: Callable[[Case], bool] = lambda case: True
     huge: tuple[Case, ...] = ()
     row_inputs: tuple[int, ...] = ()
+    sampled_rows: int = 0
     signed_zero: bool = True
     numbers: int = 0
     elementwise: bool = False

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-Answer = dict[str, Any] | bytes | int | Callable[["Scripted", dict[str, Any]], "Answer"]
-"""A turn (see `says`, `calls`), raw bytes for the body, an HTTP status, or something that makes one of these."""
+Answer = dict[str, Any] | bytes | int | tuple[int, bytes] | Callable[["Scripted", dict[str, Any]], "Answer"]
+"""A turn (see `says`, `calls`), a `status` with its `error`, raw bytes for the body, an HTTP status (with its
+body), or what makes one of these."""
 
 
 def calls(*wanted: tuple[str, Any]) -> dict[str, Any]:
@@ -79,6 +80,8 @@ def _handler(server: Scripted) -> type[BaseHTTPRequestHandler]:
             try:
                 if isinstance(answer, int):
                     self._send(answer, b'{"error": {"message": "no", "type": "error"}}')
+                elif isinstance(answer, tuple):
+                    self._send(*answer)
                 elif isinstance(answer, bytes):
                     self._send(200, answer)
                 elif isinstance(answer, dict) and "drip" in answer:
@@ -87,6 +90,9 @@ def _handler(server: Scripted) -> type[BaseHTTPRequestHandler]:
                     self.end_headers()
                     while not answer["drip"].wait(0.05):
                         self.wfile.write(b" ")
+                elif isinstance(answer, dict) and "status" in answer:
+                    said = {"error": {"message": answer["error"], "type": "error"}}
+                    self._send(answer["status"], json.dumps(said).encode())
                 elif isinstance(answer, dict):
                     form = {"/v1/messages": _anthropic, "/api/chat": _ollama}.get(self.path, _openai)
                     data = json.dumps(form(answer)).encode()

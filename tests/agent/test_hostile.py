@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from nightshift.agent.correlation.outside_reports import alerts_of
 from nightshift.agent.incidents.advisor import Advisor
 from nightshift.agent.notify.slack.blocks import problems
 from nightshift.agent.notify.slack.card import card, evidence, story
@@ -93,6 +94,13 @@ def told(text: str, channel: str) -> tuple[Incident, History, Inventory]:
         ]
         kept.add(Tick(NOW_S, logs=records))
         return incident(BASE), kept, inventory
+    if channel == "alert":
+        alert = {
+            "status": "firing", "labels": {"alertname": text[:2000], "node": NODE.name, "severity": text[:200]},
+            "annotations": {"summary": text[:20_000]}, "startsAt": "2026-01-01T00:00:00Z", "fingerprint": "a1",
+        }  # fmt: skip
+        (reported,), _ = alerts_of({"version": "4", "alerts": [alert]}, "prod", NOW_S)
+        return incident(BASE, reported), history(lines, every_s=60.0), inventory
     if channel == "finding":
         hostile = replace(
             BASE, summary=text[:2000], facts={**BASE.facts, "meaning": text[:500], "note": text[:500]}
@@ -119,7 +127,7 @@ def untouched() -> Incident:
     return advised(incident(BASE), history([XID_LINES[0], XID_LINES[1]], every_s=60.0), fleet())
 
 
-@pytest.mark.parametrize("channel", ["kernel log", "job log", "event", "finding", "name", "past"])
+@pytest.mark.parametrize("channel", ["kernel log", "job log", "event", "finding", "name", "past", "alert"])
 @pytest.mark.parametrize("text", INJECTIONS, ids=[f"{n:02d}" for n in range(len(INJECTIONS))])
 def test_hostile_text_changes_no_action_leaks_nothing_and_is_shown_harmless(
     text: str, channel: str, untouched: Incident

@@ -235,7 +235,11 @@ def test_a_weak_alarm_is_a_ticket_until_it_is_strong_and_then_pages_once() -> No
         (Fault.LOSS_DIVERGED, Severity.CRITICAL, {}, 4, Proof.RARE, Lane.TICKET),
         (Fault.LOSS_DIVERGED, Severity.WARNING, {}, 8, Proof.RARE, Lane.PAGE),
         (Fault.GPU_MEMORY_LEAK, Severity.WARNING, {"eta_s": 40 * 3600.0}, 64, Proof.RARE, Lane.TICKET),
-        (Fault.GPU_MEMORY_LEAK, Severity.WARNING, {"eta_s": 4 * 3600.0}, 64, Proof.RARE, Lane.PAGE),
+        (Fault.GPU_MEMORY_LEAK, Severity.WARNING, {"eta_s": 1.1 * 3600.0}, 1024, Proof.RARE, Lane.TICKET),
+        (Fault.GPU_MEMORY_LEAK, Severity.WARNING, {"eta_s": 0.7 * 3600.0}, 8, Proof.RARE, Lane.PAGE),
+        (Fault.GPU_MEMORY_LEAK, Severity.WARNING, {"eta_s": 300.0}, 8, Proof.RARE, Lane.TICKET),
+        (Fault.LOSS_DIVERGED, Severity.CRITICAL, {}, 4, Proof.NEAR_FACT, Lane.TICKET),
+        (Fault.LOSS_DIVERGED, Severity.CRITICAL, {}, 8, Proof.NEAR_FACT, Lane.PAGE),
         (Fault.HANG, Severity.CRITICAL, {}, 1, Proof.NEAR_FACT, Lane.PAGE),
         (Fault.XID, Severity.CRITICAL, {}, 0, Proof.FACT, Lane.PAGE),
         (Fault.XID, Severity.WARNING, {}, 1, Proof.FACT, Lane.TICKET),
@@ -258,6 +262,19 @@ def test_the_table_has_a_lane_for_everything_and_pages_only_where_it_is_sure_and
     assert {(proof, haste) for proof in LANES for haste in LANES[proof]} == {(p, h) for p in Proof for h in Haste}
     pages = {(p, h) for p in Proof for h in Haste if LANES[p][h] is Lane.PAGE}
     assert pages == {(p, Haste.NOW) for p in (Proof.FACT, Proof.NEAR_FACT, Proof.RARE)}
+
+
+def test_memory_that_is_about_to_be_full_pages_until_too_many_of_its_pages_were_false() -> None:
+    budget, lanes = Budget(BudgetSettings(), {"a": replace(CLAIMED, own=True)}), []
+    for number in range(12):
+        at_s = 1e9 + 60.0 * number
+        found = replace(alarm("a", f"GPU-{number}", at_s, 2.0), facts={"pages_because": "full within the hour"})
+        found = replace(found, fault=Fault.GPU_MEMORY_LEAK, severity=Severity.CRITICAL)
+        (weighed,) = budget.weigh([found], gpu_tick(at_s, 100), in_a_job(at_s))
+        lanes.append(lane_of(weighed))
+        budget.refute([found.episode])
+    assert lanes == [Lane.PAGE] * 11 + [Lane.TICKET]
+    assert "detector a is noisy" in str(weighed.facts["lane_reason"])
 
 
 def test_what_waits_for_a_fault_is_the_whole_job_of_whatever_is_at_fault() -> None:

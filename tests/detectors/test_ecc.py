@@ -170,12 +170,15 @@ def test_a_counter_of_the_unit_names_it_and_the_total_alone_does_not(part: str, 
     assert {f.facts["unit"] for f in found} == {unit}
 
 
-def test_errors_from_before_the_first_look_are_a_warning_that_says_so() -> None:
+def test_errors_from_before_the_first_look_are_no_event_and_a_later_finding_states_them() -> None:
     fleet = Fleet()
     fleet.counts[2, 1] = 3.0
+    assert [finding for _ in range(20) for finding in fleet.tick()] == []
+    fleet.counts[2, 1] = 4.0
     (finding,) = fleet.tick()
-    assert finding.severity is Severity.WARNING
-    assert "3 uncorrected errors before the first look" in finding.summary
+    assert finding.severity is Severity.CRITICAL
+    assert "1 more uncorrected errors" in finding.summary
+    assert finding.facts["uncorrected_before_first_look"] == 3.0
 
 
 @pytest.mark.parametrize(("back_s", "told"), [(60.0, 0), (400.0, 1)])

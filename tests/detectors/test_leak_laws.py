@@ -11,7 +11,7 @@ import pytest
 from nightshift.collectors.frame import Frame, SeriesIndex
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
-from nightshift.detectors.base import CERTAIN, Fault, Finding, State
+from nightshift.detectors.base import Fault, Finding, State
 from nightshift.detectors.memory.leak import MemoryLeak
 
 GIB = 2.0**30
@@ -143,14 +143,11 @@ def leaks() -> dict[str, list[Leak]]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_leak_on_any_pod_is_found_in_time_and_ends_as_a_page(shape: str) -> None:
+def test_a_leak_on_any_pod_is_found_in_time(shape: str) -> None:
     """It begins after hours of whatever the pod does, fills the limit in three to eight hours, and is told at least
-    ten minutes before. Before the limit it is certain, so that no budget keeps it from paging; but not always on a
-    pod whose load swings, where the last hour may go down again."""
+    ten minutes before. No day was seen yet, so that host memory may have a tide, and none is a near-fact."""
     for host, onset, end, told in leaks()[shape]:
         assert told, (host.__name__, onset, end)
         assert onset <= told[0][0] <= end - 10.0
         assert all(finding.fault is Fault.HOST_MEMORY_LEAK for _, finding in told)
-        certain = [minute for minute, finding in told if finding.score >= CERTAIN]
-        assert certain or host is busy
-        assert not certain or certain[0] < end
+        assert not any("pages_because" in finding.facts for _, finding in told)

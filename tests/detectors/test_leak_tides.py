@@ -16,21 +16,27 @@ from nightshift.detectors.memory.leak import MemoryLeak
 
 LIMIT = 80e9
 HOUR_S, DAY_S = 3600.0, 86400.0
-ONE = Subject(SubjectKind.GPU, "GPU-0")
+ONE, BOX = Subject(SubjectKind.GPU, "GPU-0"), Subject(SubjectKind.CONTAINER, "ml/web/main")
 
 
 def told(
     share: Callable[[float], float], until_s: float, step_s: float, one: Callable[[float], Subject] = lambda _: ONE
 ) -> list[Finding]:
-    """What is said of a GPU that holds `share` of its memory at each time (s), with no peers; NaN is no sample."""
+    """What is said of a GPU or container that holds `share` of its memory at each time (s), without peers; NaN is
+    no sample."""
     detector, inventory, found = MemoryLeak(), Inventory(), []
     for t in np.arange(0.0, until_s, step_s).tolist():
         used = LIMIT * share(t)
-        index = SeriesIndex(SubjectKind.GPU, (one(t),))
-        values = np.array([[used, LIMIT - used]])
-        metrics = ("gpu_memory_used_bytes", "gpu_memory_free_bytes")
+        index = SeriesIndex(one(t).kind, (one(t),))
+        box = one(t).kind is SubjectKind.CONTAINER
+        values = np.array([[used, LIMIT if box else LIMIT - used]])
+        metrics = (
+            ("container_memory_anonymous_bytes", "container_memory_limit_bytes")
+            if box
+            else ("gpu_memory_used_bytes", "gpu_memory_free_bytes")
+        )
         frame = Frame(1e9 + t, index, metrics, values, np.full((1, 2), 1e9 + t), np.zeros(1, dtype=np.int64))
-        found += detector.update(Tick(1e9 + t, {SubjectKind.GPU: frame}), inventory)
+        found += detector.update(Tick(1e9 + t, {index.kind: frame}), inventory)
     return [f for f in found if f.state is State.FIRING]
 
 
@@ -46,6 +52,23 @@ def test_a_tide_of_the_day_is_no_leak_and_a_leak_under_one_is() -> None:
     assert low[0].at.t_s - 1e9 < 1.85 * DAY_S
 
 
+def test_host_memory_is_about_to_be_full_only_where_no_climb_like_it_came_down() -> None:
+    """A tide that reaches 97 % of the limit, higher on its third day, pages on none; a leak of hours after a quiet
+    day does, in its last hour."""
+    high = told(
+        lambda t: 0.83 + (0.1 + 0.02 * (t // DAY_S)) * np.sin(2 * np.pi * t / DAY_S), 2.3 * DAY_S, 300.0, box
+    )
+    assert not [f for f in high if "pages_because" in f.facts]
+    leak = told(lambda t: 0.7 + 0.3 * max(t - 1.1 * DAY_S, 0.0) / (0.2 * DAY_S), 1.3 * DAY_S, 300.0, box)
+    paged = [f for f in leak if "pages_because" in f.facts]
+    assert paged
+    assert 600.0 < 1e9 + 1.3 * DAY_S - paged[0].at.t_s <= HOUR_S + 600.0
+
+
+def box(_: float) -> Subject:
+    return BOX
+
+
 def test_a_climb_is_compared_with_falls_of_its_own_size_alone() -> None:
     past, limit = np.array([[1.0, 2.0, 1.0, 1.1]]), np.array([100.0])
     assert falls_back(past, np.array([1.2]), np.array([2.1]), limit).tolist() == [True]
@@ -54,7 +77,7 @@ def test_a_climb_is_compared_with_falls_of_its_own_size_alone() -> None:
 
 
 @pytest.mark.parametrize(("minutes", "base"), [(10.0, 0.02), (20.0, 0.3), (30.0, 0.1)])
-@pytest.mark.parametrize("step_s", [15.0])
+@pytest.mark.parametrize("step_s", [15.0, 60.0])
 def test_a_leak_of_minutes_is_told_two_minutes_before_the_end(minutes: float, base: float, step_s: float) -> None:
     end_s = HOUR_S + 60.0 * minutes
     found = told(lambda t: base + (1 - base) * max(t - HOUR_S, 0.0) / (60.0 * minutes), end_s, step_s)

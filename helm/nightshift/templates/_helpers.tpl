@@ -122,7 +122,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- with .Values.power }}{{ if .enabled }}{{ $_ := set $config "power" (mergeOverwrite (dict "enabled" true "act" .act "racks" .racks "access" "pod" "nodes" $nodes) .settings) }}{{ end }}{{ end -}}
 {{- if include "nightshift.acts" . }}
 {{- $repairs := list }}{{ $others := list -}}
-{{- range without .Values.actions "kernel_job" }}{{ if has . (list "reset_gpu" "reboot_node" "return_node") }}{{ $repairs = append $repairs . }}{{ else }}{{ $others = append $others . }}{{ end }}{{ end -}}
+{{- range without .Values.actions "kernel_job" }}{{ if has . (list "reset_gpu" "reboot_node" "return_node" "open_rma") }}{{ $repairs = append $repairs . }}{{ else }}{{ $others = append $others . }}{{ end }}{{ end -}}
 {{- $actuators := list -}}
 {{- $reach := dict "access" "pod" }}{{ with .Values.rbac.namespaces }}{{ $_ := set $config "kubernetes" (dict "pod" (dict "namespaces" .)) }}{{ end -}}
 {{- with .Values.global.imagePullSecrets }}{{ $_ := set $config "pull_secrets" . }}{{ end -}}

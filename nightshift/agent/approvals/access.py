@@ -28,6 +28,8 @@ class Permission(StrEnum):
     """What belongs to no job: sources, policies, promotions, the audit log's own records, all GPUs."""
     SNOOZE = "snooze"
     SILENCE = "silence"
+    INVESTIGATE = "investigate"
+    """Open a case by hand, or as another system's webhook."""
     REJECT = "reject"
     CLOSE = "close"
     APPROVE = "approve"
@@ -47,6 +49,7 @@ NEEDS = MappingProxyType(
         # approver.
         Permission.SNOOZE: Role.RESPONDER,
         Permission.SILENCE: Role.RESPONDER,
+        Permission.INVESTIGATE: Role.RESPONDER,
         Permission.REJECT: Role.RESPONDER,
         Permission.CLOSE: Role.RESPONDER,
         Permission.APPROVE: Role.APPROVER,
@@ -65,6 +68,7 @@ _DOING = {
     Permission.SEE_CLUSTER: "this page",
     Permission.SNOOZE: "snoozing",
     Permission.SILENCE: "a silence",
+    Permission.INVESTIGATE: "opening a case",
     Permission.REJECT: "rejecting",
     Permission.CLOSE: "closing",
     Permission.APPROVE: "approving",

@@ -46,6 +46,8 @@ CONFIRM_AFTER_S = 1.0
 NIGHTSHIFT = "nightshift"
 """Who asks for plans that nobody asked for."""
 
+_ITSELF = Person(NIGHTSHIFT, frozenset(), NIGHTSHIFT)
+
 
 @dataclass(frozen=True, slots=True)
 class Approval:
@@ -69,6 +71,9 @@ class Halt:
     by: str = ""
     reason: str = ""
     at_s: float = 0.0
+
+
+JUDGED = {True: Cause.JUDGED_RIGHT, False: Cause.JUDGED_WRONG}
 
 
 class Gate:
@@ -259,6 +264,23 @@ class Gate:
         how = " as not a fault" if cause is Cause.NOT_A_FAULT else ""
         return GateAnswer(True, f"{incident.id} is closed{how}.", True)
 
+    def judge(self, incident_id: str, by: Person, *, right: bool, note: str = "") -> GateAnswer:
+        """A person says whether the diagnosis is right. It moves nothing; their later word counts."""
+        return self._decided(incident_id, by, lambda incident: self._judge(incident, by, right, note))
+
+    def _judge(self, incident: Incident, by: Person, right: bool, note: str) -> GateAnswer:
+        if not (allowed := may(by, Permission.CLOSE, incident.namespaces)):
+            return GateAnswer(False, allowed.reason)
+        if incident.diagnosis is None:
+            return GateAnswer(False, f"{incident.id} has no diagnosis yet.")
+        word = "right" if right else "wrong"
+        said = f"{incident.diagnosis.headline[:200]}{f': {note[:1000]}' if note else ''}"
+        mine = [s for s in incident.history if s.by == by.identity and s.cause in JUDGED.values()]
+        if mine and (mine[-1].cause, mine[-1].note) == (JUDGED[right], said):
+            return GateAnswer(True, f"You called the diagnosis of {incident.id} {word} already.")
+        self._store.remark(incident, JUDGED[right], by.identity, said)
+        return GateAnswer(True, f"Noted: the diagnosis of {incident.id} is {word}.", True)
+
     def carry_on(self, incident_id: str, by: Person, *, give_back: bool = False) -> GateAnswer:
         """Finishes an action whose outcome was unknown, or with `give_back` takes back what it left. What was
         interrupted while it was taken back is taken back either way. As for an approval, its rule is asked."""
@@ -359,8 +381,7 @@ class Gate:
     def halted(self) -> Halt:
         """Whether actions are frozen, read from the database: it holds for every process from its commit on."""
         with self._store.database.read() as connection:
-            body = connection.execute(sa.select(controls.c.body).where(controls.c.name == "halt")).scalar()
-        return Halt(False) if body is None else load(Halt, body)
+            return halt_of(connection)
 
     def halt(self, by: Person, reason: str = "") -> GateAnswer:
         """Freezes every action that has not reached the world. Whoever may respond may halt."""
@@ -369,10 +390,17 @@ class Gate:
         now = self.halted()
         if now.halted:
             return GateAnswer(True, f"{_halted(now)}.")
-        self._set_halt(Halt(True, by.identity, reason, self._clock.now_s()), by)
+        with self._store.database.write() as connection:
+            _set_halt(connection, Halt(True, by.identity, reason, self._clock.now_s()), by)
         said = "Halted: no action starts until an approver resumes."
         held = self.held()
         return GateAnswer(True, f"{said} Paused: {', '.join(held)}." if held else said, True)
+
+    def stop_itself(self, reason: str) -> None:
+        """The same stop by Nightshift: actions start again once an approver resumes."""
+        with self._store.database.write() as connection:
+            if not halt_of(connection).halted:
+                _set_halt(connection, Halt(True, NIGHTSHIFT, reason, self._clock.now_s()), _ITSELF)
 
     def held(self) -> list[str]:
         """What had begun and is not finished, as `INC-7 (drain of node:n1; stays stopped: ml/llm)`.
@@ -388,18 +416,9 @@ class Gate:
             return GateAnswer(False, allowed.reason)
         if not self.halted().halted:
             return GateAnswer(True, "Nothing was halted.")
-        self._set_halt(Halt(False, by.identity, "", self._clock.now_s()), by)
-        return GateAnswer(True, "Resumed: approved actions continue, each after its checks.", True)
-
-    def _set_halt(self, state: Halt, by: Person) -> None:
-        row = {"at_s": state.at_s, "by": state.by, "body": dump(state)}
         with self._store.database.write() as connection:
-            known = connection.execute(sa.update(controls).where(controls.c.name == "halt").values(row)).rowcount
-            if not known:
-                connection.execute(sa.insert(controls).values(name="halt", **row))
-            body = asdict(state) | {"channel": by.channel, "role": by.role}
-            kind = "halted" if state.halted else "resumed"
-            audit.append(connection, at_s=state.at_s, kind=kind, by=state.by, incident=None, body=body)
+            _set_halt(connection, Halt(False, by.identity, "", self._clock.now_s()), by)
+        return GateAnswer(True, "Resumed: approved actions continue, each after its checks.", True)
 
     # Rows -------------------------------------------------------------------------------------------------------
 
@@ -440,6 +459,22 @@ class Gate:
                 incident=number_of(incident_id),
                 body=body,
             )
+
+
+def halt_of(connection: Connection) -> Halt:
+    """The emergency stop as a transaction sees it; after a resume, by whom and when."""
+    body = connection.execute(sa.select(controls.c.body).where(controls.c.name == "halt")).scalar()
+    return Halt(False) if body is None else load(Halt, body)
+
+
+def _set_halt(connection: Connection, state: Halt, by: Person) -> None:
+    row = {"at_s": state.at_s, "by": state.by, "body": dump(state)}
+    known = connection.execute(sa.update(controls).where(controls.c.name == "halt").values(row)).rowcount
+    if not known:
+        connection.execute(sa.insert(controls).values(name="halt", **row))
+    body = asdict(state) | {"channel": by.channel, "role": by.role}
+    kind = "halted" if state.halted else "resumed"
+    audit.append(connection, at_s=state.at_s, kind=kind, by=state.by, incident=None, body=body)
 
 
 def _is_plan(action: Action | None, plan_sha256: str) -> bool:

@@ -18,9 +18,11 @@ from functools import cached_property
 from nightshift.agent.approvals.access import Sight, sight
 from nightshift.agent.approvals.gate import Approval, Gate
 from nightshift.agent.approvals.policy import Person, Role
+from nightshift.agent.approvals.questions import Question, Questions
+from nightshift.agent.clock import WallClock
 from nightshift.agent.store.archive import EVERYTHING, IncidentQuery, NoSuchIncident, name_of, number_of
 from nightshift.agent.store.audit import AuditRecord
-from nightshift.agent.store.diagnosis import Diagnosis, Evidence, Reading
+from nightshift.agent.store.diagnosis import Diagnosis, Evidence, Reading, quoted_sentences
 from nightshift.agent.store.incident import HistoryStep, Incident, IncidentState, IncidentSummary, StoredFinding
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.store.tenancy import NAMESPACED, namespaces_of
@@ -101,6 +103,12 @@ class IncidentWindow:
         whole = self.sight(self.store.incident(incident_id)) is Sight.WHOLE
         return gate.approvals(incident_id) if whole else []
 
+    def questions(self, incident_id: str) -> list[Question]:
+        """What was asked about an incident; of a team, what was answered within what it may see."""
+        incident = self.incident(incident_id)
+        asked = Questions(self.store.database, WallClock()).of(incident.id)
+        return [item for item in asked if item.may_be_read_by(self.person)]
+
     def audit(self, limit: int) -> list[AuditRecord]:
         """The newest records: all, or those of incidents that are wholly theirs."""
         if not self.person.is_tenant:
@@ -132,6 +140,19 @@ class IncidentWindow:
     def may_name(self, subject: Subject) -> bool:
         """Whether a subject is shared, as hardware is, or theirs."""
         return not self.person.is_tenant or self._shared_or_mine(subject)
+
+    def may_look_up(self, subject: Subject, incident: Incident) -> bool:
+        """Whether signals and logs of a subject may be read for a question about an incident: of a team's, what is
+        theirs, the GPUs that they hold, and where the incident sits."""
+        if not self.person.is_tenant:
+            return True
+        if subject.kind in NAMESPACED:
+            return self._shared_or_mine(subject)
+        near = {*incident.subjects}
+        if self.inventory is not None:
+            for found in incident.findings:
+                near |= set(self.inventory.ancestors(found.finding.subject, found.finding.since.t_s))
+        return subject in near or subject in (self.gpus() or ())
 
     def held_since_s(self, gpu: Subject) -> float:
         """Since when their pods hold a GPU (Unix s): of its values before, a tenant sees none."""
@@ -209,19 +230,24 @@ class IncidentWindow:
 
     def _own(self, incident: Incident) -> Incident:
         """A team's own incident, without what names others."""
-        diagnosis = incident.diagnosis
+        diagnosis, reading = incident.diagnosis, incident.reading
+        own = None if reading is None else self._own_reading(reading)
+        if diagnosis is not None and reading is not None and own is not None:
+            # a sentence is shown with its quote or not at all
+            for sentence in set(reading.sentences) - set(quoted_sentences(own)):
+                diagnosis = replace(diagnosis, hypothesis=diagnosis.hypothesis.replace(sentence.text, WITHHELD))
         return replace(
             incident,
             title=self._plain(incident.title),
             diagnosis=None if diagnosis is None else self._own_diagnosis(diagnosis),
-            reading=None if incident.reading is None else self._own_reading(incident.reading),
+            reading=own,
             plan_reason=self._plain(incident.plan_reason),
             history=tuple(replace(step, note=self._plain(step.note)) for step in incident.history),
             findings=tuple(f for f in incident.findings if not self._names_others(f.finding.summary)),
         )
 
     def _own_diagnosis(self, diagnosis: Diagnosis) -> Diagnosis:
-        kept = tuple(item for item in diagnosis.evidence if self._may_be_shown(item))
+        kept = tuple(item for item in diagnosis.evidence if self.may_show(item))
         ids = {item.id for item in kept}
         return replace(
             diagnosis,
@@ -245,18 +271,25 @@ class IncidentWindow:
         if contest is not None and self._names_others(f"{contest.reason}\n{contest.quote.text}\n{contest.plan}"):
             # that it is contested is theirs to know, since they approve it
             contest = replace(contest, reason=WITHHELD, quote=replace(contest.quote, text=WITHHELD))
+        evidence = tuple(item for item in reading.evidence if self.may_show(item))
+        kept = tuple(s for s in reading.sentences if not self._names_others(f"{s.text}\n{s.quote.text}"))
+        cited = {sentence.quote.evidence_id for sentence in kept}
         return replace(
             reading,
             claims=(),
-            evidence=(),
-            account=self._plain(reading.account),
+            evidence=tuple(item for item in evidence if item.id in cited),
+            account="",
+            sentences=kept,
             checks=tuple(map(self._plain, reading.checks)),
             contest=contest,
             note=self._plain(reading.note),
             facts={},
         )
 
-    def _may_be_shown(self, item: Evidence) -> bool:
+    def may_show(self, item: Evidence) -> bool:
+        """Whether a team may see an item of evidence: it names no other team's work."""
+        if not self.person.is_tenant:
+            return True
         text = f"{item.source}\n{item.query}\n{item.title}\n{item.content.decode('utf-8', 'replace')}"
         return item.source != PAST_INCIDENTS and not self._names_others(text)
 

@@ -49,6 +49,9 @@ class _Here:
     def close(self, incident_id: str, note: str, not_a_fault: bool) -> GateAnswer:
         return self.gate.close(incident_id, self.by, note, not_a_fault=not_a_fault)
 
+    def judge(self, incident_id: str, right: bool, note: str) -> GateAnswer:
+        return self.gate.judge(incident_id, self.by, right=right, note=note)
+
     def halt(self, reason: str) -> GateAnswer:
         return self.gate.halt(self.by, reason)
 
@@ -113,6 +116,35 @@ def close(
         tell(gate.close(incident_id, note, not_a_fault), as_json)
 
 
+def feedback(
+    incident_id: Annotated[str, typer.Argument(help="For example INC-7; none with --export")] = "",
+    right: Annotated[bool | None, typer.Option("--right/--wrong", help="Whether the diagnosis was right")] = None,
+    note: Annotated[str, typer.Option("--note", "-n", help="What it was, if not")] = "",
+    export: Annotated[
+        Path | None, typer.Option(help="Write every judged diagnosis with its evidence here, one JSON a line")
+    ] = None,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Judge a diagnosis as right or wrong, or export the judgements."""
+    if (export is None) == (not incident_id) or (export is None) != (right is not None):
+        raise typer.BadParameter("give an incident with --right or --wrong, or --export FILE alone")
+    if export is None:
+        assert right is not None
+        with _asked(config) as gate:
+            tell(gate.judge(incident_id, right, note), as_json)
+        return
+    from nightshift.agent.rca.feedback import judged
+    from nightshift.agent.store.records import dump
+
+    with stored(config) as (store, _, _now_s), export.open("w", encoding="utf-8") as file:
+        count = 0
+        for row in judged(store):
+            file.write(f"{dump(row)}\n")
+            count += 1
+    typer.echo(f"{export}: {count} judged diagnoses")
+
+
 def halt(
     reason: Annotated[str, typer.Option("--reason", "-r", help="Why")] = "",
     config: Config = None,
@@ -165,4 +197,4 @@ def sign_out(
         typer.echo(f"{person}: {ended} sessions ended")
 
 
-COMMANDS = (approve, reject, close, halt, resume, token, sign_out)
+COMMANDS = (approve, reject, close, feedback, halt, resume, token, sign_out)

@@ -1,20 +1,25 @@
-"""`nightshift incidents`, `show` and `report`: what is open, one incident on a screen, its post-mortem draft."""
+"""`nightshift incidents`, `show`, `ask` and `report`: what is open, one incident on a screen, a question about it,
+its post-mortem draft."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nightshift.agent.cli.terminal import AsJson, Config, print_json, print_rich, stored
+from nightshift.agent.cli.terminal import AsJson, Config, operator, print_json, print_rich, stored
 
 if TYPE_CHECKING:
     from nightshift.agent.incidents.suppression import ActiveSuppressions
     from nightshift.agent.store.incident_store import Store
 
-IncidentId = Annotated[str, typer.Argument(help="Such as INC-7")]
+NOT_TAKEN_S, MOST_WAIT_S = 15.0, 960.0
+"""How long to wait until a daemon takes a question, and for its answer."""
+BULLET = "•"
+IncidentId = Annotated[str, typer.Argument(help="For example INC-7")]
 
 
 def incidents(
@@ -67,6 +72,90 @@ def show(incident_id: IncidentId, config: Config = None, as_json: AsJson = False
             print_json(incident_json(incident, held))
         else:
             print_rich(incident_text(incident, now_s, "" if held is None else held.sentence()))
+
+
+def ask(
+    incident_id: IncidentId,
+    question: Annotated[str, typer.Argument(help='For example "did the switch fail first?"')],
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask about one incident. Each line of the answer has its proof beside it."""
+    from nightshift.agent.approvals.questions import Questions
+    from nightshift.agent.cli.remote import remote
+    from nightshift.agent.rca.question import asked_json
+    from nightshift.agent.store.process_clock import ToldClock
+
+    there = remote()
+    if there is not None:
+        asked = there.ask(incident_id, question)
+        _tell_answer(lambda: there.answer(incident_id, asked["number"]), as_json)
+        return
+    with stored(config) as (store, _, _now_s):
+        questions = Questions(store.database, ToldClock(store.database))
+        number = questions.ask(store.incident(incident_id), question, operator()).number
+        _tell_answer(lambda: asked_json(questions.of(incident_id, number)[0]), as_json)
+
+
+def _tell_answer(look: Callable[[], dict[str, Any]], as_json: bool) -> None:
+    """Waits for the answer, says how far it is, and prints it."""
+    from nightshift.collectors.base import Temporary
+
+    began, told, noted = time.monotonic(), look(), ""
+    while not told["done"]:
+        waited_s = time.monotonic() - began
+        if told["state"] == "waiting" and waited_s > NOT_TAKEN_S:
+            raise Temporary("the question is stored, but no daemon takes it: is it running, and does it lead?")
+        if waited_s > MOST_WAIT_S:
+            raise Temporary("there is no answer yet; the incident's page will show it")
+        note = told["lines"][-1]["text"]
+        if note != noted and not as_json:
+            typer.echo(note, err=True)
+            noted = note
+        time.sleep(0.25)
+        told = look()
+    if as_json:
+        print_json(told)
+        return
+    for line in told["lines"]:
+        label = f"{line['label']}{'' if line['label'] == BULLET else ':'} " if line["label"] else ""
+        typer.echo(label + line["text"])
+        for name, text in line["quotes"]:
+            typer.echo(f'    [{name}] "{text}"')
+
+
+def investigate(
+    kind: Annotated[str, typer.Argument(help="pod, job, node, gpu or alert")],
+    name: Annotated[str, typer.Argument(help="For example ml/train-0, n7, GPU-1f3c… or KubeNodeNotReady")],
+    note: Annotated[str, typer.Option(help="What you saw")] = "",
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Open a case manually. The next look gathers evidence on it and diagnoses it."""
+    from nightshift.agent.cli.remote import remote
+    from nightshift.agent.correlation.outside_reports import ALERT, asked_for_alert, opened_by, subject_named
+    from nightshift.agent.settings import load
+    from nightshift.agent.store.reports import Reports
+    from nightshift.collectors.subject import Inventory
+
+    there = remote()
+    if there is not None:
+        told = there.investigate(kind, name, note)
+    else:
+        with stored(config) as (store, _, now_s):
+            by, cluster = operator().identity, load(config).cluster
+            if kind == ALERT:
+                found = asked_for_alert(name, by, note, cluster, now_s)
+            else:
+                inventory = Inventory(cluster)
+                inventory.load(store.load_memberships())
+                found = opened_by(subject_named(kind, name, inventory), by, note, now_s)
+            Reports(store.database).put([found], now_s, by)
+            told = {"episode": found.episode, "subject": str(found.subject)}
+    if as_json:
+        print_json(told)
+    else:
+        typer.echo(f"A case on {told['subject']} is on its way: `nightshift incidents` lists it at the next look.")
 
 
 def report(

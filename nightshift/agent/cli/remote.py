@@ -47,6 +47,24 @@ class Remote:
         found: dict[str, Any] = self._get(f"/incidents/{_name(incident_id)}", {})
         return found
 
+    def ask(self, incident_id: str, question: str) -> dict[str, Any]:
+        answer = self._ask("POST", f"/incidents/{_name(incident_id)}/questions", json={"question": question})
+        asked: dict[str, Any] = self._said(answer)
+        return asked
+
+    def investigate(self, kind: str, name: str, note: str) -> dict[str, Any]:
+        answer = self._ask("POST", "/investigate", json={"kind": kind, "name": name, "note": note})
+        opened: dict[str, Any] = self._said(answer)
+        return opened
+
+    def answer(self, incident_id: str, number: int) -> dict[str, Any]:
+        """A question of a number with its answer so far."""
+        rows = self._get(f"/incidents/{_name(incident_id)}/questions", {})
+        found: dict[str, Any] = next((row for row in rows if row["number"] == number), {})
+        if not found:
+            raise Permanent(f"{incident_id} has no question {number}: it was removed")
+        return found
+
     def plan_of(self, incident_id: str, prefix: str) -> str:
         """The hash of the present plan, if it begins as was said."""
         return checked_plan(incident_id, str(self.incident_json(incident_id).get("plan_sha256") or ""), prefix)
@@ -60,6 +78,9 @@ class Remote:
 
     def close(self, incident_id: str, note: str, not_a_fault: bool) -> GateAnswer:
         return self._decide(f"/incidents/{_name(incident_id)}/close", {"note": note, "not_a_fault": not_a_fault})
+
+    def judge(self, incident_id: str, right: bool, note: str) -> GateAnswer:
+        return self._decide(f"/incidents/{_name(incident_id)}/feedback", {"right": right, "note": note})
 
     def halt(self, reason: str) -> GateAnswer:
         return self._decide("/halt", {"note": reason})

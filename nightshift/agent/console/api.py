@@ -7,6 +7,7 @@ it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
@@ -15,6 +16,7 @@ from fastapi import FastAPI, HTTPException, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from nightshift.agent.approvals.access import Permission, may
@@ -22,12 +24,23 @@ from nightshift.agent.approvals.answer import GateAnswer
 from nightshift.agent.approvals.kernel_gate import KernelGate, not_promotable
 from nightshift.agent.approvals.kernel_search import fleet_view
 from nightshift.agent.approvals.policy import Person
+from nightshift.agent.approvals.questions import Questions
 from nightshift.agent.console.site import Site, Visitor
+from nightshift.agent.correlation.outside_reports import (
+    ALERT,
+    alerts_of,
+    asked_for_alert,
+    opened_by,
+    subject_named,
+)
 from nightshift.agent.presentation.incident_text import incident_json
+from nightshift.agent.rca.question import asked_json
 from nightshift.agent.rca.summary import as_shown
 from nightshift.agent.store.incident import IncidentState
 from nightshift.agent.store.incident_store import NoSuchIncident
 from nightshift.agent.store.records import plain
+from nightshift.agent.store.reports import Reports
+from nightshift.agent.store.tenancy import Tenancy
 from nightshift.collectors.base import Permanent, Temporary
 
 PREFIX = "/api/v1"
@@ -58,6 +71,12 @@ class Note(_Body):
     note: str = Field("", max_length=2000)
 
 
+class Judge(Note):
+    """Whether the diagnosis was right, and what it was if not."""
+
+    right: bool
+
+
 class Close(Note):
     """What was done, and whether nothing was wrong."""
 
@@ -68,6 +87,20 @@ class Resume(BaseModel):
     """Whether what the action left is taken back, rather than finished."""
 
     give_back: bool = False
+
+
+class Ask(_Body):
+    """What a person wants to know about an incident."""
+
+    question: str = Field(min_length=1, max_length=2000)
+
+
+class Investigate(_Body):
+    """The subject of a case: a pod, job or node by its name, a GPU by its UUID, or firing alerts by theirs."""
+
+    kind: Literal["pod", "job", "node", "gpu", "alert"]
+    name: str = Field(min_length=1, max_length=300)
+    note: str = Field("", max_length=500)
 
 
 class ApiAnswer(BaseModel):
@@ -114,6 +147,8 @@ class Api:
         self._site = site
         self._parts = site.parts
         self._kernels = KernelGate(site.parts.gate, site.parts.store, site.parts.clock)
+        self._reports = Reports(site.parts.store.database)
+        self._questions = Questions(site.parts.store.database, site.parts.clock)
 
     def add_to(self, app: FastAPI) -> None:
         """Mounts the API as an application of its own, so that its description has no pages in it."""
@@ -131,11 +166,15 @@ class Api:
             ("/incidents", self.incidents),
             ("/incidents/{incident_id}", self.incident),
             ("/incidents/{incident_id}/approvals", self.approvals),
+            ("/incidents/{incident_id}/questions", self.questions),
             ("/audit", self.audit),
             ("/kernels", self.kernels),
             ("/halt", self.halted),
         ):
             own.get(path, responses=_ERRORS)(call)
+        own.post("/investigate", responses=_ERRORS)(self.investigate)
+        own.post("/webhooks/alertmanager", responses=_ERRORS)(self.alertmanager)
+        own.post("/incidents/{incident_id}/questions", responses=_ERRORS)(self.ask)
         content: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}}}
         path = "/incidents/{incident_id}/evidence/{evidence_id}"
         own.get(path, response_class=Response, responses=_ERRORS | content)(self.evidence)
@@ -143,6 +182,7 @@ class Api:
             ("/incidents/{incident_id}/approve", self.approve),
             ("/incidents/{incident_id}/reject", self.reject),
             ("/incidents/{incident_id}/close", self.close),
+            ("/incidents/{incident_id}/feedback", self.judge),
             ("/incidents/{incident_id}/resume", self.carry_on),
             ("/halt", self.halt),
             ("/resume", self.resume),
@@ -183,6 +223,49 @@ class Api:
         window.incident(incident_id)
         return [plain(item) for item in window.approvals(self._parts.gate, incident_id)]
 
+    def questions(self, request: Request, incident_id: IncidentId) -> list[dict[str, Any]]:
+        """What was asked about an incident, the oldest first, with the answers so far."""
+        return [asked_json(asked) for asked in self._site.window(request).questions(incident_id)]
+
+    def ask(self, request: Request, incident_id: IncidentId, body: Ask) -> dict[str, Any]:
+        """Stores a question; its answer comes to `questions` under the number that is returned."""
+        person = self._writer(request)
+        incident = self._site.window(request).incident(incident_id)
+        return asked_json(self._questions.ask(incident, body.question, person))
+
+    def investigate(self, request: Request, body: Investigate) -> dict[str, Any]:
+        """Opens a case by hand; the next look gives it an incident, or adds it to the one that is there."""
+        person, now_s = self._writer(request), self._parts.clock.now_s()
+        if body.kind == ALERT:
+            found = asked_for_alert(body.name, person.identity, body.note, self._parts.cluster, now_s)
+        else:
+            # a team is told of no name that is another's, not even as one that is like it
+            may_name = self._site.window(request).may_name
+            subject = subject_named(body.kind, body.name, self._parts.inventory, may_name)
+            found = opened_by(subject, person.identity, body.note, now_s)
+        touched = Tenancy(self._parts.inventory).of(found.subject, now_s)
+        if not (allowed := may(person, Permission.INVESTIGATE, touched)):
+            raise HTTPException(403, allowed.reason)
+        self._reports.put([found], now_s, person.identity)
+        return {"episode": found.episode, "subject": str(found.subject)}
+
+    async def alertmanager(self, request: Request) -> dict[str, int]:
+        """Takes a webhook of Alertmanager (version 4). The same alert again changes nothing."""
+        person = await run_in_threadpool(self._writer, request)
+        if not (allowed := may(person, Permission.INVESTIGATE)):
+            raise HTTPException(403, allowed.reason)
+        try:
+            payload = json.loads(await request.body())
+        except (ValueError, RecursionError) as error:
+            raise HTTPException(400, "the webhook's body is no JSON") from error
+        now_s = self._parts.clock.now_s()
+        try:
+            found, ours = alerts_of(payload, self._parts.cluster, now_s)
+        except Permanent as error:
+            raise HTTPException(400, str(error)) from error
+        taken = await run_in_threadpool(self._reports.put, found, now_s)
+        return {"taken": taken, "ours": ours}
+
     def evidence(self, request: Request, incident_id: IncidentId, evidence_id: str) -> Response:
         """An evidence item's bytes."""
         diagnosis = self._site.window(request).incident(incident_id).diagnosis
@@ -221,6 +304,11 @@ class Api:
     def close(self, request: Request, incident_id: IncidentId, body: Close) -> JSONResponse:
         gate = self._parts.gate
         return _told(gate.close(incident_id, self._writer(request), body.note, not_a_fault=body.not_a_fault))
+
+    def judge(self, request: Request, incident_id: IncidentId, body: Judge) -> JSONResponse:
+        """Says whether the diagnosis was right."""
+        gate = self._parts.gate
+        return _told(gate.judge(incident_id, self._writer(request), right=body.right, note=body.note))
 
     def carry_on(self, request: Request, incident_id: IncidentId, body: Resume) -> JSONResponse:
         """Finishes, or takes back, an action whose outcome is unknown."""

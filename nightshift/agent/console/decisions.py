@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import quote
 
 from fastapi import FastAPI, Form, Request
@@ -10,6 +10,7 @@ from fastapi.responses import Response
 
 from nightshift.agent.approvals.answer import GateAnswer
 from nightshift.agent.approvals.kernel_gate import KernelGate
+from nightshift.agent.approvals.questions import Questions
 from nightshift.agent.console.site import Site
 
 
@@ -27,6 +28,8 @@ class Decisions:
             ("/incidents/{incident_id}/reject", self.reject),
             ("/incidents/{incident_id}/resume", self.carry_on),
             ("/incidents/{incident_id}/not-a-fault", self.not_a_fault),
+            ("/incidents/{incident_id}/ask", self.ask),
+            ("/incidents/{incident_id}/judge", self.judge),
             ("/kernels/decide", self.decide_kernel),
             ("/halt", self.halt),
             ("/resume", self.resume),
@@ -56,6 +59,30 @@ class Decisions:
         person = self._site.may_write(request, form)
         answer = self._parts.gate.close(incident_id, person, "not a fault", not_a_fault=True)
         return self._answered(incident_id, answer)
+
+    def judge(
+        self,
+        request: Request,
+        incident_id: str,
+        form: Annotated[str, Form()],
+        verdict: Annotated[Literal["right", "wrong"], Form()],
+        note: Annotated[str, Form(max_length=1000)] = "",
+    ) -> Response:
+        person = self._site.may_write(request, form)
+        answer = self._parts.gate.judge(incident_id, person, right=verdict == "right", note=note)
+        return self._answered(incident_id, answer)
+
+    def ask(
+        self,
+        request: Request,
+        incident_id: str,
+        form: Annotated[str, Form()],
+        question: Annotated[str, Form(max_length=2000)],
+    ) -> Response:
+        person = self._site.may_write(request, form)
+        incident = self._site.window(request).incident(incident_id)
+        Questions(self._parts.store.database, self._parts.clock).ask(incident, question, person)
+        return self._site.said(f"/incidents/{quote(incident_id, safe='')}", "Asked. The answer comes below.")
 
     def carry_on(
         self,

@@ -29,6 +29,7 @@ PROBES = ("/healthz", "/readyz", "/metrics")
 # Of a form or a JSON body; ours have a few hundred.
 MOST_BYTES = 65_536
 MOST_BYTES_OF_CHAT = 1_048_576
+_LARGE = ("/slack/", "/outlets/", "/api/v1/webhooks/")
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -90,7 +91,7 @@ class _Bounded:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
             await self._app(scope, receive, send)
             return
-        most = MOST_BYTES_OF_CHAT if scope["path"].startswith(("/slack/", "/outlets/")) else MOST_BYTES
+        most = MOST_BYTES_OF_CHAT if scope["path"].startswith(_LARGE) else MOST_BYTES
         body = bytearray()
         while True:
             message = await receive()

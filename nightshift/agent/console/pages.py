@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from urllib.parse import quote
 
 from fastapi import FastAPI, HTTPException, Request
@@ -11,13 +12,16 @@ from nightshift.agent.approvals.access import AccessDecision, Permission, Sight,
 from nightshift.agent.approvals.kernel_gate import KernelGate, not_promotable
 from nightshift.agent.approvals.kernel_search import SHOWN, fleet_view
 from nightshift.agent.approvals.policy import must_sign_in_again
+from nightshift.agent.approvals.questions import Question
 from nightshift.agent.approvals.visibility import IncidentWindow
 from nightshift.agent.console.site import Site
+from nightshift.agent.incidents.returns import cases, days_out
 from nightshift.agent.kernels.drift import standings
 from nightshift.agent.presentation import incident_view
 from nightshift.agent.presentation.line_chart import Chart
 from nightshift.agent.presentation.plan_diff import DiffLine, against, effect
-from nightshift.agent.rca.summary import as_shown, headline_of, what_became
+from nightshift.agent.rca.question import as_checked, spoken
+from nightshift.agent.rca.summary import as_shown, headline_of, in_short, reading_quotes, what_became
 from nightshift.agent.store.diagnosis import Evidence
 from nightshift.agent.store.incident import CLOSABLE, Incident, contest_of, half_done, taken_on
 from nightshift.agent.store.records import dump
@@ -44,6 +48,8 @@ class Pages:
             ("/gpus/{uuid}", self.gpu),
             ("/kernels", self.kernels),
             ("/waiting", self.waiting),
+            ("/returns", self.returns),
+            ("/versions", self.versions),
             ("/sources", self.sources),
             ("/audit", self.audit),
         ):
@@ -54,12 +60,15 @@ class Pages:
         `read` is how far the language model was: where it is further, the page takes up that part alone."""
         window = self._site.window(request)
         incident = as_shown(window.incident(incident_id))
+        questions = window.questions(incident_id)
+        read_so_far = _how_far(incident, questions)
         if seen is not None:
             # htmx asks every few seconds: a 204 leaves the page, and a half-typed reason in it, as it is.
             headers = {} if seen == incident.version else {"HX-Refresh": "true"}
-            if not headers and read != _how_far(incident):
+            if not headers and read != read_so_far:
                 headers = {"HX-Trigger": "reading"}
             return Response(status_code=204, headers=headers)
+        asked = [(item.by, item.at_s, spoken(item.text, as_checked(item.answer))) for item in questions]
         now_s = self._parts.clock.now_s()
         onset_s = incident_view.onset_s(incident)
         shown = incident_view.charts(incident, self._parts.history, now_s)
@@ -76,9 +85,11 @@ class Pages:
             "incident.html",
             incident=incident,
             headline=headline_of(incident),
+            in_short=in_short(incident, now_s),
+            model_quotes=[quote for _, quote in reading_quotes(incident)],
             taken=taken_on(incident.history),
             contest=contest_of(incident),
-            read=_how_far(incident),
+            read=read_so_far,
             suppressed=self._site.suppressed(window, [incident]).get(incident.id, ""),
             onset_s=onset_s,
             charts=shown,
@@ -89,6 +100,8 @@ class Pages:
             effect=effect(incident.action) if incident.action is not None else [],
             replanned=self._replanned(window, incident),
             signals=incident_view.signals(incident),
+            asked=asked,
+            may_ask=self._site.visitor(request) is not None and window.sight(incident) is Sight.WHOLE,
             decides=self._decides(request, window, incident),
             closable=CLOSABLE,
             sign_in_again=self._sign_in_again(window, incident),
@@ -172,6 +185,23 @@ class Pages:
         rows = sorted(self._parts.history.sources(), key=lambda status: (status.ok, status.source.name))
         return self._site.page(request, "sources.html", rows=rows)
 
+    def returns(self, request: Request) -> Response:
+        """GPUs out of service for their vendor, and for how long, by vendor and fault."""
+        self._site.of_cluster(request)
+        with self._parts.store.database.read() as connection:
+            rows = cases(connection)
+        sums = days_out(rows, self._parts.clock.now_s())
+        more = max(len(rows) - _PAGE, 0)
+        return self._site.page(request, "returns.html", rows=rows[:_PAGE], sums=sums, more=more)
+
+    def versions(self, request: Request) -> Response:
+        """Which nodes have which versions, where a minority differs, and what changed lately."""
+        self._site.of_cluster(request)
+        found = self._parts.rollouts
+        rows = [] if found is None else found.minorities(self._parts.clock.now_s())
+        changes = [] if found is None else found.changes[: -_PAGE - 1 : -1]
+        return self._site.page(request, "versions.html", rows=rows, changes=changes)
+
     def waiting(self, request: Request) -> Response:
         """Alarms that do not page, and why, those nearest to a page first."""
         self._site.of_cluster(request)
@@ -192,10 +222,10 @@ class Pages:
         return self._site.page(request, "audit.html", rows=self._site.window(request).audit(200))
 
 
-def _how_far(incident: Incident) -> str:
-    """How far a language model is with an incident, as a short word that changes with it."""
-    reading = incident.reading
-    return "" if reading is None else sha256_hex(dump(reading).encode())[:12]
+def _how_far(incident: Incident, questions: Sequence[Question]) -> str:
+    """How far a language model is with an incident and its questions, as a short word that changes with it."""
+    parts = [*([incident.reading] if incident.reading is not None else []), *(asked.answer for asked in questions)]
+    return sha256_hex("".join(map(dump, parts)).encode())[:12] if parts else ""
 
 
 def _text(content: bytes) -> str:

@@ -29,8 +29,10 @@ from nightshift.agent.approvals.visibility import IncidentWindow
 from nightshift.agent.clock import Clock
 from nightshift.agent.console.sessions import Doorkeeper, Session, cookie_name
 from nightshift.agent.console.settings import Settings
+from nightshift.agent.incidents.rollouts import Rollouts
 from nightshift.agent.incidents.suppression import ActiveSuppressions, Suppressor
 from nightshift.agent.presentation.line_chart import draw
+from nightshift.agent.rca.lookup import Lookup
 from nightshift.agent.rca.summary import quotable
 from nightshift.agent.store.incident import Incident, IncidentSummary
 from nightshift.agent.store.incident_store import NoSuchIncident, Store
@@ -70,6 +72,10 @@ class ConsoleParts:
     """Says what nobody is told of now; None: nothing is suppressed."""
     waiting: Callable[[], list[tuple[Finding, str]]] = list
     """Alarms that the false-alarm budget does not let page, and why, as this replica sees them."""
+    lookup: Callable[[Incident, IncidentWindow], Lookup] | None = None
+    """The look-ups around an incident, as far as a window shows things; None: there are none here."""
+    rollouts: Rollouts | None = None
+    """Versions by node, as this replica sees them."""
     wall_s: Callable[[], float] = time.time
     """Sessions last in the browser's time, whatever clock the fleet is watched by."""
 

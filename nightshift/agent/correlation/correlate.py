@@ -48,7 +48,9 @@ from nightshift.agent.correlation.kinship import (
     onset_key,
     xids_of,
 )
+from nightshift.agent.correlation.outside_reports import GROUP
 from nightshift.agent.correlation.storage_outage import Events, StorageWaits, no_events
+from nightshift.agent.store.reports import is_report
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.action import traits_of
 from nightshift.controllers.guard import Commitment
@@ -163,11 +165,14 @@ class _Correlation:
         self._places = FindingPlaces(inventory)
         self._waiting = StorageWaits(self._places, events, at_s)
         self._acts = [(i, act) for i in self._known if not i.resolved for act in i.begun]
+        self._grouped: dict[object, list[tuple[KnownIncident, Finding]]] = defaultdict(list)
         self._live: dict[Subject, list[tuple[KnownIncident, Finding]]] = defaultdict(list)
         for incident in self._known:
             for finding in incident.findings:
                 for place in self._near(finding):
                     self._live[place].append((incident, finding))
+                if GROUP in finding.facts and not incident.resolved:
+                    self._grouped[finding.facts[GROUP]].append((incident, finding))
 
     def _near(self, finding: Finding) -> list[Subject]:
         return [place for place in self._places.of(finding) if place.kind not in _WIDE]
@@ -244,8 +249,10 @@ class _Correlation:
             kin = kin_of(finding)
             # several detectors, or sources, may tell of the same fault on the same subject: no window for these
             buckets[-1, (finding.subject, finding.fault, kin)].append(i)
+            if GROUP in finding.facts:
+                buckets[-2, finding.facts[GROUP]].append(i)
             for number, rule in enumerate(SAME):
-                if kin in rule.kin:
+                if kin in rule.kin and not is_report(finding):
                     for place in self._places.scoped(finding, rule.scope):
                         buckets[number, place].append(i)
         for (number, _), rows in buckets.items():
@@ -268,6 +275,7 @@ class _Correlation:
         best: tuple[int, float, str] | None = None
         for finding in group.findings:
             near = {(id(i), id(m)): (i, m) for p in self._near(finding) for i, m in self._live.get(p, ())}
+            near |= {(id(i), id(m)): (i, m) for i, m in self._grouped.get(finding.facts.get(GROUP), ())}
             for incident, member in near.values():
                 verdict = self._relation(finding, incident, member)
                 if verdict is not None:
@@ -296,6 +304,22 @@ class _Correlation:
             return 3, f"follows from {member.fault} on {member.subject}: {why}"
         if (why := self._why_follows(new, member)) is not None:
             return 4, f"explains {member.fault} on {member.subject}: {why}"
+        if (why := self._why_reported(new, member)) is not None:
+            return 5, why
+        return None
+
+    def _why_reported(self, new: Finding, member: Finding) -> str | None:
+        """Why a report joins what stands on its subject, or what a detector finds there joins the report; reports
+        of one group of alerts are one. None where neither is so."""
+        if not (is_report(new) or is_report(member)):
+            return None
+        if new.facts.get(GROUP, "") == member.facts.get(GROUP) != "":
+            return "of the same group of alerts"
+        for report, other in ((new, member), (member, new)):
+            # a GPU's fault is on its node, but not every report of the node is about it
+            near = self._places.of(other) if report.subject.kind is not SubjectKind.NODE else {other.subject}
+            if is_report(report) and report.subject in near and report.subject.kind not in _WIDE:
+                return f"reported of {report.subject}"
         return None
 
     def _is_alike(self, new: Finding, member: Finding) -> bool:
@@ -360,7 +384,7 @@ class _Correlation:
         for finding in group.findings:
             near = {id(m): (h, m) for p in self._near(finding) for h, m in placed.get(p, ())}
             for home, member in near.values():
-                if self._why_follows(member, finding) is not None:
+                if self._why_follows(member, finding) or self._why_reported(finding, member):
                     found.append((causal_key(member), home))
         return min(found, key=lambda pair: pair[0])[1] if found else None
 

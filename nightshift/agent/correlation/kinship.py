@@ -42,6 +42,8 @@ class Kin(StrEnum):
     LOSS = "loss"
     STRAGGLER = "straggler"
     SOURCE = "source"
+    BREAKER = "breaker"
+    LEMON = "lemon"
     GONE = "gone"
     NODE = "node"
     START = "start"
@@ -64,7 +66,7 @@ STAGE: dict[Kin, int] = {
             (Kin.NODE,),
             (Kin.STALL, Kin.LOSS),
             (Kin.STRAGGLER,),
-            (Kin.SOURCE,),
+            (Kin.SOURCE, Kin.BREAKER, Kin.LEMON),
             (Kin.GONE,),
             (Kin.START,),
             (Kin.CRASH,),
@@ -99,6 +101,8 @@ _BY_FAULT = {
     Fault.POD_START: Kin.START,
     Fault.NODE_CONDITION: Kin.NODE,
     Fault.SOURCE_LOST: Kin.SOURCE,
+    Fault.ACTIONS_STOPPED: Kin.BREAKER,
+    Fault.LEMON: Kin.LEMON,
     Fault.ANOMALY: Kin.ANOMALY,
 }
 
@@ -284,7 +288,7 @@ EFFECTS: tuple[CauseEffect, ...] = (
 )
 
 # Caused in many places by what they share (a switch, cooling, storage); leaks, losses and crashes are jobs' own.
-STORMY = frozenset(Kin) - {Kin.GPU_LEAK, Kin.HOST_LEAK, Kin.APPLICATION, Kin.OOM, Kin.LOSS}
+STORMY = frozenset(Kin) - {Kin.BREAKER, Kin.LEMON, Kin.GPU_LEAK, Kin.HOST_LEAK, Kin.APPLICATION, Kin.OOM, Kin.LOSS}
 
 
 class FindingPlaces:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -18,6 +18,7 @@ from nightshift.agent.correlation.collection import Collection
 from nightshift.agent.correlation.correlate import CorrelationDecision, DecisionVerb, KnownIncident, correlate
 from nightshift.agent.correlation.decisions import RELAPSE_S, Verdict
 from nightshift.agent.correlation.detection import Detected, Detection
+from nightshift.agent.correlation.outside_reports import with_alerts
 from nightshift.agent.metrics import Metrics
 from nightshift.agent.store.archive import Archive, number_of
 from nightshift.agent.store.incident import (
@@ -33,6 +34,7 @@ from nightshift.agent.store.incident import (
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.store.intents import begun
 from nightshift.agent.store.records import dump, load
+from nightshift.agent.store.reports import Reports, is_report
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.history import History
 from nightshift.collectors.merge import Merger
@@ -145,7 +147,10 @@ class Watch:
         history: History,
         inventory: Inventory,
         metrics: Metrics,
+        own: Callable[[float], Iterable[Finding]] = lambda now_s: (),
     ) -> None:
+        """`own`: what Nightshift finds about itself at a time."""
+        self._own = own
         self.collection = collection
         self.detection = detection
         self.history = history
@@ -153,6 +158,7 @@ class Watch:
         self._store = store
         self._metrics = metrics
         self._merger = Merger()
+        self._reports = Reports(store.database)
         self._known = KnownIncidents(store, RELAPSE_S)
         self._owed: dict[tuple[str, State], Finding] = {}
         self._stored_relations: set[Membership] = set()
@@ -179,12 +185,19 @@ class Watch:
         tick = self._merger.merge(batches, at_s, self.inventory)
         self.history.add(tick)
         detected = self.detection.detect(tick, self.inventory)
+        reports: list[Finding] = []
         # by state, too: an alarm that began and ended while the store was away is owed twice, as both
         self._owed.update(((finding.episode, finding.state), finding) for finding in detected.findings)
         decisions: list[CorrelationDecision] = []
         problem = ""
         try:
+            reports = self._reports.waiting()
+            for finding in with_alerts(reports, tick.alerts):
+                self._owed[finding.episode, finding.state] = finding
+            self._owed.update(((finding.episode, finding.state), finding) for finding in self._own(at_s))
             decisions = self._decide(at_s)
+            if reports:
+                self._reports.remove(reports)
             self._tidy(at_s)
         except (Temporary, Permanent) as error:
             problem = str(error)
@@ -274,5 +287,7 @@ class Watch:
 def title_of(decision: CorrelationDecision) -> str:
     """What an incident is called until its diagnosis has a headline: the first cause's fault and place."""
     cause = decision.cause
+    if is_report(cause):
+        return cause.summary[:200]
     words = str(cause.fault).replace("_", " ").capitalize()
     return f"{words} on {cause.subject.name}"[:200]

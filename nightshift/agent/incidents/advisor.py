@@ -13,17 +13,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from nightshift.agent.approvals.visibility import IncidentWindow
 from nightshift.agent.correlation.kinship import APPLICATION_XIDS, FOLLOWER_XIDS, first_cause
 from nightshift.agent.correlation.silent_faults import is_unrepaired, open_findings
-from nightshift.agent.rca.briefing import Brief, brief, deciding_lines, names_of
+from nightshift.agent.rca.briefing import ROOM_TOKENS, Brief, brief, deciding_lines, first_room, names_of
 from nightshift.agent.rca.bundle import Bundle, EvidenceLimits, PastIncident, as_it_is
 from nightshift.agent.rca.evidence import gather
-from nightshift.agent.rca.investigate import Allowance, Investigator, ModelSpending, Stream
+from nightshift.agent.rca.grounding import reground
+from nightshift.agent.rca.investigate import PROMPT_TOKENS_SHARE, Allowance, Investigator, ModelSpending, Stream
+from nightshift.agent.rca.log_stores import LogStores
 from nightshift.agent.rca.lookup import Lookup, RangeQuery
+from nightshift.agent.rca.question import NO_MODEL, Briefing, answered, named, without_model
 from nightshift.agent.rca.rules import RECOVERY_FACTS, diagnose, fault_of, recovery_facts
+from nightshift.agent.rca.runbooks import Runbooks
 from nightshift.agent.rca.targets import at_issue, objection
-from nightshift.agent.store.diagnosis import Confidence, Diagnosis, Reading
+from nightshift.agent.rca.tool_servers import ToolServers
+from nightshift.agent.store.diagnosis import Answer, Confidence, Diagnosis, Reading
 from nightshift.agent.store.incident import Incident, IncidentState, entered_s, findings_of, plan_name
 from nightshift.collectors.history import History
 from nightshift.collectors.slurm.states import SLURM
@@ -97,6 +104,10 @@ def watched_only(situation: Situation) -> str | None:
         return "unusual, but no fault is named: watched, nothing is done"
     if situation.cause is _F.SOURCE_LOST:
         return "the cluster's operators restore the source; nothing is done to what it watches"
+    if situation.cause is _F.ACTIONS_STOPPED:
+        return "a person checks the sources and the last actions, then allows actions again: `nightshift resume`"
+    if situation.cause is _F.LEMON:
+        return "a person decides: exchange the part between slots, or take the node out of use for its vendor"
     asked = situation.facts.get("recovery_action")
     follows = situation.cause is _F.XID and number(situation, "xid") in FOLLOWER_XIDS
     # what the driver calls for by Xid 154 stands, though the error that it follows was not seen
@@ -135,12 +146,16 @@ class Advisor:
     guard_settings: GuardSettings = field(default_factory=GuardSettings)
     begun: Callable[[], Sequence[Commitment]] = list
     past: Callable[[Incident], Iterable[PastIncident]] = lambda _: ()
+    rollout: Callable[[Incident], Mapping[str, Any] | None] = lambda _: None
     limits: EvidenceLimits = field(default_factory=EvidenceLimits)
     ladder: RepairLadder = field(default_factory=RepairLadder)
     redact: Callable[[str], str] | None = None
     investigate: Investigator | None = None
     promql: RangeQuery | None = None
     elsewhere: Mapping[str, frozenset[ActionKind]] = field(default_factory=dict)
+    runbooks: Runbooks | None = None
+    servers: ToolServers | None = None
+    stores: LogStores | None = None
 
     def diagnose(self, incident: Incident) -> Diagnosis:
         """The rules' diagnosis as of now, with its evidence. A model is asked later, and nothing waits for it."""
@@ -149,7 +164,8 @@ class Advisor:
 
     def _bundle(self, incident: Incident) -> Bundle:
         found, past = at_issue(incident), list(self.past(incident))
-        return gather(found, self.history, self.inventory, self.now_s(), past, self.limits, redact=self.redact)
+        parts = found, self.history, self.inventory, self.now_s(), past, self.limits
+        return gather(*parts, redact=self.redact, rollout=self.rollout(incident))
 
     def brief(self, incident: Incident, characters: int, bundle: Bundle | None = None) -> Brief:
         """The first message of a request about an incident, within so many characters."""
@@ -180,8 +196,11 @@ class Advisor:
         found, past, at_s = at_issue(incident), list(self.past(incident)), self.now_s()
         bundle, onset_s = self._bundle(incident), first_cause(found).since.t_s
         lookup = Lookup(
-            bundle, self.history, self.inventory, onset_s, at_s, past, self.promql, self.redact, self.limits
-        )
+            bundle, self.history, self.inventory, onset_s, at_s, past, self.promql, self.redact, self.limits,
+            self.runbooks, self.servers, self.stores,
+        )  # fmt: skip
+        if self.runbooks is not None:
+            lookup.call("runbooks", {"query": incident.diagnosis.headline[:400]})
         reading, spent = self.investigate(
             incident.diagnosis,
             lookup,
@@ -193,6 +212,56 @@ class Advisor:
         )
         # all that was there, not only what fitted: else the same lines would be a reason to ask again
         return replace(reading, lines=tuple(sorted({*reading.lines, *deciding_lines(bundle)}))), spent
+
+    def lookup(self, incident: Incident, window: IncidentWindow) -> Lookup:
+        """The look-ups around an incident, as far as `window` shows things."""
+        found, at_s, whole = at_issue(incident), self.now_s(), not window.person.is_tenant
+        bundle, onset_s = self._bundle(incident), first_cause(found).since.t_s
+        items = tuple(item for item in bundle.items if window.may_show(item))
+        return Lookup(
+            replace(bundle, items=items),
+            self.history,
+            self.inventory,
+            onset_s,
+            at_s,
+            list(self.past(incident)) if whole else (),
+            # a query names what it likes: its answer is of the whole cluster
+            self.promql if whole else None,
+            self.redact,
+            self.limits,
+            self.runbooks,
+            # what a user's own server may tell of is not known: it is for those who see the cluster
+            self.servers if whole else None,
+            self.stores if whole or self.stores is None else self.stores.of_pods_only(),
+            reads=lambda subject: window.may_look_up(subject, incident),
+            shows=window.may_show,
+        )
+
+    def answer(
+        self,
+        incident: Incident,
+        question: str,
+        window: IncidentWindow,
+        earlier: Sequence[tuple[str, Answer]] = (),
+        allowance: Allowance | str = "",
+        stream: Callable[[Answer, ModelSpending], None] = lambda answer, spent: None,
+    ) -> tuple[Answer, ModelSpending]:
+        """The answer to a question about an incident as `window` shows it. `allowance`: what a model may take, or
+        why none is asked. Takes minutes with a model. Raises nothing that the model causes."""
+        lookup = self.lookup(incident, window)
+        onset_s, at_s = lookup.ledger.onset_s, lookup.ledger.at_s
+        for subject in named(question, self.inventory, at_s):
+            span = {"start_s": onset_s - self.limits.before_s, "end_s": max(at_s, onset_s + 1.0)}
+            lookup.call("logs", {"subject": str(subject), **span})
+        if self.runbooks is not None:
+            lookup.call("runbooks", {"query": question[:400]})
+        if self.investigate is None:
+            return without_model(question, lookup, NO_MODEL), ModelSpending()
+        if isinstance(allowance, str):
+            return without_model(question, lookup, allowance), ModelSpending()
+        room = first_room(min(ROOM_TOKENS, int(PROMPT_TOKENS_SHARE * allowance.tokens)), len(question) + 2000)
+        first = self.brief(incident, room, lookup.ledger.bundle()).text if incident.diagnosis else ""
+        return answered(self.investigate, Briefing(question, first, earlier), lookup, allowance, stream)
 
     def plan(self, incident: Incident) -> ActionProposal:
         """The least disruptive fitting action that the guard allows now, or none; either way with the reason."""
@@ -330,6 +399,16 @@ def resembling(incident: Incident, incidents: Iterable[Incident], limit: int = 5
             opened_s=other.opened_s,
             action=str(other.action.kind) if other.action else "none",
             outcome=str(other.state),
+            post_mortem=_post_mortem(other),
         )
         for other in alike[:limit]
     ]
+
+
+def _post_mortem(incident: Incident) -> tuple[str, ...]:
+    """What its post-mortem says: the headline, what proved it, and what people and the daemon noted."""
+    diagnosis = incident.diagnosis
+    found = [] if diagnosis is None else [diagnosis.headline, *(c.sentence for c in reground(diagnosis).claims[:3])]
+    # the newest notes: how it ended tells more than how it began
+    noted = [f"{step.after.replace('_', ' ')}: {step.note}" for step in incident.history if step.note][-4:]
+    return tuple(sentence[:200] for sentence in [*found, *noted])

@@ -349,7 +349,7 @@ class Lifecycle:
             due = self._due(now_s)
             # asked only where a row would act: it is one more query at each poll
             if any(_acts(row) for row in due) and self._parts.gate.halted().halted:
-                due = [row for row in due if not _acts(row)]
+                due = [row for row in due if not _acts(row) or self._timed_move(_S(row.state), row, now_s)]
             for row in due:
                 try:
                     if not self._moved_by_timer(row, now_s) and row.state in STAGE_OF:
@@ -552,5 +552,7 @@ class Lifecycle:
 
 
 def _acts(row: Any) -> bool:
-    """Whether a row's stage reaches the world, which a halt freezes."""
+    """Whether a row's stage, or its approval by policy, leads to the world, which a halt freezes."""
+    if row.state == _S.AWAITING_APPROVAL:
+        return bool(row.approval_rule == str(ApprovalRule.AUTOMATIC))
     return row.state in STAGE_OF and STAGE_OF[row.state] in ACTS_ON_THE_WORLD

@@ -93,14 +93,19 @@ class GivingBack:
         # a node without telemetry has no GPU in the inventory, and none of none is missing
         if not gpus:
             return f"no GPU of {node.name} is known: its telemetry is missing"
-        frame = self._history().latest(SubjectKind.GPU)
-        missing = list(gpus)
-        if frame is not None:
-            seen_s = np.broadcast_to(frame.observed_at_s, frame.values.shape)
-            known = ~np.isnan(frame.values) & (seen_s >= now_s - FRESH_S)
-            rows = frame.index.rows
-            missing = [gpu for gpu in gpus if gpu not in rows or not known[rows[gpu]].any()]
+        missing = unseen_gpus(self._history(), gpus, now_s)
         return f"{len(missing)} of {len(gpus)} GPUs of {node.name} have no telemetry" if missing else ""
+
+
+def unseen_gpus(history: History, gpus: Sequence[Subject], now_s: float) -> list[Subject]:
+    """Those of these GPUs that have no telemetry now."""
+    frame = history.latest(SubjectKind.GPU)
+    if frame is None:
+        return list(gpus)
+    seen_s = np.broadcast_to(frame.observed_at_s, frame.values.shape)
+    known = ~np.isnan(frame.values) & (seen_s >= now_s - FRESH_S)
+    rows = frame.index.rows
+    return [gpu for gpu in gpus if gpu not in rows or not known[rows[gpu]].any()]
 
 
 def stays(cordons: Sequence[Action]) -> str:

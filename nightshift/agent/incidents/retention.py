@@ -25,7 +25,7 @@ from nightshift.agent.store.database import Database
 from nightshift.agent.store.incident import IncidentState
 from nightshift.agent.store.intents import commitments
 from nightshift.agent.store.receipts import Receipts
-from nightshift.agent.store.tables import diagnoses, incidents, intents, metadata
+from nightshift.agent.store.tables import diagnoses, incidents, intents, metadata, vendor_files
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.controllers.action import traits_of
 
@@ -144,13 +144,16 @@ class Keeping:
         found = [row.number for row in connection.execute(query)]
         if found:
             return found
-        size = sa.func.length(diagnoses.c.body)
-        total = connection.execute(sa.select(sa.func.coalesce(sa.func.sum(size), 0))).scalar_one()
+        pieces = sa.union_all(
+            sa.select(diagnoses.c.incident, sa.func.length(diagnoses.c.body).label("size")),
+            sa.select(vendor_files.c.incident, sa.func.length(vendor_files.c.content)),
+        ).subquery()
+        total = connection.execute(sa.select(sa.func.coalesce(sa.func.sum(pieces.c.size), 0))).scalar_one()
         left = int(total) - self.settings.evidence_bytes
         if left <= 0:
             return []
-        each = sa.select(diagnoses.c.incident, sa.func.sum(size).label("size"))
-        of = each.group_by(diagnoses.c.incident).subquery()
+        each = sa.select(pieces.c.incident, sa.func.sum(pieces.c.size).label("size"))
+        of = each.group_by(pieces.c.incident).subquery()
         query = sa.select(c.number, of.c.size).join(of, of.c.incident == c.number).where(ended)
         for row in connection.execute(query.order_by(c.updated_s)):
             if left <= 0:

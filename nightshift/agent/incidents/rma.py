@@ -12,6 +12,7 @@ import tarfile
 from collections.abc import Iterable
 from dataclasses import asdict
 
+from nightshift.agent.incidents.vendor_evidence import files_of
 from nightshift.agent.rca.report import post_mortem
 from nightshift.agent.store.audit import AuditRecord
 from nightshift.agent.store.incident import Incident
@@ -40,7 +41,10 @@ def bundle(store: Store, gpu: str, now_s: float) -> bytes:
     files: dict[str, bytes] = {}
     for incident in found:
         records = store.audit.records(incident=number_of(incident.id))
-        files |= {f"{incident.id}/{name}": content for name, content in _files(incident, records, now_s).items()}
+        with store.database.read() as connection:
+            vendor = files_of(connection, number_of(incident.id))
+        mine = _files(incident, records, now_s) | {f"vendor/{name}": content for name, content in vendor.items()}
+        files |= {f"{incident.id}/{name}": content for name, content in mine.items()}
     manifest = {
         "gpu": gpu,
         "incidents": [i.id for i in found],

@@ -30,7 +30,9 @@ from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.policy import rule_for
 from nightshift.agent.clock import Clock
 from nightshift.agent.correlation.silent_faults import is_unrepaired, open_findings
+from nightshift.agent.incidents.breaker import Breaker
 from nightshift.agent.incidents.node_return import LOOK_AGAIN_S, GivingBack, stays
+from nightshift.agent.incidents.vendor_evidence import VendorEvidence
 from nightshift.agent.store.diagnosis import Diagnosis
 from nightshift.agent.store.incident import Cause, Incident, IncidentState, half_done, world_says
 from nightshift.agent.store.incident_store import IncidentMove, Store, number_of
@@ -154,6 +156,8 @@ class StageParts:
     settings: LifecycleSettings
     probe: RecoveryProbe | None = None
     guard: ActionGuard | None = None
+    breaker: Breaker | None = None
+    evidence: VendorEvidence | None = None
     not_earned: Callable[[Action], str] | None = None
     """Why a kind that is automatic by policy has not earned it yet; empty where it has."""
     giving_back: GivingBack | None = None
@@ -201,6 +205,7 @@ _KNOWN_BY_NOW = {
 """The outcome that such an answer is. The guard and the ladder count by it."""
 
 ACTS_ON_THE_WORLD = frozenset({Stage.ACT, Stage.UNDO})
+_MAY_BE_IN_VAIN = frozenset({_S.ACTING, _S.CONFIRMING, _S.UNDOING})
 _WAITS_FOR_THE_WORLD = frozenset({_S.APPROVED, _S.ACTING, _S.CONFIRMING, _S.UNDOING})
 """States in which a failure that may pass is waited for: a person has approved, or something has begun."""
 
@@ -215,6 +220,10 @@ class Later(Exception):
     def __init__(self, reason: str, at_s: float) -> None:
         super().__init__(reason)
         self.at_s = at_s
+
+
+class _Stopped(Exception):
+    """Nightshift stops itself: the reason."""
 
 
 class _Refused(Exception):
@@ -298,6 +307,8 @@ class Stages:
     ) -> None:
         by = STAGE_OF[incident.state]
         self._store.change(incident.id, IncidentMove(cause, by, note, incident.version), also)
+        if self._parts.breaker is not None and incident.state in _MAY_BE_IN_VAIN:
+            self._parts.breaker.turn()
 
     def abandon(self, incident: Incident, reason: str) -> None:
         """Escalates an incident whose stage cannot go on; if an act was begun, with what the world says of it."""
@@ -401,6 +412,7 @@ class Stages:
             incident = self._store.incident(incident.id)
         elif not self._goes_on(incident, action, actuator):
             return
+        self._collect_evidence(incident, action)
         self._stop_unless_allowed()
         try:
             with _span("execute", action):
@@ -410,6 +422,14 @@ class Stages:
         except Permanent as error:
             outcome = cut_off(action, actuator, str(error), self._now(), {}, _O.REFUSED)
         self._conclude(incident, action, outcome)
+
+    def _collect_evidence(self, incident: Incident, action: Action) -> None:
+        """Has what the vendor asks for collected. Raises Later meanwhile, at a pace of its own: it has a minute."""
+        if self._parts.evidence is not None:
+            try:
+                self._parts.evidence.collect(incident, action, self._runner)
+            except UnderWay as error:
+                raise Later(str(error), self._now()) from error
 
     def _goes_on(self, incident: Incident, action: Action, actuator: Actuator) -> bool:
         """Whether to carry out an action whose intent is older than this run; False where it ended instead."""
@@ -437,15 +457,21 @@ class Stages:
         """Stores the intent if the guard allows it, both in one transaction. False where it was refused."""
 
         def store(connection: Connection, number: int) -> None:
-            if self._parts.guard is not None:
-                # in the transaction of the intent: two actions that fit alone and not together cannot both pass
-                ruling = self._parts.guard(action, commitments(connection, before_an_intent=True))
-                if not ruling.allowed:
-                    raise _Refused(ruling)
+            # in the transaction of the intent: two actions that fit alone and not together cannot both pass
+            begun = commitments(connection, before_an_intent=True)
+            if self._parts.breaker is not None and (why := self._parts.breaker.objection(connection, action)):
+                raise _Stopped(why)
+            ruling = self._parts.guard(action, begun) if self._parts.guard is not None else None
+            if ruling is not None and not ruling.allowed:
+                raise _Refused(ruling)
             store_intent(connection, number, action, "act", self._now(), self._runner)
 
         try:
             self._move(incident, _C.INTENT_STORED, f"{action.kind} {action.target} as {action.id}", store)
+        except _Stopped as stopped:
+            assert self._parts.breaker is not None
+            self._parts.breaker.trip(str(stopped))
+            raise NotAllowedToAct(str(stopped)) from stopped
         except _Refused as refused:
             if refused.ruling.retry_at_s is not None:
                 raise Later(refused.ruling.reason, refused.ruling.retry_at_s) from refused

@@ -174,6 +174,11 @@ class DeliveryLedger:
         with self._database.read() as connection:
             return set(connection.execute(sa.select(deliveries.c.key).where(mine & there)).scalars())
 
+    def card_of(self, channel: str, ts: str) -> Delivery | None:
+        """The incident's message that stands at a place of the chat."""
+        at = (deliveries.c.channel == channel) & (deliveries.c.ts == ts) & (deliveries.c.kind == CARD)
+        return next(iter(self._rows(at)), None)
+
     def lately(self, channel: str, after_s: float) -> int:
         """Incidents whose own message was first put into a channel after a time."""
         d = deliveries.c

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from nightshift.agent.incidents.suppression import Suppression
 from nightshift.agent.presentation.incident_view import undo_words
-from nightshift.agent.rca.summary import as_shown, headline_of, quotable, sentence_of
+from nightshift.agent.rca.summary import as_shown, headline_of, in_short, quotable, reading_quotes, sentence_of
 from nightshift.agent.rca.summary import plain as one_line
 from nightshift.agent.store.incident import Incident, IncidentState, IncidentSummary, contest_of, taken_on
 from nightshift.agent.store.records import plain
@@ -71,7 +71,7 @@ def incident_text(incident: Incident, now_s: float, suppressed: str = "") -> Ren
         (incident.state.replace("_", " "), STYLES.get(incident.state, "cyan")),
         (f" · since {full_time(since_s)}", "dim"),
     )
-    parts: list[RenderableType] = [head, state]
+    parts: list[RenderableType] = [head, state, Text(one_line(in_short(incident, now_s), 1200))]
     taken = taken_on(incident.history)
     if taken is not None:
         parts.append(Text(f"taken on by {taken.by}", style="green"))
@@ -96,7 +96,8 @@ def incident_text(incident: Incident, now_s: float, suppressed: str = "") -> Ren
             ]
         parts += [Text(f"  ⚠ {caveat}", style="yellow") for caveat in diagnosis.caveats]
         if diagnosis.hypothesis:
-            parts.append(Text(f"  Hypothesis, not checked: {diagnosis.hypothesis}", style="italic"))
+            parts.append(Text(f"  Hypothesis, not proven: {diagnosis.hypothesis}", style="italic"))
+        parts += [Text(f'    "{one_line(quote)}"', style="dim") for _, quote in reading_quotes(incident)]
         for check in incident.reading.checks if incident.reading is not None else ():
             parts.append(Text(f"  Check next: {check}", style="italic"))
     if incident.action is not None:

@@ -61,6 +61,8 @@ class PastIncident:
     opened_s: float
     action: str
     outcome: str
+    post_mortem: tuple[str, ...] = ()
+    """What was found and done, oldest first, one sentence each."""
 
 
 def as_it_is(text: str) -> str:
@@ -118,7 +120,13 @@ class EvidenceLedger:
     def past(self, tag: tuple[str, str], past: Iterable[PastIncident]) -> Evidence | None:
         """What similar past incidents came to; None where there are none."""
         body = {
-            p.id: {"cause": p.cause, "subject": p.subject, "action": p.action, "outcome": p.outcome}
+            p.id: {
+                "cause": p.cause,
+                "subject": p.subject,
+                "action": p.action,
+                "outcome": p.outcome,
+                "post_mortem": list(p.post_mortem),
+            }
             for p in list(past)[: self.limits.max_past]
         }
         query, title = "similar incidents", "similar past incidents"

@@ -169,10 +169,13 @@ def gather(
     past: Iterable[PastIncident] = (),
     limits: EvidenceLimits | None = None,
     redact: Callable[[str], str] | None = None,
+    rollout: Mapping[str, Any] | None = None,
 ) -> Bundle:
     """The evidence for an incident with these findings, as of `at_s` (Unix s). `redact` rewrites log text before it
-    is stored."""
+    is stored; `rollout`: what the fault began with, where that is known."""
     ledger = EvidenceLedger(limits or EvidenceLimits(), first_cause(findings).since.t_s, at_s, redact or as_it_is)
+    if rollout:
+        ledger.facts(("rollout", ""), "version inventory", "changes by node", "the rollout it began with", rollout)
     return _Gatherer(findings, history, inventory, ledger).gather(past)
 
 

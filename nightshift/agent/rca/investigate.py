@@ -18,9 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from nightshift import spans
 from nightshift.agent.rca.briefing import ROOM_TOKENS, Brief, brief, first_room
 from nightshift.agent.rca.bundle import as_it_is
-from nightshift.agent.rca.grounding import MAX_QUOTE_CHARS, MIN_QUOTE_CHARS, bind, ground, sentence_of, why_not
+from nightshift.agent.rca.grounding import (
+    MAX_QUOTE_CHARS,
+    MIN_QUOTE_CHARS,
+    Ungrounded,
+    bind,
+    ground,
+    quote_under,
+    sentence_of,
+    why_not,
+)
 from nightshift.agent.rca.lookup import Lookup, schema_of
 from nightshift.agent.rca.model import (
     CHARS_PER_TOKEN,
@@ -41,10 +51,12 @@ from nightshift.agent.store.diagnosis import (
     Evidence,
     Predicate,
     Quote,
+    QuotedSentence,
     Reading,
     ReadingState,
     identity_of,
     joined_evidence,
+    quoted_sentences,
 )
 from nightshift.collectors.seal import canonical_json, sha256_hex
 from nightshift.detectors.base import Fault
@@ -53,7 +65,7 @@ if TYPE_CHECKING:
     from langchain_core.messages import AIMessage, BaseMessage
 
 MAX_CLAIMS, MAX_PROSE, MAX_SAME, MAX_CALLS_AT_ONCE = 12, 600, 3, 8
-MAX_CHECKS, MAX_CHECK, MAX_REASON = 4, 160, 200
+MAX_SENTENCES, MAX_CHECKS, MAX_CHECK, MAX_REASON = 6, 4, 160, 200
 PROMPT_TOKENS_SHARE = 0.4
 """Share of the tokens that the first message may take; the rest is for looking things up and answering."""
 CONCLUDE = "conclude"
@@ -75,8 +87,9 @@ byte for byte from a line's text. Predicates and their arguments:
   equals       a facts item; path with dots between keys, value
   repeated     a log and pattern, or a series and level; times (at least 2)
 `hypothesis` is one plain paragraph for a person at 3 a.m.: what, where, why, since when, what next; no commands, no
-addresses. If the evidence shows that the plan will fail or harm, `contest` it with a quote; otherwise leave it
-empty. If the evidence does not bear a cause, conclude `unknown`: abstaining beats guessing."""
+addresses. Each of its sentences has a quote; one without, or with a number that no evidence holds, is returned once
+and then dropped. If the evidence shows that the plan will fail or harm, `contest` it with a quote; otherwise leave
+it empty. If the evidence does not bear a cause, conclude `unknown`: abstaining beats guessing."""
 
 
 class _Contested(BaseModel):
@@ -89,17 +102,41 @@ class _Contested(BaseModel):
     text: str
 
 
-class _Conclusion(BaseModel):
-    """The end of the investigation: the cause, the claims that prove it, and what you only suspect."""
+class _Sentence(BaseModel):
+    """One sentence of your own, and the bytes of one evidence line that it rests on."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    sentence: str
+    evidence_id: str = ""
+    text: str = ""
+
+
+# In prose that came as one text, a quote stands between quotation marks; a full stop in it ends no sentence.
+_IN_MARKS = re.compile(r"[\"“`]([^\"“”`\n]{6,})[\"”`]")
+_SENTENCE = re.compile(r"(?:[\"“`][^\"“”`\n]*[\"”`]|[.;!?](?=\S)|[^.;!?])+[.;!?]*")
+
+
+class Concluding(BaseModel):
+    """How a conversation ends, whatever it was about: with claims that code evaluates again."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
-    cause: str = Field(description="the nearest of: " + ", ".join([*Fault, "unknown"]))
     claims: list[dict[str, Any]] = Field(
         default_factory=list,
         description="each: {predicate, evidence_ids: [E1], quotes: [{evidence_id, text}], arguments: {…}}",
     )
-    hypothesis: str = Field(default="", description="the cause in your own words, one paragraph")
+
+
+class _Conclusion(Concluding):
+    """The end of the investigation: the cause, the claims that prove it, and what you only suspect."""
+
+    cause: str = Field(description="the nearest of: " + ", ".join([*Fault, "unknown"]))
+    hypothesis: list[_Sentence] = Field(
+        default_factory=list,
+        description="the cause in your own words, one paragraph; each sentence: {sentence, evidence_id, text};"
+        " text is a quote",
+    )
     checks: list[str] = Field(default_factory=list, description="what a person can check next, in plain words")
     contest: dict[str, Any] | None = Field(
         default=None, description="only where the plan is wrong: {reason, evidence_id, text}; text is a quote"
@@ -111,6 +148,21 @@ class _Conclusion(BaseModel):
         if cause not in [*Fault, "unknown"]:
             raise ValueError("not one of the faults")
         return cause
+
+    @field_validator("hypothesis", mode="before")
+    @classmethod
+    def _in_sentences(cls, given: Any) -> Any:
+        """Small models write one text, whatever the schema says."""
+        if isinstance(given, str):
+            given = [part.strip() for part in _SENTENCE.findall(" ".join(given.split())) if part.strip()]
+        if not isinstance(given, list):
+            return given
+        return [_with_its_quote(part) if isinstance(part, str) else part for part in given]
+
+
+def _with_its_quote(sentence: str) -> dict[str, str]:
+    found = _IN_MARKS.search(sentence)
+    return {"sentence": sentence, "text": found.group(1) if found else ""}
 
 
 class _Quoted(BaseModel):
@@ -166,18 +218,21 @@ Stream = Callable[[Reading, ModelSpending], None]
 @dataclass
 class _Talk:
     """One conversation: what was said, looked up, concluded and spent. `fell`: whether claims that fell were
-    returned; `held`: those beside them that did not fall."""
+    returned; `held`, `sentences`: what beside them did not fall."""
 
     messages: list[BaseMessage]
     allowance: Allowance
     lookup: Lookup
-    stream: Callable[[str, _Talk], None]
+    stream: Callable[[str, ModelSpending], None]
+    form: type[Concluding]
+    known: str = ""
     spent: ModelSpending = field(default_factory=ModelSpending)
     asked: Counter[str] = field(default_factory=Counter)
     misread: int = 0
-    concluded: _Conclusion | None = None
+    concluded: Concluding | None = None
     fell: bool = False
     held: list[dict[str, Any]] = field(default_factory=list)
+    sentences: list[_Sentence] = field(default_factory=list)
 
 
 @dataclass
@@ -205,38 +260,57 @@ class Investigator:
         settings = self.model.settings
         allowance = allowance or Allowance(settings.max_tokens, settings.max_cost_usd)
         base = self._carried(lookup, earlier)
-        try:
-            from langchain_core.messages import HumanMessage, SystemMessage
-        except ImportError as error:
-            return self._without(
-                base, Failed(Failure.NOT_INSTALLED, str(error)), ModelSpending(), ""
-            ), ModelSpending()
-        tools = self._tools(lookup, last=False)
+        tools = tools_of(lookup.schemas)
         first = self._first(told, lookup, allowance, tools, about)
         # what was asked is part of the record: a later prompt may bring another answer
         digest = sha256_hex(canonical_json([SYSTEM, first.text, tools]))
         base = replace(base, prompt_sha256=digest, lines=tuple(sorted({*base.lines, *first.lines})))
 
-        def progress(doing: str, talk: _Talk) -> None:
-            note = f"the language model is reading: answer {talk.spent.steps} of at most {MAX_STEPS}{doing}"
-            stream(replace(base, state=ReadingState.READING, note=self.redact(note)), talk.spent)
+        def progress(doing: str, spent: ModelSpending) -> None:
+            note = f"the language model is reading: answer {spent.steps} of at most {MAX_STEPS}{doing}"
+            stream(replace(base, state=ReadingState.READING, note=self.redact(note)), spent)
 
-        talk = _Talk([SystemMessage(SYSTEM), HumanMessage(first.text)], allowance, lookup, progress)
-        began_s, failure = self.timer(), None
-        progress("", talk)
+        concluded, failure, spent = self.converse(
+            SYSTEM, first.text, lookup, allowance, _Conclusion, progress, _known(told)
+        )
+        # a second answer that failed does not take back what the first one concluded
+        if isinstance(concluded, _Conclusion):
+            return self._with(base, told, concluded, lookup, spent, plan), spent
+        assert failure is not None
+        return self._without(base, failure, spent, digest), spent
+
+    def converse(
+        self,
+        system: str,
+        first: str,
+        lookup: Lookup,
+        allowance: Allowance,
+        form: type[Concluding],
+        progress: Callable[[str, ModelSpending], None],
+        known: str = "",
+    ) -> tuple[Concluding | None, Failed | None, ModelSpending]:
+        """One conversation: what it came to, in the agreed form, or why to nothing, and what it took. `progress`
+        hears what was looked up; `known` is what a sentence may repeat without a quote. Raises nothing that a model
+        causes."""
+        began_s = self.timer()
         try:
-            with self.model.turn():
+            from langchain_core.messages import HumanMessage, SystemMessage
+        except ImportError as error:
+            return None, Failed(Failure.NOT_INSTALLED, str(error)), ModelSpending()
+        failure: Failed | None = None
+        talk = _Talk([SystemMessage(system), HumanMessage(first)], allowance, lookup, progress, form, known)
+        progress("", talk.spent)
+        settings = self.model.settings
+        named = {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "nightshift"}
+        try:
+            with self.model.turn(), spans.span(f"invoke_agent {settings.model}", named):
                 talk.concluded = self._converse(talk, began_s)
         except Failed as why:
             failure = why
         except Exception as error:  # noqa: BLE001  whatever a model makes happen, the rules' diagnosis stands
             failure = Failed(Failure.BAD_ANSWER, f"{type(error).__name__}: {error}")
         talk.spent.seconds = self.timer() - began_s
-        # a second answer that failed does not take back what the first one concluded
-        if talk.concluded is not None:
-            return self._with(base, told, talk.concluded, lookup, talk.spent, plan), talk.spent
-        assert failure is not None
-        return self._without(base, failure, talk.spent, digest), talk.spent
+        return talk.concluded, failure, talk.spent
 
     def _carried(self, lookup: Lookup, earlier: Reading | None) -> Reading:
         """What was read before, by the numbers of the present evidence."""
@@ -245,15 +319,22 @@ class Investigator:
         if earlier is None:
             return Reading(ReadingState.READING, name, asked=1)
         items, claims = joined_evidence(lookup.ledger.items, earlier.claims, earlier.evidence)
+        held = ground(claims, items).held
+        # by the same numbers, as if they were claims
+        read = [
+            Claim(one.text, Predicate.EQUALS, (one.quote.evidence_id,), (one.quote,))
+            for one in quoted_sentences(earlier)
+        ]
+        items, read = joined_evidence(items, read, earlier.evidence)
         for item in items[len(lookup.ledger.items) :]:
             lookup.ledger.items.append(item)
             lookup.ledger.tags[item.id] = ("looked_up", "earlier")
-        held = ground(claims, items).held
         return replace(
             earlier,
             model=name,
             claims=held,
-            evidence=_cited(held, items),
+            sentences=tuple(QuotedSentence(one.sentence, one.quotes[0]) for one in read),
+            evidence=cited([*held, *read], items),
             note="",
             asked=earlier.asked + 1,
             facts={},
@@ -276,7 +357,7 @@ class Investigator:
 
     # The conversation -------------------------------------------------------------------------------------------
 
-    def _converse(self, talk: _Talk, began_s: float) -> _Conclusion:
+    def _converse(self, talk: _Talk, began_s: float) -> Concluding:
         from langchain_core.messages import HumanMessage
 
         settings = self.model.settings
@@ -286,41 +367,46 @@ class Investigator:
             if last and talk.spent.steps:
                 talk.messages.append(HumanMessage("This is your last answer: call conclude now."))
             left_s = settings.timeout_s - (self.timer() - began_s)
-            answer = self.model.say(talk.messages, self._tools(talk.lookup, last=last), left_s)
+            tools = tools_of([] if last else talk.lookup.schemas, talk.form)
+            answer = self.model.say(talk.messages, tools, left_s)
             self._count(talk, answer)
             talk.messages.append(answer.message)
             concluded = self._heard(talk, answer.message, talk.lookup)
             if concluded is not None and not self._returned(talk, concluded, last):
                 # what held in the first conclusion stays, though the second may not repeat it
                 fresh = [claim for claim in talk.held if claim not in concluded.claims]
-                return concluded.model_copy(update={"claims": [*concluded.claims, *fresh]})
+                more: dict[str, Any] = {"claims": [*concluded.claims, *fresh]}
+                if isinstance(concluded, _Conclusion):
+                    more["hypothesis"] = concluded.hypothesis or talk.sentences
+                return concluded.model_copy(update=more)
             if last:
                 raise Failed(Failure.STEPS, f"{talk.spent.steps} answers")
             names = ", ".join(dict.fromkeys(str(call["name"])[:20] for call in answer.message.tool_calls[:4]))
-            talk.stream(f", looked up {names}" if names and concluded is None else "", talk)
+            talk.stream(f", looked up {names}" if names and concluded is None else "", talk.spent)
 
-    def _returned(self, talk: _Talk, concluded: _Conclusion, last: bool) -> bool:
+    def _returned(self, talk: _Talk, concluded: Concluding, last: bool) -> bool:
         """Sends the claims that fell back to the model, once, each with its reason."""
         from langchain_core.messages import HumanMessage, ToolMessage
 
         if talk.fell or last:
             return False
-        judged = list(self._judged(concluded, talk.lookup.ledger.items))
+        items = talk.lookup.ledger.items
+        judged = list(self.judged(concluded, items))
+        read = list(self._sentences(concluded, items, talk.known)) if isinstance(concluded, _Conclusion) else []
         fell = [f"claim {number}: {reason}" for number, (*_, reason) in enumerate(judged, start=1) if reason]
+        fell += [f"sentence {number}: {reason}" for number, (*_, reason) in enumerate(read, start=1) if reason]
         if not fell:
             return False
         talk.fell, talk.concluded = True, concluded
         talk.held = [given for given, _, reason in judged if not reason]
-        said = "these claims do not hold; correct or drop them and call conclude again: " + "; ".join(fell)[:1500]
+        talk.sentences = [given for given, _, reason in read if not reason]
+        said = "these do not hold; correct or drop them and call conclude again: " + "; ".join(fell)[:1500]
         answered = talk.messages[-1]
         calls = [*getattr(answered, "tool_calls", ()), *getattr(answered, "invalid_tool_calls", ())]
         talk.messages += [ToolMessage(said, tool_call_id=str(c.get("id") or "")) for c in calls] or [
             HumanMessage(said)
         ]
         return True
-
-    def _tools(self, lookup: Lookup, *, last: bool) -> list[dict[str, Any]]:
-        return tools_of([] if last else lookup.schemas)
 
     def _within_limits(self, talk: _Talk) -> None:
         settings, spent, allowed = self.model.settings, talk.spent, talk.allowance
@@ -335,13 +421,13 @@ class Investigator:
         talk.spent.input_tokens += answer.input_tokens
         talk.spent.output_tokens += answer.output_tokens
 
-    def _heard(self, talk: _Talk, message: AIMessage, lookup: Lookup) -> _Conclusion | None:
+    def _heard(self, talk: _Talk, message: AIMessage, lookup: Lookup) -> Concluding | None:
         """The conclusion, if this message is one; otherwise its look-ups are answered."""
         # a conclusion counts even in an answer that was cut off behind it
         for call in message.tool_calls:
             if call["name"] == CONCLUDE:
                 try:
-                    return _Conclusion.model_validate(call["args"])
+                    return talk.form.model_validate(call["args"])
                 except ValidationError:
                     self._misread(talk)
                     return None
@@ -351,7 +437,7 @@ class Investigator:
             self._look_up(talk, message, lookup)
             return None
         # small models write the conclusion as text, whatever tools they are given
-        concluded = _from_text(_text(message))
+        concluded = _from_text(_text(message), talk.form)
         if concluded is None:
             self._misread(talk)
         return concluded
@@ -382,7 +468,7 @@ class Investigator:
         talk.misread += 1
         if talk.misread > 1:
             raise Failed(Failure.NOT_JSON)
-        said = f"that is not in the agreed form: call `{CONCLUDE}` with cause, claims and hypothesis"
+        said = f"that is not in the agreed form: call `{CONCLUDE}` with {', '.join(talk.form.model_fields)}"
         answered = talk.messages[-1]
         calls = [*getattr(answered, "tool_calls", ()), *getattr(answered, "invalid_tool_calls", ())]
         talk.messages += [ToolMessage(said, tool_call_id=str(c.get("id") or "")) for c in calls] or [
@@ -402,41 +488,71 @@ class Investigator:
     ) -> Reading:
         items = lookup.ledger.items
         held, dropped = self._proven(told, concluded, items)
+        read = list(self._sentences(concluded, items, _known(told)))
+        held_sentences = tuple(sentence for _, sentence, _ in read if sentence is not None)
+        dropped += len(read) - len(held_sentences)
+        sentences = held_sentences or base.sentences
         kept = tuple({identity_of(claim): claim for claim in (*base.claims, *held)}.values())[:MAX_CLAIMS]
         # people who see a model named must not think that it agreed
-        note = f"the language model added nothing: {Failure.NO_CLAIM_HELD.says}" if dropped and not held else ""
-        outcome = "claims" if held else (Failure.NO_CLAIM_HELD if dropped else "nothing_new")
+        note = (
+            f"the language model added nothing: {Failure.NO_CLAIM_HELD.says}"
+            if dropped and not (held or held_sentences)
+            else ""
+        )
+        outcome = "claims" if held else (Failure.NO_CLAIM_HELD if note else "nothing_new")
         self.heed(str(outcome), spent)
         # at most one contest a plan: the first stands
         contest = base.contest if base.contest is not None and base.contest.plan == plan else None
         contest = contest or self._contest(concluded, items, plan)
-        quoted = {contest.quote.evidence_id} if contest is not None else set()
+        quoted = {sentence.quote.evidence_id for sentence in sentences}
+        quoted |= {contest.quote.evidence_id} if contest is not None else set()
         return replace(
             base,
             state=ReadingState.DONE,
             claims=kept,
-            evidence=_cited(kept, [*items, *base.evidence], quoted),
+            evidence=cited(kept, [*items, *base.evidence], quoted),
             cause=concluded.cause,
-            account=self._prose(concluded.hypothesis, MAX_PROSE),
-            checks=tuple(filter(None, (self._prose(check, MAX_CHECK) for check in concluded.checks[:MAX_CHECKS]))),
+            sentences=sentences,
+            checks=tuple(filter(None, (self.prose(check, MAX_CHECK) for check in concluded.checks[:MAX_CHECKS]))),
             contest=contest,
             dropped=dropped,
             note=note,
             facts={
-                **self._bill(spent),
+                **self.bill(spent),
                 "model_cause": concluded.cause,
                 "model_claims": float(len(held)),
                 "model_dropped": float(dropped),
             },
         )
 
-    def _prose(self, text: str, limit: int) -> str:
+    def prose(self, text: str, limit: int) -> str:
         """A model's own words for people: redacted, and without the sentences that hold an address or a command."""
         flat = " ".join(self.redact(text[: 8 * limit]).split())
         sentences = re.split(r"(?<=[.;!?])\s+", flat)
         kept = " ".join(s for s in sentences if not followable(s))
         left = " (a sentence with an address or a command is omitted)" if kept != flat else ""
         return (kept[:limit] + left).strip()
+
+    def _sentences(
+        self, concluded: _Conclusion, items: Sequence[Evidence], known: str
+    ) -> Iterator[tuple[_Sentence, QuotedSentence | None, str]]:
+        """Each sentence of the hypothesis as the model gave it, as it may be shown, and why it may not be."""
+        room = MAX_PROSE
+        for given in concluded.hypothesis[: 2 * MAX_SENTENCES]:
+            text = " ".join(self.redact(given.sentence[: 8 * MAX_PROSE]).split())
+            if not text:
+                continue
+            try:
+                quote = quote_under(text, given.text, given.evidence_id, items, known)
+                if followable(text):
+                    raise Ungrounded("it holds an address or a command")
+                if len(text) > room:
+                    raise Ungrounded(f"the hypothesis is longer than {MAX_PROSE} characters")
+            except Ungrounded as reason:
+                yield given, None, str(reason)
+                continue
+            room -= len(text)
+            yield given, QuotedSentence(text, quote), ""
 
     def _contest(self, concluded: _Conclusion, items: Sequence[Evidence], plan: str) -> Contest | None:
         """The model's objection to the plan, if its quote stands in a line of a log that speaks to no reader."""
@@ -447,7 +563,7 @@ class Investigator:
         except ValidationError:
             return None
         item = next((item for item in items if item.id == said.evidence_id), None)
-        reason = self._prose(said.reason, MAX_REASON)
+        reason = self.prose(said.reason, MAX_REASON)
         if item is None or item.media_type != LOG or not reason:
             return None
         if addresses_a_reader(said.reason) or followable(said.reason) or followable(said.text):
@@ -469,15 +585,15 @@ class Investigator:
         known = {identity_of(claim) for claim in told.claims}
         held: dict[tuple[object, ...], Claim] = {}
         dropped = max(0, len(concluded.claims) - 2 * MAX_CLAIMS)
-        for _, claim, reason in self._judged(concluded, items):
+        for _, claim, reason in self.judged(concluded, items):
             if claim is None or reason:
                 dropped += 1
             elif identity_of(claim) not in known:
                 held.setdefault(identity_of(claim), replace(claim, sentence=self.redact(sentence_of(claim, items))))
         return list(held.values()), dropped
 
-    def _judged(
-        self, concluded: _Conclusion, items: Sequence[Evidence]
+    def judged(
+        self, concluded: Concluding, items: Sequence[Evidence]
     ) -> Iterator[tuple[dict[str, Any], Claim | None, str]]:
         """Each claim as the model gave it, as ours, and why it does not hold (empty where it does)."""
         # one claim in no form costs that claim only, so they are read one by one
@@ -495,7 +611,7 @@ class Investigator:
     def _without(self, base: Reading, why: Failed, spent: ModelSpending, digest: str) -> Reading:
         self.heed(str(why.failure), spent)
         said = self.redact(str(why))[:200]
-        if base.asked > 1 and (base.claims or base.account):
+        if base.asked > 1 and (base.claims or base.sentences):
             note = f"the language model's last request failed: {said}; its earlier answer remains"
         else:
             note = f"the language model added nothing: {said}; the rules' diagnosis remains"
@@ -504,10 +620,11 @@ class Investigator:
             state=ReadingState.FAILED,
             note=note,
             prompt_sha256=digest,
-            facts={**self._bill(spent), "model_failure": str(why.failure)},
+            facts={**self.bill(spent), "model_failure": str(why.failure)},
         )
 
-    def _bill(self, spent: ModelSpending) -> dict[str, float | str]:
+    def bill(self, spent: ModelSpending) -> dict[str, float | str]:
+        """What was spent, as facts that are stored with an answer."""
         settings = self.model.settings
         bill: dict[str, float | str] = {
             "model_steps": float(spent.steps),
@@ -515,20 +632,28 @@ class Investigator:
             "model_tokens": float(spent.tokens),
             "model_s": round(spent.seconds, 3),
         }
+        if self.model.lacks:
+            bill["model_lacks"] = self.model.lacks
         priced = settings.usd_per_million_input + settings.usd_per_million_output > 0
         return bill | ({"model_usd": round(spent.usd(settings), 6)} if priced else {})
 
 
-def _cited(
-    claims: Sequence[Claim], items: Sequence[Evidence], more: frozenset[str] | set[str] = frozenset()
+def _known(told: Diagnosis) -> str:
+    """What the rules say of an incident, which a model may repeat."""
+    return "\n".join([told.headline, *(claim.sentence for claim in told.claims), *map(str, told.facts.values())])
+
+
+def cited(
+    claims: Sequence[Claim], items: Sequence[Evidence], names: frozenset[str] | set[str] = frozenset()
 ) -> tuple[Evidence, ...]:
-    names = {name for claim in claims for name in claim.evidence_ids} | more
-    return tuple({item.id: item for item in items if item.id in names}.values())
+    """The items that claims cite, and those of `names`."""
+    all_names = {name for claim in claims for name in claim.evidence_ids} | names
+    return tuple({item.id: item for item in items if item.id in all_names}.values())
 
 
-def tools_of(lookups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The tools that a model gets: the look-ups, and the one that ends the investigation."""
-    return [*lookups, schema_of(CONCLUDE, _Conclusion)]
+def tools_of(lookups: Sequence[dict[str, Any]], form: type[Concluding] = _Conclusion) -> list[dict[str, Any]]:
+    """The tools that a model gets: the look-ups, and the one that ends the conversation."""
+    return [*lookups, schema_of(CONCLUDE, form)]
 
 
 def _unusable(message: AIMessage) -> Failure | None:
@@ -550,12 +675,12 @@ def _text(message: AIMessage) -> str:
     return "".join(str(part.get("text", "")) for part in message.content if isinstance(part, dict))
 
 
-def _from_text(text: str) -> _Conclusion | None:
+def _from_text(text: str, form: type[Concluding]) -> Concluding | None:
     """A conclusion that was written as text, alone or in a code fence; None where there is none."""
     inside = text.strip()
     if "```" in inside:
         inside = inside.split("```")[1].removeprefix("json").strip()
     try:
-        return _Conclusion.model_validate_json(inside)
+        return form.model_validate_json(inside)
     except ValidationError:
         return None

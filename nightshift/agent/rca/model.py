@@ -7,6 +7,7 @@ are told; none of them raises beyond this module's `Failed`.
 
 from __future__ import annotations
 
+import json
 import math
 import queue
 import threading
@@ -16,10 +17,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
+from opentelemetry.trace import SpanKind
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from nightshift import spans
+from nightshift.agent.rca.tool_servers import ToolServerSettings
 from nightshift.collectors.base import Permanent
 
 if TYPE_CHECKING:
@@ -85,18 +89,47 @@ MAX_TOOL_CALLS = 24
 MAX_ANSWER_TOKENS = 2_000
 
 
+class FallbackModel(BaseModel):
+    """A model that is asked where the one before it fails."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    provider: str = Field(pattern="^[a-z][a-z0-9_]{1,40}$", description="As `llm.provider`")
+    model: str = Field(min_length=1, description="The model's name, as its server knows it")
+    base_url: str = Field(default="", description="The server's address; empty: the provider's own")
+    api_key_file: Path | None = Field(default=None, description="File that holds the key; none: no key is sent")
+    options: dict[str, str | int | float | bool] = Field(
+        default_factory=dict, description="Further arguments of the provider's client"
+    )
+
+    @property
+    def address(self) -> str:
+        return self.base_url or _BASE_URL.get(self.provider, "")
+
+
 class ModelSettings(BaseModel):
     """Which language model may look at an incident's evidence, and within what limits. Off by default."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    provider: Literal["none", "openai", "anthropic", "ollama"] = Field(
+    provider: str = Field(
         default="none",
-        description="`openai` is any OpenAI-compatible endpoint (vLLM, TGI, LiteLLM, …); `none`: rules only",
+        pattern="^[a-z][a-z0-9_]{1,40}$",
+        description="A provider of LangChain's `init_chat_model` (`azure_openai`, `bedrock_converse`, …). `openai` "
+        "is any OpenAI-compatible endpoint (vLLM, TGI, LiteLLM, …); `none`: rules only",
     )
     model: str = Field(default="", description="The model's name, as its server knows it")
     base_url: str = Field(default="", description="The server's address; empty: the provider's own")
     api_key_file: Path | None = Field(default=None, description="File that holds the key; none: no key is sent")
+    options: dict[str, str | int | float | bool] = Field(
+        default_factory=dict, description="Further arguments of the provider's client, e.g. `azure_endpoint`"
+    )
+    fallbacks: tuple[FallbackModel, ...] = Field(
+        (), description="Models that are asked in turn where the first one fails"
+    )
+    requests_per_minute: float | None = Field(
+        default=None, gt=0, description="Most requests in a minute, of all incidents together; none: no limit"
+    )
     temperature: float | None = Field(
         default=None, ge=0, le=2, description="Sampling temperature; none: the server's"
     )
@@ -115,6 +148,11 @@ class ModelSettings(BaseModel):
     )
     usd_per_million_input: float = Field(default=0.0, ge=0, description="Price of a million tokens sent (USD)")
     usd_per_million_output: float = Field(default=0.0, ge=0, description="Price of a million tokens answered (USD)")
+
+    tool_servers: dict[Annotated[str, Field(pattern="^[a-z0-9_-]{1,20}$")], ToolServerSettings] = Field(
+        default_factory=dict,
+        description="Model Context Protocol servers of your own by name; their tools that only read may be called",
+    )
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -149,11 +187,19 @@ class Model:
         self._lock = threading.Lock()
         self._stuck: list[threading.Thread] = []
         self._rests_until_s, self._rest_s = -math.inf, 0.0
+        self._lacks: set[str] = set()
+        """What the server said that this model does not take."""
+        self._limiter: Any = None
 
     @property
     def rests_s(self) -> float:
         """For how long the server is still left alone, since it did not answer (s)."""
         return max(0.0, self._rests_until_s - self._timer())
+
+    @property
+    def lacks(self) -> str:
+        """What the server said that this model does not take, in words."""
+        return ", ".join(sorted(self._lacks))
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -202,44 +248,138 @@ class Model:
         return _counted(message, messages)
 
     def _invoke(self, messages: Sequence[BaseMessage], tools: Sequence[Any], timeout_s: float) -> AIMessage:
-        chat = connect(self.settings, timeout_s)
         from langchain_core.messages import AIMessage
         from langsmith import tracing_context
 
-        with tracing_context(enabled=False):  # evidence goes to the configured endpoint and nowhere else
-            answer = (chat.bind_tools(list(tools)) if tools else chat).invoke(list(messages))
-        if not isinstance(answer, AIMessage):
-            raise Failed(Failure.BAD_ANSWER, type(answer).__name__)
+        settings = self.settings
+        named: dict[str, str | int] = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": settings.provider,
+            "gen_ai.request.model": settings.model,
+            "gen_ai.request.max_tokens": MAX_ANSWER_TOKENS,
+        }
+        # evidence goes to the configured endpoint and nowhere else, and of a span only the counts
+        with (
+            tracing_context(enabled=False),
+            spans.span(f"chat {settings.model}", named, kind=SpanKind.CLIENT) as at,
+        ):
+            answer = self._adapted(messages, tools, timeout_s)
+            if not isinstance(answer, AIMessage):
+                raise Failed(Failure.BAD_ANSWER, type(answer).__name__)
+            told, usage = answer.response_metadata, dict(answer.usage_metadata or {})
+            at.set_attribute("gen_ai.response.model", str(told.get("model_name") or told.get("model") or ""))
+            for name in ("input_tokens", "output_tokens"):
+                count = usage.get(name)
+                at.set_attribute(f"gen_ai.usage.{name}", count if isinstance(count, int) else 0)
         return answer
 
+    def _adapted(self, messages: Sequence[BaseMessage], tools: Sequence[Any], timeout_s: float) -> object:
+        """The answer; once more, without it, for each thing that the server says that this model does not take."""
+        deadline_s = self._timer() + timeout_s
+        while True:
+            left_s = deadline_s - self._timer()
+            try:
+                return self._chat(tools, left_s).invoke(self._fitted(messages, tools), **self._cache())
+            except Exception as error:
+                lacks = _lacking(error, bool(tools)) - self._lacks
+                if not lacks or left_s <= 0:
+                    raise
+                self._lacks |= lacks
 
-def connect(settings: ModelSettings, timeout_s: float) -> BaseChatModel:
-    """The provider's client. Raises Failed where its packages are missing, Permanent where its key is."""
+    def _chat(self, tools: Sequence[Any], timeout_s: float) -> Any:
+        """The client with its tools, and the fallbacks behind it."""
+        if self.settings.requests_per_minute is not None and self._limiter is None:
+            from langchain_core.rate_limiters import InMemoryRateLimiter
+
+            self._limiter = InMemoryRateLimiter(requests_per_second=self.settings.requests_per_minute / 60)
+        temperature = None if "temperature" in self._lacks else self.settings.temperature
+        models: list[ModelSettings | FallbackModel] = [self.settings, *self.settings.fallbacks]
+        chats = [connect(one, timeout_s, temperature, self._limiter) for one in models]
+        bound: list[Any] = [chat.bind_tools(list(tools)) for chat in chats] if self._takes(tools) else list(chats)
+        return bound[0].with_fallbacks(bound[1:]) if bound[1:] else bound[0]
+
+    def _takes(self, tools: Sequence[Any]) -> bool:
+        return bool(tools) and "tool" not in self._lacks
+
+    def _fitted(self, messages: Sequence[BaseMessage], tools: Sequence[Any]) -> list[BaseMessage]:
+        """The messages as this model takes them: without tools it is told the form of the answer; without a system
+        prompt that stands first in what a person says."""
+        from langchain_core.messages import HumanMessage, SystemMessage
+
+        fitted = list(messages)
+        if tools and not self._takes(tools):
+            form = json.dumps(tools[-1]["function"]["parameters"])
+            fitted.append(
+                HumanMessage(f"You have no tools. Answer with one JSON object of this schema alone: {form}")
+            )
+        if "system" in self._lacks and fitted and isinstance(fitted[0], SystemMessage):
+            fitted[:2] = [HumanMessage("\n\n".join(str(message.content) for message in fitted[:2]))]
+        return fitted
+
+    def _cache(self) -> dict[str, Any]:
+        """Anthropic caches a prompt where it is asked to; the others do by themselves, or not at all."""
+        alone = self.settings.provider == "anthropic" and not self.settings.fallbacks
+        return {"cache_control": {"type": "ephemeral"}} if alone and "cache" not in self._lacks else {}
+
+
+def _lacking(error: Exception, tools: bool) -> set[str]:
+    """What a model does not take, by its server's words."""
+    words = str(error).lower()
+    if isinstance(error, NotImplementedError):
+        return {"tool"} if tools else set()
+    if getattr(error, "status_code", None) not in (400, 404, 422, 501):
+        return set()
+    marks = {
+        "tool": ("tool", "function call"),
+        "temperature": ("temperature",),
+        "system": ("system",),
+        "cache": ("cache",),
+    }
+    return {
+        name for name, said in marks.items() if any(word in words for word in said) and (tools or name != "tool")
+    }
+
+
+def connect(
+    settings: ModelSettings | FallbackModel, timeout_s: float, temperature: float | None = None, limiter: Any = None
+) -> BaseChatModel:
+    """The provider's client. Raises Failed where its packages are missing or it refuses its arguments, Permanent
+    where its key is."""
     try:
         from langchain import chat_models
     except ImportError as error:
         raise Failed(Failure.NOT_INSTALLED, str(error)) from error
-    given: dict[str, Any] = {"base_url": settings.address}
-    if settings.temperature is not None:  # some models refuse any
-        given["temperature"] = settings.temperature
+    given: dict[str, Any] = {"rate_limiter": limiter} if limiter is not None else {}
+    if settings.address:
+        given["base_url"] = settings.address
+    if temperature is not None:  # some models refuse any
+        given["temperature"] = temperature
+    key = _key(settings)
     if settings.provider == "ollama":
         given |= {"num_predict": MAX_ANSWER_TOKENS, "client_kwargs": {"timeout": timeout_s}}
-    else:
+    elif settings.provider in _BASE_URL:
         # the SDKs' own retries would double the time that an operator set
         given |= {"timeout": timeout_s, "max_retries": 0, "max_tokens": MAX_ANSWER_TOKENS}
         # the SDK refuses to start without a key; vLLM and others take any
-        given["api_key"] = _key(settings) or "none"
+        given["api_key"] = key or "none"
+    elif key:
+        given["api_key"] = key
     if settings.provider == "openai":
         # only OpenAI itself serves the Responses API; compatible servers have chat completions
         given["use_responses_api"] = False
     build: Callable[..., BaseChatModel] = chat_models.init_chat_model
     try:
-        return build(settings.model, model_provider=settings.provider, **given)
+        return build(settings.model, model_provider=settings.provider, **(given | settings.options))
     except ImportError as error:
         raise Failed(Failure.NOT_INSTALLED, str(error)) from error
+    except (TypeError, ValueError) as error:
+        # pydantic repeats what it was given, and that may be a key
+        places = getattr(error, "errors", None)
+        said = "; ".join(f"{e['loc']}: {e['msg']}" for e in places()) if callable(places) else str(error)
+        raise Failed(Failure.DENIED, said.replace(key, "…")[:300] if key else said[:300]) from error
 
 
-def _key(settings: ModelSettings) -> str:
+def _key(settings: ModelSettings | FallbackModel) -> str:
     if settings.api_key_file is None:
         return ""
     try:

@@ -170,6 +170,17 @@ class Redactor:
             text = pattern.sub(lambda match, kind=kind: self._replace(match, kind), text)  # type: ignore[misc]
         return text
 
+    def document(self, text: str) -> str:
+        """A text of any length without what must not leave, in pieces that end with a line."""
+        kind, keys = self._rules[0]  # the one thing that spans lines
+        text = keys.sub(lambda match: self._replace(match, kind), text)
+        pieces: list[str] = []
+        while text:
+            end = len(text) if len(text) <= MAX_TEXT else text.rfind("\n", 0, MAX_TEXT) + 1 or MAX_TEXT
+            pieces.append(self(text[:end]))
+            text = text[end:]
+        return "".join(pieces)
+
     def _replace(self, match: re.Match[str], kind: str) -> str:
         self.found[kind] += 1
         kept = match.groupdict().get("keep") or ""

@@ -11,7 +11,15 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from nightshift.agent.rca.summary import as_markdown, as_shown, headline_of, markdown, markdown_quote, summarise
+from nightshift.agent.rca.summary import (
+    as_markdown,
+    as_shown,
+    headline_of,
+    markdown,
+    markdown_quote,
+    reading_quotes,
+    summarise,
+)
 from nightshift.agent.store.audit import AuditRecord
 from nightshift.agent.store.incident import Incident
 
@@ -69,7 +77,8 @@ def _proof(incident: Incident) -> str:
         lines += [f"  - {quote.evidence_id}: {markdown_quote(quote.text)}" for quote in claim.quotes]
     lines += [f"- Not sure: {markdown(caveat)}" for caveat in diagnosis.caveats]
     if diagnosis.hypothesis:
-        lines.append(f"- Hypothesis, not checked: {markdown(diagnosis.hypothesis)}")
+        lines.append(f"- Hypothesis, not proven: {markdown(diagnosis.hypothesis)}")
+        lines += [f"  - {markdown_quote(quote)}" for _, quote in reading_quotes(incident)]
     if diagnosis.dropped:
         lines.append(f"- {diagnosis.dropped} drafted claims failed their check and are omitted.")
     return "\n".join(lines)

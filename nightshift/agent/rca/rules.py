@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -57,6 +58,7 @@ from nightshift.agent.rca.case import (
 )
 from nightshift.agent.rca.grounding import MAX_QUOTE_CHARS, bind, ground, lines_of
 from nightshift.agent.store.diagnosis import LOG, Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
+from nightshift.agent.store.reports import is_report
 from nightshift.agent.units import clock_time
 from nightshift.collectors.frame import Order
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
@@ -310,7 +312,8 @@ def plain(case: DiagnosisCase) -> Drafts:
         ("score", "score {:.3g}"),
     ):
         value = case.fact(name)
-        if math.isfinite(value):
+        # once is what the line itself says
+        if math.isfinite(value) and not (name == "events" and value <= 1):
             yield equals(case, name, sentence.format(value))
             return
     yield claim(_P.EQUALS, case.cause.summary, case.said(), path="fault", value=case.cause.fault.value)
@@ -341,11 +344,24 @@ XID_PATTERNS = "Xid (\nSXid ("
 def draft(case: DiagnosisCase) -> list[Claim]:
     """Every claim that the rules would make about a case, bound to its evidence; none of them checked yet."""
     builders: list[Callable[[DiagnosisCase], Drafts]] = [BY_KIN.get(kin_of(case.cause), plain)]
-    builders += [_place, _lines, _learning_rate, _no_hardware_errors, _consequences]
+    builders += [_place, _lines, _rollout, _learning_rate, _no_hardware_errors, _consequences]
     drafted = [claim for build in builders for claim in build(case) if claim is not None]
     # two findings may quote the same line
     unique = {(c.predicate, c.evidence_ids, c.quotes, tuple(sorted(c.arguments.items()))): c for c in drafted}
     return [bind(claim, case.bundle.items) for claim in unique.values()]
+
+
+def _rollout(case: DiagnosisCase) -> Drafts:
+    """The version that the fault began with."""
+    item = case.bundle.one("rollout")
+    if item is not None:
+        told = json.loads(item.content)
+        sentence = (
+            f"it began with the rollout of {told['component']} {told['version']} (from {told['before']});"
+            f" {int(told['failed_changed'])} of {int(told['changed'])} changed nodes failed alike after it,"
+            f" {int(told['failed_others'])} of {int(told['others'])} others"
+        )
+        yield claim(_P.EQUALS, sentence, item, path="version", value=str(told["version"]))
 
 
 def _learning_rate(case: DiagnosisCase) -> Drafts:
@@ -389,7 +405,8 @@ def _quoted(case: DiagnosisCase, finding: Finding, item: Evidence) -> Drafts:
     code = xid_of(finding)
     # the driver writes `NVRM: Xid (PCI:0000:9b:00): 48, pid=…`: the code stands between `): ` and a comma
     own = f"): {code}," if code is not None else ""
-    chosen = next((q for q in quotes if own and own in q.text), quotes[0] if quotes else None)
+    first = next((q for q in quotes if not _OPENS.match(q.text)), quotes[0] if quotes else None)
+    chosen = next((q for q in quotes if own and own in q.text), first)
     if chosen is None:
         return
     sentence, path, value = _own_words(finding, code)
@@ -397,6 +414,10 @@ def _quoted(case: DiagnosisCase, finding: Finding, item: Evidence) -> Drafts:
     yield _further_codes(case, finding, item, quotes)
     yield _announcement(case, finding, item, quotes)
     yield _tear_down(item, quotes, chosen)
+
+
+# These open a stack trace: what ended the program stands behind them.
+_OPENS = re.compile(r"(?:\[?rank\d*\]?:?\s*)?(?:Traceback \(most recent|File \"|raise \w)")
 
 
 def _own_words(finding: Finding, code: int | None) -> tuple[str, str, str | float]:
@@ -495,7 +516,7 @@ _STRONG = frozenset({Predicate.ROSE, Predicate.FELL, Predicate.REPEATED, Predica
 _LEAKS = frozenset({Kin.GPU_LEAK, Kin.HOST_LEAK})
 _LOGGED = HARDWARE | {Kin.OOM, Kin.GONE, Kin.APPLICATION, Kin.CRASH, Kin.NODE, Kin.START}
 """Kin of which the kernel, the driver or the job's launcher writes a line; that line is the proof."""
-_OBSERVED = frozenset({Kin.SOURCE, Kin.HANG, Kin.THROTTLE})
+_OBSERVED = frozenset({Kin.SOURCE, Kin.BREAKER, Kin.LEMON, Kin.HANG, Kin.THROTTLE})
 """Kin that a detector sees as they are, so that its word alone is worth more than a low level."""
 
 
@@ -571,6 +592,8 @@ _SAYS: dict[Fault, str] = {
     Fault.POD_START: "Pods cannot start",
     Fault.NODE_CONDITION: "Node reports a fault",
     Fault.SOURCE_LOST: "Source lost",
+    Fault.ACTIONS_STOPPED: "Nightshift stopped its own actions",
+    Fault.LEMON: "Jobs fail more often here than on peers",
     Fault.ANOMALY: "Unusual behaviour",
 }
 
@@ -772,7 +795,7 @@ def _headline(case: DiagnosisCase, fault: Fault, held: Sequence[Claim]) -> str:
         what = title_of(code, CATALOGUE[code].meaning if code in CATALOGUE else None)
     if fault is Fault.JOB_CRASH:
         what += f": {case.cause.facts.get('ended_by', 'an error')}"
-    if case.cause.fault in _MEANS:
+    if case.cause.fault in _MEANS or is_report(case.cause):
         what = str(case.cause.facts.get("meaning", what))
     if fault in (Fault.HBM_DEGRADED, Fault.HBM_IMMINENT):
         what += f" ({units_of(case.findings)})"
@@ -786,6 +809,9 @@ def _headline(case: DiagnosisCase, fault: Fault, held: Sequence[Claim]) -> str:
     silent = silent_storage(held)
     if silent and kin_of(case.cause) in (Kin.STALL, Kin.HANG):
         what += f": no answer from {silent}"
+    rollout = next((str(c.arguments["value"]) for c in held if c.arguments.get("path") == "version"), "")
+    if rollout:
+        what += f", began with the rollout of {rollout}"
     suspect = suspect_of(case.bundle)
     named = f", suspect rank {suspect[0].rpartition('#')[2]}" if suspect and not jumped(held) else ""
     return f"{what} · {case.where.sentence(case.cause.subject)}{named}"

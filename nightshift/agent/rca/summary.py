@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from nightshift.agent.rca.grounding import reground
 from nightshift.agent.rca.redact import followable
-from nightshift.agent.store.diagnosis import Claim, Diagnosis
+from nightshift.agent.store.diagnosis import Claim, Confidence, Diagnosis, quoted_sentences
 from nightshift.agent.store.incident import (
+    ASIDES,
     Cause,
     Incident,
     IncidentState,
@@ -27,7 +28,7 @@ from nightshift.agent.store.incident import (
     half_done,
     world_says,
 )
-from nightshift.agent.units import clock_time
+from nightshift.agent.units import clock_time, duration
 from nightshift.controllers.action import Action, traits_of
 from nightshift.detectors.base import Fault, Severity, State
 
@@ -69,7 +70,7 @@ def headline_of(incident: Incident) -> str:
 
 def summarise(incident: Incident, now_s: float) -> list[SummaryLine]:
     """The lines of an incident's summary, the headline first."""
-    lines = [_head(incident)]
+    lines = [_head(incident), SummaryLine("In short", in_short(incident, now_s))]
     diagnosis = as_shown(incident).diagnosis
     if diagnosis is None:
         lines.append(SummaryLine("Why", f"{sentence_of(incident.findings[0])} (diagnosis running)"))
@@ -81,7 +82,9 @@ def summarise(incident: Incident, now_s: float) -> list[SummaryLine]:
         if diagnosis.cause in _DAMAGED:
             lines += _warning(diagnosis)
         if diagnosis.hypothesis:
-            lines.append(SummaryLine("Hypothesis", f"{diagnosis.hypothesis} (not proven)"))
+            lines.append(
+                SummaryLine("Hypothesis", f"{diagnosis.hypothesis} (not proven)", reading_quotes(incident))
+            )
         if incident.reading is not None and incident.reading.checks:
             lines.append(SummaryLine("Check next", "; ".join(incident.reading.checks)))
     lines += _plan(incident, now_s)
@@ -95,6 +98,82 @@ def summarise(incident: Incident, now_s: float) -> list[SummaryLine]:
         lines += [SummaryLine("Not sure", "; ".join(unsure))] if unsure else []
     lines.append(SummaryLine("State", _state(incident)))
     return lines
+
+
+_NO_CAUSE = frozenset({Fault.ANOMALY, Fault.SOURCE_LOST})
+"""What is named where the rules know no cause."""
+
+
+def in_short(incident: Incident, now_s: float) -> str:
+    """One paragraph for a person at 3 a.m.: what, where, since when, why, what next. Where the rules know no cause,
+    what a model reads of it stands first, as a model's word."""
+    what, _, where = headline_of(incident).partition(" · ")
+    since_s = min((s.finding.since.t_s for s in incident.findings), default=incident.opened_s)
+    lasted = duration(max(0.0, (now_s if incident.is_open else incident.updated_s) - since_s))
+    when = f"since {clock_time(since_s)} UTC ({lasted} ago)" if incident.is_open else f"lasted {lasted}"
+    parts = [f"{what}{f' on {where}' if where else ''}, {when}."]
+    diagnosis = as_shown(incident).diagnosis
+    if diagnosis is not None:
+        if model := _model_first(incident, diagnosis):
+            parts.insert(0, f"The rules name no cause. The language model suggests, not proven: {model}")
+        job = diagnosis.facts.get("job")
+        if job and str(job) not in parts[0]:
+            parts.append(f"It hits job {job}.")
+        parts += _because(diagnosis)
+    return " ".join([*parts, f"Next: {_next(incident, now_s)}."])
+
+
+def _model_first(incident: Incident, diagnosis: Diagnosis) -> str:
+    """What a model reads of an incident of which the rules name no cause."""
+    if incident.reading is None or not (
+        diagnosis.cause in _NO_CAUSE or diagnosis.confidence is Confidence.UNKNOWN or not diagnosis.claims
+    ):
+        return ""
+    return " ".join(sentence.text for sentence in quoted_sentences(incident.reading))
+
+
+def _because(diagnosis: Diagnosis) -> list[str]:
+    """Why, by the first line of the cause's own that was quoted; what else was found in the incident is no
+    reason."""
+    if not diagnosis.claims:
+        return ["The cause is unknown."]
+    first = diagnosis.claims[0]
+    own = [claim for claim in diagnosis.claims if set(claim.evidence_ids) & set(first.evidence_ids)]
+    chosen = next((claim for claim in own if claim.quotes), first)
+    quote = plain(chosen.quotes[0].text, MAX_QUOTE) if chosen.quotes else ""
+    if quote and not followable(chosen.quotes[0].text):
+        return [f'The log says "{quote}".']
+    return [f"Why: {chosen.sentence}."]
+
+
+def _in_order(claims: Sequence[Claim]) -> list[Claim]:
+    """How often something was seen says least, and comes last."""
+    return sorted(claims, key=lambda claim: claim.arguments.get("path") == "facts.events")
+
+
+def _next(incident: Incident, now_s: float) -> str:
+    action, by_person = incident.action, incident.state is IncidentState.ESCALATED
+    if not incident.is_open:
+        return "nothing, it is resolved"
+    if action is None:
+        reason = (incident.plan_reason or _no_plan(incident)).rstrip(".")
+        # which playbook did not fit, and why, stands under Plan
+        reason = "no action fits, it is watched" if reason.startswith("watched only (") else reason
+        return f"a person must act: {reason}" if by_person else reason
+    deed = f"{traits_of(action.kind).does}: {action.target.name}"
+    if half_done(incident):
+        return f"decide whether to resume, {deed}"
+    if incident.state is IncidentState.AWAITING_APPROVAL:
+        return f"approve or reject, {deed}" if action.expires_at_s > now_s else f"the plan expired, {deed}"
+    return f"by hand, {deed}" if by_person else deed
+
+
+def reading_quotes(incident: Incident) -> tuple[tuple[str, str], ...]:
+    """What the model's own sentences rest on, for display."""
+    if incident.reading is None:
+        return ()
+    quotes = dict.fromkeys(sentence.quote.text for sentence in quoted_sentences(incident.reading))
+    return tuple(("its quote", quotable(quote)) for quote in quotes)
 
 
 def _head(incident: Incident) -> SummaryLine:
@@ -133,7 +212,7 @@ def _why(diagnosis: Diagnosis) -> list[SummaryLine]:
     if not diagnosis.claims:
         return [SummaryLine("Why", "cause unknown: no claim passed its check")]
     lines: list[SummaryLine] = []
-    for claim in diagnosis.claims[:MAX_CLAIMS]:
+    for claim in _in_order(diagnosis.claims)[:MAX_CLAIMS]:
         cited = " ".join(f"[{name}]" for name in claim.evidence_ids)
         label = "" if lines else f"Why ({_how_sure(diagnosis)})"
         lines.append(SummaryLine(label, f"{claim.sentence} {cited}", _quotes(claim)))
@@ -233,13 +312,18 @@ def _no_plan(incident: Incident) -> str:
     if incident.state in (IncidentState.OPEN, IncidentState.DIAGNOSED):
         return "being made"
     # why there is no plan stands in the step that decided so
-    return next((s.note for s in reversed(incident.history) if s.note), "none")
+    return next((s.note for s in reversed(incident.history) if s.note and s.cause not in ASIDES), "none")
 
 
 def _state(incident: Incident) -> str:
-    last = next((step for step in reversed(incident.history) if step.cause != Cause.WORLD_READ), None)
+    besides = {Cause.WORLD_READ, *ASIDES}
+    last = next((step for step in reversed(incident.history) if step.cause not in besides), None)
     said = incident.state.value.replace("_", " ")
-    return f"{said} ({last.note})" if last is not None and last.note else said
+    # the plan says why already
+    known = f"{incident.plan_reason} {incident.action.why if incident.action is not None else ''}"
+    if last is None or not last.note or last.note in known or known.strip() in last.note:
+        return said
+    return f"{said} ({last.note})"
 
 
 # Dresses --------------------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ from our own pages. Only the gate is ever asked to do anything.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
@@ -50,6 +52,11 @@ def build_console(parts: ConsoleParts, settings: Settings) -> FastAPI:
         _Probes(site),
     ):
         room.add_to(app)
+    # an extra: whoever serves no agents needs no package for it
+    if find_spec("mcp") is not None:
+        from nightshift.agent.console.mcp_server import McpServer
+
+        McpServer(site).add_to(app)
     return app
 
 

@@ -11,15 +11,21 @@ from nightshift.agent.approvals.scoreboard import Scoreboard
 from nightshift.agent.clock import Clock
 from nightshift.agent.drill import Drills, is_drill, is_drills
 from nightshift.agent.incidents.advisor import Advisor, resembling
+from nightshift.agent.incidents.breaker import Breaker
 from nightshift.agent.incidents.node_return import GivingBack
 from nightshift.agent.incidents.recovery_proof import ResumedProgress
+from nightshift.agent.incidents.rollouts import Rollouts
 from nightshift.agent.incidents.stages import StageParts
+from nightshift.agent.incidents.vendor_evidence import VendorEvidence
 from nightshift.agent.metrics import Metrics
 from nightshift.agent.rca.bundle import PastIncident
 from nightshift.agent.rca.investigate import Investigator, ModelSpending
+from nightshift.agent.rca.log_stores import LogStores
 from nightshift.agent.rca.model import Model
 from nightshift.agent.rca.promql import range_query
 from nightshift.agent.rca.redact import Redactor
+from nightshift.agent.rca.runbooks import Runbooks
+from nightshift.agent.rca.tool_servers import ToolServers
 from nightshift.agent.settings import Settings
 from nightshift.agent.store.diagnosis import Diagnosis
 from nightshift.agent.store.incident import Incident, IncidentState
@@ -70,6 +76,11 @@ class Practice:
         self._store, self._gate, self._history, self._inventory = store, gate, history, inventory
         self._clock, self._metrics = clock, metrics
         self._lifecycle = settings.lifecycle
+        self.breaker = Breaker(
+            store, gate, clock, inventory.cluster, lambda: self._advisor.guard_settings, is_drills
+        )
+        self.rollouts = Rollouts(store, inventory)
+        self.evidence = VendorEvidence(store, clock, lambda: self.actuators, self._redacted, is_drills)
         # Not made again at a reload: a drill under way goes on in its own cluster.
         self.drills = Drills(settings.state_dir / "drill.sqlite", clock.now_s)
         self.heed(settings, actuators)
@@ -77,7 +88,7 @@ class Practice:
     def heed(self, settings: Settings, actuators: Sequence[Actuator]) -> None:
         """From now on by these."""
         self.actuators, self._autonomy, self._economy = actuators, settings.autonomy, settings.economy
-        redact = Redactor(settings.redact)
+        redact = self._redact = Redactor(settings.redact)
         model = Model(settings.llm) if settings.llm.enabled else None
         self._advisor = Advisor(
             history=self._history,
@@ -91,10 +102,14 @@ class Practice:
             ladder=settings.ladder,
             begun=self._begun,
             past=self._past,
+            rollout=lambda incident: self.rollouts.before(incident, self._clock.now_s()),
             redact=redact,
             # Without a model the rules diagnose alone, and nothing leaves the cluster.
             investigate=None if model is None else Investigator(model, redact, heed=self._spent),
             promql=range_query(settings.sources),
+            stores=LogStores(settings.log_stores, self._inventory) if settings.log_stores else None,
+            servers=ToolServers(settings.llm.tool_servers) if settings.llm.tool_servers else None,
+            runbooks=Runbooks(settings.runbooks, settings.state_dir / "runbooks") if settings.runbooks else None,
         )
 
     def parts(self) -> StageParts:
@@ -108,6 +123,8 @@ class Practice:
             actuator_for=self.actuator_for,
             settings=self._lifecycle,
             guard=self._guard,
+            breaker=self.breaker,
+            evidence=self.evidence,
             not_earned=self._not_earned,
             probe=ResumedProgress(lambda: self._history, self._clock.now_s),
             giving_back=GivingBack(
@@ -128,6 +145,9 @@ class Practice:
         if action is None:
             return actuator_of(ActionKind.NONE, self.actuators)
         return actuator_of(action.kind, self.actuators, str(action.params.get(SITE, "")))
+
+    def _redacted(self, text: str) -> str:
+        return self._redact.document(text)
 
     def _spent(self, outcome: str, spent: ModelSpending) -> None:
         self._metrics.model_outcomes.labels(outcome).inc()

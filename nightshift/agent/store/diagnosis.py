@@ -114,12 +114,22 @@ class Contest:
 
 
 @dataclass(frozen=True, slots=True)
+class QuotedSentence:
+    """A sentence of a model's own, and bytes of the evidence that it rests on (`quote` names an item of the
+    reading's own). The quote stands there; that the sentence follows from it is not proven."""
+
+    text: str
+    quote: Quote
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
     """What a language model made of a diagnosis. It stands beside the diagnosis, so neither cause nor plan can
     change by it. `claims` held when they were re-evaluated over `evidence`, which has numbers of its own. `cause`
-    is the nearest of our labels, `account` its own words for it, `checks` what a person can check next; none of the
-    three is proven. `note` says what it does now or why it failed. `lines` are the decisive lines it was asked
-    about (as hashes), `asked` how often it was asked."""
+    is the nearest of our labels, `sentences` its own words for it, `checks` what a person can check next; none of
+    the three is proven. `account` are words without quotes, as older versions stored them: they are not shown.
+    `note` says what it does now or why it failed. `lines` are the decisive lines it was asked about (as hashes),
+    `asked` how often it was asked."""
 
     state: ReadingState
     model: str
@@ -127,6 +137,7 @@ class Reading:
     evidence: tuple[Evidence, ...] = ()
     cause: str = ""
     account: str = ""
+    sentences: tuple[QuotedSentence, ...] = ()
     checks: tuple[str, ...] = ()
     contest: Contest | None = None
     dropped: int = 0
@@ -134,6 +145,34 @@ class Reading:
     prompt_sha256: str = ""
     lines: tuple[str, ...] = ()
     asked: int = 0
+    facts: Mapping[str, str | float] = field(default_factory=dict)
+
+
+class Verdict(StrEnum):
+    """What a model says to a question that can be answered so."""
+
+    YES = "yes"
+    NO = "no"
+    UNKNOWN = "unknown"
+    """It cannot be told from the evidence, or the question is of another kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What there is to say to a question. `found` are lines that bear the question's words, with or without a
+    model. `claims` held when they were re-evaluated over `evidence`; `said` has for each the model's own sentence,
+    empty where that said more than its evidence. `note` says why there is no more."""
+
+    state: ReadingState
+    model: str = ""
+    verdict: Verdict = Verdict.UNKNOWN
+    found: tuple[Quote, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    said: tuple[str, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    dropped: int = 0
+    note: str = ""
+    prompt_sha256: str = ""
     facts: Mapping[str, str | float] = field(default_factory=dict)
 
 
@@ -148,7 +187,8 @@ def with_reading(diagnosis: Diagnosis, reading: Reading) -> Diagnosis:
         caveats.insert(0, f"the model reads it as {reading.cause.replace('_', ' ')}: the rules' cause remains")
     if reading.note:
         caveats.insert(0, reading.note)
-    suggested = reading.account and f"the model suggests: {reading.account}"
+    suggested = " ".join(sentence.text for sentence in quoted_sentences(reading))
+    suggested = suggested and f"the model suggests: {suggested}"
     return replace(
         diagnosis,
         claims=(*diagnosis.claims, *fresh),
@@ -160,6 +200,16 @@ def with_reading(diagnosis: Diagnosis, reading: Reading) -> Diagnosis:
         model=reading.model,
         prompt_sha256=reading.prompt_sha256 or None,
         facts={**diagnosis.facts, **reading.facts},
+    )
+
+
+def quoted_sentences(reading: Reading) -> tuple[QuotedSentence, ...]:
+    """A reading's sentences of which the quote still stands in the evidence, byte for byte."""
+    content = {item.id: item.content for item in reading.evidence}
+    return tuple(
+        sentence
+        for sentence in reading.sentences
+        if sentence.quote.text.encode(errors="replace") in content.get(sentence.quote.evidence_id, b"")
     )
 
 

@@ -49,6 +49,8 @@ class Cause(StrEnum):
     OUTCOME_UNKNOWN = "outcome_unknown"
     CONTEST_SHOWN = "contest_shown"
     """A person who approves was shown what the language model says against the plan; its state stays."""
+    EVIDENCE_COLLECTED = "evidence_collected"
+    """What the vendor asks for was collected before an action, or why it was not; its state stays."""
     WORLD_READ = "world_read"
     """What the world says later of an action whose outcome was unknown; its state stays."""
     RESUMED = "resumed"
@@ -65,6 +67,11 @@ class Cause(StrEnum):
     """A person says that nothing was wrong, and closes it: the alarm was false."""
     ACKNOWLEDGED = "acknowledged"
     """Somebody took it on where they were paged; its state stays."""
+    PROPOSED = "proposed"
+    """Somebody's agent proposes an action to the people; its state stays, and no plan changes."""
+    JUDGED_RIGHT = "judged_right"
+    """A person says that the diagnosis was right; its state stays."""
+    JUDGED_WRONG = "judged_wrong"
     UNDER_WAY = "under_way"
     """A begun action takes long, and what it waits for; its state stays."""
     GUARD_REFUSED = "guard_refused"
@@ -79,7 +86,9 @@ class Cause(StrEnum):
 
 
 _S, _C = IncidentState, Cause
-REMARKS = frozenset({_C.ACKNOWLEDGED, _C.UNDER_WAY, _C.WORLD_READ, _C.CONTEST_SHOWN})
+ASIDES = frozenset({_C.PROPOSED, _C.JUDGED_RIGHT, _C.JUDGED_WRONG})
+"""Remarks that say nothing of where the incident stands."""
+REMARKS = ASIDES | {_C.ACKNOWLEDGED, _C.UNDER_WAY, _C.WORLD_READ, _C.CONTEST_SHOWN, _C.EVIDENCE_COLLECTED}
 """What stands in the history and moves nothing."""
 
 CLOSABLE = (_S.OPEN, _S.DIAGNOSED, _S.AWAITING_APPROVAL, _S.MONITORING, _S.ESCALATED)
@@ -245,7 +254,7 @@ def half_done(incident: Incident) -> str:
 
 def world_says(incident: Incident) -> str:
     """What the world said last of an action whose outcome was unknown; empty where it has not answered since."""
-    last = incident.history[-1] if incident.history else None
+    last = next((step for step in reversed(incident.history) if step.cause not in ASIDES), None)
     return last.note if last is not None and last.cause == Cause.WORLD_READ else ""
 
 

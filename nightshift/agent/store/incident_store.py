@@ -23,6 +23,7 @@ from nightshift.agent.store.database import Database
 from nightshift.agent.store.diagnosis import Diagnosis, Reading, ReadingState
 from nightshift.agent.store.incident import Cause, HistoryStep, Incident, IncidentState, next_state, taken_on
 from nightshift.agent.store.records import dump
+from nightshift.agent.store.reports import is_report
 from nightshift.agent.store.tables import (
     diagnoses,
     findings,
@@ -30,6 +31,7 @@ from nightshift.agent.store.tables import (
     kept,
     memberships,
     plans,
+    questions,
     readings,
     steps,
     tenancies,
@@ -240,7 +242,8 @@ class Store(Archive):
             "fault": finding.fault,
             "subject": str(finding.subject),
             "since_s": finding.since.t_s,
-            "diagnosed": 0,
+            # a report names no fault: it changes no plan that waits for approval
+            "diagnosed": int(is_report(finding)),
         }
         connection.execute(sa.insert(findings).values(values))
         return True
@@ -452,15 +455,19 @@ class Store(Archive):
             ]
 
     def spent_on_reading(self, since_s: float = -math.inf, incident_id: str | None = None) -> tuple[int, float]:
-        """Tokens and USD that models took, of one incident or of all, for what was written since a time."""
-        query = sa.select(sa.func.sum(readings.c.tokens), sa.func.sum(readings.c.usd))
-        if incident_id is not None:
-            query = query.where(readings.c.incident == number_of(incident_id))
-        if math.isfinite(since_s):
-            query = query.where(readings.c.at_s >= since_s)
+        """Tokens and USD that models took, of one incident or of all, for what was read and answered since a
+        time."""
+        tokens, usd = 0, 0.0
         with self.database.read() as connection:
-            tokens, usd = connection.execute(query).one()
-        return int(tokens or 0), float(usd or 0.0)
+            for c in (readings.c, questions.c):
+                query = sa.select(sa.func.sum(c.tokens), sa.func.sum(c.usd))
+                if incident_id is not None:
+                    query = query.where(c.incident == number_of(incident_id))
+                if math.isfinite(since_s):
+                    query = query.where(c.at_s >= since_s)
+                some, money = connection.execute(query).one()
+                tokens, usd = tokens + int(some or 0), usd + float(money or 0.0)
+        return tokens, usd
 
     def _cover(self, connection: Connection, incident: Incident) -> None:
         """Notes that the diagnosis knows the findings that `incident` has."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,13 +12,13 @@ from sqlalchemy import Connection
 
 from nightshift.agent.store import audit
 from nightshift.agent.store.database import Database
-from nightshift.agent.store.incident import IncidentState
+from nightshift.agent.store.incident import Cause, IncidentState
 from nightshift.agent.store.records import dump, load, plain
-from nightshift.agent.store.tables import audit_head, incidents, intents, plans
+from nightshift.agent.store.tables import audit_head, incidents, intents, plans, steps
 from nightshift.collectors.base import Permanent
 from nightshift.controllers.action import Action, ActionKind, ActionOutcome, OutcomeStatus, traits_of
 from nightshift.controllers.cordon import TAKES_OUT, node_of
-from nightshift.controllers.guard import Commitment
+from nightshift.controllers.guard import Commitment, Deed
 
 # An unknown outcome counts as happened: the guard must not spend capacity that may be gone.
 _UNDER_WAY = (IncidentState.ACTING, IncidentState.UNDOING)
@@ -73,6 +74,43 @@ def has_intent(database: Database, action: Action, phase: str) -> bool:
     mine = (intents.c.action_id == action.id) & (intents.c.phase == phase)
     with database.read() as connection:
         return connection.execute(sa.select(intents.c.action_id).where(mine)).one_or_none() is not None
+
+
+def deeds(connection: Connection, since_s: float) -> list[Deed]:
+    """Every action that was begun since a time, oldest first, and whether its recovery was confirmed."""
+    begun_since = (
+        sa.select(intents.c.incident, intents.c.at_s, intents.c.ended_s, intents.c.outcome, plans.c.body)
+        .join(plans, (plans.c.incident == intents.c.incident) & (plans.c.plan_sha256 == intents.c.plan_sha256))
+        .where(intents.c.phase == "act", intents.c.at_s >= since_s)
+        .order_by(intents.c.at_s)
+    )
+    rows = connection.execute(begun_since).all()
+    ended = (
+        sa.select(steps.c.incident, steps.c.at_s, steps.c.cause)
+        .where(steps.c.at_s >= since_s, steps.c.before == str(IncidentState.CONFIRMING))
+        .where(steps.c.after != str(IncidentState.CONFIRMING))
+        .order_by(steps.c.incident, steps.c.number)
+    )
+    ends = connection.execute(ended).all()
+    found = []
+    for row in rows:
+        after = (e.cause for e in ends if e.incident == row.incident and e.at_s >= (row.ended_s or math.inf))
+        outcome = None if row.outcome is None else load(ActionOutcome, row.outcome)
+        action = load(Action, row.body)
+        found.append(Deed(action, row.at_s, _recovered(action, outcome, next(after, None))))
+    return found
+
+
+def _recovered(action: Action, outcome: ActionOutcome | None, cause: str | None) -> bool | None:
+    """Whether an action's recovery was confirmed, by its outcome and by how its confirmation ended."""
+    if outcome is not None and outcome.status in (OutcomeStatus.FAILED, OutcomeStatus.UNKNOWN):
+        return False
+    if cause is None or outcome is None or outcome.status not in _HAPPENED:
+        return None
+    if cause in (Cause.CONFIRMED, Cause.RETURN_DUE):
+        return True
+    # what contains a fault does not repair it: the fault goes on there
+    return None if traits_of(action.kind).contains else False
 
 
 def commitments(

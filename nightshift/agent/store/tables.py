@@ -97,6 +97,33 @@ readings = Table(
     Index("readings_by_time", "at_s"),
 )
 
+questions = Table(
+    "questions",
+    metadata,
+    Column("number", Integer, primary_key=True),
+    Column("incident", ForeignKey("incidents.number"), nullable=False),
+    Column("at_s", Float, nullable=False),
+    Column("by", Text, nullable=False),
+    Column("channel", Text, nullable=False, doc="cli, api, console or slack"),
+    Column("text", Text, nullable=False),
+    Column("reach", Text, doc="JSON list of the namespaces that the answer may tell of; null: all"),
+    Column("state", Text, nullable=False, doc="waiting, reading, done or failed"),
+    Column("tokens", Integer, nullable=False, doc="spent on it so far: the budgets count by these"),
+    Column("usd", Float, nullable=False),
+    Column("body", Text, nullable=False, doc="the answer"),
+    Index("questions_by_incident", "incident"),
+    Index("questions_by_state", "state", "at_s"),
+    sqlite_autoincrement=True,
+)
+
+reports = Table(
+    "reports",
+    metadata,
+    Column("episode", Text, primary_key=True),
+    Column("at_s", Float, nullable=False, doc="when it was last told of"),
+    Column("body", Text, nullable=False, doc="the finding, until a look has placed it"),
+)
+
 tenancies = Table(
     "tenancies",
     metadata,
@@ -244,6 +271,33 @@ deliveries = Table(
     Column("withdrawn", Integer, nullable=False, doc="1: another outlet took its page over"),
     Index("deliveries_by_channel", "channel", "kind", "posted_s"),
     Index("deliveries_by_outlet", "outlet", "shows", "told_s"),
+)
+
+vendor_files = Table(
+    "vendor_files",
+    metadata,
+    Column("incident", ForeignKey("incidents.number"), primary_key=True),
+    Column("action_id", Text, primary_key=True),
+    Column("name", Text, primary_key=True, doc="empty: nothing was collected, and why"),
+    Column("at_s", Float, nullable=False),
+    Column("sha256", Text, nullable=False),
+    Column("content", LargeBinary, nullable=False, doc="redacted, gzip"),
+)
+
+returns = Table(
+    "returns",
+    metadata,
+    Column("incident", ForeignKey("incidents.number"), primary_key=True),
+    Column("gpu", Text, primary_key=True, doc="UUID of the unit that left service"),
+    Column("node", Text, nullable=False),
+    Column("slot", Text, nullable=False, doc="its place in the node; empty: not known"),
+    Column("vendor", Text, nullable=False, doc="who made the server, as its firmware says; empty: not known"),
+    Column("fault", Text, nullable=False),
+    Column("out_s", Float, nullable=False),
+    Column("replaced_by", Text, doc="UUID of the unit in its place; null: not seen yet"),
+    Column("replaced_s", Float),
+    Column("back_s", Float, doc="the node takes work with a unit in that place; null: not yet"),
+    Index("returns_by_end", "back_s", "out_s"),
 )
 
 silences = Table(

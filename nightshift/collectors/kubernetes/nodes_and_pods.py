@@ -54,6 +54,14 @@ JOB_LABELS = {
     "job-name": "Job",
 }
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+VERSIONS = {
+    "kernel": "kernelVersion",
+    "container_runtime": "containerRuntimeVersion",
+    "kubelet": "kubeletVersion",
+    "os_image": "osImage",
+}
+"""Facts of a node by the field of its `status.nodeInfo`."""
+CUDA_LABEL = "nvidia.com/cuda.runtime-version.full"
 ZONE_LABEL = "topology.kubernetes.io/zone"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 OPT_OUT = "nightshift-opt-out"
@@ -251,6 +259,7 @@ class KubernetesCollector:
             "ready": {"True": "true", "False": "false"}.get(ready, "unknown"),
             "taints": ",".join(sorted(str(t.get("key")) for t in spec.get("taints") or [])),
             OPT_OUT: _opted_out(meta),
+            **_versions(status.get("nodeInfo") or {}, labels),
         }
         settings = self._settings
         rack, domain = labels.get(settings.labels.rack_label), labels.get(settings.labels.nvlink_domain_label)
@@ -359,6 +368,12 @@ def _subject(kind: str, name: str) -> Subject:
     if kind == "Pod":
         return pod_subject(*name.split("/", 1))
     return Subject(_K.NODE if kind == "Node" else _K.JOB, name)
+
+
+def _versions(told: Object, labels: Object) -> dict[str, str]:
+    """Versions that the kubelet reports, and GPU feature discovery's of CUDA; those that are there."""
+    found = {name: told.get(key) for name, key in VERSIONS.items()} | {"cuda": labels.get(CUDA_LABEL)}
+    return {name: str(version)[:200] for name, version in found.items() if version}
 
 
 def _job_of(labels: Mapping[str, str], owner: Object) -> tuple[str | None, str]:

@@ -154,21 +154,21 @@ def _read(read: Callable[[Any], T], row: Any, rejected: dict[Reason, int]) -> T 
 
 
 def _alert(row: Any) -> AlertmanagerAlert:
-    labels = {_plain(k): _plain(v) for k, v in list(row["labels"].items())[:_MAX_LABELS]}
+    labels = {plain_text(k): plain_text(v) for k, v in list(row["labels"].items())[:_MAX_LABELS]}
     notes = row.get("annotations") or {}
     summary = notes.get("summary") or notes.get("message") or notes.get("description") or ""
     status = row.get("status") or {}
     return AlertmanagerAlert(
         labels.get("alertname", ""),
-        _plain(row["fingerprint"]),
-        _subject(labels),
-        _seconds(row["startsAt"]),
-        _seconds(row["endsAt"]),
+        plain_text(row["fingerprint"]),
+        subject_of_labels(labels),
+        unix_seconds(row["startsAt"]),
+        unix_seconds(row["endsAt"]),
         labels.get("severity", ""),
-        _plain(summary, _MAX_SUMMARY),
+        plain_text(summary, _MAX_SUMMARY),
         labels,
-        tuple(_plain(one) for one in status.get("silencedBy") or ()),
-        tuple(_plain(one) for one in status.get("inhibitedBy") or ()),
+        tuple(plain_text(one) for one in status.get("silencedBy") or ()),
+        tuple(plain_text(one) for one in status.get("inhibitedBy") or ()),
     )
 
 
@@ -178,15 +178,17 @@ def _silence(row: Any) -> AlertmanagerSilence:
         return AlertmanagerSilence("", (), 0.0, -math.inf, "", "")
     signs = {(True, False): "=", (False, False): "!=", (True, True): "=~", (False, True): "!~"}
     matchers = tuple(
-        f'{_plain(m["name"])}{signs[bool(m.get("isEqual", True)), bool(m["isRegex"])]}"{_plain(m["value"])}"'
+        plain_text(m["name"])
+        + signs[bool(m.get("isEqual", True)), bool(m["isRegex"])]
+        + f'"{plain_text(m["value"])}"'
         for m in row["matchers"][:_MAX_LABELS]
     )
-    starts_s, ends_s = _seconds(row["startsAt"]), _seconds(row["endsAt"])
-    by, comment = _plain(row.get("createdBy", "")), _plain(row.get("comment", ""), _MAX_SUMMARY)
-    return AlertmanagerSilence(_plain(row["id"]), matchers, starts_s, ends_s, by, comment)
+    starts_s, ends_s = unix_seconds(row["startsAt"]), unix_seconds(row["endsAt"])
+    by, comment = plain_text(row.get("createdBy", "")), plain_text(row.get("comment", ""), _MAX_SUMMARY)
+    return AlertmanagerSilence(plain_text(row["id"]), matchers, starts_s, ends_s, by, comment)
 
 
-def _subject(labels: Mapping[str, str]) -> Subject | None:
+def subject_of_labels(labels: Mapping[str, str]) -> Subject | None:
     """The narrowest thing that the labels name."""
     uuid = next((labels[name] for name in _GPU_LABELS if labels.get(name, "").startswith(("GPU-", "MIG-"))), "")
     pod, namespace = labels.get("exported_pod") or labels.get("pod"), labels.get("exported_namespace")
@@ -200,14 +202,14 @@ def _subject(labels: Mapping[str, str]) -> Subject | None:
     return Subject(SubjectKind.NODE, host) if host else None
 
 
-def _plain(text: Any, most: int = _MAX_CHARS) -> str:
+def plain_text(text: Any, limit: int = _MAX_CHARS) -> str:
     """At most so many characters, control characters shown as spaces. Raises TypeError where it is no text."""
     if not isinstance(text, str):
         raise TypeError(f"{type(text).__name__} instead of text")
-    cut = text[:most]
+    cut = text[:limit]
     return cut if cut.isprintable() else "".join(c if c.isprintable() else " " for c in cut)
 
 
-def _seconds(stamp: Any) -> float:
+def unix_seconds(stamp: Any) -> float:
     """Unix s of an RFC 3339 time. Raises ValueError or TypeError where it is none."""
     return datetime.fromisoformat(stamp).timestamp()

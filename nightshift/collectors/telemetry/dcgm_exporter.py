@@ -245,6 +245,7 @@ def _facts(labels: Mapping[str, str]) -> dict[str, str]:
         "slot": address or index,
         "model": labels.get("modelName") or labels.get("model_name") or "",
         "driver": labels.get("DCGM_FI_DRIVER_VERSION", ""),
+        "vbios": labels.get("DCGM_FI_DEV_VBIOS_VERSION", ""),
         PCI_FACT: address,
     }
     return {key: _plain(value) for key, value in known.items() if value}

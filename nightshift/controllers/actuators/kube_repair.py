@@ -31,6 +31,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel
 
 from nightshift.collectors.base import Permanent
+from nightshift.collectors.seal import fingerprint
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, ActionOutcome, OutcomeStatus, UnderWay, target_of
 from nightshift.controllers.actuators import kube_nodes, kube_rights
@@ -45,11 +46,12 @@ from nightshift.controllers.actuators.kubernetes import (
     KubernetesActuator,
     KubernetesActuatorSettings,
 )
-from nightshift.controllers.cordon import CORDON_OF, TAKES_OUT, of_other_incidents
+from nightshift.controllers.cordon import CORDON_OF, TAKES_OUT, node_of, of_other_incidents
 
 __all__ = ["KubernetesRepairActuator", "RepairSettings"]
 _A, _O = ActionKind, OutcomeStatus
 Labels = dict[str, str | None]
+EVIDENCE = "-evidence"
 PAUSED = "paused-for-gpu-reset"
 RELEASING = "releasing"
 """From this phase on components are paused, until the repair ends."""
@@ -63,7 +65,7 @@ class KubernetesRepairActuator:
     plugin: ClassVar[str] = "kubernetes_repair"
     Settings: ClassVar[type[BaseModel]] = RepairSettings
     TARGETS: ClassVar[dict[ActionKind, SubjectKind]] = {
-        kind: target_of(kind) for kind in (_A.RESET_GPU, _A.REBOOT_NODE, _A.RETURN_NODE)
+        kind: target_of(kind) for kind in (_A.RESET_GPU, _A.REBOOT_NODE, _A.RETURN_NODE, _A.OPEN_RMA)
     }
 
     def __init__(
@@ -109,6 +111,9 @@ class KubernetesRepairActuator:
 
     def execute(self, action: Action) -> ActionOutcome:
         node_name = self._node_of(action)
+        if action.kind is _A.OPEN_RMA:  # its evidence is stored by now: the rest is between people
+            archive = f"`nightshift rma {action.target.name}` writes the archive for the vendor"
+            return self._outcome(_O.DONE, f"return case for {action.target} on {node_name}: {archive}")
         node = self._kube.find(kube_nodes.path(node_name))
         mark = {} if node is None else self._mark(node, action)
         if not mark and (stopped := self._left_stopped(action)):
@@ -292,13 +297,33 @@ class KubernetesRepairActuator:
         said = jobs.said(self._kube, self._settings.namespace, jobs.job_name(action) + "-check")
         return f"the {named} probe passed" + (f": {said}" if said else "")
 
-    def _run(self, action: Action, node_name: str, suffix: str, container: Object) -> str | None:
+    def evidence(self, action: Action) -> dict[str, bytes]:
+        node_name, mark = node_of(action), fingerprint([action.id, "evidence"])
+        if self._kube.find(kube_nodes.path(node_name)) is None:
+            raise Permanent(f"the cluster has no node {node_name}")
+        values = {"LIMIT": str(jobs.EVIDENCE_S), "MARK": mark}
+        container = jobs.container(self._settings.image, jobs.EVIDENCE, values)
+        place = self._settings.namespace, jobs.job_name(action) + EVIDENCE
+        failure, under_way = "its Job printed nothing", None
+        try:
+            failure = self._run(action, node_name, EVIDENCE, container, jobs.EVIDENCE_S + 15) or failure
+        except UnderWay as error:
+            under_way = error
+        # a command that hangs keeps its Job running after all was printed
+        found = jobs.evidence_of(jobs.log(self._kube, *place), mark)
+        if found is None:
+            raise under_way or Permanent(failure)
+        return found
+
+    def _run(
+        self, action: Action, node_name: str, suffix: str, container: Object, timeout_s: int | None = None
+    ) -> str | None:
         """The Job of a step: made once, waited for; None once it succeeded, else what it said."""
         path = f"/apis/batch/v1/namespaces/{self._settings.namespace}/jobs"
         name = jobs.job_name(action) + suffix
         job = self._kube.find(f"{path}/{name}")
         if job is None:
-            made = jobs.job(action, name, node_name, container, self._settings)
+            made = jobs.job(action, name, node_name, container, self._settings, timeout_s)
             job = self._kube.request("POST", path, body=made)
         if (job["metadata"].get("annotations") or {}).get("nightshift.dev/action-id") != action.id:
             raise Permanent(f"Job {self._settings.namespace}/{name} is there and is not ours")
@@ -352,6 +377,8 @@ class KubernetesRepairActuator:
     # Reading back ------------------------------------------------------------------------------------------------
 
     def read(self, action: Action) -> ActionOutcome:
+        if action.kind is _A.OPEN_RMA:
+            return self._outcome(_O.NOT_DONE, "it changes nothing in the cluster")
         node = self._kube.find(kube_nodes.path(self._node_of(action)))
         phase = None if node is None else self._mark(node, action).get("phase")
         phase = phase or ("its node is gone or replaced" if self._left_stopped(action) else None)
@@ -362,6 +389,8 @@ class KubernetesRepairActuator:
         return self._outcome(status, f"{action.kind} of {action.target}: {phase or 'untouched'}{stays}")
 
     def undo(self, action: Action) -> ActionOutcome:
+        if action.kind is _A.OPEN_RMA:  # the fault is still there: the case is what is done about it
+            return self._outcome(_O.DONE, "nothing to undo in the cluster; the case with the vendor stays open")
         return self._outcome(_O.REFUSED, f"{action.kind} of {action.target} cannot be undone")
 
     def _node_of(self, action: Action) -> str:

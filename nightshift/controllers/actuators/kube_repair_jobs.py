@@ -26,6 +26,50 @@ REBOOT = """\
 nsenter --target 1 --mount --uts --ipc --net --pid -- systemctl reboot
 sleep 600
 """
+EVIDENCE_S, EVIDENCE_BYTES = 40, 6_000_000
+"""The node has so long for what the vendor asks for, and prints no more than this."""
+EVIDENCE = """\
+mkdir -p /tmp/evidence && cd /tmp/evidence
+host="nsenter --target 1 --mount --uts --ipc --net --"
+keep() {
+  name=$1; most=$2; shift 2
+  ( { timeout -k 2 "$LIMIT" "$@" 2>&1 || echo "exit status $?"; } | head -c "$most" > "$name"; : > "$name.done" ) &
+}
+keep nvidia-smi 1000000 nvidia-smi -q
+keep nvlink 300000 nvidia-smi nvlink -e
+keep kernel-log 1000000 sh -c 'dmesg | tail -c 1000000'
+keep sel 300000 $host ipmitool sel elist
+keep fru 50000 $host ipmitool fru print
+keep dmidecode 200000 $host dmidecode
+keep lspci 400000 $host lspci -vvv -d 10de:
+keep diagnostic 200000 $host dcgmi diag -r 1
+keep bug-report 2500000 $host sh -c 'tool=nvidia-bug-report.sh; d=$(mktemp -d)
+[ -x /run/nvidia/driver/usr/bin/$tool ] && [ ! -x /usr/bin/$tool ] && tool="chroot /run/nvidia/driver $tool"
+timeout -k 2 $(('$LIMIT' - 5)) $tool --safe-mode --output-file "$d/report" > "$d/said" 2>&1 ||
+  tail -c 1000 "$d/said"
+for f in "$d"/report* /run/nvidia/driver"$d"/report*; do [ -f "$f" ] && zcat -f "$f"; done; rm -rf "$d"'
+n=0
+# a command that hangs in the driver cannot be killed: what is there by then is printed
+while [ "$n" -lt "$LIMIT" ] && [ "$(ls ./*.done 2>/dev/null | wc -l)" -lt 9 ]; do sleep 1; n=$((n + 1)); done
+for f in nvidia-smi nvlink sel fru dmidecode lspci diagnostic kernel-log bug-report; do
+  [ -e "$f.done" ] && how=whole || how=cut
+  printf '\n%s %s %s\n' "$MARK" "$f" "$how"; cat "$f"
+done
+printf '\n%s end\n' "$MARK"
+"""
+
+
+def evidence_of(printed: bytes, mark: str) -> dict[str, bytes] | None:
+    """The parts of what the evidence's script printed, by name; None where its end is not there yet."""
+    parts = printed.split(f"\n{mark} ".encode())
+    if len(parts) < 2 or parts[-1].strip() != b"end":
+        return None
+    found = {}
+    for part in parts[1:-1]:
+        head, _, content = part.partition(b"\n")
+        name, _, how = head.decode().partition(" ")
+        found[name] = content + (b"\n[cut: it took too long]\n" if how == "cut" else b"")
+    return found
 
 
 def container(image: str, script: str, values: Mapping[str, str]) -> Object:
@@ -48,8 +92,10 @@ def job(
     node_name: str,
     container: Object,
     settings: RepairSettings,
+    timeout_s: int | None = None,
 ) -> Object:
-    """The batch/v1 Job of one step on one node; it is tried once, and given up after `job_timeout_s`."""
+    """The batch/v1 Job of one step on one node; it is tried once, and given up after `timeout_s`; None: after
+    `job_timeout_s`."""
     pod: Object = {
         "nodeName": node_name,  # past the scheduler: the node is cordoned
         "restartPolicy": "Never",
@@ -69,7 +115,7 @@ def job(
     }
     spec = {
         "backoffLimit": 0,
-        "activeDeadlineSeconds": settings.job_timeout_s,
+        "activeDeadlineSeconds": timeout_s or settings.job_timeout_s,
         "ttlSecondsAfterFinished": 7 * 86400,
         "template": {"metadata": {"labels": meta["labels"]}, "spec": pod},
     }
@@ -94,6 +140,15 @@ def why_failed(kube: KubeClient, namespace: str, job: str, condition: Object) ->
         f"its Job never had a pod ({told or 'no reason is given'}): does {namespace} admit"
         " privileged pods (pod-security.kubernetes.io/enforce), its quota another pod?"
     )
+
+
+def log(kube: KubeClient, namespace: str, job: str) -> bytes:
+    """What the Job's newest pod has printed so far; empty where it has not begun."""
+    for pod in _pods(kube, namespace, job) or []:
+        path = f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}/log"
+        with suppress(Refused):
+            return kube.text(path, container="repair", limitBytes=str(2 * EVIDENCE_BYTES)).encode()
+    return b""
 
 
 def said(kube: KubeClient, namespace: str, job: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nightshift.collectors.subject import Subject
 from nightshift.controllers.action import ActionKind, ActionProposal, Situation, Undo
-from nightshift.controllers.playbooks.plan import Remedy, draw_up, number
+from nightshift.controllers.playbooks.plan import Remedy, draw_up, held_by, number
 
 
 class OpenRma(Remedy):
@@ -29,6 +29,6 @@ class OpenRma(Remedy):
             gpu,
             why=why,
             undo=Undo(True, "close the case"),
-            params={"model": situation.inventory.fact(gpu, "model") or "not known"},
+            params={"model": situation.inventory.fact(gpu, "model") or "not known", **held_by(situation, gpu)},
         )
         return ActionProposal(action, why)

@@ -108,6 +108,12 @@ def place_of(situation: Situation, kind: SubjectKind) -> Subject | None:
     return found[0] if len(found) == 1 else None
 
 
+def held_by(situation: Situation, gpu: Subject) -> dict[str, str]:
+    """The parameter that names a GPU's node; empty where it is not known."""
+    node = situation.inventory.above(gpu, _K.NODE, situation.at_s)
+    return {"node": node.name} if node is not None else {}
+
+
 def _instance(situation: Situation) -> Subject:
     """The one MIG instance that an error of its GPU stayed in, where it is known who holds it: the pods of the
     others have nothing to do with it. Else the incident's subject."""

@@ -6,7 +6,7 @@ lost is one GPU's capacity and a planned restart instead of a crash.
 
 from __future__ import annotations
 
-from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.collectors.subject import Subject
 from nightshift.controllers.action import ActionKind, ActionProposal, Precondition, Situation, Undo
 from nightshift.controllers.playbooks.plan import (
     REPEAT_PROBABILITY,
@@ -14,6 +14,7 @@ from nightshift.controllers.playbooks.plan import (
     Remedy,
     crash_gpu_hours,
     draw_up,
+    held_by,
     job_gpus,
 )
 from nightshift.detectors.base import Fault
@@ -26,7 +27,6 @@ class QuarantineGpu(Remedy):
 
     def plan(self, situation: Situation, gpu: Subject) -> ActionProposal:
         jobs = Reach.of(situation, gpu).jobs
-        node = situation.inventory.above(gpu, SubjectKind.NODE, situation.at_s)
         memory = situation.cause in (Fault.HBM_IMMINENT, Fault.HBM_DEGRADED)
         usual = (
             "its memory degrades" if memory else situation.facts.get("recovery_reason", "its error is not cleared")
@@ -34,6 +34,7 @@ class QuarantineGpu(Remedy):
         why = f"{situation.facts.get('return', usual)}; no new work gets this GPU"
         # it moves at its next checkpoint, since the GPU still works: a restart now would lose the work since the
         # last
+        goes = not situation.facts.keys().isdisjoint(("return", "remap_failure"))
         if jobs:
             why += f", and {jobs[0].name} moves off it after its next checkpoint"
         action = draw_up(
@@ -48,7 +49,7 @@ class QuarantineGpu(Remedy):
             cost_gpu_hours=job_gpus(situation, jobs) * self._economy.restart_s / 3600.0,
             waiting_gpu_hours=REPEAT_PROBABILITY * crash_gpu_hours(situation, self._economy, jobs),
             note="the row remapping takes effect with the next GPU reset" if "remap" in situation.facts else "",
-            params={"after_checkpoint": True} | ({"node": node.name} if node else {}),
+            params={"after_checkpoint": True, **held_by(situation, gpu), **({"for_return": True} if goes else {})},
             preconditions=(Precondition(gpu, "quarantined", "false"),),
         )
         return ActionProposal(action, why)

@@ -1,7 +1,8 @@
 """The false-alarm budget, in words that a rota understands: false pages per week on this fleet, all detectors.
 
 It rations how people are notified (`detectors.alarms.lanes`), never incidents: every alarm opens or joins one. An
-event, and what is CERTAIN (`detectors.base`), is a fact and needs no budget; nor does a near-fact.
+event, and what is CERTAIN (`detectors.base`), is a fact and needs no budget; nor does a near-fact
+(`detectors.alarms.populations.is_near_fact`).
 
 The budget is split over the statistical detectors by the number of series that each watches; what one does not need
 goes to others. Each alarm has a price: the false alarms at least this strong that are to be expected per week on
@@ -39,18 +40,20 @@ from nightshift.detectors.alarms.lanes import (
     LANES,
     ORDER,
     PAGE_COST,
+    REDO_S,
     Lane,
     Proof,
     Reach,
+    can_wait,
     haste_of,
     in_lane,
     lane_of,
     lost_share,
 )
 from nightshift.detectors.alarms.populations import (
-    NEAR_FACTS,
     TOLERATED,
     Unit,
+    is_near_fact,
     population_of,
     unmeasured,
     upper_ends,
@@ -482,7 +485,7 @@ class Budget:
         """
         account = self._accounts[finding.detector]
         account.alarms += 1
-        if finding.fault in NEAR_FACTS:
+        if is_near_fact(finding):
             return
         place = finding.detector, self._place(finding, at_s, inventory)
         account.lately += at_s - self._places.get(place, -math.inf) > SAME_PLACE_S
@@ -513,7 +516,7 @@ class Budget:
         why = self._unmeasured(finding, stated, at_s, inventory)
         if why and not self._is_watched(finding.detector):
             return Proof.UNMEASURED, why
-        if not why and finding.fault in NEAR_FACTS:
+        if not why and is_near_fact(finding):
             return Proof.NEAR_FACT, ""
         if finding.budget_cost > allowed * (1.0 + 1e-9):
             return Proof.COMMON, f"over its detector's part of the budget, {allowed:.2g} per week"
@@ -602,6 +605,8 @@ def _cheap(finding: Finding, gpus: int) -> str:
     """Why a sure alarm is no page."""
     if not gpus:
         return "no GPU is known to wait for it"
+    if can_wait(finding):
+        return f"a leak pages once its memory is full within {REDO_S / 60:.0f} min, while there is time to act"
     cost = gpus * lost_share(finding)
     return f"waiting costs {cost:.2g} GPU-hours per hour; a page starts at {PAGE_COST:g}"
 

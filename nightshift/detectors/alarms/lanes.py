@@ -36,7 +36,7 @@ class Proof(StrEnum):
     FACT = "fact"
     """Hardware, kernel, Kubernetes or the job's own log says so."""
     NEAR_FACT = "near-fact"
-    """Seen rather than inferred (`populations.NEAR_FACTS`)."""
+    """Seen rather than inferred (`populations.is_near_fact`)."""
     RARE = "rare"
     """Statistical; so few false alarms are as strong that its detector's share of the budget allows a page."""
     COMMON = "common"
@@ -78,7 +78,11 @@ DIGEST_COST = 0.1
 SLOWED = 0.1
 """Share of the work that a fault costs which neither stops the work nor states a share."""
 REDO_S = 3600.0
-"""What a job repeats that ends by a full memory: its restart and the steps since its checkpoint."""
+"""What a job repeats that ends by a full memory: its restart and the steps since its checkpoint. A leak that leaves
+more time than that can wait: it pages when so much is left."""
+REACT_S = 600.0
+"""In less than this no one who is woken can act. What ends then is a fact, which pages by itself
+(docs/decisions/042)."""
 STOPS = frozenset(
     {
         Fault.HANG,
@@ -112,6 +116,12 @@ def lost_share(finding: Finding) -> float:
 def _figure(finding: Finding, name: str) -> float:
     value = finding.facts.get(name)
     return float(value) if isinstance(value, int | float) else math.nan
+
+
+def can_wait(finding: Finding) -> bool:
+    """Whether a page for a leak would come too early, or too late, to save anything."""
+    eta_s = _figure(finding, "eta_s")
+    return math.isfinite(eta_s) and not REACT_S <= eta_s <= REDO_S
 
 
 class Reach:
@@ -150,7 +160,9 @@ class Reach:
 def haste_of(finding: Finding, proof: Proof, gpus: int) -> Haste:
     """How long a fault may wait that `gpus` GPUs wait for. Where no GPU is known, its cost is unknown: soon."""
     cost = gpus * lost_share(finding)
-    if cost >= PAGE_COST or (proof in PROVEN and finding.severity is Severity.CRITICAL):
+    # that a loss is out of its band is inferred, and only its cost makes it urgent
+    critical = finding.severity is Severity.CRITICAL and finding.fault is not Fault.LOSS_DIVERGED
+    if (critical and proof in PROVEN) or (cost >= PAGE_COST and not can_wait(finding)):
         return Haste.NOW
     return Haste.SOON if cost >= DIGEST_COST or not gpus else Haste.LATER
 

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from nightshift.collectors.subject import Subject, SubjectKind
-from nightshift.detectors.base import Fault
+from nightshift.detectors.base import Fault, Finding
 
 TOLERATED = 2.0
 """Pages by itself: a measured rate of at most so many times the stated one."""
@@ -26,9 +26,15 @@ LEAST_COMPARED = 5.0
 MOST_RUNS = 0.1
 """Where whole runs are counted: at most this share of healthy runs alarms, at the interval's upper end."""
 
-NEAR_FACTS = frozenset({Fault.HANG, Fault.LOSS_NONFINITE})
+NEAR_FACTS = frozenset({Fault.HANG, Fault.LOSS_NONFINITE, Fault.LOSS_DIVERGED})
 """What is seen rather than inferred: no step for much longer than this run's longest while its GPUs hold memory, a
-loss that is no number. Where its detector was measured, it pages whatever the budget holds."""
+loss that is no number or has left its band for good. Where its detector was measured, it pages whatever the budget
+holds."""
+
+
+def is_near_fact(finding: Finding) -> bool:
+    """Whether an alarm is one of NEAR_FACTS, or a memory that is about to be full (`memory.leak`)."""
+    return finding.fault in NEAR_FACTS or "pages_because" in finding.facts
 
 
 class Population(StrEnum):

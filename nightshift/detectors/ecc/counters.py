@@ -36,6 +36,8 @@ UNIT_COUNTERS = {
     "gpu_ecc_dbe_sram_total": SRAM,
 }
 """Parts of the two totals: they tell the unit, and the totals the number."""
+EARLIER = f"{UNCORRECTED}.earlier"
+"""What a GPU had counted at its first look: no event, since it may be years old and repaired."""
 RETURN_S = 300.0
 """A count that is back within this time of a fall never fell: an exporter that restarts shows zeros for a look."""
 SAY = {
@@ -99,8 +101,6 @@ class Counted:
     uncorrected: NDArray[np.bool_]
     fired: NDArray[np.bool_]
     """The sequential test stands above its threshold."""
-    found: Floats
-    """Uncorrected errors that were counted before the GPU's first look, since its driver was loaded; else 0."""
     took_effect: NDArray[np.bool_]
     """The GPU was reset, or a remap that waited has taken effect: rows that erred are out of use."""
 
@@ -128,6 +128,7 @@ class EccCounters:
                 SRAM: Column(np.float64, -np.inf),
                 f"{CORRECTED}.left": Column(np.float64, np.nan),
                 f"{UNCORRECTED}.left": Column(np.float64, np.nan),
+                EARLIER: Column(np.float64, np.nan),
             },
             forget_s,
         )
@@ -141,7 +142,7 @@ class EccCounters:
         same = table["epoch"][rows] == frame.epoch
         reset = ~same & (table["epoch"][rows] != -1)
         first = np.isnan(table[UNCORRECTED][rows])
-        found = np.where(first, np.nan_to_num(_count(frame.column(UNCORRECTED))), 0.0)
+        table[EARLIER][rows] = np.where(first, _count(frame.column(UNCORRECTED)), table[EARLIER][rows])
         rose: dict[str, Floats] = {}
         for name in (*COUNTERS, *UNIT_COUNTERS):
             before = table[name][rows].copy()  # rows may be a view, and the step writes there
@@ -166,7 +167,7 @@ class EccCounters:
         soft = (rose[REMAPPED] > 0) | (rose[RETIRED] > 0)
         uncorrected = np.logical_or.reduce([rose[n] > 0 for n in _HARD_COUNTERS])
         fired = table["cusum"][rows] >= self.test.strength * self.test.threshold
-        return Counted(rose, standing, hard, soft, uncorrected, fired, found, effect)
+        return Counted(rose, standing, hard, soft, uncorrected, fired, effect)
 
     def _step(
         self, name: str, frame: Frame, rows: Rows, same: NDArray[np.bool_], at_s: float
@@ -244,6 +245,8 @@ class EccCounters:
         """The counters of one GPU, what the test saw, and which signals this SKU and exporter give at all."""
         known = [name for name in SIGNALS if math.isfinite(float(self.table[name][slot]))]
         found: dict[str, float | str] = {name: float(self.table[name][slot]) for name in known if name in COUNTERS}
+        earlier = float(self.table[EARLIER][slot])
+        found |= {"uncorrected_before_first_look": earlier} if earlier > 0 else {}
         found |= {"active_bins": float(self.table["active_bins"][slot]), "bin_s": self.test.bin_s}
         blind = [name for name in SIGNALS if name not in known]
         found["signals_seen"] = ", ".join(known) or "none"

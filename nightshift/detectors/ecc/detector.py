@@ -1,6 +1,6 @@
 """GPU memory errors (ECC): hard evidence at once, soft evidence by a sequential test.
 
-What was counted before the first look is a warning: whether it was repaired since is not known.
+What was counted before the first look is no event: it may be years old, and repaired. A later finding states it.
 Hard tier, critical: an uncorrected error, the Xids that say so, a remap or page retirement after one, one that
 waits for a reset or failed, a bank without spare rows. Soft tier, a warning: corrected errors that come back in
 many bins of time (`detectors.ecc.counters`), rows remapped after corrected errors, and several rows of one bank.
@@ -226,7 +226,7 @@ class Ecc:
 
     def _by_counters(self, frame: Frame, counted: Counted, at_s: float, crowds: dict[Subject, Subject]) -> None:
         table = self._counters.table
-        for row in np.flatnonzero(counted.hard | counted.soft | counted.fired | (counted.found > 0)).tolist():
+        for row in np.flatnonzero(counted.hard | counted.soft | counted.fired).tolist():
             subject = frame.index.subjects[row]
             hard = bool(counted.hard[row])
             # said once on the place; GPUs that had their own episode before keep it
@@ -234,8 +234,6 @@ class Ecc:
                 continue
             said = [f"{counted.rose[n][row]:.0f} more {SAY[n]}" for n in COUNTERS[1:] if counted.rose[n][row] > 0]
             said += [SAY[n] for n in GAUGES if counted.standing[n][row]]
-            if counted.found[row]:
-                said.append(f"{counted.found[row]:.0f} uncorrected errors before the first look")
             since_s, slot = at_s, table.slot(subject)
             if counted.fired[row] and slot is not None:
                 bins = int(table["active_bins"][slot])

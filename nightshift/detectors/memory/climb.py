@@ -41,8 +41,6 @@ class ClimbShape:
 
 SHAPES = (
     ClimbShape("steady", 20, 0.20, 0.3, 0.6, 0.2, 18),
-    ClimbShape("smooth", 40, 0.025, 0.6, 0.6, 0.3, 18),
-    ClimbShape("long", 80, 0.03, 0.3, 0.6, 0.3, 18),
     ClimbShape("slow", 30, 0.02, 0.5, 0.7, 0.2, 18),
     ClimbShape("fast", 12, 0.30, 0.5, 0.85, 0.25, 12),
     ClimbShape("young", 24, 0.15, 0.4, 0.85, 0.2, 3),
@@ -51,7 +49,7 @@ SHAPES = (
 history of a process that climbs nearly from its start."""
 
 
-MEAN_PACE = 2.25
+MEAN_PACE = 3.0
 """At the mean pace of its window a leak of a shape reaches the limit within this many horizons. The daily rise of a
 service looks like a leak that gains pace, far below its limit."""
 
@@ -101,8 +99,15 @@ class Saw:
 SAW = Saw()
 
 
-REVERTED, HIGHER = 0.75, 0.25
+REVERTED, HIGHER = 0.75, 0.5
 """Shares: of a climb, from which a former fall compares with it; and of that fall, by which it must come higher."""
+
+
+def falls(past: Floats) -> Floats:
+    """[n, k] by how much each level is below the highest before it; 0 where it was not observed."""
+    with np.errstate(invalid="ignore"):
+        found: Floats = np.nan_to_num(np.fmax.accumulate(past, axis=1) - past)
+    return found
 
 
 def falls_back(past: Floats, growth: Floats, end: Floats, limit: Floats) -> NDArray[np.bool_]:

@@ -94,17 +94,28 @@ class Floors:
         table[f"{self.name}.ring"][slots] = np.nan
 
 
-def sen(t_s: Floats, x: Matrix) -> tuple[Floats, Floats, Floats]:
+def sen(t_s: Floats, x: Matrix, apart: int = 0) -> tuple[Floats, Floats, Floats]:
     """Theil–Sen slope of each row of x [n, k] over t_s [k], with the 5 % and 95 % quantiles of pairwise slopes.
 
     The quantiles bound a typical pair, wider than a confidence interval of the slope; they are robust to steps.
-    Sen, "Estimates of the regression coefficient based on Kendall's tau", JASA 63 (1968). Rows with fewer than
-    three values give NaN.
+    Sen, "Estimates of the regression coefficient based on Kendall's tau", JASA 63 (1968). Pairs are a quarter of k
+    `apart`, or less where a row has not three such pairs. Rows with fewer than three values give NaN.
     """
-    i, j = np.triu_indices(len(t_s), k=max(1, len(t_s) // 4))
+    apart = apart or max(1, len(t_s) // 4)
+    i, j = np.triu_indices(len(t_s), k=apart)
     with np.errstate(invalid="ignore"):
         slopes = (x[:, j] - x[:, i]).astype(float) / (t_s[j] - t_s[i])
     few = np.isfinite(slopes).sum(axis=1) < 3
     slopes[few] = 0.0
     low, middle, high = np.nanquantile(slopes, [0.05, 0.5, 0.95], axis=1)
-    return (np.where(few, np.nan, middle), np.where(few, np.nan, low), np.where(few, np.nan, high))
+    for bound, closer in zip((middle, low, high), _closer(t_s, x[few], apart), strict=True):
+        bound[few] = closer
+    return middle, low, high
+
+
+def _closer(t_s: Floats, x: Matrix, apart: int) -> tuple[Floats, Floats, Floats]:
+    """The same of rows with too few pairs that are so far apart."""
+    if len(x) and apart > 1:
+        return sen(t_s, x, apart // 2)
+    unknown = np.full(len(x), np.nan)
+    return unknown, unknown, unknown

@@ -28,11 +28,12 @@ from numpy.typing import NDArray
 from nightshift.collectors.frame import Floats, Frame
 from nightshift.collectors.subject import Inventory, SubjectKind
 from nightshift.collectors.tick import Tick
+from nightshift.detectors.alarms.lanes import REDO_S
 from nightshift.detectors.alarms.promise import stated
-from nightshift.detectors.base import CERTAIN, Fault, Finding, SeriesExhibit, Severity, State, StatedRate
+from nightshift.detectors.base import Fault, Finding, SeriesExhibit, Severity, State, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
 from nightshift.detectors.memory import teeth
-from nightshift.detectors.memory.climb import REVERTED, SHAPES, climbs, falls_back
+from nightshift.detectors.memory.climb import REVERTED, SHAPES, climbs, falls, falls_back
 from nightshift.detectors.memory.contrast import Climb, assess, assess_paired, growth_over, risen
 from nightshift.detectors.memory.floors import Floors
 from nightshift.detectors.memory.signals import (
@@ -58,13 +59,17 @@ VERSION = 2
 """1: a shorter patience ring and no life_s, lowest; its patience test starts anew, its episodes go on."""
 GIB = float(2**30)
 SHAPE_NAMES = (*(shape.name for shape in SHAPES), "near", "stairs")
-SOON_S, NEARLY_FULL = 3600.0, 0.8
-"""A leak that has filled four fifths of a hard limit and needs less than an hour for the rest pages whatever the
-budget says, if its last half kept at least half its pace: who waits for more hears it from the kernel. One that
-lasts two hours is so told 20 minutes before."""
+SOON_S, NEARLY_FULL = REDO_S, 0.5
+"""A leak that has filled half of a hard limit and needs less than an hour for the rest is a near-fact
+(`detectors.alarms.lanes`), if its last half kept at least half its pace: who waits for more hears it from the
+kernel.
+Host memory follows the day, so there a day (TIDE_S) must have been seen in which no such climb came down."""
+TIDE_S = 86400.0
+HURRY_S = 7200.0
+"""A climb of hours is told at its second look; at its first where the limit is so near."""
 STEEP_S, STEEP_ETA_S, STEEP_GROWTH, STEEP_LEFT = 240.0, 300.0, 0.04, 0.35
-"""A steep climb has lasted so long (s), will fill the limit within so long (s, and a bucket), took such a share of
-the limit, and has at most such a share left: a leak of ten minutes is told two minutes before its end."""
+"""A steep climb has lasted so long (s), will fill the limit within so long (s, and two buckets), took such a share
+of the limit, and has at most such a share left: a leak of ten minutes is told two minutes before its end."""
 UNLIMITED_HEADROOM_BYTES = 16 * GIB
 """Where no limit is known, growth is judged as if this much (or as much again as is used) were left."""
 
@@ -205,7 +210,9 @@ class MemoryLeak:
             limit, last = table["limit"][candidates], window[candidates, -1]
             grown = last - np.fmin.reduce(window[candidates], axis=1) >= STEEP_GROWTH * limit
             # far from the limit no climb of the window can be about to end
-            candidates = candidates[grown & (limit - last <= STEEP_LEFT * limit)]
+            # the last floor is a bucket old: by now as much is gone as that bucket brought
+            since = last - window[candidates, -2]
+            candidates = candidates[grown & (limit - last - np.nan_to_num(since) <= STEEP_LEFT * limit)]
         if len(candidates) == 0:
             return
         climb = assess_paired(window[candidates], floors.times_s(), floors.width_s, MIN_GROWTH_BYTES)
@@ -216,7 +223,9 @@ class MemoryLeak:
         with np.errstate(invalid="ignore"):
             # the slowest pace within the climb: what slows down is a cache that fills, what wavers is a tide
             pace = np.minimum(climb.slope_low, last / (half * floors.width_s))
-            steep = climb.steady & (climb.lasted_s >= STEEP_S) & (left <= pace * (STEEP_ETA_S + floors.width_s))
+            # the last floor is a bucket old, and the next word comes a bucket later
+            soon = left <= pace * (STEEP_ETA_S + 2.0 * floors.width_s)
+            steep = climb.steady & (climb.lasted_s >= STEEP_S) & soon
             steep &= (left <= pace * climb.lasted_s) & (climb.growth_bytes >= STEEP_GROWTH * limit)
         rows = np.flatnonzero(steep)
         past = signal.past(candidates[rows])
@@ -264,7 +273,9 @@ class MemoryLeak:
         found = seen.found & (seen.growth >= MIN_GROWTH_BYTES)
         at = np.flatnonzero(found)
         found[at] = ~falls_back(signal.past(candidates[at]), seen.growth[at], seen.end[at], limit[at])
-        confirmed = found & table["suspect"][candidates]
+        # a second look costs much of the time that is left
+        hurried = limit - seen.end <= climb.slope * HURRY_S
+        confirmed = found & (table["suspect"][candidates] | hurried)
         table["suspect"][:] = False
         table["suspect"][candidates] = found
         saw, told = teeth.told(signal, window, candidates, s, inventory, at_s)
@@ -333,14 +344,17 @@ class MemoryLeak:
         )
         severity = Severity.CRITICAL if eta_s < SOON_S else Severity.WARNING
         lasted_s = float(climb.lasted_s[row])
-        pressing = self._pressing(signal, slot, eta_s, slope, lasted_s, facts["test"]) if strength >= 1.0 else {}
+        growth = float(climb.growth_bytes[row])
+        pressing = self._pressing(signal, slot, eta_s, growth, lasted_s, at_s) if strength >= 1.0 else {}
+        # a model that is loaded climbs as evenly as a steep leak, and the waves of a tide near the limit do
+        pressing = {} if facts["test"] == "steep" else pressing
         alarm = Alarm(
             signal.fault,
             subject,
             since_s,
             severity,
             _summary(signal.fault, slope, float(climb.lasted_s[row]), eta_s, facts),
-            score=CERTAIN if pressing else min(strength, 1e12),
+            score=min(strength, 1e12),
             threshold=self.settings.strength,
             evidence=(exhibit,),
             facts=told | pressing,
@@ -358,25 +372,32 @@ class MemoryLeak:
         return bool(window[-1] - window[0] >= 0.5 * slope * rest_s)
 
     def _pressing(
-        self, signal: LeakSignal, slot: int, eta_s: float, slope: float, lasted_s: float, test: object
+        self, signal: LeakSignal, slot: int, eta_s: float, growth: float, lasted_s: float, at_s: float
     ) -> dict[str, float | str]:
         """Why a leak can wait for no budget: it is about to fill a hard limit. Empty where it can."""
         level, limit = float(signal.table["level"][slot]), float(signal.table["limit"][slot])
-        if test == "steep":
-            return {}  # a model that is loaded climbs as evenly, and the waves of a tide near the limit do
-        if not (eta_s < SOON_S and level >= NEARLY_FULL * limit and self._goes_on(signal, slot, slope, lasted_s)):
+        if not (eta_s < SOON_S and level >= NEARLY_FULL * limit):
             return {}
+        if not self._goes_on(signal, slot, growth / max(lasted_s, 1.0), lasted_s):
+            return {}
+        if signal.kind is SubjectKind.CONTAINER:
+            slots = np.array([slot])
+            young = not at_s - float(signal.table["life_s"][slot]) >= TIDE_S
+            if young or falls(signal.past(slots)).max() >= REVERTED * growth:
+                return {}
         return {"pages_because": f"{level / limit:.0%} of the limit in use, full within the hour at this pace"}
 
     def _press(self, signal: LeakSignal, slot: int, at_s: float) -> Finding | None:
-        """The open episode of this slot, certain from now on where its climb, as it was told, is about to end."""
+        """The open episode of this slot, a near-fact from now on where its climb is about to end."""
         known = self._episodes.get(signal.fault, signal.table.subjects[slot])
-        if known is None or known.state is not State.FIRING or not 1.0 <= known.score < CERTAIN:
+        if known is None or known.state is not State.FIRING or known.score < 1.0:
+            return None
+        if "pages_because" in known.facts or known.facts.get("test") == "steep":
             return None
         slope = float(known.facts["slope_bytes_per_h"]) / 3600.0
         eta_s = signal.eta_s(slot, slope, crest=known.facts.get("test") == "patience")
         lasted_s = float(known.facts["growth_bytes"]) / max(slope, 1e-9)
-        pressing = self._pressing(signal, slot, eta_s, slope, lasted_s, known.facts.get("test"))
+        pressing = self._pressing(signal, slot, eta_s, float(known.facts["growth_bytes"]), lasted_s, at_s)
         if not pressing:
             return None
         alarm = Alarm(
@@ -385,7 +406,7 @@ class MemoryLeak:
             known.since.t_s,
             Severity.CRITICAL,
             known.summary,
-            score=CERTAIN,
+            score=known.score,
             threshold=known.threshold,
             evidence=known.evidence,
             facts={**known.facts, "eta_s": eta_s, **pressing},

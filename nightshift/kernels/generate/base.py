@@ -30,11 +30,15 @@ class GeneratorError(ValueError):
 
 @dataclass(frozen=True)
 class Task:
-    """What a search works on: one case of one problem. floor_s: its time at the roofline; NaN where unknown."""
+    """What a search works on: one case of one problem. floor_s: its time at the roofline; NaN where unknown.
+
+    facts: what a language model is told beside (`kernels.generate.request`), such as the source of a suite's
+    task."""
 
     problem: Problem
     case: Case
     floor_s: float = math.nan
+    facts: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -60,6 +64,7 @@ class Outcome:
     """What became of a proposal. seconds: the candidate's median time; NaN where it was refused or not timed.
 
     rung: how precisely it was timed (0 is the quickest race). kept: it was the best so far when it was judged.
+    baselines: what each took in the same race.
     """
 
     proposal: Proposal
@@ -70,6 +75,7 @@ class Outcome:
     rung: int = 0
     kept: bool = False
     trial: int = 0
+    baselines: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def timed(self) -> bool:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import difflib
-import inspect
 import itertools
 import json
 import math
@@ -23,18 +22,16 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
 from nightshift.collectors.base import Temporary
 from nightshift.kernels.candidate import Bound, Candidate, CandidateError, Domain
 from nightshift.kernels.candidate_file import FIRST_LINE, parse_candidate
-from nightshift.kernels.draw import Draw
 from nightshift.kernels.generate.base import GeneratorError, Outcome, Proposal, Spent, Task
+from nightshift.kernels.generate.request import PLAYBOOK, SHOWN_CHARS, changing, gathered, text_of
 from nightshift.kernels.generate.space import differences
 
 BEGIN, END = "### BEGIN KERNEL", "### END KERNEL"
@@ -43,7 +40,6 @@ _MARK = re.compile(r"#{2,} *(BEGIN) KERNEL[#*` \t]*$|^[*` \t]*#{2,} *(END) KERNE
 _THINKS = re.compile(r"\s*(?:<(?:think|thinking|reasoning)>|\[THINK\])")
 _THOUGHT = re.compile(r"</(?:think|thinking|reasoning)>|\[/THINK\]|<\|channel\|>final<\|message\|>")
 _MAX_CHARS = 60_000
-_SHOWN_CHARS = 6_000
 
 RULES = f"""You write GPU kernels in Triton 3.6 or newer for one NVIDIA GPU.
 Reply with one complete Python file between a line `{BEGIN}` and a line `{END}`, and nothing else after it.
@@ -54,6 +50,8 @@ A judge that you cannot see runs it in a sandbox and decides; it holds every cla
 - No state between calls, no other streams or threads, no reading of files, environment or other objects.
 - Inputs must stay unchanged, every output element must be written, NaN and infinity must come out as in torch.
 - Accumulate in float32. Results must repeat bit for bit: no floating-point atomics.
+- Say in a first comment `# idea: …` what is new in it, in one line.
+- A file in CUDA C++ or Gluon begins with the declaration that `# nightshift candidate` stands for.
 - Fast means few bytes moved, wide coalesced accesses, enough loads in flight and no second pass over memory."""
 
 
@@ -108,31 +106,6 @@ def _why(fast: Outcome, slow: Outcome) -> str:
     return "changed these lines:\n" + "\n".join(f"{line[0]} {line[1:]}" for line in changed[:12])
 
 
-def task_text(task: Task) -> str:
-    """Reference, inputs and roofline in words."""
-    problem, case = task.problem, task.case
-    parts = [f"Operation: {problem.name}. Timed case: {case}.", "Reference (eager PyTorch):"]
-    try:
-        parts.append(inspect.getsource(problem.reference).strip())
-    except (OSError, TypeError):  # of a library's operator, or one made in a shell, there is no source
-        parts.append(f"{problem.reference!r}")
-    try:
-        # shapes alone are wanted: a large case would take the memory that it is timed in
-        inputs = problem.make_inputs(case, Draw(1, "normal", "meta"))
-        told = [f"{tuple(x.shape)} {str(x.dtype)[6:]}" if isinstance(x, torch.Tensor) else repr(x) for x in inputs]
-        parts.append("Inputs, contiguous, in order: " + "; ".join(told) + ".")
-    except (NotImplementedError, RuntimeError):
-        parts.append("Inputs are contiguous, in the order of the reference's arguments.")
-    moved, flops = problem.compulsory_bytes(case), problem.flops(case)
-    text = f"It must move at least {moved / 1e6:.1f} MB and calculate {flops / 1e9:.2f} GFLOP"
-    if math.isfinite(task.floor_s) and task.floor_s > 0:
-        text += f"; at this GPU's roofline that takes {task.floor_s * 1e6:.1f} µs"
-    parts.append(text + ".")
-    if problem.mutates:
-        parts.append(f"It changes inputs {list(problem.mutates)} in place and returns nothing.")
-    return "\n".join(parts)
-
-
 def feedback(task: Task, outcome: Outcome) -> str:
     """What the judge said about one attempt, and where its time lies."""
     if not outcome.timed:
@@ -150,26 +123,33 @@ def example_text(contrast: SpeedContrast) -> str:
     return (
         f"Of two correct kernels the second is {contrast.ratio:.2f} times as fast ({slow.seconds * 1e6:.1f} → "
         f"{fast.seconds * 1e6:.1f} µs); it {contrast.why}\nThe faster one:\n"
-        f"{fast.proposal.candidate.source[:_SHOWN_CHARS]}"
+        f"{fast.proposal.candidate.source[:SHOWN_CHARS]}"
     )
 
 
 def messages(
-    task: Task, history: Sequence[Outcome], attempts: Sequence[Outcome], exemplars: int
+    task: Task,
+    history: Sequence[Outcome],
+    attempts: Sequence[Outcome],
+    exemplars: int,
+    fixed: Mapping[str, str] | None = None,
 ) -> list[tuple[str, str]]:
-    """(role, text) pairs: rules, task and exemplars, then the latest attempt of this author with its verdict."""
-    parts = [task_text(task)]
+    """(role, text) pairs: rules, every field of the request and exemplars, then the latest attempt of this author
+    with its verdict. fixed: `gathered(task)`, where it is known already."""
+    fields = {**(fixed or gathered(task)), **changing(task, history, attempts), "playbook": PLAYBOOK}
+    parts = [text_of(fields)]
     parts += [example_text(c) for c in contrasts(history, exemplars)]
-    # of all authors: what another one reached is what there is to beat
-    best = min((o for o in history if o.timed), key=lambda o: o.seconds, default=None)
-    if best is not None:
-        parts.append(f"The fastest so far takes {best.seconds * 1e6:.1f} µs. Beat it.")
     said = [("system", RULES), ("user", "\n\n".join(parts))]
     if attempts:
         last = attempts[-1]
         said.append(("assistant", f"{BEGIN}\n{last.proposal.candidate.source}\n{END}"))
         said.append(("user", feedback(task, last) + "\nWrite an improved version of the whole file."))
     return said
+
+
+def idea_of(code: str) -> str:
+    """What a file's author says it tries: the first comment `# idea: …`."""
+    return next((line[7:].strip()[:200] for line in code.splitlines() if line.lower().startswith("# idea:")), "")
 
 
 def kernel_of(reply: str, task: Task, truncated: bool = False) -> Candidate:
@@ -272,6 +252,7 @@ class LanguageModel:
     _tokens: int = 0
     _calls: int = 0
     _began_s: float | None = None
+    _fixed: dict[str, str] = field(default_factory=dict, repr=False)
     _counting: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:
@@ -325,7 +306,9 @@ class LanguageModel:
         self, task: Task, history: Sequence[Outcome], mine: Sequence[Outcome], temperature: float
     ) -> Proposal | None:
         """One kernel, asked for again when a reply holds none; None when the budget or the patience ends."""
-        said = messages(task, history, mine, self.allowance.exemplars)
+        with self._counting:
+            self._fixed = self._fixed or gathered(task)  # an author works on one task
+        said = messages(task, history, mine, self.allowance.exemplars, self._fixed)
         judged = {outcome.proposal.candidate.sha256 for outcome in history}
         used = 0
         for _ in range(1 + self.allowance.repairs):
@@ -334,7 +317,7 @@ class LanguageModel:
             with self._counting:
                 self._calls += 1
             reply = self.chat(said, temperature)
-            self._count(reply.tokens)
+            self._count(reply)
             used += reply.tokens
             try:
                 made = kernel_of(reply.text, task, reply.truncated)
@@ -345,16 +328,19 @@ class LanguageModel:
                 continue
             kind = "refines its last attempt" if mine else "first attempt"
             why = f"{self.name}: {kind}" if temperature < 0.5 else f"{self.name}: another version of it"
-            return Proposal(made, self.name, {}, why, used)
+            idea = idea_of(made.source)
+            return Proposal(made, self.name, {}, f"{why}: {idea}" if idea else why, used)
         return None
 
-    def _count(self, tokens: int) -> None:
+    def _count(self, reply: Reply) -> None:
         with self._counting:
-            self._tokens += tokens
+            self._tokens += reply.tokens
             if self.account is not None:
                 self.account.parent.mkdir(parents=True, exist_ok=True)
                 with self.account.open("a") as file:
-                    file.write("\n" + json.dumps({"tokens": tokens}) + "\n")  # whatever the line before ended with
+                    file.write(
+                        "\n" + json.dumps({"tokens": reply.tokens, "reply": reply.text}) + "\n"
+                    )  # whatever the line before ended with
 
 
 def _replies(account: Path) -> list[int]:

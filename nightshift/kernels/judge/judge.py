@@ -61,11 +61,14 @@ class Judge:
         clock: Callable[[], float] = time.perf_counter,
         compiled: bool = True,
         shelf: Path | None = None,
+        quiet: Path | None = None,
     ) -> None:
         """`entropy`: where secrets come from, `fresh` where None. `machine_fault`: asked after every verdict, tells
         the Xid or loss that it met, if one; where None, NVML and the GPU are asked. `compiled`: race torch.compile
         too; without (it takes minutes for many problems) every verdict says that it was left out. `shelf`: a folder
-        in which baselines' times alone are kept for later judges (see `kernels.judge.race.baselines`)."""
+        in which baselines' times alone are kept for later judges (see `kernels.judge.race.baselines`). `quiet`: a
+        file that judges of other processes on the same GPU are given too, so that none races beside another's
+        work."""
         self.device = device
         self._compiled = compiled
         self.limits = limits
@@ -91,14 +94,14 @@ class Judge:
         self.timing_lock = threading.RLock()
         self.large_lock = threading.Lock()  # held while a case of many GiB is examined
         self.pool = Pool([int.from_bytes(self._entropy(7), "little") for _ in range(4)])
-        self.quiet = Quiet()
+        self.quiet = Quiet(quiet)
         self.arch = cuda.arch_of(self.environment.capability)
         self._spoiler = cuda.spoiler(self.arch) if device == "cuda" else b""
         self._lanes: dict[tuple[str, Case, tuple[int, ...], int], Track] = {}
         self._threads = torch.get_num_threads()
-        if device == "cuda":  # float32 means float32 in every reference and baseline
+        if device == "cuda":  # as torch ships them, in every reference, baseline and candidate's process
             torch.backends.cuda.matmul.allow_tf32 = False
-            torch.backends.cudnn.allow_tf32 = False
+            torch.backends.cudnn.allow_tf32 = True
         if device == "cpu":  # hosts have one thread each, so a race needs baselines with one
             torch.set_num_threads(1)
 
@@ -244,6 +247,8 @@ class Judge:
         if self._room is None:
             return contextlib.nullcontext()
         cases = request.cases or problem.cases
+        if problem.sampled_rows:
+            return contextlib.nullcontext()
         return self._room.of(max(24 * problem.compulsory_bytes(c) // c.element_bytes for c in cases))
 
     def _own_vram(self) -> int:

@@ -16,12 +16,24 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+import torch
+
 from nightshift.collectors.seal import sha256_hex
 from nightshift.kernels.candidate import Candidate, evaluate
 from nightshift.kernels.judge import cuda
+from nightshift.kernels.judge.probes.buffers import flat_cuda
 
-MAX_STEPS = 64
-MAX_SCRATCH_BYTES = 8 << 30
+MAX_STEPS = 4096
+MAX_SCRATCH_BYTES = 32 << 30
+_LIBRARY = """
+_adaptive_avg_pool2d _adaptive_avg_pool3d _log_softmax _softmax adaptive_avg_pool1d addmm amax amin avg_pool1d
+avg_pool2d avg_pool3d baddbmm bmm cat constant_pad_nd convolution cumprod cumsum embedding gather index
+index_select logsumexp max_pool2d_with_indices max_pool3d_with_indices mean mm mul sort sum topk
+upsample_bicubic2d upsample_bilinear2d upsample_nearest2d
+"""
+LIBRARY_CALLS = frozenset(_LIBRARY.split())
+"""Operators of torch's that a plan may hold: each has a form that writes into tensors it is given, and its answer
+follows from its arguments alone."""
 
 Room = Literal["in", "out", "tmp"]
 # Floats travel as the bits of their storage type.
@@ -97,9 +109,39 @@ class Clear:
 
 
 @dataclass(frozen=True)
+class Block:
+    """A tensor that an operator takes or gives."""
+
+    pointer: Pointer
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def span_bytes(self) -> int:
+        """From its first element to behind its last."""
+        reach = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)) + 1
+        return int(reach * getattr(torch, self.dtype).itemsize) if all(self.shape) else 0
+
+
+@dataclass(frozen=True)
+class Call:
+    """Have torch make the results: its operator `name` on blocks, numbers, texts, None and lists of these."""
+
+    name: str
+    overload: str
+    arguments: tuple[Any, ...]
+    named: Mapping[str, Any]
+    results: tuple[Block, ...]
+
+
+Step = Fire | Clear | Call
+
+
+@dataclass(frozen=True)
 class Plan:
     binaries: tuple[bytes, ...]
-    steps: tuple[Fire | Clear, ...]
+    steps: tuple[Step, ...]
     scratch_bytes: tuple[int, ...] = ()
 
     @property
@@ -139,12 +181,51 @@ class Plan:
             raise PlanError(f"plan: malformed ({error})") from error
 
 
-def _step_json(step: Fire | Clear) -> list[Any]:
+def _step_json(step: Step) -> list[Any]:
+    if isinstance(step, Call):
+        given = [_given_json(x) for x in step.arguments], {k: _given_json(x) for k, x in step.named.items()}
+        return ["call", step.name, step.overload, *given, [_given_json(x) for x in step.results]]
     if isinstance(step, Clear):
         return ["clear", _argument_json(step.pointer), step.size_bytes]
     shape = step.shape
     form = [*shape.grid, *shape.block, shape.shared_bytes, shape.cluster, shape.cooperative, shape.programmatic]
     return ["fire", step.binary, step.name, form, [_argument_json(argument) for argument in step.arguments]]
+
+
+def _given_json(value: Any) -> Any:
+    if isinstance(value, Block):
+        return {
+            "at": _argument_json(value.pointer), "dtype": value.dtype, "shape": list(value.shape),
+            "strides": list(value.strides),
+        }  # fmt: skip
+    if isinstance(value, list | tuple):
+        return [_given_json(x) for x in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise PlanError(f"opaque: a call is given {type(value).__name__}")
+
+
+def _given(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        pointer = _argument(value["at"])
+        word, shape, strides = str(value["dtype"]), value["shape"], value["strides"]
+        known = isinstance(getattr(torch, word, None), torch.dtype) and len(shape) == len(strides)
+        if not isinstance(pointer, Pointer) or not known or min((*shape, *strides), default=0) < 0:
+            raise PlanError(f"plan: block {value!r}")
+        return Block(pointer, word, tuple(int(n) for n in shape), tuple(int(n) for n in strides))
+    return [_given(x) for x in value] if isinstance(value, list) else value
+
+
+def _library_step(item: Any) -> Call:
+    _, name, overload, arguments, named, results = item
+    if name not in LIBRARY_CALLS:
+        raise PlanError(f"plan: {name!r} is none of torch's operators that a plan may hold")
+    made = tuple(_given(x) for x in results)
+    if not made or not all(isinstance(x, Block) for x in made):
+        raise PlanError(f"plan: {name} without results")
+    return Call(
+        name, str(overload), tuple(map(_given, arguments)), {str(k): _given(x) for k, x in named.items()}, made
+    )
 
 
 def _argument_json(argument: Argument) -> list[Any]:
@@ -157,7 +238,9 @@ def _argument_json(argument: Argument) -> list[Any]:
     return [argument.kind, str(argument.value)]
 
 
-def _step(item: Any, binaries: int) -> Fire | Clear:
+def _step(item: Any, binaries: int) -> Step:
+    if item[0] == "call":
+        return _library_step(item)
     if item[0] == "clear":
         pointer = _argument(item[1])
         if not isinstance(pointer, Pointer) or item[2] < 0:
@@ -303,10 +386,59 @@ def prepare(
             address, size = resolve(step.pointer), step.size_bytes
             actions.append(partial(cuda.memset, address, size))
             continue
+        if isinstance(step, Call):
+            actions.append(_library_call(step, resolve))
+            continue
         parameters = [_parameter(argument, resolve) for argument in step.arguments]
         function = functions(step.binary, step.name, step.shape.shared_bytes)
         actions.append(cuda.LaunchCall(function, step.shape, parameters))
     return actions
+
+
+def _library_call(step: Call, resolve: Resolve) -> Callable[[int], None]:
+    """On torch's current stream, into the results themselves."""
+
+    def tensor(value: Any) -> Any:
+        if isinstance(value, Block):
+            dtype = getattr(torch, value.dtype)
+            if not value.span_bytes:
+                return torch.empty(value.shape, dtype=dtype, device="cuda")
+            flat = flat_cuda(resolve(value.pointer), value.span_bytes)
+            return flat.view(dtype).as_strided(value.shape, value.strides)
+        return [tensor(x) for x in value] if isinstance(value, list | tuple) else value
+
+    given, named = [tensor(x) for x in step.arguments], {k: tensor(x) for k, x in step.named.items()}
+    results = [tensor(x) for x in step.results]
+    if step.name == "convolution" and given[2] is None and not given[6] and given[8] == 1:
+        # the general operator writes elsewhere and copies: cuDNN's own, which it would choose, writes in place
+        _, _, _, stride, padding, dilation = given[:6]
+        rest = padding, stride, dilation, 1, False, False, torch.backends.cudnn.allow_tf32
+        return partial(
+            _ignoring_stream, torch.ops.aten.cudnn_convolution.out, given[0], given[1], *rest, out=results[0]
+        )
+    function, names = _writing(step.name, step.overload)
+    if len(names) != len(results):
+        raise PlanError(f"plan: {step.name} makes {len(names)} tensors, not {len(results)}")
+    return partial(_ignoring_stream, function, *given, **named, **dict(zip(names, results, strict=True)))
+
+
+def _ignoring_stream(function: Callable[..., Any], /, *given: Any, **named: Any) -> None:
+    """Whoever replays has made the stream, which comes last, torch's current one."""
+    with torch.no_grad():
+        function(*given[:-1], **named)
+
+
+def _writing(name: str, overload: str) -> tuple[Callable[..., Any], list[str]]:
+    """An operator's form that writes into given tensors, and what those are called. Raises PlanError."""
+    packet = getattr(torch.ops.aten, name)
+    wanted = [(a.name, str(a.type)) for a in getattr(packet, overload)._schema.arguments]
+    for other in packet.overloads():
+        function = getattr(packet, other)
+        plain = [(a.name, str(a.type)) for a in function._schema.arguments if not a.is_out]
+        outs = [a.name for a in function._schema.arguments if a.is_out]
+        if outs and plain == wanted:
+            return function, outs
+    raise PlanError(f"plan: torch has no form of {name}.{overload} that writes into given tensors")
 
 
 def _parameter(argument: Argument, resolve: Resolve) -> Any:
@@ -328,19 +460,29 @@ def tensor_map(argument: TensorMap, address: int) -> Any:
     )
 
 
-def _pointers(step: Fire | Clear) -> list[Pointer]:
+def _blocks(value: Any) -> list[Block]:
+    if isinstance(value, Block):
+        return [value]
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return [block for part in parts for block in _blocks(part)]
+
+
+def _pointers(step: Step) -> list[tuple[Pointer, int]]:
+    """What a step points at, and how many bytes there it surely touches."""
+    if isinstance(step, Call):
+        blocks = _blocks([step.arguments, step.named, step.results])
+        return [(block.pointer, block.span_bytes) for block in blocks]
     if isinstance(step, Clear):
-        return [step.pointer]
+        return [(step.pointer, step.size_bytes)]
     found = [a.pointer if isinstance(a, TensorMap) else a for a in step.arguments]
-    return [pointer for pointer in found if isinstance(pointer, Pointer)]
+    return [(pointer, 0) for pointer in found if isinstance(pointer, Pointer)]
 
 
 def check_reach(plan: Plan, inputs: Sequence[int], outputs: Sequence[int]) -> None:
     """Every pointer lies inside its buffer (bytes by index; 0 where an input is a number). Raises PlanError."""
     rooms: Mapping[str, Sequence[int]] = {"in": inputs, "out": outputs, "tmp": plan.scratch_bytes}
     for number, step in enumerate(plan.steps):
-        for pointer in _pointers(step):
+        for pointer, extra in _pointers(step):
             sizes = rooms[pointer.room]
-            extra = step.size_bytes if isinstance(step, Clear) else 0
             if pointer.index >= len(sizes) or pointer.offset_bytes + extra > sizes[pointer.index]:
                 raise PlanError(f"plan: step {number} points beyond {pointer.room}{pointer.index}")

@@ -260,7 +260,7 @@ class _Reader:
         defined = [n for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
         self._candidate = candidate
         self._tree = tree
-        self._own = candidate.kind != "library"
+        self._own = not candidate.calls_libraries
         self._allowed = MODULES if self._own else LIBRARY_MODULES
         self._modules = {name: module for node in nodes for name, module in _imported(node).items()}
         self._functions = {node.name for node in defined}

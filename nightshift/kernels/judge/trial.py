@@ -122,6 +122,9 @@ class JudgeTrial:
             self._examine(runner)
             replay_some(self, runner)
             if self.request.promote:
+                if self.candidate.kind == "composition":
+                    text = "compute-sanitizer answers for kernels alone, and torch's are among its launches"
+                    raise Refusal(Reason.no_plan, text, "sanitizer")
                 sanitize(exhibits(self, runner))
                 self.stages.append("sanitizer")
             if not racing or not self.timed:
@@ -183,7 +186,7 @@ class JudgeTrial:
         return int.from_bytes(hashlib.sha256(self.secret + b"host%d" % self.hosts).digest()[:7], "little")
 
     def compile(self, stack: contextlib.ExitStack) -> HostRunner | PlanRunner:
-        host = stack.enter_context(self.judge.start("candidate", peers=self.candidate.kind == "library"))
+        host = stack.enter_context(self.judge.start("candidate", peers=self.candidate.calls_libraries))
         if self.candidate.language != "cuda":
             return HostRunner.load(host, self.candidate, self.problem, seed=self._host_seed())
         if self.judge.device != "cuda":
@@ -233,7 +236,7 @@ class JudgeTrial:
         if host is not None:
             host.record = record
         try:
-            if probe.rows:
+            if probe.rows and not self.problem.sampled_rows:
                 self._ask_huge(examiner, probe)
             else:
                 with self.judge.quiet.shared():
@@ -257,8 +260,9 @@ class JudgeTrial:
         made = []
         for case in self.timed:
             first, second = (self.judge.pool.seed(rng) for _ in range(2))
-            made.append(Probe("smoke", case, "normal", (first,)))
-            made.append(Probe("integrity", case, "normal", (second, first)))
+            rows = self.problem.sampled_rows
+            made.append(Probe("smoke", case, "normal", (first,), rows=rows))
+            made.append(Probe("integrity", case, "normal", (second, first), rows=rows))
         return tuple(made)
 
     def _endure(self, runner: HostRunner, case: Case) -> None:
@@ -347,7 +351,7 @@ class JudgeTrial:
         """Race; where a baseline was slow beside the candidate, or anything was odd beside other candidates of a
         search, once more. Between the two nobody of it lives and the baselines are measured alone again; the second
         race has the GPU to itself, and only who disturbs that one is accused."""
-        search = self.request.search
+        search = self.request.search and not self.judge.quiet.across
         try:
             return self._contest(problem, runner, case, made, shared=search)
         except Refusal as refusal:
@@ -357,7 +361,7 @@ class JudgeTrial:
             runner.process.close()
         self.judge.solo_again(problem, case)
         if made is None and isinstance(runner, HostRunner):
-            peers = self.candidate.kind == "library"
+            peers = self.candidate.calls_libraries
             runner.move(stack.enter_context(self.judge.start("candidate", peers=peers)), self._host_seed())
         return self._contest(problem, runner, case, made, shared=False)
 

@@ -32,9 +32,10 @@ import torch
 
 from nightshift.collectors.seal import Signer
 from nightshift.kernels.certification.certificate import issue
-from nightshift.kernels.generate.base import Generator, Task
+from nightshift.kernels.draw import Draw
+from nightshift.kernels.generate.base import Generator, GeneratorError, Task
 from nightshift.kernels.generate.best_measured import templates
-from nightshift.kernels.generate.template import Apart
+from nightshift.kernels.generate.template import Apart, Template
 from nightshift.kernels.judge.judge import Request
 from nightshift.kernels.judge.probes.inputs import INTERPRETER
 from nightshift.kernels.judge.race.contest import Pace
@@ -54,6 +55,7 @@ from nightshift.kernels.profile.pattern import BIASED
 from nightshift.kernels.profile.problem_file import case_of, load_problem, problem_path, write_problem
 from nightshift.kernels.profile.products import backward_of, expected_gain
 from nightshift.kernels.profile.roofline import Peaks
+from nightshift.kernels.regions.author import attempted, region_author
 
 TINY = Pace(min_rounds=2, max_rounds=2, round_s=1e-4, max_calls=3, max_slots=2)
 ON_CPU = Ladder((TINY,), INTERPRETER, Request(INTERPRETER, None))
@@ -371,20 +373,35 @@ def work_of(
     for_jobs: bool = False,
     source: str = "",
 ) -> Work:
-    """`for_jobs`: only authors whose kernels the job's file can hold."""
-    if not families_of(problem.name):
+    """`for_jobs`: only authors whose kernels the job's file can hold, a family's. Else the operation's own regions
+    are one, where no family writes it."""
+    if not families_of(problem.name) and (for_jobs or problem.mutates):
         raise OptimiseError(f"{problem.name}: no family writes kernels for it")
     floor_s = math.nan
     if peaks is not None:
         floor_s = peaks.floor_s(problem.compulsory_bytes(case), problem.flops(case), case.dtype)
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    authors = tuple(templates(gpu, problem.name, case, seed))
+    authors = tuple(templates(gpu, problem.name, case, seed)) or (_regions(problem, case, seed),)
     if for_jobs:
         authors = tuple(author for author in authors if not author.name.endswith("_cuda"))
         if not problem.mutates:  # a job may read its tensors again
             authors = tuple(replace(author, family=Apart(author.family)) for author in authors)
     slug = slug_of(f"{problem.name} {case}")
     return Work(slug, Task(problem, case, floor_s), authors, origin, source or problem.name, for_jobs)
+
+
+def _regions(problem: Problem, case: Case, seed: int) -> Template:
+    """The author of an operation that no family writes. Raises OptimiseError where it has no graph."""
+    try:
+        forms = problem.make_inputs(case, Draw(1, "normal", "meta"))
+    except (NotImplementedError, RuntimeError):  # drawn in a way that needs values
+        forms = problem.make_inputs(case, Draw(1, "normal", "cpu"))
+    author = region_author(problem, forms, "cuda" if torch.cuda.is_available() else "cpu", seed)
+    try:
+        attempted(author, case)
+    except GeneratorError as error:
+        raise OptimiseError(f"{problem.name}: no family writes kernels for it, and {error}") from error
+    return author
 
 
 def slug_of(text: str) -> str:

@@ -378,6 +378,7 @@ def _outcome(line: Line, proposal: Proposal) -> Outcome:
         line.rung,
         line.decision == "keep",
         line.trial,
+        dict(line.baselines),
     )
 
 

@@ -47,6 +47,7 @@ class SuiteTask:
     """A loaded file: the problem, and what a `ModelNew` needs to be built and called like `Model`.
 
     inputs: how many it is called with, the last of them by the names in `named`; state: of parameters and buffers.
+    forms: of all the problem's inputs, as tensors without values.
     """
 
     problem: Problem
@@ -55,49 +56,47 @@ class SuiteTask:
     inputs: int
     named: tuple[str, ...]
     state: tuple[str, ...]
+    forms: Inputs = ()
+    source: str = ""
 
 
 @as_it_was()
-def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> SuiteTask:
-    """The task of a file. Raises ProblemError that names the file and what it lacks."""
+def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",), device: str = "cpu") -> SuiteTask:
+    """The task of a file, its model and inputs on a device. Raises ProblemError that names the file and what it
+    lacks, or that its tensors are too large for the device."""
     with as_it_was():
         module = _module(path)
     for name in ("Model", "get_inputs", "get_init_inputs"):
         if not callable(getattr(module, name, None)):
             raise ProblemError(f"{path}: defines no {name}")
     try:
-        init, init_named = arguments_of(module.Model, module.get_init_inputs())
-        torch.manual_seed(0)
-        model: torch.nn.Module = module.Model(*init, **init_named).eval()
-        first, by_name = arguments_of(model, module.get_inputs())
-        sample, named = (*first, *by_name.values()), tuple(by_name)
-        made, counted, writes = _looked_at(module, model, sample, named)
+        with torch.device(device), torch.no_grad():
+            loaded = _loaded(module, device)
     except (Exception, SystemExit) as error:
         told = str(error) if isinstance(error, ProblemError) else f"{type(error).__name__}: {error}"
         raise ProblemError(f"{path}: Model or its inputs fail: {told}") from error
-    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    model, named, count, writes, state = loaded.model, loaded.named, loaded.inputs, loaded.writes, loaded.state
     names, learned = tuple(state), frozenset(name for name, _ in model.named_parameters())
     terms = max((x.numel() // max(1, len(x)) for x in state.values() if x.dim() > 1), default=1)
-    values = (*sample, *(tensor.detach() for tensor in state.values()))
-    moved = _elements(values) + _elements(made)
+    moved = _elements(loaded.forms) + loaded.made
 
     def reference(*arguments: Any) -> Any:
         # the judge compares its inputs before and after: the reference must not change them
         arguments = _copies(arguments) if writes else arguments
-        rest, given, by_name = arguments[len(sample) :], *_parted(arguments[: len(sample)], named)
+        rest, given, by_name = arguments[count:], *_parted(arguments[:count], named)
         return torch.func.functional_call(model, dict(zip(names, rest, strict=True)), given, by_name)
 
     @functools.wraps(module.get_inputs)  # what is kept of a problem is known by its code: this file's, not ours
     def make_inputs(case: Case, draw: Draw) -> Inputs:
-        with as_it_was():
+        with as_it_was(), torch.device(draw.device):
             torch.manual_seed(draw.seed % (1 << 63))
             fresh = _drawn(module, model, named)
-        inputs = (*(_vary(x, draw) for x in fresh), *(_weights(x, draw) for x in state.values()))
+        inputs = (*(_vary(x, draw) for x in fresh), *(_weights(x.to(draw.device), draw) for x in state.values()))
         return tuple(_placed(x, case, draw.device) for x in inputs)
 
     def whole(case: Case, draw: Draw) -> Inputs:
         made = make_inputs(case, Draw(draw.seed, "normal", draw.device))
-        kinds = [2] * len(sample) + [1 if name in learned else 0 for name in names]
+        kinds = [2] * count + [1 if name in learned else 0 for name in names]
         return tuple(_whole(x, reach, terms, draw) for x, reach in zip(made, kinds, strict=True))
 
     problem = Problem(
@@ -108,12 +107,96 @@ def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",)) -> SuiteTask:
         cases=tuple(Case.of(dtype, task=1) for dtype in dtypes),
         axes=(Axis("task", (1,), 1, 1),),
         compulsory_bytes=lambda case: moved * case.element_bytes,
-        flops=lambda case: max(counted, _elements(made)),
+        flops=lambda case: max(loaded.flops, loaded.made),
         dtypes=dtypes,
         distributions=("normal", "large_mean", "heavy_tail", "ties", "tiny"),
         rules=(Rule("integers", whole),),
+        row_inputs=loaded.rows,
+        sampled_rows=SAMPLED_ROWS if loaded.rows else 0,
     )
-    return SuiteTask(problem, init, init_named, len(sample), named, names)
+    source = path.read_text(errors="replace")
+    return SuiteTask(problem, loaded.init, loaded.init_named, count, named, names, loaded.forms, source)
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A task's model, and what a look at one call has told. made: elements of the outputs."""
+
+    init: tuple[Any, ...]
+    init_named: Mapping[str, Any]
+    model: torch.nn.Module
+    named: tuple[str, ...]
+    inputs: int
+    forms: Inputs
+    state: Mapping[str, torch.Tensor]
+    made: int
+    flops: int
+    writes: bool
+    rows: tuple[int, ...]
+
+
+def _loaded(module: ModuleType, device: str) -> _Loaded:
+    init, init_named = arguments_of(module.Model, module.get_init_inputs())
+    torch.manual_seed(0)
+    model: torch.nn.Module = module.Model(*init, **init_named).eval().to(device)
+    first, by_name = arguments_of(model, module.get_inputs())
+    sample, named = tuple(_on(x, device) for x in (*first, *by_name.values())), tuple(by_name)
+    _hold_to_memory(sample, device)
+    made, flops, writes = _looked_at(module, model, sample, named)
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    values = (*sample, *(tensor.detach() for tensor in state.values()))
+    elements = _elements(values) + _elements(made)
+    rows = _rows_apart(model, sample, named, made) if 8 * elements > WHOLE_BYTES else ()
+    forms = tuple(x.to("meta") if isinstance(x, torch.Tensor) else x for x in values)
+    if device != "cpu":  # of the model only its code is needed from here on, and a suite's models would fill a GPU
+        state = {name: x.detach().cpu() for name, x in state.items()}
+        model = model.to("meta")
+    rest = len(sample), forms, state, _elements(made), flops, writes, rows
+    return _Loaded(init, init_named, model, named, *rest)
+
+
+WHOLE_BYTES, SAMPLED_ROWS = 24 << 30, 64
+"""A task of more than so many bytes in float64 is compared on so many rows, where its rows are computed apart."""
+MEMORY_SHARE = 0.6
+"""Of a device's memory: inputs and outputs of more are refused, for a candidate needs as much again beside."""
+
+
+def _on(value: Any, device: str) -> Any:
+    return value.to(device) if isinstance(value, torch.Tensor) else value
+
+
+def _hold_to_memory(values: Sequence[Any], device: str) -> None:
+    if not device.startswith("cuda"):
+        return
+    needed = sum(x.numel() * x.itemsize for x in values if isinstance(x, torch.Tensor))
+    limit = MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory
+    if needed > limit:
+        text = f"its inputs take {needed / 2**30:.1f} GiB, and {MEMORY_SHARE:.0%} of this GPU's memory are"
+        raise ProblemError(f"{text} {limit / 2**30:.1f} GiB: nothing is judged of it here")
+
+
+def _rows_apart(
+    model: torch.nn.Module, sample: Sequence[Any], named: Sequence[str], made: Outputs
+) -> tuple[int, ...]:
+    """The positions of the inputs that have a row for each row of every output, where rows are computed apart from
+    each other, as some of them alone show; none elsewhere."""
+    count = {x.shape[0] if x.dim() else 0 for x in made}
+    places = tuple(
+        i for i, x in enumerate(sample) if isinstance(x, torch.Tensor) and x.dim() and {x.shape[0]} == count
+    )
+    if len(count) != 1 or not places or max(count) < 2 * SAMPLED_ROWS:
+        return ()
+    chosen = torch.tensor([0, max(count) // 3, max(count) - 1], device=made[0].device)
+    few = [x.index_select(0, chosen) if i in places else x for i, x in enumerate(sample)]
+    given, by_name = _parted(few, named)
+    try:
+        alone = as_outputs(model(*given, **by_name))
+    except RuntimeError:
+        return ()
+    near = (
+        torch.allclose(a, b.index_select(0, chosen), 1e-3, 1e-5, True) for a, b in zip(alone, made, strict=True)
+    )
+    return places if all(a.shape[1:] == b.shape[1:] for a, b in zip(alone, made, strict=True)) and all(near) else ()
 
 
 def arguments_of(what: Any, value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -143,7 +226,8 @@ def _parted(inputs: Sequence[Any], named: Sequence[str]) -> tuple[tuple[Any, ...
 def _drawn(module: ModuleType, model: torch.nn.Module, named: Sequence[str]) -> tuple[Any, ...]:
     """Inputs anew."""
     first, by_name = arguments_of(model, module.get_inputs())
-    return (*first, *(by_name[name] for name in named))
+    drawn = (*first, *(by_name[name] for name in named))
+    return tuple(_on(x, str(torch.get_default_device())) for x in drawn)
 
 
 def load_suite(folder: Path, dtypes: tuple[str, ...] = ("float32",)) -> dict[str, SuiteTask]:
@@ -237,7 +321,7 @@ def _vary(value: Any, draw: Draw) -> Any:
     if draw.distribution == "large_mean":
         out = out + 10.0
     elif draw.distribution == "heavy_tail":
-        noise = Draw(draw.integer(0, 1 << 30), "heavy_tail", "cpu").values(value.shape, value.dtype)
+        noise = Draw(draw.integer(0, 1 << 30), "heavy_tail", out.device).values(value.shape, value.dtype)
         out = out * noise
     elif draw.distribution == "ties":
         out = (out * 4).round() / 4
@@ -254,7 +338,7 @@ def _weights(value: torch.Tensor, draw: Draw) -> torch.Tensor:
     value = value.detach()
     if not value.is_floating_point() or not value.numel():
         return value
-    factor = Draw(draw.integer(0, 1 << 30), "normal", "cpu").uniform(value.shape, value.dtype, 0.75, 1.25)
+    factor = Draw(draw.integer(0, 1 << 30), "normal", value.device).uniform(value.shape, value.dtype, 0.75, 1.25)
     flat = bool((value == value.view(-1)[0] if value.is_contiguous() else value == value.flatten()[0]).all())
     return factor - 0.75 if flat and float(value.flatten()[0]) == 0.0 else value * factor
 

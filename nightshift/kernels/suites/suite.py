@@ -19,19 +19,21 @@ import torch
 
 from nightshift.collectors.seal import sha256_hex
 from nightshift.kernels.candidate import Candidate
-from nightshift.kernels.generate.base import Outcome, Proposal, Spent, Task
+from nightshift.kernels.generate.base import Generator, GeneratorError, Outcome, Proposal, Spent, Task
 from nightshift.kernels.generate.best_measured import templates
 from nightshift.kernels.generate.template import Family
 from nightshift.kernels.loop.optimise import OptimiseError, Work, slug_of
 from nightshift.kernels.ops.families import families_of
 from nightshift.kernels.ops.problems import BY_NAME, named
 from nightshift.kernels.problem import Case, ProblemError, as_outputs
+from nightshift.kernels.regions.author import attempted, region_author
 from nightshift.kernels.suites.kernelbench import SuiteTask, load_task, names_of
 
 EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12, 2.0**-23)
 _SCALES = (1.0, 1e-3)
 """Draws of unit size, and small ones: there another epsilon shows."""
 _LIKE = 3e-6
+_BOUND_ELEMENTS = 1 << 27
 Arguments = Sequence[Any]
 
 
@@ -266,41 +268,56 @@ def from_suite(folder: Path, dtypes: tuple[str, ...] = ("float32",)) -> tuple[li
     missed: dict[str, str] = {}
     for name in names_of(folder):
         try:
-            task = load_task(folder / name, dtypes)
-            binding = binding_of(task)
-        except ProblemError as error:
+            task = load_task(folder / name, dtypes, _device())
+            made = _suite_work(task, f"suite {folder.name}/{name}", str(folder / name))
+        except (ProblemError, GeneratorError) as error:
             # one broken file must not end the suite
             missed[name] = str(error)
             continue
-        if binding is None:
-            missed[name] = "computes nothing that a family of ours does"
-        elif not python_families(binding.problem):
-            missed[name] = f"no family writes {binding.problem}"
-        else:
-            made = _suite_work(task, binding, f"suite {folder.name}/{name}", str(folder / name))
-            slug = slug_of(name)
-            # two files of one name in different folders would share a search's folder
-            slug = f"{slug[:70]}-{sha256_hex(name.encode())[:8]}" if slug in works else slug
-            works[slug] = replace(made, slug=slug)
+        slug = slug_of(name)
+        # two files of one name in different folders would share a search's folder
+        slug = f"{slug[:70]}-{sha256_hex(name.encode())[:8]}" if slug in works else slug
+        works[slug] = replace(made, slug=slug)
     return list(works.values()), missed
 
 
 def task_again(path: Path, dtype: str, origin: str) -> Work:
-    """One task's work, for another process. Raises OptimiseError where no family computes it."""
-    task = load_task(path, (dtype,))
+    """One task's work, for another process. Raises OptimiseError where it has no graph."""
+    try:
+        return _suite_work(load_task(path, (dtype,), _device()), origin, str(path))
+    except GeneratorError as error:
+        raise OptimiseError(f"{path}: {error}") from error
+
+
+def _device() -> str:
+    """Where a task's model is run: published sizes would take minutes on a CPU."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _suite_work(task: SuiteTask, origin: str, path: str) -> Work:
+    """A family's kernels first, where one computes the task; kernels of its own regions beside them.
+
+    Raises GeneratorError where there are neither."""
+    wanted = Task(task.problem, task.problem.cases[0], facts={"source": task.source})
     binding = binding_of(task)
-    if binding is None:
-        raise OptimiseError(f"{path}: computes nothing that a family of ours does")
-    return _suite_work(task, binding, origin, str(path))
-
-
-def _suite_work(task: SuiteTask, binding: Binding, origin: str, path: str) -> Work:
-    wanted = Task(task.problem, task.problem.cases[0])
-    return Work(slug_of(Path(path).name), wanted, (SuiteAuthor(task, binding),), origin, path)
+    authors: list[Generator] = []
+    if binding is not None and python_families(binding.problem):
+        authors.append(SuiteAuthor(task, binding))
+    try:
+        regions = region_author(task.problem, task.forms, _device())
+        attempted(regions, wanted.case)
+        authors.append(regions)
+    except GeneratorError:
+        if not authors:
+            raise
+    return Work(slug_of(Path(path).name), wanted, tuple(authors), origin, path)
 
 
 def binding_of(task: SuiteTask) -> Binding | None:
     """Which of our problems a KernelBench task is, by numbers."""
+    sizes = [x.numel() for x in task.forms if isinstance(x, torch.Tensor)]
+    if sum(sizes) > _BOUND_ELEMENTS:  # what is compared in float64 many times would take minutes
+        return None
     sample = task.problem.inputs(task.problem.cases[0], "normal", 1, "cpu")
     return bind(task.problem.reference, sample)
 

@@ -7,6 +7,8 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +19,15 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from nightshift.agent.__main__ import app
+from nightshift.agent.approvals.policy import Person, Role
+from nightshift.agent.approvals.questions import Questions
 from nightshift.agent.cli.remote import Remote, remote
 from nightshift.agent.cli.terminal import operator
 from nightshift.agent.console.api import FORM_HEADER, PREFIX
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.settings import Settings
 from nightshift.agent.setup.console import build_console
+from nightshift.agent.store.diagnosis import Answer, ReadingState
 from nightshift.agent.store.incident import Cause, IncidentState
 from nightshift.agent.store.tables import sessions
 from nightshift.collectors.base import Permanent, Temporary
@@ -170,3 +175,35 @@ def test_a_decision_at_the_command_line_does_not_wait_for_scipy() -> None:
     read = "import sys, nightshift.agent.settings, nightshift.agent.cli.remote; print('scipy' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "False"
+
+
+def test_a_team_asks_about_its_own_from_the_command_line(as_red: CliRunner, cluster: Cluster) -> None:
+    """Its question is stored under its name; of another team's incident and question it learns nothing."""
+    questions = Questions(cluster.store.database, cluster.clock)
+    incident = cluster.store.incident(cluster.ids["red"])
+    first = questions.ask(incident, "was it the blue job?", Person("root", frozenset({Role.ADMIN}), "cli"))
+    answers = threading.Thread(target=_answer_next, args=(questions, first.number))
+    answers.start()
+    told = as_red.invoke(app, ["ask", incident.id, "did the switch fail first?", "--json"])
+    answers.join()
+    assert told.exit_code == 0, told.output
+    body = json.loads(told.stdout)
+    assert (body["by"], body["done"], body["lines"][1]["text"]) == (RED, True, "nothing was found")
+    asked = httpx.get(
+        f"{os.environ['NIGHTSHIFT_API']}{PREFIX}/incidents/{incident.id}/questions",
+        headers={"Authorization": f"Bearer {token_of(RED)}"},
+    ).json()
+    assert [row["question"] for row in asked] == ["did the switch fail first?"]
+    for which in ("both", "blue"):
+        assert as_red.invoke(app, ["ask", cluster.ids[which], "why?"]).exit_code != 0
+        assert questions.of(cluster.ids[which]) == []
+
+
+def _answer_next(questions: Questions, after: int) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for asked in questions.due():
+            if asked.number > after:
+                questions.answered(asked, Answer(ReadingState.DONE, note="nothing was found"), 0, 0.0)
+                return
+        time.sleep(0.02)

@@ -12,16 +12,21 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from nightshift.agent.approvals.policy import Person, Role
+from nightshift.agent.approvals.questions import Questions
 from nightshift.agent.console.defence import HEADERS
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.sessions import cookie_name
 from nightshift.agent.console.settings import Settings
 from nightshift.agent.console.sign_in import console_key, operator_token
 from nightshift.agent.console.site import DaemonHealth
+from nightshift.agent.notify.slack.card import card
+from nightshift.agent.rca.summary import as_text, summarise
 from nightshift.agent.setup.console import build_console
+from nightshift.agent.store.diagnosis import LOG, Answer, Claim, Evidence, Predicate, Quote, ReadingState
 from nightshift.agent.store.incident import Cause, IncidentState
 from nightshift.collectors.base import Permanent
 from nightshift.detectors.base import Fault
+from tests.agent.incidents import contested
 from tests.agent.story import TOKEN, Story
 
 COOKIE = cookie_name(secure=False)
@@ -107,6 +112,27 @@ def test_an_open_page_follows_the_incident(page: Page, url: str, story: Story) -
     assert story.gate.reject(incident_id, action.plan_sha256, grace, "the owner will fix it").ok
     expect(page.locator(".timeline")).to_contain_text("the owner will fix it")
     expect(page.get_by_role("button", name="Approve")).to_have_count(0)
+
+
+def test_a_question_is_asked_on_the_incidents_page_and_its_answer_comes_there(
+    page: Page, url: str, story: Story
+) -> None:
+    incident = story.tell()
+    page.goto(f"{url}/sign-in#token={TOKEN}")
+    page.wait_for_url(f"{url}/")
+    page.goto(f"{url}/incidents/{incident}")
+    page.fill("#question", "did the <b>switch</b> fail first?")
+    page.click("text=Ask >> nth=-1")
+    page.wait_for_selector("#answers article")
+    questions = Questions(story.store.database, story.clock)
+    (asked,) = questions.of(incident)
+    assert (asked.by, asked.channel) == ("ada", "console")
+    item = Evidence("E1", "kernel log", "node:n1", 0.0, 1.0, LOG, b"1.0\t<b>port</b> down\n", "log of n1")
+    found = (Quote("E1", "<b>port</b> down"),)
+    questions.answered(asked, Answer(ReadingState.DONE, found=found, evidence=(item,), note="no model"), 0, 0.0)
+    page.wait_for_selector("#answers blockquote")
+    assert "<b>port</b> down" in page.inner_text("#answers")
+    assert "did the <b>switch</b> fail first?" in page.inner_text("#answers")
 
 
 def test_text_from_outside_is_never_markup(page: Page, url: str, story: Story) -> None:
@@ -202,6 +228,57 @@ def test_a_plan_that_changed_since_the_page_was_loaded_is_not_approved(web: http
     answer = web.post(f"/incidents/{incident_id}/approve", data={"form": form, "plan": "f" * 64})
     assert "Reload it and decide again" in web.get(answer.headers["location"]).text
     assert story.store.incident(incident_id).state is IncidentState.AWAITING_APPROVAL
+
+
+BOOTER = "NVRM: GPU0 kgspExecuteBooterUnloadIfNeeded: failed to execute Booter Unload: 0x62"
+
+
+def test_a_contested_plan_is_shown_beside_approve_and_confirmed_by_one_more_click(
+    web: httpx.Client, story: Story
+) -> None:
+    incident_id = story.tell()
+    contested(story.store, incident_id, BOOTER)
+    form = sign_in(web)
+    page = web.get(f"/incidents/{incident_id}").text
+    plan = page.partition('<aside class="right">')[2].partition("</aside>")[0]
+    assert "The reset will fail." in plan
+    assert BOOTER in plan
+    assert 'name="plan"' in plan, "the quote stands where the button is"
+    action = story.store.incident(incident_id).action
+    assert action is not None
+    said = []
+    for _ in range(2):
+        answer = web.post(f"/incidents/{incident_id}/approve", data={"form": form, "plan": action.plan_sha256})
+        said.append(web.get(answer.headers["location"]).text)
+        story.clock.wait_until(story.clock.now_s() + 2.0)
+    assert "Approve again to confirm" in said[0]
+    assert "Approved: " in said[1]
+    assert story.store.incident(incident_id).state is IncidentState.APPROVED
+
+
+@pytest.mark.parametrize("text", ["fix: kubectl delete node n1", "see https://evil.example/fix for the fix"])
+def test_what_can_be_pasted_or_followed_stands_nowhere_beside_approve(
+    web: httpx.Client, story: Story, text: str
+) -> None:
+    """A log's line and a model's words; the evidence itself stays to be read, folded, in its own section."""
+    incident_id = story.store.open_incident("a leak", [story.finding()])
+    item = Evidence("E1", "log", "", 0.0, 9.0, LOG, f"1.0\t{text}\n2.0\t{text}".encode(), "log of sft-12")
+    said, shas = {"pattern": "fix", "times": 2.0}, {"E1": item.sha256}
+    claim = Claim("it failed twice", Predicate.REPEATED, ("E1",), (Quote("E1", text),), said, shas)
+    told = replace(story.diagnosis(), claims=(claim,), evidence=(item,))
+    story.store.save_diagnosis(story.store.incident(incident_id), told, by="rules")
+    story.store.save_plan(story.store.incident(incident_id), story.action(), "least disruptive", by="nightshift")
+    sign_in(web)
+    page = web.get(f"/incidents/{incident_id}").text
+    evidence = page.partition('<section id="evidence"')
+    beside = evidence[0] + evidence[2].partition("</section>")[2]
+    incident = story.store.incident(incident_id)
+    shown = [beside, as_text(summarise(incident, story.clock.now_s()))]
+    shown.append(str(card(incident, story.clock.now_s(), "", 3600.0)))
+    for place in shown:
+        assert "kubectl" not in place
+        assert "evil.example" not in place
+    assert "it holds an address or a command" in beside
 
 
 def test_the_emergency_stop_shows_everywhere_and_is_lifted_here(web: httpx.Client, story: Story) -> None:

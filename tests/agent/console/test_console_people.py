@@ -32,8 +32,8 @@ RULES = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "
 ARTEFACTS = os.environ.get("NIGHTSHIFT_ARTEFACTS", "")
 """A folder that screenshots are kept in; empty: none are."""
 PAGES = ("/", "/incidents?q=leak&severity=warning", "/incidents/INC-1", "/gpus/{gpu}", "/policies",
-         "/policies/decisions/0000000000000001", "/kernels", "/waiting", "/sources", "/audit", "/sign-in",
-         "/incidents/INC-99")  # fmt: skip
+         "/policies/decisions/0000000000000001", "/kernels", "/waiting", "/returns", "/sources",
+         "/versions", "/audit", "/sign-in", "/incidents/INC-99")  # fmt: skip
 FEW = ("/", "/incidents/INC-1")
 PHONE = {"width": 375, "height": 740}
 

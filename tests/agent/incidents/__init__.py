@@ -3,7 +3,21 @@
 from __future__ import annotations
 
 from nightshift.agent.clock import SteppedClock
-from nightshift.agent.store.diagnosis import Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
+from nightshift.agent.store.diagnosis import (
+    LOG,
+    Claim,
+    Confidence,
+    Contest,
+    Diagnosis,
+    Evidence,
+    Predicate,
+    Quote,
+    QuotedSentence,
+    Reading,
+    ReadingState,
+)
+from nightshift.agent.store.incident import IncidentState, plan_name
+from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.frame import Instant, LogRecord
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, BlastRadius, Precondition, Undo
@@ -79,3 +93,15 @@ def an_action(
         params={"checkpoint": "latest", "grace_s": 30, "force": False, "share": 0.5},
         preconditions=preconditions,
     )
+
+
+def contested(store: Store, name: str, quote: str, reason: str = "The reset will fail.") -> None:
+    """Has a model contest the plan of an incident, in a reading as the queue stores it."""
+    action = store.incident(name).action
+    assert action is not None
+    (row,) = [row for row in store.to_read(frozenset(IncidentState)) if row.incident == name]
+    item = Evidence("E1", "kernel_log n1", "", 0.0, 1.0, LOG, f"1.0\t{quote}".encode(), "kernel events of n1")
+    contest = Contest(plan_name(action), reason, Quote("E1", quote))
+    told = (QuotedSentence("The unload failed.", contest.quote),)
+    reading = Reading(ReadingState.DONE, "openai m", evidence=(item,), sentences=told, contest=contest, asked=1)
+    store.save_reading(name, row.diagnosis, reading, 1, 0.0, final=True)

@@ -89,7 +89,7 @@ def xid_item(body: dict[str, Any]) -> str:
 def proves(_: Scripted, body: dict[str, Any]) -> Answer:
     name = xid_item(body)
     true = {**TRUE, "evidence_ids": [name], "quotes": [{"evidence_id": name, "text": QUOTE}]}
-    return concluded(true, hypothesis="GPU 1 has failing memory.")
+    return concluded(true, hypothesis=f'The driver reports an Xid of this GPU: "{QUOTE}".')
 
 
 def proves_and_invents(server: Scripted, body: dict[str, Any]) -> Answer:
@@ -151,6 +151,7 @@ def test_a_second_request_that_fails_erases_nothing(home: Path) -> None:
     assert second.reading is not None
     assert (second.reading.state, second.reading.asked) == (ReadingState.FAILED, 2)
     assert claims_of(second) == claims_of(first)
+    assert QUOTE in as_text(summarise(second, NOW_S)).partition("the model suggests")[2]
     assert "its earlier answer remains" in as_text(summarise(second, NOW_S))
 
 

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from nightshift.agent.incidents.advisor import Advisor, choose, resembling
 from nightshift.agent.presentation.incident_view import signals
+from nightshift.agent.rca.briefing import brief
 from nightshift.agent.rca.bundle import EvidenceLimits
 from nightshift.agent.rca.evidence import gather
 from nightshift.agent.rca.grounding import ground
 from nightshift.agent.rca.rules import diagnose, recovery_of
 from nightshift.agent.rca.summary import as_markdown, as_text, headline_of, plain, summarise
 from nightshift.agent.store.diagnosis import Confidence, Diagnosis
-from nightshift.agent.store.incident import Incident
+from nightshift.agent.store.incident import HistoryStep, Incident, IncidentState
 from nightshift.collectors.frame import Instant, LogRecord
 from nightshift.collectors.history import History
 from nightshift.collectors.kernel_log.lines import KernelLogParser
@@ -266,6 +267,20 @@ def test_similar_past_incidents_come_first_where_they_were_on_the_same_subject()
     far = replace(incident(replace(leak(), subject=GPUS[3])), id="INC-3", opened_s=NOW_S + 10)
     other = replace(incident(diverged()), id="INC-4")
     assert [p.id for p in resembling(this, [other, far, near, this])] == ["INC-2", "INC-3"]
+
+
+def test_the_post_mortem_of_a_past_incident_is_in_the_evidence_and_in_the_first_request() -> None:
+    told = made(leak())
+    noted = HistoryStep(
+        NOW_S, None, IncidentState.RESOLVED, "closed", "alice", "a loss was appended without detach"
+    )
+    past = replace(incident(leak(), diagnosis=told), id="INC-2", history=(noted,))
+    (found,) = resembling(incident(leak()), [past])
+    assert found.post_mortem[0] == told.headline
+    assert found.post_mortem[-1] == "resolved: a loss was appended without detach"
+    bundle = gather([leak()], history(), INVENTORY, NOW_S, [found])
+    text = brief(told, bundle, ONSET_S, 24_000).text
+    assert "a loss was appended without detach" in text
 
 
 def test_what_the_driver_announced_decides_the_plan() -> None:

@@ -26,8 +26,10 @@ from nightshift.agent.notify.slack.settings import Settings as SlackSettings
 from nightshift.agent.presentation.overview import by_rack
 from nightshift.agent.setup.console import build_console
 from nightshift.agent.store.incident_store import NoSuchIncident
+from nightshift.agent.store.records import dump
 from nightshift.collectors.subject import SubjectKind
 from nightshift.controllers.action import ActionKind
+from tests.agent.incidents import contested
 from tests.agent.tenants import (
     EVERYBODY,
     GPUS,
@@ -122,6 +124,27 @@ def _leaks(name: str, answer: httpx.Response, url: str) -> set[str]:
     """Forbidden words in an answer, beside those that the request itself said."""
     told = answer.text + str(answer.headers)
     return {word for word in forbidden(name) if word in told and word not in url}
+
+
+def test_a_contest_and_a_model_s_sentence_name_no_other_team(tmp_path: Path) -> None:
+    """The approvers of a team's incident learn that its plan is contested; another team's words, and sentences that
+    rest on them, stay withheld."""
+    cluster = Cluster(tmp_path)
+    name, quote = cluster.ids["red"], "zebra-7: NVRM: failed to execute Booter Unload"
+    contested(cluster.store, name, quote, "The reset of zebra-7 will fail.")
+    wide = IncidentWindow(cluster.store, cluster.person(WIDE[1]), cluster.inventory, NOW_S).incident(name)
+    red = cluster.person("red-approver@example.org")
+    theirs = IncidentWindow(cluster.store, red, cluster.inventory, NOW_S).incident(name)
+    cluster.store.close()
+    assert wide.reading is not None
+    assert wide.reading.contest is not None
+    assert wide.reading.contest.quote.text == quote
+    assert [sentence.text for sentence in wide.reading.sentences] == ["The unload failed."]
+    assert theirs.reading is not None
+    assert theirs.reading.contest is not None, "that it is contested is theirs to know"
+    assert theirs.reading.sentences == ()
+    assert "zebra" not in dump(theirs)
+    assert "unload" not in dump(theirs).lower()
 
 
 @pytest.mark.parametrize("name", [*TENANTS, WIDE[0], NOBODY])

@@ -10,12 +10,17 @@ import pytest
 from kubernetes import client
 
 from nightshift.collectors.base import Permanent
+from nightshift.collectors.seal import fingerprint
+from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.controllers.action import (
+    Action,
     ActionKind,
     Actuator,
     BlastRadius,
+    EvidenceSource,
     OutcomeStatus,
     UnderWay,
+    traits_of,
 )
 from nightshift.controllers.actuators.kube_client import KubeClient
 from nightshift.controllers.actuators.kube_probe import ProbeJob
@@ -37,7 +42,7 @@ from tests.controllers.kube_scenes import (
     rules_of,
     stop_pods,
 )
-from tests.controllers.repair_scenes import Clock, cordoned_by_us, finished, reboot, repairer, reset, waits
+from tests.controllers.repair_scenes import Clock, cordoned_by_us, finished, plan, reboot, repairer, reset, waits
 from tests.kubernetes_api.cluster import Cluster
 
 S = OutcomeStatus
@@ -56,7 +61,47 @@ def actuator(cluster: Cluster, clock: Clock) -> KubernetesRepairActuator:
 
 def test_it_fulfils_the_actuator_contract(actuator: KubernetesRepairActuator) -> None:
     assert isinstance(actuator, Actuator)
-    assert actuator.kinds() == {ActionKind.RESET_GPU, ActionKind.REBOOT_NODE, ActionKind.RETURN_NODE}
+    assert isinstance(actuator, EvidenceSource)
+    repairs = {ActionKind.RESET_GPU, ActionKind.REBOOT_NODE, ActionKind.RETURN_NODE}
+    assert actuator.kinds() == repairs | {ActionKind.OPEN_RMA}
+
+
+def test_evidence_comes_from_a_job_on_the_node_and_a_return_case_changes_nothing(
+    cluster: Cluster, actuator: KubernetesRepairActuator
+) -> None:
+    """The Job is made once. Its parts are taken once the end is printed, though a command of it still hangs."""
+    if cluster.server is None:
+        pytest.skip("needs to say what a pod printed")
+    node = cluster.node()
+    case = plan(ActionKind.OPEN_RMA, Subject(SubjectKind.GPU, "GPU-7"), node)
+    for _ in range(2):
+        with pytest.raises(UnderWay):
+            actuator.evidence(case)
+    ((name, made),) = repair_jobs(cluster).items()
+    assert name.endswith("-evidence")
+    assert made.spec.active_deadline_seconds <= 60
+    assert made.spec.template.spec.node_name == node
+    prints(cluster, name, case, "nvidia-smi whole\nSerial Number : 7\n")
+    assert actuator.evidence(case) == {"nvidia-smi": b"Serial Number : 7\n"}
+    assert actuator.execute(case).status is S.DONE
+    assert actuator.undo(case).status is S.DONE
+    assert not cluster.core.read_node(node).spec.unschedulable
+    assert len(repair_jobs(cluster)) == 1
+
+
+def test_a_node_that_is_gone_has_no_evidence(cluster: Cluster, actuator: KubernetesRepairActuator) -> None:
+    with pytest.raises(Permanent, match="has no node nowhere"):
+        actuator.evidence(reset("nowhere"))
+
+
+def prints(cluster: Cluster, name: str, action: Action, text: str) -> None:
+    """What the evidence's Job has printed."""
+    assert cluster.server is not None
+    pod = cluster.pod(f"{name}-p", labels={"batch.kubernetes.io/job-name": name})
+    status = {"status": {"startTime": "2026-11-21T12:00:00Z"}}
+    cluster.core.patch_namespaced_pod_status(pod, cluster.namespace, status)
+    mark = fingerprint([action.id, "evidence"])
+    cluster.server.logs[cluster.namespace, pod] = f"\n{mark} {text}\n{mark} end\n"
 
 
 def test_a_gpu_is_emptied_and_released_before_it_is_reset_and_checked_before_it_is_given_back(
@@ -263,7 +308,16 @@ def test_a_repair_needs_just_its_rights(cluster: Cluster, clock: Clock, kind: Ac
     action = replace(action, blast_radius=radius)
     if kind is ActionKind.RETURN_NODE:
         action = cordoned_by_us(cluster, node)
+    if kind is ActionKind.OPEN_RMA:
+        action = plan(kind, Subject(SubjectKind.GPU, "GPU-7"), node)
     assert actuator.changed(action) == []
+    if traits_of(kind).evidence:
+        with pytest.raises(UnderWay):
+            actuator.evidence(action)
+        (name,) = repair_jobs(cluster)
+        prints(cluster, name, action, "sel whole\n")
+        assert actuator.evidence(action)
+        client.BatchV1Api(cluster.api).delete_namespaced_job(name, cluster.namespace)
 
     def happens() -> None:
         stop_pods(other, "train")()

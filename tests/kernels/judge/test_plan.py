@@ -13,6 +13,7 @@ from nightshift.kernels.candidate import Candidate, Launch
 from nightshift.kernels.judge import cuda
 from nightshift.kernels.judge.host.recorder import Recorder
 from nightshift.kernels.judge.launch_plan import (
+    MAX_STEPS,
     Clear,
     Fire,
     Plan,
@@ -60,7 +61,7 @@ def test_a_plan_comes_back_from_its_message_unchanged() -> None:
         {"steps": [["jump"]]},
         {"steps": [["fire", 0, "k", [1] * 10, [["secret", 0, 0]]]]},
         {"steps": [["fire", 0, "k", [1] * 10, [["in", -1, 0]]]]},
-        {"steps": [["clear", ["tmp", 0, 0], 1]] * 65},
+        {"steps": [["clear", ["tmp", 0, 0], 1]] * (MAX_STEPS + 1)},
         {"steps": None},
     ],
 )

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from nightshift.agent.approvals.questions import Question
 from nightshift.agent.notify.slack.blocks import (
     Block,
     ChatMessage,
@@ -24,7 +25,8 @@ from nightshift.agent.notify.slack.blocks import (
     paragraph,
     text,
 )
-from nightshift.agent.rca.summary import SummaryLine, as_shown, quotable, summarise
+from nightshift.agent.rca.question import as_checked, spoken
+from nightshift.agent.rca.summary import SummaryLine, as_shown, quotable, reading_quotes, summarise
 from nightshift.agent.store.archive import NoSuchIncident, number_of
 from nightshift.agent.store.incident import (
     CLOSABLE,
@@ -56,6 +58,7 @@ TOLD = {
     Cause.ACTION_FAILED: "The action failed",
     Cause.OUTCOME_UNKNOWN: "Unknown whether the action happened: a person must check",
     Cause.WORLD_READ: "The cluster now says",
+    Cause.EVIDENCE_COLLECTED: "Evidence for the vendor",
     Cause.CONTEST_SHOWN: "Asked to confirm a contested plan",
     Cause.RESUMED: "Resumed",
     Cause.UNDO_REQUESTED: "Taking it back",
@@ -69,6 +72,9 @@ TOLD = {
     Cause.CLOSED_BY_PERSON: "Closed",
     Cause.NOT_A_FAULT: "Not a fault",
     Cause.ACKNOWLEDGED: "Taken on",
+    Cause.PROPOSED: "Proposed by an agent, not checked",
+    Cause.JUDGED_RIGHT: "The diagnosis was right",
+    Cause.JUDGED_WRONG: "The diagnosis was wrong",
     Cause.UNDER_WAY: "Still under way",
     Cause.GUARD_REFUSED: "Denied by the guard: a person must check",
     Cause.STAGE_FAILED: "Nightshift could not continue: a person must check",
@@ -167,10 +173,22 @@ def story(incident: Incident) -> ChatMessage | None:
             parts += [text(f" [{quote.evidence_id}] "), text(quotable(quote.text), code=True, limit=200)]
         lines.append(line(*parts))
     if diagnosis.hypothesis:
-        lines.append(line(text("Hypothesis, not proven: ", bold=True), text(diagnosis.hypothesis)))
+        parts = [text("Hypothesis, not proven: ", bold=True), text(diagnosis.hypothesis)]
+        parts += [text(f" {quote}", code=True, limit=200) for _, quote in reading_quotes(incident)]
+        lines.append(line(*parts))
     if diagnosis.dropped:
         lines.append(line(text(f"{diagnosis.dropped} drafted claims did not hold and are not shown")))
-    return ChatMessage(fallback(f"{incident.id}: {diagnosis.headline}"), (paragraph(lines),))
+    # a judgement is of the diagnosis, and binds no plan
+    value = Ticket(incident.id, "").value()
+    judged = actions([button("Diagnosis right", "right", value), button("Diagnosis wrong", "wrong", value)])
+    return ChatMessage(fallback(f"{incident.id}: {diagnosis.headline}"), (paragraph(lines), judged))
+
+
+def answer(question: Question) -> ChatMessage:
+    """A question and its answer, for the thread."""
+    lines = spoken(question.text, as_checked(question.answer))
+    shown = [_shown(item, bold=not number) for number, item in enumerate(lines[:_MAX_ITEMS])]
+    return ChatMessage(fallback(f"{question.incident}: {question.text}"), (paragraph(shown),))
 
 
 def evidence(incident: Incident) -> ChatMessage:

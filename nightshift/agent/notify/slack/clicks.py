@@ -11,6 +11,7 @@ threads of our own; a store that hangs holds those up and no acknowledgement.
 from __future__ import annotations
 
 import queue
+import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,12 +23,13 @@ from nightshift.agent.approvals.access import Permission, may
 from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.people import Directory
 from nightshift.agent.approvals.policy import Person, must_sign_in_again
+from nightshift.agent.approvals.questions import Questions
 from nightshift.agent.approvals.visibility import IncidentWindow
 from nightshift.agent.clock import Clock
 from nightshift.agent.incidents.silence import IncidentSilence, namespaces_of_matcher
 from nightshift.agent.incidents.suppression import Suppressor
 from nightshift.agent.notify.delivery import RateLimited
-from nightshift.agent.notify.ledger import DeliveryLedger, card_key
+from nightshift.agent.notify.ledger import Delivery, DeliveryLedger, card_key
 from nightshift.agent.notify.slack import card as words
 from nightshift.agent.notify.slack import proposals
 from nightshift.agent.notify.slack.blocks import ChatMessage
@@ -36,12 +38,13 @@ from nightshift.agent.notify.slack.members import Members, NotAMember
 from nightshift.agent.notify.slack.proposals import PlanTicket, Promotions
 from nightshift.agent.notify.slack.settings import SNOOZE_S, Settings
 from nightshift.agent.notify.slack.web import SlackWeb
+from nightshift.agent.store.archive import name_of, number_of
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.units import clock_time
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.subject import Inventory
 
-ACTIONS = ("approve", "take", "snooze", "evidence", "not_a_fault")
+ACTIONS = ("approve", "take", "snooze", "evidence", "not_a_fault", "right", "wrong")
 """Buttons that are answered at once; `reject` asks for a reason first."""
 REASON_VIEW = "reject_reason"
 # Few, since each holds a connection of the store's pool of ten while it works.
@@ -52,9 +55,10 @@ _MODALS = 2
 _MOST_WAIT_S = 10.0
 _AGAIN = "Click Reject again, or use the console or `nightshift reject`."
 _USAGE = (
-    "/nightshift status | incidents | show INC-7 | approve INC-7 | promotions | silence KIND:PATTERN 2h REASON | "
-    "silences | unsilence NUMBER | halt [REASON] | resume"
+    "/nightshift status | incidents | show INC-7 | ask INC-7 QUESTION | approve INC-7 | promotions | "
+    "silence KIND:PATTERN 2h REASON | silences | unsilence NUMBER | halt [REASON] | resume"
 )
+_MENTION = re.compile(r"<@[A-Z0-9]+(?:\|[^>]*)?>")
 _SPANS = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -92,6 +96,7 @@ class Desk:
     def __init__(self, parts: DeskParts) -> None:
         self._p = parts
         self._ledger = DeliveryLedger(parts.store.database)
+        self._questions = Questions(parts.store.database, parts.clock)
         self._promotions = Promotions(parts.gate, parts.store, parts.clock)
         self._log = structlog.get_logger("slack")
         self._waiting: queue.Queue[Callable[[], None] | None] = queue.Queue(_MOST_WAITING)
@@ -184,6 +189,12 @@ class Desk:
         person = self._p.directory.person(name, "slack")
         if click.what == "command":
             return self._command(click.value, person)
+        if click.what == "ask":
+            ts, _, text = click.value.partition("\n")
+            row = self._ledger.card_of(click.channel, ts) if ts else None
+            if row is None or row.incident is None:
+                return said("Ask in the thread of an incident's message, or with /nightshift ask INC-7 QUESTION.")
+            return self._ask(name_of(row.incident), row, text, person)
         plan = PlanTicket.of(click.value.partition("\n")[0])
         if plan is not None:
             return self._promotion(click, plan, person)
@@ -198,6 +209,8 @@ class Desk:
             return said(self._p.gate.reject(ticket.incident, ticket.plan_sha256, person, reason).message)
         if click.what == "not_a_fault":
             return said(self._p.gate.close(ticket.incident, person, "not a fault", not_a_fault=True).message)
+        if click.what in ("right", "wrong"):
+            return said(self._p.gate.judge(ticket.incident, person, right=click.what == "right").message)
         if click.what == "take":
             return self._take_on(ticket, person)
         if click.what == "snooze":
@@ -237,6 +250,16 @@ class Desk:
             return said(answer.message)
         return words.elsewhere(answer.message, self._p.settings.console_url, ticket.incident)
 
+    def _ask(self, name: str, row: Delivery | None, text: str, person: Person) -> ChatMessage:
+        """Stores a question; the courier posts its answer in the incident's thread, where others read it, too."""
+        incident = self._window(person).incident(name)
+        # a channel that is not for all may be a team's: of its incident it may read, of others' work not
+        aside = row is not None and row.channel != self._p.settings.channel
+        plain = _MENTION.sub(" ", text).replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
+        self._questions.ask(incident, plain, person, incident.namespaces if aside and incident.namespaces else None)
+        where = f"in the thread of {incident.id}" if row is not None and row.ts else "on its page in the console"
+        return said(f"Asked. The answer comes {where}.")
+
     def _take_on(self, ticket: Ticket, person: Person) -> ChatMessage:
         """Whoever takes a page on ends its escalation."""
         touched = self._window(person).incident(ticket.incident).namespaces
@@ -262,6 +285,7 @@ class Desk:
             "status": lambda: self._status(person),
             "incidents": lambda: self._incidents(person),
             "show": lambda: self._show(rest, person),
+            "ask": lambda: self._ask_by_name(rest, person),
             # Shows rather than approves: a typed command binds no hash of a plan that its writer saw.
             "approve": lambda: self._show(rest, person),
             "promotions": lambda: proposals.listing(self._promotions.all(person), self._p.clock.now_s()),
@@ -272,6 +296,11 @@ class Desk:
             "resume": lambda: said(self._p.gate.resume(person).message),
         }
         return answers.get(verb, lambda: said(_USAGE))()
+
+    def _ask_by_name(self, rest: str, person: Person) -> ChatMessage:
+        name, _, text = rest.partition(" ")
+        name = name_of(number_of(name))
+        return self._ask(name, self._ledger.row(card_key(name)), text, person)
 
     def _incidents(self, person: Person) -> ChatMessage:
         opened = self._window(person).open_incidents()

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 
 from nightshift.agent.approvals.people import Directory
+from nightshift.agent.approvals.questions import Questions
 from nightshift.agent.notify.courier import BROKEN_S, Courier, CourierParts
 from nightshift.agent.notify.delivery import DeliveryRefused
 from nightshift.agent.notify.ledger import CARD, STORM, THREAD, Delivery, card_key
@@ -123,6 +124,7 @@ class ChatCourier(Courier):
 
     def __init__(self, parts: SlackParts) -> None:
         super().__init__(SLACK, parts, TIMEOUT_S + 1, lookup=parts.web)
+        self._questions = Questions(parts.store.database, parts.clock)
         self._broken: dict[str, float] = {}
         self._storm_edited: dict[str, float] = {}
         self._storms_now: dict[tuple[str, str], Delivery] = {}
@@ -238,6 +240,10 @@ class ChatCourier(Courier):
                 # To the whole channel, since a thread that nobody follows notifies nobody.
                 loud = step.after is IncidentState.ESCALATED or cause is Cause.RELAPSED
                 wanted.append((f"{incident.id}/step/{number}", words.event(incident, step), loud))
+        # asked for, so also in a storm
+        for asked in self._questions.of(incident.id):
+            if asked.channel == SLACK and not asked.is_open:
+                wanted.append((f"{incident.id}/answer/{asked.number}", words.answer(asked), False))
         for key, content, broadcast in wanted:
             if key not in there:
                 reply = Delivery(key, SLACK, THREAD, number_of(incident.id), row.channel, row.ts)

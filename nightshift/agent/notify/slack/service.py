@@ -31,6 +31,7 @@ from starlette.concurrency import run_in_threadpool
 from nightshift.agent.notify.delivery import DeliveryRefused
 from nightshift.agent.notify.outlets.web import secret_of
 from nightshift.agent.notify.slack.blocks import ChatMessage
+from nightshift.agent.notify.slack.card import said
 from nightshift.agent.notify.slack.clicks import ACTIONS, REASON_VIEW, Click, Desk, reason_of
 from nightshift.agent.notify.slack.messages import ChatCourier
 from nightshift.agent.notify.slack.settings import TIMEOUT_S, Settings
@@ -41,6 +42,8 @@ PATH = "/slack/events"
 MAX_BODY_BYTES = 1_000_000
 _CONNECT_AGAIN_S = (1.0, 30.0)
 _MOST_TAKEN = 2000
+_MOST_ASKED = 4000
+_BUSY = "Too many clicks wait; nothing was done. Use the CLI or the console."
 
 
 class Slack:
@@ -154,6 +157,7 @@ class Slack:
         bolt.action("reject")(self._on_reject)
         bolt.view(REASON_VIEW)(self._on_reason)
         bolt.command("/nightshift")(self._on_command)
+        bolt.event("app_mention")(self._on_mention)
         return bolt
 
     def _on_button(self, ack: Ack, body: dict[str, Any], respond: Respond) -> None:
@@ -191,6 +195,21 @@ class Slack:
         ack()
         self._take(body, "command", str(body.get("text", ""))[:1000], respond)
 
+    def _on_mention(self, body: dict[str, Any]) -> None:
+        """A question in an incident's thread. Bolt acknowledges events by itself."""
+        event = body["event"]
+        # bots mention us too, and would be answered for ever
+        if event.get("bot_id") or self._is_again(body):
+            return
+        user, channel = str(event.get("user", "")), str(event.get("channel", ""))
+
+        def tell(message: ChatMessage) -> None:
+            self.web.whisper(channel, user, message)
+
+        value = f"{event.get('thread_ts', '')}\n{str(event.get('text', ''))[:_MOST_ASKED]}"
+        if not self.desk.take(Click(user, str(body.get("team_id", "")), "ask", value, channel, tell)):
+            tell(said(_BUSY))
+
     def _take(self, body: Mapping[str, Any], what: str, value: str, respond: Respond) -> None:
         if self._is_again(body):
             return
@@ -206,8 +225,8 @@ class Slack:
 
     def _is_again(self, body: Mapping[str, Any]) -> bool:
         """Whether Slack delivers again what it delivered before: it does so where the acknowledgement did not reach
-        it, and each request of a person has a trigger of its own."""
-        trigger = str(body.get("trigger_id") or "")
+        it, and each request of a person has a trigger (each event an id) of its own."""
+        trigger = str(body.get("trigger_id") or body.get("event_id") or "")
         if not trigger:
             return False
         with self._mutex:
@@ -295,7 +314,7 @@ def _alone(respond: Respond, text: str, blocks: list[dict[str, Any]] | None = No
 
 
 def _busy(respond: Respond) -> None:
-    _alone(respond, "Too many clicks wait; nothing was done. Use the CLI or the console.")
+    _alone(respond, _BUSY)
 
 
 def secret_now(setting: str, path: Path | None) -> str:

@@ -33,8 +33,8 @@ current: list[Recorder] = []
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes one call of an entry. `opaque`: names of torch operations that did work outside any plan. `kept`: bytes
-    by address of memory that launches were given and that was there before the call."""
+    """Notes one call of an entry. `opaque`: names of torch operations that did work outside any plan; `called`: of
+    those in it. `kept`: bytes by address of memory that launches were given and that was there before the call."""
 
     def __init__(
         self, resident: Sequence[tuple[launch_plan.Pointer, int, int]], lent: Sequence[torch.Tensor] = ()
@@ -46,6 +46,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.steps: list[tuple[Any, ...]] = []
         self._binaries: dict[bytes, int] = {}
         self.opaque: list[str] = []
+        self.called: list[str] = []  # torch's operators that a plan holds
         self.launches = 0
         self._made = {x.untyped_storage().data_ptr() for x in lent}
         self.kept: dict[int, int] = {}
@@ -73,8 +74,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._tensors.append(result)
             self._note_zeros(result, name)
         elif not func.is_view and name not in _FREE:
-            self.opaque.append(name)
+            self._note_call(func, name, args, kwargs or {}, result)
         return result
+
+    def _note_call(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        """torch's work: a step where a plan may hold it, else what no plan holds."""
+        made = result if isinstance(result, tuple | list) else (result,)
+        if name not in launch_plan.LIBRARY_CALLS or not all(isinstance(x, torch.Tensor) for x in made):
+            self.opaque.append(name)
+            return
+        self.called.append(name)
+        self._tensors += made
+        self.steps.append(("call", name, func._overloadname, list(args), dict(kwargs), list(made)))
 
     def _note_zeros(self, result: torch.Tensor, name: str) -> None:
         in_place = name == "zero_"
@@ -137,10 +148,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if size and not any(start <= at < start + max(1, n) for _, start, n in places):
                 places.append((launch_plan.Pointer("tmp", len(scratch)), address, size))
                 scratch.append(size)
-        steps: list[launch_plan.Fire | launch_plan.Clear] = []
+        steps: list[launch_plan.Step] = []
         for step in self.steps:
             if step[0] == "clear":
                 steps.append(launch_plan.Clear(_locate(places, step[1]), step[2]))
+            elif step[0] == "call":
+                steps.append(launch_plan.Call(*step[1:3], *(_blocks(places, x) for x in step[3:])))
             else:
                 arguments = tuple(_argument(places, kind, value) for kind, value in step[4])
                 steps.append(launch_plan.Fire(step[1], step[2], step[3], arguments))
@@ -170,6 +183,17 @@ def _argument(
     if kind.startswith("*"):
         return _locate(places, value) if value else launch_plan.Scalar("u64", 0)
     return launch_plan.scalar(kind, value)
+
+
+def _blocks(places: Sequence[tuple[launch_plan.Pointer, int, int]], value: Any) -> Any:
+    """A call's tensors as blocks, in whatever holds them."""
+    if isinstance(value, torch.Tensor):
+        pointer = _locate(places, value.data_ptr()) if value.numel() else launch_plan.Pointer("tmp", 0)
+        word = str(value.dtype).removeprefix("torch.")
+        return launch_plan.Block(pointer, word, tuple(value.shape), tuple(value.stride()))
+    if isinstance(value, dict):
+        return {key: _blocks(places, item) for key, item in value.items()}
+    return tuple(_blocks(places, item) for item in value) if isinstance(value, list | tuple) else value
 
 
 def _locate(places: Sequence[tuple[launch_plan.Pointer, int, int]], address: int) -> launch_plan.Pointer:
@@ -335,11 +359,11 @@ def replace_interpreter() -> None:
         recorder = current[-1]
         recorder.launches += 1
         recorder.given([*args, *kwargs.values()])
-        kept = len(recorder.opaque)
+        kept = len(recorder.opaque), len(recorder.called), len(recorder.steps)
         try:
             return original(self, *args, **kwargs)
         finally:
-            del recorder.opaque[kept:]
+            del recorder.opaque[kept[0] :], recorder.called[kept[1] :], recorder.steps[kept[2] :]
 
     executor.__call__ = call
     # Tensors are on the CPU already. What would bring them there keeps all memory of a call until Python looks for

@@ -261,7 +261,7 @@ class Host:
             outputs = run(inputs)
         if not order.get("gradients") or self._device == "cpu":  # else in another thread, partly unseen
             body["kept_bytes"] = sum(recorder.kept.values())
-        body.update(launches=recorder.launches, opaque=sorted(set(recorder.opaque)))
+        body.update(launches=recorder.launches, opaque=sorted({*recorder.opaque, *recorder.called}))
         body["launched"] = sorted({step[2] for step in recorder.steps if step[0] == "fire"})[:64]
         if self._device == "cuda":
             try:

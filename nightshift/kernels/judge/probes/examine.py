@@ -25,7 +25,7 @@ from nightshift.kernels.judge.probes.runners import Runner
 from nightshift.kernels.judge.verdict import Reason, Refusal
 from nightshift.kernels.problem import Case, Inputs, Outputs, Problem
 
-OUTPUTS, SEEDS = 100, 200  # buffer numbers: inputs from 0, outputs from 100, outputs' gradients from 200
+OUTPUTS, SEEDS = 10_000, 20_000  # buffer numbers: inputs from 0; a model's parameters are inputs
 
 
 class Source(Protocol):

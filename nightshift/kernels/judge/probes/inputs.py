@@ -17,7 +17,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -207,7 +207,8 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
     on.admitted = [case for case in sweep(on) if on.admits(case)]
     if not on.admitted:
         return ()
-    return tuple(probe for rule in RULES for probe in rule(on))
+    made = (probe for rule in RULES for probe in rule(on))
+    return tuple(replace(probe, rows=probe.rows or problem.sampled_rows) for probe in made)
 
 
 # Timed cases beyond this are examined forward only: float64 gradients take many times the bytes.

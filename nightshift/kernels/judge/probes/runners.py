@@ -149,7 +149,7 @@ def hold_to_footprint(candidate: Candidate, answer: Mapping[str, Any], stage: st
         names = ", ".join(str(name)[:100] for name in attached[:4])
         text = f"the candidate attached something to tensors that outlives the call: {names} ({where})"
         raise Refusal(Reason.state_kept, text, stage)
-    if isinstance(threads, int) and threads > 0 and candidate.kind != "library":
+    if isinstance(threads, int) and threads > 0 and not candidate.calls_libraries:
         raise Refusal(
             Reason.work_deferred, f"{threads} threads of the candidate run on after it returned ({where})", stage
         )
@@ -165,7 +165,7 @@ def hold_to_footprint(candidate: Candidate, answer: Mapping[str, Any], stage: st
 def _hold_to_processes(candidate: Candidate, process: Process, stage: str, where: str) -> None:
     """Refuse a candidate whose processes run on after it returned; a library may keep some that compile for it."""
     left = [pid for pid in process.descendants() if state(pid) not in ("Z", "")]
-    if left and candidate.kind != "library":
+    if left and not candidate.calls_libraries:
         text = f"{len(left)} processes of the candidate run on after it returned ({where})"
         raise Refusal(Reason.work_deferred, text, stage)
 
@@ -183,7 +183,7 @@ def class_refusal(candidate: Candidate, problem: Problem, answer: Mapping[str, A
     opaque = [str(name)[:100] for name in told] if isinstance(told, list) else []
     moves_only = all(problem.flops(case) == 0 for case in problem.cases)
     computed = sorted(set(opaque) - (_HELPERS - _MOVES if moves_only else _HELPERS))
-    if computed:
+    if computed and not candidate.calls_libraries:
         text = f"declared {candidate.kind!r}, but computes with torch's {', '.join(computed[:5])}"
         return Refusal(Reason.library_call, text, "smoke")
     if not answer.get("launches"):

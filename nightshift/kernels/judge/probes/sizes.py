@@ -139,6 +139,8 @@ class SizeSpace:
         return len(self.problem.axes) > 1 and rows(self.problem, case.sizes) > self.scope.max_rows
 
     def _dear(self, case: Case) -> bool:
+        if all(axis.low == axis.high for axis in self.problem.axes):
+            return False  # of one size alone, which is asked whatever it costs
         most = self.scope.max_bytes
         # 200 operations a byte: more than any of the problems needs at its timed cases
         return self.problem.compulsory_bytes(case) > most or self.problem.flops(case) > 200 * most

@@ -183,7 +183,8 @@ def _runner(
 ) -> Callable[[str, Callable[..., Any]], None]:
     """Compares and times one baseline, and puts it into `solo`."""
     values = [problem.inputs(case, "normal", mix(7, n), device) for n in range(2)]
-    want = expected(problem, Probe("accuracy", case, "normal", (mix(7, 0),)), mix(7, 0), values[0])
+    probe = Probe("accuracy", case, "normal", (mix(7, 0),), rows=problem.sampled_rows)
+    want = expected(problem, probe, mix(7, 0), values[0])
 
     def run(name: str, function: Callable[..., Any]) -> None:
         baseline = Baseline(name, function, _copies(values), flush(), clock)

@@ -105,7 +105,9 @@ class Race:
 
     def _refresh(self, number: int) -> None:
         self.track.refresh(number, self.track.truths.seed(self.rng))
-        copies = tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in self.track.slots[number].values)
+        copies = self.track.slots[number].values
+        if not self.track.problem.sampled_rows:  # of many GiB, a second copy beside the slots' would not fit
+            copies = tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in copies)
         for baseline in self.baselines:
             baseline.values[number] = copies
 

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 
 class Quiet:
-    """A lock for many examiners or one racer; a waiting racer goes before new examiners. Not reentrant."""
+    """A lock for many examiners or one racer; a waiting racer goes before new examiners. Not reentrant.
 
-    def __init__(self) -> None:
+    With a file it holds among the processes that are given the same one, too.
+    """
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._file = file
         self._condition = threading.Condition()
         self._sharing = 0
         self._waiting = 0
         self._alone = False
+
+    @property
+    def across(self) -> bool:
+        """Whether other processes take part."""
+        return self._file is not None
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
@@ -22,7 +33,8 @@ class Quiet:
             self._condition.wait_for(lambda: not self._alone and not self._waiting)
             self._sharing += 1
         try:
-            yield
+            with self._among_processes(fcntl.LOCK_SH):
+                yield
         finally:
             with self._condition:
                 self._sharing -= 1
@@ -36,8 +48,21 @@ class Quiet:
             self._waiting -= 1
             self._alone = True
         try:
-            yield
+            with self._among_processes(fcntl.LOCK_EX):
+                yield
         finally:
             with self._condition:
                 self._alone = False
                 self._condition.notify_all()
+
+    @contextlib.contextmanager
+    def _among_processes(self, how: int) -> Iterator[None]:
+        if self._file is None:
+            yield
+            return
+        with self._file.open("a") as place, self._file.with_suffix(".next").open("a") as turn:
+            # who waits for the place holds the turn, so that a racer is not passed by ever new examiners
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            fcntl.flock(place, how)
+            fcntl.flock(turn, fcntl.LOCK_UN)
+            yield

@@ -26,7 +26,9 @@ from nightshift.kernels.judge.probes.oracle import expected
 from nightshift.kernels.judge.verdict import Reason, Refusal
 from nightshift.kernels.problem import Case, Inputs, Outputs, Problem
 
-_PER_SLOT = 100  # buffer numbers: slot s, input i → 1000 + 100 s + i; outputs from 50
+_PER_SLOT, _OUTPUTS = 1 << 16, 1 << 15
+"""Buffer numbers: slot s, input i → (s + 1) · 65,536 + i; outputs from 32,768 on. A model's parameters are
+inputs."""
 
 
 @dataclass
@@ -55,7 +57,8 @@ class Truths:
         return tuple(x if isinstance(x, torch.Tensor) else y for x, y in zip(made, fixed, strict=True))
 
     def expected(self, problem: Problem, case: Case, seed: int, values: Inputs) -> Expected:
-        return expected(problem, Probe("accuracy", case, "normal", (seed,)), seed, values)
+        probe = Probe("accuracy", case, "normal", (seed,), rows=problem.sampled_rows)
+        return expected(problem, probe, seed, values)
 
 
 POOL_BYTES = 8 << 30
@@ -134,12 +137,12 @@ class Track:
         self.slots: list[Slot] = []
         sizes: dict[int, int] = {}
         for number in range(count):
-            base = 1000 + _PER_SLOT * number
+            base = _PER_SLOT * (number + 1)
             views: list[Any] = [
                 contiguous(base + i, tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else x
                 for i, x in enumerate(sample)
             ]
-            outputs = [contiguous(base + 50 + k, shape, dtype) for k, (shape, dtype) in enumerate(self.forms)]
+            outputs = [contiguous(base + _OUTPUTS + k, shape, dtype) for k, (shape, dtype) in enumerate(self.forms)]
             outputs = [] if self.mutates else outputs
             for view in (*(v for v in views if isinstance(v, View)), *outputs):
                 sizes[view.index] = math.prod(view.shape) * getattr(torch, view.dtype).itemsize

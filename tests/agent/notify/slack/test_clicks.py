@@ -22,9 +22,13 @@ from websockets.exceptions import ConnectionClosed
 from examples.slack_stand_in.server import Acknowledged
 from nightshift.agent.approvals.answer import GateAnswer
 from nightshift.agent.approvals.policy import Person, Role
+from nightshift.agent.approvals.questions import Questions
 from nightshift.agent.console.server import Server
+from nightshift.agent.notify.slack.card import Ticket
 from nightshift.agent.notify.slack.service import MAX_BODY_BYTES, PATH
+from nightshift.agent.store.diagnosis import LOG, Answer, Evidence, Quote, ReadingState
 from nightshift.agent.store.incident import Cause, IncidentState
+from tests.agent.incidents import contested
 from tests.agent.notify.slack.chat import ANN, BOB, CHANNEL, VIC, Chat, a_chat, buttons_of, started, text_of, until
 
 BOTH = pytest.mark.parametrize("mode", ["socket", "http"])
@@ -108,6 +112,25 @@ def test_a_double_click_and_a_second_approver_have_one_outcome(chat: Chat, to: s
     ):
         chat.stand_in.click(user, CHANNEL, ts, "approve", to=to, value=value)
         assert _told(chat, count).startswith(said)
+    assert len(chat.gate.approvals(name)) == 1
+
+
+BOOTER = "NVRM: GPU0 kgspExecuteBooterUnloadIfNeeded: failed to execute Booter Unload: 0x62"
+
+
+def test_a_contested_plan_is_shown_with_its_quote_and_confirmed_by_the_same_approver(chat: Chat, to: str) -> None:
+    name, ts = _shown(chat)
+    contested(chat.store, name, BOOTER)
+    chat.slack.wake()
+    card = until(lambda: [m for m in chat.messages() if BOOTER in text_of(m)], "the quote stands in the message")
+    assert "The reset will fail." in text_of(card[0])
+    assert "approve" in buttons_of(card[0])
+    chat.stand_in.click(ANN, CHANNEL, ts, "approve", to=to)
+    assert BOOTER in _told(chat)
+    assert chat.store.incident(name).state is IncidentState.AWAITING_APPROVAL
+    chat.clock.advance(2.0)
+    chat.stand_in.click(ANN, CHANNEL, ts, "approve", to=to)
+    assert _told(chat, 2).startswith("Approved: ")
     assert len(chat.gate.approvals(name)) == 1
 
 
@@ -337,3 +360,50 @@ def test_the_socket_is_opened_again_when_slack_closes_it(chat: Chat, to: str) ->
     until(partial(_answered, chat, ts), "a click is acknowledged")
     assert _told(chat)
     assert text_of(chat.messages()[0])
+
+
+@BOTH
+def test_a_question_in_an_incidents_thread_is_answered_there(chat: Chat, to: str) -> None:
+    name, ts = _shown(chat)
+    questions = Questions(chat.store.database, chat.clock)
+    chat.stand_in.mention(VIC, CHANNEL, ts, "did the switch &lt;leaf3&gt; fail first?", to=to)
+    (asked,) = until(lambda: questions.of(name), "stored")
+    assert (asked.text, asked.by, asked.channel) == (
+        "did the switch <leaf3> fail first?",
+        "vic@example.org",
+        "slack",
+    )
+    chat.stand_in.deliver_again(to=to)
+    chat.stand_in.mention(VIC, CHANNEL, "1.1", "and here?", to=to)
+    until(lambda: any("Ask in the thread" in said for said in chat.whispers()), "told where to ask")
+    chat.stand_in.command(VIC, f"ask {name} which rank?", CHANNEL, to=to)
+    until(lambda: len(questions.of(name)) == 2, "asked by command")
+    text = b"1.000\tleaf3 <!channel> port down\n"
+    item = Evidence("E1", "kernel log", "node:n1", 0.0, 1.0, LOG, text, "log of n1")
+    found, note = (Quote("E1", "leaf3 <!channel> port down"),), "no language model is configured"
+    questions.answered(asked, Answer(ReadingState.DONE, found=found, evidence=(item,), note=note), 0, 0.0)
+    chat.slack.wake()
+    until(lambda: any("port down" in said for said in chat.thread(name)), "answered in the thread")
+    (answer,) = [said for said in chat.thread(name) if "port down" in said]
+    for part in ("did the switch <leaf3> fail first?", "no language model is configured", "[E1]"):
+        assert part in answer
+
+
+def test_nobody_of_another_workspace_and_no_bot_asks(chat: Chat, to: str) -> None:
+    name, ts = _shown(chat)
+    chat.stand_in.mention(VIC, CHANNEL, ts, "why?", to=to, workspace="T9")
+    chat.stand_in.mention("U9", CHANNEL, ts, "why?", to=to)
+    until(lambda: any("another workspace" in said for said in chat.whispers()), "refused")
+    assert Questions(chat.store.database, chat.clock).of(name) == []
+
+
+def test_a_diagnosis_is_judged_by_a_button(chat: Chat, to: str) -> None:
+    name, ts = _shown(chat)
+    value = Ticket(name, "").value()
+    chat.stand_in.click(VIC, CHANNEL, ts, "right", to=to, value=value)
+    assert "needs the role responder" in _told(chat)
+    chat.stand_in.click(ANN, CHANNEL, ts, "wrong", to=to, value=value)
+    assert f"the diagnosis of {name} is wrong" in _told(chat, 2)
+    assert chat.store.incident(name).history[-1].cause == Cause.JUDGED_WRONG
+    thread = chat.stand_in.workspace.thread
+    until(lambda: ["right", "wrong"] in [buttons_of(m) for m in thread(CHANNEL, ts)], "the thread asks")

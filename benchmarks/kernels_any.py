@@ -1,0 +1,402 @@
+"""The published KernelBench with the author of regions: what is attempted, accepted and faster, task by task.
+
+    python -m benchmarks.kernels_any CHECKOUT --tasks FILE --until 420 --out FILE.json     # on a GPU; resumable
+    python -m benchmarks.kernels_any CHECKOUT --tasks FILE --tiny 12 --out FILE.json       # a CPU, shrunken tasks
+    python -m benchmarks.kernels_any CHECKOUT --attempt --out FILE.json                    # anywhere: no judge
+
+CHECKOUT is a clone of ScalingIntelligence/KernelBench (or its folder with level1, level2, level3). FILE lists
+tasks by line, `level1/25_Swish.py`; without it, all of levels 1 to 3. What the result file already holds is kept.
+Workers are processes of one task at a time: one that dies, or takes longer than `--each`, costs that task alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import json
+import math
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+LEVELS = ("level1", "level2", "level3")
+FASTER = 1.02
+"""A speed-up counts where the lower end of its interval is above this."""
+CORRECT = ("faster", "slower", "inconclusive", "correct")
+
+
+def shrunken(text: str, most: int) -> str:
+    """A task's file with every number halved until it is at most so large: sizes stay multiples of each other."""
+
+    class Halve(ast.NodeTransformer):
+        def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+            value = node.value
+            if type(value) is not int:
+                return node
+            while value > most:
+                value //= 2
+            return ast.copy_location(ast.Constant(value), node)
+
+    return ast.unparse(Halve().visit(ast.parse(text)))
+
+
+# A worker: one task after the other ------------------------------------------------------------------------------
+
+
+class Bench:
+    """One judge and what is asked of it."""
+
+    def __init__(self, given: argparse.Namespace, judge: Any) -> None:
+        self.given, self.judge = given, judge
+        self.device = "cuda" if judge is not None and judge.device == "cuda" else "cpu"
+
+    def task(self, name: str) -> dict[str, Any]:
+        """The row of one task."""
+        from nightshift.kernels.generate.base import GeneratorError
+        from nightshift.kernels.problem import ProblemError
+        from nightshift.kernels.regions.author import attempted, region_author
+        from nightshift.kernels.suites.kernelbench import load_task
+
+        started = time.time()
+        row: dict[str, Any] = {"attempted": False}
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                path = self._path(name, Path(folder))
+                task = load_task(path, device=self.device)
+                row["load_s"] = round(time.time() - started, 2)
+                author = region_author(task.problem, task.forms, self.device)
+                made = attempted(author, task.problem.cases[0])
+                row |= {"attempted": True, "kind": made.candidate.kind, "kernels": made.kernels,
+                        "left_to_torch": dict(made.calls), "sampled_rows": task.problem.sampled_rows}  # fmt: skip
+                if self.judge is not None:
+                    row |= self._judged(name, task, author)
+        except (GeneratorError, ProblemError) as error:
+            row["why"] = str(error)[:600]
+        except Exception as error:  # noqa: BLE001  a row of its own, whatever it is: the others go on
+            row["why"] = f"{type(error).__name__}: {error}"[:600]
+            row["broken"] = True
+        return {**row, "took_s": round(time.time() - started, 1)}
+
+    def _path(self, name: str, folder: Path) -> Path:
+        path = checkout(self.given.checkout) / name
+        if not self.given.tiny:
+            return path
+        target = folder / path.name
+        target.write_text(shrunken(path.read_text(), self.given.tiny))
+        return target
+
+    def _judged(self, name: str, task: Any, author: Any) -> dict[str, Any]:
+        import torch
+
+        from nightshift.kernels.generate.base import Task
+        from nightshift.kernels.judge.judge import Request
+        from nightshift.kernels.judge.probes.inputs import INTERPRETER, QUICK_GPU
+        from nightshift.kernels.judge.race.contest import QUICK, Pace
+        from nightshift.kernels.loop.executor import LocalExecutor
+        from nightshift.kernels.loop.ledger import Ledger, Provenance
+        from nightshift.kernels.loop.optimise import ON_CPU
+        from nightshift.kernels.loop.search import Ladder, Search, SearchBudget
+
+        problem, case = task.problem, task.problem.cases[0]
+        scope = replace(QUICK_GPU, sweep_random=0, repeats=3) if self.device == "cuda" else INTERPRETER
+        if self.device == "cuda" and self.given.compile and not name.startswith("level3"):
+            problem = replace(problem, libraries={"inductor": torch.compile(problem.reference, dynamic=False)})
+            with contextlib.suppress(Exception), torch.no_grad():  # it compiles here, and not while others wait
+                problem.libraries["inductor"](*problem.inputs(case, "normal", 1, self.device))
+        author.family.problem = problem
+        first = author.family.composed(case, author.warm.configs[0])
+        found: dict[str, Any] = {}
+        if first.candidate.kind != "library":
+            ladder = ON_CPU if self.device == "cpu" else Ladder((QUICK,), scope, Request(scope, Pace(15, 25)))
+            trials = self.given.trials if self.device == "cuda" else 1
+            budget = SearchBudget(trials, self.given.each / 2, trials, batch=trials)
+            provenance = Provenance("benchmark", self.judge.environment.gpu, "none")
+            with tempfile.TemporaryDirectory() as folder, Ledger(Path(folder) / "task") as ledger:
+                search = Search(
+                    Task(problem, case),
+                    (author,),
+                    LocalExecutor([self.judge], 2),
+                    ledger,
+                    provenance,
+                    budget,
+                    ladder,
+                )
+                result = search.run()
+                found["trials"] = [
+                    {
+                        "config": dict(o.proposal.config),
+                        "status": str(o.status),
+                        "reason": str(o.reason),
+                        "detail": o.detail[:300],
+                        "us": _us(o.seconds),
+                    }
+                    for o in search.history
+                ]
+            if result.verdict is not None:
+                best = result.winner.proposal.candidate if result.winner else first.candidate
+                found |= self._verdict(result.verdict, best)
+        if found.get("status") not in CORRECT:
+            found |= self._plain(problem, case, author, scope, found)
+        self._drop(problem)
+        return found
+
+    def _plain(self, problem: Any, case: Any, author: Any, scope: Any, before: dict[str, Any]) -> dict[str, Any]:
+        """Where nothing of the search stood: torch's calls alone, which are accepted and never faster."""
+        from nightshift.kernels.judge.judge import Request
+
+        usual = next(c for c in author.warm.configs if c["product"] == c["convolution"] == "torch")
+        made = author.family.composed(case, usual).candidate
+        verdict = self.judge.verdict(made, problem, Request(scope, None))
+        return {
+            "search": {k: before[k] for k in ("status", "reason", "detail") if k in before},
+            **self._verdict(verdict, made),
+        }
+
+    def _verdict(self, verdict: Any, candidate: Any) -> dict[str, Any]:
+        speed = {
+            c.baseline: {
+                "low": c.speedup.low,
+                "point": c.speedup.point,
+                "us": _us(c.candidate_s),
+                "baseline_us": _us(c.baseline_s),
+                "tier": c.tier,
+            }
+            for c in verdict.comparisons
+        }
+        left = {x.baseline: x.why[:160] for x in verdict.left_out}
+        return {"status": str(verdict.status), "reason": str(verdict.reason), "detail": verdict.detail[:500],
+                "kind": candidate.kind, "speed": speed, "left_out": left, "errors": dict(verdict.errors),
+                "judge_s": round(verdict.took_s, 1)}  # fmt: skip
+
+    def _drop(self, problem: Any) -> None:
+        """A task's tensors and baselines, before the next one's."""
+        import torch
+
+        self.judge._solo.clear()
+        self.judge.pool._kept.clear()
+        torch.compiler.reset()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _us(seconds: float) -> float | None:
+    return round(seconds * 1e6, 2) if math.isfinite(seconds) else None
+
+
+def work(given: argparse.Namespace) -> None:
+    """Answer each line of the input with one line of JSON, behind a mark: what libraries print is no answer."""
+    if given.tiny:
+        os.environ["TRITON_INTERPRET"] = "1"
+    import torch
+
+    from nightshift.kernels.judge.judge import Judge
+
+    cpu = bool(given.tiny) or not torch.cuda.is_available()
+    made = (
+        contextlib.nullcontext() if given.attempt
+        else Judge("cpu" if cpu else "cuda", compiled=False, interpret=cpu, quiet=Path(given.lock) if given.lock
+        else None)
+    )  # fmt: skip
+    with made as judge:
+        bench = Bench(given, judge)
+        print(MARK + json.dumps({"environment": judge.environment.to_json() if judge else {}}), flush=True)
+        for line in sys.stdin:
+            print(MARK + json.dumps(bench.task(line.strip()), default=str), flush=True)
+
+
+MARK = "@row "
+
+
+# The driver ------------------------------------------------------------------------------------------------------
+
+
+def checkout(folder: Path) -> Path:
+    """Where the levels lie. Raises SystemExit where they do not."""
+    for place in (folder, folder / "KernelBench"):
+        if (place / LEVELS[0]).is_dir():
+            return place
+    raise SystemExit(f"{folder}: holds no folder level1: clone ScalingIntelligence/KernelBench there")
+
+
+def names(given: argparse.Namespace) -> list[str]:
+    if given.tasks:
+        return [str(name) for name in given.tasks.read_text().split()]
+    root = checkout(given.checkout)
+    return [f"{level}/{path.name}" for level in LEVELS for path in sorted((root / level).glob("*.py"))]
+
+
+class Worker:
+    """A process that is given tasks; started again where it ended."""
+
+    def __init__(self, given: argparse.Namespace, command: Sequence[str]) -> None:
+        self.given, self.command = given, command
+        self.process: subprocess.Popen[str] | None = None
+        self.rows: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self.environment: dict[str, Any] = {}
+
+    def ask(self, name: str) -> dict[str, Any]:
+        if self.process is None or self.process.poll() is not None:
+            self._start()
+            told = self._next(180.0)
+            if told is None:
+                self.end()
+                return {"attempted": False, "why": "no worker starts", "broken": True}
+            self.environment = told["environment"]
+        assert self.process is not None
+        assert self.process.stdin is not None
+        self.process.stdin.write(name + "\n")
+        self.process.stdin.flush()
+        row = self._next(self.given.each)
+        if row is None:
+            ended = self.process.poll()
+            self.end()
+            why = f"its worker ended ({ended})" if ended is not None else f"no answer in {self.given.each:g} s"
+            return {"attempted": False, "why": why, "broken": True}
+        return row
+
+    def _start(self) -> None:
+        self.rows = queue.SimpleQueue()
+        self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                        start_new_session=True)  # fmt: skip
+        threading.Thread(target=self._read, args=(self.process, self.rows), daemon=True).start()
+
+    @staticmethod
+    def _read(process: subprocess.Popen[str], rows: queue.SimpleQueue[dict[str, Any] | None]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(MARK):
+                rows.put(json.loads(line[len(MARK) :]))
+        rows.put(None)
+
+    def _next(self, seconds: float) -> dict[str, Any] | None:
+        with contextlib.suppress(queue.Empty):
+            return self.rows.get(timeout=seconds)
+        return None
+
+    def end(self) -> None:
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+
+def share(rows: Sequence[dict[str, Any]], baseline: str, p: float, count: int) -> float:
+    """fast_p of a level: of all its tasks. A call of torch's alone is never faster."""
+    return sum(_speed(row, baseline) > p for row in rows) / count if count else math.nan
+
+
+def _speed(row: dict[str, Any], baseline: str) -> float:
+    if row.get("status") not in CORRECT or row.get("kind") == "library":
+        return 0.0
+    found = row.get("speed", {})
+    if baseline in found:
+        return float(found[baseline]["low"])
+    # not raced, because it was at least a quarter slower than eager alone
+    slow = "times the best" in row.get("left_out", {}).get(baseline, "")
+    return 1.25 * float(found["eager"]["low"]) if slow and "eager" in found else 0.0
+
+
+def summary(tasks: Sequence[str], rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    for level in LEVELS:
+        mine = [name for name in tasks if name.startswith(level)]
+        done = [rows[name] for name in mine if name in rows]
+        told[level] = {
+            "tasks": len(mine), "done": len(done), "attempted": sum(r.get("attempted", False) for r in done),
+            "accepted": sum(r.get("status") in CORRECT for r in done),
+            "refused_for_size": sum("GiB" in r.get("why", "") for r in done),
+            "fast_1_eager": share(done, "eager", FASTER, len(done)),
+            "fast_1_inductor": share(done, "inductor", FASTER, len(done)),
+        }  # fmt: skip
+    return told
+
+
+def run(given: argparse.Namespace) -> None:
+    started, tasks = time.time(), names(given)
+    result: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {"rows": {}}
+    rows = result["rows"]
+    left = queue.SimpleQueue[str]()
+    for name in tasks:
+        if name not in rows or (given.again and rows[name].get("broken")):
+            left.put(name)
+    writing = threading.Lock()
+    command = [sys.executable, "-m", "benchmarks.kernels_any", str(given.checkout), "--worker", "--trials",
+               str(given.trials), "--each", str(given.each), *(["--tiny", str(given.tiny)] if given.tiny else []),
+               *(["--attempt"] if given.attempt else []), *([] if given.compile else ["--no-compile"])]  # fmt: skip
+
+    def save() -> None:
+        result.update(
+            tasks=len(tasks), summary=summary(tasks, rows), given={"trials": given.trials, "tiny": given.tiny}
+        )
+        half = given.out.with_suffix(".half")
+        half.write_text(json.dumps(result, indent=1, default=str) + "\n")
+        half.replace(given.out)
+
+    def serve(number: int, lock: str) -> None:
+        worker = Worker(given, [*command, "--lock", lock])
+        try:
+            for name in _until(left, lambda: time.time() - started < given.until):
+                row = worker.ask(name)
+                with writing:
+                    rows[name] = row
+                    if worker.environment:
+                        result["environment"] = worker.environment
+                    save()
+                print(f"{time.time() - started:5.0f} s  {name}: {told(row)}", flush=True)
+        finally:
+            worker.end()
+
+    with tempfile.TemporaryDirectory() as folder:
+        threads = [threading.Thread(target=serve, args=(n, f"{folder}/quiet")) for n in range(given.workers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    save()
+    print(json.dumps(result["summary"], indent=1))
+
+
+def _until(left: queue.SimpleQueue[str], more: Any) -> Iterator[str]:
+    with contextlib.suppress(queue.Empty):
+        while more():
+            yield left.get_nowait()
+
+
+def told(row: dict[str, Any]) -> str:
+    speed = ", ".join(f"{k} {v['low']:.2f}-{v['point']:.2f}" for k, v in row.get("speed", {}).items())
+    parts = (row.get("kind"), row.get("status"), row.get("reason"), speed, row.get("why"))
+    return " | ".join(str(x)[:200] for x in parts if x) + f" | {row.get('took_s', 0)} s"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("checkout", type=Path, help="a clone of KernelBench")
+    parser.add_argument("--tasks", type=Path, help="a file that lists tasks; all of them without")
+    parser.add_argument("--out", type=Path, default=Path("kernels_any.json"), help="the result, kept and added to")
+    parser.add_argument("--until", type=float, default=math.inf, help="begin no task after so many seconds")
+    parser.add_argument("--each", type=float, default=120.0, help="seconds that one task may take")
+    parser.add_argument("--workers", type=int, default=3, help="processes on the GPU at a time")
+    parser.add_argument("--trials", type=int, default=3, help="candidates of a task that are raced")
+    parser.add_argument("--tiny", type=int, default=0, help="a dry run on a CPU: halve numbers to at most this")
+    parser.add_argument("--attempt", action="store_true", help="write candidates, judge none")
+    parser.add_argument("--again", action="store_true", help="run tasks again that broke")
+    parser.add_argument("--no-compile", dest="compile", action="store_false", help="race eager alone")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    work(given) if given.worker else run(given)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Incidents with their right causes, a scorer that reads free text, and what a language model makes of them."""

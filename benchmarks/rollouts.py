@@ -1,0 +1,90 @@
+"""Bad and harmless rollouts in drawn fleets: `python -m benchmarks.rollouts`.
+
+120 fleets of 200 to 1,000 nodes over four weeks, with faults of one kind at 6.5 per 1,000 node-days (Kokolis et
+al., arXiv 2410.21680; all of them of one kind is the hard side). In half of them one version is bad: made up,
+each changed node then fails 0.5 to 5 times a week more (log-uniform). Beside it two to six harmless rollouts
+happen; each rollout reaches 2 to 100 % of the nodes, within an hour to five days. In one fleet of four a switch
+fails and takes up to 40 nodes with it; that is one incident. Each incident is judged at its onset and again two
+days later, as the daemon diagnoses what is news (`agent.incidents.rollouts.blamed`). A bad rollout is named
+where one of its incidents names it; every other name is a false blame.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+
+from benchmarks.detect_held_out import commit
+from benchmarks.report import write
+from nightshift.agent.incidents.rollouts import COMPARED_S, DAY_S, VersionChange, blamed
+
+FLEETS, SEED, SPAN_S = 120, 1, 28 * DAY_S
+RATE = 6.5e-3
+COMPONENTS = ("driver", "vbios", "kernel", "container_runtime", "kubelet", "cuda", "os_image")
+LATER_S = 2 * DAY_S
+
+
+def rollout(rng: np.random.Generator, component: str, nodes: int) -> list[VersionChange]:
+    count = max(4, int(nodes * np.exp(rng.uniform(np.log(0.02), 0.0))))
+    begins_s, lasts_s = rng.uniform(2 * DAY_S, 18 * DAY_S), np.exp(rng.uniform(np.log(3600.0), np.log(5 * DAY_S)))
+    at_s = begins_s + rng.uniform(0.0, lasts_s, count)
+    chosen = rng.choice(nodes, count, replace=False)
+    return [VersionChange(f"n{n}", component, "1", "2", float(t)) for n, t in zip(chosen, at_s, strict=True)]
+
+
+def fleet(rng: np.random.Generator, *, bad: bool) -> dict[str, int]:
+    nodes, names = int(np.exp(rng.uniform(np.log(200), np.log(1000)))), list(rng.permutation(COMPONENTS))
+    rollouts = {name: rollout(rng, str(name), nodes) for name in names[: int(rng.integers(3, 8))]}
+    guilty = str(names[0]) if bad else ""
+    failed = [(f"n{rng.integers(nodes)}", t) for t in rng.uniform(0, SPAN_S, rng.poisson(RATE * nodes * 28))]
+    of_bad: set[tuple[str, float]] = set()
+    if bad:
+        rate = np.exp(rng.uniform(np.log(0.5), np.log(5.0))) / (7 * DAY_S)
+        for change in rollouts[names[0]]:
+            # a node that has failed is taken out of use, or the version is taken back on it
+            at_s = change.at_s + rng.exponential(1.0 / rate)
+            if at_s < SPAN_S:
+                of_bad.add((change.node, float(at_s)))
+    if rng.random() < 0.25:
+        failed.append((f"n{rng.integers(nodes)}", float(rng.uniform(0, SPAN_S))))
+    every = sorted([*failed, *of_bad], key=lambda pair: pair[1])
+    changes, all_nodes = [c for found in rollouts.values() for c in found], [f"n{n}" for n in range(nodes)]
+    named = false = judged = 0
+    for node, onset_s in every:
+        said: set[str] = set()
+        for at_s in (onset_s, onset_s + LATER_S):
+            known = [(n, t) for n, t in every if at_s - COMPARED_S < t <= at_s]
+            seen = [change for change in changes if change.at_s <= at_s]
+            found = blamed(seen, known, all_nodes, node, onset_s, at_s)
+            said |= {found.component} if found is not None else set()
+        judged += 1
+        named += guilty in said and (node, onset_s) in of_bad
+        # an incident of its own kind on a bad node is the version's fault as far as anybody can tell
+        false += bool(said - {guilty})
+    return {"incidents": judged, "of_bad": len(of_bad), "named": named, "false": false}
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
+    at, rng = commit(), np.random.default_rng(SEED)
+    fleets: list[dict[str, Any]] = []
+    for number in range(FLEETS):
+        bad = number % 2 == 0
+        fleets.append({"bad": bad, **fleet(rng, bad=bad)})
+    # a version that made fewer nodes fail than are a coincidence cannot be told from chance
+    bad_ones = [one for one in fleets if one["bad"] and one["of_bad"] >= 5]
+    incidents, false = sum(one["incidents"] for one in fleets), sum(one["false"] for one in fleets)
+    results = {
+        "commit": at, "fleets": FLEETS, "bad_rollouts": len(bad_ones),
+        "bad_rollouts_of_fewer_failures": sum(one["bad"] for one in fleets) - len(bad_ones),
+        "named_share": sum(one["named"] > 0 for one in bad_ones) / len(bad_ones),
+        "incidents": incidents, "falsely_blamed": false, "falsely_blamed_share": false / incidents,
+        "false_in_fleets_without_a_bad_one": sum(one["false"] for one in fleets if not one["bad"]),
+    }  # fmt: skip
+    write("rollouts", results)
+
+
+if __name__ == "__main__":
+    main()

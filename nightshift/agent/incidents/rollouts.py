@@ -1,0 +1,217 @@
+"""Versions by node, their changes, and whether a fault began with a rollout.
+
+What sources tell of a node's software and firmware is compared every five minutes; each change is remembered for
+four weeks. A rollout is the same new version of one component on several nodes. A fault began with it where
+incidents of that fault are more frequent, per node and hour, on changed nodes after their change than on all
+others and before, by a binomial test: each incident counts once, by the node of its first cause, so one storm is
+one. A version that cannot be read is unknown, and no change.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import sqlalchemy as sa
+import structlog
+from scipy.stats import binom
+
+from nightshift.agent.correlation.kinship import first_cause, xid_of
+from nightshift.agent.store.incident import Incident, findings_of
+from nightshift.agent.store.incident_store import Store, number_of
+from nightshift.agent.store.records import load
+from nightshift.agent.store.tables import findings
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.detectors.base import Fault, Finding
+
+EVERY_S, DAY_S = 300.0, 86_400.0
+COMPARED_S, REMEMBERED_S = 14 * DAY_S, 28 * DAY_S
+LEAST_NODES = 3
+"""So many changed nodes must fail: two are a coincidence."""
+CHANCE = 1e-6
+"""Blamed by chance, per incident and candidate. It is asked again at each incident, so it must be rare."""
+OF_NODE = ("kernel", "container_runtime", "kubelet", "os_image", "cuda")
+OF_GPU = ("driver", "vbios")
+_KEPT = "rollouts"
+_NUMBER = re.compile(r"\d+")
+_NOISE = re.compile(r"^(?:(?:version|firmware|release|nvidia|ver\.?|fw|rev\.?|v)[\s:=]*)+(?=\d)")
+
+
+def spelled(version: str) -> str:
+    """One spelling of a version: without case, prefix, blanks and leading zeros.
+
+    >>> {spelled(text) for text in ("v570.086.10", "570.86.10 ", "Version: 570.86.10", "FW 570.086.10")}
+    {'570.86.10'}
+    """
+    text = _NOISE.sub("", " ".join(version.lower().split()))
+    return _NUMBER.sub(lambda match: str(int(match[0])), text)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionChange:
+    """One node's component changed between two looks; `at_s` is the later one (Unix s)."""
+
+    node: str
+    component: str
+    before: str
+    after: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """A rollout that a fault began with, and the figures that say so."""
+
+    component: str
+    version: str
+    before: str
+    changed: int
+    failed_changed: int
+    others: int
+    failed_others: int
+    first_change_s: float
+    chance: float
+
+
+def blamed(
+    changes: Iterable[VersionChange],
+    failures: Sequence[tuple[str, float]],
+    nodes: Iterable[str],
+    node: str,
+    onset_s: float,
+    at_s: float,
+) -> Blame | None:
+    """The rollout that a fault on a node began with, or None. `failures`: (node, onset) of incidents of that fault
+    in the compared time, this one among them. Decides purely."""
+    start_s, fleet = at_s - COMPARED_S, set(nodes) | {name for name, _ in failures}
+    rollouts: dict[tuple[str, str], dict[str, VersionChange]] = defaultdict(dict)
+    for change in changes:
+        if start_s <= change.at_s <= at_s:
+            rollouts[change.component, spelled(change.after)][change.node] = change
+    found: list[tuple[Blame, VersionChange | None]] = []
+    for reached in rollouts.values():
+        after = [name for name, t_s in failures if name in reached and t_s >= reached[name].at_s]
+        changed_s = sum(at_s - change.at_s for change in reached.values())
+        share = changed_s / max(len(fleet) * COMPARED_S, 1.0)
+        chance = float(binom.sf(len(after) - 1, len(failures), min(share, 1.0))) * len(rollouts)
+        if len(set(after)) >= LEAST_NODES and chance < CHANCE:
+            first = min(reached.values(), key=lambda change: change.at_s)
+            others = {name for name, _ in failures} - set(after)
+            counts = len(reached), len(set(after)), len(fleet) - len(reached), len(others)
+            blame = Blame(first.component, first.after, first.before, *counts, first.at_s, chance)
+            found.append((blame, reached.get(node)))
+    # the one that explains most: a harmless version beside it reached some of the same nodes
+    best, mine = min(found, key=lambda pair: pair[0].chance, default=(None, None))
+    # a fault that was there before the change did not begin with it
+    return best if mine is not None and mine.at_s <= onset_s else None
+
+
+class Rollouts:
+    """Followed by the replica that leads; what was seen outlives a restart."""
+
+    def __init__(self, store: Store, inventory: Inventory) -> None:
+        self._store, self._inventory = store, inventory
+        self._known: dict[str, dict[str, str]] = {}
+        self.changes: list[VersionChange] = []
+        self._next_s = float("-inf")
+        self._log = structlog.get_logger("rollouts")
+
+    def resume(self) -> None:
+        """Takes up what was seen before, also by another replica."""
+        kept = self._store.recall(_KEPT)
+        if kept is not None:
+            told = json.loads(kept[1])
+            self._known = told["known"]
+            self.changes = [VersionChange(**change) for change in told["changes"]]
+
+    def turn(self, now_s: float) -> None:
+        """Compares every node's versions with what was seen before."""
+        # both bounds: a clock that was set back must not put the next look off
+        if self._next_s - EVERY_S <= now_s < self._next_s:
+            return
+        self._next_s = now_s + EVERY_S
+        changed = False
+        for node, versions in self.versions(now_s).items():
+            known = self._known.setdefault(node, {})
+            for component, version in versions.items():
+                before = known.get(component)
+                if before is not None and spelled(before) != spelled(version):
+                    self.changes.append(VersionChange(node, component, before, version, now_s))
+                changed = changed or before != version
+                known[component] = version
+        self.changes = [change for change in self.changes if change.at_s > now_s - REMEMBERED_S]
+        if changed:
+            try:
+                told = {"known": self._known, "changes": [asdict(change) for change in self.changes]}
+                self._store.keep({_KEPT: json.dumps(told).encode()})
+            except (Temporary, Permanent) as error:
+                self._next_s = now_s
+                self._log.warning("versions not stored", error=str(error))
+
+    def versions(self, now_s: float) -> dict[str, dict[str, str]]:
+        """By node what the sources tell of each component; of GPUs that differ, all of theirs."""
+        found: dict[str, dict[str, str]] = {}
+        for node in self._inventory.subjects(SubjectKind.NODE, now_s):
+            facts = self._inventory.facts(node)
+            mine = {name: facts[name] for name in OF_NODE if facts.get(name)}
+            gpus = [self._inventory.facts(gpu) for gpu in self._inventory.gpus(node, now_s)]
+            for name in OF_GPU:
+                if values := sorted({gpu[name] for gpu in gpus if gpu.get(name)}):
+                    mine[name] = ", ".join(values)
+            found[node.name] = mine
+        return found
+
+    def minorities(self, now_s: float) -> list[tuple[str, str, int, list[str]]]:
+        """(component, version, count of nodes, their names where another version has more nodes)."""
+        by: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        shown: dict[str, str] = {}
+        for node, versions in sorted(self.versions(now_s).items()):
+            for component, version in versions.items():
+                shown.setdefault(spelled(version), version)
+                by[component][spelled(version)].append(node)
+        rows = []
+        for component, found in sorted(by.items()):
+            most = max(map(len, found.values()))
+            for version, names in sorted(found.items(), key=lambda pair: -len(pair[1])):
+                rows.append((component, shown[version], len(names), names if len(names) < most else []))
+        return rows
+
+    def before(self, incident: Incident, now_s: float) -> dict[str, Any] | None:
+        """What is known of an incident's rollout, as evidence; None where none is to blame."""
+        cause = first_cause(findings_of(incident))
+        node = self._inventory.above(cause.subject, SubjectKind.NODE, cause.since.t_s)
+        if node is None or not any(change.node == node.name for change in self.changes):
+            return None
+        failures = [*self._failures(incident, cause, now_s), (node.name, cause.since.t_s)]
+        nodes = [one.name for one in self._inventory.subjects(SubjectKind.NODE, now_s)]
+        found = blamed(self.changes, failures, nodes, node.name, cause.since.t_s, now_s)
+        return None if found is None else asdict(found)
+
+    def _failures(self, incident: Incident, cause: Finding, now_s: float) -> list[tuple[str, float]]:
+        """(node, onset) of the other incidents of the same fault in the compared time."""
+        query = sa.select(findings.c.incident, findings.c.subject, findings.c.since_s, findings.c.body).where(
+            findings.c.fault == str(cause.fault),
+            findings.c.since_s > now_s - COMPARED_S,
+            findings.c.incident != number_of(incident.id),
+        )
+        with self._store.database.read() as connection:
+            rows = connection.execute(query.order_by(findings.c.since_s)).all()
+        first: dict[int, tuple[str, float]] = {}
+        for row in rows:
+            if row.incident in first:
+                continue
+            # of Xids, each code is a fault of its own
+            if cause.fault is Fault.XID and xid_of(load(Finding, row.body)) != xid_of(cause):
+                continue
+            if (node := self._node_of(Subject.parse(row.subject), row.since_s)) is not None:
+                first[row.incident] = node, row.since_s
+        return list(first.values())
+
+    def _node_of(self, subject: Subject, at_s: float) -> str | None:
+        node = self._inventory.above(subject, SubjectKind.NODE, at_s)
+        return None if node is None else node.name

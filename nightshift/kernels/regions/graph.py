@@ -1,0 +1,238 @@
+"""The graph of any function of tensors: exported without computing, decomposed to small operators, simplified.
+
+Shapes are those of one case. Parameters of a model are arguments like all others (`kernels.suites.kernelbench`), so
+a graph holds no values but numbers and what the model keeps beside its parameters.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+aten = torch.ops.aten
+Node = torch.fx.Node
+
+_TAKEN_APART = """
+_batch_norm_with_update_functional _log_softmax _native_batch_norm_legit _native_batch_norm_legit_functional
+_native_batch_norm_legit_no_training _safe_softmax _softmax _weight_norm_interface addbmm addcdiv addcmul addmv
+baddbmm binary_cross_entropy binary_cross_entropy_with_logits celu chunk diag_embed dropout elu frobenius_norm gelu
+glu hardshrink hardsigmoid hardswish hardtanh huber_loss leaky_relu lerp linalg_vector_norm log_sigmoid_forward
+logit logsumexp masked_fill mish mse_loss native_batch_norm native_dropout native_group_norm native_layer_norm
+nll_loss_forward norm relu6 rot90 rsub selu silu smooth_l1_loss soft_margin_loss softmax softplus softshrink
+split_with_sizes square stack std tanhshrink threshold tril triu unbind
+"""
+"""Operators that a kernel writes as smaller ones, beyond core ATen's own."""
+_WHOLE = """
+lstm gru rnn_tanh rnn_relu scaled_dot_product_attention upsample grid_sampler max_pool avg_pool cumsum cumprod
+sort topk bmm mm embedding cdist _unsafe_index linear_
+"""
+"""How the operators begin that stay whole."""
+
+
+class GraphError(ValueError):
+    """A function has no graph of tensors. The message says why, in torch's words."""
+
+
+class _Function(torch.nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *arguments: Any) -> Any:
+        return self._function(*arguments)
+
+
+def captured(function: Callable[..., Any], inputs: Sequence[Any], device: str = "cpu") -> torch.fx.GraphModule:
+    """The simplified graph of a function on inputs like these, of which only forms are used. Raises GraphError."""
+    try:
+        with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            warnings.simplefilter("ignore")  # torch.export's own, of its own parts
+            fakes = tuple(torch.empty(x.shape, dtype=x.dtype, device=device) if isinstance(x, torch.Tensor) else x
+                          for x in inputs)  # fmt: skip
+            program = torch.export.export(_Function(function), fakes, strict=False)
+            program = program.run_decompositions(_table())
+        unguarded = "check_guards" in program.module.__code__.co_varnames  # torch 2.11 has no guards to leave out
+        module = program.module(check_guards=False) if unguarded else program.module()
+    except (Exception, SystemExit) as error:
+        told = str(error).strip().splitlines() or [""]
+        raise GraphError(f"torch.export: {type(error).__name__}: {told[0][:300]}") from error
+    return simplified(module)
+
+
+def _table() -> dict[Any, Any]:
+    named = [getattr(aten, name, None) for word in _TAKEN_APART.split() for name in [word.partition(".")[0]]]
+    table = {**torch.export.default_decompositions(), **core_aten_decompositions()}
+    table.update(get_decompositions([packet for packet in named if packet is not None]))
+    return {
+        op: how for op, how in table.items() if not str(op).removeprefix("aten.").startswith(tuple(_WHOLE.split()))
+    }
+
+
+# Simplifications --------------------------------------------------------------------------------------------------
+
+FEW, LONG = 264, 1 << 14
+"""Fewer results than this, of more elements than that, are reduced in two steps: one program each would leave most
+of a GPU idle."""
+_STEPWISE = ("sum", "mean", "amax", "amin")
+
+
+def simplified(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The same function in a form that fuses further: a convolution's bias is added by whoever reads it, reductions
+    of one element are views, and long ones with few results are split."""
+    for node in list(module.graph.nodes):
+        name = str(node.target)
+        if name == "aten.var_mean.correction":
+            with module.graph.inserting_before(node.next):
+                _spread(module.graph, node)
+        if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        with module.graph.inserting_before(node.next):  # in the order in which they are made
+            if name == "aten.convolution.default" and node.args[2] is not None:
+                _without_bias(module.graph, node)
+            elif name == "aten.mm.default" and node.meta["val"].shape[1] == 1:
+                node.replace_all_uses_with(_times_vector(module.graph, node.args[0], node.args[1], keep=True))
+            elif name.startswith(tuple(f"aten.{word}." for word in _STEPWISE)):
+                made = _reduced(module.graph, node)
+                if made is not node:
+                    node.replace_all_uses_with(made)
+    module.graph.eliminate_dead_code()
+    module.graph.lint()
+    return module
+
+
+def _call(graph: torch.fx.Graph, target: Any, *args: Any) -> Node:
+    """A new node, whose form is worked out on meta tensors."""
+    made = graph.call_function(target, args)
+    forms = torch.fx.node.map_arg(args, lambda n: n.meta["val"].to("meta"))
+    made.meta["val"] = target(*forms)
+    return made
+
+
+def _without_bias(graph: torch.fx.Graph, node: Node) -> None:
+    bias = node.args[2]
+    spread = _call(graph, aten.view.default, bias, [-1, *[1] * (node.meta["val"].dim() - 2)])
+    added = _call(graph, aten.add.Tensor, node, spread)
+    node.replace_all_uses_with(added, delete_user_cb=lambda user: user is not added)
+    node.args = (*node.args[:2], None, *node.args[3:])
+
+
+def _reduced(graph: torch.fx.Graph, node: Node) -> Node:
+    """What computes the same and is better written; the reduction itself where nothing is."""
+    source = node.args[0]
+    shape, made = list(source.meta["val"].shape), node.meta["val"]  # type: ignore[union-attr]
+    if not source.meta["val"].is_floating_point() or not made.is_floating_point():  # type: ignore[union-attr]
+        return node
+    given = node.args[1] if len(node.args) > 1 else None
+    dims = sorted(d % len(shape) for d in given) if isinstance(given, list | tuple) and given else range(len(shape))
+    length = math.prod(shape[d] for d in dims)
+    results = max(1, made.numel())
+    if length == 1:
+        return _call(graph, aten.view.default, source, list(made.shape))
+    if name_of_sum(node) and list(dims) == [1] and len(shape) == 2 and _is_linear(source):
+        total = _summed(graph, source)
+        whole = _call(graph, aten.view.default, total, list(made.shape))
+        if "mean" in str(node.target):
+            whole = _call(graph, aten.div.Tensor, whole, float(length))
+        return whole
+    trailing = list(dims) == list(range(len(shape) - len(list(dims)), len(shape)))
+    parts = _parts(length, results) if trailing and results < FEW and length >= LONG else 1
+    if parts == 1:
+        return node
+    name = str(node.target).split(".")[1]
+    step = aten.sum.dim_IntList if name in ("sum", "mean") else getattr(aten, name).default
+    kept = [shape[d] for d in range(len(shape)) if d not in dims]
+    split = _call(graph, aten.view.default, source, [*kept, parts, length // parts])
+    first = _call(graph, step, split, [-1])
+    last = _call(graph, step, first, [-1])
+    shaped = _call(graph, aten.view.default, last, list(made.shape))
+    if name == "mean":
+        shaped = _call(graph, aten.div.Tensor, shaped, float(length))
+    return shaped
+
+
+def _spread(graph: torch.fx.Graph, node: Node) -> None:
+    """Few variances of many elements each, as two sums that are reduced in two steps."""
+    source: Any = node.args[0]
+    shape, made = list(source.meta["val"].shape), node.meta["val"][0]
+    dims: Any = node.args[1] if len(node.args) > 1 else None
+    length = source.meta["val"].numel() // max(1, made.numel())
+    if not dims or made.numel() >= FEW or length < LONG or not source.meta["val"].is_floating_point():
+        return
+    kept = [1 if d in [n % len(shape) for n in dims] else size for d, size in enumerate(shape)]
+
+    def summed(value: Node) -> Node:
+        total = _call(graph, aten.sum.dim_IntList, value, list(dims), False)
+        return _call(graph, aten.view.default, _reduced(graph, total), kept)
+
+    correction = node.kwargs.get("correction", 1)
+    mean = _call(graph, aten.div.Tensor, summed(source), float(length))
+    apart = _call(graph, aten.sub.Tensor, source, mean)
+    spread = summed(_call(graph, aten.mul.Tensor, apart, apart))
+    variance = _call(graph, aten.div.Tensor, spread, float(length - (1 if correction is None else correction)))
+    for user in list(node.users):
+        if "getitem" in str(user.target):
+            chosen = (variance, mean)[user.args[1]]  # type: ignore[index]
+            user.replace_all_uses_with(_call(graph, aten.view.default, chosen, list(made.shape)))
+
+
+def _parts(length: int, results: int) -> int:
+    """How many parts of one length fill a GPU, at least 1,024 elements each; 1 where none divides."""
+    wanted = min(length // 1024, max(2, 4 * FEW // results))
+    return next((n for n in range(wanted, wanted // 4, -1) if length % n == 0), 1)
+
+
+def name_of_sum(node: Node) -> bool:
+    return str(node.target) in ("aten.sum.dim_IntList", "aten.mean.dim")
+
+
+def _is_linear(node: Any) -> bool:
+    """Whether a matrix is a product, with sums and multiples of whole matrices and rows around it, that nobody else
+    reads: then the sum over its columns is a product with a vector."""
+    if not isinstance(node, Node) or node.op != "call_function" or len(node.users) != 1:
+        return False
+    name, args = str(node.target), node.args
+    if name in ("aten.mm.default", "aten.addmm.default"):
+        return not node.kwargs
+    if name in ("aten.mul.Tensor", "aten.div.Tensor"):
+        return _is_linear(args[0]) and not isinstance(args[1], Node)
+    return name in ("aten.add.Tensor", "aten.sub.Tensor") and not node.kwargs and _is_linear(args[0])
+
+
+def _summed(graph: torch.fx.Graph, node: Any) -> Node:
+    """The sum over the columns of a linear matrix, one number a row."""
+    name, args = str(node.target).split(".")[1], node.args
+    if name == "mm":
+        return _times_vector(graph, args[0], _call(graph, aten.sum.dim_IntList, args[1], [1], True), keep=False)
+    if name == "addmm":
+        column = _call(graph, aten.sum.dim_IntList, args[2], [1], True)
+        return _call(
+            graph,
+            aten.add.Tensor,
+            _times_vector(graph, args[1], column, keep=False),
+            _row_sum(graph, args[0], node),
+        )
+    inner = _summed(graph, args[0])
+    if name in ("mul", "div"):
+        return _call(graph, node.target, inner, args[1])
+    return _call(graph, node.target, inner, _row_sum(graph, args[1], node))
+
+
+def _row_sum(graph: torch.fx.Graph, value: Any, like: Node) -> Any:
+    """The sum over columns of what is added to each of them."""
+    columns = like.meta["val"].shape[1]
+    if not isinstance(value, Node):
+        return float(value) * columns
+    spread = _call(graph, aten.expand.default, value, list(like.meta["val"].shape))
+    return _call(graph, aten.sum.dim_IntList, spread, [1], False)
+
+
+def _times_vector(graph: torch.fx.Graph, matrix: Any, column: Any, keep: bool) -> Node:
+    """A product with one column, as the sum of a row's multiples."""
+    row = _call(graph, aten.view.default, column, [1, -1])
+    return _call(graph, aten.sum.dim_IntList, _call(graph, aten.mul.Tensor, matrix, row), [1], keep)

@@ -1,0 +1,665 @@
+"""One region as one Triton kernel: a chain of pointwise operators, reductions over some axes, a scan, or all of
+them.
+
+A kernel computes one tensor, the target, from tensors that lie in memory. Loop variable `x` runs over what the
+region's reductions keep, `r` over what they reduce; without reductions there is `x` alone. A target that needs two
+different splits of one tensor into x and r is no region: `Cut` names the node that has to be in memory first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from nightshift.kernels.regions.index import (
+    ZERO,
+    Coordinate,
+    Digit,
+    Place,
+    Uncut,
+    grouped,
+    linear,
+    merged,
+    number,
+    renamed,
+)
+from nightshift.kernels.regions.lowering import (
+    Bound,
+    Node,
+    axes_of,
+    dtype_of,
+    expression,
+    is_tensor,
+    keeps,
+    kind_of,
+    name_of,
+    pool_of,
+    reads,
+    shape_of,
+    window_reads,
+)
+
+TRITON = {
+    torch.float16: "tl.float16", torch.bfloat16: "tl.bfloat16", torch.float32: "tl.float32", torch.int8: "tl.int8",
+    torch.int16: "tl.int16", torch.int32: "tl.int32", torch.int64: "tl.int64", torch.uint8: "tl.uint8",
+    torch.bool: "tl.int1",
+}  # fmt: skip
+_MANY_ELEMENTS = (1 << 31) - (1 << 20)
+_WINDOW = 16
+"""Elements of a window whose source is computed at each of them, and not written to memory first."""
+
+
+class Cut(Exception):
+    """A node has to be in memory before the kernel that asked."""
+
+    def __init__(self, node: Node, why: str) -> None:
+        super().__init__(f"{node.target}: {why}")
+        self.node, self.why = node, why
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a region's loops are laid out. block: elements at a time; rows: of them how many along x, 0 for what fits
+    the memory's order; persistent: the longest r that is held whole."""
+
+    block: int = 2048
+    warps: int = 4
+    rows: int = 0
+    persistent: int = 8192
+
+
+@dataclass
+class Written:
+    """A kernel's text, and how it is launched: grid, arguments in order (nodes; the target last), constants."""
+
+    name: str
+    source: str
+    grid: str
+    arguments: tuple[Node, ...]
+    constants: str
+    warps: int
+    stages: int = 0
+    reductions: tuple[Node, ...] = ()
+
+
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    made: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        made.insert(0, step)
+        step *= size
+    return tuple(made)
+
+
+def power_of_two(number: int) -> int:
+    return 1 << max(0, number - 1).bit_length()
+
+
+@dataclass
+class Body:
+    """The text of one kernel while it is written. loads: the nodes that are read, in the order of their pointers.
+
+    given: what stands already for (node, element), as an accumulator does for a product. `mask`: of every access.
+    """
+
+    resident: Collection[Node]
+    sizes: dict[str, int]
+    mask: str = ""
+    lines: list[str] = field(default_factory=list)
+    indent: str = "    "
+    loads: dict[Node, str] = field(default_factory=dict)
+    given: dict[tuple[Node, Place], str] = field(default_factory=dict)
+    strides: Mapping[Node, tuple[int, ...]] = field(default_factory=dict)
+    _known: dict[tuple[Node, Place, tuple[Bound, ...]], str] = field(default_factory=dict)
+    _count: int = 0
+
+    def add(self, text: str) -> None:
+        self.lines.append(self.indent + text)
+
+    def name(self, text: str) -> str:
+        self._count += 1
+        self.add(f"v{self._count} = {text}")
+        return f"v{self._count}"
+
+    def begin(self, line: str) -> None:
+        """A loop, in which what was known inside the last one is not."""
+        self.add(line)
+        self.indent += "    "
+        self._known.clear()
+
+    def end(self) -> None:
+        self.indent = self.indent[:-4]
+        self._known.clear()
+
+    def condition(self, bounds: Sequence[Bound]) -> str:
+        parts = []
+        for coordinate, low, high in bounds:
+            text = number(coordinate, self.sizes)
+            parts.append(f"({text} >= {low}) & ({text} < {high})")
+        return " & ".join(parts)
+
+    def value(self, node: Node, element: Place, bounds: tuple[Bound, ...] = ()) -> str:
+        """The name of a node's element at a place. Raises Cut."""
+        if (node, element) in self.given:
+            return self.given[node, element]
+        key = (node, element, bounds)
+        if key not in self._known:
+            self._known[key] = self._made(node, element, bounds)
+        return self._known[key]
+
+    def _made(self, node: Node, element: Place, bounds: tuple[Bound, ...]) -> str:
+        if node in self.resident:
+            return self._load(node, element, bounds)
+        kind = kind_of(node)
+        if kind in ("reduction", "item", "scan", ""):
+            raise Cut(node, "not within this kernel")
+        if kind == "fill":
+            return self._fill(node, element)
+        if kind == "pool":
+            return self._pooled(node, element, bounds)
+        try:
+            sources = reads(node, element)
+        except Uncut as error:
+            raise Cut(node, str(error)) from error
+        if kind == "view":
+            return self.value(sources[0].node, sources[0].element, bounds)
+        if kind == "join":
+            return self._joined(node, element, bounds)
+        return self._pointwise(node, element, bounds)
+
+    def _load(self, node: Node, element: Place, bounds: tuple[Bound, ...]) -> str:
+        pointer = self.loads.setdefault(node, f"p{len(self.loads)}")
+        strides = self.strides.get(node) or contiguous(shape_of(node))
+        used = {d.variable for c in element for d in c.digits}
+        mask = " & ".join(part for part in (self.mask_of(used), self.condition(bounds)) if part)
+        text = f"tl.load({pointer} + ({linear(element, strides, self.sizes)})"
+        text += f", mask={mask}, other=0)" if mask else ")"
+        dtype = dtype_of(node)
+        if dtype is torch.bool:
+            text = f"({text} != 0)"
+        elif dtype in (torch.float16, torch.bfloat16):
+            text += ".to(tl.float32)"
+        return self.name(text)
+
+    def mask_of(self, used: Collection[str]) -> str:
+        """Of an access that depends on these variables."""
+        parts = [f"{v}m" for v in sorted(used) if f"{v}m" in self.mask.split()]
+        return " & ".join(parts)
+
+    def _fill(self, node: Node, element: Place) -> str:
+        name, args = name_of(node), node.args
+        if name == "arange":
+            numbers = [a for a in args if isinstance(a, int | float)]
+            start, step = (0, 1) if len(numbers) == 1 else (numbers[0], numbers[2] if len(numbers) > 2 else 1)
+            text = f"({number(element[0], self.sizes)}) * {step} + {start}"
+            return self.name(f"({text}).to({TRITON[dtype_of(node)]})" if "x" in text or "r" in text else text)
+        if name in ("full", "full_like"):
+            return literal(args[1])
+        return literal(args[0]) if name == "scalar_tensor" else "1.0" if name.startswith("ones") else "0.0"
+
+    def _pooled(self, node: Node, element: Place, bounds: tuple[Bound, ...]) -> str:
+        source, window = node.args[0], pool_of(node)
+        assert isinstance(source, Node)
+        assert window is not None
+        overlaps = any(s < k for s, k in zip(window.stride, window.kernel, strict=True))
+        if source not in self.resident and (overlaps or math.prod(window.kernel) > _WINDOW):
+            raise Cut(source, "read by overlapping windows")
+        try:
+            sources = list(window_reads(node, element))
+        except Uncut as error:
+            raise Cut(node, str(error)) from error
+        best, count = "", ""
+        largest = name_of(node).startswith("max")
+        for position, read in enumerate(sources):
+            text = self.value(read.node, read.element, (*bounds, *read.bounds))
+            inside = self.condition(read.bounds)
+            text = self.name(f"tl.where({inside}, {text}, {read.other})") if inside else text
+            if name_of(node) == "convolution":
+                text = self.name(f"{text} * {self._weight(node, element, position)}")
+            if largest:
+                best = (
+                    self.name(f"tl.where(({text} > {best}) | ({text} != {text}), {text}, {best})") if best else text
+                )
+            else:
+                best = self.name(f"{best} + {text}") if best else text
+            if not largest and not window.counts_padding and inside:
+                counted = f"({inside}).to(tl.float32)"
+                count = self.name(f"{count} + {counted}" if count else counted)
+        if largest or name_of(node) == "convolution":
+            return best
+        divisor = window.divisor or math.prod(window.kernel)
+        inner = sum(not read.bounds for read in sources)
+        if count and window.divisor is None:
+            return self.name(f"{best} / ({count} + {float(inner)})")
+        return self.name(f"{best} / {float(divisor)}")
+
+    def _weight(self, node: Node, element: Place, position: int) -> str:
+        """A depthwise convolution's weight for one element of its window."""
+        weight = node.args[1]
+        assert isinstance(weight, Node)
+        at: list[Coordinate] = []
+        for size in reversed(shape_of(weight)[2:]):
+            at.insert(0, Coordinate((), position % size))
+            position //= size
+        return self.value(weight, (element[1], ZERO, *at))
+
+    def _joined(self, node: Node, element: Place, bounds: tuple[Bound, ...]) -> str:
+        made = ""
+        for read in reads(node, element):
+            text = self.value(read.node, read.element, (*bounds, *read.bounds))
+            other = made or read.other
+            inside = self.condition(read.bounds)
+            made = self.name(f"tl.where({inside}, {text}, {other})") if inside else text
+        return made
+
+    def _pointwise(self, node: Node, element: Place, bounds: tuple[Bound, ...]) -> str:
+        made = dtype_of(node)
+        floats = made.is_floating_point
+        operands = []
+        sources = iter(reads(node, element))
+        for position, argument in enumerate(node.args):
+            if isinstance(argument, Node):
+                read = next(sources)
+                text = self.value(read.node, read.element, bounds)
+                condition = position == 0 and name_of(node) == "where"
+                if floats and not condition and not dtype_of(argument).is_floating_point and is_tensor(argument):
+                    text = f"{text}.to(tl.float32)" if text.startswith("v") else text
+                operands.append(text)
+            else:
+                operands.append(literal(argument))
+        if name_of(node) == "_to_copy" and not floats and dtype_of(node.args[0]) != made:  # type: ignore[arg-type]
+            cast = f"{operands[0]} != 0" if made is torch.bool else f"({operands[0]}).to({TRITON[made]})"
+            return self.name(cast)
+        try:
+            return self.name(expression(node, operands))
+        except (Uncut, KeyError, IndexError) as error:
+            raise Cut(node, str(error)) from error
+
+
+def literal(value: object) -> str:
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float('{value}')"
+    return repr(value)
+
+
+# Reductions -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Region:
+    """A target split into loops: its place in x and r, and the reductions below it, the innermost first."""
+
+    target: Node
+    element: Place
+    sizes: Mapping[str, int]
+    reductions: tuple[tuple[Node, Place], ...]
+
+
+def reduction_of(node: Node) -> Node:
+    """The reduction behind one of its results."""
+    source = node.args[0] if kind_of(node) == "item" else node
+    assert isinstance(source, Node)
+    return source
+
+
+def _below(
+    node: Node, element: Place, resident: Collection[Node], seen: set[tuple[Node, Place]]
+) -> Iterator[tuple[Node, Place]]:
+    """The reductions that an element is made of, those inside of reductions apart."""
+    if node in resident or (node, element) in seen:
+        return
+    seen.add((node, element))
+    kind = kind_of(node)
+    if kind in ("reduction", "item"):
+        yield reduction_of(node), element
+        return
+    if kind in ("scan", ""):
+        raise Cut(node, "not within a kernel")
+    try:
+        sources = reads(node, element)
+    except Uncut as error:
+        raise Cut(node, str(error)) from error
+    for read in sources:
+        yield from _below(read.node, read.element, resident, seen)
+
+
+def _source_place(reduction: Node, element: Place, length: int) -> Place:
+    """Where a reduction reads, at its result's place and `r`. Raises Cut where it reduces another number."""
+    source = reduction.args[0]
+    assert isinstance(source, Node)
+    shape, axes = shape_of(source), axes_of(reduction)
+    if math.prod(shape[a] for a in axes) != length:
+        raise Cut(reduction, "reduces another number of elements than its neighbours")
+    try:
+        reduced = dict(zip(axes, grouped([Digit("r", 1, length)], [shape[a] for a in axes]), strict=True))
+    except Uncut as error:
+        raise Cut(reduction, str(error)) from error
+    kept = [c for i, c in enumerate(element) if not (keeps(reduction) and i in axes)]
+    rest = iter(kept)
+    return tuple(reduced[i] if i in reduced else next(rest) for i in range(len(shape)))
+
+
+def region_of(target: Node, resident: Collection[Node]) -> Region:
+    """Raises Cut where a node below the target has to be in memory first."""
+    shape = shape_of(target)
+    names = [f"d{i}" for i in range(len(shape))]
+    element: Place = tuple(Coordinate(merged([Digit(v, 1, n)])) for v, n in zip(names, shape, strict=True))
+    kind = kind_of(target)
+    first = (
+        list(_below(target, element, resident, set())) if kind != "scan" else [(target, _scanned(target, element))]
+    )
+    if not first:
+        flat = grouped([Digit("x", 1, math.prod(shape))], shape)
+        return Region(target, flat, {"x": math.prod(shape)}, ())
+    reduction, at = first[0]
+    sizes = dict(zip(names, shape, strict=True))
+    pieces, x, r = _split([d for c in at for d in c.digits], sizes, reduction)
+    source = reduction.args[0]
+    assert isinstance(source, Node)
+    length = r if kind == "scan" else math.prod(shape_of(source)[a] for a in axes_of(reduction))
+    if r == 1:
+        r = length
+    elif r != length:
+        raise Cut(reduction, "reduces another number of elements than follow it")
+    if r == 1:
+        raise Cut(reduction, "reduces nothing")
+    try:
+        placed = renamed(element, pieces)
+    except Uncut as error:
+        raise Cut(reduction, str(error)) from error
+    found: dict[tuple[Node, Place], None] = {}
+    if kind != "scan":
+        _nested(target, placed, resident, r, found)
+    return Region(target, placed, {"x": x, "r": r}, tuple(found))
+
+
+def _scanned(target: Node, element: Place) -> Place:
+    dim = int(target.args[1]) % len(element)  # type: ignore[arg-type]
+    return tuple(ZERO if i == dim else c for i, c in enumerate(element))
+
+
+def _split(
+    digits: Sequence[Digit], sizes: Mapping[str, int], reduction: Node
+) -> tuple[dict[Digit, Digit], int, int]:
+    """What of a target's dimensions is x (a reduction's result depends on it) and what is r; their sizes."""
+    pieces: list[tuple[Digit, str]] = []
+    for variable, size in sizes.items():
+        mine = sorted((d for d in digits if d.variable == variable), key=lambda d: d.divisor)
+        at = 1
+        for digit in mine:
+            if digit.divisor < at or digit.divisor % at or size % (digit.divisor * digit.size):
+                raise Cut(reduction, "its result is read in another order")
+            if digit.divisor > at:
+                pieces.append((Digit(variable, at, digit.divisor // at), "r"))
+            pieces.append((digit, "x"))
+            at = digit.divisor * digit.size
+        if at < size:
+            pieces.append((Digit(variable, at, size // at), "r"))
+    order = list(sizes)
+    pieces.sort(key=lambda p: (order.index(p[0].variable), -p[0].divisor))
+    made: dict[Digit, Digit] = {}
+    weight = {"x": 1, "r": 1}
+    for digit, variable in reversed(pieces):
+        made[digit] = Digit(variable, weight[variable], digit.size)
+        weight[variable] *= digit.size
+    return made, weight["x"], weight["r"]
+
+
+def _nested(
+    node: Node, element: Place, resident: Collection[Node], length: int, found: dict[tuple[Node, Place], None]
+) -> None:
+    """All reductions below a node, the innermost first."""
+    for reduction, at in _below(node, element, resident, set()):
+        if any(d.variable == "r" for c in at for d in c.digits):
+            raise Cut(reduction, "its result is needed along what another reduces")
+        if (reduction, at) in found:
+            continue
+        source = reduction.args[0]
+        assert isinstance(source, Node)
+        _nested(source, _source_place(reduction, at, length), resident, length, found)
+        found[reduction, at] = None
+
+
+class RegionWriter:
+    """Writes one region under one schedule."""
+
+    def __init__(self, region: Region, name: str, resident: Collection[Node], schedule: Schedule) -> None:
+        self.region, self.kernel, self.schedule = region, name, schedule
+        self.sizes = dict(region.sizes)
+        self.x, self.r = self.sizes["x"], self.sizes.get("r", 1)
+        self.scan = kind_of(region.target) == "scan"
+        self.along_r = self._reads_along_r(resident)
+        self.held, self.xb, self.rb = self._blocks()
+        self.body = Body(resident, {**self.sizes, "r": self.r})
+
+    def _reads_along_r(self, resident: Collection[Node]) -> bool:
+        """Whether neighbours in memory are neighbours in r: by the first reduction's source."""
+        if self.scan or not self.region.reductions:
+            return bool(self.region.element) and any(d.variable == "r" for d in self.region.element[-1].digits)
+        reduction, _ = self.region.reductions[0]
+        source = reduction.args[0]
+        assert isinstance(source, Node)
+        shape = shape_of(source)
+        last = max((i for i, n in enumerate(shape) if n > 1), default=0)
+        return last in axes_of(reduction)
+
+    def _blocks(self) -> tuple[bool, int, int]:
+        """(r held whole, elements along x, along r)."""
+        plan = self.schedule
+        if self.r == 1:
+            return True, min(plan.block, power_of_two(self.x)), 1
+        whole = power_of_two(self.r)
+        wide = 1 if self.along_r else min(64, power_of_two(self.x))
+        rows = min(plan.rows or wide, power_of_two(self.x))
+        held = whole * rows <= plan.persistent and not (self.scan and whole > plan.block)
+        if held:
+            more = max(1, plan.block // (whole * rows))
+            return True, min(rows * more, power_of_two(self.x)), whole
+        return False, rows, max(16, min(whole, plan.block // rows))
+
+    def written(self) -> Written:
+        body, name = self.body, self.kernel
+        many = self._largest() >= _MANY_ELEMENTS
+        program = "tl.program_id(0).to(tl.int64)" if many else "tl.program_id(0)"
+        if self.r == 1:
+            body.add(f"x = {program} * XB + tl.arange(0, XB)")
+        else:
+            body.add(f"x = {program} * XB + tl.arange(0, XB)[:, None]")
+            if self.held:
+                body.add("r = tl.arange(0, RB)[None, :]")
+        masks = []
+        if self.x % self.xb:
+            body.add(f"xm = x < {self.x}")
+            masks.append("xm")
+        if self.r > 1 and self.r % self.rb:
+            masks.append("rm")
+            if self.held:
+                body.add(f"rm = r < {self.r}")
+        body.mask = " ".join(masks)
+        self._scan() if self.scan else self._reductions()
+        arguments = (*body.loads, self.region.target)
+        pointers = ", ".join([*body.loads.values(), "out"])
+        helper = "@triton.jit\ndef _times(a, b):\n    return a * b\n\n\n" if "_times" in "".join(body.lines) else ""
+        source = f"{helper}@triton.jit\ndef {name}({pointers}, XB: tl.constexpr, RB: tl.constexpr):\n"
+        source += "\n".join(body.lines) + "\n"
+        constants = f"XB={self.xb}, RB={self.rb}"
+        reductions = () if self.scan else tuple(node for node, _ in self.region.reductions)
+        grid = f"({-(-self.x // self.xb)},)"
+        return Written(name, source, grid, arguments, constants, self.schedule.warps, 0, reductions)
+
+    def _largest(self) -> int:
+        seen = [self.region.target, *self.body.resident]
+        return max((math.prod(shape_of(n)) for n in seen if is_tensor(n)), default=0)
+
+    def _loop(self) -> None:
+        self.body.begin(f"for r0 in range(0, {self.r}, RB):")
+        self.body.add("r = r0 + tl.arange(0, RB)[None, :]")
+        if "rm" in self.body.mask.split():
+            self.body.add(f"rm = r < {self.r}")
+
+    def _all(self) -> str:
+        return " & ".join(self.body.mask.split()) or "tl.full([XB, RB], 1, tl.int1)"
+
+    def _reductions(self) -> None:
+        body, region = self.body, self.region
+        for reduction, element in region.reductions:
+            self._reduce(reduction, element)
+        along = any(d.variable == "r" for c in region.element for d in c.digits)
+        looped = along and not self.held
+        if looped:
+            self._loop()
+        self._store(body.value(region.target, region.element))
+        if looped:
+            body.end()
+
+    def _store(self, text: str) -> None:
+        body, region = self.body, self.region
+        element = linear(region.element, contiguous(shape_of(region.target)), body.sizes)
+        used = {d.variable for c in region.element for d in c.digits}
+        mask = body.mask_of(used | ({"x"} if self.x > 1 or "xm" in body.mask.split() else set()))
+        dtype = dtype_of(region.target)
+        stored = "tl.int8" if dtype is torch.bool else TRITON[dtype]
+        scalar = "x - x + " if not used else ""
+        constant = text if text.startswith("v") else f"{scalar}({text})"
+        if not text.startswith("v"):
+            constant = f"(x * 0 + {text})"
+        pointer = f"out + ({scalar}{element})"
+        value = f"({constant}).to({stored})"
+        body.add(f"tl.store({pointer}, {value}, mask={mask})" if mask else f"tl.store({pointer}, {value})")
+
+    def _reduce(self, reduction: Node, element: Place) -> None:
+        source = reduction.args[0]
+        assert isinstance(source, Node)
+        at = _source_place(reduction, element, self.r)
+        kind = name_of(reduction)
+        if self.held:
+            text = self.body.value(source, at)
+            made = self._whole(kind, reduction, text)
+        else:
+            made = self._by_parts(kind, reduction, source, at)
+        self._note(reduction, element, made)
+
+    def _note(self, reduction: Node, element: Place, made: tuple[str, ...]) -> None:
+        self.body.given[reduction, element] = made[0]
+        for user in reduction.users:
+            if "getitem" in str(user.target):
+                self.body.given[user, element] = made[int(user.args[1])]  # type: ignore[arg-type]
+
+    def _count(self, reduction: Node) -> float:
+        correction = reduction.kwargs.get("correction", 1)
+        return max(0.0, self.r - float(1 if correction is None else correction))  # type: ignore[arg-type]
+
+    def _whole(self, kind: str, reduction: Node, text: str) -> tuple[str, ...]:
+        name, mask = self.body.name, self._all()
+
+        def summed(value: str) -> str:
+            return name(f"tl.sum(tl.where({mask}, {value}, 0), 1)[:, None]")
+
+        if kind in ("sum", "mean"):
+            total = summed(f"({text}).to(tl.float32)" if _to_float(reduction) else text)
+            return (name(f"{total} / {float(self.r)}"),) if kind == "mean" else (total,)
+        if kind in ("var", "var_mean"):
+            mean = name(f"{summed(text)} / {float(self.r)}")
+            spread = summed(f"({text} - {mean}) * ({text} - {mean})")
+            return name(f"{spread} / {self._count(reduction)}"), mean
+        if kind == "prod":
+            return (name(f"tl.reduce(tl.where({mask}, {text}, 1), 1, _times)[:, None]"),)
+        if kind == "any":
+            return (name(f"tl.max(tl.where({mask}, ({text} != 0).to(tl.int32), 0), 1)[:, None]"),)
+        return self._extreme(kind, text, name("r + tl.zeros([XB, RB], tl.int32)"))
+
+    def _extreme(self, kind: str, text: str, index: str) -> tuple[str, ...]:
+        """The largest or smallest and its first place; NaN before everything."""
+        name, mask = self.body.name, self._all()
+        low, word = ("float('-inf')", "max") if "max" in kind else ("float('inf')", "min")
+        ends = "float('inf')" if word == "max" else "float('-inf')"
+        plain = name(f"tl.where({mask}, ({text}).to(tl.float32), {low})")
+        keyed = name(f"tl.where({plain} != {plain}, {ends}, {plain})")
+        best = name(f"tl.{word}({keyed}, 1)[:, None]")
+        odd = name(f"tl.max(({plain} != {plain}).to(tl.int32), 1)[:, None]")
+        value = name(f"tl.where({odd} > 0, float('nan'), {best})")
+        if kind.startswith("a") and not kind.startswith("arg"):
+            return (value,)
+        element = name(f"tl.min(tl.where(({keyed} == {best}) & ({mask}), {index}, 2147483647), 1)[:, None]")
+        return (element,) if kind.startswith("arg") else (value, element)
+
+    def _by_parts(self, kind: str, reduction: Node, source: Node, at: Place) -> tuple[str, ...]:
+        """Lane by lane over a loop, then over the lanes."""
+        body, name = self.body, self.body.name
+        mask = self._all()
+
+        def begun(value: str) -> str:
+            return name(f"tl.full([XB, RB], {value}, tl.float32)")
+
+        if kind in ("sum", "mean", "prod", "any"):
+            start, join = ("1.0", "*") if kind == "prod" else ("0.0", "+")
+            total = begun(start)
+            self._loop()
+            text = body.value(source, at)
+            text = f"({text} != 0).to(tl.float32)" if kind == "any" else text
+            body.add(f"{total} = {total} {join} tl.where({mask}, {text}, {start})")
+            body.end()
+            done = f"tl.reduce({total}, 1, _times)" if kind == "prod" else f"tl.sum({total}, 1)"
+            made = name(f"{done}[:, None]")
+            return (
+                (name(f"{made} / {float(self.r)}"),)
+                if kind == "mean"
+                else (name(f"{made} > 0") if kind == "any" else made,)
+            )
+        if kind in ("var", "var_mean"):
+            count, mean, spread = begun("0.0"), begun("0.0"), begun("0.0")
+            self._loop()
+            text = body.value(source, at)
+            body.add(f"{count} += tl.where({mask}, 1.0, 0.0)")
+            apart = name(f"tl.where({mask}, {text} - {mean}, 0.0)")
+            body.add(f"{mean} += {apart} / tl.where({count} > 0, {count}, 1.0)")
+            body.add(f"{spread} += tl.where({mask}, {apart} * ({text} - {mean}), 0.0)")
+            body.end()
+            whole = name(f"tl.sum({mean} * {count}, 1)[:, None] / {float(self.r)}")
+            total = name(f"tl.sum({spread} + {count} * ({mean} - {whole}) * ({mean} - {whole}), 1)[:, None]")
+            return name(f"{total} / {self._count(reduction)}"), whole
+        return self._extreme_by_parts(kind, source, at, mask)
+
+    def _extreme_by_parts(self, kind: str, source: Node, at: Place, mask: str) -> tuple[str, ...]:
+        body, name = self.body, self.body.name
+        word, low = (">", "float('-inf')") if "max" in kind else ("<", "float('inf')")
+        best = name(f"tl.full([XB, RB], {low}, tl.float32)")
+        where = name("tl.full([XB, RB], 2147483647, tl.int32)")
+        self._loop()
+        text = name(f"tl.where({mask}, ({body.value(source, at)}).to(tl.float32), {low})")
+        body.add(f"better = ({text} {word} {best}) | (({text} != {text}) & ({best} == {best})) | "
+                 f"(({where} == 2147483647) & ({mask}))")  # fmt: skip
+        body.add(f"{where} = tl.where(better, r, {where})")
+        body.add(f"{best} = tl.where(better, {text}, {best})")
+        body.end()
+        seen, self.body.mask = self.body.mask, ""
+        made = self._extreme(kind, best, where)
+        self.body.mask = seen
+        return made
+
+    def _scan(self) -> None:
+        body, target = self.body, self.region.target
+        source = target.args[0]
+        assert isinstance(source, Node)
+        product = name_of(target) == "cumprod"
+        start = "1.0" if product else "0.0"
+        carry = body.name(f"tl.full([XB, 1], {start}, tl.float32)")
+        if not self.held:
+            self._loop()
+        text = body.value(source, self.region.element)
+        part = body.name(f"tl.where({self._all()}, ({text}).to(tl.float32), {start})")
+        made = body.name(f"{carry} {'*' if product else '+'} tl.{name_of(target)}({part}, 1)")
+        self._store(made)
+        whole = f"tl.reduce({part}, 1, _times)" if product else f"tl.sum({part}, 1)"
+        body.add(f"{carry} = {carry} {'*' if product else '+'} {whole}[:, None]")
+        if not self.held:
+            body.end()
+
+
+def _to_float(reduction: Node) -> bool:
+    return dtype_of(reduction).is_floating_point and not dtype_of(reduction.args[0]).is_floating_point  # type: ignore[arg-type]

@@ -1,0 +1,318 @@
+"""Matrix products and convolutions with what stands before and after them, as one Triton kernel each.
+
+A product is tiles of rows (`ma`), columns (`nb`) and depth. What it multiplies is read through views, pads and
+pointwise operators where that costs no second reading; what follows is computed on the accumulator. A convolution
+is the same product: its rows are positions, its columns channels, its depth the window of every channel (implicit
+GEMM).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from nightshift.kernels.regions.index import Coordinate, Digit, Place, Uncut, linear, merged, renamed
+from nightshift.kernels.regions.kernel import TRITON, Body, Cut, Written, contiguous
+from nightshift.kernels.regions.lowering import Node, dtype_of, is_tensor, kind_of, name_of, reads, shape_of
+
+PRODUCTS = frozenset({"mm", "addmm", "bmm"})
+_BAND = 8
+"""Tiles of rows that neighbouring programs share columns over, for L2's sake."""
+
+
+@dataclass(frozen=True)
+class ProductSchedule:
+    """Tiles of a product. precision: of `tl.dot`."""
+
+    rows: int = 128
+    columns: int = 128
+    depth: int = 32
+    warps: int = 8
+    stages: int = 3
+    precision: str = "tf32x3"
+
+
+@dataclass(frozen=True)
+class Window:
+    """A convolution's numbers, for each of its last dimensions."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    turned: bool
+    groups: int
+
+
+def window_of(node: Node) -> Window:
+    rank = len(shape_of(node)) - 2
+    numbers: Any = node.args[3:9]
+    stride, padding, dilation, turned, _, groups = numbers
+    whole = [tuple(int(x) for x in item) * (rank if len(item) == 1 else 1) for item in (stride, padding, dilation)]
+    return Window(whole[0], whole[1], whole[2], bool(turned), int(groups))
+
+
+def writes_product(node: Node) -> bool:
+    """Whether a kernel here computes it. A transposed convolution of stride above 1 has holes that would be
+    read."""
+    if not is_tensor(node) or not dtype_of(node).is_floating_point:
+        return False
+    if name_of(node) in PRODUCTS:
+        return not node.kwargs and min(shape_of(node)) > 1
+    if name_of(node) != "convolution":
+        return False
+    window, source = window_of(node), node.args[0]
+    channels = shape_of(source)[1] // window.groups  # type: ignore[arg-type]
+    return (
+        not (window.turned and max(window.stride) > 1) and shape_of(node)[1] // window.groups >= 8 and channels > 1
+    )
+
+
+def product_kernel(
+    target: Node,
+    name: str,
+    resident: Collection[Node],
+    plan_of: Callable[[Node], ProductSchedule | None],
+    alive: Collection[Node],
+) -> Written | None:
+    """The kernel of a target that a product leads to, alone and element by element; None where there is none."""
+    shape = shape_of(target)
+    names = [f"d{i}" for i in range(len(shape))]
+    element: Place = tuple(Coordinate(merged([Digit(v, 1, n)])) for v, n in zip(names, shape, strict=True))
+    found: dict[tuple[Node, Place], None] = {}
+    within: set[Node] = set()
+    if not _products(target, element, resident, plan_of, found, within) or len(found) != 1:
+        return None
+    ((product, at),) = found
+    schedule = plan_of(product)
+    users = {user for node in within - {target} for user in node.users if user in alive}
+    if schedule is None or not users <= within:  # somebody else would compute the product once more
+        return None
+    try:
+        return _Product(target, element, product, at, name, resident, schedule).written()
+    except Uncut:
+        return None
+
+
+def _products(
+    node: Node,
+    element: Place,
+    resident: Collection[Node],
+    plan_of: Callable[[Node], ProductSchedule | None],
+    found: dict[tuple[Node, Place], None],
+    within: set[Node],
+) -> bool:
+    """Notes the products below a node, and all nodes on the way; False where anything but pointwise operators and
+    views is."""
+    if node in resident:
+        return True
+    within.add(node)
+    if plan_of(node) is not None:
+        found[node, element] = None
+        return True
+    if kind_of(node) not in ("point", "view", "fill"):
+        return False
+    try:
+        return all(_products(r.node, r.element, resident, plan_of, found, within) for r in reads(node, element))
+    except Uncut:
+        return False
+
+
+class _Product:
+    """Writes one product and what follows it."""
+
+    def __init__(
+        self,
+        target: Node,
+        element: Place,
+        product: Node,
+        at: Place,
+        name: str,
+        resident: Collection[Node],
+        schedule: ProductSchedule,
+    ) -> None:
+        self.target, self.product, self.kernel, self.schedule = target, product, name, schedule
+        shape = shape_of(product)
+        self.convolution = name_of(product) == "convolution"
+        self.batch = name_of(product) == "bmm"
+        columns = 1 if self.convolution else len(shape) - 1
+        groups = window_of(product).groups if self.convolution else shape[0] if self.batch else 1
+        self.groups, self.columns = groups, shape[columns] // (groups if self.convolution else 1)
+        self.rows = math.prod(shape) // shape[columns] // (groups if self.batch else 1)
+        pieces = self._pieces(at, columns)
+        self.element, self.at = renamed(element, pieces), renamed(at, pieces)
+        sizes = {"ma": self.rows, "nb": self.columns, "z": groups, "ka": 1, "kb": 1}
+        self.body = Body(resident, sizes)
+
+    def _pieces(self, at: Place, columns: int) -> dict[Digit, Digit]:
+        """What stands for each digit of the target's dimensions: of rows, columns and groups."""
+        made: dict[Digit, Digit] = {}
+        weights = {"ma": 1, "nb": 1, "z": 1}
+        for dim in reversed(range(len(at))):
+            for digit in reversed(at[dim].digits):
+                for part, variable in self._parts(digit, dim, columns, weights):
+                    made[part] = Digit(variable, weights[variable], part.size)
+                    weights[variable] *= part.size
+        if weights != {"ma": self.rows, "nb": self.columns, "z": self.groups} or not all(c.plain for c in at):
+            raise Uncut("a product of which not every element follows")
+        return made
+
+    def _parts(self, digit: Digit, dim: int, columns: int, weights: dict[str, int]) -> list[tuple[Digit, str]]:
+        if self.batch and dim == 0:
+            return [(digit, "z")]
+        if dim != columns:
+            return [(digit, "ma")]
+        left = self.columns // weights["nb"]
+        if left >= digit.size or not self.convolution:
+            return [(digit, "nb")]
+        if left == 1:
+            return [(digit, "z")]
+        if digit.size % left:
+            raise Uncut("groups of channels that a view splits")
+        low = Digit(digit.variable, digit.divisor, left)
+        return [(low, "nb"), (Digit(digit.variable, digit.divisor * left, digit.size // left), "z")]
+
+    def written(self) -> Written:
+        body, plan = self.body, self.schedule
+        tiles_m, tiles_n = -(-self.rows // plan.rows), -(-self.columns // plan.columns)
+        body.add("pid = tl.program_id(0)")
+        if self.groups > 1:
+            body.add("z = tl.program_id(1)")
+        body.add(f"band = {_BAND} * {tiles_n}")
+        body.add(f"first = pid // band * {_BAND}")
+        body.add(f"high = tl.minimum({tiles_m} - first, {_BAND})")
+        body.add("pm = first + pid % band % high")
+        body.add("pn = pid % band // high")
+        wide = self._many()
+        body.add(f"rm = pm{wide} * BM + tl.arange(0, BM)")
+        body.add(f"rn = pn{wide} * BN + tl.arange(0, BN)")
+        body.add("ma = rm[:, None]")
+        body.add("nb = rn[None, :]")
+        masks = [f"{v}m" for v, size, tile in (("ma", self.rows, plan.rows), ("nb", self.columns, plan.columns))
+                 if size % tile]  # fmt: skip
+        for mask, size in zip(("mam", "nbm"), (self.rows, self.columns), strict=True):
+            if mask in masks:
+                body.add(f"{mask} = {mask[:-1]} < {size}")
+        body.mask = " ".join(masks)
+        body.add("acc = tl.zeros([BM, BN], tl.float32)")
+        body.add("one = tl.full([BM, BN], 1.0, tl.float32)")
+        self._convolve(masks) if self.convolution else self._multiply(masks)
+        body.given[self.product, self.at] = self._biased()
+        text = body.value(self.target, self.element)
+        offset = linear(self.element, contiguous(shape_of(self.target)), body.sizes)
+        mask = " & ".join(masks)
+        value = f"({text}).to({TRITON[dtype_of(self.target)]})"
+        body.add(f"tl.store(out + ({offset}), {value}" + (f", mask={mask})" if mask else ")"))
+        return self._launch(tiles_m * tiles_n)
+
+    def _launch(self, tiles: int) -> Written:
+        body, plan = self.body, self.schedule
+        pointers = ", ".join([*body.loads.values(), "out"])
+        source = (
+            f"@triton.jit\ndef {self.kernel}({pointers}, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):\n"
+        )
+        source += "\n".join(body.lines) + "\n"
+        constants = f"BM={plan.rows}, BN={plan.columns}, BK={plan.depth}"
+        arguments = (*body.loads, self.target)
+        return Written(
+            self.kernel, source, f"({tiles}, {self.groups})", arguments, constants, plan.warps, plan.stages
+        )
+
+    def _many(self) -> str:
+        sizes = [math.prod(shape_of(n)) for n in (self.target, self.product, *self.product.all_input_nodes)]
+        return ".to(tl.int64)" if max(sizes) >= 1 << 31 else ""
+
+    def _biased(self) -> str:
+        """The accumulator with the product's own bias."""
+        name, args = name_of(self.product), self.product.args
+        bias = args[0] if name == "addmm" else args[2] if name == "convolution" else None
+        if not isinstance(bias, Node):
+            return "acc"
+        shape = shape_of(bias)
+        at = self.at[1:2] if self.convolution else self.at[len(self.at) - len(shape) :]
+        at = tuple(Coordinate() if n == 1 else c for c, n in zip(at, shape, strict=True))
+        return self.body.name(f"acc + {self.body.value(bias, at)}")
+
+    def _multiply(self, masks: list[str]) -> None:
+        body, plan = self.body, self.schedule
+        left, right = self.product.args[-2:]
+        assert isinstance(left, Node)
+        assert isinstance(right, Node)
+        depth = shape_of(left)[-1]
+        outer = (Coordinate(merged([Digit("z", 1, self.groups)])),) if self.batch else ()
+        rows, columns = (Coordinate(merged([Digit(v, 1, n)])) for v, n in (("ma", self.rows), ("nb", self.columns)))
+        body.sizes |= {"ka": depth, "kb": depth}
+        body.begin(f"for k0 in range(0, {depth}, BK):")
+        body.add("rk = k0 + tl.arange(0, BK)")
+        body.add("ka = rk[None, :]")
+        body.add("kb = rk[:, None]")
+        if depth % plan.depth:
+            body.add(f"kam = ka < {depth}")
+            body.add(f"kbm = kb < {depth}")
+            body.mask = " ".join([*masks, "kam", "kbm"])
+        a = body.value(left, (*outer, rows, Coordinate(merged([Digit("ka", 1, depth)]))))
+        b = body.value(right, (*outer, Coordinate(merged([Digit("kb", 1, depth)])), columns))
+        if depth % plan.depth and left not in body.resident:  # an operator may make something of the zeros read
+            a = body.name(f"tl.where(kam, {a}, 0.0)")
+        self._dot(a, b)
+        body.end()
+        body.mask = " ".join(masks)
+
+    def _dot(self, a: str, b: str) -> None:
+        # each block by itself and then to the total, as an fma (`kernels.ops.products.float32_kernels` says why)
+        self.body.add(f'part = tl.dot({a}, {b}, input_precision="{self.schedule.precision}")')
+        self.body.add("acc = tl.fma(part, one, acc)")
+
+    def _convolve(self, masks: list[str]) -> None:
+        body, plan = self.body, self.schedule
+        source, weight = self.product.args[:2]
+        assert isinstance(source, Node)
+        assert isinstance(weight, Node)
+        for node in (source, weight):
+            if node not in body.resident:
+                raise Cut(node, "read by overlapping windows")
+        window = window_of(self.product)
+        shape, kernel = shape_of(source), shape_of(weight)[2:]
+        channels, taps = shape[1] // window.groups, math.prod(kernel)
+        depth = channels * taps
+        out = shape_of(self.product)[2:]
+        positions = math.prod(out)
+        steps = contiguous(shape)
+        body.add(f"image = ma // {positions}")
+        for i, size in enumerate(out):
+            inner = math.prod(out[i + 1 :])
+            body.add(f"o{i} = ma // {inner} % {size}")
+            move = 1 if window.turned else window.stride[i]
+            shift = window.padding[i] if window.turned else -window.padding[i]
+            body.add(f"at{i} = o{i} * {move} + {shift}")
+        body.add(f"base = image * {steps[0]}" + (f" + z * {channels * steps[1]}" if self.groups > 1 else ""))
+        pointers = [body.loads.setdefault(node, f"p{len(body.loads)}") for node in (source, weight)]
+        body.begin(f"for k0 in range(0, {depth}, BK):")
+        body.add("rk = k0 + tl.arange(0, BK)")
+        body.add("ka = rk[None, :]")
+        body.add("kb = rk[:, None]")
+        inside = [*(["mam"] if "mam" in masks else []), *([f"(ka < {depth})"] if depth % plan.depth else [])]
+        offset = f"base + ka // {taps} * {steps[1]}"
+        for i, size in enumerate(kernel):
+            inner = math.prod(kernel[i + 1 :])
+            sign = "-" if window.turned else "+"
+            body.add(f"i{i} = at{i} {sign} ka // {inner} % {size} * {window.dilation[i]}")
+            offset += f" + i{i} * {steps[2 + i]}"
+            if size > 1 or window.padding[i]:
+                inside.append(f"(i{i} >= 0) & (i{i} < {shape[2 + i]})")
+        loaded = f", mask={' & '.join(inside)}, other=0.0)" if inside else ")"
+        a = body.name(f"tl.load({pointers[0]} + ({offset}){loaded}")
+        b = self._weights(pointers[1], weight, window, masks, depth, taps)
+        self._dot(a, b)
+        body.end()
+
+    def _weights(self, pointer: str, weight: Node, window: Window, masks: list[str], depth: int, taps: int) -> str:
+        plan = self.schedule
+        group = f" + z * {self.columns * depth}" if self.groups > 1 else ""
+        offset = f"nb * {depth} + kb{group}"
+        if window.turned:  # weights lie as (input channel, output channel of its group, window)
+            offset = f"kb // {taps} * {self.columns * taps} + nb * {taps} + kb % {taps}{group}"
+        inside = [*(["nbm"] if "nbm" in masks else []), *([f"(kb < {depth})"] if depth % plan.depth else [])]
+        loaded = f", mask={' & '.join(inside)}, other=0.0)" if inside else ")"
+        return self.body.name(f"tl.load({pointer} + ({offset}){loaded}")

@@ -1,0 +1,105 @@
+"""Rollouts: a fault that began with one is named so, by its own evidence; versions in many spellings are one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from nightshift.agent.incidents.advisor import Advisor
+from nightshift.agent.incidents.rollouts import DAY_S, Rollouts, VersionChange, blamed, spelled
+from nightshift.agent.store.incident_store import Store
+from nightshift.collectors.history import History
+from nightshift.collectors.subject import Inventory, Subject, SubjectKind
+from nightshift.detectors.base import Fault
+from tests.agent.incidents import ManualClock, a_finding
+
+K = SubjectKind
+NODES = [f"n{n}" for n in range(100)]
+AT_S = 20 * DAY_S
+
+
+def changes(count: int, at_s: float, component: str = "driver") -> list[VersionChange]:
+    return [VersionChange(name, component, "565.3", "570.1", at_s) for name in NODES[:count]]
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("570.86.10", True),
+        ("v570.86.10", True),
+        (" NVIDIA  570.086.10 ", True),
+        ("Version: 570.86.10", True),
+        ("FW 570.86.010", True),
+        ("rev. 570.86.10", True),
+        ("570.86.1", False),
+        ("570.86.10-open", False),
+    ],
+)
+def test_spellings_of_one_version_are_one(text: str, same: bool) -> None:
+    assert (spelled(text) == spelled("570.86.10")) is same
+
+
+def test_it_is_blamed_where_changed_nodes_fail_after_their_change_and_others_do_not() -> None:
+    failures = [(name, AT_S - n * 3600.0) for n, name in enumerate(NODES[:5])]
+    found = blamed(changes(20, AT_S - DAY_S), failures, NODES, "n0", AT_S, AT_S)
+    assert found is not None
+    assert (found.component, found.version, found.failed_changed, found.failed_others) == ("driver", "570.1", 5, 0)
+
+
+def test_it_is_not_blamed_without_that_evidence() -> None:
+    young = changes(20, AT_S - DAY_S)
+    spread = [(NODES[n], AT_S - n * 3600.0) for n in range(0, 100, 7)]
+    assert blamed(young, spread, NODES, "n0", AT_S, AT_S) is None, "others fail as often"
+    before = [(name, AT_S - 3 * DAY_S) for name in NODES[:6]]
+    assert blamed(young, before, NODES, "n0", AT_S - 3 * DAY_S, AT_S) is None, "it began before the change"
+    storm = [(NODES[0], AT_S), (NODES[1], AT_S)]
+    assert blamed(young, storm, NODES, "n0", AT_S, AT_S) is None, "two nodes are a coincidence"
+    failures = [(name, AT_S) for name in NODES[:5]]
+    assert blamed(young, failures, NODES, "n50", AT_S, AT_S) is None, "the node was not changed"
+
+
+@pytest.fixture
+def store(sqlite_url: str, clock: ManualClock) -> Iterator[Store]:
+    made = Store(sqlite_url, clock)
+    yield made
+    made.close()
+
+
+def test_the_diagnosis_names_it_and_a_restart_forgets_nothing(store: Store, clock: ManualClock) -> None:
+    inventory = Inventory()
+    for name in NODES:
+        node, gpu = Subject(K.NODE, name), Subject(K.GPU, f"GPU-{name}")
+        inventory.observe(gpu, node, 0.0)
+        inventory.describe(gpu, driver="565.3")
+        inventory.describe(node, kernel="6.8.0-45-generic")
+    followed = Rollouts(store, inventory)
+    followed.turn(clock.now_s())
+    clock.advance(15 * DAY_S)
+    for name in NODES[:12]:
+        inventory.describe(Subject(K.GPU, f"GPU-{name}"), driver="570.1")
+    inventory.describe(Subject(K.GPU, "GPU-n40"), driver=" 565.03 ")
+    followed.turn(clock.now_s())
+    again = Rollouts(store, inventory)
+    again.resume()
+    assert {change.node for change in again.changes} == set(NODES[:12]), "a spelling is no change"
+    again.turn(clock.now_s())
+    assert len(again.changes) == 12
+    names = {(component, version): rest for component, version, *rest in again.minorities(clock.now_s())}
+    assert names["driver", "570.1"] == [12, sorted(NODES[:12])]
+    assert names["kernel", "6.8.0-45-generic"] == [100, []]
+    clock.advance(7200.0)
+    opened = []
+    for name in NODES[:5]:
+        clock.advance(3600.0)
+        found = a_finding(Fault.GPU_LOST, Subject(K.GPU, f"GPU-{name}"), at_s=clock.now_s(), since_s=clock.now_s())
+        opened.append(store.open_incident("lost", [found]))
+    advisor = Advisor(History(), inventory, (), None, clock.now_s, rollout=lambda i: again.before(i, clock.now_s()))
+    told = advisor.diagnose(store.incident(opened[-1]))
+    assert "began with the rollout of 570.1" in told.headline
+    (said,) = [claim.sentence for claim in told.claims if "rollout" in claim.sentence]
+    assert "driver 570.1 (from 565.3); 5 of 12 changed nodes failed alike after it, 0 of 88 others" in said
+    other = store.open_incident(
+        "lost", [a_finding(Fault.GPU_LOST, Subject(K.GPU, "GPU-n77"), since_s=clock.now_s())]
+    )
+    assert "rollout" not in advisor.diagnose(store.incident(other)).headline
