@@ -27,7 +27,7 @@ from nightshift.agent.rca.model import Failed, Model, ModelSettings, try_out
 from nightshift.agent.settings import Settings
 from nightshift.agent.store.database import Database
 from nightshift.collectors.base import Permanent, Temporary
-from nightshift.collectors.slurm.states import SLURM
+from nightshift.collectors.slurm import SLURM
 from nightshift.collectors.subject import Inventory
 from nightshift.collectors.telemetry.listening import listening
 

@@ -49,7 +49,7 @@ from nightshift.collectors.kubernetes.api import AccessSettings
 from nightshift.collectors.kubernetes.nodes_and_pods import LabelSettings
 from nightshift.collectors.plugins import ALL as COLLECTORS
 from nightshift.collectors.shared_settings import stated
-from nightshift.collectors.slurm.states import SLURM
+from nightshift.collectors.slurm import SLURM
 from nightshift.collectors.training.signal_names import SignalNames
 from nightshift.collectors.training.workload import WorkloadRule
 from nightshift.controllers.actuators.kubernetes import DrainSettings

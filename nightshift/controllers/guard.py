@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from nightshift.collectors.shared_settings import stated_once
-from nightshift.collectors.slurm.states import SLURM
+from nightshift.collectors.slurm import SLURM
 from nightshift.collectors.subject import TAKES_WORK_SINCE, Inventory, Subject, SubjectKind
 from nightshift.controllers.action import KINDS, Action, traits_of
 from nightshift.controllers.cordon import node_of

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict
 from nightshift.collectors.frame import Instant, LogRecord
 from nightshift.collectors.kubernetes.events import EVENTS
 from nightshift.collectors.kubernetes.states import ENDS, STATES, Trouble, maker, read
-from nightshift.collectors.slurm.states import SLURM
+from nightshift.collectors.slurm import SLURM
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding, LogExhibit, RateBasis, Severity, SnapshotError, StatedRate

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from nightshift.agent.approvals.manual_fixes import read as fix_of
 from nightshift.agent.incidents.advisor import out_of_use
 from nightshift.collectors.frame import Reason
+from nightshift.collectors.slurm import CHANGES
 from nightshift.collectors.slurm.answers import (
     AnswerError,
     SlurmFailure,
@@ -33,7 +34,7 @@ from nightshift.collectors.slurm.answers import (
 from nightshift.collectors.slurm.client import SlurmAccess, SlurmClient, SlurmRefused, SlurmSilent
 from nightshift.collectors.slurm.host_list import expand
 from nightshift.collectors.slurm.nodes_and_jobs import SlurmCollector, SlurmSettings
-from nightshift.collectors.slurm.states import CHANGES, of_job, of_node
+from nightshift.collectors.slurm.states import of_job, of_node
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.action import Situation

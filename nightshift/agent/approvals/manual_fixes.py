@@ -25,7 +25,7 @@ from nightshift.agent.store.tables import audit as audit_log
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.frame import LogRecord
 from nightshift.collectors.kubernetes.events import CHANGES, EVENTS
-from nightshift.collectors.slurm.states import CHANGES as SLURM_CHANGES
+from nightshift.collectors.slurm import CHANGES as SLURM_CHANGES
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, traits_of
 

@@ -33,7 +33,7 @@ from nightshift.agent.rca.tool_servers import ToolServers
 from nightshift.agent.store.diagnosis import Answer, Confidence, Diagnosis, Reading
 from nightshift.agent.store.incident import Incident, IncidentState, entered_s, findings_of, plan_name
 from nightshift.collectors.history import History
-from nightshift.collectors.slurm.states import SLURM
+from nightshift.collectors.slurm import SLURM
 from nightshift.collectors.subject import SITE, Inventory, Subject, SubjectKind
 from nightshift.controllers.action import KINDS, Action, ActionKind, ActionProposal, Playbook, Situation
 from nightshift.controllers.guard import Commitment, GuardRuling, rule

@@ -26,11 +26,11 @@ from nightshift.agent.rca.bundle import Bundle, EvidenceLedger, EvidenceLimits, 
 from nightshift.agent.rca.case import few
 from nightshift.agent.rca.grounding import MAD_TO_SIGMA
 from nightshift.agent.rca.joblogs import condensed, first_lines, sources_of
+from nightshift.collectors import slurm
 from nightshift.collectors.frame import Floats, LogRecord
 from nightshift.collectors.history import RAW_AROUND_S, History
 from nightshift.collectors.kernel_log.event import KERNEL_LOGS, KernelEventKind
 from nightshift.collectors.kubernetes.events import CHANGES, EVENTS
-from nightshift.collectors.slurm import states as slurm
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.metrics import BY_NAME
 from nightshift.detectors.base import Finding, LogExhibit, SeriesExhibit

@@ -23,11 +23,11 @@ from nightshift.agent.rca.redact import addresses_a_reader
 from nightshift.agent.rca.runbooks import Runbooks
 from nightshift.agent.rca.tool_servers import ServerTool, ToolServers
 from nightshift.agent.store.diagnosis import SERIES, Evidence
+from nightshift.collectors import slurm
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.history import History
 from nightshift.collectors.kubernetes.events import CHANGES, EVENTS
 from nightshift.collectors.prometheus.api import Matrix
-from nightshift.collectors.slurm import states as slurm
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 
 MORE_ITEMS = 24

@@ -15,9 +15,10 @@ from typing import ClassVar
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Instant, LogRecord, Reason, SourceStatus
 from nightshift.collectors.kubernetes.states import Trouble, recent, written
+from nightshift.collectors.slurm import CHANGES, OURS, SLURM, STATES
 from nightshift.collectors.slurm.answers import SlurmJob, SlurmNode
 from nightshift.collectors.slurm.client import SlurmAccess, SlurmClient, SlurmRefused, SlurmSilent
-from nightshift.collectors.slurm.states import CHANGES, OURS, SLURM, STATES, of_job, of_node
+from nightshift.collectors.slurm.states import of_job, of_node
 from nightshift.collectors.subject import (
     SITE,
     SITE_NODE,

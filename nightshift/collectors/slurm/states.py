@@ -16,12 +16,6 @@ from collections.abc import Iterator
 from nightshift.collectors.kubernetes.states import Trouble
 from nightshift.collectors.slurm.answers import SlurmJob, SlurmNode
 
-SLURM = "slurm"
-STATES, CHANGES = f"{SLURM} state", f"{SLURM} changes"
-"""Sources of the lines: what is wrong, and what people changed."""
-OURS = "nightshift:"
-"""A reason of ours begins so, and so does our mark in `Extra`."""
-
 _BY_SLURM: tuple[tuple[str, str], ...] = (
     (r"[Pp]rolog (?:error|failed)|prolog failure", "prolog failure"),
     (r"[Ee]pilog (?:error|failed)", "epilog failure"),

@@ -25,10 +25,10 @@ from pydantic import BaseModel, Field, field_validator
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.frame import Reason
 from nightshift.collectors.shared_settings import stated_once
+from nightshift.collectors.slurm import SLURM
 from nightshift.collectors.slurm.answers import SlurmJob, SlurmNode
 from nightshift.collectors.slurm.client import SlurmAccess, SlurmClient, SlurmRefused
 from nightshift.collectors.slurm.nodes_and_jobs import restart
-from nightshift.collectors.slurm.states import SLURM
 from nightshift.collectors.subject import SITE_NODE, SubjectKind
 from nightshift.controllers.action import (
     Action,

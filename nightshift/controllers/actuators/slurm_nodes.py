@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.slurm import OURS
 from nightshift.collectors.slurm.answers import AnswerError, SlurmNode, nodes_of_text
 from nightshift.collectors.slurm.client import SlurmClient
-from nightshift.collectors.slurm.states import OURS
 from nightshift.controllers.action import Action
 from nightshift.controllers.cordon import NOBODY, SOMEBODY_ELSE, cordon_ids
 

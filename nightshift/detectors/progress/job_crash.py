@@ -20,10 +20,10 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
+from nightshift.collectors import slurm
 from nightshift.collectors.frame import LogRecord
 from nightshift.collectors.kernel_log.event import KERNEL_LOGS
 from nightshift.collectors.kubernetes.events import CHANGES, EVENTS
-from nightshift.collectors.slurm import states as slurm
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding, RateBasis, Severity, SnapshotError, StatedRate
