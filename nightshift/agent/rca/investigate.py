@@ -287,10 +287,10 @@ class Investigator:
         allowance: Allowance,
         form: type[Concluding],
         progress: Callable[[str, ModelSpending], None],
-        known: str = "",
+        facts: str = "",
     ) -> tuple[Concluding | None, Failed | None, ModelSpending]:
         """One conversation: what it came to, in the agreed form, or why to nothing, and what it took. `progress`
-        hears what was looked up; `known` is what a sentence may repeat without a quote. Raises nothing that a model
+        hears what was looked up; `facts` are what a sentence may repeat without a quote. Raises nothing that a model
         causes."""
         began_s = self.timer()
         try:
@@ -298,7 +298,7 @@ class Investigator:
         except ImportError as error:
             return None, Failed(Failure.NOT_INSTALLED, str(error)), ModelSpending()
         failure: Failed | None = None
-        talk = _Talk([SystemMessage(system), HumanMessage(first)], allowance, lookup, progress, form, known)
+        talk = _Talk([SystemMessage(system), HumanMessage(first)], allowance, lookup, progress, form, facts)
         progress("", talk.spent)
         settings = self.model.settings
         named = {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "nightshift"}
