@@ -290,8 +290,8 @@ class Investigator:
         facts: str = "",
     ) -> tuple[Concluding | None, Failed | None, ModelSpending]:
         """One conversation: what it came to, in the agreed form, or why to nothing, and what it took. `progress`
-        hears what was looked up; `facts` are what a sentence may repeat without a quote. Raises nothing that a model
-        causes."""
+        hears what was looked up; `facts` are what a sentence may repeat without a quote. Raises nothing that a
+        model causes."""
         began_s = self.timer()
         try:
             from langchain_core.messages import HumanMessage, SystemMessage
