@@ -160,6 +160,10 @@ def boots(cluster: Cluster, node: str, boot_id: str, *, ready: bool = True) -> N
     cluster.core.patch_node_status(node, {"status": status})
 
 
+ENDS = ("-check", "-evidence")
+"""How the Jobs that repair nothing are named."""
+
+
 def repair_jobs(cluster: Cluster) -> dict[str, Any]:
     found = client.BatchV1Api(cluster.api).list_namespaced_job(
         cluster.namespace, label_selector="app.kubernetes.io/part-of=nightshift"
@@ -171,7 +175,7 @@ def repair_job_ends(
     cluster: Cluster, how: str = "Complete", *, suffix: str = "", said: str = "", name: str = ""
 ) -> None:
     """What the Job controller and a kubelet say of a repair Job; unnamed, of the one whose name ends so."""
-    names = [n for n in repair_jobs(cluster) if n.endswith("-check") == (suffix == "-check")]
+    names = [n for n in repair_jobs(cluster) if (n.rpartition("-")[2] if n.endswith(ENDS) else "") == suffix[1:]]
     name = name or names[-1]
     now = "2026-11-21T12:00:00Z"
     batch = client.BatchV1Api(cluster.api)

@@ -388,7 +388,7 @@ class Scene:
                 cluster.binds(name, self.spare)
         for name, made in repair_jobs(cluster).items():
             if not (made.status and made.status.conditions):
-                if not name.endswith("-check") and self.boots == 1:
+                if not name.endswith(("-check", "-evidence")) and self.boots == 1:
                     self.boots = 2
                     boots(cluster, self.node, "boot-2")
                 repair_job_ends(cluster, name=name)
@@ -469,8 +469,10 @@ class Scene:
         return found
 
     def repairs(self) -> list[str]:
-        """How often each Job of ours was made: their names are the action's, so twice is another name."""
-        return sorted("check" if name.endswith("-check") else "reboot" for name in repair_jobs(self.cluster))
+        """How often each Job of ours was made: their names are the action's, so twice is another name. The one
+        that collects evidence aside: it repairs nothing."""
+        names = [name for name in repair_jobs(self.cluster) if not name.endswith("-evidence")]
+        return sorted("check" if name.endswith("-check") else "reboot" for name in names)
 
     def stops_of_job(self) -> int:
         """How often the job was stopped and started: each is a generation of its spec."""

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 import sqlalchemy as sa
 import structlog
-from scipy.stats import betabinom
 
 from nightshift.agent.correlation.kinship import HARDWARE, Kin, first_cause, kin_of
 from nightshift.agent.store.incident import Cause, findings_of
@@ -51,6 +50,8 @@ class PeerRate:
     def tail(self, days: np.ndarray, failures: np.ndarray) -> np.ndarray:
         """The chance of a healthy unit to have so many failures or more."""
         total = 1.0 / self.spread - 1.0
+        from scipy.stats import betabinom  # heavy, and asked once an hour at most
+
         found: np.ndarray = betabinom.sf(failures - 1, days, self.mean * total, (1.0 - self.mean) * total)
         return found
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import sqlalchemy as sa
 import structlog
-from scipy.stats import binom
+from scipy.special import betainc
 
 from nightshift.agent.correlation.kinship import first_cause, xid_of
 from nightshift.agent.store.incident import Incident, findings_of
@@ -98,7 +98,9 @@ def blamed(
         after = [name for name, t_s in failures if name in reached and t_s >= reached[name].at_s]
         changed_s = sum(at_s - change.at_s for change in reached.values())
         share = changed_s / max(len(fleet) * COMPARED_S, 1.0)
-        chance = float(binom.sf(len(after) - 1, len(failures), min(share, 1.0))) * len(rollouts)
+        # as many or more of the failures, by chance: the binomial's tail
+        tail = float(betainc(len(after), len(failures) - len(after) + 1, min(share, 1.0))) if after else 1.0
+        chance = tail * len(rollouts)
         if len(set(after)) >= LEAST_NODES and chance < CHANCE:
             first = min(reached.values(), key=lambda change: change.at_s)
             others = {name for name, _ in failures} - set(after)
