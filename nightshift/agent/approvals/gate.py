@@ -396,11 +396,14 @@ class Gate:
         held = self.held()
         return GateAnswer(True, f"{said} Paused: {', '.join(held)}." if held else said, True)
 
-    def stop_itself(self, reason: str) -> None:
-        """The same stop by Nightshift: actions start again once an approver resumes."""
+    def stop_itself(self, reason: str) -> bool:
+        """The same stop by Nightshift: actions start again once an approver resumes. False where they were stopped
+        already."""
         with self._store.database.write() as connection:
-            if not halt_of(connection).halted:
-                _set_halt(connection, Halt(True, NIGHTSHIFT, reason, self._clock.now_s()), _ITSELF)
+            if halt_of(connection).halted:
+                return False
+            _set_halt(connection, Halt(True, NIGHTSHIFT, reason, self._clock.now_s()), _ITSELF)
+        return True
 
     def held(self) -> list[str]:
         """What had begun and is not finished, as `INC-7 (drain of node:n1; stays stopped: ml/llm)`.

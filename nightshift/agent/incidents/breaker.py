@@ -47,11 +47,13 @@ class Breaker:
         self._log = structlog.get_logger("breaker")
 
     def objection(self, connection: Connection, action: Action | None = None) -> str:
-        """Why nothing may be done from now on; empty where it may, or where actions are stopped already. Before an
-        action it is asked in the transaction of the intent."""
+        """Why nothing may be done from now on; empty where it may. Before an action it is asked in the transaction
+        of the intent: a stop that came between the gate's last look and that transaction holds as well."""
         now_s, halt = self._clock.now_s(), halt_of(connection)
-        if halt.halted or (action is not None and self._ignores(action)):
+        if action is not None and self._ignores(action):
             return ""
+        if halt.halted:
+            return "" if action is None else f"actions are stopped by {halt.by}: {halt.reason}"
         # whoever resumed has seen what was done before
         since_s = max(now_s - REMEMBERED_S, halt.at_s)
         begun = [deed for deed in deeds(connection, since_s) if not self._ignores(deed.action)]
@@ -65,8 +67,8 @@ class Breaker:
             self.trip(why)
 
     def trip(self, reason: str) -> None:
-        self._gate.stop_itself(reason)
-        self._log.error("actions stopped", reason=reason)
+        if self._gate.stop_itself(reason):
+            self._log.error("actions stopped", reason=reason)
 
     def findings(self, now_s: float) -> list[Finding]:
         """The alarm of the stop while it lasts, and its end."""
