@@ -44,7 +44,7 @@ def test_the_cluster_tests_pass_on_a_server_that_they_cannot_look_into(kubeconfi
     found = re.search(r"(\d+) passed(?:, (\d+) skipped)?", done.stdout)
     assert found is not None
     assert int(found[1]) > 55
-    assert int(found[2] or 0) <= 7, "what only our own server can do"
+    assert int(found[2] or 0) <= 9, "what only our own server can do: two of them say what a pod printed"
 
 
 def _run(kubeconfig: Path) -> subprocess.CompletedProcess[str]:
