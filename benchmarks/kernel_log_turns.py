@@ -1,7 +1,7 @@
-"""Kernel lines a second beside an earlier commit: `python -m benchmarks.kernel_log_turns CHECKOUT`.
+"""Kernel lines and telemetry samples a second beside an earlier commit: `python -m benchmarks.kernel_log_turns CHECKOUT`.
 
-CHECKOUT is a work tree of the earlier commit. Each turn runs `collectors_speed.py --part kernel_log` of both trees
-in processes of their own, so that what else runs on the machine meets both.
+CHECKOUT is a work tree of the earlier commit. Each turn runs `collectors_speed.py` with `--part kernel_log` and
+`--part exposition` of both trees in processes of their own, so that what else runs on the machine meets both.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ from benchmarks.report import write
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def rate(tree: Path) -> int:
-    """Lines a second of this work tree."""
+PARTS = {"kernel_log": "lines_per_s", "exposition": "ours_samples_per_s"}
+
+
+def rate(tree: Path, part: str) -> int:
+    """Lines or samples a second of this work tree."""
     done = subprocess.run(
-        [sys.executable, "benchmarks/collectors_speed.py", "--part", "kernel_log", "--in-process"],
+        [sys.executable, "benchmarks/collectors_speed.py", "--part", part, "--in-process"],
         cwd=tree,
         env={**os.environ, "PYTHONPATH": str(tree)},
         stdout=subprocess.PIPE,
         check=True,
     )
-    return int(json.loads(done.stdout)["lines_per_s"])
+    return int(json.loads(done.stdout)[PARTS[part]])
 
 
 def name(tree: Path) -> str:
@@ -43,18 +46,20 @@ def main() -> None:
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--turns", type=int, default=6)
     args = parser.parse_args()
-    turns = [(rate(args.checkout), rate(ROOT)) for _ in range(args.turns)]
-    before, now = zip(*turns, strict=True)
-    write(
-        "kernel_log_turns",
-        {
-            "command": f"python -m benchmarks.kernel_log_turns CHECKOUT --turns {args.turns}",
-            "commits": {"before": name(args.checkout), "now": name(ROOT)},
-            "lines_per_s": {"before": before, "now": now},
+    told: dict[str, object] = {
+        "command": f"python -m benchmarks.kernel_log_turns CHECKOUT --turns {args.turns}",
+        "commits": {"before": name(args.checkout), "now": name(ROOT)},
+    }
+    for part in PARTS:
+        turns = [(rate(args.checkout, part), rate(ROOT, part)) for _ in range(args.turns)]
+        before, now = zip(*turns, strict=True)
+        told[PARTS[part].removeprefix("ours_")] = {
+            "before": before,
+            "now": now,
             "ratio_of_best": round(max(now) / max(before), 2),
             "median_of_ratios": round(statistics.median(b / a for a, b in turns), 2),
-        },
-    )
+        }
+    write("kernel_log_turns", told)
 
 
 if __name__ == "__main__":
