@@ -1,4 +1,4 @@
-"""Kernel lines and telemetry samples a second beside an earlier commit: `python -m benchmarks.kernel_log_turns CHECKOUT`.
+"""Kernel lines and samples a second beside an earlier commit: `python -m benchmarks.kernel_log_turns CHECKOUT`.
 
 CHECKOUT is a work tree of the earlier commit. Each turn runs `collectors_speed.py` with `--part kernel_log` and
 `--part exposition` of both trees in processes of their own, so that what else runs on the machine meets both.
@@ -50,10 +50,10 @@ def main() -> None:
         "command": f"python -m benchmarks.kernel_log_turns CHECKOUT --turns {args.turns}",
         "commits": {"before": name(args.checkout), "now": name(ROOT)},
     }
-    for part in PARTS:
+    for part, what in PARTS.items():
         turns = [(rate(args.checkout, part), rate(ROOT, part)) for _ in range(args.turns)]
         before, now = zip(*turns, strict=True)
-        told[PARTS[part].removeprefix("ours_")] = {
+        told[what.removeprefix("ours_")] = {
             "before": before,
             "now": now,
             "ratio_of_best": round(max(now) / max(before), 2),
