@@ -127,7 +127,7 @@ def test_the_stop_pages_until_a_person_resumes(world: World, clock: ManualClock)
 
 
 def test_a_stop_holds_in_the_transaction_of_the_intent(world: World) -> None:
-    """It may come after the gate's last look: what an action asks of the breaker then is refused, whoever stopped."""
+    """It may come after the gate's last look: what an action asks of the breaker then is refused."""
     stops, action = breaker(world), an_action("a-1", kind, node(1))
     with world.store.database.read() as connection:
         assert stops.objection(connection, action) == ""
