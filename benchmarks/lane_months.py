@@ -341,7 +341,7 @@ def _place(decision: CorrelationDecision, inventory: Inventory, at_s: float) -> 
 
 
 def _moments(first: Finding, lives: Sequence[Sequence[Said]], rng: np.random.Generator) -> list[Finding]:
-    """What is said of a fault as it goes on; of a leak what the detector says of one of `lives`."""
+    """The findings of a fault over time; for a leak, those of the detector on one of `lives`."""
     if first.detector != LEAK:
         return [first]
     return [replace(first, **said) for said in lives[int(rng.integers(len(lives)))]]

@@ -1,7 +1,7 @@
 """The incidents: public reports in our own words, drawn faults, and the benchmark cluster's; each has its right
 cause.
 
-A public report is one of `benchmarks.field`, whose `source` is cited there; only those of the even half (by the
+A public report is one of `benchmarks.field`; its `source` is cited there; only those of the even half (by the
 MD5 of the source) are here. The drawn ones are new: other seeds than any result. Beside each fault stand ordinary
 lines and, where its channel has lines, a red herring: a sign of trouble elsewhere that explains nothing.
 """

@@ -51,7 +51,7 @@ class Question:
 
     @property
     def reader(self) -> Person:
-        """Somebody who may see what the answer may tell of, and no more."""
+        """A person with the rights that the answer was made for, and no others."""
         if self.reach is None:
             return Person(self.by, frozenset({Role.VIEWER}), self.channel)
         return Person(self.by, frozenset(), self.channel, grants=(RoleGrant(Role.VIEWER, self.reach),))
@@ -119,7 +119,7 @@ class Questions:
 
     def answered(self, question: Question, answer: Answer, tokens: int, usd: float) -> None:
         """Stores an answer as far as it is, and what it has cost in all. A final one goes to the audit log, and
-        chats are told of it."""
+        to the chats."""
         number, now = number_of(question.incident), self._clock.now_s()
         row = {"state": answer.state, "tokens": tokens, "usd": usd, "body": dump(answer)}
         with self._database.write() as connection:

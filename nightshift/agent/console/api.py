@@ -239,7 +239,7 @@ class Api:
         if body.kind == ALERT:
             found = asked_for_alert(body.name, person.identity, body.note, self._parts.cluster, now_s)
         else:
-            # a team is told of no name that is another's, not even as one that is like it
+            # another team's names are never shown, not even as a similar name
             may_name = self._site.window(request).may_name
             subject = subject_named(body.kind, body.name, self._parts.inventory, may_name)
             found = opened_by(subject, person.identity, body.note, now_s)

@@ -113,7 +113,7 @@ def _reported(
         detector, Fault.ANOMALY, subject, state, Instant(since_s), Instant(max(now_s, since_s)), severity, text,
         1.0, 0.0, evidence=(LogExhibit(line),), facts={REPORTED_BY: by, "meaning": text, **facts},
     )  # fmt: skip
-    # whoever reports it knows of it: Nightshift wakes nobody a second time
+    # the person who reports it knows of it: no second page
     return in_lane(finding, Lane.TICKET, None, f"reported by {by}")
 
 

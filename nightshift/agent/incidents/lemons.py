@@ -32,7 +32,7 @@ DAYS, DAY_S, EVERY_S = 28, 86_400.0, 3600.0
 FALSE_PER_MONTH = 0.5
 """Healthy units that are called lemons, expected per kind and window. Windows overlap."""
 LEAST_FAILURES = 3
-"""Two failures are a coincidence that somebody has seen for themselves."""
+"""Fewer failures are not reported: two may be a coincidence, and a person has seen both."""
 LEAST_SPREAD = 0.01
 """Correlation of a unit's days that is assumed at least: few failures cannot show that there is none."""
 _MOST_SPREAD, _PEERS = 0.2, 0.98
