@@ -57,6 +57,8 @@ class JobSignals:
     begins: Sequence[float]
     faults: Sequence[JobFault] = ()
     marks: Sequence[JobMark] = ()
+    line_s: float = 0.0
+    """Time from one line of steps to the next: where steps stop between two, nobody sees the last ones."""
 
 
 def job_time(signals: JobSignals, has_steps: bool | None = None) -> JobTime:
@@ -106,8 +108,8 @@ def _parts(stretch: Stretch) -> dict[Account, float]:
     return parts
 
 
-_GIVE = (Account.EXPOSED_COMM, Account.UNATTRIBUTED, Account.PRODUCTIVE, Account.DATA_WAIT)
-"""Who waits for a slow rank waits in communication: that gives first."""
+_GIVE = (Account.UNATTRIBUTED, Account.EXPOSED_COMM, Account.PRODUCTIVE, Account.DATA_WAIT)
+"""What nobody measured gives first; then communication, in which ranks wait for a slow one."""
 
 
 def _moved(parts: dict[Account, float], to: Account, excess: float) -> dict[Account, float]:
@@ -135,16 +137,21 @@ def _between(signals: JobSignals) -> Iterator[Segment]:
             begins_s = end_s
         cause, incident = (why.cause, why.incident) if why is not None else ("", "")
         if begins_s > start_s:
-            yield from _stopped(start_s, begins_s, pause, why, back=after and begins_s < end_s)
+            first = bool(edges) and start_s >= edges[0][1]
+            line_s = signals.line_s if first else 0.0
+            yield from _stopped(start_s, begins_s, pause, why, after and begins_s < end_s, line_s)
         if begins_s < end_s:
             yield Segment(begins_s, end_s, ((Account.INITIALISING, 1.0),), cause, incident)
 
 
 def _stopped(
-    start_s: float, end_s: float, pause: Pause | None, why: JobFault | None, back: bool
+    start_s: float, end_s: float, pause: Pause | None, why: JobFault | None, back: bool, line_s: float
 ) -> Iterator[Segment]:
     if why is not None and why.stops is not None:
-        known_s = why.start_s if why.start_s - start_s > LATER_S else start_s
+        unseen = 0 < why.start_s - start_s <= line_s
+        known_s = why.start_s if unseen or why.start_s - start_s > LATER_S else start_s
+        if unseen and known_s < end_s:
+            yield Segment(start_s, known_s, ((Account.UNATTRIBUTED, 1.0),))
         if known_s < end_s:
             yield Segment(known_s, end_s, ((why.stops, 1.0),), why.cause, why.incident)
     elif pause is not None and pause.saved and not back:

@@ -131,15 +131,20 @@ class GoodputLedger:
     def job_times(self, held: Holdings, found: Evidence, since_s: float) -> dict[str, JobTime]:
         """What each job that held GPUs after a time did."""
         times: dict[str, JobTime] = {}
+        exits: dict[str, set[float]] = defaultdict(set)
+        for gpu, ends in self.signals.exits.items():
+            for hold in held.holds.get(gpu, ()):
+                exits[hold.job].update(end_s for end_s in ends if hold.start_s < end_s < hold.end_s)
         for job, spans in held.of_job(since_s).items():
             notes = self.signals.jobs.get(job)
             stretches, pauses = notes.track.timeline() if notes is not None else ([], [])
-            begins = [start_s for start_s, _ in spans]
+            begins = [*(start_s for start_s, _ in spans), *exits[job]]
             begins += notes.begins if notes is not None else []
             faults = found.job_faults.get(job, ())
             marks = notes.marks if notes is not None else ()
             steps = notes is not None and (notes.track.anchor is not None or bool(notes.track.points))
-            times[job] = job_time(JobSignals(stretches, pauses, spans, begins, faults, marks), steps)
+            line_s = notes.track.line_s if notes is not None else 0.0
+            times[job] = job_time(JobSignals(stretches, pauses, spans, begins, faults, marks, line_s), steps)
         return times
 
     def _gpu_marks(self, found: Evidence, now_s: float) -> dict[str, list[Mark]]:

@@ -1,5 +1,5 @@
-"""Figures of the ledger over a stretch of time: accounts, ETTR, faults, what was saved, money. Each with an interval
-where it is an estimate, and its counts beside it."""
+"""Figures of the ledger over a stretch of time: accounts, ETTR, faults, what was saved, money. Each estimate has an
+interval and its count beside it."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def response(times: Sequence[IncidentTimes]) -> Response:
 
 
 def _difference(before: Sequence[float], after: Sequence[float]) -> Estimate:
-    """How much less the median of `after` is, with a bootstrap interval; not known from fewer than three of each."""
+    """How much less the median of `after` is, with a bootstrap interval; three of each are needed."""
     if min(len(before), len(after)) < 3:
         return NOT_KNOWN_YET
     rng = np.random.default_rng(0)

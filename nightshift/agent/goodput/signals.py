@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nightshift.agent.goodput.accounts import Account
 from nightshift.agent.goodput.job_time import JobMark
@@ -28,6 +29,10 @@ from nightshift.collectors.tick import Tick
 IDLE_PERCENT = 5.0
 # Shorter is no idleness, and a look that failed is no loss of sight (s).
 IDLE_S, UNOBSERVED_S = 60.0, 120.0
+# Cordons are looked for so often (s).
+CORDONS_S = 60.0
+# More than a driver and its contexts take.
+USED_BYTES = 2.0**30
 # Steps further ahead of the look that reads them, or further behind at each of so many looks, have another clock.
 AHEAD_S, BEHIND_S, ENOUGH_LOOKS = 1.0, 900.0, 3
 VERSION = 1
@@ -66,19 +71,22 @@ class RowStates:
         self._index: SeriesIndex | None = None
         self.seen_s: Floats = np.empty(0)
         self.idle_s: Floats = np.empty(0)
+        self.used: NDArray[np.bool_] = np.empty(0, dtype=bool)
+        """Whether a process has memory there, as last read."""
 
     def rows(self, index: SeriesIndex, at_s: float) -> None:
         """Moves to another membership; a GPU that is new has been seen from now on."""
         if index is self._index:
             return
         seen_s, idle_s = np.full(len(index), at_s), np.full(len(index), np.nan)
+        used = np.zeros(len(index), dtype=bool)
         if self._index is not None:
             old = self._index.rows
             pairs = [(row, old[subject]) for subject, row in index.rows.items() if subject in old]
             if pairs:
                 to, of = np.array(pairs).T
-                seen_s[to], idle_s[to] = self.seen_s[of], self.idle_s[of]
-        self._index, self.seen_s, self.idle_s = index, seen_s, idle_s
+                seen_s[to], idle_s[to], used[to] = self.seen_s[of], self.idle_s[of], self.used[of]
+        self._index, self.seen_s, self.idle_s, self.used = index, seen_s, idle_s, used
 
     @property
     def subjects(self) -> tuple[Subject, ...]:
@@ -94,12 +102,15 @@ class Signals:
         """GPU → when it was idle or not observed, closed intervals."""
         self.waiting: dict[tuple[int, str, Account], float] = defaultdict(float)
         """(hour, job, queued or preempted) → GPU-seconds."""
+        self.exits: dict[str, list[float]] = defaultdict(list)
+        """GPU → when its process gave its memory back: what runs there then starts anew."""
         self.cordons: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self._preempted: set[str] = set()
         self._states = RowStates()
         self._tensor: dict[str, tuple[float, int]] = {}
         self._waited_s: float | None = None
         self._newest: Frame | None = None
+        self._cordons_s = -math.inf
 
     # One look -----------------------------------------------------------------------------------------------
 
@@ -116,6 +127,9 @@ class Signals:
                 self._preempted.add(job_of(record.subject, inventory, tick.at_s))
         if (frame := tick.frames.get(SubjectKind.GPU)) is not None:
             self._gpus(frame, tick.at_s)
+        if not 0 <= tick.at_s - self._cordons_s < CORDONS_S:
+            self._cordons_s = tick.at_s
+            self._nodes(tick.at_s, inventory)
 
     def _steps(self, job: str, series: StepSeries, at_s: float) -> None:
         notes = self.jobs.setdefault(job, JobNotes())
@@ -181,6 +195,12 @@ class Signals:
             self.marks[states.subjects[row].name].append(rest)
         states.idle_s[busy] = np.nan
         states.idle_s[idle & np.isnan(states.idle_s)] = at_s
+        memory = frame.column("gpu_memory_used_bytes")
+        with np.errstate(invalid="ignore"):
+            gave_back = states.used & (memory < USED_BYTES)
+            states.used = np.where(np.isfinite(memory), memory >= USED_BYTES, states.used)
+        for row in np.flatnonzero(gave_back).tolist():
+            self.exits[states.subjects[row].name].append(at_s)
         self._newest = frame
 
     def tensor_active(self, job: str, gpus: Iterable[Subject]) -> float:
@@ -197,15 +217,7 @@ class Signals:
     # Once a turn --------------------------------------------------------------------------------------------
 
     def turn(self, now_s: float, inventory: Inventory) -> None:
-        """What is sampled rather than told: cordons, and jobs that wait."""
-        for node in inventory.subjects(SubjectKind.NODE, now_s):
-            spans = self.cordons[node.name]
-            is_open = bool(spans) and spans[-1][1] == math.inf
-            out = inventory.fact(node, "unschedulable") == "true"
-            if out and not is_open:
-                spans.append((now_s, math.inf))
-            elif is_open and not out:
-                spans[-1] = (spans[-1][0], now_s)
+        """What is sampled rather than told: jobs that wait."""
         since_s, self._waited_s = self._waited_s, now_s
         waits = self._demand(now_s, inventory)
         self._preempted &= set(waits)
@@ -214,6 +226,16 @@ class Signals:
         for job, gpus in waits.items():
             account = Account.PREEMPTED if job in self._preempted else Account.QUEUED
             self.waiting[int(now_s // HOUR_S), job, account] += gpus * (now_s - since_s)
+
+    def _nodes(self, now_s: float, inventory: Inventory) -> None:
+        for node in inventory.subjects(SubjectKind.NODE, now_s):
+            spans = self.cordons[node.name]
+            is_open = bool(spans) and spans[-1][1] == math.inf
+            out = inventory.fact(node, "unschedulable") == "true"
+            if out and not is_open:
+                spans.append((now_s, math.inf))
+            elif is_open and not out:
+                spans[-1] = (spans[-1][0], now_s)
 
     @staticmethod
     def _demand(now_s: float, inventory: Inventory) -> dict[str, int]:
@@ -251,6 +273,8 @@ class Signals:
         self.jobs = {job: notes for job, notes in self.jobs.items() if _is_alive(notes, before_s)}
         kept = {gpu: [m for m in marks if m.end_s > before_s] for gpu, marks in self.marks.items()}
         self.marks = defaultdict(list, {gpu: marks for gpu, marks in kept.items() if marks})
+        exits = {gpu: [t_s for t_s in times if t_s > before_s] for gpu, times in self.exits.items()}
+        self.exits = defaultdict(list, {gpu: times for gpu, times in exits.items() if times})
         spans = {node: [s for s in found if s[1] > before_s] for node, found in self.cordons.items()}
         self.cordons = defaultdict(list, {node: found for node, found in spans.items() if found})
         hour = int(before_s // HOUR_S)
@@ -283,13 +307,16 @@ class Signals:
             "marks": {
                 gpu: [[m.start_s, m.end_s, int(m.state)] for m in marks] for gpu, marks in self.marks.items()
             },
+            "exits": self.exits,
             "cordons": {n: [[a, None if b == math.inf else b] for a, b in s] for n, s in self.cordons.items() if s},
             "waiting": [[hour, job, account, spent] for (hour, job, account), spent in self.waiting.items()],
             "preempted": sorted(self._preempted),
             "waited_s": self._waited_s,
             "rows": [
-                [subject.name, float(seen), None if math.isnan(idle) else float(idle)]
-                for subject, seen, idle in zip(states.subjects, states.seen_s, states.idle_s, strict=True)
+                [subject.name, float(seen), None if math.isnan(idle) else float(idle), bool(used)]
+                for subject, seen, idle, used in zip(
+                    states.subjects, states.seen_s, states.idle_s, states.used, strict=True
+                )
             ],
         }
         return zlib.compress(json.dumps(value, allow_nan=False).encode(), 1)
@@ -307,16 +334,18 @@ class Signals:
         made.jobs = {job: _notes(saved) for job, saved in value["jobs"].items()}
         for gpu, marks in value["marks"].items():
             made.marks[gpu] = [Mark(a, b, PlaceState(state)) for a, b, state in marks]
+        made.exits = defaultdict(list, value["exits"])
         for node, spans in value["cordons"].items():
             made.cordons[node] = [(a, math.inf if b is None else b) for a, b in spans]
         for hour, job, account, spent in value["waiting"]:
             made.waiting[int(hour), job, Account(account)] = float(spent)
         made._preempted, made._waited_s = set(value["preempted"]), value["waited_s"]
         rows = value["rows"]
-        subjects = tuple(Subject(SubjectKind.GPU, name) for name, _, _ in rows)
+        subjects = tuple(Subject(SubjectKind.GPU, name) for name, *_ in rows)
         made._states.rows(SeriesIndex(SubjectKind.GPU, subjects), 0.0)
-        made._states.seen_s = np.array([seen for _, seen, _ in rows], dtype=float)
-        made._states.idle_s = np.array([np.nan if idle is None else idle for _, _, idle in rows], dtype=float)
+        made._states.seen_s = np.array([row[1] for row in rows], dtype=float)
+        made._states.idle_s = np.array([np.nan if row[2] is None else row[2] for row in rows], dtype=float)
+        made._states.used = np.array([row[3] for row in rows], dtype=bool)
         return made
 
 

@@ -120,6 +120,11 @@ class StepTrack:
         return median(self.recent_s) if len(self.recent_s) >= ENOUGH else math.nan
 
     @property
+    def line_s(self) -> float:
+        """Time from one line of steps to the next; steps between a last line and a stop are not seen."""
+        return 0.0 if math.isnan(self.typical_s) else self.typical_s * max(self.stride, 1)
+
+    @property
     def last_s(self) -> float:
         """The time of the newest point."""
         return self.points[-1].t_s if self.points else self.anchor.t_s if self.anchor else -math.inf
@@ -143,8 +148,8 @@ class StepTrack:
     def fold(self, before_s: float) -> None:
         """Turns points up to a time into stretches for good."""
         count = bisect.bisect_right(self.points, before_s, key=lambda p: p.t_s)
-        for point in self.points[:count]:
-            self._step(point)
+        for place, point in enumerate(self.points[:count]):
+            self._step(point, self.points[place + 1] if place + 1 < len(self.points) else None)
         del self.points[:count]
 
     def timeline(self) -> tuple[list[Stretch], list[Pause]]:
@@ -159,10 +164,12 @@ class StepTrack:
         self.stretches = [s for s in self.stretches if s.end_s > before_s]
         self.pauses = [p for p in self.pauses if p.end_s > before_s]
 
-    def _step(self, point: StepPoint) -> None:
+    def _step(self, point: StepPoint, following: StepPoint | None) -> None:
         last = self.anchor
         if last is None:
             self.first = point.step
+            if following is not None and following.step > point.step and following.run == point.run:
+                self.stride = following.step - point.step
             self._begin(point, point.t_s - self._own(point) * self._leading(point), Pause(point.t_s, point.t_s))
             return
         ahead = point.step - last.step
@@ -176,7 +183,9 @@ class StepTrack:
         gap_s = point.t_s - last.t_s
         per_s, slack_s = self._pace(point, ahead)
         length_s = ahead * per_s
-        if not gap_s - length_s > slack_s:  # NaN, too: nobody knows yet how long its steps take
+        is_slow = not (last.saved or point.saved) and self._is_pace(point, gap_s / ahead, per_s, following)
+        # NaN, too: nobody knows yet how long its steps take
+        if is_slow or not gap_s - length_s > slack_s:
             length_s = gap_s
             self.recent_s = [*self.recent_s[1 - RECENT :], gap_s / ahead]
         begin_s = point.t_s - length_s
@@ -223,6 +232,13 @@ class StepTrack:
         if not math.isnan(typical_s):
             spread_s += 1.4826 * median(abs(t - typical_s) for t in self.recent_s)
         return typical_s, max(2.0, 5.0 * spread_s * math.sqrt(count))
+
+    def _is_pace(self, point: StepPoint, took_s: float, usual_s: float, following: StepPoint | None) -> bool:
+        """Whether a step is as slow as the one before or after it: a pace of its own, and no pause."""
+        paces = self.recent_s[-1:]
+        if following is not None and following.run == point.run and following.step > point.step:
+            paces.append((following.t_s - point.t_s) / (following.step - point.step))
+        return any(pace - usual_s > 0.5 * (took_s - usual_s) > 0 for pace in paces)
 
     def _pause(self, pause: Pause) -> None:
         self.pauses.append(pause)
