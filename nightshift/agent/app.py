@@ -29,6 +29,7 @@ from nightshift.agent.correlation.collection import Collection
 from nightshift.agent.correlation.detection import Detection
 from nightshift.agent.correlation.watch import Look, Watch
 from nightshift.agent.goodput.ledger import GoodputLedger
+from nightshift.agent.goodput.report import figures_of
 from nightshift.agent.incidents.lemons import Lemons
 from nightshift.agent.incidents.lifecycle import Lifecycle
 from nightshift.agent.incidents.manual_repairs import Repaired
@@ -354,6 +355,7 @@ class App:
             self.metrics.observe_incidents(incident.state for incident in self.store.open_incidents())
             with self.store.database.read() as connection:
                 self.metrics.observe_returns(days_out(cases(connection), self.clock.now_s()))
+            self.metrics.observe_goodput(*figures_of(self.goodput.recent))
             self.metrics.halted.set(self.gate.halted().halted)
         return self.metrics.page()
 
@@ -387,6 +389,8 @@ class App:
             waiting=self.detection.waiting,
             lookup=lambda incident, window: self.practice.advisor_of(incident).lookup(incident, window),
             rollouts=self.practice.rollouts,
+            utilisation=lambda: self.goodput.utilisation,
+            gpu_hour_price=lambda: self.settings.economy.gpu_hour_price,
         )
         site = build_console(parts, console)
         self.doors.add_to(site)

@@ -18,6 +18,7 @@ from nightshift.agent.goodput.ledger import BY, summed, totals
 from nightshift.agent.goodput.settle import Sums
 from nightshift.agent.store.incident import Cause, IncidentState
 from nightshift.agent.store.tables import findings, incidents, intents, steps, tenancies
+from nightshift.detectors.base import Fault
 
 HOUR_S = 3600.0
 _CONFIDENCE = 0.9
@@ -269,6 +270,19 @@ def _difference(before: Sequence[float], after: Sequence[float]) -> Estimate:
     low, high = np.quantile(drawn[0] - drawn[1], [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2])
     value = float(np.median(before) - np.median(after))
     return Estimate(value, float(low), float(high), len(before) + len(after))
+
+
+_FAULTS = frozenset(str(fault) for fault in Fault)
+
+
+def figures_of(sums: Sums) -> tuple[dict[tuple[str, str], float], dict[str, float]]:
+    """(GPU-seconds by account and cause, ETTR by whether queueing counts) for Prometheus. A cause that is no fault
+    is a job's own word, which no label may have."""
+    found: dict[tuple[str, str], float] = {}
+    for entry, spent in sums.items():
+        key = (str(entry.account), entry.cause if entry.cause in _FAULTS else "")
+        found[key] = found.get(key, 0.0) + spent
+    return found, {"without": ettr(sums, False).value, "with": ettr(sums, True).value}
 
 
 def as_csv(report: GoodputReport) -> str:

@@ -147,7 +147,11 @@ class StepTrack:
 
     def fold(self, before_s: float) -> None:
         """Turns points up to a time into stretches for good."""
-        count = bisect.bisect_right(self.points, before_s, key=lambda p: p.t_s)
+        # how long a first step took only the next one tells
+        if self.anchor is not None or len(self.points) > 1:
+            self._fold(bisect.bisect_right(self.points, before_s, key=lambda p: p.t_s))
+
+    def _fold(self, count: int) -> None:
         for place, point in enumerate(self.points[:count]):
             self._step(point, self.points[place + 1] if place + 1 < len(self.points) else None)
         del self.points[:count]
@@ -157,7 +161,7 @@ class StepTrack:
         ahead = StepTrack(**{f.name: getattr(self, f.name) for f in fields(self)})
         ahead.points, ahead.recent_s = list(self.points), list(self.recent_s)
         ahead.stretches, ahead.pauses = list(self.stretches), list(self.pauses)
-        ahead.fold(math.inf)
+        ahead._fold(len(ahead.points))
         return ahead.stretches, ahead.pauses
 
     def forget(self, before_s: float) -> None:
@@ -220,7 +224,7 @@ class StepTrack:
         """Time of a step where nothing before it is known."""
         if point.step_time_s >= 0 and math.isfinite(point.step_time_s):
             return point.step_time_s
-        known = self.recent_s or [b.t_s - a.t_s for a, b in _ahead(self.points)]
+        known = self.recent_s or [b.t_s - a.t_s for a, b in itertools.islice(_ahead(self.points), ENOUGH)]
         return median(known) if known else 0.0
 
     def _pace(self, point: StepPoint, count: int) -> tuple[float, float]:
