@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa

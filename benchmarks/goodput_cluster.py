@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
+from nightshift.agent.clock import SteppedClock
 from nightshift.agent.goodput.accounts import Account
 from nightshift.agent.goodput.ledger import GoodputLedger
 from nightshift.agent.store.archive import number_of
@@ -33,19 +34,6 @@ LOOK_S = 30.0
 START_S = 1_790_006_400.0  # a full hour
 HW = (Fault.GPU_LOST, Fault.XID, Fault.HBM_DEGRADED, Fault.NODE_CONDITION)
 Key = tuple[int, str, str, Account, str]
-
-
-class SteppedClock:
-    def __init__(self) -> None:
-        self.at_s = START_S
-
-    def now_s(self) -> float:
-        return self.at_s
-
-    def wait_until(self, at_s: float) -> None:
-        self.at_s = at_s
-
-    def wake(self) -> None: ...
 
 
 @dataclass
@@ -81,7 +69,7 @@ class DrawnCluster:
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
-        self.clock = SteppedClock()
+        self.clock = SteppedClock(START_S)
         self.end_s = START_S + self.hours * 3600.0
         self.inventory = Inventory("drawn")
         self.nodes = [f"n{n}" for n in range(int(self.rng.integers(8, 20)))]
@@ -130,7 +118,6 @@ class DrawnCluster:
 
     def _spare(self, node: str, kind: str) -> None:
         begin_s, span_s = self.uniform(START_S + 1800, self.end_s - 9000), self.uniform(1500, 7000)
-        mid_s = begin_s + span_s * self.uniform(0.2, 0.6)
         end_s = begin_s + span_s
         subject = Subject(K.NODE, node)
         self.is_true(START_S, begin_s, [node], "", Account.FREE)
@@ -147,7 +134,6 @@ class DrawnCluster:
             fault = Fault(self.rng.choice([str(f) for f in HW]))
             self.is_true(begin_s, end_s, [node], "", Account.UNHEALTHY, str(fault), injected=True)
             self.incident(begin_s, end_s, [(fault, subject)], str(fault))
-        del mid_s
 
     def incident(self, onset_s: float, end_s: float, faults: list[tuple[Fault, Subject]], cause: str) -> None:
         """An incident that is opened late, and cleared when its signals are."""
@@ -187,7 +173,7 @@ class DrawnCluster:
         at_s = START_S
         while at_s < self.end_s:
             at_s = min(at_s + LOOK_S, self.end_s)
-            self.clock.at_s = at_s
+            self.clock.wait_until(at_s)
             while event[0] <= at_s:
                 event[2](event[0])  # type: ignore[misc]
                 event = next(events)

@@ -94,6 +94,7 @@ class GoodputLedger:
     def turn(self, now_s: float) -> None:
         """Closes the present hour and the one before; at each new hour every hour that is still open."""
         self.signals.turn(now_s, self._inventory)
+        self.signals.fold(now_s)
         hour = int(now_s // HOUR_S)
         count = 2 if hour == self._hour else int(OPEN_S // HOUR_S) + 1
         first_s = (hour - count + 1) * HOUR_S
@@ -115,7 +116,6 @@ class GoodputLedger:
             books.append(Books(*window, settle(groups, jobs, *window), wall_s))
         self._check(books)
         self._utilise(held, now_s)
-        self.signals.fold(now_s)
         state = self.signals.saved()
         with self._store.database.write() as connection:
             for book in books:

@@ -64,7 +64,9 @@ def test_records_of_the_library(fields: dict[str, object], expected: object) -> 
 def test_custom_events_by_their_words(kind: str, account: Account) -> None:
     fields = {"custom_badput_event_type": kind, "custom_badput_event_end_time": 9.0}
     edge = read_record(json.dumps({"job_name": "llm", **fields}))
-    assert isinstance(edge, MarkEdge) and edge.account is account and not edge.begins
+    assert isinstance(edge, MarkEdge)
+    assert edge.account is account
+    assert not edge.begins
 
 
 def test_a_job_that_lies_about_its_flops_is_refused() -> None:
@@ -76,4 +78,5 @@ def test_a_job_that_lies_about_its_flops_is_refused() -> None:
 
 def test_mfu_of_step_lines() -> None:
     assert read_mfu("iter 100: loss 2.3456, time 123.45ms, mfu 12.3%") == pytest.approx(0.123)
-    assert read_mfu('{"mfu": 0.5}') == 0.5 and read_mfu("loss 2.3") is None
+    assert read_mfu('{"mfu": 0.5}') == 0.5
+    assert read_mfu("loss 2.3") is None

@@ -1,5 +1,6 @@
 """A job's steps as stretches and pauses: order, repeats, restarts of ours and rewinds of the job."""
 
+import itertools
 import json
 import math
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightshift.agent.goodput.steps import Stretch, StepPoint, StepTrack
+from nightshift.agent.goodput.steps import StepPoint, StepTrack, Stretch
 
 
 def regular(first: int, count: int, start_s: float = 0.0, step_s: float = 10.0, run: str = "a") -> list[StepPoint]:
@@ -44,7 +45,8 @@ def test_a_restart_of_ours_changes_nothing(lost: list[int], cut: int) -> None:
     part.take("rank", points[cut:])
     stretches, pauses = part.timeline()
     assert seconds(stretches, False) == pytest.approx(600.0)
-    assert pauses == [] and seconds(whole.timeline()[0], False) == pytest.approx(600.0)
+    assert pauses == []
+    assert seconds(whole.timeline()[0], False) == pytest.approx(600.0)
 
 
 @given(
@@ -58,7 +60,7 @@ def test_no_moment_is_in_two_places(steps: list[tuple[float, int, bool]]) -> Non
         points.append(StepPoint(t_s, step, str(run)))
     stretches, pauses = taken(points).timeline()
     spans = sorted([(s.start_s, s.end_s) for s in stretches] + [(p.start_s, p.end_s) for p in pauses])
-    for (_, end_s), (start_s, _) in zip(spans, spans[1:], strict=False):
+    for (_, end_s), (start_s, _) in itertools.pairwise(spans):
         assert start_s >= end_s - 1e-9
 
 
@@ -88,11 +90,12 @@ def test_the_same_name_a_day_later_is_another_training() -> None:
 def test_slow_steps_are_no_pauses() -> None:
     points = regular(1, 50) + regular(51, 50, 500.0, step_s=16.0)
     stretches, pauses = taken(points).timeline()
-    assert pauses == [] and seconds(stretches, False) == pytest.approx(1300.0)
+    assert pauses == []
+    assert seconds(stretches, False) == pytest.approx(1300.0)
 
 
 def test_a_checkpoint_is_a_pause_beside_a_saved_step() -> None:
-    points = regular(1, 20) + [StepPoint(235.0, 21, "a", saved=True)] + regular(22, 5, 235.0)
+    points = [*regular(1, 20), StepPoint(235.0, 21, "a", saved=True), *regular(22, 5, 235.0)]
     _, (pause,) = taken(points).timeline()
     assert (pause.start_s, pause.end_s, pause.saved) == (200.0, 225.0, True)
 
