@@ -1,10 +1,10 @@
 """Where a job hangs, on dumps of 8 to 1,024 ranks: `python -m benchmarks.hang_place [--real]`.
 
-Made dumps: a job of tensor-, pipeline- and data-parallel groups runs its operations as NCCL does: each rank enqueues
-ahead, and an operation completes once all of its members are in it and everything before it is done. One rank stops
-it: it never calls an operation, calls another one or with another size, dies without a dump, or its GPU does not
-start a kernel. Each rank's ring is written as PyTorch writes it (pickle, version 2.10) and read again from bytes.
-Data of our own making.
+Made dumps: a job of tensor-, pipeline- and data-parallel groups runs its operations as NCCL does: each rank
+enqueues ahead, and an operation completes once all of its members are in it and everything before it is done. One
+rank stops it: it never calls an operation, calls another one or with another size, dies without a dump, or its GPU
+does not start a kernel. Each rank's ring is written as PyTorch writes it (pickle, version 2.10) and read again from
+bytes. Data of our own making.
 
 `--real`: dumps that torch's own recorder wrote, four processes over gloo on this machine's CPU, one of which stays
 away, calls something else, or dies.

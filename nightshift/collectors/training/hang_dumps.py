@@ -11,12 +11,13 @@ and what is no dump is refused with the reason.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import pickle
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 MAX_BYTES = 64 * 2**20
@@ -298,3 +299,85 @@ def own_frame(frames: Sequence[str]) -> str:
     return next(
         (frame for frame in frames if not _LIBRARY.search(frame.rpartition("(")[2])), frames[0] if frames else ""
     )
+
+
+# As lines -------------------------------------------------------------------------------------------------------
+
+FILE_PATTERN = re.compile(
+    r"(?:.*/)?(?P<namespace>[^_/]+)_(?P<pod>[^_/]+)_"
+    r"(?:(?P<kind>nccl_trace_rank|pyspy_rank)_?(?P<rank>\d{1,6})|(?P<ras>nccl_ras))(?:\.(?:pickle|json|txt))?"
+)
+"""Dumps beside a job's logs: `<namespace>_<pod>_nccl_trace_rank_3` (what TORCH_FR_DUMP_TEMP_FILE ends with, and the
+rank), `<namespace>_<pod>_pyspy_rank_3.txt`, `<namespace>_<pod>_nccl_ras.txt`."""
+PREFIX = "nightshift dump "
+# A line keeps the newest operations: the hang is among them.
+_NEWEST, _PENDING = 8, 24
+
+
+@dataclass(frozen=True)
+class HangDumps:
+    """All that was found of one hang."""
+
+    traces: tuple[RankTrace, ...] = ()
+    ras: RasReport | None = None
+    stacks: tuple[ProcessStack, ...] = ()
+
+
+def as_line(match: re.Match[str], data: bytes) -> str:
+    """A dump file as one line of text, for the log of its rank. Raises DumpError."""
+    if match["ras"]:
+        report = read_ras(data)
+        value: dict[str, Any] = {"ras": {**asdict(report), "missing": sorted(report.missing)}}
+    elif match["kind"] == "pyspy_rank":
+        value = {"stack": asdict(read_stack(data, int(match["rank"])))}
+    else:
+        value = {"trace": _short(read_trace(data, int(match["rank"])))}
+    text = json.dumps(value, separators=(",", ":"))
+    return f"{PREFIX}{hashlib.sha256(data).hexdigest()[:16]} {text}"
+
+
+def _short(trace: RankTrace) -> dict[str, Any]:
+    """The newest operations of each group, and every pending one up to a bound."""
+    pending = [entry for entry in trace.entries if entry.state != COMPLETED][:_PENDING]
+    newest: dict[tuple[str, bool], list[CollectiveEntry]] = {}
+    for entry in reversed(trace.entries):
+        kept = newest.setdefault((entry.group, entry.is_p2p), [])
+        if len(kept) < _NEWEST:
+            kept.append(entry)
+    chosen = {*pending, *(entry for kept in newest.values() for entry in kept)}
+    used = {entry.group for entry in chosen}
+    return {
+        "rank": trace.rank,
+        "entries": [list(asdict(entry).values()) for entry in trace.entries if entry in chosen],
+        "groups": {name: list(ranks) for name, ranks in trace.groups.items() if name in used or name == ""},
+        "enqueued": {name: number for name, number in trace.enqueued.items() if name in used},
+    }
+
+
+def from_lines(lines: Iterable[str]) -> HangDumps:
+    """The dumps of these lines, the newest of each rank; lines that are no dumps are passed over."""
+    traces: dict[int, RankTrace] = {}
+    stacks: dict[int, ProcessStack] = {}
+    ras: RasReport | None = None
+    for line in lines:
+        if not line.startswith(PREFIX):
+            continue
+        try:
+            value = json.loads(line[len(PREFIX) + 17 :])
+            if "trace" in value:
+                given = value["trace"]
+                entries = tuple(CollectiveEntry(*row) for row in given["entries"])
+                groups = {name: tuple(ranks) for name, ranks in given["groups"].items()}
+                traces[given["rank"]] = RankTrace(given["rank"], entries, groups, given["enqueued"])
+            elif "stack" in value:
+                stacks[value["stack"]["rank"]] = ProcessStack(
+                    value["stack"]["rank"], tuple(value["stack"]["frames"])
+                )
+            elif "ras" in value:
+                given = value["ras"]
+                behind = {int(rank): count for rank, count in given["behind"].items()}
+                places = {int(rank): words for rank, words in given["places"].items()}
+                ras = RasReport(frozenset(given["missing"]), behind, given["launched"], given["operation"], places)
+        except (ValueError, KeyError, TypeError):
+            continue  # a log may hold any text
+    return HangDumps(tuple(traces.values()), ras, tuple(stacks.values()))
