@@ -16,7 +16,9 @@ from dataclasses import dataclass, field, fields, replace
 from statistics import median
 from typing import Any
 
-SETTLE_S = 900.0
+SETTLE_S = 300.0
+# What steps take longer than so much is no pause yet, however regular they are.
+LEAST_PAUSE_S = 1.5
 # Stretches of alike steps are joined within such a cell, so that one fault's onset does not blur an hour.
 GRID_S = 300.0
 RECENT, ENOUGH = 64, 8
@@ -185,11 +187,11 @@ class StepTrack:
             return
         self.stride = min(self.stride or ahead, ahead)
         gap_s = point.t_s - last.t_s
-        per_s, slack_s = self._pace(point, ahead)
+        per_s = point.step_time_s if _is_time(point.step_time_s) else self.typical_s
         length_s = ahead * per_s
         is_slow = not (last.saved or point.saved) and self._is_pace(point, gap_s / ahead, per_s, following)
         # NaN, too: nobody knows yet how long its steps take
-        if is_slow or not gap_s - length_s > slack_s:
+        if is_slow or not gap_s - length_s > LEAST_PAUSE_S or gap_s - length_s <= self._slack(point, ahead):
             length_s = gap_s
             self.recent_s = [*self.recent_s[1 - RECENT :], gap_s / ahead]
         begin_s = point.t_s - length_s
@@ -227,15 +229,13 @@ class StepTrack:
         known = self.recent_s or [b.t_s - a.t_s for a, b in itertools.islice(_ahead(self.points), ENOUGH)]
         return median(known) if known else 0.0
 
-    def _pace(self, point: StepPoint, count: int) -> tuple[float, float]:
-        """(time of a step, how much more `count` of them may take without a pause), s; NaN: not known."""
-        if point.step_time_s > 0 and math.isfinite(point.step_time_s):
-            return point.step_time_s, max(1.0, 0.05 * count * point.step_time_s)
+    def _slack(self, point: StepPoint, count: int) -> float:
+        """How much longer `count` steps may take without a pause (s)."""
+        if _is_time(point.step_time_s):
+            return 0.05 * count * point.step_time_s
         typical_s = self.typical_s
-        spread_s = 0.02 * typical_s
-        if not math.isnan(typical_s):
-            spread_s += 1.4826 * median(abs(t - typical_s) for t in self.recent_s)
-        return typical_s, max(2.0, 5.0 * spread_s * math.sqrt(count))
+        spread_s = 0.02 * typical_s + 1.4826 * median([abs(t - typical_s) for t in self.recent_s])
+        return 5.0 * spread_s * math.sqrt(count)
 
     def _is_pace(self, point: StepPoint, took_s: float, usual_s: float, following: StepPoint | None) -> bool:
         """Whether a step is as slow as the one before or after it: a pace of its own, and no pause."""
@@ -298,6 +298,10 @@ class StepTrack:
         made.stretches = [Stretch(*row) for row in saved["stretches"]]
         made.pauses = [Pause(*row) for row in saved["pauses"]]
         return made
+
+
+def _is_time(span_s: float) -> bool:
+    return 0 < span_s < math.inf
 
 
 def _ahead(points: Sequence[StepPoint]) -> Iterator[tuple[StepPoint, StepPoint]]:

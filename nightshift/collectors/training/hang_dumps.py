@@ -18,6 +18,7 @@ import pickle
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Any
 
 MAX_BYTES = 64 * 2**20
@@ -178,11 +179,17 @@ def _groups(value: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     found = {}
     for name, about in config.items() if isinstance(config, dict) else ():
         ranks = about.get("ranks") if isinstance(about, dict) else None
+        if isinstance(ranks, list) and len(ranks) <= MAX_RANKS:
+            ranks = str(ranks)
         if isinstance(ranks, str):
-            ranks = [int(n) for n in re.findall(r"\d{1,6}", ranks[: 8 * MAX_RANKS])]
-        if isinstance(ranks, list) and len(ranks) <= MAX_RANKS and all(isinstance(rank, int) for rank in ranks):
-            found[str(name)[:_TEXT]] = tuple(sorted(set(ranks)))
+            found[str(name)[:_TEXT]] = _ranks(ranks[: 8 * MAX_RANKS])
     return found
+
+
+@lru_cache(maxsize=4096)
+def _ranks(text: str) -> tuple[int, ...]:
+    """The numbers of a list as text. Every rank's dump repeats its groups': each list is read once."""
+    return tuple(sorted({int(number) for number in re.findall(r"\d{1,6}", text)}))
 
 
 def _enqueued(value: Mapping[str, Any]) -> dict[str, int]:

@@ -174,9 +174,13 @@ def _members(traces: Sequence[RankTrace]) -> dict[str, tuple[int, ...]]:
     """Group → global ranks: as the dumps say, else those that used it. Gloo does not name its default group."""
     told: dict[str, set[int]] = defaultdict(set)
     used: dict[str, set[int]] = defaultdict(set)
+    added: set[tuple[str, int]] = set()
     for trace in traces:
         for name, ranks in trace.groups.items():
-            told[name].update(ranks)
+            # dumps share one tuple of a group's ranks: thousands of ranks are not added thousands of times
+            if (name, id(ranks)) not in added:
+                added.add((name, id(ranks)))
+                told[name].update(ranks)
         for entry in trace.entries:
             used[entry.group].add(trace.rank)
     found = {}
