@@ -27,6 +27,7 @@ from nightshift.agent.cli import (
     recordings,
     retention,
     serve,
+    status,
 )
 from nightshift.agent.cli.drill import drill
 from nightshift.agent.cli.silence import app as silence_app
@@ -50,7 +51,13 @@ def _group(about: str, *commands: Callable[..., Any]) -> typer.Typer:
 
 app = _filled(
     # Typer's tracebacks show local variables, and those may hold tokens.
-    typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=_ABOUT),
+    typer.Typer(
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        help=_ABOUT,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    ),
+    status.status,
     drill,
     incidents.incidents,
     incidents.show,
