@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import faulthandler
 import fcntl
 import hashlib
 import importlib.abc
@@ -35,6 +36,7 @@ import tempfile
 import threading
 import time
 import types
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -63,14 +65,53 @@ def shrunken(text: str, most: int) -> str:
     return ast.unparse(Halve().visit(ast.parse(text)))
 
 
-WHOLE, LOADING = 1 << 62, 16 << 30
+WHOLE = 1 << 62
+"""As much as there is."""
 
 
-def _need(task: Any) -> int:
-    """Bytes of a GPU's memory that judging a task takes at most: the slots of a race and their copies, and one call
-    in each of five processes or precisions."""
-    given = sum(x.numel() * x.element_size() for x in task.forms if hasattr(x, "numel"))
-    return int((4 << 30) + 8 * given + 5 * task.work_bytes)
+def needed_bytes(path: Path) -> int:
+    """Of a GPU's memory, to load and judge a task at most: the slots of a race and their copies, and one call in
+    each of five processes or precisions. Counted on tensors without memory; all there is where that cannot be."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from nightshift.kernels.suites.kernelbench import _module, arguments_of
+
+    class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        """Bytes of the tensors that live at a time, and whether there are convolutions of three dimensions."""
+
+        live = most = 0
+        deep = False
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = function(*args, **(kwargs or {}))
+            self.deep |= "convolution" in str(function) and args[0].dim() == 5
+            views = function._schema.returns and function._schema.returns[0].alias_info is not None
+            for x in () if views else made if isinstance(made, tuple | list) else [made]:
+                if isinstance(x, torch.Tensor):
+                    self.live += x.nbytes
+                    weakref.finalize(x, self._gone, x.nbytes)
+            self.most = max(self.most, self.live)
+            return made
+
+        def _gone(self, count: int) -> None:
+            self.live -= count
+
+    try:
+        module = _module(path)
+        with torch.device("meta"), torch.no_grad():
+            init, named = arguments_of(module.Model, module.get_init_inputs())
+            model = module.Model(*init, **named).eval()
+            given, by_name = arguments_of(model, module.get_inputs())
+            with Meter() as meter:  # type: ignore[no-untyped-call]
+                model(*given, **by_name)
+    except (Exception, SystemExit):  # noqa: BLE001  whatever a task's file raises is told when it is loaded
+        return WHOLE
+    held = [*given, *by_name.values(), *model.parameters(), *model.buffers()]
+    inputs = sum(x.nbytes for x in held if isinstance(x, torch.Tensor))
+    if meter.deep:  # cuDNN may take tens of GiB to work in
+        return WHOLE
+    return int((5 << 30) + 8 * inputs + 5 * meter.most)
 
 
 def _found_no_memory(row: dict[str, Any]) -> bool:
@@ -83,17 +124,20 @@ class Room:
 
     PARTS = 16
 
-    def __init__(self, folder: Path | None, workers: int) -> None:
-        self.folder, self.workers = folder, workers
+    def __init__(self, given: argparse.Namespace) -> None:
+        """given.card: bytes of a GPU that is none, for a trial of the locks on a CPU."""
+        self.folder = Path(given.lock).parent if given.lock else None
+        self.workers, self.card = given.workers, given.card << 30
 
     @contextlib.contextmanager
     def of(self, wanted: int) -> Iterator[None]:
         import torch
 
-        if self.folder is None or not torch.cuda.is_available():
+        if self.folder is None or not (self.card or torch.cuda.is_available()):
             yield
             return
-        total = torch.cuda.get_device_properties(0).total_memory - (2 << 30) * self.workers  # contexts
+        total = self.card or torch.cuda.get_device_properties(0).total_memory
+        total -= (2 << 30) * self.workers  # contexts
         count, held = min(self.PARTS, -(-wanted * self.PARTS // total)), list[Any]()
         with contextlib.ExitStack() as stack:
             places = [stack.enter_context((self.folder / f"part{n}").open("a")) for n in range(self.PARTS)]
@@ -123,44 +167,59 @@ class Bench:
 
     def __init__(self, given: argparse.Namespace, judge: Any) -> None:
         self.given, self.judge = given, judge
-        self.room = Room(Path(given.lock).parent if given.lock else None, given.workers)
+        self.room = Room(given)
         self.device = "cuda" if judge is not None and judge.device == "cuda" else "cpu"
 
     def task(self, name: str) -> dict[str, Any]:
         """The row of one task; where others left it no memory, of a second turn with the whole GPU."""
-        row = self._turn(name, 0)
+        path = checkout(self.given.checkout) / name
+        with self._watched():
+            need = needed_bytes(path) if self.device == "cuda" or self.given.card else 0
+        row = self._turn(name, need)
         return self._turn(name, WHOLE) if _found_no_memory(row) else row
 
-    def _turn(self, name: str, least: int) -> dict[str, Any]:
+    def _turn(self, name: str, need: int) -> dict[str, Any]:
+        """All that a task needs of the GPU is taken once, before anything loads: its time begins then."""
+        row, started = {"attempted": False, "need_gib": round(need / 2**30, 1)}, time.time()
+        tell({**row, "next_s": _LONGEST_WAIT_S})
+        with self.room.of(need), self._watched():
+            row["waited_s"] = round(time.time() - started, 1)
+            tell({**row, "next_s": self.given.each})
+            return {**row, **self._row(name, need)}
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """A task that is lost says where it was."""
+        faulthandler.dump_traceback_later(max(1.0, self.given.each - 5))
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    def _row(self, name: str, need: int) -> dict[str, Any]:
         from nightshift.kernels.generate.base import GeneratorError
         from nightshift.kernels.problem import ProblemError
         from nightshift.kernels.regions.author import attempted, region_author
 
-        started = time.time()
-        row: dict[str, Any] = {"attempted": False}
+        started, row = time.time(), dict[str, Any]()
         try:
             with tempfile.TemporaryDirectory() as folder:
-                with self.room.of(max(least, LOADING)):
-                    task, row["tiny"] = self._loaded(name, Path(folder))
-                    self._drop()
+                task, row["tiny"] = self._loaded(name, Path(folder))
                 row["load_s"] = round(time.time() - started, 2)
                 author = region_author(task.problem, task.forms, self.device)
                 made = attempted(author, task.problem.cases[0])
                 row |= {"attempted": True, "kind": made.candidate.kind, "kernels": made.kernels,
-                        "left_to_torch": dict(made.calls), "sampled_rows": task.problem.sampled_rows,
-                        "need_gib": round(_need(task) / 2**30, 1)}  # fmt: skip
+                        "left_to_torch": dict(made.calls), "sampled_rows": task.problem.sampled_rows}  # fmt: skip
                 row["author_s"] = round(time.time() - started - row["load_s"], 2)
                 if self.judge is not None:
-                    with self.room.of(max(least, _need(task))):
-                        row["waited_s"] = round(time.time() - started - row["load_s"] - row["author_s"], 2)
-                        row |= self._judged(name, task, author)
-                        self._drop()
-                    self._for_the_harness(task, row)
+                    row |= self._judged(name, task, author)
+                    self._for_the_harness(task, row, need)
         except (GeneratorError, ProblemError) as error:
             row["why"] = str(error)[:600]
         except Exception as error:  # noqa: BLE001  a row of its own, whatever it is: the others go on
             row["why"] = f"{type(error).__name__}: {error}"[:600]
             row["broken"] = True
+        self._drop()
         return {**row, "took_s": round(time.time() - started, 1)}
 
     def _loaded(self, name: str, folder: Path) -> tuple[Any, int]:
@@ -189,9 +248,9 @@ class Bench:
         from nightshift.kernels.judge.race.contest import QUICK, Pace
         from nightshift.kernels.loop.executor import LocalExecutor
         from nightshift.kernels.loop.ledger import Ledger, Provenance
-        from nightshift.kernels.loop.optimise import ON_CPU
         from nightshift.kernels.loop.search import Ladder, Search, SearchBudget
 
+        pace = Pace(15, 25, check_every=5)  # a check is an oracle in float64, while all others wait
         problem, case = task.problem, task.problem.cases[0]
         scope = replace(QUICK_GPU, sweep_random=0, repeats=3) if self.device == "cuda" else INTERPRETER
         if self.device == "cuda" and self.given.compile and not name.startswith("level3"):
@@ -199,11 +258,18 @@ class Bench:
             with contextlib.suppress(Exception), torch.no_grad():  # it compiles here, and not while others wait
                 problem.libraries["inductor"](*problem.inputs(case, "normal", 1, self.device))
         author.family.problem = problem
-        first = author.family.composed(case, author.warm.configs[0])
+        configs = author.warm.configs
+        first = next(
+            (c for c in configs if author.family.composed(case, c).candidate.kind != "library"), configs[0]
+        )
+        first = author.family.composed(case, first)
         found: dict[str, Any] = {}
-        if first.candidate.kind != "library":
-            ladder = ON_CPU if self.device == "cpu" else Ladder((QUICK,), scope, Request(scope, Pace(15, 25)))
-            trials = self.given.trials if self.device == "cuda" else 1
+        if first.candidate.kind != "library" and (self.given.trials == 1 or self.device == "cpu"):
+            request = Request(scope, None if self.device == "cpu" else pace)
+            found = self._verdict(self.judge.verdict(first.candidate, problem, request), first.candidate)
+            found["_refused"] = first.candidate if found["status"] == "wrong" else None
+        elif first.candidate.kind != "library":
+            ladder, trials = Ladder((QUICK,), scope, Request(scope, pace)), self.given.trials
             budget = SearchBudget(trials, self.given.each / 2, trials, batch=trials)
             provenance = Provenance("benchmark", self.judge.environment.gpu, "none")
             with tempfile.TemporaryDirectory() as folder, Ledger(Path(folder) / "task") as ledger:
@@ -238,7 +304,7 @@ class Bench:
             found |= self._plain(problem, case, author, scope, found)
         return found
 
-    def _for_the_harness(self, task: Any, row: dict[str, Any]) -> None:
+    def _for_the_harness(self, task: Any, row: dict[str, Any], need: int) -> None:
         """What its process is sent: the task and each candidate that it is asked about, as files."""
         from nightshift.kernels.suites.kernelbench import model_new_of, reference_of
 
@@ -247,9 +313,7 @@ class Bench:
             asked["winner"] = None
         if self.given.harness:
             row["by_mode"] = task.by_mode
-            row["harness"] = {
-                k: [reference_of(task), model_new_of(task, c), _need(task)] for k, c in asked.items() if c
-            }
+            row["harness"] = {k: [reference_of(task), model_new_of(task, c), need] for k, c in asked.items() if c}
 
     def _plain(self, problem: Any, case: Any, author: Any, scope: Any, before: dict[str, Any]) -> dict[str, Any]:
         """Where nothing of the search stood: torch's calls alone, which are accepted and never faster."""
@@ -313,12 +377,17 @@ def work(given: argparse.Namespace) -> None:
     )  # fmt: skip
     with made as judge:
         bench = Bench(given, judge)
-        print(MARK + json.dumps({"environment": judge.environment.to_json() if judge else {}}), flush=True)
+        tell({"environment": judge.environment.to_json() if judge else {}})
         for line in sys.stdin:
-            print(MARK + json.dumps(bench.task(line.strip()), default=str), flush=True)
+            tell(bench.task(line.strip()))
 
 
-MARK = "@row "
+MARK, _LONGEST_WAIT_S = "@row ", 600.0
+"""Before each answer; and how long a task may wait for a GPU's memory."""
+
+
+def tell(answer: dict[str, Any]) -> None:
+    print(MARK + json.dumps(answer, default=str), flush=True)
 
 
 class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -350,10 +419,11 @@ def work_harness(given: argparse.Namespace) -> None:
 
     from nightshift.kernels.judge.race.gpu_access import Quiet
 
-    quiet, room = Quiet(Path(given.lock)), Room(Path(given.lock).parent, given.workers)
-    print(MARK + json.dumps({"environment": {}}), flush=True)
+    quiet, room = Quiet(Path(given.lock)), Room(given)
+    tell({"environment": {}})
     for line in sys.stdin:
         reference, new, need = json.loads(line)
+        tell({"next_s": _LONGEST_WAIT_S})
         try:
             with (
                 room.of(need),
@@ -368,7 +438,7 @@ def work_harness(given: argparse.Namespace) -> None:
                    "eager_ms": told.ref_runtime, "said": str(told.metadata)[:400]}  # fmt: skip
         except Exception as error:  # noqa: BLE001  a harness of somebody else's
             row = {"correct": False, "said": f"{type(error).__name__}: {error}"[:400]}
-        print(MARK + json.dumps(row, default=str), flush=True)
+        tell(row)
 
 
 # The driver ------------------------------------------------------------------------------------------------------
@@ -429,12 +499,15 @@ class Worker:
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
-        row = self._next(self.given.each)
+        row, begun = self._next(self.given.each), dict[str, Any]()
+        while row is not None and "next_s" in row:  # not the answer yet: how long until the next word
+            begun = row
+            row = self._next(begun.pop("next_s"))
         if row is None:
             ended = self.process.poll()
             self.end()
             why = f"its worker ended ({ended})" if ended is not None else f"no answer in {self.given.each:g} s"
-            return {"attempted": False, "why": why, "broken": True}
+            return {"attempted": False, **begun, "why": why, "broken": True}
         return row
 
     def _start(self) -> None:
@@ -517,7 +590,8 @@ def run(given: argparse.Namespace) -> None:
     writing = threading.Lock()
     flags = [f"--{name}" for name in ("attempt", "high", "harness") if getattr(given, name)]
     command = [sys.executable, "-m", "benchmarks.kernels_any", str(given.checkout), "--trials", str(given.trials),
-               "--each", str(given.each), "--tiny", str(given.tiny), "--workers", str(given.workers), *flags,
+               "--each", str(given.each), "--tiny", str(given.tiny), "--workers", str(given.workers),
+               "--card", str(given.card), *flags,
                *([] if given.compile else ["--no-compile"])]  # fmt: skip
 
     def save() -> None:
@@ -602,6 +676,7 @@ def main() -> None:
     )
     parser.add_argument("--harness", action="store_true", help="ask KernelBench's own evaluation beside the judge")
     parser.add_argument("--worker", choices=("judge", "harness"), help=argparse.SUPPRESS)
+    parser.add_argument("--card", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
     given = parser.parse_args()
     {"judge": work, "harness": work_harness, None: run}[given.worker](given)

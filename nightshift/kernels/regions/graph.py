@@ -95,6 +95,8 @@ def simplified(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
         with module.graph.inserting_before(node.next):  # in the order in which they are made
             if name == "aten.convolution.default" and node.args[2] is not None:
                 _without_bias(module.graph, node)
+            elif name.startswith(("aten.max_pool", "aten.avg_pool")):
+                _by_dimensions(module.graph, node)
             elif name == "aten.mm.default" and node.meta["val"].shape[1] == 1:
                 node.replace_all_uses_with(_times_vector(module.graph, node.args[0], node.args[1], keep=True))
             elif name.startswith(tuple(f"aten.{word}." for word in _STEPWISE)):
@@ -120,6 +122,36 @@ def _without_bias(graph: torch.fx.Graph, node: Node) -> None:
     added = _call(graph, aten.add.Tensor, node, spread)
     node.replace_all_uses_with(added, delete_user_cb=lambda user: user is not added)
     node.args = (*node.args[:2], None, *node.args[3:])
+
+
+MANY = 64
+"""Elements of a pooling's window that a kernel reads one by one, at most."""
+
+
+def _by_dimensions(graph: torch.fx.Graph, node: Node) -> None:
+    """A pooling of a large window as one for each dimension."""
+    rank, largest = int(str(node.target).split(".")[1][-2]), "max" in str(node.target)
+    given: list[Any] = [*node.args, *[None] * 7]
+    source = given[0]
+
+    def numbers(value: Any, default: Any) -> list[int]:
+        found = [*(value or default)]
+        return found * (rank if len(found) == 1 else 1)
+
+    kernel = numbers(given[1], ())
+    stride, padding, dilation = numbers(given[2], kernel), numbers(given[3], [0]), [1] * rank
+    if largest:
+        dilation, (ceils, counts, divisor) = numbers(given[4], [1]), (given[5], True, None)
+    else:
+        ceils, counts, divisor = given[4], given[5] in (None, True), given[6]
+    if math.prod(kernel) <= MANY or node.kwargs or ceils or divisor or not (counts or max(padding) == 0):
+        return
+    made: Any = source
+    for i in range(rank):
+        whole = ((kernel, 1), (stride, 1), (padding, 0), (dilation, 1))
+        one = [[x if d == i else rest for d, x in enumerate(of)] for of, rest in whole]
+        made = _call(graph, node.target, made, *one[: 4 if largest else 3])
+    node.replace_all_uses_with(made)
 
 
 def _reduced(graph: torch.fx.Graph, node: Node) -> Node:

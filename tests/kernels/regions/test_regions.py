@@ -75,7 +75,12 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], str]] = {
     torch.softmax(q @ k.transpose(1, 2) / 4, -1) @ v, drawn((2, 20, 16), (2, 20, 16), (2, 20, 16)), ""),
     "convolution": (lambda x, w, b: F.conv2d(x, w, b, 2, 1, 1, 2).relu().mean((2, 3)), drawn((2, 6, 9, 9), (16, 3,
     3, 3), (16,)), ""), "turned": (lambda x, w: F.conv_transpose2d(x, w, padding=1) + 1, drawn((2, 6, 5, 5), (6, 8,
-    3, 3)), ""), "sorted": (lambda x: torch.sort(x * 2, 1)[0] + 1, drawn((4, 60)), "composition"),
+    3, 3)), ""), "turned_in_strides": (lambda x, w, b: F.conv_transpose2d(x, w, b, (2, 3), 1, 1, 2).relu(),
+    drawn((2, 6, 5, 4), (6, 8, 3, 4), (16,)), ""), "turned_with_holes": (lambda x, w: F.conv_transpose1d(x, w, None,
+    2, 1, 1, 1, 2), drawn((2, 6, 9), (6, 8, 3)), ""), "one_batch": (lambda x, y: torch.bmm(x, y) + 1, drawn((1, 20,
+    16), (1, 16, 24)), ""), "large_windows": (lambda x: F.avg_pool2d(x, 9, 3, 4) + F.max_pool2d(x, 9, 3, 4),
+    drawn((2, 2, 21, 21)), "own_kernel"), "sorted": (lambda x: torch.sort(x * 2, 1)[0] + 1, drawn((4, 60)),
+    "composition"),
 }  # fmt: skip
 
 
@@ -110,7 +115,7 @@ def test_every_kind_of_region_computes_what_torch_does(tmp_path: Path) -> None:
 
 
 def test_products_of_ones_own_take_what_follows_into_one_kernel() -> None:
-    for name in ("layer", "turned"):
+    for name in ("layer", "turned", "turned_in_strides", "turned_with_holes", "one_batch"):
         function, inputs, _ = FUNCTIONS[name]
         made = composed(function, inputs, LOOPED)
         assert (made.candidate.kind, made.kernels, made.calls) == ("own_kernel", 1, {}), name
