@@ -61,7 +61,7 @@ def kept(activation: Activation, held: int) -> tuple[int, list[torch.Tensor]]:
         return forward, backward
 
     made = torch.Generator().manual_seed(2)
-    sizes = ((ROWS, INNER), (WIDE, INNER), (WIDE, INNER), (INNER, WIDE))
+    sizes = ((2, ROWS // 2, INNER), (WIDE, INNER), (WIDE, INNER), (INNER, WIDE))
     given = [torch.randn(*size, generator=made).bfloat16().requires_grad_() for size in sizes]
     run = aot_function(
         mlp(activation), fw_compiler=nop, partition_fn=partition, decompositions=select_decomp_table()

@@ -90,7 +90,10 @@ def _between(node: Any, behind: set[Any]) -> set[Any]:
 
 def _is_read(half: Any, between: set[Any], behind: set[Any]) -> bool:
     """Whether the backward pass reads a result beside what it computes again: then it is kept anyway."""
+    # a view is no other tensor, so that its readers count although it is marked
     return any(
-        user in behind or (user not in between and _is_pointwise(user) and _is_read(user, between, behind))
+        user in behind
+        or (operator_name(user) in VIEWS and _is_read(user, between, behind))
+        or (user not in between and _is_pointwise(user) and _is_read(user, between, behind))
         for user in half.users
     )
