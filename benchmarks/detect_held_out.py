@@ -28,7 +28,13 @@ SCORED = RESULTS / "scored.md"
 SETS = (
     # set, public source, split by, used for tuning (the even half is; the odd half never was, except as said)
     ("Calchas HBM", "openeuler hbm-predictor", "device", "ECC: even devices"),
-    ("GenTD26", "alibaba/clusterdata, v2026-GenAI", "pod", "leak: even pods; its shipped tail is of even pods"),
+    (
+        "GenTD26",
+        "alibaba/clusterdata, v2026-GenAI",
+        "pod",
+        "leak: even pods; its shipped tail is of even pods. Odd pods too: when host memory pages (decision 042) was "
+        "decided after a look at their false alarms",
+    ),
     ("Bitbrains rnd", "GWA-T-12, rnd", "virtual machine", "leak: even machines"),
     (
         "Alibaba 2018 mean",

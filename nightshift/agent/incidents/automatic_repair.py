@@ -31,12 +31,12 @@ Places = Callable[[Subject], Collection[Subject]]
 
 
 def page_waits_until_s(
-    incident: Incident, policy: ApprovalSettings, halted: bool, places: Places, now_s: float
+    incident: Incident, policy: ApprovalSettings, halt: bool, places: Places, now_s: float
 ) -> float | None:
     """Until when (Unix s) an incident's page waits; None where it is due: no automatic repair is planned or under
     way, or it failed, was refused, is late, or does not repair everything that pages."""
     turn = _turn(incident)
-    if halted or any(step.after not in _PLANNED | _BEGUN for step in turn):
+    if halt or any(step.after not in _PLANNED | _BEGUN for step in turn):
         return None
     begun = incident.state in _BEGUN
     if begun:
