@@ -32,8 +32,7 @@ SETS = (
         "GenTD26",
         "alibaba/clusterdata, v2026-GenAI",
         "pod",
-        "leak: even pods; its shipped tail is of even pods. Odd pods too: when host memory pages (decision 042) was "
-        "decided after a look at their false alarms",
+        "leak: even pods, its shipped tail too; odd ones: decision 042 came after a look at their alarms",
     ),
     ("Bitbrains rnd", "GWA-T-12, rnd", "virtual machine", "leak: even machines"),
     (
