@@ -296,3 +296,15 @@ def test_in_the_chat_no_one_is_reminded_while_the_plan_of_a_repair_is_waited_for
         chat.clock.advance(6)
         chat.once()
         assert any("no decision yet" in said for said in chat.thread(name))
+
+
+def test_in_the_chat_a_late_repair_reminds(tmp_path: Path) -> None:
+    quick = {"remind_s": 30.0, "escalate_s": 60.0}
+    with a_chat(tmp_path, f"sqlite:///{tmp_path}/s.db", policy=RESTARTS, inventory=place(), **quick) as chat:
+        name = chat.opened(CRITICAL)
+        assert chat.gate.approve_by_policy(chat.store.incident(name))
+        chat.once()
+        for late_s, reminded in ((REPAIR_S - 1, False), (6.0, True)):
+            chat.clock.advance(late_s)
+            chat.once()
+            assert any("not acknowledged" in said for said in chat.thread(name)) == reminded
