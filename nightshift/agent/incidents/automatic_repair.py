@@ -31,7 +31,7 @@ Places = Callable[[Subject], Collection[Subject]]
 
 
 def page_waits_until_s(
-    incident: Incident, policy: ApprovalSettings, halt: bool, places: Places, now_s: float
+    incident: Incident, policy: ApprovalSettings, halt: bool, surroundings: Places, now_s: float
 ) -> float | None:
     """Until when (Unix s) an incident's page waits; None where it is due: no automatic repair is planned or under
     way, or it failed, was refused, is late, or does not repair everything that pages."""
@@ -47,7 +47,7 @@ def page_waits_until_s(
     if not automatic:
         return None
     kinds = automatic_kinds(policy) if incident.action is None else {incident.action.kind}
-    if not any(_ends_all(kind, incident, turn, places) for kind in kinds):
+    if not any(_ends_all(kind, incident, turn, surroundings) for kind in kinds):
         return None
     until_s = turn[0].at_s + (REPAIR_S if begun else PLAN_S)
     if incident.clear_since_s is not None:
@@ -62,13 +62,13 @@ def _turn(incident: Incident) -> list[HistoryStep]:
     return [*first, *later]
 
 
-def _ends_all(kind: ActionKind, incident: Incident, turn: list[HistoryStep], places: Places) -> bool:
+def _ends_all(kind: ActionKind, incident: Incident, turn: list[HistoryStep], surroundings: Places) -> bool:
     """Whether an action of this kind can end every alarm that pages: it repairs it where it acts, or caused it."""
     action = incident.action
     acted_s = next((step.at_s for step in turn if step.cause == Cause.INTENT_STORED), None)
     alarms = [s.finding for s in incident.findings if s.state is not State.CLEAR]
     alarms = [finding for finding in alarms if lane_of(finding) is Lane.PAGE]
-    here = [f for f in alarms if action is None or not action.named.isdisjoint(places(f.subject))]
+    here = [f for f in alarms if action is None or not action.named.isdisjoint(surroundings(f.subject))]
     ends = all(_repairs(kind, f) or (acted_s is not None and _caused(kind, f, acted_s)) for f in alarms)
     return ends and len(here) == len(alarms)
 
