@@ -23,9 +23,9 @@ from nightshift.detectors.base import State
 from nightshift.detectors.contract.testing import START_S, changes, inventory, rank, steps, tick
 from nightshift.detectors.loss.gradient_witness import LocalGradients
 
-STEPS, ONSET, FACTOR, FAULTY = 400, 250, 50.0, 1
+STEPS, ONSET, FACTOR, FAULTY = 300, 200, 50.0, 1
 CONTEXT, BATCH, WIDTH = 16, 32, 96
-RANKS, SEEDS = (2, 8), range(3)
+RANKS, SEEDS = (2, 4), range(3)
 HEALTHY = ("dealt at random", "dealt by size", "learning rate falls", "a batch of noise for all")
 
 
