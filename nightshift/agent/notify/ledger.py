@@ -27,14 +27,6 @@ PAGE, SHOWN = "page", "shown"
 # The pagers' joint row of an incident: what all of them were told. In the chat the card has that part itself.
 ROUND = "round"
 STANDING = ("triggered", "acknowledged")
-# Nothing of ours works on these, so a page of one waits for people.
-_WAITING = (
-    IncidentState.OPEN,
-    IncidentState.DIAGNOSED,
-    IncidentState.AWAITING_APPROVAL,
-    IncidentState.MONITORING,
-    IncidentState.ESCALATED,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,12 +197,11 @@ class DeliveryLedger:
             connection.execute(sa.update(deliveries).where(storms).values(seen_s=now_s))
 
     def waiting(self, opened_before_s: float, now_s: float) -> list[tuple[str, float]]:
-        """(Incident, when it changed) of those with a message of their own that nothing works on, opened before a
-        time; snoozed ones are left out."""
+        """(Incident, when it changed) of open, unsnoozed ones with a message of their own, opened before a time."""
         i, d = incidents.c, deliveries.c
         joined = sa.join(incidents, deliveries, (d.incident == i.number) & (d.kind == CARD))
         awake = d.snoozed_until_s.is_(None) | (d.snoozed_until_s <= now_s)
-        due = i.state.in_(_WAITING) & (i.opened_s < opened_before_s) & awake & d.ts.is_not(None)
+        due = (i.state != IncidentState.RESOLVED) & (i.opened_s < opened_before_s) & awake & d.ts.is_not(None)
         query = sa.select(i.number, i.updated_s).select_from(joined).where(due)
         with self._database.read() as connection:
             return [(name_of(number), updated_s) for number, updated_s in connection.execute(query)]

@@ -53,7 +53,7 @@ class Channels:
 
     def __init__(self, settings: Settings, parts: ChannelParts) -> None:
         self._parts = parts
-        self.suppressor = Suppressor(parts.store, parts.clock, parts.windows, parts.inventory)
+        self.suppressor = Suppressor(parts.store, parts.clock, parts.windows, parts.inventory, parts.gate)
         self.outlets = self._build_outlets(settings) if settings.outlets.enabled else None
         self.slack = self._build_slack(settings) if settings.slack.enabled else None
         self._all = [door for door in (self.slack, self.outlets) if door is not None]

@@ -13,6 +13,7 @@ from functools import partial
 
 from nightshift.agent.approvals.people import Directory
 from nightshift.agent.approvals.questions import Questions
+from nightshift.agent.incidents.suppression import REPAIR_POLL_S
 from nightshift.agent.notify.courier import BROKEN_S, Courier, CourierParts
 from nightshift.agent.notify.delivery import DeliveryRefused
 from nightshift.agent.notify.ledger import CARD, STORM, THREAD, Delivery, card_key
@@ -272,8 +273,9 @@ class ChatCourier(Courier):
         self._ledger.change(row.key, held_until_s=None, **shown)
 
     def _card(self, incident: Incident, now_s: float) -> ChatMessage:
-        s = self._p.settings
-        return words.card(incident, now_s, s.console_url, SNOOZE_S)
+        s, (_, waits_until_s) = self._p.settings, self._standing.lane_of(incident)
+        waits = "" if waits_until_s is None else words.waiting_words(waits_until_s)
+        return words.card(incident, now_s, s.console_url, SNOOZE_S, waits)
 
     # Storms -----------------------------------------------------------------------------------------------------
 
@@ -368,8 +370,10 @@ class ChatCourier(Courier):
         """Sends the rung that is due; returns when to look again (Unix s) if the incident does not change."""
         incident, row = self._p.store.incident(incident_id), self._ledger.row(card_key(incident_id))
         since_s = unanswered_since_s(incident.history)
-        page = _lane(incident) is Lane.PAGE
-        if row is None or row.ts is None or since_s is None or not page:
+        lane, waits_until_s = self._standing.lane_of(incident)
+        if waits_until_s is not None:
+            return min(waits_until_s, now_s + REPAIR_POLL_S)
+        if row is None or row.ts is None or since_s is None or lane is not Lane.PAGE:
             return math.inf
         if (held_s := self._held_until(incident, now_s)) is not None:
             return held_s
