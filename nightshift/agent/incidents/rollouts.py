@@ -35,11 +35,11 @@ LEAST_NODES = 3
 """So many changed nodes must fail: two are a coincidence."""
 CHANCE = 1e-6
 """Blamed by chance, per incident and candidate. It is asked again at each incident, so it must be rare."""
-OF_NODE = ("kernel", "container_runtime", "kubelet", "os_image", "cuda")
+OF_NODE = ("kernel", "container_runtime", "kubelet", "os_image", "cuda", "bios", "bmc")
 OF_GPU = ("driver", "vbios")
 _KEPT = "rollouts"
 _NUMBER = re.compile(r"\d+")
-_NOISE = re.compile(r"^(?:(?:version|firmware|release|nvidia|ver\.?|fw|rev\.?|v)[\s:=]*)+(?=\d)")
+_NOISE = re.compile(r"^(?:(?:version|firmware|release|nvidia|bios|bmc|nccl|ver\.?|fw|rev\.?|v)[\s:=]*)+(?=\d)")
 
 
 def spelled(version: str) -> str:
