@@ -86,6 +86,7 @@ class Fabric:
         for number, ends in enumerate(self.links):
             for end in ends:
                 end.serial, end.downs = f"MT{2300000 + number}VS", int(rng.integers(0, 5))
+        self.once = [self.links[n] for n in rng.permutation(len(self.links))]
         self.bmcs = {f"n{n}": Bmc(f"n{n}", older=n > 12) for n in range(9, NODES + 1)}
         self.ipmi: dict[str, dict[str, int]] = {
             f"n{n}": dict.fromkeys(("PSU 1", "PSU 2", "Fan 1", "Fan 2", "Fan 3", "Inlet Temp", "Leak 1"), 0)
@@ -105,7 +106,7 @@ class Fabric:
                     end.downs += 1
                 end.state = 1 if lost else 4
         if self.rng.random() < 0.1:  # a link that goes down once is no fault
-            for end in self.links[int(self.rng.integers(len(self.links)))]:
+            for end in self.once.pop() if self.once else ():
                 end.downs += 1
 
     def page(self) -> bytes:

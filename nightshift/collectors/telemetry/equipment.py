@@ -6,7 +6,7 @@ warning, 2 critical. Its pages are asked per target, so a page's address names t
 
 UFM Telemetry and NMX Telemetry (docs.nvidia.com/networking): ports by `node_guid` and `port_num`; readable names
 come with label generation, or as fields in the index: `node_description` (or `node_desc`, `hostname`,
-`device_name`), `port_label`, `Cable_SN`, `Cable_PN`. A host's description is `n1 mlx5_0`, a managed switch's
+`device_name`), `port_label`, `Cable_SN`, `Cable_PN`, `FW_Version`. A host's description is `n1 mlx5_0`, a managed switch's
 `MF0;leaf1:MQM9700/U1`. The other end of a link is named by labels (`peer_…`), or it is the other port with the same
 cable's serial number. A port without a readable name is named by its GUID.
 """
@@ -62,11 +62,14 @@ class EquipmentCollector(PageCollector):
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
         rows = {kind: Rows(kind, of_kind(kind), FORGET_AFTER_S) for kind in (_PART, _NIC)}
         super().__init__(settings, rows, clock)
+        self._ends: dict[Subject, dict[str, str]] = {}
+        """What was last known of each port's link: a dead switch's ports are on no page, and its links are asked for
+        then."""
         for source in self._sources:
             # one ipmi_exporter answers for many BMCs: the page is of the target, and not of the exporter's machine
             source.node = source.node or next(iter(parse_qs(urlsplit(source.url).query).get("target", [])), None)
 
-    def plan(self, layout: Layout, page: Page, host: str, node: str | None, place: str) -> EquipmentPlan:
+    def plan(self, layout: Layout, page: Page, host: str, node: str | None, address: str) -> EquipmentPlan:
         parts, ports = [], []
         for position, series in enumerate(layout.series):
             if series.name in self._rows[_PART].column:
@@ -133,11 +136,20 @@ class EquipmentCollector(PageCollector):
             else:
                 entries.append((position, port, column[series.name], 1.0))
         entries += [(positions[0], port, column["rx_power_lane_0"], 1.0) for port, positions in lanes.items()]
-        facts, relations = _links(labels)
+        facts = self._remembered(_ends(labels))
+        relations, firmware = _owners(facts, labels)
         kept = [cells(_NIC, entries, highest=True)] if entries else []
         return EquipmentPlan(
-            layout, kept, relations, facts, lanes=[tuple(positions) for positions in lanes.values()]
+            layout, kept, relations, facts | firmware, lanes=[tuple(positions) for positions in lanes.values()]
         )
+
+    def _remembered(self, ends: Mapping[Subject, dict[str, str]]) -> dict[Subject, dict[str, str]]:
+        """The links of the page, with what was known before: another cable is another link."""
+        for port, told in ends.items():
+            before = self._ends.get(port, {})
+            same = told.get(CABLE) == before.get(CABLE)
+            self._ends[port] = (before if same else {}) | told
+        return dict(self._ends)
 
 
 def port_of(label: Callable[[str], str], prefix: str = "") -> Subject | None:
@@ -165,8 +177,8 @@ def _is_of_a_host(port: Subject) -> bool:
     return ":" in port.name.rpartition("/")[2]
 
 
-def _links(labels: Mapping[Subject, Series]) -> tuple[dict[Subject, dict[str, str]], frozenset[Relation]]:
-    """What the labels say of each port's cable and other end, and whose port it is."""
+def _ends(labels: Mapping[Subject, Series]) -> dict[Subject, dict[str, str]]:
+    """What the labels say of each port's cable and other end."""
     facts: dict[Subject, dict[str, str]] = {}
     by_serial: dict[str, list[Subject]] = defaultdict(list)
     for port, series in labels.items():
@@ -185,16 +197,27 @@ def _links(labels: Mapping[Subject, Series]) -> tuple[dict[Subject, dict[str, st
         if len(ends) == 2:  # a breakout cable has more ends: its serial number names no single other one
             for port, other in (ends, ends[::-1]):
                 facts[port].setdefault(PEER, str(other))
+    return facts
+
+
+def _owners(
+    facts: Mapping[Subject, Mapping[str, str]], labels: Mapping[Subject, Series]
+) -> tuple[frozenset[Relation], dict[Subject, dict[str, str]]]:
+    """Whose each port is, the switch that a host's port is linked to, and switches' firmware."""
     relations: set[Relation] = set()
+    firmware: dict[Subject, dict[str, str]] = {}
     for port, told in facts.items():
         owner = port.name.rpartition("/")[0]
         if not _is_of_a_host(port):
-            relations.add((port, Subject(SubjectKind.SWITCH, owner)))
+            switch = Subject(SubjectKind.SWITCH, owner)
+            relations.add((port, switch))
+            if port in labels and (version := labels[port].label("FW_Version").strip()):
+                firmware[switch] = {"firmware": version}
             continue
         relations.add((port, Subject(SubjectKind.NODE, owner)))
         if PEER in told and not _is_of_a_host(other := Subject.parse(told[PEER])):
             relations.add((port, Subject(SubjectKind.SWITCH, other.name.rpartition("/")[0])))
-    return facts, frozenset(relations)
+    return frozenset(relations), firmware
 
 
 SORTS = (

@@ -226,7 +226,7 @@ HOST_METRICS: tuple[Metric, ...] = (
         zero_is_missing=True,
     ),
     _part(
-        *("health", "code", "What the BMC says of it: 0 well, 1 warning, 2 critical", "sensor_state"),
+        *("health", "code", "State as its BMC reports it: 0 well, 1 warning, 2 critical", "sensor_state"),
         *("temperature_state", "fan_speed_state", "voltage_state", "current_state", "power_state"),
         high=2.0,
     ),

@@ -217,14 +217,14 @@ class TicketCourier(Courier):
             who = state.by or "a person without a name"
             person = self._p.directory.person(who, self._name)
             answer = self._p.gate.close(incident_id, person, f"ticket {row.ts} closed")
-            self._log.info("ticket closed there", incident=incident_id, ticket=row.ts, by=who, closed=answer.ok)
+            self._log.info("ticket closed", incident=incident_id, ticket=row.ts, by=who, closed=answer.ok)
             if not answer.ok:
                 self._note(incident_id, f"ticket {row.ts} closed there by {who}; still open here: {answer.message}")
         self._ledger.change(row.key, withdrawn=1, told_s=self._p.wall_s())
 
     def _gone(self, row: Delivery) -> None:
         """A person deleted the ticket: it is not made again."""
-        self._log.warning("ticket deleted there", incident=_incident(row), ticket=row.ts)
+        self._log.warning("ticket deleted", incident=_incident(row), ticket=row.ts)
         self._ledger.change(row.key, withdrawn=1, told_s=self._p.wall_s())
         self._note(_incident(row), f"ticket {row.ts} is deleted there; no other is opened")
 

@@ -29,7 +29,7 @@ class Settings(BaseModel):
     url: str = Field(description="Its address, e.g. https://example.atlassian.net; of a webhook the whole address")
     token_file: Path = Field(description="File with its API token, read for each call")
     user: str = Field(
-        "", description="Jira Cloud: the token's e-mail address. ServiceNow: a user, whose password the token is"
+        "", description="Jira Cloud: the token's e-mail address. ServiceNow: user name, with the password as token"
     )
     project: str = Field("", description="Jira: project key. ServiceNow: table; none: incident")
     fields: dict[str, dict[str, Any]] = Field(
