@@ -6,9 +6,9 @@ warning, 2 critical. Its pages are asked per target, so a page's address names t
 
 UFM Telemetry and NMX Telemetry (docs.nvidia.com/networking): ports by `node_guid` and `port_num`; readable names
 come with label generation, or as fields in the index: `node_description` (or `node_desc`, `hostname`,
-`device_name`), `port_label`, `Cable_SN`, `Cable_PN`, `FW_Version`. A host's description is `n1 mlx5_0`, a managed switch's
-`MF0;leaf1:MQM9700/U1`. The other end of a link is named by labels (`peer_…`), or it is the other port with the same
-cable's serial number. A port without a readable name is named by its GUID.
+`device_name`), `port_label`, `Cable_SN`, `Cable_PN`, `FW_Version`. A host's description is `n1 mlx5_0`, a managed
+switch's `MF0;leaf1:MQM9700/U1`. The other end of a link is named by labels (`peer_…`), or it is the other port with
+the same cable's serial number. A port without a readable name is named by its GUID.
 """
 
 from __future__ import annotations
@@ -63,8 +63,7 @@ class EquipmentCollector(PageCollector):
         rows = {kind: Rows(kind, of_kind(kind), FORGET_AFTER_S) for kind in (_PART, _NIC)}
         super().__init__(settings, rows, clock)
         self._ends: dict[Subject, dict[str, str]] = {}
-        """What was last known of each port's link: a dead switch's ports are on no page, and its links are asked for
-        then."""
+        """What was last known of each link: a dead switch is on no page, and then the links to it count."""
         for source in self._sources:
             # one ipmi_exporter answers for many BMCs: the page is of the target, and not of the exporter's machine
             source.node = source.node or next(iter(parse_qs(urlsplit(source.url).query).get("target", [])), None)
