@@ -33,8 +33,9 @@ from tests.agent.notify.tickets.desk import SYSTEMS, Desk, a_courier, a_system, 
 
 WAYS = ("opened", "updated", "closed", "opened again")
 WRITES = ("begin", "trying", "unsent", "told", "put", "change")
-TURNS = 60
-"""Comparisons of a process, two seconds apart by its own clock: a lost ticket is found within them."""
+TURNS, APART_S, REACHED = 36, 3.0, 8
+"""Comparisons of the second process, so far apart by its own clock (s): a lost ticket is looked for after 30 s, and a
+second copy for a minute more. The first one dies within `REACHED`, or its place is not on the way."""
 
 
 def prepare(folder: Path, way: str, desk: Desk) -> None:
@@ -56,7 +57,7 @@ def prepare(folder: Path, way: str, desk: Desk) -> None:
         desk.relapsed(name)
 
 
-def run(system: str, folder: str, url: str, wall_s: float, place: str) -> None:
+def run(system: str, folder: str, url: str, wall_s: float, place: str, dies: bool) -> None:
     """One process of the tickets' courier; dies at `place` ("before told", ""), where it gets there."""
     clock, wall = ManualClock(5_000.0), [wall_s]
     store = Store(f"sqlite:///{folder}/store.sqlite", clock)
@@ -65,17 +66,17 @@ def run(system: str, folder: str, url: str, wall_s: float, place: str) -> None:
     if name in WRITES:
         real: Callable[..., Any] = getattr(courier._ledger, name)
 
-        def dies(*args: Any, **values: Any) -> Any:
+        def fatal(*args: Any, **values: Any) -> Any:
             if moment == "before":
                 os.kill(os.getpid(), signal.SIGKILL)
             answer = real(*args, **values)
             os.kill(os.getpid(), signal.SIGKILL)
             return answer
 
-        setattr(courier._ledger, name, dies)
-    for _ in range(TURNS):
+        setattr(courier._ledger, name, fatal)
+    for _ in range(REACHED if dies else TURNS):
         courier.once()
-        wall[0] += 2.0
+        wall[0] += APART_S
     courier.stop()
     store.close()
 
@@ -120,7 +121,7 @@ def case(system: str, way: str, place: tuple[str, str]) -> dict[str, Any] | None
             if kind == "request":
                 moment, _, number = what.partition(" ")
                 executioner.arm(moment, int(number))
-            arguments = (system, name, stand_in.url, wall[0], what if kind == "write" else "")
+            arguments = (system, name, stand_in.url, wall[0], what if kind == "write" else "", True)
             process = context.Process(target=run, args=arguments)
             process.start()
             executioner.pid = process.pid or 0
@@ -128,7 +129,7 @@ def case(system: str, way: str, place: tuple[str, str]) -> dict[str, Any] | None
             executioner.arm("", 0)
             if process.exitcode != -signal.SIGKILL:
                 return None
-            again = context.Process(target=run, args=(system, name, stand_in.url, wall[0] + 2.0, ""))
+            again = context.Process(target=run, args=(system, name, stand_in.url, wall[0] + 2.0, "", False))
             again.start()
             again.join()
             assert again.exitcode == 0

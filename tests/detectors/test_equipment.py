@@ -55,7 +55,7 @@ def test_a_part_that_is_bad_for_one_look_is_no_fault() -> None:
 def test_a_part_fires_clears_and_is_no_data_when_unseen(name: str, health: float, severity: Severity) -> None:
     detector = Equipment()
     bad = _run([detector], [(START_S + 30 * n, _part(health, name)) for n in range(5)])
-    assert {(f.fault, f.state, f.severity) for f in bad} == {(Fault.HOST_ERROR, State.FIRING, severity)}
+    assert {(f.fault, f.state, f.severity) for f in bad} == {(Fault.PART_FAILED, State.FIRING, severity)}
     assert bad[0].since.t_s == START_S
     unseen = _run([detector], [(START_S + 200, _part(float("nan"), name))])
     assert [f.state for f in unseen] == [State.NO_DATA]

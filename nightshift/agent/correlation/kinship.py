@@ -94,6 +94,7 @@ _BY_FAULT = {
     Fault.GPU_LOST: Kin.GONE,
     Fault.DRIVER_ERROR: Kin.FIRMWARE,
     Fault.HOST_ERROR: Kin.HOST,
+    Fault.PART_FAILED: Kin.HOST,
     Fault.NVLINK_DEGRADED: Kin.LINK,
     Fault.PCIE_DEGRADED: Kin.LINK,
     Fault.NETWORK_DEGRADED: Kin.LINK,

@@ -51,7 +51,7 @@ class PartSignal:
 
 
 SIGNALS = (
-    PartSignal(_PART, "part_health", Fault.HOST_ERROR, "", 1.0),
+    PartSignal(_PART, "part_health", Fault.PART_FAILED, "", 1.0),
     PartSignal(_NIC, "nic_module_temperature_c", Fault.NETWORK_DEGRADED, "°C", HOT_C),
     PartSignal(_NIC, "nic_rx_power_dbm", Fault.NETWORK_DEGRADED, "dBm", LOST_DB, below_best=True),
 )
@@ -64,7 +64,7 @@ class EquipmentSettings(BaseModel):
 
 
 class Equipment:
-    """HOST_ERROR on a part of a chassis; NETWORK_DEGRADED on a port's module and on a switch.
+    """PART_FAILED on a part of a chassis; NETWORK_DEGRADED on a port's module and on a switch.
 
     >>> from nightshift.detectors.contract.testing import START_S, frame, show
     >>> from nightshift.collectors.tick import Tick
@@ -72,7 +72,7 @@ class Equipment:
     >>> def look(t_s, health):
     ...     return Tick(t_s, {fan.kind: frame(t_s, {fan: {"part_health": health}}, fan.kind)})
     >>> show(Equipment(), [look(START_S + t, h) for t, h in ((0, 0), (60, 2), (90, 2), (120, 2))])
-    120 s: firing host_error part:n1/Fan 3
+    120 s: firing part_failed part:n1/Fan 3
         Fan 3 of n1: critical, as its BMC says
     """
 
@@ -107,7 +107,7 @@ class Equipment:
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        return (Fault.HOST_ERROR, Fault.NETWORK_DEGRADED)
+        return (Fault.PART_FAILED, Fault.NETWORK_DEGRADED)
 
     @property
     def stated(self) -> StatedRate:
