@@ -34,8 +34,8 @@ from tests.agent.notify.tickets.desk import SYSTEMS, Desk, a_courier, a_system, 
 WAYS = ("opened", "updated", "closed", "opened again")
 WRITES = ("begin", "trying", "unsent", "told", "put", "change")
 TURNS, APART_S, REACHED = 36, 3.0, 8
-"""Comparisons of the second process, so far apart by its own clock (s): a lost ticket is looked for after 30 s, and a
-second copy for a minute more. The first one dies within `REACHED`, or its place is not on the way."""
+"""Comparisons of the second process, so far apart by its own clock (s): a lost ticket is looked for after 30 s, and
+a second copy for a minute more. The first one dies within `REACHED`, or its place is not on the way."""
 
 
 def prepare(folder: Path, way: str, desk: Desk) -> None:
