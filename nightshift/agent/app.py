@@ -61,6 +61,7 @@ NEEDS_RESTART = (
     "console",
     "slack",
     "outlets",
+    "ticketing",
     "power",
     "scheduling",
     "replica",

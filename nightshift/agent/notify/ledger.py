@@ -24,6 +24,7 @@ from nightshift.detectors.base import Severity
 WATCH_S = 60.0
 CARD, THREAD, STORM, PROPOSAL = "card", "thread", "storm", "proposal"
 PAGE, SHOWN = "page", "shown"
+TICKET = "ticket"
 # The pagers' joint row of an incident: what all of them were told. In the chat the card has that part itself.
 ROUND = "round"
 STANDING = ("triggered", "acknowledged")
@@ -65,6 +66,10 @@ class Delivery:
 
 def card_key(incident_id: str) -> str:
     return f"{incident_id}/card"
+
+
+def ticket_key(incident_id: str) -> str:
+    return f"{incident_id}/ticket"
 
 
 def round_key(incident_id: str) -> str:
@@ -229,6 +234,12 @@ class DeliveryLedger:
         d = deliveries.c
         return self._rows((d.outlet == outlet) & (d.kind == PAGE) & (d.shows == STANDING[0]), limit)
 
+    def tickets(self, outlet: str, before_s: float, limit: int) -> list[Delivery]:
+        """Tickets that we keep open and that were last called before a wall time, the longest ago first."""
+        d = deliveries.c
+        open_ = (d.outlet == outlet) & (d.kind == TICKET) & d.ts.is_not(None) & (d.withdrawn == 0)
+        return self._rows(open_ & d.shows.startswith("open ") & (d.told_s <= before_s), limit)
+
     def pager(self, incident_id: str) -> str:
         """The outlet that paged for an incident and has it still; empty where none has."""
         d = deliveries.c
@@ -247,4 +258,4 @@ def _delivery(row: Any) -> Delivery:
     return Delivery(**{**row, "severity": severity})
 
 
-__all__: Sequence[str] = ("Delivery", "DeliveryLedger", "alert_key", "card_key", "round_key")
+__all__: Sequence[str] = ("Delivery", "DeliveryLedger", "alert_key", "card_key", "round_key", "ticket_key")

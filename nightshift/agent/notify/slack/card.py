@@ -59,6 +59,7 @@ TOLD = {
     Cause.OUTCOME_UNKNOWN: "Unknown whether the action happened: a person must check",
     Cause.WORLD_READ: "The cluster now says",
     Cause.EVIDENCE_COLLECTED: "Evidence for the vendor",
+    Cause.TICKETED: "Ticket system",
     Cause.CONTEST_SHOWN: "Asked to confirm a contested plan",
     Cause.RESUMED: "Resumed",
     Cause.UNDO_REQUESTED: "Taking it back",
