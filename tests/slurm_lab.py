@@ -69,33 +69,55 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 _STAND_IN = """\
 #!/bin/sh
 # {name}: the real one, unless a fault is planned in {home}/fault: KIND COUNT WHICH
-in=
-[ $# -gt 0 ] || in=$(cat)
-call() {{ if [ -n "$in" ]; then printf '%s\\n' "$in" | {real} "$@"; else {real} "$@" < /dev/null; fi; }}
-[ ! -f {home}/fault ] || read kind count which < {home}/fault
-case "{name} $* $in" in
-  *update\\ *|*requeue\\ *|*create\\ *|*delete\\ *|*reboot\\ *|sbatch*|scancel*) writes=yes;;
-  *) writes=no;;
-esac
-if [ -z "$kind" ] || [ "$count" -le 0 ] || {{ [ "$which" = writes ] && [ $writes = no ]; }}; then
-  call "$@"; exit $?
+refuse() {{
+  case $kind in
+    refused) echo "slurm_update error: Unable to contact slurm controller (connect failure)" >&2;;
+    failing_over) echo "slurm_update error: Slurm backup controller in standby mode" >&2;;
+    unauthorised)
+      echo "error: Munge encode failed: Failed to access socket (Did you start munged?)" >&2
+      echo "slurm_update error: Protocol authentication error" >&2;;
+    expired) echo "slurm_update error: Zero Bytes were transmitted or received" >&2;;
+    forbidden) echo "slurm_update error: Invalid user id" >&2;;
+    *) return 1;;
+  esac
+}}
+planned() {{  # WRITES: whether the fault is for this call, and counts it
+  kind=
+  [ ! -f {home}/fault ] || read kind count which < {home}/fault
+  [ -n "$kind" ] && [ "$count" -gt 0 ] && {{ [ "$which" != writes ] || [ $1 = yes ]; }} || return 1
+  echo "$kind $((count - 1)) $which" > {home}/fault
+}}
+after() {{  # what becomes of a call that has gone through
+  case $kind in
+    lost_reply) echo "slurm_update error: Zero Bytes were transmitted or received" >&2; exit 1;;
+    slow) exec sleep 60;;
+    killed) kill -9 $$;;
+  esac
+}}
+if [ $# -gt 0 ]; then
+  case "{name} $*" in
+    *update\\ *|*requeue\\ *|*create\\ *|*delete\\ *|*reboot\\ *|sbatch*|scancel*) writes=yes;;
+    *) writes=no;;
+  esac
+  planned $writes || exec {real} "$@"
+  refuse && exit 1
+  {real} "$@" > /dev/null 2>&1
+  after
 fi
-echo "$kind $((count - 1)) $which" > {home}/fault
-case $kind in
-  refused) echo "slurm_update error: Unable to contact slurm controller (connect failure)" >&2; exit 1;;
-  failing_over) echo "slurm_update error: Slurm backup controller in standby mode" >&2; exit 1;;
-  unauthorised)
-    echo "error: Munge encode failed: Failed to access socket (Did you start munged?)" >&2
-    echo "slurm_update error: Protocol authentication error" >&2; exit 1;;
-  expired) echo "slurm_update error: Zero Bytes were transmitted or received" >&2; exit 1;;
-  forbidden) echo "slurm_update error: Invalid user id" >&2; exit 1;;
-  lost_reply)
-    call "$@" > /dev/null 2>&1
-    echo "slurm_update error: Zero Bytes were transmitted or received" >&2; exit 1;;
-  slow) call "$@"; exec sleep 60;;
-  killed) call "$@" > /dev/null 2>&1; kill -9 $$;;
-  *) echo "no such fault: $kind" >&2; exit 99;;
-esac
+# lines: each goes to the real one, until the fault's
+mine={home}/run/lines.$$
+if planned no; then refuse && exit 1; echo $kind > $mine; fi
+while IFS= read -r line; do
+  case $line in
+    update*) if [ ! -f $mine ] && planned yes; then echo $kind > $mine; refuse 2>> $mine.said && break; fi;;
+  esac
+  printf '%s\\n' "$line"
+done | {real} "$@"
+code=$?
+[ -f $mine ] || exit $code
+read kind < $mine; rm $mine
+cat $mine.said >&2 2> /dev/null && [ -s $mine.said ] && rm $mine.said && exit 1
+after
 """
 _REBOOT = """\
 #!/bin/sh

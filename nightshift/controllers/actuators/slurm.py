@@ -232,7 +232,7 @@ class SlurmActuator:
         node = self._nodes.get(_slurm_name(action))
         if (over := self._drained_before(action, node)) is not None:
             return over
-        return self._drained(action, self._nodes.drain(node, action).after)
+        return self._drained(action, self._nodes.drain(node, action))
 
     def _drained_before(self, action: Action, node: SlurmNode) -> ActionOutcome | None:
         """What is to say where the node was drained before, by us or by others; None where it is to be drained."""
@@ -261,11 +261,9 @@ class SlurmActuator:
         return self._undrained(action, node, (*_taints(node), Mark(GAVE_BACK, action.id, node.boot_s)))
 
     def _undrained(self, action: Action, node: SlurmNode, left: tuple[Mark, ...]) -> ActionOutcome:
-        change = self._nodes.undrain(node, left)
-        if change.after.is_drained:
-            if self._nodes.written_by_us(change.before):
-                return self._outcome(_O.DONE, f"undrained; since then {self._nodes.whose(change.after)}")
-            return self._refused(action, f"{self._nodes.whose(change.after)}, at the same moment: it stays drained")
+        after = self._nodes.undrain(node, left)
+        if after.is_drained:
+            return self._outcome(_O.DONE, f"undrained; since then {self._nodes.whose(after)}")
         return self._outcome(_O.DONE, f"{action.target} takes jobs again")
 
     def _taint(self, action: Action) -> ActionOutcome:
@@ -281,7 +279,7 @@ class SlurmActuator:
             return self._refused(action, f"it has no active feature that `features` names for {fault}")
         left = [name for name in node.active_features if name not in lost]
         mark = Mark(LOST_FEATURES, action.id, node.boot_s, "+".join(lost))
-        self._nodes.update(node.name, _features(node, left, (*marks(node), mark)))
+        self._nodes.update(node, _features(node, left, (*marks(node), mark)))
         return self._outcome(_O.DONE, f"{action.target} no longer offers {', '.join(lost)}")
 
     # Jobs --------------------------------------------------------------------------------------------------------
@@ -341,18 +339,18 @@ class SlurmActuator:
                 return over
             if obstacles := [why for job in jobs if (why := _unstoppable(job)) is not None]:
                 return self._refused(action, f"nothing was changed: {'; '.join(obstacles)}")
-            change = self._nodes.drain(node, action, _runs(jobs))
-            outcome = self._drained(action, change.after)
+            node = self._nodes.drain(node, action, _runs(jobs))
+            outcome = self._drained(action, node)
             if outcome.status is not _O.DONE:
                 return outcome
-            mark = mark_of(change.after, action)
+            mark = mark_of(node, action)
         elif not node.is_drained:
             return self._refused(action, "a person has resumed it during the drain; it stays resumed")
         planned = _planned_runs(mark.more if mark is not None else "")
         if late := [job for job in jobs if job.id not in planned]:
             # they started between the look and the drain: named before the first of them is stopped
             planned |= {job.id: job.restarts for job in late}
-            self._nodes.drain(node, action, _written(planned))
+            node = self._nodes.drain(node, action, _written(planned))
         waits, refusals = [], []
         for job in jobs:
             try:
@@ -466,13 +464,7 @@ class SlurmActuator:
             self._unreserve(action)
             return self._outcome(_O.DONE, f"`{command}` ended with 0; {action.target} takes jobs again")
         why = f"`{command}` did not pass ({'+'.join(sorted(job.states))}, exit code {job.exit_code})"
-        mark = Mark(DRAINS, action.id, node.boot_s)
-        drained = {
-            "state": "drain",
-            "reason": reason_of(action, why),
-            "extra": extra_with(node, (*_taints(node), mark)),
-        }
-        self._nodes.update(node.name, drained)
+        self._nodes.drain(node, action, why=why)
         self._unreserve(action)
         return ActionOutcome(_O.FAILED, f"{why}; the node stays drained", self._now_s(), {"cordoned": "true"})
 
@@ -595,7 +587,7 @@ class SlurmActuator:
             return self._refused(action, f"{self._nodes.whose(node)}: not (or no longer) this action's drain alone")
         left = tuple(mark for mark in marks(node) if mark.kind != GAVE_BACK and mark.id != action.id)
         if others := sorted(mark.id for mark in left if mark.kind == DRAINS):
-            self._nodes.update(node.name, {"extra": extra_with(node, left)})
+            self._nodes.update(node, {"extra": extra_with(node, left)})
             return self._outcome(_O.DONE, f"{action.target} stays drained for {', '.join(others)}")
         return self._undrained(action, node, left)
 
@@ -605,7 +597,7 @@ class SlurmActuator:
             return self._outcome(_O.ALREADY_DONE, f"{action.target} has no taint of this action")
         back = [name for name in mark.more.split("+") if name in node.features and name not in node.active_features]
         left = tuple(other for other in marks(node) if other != mark)
-        self._nodes.update(node.name, _features(node, [*node.active_features, *back], left))
+        self._nodes.update(node, _features(node, [*node.active_features, *back], left))
         return self._outcome(_O.DONE, f"{action.target} offers {mark.more.replace('+', ', ')} again")
 
     def _outcome(self, status: OutcomeStatus, detail: str) -> ActionOutcome:
