@@ -39,7 +39,7 @@ from nightshift.controllers.actuators import kube_repair_jobs as jobs
 from nightshift.controllers.actuators.kube_client import KubeClient, Object
 from nightshift.controllers.actuators.kube_marks import MARKER
 from nightshift.controllers.actuators.kube_probe import ProbeJob, probe_job
-from nightshift.controllers.actuators.kube_repair_settings import COMPONENTS, RepairSettings
+from nightshift.controllers.actuators.kube_repair_jobs import COMPONENTS, RepairSettings
 from nightshift.controllers.actuators.kube_workloads import POLL_S
 from nightshift.controllers.actuators.kubernetes import (
     FIELD_MANAGER,
