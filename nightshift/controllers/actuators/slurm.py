@@ -37,10 +37,9 @@ from nightshift.controllers.action import (
     OutcomeStatus,
     Precondition,
     UnderWay,
-    target_of,
-    traits_of,
 )
 from nightshift.controllers.actuators.kubernetes import DrainRules, DrainSettings
+from nightshift.controllers.actuators.site import Arrows, SiteActuator, word
 from nightshift.controllers.actuators.slurm_nodes import (
     DRAINS,
     GAVE_BACK,
@@ -90,28 +89,13 @@ class SlurmActuatorSettings(SlurmAccess):
     @field_validator("actions")
     @classmethod
     def _are_known(cls, actions: tuple[ActionKind, ...] | None) -> tuple[ActionKind, ...] | None:
-        unknown = [kind for kind in actions or () if kind not in TARGETS]
-        if unknown:
-            raise ValueError(f"Slurm has no {', '.join(unknown)}; there are {', '.join(TARGETS)}")
+        there = SlurmActuator.TARGETS
+        if unknown := [kind for kind in actions or () if kind not in there]:
+            raise ValueError(f"Slurm has no {', '.join(unknown)}; there are {', '.join(there)}")
         return actions
 
 
-TARGETS: Mapping[ActionKind, SubjectKind] = {
-    kind: target_of(kind)
-    for kind in (
-        _A.RESTART_JOB,
-        _A.QUARANTINE_GPU,
-        _A.TAINT,
-        _A.CORDON,
-        _A.UNCORDON,
-        _A.RETURN_NODE,
-        _A.DRAIN,
-        _A.REBOOT_NODE,
-    )
-}
-
-
-class SlurmActuator:
+class SlurmActuator(SiteActuator):
     """Fulfils `controllers.action.Actuator` for one Slurm cluster."""
 
     plugin: ClassVar[str] = SLURM
@@ -133,15 +117,8 @@ class SlurmActuator:
     ) -> SlurmActuator:
         return cls(settings, SlurmClient(settings), now_s=now_s)
 
-    @property
-    def name(self) -> str:
-        return self.plugin
-
     def kinds(self) -> frozenset[ActionKind]:
-        named, can = self._settings.actions, set(TARGETS)
-        if not self._settings.features:
-            can -= {_A.TAINT}
-        return frozenset(can if named is None else set(named) & can)
+        return super().kinds() - (frozenset() if self._settings.features else {_A.TAINT})
 
     def refused(self) -> list[str]:
         """What Slurm says that this account may not do, asked without doing it. Raises Temporary or Permanent."""
@@ -156,38 +133,26 @@ class SlurmActuator:
 
     # The plan against the world ----------------------------------------------------------------------------------
 
-    def changed(self, action: Action) -> list[str]:
-        sentences = []
-        for condition in action.preconditions:
-            # the uid of a Kubernetes node: Slurm's own word on the machine is its boot, which the mark binds
-            if condition.subject.kind is _K.NODE and condition.fact == "uid":
-                continue
-            try:
-                found = self._fact(action, condition)
-            except SlurmRefused as error:
-                if error.reason is not Reason.NOT_FOUND:
-                    raise
-                sentences.append(f"{condition.subject} no longer exists")
-                continue
-            if found != condition.expected:
-                read = f"{condition.fact} is {found or 'not known'}, expected {condition.expected}"
-                sentences.append(f"{condition.subject}: {read}")
-        return sentences
+    def _is_absent(self, error: Permanent) -> bool:
+        return isinstance(error, SlurmRefused) and error.reason is Reason.NOT_FOUND
 
     def _fact(self, action: Action, condition: Precondition) -> str | None:
         if condition.subject.kind is _K.JOB:
             job = self._job(condition.subject.name)
-            return {"running": _word("RUNNING" in job.states), "uid": restart(job)}.get(condition.fact)
+            return {"running": word("RUNNING" in job.states), "uid": restart(job)}.get(condition.fact)
         node = self._nodes.get(_slurm_name(action))
         match condition.fact:
+            case "uid":
+                # of a Kubernetes node: Slurm's own word on the machine is its boot, which the mark binds
+                return condition.expected
             case "cordoned":
-                return _word(node.is_drained)
+                return word(node.is_drained)
             case "drained":
-                return _word(node.is_drained and not self._client.jobs_on(node.name))
+                return word(node.is_drained and not self._client.jobs_on(node.name))
             case "tainted":
-                return _word(any(mark.kind == LOST_FEATURES for mark in marks(node)))
+                return word(any(mark.kind == LOST_FEATURES for mark in marks(node)))
             case "quarantined":
-                return _word(mark_of(node, action) is not None and node.is_drained)
+                return word(mark_of(node, action) is not None and node.is_drained)
             case fact if fact == CORDON_OF:
                 return self._nodes.cordon_of(node)
         return None
@@ -200,32 +165,6 @@ class SlurmActuator:
         return job
 
     # Acting ------------------------------------------------------------------------------------------------------
-
-    def execute(self, action: Action) -> ActionOutcome:
-        self._check_target(action)
-        match action.kind:
-            case _A.RESTART_JOB:
-                return self._restart(action)
-            case _A.TAINT:
-                return self._taint(action)
-            case _A.UNCORDON:
-                return self._give_back(action)
-            case _A.DRAIN:
-                return self._empty(action)
-            case _A.REBOOT_NODE:
-                return self._reboot(action)
-            case _A.RETURN_NODE:
-                return self._return(action)
-            case _:
-                return self._drain(action)
-
-    def _check_target(self, action: Action) -> None:
-        if action.kind not in self.kinds():
-            raise Permanent(f"action {action.id}: this actuator does no {action.kind}")
-        if action.target.kind is not TARGETS[action.kind]:
-            raise Permanent(
-                f"action {action.id}: {action.kind} is for a {TARGETS[action.kind]}, not {action.target}"
-            )
 
     def _drain(self, action: Action) -> ActionOutcome:
         """Keeps new jobs off the node; those that run there stay."""
@@ -550,7 +489,7 @@ class SlurmActuator:
                 status = _O.UNDER_WAY
             case _A.RETURN_NODE | _A.REBOOT_NODE:
                 status = self._read_return(action, node, marked)
-        observed = {**_cordoned(node), "marked": _word(marked)}
+        observed = {**_cordoned(node), "marked": word(marked)}
         return ActionOutcome(status, f"{action.kind} of {action.target} read back", self._now_s(), observed)
 
     def _read_return(self, action: Action, node: SlurmNode, marked: bool) -> OutcomeStatus:
@@ -573,11 +512,7 @@ class SlurmActuator:
         status = _O.UNDER_WAY if "COMPLETING" in job.states else _O.DONE
         return self._outcome(status, f"{action.target}: {restart(job)}")
 
-    def undo(self, action: Action) -> ActionOutcome:
-        """Takes our own drain or taint back; never another's."""
-        self._check_target(action)
-        if not action.undo.possible or not traits_of(action.kind).contains:
-            return self._refused(action, f"{action.kind} cannot be undone")
+    def _take_back(self, action: Action) -> ActionOutcome:
         node = self._nodes.get(_slurm_name(action))
         if action.kind is _A.TAINT:
             return self._untaint(action, node)
@@ -600,11 +535,16 @@ class SlurmActuator:
         self._nodes.update(node, _features(node, [*node.active_features, *back], left))
         return self._outcome(_O.DONE, f"{action.target} offers {mark.more.replace('+', ', ')} again")
 
-    def _outcome(self, status: OutcomeStatus, detail: str) -> ActionOutcome:
-        return ActionOutcome(status, detail, self._now_s())
-
-    def _refused(self, action: Action, why: str) -> ActionOutcome:
-        return self._outcome(_O.REFUSED, f"{action.kind} of {action.target}: {why}")
+    ARROWS: ClassVar[Arrows] = {
+        _A.RESTART_JOB: _restart,
+        _A.QUARANTINE_GPU: _drain,
+        _A.TAINT: _taint,
+        _A.CORDON: _drain,
+        _A.UNCORDON: _give_back,
+        _A.RETURN_NODE: _return,
+        _A.DRAIN: _empty,
+        _A.REBOOT_NODE: _reboot,
+    }
 
 
 def _slurm_name(action: Action) -> str:
@@ -648,8 +588,4 @@ def _features(node: SlurmNode, active: list[str], left: tuple[Mark, ...]) -> dic
 
 
 def _cordoned(node: SlurmNode) -> dict[str, str]:
-    return {"cordoned": _word(node.is_drained)}
-
-
-def _word(value: bool) -> str:
-    return "true" if value else "false"
+    return {"cordoned": word(node.is_drained)}

@@ -1,9 +1,9 @@
 """Slurm's nodes as mitigations see them: whose drain stands, our marks, and writes that a person's word survives.
 
 A drain of ours bears the reason `nightshift: …` and, in the same write, the mark `nightshift:<action>:<boot time>`
-in `Extra`. It is ours as long as reason, user, mark and boot time are. Slurm has no compare-and-set. So each write is
-made by one scontrol that asks right before it: where the node is no longer as it was when we decided, nothing is
-written, and the decision is made again. There is nothing to put back, and so nothing that a crash could leave.
+in `Extra`. It is ours as long as reason, user, mark and boot time are. Slurm has no compare-and-set. So each write
+is made by one scontrol that asks right before it: where the node is no longer as it was when we decided, nothing is
+written, and the decision is made again. Nothing has to be put back, so a crash leaves nothing half done.
 
 Undo is UNDRAIN, never RESUME, which would also lift DOWN (src/slurmctld/node_mgr.c, update_node).
 """
