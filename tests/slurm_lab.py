@@ -30,10 +30,10 @@ from tests.conftest import absent
 from tests.processes import READY_S, end, free_port
 
 GPUS = 8
-COMMANDS = ("scontrol", "sinfo", "squeue", "scancel", "sbatch", "sacct")
+COMMANDS = ("scontrol", "sinfo", "squeue", "scancel", "sbatch", "sacct", "sacctmgr")
 _CONF = """\
 ClusterName=lab
-SlurmctldHost=localhost(127.0.0.1)
+{hosts}
 AuthInfo=socket={home}/munge.sock
 SlurmUser={user}
 SlurmdUser={me}
@@ -66,6 +66,32 @@ NodeName=DEFAULT CPUs=8 RealMemory=1000 Gres=gpu:8 Feature=nvlink
 NodeName={nodes} NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
+_ACCOUNTING = """\
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=localhost
+AccountingStoragePass={home}/munge.sock
+AccountingStoragePort={port}
+AccountingStorageTRES=gres/gpu
+"""
+_SLURMDBD = """\
+AuthType=auth/munge
+AuthInfo=socket={home}/munge.sock
+DbdHost=localhost
+DbdPort={port}
+SlurmUser={user}
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={storage}
+StorageUser=root
+StorageLoc=slurm_acct
+LogFile={home}/run/slurmdbd.log
+PidFile={home}/run/slurmdbd.pid
+"""
+_BACKUP = """\
+SlurmctldHost=ctl1(127.0.0.1)
+SlurmctldHost=ctl2(127.0.0.2)
+CommunicationParameters=NoCtldInAddrAny
+SlurmctldTimeout=5"""
 _STAND_IN = """\
 #!/bin/sh
 # {name}: the real one, unless a fault is planned in {home}/fault: KIND COUNT WHICH
@@ -145,7 +171,9 @@ class SlurmLab:
     reboots_before = 0
     """Reboots of n1 when a test began."""
 
-    def __init__(self, nodes: int = 4, lines: str = "") -> None:
+    def __init__(
+        self, nodes: int = 4, lines: str = "", *, backup: bool = False, accounting: bool = False, without: str = ""
+    ) -> None:
         self.names = tuple(f"n{number}" for number in range(1, nodes + 1))
         self.home = Path(tempfile.mkdtemp(prefix="nightshift-slurm-"))
         self.home.chmod(0o755)
@@ -165,11 +193,20 @@ class SlurmLab:
             home=self.home,
             user=self.person,
             me=me,
+            hosts=_BACKUP if backup else "SlurmctldHost=localhost(127.0.0.1)",
             port=free_port(),
             nodes=",".join(self.names),
             ports=",".join(map(str, ports)),
         )
-        self.conf.write_text(text + lines)
+        text = "".join(line for line in text.splitlines(True) if not without or not line.startswith(without))
+        self.controllers = ("ctl1", "ctl2") if backup else ("slurmctld",)
+        self._storage = free_port() if accounting else 0
+        if accounting:
+            port = free_port()
+            lines += _ACCOUNTING.format(home=self.home, port=port)
+            self._write_dbd(_SLURMDBD.format(home=self.home, user=self.person, port=port, storage=self._storage))
+        self.conf.write_text(text + lines.replace("{home}", str(self.home)))
+        (self.home / "hosts").write_text("127.0.0.1 localhost ctl1\n127.0.0.2 ctl2\n")
         gres = ""
         for name in self.names:
             for gpu in range(GPUS):
@@ -181,11 +218,20 @@ class SlurmLab:
         for name in COMMANDS:
             self._script(f"commands/{name}", _STAND_IN.format(name=name, home=self.home, real=f"/usr/bin/{name}"))
         self._script("reboot", _REBOOT.format(home=self.home))
+        for name in ("power", "prolog", "epilog", "health_check"):
+            self._script(name, "#!/bin/sh\n")
 
     def _script(self, name: str, text: str) -> None:
         path = self.home / name
         path.write_text(text)
         path.chmod(0o755)
+
+    def _write_dbd(self, text: str) -> None:
+        path = self.home / "slurmdbd.conf"
+        path.write_text(text)
+        path.chmod(0o600)
+        if os.geteuid() == 0:
+            shutil.chown(path, self.person)
 
     @property
     def access(self) -> SlurmAccess:
@@ -198,6 +244,8 @@ class SlurmLab:
 
     def start(self) -> None:
         self.start_munge()
+        if self._storage:
+            self.start_accounting()
         self.start_controller()
         for name in self.names:
             self.start_node(name)
@@ -228,9 +276,31 @@ class SlurmLab:
         self._spawn("munged", "/usr/sbin/munged", "--force", "--foreground", *options)
         self._await((self.home / "munge.sock").exists)
 
+    def start_accounting(self) -> None:
+        """MariaDB of its own, and a slurmdbd on it."""
+        data = self.home / "db"
+        data.mkdir()
+        shutil.chown(data, "mysql")
+        options = ("--no-defaults", "--user=mysql", f"--datadir={data}")
+        self.call("mariadb-install-db", *options, "--auth-root-authentication-method=normal", "--skip-test-db")
+        sockets = (f"--socket={data}/sock", f"--port={self._storage}", "--bind-address=127.0.0.1")
+        self._spawn("mariadbd", "/usr/sbin/mariadbd", *options, *sockets, f"--pid-file={data}/pid")
+        self._await((data / "sock").exists, "MariaDB")
+        self._spawn("slurmdbd", "/usr/sbin/slurmdbd", "-D")
+        self._await(lambda: "Cluster" in self.call("sacctmgr", "show", "cluster", check=False), "slurmdbd")
+
     def start_controller(self) -> None:
-        self._spawn("slurmctld", "/usr/sbin/slurmctld", "-D")
-        self._await(lambda: " is UP" in self.call("scontrol", "ping", check=False))
+        """Each of two as on a machine of its own name: which of them it is, slurmctld knows by that."""
+        for name in self.controllers:
+            command = "exec /usr/sbin/slurmctld -D"
+            if name != "slurmctld":
+                own = f"hostname {name}; mount --bind {self.home}/hosts /etc/hosts"
+                own += f"; mount -t tmpfs -o mode=777 none {self.home}/run"
+                self._spawn(name, "unshare", "--uts", "--mount", "sh", "-c", f"{own}; {command}")
+            else:
+                self._spawn(name, "sh", "-c", command)
+        up = len(self.controllers)
+        self._await(lambda: self.call("scontrol", "ping", check=False).count(" is UP") == up)
 
     def start_node(self, name: str, *, rebooted: bool = False) -> None:
         self._spawn(name, "/usr/sbin/slurmd", "-D", *(["-b"] if rebooted else []), "-N", name)
@@ -372,8 +442,8 @@ class SlurmLab:
 
 
 @contextlib.contextmanager
-def running(nodes: int = 4, lines: str = "") -> Iterator[SlurmLab]:
-    lab = SlurmLab(nodes, lines)
+def running(nodes: int = 4, lines: str = "", **parts: Any) -> Iterator[SlurmLab]:
+    lab = SlurmLab(nodes, lines, **parts)
     try:
         lab.start()
         yield lab

@@ -23,10 +23,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.frame import Reason
 from nightshift.collectors.slurm.answers import (
+    ENDED_FIELDS,
     AnswerError,
     SlurmFailure,
     SlurmJob,
     SlurmNode,
+    ended_of_text,
     jobs_of_text,
     nodes_of_text,
     read_jobs,
@@ -35,6 +37,7 @@ from nightshift.collectors.slurm.answers import (
 
 TIMEOUT_S = 20.0
 """A client waits for `MessageTimeout` (10 s) on each of two controllers before it gives up by itself."""
+_ENDED_BADLY = (*("BOOT_FAIL", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"),)
 _END = "nightshift-end"
 _ASK_END = f"show hostnames {_END}[0-499]"
 """Ends an answer of a scontrol that reads lines. It asks no controller, and is longer than the buffer (4 KiB) in
@@ -83,6 +86,11 @@ _SILENT: tuple[tuple[str, Reason, str], ...] = (
         "slurmctld did not answer an expired or foreign munge credential: compare clocks and keys",
     ),
     (
+        r"Problem talking to the database|slurmdbd",
+        Reason.UNREACHABLE,
+        "slurmdbd does not answer",
+    ),
+    (
         r"standby|Unable to (?:contact|establish)|[Cc]onnection (?:refused|timed out)|timed out|shutting down",
         Reason.UNREACHABLE,
         "no slurmctld answers: it is down or is failing over",
@@ -106,12 +114,27 @@ class SlurmClient:
 
     def nodes(self) -> list[SlurmNode]:
         argv = ("scontrol", "show", "nodes") if self.release() >= (23, 2) else ("sinfo",)
-        return self._either(argv, read_nodes, ("scontrol", "show", "nodes"), nodes_of_text)
+        found = self._either(argv, read_nodes, ("scontrol", "show", "nodes"), nodes_of_text)
+        if not found:
+            text = "Slurm names no node: does PrivateData hide nodes from this account, or slurm.conf name another?"
+            raise SlurmRefused(Reason.NOT_FOUND, text)
+        return found
 
     def jobs(self) -> list[SlurmJob]:
         """Those that wait, run, or ended within MinJobAge."""
         argv, text = ("squeue", "--states=all"), ("scontrol", "-d", "show", "jobs")
         return self._either(argv, read_jobs, text, jobs_of_text)
+
+    def ended(self, seconds: float) -> list[SlurmJob]:
+        """Jobs that ended badly within so long, by accounting; none where the site keeps none."""
+        window = (f"--starttime=now-{seconds:.0f}seconds", "--endtime=now", f"--state={','.join(_ENDED_BADLY)}")
+        form = ("--noheader", "--parsable2", f"--format={','.join(ENDED_FIELDS)}")
+        try:
+            return _read(ended_of_text, self.ask("sacct", "--allusers", "--allocations", *window, *form))
+        except SlurmRefused as error:
+            if error.reason is Reason.MALFORMED:
+                raise
+            return []  # accounting is disabled, or the command is not there
 
     def node(self, name: str) -> SlurmNode:
         found = _read(nodes_of_text, self.ask("scontrol", "show", "node", name))

@@ -60,7 +60,16 @@ SAVE_SIGNAL = re.compile(r"nightshift-save=(?:SIG)?([A-Z0-9]+)")
 NO_NODE = "nightshift-asks-its-rights"
 """A node that no cluster has: who may change nodes is told that it does not exist, everybody else that they may
 not."""
+_RIGHTS: Mapping[str, tuple[str, ...]] = {
+    "update nodes (needs AdminLevel=Admin, or SlurmUser; Operator is not enough)": (
+        *("update", f"nodename={NO_NODE}", "comment="),
+    ),
+    "make reservations, requeue others' jobs, see all jobs (needs AdminLevel=Operator)": (
+        *("create", "reservation", f"nodes={NO_NODE}", "starttime=now", "duration=1", "users=root"),
+    ),
+}
 _A, _K, _O = ActionKind, SubjectKind, OutcomeStatus
+_GOING = frozenset({"REBOOT_ISSUED", "REBOOT_REQUESTED", "POWERING_DOWN", "POWERING_UP", "POWER_UP", "POWER_DOWN"})
 _ENDED = frozenset({"COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"})
 
 
@@ -122,14 +131,16 @@ class SlurmActuator(SiteActuator):
 
     def refused(self) -> list[str]:
         """What Slurm says that this account may not do, asked without doing it. Raises Temporary or Permanent."""
-        try:
-            self._client.ask("scontrol", "update", f"nodename={NO_NODE}", "comment=")
-        except SlurmRefused as error:
-            if error.reason is Reason.UNAUTHORISED:
-                return ["update nodes (needs AdminLevel=Admin, or SlurmUser; Operator is not enough)"]
-            if error.reason is not Reason.NOT_FOUND:
-                raise
-        return []
+        refused = []
+        for needs, argv in _RIGHTS.items():
+            try:
+                self._client.ask("scontrol", *argv)
+            except SlurmRefused as error:
+                if error.reason is Reason.UNAUTHORISED:
+                    refused.append(needs)
+                elif error.reason is not Reason.NOT_FOUND:
+                    raise
+        return refused
 
     # The plan against the world ----------------------------------------------------------------------------------
 
@@ -326,12 +337,14 @@ class SlurmActuator(SiteActuator):
                 raise Temporary(
                     f"node {node.name} registers with slurmctld: its boot time is unknown until then", 1.0
                 )
+        # power saving lifts every drain as it takes a node down: there our reservation keeps jobs off
+        powered = mark is not None and not node.is_drained and self._reserved(action)
         is_same = mark is None or self._nodes.is_this_boot(node, mark) or node.boot_s == 0
         if is_same and not self._nodes.was_rebooted(node):
-            return self._go_down(action, node)
-        if not node.is_up or node.states & {"REBOOT_ISSUED", "REBOOT_REQUESTED", "POWERING_UP", "POWER_UP"}:
+            return self._cycle(action, node) if powered else self._go_down(action, node)
+        if not node.is_up or node.states & _GOING:
             raise UnderWay(f"{action.target} boots: {'+'.join(sorted(node.states))}", retry_after_s=POLL_S)
-        if not self._nodes.written_by_us(node):
+        if not powered and not self._nodes.written_by_us(node):
             return self._refused(action, f"{self._nodes.whose(node)}; it has booted and stays drained")
         return self._check(action, node)
 
@@ -339,21 +352,25 @@ class SlurmActuator(SiteActuator):
         if (over := self._emptied(action, node)) is not None:
             return over
         node = self._nodes.get(node.name)
-        if node.states & {
-            "REBOOT_ISSUED",
-            "REBOOT_REQUESTED",
-            "POWERING_DOWN",
-            "POWERING_UP",
-            "POWER_UP",
-            "POWER_DOWN",
-        }:
+        if node.states & _GOING:
             raise UnderWay(f"{action.target} reboots: {'+'.join(sorted(node.states))}", retry_after_s=POLL_S)
         if self._how_to_reboot() == "reboot":
             self._client.ask("scontrol", "reboot", f"reason={reason_of(action)}", node.name)
         else:
-            power = "power_up" if "POWERED_DOWN" in node.states else "power_down"
-            self._client.ask("scontrol", "update", f"nodename={node.name}", f"state={power}")
+            self._reserve(action, node.name)
+            self._client.ask("scontrol", "update", f"nodename={node.name}", "state=power_down")
         raise UnderWay(f"{action.target} reboots", retry_after_s=POLL_S)
+
+    def _cycle(self, action: Action, node: SlurmNode) -> ActionOutcome:
+        """A node that power saving takes down and up again."""
+        if "POWERED_DOWN" in node.states and not node.states & _GOING:
+            self._client.ask("scontrol", "update", f"nodename={node.name}", "state=power_up")
+        elif node.is_up and not node.states & _GOING:
+            why = "it was powered down and up, and has not booted: does SuspendProgram turn it off?"
+            self._nodes.drain(node, action, why=why)
+            self._unreserve(action)
+            return self._outcome(_O.FAILED, f"{action.target}: {why} The node stays drained", cordoned="true")
+        raise UnderWay(f"{action.target} boots: {'+'.join(sorted(node.states))}", retry_after_s=POLL_S)
 
     def _how_to_reboot(self) -> str:
         """`reboot`, `power` where only power saving can, else nothing."""
