@@ -187,15 +187,15 @@ class SlurmClient:
         return self._answered(argv[0], process.returncode, out, said)
 
     def write_after(self, look: str, line_of: Callable[[str], str]) -> str:
-        """One scontrol that asks `look`, writes the line that `line_of` makes of the answer, and asks `look` again:
-        the second answer. What `line_of` raises ends it before the write."""
+        """One scontrol that asks `look` and writes the line that `line_of` makes of the answer, between two more
+        looks: their answers. What `line_of` raises ends it before the write."""
         with tempfile.TemporaryFile() as errors:
             process = self._start(("scontrol",), subprocess.PIPE, errors)
             deadline_s = time.monotonic() + self._timeout_s
             try:
                 out = self._converse(process, look, deadline_s)
                 if line := line_of(out.decode(errors="replace")):
-                    out = self._converse(process, f"{line}\n{look}", deadline_s)
+                    out = self._converse(process, f"{look}\n{line}\n{look}", deadline_s)
                 process.communicate(timeout=max(0.0, deadline_s - time.monotonic()))
             except subprocess.TimeoutExpired as error:
                 raise self._too_late("scontrol") from error

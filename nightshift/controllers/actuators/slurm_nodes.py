@@ -3,7 +3,8 @@
 A drain of ours bears the reason `nightshift: …` and, in the same write, the mark `nightshift:<action>:<boot time>`
 in `Extra`. It is ours as long as reason, user, mark and boot time are. Slurm has no compare-and-set. So each write
 is made by one scontrol that asks right before it: where the node is no longer as it was when we decided, nothing is
-written, and the decision is made again. Nothing has to be put back, so a crash leaves nothing half done.
+written, and the decision is made again. So a crash leaves nothing to be put back. The milliseconds from that answer
+to the write are watched by a look right before the write; what a person wrote in them is put back.
 
 Undo is UNDRAIN, never RESUME, which would also lift DOWN (src/slurmctld/node_mgr.c, update_node).
 """
@@ -152,33 +153,47 @@ class SlurmNodes:
 
         def line_of(answer: str) -> str:
             found = _named(answer, name)
-            if found is not None:
-                _is_as_read(node, found)
-            return line if found is not None else ""
+            if found:
+                _is_as_read(node, found[0])
+            return line if found else ""
 
-        after = _named(self._client.write_after(f"show node {name}", line_of), name)
-        if after is None:
-            raise Permanent(f"node {name}: Slurm did not say what it is like now: the effect of a write is unknown")
+        looks = _named(self._client.write_after(f"show node {name}", line_of), name)
+        if len(looks) != 2:
+            raise Permanent(
+                f"node {name}: {len(looks)} looks of two were answered: the effect of a write is unknown"
+            )
+        before, after = looks
+        if before.is_drained and _word_on(before) != _word_on(node) and not self.written_by_us(before):
+            return self._put_back(before)
         return after
 
+    def _put_back(self, theirs: SlurmNode) -> SlurmNode:
+        """Restores a drain of another's over which we wrote; who it was is said in the reason, since Slurm takes
+        the writer's name."""
+        by = f" (set by {theirs.reason_by})" if theirs.reason_by and theirs.reason_by not in self._names else ""
+        values = (f"reason={theirs.reason}{by}", f"extra={theirs.extra}")
+        self._client.ask("scontrol", "update", f"nodename={theirs.name}", "state=drain", *values)
+        return self.get(theirs.name)
 
-def _named(text: str, name: str) -> SlurmNode | None:
+
+def _named(text: str, name: str) -> list[SlurmNode]:
     try:
-        return next((node for node in nodes_of_text(text) if node.name == name), None)
+        return [node for node in nodes_of_text(text) if node.name == name]
     except AnswerError as error:
         raise Permanent(f"node {name}: Slurm's answer cannot be read: {error}") from error
 
 
+def _word_on(node: SlurmNode) -> tuple[object, ...]:
+    """What people and tools write on a node; slurmd alone may register meanwhile."""
+    return (
+        *(node.is_drained, node.reason, node.reason_by, node.reason_s, node.extra),
+        *(node.features, node.active_features),
+    )
+
+
 def _is_as_read(read: SlurmNode, now: SlurmNode) -> None:
-    """Raises Temporary where anybody has changed the node since it was read; slurmd alone may have registered."""
-
-    def word(node: SlurmNode) -> tuple[object, ...]:
-        return (
-            *(node.is_drained, node.reason, node.reason_by, node.reason_s, node.extra),
-            *(node.features, node.active_features),
-        )
-
-    if word(read) != word(now):
+    """Raises Temporary where anybody has changed the node since it was read."""
+    if _word_on(read) != _word_on(now):
         by = f" ({now.reason_by}: {now.reason})" if now.is_drained else ""
         raise Temporary(f"node {now.name} was changed since it was read{by}: nothing was written", 1.0)
 

@@ -172,6 +172,34 @@ def test_a_persons_drain_between_our_look_and_our_write_is_never_overwritten(slu
     assert (node.reason, node.reason_by) == (theirs, slurm.person)
 
 
+class Hastier(SlurmClient):
+    """A person who acts after the answer that we compare, and before the write."""
+
+    act: Callable[[], object] = staticmethod(lambda: None)
+
+    def write_after(self, look: str, line_of: Callable[[str], str]) -> str:
+        def acted(answer: str) -> str:
+            line = line_of(answer)
+            self.act()
+            return line
+
+        return super().write_after(look, acted)
+
+
+@pytest.mark.parametrize("what", ["drain", "undo"])
+def test_a_persons_drain_in_the_last_milliseconds_is_put_back(slurm: SlurmLab, what: str) -> None:
+    client = Hastier(slurm.access)
+    actuator = actuator_on(slurm, client)
+    action = _drain_of_ours(slurm, actuator) if what == "undo" else an_action(A.CORDON)
+    client.act = lambda: slurm.drain_as_person("n1", "Lüfter: nicht einschalten")
+    outcome = (actuator.undo if what == "undo" else actuator.execute)(action)
+    node = slurm.node("n1")
+    assert outcome.status is (S.DONE if what == "undo" else S.ALREADY_DONE)
+    assert "DRAIN" in node.states
+    assert node.reason.startswith("Lüfter: nicht einschalten")
+    assert actuator.undo(action).status is S.REFUSED
+
+
 def test_a_scontrol_that_keeps_its_words_until_it_ends_still_answers_before_the_write(tmp_path: Path) -> None:
     """Without readline, scontrol has a full buffer before it says anything."""
     (tmp_path / "scontrol").write_text(BUFFERED)
