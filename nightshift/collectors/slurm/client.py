@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import selectors
+import shutil
 import subprocess
 import tempfile
 import time
@@ -52,6 +53,15 @@ class SlurmAccess(BaseModel):
 
     commands: Path | None = Field(None, description="Folder with scontrol, sinfo and squeue; none: by PATH")
     slurm_conf: Path | None = Field(None, description="slurm.conf; none: where the commands look for it")
+
+    def missing(self) -> list[str]:
+        """What of it this machine does not have, without asking Slurm."""
+        folder, found = self.commands and str(self.commands), []
+        if none := [name for name in ("scontrol", "sinfo", "squeue") if shutil.which(name, path=folder) is None]:
+            found.append(f"commands: no {', '.join(none)} in {folder or 'PATH'}")
+        if self.slurm_conf is not None and not os.access(self.slurm_conf, os.R_OK):
+            found.append(f"slurm_conf: {self.slurm_conf} cannot be read")
+        return found
 
 
 class SlurmSilent(Temporary):
