@@ -114,7 +114,7 @@ class SlurmCollector:
             yield LogRecord(Instant(node.reason_s or now_s, 1.0, SLURM), CHANGES, subject, text, 0)
 
     def _describe(self, subject: Subject, node: SlurmNode, inventory: Inventory, now_s: float) -> None:
-        out = node.is_drained or not node.is_up
+        out = node.is_drained or not node.is_up or "MAINTENANCE" in node.states
         facts = {
             SITE: SLURM,
             SITE_NODE: node.name,
