@@ -367,7 +367,7 @@ class SlurmActuator(SiteActuator):
             self._client.ask("scontrol", "update", f"nodename={node.name}", "state=power_up")
         elif node.is_up and not node.states & _GOING:
             why = "it was powered down and up, and has not booted: does SuspendProgram turn it off?"
-            self._nodes.drain(node, action, why=why)
+            self._nodes.drain(node, action, cause=why)
             self._unreserve(action)
             return self._outcome(_O.FAILED, f"{action.target}: {why} The node stays drained", cordoned="true")
         raise UnderWay(f"{action.target} boots: {'+'.join(sorted(node.states))}", retry_after_s=POLL_S)
@@ -420,7 +420,7 @@ class SlurmActuator(SiteActuator):
             self._unreserve(action)
             return self._outcome(_O.DONE, f"`{command}` ended with 0; {action.target} takes jobs again")
         why = f"`{command}` did not pass ({'+'.join(sorted(job.states))}, exit code {job.exit_code})"
-        self._nodes.drain(node, action, why=why)
+        self._nodes.drain(node, action, cause=why)
         self._unreserve(action)
         return ActionOutcome(_O.FAILED, f"{why}; the node stays drained", self._now_s(), {"cordoned": "true"})
 

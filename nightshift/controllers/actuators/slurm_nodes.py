@@ -122,7 +122,7 @@ class SlurmNodes:
             return f"{node.name} has booted since Nightshift drained it: a person may be repairing it"
         return f"drained by {node.reason_by or 'another client'}: {node.reason or 'no reason'}"
 
-    def drain(self, node: SlurmNode, action: Action, jobs: str = "", why: str = "") -> SlurmNode:
+    def drain(self, node: SlurmNode, action: Action, jobs: str = "", cause: str = "") -> SlurmNode:
         """Drains a node for an action, or adds the action's mark to a drain of ours; the node after it."""
         if not node.boot_s and not node.states & {"DOWN", "UNKNOWN"}:
             # right after an UNDRAIN its slurmd registers anew; a mark without the boot could never be taken back
@@ -132,7 +132,7 @@ class SlurmNodes:
         kept = tuple(m for m in marks(node) if m.kind == LOST_FEATURES or (node.is_drained and m.kind == DRAINS))
         wanted = {"extra": extra_with(node, (*(m for m in kept if m.id != action.id), mark))}
         if not node.is_drained:
-            wanted |= {"state": "drain", "reason": reason_of(action, why)}
+            wanted |= {"state": "drain", "reason": reason_of(action, cause)}
         return self.update(node, wanted)
 
     def undrain(self, node: SlurmNode, entries: tuple[Mark, ...]) -> SlurmNode:
