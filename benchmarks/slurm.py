@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import random
 import re
 import resource
@@ -312,7 +313,7 @@ def main() -> None:
         return dict(json.loads(path.read_text())["results"]) if path.exists() else {}
 
     if asked.answers:
-        write("slurm", written() | {"answers": answers(asked.answers)})
+        write("slurm", written() | {"answers": answers(asked.answers) | whence()})
     for name in asked.only or list(PARTS):
         began_s = time.monotonic()
         lab: Any
@@ -321,7 +322,10 @@ def main() -> None:
             # after each cell, since a run may be cut off
             for found in PARTS[name](lab, known):
                 took_s = round(time.monotonic() - began_s)
-                write("slurm", written() | whence() | {name: found | {"part_took_s": took_s}})
+                write(
+                    "slurm",
+                    written() | {name: found | {"part_took_s": took_s, **whence(), "load": os.getloadavg()[2]}},
+                )
 
 
 if __name__ == "__main__":

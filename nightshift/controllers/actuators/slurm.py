@@ -286,7 +286,8 @@ class SlurmActuator(SiteActuator):
         mark, jobs = mark_of(node, action), self._jobs_on(node)
         if mark is None:
             if (over := self._drained_before(action, node)) is not None:
-                return over
+                left = ", ".join(job.key for job in jobs)
+                return self._refused(action, f"{over.detail}; {left} still run there") if left else over
             if obstacles := [why for job in jobs if (why := _unstoppable(job)) is not None]:
                 return self._refused(action, f"nothing was changed: {'; '.join(obstacles)}")
             node = self._nodes.drain(node, action, _runs(jobs))

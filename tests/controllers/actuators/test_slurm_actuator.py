@@ -306,6 +306,17 @@ def test_a_drain_is_refused_before_its_first_change_for_a_job_that_cannot_be_req
     assert "DRAIN" not in slurm.node("n1").states
 
 
+def test_a_drain_of_a_node_that_a_person_drained_touches_no_job(slurm: SlurmLab) -> None:
+    """They left its jobs running on purpose, or did not see them: that is said, and not called done."""
+    number = slurm.run("--nodelist=n1")
+    slurm.drain_as_person("n1", "mine")
+    outcome = actuator_on(slurm).execute(an_action(A.DRAIN))
+    assert outcome.status is S.REFUSED
+    assert f"root/{number} still run there" in outcome.detail
+    assert slurm.job(number, "JobState") == "RUNNING"
+    assert slurm.node("n1").reason == "mine"
+
+
 @pytest.mark.full
 def test_a_job_that_saves_on_request_gets_its_signal_once(slurm: SlurmLab) -> None:
     """By its comment; then it is requeued, and not asked again."""
