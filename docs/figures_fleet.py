@@ -29,7 +29,8 @@ def _longest(value: Any) -> str:
 
 
 def _read(value: Any) -> str:
-    return f"{value['files'] - len(value['wrong'])} of {value['files']} files, {value['entries']} nodes and jobs"
+    named_right = value["files"] - len(value["wrong"])
+    return f"{value['files']} files, {value['entries']} nodes and jobs; {named_right} as named"
 
 
 _PER_S, _COUNT = number(" /s", 1.0, 3), number("", 1.0, 0)
