@@ -98,7 +98,7 @@ TABLES = (
             Row("… peak memory of the process", "results/large/process_peak_mib", number(" MiB", 1.0, 0)),
             Row("recorded answers of 24.05 to 25.11: read", "results/answers", _read),
         ),
-        "Debian's Slurm 22.05 with four slurmd on one machine, 2 cores that other work shared (load 10 to 16). The "
+        "Debian's Slurm 22.05 with four slurmd on one machine, 2 cores that other work shared (load 10 to 27). The "
         "answers were recorded by Slurm-web; three of its files hold another state than their names say.",
     ),
     Table(
