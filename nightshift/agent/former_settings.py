@@ -40,7 +40,7 @@ REMOVED: Mapping[str, str] = {
     "outlets.alertmanager.timeout_s": "agent.notify.outlets.web:TIMEOUT_S",
     "outlets.alertmanager.renew_s": "agent.notify.outlets.alertmanager:RENEW_S",
     "outlets.alertmanager.lasts_s": "agent.notify.outlets.alertmanager:LASTS_S",
-    "actuators.kubernetes_repair.components": "controllers.actuators.kube_repair_settings:COMPONENTS",
+    "actuators.kubernetes_repair.components": "controllers.actuators.kube_repair_jobs:COMPONENTS",
     "actuators.kubernetes_kernels.cpu": "controllers.actuators.kube_kernel_jobs:CPU",
     "actuators.kubernetes_kernels.memory": "controllers.actuators.kube_kernel_jobs:MEMORY",
     "actuators.kubernetes_kernels.start_within_s": "controllers.actuators.kube_kernel_jobs:START_WITHIN_S",

@@ -299,8 +299,15 @@ class Settings(FileAndEnvironment):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What to change about each former setting that the file or the environment still has."""
-        return self._warnings
+        """What to change about each former setting, and what a plug-in names that this machine lacks."""
+        entries: dict[str, tuple[Any, ...]] = {"sources": self.sources, "actuators": self.actuators}
+        lacks = (
+            f"{part}[{number}].{what} on this machine"
+            for part, found in entries.items()
+            for number, entry in enumerate(found)
+            for what in getattr(entry, "missing", list)()
+        )
+        return (*self._warnings, *lacks)
 
     @property
     def store_url(self) -> str:
