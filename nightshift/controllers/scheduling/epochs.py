@@ -32,7 +32,7 @@ from nightshift.collectors.seal import fingerprint
 from nightshift.controllers.decision import ControlDecision, Trust, plain
 from nightshift.controllers.outcome import Sample, Stretch
 from nightshift.controllers.scheduling.controller import JobSeen, Keep, Snapshot
-from nightshift.controllers.scheduling.policies import Steering
+from nightshift.controllers.scheduling.policies import ShortWorkFirst
 from nightshift.controllers.scheduling.predict import Durations
 from nightshift.controllers.scheduling.state import RUNS_ON
 from nightshift.controllers.scheduling.whatif import PlayedJob, starts_s
@@ -133,7 +133,7 @@ class Epochs:
         # both arms are played from the same state, by the same predictions
         shape, closed, at_s = snapshot.shape, snapshot.closed, snapshot.at_s
         plainly = starts_s(shape, closed, parts, at_s)
-        steered = starts_s(shape, closed, parts, at_s, Steering(share=False))
+        steered = starts_s(shape, closed, parts, at_s, ShortWorkFirst())
         gain, slowdown = _compared({part.name: part for part in parts}, steered, plainly)
         said = {arm: (slowdown if arm else 1.0) + _mean(self._off[arm]) for arm in (False, True)}
         seen = _seen(snapshot, parts, plainly)

@@ -53,6 +53,9 @@ class _Play(QueueState):
 
     end_s: F8 = field(default_factory=lambda: np.zeros(0))
 
+    def expected_s(self) -> dict[int, float]:
+        return {job: self.guess_s(job) for job in self.queue}
+
     def gpu_ends_s(self) -> F8:
         ends = np.append(np.maximum(self.end_s, self.now_s + 1.0), self.now_s)
         ends_s = ends[np.where(self.cluster.tenants == NOBODY, len(self.end_s), self.cluster.tenants)].max(2)
