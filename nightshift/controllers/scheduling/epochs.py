@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from nightshift.collectors.seal import fingerprint
@@ -101,6 +101,8 @@ class Epochs:
     policy: str
     baseline: str
     overdue_s: float
+    waits: Callable[[], Sequence[float]] = tuple
+    """How long jobs had waited that started lately: what the order's patience is measured by."""
     _open: _Open | None = field(default=None, init=False)
     _parted: str = field(default="", init=False)
     """The newest epoch in which the arms may have done different things before now."""
@@ -133,7 +135,7 @@ class Epochs:
         # both arms are played from the same state, by the same predictions
         shape, closed, at_s = snapshot.shape, snapshot.closed, snapshot.at_s
         plainly = starts_s(shape, closed, parts, at_s)
-        steered = starts_s(shape, closed, parts, at_s, ShortWorkFirst())
+        steered = starts_s(shape, closed, parts, at_s, ShortWorkFirst(), self.waits())
         gain, slowdown = _compared({part.name: part for part in parts}, steered, plainly)
         said = {arm: (slowdown if arm else 1.0) + _mean(self._off[arm]) for arm in (False, True)}
         seen = _seen(snapshot, parts, plainly)
