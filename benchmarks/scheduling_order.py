@@ -1,4 +1,4 @@
-"""The default order, without sharing, over EASY backfill: `python -m benchmarks.scheduling_order [--only NAME…]`.
+"""Short work first, without sharing, over EASY backfill: `python -m benchmarks.scheduling_order [--only NAME…]`.
 
 Traces: each `muri/trace*.csv` under NIGHTSHIFT_DATA (Rivendile/Muri; the order was chosen on trace 3 alone, the
 others are for the score), and drawn ones of published shapes. Five cuts or seeds each, of which every figure is

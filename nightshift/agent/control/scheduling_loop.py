@@ -77,8 +77,7 @@ class SchedulingLoop:
         )
         # as long as the shield may hold, and one gap between looks: later than that nobody meant it
         overdue_s = self.controller.bound_s + self.controller.shield.limits.ramp_grace_s + GAP_S
-        waits = self.controller.waits_s
-        self.epochs = Epochs(self.around.keep, self.policy, self.controller.baseline.name, overdue_s, lambda: waits)
+        self.epochs = Epochs(self.around.keep, self.policy, self.controller.baseline.name, overdue_s)
 
     @property
     def policy(self) -> str:

@@ -9,7 +9,6 @@ is left as it stands and comes again; by its age it opens in any case.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,9 +20,9 @@ from nightshift.collectors.base import Permanent, Temporary
 from nightshift.controllers.decision import ControlDecision, ControlPolicy, Mode, Trust, confirm, decide, plain
 from nightshift.controllers.scheduling.cluster import ClusterShape, Seat
 from nightshift.controllers.scheduling.interference import UNKNOWN, Load, columns
-from nightshift.controllers.scheduling.policies import ShortWorkFirst, Worth, backfill
+from nightshift.controllers.scheduling.policies import Steering, Worth, backfill
 from nightshift.controllers.scheduling.predict import Durations
-from nightshift.controllers.scheduling.state import WAITS, QueueState, Start
+from nightshift.controllers.scheduling.state import QueueState, Start
 from nightshift.controllers.scheduling.steer import InOrder, Let, Steer, SteerShield, SteerVerb, WaitingJob
 from nightshift.controllers.scheduling.whatif import occupied
 
@@ -104,8 +103,6 @@ class SchedulingController:
     shield: SteerShield = field(default_factory=SteerShield)
     bound_s: float = 4 * 3600.0
     durations: Durations = field(default_factory=Durations)
-    waits_s: deque[float] = field(default_factory=lambda: deque(maxlen=WAITS), init=False)
-    """How long jobs had waited that were seen to run, newest last."""
     failures: dict[str, str] = field(default_factory=dict, init=False)
     """Gates that could not be written in the last turn, and why."""
     differed: list[str] = field(default_factory=list, init=False)
@@ -211,23 +208,19 @@ class SchedulingController:
             if name not in now and math.isfinite(job.started_s):
                 # by the first look without it, so at most a turn too long
                 self.durations.learn(job.user, job.gpus, job.submitted_s, snapshot.at_s - job.started_s, job.label)
-        for name, job in now.items():
-            # what runs when the daemon starts counts, too: its wait is on the objects
-            if name not in self._running and math.isfinite(job.started_s):
-                self.waits_s.append(max(job.started_s - job.submitted_s, 0.0))
         self._running = now
 
     def _plan(self, snapshot: Snapshot) -> tuple[set[str], list[JobSeen], set[str]]:
-        """What our order would start now, all that wait in that order, and who is late."""
+        """What our order would start now, all that wait in that order, and whom plain backfill would start."""
         jobs = sorted(snapshot.jobs, key=lambda job: (-job.priority, job.submitted_s, job.name))
         # the order puts nobody beside anybody: a GPU goes to one pod, but where its node shares it (`_share`)
-        state, order = self._state(snapshot, jobs), ShortWorkFirst()
-        waiting, due = list(state.queue), {jobs[number].name for number in order.due(state)}
+        state, order = self._state(snapshot, jobs), Steering(share=False)
+        waiting = list(state.queue)
         plain, first = self._state(snapshot, jobs), set[str]()
         plain.begin = lambda start: first.add(jobs[start.job].name)
         backfill(plain)
-        # late is who backfill would have started in an earlier turn, and is due: until then others may go before
-        late, self._first = self._first & due, self._first | first
+        # late is who backfill would have started in an earlier turn: in this one we still may
+        late, self._first = self._first & {jobs[number].name for number in waiting}, self._first | first
         self._first &= {job.name for job in jobs}
 
         places = {number: place for place, number in enumerate(order.order(state))}
@@ -295,7 +288,6 @@ class SchedulingController:
             self.durations,
             name=[job.label for job in jobs],
             priority=[job.priority for job in jobs],
-            waits_s=self.waits_s.copy(),
         )
 
 

@@ -25,14 +25,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from nightshift.collectors.seal import fingerprint
 from nightshift.controllers.decision import ControlDecision, Trust, plain
 from nightshift.controllers.outcome import Sample, Stretch
 from nightshift.controllers.scheduling.controller import JobSeen, Keep, Snapshot
-from nightshift.controllers.scheduling.policies import ShortWorkFirst
+from nightshift.controllers.scheduling.policies import Steering
 from nightshift.controllers.scheduling.predict import Durations
 from nightshift.controllers.scheduling.state import RUNS_ON
 from nightshift.controllers.scheduling.whatif import PlayedJob, starts_s
@@ -101,8 +101,6 @@ class Epochs:
     policy: str
     baseline: str
     overdue_s: float
-    waits: Callable[[], Sequence[float]] = tuple
-    """How long jobs had waited that started lately: what the order's patience is measured by."""
     _open: _Open | None = field(default=None, init=False)
     _parted: str = field(default="", init=False)
     """The newest epoch in which the arms may have done different things before now."""
@@ -135,7 +133,7 @@ class Epochs:
         # both arms are played from the same state, by the same predictions
         shape, closed, at_s = snapshot.shape, snapshot.closed, snapshot.at_s
         plainly = starts_s(shape, closed, parts, at_s)
-        steered = starts_s(shape, closed, parts, at_s, ShortWorkFirst(), self.waits())
+        steered = starts_s(shape, closed, parts, at_s, Steering(share=False))
         gain, slowdown = _compared({part.name: part for part in parts}, steered, plainly)
         said = {arm: (slowdown if arm else 1.0) + _mean(self._off[arm]) for arm in (False, True)}
         seen = _seen(snapshot, parts, plainly)

@@ -244,8 +244,6 @@ class InOrder:
     boosts: bool = True
     places: bool = True
     name: str = "steering"
-    order: str = "short_work_first"
-    """Part of what is promoted: trust in one order is none in another."""
 
     def propose(self, observation: WaitingJob, rng: np.random.Generator) -> PolicyProposal[Steer]:
         # the first fifty stand in order before everybody else's jobs of their priority; behind them Kueue's own

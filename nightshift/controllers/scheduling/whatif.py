@@ -53,9 +53,6 @@ class _Play(QueueState):
 
     end_s: F8 = field(default_factory=lambda: np.zeros(0))
 
-    def expected_s(self) -> dict[int, float]:
-        return {job: self.guess_s(job) for job in self.queue}
-
     def gpu_ends_s(self) -> F8:
         ends = np.append(np.maximum(self.end_s, self.now_s + 1.0), self.now_s)
         ends_s = ends[np.where(self.cluster.tenants == NOBODY, len(self.end_s), self.cluster.tenants)].max(2)
@@ -94,14 +91,10 @@ def starts_s(
     jobs: Sequence[PlayedJob],
     from_s: float,
     order: Callable[[QueueState], None] = backfill,
-    waits_s: Sequence[float] = (),
 ) -> dict[str, float]:
     """When each job that does not run yet starts (Unix s); infinite for those that never do. `order`: plain
-    backfill by priority and submission, or another that starts what it would start now; `waits_s`: of jobs that
-    started before."""
-    replay = _Replay(shape, closed, jobs, from_s)
-    replay.state.waits_s.extend(waits_s)
-    return replay.run(order)
+    backfill by priority and submission, or another that starts what it would start now."""
+    return _Replay(shape, closed, jobs, from_s).run(order)
 
 
 class _Replay:
@@ -117,7 +110,7 @@ class _Replay:
         heapq.heapify(self._ends)
         self._began_s = dict.fromkeys(cluster.held, from_s)
         self._coming = sorted((max(job.comes_s, from_s), n) for n, job in enumerate(jobs) if not job.nodes)
-        self.state = _Play(
+        self._state = _Play(
             cluster,
             np.asarray([job.submitted_s for job in jobs], float),
             np.asarray([job.gpus for job in jobs], np.int64),
@@ -134,7 +127,7 @@ class _Replay:
         )
 
     def run(self, order: Callable[[QueueState], None]) -> dict[str, float]:
-        state = self.state
+        state = self._state
         # once nothing runs and nobody comes, nothing changes any more: who still waits never starts
         while self._coming or (state.queue and self._ends):
             nexts = [events[0][0] for events in (self._coming, self._ends) if events]
@@ -145,7 +138,7 @@ class _Replay:
 
     def _go_to(self, now_s: float) -> None:
         """All that happens by then, before the order looks: as in a cluster, where one turn sees it together."""
-        state = self.state
+        state = self._state
         state.now_s = now_s
         while self._ends and self._ends[0][0] <= now_s:
             state.cluster.take(heapq.heappop(self._ends)[1])
@@ -156,7 +149,7 @@ class _Replay:
             state.done_s[number] = now_s - self._began_s[number]
 
     def _begin(self, start: Start) -> None:
-        job, now_s = self._jobs[start.job], self.state.now_s
+        job, now_s = self._jobs[start.job], self._state.now_s
         self._starts_s[job.name] = self._began_s[start.job] = now_s
-        self.state.end_s[start.job] = now_s + job.lasts_s
+        self._state.end_s[start.job] = now_s + job.lasts_s
         heapq.heappush(self._ends, (now_s + job.lasts_s, start.job))

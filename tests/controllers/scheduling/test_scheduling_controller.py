@@ -104,32 +104,6 @@ def test_active_starts_what_fits_and_holds_the_rest_with_an_end() -> None:
     assert kept[-1].read_back["verb"] == "hold"
 
 
-def test_a_name_known_to_be_short_goes_before_older_work_until_that_is_due() -> None:
-    made, _ = controller(None, ACTIVE)
-    for k in range(10):
-        made.durations.learn("ada", 8, float(k), 60.0, "short")
-        made.durations.learn("ada", 8, float(k), 90_000.0, "long")
-    made.waits_s.extend([7200.0] * 200)
-    full = JobSeen("runs", "q", "bob", 0.0, 8, None, {0: 8}, 1.0)
-    waits = [seen("a", 8, 100.0, label="long"), seen("b", 8, 900.0, label="short")]
-
-    def started(at_s: float) -> set[str]:
-        receipts = made.turn(Snapshot(at_s, SHAPE, [full, *waits]))
-        return {receipt.job for receipt in receipts if receipt.proposed["verb"] == "start"}
-
-    assert started(1000.0) == {"b"}
-    assert started(1015.0) == {"b"}, "that plain backfill would have started the other is no claim yet"
-    assert "a" in started(100.0 + 3600.0)
-
-
-def test_waits_are_learned_from_whoever_is_seen_to_run() -> None:
-    made, _ = controller(None, ACTIVE)
-    runs = JobSeen("runs", "q", "bob", 10.0, 8, None, {0: 8}, 70.0)
-    made.turn(Snapshot(100.0, SHAPE, [runs]))
-    made.turn(Snapshot(115.0, SHAPE, [runs, replace(runs, name="other", started_s=math.nan)]))
-    assert list(made.waits_s) == [60.0]
-
-
 def test_degraded_gpus_count_as_taken() -> None:
     doors = World({"a": 0.0})
     made, _ = controller(doors, ACTIVE)

@@ -78,10 +78,7 @@ class Town:
             self, self.keep, np.random.default_rng(0), lambda _job: self.trust(self.now_s),
             durations=Known({name: lasts_s for name, _, _, lasts_s in self.jobs}), bound_s=8 * 3600.0,
         )  # fmt: skip
-        self.controller.waits_s.extend([6 * 3600.0] * 200)  # long ones are usual here: there is patience
-        self.epochs = Epochs(
-            self.keep_epoch, "steering", "as_without_us", 9 * 3600.0, lambda: self.controller.waits_s
-        )
+        self.epochs = Epochs(self.keep_epoch, "steering", "as_without_us", 9 * 3600.0)
 
     def keep(self, decision: ControlDecision, *, chance: float = 0.0, treated: bool = False) -> None:
         assert chance in (0.0, 1.0), "a single job's turn is never drawn"
