@@ -1,4 +1,4 @@
-"""The default order: short predicted work first, but no job is passed over beyond its patience."""
+"""A peer: short predicted work first, but no job is passed over beyond its patience."""
 
 from __future__ import annotations
 
