@@ -184,8 +184,8 @@ TABLES = (
         ),
         note="Five cuts or seeds each: mean completion time with its 95 % interval; the worst cut's; worst p99 and "
         "longest wait; share of the gain of true durations in the same order. `trace*`: Muri's, derived from "
-        "Philly's (the order was chosen on trace 3). The others are drawn from published shapes. The daemon does not "
-        "use this order.",
+        "Philly's (the order was chosen on trace 3). The others are drawn from published shapes. The daemon does "
+        "not use this order.",
     ),
     Table(
         "Scheduling a Philly-derived trace on 64 GPUs, over FIFO with backfill in the same run",
