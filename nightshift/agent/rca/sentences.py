@@ -250,7 +250,8 @@ def _signs(text: str) -> set[str]:
 
 def _denied(text: str) -> set[str]:
     """The stems of the words that are denied wherever they occur."""
-    denied, said = set(), set()
+    denied: set[str] = set()
+    said: set[str] = set()
     for clause in _CLAUSE.split(text.lower()):
         denials = [match.end() for match in _DENIES.finditer(clause)]
         for match in _WORD.finditer(clause):

@@ -262,7 +262,7 @@ def not_taken(what: str) -> Answer:
 @pytest.mark.parametrize(("what", "lacks"), [("tools", "tool"), ("temperature",) * 2, ("system",) * 2])
 def test_a_model_that_takes_less_is_asked_without_once_and_named(what: str, lacks: str) -> None:
     with scripted(not_taken(what)) as server:
-        told = advised(settings(server, temperature=0.2))
+        told = advised(settings(server, options={"temperature": 0.2}))
     assert told.author == "rules and model"
     assert told.facts["model_lacks"] == lacks
     assert len(server.asked) == 2
