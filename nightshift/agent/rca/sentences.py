@@ -198,7 +198,7 @@ _DENIES = re.compile(
 )
 _GOOD = re.compile(
     r"(?i)\b(?:recover(?:ed|s|y)?|restored|resum(?:ed|es)|healthy|ok|fine|normal(?:ly)?|good|intact|harmless|resolved"
-    r"|succe(?:eded|eds|ss|ssful|ssfully)|passed|works?|working|ready|(?:is|are|came|comes) back|up|online"
+    r"|succe(?:eded|eds|ss|ssful|ssfully)|passed|works|working|ready|(?:is|are|came|comes) back|up|online"
     r"|connected|completed|answers?|responds?|alive)\b"
 )
 _BAD = re.compile(
@@ -212,7 +212,7 @@ _ZERO = re.compile(r"(?i)([a-z][a-z _]{2,40})\"?\s*[:=]\s*\"?(?:0|false)(?![\w.]
 _WORD = re.compile(r"[a-z]+(?:['’]t)?")
 _OPPOSITE = re.compile(r"(?:un|non|dis|in)(?=correct|recover|health|reach|avail|connect|able|activ|success)")
 """Beginnings by which a word denies the rest of itself."""
-_CLAUSE = re.compile(r"[.;!?]\s+|,\s+(?:but|so|which|and)\s+|\s+but\s+|\s+which\s+")
+_CLAUSE = re.compile(r"[.,;!?]\s+|\s+but\s+|\s+which\s+")
 
 
 def turns_round(sentence: str, quoted: str) -> str:
