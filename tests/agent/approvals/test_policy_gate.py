@@ -172,10 +172,10 @@ def test_a_receipt_is_found_by_its_beginning_and_what_came_of_it_makes_a_turn(st
 def test_old_receipts_go_when_their_days_are_over(store: Store) -> None:
     receipts = Receipts(store.database)
     receipts.keep(receipt(1))
-    keeping = Keeping(store.database, KeepingSettings(decisions_days=1.0))
-    keeping.turn(80_000.0)
+    keeping = Keeping(store.database, KeepingSettings())
+    keeping.turn(30 * 86_400.0)
     assert len(receipts.newest()) == 1
-    keeping.turn(90_000.0)
+    keeping.turn(30.2 * 86_400.0)
     assert receipts.newest() == []
 
 

@@ -20,7 +20,7 @@ from nightshift.agent.notify.ledger import CARD, STORM, THREAD, Delivery, card_k
 from nightshift.agent.notify.slack import card as words
 from nightshift.agent.notify.slack.blocks import ChatImage, ChatMessage
 from nightshift.agent.notify.slack.proposals import Teller
-from nightshift.agent.notify.slack.settings import SNOOZE_S, STORM_AFTER, STORM_CALM_S, TIMEOUT_S, Settings
+from nightshift.agent.notify.slack.settings import LOUD, SNOOZE_S, STORM_AFTER, STORM_CALM_S, TIMEOUT_S, Settings
 from nightshift.agent.notify.slack.web import GONE, OF_A_PLACE, UNREACHABLE_CHANNEL, SlackWeb
 from nightshift.agent.presentation.chart_image import deciding, png
 from nightshift.agent.store.archive import number_of
@@ -29,9 +29,6 @@ from nightshift.agent.store.tenancy import namespaces_of
 from nightshift.collectors.seal import sha256_hex
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.detectors.alarms.lanes import ORDER, Lane, widest
-from nightshift.detectors.base import Severity
-
-_ORDER = list(Severity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,7 @@ def namespaces(incident: Incident) -> list[str]:
 def hold(incident: Incident, settings: Settings, now_s: float) -> Hold | None:
     """Whether quiet hours keep an incident back, and until when."""
     hours = settings.quiet_hours
-    if hours is None or _ORDER.index(incident.severity) >= _ORDER.index(hours.least):
+    if hours is None or incident.severity is LOUD:
         return None
     end_s = hours.end_after(now_s)
     return None if end_s is None else Hold(end_s, "quiet hours")
