@@ -183,7 +183,8 @@ class Bench:
 
     def _turn(self, name: str, need: int) -> dict[str, Any]:
         """All that a task needs of the GPU is taken once, before anything loads: its time begins then."""
-        row, started = {"attempted": False, "need_gib": round(need / 2**30, 1)}, time.time()
+        row, started = dict[str, Any](attempted=False), time.time()
+        row["need_gib"] = "all" if need == WHOLE else round(need / 2**30, 1)
         tell({**row, "next_s": _LONGEST_WAIT_S})
         with self.room.of(need), self._watched():
             row["waited_s"] = round(time.time() - started, 1)

@@ -18,7 +18,7 @@ import torch
 from nightshift.kernels.candidate import Candidate, Kind
 from nightshift.kernels.candidate_file import parse_candidate
 from nightshift.kernels.problem import Case
-from nightshift.kernels.regions.graph import GraphError
+from nightshift.kernels.regions.graph import DEPTH_LAST, GraphError, depth_last
 from nightshift.kernels.regions.kernel import Cut, RegionWriter, Schedule, Written, region_of
 from nightshift.kernels.regions.lowering import Node, dtype_of, is_tensor, kind_of, name_of, shape_of
 from nightshift.kernels.regions.product import ProductSchedule, product_kernel, writes_product
@@ -57,12 +57,14 @@ class Composer:
     kernels: dict[Node, Written] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.plan.product is not None:
+            self.module = depth_last(self.module)
         self.nodes = list(self.module.graph.nodes)
         self.order = {node: i for i, node in enumerate(self.nodes)}
         self.outputs = [x for x in _flat(self.nodes[-1].args[0]) if isinstance(x, Node)]
         self.alive = _alive(self.outputs)
         for node in self.nodes:
-            if node.op in ("placeholder", "get_attr"):
+            if node.op in ("placeholder", "get_attr") or (DEPTH_LAST in node.meta and node in self.alive):
                 self.in_memory[node] = None
             elif node.op == "call_function" and node in self.alive and self._is_torchs(node):
                 self._call(node, "no kernel is written for it")

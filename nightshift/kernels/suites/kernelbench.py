@@ -461,8 +461,11 @@ def _looked_at(
     before = _copies(sample)
     watched = [x for x in (*sample, *model.parameters(), *second.values()) if isinstance(x, torch.Tensor)]
     versions = [x._version for x in watched]
+    chance = _chance()
     with _Meter() as meter:
         made = called(sample, second)
+    if not all(map(torch.equal, chance, _chance())):
+        raise ProblemError("a call draws random numbers: a random model has no oracle")
     writes = versions != [x._version for x in watched]
     for i, out in enumerate(made):
         if out.is_complex():
@@ -498,6 +501,12 @@ def _in_parts(*tensors: torch.Tensor) -> list[Sequence[torch.Tensor]]:
 
 _PART = 1 << 26
 """Elements that are compared at a time: an output may be of many GiB."""
+
+
+def _chance() -> list[torch.Tensor]:
+    """The states of torch's generators."""
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if used else [])]
 
 
 class _Meter:
