@@ -169,9 +169,7 @@ def _loaded(module: ModuleType, device: str) -> _Loaded:
     large = device != "meta" and 8 * elements > WHOLE_BYTES
     rows = _rows_apart(model, sample, named, made) if large else ()
     forms = tuple(x.to("meta") if isinstance(x, torch.Tensor) else x for x in values)
-    if device.startswith(
-        "cuda"
-    ):  # of the model only its code is needed from here on, and a suite's models would fill a GPU
+    if device.startswith("cuda"):  # only its code is needed from here on, and a suite's models would fill a GPU
         state = {name: x.detach().cpu() for name, x in state.items()}
         model = model.to("meta")
     rest = len(sample), forms, state, _elements(made), flops, writes, rows, work_bytes
@@ -347,7 +345,8 @@ class ModelNew(Model):
         for at, module in self.named_modules():
             kept = {{n: x for n, x in vars(module).items() if isinstance(x, torch.Tensor)}}
             state.update({{f"{{at}}.{{n}}" if at else n: x for n, x in kept.items()}})
-        return {candidate.entry}(*given{named}, *(state[n].to(given[0].device) for n in {list(task.state)!r}))
+        place = next(x.device for x in (*given, *state.values()) if isinstance(x, torch.Tensor))
+        return {candidate.entry}(*given{named}, *(state[n].to(place) for n in {list(task.state)!r}))
 """
     return f"{reference_of(task)}\n\n{candidate.source}{glue}"
 
