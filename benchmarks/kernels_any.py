@@ -2,13 +2,16 @@
 
     python -m benchmarks.kernels_any CHECKOUT --draw 1 --harness --until 380 --out FILE.json   # on a GPU; resumable
     python -m benchmarks.kernels_any CHECKOUT --draw 1 --tiny 12 --out FILE.json               # a CPU, shrunken
-    python -m benchmarks.kernels_any CHECKOUT --even --attempt --tiny 12 --out FILE.json       # no judge
+    python -m benchmarks.kernels_any CHECKOUT --even --attempt --out FILE.json                 # no judge, no GPU
 
 CHECKOUT is a clone of ScalingIntelligence/KernelBench (or its folder with level1, level2, level3). `--even` takes
 the tasks that choices may be made on: the MD5 of their file's name is even. `--draw SEED` takes 30, 20 and 10 of
 them, `--tasks FILE` those listed by line (`level1/25_Swish.py`); without any, all of levels 1 to 3. What the result
 file already holds is kept. Workers are processes of one task at a time: one that dies, or takes longer than
 `--each`, costs that task alone.
+
+`--attempt` writes the first candidates of every task at its published sizes and compiles their kernels for an H100,
+without a GPU: nothing is computed or judged.
 
 `--harness` asks the checkout's own `src/kernelbench/eval.py` as well, of the winner and of a candidate that the
 judge refused as less precise than eager. What it accepts of the latter is a win of precision.
@@ -180,7 +183,8 @@ class Bench:
 
     def _turn(self, name: str, need: int) -> dict[str, Any]:
         """All that a task needs of the GPU is taken once, before anything loads: its time begins then."""
-        row, started = {"attempted": False, "need_gib": round(need / 2**30, 1)}, time.time()
+        row, started = dict[str, Any](attempted=False), time.time()
+        row["need_gib"] = "all" if need == WHOLE else round(need / 2**30, 1)
         tell({**row, "next_s": _LONGEST_WAIT_S})
         with self.room.of(need), self._watched():
             row["waited_s"] = round(time.time() - started, 1)
@@ -211,6 +215,8 @@ class Bench:
                 row |= {"attempted": True, "kind": made.candidate.kind, "kernels": made.kernels,
                         "left_to_torch": dict(made.calls), "sampled_rows": task.problem.sampled_rows}  # fmt: skip
                 row["author_s"] = round(time.time() - started - row["load_s"], 2)
+                if self.given.attempt:
+                    row |= compiled(author, task)
                 if self.judge is not None:
                     row |= self._judged(name, task, author)
                     self._for_the_harness(task, row, need)
@@ -228,6 +234,8 @@ class Bench:
         from nightshift.kernels.suites.kernelbench import load_task
 
         path, most = checkout(self.given.checkout) / name, self.given.tiny
+        if self.given.attempt:
+            return load_task(path, device="meta"), 0
         while most:
             target = folder / path.name
             target.write_text(shrunken(path.read_text(), most))
@@ -357,6 +365,39 @@ class Bench:
             torch.cuda.empty_cache()
 
 
+CAPABILITY = 90
+"""An H100's."""
+
+
+def compiled(author: Any, task: Any) -> dict[str, Any]:
+    """How many kernels of a task's first candidates compile for an H100, and which do not."""
+    import torch
+    from triton.runtime.driver import driver
+    from triton.runtime.jit import JITFunction
+
+    from benchmarks.kernels_compile import _NoDevice, load
+
+    driver.set_active(_NoDevice(CAPABILITY))
+    run, found, refused = JITFunction.run, dict[str, int](), list[str]()
+
+    def warm(self: Any, *args: Any, grid: Any = None, warmup: bool = False, **named: Any) -> None:
+        try:
+            made = run(self, *args, grid=grid, warmup=True, **named)
+            found[made.hash] = made.metadata.shared
+        except Exception as error:  # noqa: BLE001  whatever a compiler raises
+            refused.append(f"{self.fn.__name__}: {type(error).__name__}: {error}"[:300])
+
+    JITFunction.run = warm
+    try:
+        for config in author.warm.configs[:3]:
+            made = author.family.composed(task.problem.cases[0], config)
+            with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+                load(made.candidate, folder)(*task.forms)
+    finally:
+        JITFunction.run = run
+    return {"compiled": len(found), "refused": refused, "shared_bytes": max(found.values(), default=0)}
+
+
 def _us(seconds: float) -> float | None:
     return round(seconds * 1e6, 2) if math.isfinite(seconds) else None
 
@@ -365,6 +406,8 @@ def work(given: argparse.Namespace) -> None:
     """Answer each line of the input with one line of JSON, behind a mark: what libraries print is no answer."""
     if given.tiny:
         os.environ["TRITON_INTERPRET"] = "1"
+    if given.attempt:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     import torch
 
     from nightshift.kernels.judge.judge import Judge
@@ -568,6 +611,8 @@ def summary(tasks: Sequence[str], rows: dict[str, dict[str, Any]]) -> dict[str, 
         told[level] = {
             "tasks": len(mine), "done": len(done), "attempted": sum(r.get("attempted", False) for r in done),
             "accepted": sum(r.get("status") in CORRECT for r in done),
+            "kernels_compiled": sum(r.get("compiled", 0) for r in done),
+            "kernels_refused": sum(len(r.get("refused", ())) for r in done),
             "refused_for_size": sum("GiB" in r.get("why", "") for r in done),
             "fast_1_eager": share(done, "eager", FASTER),
             "fast_1_inductor": share(done, "inductor", FASTER),
@@ -632,7 +677,7 @@ def run(given: argparse.Namespace) -> None:
 
 def decided_by(given: argparse.Namespace) -> str:
     if given.attempt:
-        return "nothing: candidates were written, none was judged"
+        return "nothing: candidates were written at published sizes and compiled for an H100, none was judged"
     return "the judge on Triton's interpreter, shrunken tasks; no speed" if given.tiny else "the judge on a GPU"
 
 
@@ -668,7 +713,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=6, help="processes on the GPU at a time")
     parser.add_argument("--trials", type=int, default=3, help="candidates of a task that are raced")
     parser.add_argument("--tiny", type=int, default=0, help="a dry run on a CPU: halve numbers to at most this")
-    parser.add_argument("--attempt", action="store_true", help="write candidates, judge none")
+    parser.add_argument("--attempt", action="store_true", help="write and compile candidates, judge none")
     parser.add_argument("--again", action="store_true", help="run tasks again that broke")
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="race eager alone")
     parser.add_argument(

@@ -279,16 +279,16 @@ class Body:
             raise Cut(node, str(error)) from error
 
 
-def windows_of(node: Node, resident: Collection[Node], seen: dict[Node, int] | None = None) -> int:
+def windows_of(node: Node, resident: Collection[Node], counts: dict[Node, int] | None = None) -> int:
     """How many elements the windows below a node read for one of its own, windows of windows multiplied."""
-    seen = {} if seen is None else seen
+    counts = {} if counts is None else counts
     if node in resident:
         return 1
-    if node not in seen:
+    if node not in counts:
         window = pool_of(node) if kind_of(node) == "pool" else None
-        below = max((windows_of(x, resident, seen) for x in node.all_input_nodes), default=1)
-        seen[node] = below * math.prod(window.kernel) if window else below
-    return seen[node]
+        below = max((windows_of(x, resident, counts) for x in node.all_input_nodes), default=1)
+        counts[node] = below * math.prod(window.kernel) if window else below
+    return counts[node]
 
 
 def literal(value: object) -> str:

@@ -22,6 +22,16 @@ _BAND = 8
 """Tiles of rows that neighbouring programs share columns over, for L2's sake."""
 
 
+_ROUNDED = """@triton.jit
+def _rounded(x):
+    kept = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return tl.where(x == x, kept, x)
+
+
+"""
+"""To the nearest TF32 number, ties away from zero; NaN stays."""
+
+
 @dataclass(frozen=True)
 class ProductSchedule:
     """Tiles of a product. precision: of `tl.dot`."""
@@ -238,9 +248,9 @@ class _Product:
     def _launch(self, tiles: int) -> Written:
         body, plan = self.body, self.schedule
         pointers = ", ".join([*body.loads.values(), "out"])
-        source = (
-            f"@triton.jit\ndef {self.kernel}({pointers}, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):\n"
-        )
+        helper = _ROUNDED if plan.precision == "tf32" else ""
+        sizes = ", ".join(f"{name}: tl.constexpr" for name in ("BM", "BN", "BK"))
+        source = f"{helper}@triton.jit\ndef {self.kernel}({pointers}, {sizes}):\n"
         source += "\n".join(body.lines) + "\n"
         constants = f"BM={plan.rows}, BN={plan.columns}, BK={plan.depth}"
         arguments = (*body.loads, self.target)
@@ -289,6 +299,8 @@ class _Product:
         body.mask = " ".join(masks)
 
     def _dot(self, a: str, b: str) -> None:
+        if self.schedule.precision == "tf32":  # the tensor cores cut operands off; cuDNN and cuBLAS round them
+            a, b = (self.body.name(f"_rounded({x})") for x in (a, b))
         # each block by itself and then to the total, as an fma (`kernels.ops.products.float32_kernels` says why)
         self.body.add(f'part = tl.dot({a}, {b}, input_precision="{self.schedule.precision}")')
         self.body.add("acc = tl.fma(part, one, acc)")

@@ -65,8 +65,8 @@ class SuiteTask:
 
 @as_it_was()
 def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",), device: str = "cpu") -> SuiteTask:
-    """The task of a file, its model and inputs on a device. Raises ProblemError that names the file and what it
-    lacks, or that its tensors are too large for the device."""
+    """The task of a file, its model and inputs on a device; on "meta" its forms alone, and nothing is computed.
+    Raises ProblemError that names the file and what it lacks, or that its tensors are too large for the device."""
     with as_it_was():
         module = _module(path)
     for name in ("Model", "get_inputs", "get_init_inputs"):
@@ -154,20 +154,35 @@ def _loaded(module: ModuleType, device: str) -> _Loaded:
     init, init_named = arguments_of(module.Model, module.get_init_inputs())
     torch.manual_seed(0)
     model: torch.nn.Module = module.Model(*init, **init_named).eval().to(device)
+    _registered(model, device)
     first, by_name = arguments_of(model, module.get_inputs())
     sample, named = tuple(_on(x, device) for x in (*first, *by_name.values())), tuple(by_name)
     _hold_to_memory(sample, device)
-    made, flops, writes, work_bytes = _looked_at(module, model, sample, named)
+    if device == "meta":
+        given, by_name = _parted(sample, tuple(by_name))
+        made, flops, writes, work_bytes = as_outputs(model(*given, **by_name)), 0, False, 0
+    else:
+        made, flops, writes, work_bytes = _looked_at(module, model, sample, named)
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     values = (*sample, *(tensor.detach() for tensor in state.values()))
     elements = _elements(values) + _elements(made)
-    rows = _rows_apart(model, sample, named, made) if 8 * elements > WHOLE_BYTES else ()
+    large = device != "meta" and 8 * elements > WHOLE_BYTES
+    rows = _rows_apart(model, sample, named, made) if large else ()
     forms = tuple(x.to("meta") if isinstance(x, torch.Tensor) else x for x in values)
-    if device != "cpu":  # of the model only its code is needed from here on, and a suite's models would fill a GPU
+    if device.startswith("cuda"):  # only its code is needed from here on, and a suite's models would fill a GPU
         state = {name: x.detach().cpu() for name, x in state.items()}
         model = model.to("meta")
     rest = len(sample), forms, state, _elements(made), flops, writes, rows, work_bytes
     return _Loaded(init, init_named, model, named, *rest)
+
+
+def _registered(model: torch.nn.Module, device: str) -> None:
+    """Tensors that a model keeps as plain attributes become buffers: state like any, which a call may change."""
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, torch.Tensor):
+                delattr(module, name)
+                module.register_buffer(name, value.detach().to(device), persistent=False)
 
 
 WHOLE_BYTES, SAMPLED_ROWS = 8 << 30, 64
@@ -327,7 +342,11 @@ def model_new_of(task: SuiteTask, candidate: Candidate) -> str:
 class ModelNew(Model):
     def forward(self, *given, **named):
         state = {{**dict(self.named_parameters()), **dict(self.named_buffers())}}
-        return {candidate.entry}(*given{named}, *state.values())
+        for at, module in self.named_modules():
+            kept = {{n: x for n, x in vars(module).items() if isinstance(x, torch.Tensor)}}
+            state.update({{f"{{at}}.{{n}}" if at else n: x for n, x in kept.items()}})
+        place = next(x.device for x in (*given, *state.values()) if isinstance(x, torch.Tensor))
+        return {candidate.entry}(*given{named}, *(state[n].to(place) for n in {list(task.state)!r}))
 """
     return f"{reference_of(task)}\n\n{candidate.source}{glue}"
 
@@ -432,22 +451,26 @@ def _looked_at(
         if what := _unjudged(value):
             raise ProblemError(f"get_inputs: item {i} is {what}; real tensors and numbers can be judged")
 
-    def called(inputs: Sequence[Any]) -> Outputs:
-        given, by_name = _parted(inputs, named)
-        return as_outputs(model(*given, **by_name))
+    def called(inputs: Sequence[Any], buffers: Mapping[str, torch.Tensor]) -> Outputs:
+        return as_outputs(torch.func.functional_call(model, dict(buffers), *_parted(inputs, named)))
 
-    forms = [x.shape for x in called(_drawn(module, model, named))]
+    state = dict(model.named_buffers())
+    first, second, third = ({name: x.clone() for name, x in state.items()} for _ in range(3))
+    forms = [x.shape for x in called(_drawn(module, model, named), first)]
     before = _copies(sample)
+    watched = [x for x in (*sample, *model.parameters(), *second.values()) if isinstance(x, torch.Tensor)]
+    versions = [x._version for x in watched]
+    chance = _chance()
     with _Meter() as meter:
-        made = called(sample)
-    tensors = [(a, b) for a, b in zip(before, sample, strict=True) if isinstance(a, torch.Tensor)]
-    # NaN equals nothing: an input that holds one would count as written to
-    writes = not all(a.shape == b.shape and all(map(_same_numbers, *_in_parts(a, b))) for a, b in tensors)
+        made = called(sample, second)
+    if not all(map(torch.equal, chance, _chance())):
+        raise ProblemError("a call draws random numbers: a random model has no oracle")
+    writes = versions != [x._version for x in watched]
     for i, out in enumerate(made):
         if out.is_complex():
             raise ProblemError(f"output {i} is complex ({out.dtype}); real ones can be judged")
     with FlopCounterMode(display=False) as counter:
-        again = called(before)
+        again = called(before, third)
     if not all(map(_alike, made, again)):
         raise ProblemError("two calls on the same inputs differ: a random model has no oracle")
     if [x.shape for x in made] != forms:
@@ -471,16 +494,18 @@ def _near(first: torch.Tensor, again: torch.Tensor) -> bool:
     return torch.allclose(first.double(), again.double(), rtol=1e-3, atol=1e-6, equal_nan=True)
 
 
-def _same_numbers(first: torch.Tensor, again: torch.Tensor) -> bool:
-    return torch.equal(first.nan_to_num(), again.nan_to_num())
-
-
 def _in_parts(*tensors: torch.Tensor) -> list[Sequence[torch.Tensor]]:
     return [torch.split(x.detach().flatten(), _PART) for x in tensors]
 
 
 _PART = 1 << 26
 """Elements that are compared at a time: an output may be of many GiB."""
+
+
+def _chance() -> list[torch.Tensor]:
+    """The states of torch's generators."""
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if used else [])]
 
 
 class _Meter:
