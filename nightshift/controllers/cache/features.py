@@ -23,6 +23,7 @@ AGES_S = (0.0, 2.0, 20.0, 40.0, 60.0, 80.0, 110.0, 150.0, 200.0, 260.0, 340.0, 4
 """Edges of the times until the next request. A person reads an answer for about a minute and a half."""
 FEATURES = ("log_hits", "log_depth", "log_new", "log_turn", "log_gap", "is_first")
 ACTIONS = (*(f"within_{age:g}s" for age in AGES_S[1:]), "later_or_never")
+_LATER = np.triu(np.ones((len(AGES_S) - 1, len(AGES_S) - 1), np.bool_))
 INTERFACE = Interface("cache", FEATURES, ACTIONS)
 _REMEMBERED = 200_000
 """Blocks; some 40 MB, for the hashes of 100 million tokens."""
@@ -71,13 +72,13 @@ def densities(chances: Floats) -> Floats:
     The worth is the best ratio, over how long it is kept from there, of the chance of a hit to the time that its
     blocks are occupied: a hit density (N. Beckmann et al., "LHD", NSDI 2018), of the leaf instead of its class.
     """
-    width = np.diff(AGES_S)
+    ends = np.ones((len(chances), 1))
     left = np.maximum(1.0 - np.cumsum(chances[:, :-1], 1), 1e-9)
-    held = (np.column_stack([np.ones(len(chances)), left[:, :-1]]) + left) / 2.0 * width
-    found = np.empty_like(held)
-    for k in range(held.shape[1]):
-        found[:, k] = (np.cumsum(chances[:, k:-1], 1) / np.cumsum(held[:, k:], 1)).max(1)
-    return found
+    held = (np.concatenate([ends, left[:, :-1]], 1) + left) / 2.0 * np.diff(AGES_S)
+    hits, cost = (np.concatenate([0.0 * ends, np.cumsum(x, 1)], 1) for x in (chances[:, :-1], held))
+    # [n, from, to]: nothing is won by keeping a leaf until before now
+    won, paid = (x[:, None, 1:] - x[:, :-1, None] for x in (hits, cost))
+    return np.asarray(np.where(_LATER, won / np.where(_LATER, paid, 1.0), 0.0).max(2))
 
 
 def worth(table: Floats, age_s: Floats) -> Floats:

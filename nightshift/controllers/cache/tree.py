@@ -97,7 +97,7 @@ class PrefixTree:
         self._blocks: list[list[int]] = []
         self._children: list[dict[int, int]] = []
         self._first: list[int] = []
-        self._leaves: set[int] = set()
+        self._leaf = np.zeros(0, np.bool_)
         self.parent = np.zeros(0, np.int64)
         self.last_s, self.hits, self.length, self.depth = np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0)
         self._root = self._node(-1, [])
@@ -107,7 +107,7 @@ class PrefixTree:
         self.now_s = max(at_s, self.now_s)
         path, held = self._match(blocks)
         rest = list(blocks[held:])
-        self._evict(self.size + len(rest) - self.capacity, set(path))
+        self._evict(self.size + len(rest) - self.capacity, path)
         rest = rest[: self.capacity - self.size]
         if rest:
             path.append(self._grow(path[-1] if path else self._root, rest))
@@ -153,8 +153,7 @@ class PrefixTree:
     def _grow(self, above: int, blocks: list[int]) -> int:
         node = self._node(above, blocks)
         self._children[above][blocks[0]] = node
-        self._leaves.discard(above)
-        self._leaves.add(node)
+        self._leaf[above], self._leaf[node] = False, True
         self.size += len(blocks)
         return node
 
@@ -171,7 +170,7 @@ class PrefixTree:
 
     def _widen(self) -> None:
         old, more = len(self.last_s), max(64, len(self.last_s))
-        for name in ("parent", "last_s", "hits", "length", "depth"):
+        for name in ("parent", "last_s", "hits", "length", "depth", "_leaf"):
             array = getattr(self, name)
             setattr(self, name, np.concatenate([array, np.zeros(more, array.dtype)]))
         self._blocks += [[] for _ in range(more)]
@@ -179,12 +178,18 @@ class PrefixTree:
         self._first += [-1] * more
         self._free += range(old + more - 1, old - 1, -1)
 
-    def _evict(self, need: int, pinned: set[int]) -> None:
+    def _evict(self, need: int, pinned: Sequence[int]) -> None:
         """Frees so many blocks from the ends of leaves, or all that no request on its way needs."""
         if need <= 0:
             return
-        slots = np.array([leaf for leaf in self._leaves if leaf not in pinned], np.int64)
-        order = list(zip(self.policy.ranks(self, slots).tolist() if len(slots) else [], slots.tolist(), strict=True))
+        open_ = self._leaf.copy()
+        open_[list(pinned)] = False
+        slots = np.flatnonzero(open_)
+        ranks = self.policy.ranks(self, slots) if len(slots) else np.zeros(0)
+        if len(slots) > need and not self.policy.by_block:  # each leaf has a block at least, so no other can be among those that leave
+            few = np.argpartition(ranks, need - 1)[:need]
+            ranks, slots = ranks[few], slots[few]
+        order = list(zip(ranks.tolist(), slots.tolist(), strict=True))
         heapq.heapify(order)
         while need > 0 and order:
             _, leaf = heapq.heappop(order)
@@ -201,7 +206,7 @@ class PrefixTree:
                 continue
             above = self._remove(leaf)
             if above != self._root and not self._children[above]:
-                self._leaves.add(above)
+                self._leaf[above] = True
                 if above not in pinned:
                     rank = self.policy.ranks(self, np.array([above], np.int64))[0]
                     heapq.heappush(order, (float(rank), above))
@@ -209,7 +214,7 @@ class PrefixTree:
     def _remove(self, leaf: int) -> int:
         above = int(self.parent[leaf])
         del self._children[above][self._first[leaf]]
-        self._leaves.discard(leaf)
+        self._leaf[leaf] = False
         self._blocks[leaf] = []
         self._free.append(leaf)
         return above

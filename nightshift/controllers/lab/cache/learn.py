@@ -75,7 +75,7 @@ class CacheLearnable:
             "environment_sha256": environment_sha256(SOURCES),
             "seeds": [seed],
             "steps": steps or EPOCHS,
-            "envelope": ranges(given.seen, FEATURES),
+            "envelope": ranges(FEATURES, given.seen),
         }
         return PolicyFile(f"cache-density-{seed}", INTERFACE, network, training, {})
 

@@ -46,12 +46,10 @@ def read(path: Path) -> list[CacheRequest]:
             raise Permanent(f"{path}:{number}: {type(error).__name__}: {error}") from error
         if not np.isfinite(at_s) or not blocks:
             raise Permanent(f"{path}:{number}: no time, or no hash_ids")
-        if found and at_s < found[-1].at_s:
-            raise Permanent(f"{path}:{number}: timestamp: before that of the line above")
         found.append(CacheRequest(at_s, blocks, full))
     if not found:
         raise Permanent(f"{path}: no request")
-    return found
+    return sorted(found, key=lambda request: request.at_s)  # a record of an engine is nearly in order
 
 
 def distinct(requests: Sequence[CacheRequest]) -> int:
