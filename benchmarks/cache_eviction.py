@@ -1,7 +1,7 @@
 """What stays in a KV cache: `python -m benchmarks.cache_eviction CONVERSATION SYNTHETIC AGENTS --name …`.
 
-CONVERSATION and SYNTHETIC: `conversation_trace.jsonl` and `synthetic_trace.jsonl` of kvcache-ai/Mooncake (FAST'25
-release; anonymised requests of one hour, and Poisson arrivals of public conversations). AGENTS: the folder `traces`
+CONVERSATION and SYNTHETIC: `conversation_trace.jsonl` and `synthetic_trace.jsonl` of kvcache-ai/Mooncake (FAST'25;
+anonymised requests of one hour, and Poisson arrivals of public conversations). AGENTS: the folder `traces`
 of callanjfox/kv-cache-tester: sessions of a coding agent with real times within; every twelfth is taken, and when it
 begins is drawn by us over an hour, so its figures are of our own making in part.
 
@@ -24,14 +24,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import write
+from nightshift.controllers.cache.requests import CacheRequest, read
 from nightshift.controllers.cache.tree import Learned, LeastRecent
 from nightshift.controllers.lab.cache.fit import EPOCHS, fit
 from nightshift.controllers.lab.cache.learn import SHARES, rules, shielded
-from nightshift.controllers.lab.cache.trace import CacheRequest, distinct, hit_rate, lessons, read
+from nightshift.controllers.lab.cache.trace import distinct, hit_rate, lessons
 
 PEERS = ("LRU", "ARC", "S3FIFO", "SLRU", "WTinyLFU")
 WHOLE = 0.03
-"""The share at which all networks, all peers and the bound are measured; at the others the rules and one network."""
+"""Here all networks, the peers and the bound are measured; at the other shares the rules and one network."""
 
 
 def agents(folder: Path, every: int = 12, hours: float = 1.0) -> list[CacheRequest]:
@@ -51,7 +52,7 @@ def agents(folder: Path, every: int = 12, hours: float = 1.0) -> list[CacheReque
 
 def peer(requests: Sequence[CacheRequest], capacity: int, name: str, after: int) -> float:
     """libCacheSim's policy on single blocks."""
-    import libcachesim
+    import libcachesim  # type: ignore[import-untyped]  # it has no types
 
     cache = getattr(libcachesim, name)(capacity)
     ask, hits, total = libcachesim.Request(), 0, 0

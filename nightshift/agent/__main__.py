@@ -34,7 +34,7 @@ from nightshift.collectors.base import Permanent, Temporary
 from nightshift.kernels.cli import app as kernels_app
 
 _ABOUT = "The on-call engineer for GPU clusters: detects, proves, proposes, acts after approval, confirms recovery."
-_POLICY = "Manage learned policies for power and scheduling."
+_POLICY = "Manage learned policies for power, scheduling and KV caches."
 
 
 def _filled(group: typer.Typer, *commands: Callable[..., Any]) -> typer.Typer:

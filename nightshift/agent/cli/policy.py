@@ -19,7 +19,10 @@ def train(
     key: Annotated[Path, typer.Option(help="Private key that signs it, as `nightshift kernels keygen` makes")],
     seed: Annotated[int, typer.Option(help="The same seed gives the same policy")] = 1,
     steps: Annotated[int, typer.Option(min=0, help="Steps of the environment, or passes over --data; 0: all")] = 0,
-    data: Annotated[list[Path] | None, typer.Option(help="What to evaluate on; cache also learns from the first half (repeatable)")] = None,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(help="What to evaluate on; cache also learns from the first half (repeatable)"),
+    ] = None,
     seeds: Annotated[int, typer.Option(min=0, help="Seeds of the evaluation; 0: none")] = 5,
 ) -> None:
     """Train a policy from scratch and write it signed, with its evaluation."""
@@ -53,7 +56,9 @@ def evaluate(
     kind: Kind,
     policy: Annotated[Path | None, typer.Option(help="Policy file; without: baselines and heuristics")] = None,
     key: Keys = None,
-    data: Annotated[list[Path] | None, typer.Option(help="Measurements or traces (repeatable); without: synthetic")] = None,
+    data: Annotated[
+        list[Path] | None, typer.Option(help="Measurements or traces (repeatable); without: synthetic")
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output")] = False,
 ) -> None:

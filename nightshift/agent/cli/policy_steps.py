@@ -1,8 +1,8 @@
-"""`nightshift policy list | ship | shadow | promote | approve | reject | undo | explain`: trust in learned control."""
+"""`nightshift policy list | ship | shadow | promote | undo | …`: trust in learned control."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -48,25 +48,32 @@ def ship(
     if kind not in INTERFACES:
         raise Permanent(f"no policies of kind {kind!r} can be shipped; there are {', '.join(INTERFACES)}")
     # an engine asks a policy of kind cache, so the daemon's configuration says nothing of it
-    keys = key or getattr(getattr(load(config), kind, None), "policy_keys", ())
+    keys: Sequence[Path] = key or getattr(getattr(load(config), kind, None), "policy_keys", ())
     with _opened(config) as (policies, _, who):
         if not (allowed := may(who, Permission.STAND)):
             raise Permanent(allowed.reason)
         found = stand_up(policies, file, INTERFACES[kind], keys, who.identity, policies.clock.now_s())
-    then = "shadow it with `nightshift policy shadow cache`" if kind == "cache" else "restart the daemon, and it is asked"
+    then = (
+        "shadow it with `nightshift policy shadow cache`"
+        if kind == "cache"
+        else "restart the daemon, and it is asked"
+    )
     typer.echo(f"{found.name}@{found.sha256[:12]} is in shadow; {then}")
 
 
 def shadow(
     kind: Kind,
-    data: Annotated[list[Path] | None, typer.Option(help="Kind cache: what an engine recorded (repeatable)")] = None,
+    data: Annotated[
+        list[Path] | None, typer.Option(help="Kind cache: what an engine recorded (repeatable)")
+    ] = None,
     capacity: Annotated[int, typer.Option(min=0, help="Kind cache: blocks of 512 tokens that fit")] = 0,
+    key: Annotated[list[Path] | None, typer.Option("--key", help="Kind cache: trusted public key")] = None,
     as_json: AsJson = False,
     config: Config = None,
 ) -> None:
     """Show what a policy would have done and won in its mode, beside the rule. Kind cache: replay recorded requests
     first, under LRU and under the policy, and keep a receipt of every 100 requests."""
-    from nightshift.agent.control.cache_shadow import replay
+    from nightshift.agent.setup.cache_shadow import replay
     from nightshift.agent.store.records import plain
 
     with _opened(config) as (policies, receipts, _):
@@ -74,7 +81,7 @@ def shadow(
         if data:
             if kind != "cache" or not capacity:
                 raise Permanent("--data: only kind cache is replayed, with --capacity: how many blocks fit")
-            replay(policies.store, receipts, standing, data, capacity)
+            replay(policies.store, receipts, standing, key or [], data, capacity, policies.clock.now_s())
         found = receipts.summary(kind, standing.policy, standing.mode, standing.since_s)
     if as_json:
         print_json(plain(found))
@@ -86,8 +93,8 @@ def shadow(
 
 def list_(as_json: AsJson = False, config: Config = None) -> None:
     """Show each lever: its policy and mode, what its next step still needs, and pending approvals."""
-    from nightshift.agent.store.records import plain
     from nightshift.agent.store.receipts import LEVERS
+    from nightshift.agent.store.records import plain
     from nightshift.controllers.promotion import least_jobs
 
     with _opened(config) as (policies, receipts, _):

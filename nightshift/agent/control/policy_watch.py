@@ -22,8 +22,8 @@ from nightshift.controllers.power.features import INTERFACE
 from nightshift.controllers.promotion import STEPS, PolicyHealth, PolicyStanding, is_look_due, trust_of
 
 INTERFACES = {each.kind: each for each in (INTERFACE, CACHE)}
-"""Of the kinds of policy that can be shipped: the daemon asks power's, a serving engine the cache's; a learned order
-of the queue is only ever evaluated."""
+"""Kinds that can be shipped: the daemon asks power's, a serving engine the cache's. A learned order of the queue is
+only ever evaluated."""
 EVERY_S = 30.0
 _WORTH_EVERY_S = 3600.0
 _DAY_S = 86_400.0

@@ -1,6 +1,6 @@
 """What an eviction policy sees of a prefix, and what it answers: when the prefix is asked for next.
 
-What it sees is of a few numbers per block of 512 tokens, kept for longer than the block's KV data: a conversation that
+What it sees is a few numbers per block of 512 tokens, kept for longer than the block's KV data: a conversation that
 comes back after its blocks left is no new one. Nothing of a request's text is kept, only hashes of its blocks.
 """
 
@@ -62,8 +62,8 @@ class BlockMemory:
         rows = [(seen[blocks[end - 1]][0], end, len(blocks) - known, visit.turn, gap_s) for end in ends]
         while len(seen) > self._remembered:
             seen.popitem(last=False)
-        found = np.array(rows, np.float64).reshape(len(rows), len(FEATURES) - 1)
-        return np.column_stack([np.log1p(found), np.full(len(rows), not continued)])
+        table = np.array(rows, np.float64).reshape(len(rows), len(FEATURES) - 1)
+        return np.column_stack([np.log1p(table), np.full(len(rows), not continued)])
 
 
 def densities(chances: Floats) -> Floats:

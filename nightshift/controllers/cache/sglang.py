@@ -2,12 +2,12 @@
 
 SGLang asks a strategy for the priority of every leaf when it needs room (`srt/mem_cache/radix_cache.py`,
 `RadixCache.evict`); the lowest leaves first. `register` adds ours to the strategies that
-`--radix-eviction-policy` knows. This module imports nothing of SGLang but there, and nothing of Nightshift that a
-serving host lacks: NumPy and cryptography.
+`--radix-eviction-policy` knows, and is the one place that imports SGLang. A serving host needs NumPy and
+cryptography.
 
-In shadow, the default, the answer is LRU's; two trees without KV data (`cache.shield`) count what LRU and the policy
-would have had. With `act` the policy answers while it is ahead. A strategy must never stop the engine: what fails
-here falls back to LRU for good, and the log says why.
+In shadow, the default, the answer is LRU's; two trees without KV data (`cache.shield`) count what LRU and the
+policy would have had. With `act` the policy answers while it is ahead. A strategy must never stop the engine: what
+fails here falls back to LRU for good, and the log says why.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
-
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -61,13 +60,13 @@ def shipped() -> PolicyFile:
 
 
 class EvictionStrategy:
-    """SGLang's interface of an eviction strategy, by shape. `config`: what `--radix-eviction-policy-config` says."""
+    """SGLang's interface of a strategy, by shape; its arguments come from `--radix-eviction-policy-config`."""
 
     def __init__(
         self, capacity_tokens: int, policy: str = "", keys: Sequence[str] = (), act: bool = False, record: str = ""
     ) -> None:
-        """`capacity_tokens`: SGLang's `max_total_num_tokens`. `policy`, `keys`: a signed file, and who may have signed
-        it; without, the one that ships. `record`: a file to which each request is added in Mooncake's format."""
+        """`capacity_tokens`: SGLang's `max_total_num_tokens`. `policy`, `keys`: a signed file, and who may have
+        signed it; none: the one that ships. `record`: a file to which each request is added, in Mooncake's format."""
         self._log = logging.getLogger("nightshift.cache")
         found = read(Path(policy), INTERFACE, trusted_keys(map(Path, keys))) if policy else shipped()
         self._network, self._memory, self._act = found.network, BlockMemory(), act
@@ -82,11 +81,11 @@ class EvictionStrategy:
             return node.last_access_time
         try:
             table = self._noticed(node)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  the engine serves on, whatever is wrong here
             self._failed = f"{type(error).__name__}: {error}"
             self._log.exception("eviction policy failed: LRU evicts from now on")
             return node.last_access_time
-        # Between two calls of one eviction this may turn: then that one eviction mixes both orders, and no later one.
+        # It may turn between two calls of one eviction: that one mixes both orders, and no later one.
         return _worth(table, time.monotonic() - node.last_access_time) if self.acts else node.last_access_time
 
     @property
@@ -111,7 +110,8 @@ class EvictionStrategy:
             table = densities(self._network.probabilities(seen))[0].tolist()
             self.duel.request(blocks, at_s)
             if self._record is not None:
-                line = {"timestamp": at_s * 1e3, "input_length": len(blocks) * BLOCK_TOKENS, "hash_ids": blocks}
+                full = len(blocks) * BLOCK_TOKENS
+                line = {"timestamp": at_s * 1e3, "input_length": full, "hash_ids": blocks}
                 self._record.write(json.dumps(line) + "\n")
         node._nightshift = node.last_access_time, table
         self._report(at_s)
@@ -158,8 +158,8 @@ def _worth(table: Sequence[float], age_s: float) -> float:
 
 
 def register() -> None:
-    """Makes `--radix-eviction-policy nightshift` known to the SGLang of this process. Raises Permanent where its hook
-    is not the one that this module was written against."""
+    """Makes `--radix-eviction-policy nightshift` known to the SGLang of this process. Raises Permanent where its
+    hook is not the one that this module was written against."""
     try:
         from sglang.srt.arg_groups.choices import add_radix_eviction_policy_choices
         from sglang.srt.mem_cache import utils

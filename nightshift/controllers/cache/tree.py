@@ -1,4 +1,4 @@
-"""A prefix tree without its KV data: which blocks an engine would hold under a policy, at the cost of a few bytes each.
+"""A prefix tree without its KV data: which blocks an engine would hold under a policy, at a few bytes each.
 
 It is what a policy is judged on, and the shadow that runs beside a real cache. Blocks are hashes in which a block's
 whole prefix takes part (Mooncake, vLLM and SGLang's hashes are), a request is a row of them. Only the end of a leaf
@@ -133,7 +133,9 @@ class PrefixTree:
             mine = self._blocks[child]
             run = len(mine)
             if mine != list(blocks[held : held + run]):
-                run = next(i for i, block in enumerate(mine) if held + i >= len(blocks) or block != blocks[held + i])
+                run = next(
+                    i for i, block in enumerate(mine) if held + i >= len(blocks) or block != blocks[held + i]
+                )
                 child = self._split(child, run)
             path.append(child)
             node, held = child, held + run
@@ -186,7 +188,9 @@ class PrefixTree:
         open_[list(pinned)] = False
         slots = np.flatnonzero(open_)
         ranks = self.policy.ranks(self, slots) if len(slots) else np.zeros(0)
-        if len(slots) > need and not self.policy.by_block:  # each leaf has a block at least, so no other can be among those that leave
+        if (
+            len(slots) > need and not self.policy.by_block
+        ):  # each leaf has a block at least, so no other can be among those that leave
             few = np.argpartition(ranks, need - 1)[:need]
             ranks, slots = ranks[few], slots[few]
         order = list(zip(ranks.tolist(), slots.tolist(), strict=True))

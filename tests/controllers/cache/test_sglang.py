@@ -1,5 +1,5 @@
-"""The adapter for SGLang's radix cache, on nodes of the shape of `TreeNode` (SGLang 0.5.23), and on the real one where
-it is installed."""
+"""The adapter for SGLang's radix cache, on nodes of the shape of `TreeNode` (SGLang 0.5.23), and on the real hook
+where it is installed."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_another_namespace_has_other_hashes() -> None:
 
 
 def test_what_is_recorded_can_be_trained_on(policy: dict[str, Any], clock: list[float], tmp_path: Path) -> None:
-    from nightshift.controllers.lab.cache.trace import read
+    from nightshift.controllers.cache.requests import read
 
     strategy = sglang.EvictionStrategy(**policy, record=str(tmp_path / "mine.jsonl"))
     order(strategy, tree())

@@ -34,7 +34,9 @@ def network(seed: int = 0) -> Network:
 @st.composite
 def requests(draw: st.DrawFn) -> Requests:
     """Conversations that grow, begin alike and come back; a block's number stands for its whole prefix."""
-    rows = draw(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 9), st.integers(0, 90)), min_size=1, max_size=40))
+    rows = draw(
+        st.lists(st.tuples(st.integers(0, 4), st.integers(1, 9), st.integers(0, 90)), min_size=1, max_size=40)
+    )
     found, at_s = [], 0.0
     for chat, length, gap in rows:
         at_s += gap

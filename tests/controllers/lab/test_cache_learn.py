@@ -11,10 +11,11 @@ import pytest
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.seal import Signer
 from nightshift.controllers.cache.features import AGES_S, INTERFACE
+from nightshift.controllers.cache.requests import read
 from nightshift.controllers.cache.tree import Learned, LeastRecent
 from nightshift.controllers.lab.cache import fit
 from nightshift.controllers.lab.cache.learn import LEARNABLE
-from nightshift.controllers.lab.cache.trace import Belady, CacheLessons, hit_rate, lessons, read
+from nightshift.controllers.lab.cache.trace import Belady, CacheLessons, hit_rate, lessons
 from nightshift.controllers.policy_file import read as read_policy
 from nightshift.controllers.policy_file import write
 

@@ -40,7 +40,7 @@ def fit(lessons: CacheLessons, seed: int, epochs: int, say: Callable[[str], None
         drawn = random.integers(0, len(rows), len(rows))
         parts.append(_one(rows[drawn], first[drawn], last[drawn], lessons.weight[drawn], epochs, random))
         say(f"network {k + 1} of {NETWORKS}")
-    hidden = tuple(np.concatenate([part[k] for part in parts]) for k in (0, 1))
+    hidden = np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
     answer = np.concatenate([part[2] for part in parts], 1) / NETWORKS, np.mean([part[3] for part in parts], 0)
     return Network(scale, (hidden, answer))
 

@@ -1,8 +1,8 @@
 """Eviction policies, as `nightshift policy train | evaluate` makes and judges them.
 
-Trained on the first half of each trace, judged on the second, which the first half warms: how many leading blocks of
-the requests are there, at a few sizes of the cache. Offline and on receipts alone: what a request asked for does not
-depend on what was evicted, so every trace tells of every policy.
+Trained on the first half of each trace, judged on the second, which the first half warms: how many leading blocks
+of the requests are there, at a few sizes of the cache. Offline: what a request asks for does not depend on what was
+evicted, so every trace tells of every policy.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 from nightshift.collectors.base import Permanent
 from nightshift.controllers.cache.features import FEATURES, INTERFACE
+from nightshift.controllers.cache.requests import CacheRequest, read
 from nightshift.controllers.cache.shield import Shielded
 from nightshift.controllers.cache.tree import EvictionPolicy, Learned, LeastFrequent, LeastRecent
 from nightshift.controllers.drift import ranges
@@ -22,12 +23,10 @@ from nightshift.controllers.lab.cache.fit import EPOCHS, fit
 from nightshift.controllers.lab.cache.trace import (
     Belady,
     CacheLessons,
-    CacheRequest,
     RememberedFrequent,
     distinct,
     hit_rate,
     lessons,
-    read,
 )
 from nightshift.controllers.lab.learnable import environment_sha256
 from nightshift.controllers.policy_file import Interface, Network, PolicyFile

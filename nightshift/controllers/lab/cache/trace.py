@@ -1,55 +1,15 @@
-"""Traces of requests to a serving engine, and what a prefix cache makes of them.
-
-Read is Mooncake's format (kvcache-ai/Mooncake, FAST25-release): JSON lines with `timestamp` in ms, `input_length` in
-tokens and `hash_ids`, a number for each block of 512 tokens and its whole prefix. The last block is seldom full.
-"""
+"""What a prefix cache makes of a trace of requests, what of them a policy learns, and the bound of all policies."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from nightshift.collectors.base import Permanent
-from nightshift.controllers.cache.features import BLOCK_TOKENS, BlockMemory, Floats
+from nightshift.controllers.cache.features import BlockMemory, Floats
+from nightshift.controllers.cache.requests import CacheRequest
 from nightshift.controllers.cache.tree import EvictionPolicy, Ints, PrefixTree
-
-
-@dataclass(frozen=True)
-class CacheRequest:
-    """One request: when it came, its blocks from the first one on, and how many of them are full."""
-
-    at_s: float
-    blocks: tuple[int, ...]
-    full: int
-
-
-def read(path: Path) -> list[CacheRequest]:
-    """Raises Permanent naming file, line and field where a line is no request of the format."""
-    found: list[CacheRequest] = []
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Permanent(f"{path}: {error}") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            at_s = float(row["timestamp"]) / 1e3
-            blocks = tuple(int(block) for block in row["hash_ids"])
-            full = min(int(row["input_length"]) // BLOCK_TOKENS, len(blocks))
-        except (ValueError, TypeError, KeyError) as error:
-            raise Permanent(f"{path}:{number}: {type(error).__name__}: {error}") from error
-        if not np.isfinite(at_s) or not blocks:
-            raise Permanent(f"{path}:{number}: no time, or no hash_ids")
-        found.append(CacheRequest(at_s, blocks, full))
-    if not found:
-        raise Permanent(f"{path}: no request")
-    return sorted(found, key=lambda request: request.at_s)  # a record of an engine is nearly in order
 
 
 def distinct(requests: Sequence[CacheRequest]) -> int:
@@ -128,8 +88,8 @@ class RememberedFrequent:
 
 @dataclass(frozen=True)
 class CacheLessons:
-    """What a policy learns from: a few prefixes of each request. `gap_s`: until the last block of the prefix is asked
-    for again; infinite where it is not within the trace, of which `left_s` is then left. `weight`: by blocks."""
+    """What a policy learns from: a few prefixes of each request. `gap_s`: until the last block of the prefix is
+    asked for again; infinite where it is not within the trace, of which `left_s` is then left."""
 
     seen: Floats
     gap_s: Floats
@@ -148,10 +108,11 @@ def lessons(requests: Sequence[CacheRequest], seed: int = 0) -> CacheLessons:
     for request in requests:
         foreseen.pass_by(request)
         full = request.blocks[: request.full]
-        ends = np.sort(random.choice(np.arange(1, len(full) + 1), min(len(full), _PREFIXES), replace=False)).tolist()
+        ends = np.sort(
+            random.choice(np.arange(1, len(full) + 1), min(len(full), _PREFIXES), replace=False)
+        ).tolist()
         seen = memory.visit(full, request.at_s, ends)
         gap = np.array([foreseen.next_s(full[end - 1]) for end in ends], np.float64) - request.at_s
         left, weight = end_s - request.at_s, (len(full) / max(len(ends), 1)) ** 0.5
         rows.append((seen, gap, np.full(len(ends), left), np.full(len(ends), weight)))
-    seen, gap, left, weights = (np.concatenate(part) for part in zip(*rows, strict=True))
-    return CacheLessons(seen, gap, left, weights)
+    return CacheLessons(*(np.concatenate(part) for part in zip(*rows, strict=True)))
