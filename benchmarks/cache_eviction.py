@@ -2,8 +2,8 @@
 
 CONVERSATION and SYNTHETIC: `conversation_trace.jsonl` and `synthetic_trace.jsonl` of kvcache-ai/Mooncake (FAST'25;
 anonymised requests of one hour, and Poisson arrivals of public conversations). AGENTS: the folder `traces`
-of callanjfox/kv-cache-tester: sessions of a coding agent with real times within; every twelfth is taken, and when it
-begins is drawn by us over an hour, so its figures are of our own making in part.
+of callanjfox/kv-cache-tester: sessions of a coding agent with real times within; every twelfth is taken, and when
+it begins is drawn by us over an hour, so its figures are of our own making in part.
 
 The networks are trained on the first half of CONVERSATION (five seeds) and on nothing else. Scored: the second half
 of CONVERSATION, and the second halves of the two other traces, each warmed by its own first half. Figure: leading

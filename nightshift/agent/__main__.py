@@ -40,7 +40,7 @@ _POLICY = "Manage learned policies for power, scheduling and KV caches."
 def _filled(group: typer.Typer, *commands: Callable[..., Any]) -> typer.Typer:
     """The group with these commands, in the order in which help lists them."""
     for command in commands:
-        group.command()(command)
+        group.command(command.__name__.rstrip("_").replace("_", "-"))(command)
     return group
 
 

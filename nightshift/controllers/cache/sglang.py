@@ -66,7 +66,7 @@ class EvictionStrategy:
         self, capacity_tokens: int, policy: str = "", keys: Sequence[str] = (), act: bool = False, record: str = ""
     ) -> None:
         """`capacity_tokens`: SGLang's `max_total_num_tokens`. `policy`, `keys`: a signed file, and who may have
-        signed it; none: the one that ships. `record`: a file to which each request is added, in Mooncake's format."""
+        signed it; none: the one that ships. `record`: requests are added to this file, in Mooncake's format."""
         self._log = logging.getLogger("nightshift.cache")
         found = read(Path(policy), INTERFACE, trusted_keys(map(Path, keys))) if policy else shipped()
         self._network, self._memory, self._act = found.network, BlockMemory(), act
