@@ -35,13 +35,13 @@ from nightshift.collectors.base import Permanent, Temporary
 from nightshift.kernels.cli import app as kernels_app
 
 _ABOUT = "The on-call engineer for GPU clusters: detects, proves, proposes, acts after approval, confirms recovery."
-_POLICY = "Manage learned policies for power and scheduling."
+_POLICY = "Manage learned policies for power, scheduling and KV caches."
 
 
 def _filled(group: typer.Typer, *commands: Callable[..., Any]) -> typer.Typer:
     """The group with these commands, in the order in which help lists them."""
     for command in commands:
-        group.command()(command)
+        group.command(command.__name__.rstrip("_").replace("_", "-"))(command)
     return group
 
 
