@@ -28,6 +28,8 @@ from nightshift.agent.construct import build_actuators, build_collectors, build_
 from nightshift.agent.correlation.collection import Collection
 from nightshift.agent.correlation.detection import Detection
 from nightshift.agent.correlation.watch import Look, Watch
+from nightshift.agent.goodput.ledger import GoodputLedger
+from nightshift.agent.goodput.report import figures_of
 from nightshift.agent.incidents.lemons import Lemons
 from nightshift.agent.incidents.lifecycle import Lifecycle
 from nightshift.agent.incidents.manual_repairs import Repaired
@@ -117,6 +119,7 @@ class App:
             own=self._findings_of_ours,
         )
         kernel_gate = KernelGate(self.gate, self.store, self.clock)
+        self.goodput = GoodputLedger(self.store, self.inventory, lambda: self.settings.guard.maintenance)
         self.returns = Returns(self.store.database, self.inventory, self.history)
         self.kernels = KernelWatch(settings.kernels, kernel_gate, self.inventory, self.clock, settings.cluster)
         self.searches = KernelRunner(
@@ -174,6 +177,7 @@ class App:
             if self._led_term != self.lifecycle.term:
                 self.watch.resume(now_s)
                 self.lemons.resume()
+                self.goodput.resume()
                 self.practice.rollouts.resume()
                 self.policies.lead()
                 self._led_term = self.lifecycle.term
@@ -205,6 +209,7 @@ class App:
             self.policies.turn(now_s)
         self.watch.confirm(self.by_hand.look(look.tick.logs))
         self.repaired.look(look.tick.events, now_s)
+        self.goodput.look(look.tick)
         if not look.problem:
             self.keeping.turn(now_s)
             self.returns.turn(now_s)
@@ -262,6 +267,7 @@ class App:
         if led:
             try:
                 self.watch.keep()
+                self.goodput.keep()
             except (Temporary, Permanent) as error:
                 self._log.error("state write failed", error=str(error))
         self.collection.close()
@@ -351,6 +357,7 @@ class App:
             self.metrics.observe_incidents(incident.state for incident in self.store.open_incidents())
             with self.store.database.read() as connection:
                 self.metrics.observe_returns(days_out(cases(connection), self.clock.now_s()))
+            self.metrics.observe_goodput(*figures_of(self.goodput.recent))
             self.metrics.halted.set(self.gate.halted().halted)
         return self.metrics.page()
 
@@ -384,6 +391,8 @@ class App:
             waiting=self.detection.waiting,
             lookup=lambda incident, window: self.practice.advisor_of(incident).lookup(incident, window),
             rollouts=self.practice.rollouts,
+            utilisation=lambda: self.goodput.utilisation,
+            gpu_hour_price=lambda: self.settings.economy.gpu_hour_price,
         )
         site = build_console(parts, console)
         self.doors.add_to(site)

@@ -131,6 +131,16 @@ class Metrics:
             "GPUs out of service for the vendor now, by server vendor and fault.",
             ["vendor", "fault"],
         )
+        self.goodput = Gauge(
+            "nightshift_goodput_gpu_seconds",
+            "GPU-seconds of the last 24 hours by account and cause (a fault; empty: none is known).",
+            ["account", "cause"],
+        )
+        self.ettr = Gauge(
+            "nightshift_ettr_ratio",
+            "Effective training time ratio of the last 24 hours, with and without the time that jobs waited.",
+            ["queueing"],
+        )
         self.stage_failures = Counter(
             "nightshift_stage_failures",
             "Failures in correlating, storing or advancing incidents, each retried at the next tick.",
@@ -254,6 +264,14 @@ class Metrics:
         for key, (_, open_, days) in sums.items():
             self.returned_days.labels(*key).set(days)
             self.returned_open.labels(*key).set(open_)
+
+    def observe_goodput(self, sums: Mapping[tuple[str, str], float], ettr: Mapping[str, float]) -> None:
+        """sums: (account, cause) → GPU-seconds; ettr: with, without → ratio."""
+        self.goodput.clear()
+        for key, spent in sums.items():
+            self.goodput.labels(*key).set(spent)
+        for queueing, ratio in ettr.items():
+            self.ettr.labels(queueing).set(ratio)
 
     def observe_incidents(self, states: Iterable[IncidentState]) -> None:
         counts = Tally(states)

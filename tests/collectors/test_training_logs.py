@@ -23,6 +23,7 @@ from nightshift.collectors.tick import Batch
 from nightshift.collectors.training.line import LinePattern, behind, read_line, read_nccl_line
 from nightshift.collectors.training.logs import TrainingLogsCollector
 from nightshift.collectors.training.workload import WorkloadRule
+from tests.detectors.test_hang_place import dump
 
 NOW = 1_795_266_100.0
 RANK = Subject(SubjectKind.RANK, "ml/job#3")
@@ -642,3 +643,20 @@ def test_an_epoch_is_a_step_only_where_nothing_else_is_counted(tmp_path: Path) -
         "ml/alone#0": [0, 1, 2],
         "ml/beside#0": [1, 2, 3],
     }
+
+
+def test_dumps_of_a_hang_beside_the_logs_are_read_once_whole(tmp_path: Path) -> None:
+    """A broken or hostile one is counted as malformed; the next look reads none again."""
+    good, bad = tmp_path / "ml_llm-0_nccl_trace_rank_3", tmp_path / "ml_llm-0_nccl_trace_rank_4"
+    good.write_bytes(dump(3, 6, 6))
+    bad.write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    for path in (good, bad):
+        os.utime(path, (time.time() - 60, time.time() - 60))
+    collector = TrainingLogsCollector(TrainingLogsCollector.Settings(directory=tmp_path))
+    first = collector.collect(1_000.0, Inventory(), 5.0)
+    (record,) = first.raw
+    assert record.text.startswith("nightshift dump ")
+    assert record.subject == Subject(SubjectKind.RANK, "ml/llm#3")
+    assert first.sources[0].rejected == {Reason.MALFORMED: 1}
+    assert not first.logs
+    assert not collector.collect(1_040.0, Inventory(), 5.0).raw

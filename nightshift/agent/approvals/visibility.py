@@ -96,6 +96,10 @@ class IncidentWindow:
     def sight(self, incident: Incident | IncidentSummary) -> Sight:
         return sight(self.person, incident.namespaces)
 
+    def own(self, namespaces: Iterable[str]) -> list[str] | None:
+        """Those of some namespaces that are theirs; None: whoever sees the whole cluster needs no choice."""
+        return [name for name in namespaces if self._is_mine(name)] if self.person.is_tenant else None
+
     # What belongs to incidents ----------------------------------------------------------------------------------
 
     def approvals(self, gate: Gate, incident_id: str) -> list[Approval]:

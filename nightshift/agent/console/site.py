@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from nightshift.agent.approvals.visibility import IncidentWindow
 from nightshift.agent.clock import Clock
 from nightshift.agent.console.sessions import Doorkeeper, Session, cookie_name
 from nightshift.agent.console.settings import Settings
+from nightshift.agent.goodput.records import Utilisation
 from nightshift.agent.incidents.rollouts import Rollouts
 from nightshift.agent.incidents.suppression import ActiveSuppressions, Suppressor
 from nightshift.agent.presentation.line_chart import draw
@@ -76,6 +77,9 @@ class ConsoleParts:
     """The look-ups around an incident, as far as a window shows things; None: there are none here."""
     rollouts: Rollouts | None = None
     """Versions by node, as this replica sees them."""
+    utilisation: Callable[[], Mapping[str, Utilisation]] = dict
+    """MFU by job, as this replica sees it."""
+    gpu_hour_price: Callable[[], float | None] = lambda: None
     wall_s: Callable[[], float] = time.time
     """Sessions last in the browser's time, whatever clock the fleet is watched by."""
 

@@ -38,7 +38,8 @@ class EvidenceLimits(BaseModel):
 class Bundle:
     """An incident's evidence. `tags` says what each item is, by id: `finding`, `exhibit`, `signal`, `peers`,
     `kernel_log`, `log_state`, `job_log`, `condensed`, `templates`, `first_lines`, `order`, `events`, `alerts`,
-    `changes`, `topology`, `checkpoints`, `departure`, `past`, `looked_up`, with the episode, metric or subject."""
+    `changes`, `topology`, `hang_place`, `checkpoints`, `departure`, `past`, `looked_up`, with the episode, metric
+    or subject."""
 
     items: tuple[Evidence, ...]
     tags: Mapping[str, tuple[str, str]]

@@ -14,7 +14,7 @@ before the damage reached the job: a spike of its own long before says nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -33,8 +33,10 @@ from nightshift.collectors.kernel_log.event import KERNEL_LOGS, KernelEventKind
 from nightshift.collectors.kubernetes.events import CHANGES, EVENTS
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.telemetry.metrics import BY_NAME
+from nightshift.collectors.training.hang_dumps import PREFIX, from_lines
 from nightshift.detectors.base import Finding, LogExhibit, SeriesExhibit
 from nightshift.detectors.loss.divergence import rate_jumps
+from nightshift.detectors.progress.hang_place import locate
 
 SIGNALS = ("grad_norm", "loss")
 SPREADS = 8.0
@@ -205,6 +207,8 @@ class _Gatherer:
             self._kernel_log(node)
         if kin_of(cause) in (Kin.STALL, Kin.HANG):
             self._storage(cause)
+        if kin_of(cause) is Kin.HANG:
+            self._hang_place()
         self._told_by_others()
         self._job_logs(cause)
         self._topology(ordered)
@@ -477,6 +481,25 @@ class _Gatherer:
             }
             condensed(own, job, self.ledger)
             first_lines(own, job, self.ledger)
+
+    def _hang_place(self) -> None:
+        """Where the job hangs, by what its ranks dumped: flight recorder, NCCL RAS, stacks."""
+        for job in self._kind(_K.JOB)[:1]:
+            ranks = self.inventory.below(job, _K.RANK, self.at_s) or self.inventory.below(
+                job, _K.RANK, self._start_s
+            )
+            lines = [
+                record.text
+                for subject in (job, *self.inventory.below(job, _K.POD, self.at_s), *ranks)
+                for record in self.history.raw_lines(subject, self._start_s, self.at_s)
+                if record.text.startswith(PREFIX)
+            ]
+            dumps = from_lines(lines)
+            place = locate(dumps.traces, dumps.ras, dumps.stacks)
+            if place is not None:
+                body = {**asdict(place), "words": place.words, "dumps": len(dumps.traces) or len(dumps.stacks)}
+                title = f"dumps of {job.name}: {place.words}"
+                self.ledger.facts(("hang_place", ""), place.source, f"dumps of {job.name}", title, body)
 
     def _own_lines(self, subject: Subject) -> list[LogRecord]:
         lines = self.history.logs(subject, self._start_s, self.at_s)

@@ -246,10 +246,25 @@ def _hang(case: DiagnosisCase) -> Drafts:
     silent_s, step = case.fact("silent_s"), case.fact("last_step")
     after = f" after step {step:.0f}" if math.isfinite(step) else ""
     yield equals(case, "silent_s", f"no step for {span(silent_s)}{after}")
+    yield from _place_of_hang(case)
     if case.cause.facts.get("idle_gpus"):
         gpus = str(case.cause.facts["idle_gpus"]).split()
         yield equals(case, "idle_gpus", f"idle while the others spin: {', '.join(map(short, gpus[:4]))}")
     yield from _storage(case)
+
+
+def _place_of_hang(case: DiagnosisCase) -> Drafts:
+    """The rank, the collective and the line that differ, where the job's ranks left dumps."""
+    item = case.bundle.one("hang_place", "")
+    if item is None:
+        return
+    place = json.loads(item.content)
+    yield claim(_P.EQUALS, str(place["words"]), item, path="words", value=str(place["words"]))
+    if place["line"]:
+        yield claim(_P.EQUALS, f"it is, or was last, at {place['line']}", item, path="line", value=place["line"])
+    if place["waiting_line"] and place["waiting_line"] != place["line"]:
+        sentence = f"the others wait at {place['waiting_line']}"
+        yield claim(_P.EQUALS, sentence, item, path="waiting_line", value=place["waiting_line"])
 
 
 def _memory(case: DiagnosisCase) -> Drafts:

@@ -27,6 +27,7 @@ from nightshift.agent.notify.slack.service import Slack, secret_now
 from nightshift.agent.notify.slack.settings import TIMEOUT_S
 from nightshift.agent.notify.slack.settings import Settings as SlackSettings
 from nightshift.agent.notify.slack.web import SlackWeb
+from nightshift.agent.notify.slack.weekly import WeeklyReport
 from nightshift.agent.notify.tickets.lane import TicketCourier, TicketParts
 from nightshift.agent.notify.tickets.settings import build as build_tickets
 from nightshift.agent.settings import Settings
@@ -128,6 +129,7 @@ class Channels:
             wake=self._parts.wake,
             suppressor=self.suppressor,
             inventory=self._parts.inventory,
+            price=settings.economy.gpu_hour_price,
             pager=outlets.pager if outlets is not None else lambda incident_id: "",
             count=lambda what, outcome: self._parts.metrics.chat_calls.labels(what, outcome).inc(),
         )
@@ -146,6 +148,7 @@ def build_slack(
     suppressor: Suppressor | None = None,
     pager: Callable[[str], str] = lambda incident_id: "",
     inventory: Inventory | None = None,
+    price: float | None = None,
 ) -> Slack:
     """`wake` is called after each click, so that what it approved starts at once; `pager` says which outlet paged
     for an incident. Raises Permanent where a secret's file cannot be read."""
@@ -164,6 +167,7 @@ def build_slack(
             directory=directory,
             suppressor=suppressor,
             promotions=Teller(Promotions(gate, store, clock), gate, DeliveryLedger(store.database), settings),
+            weekly=WeeklyReport(store, DeliveryLedger(store.database), settings, price),
             pager=pager,
             leads=lambda: ready.is_set() and leads(),  # nothing is posted into a workspace that is not proven
             count=lambda outlet, what, outcome: count(what, outcome),

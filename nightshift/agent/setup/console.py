@@ -19,6 +19,7 @@ from nightshift.agent.console.decisions import Decisions
 from nightshift.agent.console.defence import defend
 from nightshift.agent.console.entrance import Entrance
 from nightshift.agent.console.fleet_pages import FleetPages
+from nightshift.agent.console.goodput_page import GoodputPage
 from nightshift.agent.console.oidc import Provider
 from nightshift.agent.console.pages import Pages
 from nightshift.agent.console.policy_pages import PolicyPages
@@ -45,6 +46,7 @@ def build_console(parts: ConsoleParts, settings: Settings) -> FastAPI:
     for room in (
         FleetPages(site),
         PolicyPages(site),
+        GoodputPage(site),
         Pages(site),
         Decisions(site),
         Entrance(site, provider),

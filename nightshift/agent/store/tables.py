@@ -328,3 +328,18 @@ sessions = Table(
     Column("until_s", Float, nullable=False),
     Index("sessions_by_person", "person"),
 )
+
+goodput = Table(
+    "goodput",
+    metadata,
+    Column("start_s", Float, primary_key=True),
+    Column("span_s", Float, primary_key=True, doc="an hour; a day once it is a week old"),
+    Column("account", Text, primary_key=True),
+    Column("job", Text, primary_key=True, doc="empty: no job held it"),
+    Column("node", Text, primary_key=True, doc="empty: of a job that waits"),
+    Column("cause", Text, primary_key=True, doc="a fault or what a job says; empty: none is known"),
+    Column("incident", Text, primary_key=True),
+    Column("team", Text, nullable=False, doc="the job's namespace"),
+    Column("gpu_s", Float, nullable=False),
+    Index("goodput_by_team", "team", "start_s"),
+)

@@ -188,6 +188,8 @@ class _Planner:
         self.relations.add((gpu, node))
         if subject != gpu:
             self.relations.add((subject, gpu))
+            if profile := labels.get("GPU_I_PROFILE"):
+                self.facts.setdefault(subject, {})["profile"] = _plain(profile)
         self.facts.setdefault(gpu, {}).update(_facts(labels))
         if any(name.startswith("dra_") for name in labels):
             self.claims.add(gpu)

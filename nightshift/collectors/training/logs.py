@@ -27,6 +27,8 @@ from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tail import FileTail
 from nightshift.collectors.telemetry.pages import source_subject
 from nightshift.collectors.tick import Batch
+from nightshift.collectors.training.hang_dumps import FILE_PATTERN, DumpError, as_line
+from nightshift.collectors.training.hang_dumps import MAX_BYTES as MAX_DUMP_BYTES
 from nightshift.collectors.training.line import CRI, LinePattern, NcclLine, TrainerLine, read_line, read_nccl_line
 from nightshift.collectors.training.workload import WorkloadRule, container_subject, pod_subject, rank_of
 
@@ -36,6 +38,9 @@ FILE_PATTERNS = (
     r"(?P<namespace>[^_/]+)_(?P<pod>[^_/]+)_(?P<container>[^_/]+)\.log",
 )
 """The kubelet's /var/log/pods and /var/log/containers, and `<namespace>_<pod>_<container>.log`."""
+DUMP_GLOBS = ("*_nccl_trace_rank*", "*_pyspy_rank*", "*_nccl_ras*")
+# A dump that changed so lately may still be written; folders are searched for new ones so often.
+DUMP_WRITTEN_S, DUMPS_EVERY_S = 5.0, 30.0
 FUTURE_S = 300.0
 MAX_TEXT = 2048
 _NOTABLE = re.compile(
@@ -253,6 +258,9 @@ class TrainingLogsCollector:
         self._raw: list[LogRecord] = []
         """Every line of this look."""
         self._files: dict[Path, _File] = {}
+        self._dumps: dict[Path, float] = {}
+        """Dumps of hangs that were read, and when they had changed."""
+        self._dumps_read_s = -math.inf
         self._source = source_subject(self.plugin, str(settings.directory))
 
     @property
@@ -281,6 +289,7 @@ class TrainingLogsCollector:
             except OSError:
                 rejected[Reason.UNAUTHORISED] = rejected.get(Reason.UNAUTHORISED, 0) + 1
         steps = [_series(subject, run, found, self._source.name) for (subject, run), found in points.items()]
+        self._read_dumps(now_s, rejected, inventory)
         status = self._status(now_s, started, n_lines, rejected, None)
         return Batch([status], steps=steps, logs=logs, raw=self._raw)
 
@@ -354,6 +363,37 @@ class TrainingLogsCollector:
                 rejected[Reason.MALFORMED] = rejected.get(Reason.MALFORMED, 0) + 1
                 continue
             _observe(self._files[path], inventory, now_s)
+
+    def _read_dumps(self, now_s: float, rejected: dict[Reason, int], inventory: Inventory) -> None:
+        """Adds what hanging ranks dumped beside their logs, once it has stopped changing."""
+        if 0 <= now_s - self._dumps_read_s < DUMPS_EVERY_S:
+            return
+        self._dumps_read_s = now_s
+        root = self._settings.directory
+        found: dict[Path, float] = {}
+        for path in (path for pattern in DUMP_GLOBS for path in root.rglob(pattern)):
+            match = FILE_PATTERN.fullmatch(path.relative_to(root).as_posix())
+            try:
+                changed_s, size = path.stat().st_mtime, path.stat().st_size
+                is_whole = IDLE_S > time.time() - changed_s >= DUMP_WRITTEN_S
+                if match is None or self._dumps.get(path) == changed_s or not is_whole:
+                    found[path] = self._dumps.get(path, math.nan)
+                    continue
+                found[path] = changed_s
+                if size > MAX_DUMP_BYTES:
+                    raise DumpError(f"{size} bytes")
+                text = as_line(match, path.read_bytes())
+            except (OSError, DumpError):
+                rejected[Reason.MALFORMED] = rejected.get(Reason.MALFORMED, 0) + 1
+                continue
+            job, rank = self._settings.workload.place(match["namespace"], match["pod"])
+            subject = rank or job or pod_subject(match["namespace"], match["pod"])
+            if job is not None and match["rank"] is not None:
+                subject = rank_of(job, int(match["rank"]))
+                inventory.observe(subject, job, now_s)
+            source = f"{self._source.name}/{path.relative_to(root)}"[:500]
+            self._raw.append(LogRecord(Instant(now_s), source, subject, text, 0))
+        self._dumps = found
 
     def _file(self, path: Path, match: re.Match[str]) -> _File:
         groups = match.groupdict()

@@ -47,6 +47,9 @@ class Economy(BaseModel):
     response_s: float = Field(default=7200.0, gt=0, description="Until a person would act without us (s)")
     reboot_s: float = Field(default=1200.0, gt=0, description="Node reboot with its checks (s)")
     expires_s: float = Field(default=3600.0, gt=0, description="Time until an unapproved plan expires (s)")
+    gpu_hour_price: float | None = Field(
+        default=None, gt=0, description="Price of one GPU-hour in your currency; none: goodput without money"
+    )
 
 
 @dataclass(frozen=True)

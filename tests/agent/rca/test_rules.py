@@ -23,6 +23,7 @@ from nightshift.collectors.history import History
 from nightshift.collectors.kernel_log.lines import KernelLogParser
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.collectors.tick import Tick
+from nightshift.collectors.training.hang_dumps import FILE_PATTERN, as_line
 from nightshift.controllers.action import ActionKind, Situation
 from nightshift.controllers.playbooks.plugins import build
 from nightshift.detectors.base import Fault, Finding, State
@@ -43,6 +44,7 @@ from tests.agent.rooted import (
     leak,
     xid_burst,
 )
+from tests.detectors.test_hang_place import dump
 
 
 def made(*found: Finding, of: History | None = None) -> Diagnosis:
@@ -364,3 +366,21 @@ def test_the_line_of_a_node_beyond_the_first_few_is_quoted_and_without_one_nothi
     assert "no answer from NFS server nfs01.example on m5" in [claim.sentence for claim in told.claims]
     few = gather([hangs], kept, inventory, NOW_S, limits=EvidenceLimits(max_items=4))
     assert "no answer" not in diagnose([hangs], few, inventory).headline
+
+
+def test_a_hang_is_placed_by_the_dumps_that_its_ranks_left() -> None:
+    """The rank, the collective and the lines that differ are claims, proven by the dumps."""
+    seen = history()
+    raw = []
+    for number, rank in enumerate(RANKS):
+        match = FILE_PATTERN.fullmatch(f"ml_a-{number}_nccl_trace_rank_{number}")
+        assert match is not None
+        text = as_line(match, dump(number, 5 if number == 1 else 6, 6, world=len(RANKS)))
+        raw.append(LogRecord(Instant(NOW_S), "training_logs /logs", rank, text, 0))
+    seen.add(Tick(NOW_S, raw=raw))
+    told = made(finding(Fault.HANG, JOB, facts={"silent_s": 300.0, "last_step": 42.0}), of=seen)
+    said = " | ".join(claim.sentence for claim in told.claims)
+    assert "rank 1 never called all_reduce number 6" in said
+    assert "train_step (/app/train.py:305)" in said
+    assert "train_step (/app/train.py:306)" in said
+    assert told.dropped == 0

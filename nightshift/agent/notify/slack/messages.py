@@ -22,6 +22,7 @@ from nightshift.agent.notify.slack.blocks import ChatImage, ChatMessage
 from nightshift.agent.notify.slack.proposals import Teller
 from nightshift.agent.notify.slack.settings import LOUD, SNOOZE_S, STORM_AFTER, STORM_CALM_S, TIMEOUT_S, Settings
 from nightshift.agent.notify.slack.web import GONE, OF_A_PLACE, UNREACHABLE_CHANNEL, SlackWeb
+from nightshift.agent.notify.slack.weekly import WeeklyReport
 from nightshift.agent.presentation.chart_image import deciding, png
 from nightshift.agent.store.archive import number_of
 from nightshift.agent.store.incident import Cause, Incident, IncidentState, unanswered_since_s
@@ -110,6 +111,7 @@ class SlackParts(CourierParts):
     settings: Settings
     directory: Directory
     promotions: Teller | None = None
+    weekly: WeeklyReport | None = None
     pager: Callable[[str], str] = lambda incident_id: ""
     """The outlet that paged for an incident: whom it calls is then its business, not ours."""
 
@@ -153,6 +155,9 @@ class ChatCourier(Courier):
             else:
                 work = partial(self._post, replace(row, channel=self._usable(row.channel)), content)
             self._attempt(SLACK, row.channel, row.key, work)
+        for report, content in self._p.weekly.due(now_s, self._p.wall_s()) if self._p.weekly else ():
+            post = partial(self._post, replace(report, channel=self._usable(report.channel)), content)
+            self._attempt(SLACK, report.channel, report.key, post)
 
     def _tell(self, incident_id: str, now_s: float) -> None:
         incident = self._p.store.incident(incident_id)
