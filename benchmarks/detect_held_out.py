@@ -28,7 +28,12 @@ SCORED = RESULTS / "scored.md"
 SETS = (
     # set, public source, split by, used for tuning (the even half is; the odd half never was, except as said)
     ("Calchas HBM", "openeuler hbm-predictor", "device", "ECC: even devices"),
-    ("GenTD26", "alibaba/clusterdata, v2026-GenAI", "pod", "leak: even pods; its shipped tail is of even pods"),
+    (
+        "GenTD26",
+        "alibaba/clusterdata, v2026-GenAI",
+        "pod",
+        "leak: even pods, its shipped tail too; odd ones: decision 042 came after a look at their alarms",
+    ),
     ("Bitbrains rnd", "GWA-T-12, rnd", "virtual machine", "leak: even machines"),
     (
         "Alibaba 2018 mean",

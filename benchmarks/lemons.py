@@ -1,8 +1,8 @@
 """Lemons in drawn fleets: `python -m benchmarks.lemons`.
 
-Fleets of 1,000 nodes of 8 GPUs over 26 weeks. Healthy nodes fail 6.5 times per 1,000 node-days on average and
-1.2 % of the nodes are lemons, as in RSC-1 (Kokolis et al., arXiv 2410.21680). Made up: healthy rates are of a
-gamma distribution (shape 2), six in ten failures are of one GPU, and a node is used on 60 to 100 % of days. A
+Fleets of 1,000 nodes of 8 GPUs over 26 weeks. Healthy nodes fail 6.5 times per 1,000 node-days on average, as in
+RSC-1 (Kokolis et al., arXiv 2410.21680). Made up: 1.2 % of the nodes are lemons, healthy rates are of a gamma
+distribution (shape 2), six in ten failures are of one GPU, and a node is used on 60 to 100 % of days. A
 lemon, or one GPU of it, fails 10 to 40 times as often as a healthy node (log-uniform). Every day the daemon's
 own count (`agent.incidents.lemons`) judges the last 28 days. A lemon is found where it is named once in the 26
 weeks. A healthy node that is named is false.

@@ -173,7 +173,13 @@ PAPERS: Sequence[Paper] = (
             ),
             _R("NVLink error", 54, "`xid`: Xid 74", "xid_74"),
             _R("CUDA error", 21, f"{_CRASH}: a fault in GPU code", "gpu_code"),
-            _R("Node failure", 16, f"{_CRASH}: its node failed", "slurm_node", "names the node, not the part"),
+            _R(
+                "Node failure",
+                16,
+                f"{_CRASH} and the source `slurm`: NODE_FAIL",
+                "slurm_node",
+                "names the node, not the part",
+            ),
             _R("ECC error", 12, "`xid` and `ecc`: Xid 48", "xid_48"),
             _R(
                 "Network error",

@@ -251,6 +251,14 @@ def _learnt(value: Any) -> str:
     )
 
 
+def _gradients(value: Any) -> str:
+    if (healthy := value.get("runs_with_a_name")) is not None:
+        return f"{healthy['value'] * healthy['devices']:.0f} of {healthy['devices']} runs named"
+    found, delays = value["named_alone_within_50_steps"], value["steps_to_the_name"]
+    slowest = max((delay for delay in delays if delay is not None), default=float("nan"))
+    return f"{found['value'] * found['devices']:.0f} of {found['devices']} within 50 steps; slowest {slowest:.0f}"
+
+
 def _hangs(value: Any) -> str:
     delays_s = value["delay_s"].values()
     ended = value["alarms_where_the_job_ended"]
@@ -369,6 +377,22 @@ TABLES = (
         tuple(Row(who, f"results/GenTD26 pods/{who}", _learnt) for who in _LEARNT),
         "Injected faults on pods with odd names, at one false ticket a week. "
         "[Decision 038](../decisions/038-no-learned-detector.md).",
+    ),
+    Table(
+        "A rank with gradients of its own, in runs that are trained here",
+        "held_out_gradients",
+        "python -m benchmarks.detect_held_out --data FOLDER --only gradients",
+        (
+            *(
+                Row(f"healthy, {kind}", f"results/healthy, trained here: {kind}", _gradients, "0")
+                for kind in ("dealt at random", "dealt by size", "learning rate falls", "a batch of noise for all")
+            ),
+            *(
+                Row(f"50 times as large, {step}", f"results/x50 in {step}, trained here", _gradients, "all")
+                for step in ("every 1. step", "every 5. step")
+            ),
+        ),
+        "Two and four ranks of a small language model, three seeds each. No public set has norms by rank.",
     ),
     Table(
         "Hangs and loaders on other histories",

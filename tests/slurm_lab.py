@@ -30,10 +30,10 @@ from tests.conftest import absent
 from tests.processes import READY_S, end, free_port
 
 GPUS = 8
-COMMANDS = ("scontrol", "sinfo", "squeue", "scancel", "sbatch", "sacct")
+COMMANDS = ("scontrol", "sinfo", "squeue", "scancel", "sbatch", "sacct", "sacctmgr")
 _CONF = """\
 ClusterName=lab
-SlurmctldHost=localhost(127.0.0.1)
+{hosts}
 AuthInfo=socket={home}/munge.sock
 SlurmUser={user}
 SlurmdUser={me}
@@ -66,36 +66,84 @@ NodeName=DEFAULT CPUs=8 RealMemory=1000 Gres=gpu:8 Feature=nvlink
 NodeName={nodes} NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
+_ACCOUNTING = """\
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=localhost
+AccountingStoragePass={home}/munge.sock
+AccountingStoragePort={port}
+AccountingStorageTRES=gres/gpu
+"""
+_SLURMDBD = """\
+AuthType=auth/munge
+AuthInfo=socket={home}/munge.sock
+DbdHost=localhost
+DbdPort={port}
+SlurmUser={user}
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={storage}
+StorageUser=root
+StorageLoc=slurm_acct
+LogFile={home}/run/slurmdbd.log
+PidFile={home}/run/slurmdbd.pid
+"""
+_BACKUP = """\
+SlurmctldHost=ctl1(127.0.0.1)
+SlurmctldHost=ctl2(127.0.0.2)
+CommunicationParameters=NoCtldInAddrAny
+SlurmctldTimeout=5"""
 _STAND_IN = """\
 #!/bin/sh
 # {name}: the real one, unless a fault is planned in {home}/fault: KIND COUNT WHICH
-in=
-[ $# -gt 0 ] || in=$(cat)
-call() {{ if [ -n "$in" ]; then printf '%s\\n' "$in" | {real} "$@"; else {real} "$@" < /dev/null; fi; }}
-[ ! -f {home}/fault ] || read kind count which < {home}/fault
-case "{name} $* $in" in
-  *update\\ *|*requeue\\ *|*create\\ *|*delete\\ *|*reboot\\ *|sbatch*|scancel*) writes=yes;;
-  *) writes=no;;
-esac
-if [ -z "$kind" ] || [ "$count" -le 0 ] || {{ [ "$which" = writes ] && [ $writes = no ]; }}; then
-  call "$@"; exit $?
+refuse() {{
+  case $kind in
+    refused) echo "slurm_update error: Unable to contact slurm controller (connect failure)" >&2;;
+    failing_over) echo "slurm_update error: Slurm backup controller in standby mode" >&2;;
+    unauthorised)
+      echo "error: Munge encode failed: Failed to access socket (Did you start munged?)" >&2
+      echo "slurm_update error: Protocol authentication error" >&2;;
+    expired) echo "slurm_update error: Zero Bytes were transmitted or received" >&2;;
+    forbidden) echo "slurm_update error: Invalid user id" >&2;;
+    *) return 1;;
+  esac
+}}
+planned() {{  # WRITES: whether the fault is for this call, and counts it
+  kind=
+  [ ! -f {home}/fault ] || read kind count which < {home}/fault
+  [ -n "$kind" ] && [ "$count" -gt 0 ] && {{ [ "$which" != writes ] || [ $1 = yes ]; }} || return 1
+  echo "$kind $((count - 1)) $which" > {home}/fault
+}}
+after() {{  # what becomes of a call that has gone through
+  case $kind in
+    lost_reply) echo "slurm_update error: Zero Bytes were transmitted or received" >&2; exit 1;;
+    slow) exec sleep 60;;
+    killed) kill -9 $$;;
+  esac
+}}
+if [ $# -gt 0 ]; then
+  case "{name} $*" in
+    *update\\ *|*requeue\\ *|*create\\ *|*delete\\ *|*reboot\\ *|sbatch*|scancel*) writes=yes;;
+    *) writes=no;;
+  esac
+  planned $writes || exec {real} "$@"
+  refuse && exit 1
+  {real} "$@" > /dev/null 2>&1
+  after
 fi
-echo "$kind $((count - 1)) $which" > {home}/fault
-case $kind in
-  refused) echo "slurm_update error: Unable to contact slurm controller (connect failure)" >&2; exit 1;;
-  failing_over) echo "slurm_update error: Slurm backup controller in standby mode" >&2; exit 1;;
-  unauthorised)
-    echo "error: Munge encode failed: Failed to access socket (Did you start munged?)" >&2
-    echo "slurm_update error: Protocol authentication error" >&2; exit 1;;
-  expired) echo "slurm_update error: Zero Bytes were transmitted or received" >&2; exit 1;;
-  forbidden) echo "slurm_update error: Invalid user id" >&2; exit 1;;
-  lost_reply)
-    call "$@" > /dev/null 2>&1
-    echo "slurm_update error: Zero Bytes were transmitted or received" >&2; exit 1;;
-  slow) call "$@"; exec sleep 60;;
-  killed) call "$@" > /dev/null 2>&1; kill -9 $$;;
-  *) echo "no such fault: $kind" >&2; exit 99;;
-esac
+# lines: each goes to the real one, until the fault's
+mine={home}/run/lines.$$
+if planned no; then refuse && exit 1; echo $kind > $mine; fi
+while IFS= read -r line; do
+  case $line in
+    update*) if [ ! -f $mine ] && planned yes; then echo $kind > $mine; refuse 2>> $mine.said && break; fi;;
+  esac
+  printf '%s\\n' "$line"
+done | {real} "$@"
+code=$?
+[ -f $mine ] || exit $code
+read kind < $mine; rm $mine
+cat $mine.said >&2 2> /dev/null && [ -s $mine.said ] && rm $mine.said && exit 1
+after
 """
 _REBOOT = """\
 #!/bin/sh
@@ -123,7 +171,9 @@ class SlurmLab:
     reboots_before = 0
     """Reboots of n1 when a test began."""
 
-    def __init__(self, nodes: int = 4, lines: str = "") -> None:
+    def __init__(
+        self, nodes: int = 4, lines: str = "", *, backup: bool = False, accounting: bool = False, without: str = ""
+    ) -> None:
         self.names = tuple(f"n{number}" for number in range(1, nodes + 1))
         self.home = Path(tempfile.mkdtemp(prefix="nightshift-slurm-"))
         self.home.chmod(0o755)
@@ -143,11 +193,20 @@ class SlurmLab:
             home=self.home,
             user=self.person,
             me=me,
+            hosts=_BACKUP if backup else "SlurmctldHost=localhost(127.0.0.1)",
             port=free_port(),
             nodes=",".join(self.names),
             ports=",".join(map(str, ports)),
         )
-        self.conf.write_text(text + lines)
+        text = "".join(line for line in text.splitlines(True) if not without or not line.startswith(without))
+        self.controllers = ("ctl1", "ctl2") if backup else ("slurmctld",)
+        self._storage = free_port() if accounting else 0
+        if accounting:
+            port = free_port()
+            lines += _ACCOUNTING.format(home=self.home, port=port)
+            self._write_dbd(_SLURMDBD.format(home=self.home, user=self.person, port=port, storage=self._storage))
+        self.conf.write_text(text + lines.replace("{home}", str(self.home)))
+        (self.home / "hosts").write_text("127.0.0.1 localhost ctl1\n127.0.0.2 ctl2\n")
         gres = ""
         for name in self.names:
             for gpu in range(GPUS):
@@ -159,11 +218,20 @@ class SlurmLab:
         for name in COMMANDS:
             self._script(f"commands/{name}", _STAND_IN.format(name=name, home=self.home, real=f"/usr/bin/{name}"))
         self._script("reboot", _REBOOT.format(home=self.home))
+        for name in ("power", "prolog", "epilog", "health_check"):
+            self._script(name, "#!/bin/sh\n")
 
     def _script(self, name: str, text: str) -> None:
         path = self.home / name
         path.write_text(text)
         path.chmod(0o755)
+
+    def _write_dbd(self, text: str) -> None:
+        path = self.home / "slurmdbd.conf"
+        path.write_text(text)
+        path.chmod(0o600)
+        if os.geteuid() == 0:
+            shutil.chown(path, self.person)
 
     @property
     def access(self) -> SlurmAccess:
@@ -176,6 +244,8 @@ class SlurmLab:
 
     def start(self) -> None:
         self.start_munge()
+        if self._storage:
+            self.start_accounting()
         self.start_controller()
         for name in self.names:
             self.start_node(name)
@@ -206,9 +276,31 @@ class SlurmLab:
         self._spawn("munged", "/usr/sbin/munged", "--force", "--foreground", *options)
         self._await((self.home / "munge.sock").exists)
 
+    def start_accounting(self) -> None:
+        """MariaDB of its own, and a slurmdbd on it."""
+        data = self.home / "db"
+        data.mkdir()
+        shutil.chown(data, "mysql")
+        options = ("--no-defaults", "--user=mysql", f"--datadir={data}")
+        self.call("mariadb-install-db", *options, "--auth-root-authentication-method=normal", "--skip-test-db")
+        sockets = (f"--socket={data}/sock", f"--port={self._storage}", "--bind-address=127.0.0.1")
+        self._spawn("mariadbd", "/usr/sbin/mariadbd", *options, *sockets, f"--pid-file={data}/pid")
+        self._await((data / "sock").exists, "MariaDB")
+        self._spawn("slurmdbd", "/usr/sbin/slurmdbd", "-D")
+        self._await(lambda: "Cluster" in self.call("sacctmgr", "show", "cluster", check=False), "slurmdbd")
+
     def start_controller(self) -> None:
-        self._spawn("slurmctld", "/usr/sbin/slurmctld", "-D")
-        self._await(lambda: " is UP" in self.call("scontrol", "ping", check=False))
+        """Each of two as on a machine of its own name: which of them it is, slurmctld knows by that."""
+        for name in self.controllers:
+            command = "exec /usr/sbin/slurmctld -D"
+            if name != "slurmctld":
+                own = f"hostname {name}; mount --bind {self.home}/hosts /etc/hosts"
+                own += f"; mount -t tmpfs -o mode=777 none {self.home}/run"
+                self._spawn(name, "unshare", "--uts", "--mount", "sh", "-c", f"{own}; {command}")
+            else:
+                self._spawn(name, "sh", "-c", command)
+        up = len(self.controllers)
+        self._await(lambda: self.call("scontrol", "ping", check=False).count(" is UP") == up)
 
     def start_node(self, name: str, *, rebooted: bool = False) -> None:
         self._spawn(name, "/usr/sbin/slurmd", "-D", *(["-b"] if rebooted else []), "-N", name)
@@ -350,8 +442,8 @@ class SlurmLab:
 
 
 @contextlib.contextmanager
-def running(nodes: int = 4, lines: str = "") -> Iterator[SlurmLab]:
-    lab = SlurmLab(nodes, lines)
+def running(nodes: int = 4, lines: str = "", **parts: Any) -> Iterator[SlurmLab]:
+    lab = SlurmLab(nodes, lines, **parts)
     try:
         lab.start()
         yield lab

@@ -16,7 +16,7 @@ ROOT = Path(nightshift.__file__).parent
 NEEDS_A_SERVER = frozenset(
     {
         *("alertmanager", "kubernetes", "kubernetes_events", "node_agents", "node_log", "nvml", "prometheus"),
-        *("slurm", "training_metrics"),
+        *("redfish", "slurm", "training_metrics"),
     }
 )
 """Collectors that only a server or a driver can answer: an example would be a stub of it."""

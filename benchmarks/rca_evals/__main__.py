@@ -4,14 +4,16 @@ tokens, money and time.
     python -m benchmarks.rca_evals replay
     python -m benchmarks.rca_evals live --model Qwen3-32B --base-url http://vllm:8000/v1 --out qwen.json
     python -m benchmarks.rca_evals holmes --program holmes/bin/holmes --model Qwen3-32B --base-url …
+    python -m benchmarks.rca_evals beside --program holmes/bin/holmes
     python -m benchmarks.rca_evals table qwen.json holmes.json
     python -m benchmarks.rca_evals feedback judged.jsonl --model Qwen3-32B --base-url …
     python -m benchmarks.rca_evals export aiopslab FOLDER
 
 `replay` needs no network: two scripted readers answer at a local endpoint, one rightly, one wrongly. Their
 answers are written by hand. It measures the scorer and the product, no language model; it writes
-`results/rca_evals.json`. `live` asks a model of yours. See docs/how-to/evaluate-a-model.md for HolmesGPT on the
-same incidents, for the export to AIOpsLab and SREGym, and for your own feedback as cases.
+`results/rca_evals.json`. `beside` has HolmesGPT and Nightshift ask the same two readers about the same incidents;
+it writes `results/rca_beside_holmes.json`. `live` asks a model of yours. docs/how-to/evaluate-a-model.md has the
+rest: HolmesGPT with your model, the export to AIOpsLab and SREGym, and your own feedback as cases.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from typing import Any
 from benchmarks.rca_evals import feedback, holmes, problems
 from benchmarks.rca_evals.answers import HELD_OUT, HELD_OUT_AT_FIRST
 from benchmarks.rca_evals.cases import Case, cases, truth_of
-from benchmarks.rca_evals.evaluation import evaluate
+from benchmarks.rca_evals.evaluation import evaluate, filled
 from benchmarks.rca_evals.reader import READERS, endpoint
 from benchmarks.rca_evals.scorer import Truth, judge
 from benchmarks.report import write
@@ -165,6 +167,50 @@ def by_holmes(
     return {"commit": commit(), "by": name, **summary(rows), "unsupported": "not measured", "rows": rows}
 
 
+def beside(chosen: Sequence[Case], program: Path, folder: Path, kept: Path | None) -> Row:
+    """The incidents that have a log, through HolmesGPT and through Nightshift, with the same scripted readers."""
+
+    def theirs(case: Case) -> dict[str, Row]:
+        rows = {}
+        with endpoint(case) as (reader, server):
+            reader.take(filled(case))
+            llm = {"model": "scripted-reader", "base_url": f"{server.url}/v1"}
+            for which in READERS:
+                reader.become(which)
+                rows[which] = holmes.ask(case, program, llm, folder)
+        print(f"{rows['good']['seconds']:6.1f} s {rows['good']['failure'] or 'ok'} {case.name}", flush=True)
+        return rows
+
+    written = [case for case in chosen if case.report is not None]
+    read = {"holmes": kept_rows(written, kept, theirs), "nightshift": [_read(case) for case in written]}
+    return {
+        "commit": commit(),
+        "answers": WRITTEN,
+        "holmes": holmes.version(program),
+        "incidents_with_a_log": sum(case.report is not None for case in cases()),
+        "incidents": len(written),
+        "read_by": {
+            name: {which: _beside([row[which] for row in rows], name) for which in READERS}
+            for name, rows in read.items()
+        },
+        "rows": [
+            {"case": case.name}
+            | {
+                f"{name}_{which}": (rows[at][which].get("verdict") or {}).get("right", False)
+                for name, rows in read.items()
+                for which in READERS
+            }
+            for at, case in enumerate(written)
+        ],
+    }
+
+
+def _beside(rows: Sequence[Row], name: str) -> Row:
+    found = summary(rows) | {"said_anything": sum(bool(row.get("shown")) for row in rows)}
+    # it gives no quotes to check
+    return found | ({"unsupported": "not measured"} if name == "holmes" else {})
+
+
 def by_feedback(path: Path, llm: Mapping[str, Any]) -> Row:
     """The diagnoses that people judged, read by the configured model."""
     judged = list(feedback.read(path))
@@ -192,14 +238,15 @@ def _parser() -> argparse.ArgumentParser:
         "replay": "Replay the scripted readers; needs no network",
         "live": "Ask a model of yours",
         "holmes": "Ask HolmesGPT with a model of yours",
+        "beside": "Have HolmesGPT and Nightshift ask the same scripted readers",
         "feedback": "Ask a model about diagnoses that your people judged",
         "export": "Write the incidents as problems of another benchmark",
     }
     made = {name: commands.add_parser(name, help=what) for name, what in helps.items()}
-    for name in ("replay", "live", "holmes", "export"):
+    for name in ("replay", "live", "holmes", "beside", "export"):
         made[name].add_argument("--limit", type=int, default=0, help="Only so many incidents, spread over all")
         made[name].add_argument("--only", default="", help="Only incidents of which the name holds this text")
-    for name in ("replay", "live", "holmes"):
+    for name in ("replay", "live", "holmes", "beside"):
         made[name].add_argument(
             "--rows", type=Path, help="File that keeps finished incidents; a next run continues it"
         )
@@ -214,8 +261,9 @@ def _parser() -> argparse.ArgumentParser:
         )
     for name in ("replay", "live", "holmes", "feedback"):
         made[name].add_argument("--out", type=Path, help="File for the result")
-    made["holmes"].add_argument("--program", type=Path, required=True, help="HolmesGPT's `holmes`")
-    made["holmes"].add_argument("--folder", type=Path, default=Path("holmes-evals"), help="Folder for its files")
+    for name in ("holmes", "beside"):
+        made[name].add_argument("--program", type=Path, required=True, help="HolmesGPT's `holmes`")
+        made[name].add_argument("--folder", type=Path, default=Path("holmes-evals"), help="Folder for its files")
     made["feedback"].add_argument("file", type=Path, help="Written by `nightshift feedback --export FILE`")
     made["export"].add_argument("form", choices=["aiopslab", "sregym"])
     made["export"].add_argument("folder", type=Path)
@@ -239,6 +287,8 @@ def main() -> None:
         _finish(live(chosen, _llm(args), args.rows), args)
     elif args.command == "holmes":
         _finish(by_holmes(chosen, args.program, _llm(args), args.folder.absolute(), args.rows), args)
+    elif args.command == "beside":
+        write("rca_beside_holmes", beside(chosen, args.program, args.folder.absolute(), args.rows))
     elif args.only or args.limit or args.out:
         print(json.dumps(result := replay(chosen, args.rows), indent=1))
         if args.out:

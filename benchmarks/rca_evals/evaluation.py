@@ -68,7 +68,7 @@ def evaluate(
             heard(Drawn(1, case.name))
             played = _play_cluster(case, more, read)
         else:
-            heard(_filled(case))
+            heard(filled(case))
             fed = partial(with_herring, case)
             played = play(case.report, 1, BEFORE, until_right=True, fed=fed, ask=read, more=more)
     head = {"case": case.name, "origin": case.origin, "cause": case.cause, "opened": bool(played["incidents"])}
@@ -94,7 +94,7 @@ def _read_again(app: App) -> None:
         app.store.save_reading(row.incident, row.diagnosis, reading, spent.tokens, 0.0, final=True)
 
 
-def _filled(case: Case) -> Drawn:
+def filled(case: Case) -> Drawn:
     """The values that a play of this case draws: by seed and source, so they are known before."""
     assert case.report is not None
     drawn = Drawn(1, case.report.source)

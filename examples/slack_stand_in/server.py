@@ -175,6 +175,15 @@ class StandIn:
         payload = {"type": "event_callback", "team_id": workspace, "api_app_id": "A0", "event": event}
         return self._deliver("events_api", payload | {"event_id": f"Ev{uuid.uuid4().hex}"}, to, None, None)
 
+    def reply(
+        self, user: str, channel: str, thread: str, text: str, *, to: str = "", workspace: str = TEAM, **more: str
+    ) -> Acknowledged:
+        """Writes in a thread (docs.slack.dev/reference/events/message.channels)."""
+        event = {"type": "message", "user": user, "text": text, "channel": channel, "channel_type": "channel"}
+        event |= {"ts": f"{time.time():.6f}", "thread_ts": thread} | more
+        payload = {"type": "event_callback", "team_id": workspace, "api_app_id": "A0", "event": event}
+        return self._deliver("events_api", payload | {"event_id": f"Ev{uuid.uuid4().hex}"}, to, None, None)
+
     def _payload(self, kind: str, user: str, workspace: str) -> dict[str, Any]:
         person = {"id": user, "team_id": workspace}
         who = {"user": person, "team": {"id": TEAM}, "trigger_id": uuid.uuid4().hex}

@@ -27,6 +27,7 @@ from nightshift.agent.cli import (
     recordings,
     retention,
     serve,
+    status,
 )
 from nightshift.agent.cli.drill import drill
 from nightshift.agent.cli.silence import app as silence_app
@@ -34,13 +35,13 @@ from nightshift.collectors.base import Permanent, Temporary
 from nightshift.kernels.cli import app as kernels_app
 
 _ABOUT = "The on-call engineer for GPU clusters: detects, proves, proposes, acts after approval, confirms recovery."
-_POLICY = "Manage learned policies for power and scheduling."
+_POLICY = "Manage learned policies for power, scheduling and KV caches."
 
 
 def _filled(group: typer.Typer, *commands: Callable[..., Any]) -> typer.Typer:
     """The group with these commands, in the order in which help lists them."""
     for command in commands:
-        group.command()(command)
+        group.command(command.__name__.rstrip("_").replace("_", "-"))(command)
     return group
 
 
@@ -50,7 +51,13 @@ def _group(about: str, *commands: Callable[..., Any]) -> typer.Typer:
 
 app = _filled(
     # Typer's tracebacks show local variables, and those may hold tokens.
-    typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=_ABOUT),
+    typer.Typer(
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        help=_ABOUT,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    ),
+    status.status,
     drill,
     incidents.incidents,
     incidents.show,

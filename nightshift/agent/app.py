@@ -63,6 +63,7 @@ NEEDS_RESTART = (
     "console",
     "slack",
     "outlets",
+    "ticketing",
     "power",
     "scheduling",
     "replica",
@@ -259,6 +260,7 @@ class App:
         """Drains: stages under way end, states are kept, the lead is given back, everything is closed."""
         self._stopping.set()
         self.readings.close()
+        self.practice.end()
         # Asked before the lead is given back: after that another replica may write the same states.
         led = self._led_term is not None and self.lifecycle.leads
         self.lifecycle.close()

@@ -22,6 +22,8 @@ from nightshift.agent.notify.outlets.settings import Settings as OutletSettings
 from nightshift.agent.notify.outlets.settings import build as build_outlets
 from nightshift.agent.notify.slack.service import try_out as try_slack
 from nightshift.agent.notify.slack.settings import Settings as SlackSettings
+from nightshift.agent.notify.tickets.settings import Settings as TicketSettings
+from nightshift.agent.notify.tickets.settings import build as build_tickets
 from nightshift.agent.rca import runbooks
 from nightshift.agent.rca.model import Failed, Model, ModelSettings, try_out
 from nightshift.agent.settings import Settings
@@ -68,6 +70,8 @@ def examine(settings: Settings) -> Iterator[DoctorCheck]:
         yield _runbooks(settings)
     yield _slack(settings.slack)
     yield from _outlets(settings.outlets)
+    if settings.ticketing is not None:
+        yield _ticketing(settings.ticketing)
 
 
 def _state_dir(path: Path) -> DoctorCheck:
@@ -222,6 +226,17 @@ def _outlets(settings: OutletSettings) -> Iterator[DoctorCheck]:
             outlet.close()
     if built and not settings.pages:
         yield DoctorCheck("paging", False, "no outlet pages: outlets.pages is empty", "see docs/how-to/page.md")
+
+
+def _ticketing(settings: TicketSettings) -> DoctorCheck:
+    try:
+        system = build_tickets(settings)
+        try:
+            return DoctorCheck("ticketing", True, system.try_out())
+        finally:
+            system.end()
+    except (Permanent, Temporary) as error:
+        return DoctorCheck("ticketing", False, str(error), "see docs/how-to/tickets.md")
 
 
 def _actuators(settings: Settings) -> Iterator[DoctorCheck]:

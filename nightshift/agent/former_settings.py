@@ -40,7 +40,7 @@ REMOVED: Mapping[str, str] = {
     "outlets.alertmanager.timeout_s": "agent.notify.outlets.web:TIMEOUT_S",
     "outlets.alertmanager.renew_s": "agent.notify.outlets.alertmanager:RENEW_S",
     "outlets.alertmanager.lasts_s": "agent.notify.outlets.alertmanager:LASTS_S",
-    "actuators.kubernetes_repair.components": "controllers.actuators.kube_repair_settings:COMPONENTS",
+    "actuators.kubernetes_repair.components": "controllers.actuators.kube_repair_jobs:COMPONENTS",
     "actuators.kubernetes_kernels.cpu": "controllers.actuators.kube_kernel_jobs:CPU",
     "actuators.kubernetes_kernels.memory": "controllers.actuators.kube_kernel_jobs:MEMORY",
     "actuators.kubernetes_kernels.start_within_s": "controllers.actuators.kube_kernel_jobs:START_WITHIN_S",
@@ -110,6 +110,13 @@ REMOVED: Mapping[str, str] = {
     "correlate.storm_s": "agent.correlation.decisions:STORM_S",
     "correlate.storm_faults": "agent.correlation.decisions:STORM_FAULTS",
     "correlate.storm_cluster": "agent.correlation.decisions:STORM_CLUSTER",
+    "console.oidc.name": "agent.console.settings:OIDC_NAME",
+    "console.oidc.algorithms": "agent.console.settings:ALGORITHMS",
+    "outlets.opsgenie.priorities": "agent.notify.outlets.opsgenie:PRIORITIES",
+    "slack.quiet_hours.least": "agent.notify.slack.settings:LOUD",
+    "keeping.decisions_days": "agent.incidents.retention:DECISIONS_DAYS",
+    "kernels.again_days": "kernels.profile.trigger:AGAIN_DAYS",
+    "budget.burst": "detectors.alarms.budget:BURST",
     "llm.max_steps": "agent.rca.model:MAX_STEPS",
     "llm.max_tool_calls": "agent.rca.model:MAX_TOOL_CALLS",
     "llm.max_answer_tokens": "agent.rca.model:MAX_ANSWER_TOKENS",
@@ -279,6 +286,7 @@ MOVED: Mapping[str, SettingMove] = (
     )
     | _each(["power.nodes"], ("ca_file", "certificate_file", "key_file"), "connection.{}", _CONNECTION)
     | _each(["power"], ["kubernetes"], "access", _ACCESS)
+    | _each(["llm"], ["temperature"], "options.temperature", "write it as `llm.options.temperature`")
     | _each(
         ("sources.kubernetes", "sources.kubernetes_events", "scheduling", "power.nodes.agents"),
         _IN_ACCESS,

@@ -157,7 +157,7 @@ class Metrics:
         )
         self.outlet_calls = Counter(
             "nightshift_outlet_calls",
-            "Calls to PagerDuty, Opsgenie and Alertmanager by what they were for and how they ended.",
+            "Calls to PagerDuty, Opsgenie, Alertmanager and the ticket system by purpose and outcome.",
             ["outlet", "call", "outcome"],
         )
 

@@ -39,6 +39,7 @@ from nightshift.agent.incidents.retention import Settings as KeepingSettings
 from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.notify.outlets.settings import Settings as OutletSettings
 from nightshift.agent.notify.slack.settings import Settings as SlackSettings
+from nightshift.agent.notify.tickets.settings import Settings as TicketSettings
 from nightshift.agent.rca.log_stores import LogStoreSettings
 from nightshift.agent.rca.model import ModelSettings
 from nightshift.agent.rca.redact import Settings as RedactSettings
@@ -269,6 +270,7 @@ class Settings(FileAndEnvironment):
     outlets: OutletSettings = Field(
         default_factory=OutletSettings, description="PagerDuty, Opsgenie and Alertmanager: who is paged, by which"
     )
+    ticketing: TicketSettings | None = Field(None, description="Jira, ServiceNow or a webhook for tickets")
     console: ConsoleSettings = Field(default_factory=ConsoleSettings, description="The web console")
     log: LogSettings = Field(default_factory=LogSettings, description="The daemon's own log")
     _former: tuple[tuple[former_settings.Field, str], ...] = PrivateAttr(())
@@ -297,8 +299,15 @@ class Settings(FileAndEnvironment):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What to change about each former setting that the file or the environment still has."""
-        return self._warnings
+        """What to change about each former setting, and what a plug-in names that this machine lacks."""
+        entries: dict[str, tuple[Any, ...]] = {"sources": self.sources, "actuators": self.actuators}
+        lacks = (
+            f"{part}[{number}].{what} on this machine"
+            for part, found in entries.items()
+            for number, entry in enumerate(found)
+            for what in getattr(entry, "missing", list)()
+        )
+        return (*self._warnings, *lacks)
 
     @property
     def store_url(self) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated
 
 import httpx
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, WithJsonSchema, model_validator
 from pydantic_settings import NoDecode
 
 from nightshift.collectors.base import Permanent, Temporary
@@ -333,3 +333,16 @@ def checked_url(url: str) -> str:
     if parsed.userinfo:
         raise Permanent(f"url of {parsed.host}: credentials belong in username and password_file")
     return url
+
+
+def _setting(url: str) -> str:
+    try:
+        return checked_url(url)
+    except Permanent as error:
+        raise ValueError(str(error)) from error
+
+
+Address = Annotated[str, AfterValidator(_setting)]
+"""A setting that is checked by `checked_url`."""
+BaseAddress = Annotated[Address, AfterValidator(lambda url: url.rstrip("/"))]
+"""The same, of an API: paths are added to it."""

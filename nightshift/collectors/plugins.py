@@ -15,9 +15,11 @@ from nightshift.collectors.replay import ReplayCollector
 from nightshift.collectors.slurm.nodes_and_jobs import SlurmCollector
 from nightshift.collectors.telemetry.cadvisor import CadvisorCollector
 from nightshift.collectors.telemetry.dcgm_exporter import DcgmExporterCollector
+from nightshift.collectors.telemetry.equipment import EquipmentCollector
 from nightshift.collectors.telemetry.inference import InferenceCollector
 from nightshift.collectors.telemetry.node_exporter import NodeExporterCollector
 from nightshift.collectors.telemetry.nvml import NvmlCollector
+from nightshift.collectors.telemetry.redfish import RedfishCollector
 from nightshift.collectors.training.kineto import KinetoCollector
 from nightshift.collectors.training.logs import TrainingLogsCollector
 from nightshift.collectors.training.metrics import TrainingMetricsCollector
@@ -33,6 +35,8 @@ ALL: Final = (
     DcgmExporterCollector,
     CadvisorCollector,
     NodeExporterCollector,
+    EquipmentCollector,
+    RedfishCollector,
     InferenceCollector,
     NodeLogCollector,
     NodeAgentsCollector,

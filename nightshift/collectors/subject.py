@@ -22,6 +22,9 @@ SITE, SITE_NODE = "site", "site_node"
 """Facts of a node, job or pod that another manager than Kubernetes runs: which (`slurm`), and what that calls
 it."""
 
+PEER, CABLE = "peer", "cable"
+"""Facts of a port: the port at the other end of its link, as a subject, and the cable between, in words."""
+
 SHOWS_HELD_ONLY = "shows_held_only"
 """A fact of a node, `yes` or `no`: its exporter leaves out GPUs that no pod holds."""
 
@@ -35,7 +38,10 @@ class SubjectKind(StrEnum):
     MIG = "mig"
     LINK = "link"
     NIC = "nic"
-    """A network interface or an InfiniBand port."""
+    """A network interface, or a port of a host or a switch."""
+    SWITCH = "switch"
+    PART = "part"
+    """What a BMC watches: a power supply, a fan, a sensor."""
     DISK = "disk"
     """A block device or a mounted filesystem."""
     POD = "pod"
@@ -53,8 +59,9 @@ class Subject:
 
     Names: GPU its UUID; node its name; pod `namespace/pod`, of a Slurm job's part on a node `account/job@node`;
     container `namespace/pod/container`; job `namespace/job`; rank `namespace/job#3`; MIG the instance's UUID; link
-    `<GPU UUID>/link3`; NIC `node/eth0` or `node/mlx5_0:1`; disk `node/nvme0n1` or `node:/data`; server
-    `host:port/model`; source the collector's name and place, such as `dcgm_exporter http://n1:9400/metrics`.
+    `<GPU UUID>/link3`; NIC `node/eth0`, `node/mlx5_0:1` or `switch/7`; part `node/PSU 1`; disk
+    `node/nvme0n1` or `node:/data`; server `host:port/model`; source
+    the collector's name and place, such as `dcgm_exporter http://n1:9400/metrics`.
     """
 
     kind: SubjectKind
@@ -102,7 +109,7 @@ class Membership:
 
 class Inventory:
     """Relations between subjects over time: GPU → node, pod, rank; MIG instance → GPU, pod; pod → node, job; rank →
-    pod, job; node → rack.
+    pod, job; node → rack; port → node, switch (its own, or the one that its link goes to).
 
     `exclusive` relations replace each other: a GPU on another node has left the first. A relation's kinds decide:
     every pair of kinds holds one parent at a time, except GPU → pod (time-sliced GPUs are shared).

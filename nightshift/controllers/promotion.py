@@ -58,6 +58,9 @@ class Criteria:
     """Share of the last day's turns that ended in a lock-out, above which a policy is demoted."""
     unit: str = "jobs"
     """What counts as one, in words: what is resampled, and what a coin is drawn for."""
+    paired: bool = False
+    """Shadow counts what the policy would have won beside the baseline, on the same requests: its bound has to
+    exceed `least_gain`, and the step after it is active."""
     most_outside: float = 0.05
     """Share of jobs in which an input may lie outside the range of training, by the bound below it."""
 
@@ -68,6 +71,8 @@ CRITERIA: Mapping[str, Criteria] = {
     # what counts as a job is an hour of the queue, with a name and a coin of its own (`scheduling.epochs`).
     # Its slowdown is a mean over jobs against a play that goes by predictions, and off by 0.1 to 0.3 (simulated)
     "scheduling": Criteria(block_s=math.inf, p95_margin=0.05, p99_margin=0.1, calibration=0.05, unit="hours"),
+    # what is asked of a cache does not depend on what it evicts: both are replayed on the same requests, no coin
+    "cache": Criteria(paired=True, unit="windows"),
 }
 
 
@@ -133,6 +138,8 @@ class PolicyStanding:
     @property
     def next(self) -> Mode | None:
         """The mode above; None where it is active."""
+        if self.mode is Mode.SHADOW and CRITERIA.get(self.kind, Criteria()).paired:
+            return Mode.ACTIVE
         place = STEPS.index(self.mode)
         return STEPS[place + 1] if place + 1 < len(STEPS) else None
 
@@ -266,7 +273,9 @@ def assess(
     words = f"at most {bound:.1%} of {criteria.unit} can have one (rule of three)"
     words += f", at most {criteria.most_violations:.1%} is allowed"
     checks.append(_check("violation_bound", bound, criteria.most_violations, words))
-    if state.mode is not Mode.SHADOW:
+    if state.mode is Mode.SHADOW and criteria.paired:
+        checks.append(_paired_gain(turns, criteria, alpha))
+    elif state.mode is not Mode.SHADOW:
         share = max(*lost, 2.0 * abs(lost[0] - lost[1]))
         words = f"no outcome of {lost[0]:.1%} of turns with the policy and {lost[1]:.1%} without"
         checks.append(_check("lost", share, criteria.most_lost, words))
@@ -287,6 +296,18 @@ def _worth(turns: Sequence[TrialTurn], criteria: Criteria, alpha: float, seed: i
         words = f"{name} of slowdown up by at most {gap.high:.4f}; {margin:.4f} is allowed"
         checks.append(_check(name, gap.high, margin, words))
     return checks
+
+
+def _paired_gain(turns: Sequence[TrialTurn], criteria: Criteria, alpha: float) -> PromotionCheck:
+    """The bound below the mean reward. Windows follow on each other, so they are counted in ten blocks."""
+    from scipy.stats import t
+
+    means = [float(np.mean(part)) for part in np.array_split([turn.reward for turn in turns], 10) if len(part)]
+    if len(means) < 10:
+        return PromotionCheck("gain", False, math.nan, criteria.least_gain, f"gain unknown: {len(means)} windows")
+    low = float(np.mean(means) - t.ppf(1 - alpha, 9) * np.std(means, ddof=1) / math.sqrt(10))
+    words = f"gain {np.mean(means):.4f}, at least {low:.4f} with {1 - alpha:.2%} confidence"
+    return PromotionCheck("gain", low > criteria.least_gain, low, criteria.least_gain, words)
 
 
 def _check(name: str, figure: float, limit: float, words: str) -> PromotionCheck:

@@ -45,6 +45,9 @@ class Fault(StrEnum):
     """The GPU driver, or what it needs, says without an Xid that it does not work."""
     HOST_ERROR = "host_error"
     """The host's own hardware or kernel: memory, processors, disks, heat."""
+    PART_FAILED = "part_failed"
+    """A part around the host, as its BMC says: power supply, fan, air, leak. No action of ours mends one, and the
+    node works meanwhile."""
     GPU_LOST = "gpu_lost"
     NVLINK_DEGRADED = "nvlink_degraded"
     PCIE_DEGRADED = "pcie_degraded"

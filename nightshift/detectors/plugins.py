@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nightshift.detectors.cluster import ClusterFaults
 from nightshift.detectors.ecc.detector import Ecc
+from nightshift.detectors.hardware.equipment import Equipment
 from nightshift.detectors.hardware.gpu_lost import GpuLost
 from nightshift.detectors.hardware.interconnect import Interconnect
 from nightshift.detectors.hardware.kernel_events import KernelEvents
@@ -24,6 +25,7 @@ ALL = (
     ClusterFaults,
     Divergence,
     Ecc,
+    Equipment,
     GpuLost,
     Hang,
     Interconnect,

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ KILLED: Mapping[str, tuple[ActionKind, Scenario]] = {
     "quarantined": (A.QUARANTINE_GPU, Scenario((*_ACTED, "confirmed"), _ENDS)),
 }
 NOT_REACHED = "the place was not reached"
-_WRITES = re.compile(r"update|requeue|create|delete|reboot")
+_WRITES = re.compile(r"update|requeue|create|delete|reboot|release|hold")
 
 
 def planned(kind: ActionKind, target: Subject, jobs: tuple[str, ...], name: str, now_s: float) -> Action:
@@ -67,16 +67,36 @@ class MortalClient(SlurmClient):
         super().__init__(access)
         self._home, self._kill_at = home, kill_at
 
-    def ask(self, *argv: str, stdin: str = "") -> str:
-        if not (_WRITES.search(" ".join(argv[1:2])) or "update" in stdin or argv[0] == "sbatch"):
-            return super().ask(*argv, stdin=stdin)
-        number = len((self._home / "writes").read_text().splitlines()) if (self._home / "writes").exists() else 0
-        self._die(f"before write {number}")
-        with (self._home / "writes").open("a") as written:
-            written.write(" ".join((*argv, stdin.strip())).replace("\n", " ") + "\n")
-        answer = super().ask(*argv, stdin=stdin)
+    def ask(self, *argv: str) -> str:
+        if not (_WRITES.search(" ".join(argv[1:2])) or argv[0] in ("sbatch", "scancel")):
+            return super().ask(*argv)
+        number = self._begun()
+        self._count(" ".join(argv))
+        answer = super().ask(*argv)
         self._die(f"after write {number}")
         return answer
+
+    def write_after(self, look: str, line_of: Callable[[str], str]) -> str:
+        number = self._begun()
+
+        def counted(answer: str) -> str:
+            line = line_of(answer)
+            self._count(line)
+            self._die(f"within write {number}")
+            return line
+
+        answer = super().write_after(look, counted)
+        self._die(f"after write {number}")
+        return answer
+
+    def _begun(self) -> int:
+        number = len((self._home / "writes").read_text().splitlines()) if (self._home / "writes").exists() else 0
+        self._die(f"before write {number}")
+        return number
+
+    def _count(self, line: str) -> None:
+        with (self._home / "writes").open("a") as written:
+            written.write(line.replace("\n", " ") + "\n")
 
     def _die(self, place: str) -> None:
         if place == self._kill_at:
@@ -158,6 +178,8 @@ class KilledScene:
                 yield f"{when} {state.value if state else 'none'} {cause}"
         for number in range(len(self.writes())):
             yield f"before write {number}"
+            if self.writes()[number].startswith("update"):  # after its look and before the line that changes
+                yield f"within write {number}"
             yield f"after write {number}"
 
     def check(self) -> None:

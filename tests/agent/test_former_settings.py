@@ -20,7 +20,7 @@ from nightshift.controllers.actuators.plugins import ALL as ACTUATORS
 
 LEAVES = {path: where for path, where in REMOVED.items() if where != BLOCK}
 # Entries of lists and these blocks need other fields beside them.
-BLOCKS = ("sources.", "actuators.", "power.nodes.", "console.oidc.", "outlets.")
+BLOCKS = ("sources.", "actuators.", "power.nodes.", "console.oidc.", "outlets.", "slack.quiet_hours.")
 FIELDS = st.sampled_from(sorted(path for path in LEAVES if not path.startswith(BLOCKS)))
 
 
@@ -197,6 +197,7 @@ FORMER: dict[str, Any] = {
     "scheduling": {**KUBE, **LABELS, "opted_in": ["ml"]},
     "detectors": {"hang": {"enabled": False}, "xid": {"enabled": "true"}},
     "election": {"kubeconfig": "/k", "context": "c"},
+    "llm": {"temperature": 0.2},
     "power": {
         "kubernetes": KUBE,
         "opted_in": ["ml"],
@@ -219,7 +220,7 @@ FORMER: dict[str, Any] = {
 
 def reached(part: Any, path: str) -> Any:
     for name in path.split("."):
-        part = getattr(part, name)
+        part = part[name] if isinstance(part, dict) else getattr(part, name)
     return part
 
 

@@ -16,17 +16,22 @@ from hypothesis import strategies as st
 
 from benchmarks.first_request import half_of
 from benchmarks.rca_evals import feedback, holmes, problems
-from benchmarks.rca_evals.__main__ import chosen_cases, kept_rows, replay, table
+from benchmarks.rca_evals.__main__ import chosen_cases, kept_rows, main, replay, table
 from benchmarks.rca_evals.answers import BAD, EVERYTHING, GOOD, HELD_OUT, VAGUE, bad
 from benchmarks.rca_evals.cases import cases
 from benchmarks.rca_evals.causes import CAUSES
+from benchmarks.rca_evals.evaluation import filled
+from benchmarks.rca_evals.reader import endpoint
 from benchmarks.rca_evals.recording import record
 from benchmarks.rca_evals.scorer import Truth, causes_in, judge
+from nightshift.agent.approvals.policy import Person, Role
 from nightshift.agent.rca.evidence import gather
+from nightshift.agent.rca.feedback import judged
 from nightshift.agent.rca.model import ModelSettings
 from nightshift.agent.store.records import plain
 from tests.agent.rooted import INVENTORY, NOW_S, XID_LINES, history, xid_burst
 from tests.agent.scripted_model import calls, scripted
+from tests.agent.story import Story
 
 PLACE = "node n7"
 CAUSE = st.sampled_from(sorted(GOOD))
@@ -317,3 +322,45 @@ def test_the_table_shows_results_side_by_side(tmp_path: Path) -> None:
         (tmp_path / name).write_text(json.dumps({**row, "by": name}))
     shown = table([tmp_path / "a", tmp_path / "b"]).split("\n")
     assert shown[2:] == [f"| {name} | 2 | 1 | 0 | 9 | 0.1 | 1.0 | 2.0 |" for name in "ab"]
+
+
+def ran(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["rca_evals", *map(str, words)])
+    main()
+
+
+@pytest.mark.full
+def test_one_command_asks_a_model_at_an_endpoint_and_prints_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = next(case for case in cases() if case.report is not None)
+    with endpoint(case) as (reader, server):
+        reader.take(filled(case))
+        at = ["--model", "served", "--base-url", f"{server.url}/v1", "--usd-in", "1", "--usd-out", "2"]
+        ran(monkeypatch, "live", "--only", case.name, *at, "--out", tmp_path / "live.json")
+    told = json.loads((tmp_path / "live.json").read_text())
+    assert (told["by"], told["opened"], told["right"], told["unsupported"]) == ("openai served", 1, 1, 0)
+    assert told["tokens_median"] > 0
+    assert told["usd"] > 0
+    assert told["seconds_p50"] == told["seconds_p95"] > 0
+    printed = capsys.readouterr().out
+    assert "| openai served | 1 | 1 | 0 |" in printed
+    assert "P95 (s)" in printed
+
+
+def test_a_persons_word_goes_through_the_export_into_the_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story = Story(tmp_path)
+    name = story.tell()
+    ann = Person("ann@example.org", frozenset({Role.APPROVER}), "console")
+    assert story.gate.judge(name, ann, right=False, note="a bad cable of the NIC").ok
+    exported_to = tmp_path / "judged.jsonl"
+    exported_to.write_text("".join(json.dumps(row) + "\n" for row in judged(story.store)))
+    answer = calls(("conclude", {"cause": "unknown", "claims": [], "hypothesis": []}))
+    with scripted(answer) as server:
+        at = ["--model", "served", "--base-url", f"{server.url}/v1", "--out", tmp_path / "feedback.json"]
+        ran(monkeypatch, "feedback", exported_to, *at)
+    told = json.loads((tmp_path / "feedback.json").read_text())
+    assert "1 of 1 judged diagnoses have evidence and name a cause" in capsys.readouterr().out
+    assert [(row["case"], row["cause"], row["verdict"]["right"]) for row in told["rows"]] == [(name, "nic", False)]

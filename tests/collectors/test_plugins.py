@@ -17,6 +17,8 @@ AWAY: dict[str, Callable[[Path], dict[str, Any]]] = {
     "dcgm_exporter": lambda _: {"urls": ["http://127.0.0.1:9/metrics"]},
     "cadvisor": lambda _: {"urls": ["http://127.0.0.1:9/metrics"]},
     "node_exporter": lambda _: {"urls": ["http://127.0.0.1:9/metrics"]},
+    "equipment": lambda _: {"urls": ["http://127.0.0.1:9/metrics"]},
+    "redfish": lambda _: {"urls": ["http://127.0.0.1:9"]},
     "alertmanager": lambda _: {"url": "http://127.0.0.1:9"},
     "tensorboard": lambda folder: {"directory": folder / "absent"},
     "training_metrics": lambda _: {"urls": ["http://127.0.0.1:9/metrics"]},

@@ -26,6 +26,7 @@ from nightshift.collectors.slurm.answers import (
     SlurmFailure,
     SlurmJob,
     SlurmNode,
+    ended_of_text,
     jobs_of_text,
     nodes_of_text,
     read_jobs,
@@ -37,7 +38,9 @@ from nightshift.collectors.slurm.nodes_and_jobs import SlurmCollector, SlurmSett
 from nightshift.collectors.slurm.states import of_job, of_node
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
-from nightshift.controllers.action import Situation
+from nightshift.controllers.action import Action, ActionKind, BlastRadius, Situation, Undo
+from nightshift.controllers.guard import Settings as GuardSettings
+from nightshift.controllers.guard import rule
 from nightshift.controllers.playbooks.plan import Reach
 from nightshift.detectors.base import Fault, State
 from nightshift.detectors.cluster import ClusterFaults
@@ -292,6 +295,51 @@ def test_a_later_release_is_asked_for_its_nodes_by_scontrol(stand_in: Any, relea
     client = SlurmClient(access)
     assert len(client.nodes()) == 3
     assert len(client.jobs()) == 4
+
+
+@pytest.mark.parametrize("states", ["IDLE+DRAIN", "IDLE+MAINTENANCE+RESERVED", "DOWN*", "IDLE"])
+def test_a_node_that_slurm_gives_no_work_counts_against_the_guards_limits(stand_in: Any, states: str) -> None:
+    """Whoever took it out: one of four is allowed, and a second drain is refused while it is out."""
+    record = "NodeName={} Gres=gpu:8\\n   State={} X=1\\n   BootTime=1795740000\\n\\n"
+    text = "".join(record.format(f"n{n}", states if n == 1 else "IDLE") for n in range(1, 5))
+    access = stand_in(scontrol=f"case \"$*\" in *version*) echo slurm 20.11.9;; *) printf '{text}';; esac")
+    collector = SlurmCollector(SlurmSettings(**access.model_dump()))
+    collector._client.without_json = "as asked"
+    inventory = Inventory()
+    for n in range(1, 5):
+        for gpu in range(8):
+            inventory.observe(Subject(K.GPU, f"GPU-{n}-{gpu}"), Subject(K.NODE, f"n{n}"), 0.0)
+    collector.collect(1.0, inventory, 5.0)
+    plan = Action("a", ActionKind.CORDON, Subject(K.NODE, "n2"), "", BlastRadius(), Undo(True, ""), 1e9)
+    limits = GuardSettings(cluster_fraction=0.25)
+    ruling = rule(plan, [], inventory, 2.0, limits, unavailable=out_of_use(inventory, 2.0))
+    assert ruling.allowed == (states == "IDLE")
+
+
+def test_a_cluster_without_nodes_is_no_data(stand_in: Any) -> None:
+    """What PrivateData=nodes makes of it for an account that may not see them."""
+    access = stand_in(scontrol='case "$*" in *version*) echo slurm 20.11.9;; esac', squeue="exit 1")
+    collector = SlurmCollector(SlurmSettings(**access.model_dump()))
+    collector._client.without_json = "as asked"
+    (nodes, _) = collector.collect(1.0, Inventory(), 5.0).sources
+    assert (nodes.ok, nodes.reason) == (False, Reason.NOT_FOUND)
+    assert "PrivateData" in nodes.detail
+
+
+def test_what_accounting_says_of_ends_is_read() -> None:
+    """Recorded from sacct of 22.05; a name with the separator, a job that never had a node, one of components."""
+    told = (
+        "1|root|root|FAILED|3:0|n1|1795776855|billing=1,cpu=1,gres/gpu=8,node=1|main|525600|a|b\n"
+        "2|ann|llm|OUT_OF_MEMORY|0:125|n[1-2]|1795776900|billing=1,gres/gpu=16,gres/gpu:h100=16|main|60|train\n"
+        "3|ann|llm|DEADLINE|0:0|None assigned|1795776900||main|60|late\n"
+        "4+1|ann|llm|FAILED|1:0|n1|1795776900|gres/gpu=8|main|60|part\n"
+    )
+    first, second, third = ended_of_text(told)
+    assert (first.name, first.exit_code, first.gpu_count, first.nodes) == ("a|b", 3, 8, ("n1",))
+    assert [f"{t.name} [{t.cause}]" for t in of_job(second, None)] == ["oom [n1, n2]"]
+    assert (third.nodes, third.gpu_count) == ((), 0)
+    with pytest.raises(AnswerError, match="with 2 fields"):
+        ended_of_text("slurmdbd|away")
 
 
 def test_a_hanging_command_is_a_time_out(stand_in: Any) -> None:

@@ -41,7 +41,7 @@ def test_every_detector_class_in_the_package_is_in_the_tuple_and_counted() -> No
             if "plugin" in vars(member) and isinstance(vars(member)["plugin"], str):
                 found.add(member)
     assert found == set(ALL)
-    assert len(ALL) == len({kind.plugin for kind in ALL}) == 17
+    assert len(ALL) == len({kind.plugin for kind in ALL}) == 18
     assert len(SILENT) + len(HOSTILE) == 10
 
 

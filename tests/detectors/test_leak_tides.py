@@ -100,3 +100,22 @@ def test_what_cannot_have_been_seen_is_no_leak() -> None:
         lambda t: Subject(SubjectKind.GPU, f"GPU-{t // HOUR_S:.0f}"),
     )  # fmt: skip
     assert renamed == []
+
+
+def test_three_jumps_alike_with_a_flat_level_between_are_a_leak_and_a_wandering_level_is_none() -> None:
+    def stairs(t: float) -> float:
+        return 0.2 + 0.06 * min((t - 4 * HOUR_S) // (3.5 * HOUR_S) + 1, 3) * (t >= 4 * HOUR_S)
+
+    (first, *_) = told(stairs, 15 * HOUR_S, 300.0)
+    assert first.facts["shape"] == "stairs"
+    assert first.at.t_s - 1e9 < 12 * HOUR_S
+    # the same floor at its lowest, but the level leaves it for most of the time
+    wave = np.random.default_rng(3).uniform(0.02, 0.08, 400)
+    assert told(lambda t: stairs(t) + wave[int(t // 300)] * (t % 3600 >= 900), 13 * HOUR_S, 300.0) == []
+
+
+def test_over_a_day_a_climb_that_its_own_noise_makes_by_chance_is_none() -> None:
+    noise = np.cumsum(np.random.default_rng(11).normal(0.0, 0.008, 300))
+    walk = 0.6 + 0.35 * (noise - noise.min()) / np.ptp(noise)
+    found = told(lambda t: float(walk[int(t // 300)]), 24 * HOUR_S, 300.0, box)
+    assert all(f.facts["growth_bytes"] / f.facts["slope_bytes_per_h"] < 8.0 for f in found)

@@ -154,6 +154,12 @@ def rule_for(action: Action, policy: ApprovalSettings) -> ApprovalRule:
     return max(rules, key=_STRICTNESS.index)
 
 
+def automatic_kinds(policy: ApprovalSettings) -> frozenset[ActionKind]:
+    """The kinds of which a plan may be approved by policy; whether one is, depends on its places and its width."""
+    rules = {kind: (policy.kinds.get(kind, policy.default), traits_of(kind).least_approval) for kind in ActionKind}
+    return frozenset(kind for kind, found in rules.items() if set(found) == {ApprovalRule.AUTOMATIC})
+
+
 def may_not_approve(
     person: Person,
     action: Action,

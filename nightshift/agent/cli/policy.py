@@ -1,4 +1,4 @@
-"""`nightshift policy …`: learned policies for power and scheduling. Which kinds there are:
+"""`nightshift policy train | evaluate`: learned policies of every kind. Which kinds there are:
 `controllers.lab.learnable`."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-Kind = Annotated[str, typer.Argument(help="power or scheduling")]
+Kind = Annotated[str, typer.Argument(help="power, scheduling or cache")]
 Keys = Annotated[list[Path] | None, typer.Option("--key", help="Trusted public key (repeatable)")]
 
 
@@ -18,8 +18,11 @@ def train(
     output: Annotated[Path, typer.Option("--output", "-o", help="Policy file to write")],
     key: Annotated[Path, typer.Option(help="Private key that signs it, as `nightshift kernels keygen` makes")],
     seed: Annotated[int, typer.Option(help="The same seed gives the same policy")] = 1,
-    steps: Annotated[int, typer.Option(min=0, help="Steps of the environment; 0: the full number")] = 0,
-    data: Annotated[list[Path] | None, typer.Option(help="Measurements to evaluate on (repeatable)")] = None,
+    steps: Annotated[int, typer.Option(min=0, help="Steps of the environment, or passes over --data; 0: all")] = 0,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(help="What to evaluate on; cache also learns from the first half (repeatable)"),
+    ] = None,
     seeds: Annotated[int, typer.Option(min=0, help="Seeds of the evaluation; 0: none")] = 5,
 ) -> None:
     """Train a policy from scratch and write it signed, with its evaluation."""
@@ -42,7 +45,7 @@ def train(
     for path in data or ():
         if not path.is_file():
             raise Permanent(f"--data: {path}: no such file")
-    policy = part.train(seed, steps or None, lambda text: typer.echo(text, err=True))
+    policy = part.train(seed, steps or None, lambda text: typer.echo(text, err=True), data or ())
     written = write(output, policy, signer)  # before it is evaluated: measurements that are wrong lose no training
     found = part.evaluate(policy, data or (), range(seeds)) if seeds else {}
     written = write(output, replace(policy, evaluation=json.loads(json.dumps(found))), signer)
@@ -53,7 +56,9 @@ def evaluate(
     kind: Kind,
     policy: Annotated[Path | None, typer.Option(help="Policy file; without: baselines and heuristics")] = None,
     key: Keys = None,
-    data: Annotated[list[Path] | None, typer.Option(help="Measurements (repeatable); without: synthetic")] = None,
+    data: Annotated[
+        list[Path] | None, typer.Option(help="Measurements or traces (repeatable); without: synthetic")
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output")] = False,
 ) -> None:

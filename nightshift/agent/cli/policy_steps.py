@@ -1,4 +1,4 @@
-"""`nightshift policy stand | standing | promote | approve | reject | undo | explain`: trust in learned control."""
+"""`nightshift policy list | ship | shadow | promote | undo | …`: trust in learned control."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nightshift.agent.approvals.policy_gate import PolicyGate
     from nightshift.agent.store.receipts import Receipts
 
-Kind = Annotated[str, typer.Argument(help="power or scheduling")]
+Kind = Annotated[str, typer.Argument(help="power, scheduling or cache")]
 
 
 @contextmanager
@@ -32,30 +32,69 @@ def _opened(config: Path | None) -> Iterator[tuple[PolicyGate, Receipts, Person]
         yield policies, Receipts(store.database), operator()
 
 
-def stand(
+def ship(
     kind: Kind,
     file: Annotated[Path, typer.Argument(help="Policy file, as `nightshift policy train` writes it")],
+    key: Annotated[list[Path] | None, typer.Option("--key", help="Trusted public key, for kind cache")] = None,
     config: Config = None,
 ) -> None:
     """Load a policy file into the daemon's store, in shadow mode: nothing of it is executed. One of the
-    configuration's `policy_keys` must have signed it. The daemon uses it from its next start."""
+    configuration's `policy_keys` must have signed it, or one of --key. The daemon uses it from its next start."""
     from nightshift.agent.approvals.access import Permission, may
     from nightshift.agent.control.policy_watch import INTERFACES
     from nightshift.agent.settings import load
     from nightshift.agent.setup.policies import stand_up
 
     if kind not in INTERFACES:
-        raise Permanent(f"no policies of kind {kind!r} are asked by the daemon")
-    interface, part = INTERFACES[kind], getattr(load(config), kind)
+        raise Permanent(f"no policies of kind {kind!r} can be shipped; there are {', '.join(INTERFACES)}")
+    # an engine asks a policy of kind cache, so the daemon's configuration says nothing of it
+    configured: tuple[Path, ...] = getattr(getattr(load(config), kind, None), "policy_keys", ())
+    keys = tuple(key or configured)
     with _opened(config) as (policies, _, who):
         if not (allowed := may(who, Permission.STAND)):
             raise Permanent(allowed.reason)
-        found = stand_up(policies, file, interface, part.policy_keys, who.identity, policies.clock.now_s())
-    typer.echo(f"{found.name}@{found.sha256[:12]} is shadow; restart the daemon, and it is asked")
+        found = stand_up(policies, file, INTERFACES[kind], keys, who.identity, policies.clock.now_s())
+    then = (
+        "shadow it with `nightshift policy shadow cache`"
+        if kind == "cache"
+        else "restart the daemon, and it is asked"
+    )
+    typer.echo(f"{found.name}@{found.sha256[:12]} is in shadow; {then}")
 
 
-def standing(as_json: AsJson = False, config: Config = None) -> None:
-    """Show each kind's policy and mode, what its next step still needs, and pending approvals."""
+def shadow(
+    kind: Kind,
+    data: Annotated[
+        list[Path] | None, typer.Option(help="Kind cache: what an engine recorded (repeatable)")
+    ] = None,
+    capacity: Annotated[int, typer.Option(min=0, help="Kind cache: blocks of 512 tokens that fit")] = 0,
+    key: Annotated[list[Path] | None, typer.Option("--key", help="Kind cache: trusted public key")] = None,
+    as_json: AsJson = False,
+    config: Config = None,
+) -> None:
+    """Show what a policy would have done and won in its mode, beside the rule. Kind cache: replay recorded requests
+    first, under LRU and under the policy, and keep a receipt of every 100 requests."""
+    from nightshift.agent.setup.cache_shadow import replay
+    from nightshift.agent.store.records import plain
+
+    with _opened(config) as (policies, receipts, _):
+        standing = policies.standing(kind)
+        if data:
+            if kind != "cache" or not capacity:
+                raise Permanent("--data: only kind cache is replayed, with --capacity: how many blocks fit")
+            replay(policies.store, receipts, standing, key or [], data, capacity, policies.clock.now_s())
+        found = receipts.summary(kind, standing.policy, standing.mode, standing.since_s)
+    if as_json:
+        print_json(plain(found))
+        return
+    typer.echo(f"{kind}: {standing.policy} is {standing.mode}")
+    for name, value in found.lines(kind):
+        typer.echo(f"  {name:<28}{value}")
+
+
+def list_(as_json: AsJson = False, config: Config = None) -> None:
+    """Show each lever: its policy and mode, what its next step still needs, and pending approvals."""
+    from nightshift.agent.store.receipts import LEVERS
     from nightshift.agent.store.records import plain
     from nightshift.controllers.promotion import least_jobs
 
@@ -80,8 +119,8 @@ def standing(as_json: AsJson = False, config: Config = None) -> None:
             typer.echo(f"  outcomes of {settled[each.kind]} {criteria.unit}; {then}")
     for plan in waiting:
         typer.echo(f"{plan.id}: {plan.state}, plan {plan.action.plan_sha256[:12]}: {plan.action.why}")
-    if not found:
-        typer.echo("No learned policy is loaded: the baselines control.")
+    for kind in LEVERS.keys() - settled.keys():
+        typer.echo(f"{kind}: no learned policy is loaded: the baseline controls")
 
 
 def promote(kind: Kind, config: Config = None) -> None:
@@ -122,7 +161,7 @@ def approve(
 ) -> None:
     """Approve a policy's next step."""
     with _opened(config) as (policies, _, who):
-        answer_plan(policies.plans, plan, sha256, who, None, "nightshift policy standing")
+        answer_plan(policies.plans, plan, sha256, who, None, "nightshift policy list")
 
 
 def reject(
@@ -133,7 +172,7 @@ def reject(
 ) -> None:
     """Reject a policy's next step."""
     with _opened(config) as (policies, _, who):
-        answer_plan(policies.plans, plan, sha256, who, reason, "nightshift policy standing")
+        answer_plan(policies.plans, plan, sha256, who, reason, "nightshift policy list")
 
 
 def undo(
@@ -181,4 +220,4 @@ def explain(
         typer.echo(f"{name:<12}{value}")
 
 
-COMMANDS = (stand, standing, promote, approve, reject, undo, release, explain)
+COMMANDS = (list_, ship, shadow, promote, approve, reject, undo, release, explain)

@@ -33,6 +33,10 @@ class Remote:
         self._base = f"{url.rstrip('/')}/api/v1"
         self._headers = {"Authorization": f"Bearer {token}"}
 
+    def status_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._get("/status", {})
+        return found
+
     def incidents_json(self, everything: bool, limit: int) -> list[dict[str, Any]]:
         """Summaries, newest first."""
         found: list[dict[str, Any]] = []

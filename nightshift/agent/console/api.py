@@ -42,10 +42,13 @@ from nightshift.agent.store.records import plain
 from nightshift.agent.store.reports import Reports
 from nightshift.agent.store.tenancy import Tenancy
 from nightshift.collectors.base import Permanent, Temporary
+from nightshift.detectors.base import Severity
+from nightshift.version import line
 
 PREFIX = "/api/v1"
 FORM_HEADER = "X-Nightshift-Form"
 _PAGE = 100
+MOST_COUNTED = 1000
 _NAMED = (*IncidentState,)
 
 
@@ -149,6 +152,7 @@ class Api:
         self._kernels = KernelGate(site.parts.gate, site.parts.store, site.parts.clock)
         self._reports = Reports(site.parts.store.database)
         self._questions = Questions(site.parts.store.database, site.parts.clock)
+        self._version = line()
 
     def add_to(self, app: FastAPI) -> None:
         """Mounts the API as an application of its own, so that its description has no pages in it."""
@@ -163,6 +167,7 @@ class Api:
     def _fill(self, own: FastAPI) -> None:
         own.get("/me", response_model=Me, responses=_ERRORS)(self.me)
         for path, call in (
+            ("/status", self.status),
             ("/incidents", self.incidents),
             ("/incidents/{incident_id}", self.incident),
             ("/incidents/{incident_id}/approvals", self.approvals),
@@ -196,6 +201,26 @@ class Api:
         can = [str(verb) for verb in Permission if may(person, verb)]
         spaces = sorted({name for grant in person.grants for name in grant.namespaces})
         return Me(name=person.name, role=str(person.role), can=can, namespaces=spaces)
+
+    def status(self, request: Request) -> dict[str, Any]:
+        """Whether the daemon works, what each source answered last, what is open by severity, and what waits."""
+        window = self._site.of_cluster(request)
+        health, halt = self._parts.health(), self._parts.gate.halted()
+        rows = window.incidents([s for s in _NAMED if s is not IncidentState.RESOLVED], limit=MOST_COUNTED)
+        waiting = [row.id for row in rows if row.state is IncidentState.AWAITING_APPROVAL]
+        sources = sorted(self._parts.history.sources(), key=lambda status: (status.ok, status.source.name))
+        return {
+            "version": self._version, "cluster": self._parts.cluster, "now_s": self._parts.clock.now_s(),
+            "alive": health.alive, "ready": health.ready, "reasons": health.reasons,
+            "halted": halt.halted, "halted_by": halt.by, "halted_because": halt.reason,
+            "open": {str(severity): sum(row.severity is severity for row in rows) for severity in Severity},
+            "waiting": waiting,
+            "sources": [
+                {"name": one.source.name, "ok": one.ok, "at_s": one.at_s, "samples": one.samples,
+                 "problem": "" if one.ok else str(one.reason or "failed"), "detail": one.detail or one.partly}
+                for one in sources
+            ],
+        }  # fmt: skip
 
     def incidents(
         self,

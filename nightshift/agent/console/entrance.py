@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse, RedirectResponse, Response
 
 from nightshift.agent.console.oidc import BACK_CHANNEL, BEGUN_S, CALLBACK, Provider, SignInRefused
 from nightshift.agent.console.sessions import Session, cookie_name
+from nightshift.agent.console.settings import OIDC_NAME
 from nightshift.agent.console.site import Site, local
 from nightshift.collectors.base import Temporary
 
@@ -125,5 +126,5 @@ class Entrance:
         settings = self._site.settings
         through = None
         if settings.oidc is not None:
-            through = (settings.oidc.name, f"/sign-in/oidc?next={quote(local(next_page), safe='')}")
+            through = (OIDC_NAME, f"/sign-in/oidc?next={quote(local(next_page), safe='')}")
         return self._site.page(request, "sign_in.html", status, next=local(next_page), wrong=wrong, through=through)

@@ -27,7 +27,7 @@ from joserfc import jwt
 from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
-from nightshift.agent.console.settings import SKEW_S, OidcSettings
+from nightshift.agent.console.settings import ALGORITHMS, SKEW_S, OidcSettings
 from nightshift.agent.console.sign_in import given_secret
 from nightshift.collectors.base import Permanent, Temporary
 
@@ -194,7 +194,7 @@ class Provider:
         for again in (False, True):
             try:
                 keys = self._key_set(now_s, again)
-                return dict(jwt.decode(token, keys, algorithms=list(self.settings.algorithms)).claims)
+                return dict(jwt.decode(token, keys, algorithms=list(ALGORITHMS)).claims)
             except (JoseError, ValueError, TypeError, KeyError, RecursionError) as error:
                 if again:
                     raise SignInRefused(f"The token's signature does not hold ({type(error).__name__}).") from error

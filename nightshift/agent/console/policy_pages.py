@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from nightshift.agent.approvals.policy_gate import PolicyGate
 from nightshift.agent.console.site import Site
-from nightshift.agent.store.receipts import Receipts, told
+from nightshift.agent.store.receipts import LEVERS, Receipts, told
 from nightshift.collectors.base import Permanent
 from nightshift.controllers.promotion import STEPS, least_jobs
 
@@ -44,7 +44,8 @@ class PolicyPages:
         return self._site.page(
             request, "policies.html", standings=standings, rows=rows, steps=STEPS, settled=settled, needed=needed,
             units={s.kind: self._gate.criteria_of(s.kind).unit for s in standings},
-            newest=newest,
+            newest=newest, levers=LEVERS,
+            summaries={s.kind: self._receipts.summary(s.kind, s.policy, s.mode, s.since_s) for s in standings},
         )  # fmt: skip
 
     def decision(self, request: Request, decision: str) -> Response:

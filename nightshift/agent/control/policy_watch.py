@@ -15,13 +15,15 @@ import structlog
 from nightshift.agent.approvals.policy_gate import PolicyGate
 from nightshift.agent.store.receipts import Receipts
 from nightshift.collectors.base import Permanent, Temporary
+from nightshift.controllers.cache.features import INTERFACE as CACHE
 from nightshift.controllers.decision import Mode, Trust
 from nightshift.controllers.outcome import Joiner, JoinSettings, ReceiptOutcome, Sample, Stretch
 from nightshift.controllers.power.features import INTERFACE
 from nightshift.controllers.promotion import STEPS, PolicyHealth, PolicyStanding, is_look_due, trust_of
 
-INTERFACES = {each.kind: each for each in (INTERFACE,)}
-"""Of the kinds of policy that the daemon asks: a learned order of the queue is only ever evaluated."""
+INTERFACES = {each.kind: each for each in (INTERFACE, CACHE)}
+"""Kinds that can be shipped: the daemon asks power's, a serving engine the cache's. A learned order of the queue is
+only ever evaluated."""
 EVERY_S = 30.0
 _WORTH_EVERY_S = 3600.0
 _DAY_S = 86_400.0

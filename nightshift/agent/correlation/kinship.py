@@ -28,6 +28,7 @@ FOLLOWER_XIDS = frozenset({43, 45, 154})
 
 
 class Kin(StrEnum):
+    SWITCH = "switch"
     MEMORY = "memory"
     BUS = "bus"
     LINK = "link"
@@ -59,6 +60,7 @@ STAGE: dict[Kin, int] = {
     kin: stage
     for stage, kins in enumerate(
         (
+            (Kin.SWITCH,),
             (*sorted(HARDWARE), Kin.HOST, Kin.THROTTLE),
             (Kin.GPU_LEAK, Kin.HOST_LEAK),
             (Kin.APPLICATION,),
@@ -92,6 +94,7 @@ _BY_FAULT = {
     Fault.GPU_LOST: Kin.GONE,
     Fault.DRIVER_ERROR: Kin.FIRMWARE,
     Fault.HOST_ERROR: Kin.HOST,
+    Fault.PART_FAILED: Kin.HOST,
     Fault.NVLINK_DEGRADED: Kin.LINK,
     Fault.PCIE_DEGRADED: Kin.LINK,
     Fault.NETWORK_DEGRADED: Kin.LINK,
@@ -119,6 +122,8 @@ def xid_of(finding: Finding) -> int | None:
 def kin_of(finding: Finding) -> Kin:
     """The kin of a finding. A burst of Xids goes by its first code, but hardware comes before the crash that it
     causes, and both before what only follows."""
+    if finding.fault is Fault.NETWORK_DEGRADED and finding.subject.kind is SubjectKind.SWITCH:
+        return Kin.SWITCH
     if finding.fault is not Fault.XID:
         return _BY_FAULT[finding.fault]
     first = xid_of(finding)
@@ -223,6 +228,9 @@ SAME: tuple[Same, ...] = (
     Same(_kin(Kin.HOST), _NODE, 600.0, ongoing=True),
     Same(_kin(Kin.LINK), SubjectKind.NVLINK_DOMAIN, 120.0),
     Same(_kin(Kin.LINK), _NODE, 120.0),
+    # both ends of one link tell of it; of a switch's links only what begins together is the switch
+    Same(_kin(Kin.LINK), SubjectKind.NIC, 600.0, ongoing=True),
+    Same(_kin(Kin.LINK, Kin.SWITCH), SubjectKind.SWITCH, 120.0),
     Same(_kin(Kin.THROTTLE), _NODE, 600.0, ongoing=True),
     Same(_kin(Kin.GPU_LEAK), _JOB, 1800.0),
     Same(_kin(Kin.HOST_LEAK), _JOB, 1800.0),
@@ -247,6 +255,7 @@ EFFECTS: tuple[CauseEffect, ...] = (
     CauseEffect(HARDWARE, _kin(Kin.GONE, Kin.FOLLOWER), _GPU, 600.0, False, "the GPU went down with its error"),
     CauseEffect(HARDWARE, _kin(Kin.SOURCE), _NODE, 300.0, False, "the driver stopped answering after it"),
     CauseEffect(HARDWARE, _STOPS | {Kin.LOSS}, _JOB, 600.0, False, "the job lost a GPU to it"),
+    CauseEffect(_kin(Kin.SWITCH), _kin(Kin.LINK), SubjectKind.SWITCH, 600.0, True, "its switch is down"),
     CauseEffect(
         _kin(Kin.HOST),
         _STOPS | {Kin.GONE, Kin.SOURCE, Kin.STALL, Kin.STRAGGLER, Kin.APPLICATION},

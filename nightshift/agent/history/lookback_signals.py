@@ -10,6 +10,7 @@ from nightshift.collectors.telemetry.metrics import METRICS
 from nightshift.detectors.ecc.counters import RETIRED, RETIRED_UNCORRECTED
 from nightshift.detectors.ecc.sku import cannot_have, family_of
 
+_EQUIPMENT = "BMCs and fabric telemetry"
 LOGS = {
     "divergence": "training logs (loss)",
     "straggler": "training logs with each rank's own times",
@@ -20,6 +21,7 @@ LOGS = {
     "job_crash": "training logs",
     "cluster": "Kubernetes' own objects",
     "kernel_events": "the kernel log",
+    "equipment": _EQUIPMENT,
     "source": "Nightshift's own looks",  # no source to name: they are there as soon as it runs
 }
 """What no Prometheus holds, by detector."""
@@ -91,7 +93,7 @@ def _blind_logs() -> list[Blind]:
     for detector, log in LOGS.items():
         if detector != "source":
             needed.setdefault(log, []).append(detector)
-    how = {"the kernel log": _KERNEL_LOG}
+    how = {"the kernel log": _KERNEL_LOG, _EQUIPMENT: "name a `redfish` or an `equipment` source"}
     return [Blind(log, tuple(names), how.get(log, _TRAINING_LOGS)) for log, names in needed.items()]
 
 

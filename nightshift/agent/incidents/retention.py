@@ -30,6 +30,8 @@ from nightshift.collectors.base import Permanent, Temporary
 from nightshift.controllers.action import traits_of
 
 DAY_S = 86_400.0
+# Receipts of learned control are kept for so long: what an operator compares is the last month.
+DECISIONS_DAYS = 30.0
 # Not the audit log: it only names the incident's number, and outlives it.
 _OF_AN_INCIDENT = [
     # children first: a reading is of a diagnosis
@@ -56,7 +58,6 @@ class Settings(BaseModel):
         default=4 * 2**30, ge=2**20, description="Most that diagnoses with their evidence take before old ones go"
     )
     audit_days: float = Field(default=1095.0, gt=0, description="Records of the audit log (days)")
-    decisions_days: float = Field(default=30.0, gt=0, description="Receipts of learned control (days)")
     anchor_file: Path | None = Field(
         default=None,
         description="File outside the database, e.g. on another volume; the audit log's head is appended to it",
@@ -81,7 +82,7 @@ class Keeping:
 
     def turn(self, now_s: float) -> None:
         """Does what is due. A failure is told and tried again the next time; it never holds up a look."""
-        s, removed, cut = self.settings, 0, 0
+        removed, cut = 0, 0
         # both bounds: a clock that was set back would else put off the next turn by as much
         tidy = not self._next_s - EVERY_S <= now_s < self._next_s
         if not tidy and self._next_anchor_s - ANCHOR_EVERY_S <= now_s < self._next_anchor_s:
@@ -92,7 +93,7 @@ class Keeping:
             if tidy:
                 self._next_s = now_s + EVERY_S
                 removed, cut = self.remove_incidents(now_s), self.cut_audit(now_s)
-                Receipts(self._database).prune(now_s - s.decisions_days * DAY_S)
+                Receipts(self._database).prune(now_s - DECISIONS_DAYS * DAY_S)
             if tidy or self._audit.head() != self._anchored:
                 self._anchored = self.anchor(now_s)
         except (Temporary, Permanent, OSError) as error:

@@ -35,11 +35,12 @@ LEAST_NODES = 3
 """So many changed nodes must fail: two are a coincidence."""
 CHANCE = 1e-6
 """Blamed by chance, per incident and candidate. It is asked again at each incident, so it must be rare."""
-OF_NODE = ("kernel", "container_runtime", "kubelet", "os_image", "cuda")
+OF_NODE = ("kernel", "container_runtime", "kubelet", "os_image", "cuda", "bios", "bmc")
 OF_GPU = ("driver", "vbios")
+OF_SWITCH = "switch_firmware"
 _KEPT = "rollouts"
 _NUMBER = re.compile(r"\d+")
-_NOISE = re.compile(r"^(?:(?:version|firmware|release|nvidia|ver\.?|fw|rev\.?|v)[\s:=]*)+(?=\d)")
+_NOISE = re.compile(r"^(?:(?:version|firmware|release|nvidia|bios|bmc|nccl|ver\.?|fw|rev\.?|v)[\s:=]*)+(?=\d)")
 
 
 def spelled(version: str) -> str:
@@ -165,6 +166,11 @@ class Rollouts:
             for name in OF_GPU:
                 if values := sorted({gpu[name] for gpu in gpus if gpu.get(name)}):
                     mine[name] = ", ".join(values)
+            ports = self._inventory.children(node, now_s, SubjectKind.NIC)
+            switches = {self._inventory.above(port, SubjectKind.SWITCH, now_s) for port in ports}
+            told = {self._inventory.fact(switch, "firmware") for switch in switches if switch is not None}
+            if names := sorted(version for version in told if version):
+                mine[OF_SWITCH] = ", ".join(names)
             found[node.name] = mine
         return found
 

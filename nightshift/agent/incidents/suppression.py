@@ -9,12 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.clock import Clock
+from nightshift.agent.incidents.automatic_repair import page_waits_until_s
 from nightshift.agent.incidents.silence import IncidentSilence, Silences, findings_of, look_again, silenced
 from nightshift.agent.store.incident import Incident, IncidentSummary
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.subject import Inventory, Subject
 from nightshift.controllers.guard import MaintenanceWindow
+from nightshift.detectors.alarms.lanes import Lane, widest
+
+REPAIR_POLL_S = 5.0
+"""How often a page that waits for a repair is looked at: a stop of all actions changes no incident, but ends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,14 @@ class ActiveSuppressions:
     """Each with the time at which it ends."""
     names: Callable[[Subject], Sequence[str]]
     """What a subject is called, and what it stands in."""
+    repair: Callable[[Incident], float | None] = lambda incident: None
+    """Until when (Unix s) an incident's page waits for an automatic repair; None where it is due."""
+
+    def lane_of(self, incident: Incident) -> tuple[Lane, float | None]:
+        """How people are notified of it now; and until when its page waits for a repair, None where it does not."""
+        lane = widest(stored.finding for stored in incident.findings)
+        until_s = self.repair(incident) if lane is Lane.PAGE else None
+        return (lane, None) if until_s is None else (Lane.TICKET, until_s)
 
     def of(self, incident: Incident | IncidentSummary) -> Suppression | None:
         """What covers *all* of an incident's findings for longest; None where one of them is not covered: planned
@@ -54,7 +68,8 @@ class ActiveSuppressions:
 
 
 class Suppressor:
-    """Reads what stands. `windows` gives the present settings: a reload changes them."""
+    """Reads what stands. `windows` gives the present settings: a reload changes them. Without a `gate` no page
+    waits for a repair."""
 
     def __init__(
         self,
@@ -62,11 +77,13 @@ class Suppressor:
         clock: Clock,
         windows: Callable[[], Sequence[MaintenanceWindow]] = lambda: (),
         inventory: Inventory | None = None,
+        gate: Gate | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
         self._windows = windows
         self._inventory = inventory
+        self._gate = gate
         self.silences = Silences(store, clock)
 
     def standing(self) -> ActiveSuppressions:
@@ -74,16 +91,25 @@ class Suppressor:
         now_s = self._clock.now_s()
         held = [(window, window.holds_until(now_s)) for window in self._windows()]
         windows = [(window, until_s) for window, until_s in held if until_s is not None]
-        return ActiveSuppressions(self.silences.standing(), windows, self._names)
+        return ActiveSuppressions(self.silences.standing(), windows, self._names, self._repair(now_s))
+
+    def _repair(self, now_s: float) -> Callable[[Incident], float | None]:
+        if (gate := self._gate) is None:
+            return lambda incident: None
+        halted = gate.halted().halted
+        return lambda incident: page_waits_until_s(incident, gate.policy, halted, self._places, now_s)
 
     def look_again(self) -> None:
         """After a change of the windows: every door looks again at what it holds back."""
         with self._store.database.write() as connection:
             look_again(connection, self._clock.now_s())
 
-    def _names(self, subject: Subject) -> Sequence[str]:
+    def _places(self, subject: Subject) -> Sequence[Subject]:
         if self._inventory is None:
-            return [str(subject)]
+            return [subject]
+        return [subject, *self._inventory.ancestors(subject, self._clock.now_s())]
+
+    def _names(self, subject: Subject) -> Sequence[str]:
         # a window may name a rack, or the cluster: whatever the subject stands in
-        above = self._inventory.ancestors(subject, self._clock.now_s())
-        return [str(item) for item in (subject, *above, self._inventory.cluster)]
+        cluster = [] if self._inventory is None else [self._inventory.cluster]
+        return [str(item) for item in (*self._places(subject), *cluster)]

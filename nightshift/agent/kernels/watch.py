@@ -29,7 +29,7 @@ from nightshift.kernels.certification.evidence import FleetView, JobReport
 from nightshift.kernels.profile.gradients import searches_of
 from nightshift.kernels.profile.hotspots import Hotspot, Profile, profile, timed_sizes
 from nightshift.kernels.profile.roofline import Peaks
-from nightshift.kernels.profile.trigger import Decision, Settings, Stake, decide
+from nightshift.kernels.profile.trigger import AGAIN_DAYS, Decision, Settings, Stake, decide
 
 _TOLD = re.compile(r"profiler trace (.+?): \d+ steps of ")
 # A bound on what waits: a trace that does not fit is skipped and said, since its job writes further ones.
@@ -185,7 +185,7 @@ class KernelWatch:
         if known is None or known.state not in (ProposalState.DONE, ProposalState.REJECTED):
             return ""
         days = (now_s - known.at_s) / 86400.0
-        if days >= self.settings.again_days:
+        if days >= AGAIN_DAYS:
             return ""
         return f"{plan.id}: proposed {days:.0f} days ago, it is {known.state}: {known.note or 'no word'}"
 

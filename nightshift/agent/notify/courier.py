@@ -1,7 +1,7 @@
 """Keeps what stands outside in step with the incidents: compares what should stand there with what the ledger says
-does, and sends the difference. One courier serves all outlets: Slack's (`agent.notify.slack.messages`) and the
-pagers' (`agent.notify.outlets.pages`) decide what should stand, and send through it. Only the leading replica runs
-them.
+does, and sends the difference. One courier serves all outlets: Slack's (`agent.notify.slack.messages`), the
+pagers' (`agent.notify.outlets.pages`) and the ticket system's (`agent.notify.tickets.lane`) decide what should
+stand, and send through it. Only the leading replica runs them.
 
 Nothing is queued: after an outage, a 429 or a restart the same comparison is made again, so nothing is lost, and
 edits of an hour are one edit. A send is written down before it is made. One whose answer never came is made again
@@ -32,8 +32,6 @@ from nightshift.collectors.base import Permanent, Temporary
 
 _T = TypeVar("_T")
 _POLL_S = 0.5
-# A post without an answer may still be on its way: looked for at once, it is not found, and is sent twice.
-_LOST_S = 3.0
 # A second copy is looked for this often while one may turn up: Slack limits reading a channel's history.
 _LOOK_S = 10.0
 # Slack's timestamps are its own clock's; ours may be behind or ahead by minutes before anything else breaks.
@@ -77,6 +75,8 @@ class Courier(ABC):
     """Of the row that says what the outlets know of an incident (`DeliveryLedger.news`)."""
     at_once: int | None = None
     """Most incidents in one comparison."""
+    lost_s = 3.0
+    """A post without an answer may still be on its way: looked for before, it is not found, and is sent twice."""
 
     def __init__(
         self, name: str, parts: CourierParts, ends_within_s: float, lookup: PostFinder | None = None
@@ -244,7 +244,7 @@ class Courier(ABC):
         deletes a second copy that arrives late."""
         wall_s = self._p.wall_s()
         tried_s = self._looked.get(row.key, 0.0) if row.tried_s is None else row.tried_s
-        if wall_s < tried_s + (_LOOK_S if row.tried_s is None else _LOST_S):
+        if wall_s < tried_s + (_LOOK_S if row.tried_s is None else self.lost_s):
             return
         self._looked[row.key] = wall_s
         keep = self._the_one(lookup, row, (wall_s if row.tried_s is None else row.tried_s) - _CLOCK_SKEW_S)

@@ -24,17 +24,10 @@ from nightshift.detectors.base import Severity
 WATCH_S = 60.0
 CARD, THREAD, STORM, PROPOSAL = "card", "thread", "storm", "proposal"
 PAGE, SHOWN = "page", "shown"
+TICKET = "ticket"
 # The pagers' joint row of an incident: what all of them were told. In the chat the card has that part itself.
 ROUND = "round"
 STANDING = ("triggered", "acknowledged")
-# Nothing of ours works on these, so a page of one waits for people.
-_WAITING = (
-    IncidentState.OPEN,
-    IncidentState.DIAGNOSED,
-    IncidentState.AWAITING_APPROVAL,
-    IncidentState.MONITORING,
-    IncidentState.ESCALATED,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +66,10 @@ class Delivery:
 
 def card_key(incident_id: str) -> str:
     return f"{incident_id}/card"
+
+
+def ticket_key(incident_id: str) -> str:
+    return f"{incident_id}/ticket"
 
 
 def round_key(incident_id: str) -> str:
@@ -205,12 +202,11 @@ class DeliveryLedger:
             connection.execute(sa.update(deliveries).where(storms).values(seen_s=now_s))
 
     def waiting(self, opened_before_s: float, now_s: float) -> list[tuple[str, float]]:
-        """(Incident, when it changed) of those with a message of their own that nothing works on, opened before a
-        time; snoozed ones are left out."""
+        """(Incident, when it changed) of open, unsnoozed ones with a message of their own, opened before a time."""
         i, d = incidents.c, deliveries.c
         joined = sa.join(incidents, deliveries, (d.incident == i.number) & (d.kind == CARD))
         awake = d.snoozed_until_s.is_(None) | (d.snoozed_until_s <= now_s)
-        due = i.state.in_(_WAITING) & (i.opened_s < opened_before_s) & awake & d.ts.is_not(None)
+        due = (i.state != IncidentState.RESOLVED) & (i.opened_s < opened_before_s) & awake & d.ts.is_not(None)
         query = sa.select(i.number, i.updated_s).select_from(joined).where(due)
         with self._database.read() as connection:
             return [(name_of(number), updated_s) for number, updated_s in connection.execute(query)]
@@ -238,6 +234,12 @@ class DeliveryLedger:
         d = deliveries.c
         return self._rows((d.outlet == outlet) & (d.kind == PAGE) & (d.shows == STANDING[0]), limit)
 
+    def tickets(self, outlet: str, before_s: float, limit: int) -> list[Delivery]:
+        """Tickets that we keep open and that were last called before a wall time, the longest ago first."""
+        d = deliveries.c
+        open_ = (d.outlet == outlet) & (d.kind == TICKET) & d.ts.is_not(None) & (d.withdrawn == 0)
+        return self._rows(open_ & d.shows.startswith("open ") & (d.told_s <= before_s), limit)
+
     def pager(self, incident_id: str) -> str:
         """The outlet that paged for an incident and has it still; empty where none has."""
         d = deliveries.c
@@ -256,4 +258,4 @@ def _delivery(row: Any) -> Delivery:
     return Delivery(**{**row, "severity": severity})
 
 
-__all__: Sequence[str] = ("Delivery", "DeliveryLedger", "alert_key", "card_key", "round_key")
+__all__: Sequence[str] = ("Delivery", "DeliveryLedger", "alert_key", "card_key", "round_key", "ticket_key")

@@ -17,9 +17,8 @@ quotes stand in that evidence byte for byte, and its predicate is true of it.
     repeated      log: lines with `pattern`; series: values of at least `level`; either at least `times`
 
 A model's own sentence may say more than its predicate proves ("the cooling failed", over a true quote). So what
-people read of a model's claim is written here, from what was checked. A sentence of its hypothesis is shown under
-that label, and only with a quote that stands in the evidence, shares a word with it, and with no number, name or
-time that stands nowhere in the evidence (`quote_under`).
+people read of a model's claim is written here, from what was checked. What a sentence of its hypothesis may say:
+`agent.rca.sentences`.
 """
 
 from __future__ import annotations
@@ -111,63 +110,11 @@ def _check_shape(claim: Claim, by_id: Mapping[str, Evidence]) -> None:
             raise Ungrounded(
                 f"a quote of {len(quote.text)} characters is not {MIN_QUOTE_CHARS} to {MAX_QUOTE_CHARS}"
             )
-        # "): " stands in every line of the kernel log
-        if len(_WORDY.findall(quote.text)) < MIN_QUOTE_CHARS:
+        if not has_words(quote.text):
             raise Ungrounded("a quote without a word says nothing")
         # bytes: decoded with replacement, two different texts may look alike
         if _bytes(quote) not in by_id[quote.evidence_id].content:
             raise Ungrounded(f"the quote is not in {quote.evidence_id}")
-
-
-_NAMED = re.compile(r"[A-Za-z0-9][\w.:/#@-]*")
-_TIME_SPAN = re.compile(r"(?i)\b\d+(?:\.\d+)?\s*(?:ms|s|sec|seconds?|min|minutes?|h|hours?)\b")
-_CLOCK_TIME = re.compile(r"(?<![\d:.])([01]\d|2[0-3]):[0-5]\d(?::[0-5]\d)?(?![\d:])")
-_STEM = 4
-"""Letters by which two words are held to be one: "failed" and "failure", "links" and "link"."""
-
-
-def quote_under(sentence: str, text: str, name: str, evidence: Sequence[Evidence], context: str = "") -> Quote:
-    """The quote that a sentence of a model's own is shown with. `name` is the item that it cites; another one that
-    holds the bytes does as well. `context` are texts of ours that it may repeat. Raises Ungrounded."""
-    if not MIN_QUOTE_CHARS <= len(text) <= MAX_QUOTE_CHARS or len(_WORDY.findall(text)) < 2 * MIN_QUOTE_CHARS:
-        raise Ungrounded("it has no quote of some words" if text else "it has no quote")
-    raw = text.encode(errors="replace")
-    found = sorted((item for item in evidence if raw in item.content), key=lambda item: item.id != name)
-    if "\n" in text or not found:
-        raise Ungrounded("its quote is in no item")
-    item = found[0]
-    said, shown = _stems(sentence), _stems(f"{text} {item.title}")
-    if not said & shown:
-        raise Ungrounded("its quote has no word of it")
-    clocks = [_clock(at.t_s) for one in evidence if one.media_type == LOG for at, _ in dated_lines(one)]
-    times = " ".join([context, *clocks, *(_clock(s) for one in evidence for s in (one.start_s, one.end_s))])
-    everything = "\n".join(
-        [times, *(f"{i.title} {i.query} {i.content.decode(errors='replace')}" for i in evidence)]
-    )
-    everything = everything.lower()
-    for clock in _CLOCK_TIME.finditer(sentence):
-        if clock.group() not in everything:
-            raise Ungrounded(f"the time {clock.group()} is in no item")
-    rest = _CLOCK_TIME.sub(" ", _TIME_SPAN.sub(" ", sentence))
-    for word in (found.strip(".:/-#@").lower() for found in _NAMED.findall(rest)):
-        bare = word.removesuffix("'s").removesuffix("s")
-        if any(map(str.isdigit, word)) and word not in everything and bare not in everything:
-            raise Ungrounded(f"{word[:40]!r} is in no item")
-    return Quote(item.id, text)
-
-
-def _stems(text: str) -> set[str]:
-    """The beginnings of the words of a text, and its numbers."""
-    words = re.findall(r"[a-z]{3,}|\d+", text.lower())
-    return {word[:_STEM] for word in words} - _EMPTY_WORDS
-
-
-# The beginnings of words that name nothing.
-_EMPTY_WORDS = frozenset(re.findall(
-    r"\w+",
-    "all and any are beca been but can did due for from had has have its not one out that the then ther this was"
-    " were when whic with",
-))  # fmt: skip
 
 
 def _bytes(quote: Quote) -> bytes:
@@ -178,6 +125,11 @@ def _bytes(quote: Quote) -> bytes:
 
 
 _WORDY = re.compile(r"[^\W_]")
+
+
+def has_words(text: str, least: int = MIN_QUOTE_CHARS) -> bool:
+    """Whether a text has so many letters and digits: "): " is in every line of the kernel log."""
+    return len(_WORDY.findall(text)) >= least
 
 
 def _number(claim: Claim, name: str, default: float | None = None) -> float:
@@ -417,7 +369,7 @@ def _repeated(claim: Claim, items: list[Evidence]) -> None:
             count = sum(value >= level for _, value in series_of(item))
         else:
             pattern = _text(claim, "pattern")
-            if len(_WORDY.findall(pattern)) < MIN_QUOTE_CHARS:
+            if not has_words(pattern):
                 raise Ungrounded(f"{pattern!r} matches anything")
             count = sum(pattern in text for _, text in lines_of(item))
         if count < times:
@@ -461,7 +413,7 @@ def _changed(word: str) -> Callable[[Claim, Sequence[Evidence]], str]:
     def say(claim: Claim, items: Sequence[Evidence]) -> str:
         least, split_s = float(claim.arguments["at_least"]), float(claim.arguments["split_s"])
         names = " and ".join(_signal(item) for item in items)
-        return f"{names} {word} by at least {least:.4g}{_unit(items[0])} after {_clock(split_s)}"
+        return f"{names} {word} by at least {least:.4g}{_unit(items[0])} after {clock_of(split_s)}"
 
     return say
 
@@ -518,7 +470,8 @@ def _repeated_words(claim: Claim, items: Sequence[Evidence]) -> str:
     return f"{_cut(str(claim.arguments['pattern']))!r} came at least {times:.0f} times in {named}"
 
 
-def _clock(t_s: float) -> str:
+def clock_of(t_s: float) -> str:
+    """A time of day, as in every sentence of ours."""
     try:
         return datetime.fromtimestamp(t_s, UTC).strftime("%H:%M:%S")
     except (OverflowError, OSError, ValueError):

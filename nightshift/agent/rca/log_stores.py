@@ -19,16 +19,16 @@ from urllib.parse import urlencode
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.base import Temporary
 from nightshift.collectors.frame import Instant, LogRecord
 from nightshift.collectors.http import (
     CONNECTION,
+    BaseAddress,
     Connection,
     Fetcher,
     HttpRequest,
     HttpSettings,
     SourceError,
-    checked_url,
 )
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 
@@ -50,20 +50,12 @@ class LogStoreSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     type: Literal["loki", "elasticsearch"] = Field(description="`elasticsearch` is OpenSearch, too")
-    url: str = Field(description="Base address, e.g. http://loki-gateway or https://elastic:9200")
+    url: BaseAddress = Field(description="Base address, e.g. http://loki-gateway or https://elastic:9200")
     index: str = Field("*", pattern=r"^[\w.*,:<>{}|-]+$", description="Elasticsearch: indices to search")
     fields: dict[Literal["namespace", "pod", "node", "message", "time"], str] = Field(
         default_factory=dict, description="Names of labels or fields, where they are not the usual ones"
     )
     connection: Connection = Field(default_factory=HttpSettings, description=CONNECTION)
-
-    @field_validator("url")
-    @classmethod
-    def _is_address(cls, url: str) -> str:
-        try:
-            return checked_url(url).rstrip("/")
-        except Permanent as error:
-            raise ValueError(str(error)) from error
 
     @field_validator("fields")
     @classmethod

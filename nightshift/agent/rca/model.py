@@ -12,7 +12,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -122,16 +122,14 @@ class ModelSettings(BaseModel):
     base_url: str = Field(default="", description="The server's address; empty: the provider's own")
     api_key_file: Path | None = Field(default=None, description="File that holds the key; none: no key is sent")
     options: dict[str, str | int | float | bool] = Field(
-        default_factory=dict, description="Further arguments of the provider's client, e.g. `azure_endpoint`"
+        default_factory=dict,
+        description="Further arguments of the provider's client, e.g. `azure_endpoint`, `temperature`",
     )
     fallbacks: tuple[FallbackModel, ...] = Field(
         (), description="Models that are asked in turn where the first one fails"
     )
     requests_per_minute: float | None = Field(
         default=None, gt=0, description="Most requests in a minute, of all incidents together; none: no limit"
-    )
-    temperature: float | None = Field(
-        default=None, ge=0, le=2, description="Sampling temperature; none: the server's"
     )
     max_tokens: int = Field(default=60_000, ge=500, description="Most tokens per incident, both ways together")
     max_tokens_per_day: int = Field(
@@ -292,9 +290,8 @@ class Model:
             from langchain_core.rate_limiters import InMemoryRateLimiter
 
             self._limiter = InMemoryRateLimiter(requests_per_second=self.settings.requests_per_minute / 60)
-        temperature = None if "temperature" in self._lacks else self.settings.temperature
         models: list[ModelSettings | FallbackModel] = [self.settings, *self.settings.fallbacks]
-        chats = [connect(one, timeout_s, temperature, self._limiter) for one in models]
+        chats = [connect(one, timeout_s, self._limiter, self._lacks) for one in models]
         bound: list[Any] = [chat.bind_tools(list(tools)) for chat in chats] if self._takes(tools) else list(chats)
         return bound[0].with_fallbacks(bound[1:]) if bound[1:] else bound[0]
 
@@ -341,10 +338,13 @@ def _lacking(error: Exception, tools: bool) -> set[str]:
 
 
 def connect(
-    settings: ModelSettings | FallbackModel, timeout_s: float, temperature: float | None = None, limiter: Any = None
+    settings: ModelSettings | FallbackModel,
+    timeout_s: float,
+    limiter: Any = None,
+    without: Iterable[str] = (),
 ) -> BaseChatModel:
-    """The provider's client. Raises Failed where its packages are missing or it refuses its arguments, Permanent
-    where its key is."""
+    """The provider's client, without the options that its server does not take. Raises Failed where packages are
+    missing or it refuses its arguments, Permanent where its key is."""
     try:
         from langchain import chat_models
     except ImportError as error:
@@ -352,8 +352,6 @@ def connect(
     given: dict[str, Any] = {"rate_limiter": limiter} if limiter is not None else {}
     if settings.address:
         given["base_url"] = settings.address
-    if temperature is not None:  # some models refuse any
-        given["temperature"] = temperature
     key = _key(settings)
     if settings.provider == "ollama":
         given |= {"num_predict": MAX_ANSWER_TOKENS, "client_kwargs": {"timeout": timeout_s}}
@@ -367,9 +365,11 @@ def connect(
     if settings.provider == "openai":
         # only OpenAI itself serves the Responses API; compatible servers have chat completions
         given["use_responses_api"] = False
+    # some models refuse any temperature
+    options = {name: value for name, value in settings.options.items() if name not in without}
     build: Callable[..., BaseChatModel] = chat_models.init_chat_model
     try:
-        return build(settings.model, model_provider=settings.provider, **(given | settings.options))
+        return build(settings.model, model_provider=settings.provider, **(given | options))
     except ImportError as error:
         raise Failed(Failure.NOT_INSTALLED, str(error)) from error
     except (TypeError, ValueError) as error:

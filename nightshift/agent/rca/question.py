@@ -38,6 +38,7 @@ from nightshift.agent.rca.lookup import Lookup
 from nightshift.agent.rca.model import MAX_STEPS
 from nightshift.agent.rca.redact import addresses_a_reader, followable
 from nightshift.agent.rca.search import best, words_of
+from nightshift.agent.rca.sentences import turns_round
 from nightshift.agent.rca.summary import SummaryLine, plain, quotable
 from nightshift.agent.store.diagnosis import (
     FACTS,
@@ -214,6 +215,8 @@ def _is_borne(said: str, claim: Claim, items: Sequence[Evidence]) -> bool:
     """Whether a model's sentence may stand beside its claim: it speaks to no reader, and each name and number in it
     stands in the cited evidence or in what was checked."""
     if not said or addresses_a_reader(said) or followable(said) or "omitted)" in said:
+        return False
+    if claim.quotes and all(turns_round(said, quote.text) for quote in claim.quotes):
         return False
     own = [item for item in items if item.id in claim.evidence_ids]
     bears = " ".join([claim.sentence, *(f"{i.title} {i.query} {_decoded(i)}" for i in own)]).lower()

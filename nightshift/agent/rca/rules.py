@@ -597,6 +597,7 @@ _SAYS: dict[Fault, str] = {
     Fault.XID: "GPU error",
     Fault.DRIVER_ERROR: "GPU driver error",
     Fault.HOST_ERROR: "Host hardware error",
+    Fault.PART_FAILED: "Part of the chassis failed",
     Fault.GPU_LOST: "GPU lost",
     Fault.NVLINK_DEGRADED: "NVLink errors",
     Fault.PCIE_DEGRADED: "PCIe errors",
@@ -799,7 +800,7 @@ def _plain(action: Recovery) -> str:
 
 _MEANS = frozenset(
     {Fault.DRIVER_ERROR, Fault.HOST_ERROR, Fault.POD_START, Fault.NODE_CONDITION, Fault.PCIE_DEGRADED}
-) | {Fault.NETWORK_DEGRADED, Fault.NVLINK_DEGRADED}
+) | {Fault.NETWORK_DEGRADED, Fault.NVLINK_DEGRADED, Fault.PART_FAILED}
 """Faults of which one line or object may say more exactly what it is."""
 
 

@@ -3,6 +3,8 @@
 What a server answers is evidence like any: cut, redacted, numbered, hashed, and marked where it addresses a reader.
 A server is given the arguments of the call and nothing else: it gets no sampling, no elicitation and no variable of
 our environment. One that hangs, lies about a tool or answers with megabytes costs its own answer and is named.
+
+A server that is a command is started once and kept over the calls of a case: until it is idle, too old, or fails.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import re
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -24,7 +28,9 @@ from nightshift.collectors.base import Permanent, Temporary
 
 T = TypeVar("T")
 LIST_S, CALL_S, KEEP_S = 30.0, 30.0, 300.0
-"""Bounds of listing a server's tools and of one call, and for how long a list is kept (s)."""
+"""Bounds of starting a server or listing its tools and of one call, and for how long a list is kept (s)."""
+IDLE_S, LIFE_S = 60.0, 900.0
+"""A started server ends after so long without a call, and at this age in any case (s)."""
 MAX_TOOLS, MAX_ANSWER, MAX_SCHEMA = 32, 24_000, 8_000
 MAX_STUCK = 4
 """Calls that never came back before a server is left alone: a thread that waits cannot be ended."""
@@ -61,6 +67,74 @@ class ServerTool:
     schema: Mapping[str, Any]
 
 
+Work = Callable[[Any], Coroutine[Any, Any, T]]
+"""What is done with an open session."""
+
+
+class _KeptSession:
+    """A session with a server, in a loop and a thread of its own. It ends when idle, when old, by `end`, and with
+    the server. Raises what its start raises, TimeoutError where that does not come to an end."""
+
+    def __init__(self, name: str, opened: Callable[[], AbstractAsyncContextManager[Any]], timeout_s: float) -> None:
+        self._told: queue.Queue[Any] = queue.Queue(1)
+        self._calls, self._ended = 0, False
+        self._start_s = timeout_s
+        self.thread = threading.Thread(target=self._run, args=(opened,), name=f"tool-server {name}", daemon=True)
+        self.thread.start()
+        try:
+            told = self._told.get(timeout=timeout_s + 5.0)
+        except queue.Empty:
+            raise TimeoutError from None
+        if isinstance(told, BaseException):
+            raise told
+        self._session = told
+
+    @property
+    def is_open(self) -> bool:
+        return self.thread.is_alive() and not self._ended
+
+    def run(self, work: Work[T], timeout_s: float) -> T:
+        """Raises what the work raises, TimeoutError where it does not come back."""
+        waited = asyncio.wait_for(self._counted(work), timeout_s)
+        return asyncio.run_coroutine_threadsafe(waited, self._loop).result(timeout_s + 5.0)
+
+    def end(self) -> None:
+        self._ended = True
+        # the loop may be closing by itself
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._over.set)
+
+    async def _counted(self, work: Work[T]) -> T:
+        self._calls += 1
+        try:
+            return await work(self._session)
+        finally:
+            self._calls -= 1
+            self._last_s = self._loop.time()
+
+    def _run(self, opened: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
+        try:
+            asyncio.run(self._serve(opened))
+        except BaseException as error:  # noqa: BLE001  handed over to the thread that waits
+            if self._told.empty():
+                self._told.put(error)
+
+    async def _serve(self, opened: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
+        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        async with AsyncExitStack() as stack:
+            async with asyncio.timeout(self._start_s):
+                session = await stack.enter_async_context(opened())
+            began_s = self._last_s = self._loop.time()
+            self._told.put(session)
+            while not self._over.is_set():
+                now_s = self._loop.time()
+                if not self._calls and (now_s - self._last_s >= IDLE_S or now_s - began_s >= LIFE_S):
+                    self._ended = True
+                    return
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._over.wait(), 0.5)
+
+
 class ToolServers:
     """All configured servers. `tools` and `call` are safe from several threads."""
 
@@ -71,6 +145,8 @@ class ToolServers:
         self._lock = threading.Lock()
         self._kept: dict[str, tuple[float, list[ServerTool]]] = {}
         self._stuck: dict[str, list[threading.Thread]] = {name: [] for name in self._settings}
+        self._sessions: dict[str, _KeptSession] = {}
+        self._starts = {name: threading.Lock() for name in self._settings}
         self.problems: dict[str, str] = {}
         """By server: why its tools are missing now."""
 
@@ -84,7 +160,7 @@ class ToolServers:
                 self.problems.pop(name, None)
                 found: list[ServerTool] = []
                 try:
-                    found = self._bounded(name, self._list(name), LIST_S)
+                    found = self._asked(name, partial(self._list, name), LIST_S)
                 except (Temporary, Permanent) as error:
                     self.problems[name] = str(error)
                 self._kept[name] = (self._timer(), found)
@@ -92,33 +168,45 @@ class ToolServers:
 
     def call(self, tool: ServerTool, arguments: Mapping[str, Any]) -> str:
         """The answer as text. Raises Temporary, naming the server, where there is none."""
-        text = self._bounded(tool.server, self._call(tool, arguments), CALL_S)
+        text = self._asked(tool.server, partial(_call, tool.tool, dict(arguments)), CALL_S)
         return text if len(text) <= MAX_ANSWER else f"{text[:MAX_ANSWER]}… [cut: {len(text)} characters]"
 
-    def _bounded(self, name: str, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """Runs a call in a loop and a thread of its own, and leaves it where it does not come back."""
+    def end(self) -> None:
+        """Ends all servers that were started here."""
+        for session in list(self._sessions.values()):
+            session.end()
+
+    def _asked(self, name: str, work: Work[T], timeout_s: float) -> T:
+        """Does the work with the server, and leaves it where it does not come back. Raises Temporary."""
         stuck = self._stuck[name] = [thread for thread in self._stuck[name] if thread.is_alive()]
         if len(stuck) >= MAX_STUCK:
-            work.close()
             raise Temporary(f"tool server {name}: {len(stuck)} calls have not come back")
-        told: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(1)
-
-        def run() -> None:
-            try:
-                told.put((asyncio.run(asyncio.wait_for(work, timeout_s)), None))
-            except BaseException as error:  # noqa: BLE001  handed over to the thread that waits
-                told.put((None, error))
-
-        thread = threading.Thread(target=run, name=f"tool-server {name}", daemon=True)
-        thread.start()
+        session: _KeptSession | None = None
         try:
-            value, error = told.get(timeout=timeout_s + 5.0)
-        except queue.Empty:
-            stuck.append(thread)
-            raise Temporary(f"tool server {name}: no answer within {timeout_s:.0f} s") from None
-        if error is not None:
+            session = self._session(name)
+            return session.run(work, timeout_s)
+        except (Temporary, Permanent):
+            raise
+        except BaseException as error:
+            # what it said as an answer is no failure of the connection
+            if session is not None and not isinstance(error, ValueError):
+                session.end()
+                stuck.append(session.thread)
             raise Temporary(f"tool server {name}: {_cause(error, timeout_s)}") from error
-        return value  # type: ignore[return-value]
+        finally:
+            if session is not None and not self._settings[name].command:
+                session.end()
+
+    def _session(self, name: str) -> _KeptSession:
+        """The open session with a started server, or a new one; an address gets a new one each time."""
+        if not self._settings[name].command:
+            return _KeptSession(name, partial(self._client(name).session, name), LIST_S)
+        with self._starts[name]:
+            session = self._sessions.get(name)
+            if session is None or not session.is_open:
+                session = _KeptSession(name, partial(self._client(name).session, name), LIST_S)
+                self._sessions[name] = session
+            return session
 
     def _client(self, name: str) -> Any:
         try:
@@ -135,10 +223,12 @@ class ToolServers:
                 there["headers"] = {"Authorization": f"Bearer {_token(name, settings.token_file)}"}
         return MultiServerMCPClient({name: there})
 
-    async def _list(self, name: str) -> list[ServerTool]:
+    async def _list(self, name: str, session: Any) -> list[ServerTool]:
+        from langchain_mcp_adapters.tools import load_mcp_tools
+
         allow = self._settings[name].allow
         found = []
-        for tool in await self._client(name).get_tools():
+        for tool in await load_mcp_tools(session):
             reads = (tool.metadata or {}).get("readOnlyHint") is True
             schema = tool.args_schema if isinstance(tool.args_schema, dict) else {}
             # a name that is not plain, or a schema of megabytes, is no tool
@@ -148,13 +238,13 @@ class ToolServers:
                 found.append(ServerTool(f"{name}__{tool.name}"[:64], name, tool.name, about, schema))
         return found[:MAX_TOOLS]
 
-    async def _call(self, tool: ServerTool, arguments: Mapping[str, Any]) -> str:
-        async with self._client(tool.server).session(tool.server) as session:
-            result = await session.call_tool(tool.tool, dict(arguments))
-        text = "\n".join(str(getattr(part, "text", f"({part.type})")) for part in result.content)
-        if result.isError:
-            raise ValueError(text[:300] or "an error without words")
-        return text
+
+async def _call(tool: str, arguments: dict[str, Any], session: Any) -> str:
+    result = await session.call_tool(tool, arguments)
+    text = "\n".join(str(getattr(part, "text", f"({part.type})")) for part in result.content)
+    if result.isError:
+        raise ValueError(text[:300] or "an error without words")
+    return text
 
 
 def _token(name: str, path: Path) -> str:

@@ -1,4 +1,5 @@
-"""Where people are told: Slack and the outlets, built, started and stopped as one, and what keeps them quiet."""
+"""Where people are told: Slack, the outlets and the ticket system, built, started and stopped as one, and what
+keeps them quiet."""
 
 from __future__ import annotations
 
@@ -27,6 +28,8 @@ from nightshift.agent.notify.slack.settings import TIMEOUT_S
 from nightshift.agent.notify.slack.settings import Settings as SlackSettings
 from nightshift.agent.notify.slack.web import SlackWeb
 from nightshift.agent.notify.slack.weekly import WeeklyReport
+from nightshift.agent.notify.tickets.lane import TicketCourier, TicketParts
+from nightshift.agent.notify.tickets.settings import build as build_tickets
 from nightshift.agent.settings import Settings
 from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.base import Permanent
@@ -54,10 +57,11 @@ class Channels:
 
     def __init__(self, settings: Settings, parts: ChannelParts) -> None:
         self._parts = parts
-        self.suppressor = Suppressor(parts.store, parts.clock, parts.windows, parts.inventory)
+        self.suppressor = Suppressor(parts.store, parts.clock, parts.windows, parts.inventory, parts.gate)
         self.outlets = self._build_outlets(settings) if settings.outlets.enabled else None
         self.slack = self._build_slack(settings) if settings.slack.enabled else None
-        self._all = [door for door in (self.slack, self.outlets) if door is not None]
+        self.tickets = self._build_tickets(settings) if settings.ticketing is not None else None
+        self._all = [door for door in (self.slack, self.outlets, self.tickets) if door is not None]
 
     def start(self) -> None:
         for door in self._all:
@@ -74,8 +78,27 @@ class Channels:
 
     def add_to(self, console: FastAPI) -> None:
         """Routes that Slack (in HTTP mode) and PagerDuty call."""
-        for door in self._all:
-            door.add_to(console)
+        for door in (self.slack, self.outlets):
+            if door is not None:
+                door.add_to(console)
+
+    def _build_tickets(self, settings: Settings) -> TicketCourier:
+        assert settings.ticketing is not None
+        calls = self._parts.metrics.outlet_calls
+        parts = TicketParts(
+            store=self._parts.store,
+            clock=self._parts.clock,
+            suppressor=self.suppressor,
+            leads=self._parts.leads,
+            count=lambda outlet, what, outcome: calls.labels(outlet, what, outcome).inc(),
+            system=build_tickets(settings.ticketing),
+            settings=settings.ticketing,
+            cluster=settings.cluster,
+            gate=self._parts.gate,
+            directory=self._parts.directory,
+            console_url=settings.console.public_url,
+        )
+        return TicketCourier(parts)
 
     def _build_outlets(self, settings: Settings) -> Outlets:
         calls = self._parts.metrics.outlet_calls

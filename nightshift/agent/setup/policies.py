@@ -1,5 +1,5 @@
 """Builds what looks after learned policies, for every kind, with the daemon's metrics; and the policy files that
-`nightshift policy stand` put into the store, so that a daemon in a pod needs no file beside it."""
+`nightshift policy ship` put into the store, so that a daemon in a pod needs no file beside it."""
 
 from __future__ import annotations
 

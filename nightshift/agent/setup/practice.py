@@ -161,6 +161,11 @@ class Practice:
     def _plan(self, incident: Incident) -> ActionProposal:
         return self.advisor_of(incident).plan(incident)
 
+    def end(self) -> None:
+        """Ends what was started for look-ups."""
+        if self._advisor.servers is not None:
+            self._advisor.servers.end()
+
     def advisor_of(self, incident: Incident) -> Advisor:
         """The present one: a reload may have changed it."""
         return self.drills.advisor(incident) if is_drill(incident) else self._advisor

@@ -51,6 +51,8 @@ class Cause(StrEnum):
     """A person who approves was shown what the language model says against the plan; its state stays."""
     EVIDENCE_COLLECTED = "evidence_collected"
     """What the vendor asks for was collected before an action, or why it was not; its state stays."""
+    TICKETED = "ticketed"
+    """A ticket of it was opened, closed or deleted in the ticket system; its state stays."""
     WORLD_READ = "world_read"
     """What the world says later of an action whose outcome was unknown; its state stays."""
     RESUMED = "resumed"
@@ -88,7 +90,9 @@ class Cause(StrEnum):
 _S, _C = IncidentState, Cause
 ASIDES = frozenset({_C.PROPOSED, _C.JUDGED_RIGHT, _C.JUDGED_WRONG})
 """Remarks that say nothing of where the incident stands."""
-REMARKS = ASIDES | {_C.ACKNOWLEDGED, _C.UNDER_WAY, _C.WORLD_READ, _C.CONTEST_SHOWN, _C.EVIDENCE_COLLECTED}
+REMARKS = ASIDES | {
+    *(_C.ACKNOWLEDGED, _C.UNDER_WAY, _C.WORLD_READ, _C.CONTEST_SHOWN, _C.EVIDENCE_COLLECTED, _C.TICKETED)
+}
 """What stands in the history and moves nothing."""
 
 CLOSABLE = (_S.OPEN, _S.DIAGNOSED, _S.AWAITING_APPROVAL, _S.MONITORING, _S.ESCALATED)

@@ -60,6 +60,49 @@ class Gathered:
         return len({turn.job for turn in self.turns})
 
 
+LEVERS: Mapping[str, str] = {
+    "power": "node energy saved per work",
+    "scheduling": "completion time saved (JCT)",
+    "cache": "hit rate above LRU's",
+}
+"""Kind → what its reward is."""
+_SUMMED = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class LeverSummary:
+    """The newest decisions of a policy in its mode, at most 5,000. Rewards are over the rule; NaN: none is known.
+    `regret`: what the mean decision lost where the policy was worse than the rule. `watts`: mean limit set."""
+
+    decisions: int
+    fallbacks: int
+    interventions: int
+    known: int
+    reward: float
+    regret: float
+    slowdown: float
+    watts: float
+    policy_hit_rate: float
+    baseline_hit_rate: float
+
+    def lines(self, kind: str) -> Iterator[tuple[str, str]]:
+        """As (what, words), for a person; what is not known is omitted."""
+        yield "decisions", f"{self.decisions}, outcome known of {self.known}"
+        yield "fell back to the rule", f"{self.fallbacks}"
+        yield "shield intervened", f"{self.interventions}"
+        shares = {
+            LEVERS.get(kind, "reward"): self.reward,
+            "regret against the rule": self.regret,
+            "policy's hit rate": self.policy_hit_rate,
+            "LRU's hit rate": self.baseline_hit_rate,
+        }
+        yield from ((name, f"{share:.2%}") for name, share in shares.items() if not math.isnan(share))
+        if kind != "cache" and not math.isnan(self.slowdown):
+            yield "mean slowdown", f"{self.slowdown:.4f}"
+        if not math.isnan(self.watts):
+            yield "mean power limit set", f"{self.watts:.0f} W"
+
+
 class Receipts:
     """Kept in the daemon's store, by id. A receipt is written once; only its outcome is filled in later."""
 
@@ -165,6 +208,27 @@ class Receipts:
         waiting = sum(row.reward is None and row.void is None for row in asked)
         return Gathered(_turns(asked), fell, _lost(asked), waiting)
 
+    def summary(self, kind: str, policy: str, mode: Mode, since_s: float) -> LeverSummary:
+        """Of a policy in a mode since then: what it is worth beside the rule, and where the shield stopped it."""
+        mine = _of(kind, mode, since_s) & ((decisions.c.policy == policy) | (decisions.c.fallback == 1))
+        newest = sa.select(decisions).where(mine).order_by(decisions.c.at_s.desc()).limit(_SUMMED)
+        with self._database.read() as connection:
+            rows = connection.execute(newest).all()
+        bodies = [json.loads(row.body) for row in rows]
+        rewards = [row.reward for row in rows if row.reward is not None]
+        limits = [mw for body in bodies for mw in _inside(body["executed"], "limits_mw", {}).values()]
+        return LeverSummary(
+            len(rows),
+            sum(bool(row.fallback) for row in rows),
+            sum(bool(body["clips"]) for body in bodies),
+            len(rewards),
+            _mean(rewards),
+            _mean([max(0.0, -reward) for reward in rewards]),
+            _mean([row.slowdown for row in rows if row.slowdown is not None]),
+            _mean(limits) / 1e3,
+            *(_mean([_inside(b[part], "hit_rate", math.nan) for b in bodies]) for part in ("proposed", "baseline")),
+        )
+
     def prune(self, before_s: float) -> int:
         """Forgets decisions from before a time; returns how many."""
         with self._database.write() as connection:
@@ -185,6 +249,14 @@ def _row(decision: ControlDecision, chance: float, treated: bool) -> dict[str, A
         "fallback": int(bool(decision.fallback)),
         "body": json.dumps(decision.to_json(), sort_keys=True, allow_nan=False),
     }
+
+
+def _inside(value: object, name: str, otherwise: Any) -> Any:
+    return value.get(name, otherwise) if isinstance(value, Mapping) else otherwise
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan
 
 
 def _known(value: float) -> float | None:

@@ -247,11 +247,11 @@ deliveries = Table(
     "deliveries",
     metadata,
     Column("key", Text, primary_key=True, doc="e.g. INC-7/card, storm/C1/1700000000 or pagerduty/INC-7/page"),
-    Column("outlet", Text, nullable=False, doc="slack, pagerduty, opsgenie or alertmanager; empty for a round"),
-    Column("kind", Text, nullable=False, doc="card, thread, storm, proposal; page, shown; round"),
+    Column("outlet", Text, nullable=False, doc="slack, pagerduty, jira or the like; empty for a round"),
+    Column("kind", Text, nullable=False, doc="card, thread, storm, proposal; page, shown; round; ticket"),
     Column("incident", ForeignKey("incidents.number"), index=True),
-    Column("channel", Text, nullable=False, doc="the chat's; else empty"),
-    Column("thread", Text, doc="timestamp of the message that it replies to"),
+    Column("channel", Text, nullable=False, doc="the chat's; of a ticket its project; else empty"),
+    Column("thread", Text, doc="timestamp of the message that it replies to; of a ticket its key"),
     Column("ts", Text, doc="the chat's name for it; null: not there, as far as is known"),
     Column("shows", Text, doc="hash of the message, or phase of the alert, as the outlet shows it; null: not sent"),
     Column("tried_s", Float, doc="wall time of a send without an answer so far"),
@@ -268,7 +268,9 @@ deliveries = Table(
     Column("turn", Integer, nullable=False, doc="page, shown: counts the times that a person was newly needed"),
     Column("severity", Text, doc="page, shown: when it was first told: an alert is known by it"),
     Column("due_s", Float, doc="page: wall time at which this turn became due: failover counts from it"),
-    Column("withdrawn", Integer, nullable=False, doc="1: another outlet took its page over"),
+    Column(
+        "withdrawn", Integer, nullable=False, doc="1: another outlet took its page over; a person closed the ticket"
+    ),
     Index("deliveries_by_channel", "channel", "kind", "posted_s"),
     Index("deliveries_by_outlet", "outlet", "shows", "told_s"),
 )

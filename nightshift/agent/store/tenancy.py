@@ -11,7 +11,7 @@ from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.action import Action
 
 NAMESPACED = frozenset({SubjectKind.POD, SubjectKind.CONTAINER, SubjectKind.JOB, SubjectKind.RANK})
-_OF_A_NODE = frozenset({SubjectKind.NIC, SubjectKind.DISK})
+_OF_A_NODE = frozenset({SubjectKind.NIC, SubjectKind.DISK, SubjectKind.PART})
 _EVERYTHING = frozenset({SubjectKind.CLUSTER, SubjectKind.SOURCE})
 _HELD = frozenset(SubjectKind) - NAMESPACED - _EVERYTHING
 

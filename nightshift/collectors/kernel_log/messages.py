@@ -693,7 +693,11 @@ HUNG_TASK = _row(
     about=_NODE, least=120,
 )  # fmt: skip
 """What `lines` reads with names and times: of hung tasks the seconds are counted, 120 in all are a fault."""
-BY_NAME: Mapping[str, MessageKind] = {kind.name: kind for kind in (*KINDS, STORAGE_SILENT, HUNG_TASK)}
+BMC_LOG = _row(
+    "bmc_log", "", "", _H, _W, "The BMC logged a hardware event", "DMTF DSP2046: LogEntry", about=_NODE,
+)  # fmt: skip
+"""What `collectors.telemetry.redfish` reads of a BMC's log."""
+BY_NAME: Mapping[str, MessageKind] = {kind.name: kind for kind in (*KINDS, STORAGE_SILENT, HUNG_TASK, BMC_LOG)}
 _INTERFACE = re.compile(
     r"^\S+ [0-9a-f:.]{7,14} ([a-z][a-z0-9_]{1,14}): |NETDEV WATCHDOG: (\S+) |slave ([\w.-]+)\)"
     r"|for interface ([\w.-]+),"

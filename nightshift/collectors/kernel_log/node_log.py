@@ -18,20 +18,19 @@ from typing import ClassVar
 from urllib.parse import urlsplit
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
-from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Instant, LogRecord, Reason, SourceStatus
 from nightshift.collectors.http import (
     CONNECTION,
+    Address,
     Connection,
     Fetcher,
     HttpRequest,
     HttpResponse,
     HttpSettings,
     SourceError,
-    checked_url,
 )
 from nightshift.collectors.kernel_log.event import KernelEvent
 from nightshift.collectors.kernel_log.lines import MAX_TEXT, KernelLogParser, since, single_lines
@@ -88,20 +87,12 @@ class NodeLogCollector:
 
         model_config = ConfigDict(extra="forbid")
 
-        urls: list[str] = Field(min_length=1, description="Addresses of the nodes' `/kernel-log`")
+        urls: list[Address] = Field(min_length=1, description="Addresses of the nodes' `/kernel-log`")
         nodes: SkipJsonSchema[dict[str, str]] = stated_once("node_names", dict)
         state_file: SkipJsonSchema[Path | None] = Field(
             None, exclude=True, description="Keeps the cursors over restarts; set from `state_dir`"
         )
         connection: Connection = Field(default_factory=HttpSettings, description=CONNECTION)
-
-        @field_validator("urls")
-        @classmethod
-        def _are_addresses(cls, urls: list[str]) -> list[str]:
-            try:
-                return [checked_url(url) for url in urls]
-            except Permanent as error:
-                raise ValueError(str(error)) from error
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_lines, self._since_s = MAX_LINES, SINCE_S

@@ -15,19 +15,18 @@ from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlencode
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
-from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Instant, LogRecord, Reason, SourceStatus
 from nightshift.collectors.http import (
     CONNECTION,
+    BaseAddress,
     Connection,
     Fetcher,
     HttpRequest,
     HttpResponse,
     HttpSettings,
     SourceError,
-    checked_url,
 )
 from nightshift.collectors.prometheus.alert import AlertmanagerAlert, AlertmanagerSilence
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
@@ -57,19 +56,11 @@ class AlertmanagerCollector:
 
         model_config = ConfigDict(extra="forbid")
 
-        url: str = Field(description="Base address, e.g. http://alertmanager:9093")
+        url: BaseAddress = Field(description="Base address, e.g. http://alertmanager:9093")
         matchers: list[str] = Field(
             default_factory=list, description='Only alerts with these labels, e.g. team="gpu"; none: all'
         )
         connection: Connection = Field(default_factory=HttpSettings, description=CONNECTION)
-
-        @field_validator("url")
-        @classmethod
-        def _is_address(cls, url: str) -> str:
-            try:
-                return checked_url(url).rstrip("/")
-            except Permanent as error:
-                raise ValueError(str(error)) from error
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings

@@ -16,16 +16,15 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Floats, Frame, Reason, SourceStatus
 from nightshift.collectors.http import (
     CONNECTION,
+    Address,
     Connection,
     Fetcher,
     HttpResponse,
     HttpSettings,
     SourceError,
-    checked_url,
 )
 from nightshift.collectors.kernel_log.event import KernelEvent
 from nightshift.collectors.prometheus.api import Vector, VectorReader, instant
@@ -171,7 +170,7 @@ class PrometheusCollector:
 
         model_config = ConfigDict(extra="forbid")
 
-        url: str = Field(description="Base address, e.g. http://prometheus:9090")
+        url: Address = Field(description="Base address, e.g. http://prometheus:9090")
         kinds: list[SubjectKind] = Field(
             [_GPU, SubjectKind.CONTAINER, _NODE],
             min_length=1,
@@ -186,14 +185,6 @@ class PrometheusCollector:
         )
         workload: SkipJsonSchema[WorkloadRule] = stated_once("workload", WorkloadRule)
         connection: Connection = Field(default_factory=HttpSettings, description=CONNECTION)
-
-        @field_validator("url")
-        @classmethod
-        def _is_address(cls, url: str) -> str:
-            try:
-                return checked_url(url)
-            except Permanent as error:
-                raise ValueError(str(error)) from error
 
         @field_validator("kinds")
         @classmethod

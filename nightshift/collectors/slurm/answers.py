@@ -1,12 +1,12 @@
-"""Slurm's answers as plain records: the JSON of its data parsers, and the text of `scontrol show` where there is
-none.
+"""Slurm's answers as plain records: the JSON of its data parsers, the text of `scontrol show` where there is none,
+and accounting's (`sacct`), which has one form in all releases as text and another in each as JSON.
 
 The shape of JSON follows the data parser that `meta` names. Until 22.05 (`openapi/v0.0.38`) a state is a word with
 flags beside it, and a number is a number. Since 23.02 (v0.0.39) numbers are `{set, infinite, number}`; since 23.11
 (v0.0.40) states are lists of words. A parser that is not in `PARSERS` is refused: what it omits would look like
 health.
 
-Sources: SchedMD/slurm, src/plugins/openapi/v0.0.38 and src/plugins/data_parser/v0.0.39 to v0.0.44 (PARSER_ARRAY of
+Sources: SchedMD/slurm, src/plugins/openapi/v0.0.38 and src/plugins/data_parser/v0.0.39 to v0.0.45 (PARSER_ARRAY of
 NODE, JOB_INFO, OPENAPI_META), src/scontrol/info_node.c, info_job.c.
 """
 
@@ -30,6 +30,7 @@ PARSERS: Mapping[str, str] = {
     "v0.0.42": "24.11",
     "v0.0.43": "25.05",
     "v0.0.44": "25.11",
+    "v0.0.45": "26.05",
 }
 """Data parsers that are read, with the release that brought each."""
 _ALIASES = {"MAINT": "MAINTENANCE", "REBOOT": "REBOOT_REQUESTED", "NO_RESPOND": "NOT_RESPONDING"}
@@ -418,6 +419,43 @@ def _text_job(fields: Mapping[str, list[str]]) -> SlurmJob:
         comment=_one(fields, "Comment"),
         partition=_one(fields, "Partition"),
     )
+
+
+ENDED_FIELDS = (
+    *("JobIDRaw", "User", "Account", "State", "ExitCode", "NodeList", "End", "AllocTRES", "Partition"),
+    *("TimelimitRaw", "JobName"),
+)
+"""What accounting is asked for. The name, in which a user may write the separator, is the last."""
+
+
+def ended_of_text(text: str) -> list[SlurmJob]:
+    """Of `sacct --parsable2 --format=ENDED_FIELDS`, with SLURM_TIME_FORMAT=%s. Raises AnswerError."""
+    found = []
+    for line in text.splitlines():
+        values = line.split("|", len(ENDED_FIELDS) - 1)
+        if len(values) != len(ENDED_FIELDS):
+            raise AnswerError(f"a line of sacct with {len(values)} fields: {line[:80]!r}")
+        entry = dict(zip(ENDED_FIELDS, (value if value not in _NONE else "" for value in values), strict=True))
+        if not entry["JobIDRaw"].isdecimal():
+            continue  # of a job of several components: its first has the plain number
+        code, _, signal = entry["ExitCode"].partition(":")
+        found.append(
+            SlurmJob(
+                id=int(entry["JobIDRaw"]),
+                name=entry["JobName"],
+                user=entry["User"],
+                account=entry["Account"],
+                states=_states(entry["State"].split(" ")[0], None),
+                nodes=_hosts(entry["NodeList"]) if entry["NodeList"] != "None assigned" else (),
+                gpu_count=_gpus_of((), entry["AllocTRES"], ""),
+                exit_code=int(_seconds(code)),
+                exit_signal=int(_seconds(signal)),
+                end_s=_seconds(entry["End"]),
+                limit_min=_seconds(entry["TimelimitRaw"]) or math.nan,
+                partition=entry["Partition"],
+            )
+        )
+    return found
 
 
 def _minutes(text: str) -> float:

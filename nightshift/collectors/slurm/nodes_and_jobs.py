@@ -8,13 +8,14 @@ names the Kubernetes node (slurm-operator, `podinfo`): that one machine is one s
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Instant, LogRecord, Reason, SourceStatus
-from nightshift.collectors.kubernetes.states import Trouble, recent, written
+from nightshift.collectors.kubernetes.states import RECENT_S, Trouble, recent, written
 from nightshift.collectors.slurm import CHANGES, OURS, SLURM, STATES
 from nightshift.collectors.slurm.answers import SlurmJob, SlurmNode
 from nightshift.collectors.slurm.client import SlurmAccess, SlurmClient, SlurmRefused, SlurmSilent
@@ -32,6 +33,8 @@ from nightshift.collectors.tick import Batch
 
 AUTHORITY = 1
 """Of relations that the controller told, as of those that an API server told."""
+REMEMBERED_S = 240.0
+"""slurmctld remembers a job that has ended for so long, and longer (MinJobAge, by default 300 s)."""
 _K = SubjectKind
 _Relations = set[tuple[Subject, Subject]]
 
@@ -55,6 +58,8 @@ class SlurmCollector:
         self._out: dict[str, bool] = {}
         self._names: dict[str, str] = {}
         self._listed: set[str] = set()
+        self._jobs_s, self._not_told = -math.inf, ""
+        """When the jobs were read last; why those that ended before are not all known."""
 
     @property
     def name(self) -> str:
@@ -79,6 +84,7 @@ class SlurmCollector:
             return SourceStatus(subject, now_s, False, Reason.INTERNAL, str(error))
         said = self._client.without_json
         detail = f"read as text, since this Slurm has no JSON ({said})" if said else ""
+        detail = "; ".join(filter(None, (detail, self._not_told if what == "jobs" else "")))
         return SourceStatus(subject, now_s, True, None, detail, count, took_s=self._clock() - began)
 
     def _read_nodes(self, inventory: Inventory, now_s: float, lines: list[LogRecord]) -> int:
@@ -108,7 +114,7 @@ class SlurmCollector:
             yield LogRecord(Instant(node.reason_s or now_s, 1.0, SLURM), CHANGES, subject, text, 0)
 
     def _describe(self, subject: Subject, node: SlurmNode, inventory: Inventory, now_s: float) -> None:
-        out = node.is_drained or not node.is_up
+        out = node.is_drained or not node.is_up or "MAINTENANCE" in node.states
         facts = {
             SITE: SLURM,
             SITE_NODE: node.name,
@@ -127,7 +133,9 @@ class SlurmCollector:
         inventory.describe(subject, **facts)
 
     def _read_jobs(self, inventory: Inventory, now_s: float, lines: list[LogRecord]) -> int:
-        jobs = [job for job in self._client.jobs() if job.gpu_count]
+        jobs = self._client.jobs()
+        jobs += self._ended_unseen(frozenset(job.id for job in jobs), now_s)
+        jobs = [job for job in jobs if job.gpu_count]
         steps = self._client.steps() if any("RUNNING" in job.states for job in jobs) else {}
         seen = set()
         for job in jobs:
@@ -156,6 +164,19 @@ class SlurmCollector:
                 del self._told[key]
         lines += self._first("SlurmJob", inventory, now_s)
         return len(jobs)
+
+    def _ended_unseen(self, there: frozenset[int], now_s: float) -> list[SlurmJob]:
+        """Jobs that ended while nobody read them for longer than slurmctld remembers, as while we were away."""
+        away_s = min(now_s - self._jobs_s, RECENT_S)
+        found: list[SlurmJob] = []
+        if away_s > REMEMBERED_S:
+            try:
+                found = self._client.ended(away_s)
+            except SlurmSilent as error:
+                self._not_told = f"jobs that ended in the last {away_s / 60:.0f} min may be missing: {error}"
+                return []
+        self._jobs_s, self._not_told = now_s, ""
+        return [job for job in found if job.id not in there]
 
     def _places(
         self, job: SlurmJob, subject: Subject, inventory: Inventory, now_s: float

@@ -17,7 +17,7 @@ from nightshift.collectors.kubernetes.states import Trouble
 from nightshift.collectors.slurm.answers import SlurmJob, SlurmNode
 
 _BY_SLURM: tuple[tuple[str, str], ...] = (
-    (r"[Pp]rolog (?:error|failed)|prolog failure", "prolog failure"),
+    (r"Prolog/Epilog failure|[Pp]rolog (?:error|failed)|prolog failure", "prolog failure"),
     (r"[Ee]pilog (?:error|failed)", "epilog failure"),
     (r"Kill task failed", "kill task failed"),
     (r"batch job complete failure|Duplicate jobid|Batch launch|launch fail", "batch launch failure"),
@@ -28,7 +28,7 @@ _BY_SLURM: tuple[tuple[str, str], ...] = (
         r"(?:reboot|ResumeTimeout|SuspendTimeout).*(?:timed out|reached)|[Rr]eboot (?:operation )?failed",
         "boot failure",
     ),
-    (r"Health ?Check|^NHC\b|health_check", "health check failure"),
+    (r"[Hh]ealth[ _]?[Cc]heck|^NHC\b", "health check failure"),
 )
 """Reasons by which Slurm, or its health check, says that the node has a fault; and the name of each."""
 _MAINTAINED = frozenset(

@@ -4,7 +4,10 @@ Sources, for GPUs and links: DCGM field identifiers (docs.nvidia.com/datacenter/
 reference. For hosts: cAdvisor's docs/storage/prometheus.md; node_exporter's collectors (pressure, meminfo, vmstat,
 diskstats, filesystem, netclass, netdev, infiniband, timex) at v1.9; the kernel's Documentation/accounting/psi.rst
 (pressure), admin-guide/iostats.rst (disk times) and ABI/stable/sysfs-class-infiniband (port counters: data words ×
-4 are bytes, which node_exporter has multiplied already). For inference servers, one row per served model:
+4 are bytes, which node_exporter has multiplied already). Of a switch's
+ports and modules: NVIDIA UFM Telemetry and NMX Telemetry (docs.nvidia.com/networking, "Low-Frequency (Secondary)
+Telemetry Fields", "Cable Info"). Of a BMC's parts: ipmi_exporter's docs/metrics.md; `collectors.telemetry.redfish`
+gives the same. For inference servers, one row per served model:
 `collectors.telemetry.inference` maps what vLLM, SGLang and Triton say to one name each; a quantile is of the
 requests that ended between two looks.
 """
@@ -60,7 +63,7 @@ class Derived:
         return f"rate({self.counter})" + (f" / rate({self.per})" if self.per else "")
 
 
-_G, _C = MetricType.GAUGE, MetricType.COUNTER
+_G, _C, _PART = MetricType.GAUGE, MetricType.COUNTER, SubjectKind.PART
 _BOX, _NODE, _NIC, _DISK = SubjectKind.CONTAINER, SubjectKind.NODE, SubjectKind.NIC, SubjectKind.DISK
 
 
@@ -77,12 +80,28 @@ def _node(name: str, unit: str, kind: MetricType, text: str, exported: str, low:
 
 
 def _nic(
-    name: str, unit: str, kind: MetricType, text: str, *exported: str, zero_is_missing: bool = False
+    name: str,
+    unit: str,
+    kind: MetricType,
+    text: str,
+    *exported: str,
+    zero_is_missing: bool = False,
+    fabric: tuple[str, ...] = (),
+    low: float = 0.0,
 ) -> Metric:
-    first, *others = (f"node_{one}" for one in exported)
+    """`exported`: by node_exporter, `fabric`: by UFM Telemetry and NMX Telemetry."""
+    first, *others = (*(f"node_{one}" for one in exported), *fabric)
     return Metric(
-        f"nic_{name}", _NIC, unit, kind, text, first, zero_is_missing=zero_is_missing, aliases=tuple(others)
+        *(f"nic_{name}", _NIC, unit, kind, text, first),
+        low=low,
+        zero_is_missing=zero_is_missing,
+        aliases=tuple(others),
     )
+
+
+def _part(name: str, unit: str, text: str, *exported: str, low: float = 0.0, high: float = 1e18) -> Metric:
+    first, *others = (f"ipmi_{one}" for one in exported)
+    return Metric(f"part_{name}", _PART, unit, _G, text, first, low=low, high=high, aliases=tuple(others))
 
 
 def _disk(name: str, unit: str, kind: MetricType, text: str, exported: str) -> Metric:
@@ -141,12 +160,20 @@ HOST_METRICS: tuple[Metric, ...] = (
     _nic(
         *("link_down_total", "events", _C, "The link went down", "network_carrier_down_changes_total"),
         "infiniband_link_downed_total",
+        fabric=("LinkDownedCounterExtended", "LinkDownedCounter", "Link_Down_IB", "Link_Down", "link_down_counter"),
     ),
-    _nic("link_recoveries_total", "events", _C, "Link retrainings", "infiniband_link_error_recovery_total"),
-    _nic("symbol_errors_total", "errors", _C, "Symbol errors", "infiniband_symbol_error_total"),
+    _nic(
+        *("link_recoveries_total", "events", _C, "Link retrainings", "infiniband_link_error_recovery_total"),
+        fabric=("LinkErrorRecoveryCounterExtended", "LinkErrorRecoveryCounter"),
+    ),
+    _nic(
+        *("symbol_errors_total", "errors", _C, "Symbol errors", "infiniband_symbol_error_total"),
+        fabric=("SymbolErrorCounterExtended", "SymbolErrorCounter", "Symbol_Errors"),
+    ),
     _nic(
         *("integrity_errors_total", "errors", _C, "Bursts of physical errors beyond the port's threshold"),
         "infiniband_local_link_integrity_errors_total",
+        fabric=("LocalLinkIntegrityErrorsExtended", "LocalLinkIntegrityErrors"),
     ),
     _nic("wait_ticks_total", "ticks", _C, "Had data and no credits to send", "infiniband_port_transmit_wait_total"),
     # RoCE (mlx5's hw_counters): exported by node_exporter since it reads them; one without has no data
@@ -180,12 +207,32 @@ HOST_METRICS: tuple[Metric, ...] = (
         "infiniband_out_of_buffer_drops_total",
     ),
     _nic("is_up", "bool", _G, "Carries data", "network_carrier"),
-    _nic("port_state", "code", _G, "InfiniBand's port state; 4 is active", "infiniband_state_id"),
+    _nic(
+        *("port_state", "code", _G, "InfiniBand's port state; 4 is active", "infiniband_state_id"),
+        fabric=("logical_state", "Logical_State", "port_logical_state"),
+    ),
+    _nic(
+        *("module_temperature_c", "°C", _G, "Temperature of the cable's module"),
+        fabric=("Module_Temperature", "module_temperature"),
+    ),
+    _nic(
+        *("rx_power_dbm", "dBm", _G, "Light that the module receives, the weakest lane"),
+        fabric=("rx_power_lane_0",),
+        low=-60,
+    ),
     _nic(
         *("speed_bytes_per_s", "bytes/s", _G, "Link speed", "network_speed_bytes"),
         "infiniband_rate_bytes_per_second",
         zero_is_missing=True,
     ),
+    _part(
+        *("health", "code", "State as its BMC reports it: 0 well, 1 warning, 2 critical", "sensor_state"),
+        *("temperature_state", "fan_speed_state", "voltage_state", "current_state", "power_state"),
+        high=2.0,
+    ),
+    _part("temperature_c", "°C", "Temperature", "temperature_celsius", low=-60.0, high=300.0),
+    _part("fan_rpm", "1/min", "Speed of a fan", "fan_speed_rpm"),
+    _part("power_w", "W", "Power", "power_watts"),
     _disk("reads_total", "operations", _C, "Reads done", "disk_reads_completed_total"),
     _disk("writes_total", "operations", _C, "Writes done", "disk_writes_completed_total"),
     _disk("read_bytes_total", "bytes", _C, "Read", "disk_read_bytes_total"),

@@ -18,18 +18,17 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from nightshift.collectors.base import Permanent
 from nightshift.collectors.clocks import ClockOffset, measured
 from nightshift.collectors.frame import Floats, Frame, Reason, SourceStatus
 from nightshift.collectors.http import (
     CONNECTION,
+    Address,
     Connection,
     Fetcher,
     HttpRequest,
     HttpResponse,
     HttpSettings,
     SourceError,
-    checked_url,
 )
 from nightshift.collectors.kernel_log.event import KernelEvent
 from nightshift.collectors.shared_settings import stated_once
@@ -57,7 +56,7 @@ class PageSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    urls: list[str] = Field(min_length=1, description="Addresses of the pages, one per node")
+    urls: list[Address] = Field(min_length=1, description="Addresses of the pages, one per node")
     nodes: SkipJsonSchema[dict[str, str]] = stated_once("node_names", dict)
     connection: Connection = Field(default_factory=HttpSettings, description=CONNECTION)
 
@@ -66,10 +65,7 @@ class PageSettings(BaseModel):
     def _are_addresses(cls, urls: list[str]) -> list[str]:
         if len(set(urls)) != len(urls):
             raise ValueError("urls: an address is listed twice")
-        try:
-            return [checked_url(url) for url in urls]
-        except Permanent as error:
-            raise ValueError(str(error)) from error
+        return urls
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,20 +15,19 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import STEP_COLUMNS, Reason, SourceStatus, StepSeries
 from nightshift.collectors.http import (
     CONNECTION,
+    Address,
     Connection,
     Fetcher,
     HttpRequest,
     HttpResponse,
     HttpSettings,
     SourceError,
-    checked_url,
 )
 from nightshift.collectors.prometheus.api import VectorReader, instant
 from nightshift.collectors.shared_settings import stated_once
@@ -91,27 +90,17 @@ class TrainingMetricsCollector:
 
         model_config = ConfigDict(extra="forbid")
 
-        urls: list[str] = Field(default_factory=list, description="Addresses of the trainers' own pages")
+        urls: list[Address] = Field(default_factory=list, description="Addresses of the trainers' own pages")
         jobs: dict[str, str] = Field(
             default_factory=dict, description="Job (namespace/name) by address, for pages without a pod label"
         )
-        api: str | None = Field(
+        api: Address | None = Field(
             None, description="Base address of a Prometheus-compatible API that has the metrics"
         )
         query: str = Field(QUERY, description="Query to send to the API")
         names: SkipJsonSchema[SignalNames] = stated_once("signal_names", SignalNames)
         workload: SkipJsonSchema[WorkloadRule] = stated_once("workload", WorkloadRule)
         connection: Connection = Field(default_factory=HttpSettings, description=CONNECTION)
-
-        @field_validator("urls", "api")
-        @classmethod
-        def _are_addresses(cls, given: list[str] | str | None) -> list[str] | str | None:
-            try:
-                for url in [given] if isinstance(given, str) else given or []:
-                    checked_url(url)
-            except Permanent as error:
-                raise ValueError(str(error)) from error
-            return given
 
         @model_validator(mode="after")
         def _asks_somebody(self) -> TrainingMetricsCollector.Settings:

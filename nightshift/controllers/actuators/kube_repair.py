@@ -33,19 +33,20 @@ from pydantic import BaseModel
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.seal import fingerprint
 from nightshift.collectors.subject import Subject, SubjectKind
-from nightshift.controllers.action import Action, ActionKind, ActionOutcome, OutcomeStatus, UnderWay, target_of
+from nightshift.controllers.action import Action, ActionKind, ActionOutcome, OutcomeStatus, UnderWay
 from nightshift.controllers.actuators import kube_nodes, kube_rights
 from nightshift.controllers.actuators import kube_repair_jobs as jobs
 from nightshift.controllers.actuators.kube_client import KubeClient, Object
 from nightshift.controllers.actuators.kube_marks import MARKER
 from nightshift.controllers.actuators.kube_probe import ProbeJob, probe_job
-from nightshift.controllers.actuators.kube_repair_settings import COMPONENTS, RepairSettings
+from nightshift.controllers.actuators.kube_repair_jobs import COMPONENTS, RepairSettings
 from nightshift.controllers.actuators.kube_workloads import POLL_S
 from nightshift.controllers.actuators.kubernetes import (
     FIELD_MANAGER,
     KubernetesActuator,
     KubernetesActuatorSettings,
 )
+from nightshift.controllers.actuators.site import Arrows, SiteActuator
 from nightshift.controllers.cordon import CORDON_OF, TAKES_OUT, node_of, of_other_incidents
 
 __all__ = ["KubernetesRepairActuator", "RepairSettings"]
@@ -59,14 +60,11 @@ AGENT_PAUSED = "nightshift.dev/node-agent-paused"
 """Label of a node from which our node agent keeps away; the chart's DaemonSet honours it."""
 
 
-class KubernetesRepairActuator:
+class KubernetesRepairActuator(SiteActuator):
     """Resets GPUs, reboots nodes, gives nodes back. Fulfils `controllers.action.Actuator`."""
 
     plugin: ClassVar[str] = "kubernetes_repair"
     Settings: ClassVar[type[BaseModel]] = RepairSettings
-    TARGETS: ClassVar[dict[ActionKind, SubjectKind]] = {
-        kind: target_of(kind) for kind in (_A.RESET_GPU, _A.REBOOT_NODE, _A.RETURN_NODE, _A.OPEN_RMA)
-    }
 
     def __init__(
         self, settings: RepairSettings, kube: KubeClient, *, now_s: Callable[[], float] = time.time
@@ -80,14 +78,6 @@ class KubernetesRepairActuator:
     ) -> KubernetesRepairActuator:
         kube = KubeClient.connect(settings.access)
         return cls(settings, kube, now_s=now_s)
-
-    @property
-    def name(self) -> str:
-        return self.plugin
-
-    def kinds(self) -> frozenset[ActionKind]:
-        named = self._settings.actions
-        return frozenset(self.TARGETS if named is None else set(named) & set(self.TARGETS))
 
     def one_look(self) -> AbstractContextManager[None]:
         return self._kube.one_look()
@@ -109,7 +99,7 @@ class KubernetesRepairActuator:
 
     # Acting ------------------------------------------------------------------------------------------------------
 
-    def execute(self, action: Action) -> ActionOutcome:
+    def _step(self, action: Action) -> ActionOutcome:
         node_name = self._node_of(action)
         if action.kind is _A.OPEN_RMA:  # its evidence is stored by now: the rest is between people
             archive = f"`nightshift rma {action.target.name}` writes the archive for the vendor"
@@ -394,12 +384,8 @@ class KubernetesRepairActuator:
         return self._outcome(_O.REFUSED, f"{action.kind} of {action.target} cannot be undone")
 
     def _node_of(self, action: Action) -> str:
-        expected = self.TARGETS.get(action.kind) if action.kind in self.kinds() else None
-        if expected is None:
-            raise Permanent(f"action {action.id}: this actuator does no {action.kind}")
-        if action.target.kind is not expected:
-            raise Permanent(f"action {action.id}: {action.kind} is for a {expected}, not {action.target}")
-        name = action.target.name if expected is SubjectKind.NODE else str(action.params.get("node", ""))
+        self._check_target(action)
+        name = action.target.name if action.target.kind is SubjectKind.NODE else str(action.params.get("node", ""))
         if not name:
             raise Permanent(f"action {action.id}: params.node is missing: which node holds {action.target}?")
         return name
@@ -432,5 +418,4 @@ class KubernetesRepairActuator:
         cordoned = {"cordoned": "true"} if kube_nodes.is_cordoned(node) else {}
         return ActionOutcome(_O.FAILED, detail, self._now_s(), cordoned)
 
-    def _outcome(self, status: OutcomeStatus, detail: str) -> ActionOutcome:
-        return ActionOutcome(status, detail, self._now_s())
+    ARROWS: ClassVar[Arrows] = dict.fromkeys((_A.RESET_GPU, _A.REBOOT_NODE, _A.RETURN_NODE, _A.OPEN_RMA), _step)

@@ -34,13 +34,12 @@ from nightshift.controllers.action import (
     OutcomeStatus,
     Precondition,
     UnderWay,
-    target_of,
-    traits_of,
 )
 from nightshift.controllers.actuators import kube_jobs, kube_nodes, kube_rights
 from nightshift.controllers.actuators.kube_client import KubeClient, NotFound, Object
 from nightshift.controllers.actuators.kube_marks import MARKER, Marks, cordoning
 from nightshift.controllers.actuators.kube_workloads import POLL_S, STOPPED, Workloads, pod_path, suggest_scaling
+from nightshift.controllers.actuators.site import Arrows, SiteActuator, word
 from nightshift.controllers.cordon import CORDON_OF, NOBODY, SOMEBODY_ELSE, cordon_ids
 
 
@@ -269,24 +268,11 @@ class KubernetesActuatorSettings(BaseModel):
         return actions
 
 
-class KubernetesActuator:
+class KubernetesActuator(SiteActuator):
     """Fulfils `controllers.action.Actuator` for one cluster."""
 
     plugin: ClassVar[str] = "kubernetes"
     Settings: ClassVar[type[BaseModel]] = KubernetesActuatorSettings
-    TARGETS: ClassVar[dict[ActionKind, SubjectKind]] = {
-        kind: target_of(kind)
-        for kind in (
-            _A.SUGGEST_SCALING,
-            _A.TAINT,
-            _A.CORDON,
-            _A.UNCORDON,
-            _A.DRAIN,
-            _A.QUARANTINE_GPU,
-            _A.RESTART_POD,
-            _A.RESTART_JOB,
-        )
-    }
 
     def __init__(
         self, settings: KubernetesActuatorSettings, kube: KubeClient, *, now_s: Callable[[], float] = time.time
@@ -306,14 +292,6 @@ class KubernetesActuator:
         kube = KubeClient.connect(settings.access)
         return cls(settings, kube, now_s=now_s)
 
-    @property
-    def name(self) -> str:
-        return self.plugin
-
-    def kinds(self) -> frozenset[ActionKind]:
-        named = self._settings.actions
-        return frozenset(self.TARGETS if named is None else set(named) & set(self.TARGETS))
-
     def one_look(self) -> AbstractContextManager[None]:
         return self._kube.one_look()
 
@@ -324,89 +302,50 @@ class KubernetesActuator:
 
     # The plan against the world ----------------------------------------------------------------------------------
 
-    def changed(self, action: Action) -> list[str]:
-        sentences = []
-        for condition in action.preconditions:
-            try:
-                found = self._fact(condition)
-            except NotFound:
-                sentences.append(f"{condition.subject} no longer exists")
-                continue
-            if found != condition.expected:
-                read = f"{condition.fact} is {found or 'not known'}, expected {condition.expected}"
-                sentences.append(f"{condition.subject}: {read}")
-        return sentences
+    def _is_absent(self, error: Permanent) -> bool:
+        return isinstance(error, NotFound)
 
-    def _fact(self, condition: Precondition) -> str | None:
+    def _fact(self, action: Action, condition: Precondition) -> str | None:
         subject, fact = condition.subject, condition.fact
         match subject.kind, fact:
             case _K.NODE, "cordoned":
-                return _word(kube_nodes.is_cordoned(self._kube.get(kube_nodes.path(subject.name))))
+                return word(kube_nodes.is_cordoned(self._kube.get(kube_nodes.path(subject.name))))
             case _K.NODE, fact if fact == CORDON_OF:
                 return self.cordon_of(self._kube.get(kube_nodes.path(subject.name)))
             case _K.NODE, "uid":
                 return str(self._kube.get(kube_nodes.path(subject.name))["metadata"].get("uid", ""))
             case _K.NODE, "tainted":
-                return _word(kube_nodes.is_tainted(self._kube.get(kube_nodes.path(subject.name))))
+                return word(kube_nodes.is_tainted(self._kube.get(kube_nodes.path(subject.name))))
             case _K.NODE, "drained":
                 node = self._kube.get(kube_nodes.path(subject.name))
-                return _word(kube_nodes.is_cordoned(node) and not kube_nodes.evictable(self._kube, subject.name))
+                return word(kube_nodes.is_cordoned(node) and not kube_nodes.evictable(self._kube, subject.name))
             case _K.GPU, "quarantined":
-                return _word(kube_nodes.node_that_quarantines(self._kube, subject.name) is not None)
+                return word(kube_nodes.node_that_quarantines(self._kube, subject.name) is not None)
             case _K.POD, "running":
                 pod = self._kube.get(pod_path(subject.name))
-                return _word((pod.get("status") or {}).get("phase") == "Running")
+                return word((pod.get("status") or {}).get("phase") == "Running")
             case _K.JOB, ("running" | "uid"):
                 job = kube_jobs.find(self._kube, subject)
                 if job is None:
                     raise NotFound(f"{subject} does not exist", 404)
                 if fact == "uid":
                     return str(job.object["metadata"].get("uid", ""))
-                return _word(not job.suspended and bool(kube_jobs.live_pods(self._kube, job)))
+                return word(not job.suspended and bool(kube_jobs.live_pods(self._kube, job)))
         return None
 
     # Acting ------------------------------------------------------------------------------------------------------
 
     def execute(self, action: Action) -> ActionOutcome:
         """What the API server warns of meanwhile stands in the outcome, of all the tries that it took."""
-        self._check_target(action)
         self._kube.warnings()  # of other calls
         before = self._warned.pop(action.id, ())
         try:
-            outcome = self._carry_out(action)
+            outcome = super().execute(action)
         except Temporary:
             self._warned[action.id] = (*before, *self._kube.warnings())
             raise
         said = dict.fromkeys((*before, *self._kube.warnings()))
         return replace(outcome, detail="; the API server warns: ".join((outcome.detail, *said)))
-
-    def _carry_out(self, action: Action) -> ActionOutcome:
-        match action.kind:
-            case _A.SUGGEST_SCALING:
-                return self._suggest(action)
-            case _A.TAINT:
-                return self._taint(action)
-            case _A.CORDON:
-                return self._cordon(action)
-            case _A.UNCORDON:
-                return self._uncordon(action)
-            case _A.DRAIN:
-                return self._drains.execute(action)
-            case _A.QUARANTINE_GPU:
-                return self._quarantine(action)
-            case _A.RESTART_POD:
-                return self.work.restart_pod(action)
-            case _A.RESTART_JOB:
-                return self.work.restart_job(action)
-            case _:
-                raise Permanent(f"action {action.id}: this actuator does no {action.kind}")
-
-    def _check_target(self, action: Action) -> None:
-        expected = self.TARGETS.get(action.kind)
-        if expected is None or action.kind not in self.kinds():
-            raise Permanent(f"action {action.id}: this actuator does no {action.kind}")
-        if action.target.kind is not expected:
-            raise Permanent(f"action {action.id}: {action.kind} is for a {expected}, not {action.target}")
 
     def _suggest(self, action: Action) -> ActionOutcome:
         """Reads who owns the replica count and says what they would change; nothing is written."""
@@ -509,15 +448,11 @@ class KubernetesActuator:
                 done = action.target.name in kube_nodes.quarantined(node)
             case _:
                 done = marked and cordoned
-        observed = {"cordoned": _word(cordoned), "marked": _word(marked)}
+        observed = {"cordoned": word(cordoned), "marked": word(marked)}
         status = OutcomeStatus.DONE if done else OutcomeStatus.NOT_DONE
         return ActionOutcome(status, f"{action.kind} of {action.target} read back", self._now_s(), observed)
 
-    def undo(self, action: Action) -> ActionOutcome:
-        """Takes our own cordon or quarantine back; never somebody else's."""
-        self._check_target(action)
-        if not action.undo.possible or not traits_of(action.kind).contains:
-            return self._refused(action, f"{action.kind} cannot be undone")
+    def _take_back(self, action: Action) -> ActionOutcome:
         name = str(action.params.get("node", "")) if action.kind is _A.QUARANTINE_GPU else action.target.name
         node = self._kube.get(kube_nodes.path(name))
         match action.kind:
@@ -559,12 +494,13 @@ class KubernetesActuator:
         left = f"stays cordoned for {', '.join(others)}" if others else "uncordoned"
         return self._outcome(OutcomeStatus.DONE, f"{action.target} {left}")
 
-    def _outcome(self, status: OutcomeStatus, detail: str) -> ActionOutcome:
-        return ActionOutcome(status, detail, self._now_s())
-
-    def _refused(self, action: Action, why: str) -> ActionOutcome:
-        return self._outcome(OutcomeStatus.REFUSED, f"{action.kind} of {action.target}: {why}")
-
-
-def _word(value: bool) -> str:
-    return "true" if value else "false"
+    ARROWS: ClassVar[Arrows] = {
+        _A.SUGGEST_SCALING: _suggest,
+        _A.TAINT: _taint,
+        _A.CORDON: _cordon,
+        _A.UNCORDON: _uncordon,
+        _A.DRAIN: lambda self, action: self._drains.execute(action),
+        _A.QUARANTINE_GPU: _quarantine,
+        _A.RESTART_POD: lambda self, action: self.work.restart_pod(action),
+        _A.RESTART_JOB: lambda self, action: self.work.restart_job(action),
+    }

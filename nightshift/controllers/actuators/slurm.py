@@ -37,10 +37,9 @@ from nightshift.controllers.action import (
     OutcomeStatus,
     Precondition,
     UnderWay,
-    target_of,
-    traits_of,
 )
 from nightshift.controllers.actuators.kubernetes import DrainRules, DrainSettings
+from nightshift.controllers.actuators.site import Arrows, SiteActuator, word
 from nightshift.controllers.actuators.slurm_nodes import (
     DRAINS,
     GAVE_BACK,
@@ -61,7 +60,16 @@ SAVE_SIGNAL = re.compile(r"nightshift-save=(?:SIG)?([A-Z0-9]+)")
 NO_NODE = "nightshift-asks-its-rights"
 """A node that no cluster has: who may change nodes is told that it does not exist, everybody else that they may
 not."""
+_RIGHTS: Mapping[str, tuple[str, ...]] = {
+    "update nodes (needs AdminLevel=Admin, or SlurmUser; Operator is not enough)": (
+        *("update", f"nodename={NO_NODE}", "comment="),
+    ),
+    "make reservations, requeue others' jobs, see all jobs (needs AdminLevel=Operator)": (
+        *("create", "reservation", f"nodes={NO_NODE}", "starttime=now", "duration=1", "users=root"),
+    ),
+}
 _A, _K, _O = ActionKind, SubjectKind, OutcomeStatus
+_GOING = frozenset({"REBOOT_ISSUED", "REBOOT_REQUESTED", "POWERING_DOWN", "POWERING_UP", "POWER_UP", "POWER_DOWN"})
 _ENDED = frozenset({"COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"})
 
 
@@ -90,28 +98,13 @@ class SlurmActuatorSettings(SlurmAccess):
     @field_validator("actions")
     @classmethod
     def _are_known(cls, actions: tuple[ActionKind, ...] | None) -> tuple[ActionKind, ...] | None:
-        unknown = [kind for kind in actions or () if kind not in TARGETS]
-        if unknown:
-            raise ValueError(f"Slurm has no {', '.join(unknown)}; there are {', '.join(TARGETS)}")
+        there = SlurmActuator.TARGETS
+        if unknown := [kind for kind in actions or () if kind not in there]:
+            raise ValueError(f"Slurm has no {', '.join(unknown)}; there are {', '.join(there)}")
         return actions
 
 
-TARGETS: Mapping[ActionKind, SubjectKind] = {
-    kind: target_of(kind)
-    for kind in (
-        _A.RESTART_JOB,
-        _A.QUARANTINE_GPU,
-        _A.TAINT,
-        _A.CORDON,
-        _A.UNCORDON,
-        _A.RETURN_NODE,
-        _A.DRAIN,
-        _A.REBOOT_NODE,
-    )
-}
-
-
-class SlurmActuator:
+class SlurmActuator(SiteActuator):
     """Fulfils `controllers.action.Actuator` for one Slurm cluster."""
 
     plugin: ClassVar[str] = SLURM
@@ -133,61 +126,44 @@ class SlurmActuator:
     ) -> SlurmActuator:
         return cls(settings, SlurmClient(settings), now_s=now_s)
 
-    @property
-    def name(self) -> str:
-        return self.plugin
-
     def kinds(self) -> frozenset[ActionKind]:
-        named, can = self._settings.actions, set(TARGETS)
-        if not self._settings.features:
-            can -= {_A.TAINT}
-        return frozenset(can if named is None else set(named) & can)
+        return super().kinds() - (frozenset() if self._settings.features else {_A.TAINT})
 
     def refused(self) -> list[str]:
         """What Slurm says that this account may not do, asked without doing it. Raises Temporary or Permanent."""
-        try:
-            self._client.ask("scontrol", "update", f"nodename={NO_NODE}", "comment=")
-        except SlurmRefused as error:
-            if error.reason is Reason.UNAUTHORISED:
-                return ["update nodes (needs AdminLevel=Admin, or SlurmUser; Operator is not enough)"]
-            if error.reason is not Reason.NOT_FOUND:
-                raise
-        return []
+        refused = []
+        for needs, argv in _RIGHTS.items():
+            try:
+                self._client.ask("scontrol", *argv)
+            except SlurmRefused as error:
+                if error.reason is Reason.UNAUTHORISED:
+                    refused.append(needs)
+                elif error.reason is not Reason.NOT_FOUND:
+                    raise
+        return refused
 
     # The plan against the world ----------------------------------------------------------------------------------
 
-    def changed(self, action: Action) -> list[str]:
-        sentences = []
-        for condition in action.preconditions:
-            # the uid of a Kubernetes node: Slurm's own word on the machine is its boot, which the mark binds
-            if condition.subject.kind is _K.NODE and condition.fact == "uid":
-                continue
-            try:
-                found = self._fact(action, condition)
-            except SlurmRefused as error:
-                if error.reason is not Reason.NOT_FOUND:
-                    raise
-                sentences.append(f"{condition.subject} no longer exists")
-                continue
-            if found != condition.expected:
-                read = f"{condition.fact} is {found or 'not known'}, expected {condition.expected}"
-                sentences.append(f"{condition.subject}: {read}")
-        return sentences
+    def _is_absent(self, error: Permanent) -> bool:
+        return isinstance(error, SlurmRefused) and error.reason is Reason.NOT_FOUND
 
     def _fact(self, action: Action, condition: Precondition) -> str | None:
         if condition.subject.kind is _K.JOB:
             job = self._job(condition.subject.name)
-            return {"running": _word("RUNNING" in job.states), "uid": restart(job)}.get(condition.fact)
+            return {"running": word("RUNNING" in job.states), "uid": restart(job)}.get(condition.fact)
         node = self._nodes.get(_slurm_name(action))
         match condition.fact:
+            case "uid":
+                # of a Kubernetes node: Slurm's own word on the machine is its boot, which the mark binds
+                return condition.expected
             case "cordoned":
-                return _word(node.is_drained)
+                return word(node.is_drained)
             case "drained":
-                return _word(node.is_drained and not self._client.jobs_on(node.name))
+                return word(node.is_drained and not self._client.jobs_on(node.name))
             case "tainted":
-                return _word(any(mark.kind == LOST_FEATURES for mark in marks(node)))
+                return word(any(mark.kind == LOST_FEATURES for mark in marks(node)))
             case "quarantined":
-                return _word(mark_of(node, action) is not None and node.is_drained)
+                return word(mark_of(node, action) is not None and node.is_drained)
             case fact if fact == CORDON_OF:
                 return self._nodes.cordon_of(node)
         return None
@@ -201,38 +177,12 @@ class SlurmActuator:
 
     # Acting ------------------------------------------------------------------------------------------------------
 
-    def execute(self, action: Action) -> ActionOutcome:
-        self._check_target(action)
-        match action.kind:
-            case _A.RESTART_JOB:
-                return self._restart(action)
-            case _A.TAINT:
-                return self._taint(action)
-            case _A.UNCORDON:
-                return self._give_back(action)
-            case _A.DRAIN:
-                return self._empty(action)
-            case _A.REBOOT_NODE:
-                return self._reboot(action)
-            case _A.RETURN_NODE:
-                return self._return(action)
-            case _:
-                return self._drain(action)
-
-    def _check_target(self, action: Action) -> None:
-        if action.kind not in self.kinds():
-            raise Permanent(f"action {action.id}: this actuator does no {action.kind}")
-        if action.target.kind is not TARGETS[action.kind]:
-            raise Permanent(
-                f"action {action.id}: {action.kind} is for a {TARGETS[action.kind]}, not {action.target}"
-            )
-
     def _drain(self, action: Action) -> ActionOutcome:
         """Keeps new jobs off the node; those that run there stay."""
         node = self._nodes.get(_slurm_name(action))
         if (over := self._drained_before(action, node)) is not None:
             return over
-        return self._drained(action, self._nodes.drain(node, action).after)
+        return self._drained(action, self._nodes.drain(node, action))
 
     def _drained_before(self, action: Action, node: SlurmNode) -> ActionOutcome | None:
         """What is to say where the node was drained before, by us or by others; None where it is to be drained."""
@@ -261,11 +211,9 @@ class SlurmActuator:
         return self._undrained(action, node, (*_taints(node), Mark(GAVE_BACK, action.id, node.boot_s)))
 
     def _undrained(self, action: Action, node: SlurmNode, left: tuple[Mark, ...]) -> ActionOutcome:
-        change = self._nodes.undrain(node, left)
-        if change.after.is_drained:
-            if self._nodes.written_by_us(change.before):
-                return self._outcome(_O.DONE, f"undrained; since then {self._nodes.whose(change.after)}")
-            return self._refused(action, f"{self._nodes.whose(change.after)}, at the same moment: it stays drained")
+        after = self._nodes.undrain(node, left)
+        if after.is_drained:
+            return self._outcome(_O.DONE, f"undrained; since then {self._nodes.whose(after)}")
         return self._outcome(_O.DONE, f"{action.target} takes jobs again")
 
     def _taint(self, action: Action) -> ActionOutcome:
@@ -281,7 +229,7 @@ class SlurmActuator:
             return self._refused(action, f"it has no active feature that `features` names for {fault}")
         left = [name for name in node.active_features if name not in lost]
         mark = Mark(LOST_FEATURES, action.id, node.boot_s, "+".join(lost))
-        self._nodes.update(node.name, _features(node, left, (*marks(node), mark)))
+        self._nodes.update(node, _features(node, left, (*marks(node), mark)))
         return self._outcome(_O.DONE, f"{action.target} no longer offers {', '.join(lost)}")
 
     # Jobs --------------------------------------------------------------------------------------------------------
@@ -338,21 +286,22 @@ class SlurmActuator:
         mark, jobs = mark_of(node, action), self._jobs_on(node)
         if mark is None:
             if (over := self._drained_before(action, node)) is not None:
-                return over
+                left = ", ".join(job.key for job in jobs)
+                return self._refused(action, f"{over.detail}; {left} still run there") if left else over
             if obstacles := [why for job in jobs if (why := _unstoppable(job)) is not None]:
                 return self._refused(action, f"nothing was changed: {'; '.join(obstacles)}")
-            change = self._nodes.drain(node, action, _runs(jobs))
-            outcome = self._drained(action, change.after)
+            node = self._nodes.drain(node, action, _runs(jobs))
+            outcome = self._drained(action, node)
             if outcome.status is not _O.DONE:
                 return outcome
-            mark = mark_of(change.after, action)
+            mark = mark_of(node, action)
         elif not node.is_drained:
             return self._refused(action, "a person has resumed it during the drain; it stays resumed")
         planned = _planned_runs(mark.more if mark is not None else "")
         if late := [job for job in jobs if job.id not in planned]:
             # they started between the look and the drain: named before the first of them is stopped
             planned |= {job.id: job.restarts for job in late}
-            self._nodes.drain(node, action, _written(planned))
+            node = self._nodes.drain(node, action, _written(planned))
         waits, refusals = [], []
         for job in jobs:
             try:
@@ -389,12 +338,14 @@ class SlurmActuator:
                 raise Temporary(
                     f"node {node.name} registers with slurmctld: its boot time is unknown until then", 1.0
                 )
+        # power saving lifts every drain as it takes a node down: there our reservation keeps jobs off
+        powered = mark is not None and not node.is_drained and self._reserved(action)
         is_same = mark is None or self._nodes.is_this_boot(node, mark) or node.boot_s == 0
         if is_same and not self._nodes.was_rebooted(node):
-            return self._go_down(action, node)
-        if not node.is_up or node.states & {"REBOOT_ISSUED", "REBOOT_REQUESTED", "POWERING_UP", "POWER_UP"}:
+            return self._cycle(action, node) if powered else self._go_down(action, node)
+        if not node.is_up or node.states & _GOING:
             raise UnderWay(f"{action.target} boots: {'+'.join(sorted(node.states))}", retry_after_s=POLL_S)
-        if not self._nodes.written_by_us(node):
+        if not powered and not self._nodes.written_by_us(node):
             return self._refused(action, f"{self._nodes.whose(node)}; it has booted and stays drained")
         return self._check(action, node)
 
@@ -402,21 +353,25 @@ class SlurmActuator:
         if (over := self._emptied(action, node)) is not None:
             return over
         node = self._nodes.get(node.name)
-        if node.states & {
-            "REBOOT_ISSUED",
-            "REBOOT_REQUESTED",
-            "POWERING_DOWN",
-            "POWERING_UP",
-            "POWER_UP",
-            "POWER_DOWN",
-        }:
+        if node.states & _GOING:
             raise UnderWay(f"{action.target} reboots: {'+'.join(sorted(node.states))}", retry_after_s=POLL_S)
         if self._how_to_reboot() == "reboot":
             self._client.ask("scontrol", "reboot", f"reason={reason_of(action)}", node.name)
         else:
-            power = "power_up" if "POWERED_DOWN" in node.states else "power_down"
-            self._client.ask("scontrol", "update", f"nodename={node.name}", f"state={power}")
+            self._reserve(action, node.name)
+            self._client.ask("scontrol", "update", f"nodename={node.name}", "state=power_down")
         raise UnderWay(f"{action.target} reboots", retry_after_s=POLL_S)
+
+    def _cycle(self, action: Action, node: SlurmNode) -> ActionOutcome:
+        """A node that power saving takes down and up again."""
+        if "POWERED_DOWN" in node.states and not node.states & _GOING:
+            self._client.ask("scontrol", "update", f"nodename={node.name}", "state=power_up")
+        elif node.is_up and not node.states & _GOING:
+            why = "it was powered down and up, and has not booted: does SuspendProgram turn it off?"
+            self._nodes.drain(node, action, cause=why)
+            self._unreserve(action)
+            return self._outcome(_O.FAILED, f"{action.target}: {why} The node stays drained", cordoned="true")
+        raise UnderWay(f"{action.target} boots: {'+'.join(sorted(node.states))}", retry_after_s=POLL_S)
 
     def _how_to_reboot(self) -> str:
         """`reboot`, `power` where only power saving can, else nothing."""
@@ -466,13 +421,7 @@ class SlurmActuator:
             self._unreserve(action)
             return self._outcome(_O.DONE, f"`{command}` ended with 0; {action.target} takes jobs again")
         why = f"`{command}` did not pass ({'+'.join(sorted(job.states))}, exit code {job.exit_code})"
-        mark = Mark(DRAINS, action.id, node.boot_s)
-        drained = {
-            "state": "drain",
-            "reason": reason_of(action, why),
-            "extra": extra_with(node, (*_taints(node), mark)),
-        }
-        self._nodes.update(node.name, drained)
+        self._nodes.drain(node, action, cause=why)
         self._unreserve(action)
         return ActionOutcome(_O.FAILED, f"{why}; the node stays drained", self._now_s(), {"cordoned": "true"})
 
@@ -558,7 +507,7 @@ class SlurmActuator:
                 status = _O.UNDER_WAY
             case _A.RETURN_NODE | _A.REBOOT_NODE:
                 status = self._read_return(action, node, marked)
-        observed = {**_cordoned(node), "marked": _word(marked)}
+        observed = {**_cordoned(node), "marked": word(marked)}
         return ActionOutcome(status, f"{action.kind} of {action.target} read back", self._now_s(), observed)
 
     def _read_return(self, action: Action, node: SlurmNode, marked: bool) -> OutcomeStatus:
@@ -581,11 +530,7 @@ class SlurmActuator:
         status = _O.UNDER_WAY if "COMPLETING" in job.states else _O.DONE
         return self._outcome(status, f"{action.target}: {restart(job)}")
 
-    def undo(self, action: Action) -> ActionOutcome:
-        """Takes our own drain or taint back; never another's."""
-        self._check_target(action)
-        if not action.undo.possible or not traits_of(action.kind).contains:
-            return self._refused(action, f"{action.kind} cannot be undone")
+    def _take_back(self, action: Action) -> ActionOutcome:
         node = self._nodes.get(_slurm_name(action))
         if action.kind is _A.TAINT:
             return self._untaint(action, node)
@@ -595,7 +540,7 @@ class SlurmActuator:
             return self._refused(action, f"{self._nodes.whose(node)}: not (or no longer) this action's drain alone")
         left = tuple(mark for mark in marks(node) if mark.kind != GAVE_BACK and mark.id != action.id)
         if others := sorted(mark.id for mark in left if mark.kind == DRAINS):
-            self._nodes.update(node.name, {"extra": extra_with(node, left)})
+            self._nodes.update(node, {"extra": extra_with(node, left)})
             return self._outcome(_O.DONE, f"{action.target} stays drained for {', '.join(others)}")
         return self._undrained(action, node, left)
 
@@ -605,14 +550,19 @@ class SlurmActuator:
             return self._outcome(_O.ALREADY_DONE, f"{action.target} has no taint of this action")
         back = [name for name in mark.more.split("+") if name in node.features and name not in node.active_features]
         left = tuple(other for other in marks(node) if other != mark)
-        self._nodes.update(node.name, _features(node, [*node.active_features, *back], left))
+        self._nodes.update(node, _features(node, [*node.active_features, *back], left))
         return self._outcome(_O.DONE, f"{action.target} offers {mark.more.replace('+', ', ')} again")
 
-    def _outcome(self, status: OutcomeStatus, detail: str) -> ActionOutcome:
-        return ActionOutcome(status, detail, self._now_s())
-
-    def _refused(self, action: Action, why: str) -> ActionOutcome:
-        return self._outcome(_O.REFUSED, f"{action.kind} of {action.target}: {why}")
+    ARROWS: ClassVar[Arrows] = {
+        _A.RESTART_JOB: _restart,
+        _A.QUARANTINE_GPU: _drain,
+        _A.TAINT: _taint,
+        _A.CORDON: _drain,
+        _A.UNCORDON: _give_back,
+        _A.RETURN_NODE: _return,
+        _A.DRAIN: _empty,
+        _A.REBOOT_NODE: _reboot,
+    }
 
 
 def _slurm_name(action: Action) -> str:
@@ -656,8 +606,4 @@ def _features(node: SlurmNode, active: list[str], left: tuple[Mark, ...]) -> dic
 
 
 def _cordoned(node: SlurmNode) -> dict[str, str]:
-    return {"cordoned": _word(node.is_drained)}
-
-
-def _word(value: bool) -> str:
-    return "true" if value else "false"
+    return {"cordoned": word(node.is_drained)}

@@ -1,12 +1,12 @@
-"""Slurm's nodes as mitigations see them: whose drain stands, our marks, and changes that a person's word survives.
+"""Slurm's nodes as mitigations see them: whose drain stands, our marks, and writes that a person's word survives.
 
 A drain of ours bears the reason `nightshift: …` and, in the same write, the mark `nightshift:<action>:<boot time>`
-in `Extra`. It is ours as long as reason, user, mark and boot time are. Slurm has no compare-and-set. So each
-change is made between two looks, by one scontrol that asks, writes and asks again over one connection after
-another: what a person wrote just before is seen in the first look, and put back.
+in `Extra`. It is ours as long as reason, user, mark and boot time are. Slurm has no compare-and-set. So each write
+is made by one scontrol that asks right before it: where the node is no longer as it was when we decided, nothing is
+written, and the decision is made again. So a crash leaves nothing to be put back. The milliseconds from that answer
+to the write are watched by a look right before the write; what a person wrote in them is put back.
 
-Undo is UNDRAIN, never RESUME, which would also lift DOWN (src/slurmctld/node_mgr.c, update_node). Where the node is
-idle, UNDRAIN deletes the reason; therefore the look before it is the one that counts.
+Undo is UNDRAIN, never RESUME, which would also lift DOWN (src/slurmctld/node_mgr.c, update_node).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import pwd
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from nightshift.collectors.base import Permanent, Temporary
@@ -76,14 +75,6 @@ def extra_with(node: SlurmNode, entries: tuple[Mark, ...]) -> str:
     return ",".join([*filter(None, [others]), *map(str, entries)])
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A write, with the node right before and after it."""
-
-    before: SlurmNode
-    after: SlurmNode
-
-
 class SlurmNodes:
     """Reads and changes nodes. Raises SlurmSilent (Temporary) or SlurmRefused (Permanent)."""
 
@@ -131,61 +122,80 @@ class SlurmNodes:
             return f"{node.name} has booted since Nightshift drained it: a person may be repairing it"
         return f"drained by {node.reason_by or 'another client'}: {node.reason or 'no reason'}"
 
-    def drain(self, node: SlurmNode, action: Action, jobs: str = "") -> Change:
-        """Drains a node for an action, or adds the action's mark to a drain of ours. A person's drain that came
-        in between has the last word, with its reason."""
+    def drain(self, node: SlurmNode, action: Action, jobs: str = "", cause: str = "") -> SlurmNode:
+        """Drains a node for an action, or adds the action's mark to a drain of ours; the node after it."""
         if not node.boot_s and not node.states & {"DOWN", "UNKNOWN"}:
             # right after an UNDRAIN its slurmd registers anew; a mark without the boot could never be taken back
             raise Temporary(f"node {node.name} registers with slurmctld: its boot time is unknown until then", 1.0)
         mark = Mark(DRAINS, action.id, node.boot_s, jobs)
         # on a node that takes jobs, marks of drains are of such as somebody has ended
         kept = tuple(m for m in marks(node) if m.kind == LOST_FEATURES or (node.is_drained and m.kind == DRAINS))
-        extra = extra_with(node, (*(m for m in kept if m.id != action.id), mark))
-        wanted = {"extra": extra}
+        wanted = {"extra": extra_with(node, (*(m for m in kept if m.id != action.id), mark))}
         if not node.is_drained:
-            wanted |= {"state": "drain", "reason": reason_of(action)}
-        change = self.update(node.name, wanted)
-        if change.before.is_drained and not node.is_drained and not self.written_by_us(change.before):
-            self._put_back(change.before)
-            return Change(change.before, self.get(node.name))
-        return change
+            wanted |= {"state": "drain", "reason": reason_of(action, cause)}
+        return self.update(node, wanted)
 
-    def undrain(self, node: SlurmNode, entries: tuple[Mark, ...]) -> Change:
-        """Lifts our drain and leaves these marks. A person's drain that came in between is put back."""
-        change = self.update(node.name, {"state": "undrain", "extra": extra_with(node, entries)})
-        theirs = change.before.is_drained and not self.written_by_us(change.before)
-        if theirs and not change.after.is_drained:
-            self._put_back(change.before)
-            return Change(change.before, self.get(node.name))
-        return change
+    def undrain(self, node: SlurmNode, entries: tuple[Mark, ...]) -> SlurmNode:
+        """Lifts our drain and leaves these marks; the node after it."""
+        return self.update(node, {"state": "undrain", "extra": extra_with(node, entries)})
 
-    def _put_back(self, theirs: SlurmNode) -> None:
-        """Restores a drain of another's over which we wrote; who it was stands in the reason, since Slurm takes
+    def update(self, node: SlurmNode, values: Mapping[str, str]) -> SlurmNode:
+        """One write onto the node as it was read, and the node after it. Raises Temporary, with nothing written,
+        where it is another by now."""
+        name = checked(node.name)
+        if any(re.search(r"[\s\"']", value) for key, value in values.items() if key != "reason"):
+            # scontrol's own reader of lines knows quotes around a reason alone
+            _is_as_read(node, self.get(name))
+            self._client.ask("scontrol", "update", f"nodename={name}", *(f"{k}={v}" for k, v in values.items()))
+            return self.get(name)
+        quoted = (f'{key}="{value}"' if key == "reason" else f"{key}={value}" for key, value in values.items())
+        line = f"update nodename={name} {' '.join(quoted)}"
+
+        def line_of(answer: str) -> str:
+            found = _named(answer, name)
+            if found:
+                _is_as_read(node, found[0])
+            return line if found else ""
+
+        looks = _named(self._client.write_after(f"show node {name}", line_of), name)
+        if len(looks) != 2:
+            raise Permanent(
+                f"node {name}: {len(looks)} looks of two were answered: the effect of a write is unknown"
+            )
+        before, after = looks
+        if before.is_drained and _word_on(before) != _word_on(node) and not self.written_by_us(before):
+            return self._put_back(before)
+        return after
+
+    def _put_back(self, theirs: SlurmNode) -> SlurmNode:
+        """Restores a drain of another's over which we wrote; who it was is said in the reason, since Slurm takes
         the writer's name."""
         by = f" (set by {theirs.reason_by})" if theirs.reason_by and theirs.reason_by not in self._names else ""
-        drained = {"state": "drain", "reason": theirs.reason + by, "extra": theirs.extra}
-        self._client.ask("scontrol", "update", f"nodename={theirs.name}", *(f"{k}={v}" for k, v in drained.items()))
+        values = (f"reason={theirs.reason}{by}", f"extra={theirs.extra}")
+        self._client.ask("scontrol", "update", f"nodename={theirs.name}", "state=drain", *values)
+        return self.get(theirs.name)
 
-    def update(self, name: str, values: Mapping[str, str]) -> Change:
-        """One write between two looks, by one process; by three where a value has what scontrol's own reader
-        splits at (it knows quotes around a reason alone)."""
-        look, write = ("show", "node", checked(name)), ("update", f"nodename={name}")
-        if any(re.search(r"[\s\"']", value) for key, value in values.items() if key != "reason"):
-            plain = (*write, *(f"{key}={value}" for key, value in values.items()))
-            text = "\n".join(self._client.ask("scontrol", *argv) for argv in (look, plain, look))
-        else:
-            quoted = (f'{key}="{value}"' if key == "reason" else f"{key}={value}" for key, value in values.items())
-            lines = (look, (*write, *quoted), look)
-            text = self._client.ask("scontrol", stdin="".join(f"{' '.join(line)}\n" for line in lines))
-        try:
-            found = [node for node in nodes_of_text(text) if node.name == name]
-        except AnswerError as error:
-            raise Permanent(f"node {name}: Slurm's answer cannot be read: {error}") from error
-        if len(found) != 2:
-            raise Permanent(
-                f"node {name}: {len(found)} looks of two were answered: the effect of the write is unknown"
-            )
-        return Change(found[0], found[1])
+
+def _named(text: str, name: str) -> list[SlurmNode]:
+    try:
+        return [node for node in nodes_of_text(text) if node.name == name]
+    except AnswerError as error:
+        raise Permanent(f"node {name}: Slurm's answer cannot be read: {error}") from error
+
+
+def _word_on(node: SlurmNode) -> tuple[object, ...]:
+    """What people and tools write on a node; slurmd alone may register meanwhile."""
+    return (
+        *(node.is_drained, node.reason, node.reason_by, node.reason_s, node.extra),
+        *(node.features, node.active_features),
+    )
+
+
+def _is_as_read(read: SlurmNode, now: SlurmNode) -> None:
+    """Raises Temporary where anybody has changed the node since it was read."""
+    if _word_on(read) != _word_on(now):
+        by = f" ({now.reason_by}: {now.reason})" if now.is_drained else ""
+        raise Temporary(f"node {now.name} was changed since it was read{by}: nothing was written", 1.0)
 
 
 def _drains(node: SlurmNode) -> tuple[Mark, ...]:

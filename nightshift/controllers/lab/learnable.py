@@ -1,7 +1,7 @@
-"""What `nightshift policy train | evaluate` asks of a kind of policy: power and scheduling each have one such part.
+"""What `nightshift policy train | evaluate` asks of a kind of policy: each kind has one such part.
 
 The part lives in its own package and is named in `KINDS`; nothing of it is imported before it is asked for, since
-training needs the extra `rl` (gymnasium, stable-baselines3, torch) and the daemon does not. What every kind's
+training may need the extra `rl` (gymnasium, stable-baselines3, torch) and the daemon does not. What every kind's
 training shares stands here too: the hash of its environment, the normaliser, and the network's export.
 """
 
@@ -22,6 +22,7 @@ from nightshift.controllers.policy_file import Interface, Network, Normaliser, P
 KINDS: Mapping[str, str] = {
     "power": "nightshift.controllers.lab.power.learn",
     "scheduling": "nightshift.controllers.lab.scheduling.learn",
+    "cache": "nightshift.controllers.lab.cache.learn",
 }
 """Kind → module that holds `LEARNABLE`."""
 
@@ -34,9 +35,9 @@ class Learnable(Protocol):
     @property
     def interface(self) -> Interface: ...
 
-    def train(self, seed: int, steps: int | None, say: Any) -> PolicyFile:
+    def train(self, seed: int, steps: int | None, say: Any, data: Sequence[Path] = ()) -> PolicyFile:
         """From scratch, the same result for the same seed; `steps` of the environment, None for the full number.
-        `say(text)` tells how far it is."""
+        `say(text)` tells how far it is. `data`: what a kind learns from that is not drawn."""
         ...
 
     def evaluate(self, policy: PolicyFile | None, data: Sequence[Path], seeds: Sequence[int]) -> Mapping[str, Any]:

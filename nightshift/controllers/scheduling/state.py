@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -11,8 +12,10 @@ from numpy.typing import NDArray
 
 from nightshift.controllers.scheduling.cluster import B1, F8, I8, NOBODY, Cluster, Guest, Seat, SharingRules
 from nightshift.controllers.scheduling.interference import MEASURED, Experience
-from nightshift.controllers.scheduling.predict import Durations
+from nightshift.controllers.scheduling.predict import Durations, Kind, Present
 
+LONG, WAITS = 0.99, 10_000
+"""A long wait is this quantile of so many, the newest, and of those that wait."""
 RUNS_ON = 0.7
 """Quantile of the duration by which a running job's end is expected (for reservations)."""
 
@@ -103,6 +106,8 @@ class QueueState:
     """As people set it, the higher the sooner, before any order of ours; empty: all alike."""
     began_s: dict[int, float] = field(default_factory=dict)
     """When whom we started began."""
+    waits_s: deque[float] = field(default_factory=lambda: deque(maxlen=WAITS))
+    """How long those that started had waited, newest last."""
     care: SharingCare = field(default_factory=SharingCare)
     _guessed: dict[int, tuple[int, float]] = field(default_factory=dict)
     _whole_s: dict[int, tuple[float, float]] = field(default_factory=dict)
@@ -116,6 +121,7 @@ class QueueState:
         self.cluster.put(job, gpus)
         self.queue.remove(job)
         self.began_s[job] = self.now_s
+        self.waits_s.append(self.waited_s(job))
         self._awaited_by = None
         self.begin(Start(job, gpus, shared, why))
 
@@ -205,6 +211,32 @@ class QueueState:
         name = self.name[job] if self.name else ""
         width, submit_s = int(self.width[job]), float(self.submit_s[job])
         return self.durations.quantile(self.user[job], width, submit_s, q, age_s, name)
+
+    def waited_s(self, job: int) -> float:
+        return self.now_s - float(self.submit_s[job])
+
+    def long_wait_s(self) -> float:
+        """What one in a hundred has had to wait, and waits now."""
+        waits_s = [*self.waits_s, *(self.waited_s(job) for job in self.queue)]
+        return float(np.quantile(waits_s, LONG)) if waits_s else 0.0
+
+    def expected_s(self) -> dict[int, float]:
+        """Of each job that waits the duration alone (s), by those submitted beside it."""
+        kinds: dict[Kind, list[tuple[int, Present]]] = defaultdict(list)
+        for job in self.queue:
+            kinds[self._kind(job)].append((job, Present(float(self.submit_s[job]))))
+        for job in self.cluster.held:
+            kind = self._kind(job)
+            if kind in kinds:
+                kinds[kind].append((job, Present(float(self.submit_s[job]), float(self.done_s[job]))))
+        return {
+            job: lasts_s
+            for kind, jobs in kinds.items()
+            for (job, _), lasts_s in zip(jobs, self.durations.alike(kind, [here for _, here in jobs]), strict=True)
+        }
+
+    def _kind(self, job: int) -> Kind:
+        return self.user[job], self.name[job] if self.name else "", int(self.width[job])
 
     def forget(self) -> None:
         """What was predicted so far, since what it was learned from has changed."""

@@ -192,6 +192,8 @@ def _from_2(meta: dict[str, Any]) -> dict[str, Any]:
 
 
 WEEK_DAYS = 7.0
+# Most false pages that quiet times save up, all detectors together; each has one at least.
+BURST = 3.0
 _STEPPERS = (SubjectKind.RANK, SubjectKind.JOB)
 _FORGET_S, _TIDY_S = 3600.0, 60.0
 TRUSTED = 10.0
@@ -215,11 +217,6 @@ class BudgetSettings(BaseModel):
     calibration: str = Field(
         default="",
         description="File that `nightshift calibrate` wrote from your telemetry; empty: what is shipped",
-    )
-    burst: float = Field(
-        default=3.0,
-        ge=1,
-        description="Most false pages that quiet times save up, all detectors together; each has one at least",
     )
 
 
@@ -247,7 +244,7 @@ class Budget:
         self._tidied_s = -math.inf
 
     def _fresh(self) -> DetectorAccount:
-        return DetectorAccount(Balance(self.settings.burst))
+        return DetectorAccount(Balance(BURST))
 
     @property
     def left(self) -> float:
@@ -407,13 +404,13 @@ class Budget:
         if not 0 < elapsed_s <= _FORGET_S:
             return  # nobody watched over a longer gap, so it neither fills a balance nor counts as healthy days
         shares = self.shares()
-        part = max(self.settings.burst / max(len(shares), 1), 1.0)
+        part = max(BURST / max(len(shares), 1), 1.0)
         for name, account in self._accounts.items():
             count = self._count(name)
             account.series_days += elapsed_s / DAY_S * count
             account.history.watch(count, elapsed_s, at_s)
             # one false page of a quiet detector would else mute it for the many weeks that its share takes
-            most = max(self.settings.burst, 1.0) if name in self._quiet else part
+            most = BURST if name in self._quiet else part
             account.balance.fill(shares.get(name, 0.0), most, elapsed_s)
 
     def _tidy(self, at_s: float) -> None:

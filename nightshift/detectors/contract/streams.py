@@ -203,8 +203,9 @@ _HARDWARE = (
     ("gpu_sm_clock_mhz", 1, 30.0),
     ("gpu_pcie_replay_total", 2, 100.0),
     ("gpu_nvlink_crc_errors_total", 3, 1e5),
+    ("part_health", 0, 2.0),
 )
-"""(metric, row, level or rise per tick) from tick 20 on: heat on one GPU, bad links on two others."""
+"""(metric, row, level or rise per tick) from tick 20 on: heat on one GPU, bad links on two others, a bad fan."""
 
 
 def _without_last(frame: Frame) -> Frame:

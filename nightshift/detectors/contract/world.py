@@ -28,6 +28,7 @@ class HealthyFleet:
             SubjectKind.NODE: [self.node],
             SubjectKind.LINK: [Subject(SubjectKind.LINK, "GPU-0/link0")],
             SubjectKind.NIC: [Subject(SubjectKind.NIC, "n1/mlx5_0")],
+            SubjectKind.PART: [Subject(SubjectKind.PART, "n1/Fan 1")],
             SubjectKind.SERVER: [Subject(SubjectKind.SERVER, "http://n1:8000/chat")],
         }
         self.kinds = (SubjectKind.GPU, SubjectKind.CONTAINER, *self.others)
@@ -107,6 +108,8 @@ def _healthy(name: str, kind: MetricType, number: int) -> float:
 
 _RARE = ("error", "replay", "down", "recover", "drops", "failed")
 _LEVELS = {
+    "part_health": 0.0,
+    "nic_rx_power_dbm": -2.0,
     "gpu_utilization_percent": 96.0,
     "gpu_power_w": 655.0,
     "gpu_power_limit_w": 700.0,

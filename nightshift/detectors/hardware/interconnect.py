@@ -26,6 +26,7 @@ from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, SnapshotError, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
+from nightshift.detectors.hardware.equipment import end_facts, end_words
 from nightshift.detectors.series_table import Column, SeriesTable
 from nightshift.detectors.snapshot import pack, unpack
 
@@ -78,6 +79,7 @@ SIGNALS = (
     ),
     LinkSignal(_NIC, "nic_speed_bytes_per_s", Fault.NETWORK_DEGRADED, "port speed (bytes/s)"),
     LinkSignal(_NIC, "nic_is_up", Fault.NETWORK_DEGRADED, "port up"),
+    LinkSignal(_NIC, "nic_port_state", Fault.NETWORK_DEGRADED, "port state"),
 )
 
 
@@ -117,6 +119,8 @@ class Interconnect:
         self.settings = settings or InterconnectSettings()
         self._tables = self._fresh()
         self._episodes = Episodes(self.name)
+        self._inventory = Inventory()
+        """What this look knows of links' other ends."""
 
     def _fresh(self) -> dict[SubjectKind, SeriesTable]:
         tables = {}
@@ -154,6 +158,7 @@ class Interconnect:
 
     def update(self, tick: Tick, inventory: Inventory) -> list[Finding]:
         seen: dict[Subject, bool] = {}
+        self._inventory = inventory
         for kind, table in self._tables.items():
             frame = tick.frames.get(kind)
             if frame is None or not len(frame.index):
@@ -316,6 +321,9 @@ class Interconnect:
         facts: dict[str, Any],
         at_s: float,
     ) -> None:
+        if subject.kind is _NIC:
+            words = f"Port {subject.name}: {words}{end_words(subject, self._inventory)}"
+            facts = facts | {"meaning": words} | end_facts(subject, self._inventory)
         alarm = Alarm(
             signal.fault,
             subject,

@@ -8,7 +8,14 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from nightshift.collectors.kernel_log.event import KernelEvent, KernelEventKind
-from nightshift.collectors.kernel_log.messages import BY_NAME, HUNG_TASK, KINDS, STORAGE_SILENT, MessageKind
+from nightshift.collectors.kernel_log.messages import (
+    BMC_LOG,
+    BY_NAME,
+    HUNG_TASK,
+    KINDS,
+    STORAGE_SILENT,
+    MessageKind,
+)
 from nightshift.collectors.kernel_log.pci import PCI_FACT, canonical_pci
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
@@ -178,8 +185,9 @@ class KernelEvents:
         if any(map(_is_fatal, events)):
             words[Fault.PCIE_DEGRADED] = "A fatal PCIe error, which was not corrected"
         meaning = str(facts.get("meaning", "")) or words[fault]
-        if said is STORAGE_SILENT and "server" in facts:
-            meaning = f"{meaning}: {facts['server']}"
+        named = {STORAGE_SILENT.name: "server", BMC_LOG.name: "bmc_says"}.get(said.name) if said else None
+        if named in facts:
+            meaning = f"{meaning}: {facts[named]}"
         severity = Severity.CRITICAL if fault is Fault.GPU_LOST else Severity.WARNING
         if said is not None:
             severity = Severity(said.severity)

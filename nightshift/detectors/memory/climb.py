@@ -74,13 +74,17 @@ NEAR = Near()
 class Stairs:
     """Jumps of like size at like intervals, flat between: what a periodic task leaves behind each time.
 
-    jumps: at least; explained: the share of the growth that they bring; alike: smallest over largest, of their
-    sizes and of their intervals.
+    jumps: at least; alike: smallest over largest, of their sizes and of their intervals, and the share of the
+    growth that they bring; few, much: the same where they are fewer; on: the share of time that the level stays on
+    its stair, at most `above` of a jump over it.
     """
 
     jumps: int = 4
-    explained: float = 0.6
     alike: float = 0.6
+    few: int = 3
+    much: float = 0.7
+    on: float = 0.6
+    above: float = 0.25
     headroom: float = 0.05
     age: int = 6
 
@@ -129,6 +133,23 @@ def falls_back(past: Floats, growth: Floats, end: Floats, limit: Floats) -> NDAr
         bar = high + np.minimum(HIGHER * fall, 0.5 * np.maximum(limit[:, None] - high, 0.0))
         bar = np.where(fall >= REVERTED * growth[:, None], bar, -np.inf)
         found: NDArray[np.bool_] = end < np.fmax.reduce(bar, axis=1, initial=-np.inf)
+    return found
+
+
+CHANCE, CHANCE_BUCKETS = 1.5, 96
+"""Over windows of eight hours and more, a climb is this many times what chance comes to (`by_chance`): a tide and
+its noise rise as far. Shorter ones are told by their shape."""
+
+
+def by_chance(raw: Floats) -> Floats:
+    """[n] bytes to which k steps of each row's usual size come by chance, `raw` [n, k] as in `climbs`.
+
+    >>> by_chance(np.array([[0.0, 1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 2.0, 3.0, 4.0]])).round(1).tolist()
+    [3.0, 0.0]
+    """
+    steps = np.diff(raw, axis=1)
+    away = np.abs(steps - np.nanmedian(steps, axis=1, keepdims=True))
+    found: Floats = 1.4826 * np.nanmedian(away, axis=1) * np.sqrt(steps.shape[1])
     return found
 
 
@@ -184,9 +205,10 @@ def climbs(
         )
         before = highest[:, -length - 1] if length < count else np.full(n, np.nan)
 
-        def look(at: NDArray[np.int64], floor: Floats, before: Floats = before) -> None:
+        def look(at: NDArray[np.int64], floor: Floats, before: Floats = before, length: int = length) -> None:
             if len(at):
-                _look(result, at, floor, before[at], limit[at], age[at], width_s, horizon_s, strength)
+                raw = window[at, -length:]
+                _look(result, at, floor, raw, before[at], limit[at], age[at], width_s, horizon_s, strength)
 
         look(rows, floor_now[rows, -length:])
         big = falls[rows, 1 - length :] >= SAW.fall * (top[rows, length - 1] - low[rows, length - 1])[:, None]
@@ -199,6 +221,7 @@ def _look(
     result: Climbs,
     rows: NDArray[np.int64],
     floor: Floats,
+    raw: Floats,
     before: Floats,
     limit: Floats,
     age: NDArray[np.int64],
@@ -235,9 +258,12 @@ def _look(
     _stronger(shape, strength, len(SHAPES), np.where(near, _odds(end / limit, NEAR.level), 0.0))
     rising = _odds(share, STAIRS.headroom)
     stairs = some & (rising >= least) & (eta_s <= horizon_s) & (age - length >= STAIRS.age)
-    stairs = _stairs(floor, growth, stairs & (strength < least))
+    stairs = _stairs(floor, raw, growth, stairs & (strength < least))
     _stronger(shape, strength, len(SHAPES) + 1, np.where(stairs, rising, 0.0))
     fits = (strength >= least) & (strength > result.strength[rows])
+    if length >= CHANCE_BUCKETS and fits.any():
+        flat = shape[fits] == len(SHAPES) + 1  # between its jumps a stair does not move
+        fits[fits] = flat | (growth[fits] >= CHANCE * by_chance(raw[fits]))
     at = rows[fits]
     result.found[at], result.buckets[at], result.shape[at] = True, length, shape[fits]
     result.strength[at] = strength[fits]
@@ -295,19 +321,21 @@ def _eta(left: Floats, floor: Floats, growth: Floats) -> Floats:
     return found
 
 
-def _stairs(floor: Floats, growth: Floats, candidates: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which candidate rows climb by jumps that are alike."""
+def _stairs(floor: Floats, raw: Floats, growth: Floats, candidates: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which candidate rows climb by jumps that are alike, and stay on the stair between."""
     rises = np.where(candidates[:, None], np.diff(floor, axis=1), 0.0)
     largest = rises.max(axis=1)
     jumps = rises >= STAIRS.alike * largest[:, None]
     count = jumps.sum(axis=1)
-    explained = (rises * jumps).sum(axis=1) / growth
-    found: NDArray[np.bool_] = candidates & (largest > 0) & (count >= STAIRS.jumps) & (count <= floor.shape[1] // 4)
-    found &= explained >= STAIRS.explained
+    found: NDArray[np.bool_] = candidates & (largest > 0) & (count >= STAIRS.few) & (count <= floor.shape[1] // 4)
     for row in np.flatnonzero(found).tolist():
         places = np.flatnonzero(jumps[row])
-        gaps = np.diff(places)
+        sizes, gaps = rises[row, places], np.diff(places)
+        asked = STAIRS.alike if count[row] >= STAIRS.jumps else STAIRS.much
+        above = raw[row] - floor[row]
+        on = float(np.mean(above[np.isfinite(above)] <= STAIRS.above * float(np.median(sizes))))
         since = floor.shape[1] - 1 - places[-1]
-        alike = gaps.min() + 1 >= STAIRS.alike * gaps.max()
-        found[row] = bool(gaps.min() >= 2 and alike and since <= gaps.max() / STAIRS.alike)
+        alike = sizes.min() >= asked * largest[row] and gaps.min() + 1 >= asked * gaps.max()
+        held = sizes.sum() >= asked * growth[row] and on >= max(asked, STAIRS.on)
+        found[row] = bool(gaps.min() >= 2 and alike and held and since <= gaps.max() / STAIRS.alike)
     return found

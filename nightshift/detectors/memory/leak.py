@@ -33,7 +33,7 @@ from nightshift.detectors.alarms.promise import stated
 from nightshift.detectors.base import Fault, Finding, SeriesExhibit, Severity, State, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
 from nightshift.detectors.memory import teeth
-from nightshift.detectors.memory.climb import REVERTED, SHAPES, climbs, falls, falls_back
+from nightshift.detectors.memory.climb import REVERTED, SHAPES, by_chance, climbs, falls, falls_back
 from nightshift.detectors.memory.contrast import Climb, assess, assess_paired, growth_over, risen
 from nightshift.detectors.memory.floors import Floors
 from nightshift.detectors.memory.signals import (
@@ -63,8 +63,10 @@ SOON_S, NEARLY_FULL = REDO_S, 0.5
 """A leak that has filled half of a hard limit and needs less than an hour for the rest is a near-fact
 (`detectors.alarms.lanes`), if its last half kept at least half its pace: who waits for more hears it from the
 kernel.
-Host memory follows the day, so there a day (TIDE_S) must have been seen in which no such climb came down."""
+Host memory follows the day, so there a day (TIDE_S) must have been seen in which no such climb came down, and the
+climb is NO_CHANCE times what its usual steps come to by chance."""
 TIDE_S = 86400.0
+NO_CHANCE = 3.0
 HURRY_S = 7200.0
 """A climb of hours is told at its second look; at its first where the limit is so near."""
 STEEP_S, STEEP_ETA_S, STEEP_GROWTH, STEEP_LEFT = 240.0, 300.0, 0.04, 0.35
@@ -384,6 +386,11 @@ class MemoryLeak:
             slots = np.array([slot])
             young = not at_s - float(signal.table["life_s"][slot]) >= TIDE_S
             if young or falls(signal.past(slots)).max() >= REVERTED * growth:
+                return {}
+            buckets = max(round(lasted_s / signal.patience.width_s), 2)
+            window = signal.patience.window(signal.table, slots)[0, -buckets - 1 :].astype(np.float64)
+            seen = window[np.isfinite(window)]
+            if len(seen) < 3 or growth < NO_CHANCE * by_chance(seen[None, :])[0]:
                 return {}
         return {"pages_because": f"{level / limit:.0%} of the limit in use, full within the hour at this pace"}
 

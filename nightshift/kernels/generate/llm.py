@@ -41,9 +41,9 @@ _THINKS = re.compile(r"\s*(?:<(?:think|thinking|reasoning)>|\[THINK\])")
 _THOUGHT = re.compile(r"</(?:think|thinking|reasoning)>|\[/THINK\]|<\|channel\|>final<\|message\|>")
 _MAX_CHARS = 60_000
 
-RULES = f"""You write GPU kernels in Triton 3.6 or newer for one NVIDIA GPU.
-Reply with one complete Python file between a line `{BEGIN}` and a line `{END}`, and nothing else after it.
-The file defines `entry(*inputs)`, which takes the inputs listed below and returns the outputs (one or a tuple).
+RULES = f"""You write GPU kernels for one NVIDIA GPU in Triton 3.6 or newer, Gluon or CUDA C++: the fastest wins.
+Reply with one complete file between a line `{BEGIN}` and a line `{END}`, and nothing else after it.
+A Python file defines `entry(*inputs)`: it takes the inputs listed below and returns the outputs (one or a tuple).
 A judge that you cannot see runs it in a sandbox and decides; it holds every claim against a float64 reference.
 - Only torch (allocation: empty, empty_like, zeros; attributes), triton and triton.language may be imported.
 - All arithmetic happens in your own @triton.jit kernels: no torch operators, no library calls, no try/except.
@@ -51,7 +51,16 @@ A judge that you cannot see runs it in a sandbox and decides; it holds every cla
 - Inputs must stay unchanged, every output element must be written, NaN and infinity must come out as in torch.
 - Accumulate in float32. Results must repeat bit for bit: no floating-point atomics.
 - Say in a first comment `# idea: …` what is new in it, in one line.
-- A file in CUDA C++ or Gluon begins with the declaration that `# nightshift candidate` stands for.
+- A file in CUDA C++ holds `extern "C" __global__` functions alone. It begins with these lines, and a `launch` for
+  each kernel: name | grid | threads | shared bytes | arguments (in0, out0, i32:a size or number):
+  // nightshift candidate
+  // problem: the operation's name
+  // language: cuda
+  // kind: own_kernel
+  // determinism: bitwise
+  // dtypes: float32
+  // layouts: contiguous offset
+  // launch: total | m | 256 | 0 | in0; out0; i32:n
 - Fast means few bytes moved, wide coalesced accesses, enough loads in flight and no second pass over memory."""
 
 
@@ -148,8 +157,9 @@ def messages(
 
 
 def idea_of(code: str) -> str:
-    """What a file's author says it tries: the first comment `# idea: …`."""
-    return next((line[7:].strip()[:200] for line in code.splitlines() if line.lower().startswith("# idea:")), "")
+    """What a file's author says it tries: the first comment `# idea: …`, or `// idea: …`."""
+    comments = (line.lstrip("#/ ") for line in code.splitlines() if line.startswith(("#", "//")))
+    return next((line[5:].strip()[:200] for line in comments if line.lower().startswith("idea:")), "")
 
 
 def kernel_of(reply: str, task: Task, truncated: bool = False) -> Candidate:
@@ -165,7 +175,7 @@ def kernel_of(reply: str, task: Task, truncated: bool = False) -> Candidate:
         why = "It was cut off before its end: be shorter." if truncated else "Nothing else is read."
         raise ReplyError(f"No file stands between {BEGIN!r} and {END!r}. {why}")
     try:
-        if code.startswith(f"# {FIRST_LINE}"):
+        if code.startswith((f"# {FIRST_LINE}", f"// {FIRST_LINE}")):
             return parse_candidate(code, "reply").candidate
         case, problem = task.case, task.problem
         bounds = tuple(Bound(name, value, value) for name, value in case.params)

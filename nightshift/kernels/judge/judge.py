@@ -62,13 +62,15 @@ class Judge:
         compiled: bool = True,
         shelf: Path | None = None,
         quiet: Path | None = None,
+        tf32_products: bool = False,
     ) -> None:
         """`entropy`: where secrets come from, `fresh` where None. `machine_fault`: asked after every verdict, tells
         the Xid or loss that it met, if one; where None, NVML and the GPU are asked. `compiled`: race torch.compile
         too; without (it takes minutes for many problems) every verdict says that it was left out. `shelf`: a folder
         in which baselines' times alone are kept for later judges (see `kernels.judge.race.baselines`). `quiet`: a
         file that judges of other processes on the same GPU are given too, so that none races beside another's
-        work."""
+        work. `tf32_products`: matrix products of float32 are TF32's, as with torch's matmul precision "high", in
+        references, baselines and candidates alike; candidates are held to that eager's error."""
         self.device = device
         self._compiled = compiled
         self.limits = limits
@@ -76,7 +78,7 @@ class Judge:
         self._shelf = Shelf(shelf, self.environment) if shelf is not None else None
         self._entropy = entropy or fresh
         self._clock = clock
-        self._zygote = Zygote(device, interpret)
+        self._zygote = Zygote(device, interpret, tf32_products)
         self._nvml = Nvml() if device == "cuda" else None
         self._vram = (
             Vram(self._nvml.free_bytes, self._nvml.used_bytes, self._own_vram) if self._nvml is not None else None
@@ -100,7 +102,7 @@ class Judge:
         self._lanes: dict[tuple[str, Case, tuple[int, ...], int], Track] = {}
         self._threads = torch.get_num_threads()
         if device == "cuda":  # as torch ships them, in every reference, baseline and candidate's process
-            torch.backends.cuda.matmul.allow_tf32 = False
+            torch.backends.cuda.matmul.allow_tf32 = tf32_products
             torch.backends.cudnn.allow_tf32 = True
         if device == "cpu":  # hosts have one thread each, so a race needs baselines with one
             torch.set_num_threads(1)

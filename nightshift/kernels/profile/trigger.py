@@ -27,6 +27,8 @@ MIN_GAIN = 0.01
 MIN_GPU_HOURS_WEEK = 100.0
 # A search has to be won back within so many weeks: later, the job may be another.
 PAYBACK_WEEKS = 4.0
+# A search that was answered or rejected is not proposed again for so long.
+AGAIN_DAYS = 30.0
 
 
 class Settings(BaseModel):
@@ -41,9 +43,6 @@ class Settings(BaseModel):
     weekly_gpu_hours: float = Field(8.0, ge=0, description="Most GPU-hours a week of all searches together")
     priority_class: str = Field(
         "nightshift-preemptible", description="Priority class of the search's pod: preemptible, below every job"
-    )
-    again_days: float = Field(
-        30.0, ge=0, description="A search that was answered or rejected is not proposed again for so long (days)"
     )
     trusted_keys: tuple[Path, ...] = Field(
         (), description="Public keys whose certificates are believed when a search brings them; none: none is"

@@ -91,7 +91,8 @@ class RegionFamily:
 def beginnings(family: RegionFamily) -> tuple[Config, ...]:
     """What usually wins, the best first: kernels of one's own between torch's calls, then products of one's own."""
     product, convolution = family.products
-    usual: dict[str, Value] = {"block": 2048, "warps": 4, "rows": 0, "persistent": 8192, "precision": "tf32x3"}
+    exact = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"  # as precise as eager's own products
+    usual: dict[str, Value] = {"block": 2048, "warps": 4, "rows": 0, "persistent": 8192, "precision": exact}
     usual |= {"product": "torch", "convolution": "torch"}
     owned: dict[str, Value] = {**usual, **({"product": "128x128x32"} if product else {})}
     found: list[Config] = [owned, usual]

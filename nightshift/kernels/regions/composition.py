@@ -8,8 +8,9 @@ calls take and give, and what a region asks for that cannot hold two splits of o
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ import torch
 from nightshift.kernels.candidate import Candidate, Kind
 from nightshift.kernels.candidate_file import parse_candidate
 from nightshift.kernels.problem import Case
-from nightshift.kernels.regions.graph import GraphError
+from nightshift.kernels.regions.graph import DEPTH_LAST, GraphError, depth_last
 from nightshift.kernels.regions.kernel import Cut, RegionWriter, Schedule, Written, region_of
 from nightshift.kernels.regions.lowering import Node, dtype_of, is_tensor, kind_of, name_of, shape_of
 from nightshift.kernels.regions.product import ProductSchedule, product_kernel, writes_product
@@ -56,12 +57,14 @@ class Composer:
     kernels: dict[Node, Written] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.plan.product is not None:
+            self.module = depth_last(self.module)
         self.nodes = list(self.module.graph.nodes)
         self.order = {node: i for i, node in enumerate(self.nodes)}
         self.outputs = [x for x in _flat(self.nodes[-1].args[0]) if isinstance(x, Node)]
         self.alive = _alive(self.outputs)
         for node in self.nodes:
-            if node.op in ("placeholder", "get_attr"):
+            if node.op in ("placeholder", "get_attr") or (DEPTH_LAST in node.meta and node in self.alive):
                 self.in_memory[node] = None
             elif node.op == "call_function" and node in self.alive and self._is_torchs(node):
                 self._call(node, "no kernel is written for it")
@@ -165,6 +168,7 @@ class Composer:
         """The candidate for one case: its sizes stand in the kernels."""
         names = {node: f"a[{i}]" for i, node in enumerate(n for n in self.nodes if n.op == "placeholder")}
         wanted = [n for n in self.nodes if (n in self.in_memory and n in self.alive) or n in self.views]
+        kernels = self._renamed([n for n in wanted if n in self.kernels])
         lines: list[str] = []
         last = self._last_uses(wanted)
         for node in wanted:
@@ -176,11 +180,20 @@ class Composer:
         made = [names[x] for x in self.outputs]
         many = isinstance(self.nodes[-1].args[0], list | tuple) and len(made) > 1
         lines.append(f"return ({', '.join(made)},)" if many else f"return {made[0]}")
-        kernels = list({self.kernels[n].source: None for n in wanted if n in self.kernels})
         called = {str(n.target).removeprefix("aten."): why for n, why in self.calls.items() if n in self.alive}
         kind: Kind = "own_kernel" if not called else "composition" if kernels else "library"
         text = _file(problem, case, kind, kernels, lines)
         return Composition(parse_candidate(text, "regions").candidate, len(kernels), called)
+
+    def _renamed(self, nodes: Sequence[Node]) -> list[str]:
+        """The texts of all kernels. Those of one text are one kernel, compiled once: a network repeats itself."""
+        texts: dict[str, str] = {}
+        for node in nodes:
+            made = self.kernels[node]
+            text = re.sub(rf"\b{made.name}\b", "kernel_of_no_name", made.source)
+            name = texts.setdefault(text, f"kernel{len(texts)}")
+            self.kernels[node] = replace(made, name=name)
+        return [text.replace("kernel_of_no_name", name) for text, name in texts.items()]
 
     def _last_uses(self, wanted: Sequence[Node]) -> dict[Node, list[Node]]:
         last: dict[Node, Node] = {}

@@ -95,6 +95,8 @@ def simplified(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
         with module.graph.inserting_before(node.next):  # in the order in which they are made
             if name == "aten.convolution.default" and node.args[2] is not None:
                 _without_bias(module.graph, node)
+            elif name.startswith(("aten.max_pool", "aten.avg_pool")):
+                _by_dimensions(module.graph, node)
             elif name == "aten.mm.default" and node.meta["val"].shape[1] == 1:
                 node.replace_all_uses_with(_times_vector(module.graph, node.args[0], node.args[1], keep=True))
             elif name.startswith(tuple(f"aten.{word}." for word in _STEPWISE)):
@@ -120,6 +122,84 @@ def _without_bias(graph: torch.fx.Graph, node: Node) -> None:
     added = _call(graph, aten.add.Tensor, node, spread)
     node.replace_all_uses_with(added, delete_user_cb=lambda user: user is not added)
     node.args = (*node.args[:2], None, *node.args[3:])
+
+
+DEPTH_LAST = "laid out for a product"
+WIDE = 512
+"""A product's sizes from which on a copy of an operand costs little beside it."""
+
+
+def depth_last(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The same graph in which what a large product sums over lies last in the memory of both operands: Hopper's
+    tensor cores take TF32 in no other order. An operand that lies otherwise is copied once."""
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    made = torch.fx.GraphModule(module, graph)
+    for node in list(made.graph.nodes):
+        if str(node.target) not in ("aten.mm.default", "aten.addmm.default", "aten.bmm.default"):
+            continue
+        left, right = node.args[-2:]
+        rows, columns = node.meta["val"].shape[-2:]
+        if min(rows, columns, left.meta["val"].shape[-1]) < WIDE:
+            continue
+        with made.graph.inserting_before(node):
+            if not _lies_turned(right):
+                node.replace_input_with(right, _laid(made.graph, right, turned=True))
+            if _lies_turned(left) and left is not right:
+                node.replace_input_with(left, _laid(made.graph, left, turned=False))
+    return made
+
+
+def _lies_turned(node: Node) -> bool:
+    """Whether the rows of a matrix follow each other in memory, and not what is within a row: by the transpositions
+    between it and what it is a view of."""
+    name = str(node.target)
+    if name in ("aten.t.default", "aten.transpose.int", "aten.permute.default"):
+        source: Any = node.args[0]
+        rank = source.meta["val"].dim()
+        last = [d % rank for d in node.args[1]][-1] if name.endswith("permute.default") else rank - 2  # type: ignore
+        return not _lies_turned(source) if last == rank - 2 else _lies_turned(source)
+    return False
+
+
+def _laid(graph: torch.fx.Graph, node: Node, turned: bool) -> Node:
+    """A copy of a matrix in memory, row by row or, turned, column by column."""
+    order = [*range(node.meta["val"].dim() - 2), node.meta["val"].dim() - 1, node.meta["val"].dim() - 2]
+    source = _call(graph, aten.permute.default, node, order) if turned else node
+    copied = _call(graph, aten.clone.default, source)
+    copied.meta["val"] = torch.empty(source.meta["val"].shape, dtype=source.meta["val"].dtype, device="meta")
+    copied.meta[DEPTH_LAST] = True
+    return _call(graph, aten.permute.default, copied, order) if turned else copied
+
+
+MANY = 64
+"""Elements of a pooling's window that a kernel reads one by one, at most."""
+
+
+def _by_dimensions(graph: torch.fx.Graph, node: Node) -> None:
+    """A pooling of a large window as one for each dimension."""
+    rank, largest = int(str(node.target).split(".")[1][-2]), "max" in str(node.target)
+    given: list[Any] = [*node.args, *[None] * 7]
+    source = given[0]
+
+    def numbers(value: Any, default: Any) -> list[int]:
+        found = [*(value or default)]
+        return found * (rank if len(found) == 1 else 1)
+
+    kernel = numbers(given[1], ())
+    stride, padding, dilation = numbers(given[2], kernel), numbers(given[3], [0]), [1] * rank
+    if largest:
+        dilation, (ceils, counts, divisor) = numbers(given[4], [1]), (given[5], True, None)
+    else:
+        ceils, counts, divisor = given[4], given[5] in (None, True), given[6]
+    if math.prod(kernel) <= MANY or node.kwargs or ceils or divisor or not (counts or max(padding) == 0):
+        return
+    made: Any = source
+    for i in range(rank):
+        whole = ((kernel, 1), (stride, 1), (padding, 0), (dilation, 1))
+        one = [[x if d == i else rest for d, x in enumerate(of)] for of, rest in whole]
+        made = _call(graph, node.target, made, *one[: 4 if largest else 3])
+    node.replace_all_uses_with(made)
 
 
 def _reduced(graph: torch.fx.Graph, node: Node) -> Node:

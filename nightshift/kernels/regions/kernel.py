@@ -205,7 +205,7 @@ class Body:
         assert isinstance(source, Node)
         assert window is not None
         overlaps = any(s < k for s, k in zip(window.stride, window.kernel, strict=True))
-        if source not in self.resident and (overlaps or math.prod(window.kernel) > _WINDOW):
+        if source not in self.resident and (overlaps or windows_of(node, self.resident) > _WINDOW):
             raise Cut(source, "read by overlapping windows")
         try:
             sources = list(window_reads(node, element))
@@ -277,6 +277,18 @@ class Body:
             return self.name(expression(node, operands))
         except (Uncut, KeyError, IndexError) as error:
             raise Cut(node, str(error)) from error
+
+
+def windows_of(node: Node, resident: Collection[Node], counts: dict[Node, int] | None = None) -> int:
+    """How many elements the windows below a node read for one of its own, windows of windows multiplied."""
+    counts = {} if counts is None else counts
+    if node in resident:
+        return 1
+    if node not in counts:
+        window = pool_of(node) if kind_of(node) == "pool" else None
+        below = max((windows_of(x, resident, counts) for x in node.all_input_nodes), default=1)
+        counts[node] = below * math.prod(window.kernel) if window else below
+    return counts[node]
 
 
 def literal(value: object) -> str:
@@ -433,7 +445,7 @@ class RegionWriter:
         self.sizes = dict(region.sizes)
         self.x, self.r = self.sizes["x"], self.sizes.get("r", 1)
         self.scan = kind_of(region.target) == "scan"
-        self.along_r = self._reads_along_r(resident)
+        self.resident, self.along_r = resident, self._reads_along_r(resident)
         self.held, self.xb, self.rb = self._blocks()
         self.body = Body(resident, {**self.sizes, "r": self.r})
 
@@ -451,16 +463,19 @@ class RegionWriter:
     def _blocks(self) -> tuple[bool, int, int]:
         """(r held whole, elements along x, along r)."""
         plan = self.schedule
+        # windows are read one by one in straight code: fewer of them in a program compile sooner
+        few = plan.block // power_of_two(max(1, windows_of(self.region.target, self.resident) // 4))
+        block = max(min(256, plan.block), few)
         if self.r == 1:
-            return True, min(plan.block, power_of_two(self.x)), 1
+            return True, min(block, power_of_two(self.x)), 1
         whole = power_of_two(self.r)
         wide = 1 if self.along_r else min(64, power_of_two(self.x))
         rows = min(plan.rows or wide, power_of_two(self.x))
-        held = whole * rows <= plan.persistent and not (self.scan and whole > plan.block)
+        held = whole * rows <= plan.persistent and not (self.scan and whole > block)
         if held:
-            more = max(1, plan.block // (whole * rows))
+            more = max(1, block // (whole * rows))
             return True, min(rows * more, power_of_two(self.x)), whole
-        return False, rows, max(16, min(whole, plan.block // rows))
+        return False, rows, max(16, min(whole, block // rows))
 
     def written(self) -> Written:
         body, name = self.body, self.kernel

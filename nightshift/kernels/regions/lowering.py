@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from nightshift.kernels.regions.graph import MANY
 from nightshift.kernels.regions.index import ZERO, Coordinate, Place, Uncut, regrouped
 
 Node = torch.fx.Node
@@ -122,7 +123,7 @@ def kind_of(node: Node) -> str:
 def _simple(node: Node, kind: str) -> bool:
     if kind == "pool":
         window = pool_of(node)
-        return window is not None and math.prod(window.kernel) <= 64
+        return window is not None and math.prod(window.kernel) <= MANY
     if kind == "view" and name_of(node) == "as_strided":
         value, source = node.meta["val"], arguments(node)[0]
         return isinstance(source, Node) and value.numel() == source.meta["val"].numel() and value.is_contiguous()

@@ -9,7 +9,7 @@ GEMM).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,16 @@ from nightshift.kernels.regions.lowering import Node, dtype_of, is_tensor, kind_
 PRODUCTS = frozenset({"mm", "addmm", "bmm"})
 _BAND = 8
 """Tiles of rows that neighbouring programs share columns over, for L2's sake."""
+
+
+_ROUNDED = """@triton.jit
+def _rounded(x):
+    kept = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return tl.where(x == x, kept, x)
+
+
+"""
+"""To the nearest TF32 number, ties away from zero; NaN stays."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,18 @@ class Window:
     groups: int
 
 
+@dataclass(frozen=True)
+class Taps:
+    """One dimension of a window as a kernel walks it. move: in the source, for each tap; every, first: which taps
+    of the weights; bounds: what holds for those that there are."""
+
+    count: int
+    move: int
+    every: int = 1
+    first: str = ""
+    bounds: tuple[str, ...] = ()
+
+
 def window_of(node: Node) -> Window:
     rank = len(shape_of(node)) - 2
     numbers: Any = node.args[3:9]
@@ -53,20 +75,27 @@ def window_of(node: Node) -> Window:
     return Window(whole[0], whole[1], whole[2], bool(turned), int(groups))
 
 
+def phases_of(node: Node) -> tuple[int, ...]:
+    """By how many each of the last dimensions of a product is taken apart: outputs of a transposed convolution that
+    lie at one place within the stride use the same part of the window, and no others do."""
+    if name_of(node) != "convolution":
+        return ()
+    window = window_of(node)
+    return window.stride if window.turned else (1,) * len(window.stride)
+
+
 def writes_product(node: Node) -> bool:
-    """Whether a kernel here computes it. A transposed convolution of stride above 1 has holes that would be
-    read."""
+    """Whether a kernel here computes it. A transposed convolution's size is to be a multiple of its stride."""
     if not is_tensor(node) or not dtype_of(node).is_floating_point:
         return False
     if name_of(node) in PRODUCTS:
-        return not node.kwargs and min(shape_of(node)) > 1
+        return not node.kwargs and min(shape_of(node)[-2:]) > 1
     if name_of(node) != "convolution":
         return False
     window, source = window_of(node), node.args[0]
     channels = shape_of(source)[1] // window.groups  # type: ignore[arg-type]
-    return (
-        not (window.turned and max(window.stride) > 1) and shape_of(node)[1] // window.groups >= 8 and channels > 1
-    )
+    whole = all(size % phases == 0 for size, phases in zip(shape_of(node)[2:], phases_of(node), strict=True))
+    return whole and shape_of(node)[1] // window.groups >= 8 and channels > 1
 
 
 def product_kernel(
@@ -138,11 +167,13 @@ class _Product:
         self.batch = name_of(product) == "bmm"
         columns = 1 if self.convolution else len(shape) - 1
         groups = window_of(product).groups if self.convolution else shape[0] if self.batch else 1
-        self.groups, self.columns = groups, shape[columns] // (groups if self.convolution else 1)
-        self.rows = math.prod(shape) // shape[columns] // (groups if self.batch else 1)
+        self.phases = phases_of(product)
+        self.apart = math.prod(self.phases)
+        self.groups, self.columns = groups * self.apart, shape[columns] // (groups if self.convolution else 1)
+        self.rows = math.prod(shape) // shape[columns] // (groups if self.batch else self.apart)
         pieces = self._pieces(at, columns)
         self.element, self.at = renamed(element, pieces), renamed(at, pieces)
-        sizes = {"ma": self.rows, "nb": self.columns, "z": groups, "ka": 1, "kb": 1}
+        sizes = {"ma": self.rows, "nb": self.columns, "z": self.groups, "ka": 1, "kb": 1}
         self.body = Body(resident, sizes)
 
     def _pieces(self, at: Place, columns: int) -> dict[Digit, Digit]:
@@ -162,7 +193,7 @@ class _Product:
         if self.batch and dim == 0:
             return [(digit, "z")]
         if dim != columns:
-            return [(digit, "ma")]
+            return self._phased(digit, self.phases[dim - 2]) if self.apart > 1 and dim > 1 else [(digit, "ma")]
         left = self.columns // weights["nb"]
         if left >= digit.size or not self.convolution:
             return [(digit, "nb")]
@@ -172,6 +203,14 @@ class _Product:
             raise Uncut("groups of channels that a view splits")
         low = Digit(digit.variable, digit.divisor, left)
         return [(low, "nb"), (Digit(digit.variable, digit.divisor * left, digit.size // left), "z")]
+
+    @staticmethod
+    def _phased(digit: Digit, phases: int) -> list[tuple[Digit, str]]:
+        """A position as its place within the stride, which `z` counts, and which stride it is in."""
+        if digit.divisor > 1 or digit.size % phases:
+            raise Uncut("a stride that a view splits")
+        low, high = Digit(digit.variable, 1, phases), Digit(digit.variable, phases, digit.size // phases)
+        return [(low, "z"), (high, "ma")]
 
     def written(self) -> Written:
         body, plan = self.body, self.schedule
@@ -209,9 +248,9 @@ class _Product:
     def _launch(self, tiles: int) -> Written:
         body, plan = self.body, self.schedule
         pointers = ", ".join([*body.loads.values(), "out"])
-        source = (
-            f"@triton.jit\ndef {self.kernel}({pointers}, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):\n"
-        )
+        helper = _ROUNDED if plan.precision == "tf32" else ""
+        sizes = ", ".join(f"{name}: tl.constexpr" for name in ("BM", "BN", "BK"))
+        source = f"{helper}@triton.jit\ndef {self.kernel}({pointers}, {sizes}):\n"
         source += "\n".join(body.lines) + "\n"
         constants = f"BM={plan.rows}, BN={plan.columns}, BK={plan.depth}"
         arguments = (*body.loads, self.target)
@@ -260,6 +299,8 @@ class _Product:
         body.mask = " ".join(masks)
 
     def _dot(self, a: str, b: str) -> None:
+        if self.schedule.precision == "tf32":  # the tensor cores cut operands off; cuDNN and cuBLAS round them
+            a, b = (self.body.name(f"_rounded({x})") for x in (a, b))
         # each block by itself and then to the total, as an fma (`kernels.ops.products.float32_kernels` says why)
         self.body.add(f'part = tl.dot({a}, {b}, input_precision="{self.schedule.precision}")')
         self.body.add("acc = tl.fma(part, one, acc)")
@@ -274,45 +315,83 @@ class _Product:
                 raise Cut(node, "read by overlapping windows")
         window = window_of(self.product)
         shape, kernel = shape_of(source), shape_of(weight)[2:]
-        channels, taps = shape[1] // window.groups, math.prod(kernel)
-        depth = channels * taps
-        out = shape_of(self.product)[2:]
-        positions = math.prod(out)
-        steps = contiguous(shape)
+        channels = shape[1] // window.groups
+        out = tuple(n // p for n, p in zip(shape_of(self.product)[2:], self.phases, strict=True))
+        positions, steps = math.prod(out), contiguous(shape)
         body.add(f"image = ma // {positions}")
-        for i, size in enumerate(out):
-            inner = math.prod(out[i + 1 :])
-            body.add(f"o{i} = ma // {inner} % {size}")
-            move = 1 if window.turned else window.stride[i]
-            shift = window.padding[i] if window.turned else -window.padding[i]
-            body.add(f"at{i} = o{i} * {move} + {shift}")
-        body.add(f"base = image * {steps[0]}" + (f" + z * {channels * steps[1]}" if self.groups > 1 else ""))
+        taps = [
+            self._along(i, window, kernel[i], f"ma // {math.prod(out[i + 1 :])} % {size}")
+            for i, size in enumerate(out)
+        ]
+        depth = channels * math.prod(t.count for t in taps)
+        group = f"z // {self.apart}" if self.apart > 1 else "z"
+        body.add(
+            f"base = image * {steps[0]}" + (f" + {group} * {channels * steps[1]}" if window.groups > 1 else "")
+        )
         pointers = [body.loads.setdefault(node, f"p{len(body.loads)}") for node in (source, weight)]
         body.begin(f"for k0 in range(0, {depth}, BK):")
         body.add("rk = k0 + tl.arange(0, BK)")
         body.add("ka = rk[None, :]")
         body.add("kb = rk[:, None]")
         inside = [*(["mam"] if "mam" in masks else []), *([f"(ka < {depth})"] if depth % plan.depth else [])]
-        offset = f"base + ka // {taps} * {steps[1]}"
-        for i, size in enumerate(kernel):
-            inner = math.prod(kernel[i + 1 :])
-            sign = "-" if window.turned else "+"
-            body.add(f"i{i} = at{i} {sign} ka // {inner} % {size} * {window.dilation[i]}")
+        within = math.prod(t.count for t in taps)
+        offset = f"base + ka // {within} * {steps[1]}"
+        weights = [*(["nbm"] if "nbm" in masks else []), *([f"(kb < {depth})"] if depth % plan.depth else [])]
+        for i, tap in enumerate(taps):
+            inner = math.prod(t.count for t in taps[i + 1 :])
+            body.add(f"i{i} = at{i} {'-' if window.turned else '+'} ka // {inner} % {tap.count} * {tap.move}")
             offset += f" + i{i} * {steps[2 + i]}"
-            if size > 1 or window.padding[i]:
+            if kernel[i] > 1 or window.padding[i] or self.apart > 1:
                 inside.append(f"(i{i} >= 0) & (i{i} < {shape[2 + i]})")
+            for word, found in (("ka", inside), ("kb", weights)):
+                found += [part.format(f"({word} // {inner} % {tap.count})") for part in tap.bounds]
         loaded = f", mask={' & '.join(inside)}, other=0.0)" if inside else ")"
         a = body.name(f"tl.load({pointers[0]} + ({offset}){loaded}")
-        b = self._weights(pointers[1], weight, window, masks, depth, taps)
+        at = (
+            f"kb % {within}"
+            if self.apart == 1
+            else " + ".join(
+                f"({t.first}kb // {math.prod(u.count for u in taps[i + 1 :])} % {t.count} * {t.every})"
+                f" * {math.prod(kernel[i + 1 :])}"
+                for i, t in enumerate(taps)
+            )
+        )
+        b = self._weights(pointers[1], window, weights, channels, math.prod(kernel), within, at)
         self._dot(a, b)
         body.end()
 
-    def _weights(self, pointer: str, weight: Node, window: Window, masks: list[str], depth: int, taps: int) -> str:
-        plan = self.schedule
-        group = f" + z * {self.columns * depth}" if self.groups > 1 else ""
+    def _along(self, i: int, window: Window, size: int, position: str) -> Taps:
+        """One dimension of a window, and the line that says where it begins in the source.
+
+        A transposed convolution's position at place p within the stride s uses the taps k for which p + padding -
+        k · dilation is a multiple of s: every (s / g)th from the first on, g the divisor that dilation and s
+        share."""
+        stride, dilation, padding = window.stride[i], window.dilation[i], window.padding[i]
+        if not window.turned:
+            self.body.add(f"at{i} = {position} * {stride} - {padding}")
+            return Taps(size, dilation)
+        shared = math.gcd(dilation, stride)
+        every = stride // shared
+        if stride == 1:
+            self.body.add(f"at{i} = {position} + {padding}")
+            return Taps(size, dilation)
+        below = math.prod(self.phases[i + 1 :])
+        self.body.add(f"h{i} = z // {below} % {stride} + {padding}")
+        inverse = pow(dilation // shared, -1, every) if every > 1 else 0
+        self.body.add(f"f{i} = h{i} // {shared} * {inverse} % {every}")
+        self.body.add(f"at{i} = ({position} * {stride} + h{i} - f{i} * {dilation}) // {stride}")
+        bounds = [f"(f{i} + {{0}} * {every} < {size})"] + ([f"(h{i} % {shared} == 0)"] if shared > 1 else [])
+        return Taps(-(-size // every), dilation // shared, every, f"f{i} + ", tuple(bounds))
+
+    def _weights(
+        self, pointer: str, window: Window, inside: Sequence[str], channels: int, taps: int, within: int, tap: str
+    ) -> str:
+        """A tile of weights. taps: of a channel, of which `within` are used; tap: which of them."""
+        depth = channels * taps
+        above = f"z // {self.apart}" if self.apart > 1 else "z"
+        group = f" + {above} * {self.columns * depth}" if window.groups > 1 else ""
         offset = f"nb * {depth} + kb{group}"
         if window.turned:  # weights lie as (input channel, output channel of its group, window)
-            offset = f"kb // {taps} * {self.columns * taps} + nb * {taps} + kb % {taps}{group}"
-        inside = [*(["nbm"] if "nbm" in masks else []), *([f"(kb < {depth})"] if depth % plan.depth else [])]
+            offset = f"kb // {within} * {self.columns * taps} + nb * {taps} + {tap}{group}"
         loaded = f", mask={' & '.join(inside)}, other=0.0)" if inside else ")"
         return self.body.name(f"tl.load({pointer} + ({offset}){loaded}")

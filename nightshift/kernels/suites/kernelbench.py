@@ -47,7 +47,8 @@ class SuiteTask:
     """A loaded file: the problem, and what a `ModelNew` needs to be built and called like `Model`.
 
     inputs: how many it is called with, the last of them by the names in `named`; state: of parameters and buffers.
-    forms: of all the problem's inputs, as tensors without values.
+    forms: of all the problem's inputs, as tensors without values. by_mode: training mode computes something else.
+    work_bytes: of GPU memory that one eager call takes beside its inputs, 0 on a CPU.
     """
 
     problem: Problem
@@ -58,12 +59,14 @@ class SuiteTask:
     state: tuple[str, ...]
     forms: Inputs = ()
     source: str = ""
+    by_mode: bool = False
+    work_bytes: int = 0
 
 
 @as_it_was()
 def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",), device: str = "cpu") -> SuiteTask:
-    """The task of a file, its model and inputs on a device. Raises ProblemError that names the file and what it
-    lacks, or that its tensors are too large for the device."""
+    """The task of a file, its model and inputs on a device; on "meta" its forms alone, and nothing is computed.
+    Raises ProblemError that names the file and what it lacks, or that its tensors are too large for the device."""
     with as_it_was():
         module = _module(path)
     for name in ("Model", "get_inputs", "get_init_inputs"):
@@ -115,12 +118,23 @@ def load_task(path: Path, dtypes: tuple[str, ...] = ("float32",), device: str = 
         sampled_rows=SAMPLED_ROWS if loaded.rows else 0,
     )
     source = path.read_text(errors="replace")
-    return SuiteTask(problem, loaded.init, loaded.init_named, count, named, names, loaded.forms, source)
+    by_mode = any(map(_has_modes, model.modules()))
+    rest = loaded.forms, source, by_mode, loaded.work_bytes
+    return SuiteTask(problem, loaded.init, loaded.init_named, count, named, names, *rest)
+
+
+def _has_modes(module: torch.nn.Module) -> bool:
+    """Whether a module of torch's own computes something else in training mode."""
+    if isinstance(module, torch.nn.modules.batchnorm._NormBase):
+        return module.track_running_stats
+    drops = module.p if isinstance(module, torch.nn.modules.dropout._DropoutNd) else getattr(module, "dropout", 0.0)
+    return isinstance(drops, float) and drops > 0.0
 
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A task's model, and what a look at one call has told. made: elements of the outputs."""
+    """A task's model, and what a look at one call has told. made: elements of the outputs. work_bytes: what a call
+    takes of a GPU beside its inputs."""
 
     init: tuple[Any, ...]
     init_named: Mapping[str, Any]
@@ -133,30 +147,47 @@ class _Loaded:
     flops: int
     writes: bool
     rows: tuple[int, ...]
+    work_bytes: int
 
 
 def _loaded(module: ModuleType, device: str) -> _Loaded:
     init, init_named = arguments_of(module.Model, module.get_init_inputs())
     torch.manual_seed(0)
     model: torch.nn.Module = module.Model(*init, **init_named).eval().to(device)
+    _registered(model, device)
     first, by_name = arguments_of(model, module.get_inputs())
     sample, named = tuple(_on(x, device) for x in (*first, *by_name.values())), tuple(by_name)
     _hold_to_memory(sample, device)
-    made, flops, writes = _looked_at(module, model, sample, named)
+    if device == "meta":
+        given, by_name = _parted(sample, tuple(by_name))
+        made, flops, writes, work_bytes = as_outputs(model(*given, **by_name)), 0, False, 0
+    else:
+        made, flops, writes, work_bytes = _looked_at(module, model, sample, named)
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     values = (*sample, *(tensor.detach() for tensor in state.values()))
     elements = _elements(values) + _elements(made)
-    rows = _rows_apart(model, sample, named, made) if 8 * elements > WHOLE_BYTES else ()
+    large = device != "meta" and 8 * elements > WHOLE_BYTES
+    rows = _rows_apart(model, sample, named, made) if large else ()
     forms = tuple(x.to("meta") if isinstance(x, torch.Tensor) else x for x in values)
-    if device != "cpu":  # of the model only its code is needed from here on, and a suite's models would fill a GPU
+    if device.startswith("cuda"):  # only its code is needed from here on, and a suite's models would fill a GPU
         state = {name: x.detach().cpu() for name, x in state.items()}
         model = model.to("meta")
-    rest = len(sample), forms, state, _elements(made), flops, writes, rows
+    rest = len(sample), forms, state, _elements(made), flops, writes, rows, work_bytes
     return _Loaded(init, init_named, model, named, *rest)
 
 
-WHOLE_BYTES, SAMPLED_ROWS = 24 << 30, 64
-"""A task of more than so many bytes in float64 is compared on so many rows, where its rows are computed apart."""
+def _registered(model: torch.nn.Module, device: str) -> None:
+    """Tensors that a model keeps as plain attributes become buffers: state like any, which a call may change."""
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, torch.Tensor):
+                delattr(module, name)
+                module.register_buffer(name, value.detach().to(device), persistent=False)
+
+
+WHOLE_BYTES, SAMPLED_ROWS = 8 << 30, 64
+"""A task of more than so many bytes in float64 is compared on so many rows, where its rows are computed apart: the
+judge holds up to seven times as many bytes while it compares the whole."""
 MEMORY_SHARE = 0.6
 """Of a device's memory: inputs and outputs of more are refused, for a candidate needs as much again beside."""
 
@@ -278,6 +309,48 @@ def entry(*arguments):
     return Candidate(source + glue, "entry", language, kind, determinism)
 
 
+_EVALUATED = """
+
+_begin = Model.__init__
+
+
+def _evaluated(self, *given, **named):
+    _begin(self, *given, **named)
+    self.eval()
+
+
+Model.__init__ = _evaluated
+"""
+
+
+def reference_of(task: SuiteTask) -> str:
+    """A task for KernelBench's own harness: as published, or in evaluation mode, as it is judged here, where
+    training mode computes something else."""
+    return task.source + (_EVALUATED if task.by_mode else "")
+
+
+def model_new_of(task: SuiteTask, candidate: Candidate) -> str:
+    """A candidate as the `ModelNew` that the harness takes: the task's `Model`, computed by the candidate's entry.
+
+    Raises ProblemError for a candidate without an entry in Python.
+    """
+    if candidate.language == "cuda":
+        raise ProblemError("CUDA C++ with a launch plan of its own has no ModelNew")
+    named = "".join(f", named[{name!r}]" for name in task.named)
+    glue = f"""
+
+class ModelNew(Model):
+    def forward(self, *given, **named):
+        state = {{**dict(self.named_parameters()), **dict(self.named_buffers())}}
+        for at, module in self.named_modules():
+            kept = {{n: x for n, x in vars(module).items() if isinstance(x, torch.Tensor)}}
+            state.update({{f"{{at}}.{{n}}" if at else n: x for n, x in kept.items()}})
+        place = next(x.device for x in (*given, *state.values()) if isinstance(x, torch.Tensor))
+        return {candidate.entry}(*given{named}, *(state[n].to(place) for n in {list(task.state)!r}))
+"""
+    return f"{reference_of(task)}\n\n{candidate.source}{glue}"
+
+
 def fast_p(verdicts: Iterable[Verdict], p: float, baseline: str = "eager", bound: str = "low") -> float:
     """KernelBench's fast_p: the share of tasks whose candidate is correct and more than p times a baseline's speed.
 
@@ -369,8 +442,8 @@ def _copies(values: Sequence[Any]) -> tuple[Any, ...]:
 
 def _looked_at(
     module: ModuleType, model: torch.nn.Module, sample: Sequence[Any], named: Sequence[str]
-) -> tuple[Outputs, int, bool]:
-    """The model's outputs, its FLOPs and whether it writes to its inputs.
+) -> tuple[Outputs, int, bool, int]:
+    """The model's outputs, its FLOPs, whether it writes to its inputs, and the bytes of a GPU that a call takes.
 
     Raises ProblemError where no oracle can be made of it.
     """
@@ -378,26 +451,31 @@ def _looked_at(
         if what := _unjudged(value):
             raise ProblemError(f"get_inputs: item {i} is {what}; real tensors and numbers can be judged")
 
-    def called(inputs: Sequence[Any]) -> Outputs:
-        given, by_name = _parted(inputs, named)
-        return as_outputs(model(*given, **by_name))
+    def called(inputs: Sequence[Any], buffers: Mapping[str, torch.Tensor]) -> Outputs:
+        return as_outputs(torch.func.functional_call(model, dict(buffers), *_parted(inputs, named)))
 
+    state = dict(model.named_buffers())
+    first, second, third = ({name: x.clone() for name, x in state.items()} for _ in range(3))
+    forms = [x.shape for x in called(_drawn(module, model, named), first)]
     before = _copies(sample)
-    made = called(sample)
-    tensors = [(a, b) for a, b in zip(before, sample, strict=True) if isinstance(a, torch.Tensor)]
-    # NaN equals nothing: an input that holds one would count as written to
-    writes = not all(a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in tensors)
+    watched = [x for x in (*sample, *model.parameters(), *second.values()) if isinstance(x, torch.Tensor)]
+    versions = [x._version for x in watched]
+    chance = _chance()
+    with _Meter() as meter:
+        made = called(sample, second)
+    if not all(map(torch.equal, chance, _chance())):
+        raise ProblemError("a call draws random numbers: a random model has no oracle")
+    writes = versions != [x._version for x in watched]
     for i, out in enumerate(made):
         if out.is_complex():
             raise ProblemError(f"output {i} is complex ({out.dtype}); real ones can be judged")
     with FlopCounterMode(display=False) as counter:
-        again = called(_copies(before))
+        again = called(before, third)
     if not all(map(_alike, made, again)):
         raise ProblemError("two calls on the same inputs differ: a random model has no oracle")
-    other = called(_drawn(module, model, named))
-    if [x.shape for x in other] != [x.shape for x in made]:
+    if [x.shape for x in made] != forms:
         raise ProblemError("the outputs' shapes depend on the inputs' values")
-    return made, int(counter.get_total_flops()), writes
+    return made, int(counter.get_total_flops()), writes, meter.work_bytes
 
 
 def _unjudged(value: Any) -> str:
@@ -409,8 +487,42 @@ def _unjudged(value: Any) -> str:
 
 def _alike(first: torch.Tensor, again: torch.Tensor) -> bool:
     """Whether they differ by roundings at most, which another order of threads may leave."""
-    a, b = first.detach().double(), again.detach().double()
-    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-6, equal_nan=True)
+    return first.shape == again.shape and all(map(_near, *_in_parts(first, again)))
+
+
+def _near(first: torch.Tensor, again: torch.Tensor) -> bool:
+    return torch.allclose(first.double(), again.double(), rtol=1e-3, atol=1e-6, equal_nan=True)
+
+
+def _in_parts(*tensors: torch.Tensor) -> list[Sequence[torch.Tensor]]:
+    return [torch.split(x.detach().flatten(), _PART) for x in tensors]
+
+
+_PART = 1 << 26
+"""Elements that are compared at a time: an output may be of many GiB."""
+
+
+def _chance() -> list[torch.Tensor]:
+    """The states of torch's generators."""
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if used else [])]
+
+
+class _Meter:
+    """GPU memory that is taken at most while it is open, beyond what was taken before; a CPU's is not measured."""
+
+    def __init__(self) -> None:
+        self.work_bytes, self._before = 0, 0
+
+    def __enter__(self) -> _Meter:
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.reset_peak_memory_stats()
+            self._before = torch.cuda.memory_allocated()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self.work_bytes = torch.cuda.max_memory_allocated() - self._before
 
 
 Score = Mapping[str, float]

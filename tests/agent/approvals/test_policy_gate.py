@@ -172,10 +172,10 @@ def test_a_receipt_is_found_by_its_beginning_and_what_came_of_it_makes_a_turn(st
 def test_old_receipts_go_when_their_days_are_over(store: Store) -> None:
     receipts = Receipts(store.database)
     receipts.keep(receipt(1))
-    keeping = Keeping(store.database, KeepingSettings(decisions_days=1.0))
-    keeping.turn(80_000.0)
+    keeping = Keeping(store.database, KeepingSettings())
+    keeping.turn(30 * 86_400.0)
     assert len(receipts.newest()) == 1
-    keeping.turn(90_000.0)
+    keeping.turn(30.2 * 86_400.0)
     assert receipts.newest() == []
 
 
@@ -193,16 +193,16 @@ def test_the_command_line_stands_explains_and_takes_back(tmp_path: Path, clock: 
         assert result.exit_code == code, result.output
         return str(result.output)
 
-    assert "ppo@ab is trial" in said("standing")
+    assert "ppo@ab is trial" in said("list")
     told = said("explain", f"{1:016x}")
     for word in ("seen", "proposed", "clipped     starvation: hold → start", "executed", "fifo_backfill"):
         assert word in told
     for _ in range(5):  # more than there are looks
         result = CliRunner().invoke(app, ["policy", "promote", "scheduling", "--config", str(config)])
         assert "outcomes of 0 hours" in str(result.exception)
-    assert "not checked yet" in said("standing")
+    assert "not checked yet" in said("list")
     assert "the baseline controls" in said("undo", "scheduling", "--reason", "odd waits")
-    assert "ppo@ab is shadow (odd waits)" in said("standing")
+    assert "ppo@ab is shadow (odd waits)" in said("list")
 
 
 def test_a_replica_that_stands_by_gives_up_nothing_and_one_that_takes_over_says_why(

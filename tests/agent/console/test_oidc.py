@@ -59,9 +59,7 @@ class House:
         self.url = f"http://127.0.0.1:{port}"
         settings = Settings(
             public_url=self.url,
-            oidc=OidcSettings(
-                issuer=self.provider.issuer, client_id=CLIENT, client_secret_file=secret, name="Example", **oidc
-            ),
+            oidc=OidcSettings(issuer=self.provider.issuer, client_id=CLIENT, client_secret_file=secret, **oidc),
         )
         self.server = Server(build_console(parts, settings), "127.0.0.1", port)
         self.server.start()
@@ -118,7 +116,7 @@ def test_a_person_signs_in_by_browser_and_again_to_approve(page: Page, house: Ho
     house.ahead_s = -400.0  # the first sign-in will be older than the policy's five minutes
     house.provider.now_s = lambda: time.time() + house.ahead_s
     page.goto(f"{house.url}/incidents/{incident_id}")
-    page.get_by_role("link", name="Sign in with Example").click()
+    page.get_by_role("link", name="Sign in with single sign-on").click()
     page.get_by_label("User").fill(MIA.email)
     page.get_by_role("button", name="Log in").click()
     page.wait_for_url(f"{house.url}/incidents/{incident_id}")

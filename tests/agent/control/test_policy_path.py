@@ -259,7 +259,7 @@ def test_a_policy_goes_the_whole_way_and_down_at_once(daemon: tuple[Daemon, Path
         assert done.exit_code == code, done.output
         return str(done.output)
 
-    assert "is shadow" in said("stand", "power", str(config.with_name("policy.json")))
+    assert "is in shadow" in said("ship", "power", str(config.with_name("policy.json")))
     d.start()
     try:
         gate = d.app.policies.gate
@@ -306,7 +306,7 @@ def test_a_policy_goes_the_whole_way_and_down_at_once(daemon: tuple[Daemon, Path
         assert "budget" in gate.standing("power").demotion
         after = [r for r in d.app.policies.receipts.newest("power", 50) if r.at_s >= gate.standing("power").since_s]
         assert {r.arm for r in after} <= {"baseline"}
-        assert "is shadow (1 budget events)" in said("standing")
+        assert "is shadow (1 budget events)" in said("list")
         assert "the baseline controls already" in said("undo", "power")
         assert math.isfinite(gate.standing("power").since_s)
     finally:

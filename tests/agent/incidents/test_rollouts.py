@@ -32,6 +32,7 @@ def changes(count: int, at_s: float, component: str = "driver") -> list[VersionC
         ("Version: 570.86.10", True),
         ("FW 570.86.010", True),
         ("rev. 570.86.10", True),
+        ("BIOS 570.86.10", True),
         ("570.86.1", False),
         ("570.86.10-open", False),
     ],
@@ -103,3 +104,17 @@ def test_the_diagnosis_names_it_and_a_restart_forgets_nothing(store: Store, cloc
         "lost", [a_finding(Fault.GPU_LOST, Subject(K.GPU, "GPU-n77"), since_s=clock.now_s())]
     )
     assert "rollout" not in advisor.diagnose(store.incident(other)).headline
+
+
+def test_firmware_of_a_bmc_and_of_the_switches_is_compared(sqlite_url: str) -> None:
+    inventory = Inventory()
+    node, leaf = Subject(K.NODE, "n1"), Subject(K.SWITCH, "leaf1")
+    for port in (Subject(K.NIC, "n1/mlx5_0:1"), Subject(K.NIC, "n1/mlx5_1:1")):
+        inventory.observe(port, node, 0.0)
+        inventory.observe(port, leaf, 0.0)
+    inventory.describe(node, bios="2.4.1", bmc="1.13.0")
+    inventory.describe(leaf, firmware="31.2012.1024")
+    store = Store(sqlite_url, ManualClock())
+    versions = Rollouts(store, inventory).versions(10.0)
+    store.close()
+    assert versions["n1"] == {"bios": "2.4.1", "bmc": "1.13.0", "switch_firmware": "31.2012.1024"}

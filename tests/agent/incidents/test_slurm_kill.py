@@ -19,6 +19,7 @@ def killed(slurm: SlurmLab, tmp_path: Path, request: pytest.FixtureRequest) -> K
 QUICK = [("drained, then given back", "after write 1")]
 SOME = [
     ("drained, then given back", "before write 0"),
+    ("drained, then given back", "within write 0"),
     ("drained, then given back", "after write 0"),
     ("drained, then given back", "after approved intent_stored"),
     ("drained, then given back", "after write 3"),

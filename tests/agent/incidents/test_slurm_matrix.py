@@ -16,7 +16,7 @@ from nightshift.agent.incidents.stages import LifecycleSettings
 from nightshift.agent.store.incident import IncidentState
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.controllers.action import ActionKind
-from nightshift.controllers.actuators.slurm import TARGETS, SlurmActuator, SlurmActuatorSettings
+from nightshift.controllers.actuators.slurm import SlurmActuator, SlurmActuatorSettings
 from nightshift.controllers.actuators.slurm_nodes import Mark
 from tests.agent.incidents import GPU, ManualClock
 from tests.agent.incidents.test_fault_matrix import Cell
@@ -26,7 +26,7 @@ from tests.covering import covering
 from tests.slurm_lab import SlurmFault, SlurmLab
 
 K, A, S = SubjectKind, ActionKind, IncidentState
-KINDS = list(TARGETS)
+KINDS = list(SlurmActuator.TARGETS)
 PATIENCE_S = 0.5
 REAL = ("controller restart", "controller frozen", "munge away")
 OTHER = ("clock ahead", "clock back", "partition", "crash", *REAL)

@@ -21,7 +21,7 @@ from nightshift.controllers.action import ActionKind
 from nightshift.controllers.actuators.kube_kernel_jobs import arguments
 from nightshift.kernels.profile.hotspots import Profile, profile
 from nightshift.kernels.profile.roofline import Peaks
-from nightshift.kernels.profile.trigger import Settings
+from nightshift.kernels.profile.trigger import AGAIN_DAYS, Settings
 from tests.agent.incidents import ManualClock
 
 RECORDED = Path(__file__).parents[2] / "recordings" / "h200_train_trace.json.gz"
@@ -105,7 +105,7 @@ def test_the_plan_says_what_the_pod_is_told_and_is_not_asked_for_twice(
     again = watch.consider(RECORDED, job)
     assert not again.propose
     assert "1 days ago, it is rejected: not this month" in again.why
-    clock.advance(POLICY.again_days * 86400.0)
+    clock.advance(AGAIN_DAYS * 86400.0)
     assert watch.consider(RECORDED, job).propose
 
 

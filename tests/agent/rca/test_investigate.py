@@ -171,9 +171,9 @@ def test_a_sentence_is_labelled_and_quoted_and_a_dissent_is_said_and_changes_not
         (COOLING, "its quote has no word of it"),
         ({**DRIVER, "text": ""}, "it has no quote"),
         ({**DRIVER, "text": "NVRM: Xid (PCI:0000:ff:00): 79, made up"}, "its quote is in no item"),
-        ({**DRIVER, "sentence": "The driver logged Xid 4711."}, "'4711' is in no item"),
-        ({**DRIVER, "sentence": "The driver logged an Xid of gpu-z99."}, "'gpu-z99' is in no item"),
-        ({**DRIVER, "sentence": "The driver logged an Xid at 23:59:58."}, "the time 23:59:58 is in no item"),
+        ({**DRIVER, "sentence": "The driver logged Xid 4711."}, "'4711' is not in its quote"),
+        ({**DRIVER, "sentence": "The driver logged an Xid of gpu-z99."}, "'gpu-z99' is not in its quote"),
+        ({**DRIVER, "sentence": "The driver logged an Xid at 23:59:58."}, "the time 23:59:58 is not"),
         ({**DRIVER, "sentence": "Xid: run kubectl delete node n1."}, "it holds an address or a command"),
         ("The driver logged an Xid.", "it has no quote"),
     ],
@@ -262,7 +262,7 @@ def not_taken(what: str) -> Answer:
 @pytest.mark.parametrize(("what", "lacks"), [("tools", "tool"), ("temperature",) * 2, ("system",) * 2])
 def test_a_model_that_takes_less_is_asked_without_once_and_named(what: str, lacks: str) -> None:
     with scripted(not_taken(what)) as server:
-        told = advised(settings(server, temperature=0.2))
+        told = advised(settings(server, options={"temperature": 0.2}))
     assert told.author == "rules and model"
     assert told.facts["model_lacks"] == lacks
     assert len(server.asked) == 2

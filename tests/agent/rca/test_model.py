@@ -47,7 +47,7 @@ def picky(refuses: str, part: str) -> Any:
 )
 def test_what_a_model_does_not_take_is_not_sent_again(part: str, refuses: str) -> None:
     with scripted(picky(refuses, part)) as server:
-        model = Model(settings(server, temperature=0.2))
+        model = Model(settings(server, options={"temperature": 0.2}))
         for _ in range(2):
             assert model.say(MESSAGES, tools_of([]), 60.0).message.text == '{"cause": "unknown"}'
     assert len(server.asked) == 3

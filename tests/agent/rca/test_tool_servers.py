@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -35,9 +36,11 @@ def patience() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def servers(patience: None) -> ToolServers:
+def servers(patience: None) -> Iterator[ToolServers]:
     settings = ToolServerSettings(command=(sys.executable, str(OWN)))
-    return ToolServers({"own": settings})
+    started = ToolServers({"own": settings})
+    yield started
+    started.end()
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +49,7 @@ def tools(servers: ToolServers) -> dict[str, ServerTool]:
 
 
 def test_only_what_reads_is_offered_unless_it_is_named(tools: dict[str, ServerTool]) -> None:
-    assert set(tools) == {"rack", "environment", "hang", "flood", "crash", "greedy"}
+    assert set(tools) == {"rack", "environment", "process", "exits", "hang", "flood", "crash", "greedy"}
     assert tools["rack"].name == "own__rack"
     named = ToolServerSettings(command=(sys.executable, str(OWN)), allow=frozenset({"drain"}))
     assert "drain" in {tool.tool for tool in ToolServers({"own": named}).tools()}
@@ -83,6 +86,24 @@ def test_one_that_hangs_or_floods_costs_its_own_answer_and_is_named(
     with pytest.raises(Temporary, match="tool server own: no answer within 1 s"):
         servers.call(tools["hang"], {})
     assert "rack r7" in servers.call(tools["rack"], {"name": "n1"})
+
+
+def test_a_started_server_answers_all_calls_of_a_case_until_it_is_idle_or_fails(
+    servers: ToolServers, tools: dict[str, ServerTool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = servers.call(tools["process"], {})
+    with pytest.raises(Temporary, match="boom"):
+        servers.call(tools["crash"], {})
+    assert servers.call(tools["process"], {}) == first, "an error that it answers with is no end"
+    with pytest.raises(Temporary, match="tool server own: "):
+        servers.call(tools["exits"], {})
+    second = servers.call(tools["process"], {})
+    assert second != first
+    monkeypatch.setattr(tool_servers, "IDLE_S", 0.0)
+    deadline_s = time.monotonic() + 60.0
+    while Path(f"/proc/{second}").exists() and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    assert not Path(f"/proc/{second}").exists(), "an idle one is ended"
 
 
 def test_a_server_that_is_not_there_has_no_tools_and_says_why(tmp_path: Path) -> None:

@@ -31,6 +31,18 @@ def environment() -> str:
 
 
 @server.tool(annotations=READS)
+def process() -> str:
+    """Which process answers."""
+    return str(os.getpid())
+
+
+@server.tool(annotations=READS)
+def exits() -> str:
+    """Ends the server in the middle of a call."""
+    os._exit(3)
+
+
+@server.tool(annotations=READS)
 def hang() -> str:
     """Never answers."""
     time.sleep(600)

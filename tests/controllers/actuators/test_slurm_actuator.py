@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from nightshift.collectors.base import Permanent, Temporary
 from nightshift.collectors.slurm.answers import SlurmNode
-from nightshift.collectors.slurm.client import SlurmClient, SlurmRefused
+from nightshift.collectors.slurm.client import SlurmAccess, SlurmClient, SlurmRefused
 from nightshift.collectors.subject import SITE_NODE, Subject, SubjectKind
 from nightshift.controllers.action import Action, ActionKind, ActionOutcome, OutcomeStatus, Precondition, UnderWay
 from nightshift.controllers.actuators.slurm import SlurmActuator, SlurmActuatorSettings
@@ -125,36 +128,99 @@ class Hasty(SlurmClient):
 
     act: Callable[[], object] | None = None
 
-    def ask(self, *argv: str, stdin: str = "") -> str:
-        if "update nodename" in stdin and self.act is not None:
+    def write_after(self, look: str, line_of: Callable[[str], str]) -> str:
+        if self.act is not None:
             act, self.act = self.act, None
             act()
-        return super().ask(*argv, stdin=stdin)
+        return super().write_after(look, line_of)
 
 
-def test_a_persons_drain_between_our_look_and_undrain_is_put_back(slurm: SlurmLab) -> None:
-    """UNDRAIN of an idle node deletes the reason: it comes back from the look right before, with its author."""
-    client = Hasty(slurm.access)
-    actuator, action = actuator_on(slurm, client), an_action(A.CORDON)
+def _drain_of_ours(slurm: SlurmLab, actuator: SlurmActuator) -> Action:
+    action = an_action(A.CORDON)
     assert actuator.execute(action).status is S.DONE
-    client.act = lambda: slurm.drain_as_person("n1", "Lüfter: nicht einschalten")
-    outcome = actuator.undo(action)
+    return action
+
+
+@pytest.mark.parametrize("what", ["drain", "undo", "failed check"])
+def test_a_persons_drain_between_our_look_and_our_write_is_never_overwritten(slurm: SlurmLab, what: str) -> None:
+    """Nothing is written then, so a crash at that moment leaves nothing half done either."""
+    client = Hasty(slurm.access)
+    actuator = actuator_on(slurm, client, check_command=("false",))
+    action = _drain_of_ours(slurm, actuator) if what == "undo" else an_action(A.CORDON)
+    theirs = "Lüfter: nicht einschalten — 修理中"
+
+    def act() -> None:
+        slurm.drain_as_person("n1", theirs)
+
+    if what == "failed check":
+        _drain_of_ours(slurm, actuator)
+        action = replace(an_action(A.RETURN_NODE, "inc-1-2"), preconditions=())
+        checks = ("squeue", "--noheader", "--name=inc-1-2", "--format=%A")
+        while not slurm.call(*checks, "--states=all"):
+            with suppress(Temporary):
+                actuator.execute(action)
+        slurm._await(lambda: slurm.call(*checks, "--states=FAILED"))
+    client.act = act
+    do = actuator.undo if what == "undo" else actuator.execute
+    with pytest.raises(Temporary, match="was changed since it was read") as raised:
+        do(action)
+    assert theirs in str(raised.value)
+    outcome = do(action)
     node = slurm.node("n1")
-    assert outcome.status is S.REFUSED
+    assert outcome.status is (S.ALREADY_DONE if what == "drain" else S.REFUSED)
+    assert "DRAIN" in node.states
+    assert (node.reason, node.reason_by) == (theirs, slurm.person)
+
+
+class Hastier(SlurmClient):
+    """A person who acts after the answer that we compare, and before the write."""
+
+    act: Callable[[], object] = staticmethod(lambda: None)
+
+    def write_after(self, look: str, line_of: Callable[[str], str]) -> str:
+        def acted(answer: str) -> str:
+            line = line_of(answer)
+            self.act()
+            return line
+
+        return super().write_after(look, acted)
+
+
+@pytest.mark.parametrize("what", ["drain", "undo"])
+def test_a_persons_drain_in_the_last_milliseconds_is_put_back(slurm: SlurmLab, what: str) -> None:
+    client = Hastier(slurm.access)
+    actuator = actuator_on(slurm, client)
+    action = _drain_of_ours(slurm, actuator) if what == "undo" else an_action(A.CORDON)
+    client.act = lambda: slurm.drain_as_person("n1", "Lüfter: nicht einschalten")
+    outcome = (actuator.undo if what == "undo" else actuator.execute)(action)
+    node = slurm.node("n1")
+    assert outcome.status is (S.DONE if what == "undo" else S.ALREADY_DONE)
     assert "DRAIN" in node.states
     assert node.reason.startswith("Lüfter: nicht einschalten")
     assert actuator.undo(action).status is S.REFUSED
 
 
-def test_a_persons_drain_between_our_look_and_drain_keeps_its_reason(slurm: SlurmLab) -> None:
-    client = Hasty(slurm.access)
-    actuator, action = actuator_on(slurm, client), an_action(A.CORDON)
-    client.act = lambda: slurm.drain_as_person("n1", "meine Wartung")
-    outcome = actuator.execute(action)
-    assert outcome.status is S.ALREADY_DONE
-    assert slurm.node("n1").reason.startswith("meine Wartung")
-    assert actuator.undo(action).status is S.REFUSED
-    assert "DRAIN" in slurm.node("n1").states
+def test_a_scontrol_that_keeps_its_words_until_it_ends_still_answers_before_the_write(tmp_path: Path) -> None:
+    """Without readline, scontrol has a full buffer before it says anything."""
+    (tmp_path / "scontrol").write_text(BUFFERED)
+    (tmp_path / "scontrol").chmod(0o755)
+    nodes = SlurmNodes(SlurmClient(SlurmAccess(commands=tmp_path), timeout_s=10.0))
+    read = SlurmNode("n1", frozenset({"IDLE"}), boot_s=1.0)
+    assert nodes.update(read, {"extra": "written"}).extra == "written"
+
+
+BUFFERED = f"""#!{sys.executable}
+import io, sys
+out, said = open(1, "wb", buffering=4096), "(null)"
+for line in sys.stdin:
+    if line.startswith("show node"):
+        out.write(f"NodeName=n1 Arch=x\\n   State=IDLE X=1\\n   BootTime=1\\n   Extra={{said}}\\n\\n".encode())
+    elif line.startswith("update"):
+        said = line.split("extra=")[1].strip()
+    else:
+        out.write("".join(f"nightshift-end{{i}}\\n" for i in range(500)).encode())
+out.flush()
+"""
 
 
 @pytest.mark.full
@@ -238,6 +304,17 @@ def test_a_drain_is_refused_before_its_first_change_for_a_job_that_cannot_be_req
     assert outcome.status is S.REFUSED
     assert "nothing was changed" in outcome.detail
     assert "DRAIN" not in slurm.node("n1").states
+
+
+def test_a_drain_of_a_node_that_a_person_drained_touches_no_job(slurm: SlurmLab) -> None:
+    """They left its jobs running on purpose, or did not see them: that is said, and not called done."""
+    number = slurm.run("--nodelist=n1")
+    slurm.drain_as_person("n1", "mine")
+    outcome = actuator_on(slurm).execute(an_action(A.DRAIN))
+    assert outcome.status is S.REFUSED
+    assert f"root/{number} still run there" in outcome.detail
+    assert slurm.job(number, "JobState") == "RUNNING"
+    assert slurm.node("n1").reason == "mine"
 
 
 @pytest.mark.full

@@ -38,6 +38,7 @@ STEADY = {
     "backfill": policies.backfill,
     "shortest": policies.shortest,
     "steering": policies.Steering(),
+    "short_work_first": policies.ShortWorkFirst(),
 }
 
 
@@ -112,7 +113,7 @@ class _Recorder:
         ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["backfill", "shortest", "steering"])
+@pytest.mark.parametrize("name", ["backfill", "shortest", "steering", "short_work_first"])
 def test_no_policy_knows_a_duration_before_its_end(name: str) -> None:
     until_s = JOBS[100].submit_s
     first = Simulation(JOBS, SchedulingWorld(), twin=True)

@@ -124,6 +124,14 @@ def test_the_prompt_holds_rules_reference_shapes_roofline_exemplars_and_the_last
     assert "wrong (why). first wrong element (3, 1)" in said[3][1]
 
 
+def test_a_reply_may_be_cuda_with_a_declaration_of_its_own() -> None:
+    """Only Triton's comment sign was known: CUDA C++ was taken for a Triton file without one."""
+    text = (Path(__file__).parents[1] / "good" / "reduce_sum_cuda.cu").read_text()
+    made = kernel_of(marked(text.replace("// needs_cuda", "// idea: a block a row\n// needs_cuda")), TASK)
+    assert (made.language, len(made.launches)) == ("cuda", 1)
+    assert prompt.idea_of(made.source) == "a block a row"
+
+
 def test_contrasts_pair_fast_with_slow_and_never_use_what_failed() -> None:
     """Each slow half is used once, the largest ratio of alike texts first."""
     history = [outcome(GOOD, 1e-5), outcome(GOOD + "#\n", 3e-5), outcome(WRONG, float("nan"), Status.wrong)]

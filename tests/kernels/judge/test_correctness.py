@@ -165,6 +165,24 @@ def test_an_element_that_cancels_to_nearly_zero_is_held_to_its_rows_error() -> N
     assert _judge(problem, case, kernel).reason is None
 
 
+@pytest.mark.parametrize(("times", "right"), [(1.0, True), (2.5, False), (8.0, False)])
+def test_where_one_large_value_makes_a_rows_errors_other_rows_worst_counts_too(times: float, right: bool) -> None:
+    """Three elements of a row err by the last place of its one large term: eager's worst of them is luck."""
+    rows, columns = 2048, 256
+    made = torch.Generator().manual_seed(3)
+    truth = torch.randn(rows, columns, generator=made, dtype=torch.float64)
+    truth[:, 7] = 4096.0
+    error = torch.zeros(rows, columns, dtype=torch.float64)
+    error[:, 6:9] = torch.randn(rows, 3, generator=made, dtype=torch.float64).clamp(-3, 3) * 2.0**-13
+    error[100] *= 2.0**-4
+    truth[100, 8] = 0.25
+    eager = (truth + error).float()
+    got = eager.clone()
+    got[100, 8] = 0.25 + times * 5 * 2.0**-13
+    want = Expected((truth,), (eager,), (allowance([(eager, truth)]),), None, False, True, False)
+    assert (compare(want, (got,)).reason is None) is right
+
+
 def test_a_softmaxs_tail_is_held_to_its_own_last_place() -> None:
     """All of a softmax is positive, so nothing cancels: a small element must be as right as a large one."""
 
@@ -380,6 +398,19 @@ def test_a_long_vector_is_pooled_over_draws_too(monkeypatch: pytest.MonkeyPatch)
     alone = allowed()
     assert all(a >= b for a, b in zip(pooled, alone, strict=True))
     assert min(pooled) > 1.2 * min(alone)
+
+
+def test_rows_of_nearly_one_value_are_pooled_over_values() -> None:
+    """All rows round the same sum of it, so that eager's error may be lucky in all of them together."""
+    problem, case = named("layernorm"), Case.of("float32", m=64, n=241)
+    allowed, own = [], []
+    for seed in range(6):
+        probe = Probe("values", case, "near_constant", (seed,))
+        found = expected(problem, probe, seed, problem.inputs(case, "near_constant", seed, "cpu")).allowances[0]
+        allowed.append(found.rmse)
+        own.append(found.eager_rmse)
+    assert max(own) > 2 * min(own)
+    assert min(allowed) > 0.8 * max(own)
 
 
 def test_an_allowance_pools_over_draws() -> None:

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from nightshift.kernels.problem import Case
+from nightshift.kernels.regions import graph
 from nightshift.kernels.regions.composition import Composer, Composition, Plan
 from nightshift.kernels.regions.graph import GraphError, captured
 from nightshift.kernels.regions.index import Coordinate, Digit, Uncut, grouped, linear, merged
@@ -75,7 +76,13 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], str]] = {
     torch.softmax(q @ k.transpose(1, 2) / 4, -1) @ v, drawn((2, 20, 16), (2, 20, 16), (2, 20, 16)), ""),
     "convolution": (lambda x, w, b: F.conv2d(x, w, b, 2, 1, 1, 2).relu().mean((2, 3)), drawn((2, 6, 9, 9), (16, 3,
     3, 3), (16,)), ""), "turned": (lambda x, w: F.conv_transpose2d(x, w, padding=1) + 1, drawn((2, 6, 5, 5), (6, 8,
-    3, 3)), ""), "sorted": (lambda x: torch.sort(x * 2, 1)[0] + 1, drawn((4, 60)), "composition"),
+    3, 3)), ""), "turned_in_strides": (lambda x, w, b: F.conv_transpose2d(x, w, b, (2, 3), 1, 1, 2).relu(),
+    drawn((2, 6, 5, 4), (6, 8, 3, 4), (16,)), ""), "turned_with_holes": (lambda x, w: F.conv_transpose1d(x, w, None,
+    2, 1, 1, 1, 2), drawn((2, 6, 9), (6, 8, 3)), ""), "one_batch": (lambda x, y: torch.bmm(x, y) + 1, drawn((1, 20,
+    16), (1, 16, 24)), ""), "large_windows": (lambda x: F.avg_pool2d(x, 9, 3, 4) + F.max_pool2d(x, 9, 3, 4),
+    drawn((2, 2, 21, 21)), "own_kernel"), "turned_left": (lambda a, b: torch.relu(a.t() @ b), drawn((33, 40), (33,
+    20)), ""), "sorted": (lambda x: torch.sort(x * 2, 1)[0] + 1, drawn((4, 60)),
+    "composition"),
 }  # fmt: skip
 
 
@@ -83,8 +90,9 @@ def composed(function: Callable[..., Any], inputs: list[torch.Tensor], plan: Pla
     return Composer(captured(function, inputs), plan).composed("any", Case.of("float32", task=1))
 
 
-def test_every_kind_of_region_computes_what_torch_does(tmp_path: Path) -> None:
+def test_every_kind_of_region_computes_what_torch_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Held whole or in loops, products by torch or of one's own: as near to float64 as eager, some luck apart."""
+    monkeypatch.setattr(graph, "WIDE", 16)
     order: dict[str, str] = {}
     for name, (function, inputs, kind) in FUNCTIONS.items():
         for way, plan in WAYS.items():
@@ -109,8 +117,19 @@ def test_every_kind_of_region_computes_what_torch_does(tmp_path: Path) -> None:
                 assert error <= 4 * allowed + 3e-6 * float(true.abs().max()), (name, way, error, allowed)
 
 
+def test_a_large_product_reads_both_operands_along_what_it_sums_over() -> None:
+    for given, kernels in (("nn", 2), ("tn", 3), ("nt", 1)):
+        shapes = ((600, 700) if given[0] == "t" else (700, 600), (520, 600) if given[1] == "t" else (600, 520))
+
+        def function(a: torch.Tensor, b: torch.Tensor, given: str = given) -> torch.Tensor:
+            return (a.t() if given[0] == "t" else a) @ (b.t() if given[1] == "t" else b)
+
+        assert composed(function, drawn(*shapes), LOOPED).kernels == kernels, given
+        assert composed(function, drawn(*shapes), HELD).kernels == 0, "torch's own call takes any order"
+
+
 def test_products_of_ones_own_take_what_follows_into_one_kernel() -> None:
-    for name in ("layer", "turned"):
+    for name in ("layer", "turned", "turned_in_strides", "turned_with_holes", "one_batch"):
         function, inputs, _ = FUNCTIONS[name]
         made = composed(function, inputs, LOOPED)
         assert (made.candidate.kind, made.kernels, made.calls) == ("own_kernel", 1, {}), name

@@ -74,6 +74,10 @@ ODD = {
         _task("", "x", "x.mul_(2).relu_()", "[torch.randn(4, 8)]"),
         "x.mul_(2).relu_()", "x.mul(2).abs()",
     ),
+    "keeps_a_tensor": (
+        _task("self.h = torch.ones(4, 8)", "x", "(x + self.h).relu()", "[torch.randn(4, 8)]"),
+        "+ self.h", "+ 1.01",
+    ),
     "norms_and_dropout": (
         _task("self.n, self.d = nn.BatchNorm1d(8), nn.Dropout(0.5)", "x", "self.d(self.n(x)) / torch.norm(x)",
               "[torch.randn(16, 8)]"),
@@ -150,6 +154,7 @@ def test_arguments_are_a_list_a_mapping_or_both_and_two_of_those_kinds_are_thems
         ("x.abs()", "[torch.randn(4, 8) + 1j]", "item 0 is complex"),
         ("x[0] + x[1]", "[[torch.ones(3), torch.ones(3)]]", "item 0 is list"),
         ("x + torch.rand_like(x)", "[torch.randn(4, 8)]", "random model"),
+        ("x + 1e-9 * torch.rand_like(x)", "[torch.randn(4, 8)]", "random model"),
         ("x[x > 0]", "[torch.randn(16, 8)]", "shapes depend"),
         ("(x, (x, x))", "[torch.randn(4, 8)]", "found tuple"),
         ("{'y': x}", "[torch.randn(4, 8)]", "found dict"),
@@ -165,6 +170,16 @@ def test_a_task_that_has_no_oracle_is_refused_when_it_is_loaded(
     with pytest.raises(ProblemError, match=r"odd\.py") as caught:
         load_task(path)
     assert word in str(caught.value)
+
+
+def test_a_tensor_that_a_model_keeps_and_changes_is_state_of_each_call(tmp_path: Path) -> None:
+    path = tmp_path / "stateful.py"
+    path.write_text(_task("self.h = torch.zeros(4, 8)", "x", "self.h.add_(x) * 2", "[torch.randn(4, 8)]"))
+    task = load_task(path)
+    x, h = task.problem.inputs(task.problem.cases[0], "normal", 1, "cpu")
+    assert task.state == ("h",)
+    for _ in range(2):
+        assert torch.equal(task.problem.reference(x, h), (h + x) * 2)
 
 
 def test_what_one_file_sets_for_the_process_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

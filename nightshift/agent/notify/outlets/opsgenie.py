@@ -24,6 +24,7 @@ from nightshift.agent.rca.summary import plain
 from nightshift.collectors.shared_settings import stated_once
 from nightshift.detectors.base import Severity
 
+PRIORITIES = {Severity.CRITICAL: "P1", Severity.WARNING: "P3", Severity.INFO: "P5"}
 SHOWN_TAG = "nightshift-shown"
 _BY_ALIAS = {"identifierType": "alias"}
 
@@ -34,10 +35,6 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     api_key_file: Path = Field(description="File with the key of an API integration")
-    priorities: dict[Severity, str] = Field(
-        default={Severity.CRITICAL: "P1", Severity.WARNING: "P3", Severity.INFO: "P5"},
-        description="Priority by severity: P1 to P5",
-    )
     show: bool = Field(
         False, description="Whether it shows what it does not page; needs the notification policy of the guide"
     )
@@ -54,7 +51,6 @@ class Opsgenie:
     def __init__(self, settings: Settings) -> None:
         key = secret_of("outlets.opsgenie.api_key_file", settings.api_key_file)
         self.forms = frozenset(Form) if settings.show else frozenset({Form.PAGE})
-        self._priorities = settings.priorities
         headers = {"Authorization": f"GenieKey {key}"}
         self._web = OutletWeb("Opsgenie", settings.url, settings.proxy, headers)
 
@@ -79,7 +75,7 @@ class Opsgenie:
             "entity": ", ".join(letter.subjects)[:512],
             "source": f"Nightshift {letter.cluster}"[:100],
             "tags": ["nightshift", *([SHOWN_TAG] if shown else [])],
-            "priority": "P5" if shown else self._priorities.get(letter.severity, "P3"),
+            "priority": "P5" if shown else PRIORITIES.get(letter.severity, "P3"),
             "details": {
                 "incident": letter.incident,
                 "cluster": letter.cluster,

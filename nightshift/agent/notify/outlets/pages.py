@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from nightshift.agent.incidents.suppression import REPAIR_POLL_S
 from nightshift.agent.notify.courier import BROKEN_S, Courier, CourierParts
 from nightshift.agent.notify.delivery import DeliveryRefused
 from nightshift.agent.notify.ledger import PAGE, ROUND, SHOWN, Delivery, alert_key
@@ -24,7 +25,7 @@ from nightshift.agent.store.archive import name_of, number_of
 from nightshift.agent.store.incident import Incident, IncidentSummary
 from nightshift.agent.store.tenancy import namespaces_of
 from nightshift.collectors.base import Permanent
-from nightshift.detectors.alarms.lanes import Lane, widest
+from nightshift.detectors.alarms.lanes import Lane
 from nightshift.detectors.base import Severity
 
 _P = AlertPhase
@@ -73,6 +74,7 @@ class PageCourier(Courier):
         rows = self._ledger.alerts(incident_id)
         wanted = need(incident.history)
         seen_s: float | None = incident.updated_s
+        lane, waits_until_s = self._standing.lane_of(incident)
         if wanted.phase is not _P.CLOSED:
             # What was paged before a silence began is kept in step all the same: else its page would never end.
             newly = wanted.turn > max((row.turn for row in rows), default=0)
@@ -82,7 +84,7 @@ class PageCourier(Courier):
                     incident_id, held_until_s=held.until_s, seen_s=seen_s, seen_version=incident.version
                 )
                 return
-            self._claim(incident, rows, wanted, wall_s)
+            self._claim(incident, rows, wanted, lane, wall_s)
             rows = self._ledger.alerts(incident_id)
         rows = sorted(rows, key=lambda row: row.kind != PAGE)  # whoever is to be called comes first
         paging = {row.outlet for row in rows if row.kind == PAGE and not row.withdrawn}
@@ -93,16 +95,17 @@ class PageCourier(Courier):
         else:
             self._failed[self._key(incident_id)] = wall_s
             seen_s = None
-        self._ledger.round(incident_id, held_until_s=None, seen_s=seen_s, seen_version=incident.version)
+        again_s = None if waits_until_s is None else min(waits_until_s, now_s + REPAIR_POLL_S)
+        self._ledger.round(incident_id, held_until_s=again_s, seen_s=seen_s, seen_version=incident.version)
 
-    def _claim(self, incident: Incident, rows: Sequence[Delivery], wanted: Need, wall_s: float) -> None:
+    def _claim(self, incident: Incident, rows: Sequence[Delivery], wanted: Need, lane: Lane, wall_s: float) -> None:
         """Writes down who pages and who shows, before anybody is called. An incident that has become graver is
         paged where the rule now says, and no longer where it was."""
         pages = [row for row in rows if row.kind == PAGE]
         shown = {row.outlet for row in rows if row.kind == SHOWN}
         severity = Severity(incident.severity)
         blank = Delivery("", "", PAGE, number_of(incident.id), turn=wanted.turn, severity=severity, due_s=wall_s)
-        pager, new = self._pager_of(incident, pages, blank)
+        pager, new = self._pager_of(incident, pages, blank, lane)
         for name, outlet in self._outlets.items():
             if name != pager and name not in shown and Form.SHOWN in outlet.forms:
                 new.append(_alert(blank, name, SHOWN))
@@ -110,12 +113,12 @@ class PageCourier(Courier):
             self._ledger.put(*new)
 
     def _pager_of(
-        self, incident: Incident, pages: Sequence[Delivery], blank: Delivery
+        self, incident: Incident, pages: Sequence[Delivery], blank: Delivery, lane: Lane
     ) -> tuple[str, list[Delivery]]:
         """Which outlet pages now, and the pages that change with it."""
         asked = self._p.settings.pager(incident.severity, namespaces_of(incident.subjects))
-        if widest(stored.finding for stored in incident.findings) is not Lane.PAGE:
-            asked = ""  # shown everywhere; a finding that may page later asks the rule again
+        if lane is not Lane.PAGE:
+            asked = ""  # shown everywhere; what may page later asks the rule again
         had = asked not in self._outlets or any(row.outlet == asked for row in pages)
         fresh = [] if had else [_alert(blank, asked, PAGE)]
         if all(row.turn < blank.turn for row in pages):  # a new turn: the rule is asked again

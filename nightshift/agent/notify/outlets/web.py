@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email.utils
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,22 @@ class OutletWeb:
             base_url=url.rstrip("/"), timeout=TIMEOUT_S, proxy=proxy or None, headers=headers, trust_env=False
         )
 
-    def call(self, method: str, path: str, *, json: Any = None, params: dict[str, str] | None = None) -> Any:
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Any = None,
+        params: dict[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
         """The decoded answer, or None for one without JSON. Raises RateLimited, NoAnswer or Refused."""
         try:
-            answer = self._client.request(method, path, json=json, params=params)
+            answer = self._client.request(method, path, json=json, params=params, headers=headers)
         except (httpx.HTTPError, OSError) as error:
             raise NoAnswer(f"{self._service} did not answer: {type(error).__name__}: {error}"[:300]) from error
         if answer.status_code == 429:
-            raise RateLimited(f"{self._service} limits the call rate", _wait_s(answer.headers.get("retry-after")))
+            raise RateLimited(f"{self._service} limits the call rate", _wait_s(answer.headers))
         # 408 is the server's own timeout: it may have read all of it.
         if answer.status_code >= 500 or answer.status_code == 408:
             raise NoAnswer(f"{self._service} answered {answer.status_code}")
@@ -50,8 +59,13 @@ class OutletWeb:
         self._client.close()
 
 
-def _wait_s(header: str | None) -> float:
-    """Retry-After: seconds, or a date (RFC 9110, 10.2.3); without one, a few seconds."""
+def _wait_s(headers: Mapping[str, str]) -> float:
+    """Retry-After: seconds, or a date (RFC 9110, 10.2.3); else ServiceNow's X-RateLimit-Reset (Unix s); without
+    either, a few seconds."""
+    header = headers.get("retry-after")
+    reset = headers.get("x-ratelimit-reset", "")
+    if header is None and reset.isdecimal() and len(reset) == 10:
+        header = str(int(reset) - time.time())
     if header is None:
         return 5.0
     try:

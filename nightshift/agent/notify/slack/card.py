@@ -59,6 +59,7 @@ TOLD = {
     Cause.OUTCOME_UNKNOWN: "Unknown whether the action happened: a person must check",
     Cause.WORLD_READ: "The cluster now says",
     Cause.EVIDENCE_COLLECTED: "Evidence for the vendor",
+    Cause.TICKETED: "Ticket system",
     Cause.CONTEST_SHOWN: "Asked to confirm a contested plan",
     Cause.RESUMED: "Resumed",
     Cause.UNDO_REQUESTED: "Taking it back",
@@ -112,7 +113,7 @@ class Ticket:
         return cls(incident, plan)
 
 
-def card(incident: Incident, now_s: float, console_url: str, snooze_s: float, silenced: str = "") -> ChatMessage:
+def card(incident: Incident, now_s: float, console_url: str, snooze_s: float, waits: str = "") -> ChatMessage:
     """An incident's message. Its first line stands in notifications."""
     lines = summarise(incident, now_s)
     shown = [
@@ -125,8 +126,8 @@ def card(incident: Incident, now_s: float, console_url: str, snooze_s: float, si
         shown.append(
             line(text(f"{lane.capitalize()}, no page: {found[0].facts.get('lane_reason', '')}", limit=200))
         )
-    if silenced:
-        shown.append(line(text(silenced)))
+    if waits:
+        shown.append(line(text(waits)))
     if console_url:
         shown.append(line(link(f"{console_url.rstrip('/')}/incidents/{incident.id}", "Console")))
     blocks = [paragraph(shown)]
@@ -134,6 +135,11 @@ def card(incident: Incident, now_s: float, console_url: str, snooze_s: float, si
     if buttons:
         blocks.append(actions(buttons))
     return ChatMessage(fallback(lines[0].text), tuple(blocks))
+
+
+def waiting_words(until_s: float) -> str:
+    """Why an incident that would page does not yet."""
+    return f"Ticket, no page: an automatic repair. Pages at {clock_time(until_s)} UTC if it has not recovered"
 
 
 def _shown(item: SummaryLine, bold: bool) -> Block:

@@ -53,6 +53,8 @@ _MOST_WAITING = 500
 # Of their own: a dialog's trigger is good for 3 s, and clicks before it may wait for a slow store.
 _MODALS = 2
 _MOST_WAIT_S = 10.0
+# A further question needs no mention for so long, and at most so often: people also write to each other there.
+_DIALOGUE_S, _MOST_REPLIES = 1800.0, 10
 _AGAIN = "Click Reject again, or use the console or `nightshift reject`."
 _USAGE = (
     "/nightshift status | incidents | show INC-7 | ask INC-7 QUESTION | approve INC-7 | promotions | "
@@ -126,6 +128,10 @@ class Desk:
         """Queues a click; False where too many wait."""
         return self._queue(self._waiting, lambda: self._answer(click))
 
+    def take_reply(self, click: Click) -> bool:
+        """The same of a message that does not name us."""
+        return self._queue(self._waiting, lambda: self._reply(click))
+
     def ask_reason(self, trigger_id: str, value: str, channel: str, tell: Callable[[ChatMessage], None]) -> bool:
         """Opens the dialog that asks why; needs nothing but Slack, since its trigger is good for 3 s only. Where
         Slack does not open it, the clicker is told what else there is."""
@@ -171,6 +177,26 @@ class Desk:
             message = said(f"Not done: the store or Slack is unavailable ({error}). Retry, or use the CLI.")
         self._p.wake()
         self._say(click.what, click.tell, message)
+
+    def _reply(self, click: Click) -> None:
+        """Answers a reply of one who asked in this incident's thread lately. To others it stays silent, also about
+        why: what people write to each other is not for us."""
+        ts, _, text = click.value.partition("\n")
+        row = self._ledger.card_of(click.channel, ts)
+        if row is None or row.incident is None:
+            return
+        name, after_s = name_of(row.incident), self._p.clock.now_s() - _DIALOGUE_S
+        try:
+            person = self._p.directory.person(self._p.members.name_of(click.user, click.workspace), "slack")
+            asked = [q for q in self._questions.of(name) if q.by == person.identity and q.at_s >= after_s]
+            if not 0 < len(asked) < _MOST_REPLIES:
+                return
+            message = self._ask(name, row, text, person)
+        except (NotAMember, Temporary, Permanent) as refusal:
+            self._log.info("thread reply ignored", incident=name, reason=str(refusal)[:200])
+            return
+        self._p.wake()
+        self._say("reply", click.tell, message)
 
     def _say(self, what: str, tell: Callable[[ChatMessage], None], message: ChatMessage) -> None:
         """Tells the clicker; once more where Slack asks for a moment."""

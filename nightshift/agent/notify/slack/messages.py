@@ -13,13 +13,14 @@ from functools import partial
 
 from nightshift.agent.approvals.people import Directory
 from nightshift.agent.approvals.questions import Questions
+from nightshift.agent.incidents.suppression import REPAIR_POLL_S
 from nightshift.agent.notify.courier import BROKEN_S, Courier, CourierParts
 from nightshift.agent.notify.delivery import DeliveryRefused
 from nightshift.agent.notify.ledger import CARD, STORM, THREAD, Delivery, card_key
 from nightshift.agent.notify.slack import card as words
 from nightshift.agent.notify.slack.blocks import ChatImage, ChatMessage
 from nightshift.agent.notify.slack.proposals import Teller
-from nightshift.agent.notify.slack.settings import SNOOZE_S, STORM_AFTER, STORM_CALM_S, TIMEOUT_S, Settings
+from nightshift.agent.notify.slack.settings import LOUD, SNOOZE_S, STORM_AFTER, STORM_CALM_S, TIMEOUT_S, Settings
 from nightshift.agent.notify.slack.web import GONE, OF_A_PLACE, UNREACHABLE_CHANNEL, SlackWeb
 from nightshift.agent.notify.slack.weekly import WeeklyReport
 from nightshift.agent.presentation.chart_image import deciding, png
@@ -29,9 +30,6 @@ from nightshift.agent.store.tenancy import namespaces_of
 from nightshift.collectors.seal import sha256_hex
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.detectors.alarms.lanes import ORDER, Lane, widest
-from nightshift.detectors.base import Severity
-
-_ORDER = list(Severity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,7 @@ def namespaces(incident: Incident) -> list[str]:
 def hold(incident: Incident, settings: Settings, now_s: float) -> Hold | None:
     """Whether quiet hours keep an incident back, and until when."""
     hours = settings.quiet_hours
-    if hours is None or _ORDER.index(incident.severity) >= _ORDER.index(hours.least):
+    if hours is None or incident.severity is LOUD:
         return None
     end_s = hours.end_after(now_s)
     return None if end_s is None else Hold(end_s, "quiet hours")
@@ -277,8 +275,9 @@ class ChatCourier(Courier):
         self._ledger.change(row.key, held_until_s=None, **shown)
 
     def _card(self, incident: Incident, now_s: float) -> ChatMessage:
-        s = self._p.settings
-        return words.card(incident, now_s, s.console_url, SNOOZE_S)
+        s, (_, waits_until_s) = self._p.settings, self._standing.lane_of(incident)
+        waits = "" if waits_until_s is None else words.waiting_words(waits_until_s)
+        return words.card(incident, now_s, s.console_url, SNOOZE_S, waits)
 
     # Storms -----------------------------------------------------------------------------------------------------
 
@@ -373,8 +372,10 @@ class ChatCourier(Courier):
         """Sends the rung that is due; returns when to look again (Unix s) if the incident does not change."""
         incident, row = self._p.store.incident(incident_id), self._ledger.row(card_key(incident_id))
         since_s = unanswered_since_s(incident.history)
-        page = _lane(incident) is Lane.PAGE
-        if row is None or row.ts is None or since_s is None or not page:
+        lane, waits_until_s = self._standing.lane_of(incident)
+        if waits_until_s is not None:
+            return min(waits_until_s, now_s + REPAIR_POLL_S)
+        if row is None or row.ts is None or since_s is None or lane is not Lane.PAGE:
             return math.inf
         if (held_s := self._held_until(incident, now_s)) is not None:
             return held_s

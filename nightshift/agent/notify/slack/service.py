@@ -158,6 +158,7 @@ class Slack:
         bolt.view(REASON_VIEW)(self._on_reason)
         bolt.command("/nightshift")(self._on_command)
         bolt.event("app_mention")(self._on_mention)
+        bolt.event("message")(self._on_reply)
         return bolt
 
     def _on_button(self, ack: Ack, body: dict[str, Any], respond: Respond) -> None:
@@ -209,6 +210,28 @@ class Slack:
         value = f"{event.get('thread_ts', '')}\n{str(event.get('text', ''))[:_MOST_ASKED]}"
         if not self.desk.take(Click(user, str(body.get("team_id", "")), "ask", value, channel, tell)):
             tell(said(_BUSY))
+
+    def _on_reply(self, body: dict[str, Any]) -> None:
+        """What somebody writes in a thread without naming us: a further question, or words for people."""
+        event = body["event"]
+        text, thread = str(event.get("text", "")), str(event.get("thread_ts", ""))
+        # a bot, an edit, a message outside threads, ours, one with a mention: that is another event, or for others
+        if (
+            event.get("bot_id")
+            or event.get("subtype")
+            or not thread
+            or event.get("user") in ("", None, self._bot_user)
+        ):
+            return
+        if "<@" in text or not text.rstrip().endswith("?") or self._is_again(body):
+            return
+        user, channel = str(event["user"]), str(event.get("channel", ""))
+
+        def tell(message: ChatMessage) -> None:
+            self.web.whisper(channel, user, message)
+
+        value = f"{thread}\n{text[:_MOST_ASKED]}"
+        self.desk.take_reply(Click(user, str(body.get("team_id", "")), "reply", value, channel, tell))
 
     def _take(self, body: Mapping[str, Any], what: str, value: str, respond: Respond) -> None:
         if self._is_again(body):

@@ -15,14 +15,13 @@ from nightshift.detectors.base import Severity
 
 
 class QuietHours(BaseModel):
-    """Hours in which only grave incidents are posted; the others wait for the morning."""
+    """Hours in which only critical incidents are posted; the others wait for the morning."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     start: time = Field(description="Local time of their start, e.g. 22:00")
     end: time = Field(description="Local time of their end, e.g. 07:00")
     zone: SkipJsonSchema[str] = stated_once("time_zone", lambda: "UTC")
-    least: Severity = Field(Severity.CRITICAL, description="Least severity that is posted all the same")
 
     @field_validator("zone")
     @classmethod
@@ -62,6 +61,8 @@ STORM_CALM_S = 300.0
 # New messages a minute and channel before they are grouped: Slack asks apps for one message a second and channel,
 # and nobody reads more.
 STORM_AFTER = 3
+# What quiet hours do not keep back.
+LOUD = Severity.CRITICAL
 # How long the Snooze button keeps reminders away; its label says it.
 SNOOZE_S = 3600.0
 # A call without an answer is given up after this; the courier sends it again.

@@ -358,7 +358,9 @@ class PowerLearnable:
     def interface(self) -> Interface:
         return INTERFACE
 
-    def train(self, seed: int, steps: int | None, say: Callable[[str], None]) -> PolicyFile:
+    def train(
+        self, seed: int, steps: int | None, say: Callable[[str], None], data: Sequence[Path] = ()
+    ) -> PolicyFile:
         import torch
         from stable_baselines3 import PPO
         from stable_baselines3.common.callbacks import BaseCallback

@@ -208,7 +208,9 @@ class SchedulingLearnable:
     def interface(self) -> Interface:
         return INTERFACE
 
-    def train(self, seed: int, steps: int | None, say: Callable[[str], None]) -> PolicyFile:
+    def train(
+        self, seed: int, steps: int | None, say: Callable[[str], None], data: Sequence[Path] = ()
+    ) -> PolicyFile:
         import torch
         from gymnasium.wrappers import TransformObservation
         from sb3_contrib import MaskablePPO

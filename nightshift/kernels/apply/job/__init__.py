@@ -13,6 +13,7 @@ PARTS = (
     "masks",
     "groups",
     "logits",
+    "gates",
     "demotion",
     "forwards",
     "heads",

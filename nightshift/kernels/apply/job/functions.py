@@ -23,6 +23,7 @@ from torch import nn
 
 from nightshift.kernels.apply.job.folds import FoldCasts, Pass
 from nightshift.kernels.apply.job.forwards import autocast, overseen, plain, problem_of, shaped, transformed
+from nightshift.kernels.apply.job.gates import GatesAgain
 from nightshift.kernels.apply.job.groups import GroupedHeads
 from nightshift.kernels.apply.job.guards import as_rows, guarded, refusal, widened
 from nightshift.kernels.apply.job.heads import plain_attention, side_by_side
@@ -336,7 +337,7 @@ def fold_casts() -> None:
     from torch._inductor import config
 
     norm = kinds.pop(NORM, None)
-    made: Any = LogitsByRows(GroupedHeads(CausalMasks(config.joint_custom_pre_pass)))
+    made: Any = GatesAgain(LogitsByRows(GroupedHeads(CausalMasks(config.joint_custom_pre_pass))))
     if kinds:
         kinds.setdefault(f"{CAST}_backward", kinds.get(CAST, torch.bfloat16))
         made = FoldCasts({CAST: 0, f"{CAST}_backward": 1}, kinds, made)

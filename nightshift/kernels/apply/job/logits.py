@@ -79,9 +79,9 @@ class _Region:
         self.nodes = list(graph.nodes)
         self.inside = self._found()
         tangents = {n for n in self.nodes if n.op == "placeholder" and n.name.startswith("tangents")}
-        self.scaled = _below(tangents, self.nodes)
+        self.scaled = below(tangents, self.nodes)
         needed = _above({i for n in self.inside for i in n.all_input_nodes}, self.nodes) - self.inside
-        if needed & _below(self.inside, self.nodes):
+        if needed & below(self.inside, self.nodes):
             raise RefusedError("a row's gradient needs more than its row")
         self.before = needed & self.scaled
         self.ahead = needed - self.scaled
@@ -102,11 +102,11 @@ class _Region:
 
     def _found(self) -> set[Any]:
         """The product, all as wide that comes of it or goes into that, what lies between, and what reads it."""
-        wide = {node for node in _below({self.product}, self.nodes) if self._wide(node)}
+        wide = {node for node in below({self.product}, self.nodes) if self._wide(node)}
         for node in reversed(self.nodes):
             if self._wide(node) and any(user in wide for user in node.users):
                 wide.add(node)
-        between = _below(wide, self.nodes) & _above(wide, self.nodes)
+        between = below(wide, self.nodes) & _above(wide, self.nodes)
         readers = {user for node in wide for user in node.users}
         turned = {user for node in readers if operator_name(node) == "permute" for user in node.users}
         return wide | between | readers | turned
@@ -247,7 +247,7 @@ class _Region:
         return made
 
 
-def _below(nodes: set[Any], order: list[Any]) -> set[Any]:
+def below(nodes: set[Any], order: list[Any]) -> set[Any]:
     """They and all that comes of them."""
     found = set(nodes)
     for node in order:

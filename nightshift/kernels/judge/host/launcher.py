@@ -31,12 +31,13 @@ _HELD = "held"
 class Zygote:
     """Starts confined processes for one judge. Use as a context manager, or call `close`."""
 
-    def __init__(self, device: str, interpret: bool = False) -> None:
+    def __init__(self, device: str, interpret: bool = False, tf32_products: bool = False) -> None:
         self.device = device
         self._root, self._held = _scratch_root()
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[4]), *sys.path])}
         environment.update(OMP_NUM_THREADS="1", TORCHINDUCTOR_COMPILE_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
+        environment["TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"] = str(int(tf32_products))  # torch's own, read when it loads
         environment["TRITON_INTERPRET"] = "1" if interpret else "0"
         environment["TRITON_CACHE_DIR"] = str(self._root / "warm")
         command = [sys.executable, "-m", "nightshift.kernels.judge.host.zygote", str(its.fileno()), device]

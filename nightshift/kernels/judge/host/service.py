@@ -25,7 +25,7 @@ from nightshift.kernels.judge.host import recorder as recording
 from nightshift.kernels.judge.host.channel import Channel
 from nightshift.kernels.judge.host.footprint import Footprint, Functions, tensors, watch_registrations
 from nightshift.kernels.judge.host.interference import amid_others, another_layers, late_inputs, load_beside
-from nightshift.kernels.judge.probes.buffers import Borrower, Lent, View
+from nightshift.kernels.judge.probes.buffers import Borrower, Lent, View, give_back
 from nightshift.kernels.judge.verdict import Reason
 
 _IDLE_S = 3600.0
@@ -244,6 +244,7 @@ class Host:
             body["attached"] += attached("input that asks for a gradient", self._leaves)
             self._leaves = []
         self._wait()
+        give_back()
         return body, blob, outputs
 
     def _recorded(

@@ -21,6 +21,16 @@ from nightshift.kernels.judge import cuda
 
 GUARD_BYTES = 64 << 10
 ALIGN_BYTES = 256
+_KEPT_BYTES = 4 << 30
+"""What a process keeps at most of freed device memory between calls: a convolution's workspace may be 25 GiB, and
+the judge and a candidate take turns on one GPU."""
+
+
+def give_back() -> None:
+    """Free what torch keeps of a GPU's memory and does not use, where it is much."""
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if used and torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > _KEPT_BYTES:
+        torch.cuda.empty_cache()
 
 
 def flat_cuda(pointer: int, size_bytes: int) -> torch.Tensor:

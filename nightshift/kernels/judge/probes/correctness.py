@@ -38,7 +38,9 @@ ELEMENT_FACTOR = 4.0
 ELEMENT_FLOOR_ULP = {torch.float16: 2.0, torch.bfloat16: 2.0, torch.float32: 128.0, torch.float64: 128.0}
 # Where a row holds both signs, or eager's own worst element is beyond this, an output near zero may come of
 # cancellation, and ULP say little: the element is then held against the RMS of eager's error in its row, times the
-# same m and ELEMENT_FACTOR as any other element, or m times the worst element that eager has in that row.
+# same m and ELEMENT_FACTOR as any other element, or m times the worst element that eager has in that row. Where a
+# few large values make the errors of a row, eager's worst of them is luck: its worst beside any row's largest value
+# holds for every row, up to its worst error in the whole output.
 CANCELLING_ULP = 16.0
 # Dtypes in which a sum of m equal terms may always err by √m units: equal roundings do not cancel, so that the
 # order of summation decides alone. One of √m blocks of √m, as good a kernel as any, is bound by 2√m · u (Higham
@@ -285,7 +287,11 @@ def _accuracy(
     cancels = (_mixed_signs(truth) | allowed.mixed) & (not elementwise)
     if eager_ulp > CANCELLING_ULP:
         cancels = torch.ones_like(cancels)
-    usual = factor * torch.maximum(ELEMENT_FACTOR * torch.maximum(beside, pooled), own.row_worst)
+    peaks = own.row_worst
+    if columns >= SHORT_ROW:
+        relative = (peaks / positive(own.row_tops)).max()
+        peaks = torch.minimum(peaks.max(), own.row_tops * relative)
+    usual = factor * torch.maximum(ELEMENT_FACTOR * torch.maximum(beside, pooled), peaks)
     row_elements = torch.where(cancels, usual, 0.0)
     element_ratio, at = _worst_element(got, truth, eager, ulp_limit, row_elements)
     figures = (rmse_ratio, row_ratio, element_ratio, mine.worst_ulp, mine.rmse / max(own.rmse, 1e-300))

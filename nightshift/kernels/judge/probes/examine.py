@@ -16,7 +16,7 @@ import torch
 
 from nightshift.kernels.candidate import Candidate
 from nightshift.kernels.draw import mix
-from nightshift.kernels.judge.probes.buffers import View
+from nightshift.kernels.judge.probes.buffers import View, give_back
 from nightshift.kernels.judge.probes.correctness import RATIOS, Expected, ProbeFinding, compare, repeats_agree
 from nightshift.kernels.judge.probes.inputs import Probe
 from nightshift.kernels.judge.probes.layouts import laid_out, layout_at, made_one, place, write
@@ -163,6 +163,7 @@ class Examiner:
         """One call: fill the buffers, run, compare inputs and guards, return copies of the outputs."""
         laid = self._lay(probe, seed, inputs)
         self._settle()
+        give_back()
         self.found.calls += 1
         self.runner.run(probe.case, laid.inputs, laid.outputs, probe, laid.upstream)
         outputs = self._collect(probe, laid)

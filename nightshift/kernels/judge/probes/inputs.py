@@ -207,8 +207,12 @@ def plan(problem: Problem, candidate: Candidate, secret: bytes, scope: Scope) ->
     on.admitted = [case for case in sweep(on) if on.admits(case)]
     if not on.admitted:
         return ()
-    made = (probe for rule in RULES for probe in rule(on))
-    return tuple(replace(probe, rows=probe.rows or problem.sampled_rows) for probe in made)
+    made = [replace(probe, rows=probe.rows or problem.sampled_rows) for rule in RULES for probe in rule(on)]
+    if all(axis.low == axis.high for axis in problem.axes):  # of one size all sweeps are the same few questions
+        made = list({replace(p, seeds=p.seeds if p.stage != "sweep" else ()): p for p in reversed(made)}.values())[
+            ::-1
+        ]
+    return tuple(made)
 
 
 # Timed cases beyond this are examined forward only: float64 gradients take many times the bytes.

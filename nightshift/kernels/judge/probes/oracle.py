@@ -26,6 +26,7 @@ POOL_ELEMENTS = 4096
 # however long it is; up to what a device draws again in no time.
 _POOL_VECTOR = {"cpu": 1 << 16, "cuda": 1 << 22}
 POOL_DRAWS = 8
+ONE_VALUE = "near_constant"
 
 
 def allowance(draws: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> ErrorAllowance:
@@ -82,9 +83,11 @@ def expected(problem: Problem, probe: Probe, seed: int, inputs: Inputs) -> Expec
 def _further_draws(
     problem: Problem, probe: Probe, seed: int, inputs: Inputs, truth: Outputs
 ) -> Iterator[tuple[Outputs, Outputs]]:
-    """(eager, truth) of the same case with other values, where an output is so small that eager's error is luck."""
+    """(eager, truth) of the same case with other values, where eager's error is luck: an output that small, or
+    values that are all near one, so that every row rounds the same sum of it."""
     device = next((x.device for x in inputs if isinstance(x, torch.Tensor)), torch.device("cpu"))
-    few = (_POOL_VECTOR[device.type], POOL_ELEMENTS)
+    vector = _POOL_VECTOR[device.type]
+    few = (vector, vector if probe.distribution == ONE_VALUE else POOL_ELEMENTS)
     if probe.rows or not any(t.numel() <= few[t.dim() > 1] for t in truth):
         return
     for i in range(1, POOL_DRAWS):

@@ -18,7 +18,7 @@ import torch
 
 from nightshift.kernels.judge.host.process import Process, order_inputs
 from nightshift.kernels.judge.probes.blend import PLAIN, blended
-from nightshift.kernels.judge.probes.buffers import View
+from nightshift.kernels.judge.probes.buffers import View, give_back
 from nightshift.kernels.judge.probes.correctness import Expected, compare
 from nightshift.kernels.judge.probes.examine import contiguous
 from nightshift.kernels.judge.probes.inputs import Probe
@@ -197,6 +197,7 @@ class Track:
         if slot.blend != PLAIN:
             values = blended(slot.values, self.beside(number).values, slot.blend)
         taken = self.outputs(number)
+        give_back()
         if slot.blend == PLAIN:
             want = self.truths.expected(self.problem, self.case, slot.seed, values)
         else:

@@ -126,11 +126,13 @@ def a_ward(
     windows: Callable[[], Sequence[MaintenanceWindow]] = lambda: (),
     inventory: Inventory | None = None,
     services: StandIn | None = None,
+    policy: ApprovalSettings | None = None,
     **more: Any,
 ) -> Iterator[Ward]:
     """Outlets whose thread is not running: `once` compares."""
     clock, wall = ManualClock(), [1_000_000.0]
     store = Store(f"sqlite:///{folder}/store.sqlite", clock)
+    gate = Gate(store, policy or ApprovalSettings(), clock)
     patient = patch.object(web, "TIMEOUT_S", 30.0)  # a busy machine is no silent service
     with services or StandIn() as standing, patient:
         settings = outlet_settings(folder, standing.url, **more)
@@ -140,13 +142,13 @@ def a_ward(
             outlets=build(settings),
             settings=settings,
             cluster="alpha",
-            suppressor=Suppressor(store, clock, windows, inventory),
+            suppressor=Suppressor(store, clock, windows, inventory, gate),
             leads=lambda: True,
             wall_s=lambda: wall[0],
         )
         outlets = Outlets(parts)
         try:
-            yield Ward(store, Gate(store, ApprovalSettings(), clock), clock, outlets, standing, wall)
+            yield Ward(store, gate, clock, outlets, standing, wall)
         finally:
             outlets.stop()
             store.close()

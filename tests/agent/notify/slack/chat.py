@@ -145,7 +145,8 @@ def a_chat(folder: Path, url: str, **more: Any) -> Iterator[Chat]:
     )
     clock = ManualClock()
     store = Store(url, clock)
-    suppressor = Suppressor(store, clock, more.pop("windows", lambda: ()), more.pop("inventory", None))
+    gate = Gate(store, more.pop("policy", ApprovalSettings()), clock)
+    suppressor = Suppressor(store, clock, more.pop("windows", lambda: ()), more.pop("inventory", None), gate)
     patient = patch.object(service, "TIMEOUT_S", 30.0)  # a busy machine is no silent Slack
     with StandIn() as stand_in, patient:
         for channel in (CHANNEL, "C2", "C3"):
@@ -153,7 +154,6 @@ def a_chat(folder: Path, url: str, **more: Any) -> Iterator[Chat]:
         stand_in.workspace.add_user(ANN, "ann@example.org")
         stand_in.workspace.add_user(BOB, "Bob@Example.org")
         stand_in.workspace.add_user(VIC, "vic@example.org")
-        gate = Gate(store, ApprovalSettings(), clock)
         counted: list[tuple[str, str]] = []
         pager = more.pop("pager", lambda incident_id: "")
         slack = build_slack(

@@ -397,6 +397,34 @@ def test_nobody_of_another_workspace_and_no_bot_asks(chat: Chat, to: str) -> Non
     assert Questions(chat.store.database, chat.clock).of(name) == []
 
 
+def test_a_further_question_in_the_thread_needs_no_mention(chat: Chat, to: str) -> None:
+    name, ts = _shown(chat)
+    questions = Questions(chat.store.database, chat.clock)
+    chat.stand_in.mention(VIC, CHANNEL, ts, "did the switch fail?", to=to)
+    until(lambda: len(questions.of(name)) == 1, "asked by mention")
+    for words, more in (
+        ("a bot asks?", {"bot_id": "B1"}),
+        ("an edit?", {"subtype": "message_changed"}),
+        ("<@U7> can you look?", {}),
+        ("thanks, that is all", {}),
+    ):
+        chat.stand_in.reply(VIC, CHANNEL, ts, words, to=to, **more)
+    chat.stand_in.reply("U0BOT", CHANNEL, ts, "our own words?", to=to)
+    chat.stand_in.reply(ANN, CHANNEL, ts, "has somebody looked?", to=to)
+    chat.stand_in.reply(VIC, CHANNEL, "1.1", "another thread?", to=to)
+    chat.stand_in.reply(VIC, CHANNEL, ts, "another workspace?", to=to, workspace="T9")
+    whispers = len(chat.whispers())
+    chat.stand_in.reply(VIC, CHANNEL, ts, "and which port?", to=to)
+    chat.stand_in.deliver_again(to=to)
+    until(lambda: len(chat.whispers()) > whispers, "heard")
+    assert [asked.text for asked in questions.of(name)] == ["did the switch fail?", "and which port?"]
+    chat.clock.advance(2000.0)
+    chat.stand_in.reply(VIC, CHANNEL, ts, "much later?", to=to)
+    chat.stand_in.mention(VIC, CHANNEL, ts, "now by name?", to=to)
+    until(lambda: len(questions.of(name)) == 3, "the dialogue was over")
+    assert questions.of(name)[-1].text == "now by name?"
+
+
 def test_a_diagnosis_is_judged_by_a_button(chat: Chat, to: str) -> None:
     name, ts = _shown(chat)
     value = Ticket(name, "").value()

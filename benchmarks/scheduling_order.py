@@ -1,0 +1,161 @@
+"""Short work first, without sharing, over EASY backfill: `python -m benchmarks.scheduling_order [--only NAME…]`.
+
+Traces: each `muri/trace*.csv` under NIGHTSHIFT_DATA (Rivendile/Muri; the order was chosen on trace 3 alone, the
+others are for the score), and drawn ones of published shapes. Five cuts or seeds each, of which every figure is
+given over backfill of the same jobs. `gap_closed`: the gain over that of the same order with true durations.
+`--only` merges into the committed file, which has to be of the same rule.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.report import RESULTS, write
+from benchmarks.scheduling import KEPT, SOURCES, interval, parts, rule_sha256
+from nightshift.controllers.lab.scheduling import shapes, trace
+from nightshift.controllers.lab.scheduling.simulate import SchedulingWorld, Simulation
+from nightshift.controllers.lab.scheduling.trace import TraceJob
+from nightshift.controllers.scheduling.policies import PATIENCE, ShortWorkFirst, backfill
+
+NAME = "scheduling_order"
+LOADS = {"muri": (0.7, 0.9, 1.1), "drawn": (0.5, 0.9, 1.2)}
+SEEDS = 5
+
+
+def knowing(simulation: Simulation) -> Simulation:
+    """Told true durations in place of expected ones: the oracle, never shipped."""
+    state, jobs = simulation.state, simulation.jobs
+    vars(state)["guess_s"] = lambda job, q=0.5: jobs[job].duration_s
+    vars(state)["expected_s"] = lambda: {job: jobs[job].duration_s for job in state.queue}
+    return simulation
+
+
+def covered(jobs: Sequence[TraceJob], end_s: np.ndarray) -> dict[str, float]:
+    """Share of jobs that lasted no longer than the quantile predicted at their submission, by what had ended."""
+    durations = Simulation(jobs, SchedulingWorld()).state.durations
+    ended, at, found = sorted(range(len(jobs)), key=lambda job: end_s[job]), 0, list[list[bool]]()
+    for job in jobs:
+        while end_s[ended[at]] <= job.submit_s:
+            one = jobs[ended[at]]
+            durations.learn(one.user, one.gpus, one.submit_s, one.duration_s, one.name)
+            at += 1
+        found.append(
+            [
+                job.duration_s <= durations.quantile(job.user, job.gpus, job.submit_s, q, name=job.name)
+                for q in (0.5, 0.9)
+            ]
+        )
+    return dict(zip(("0.5", "0.9"), np.mean(found, axis=0).tolist(), strict=True))
+
+
+def liars(jobs: list[TraceJob], seed: int) -> list[TraceJob]:
+    """A third of the longest tenth is submitted under the owner and name of the shortest job of its width."""
+    random, long_s = np.random.default_rng((seed, 0x11A5)), np.quantile([job.duration_s for job in jobs], 0.9)
+    short: dict[int, TraceJob] = {}
+    for job in jobs:
+        if job.gpus not in short or job.duration_s < short[job.gpus].duration_s:
+            short[job.gpus] = job
+    return [
+        replace(job, user=short[job.gpus].user, name=short[job.gpus].name)
+        if job.duration_s >= long_s and random.random() < 1 / 3
+        else job
+        for job in jobs
+    ]
+
+
+def endless(jobs: list[TraceJob], seed: int) -> list[TraceJob]:
+    """One in a hundred jobs of one GPU lasts as long as the whole trace."""
+    random, whole_s = np.random.default_rng((seed, 0xE7D)), jobs[-1].submit_s
+    return [replace(j, duration_s=whole_s) if j.gpus == 1 and random.random() < 0.01 else j for j in jobs]
+
+
+HARDER = {"liars": liars, "endless": endless}
+
+
+def compared(jobs: list[TraceJob], seed: int, *, oracle: bool = True) -> dict[str, Any]:
+    """Figures of ours and of the oracle over those of backfill, on the same jobs."""
+    plain = Simulation(jobs, SchedulingWorld(), seed)
+    base = plain.run(backfill).figures()
+    runs = {"ours": Simulation(jobs, SchedulingWorld(), seed)}
+    if oracle:
+        runs["oracle"] = knowing(Simulation(jobs, SchedulingWorld(), seed))
+    found: dict[str, Any] = {name: _over(run.run(ShortWorkFirst()).figures(), base) for name, run in runs.items()}
+    return found | {"covered": covered(jobs, plain.end_s)}
+
+
+def _over(figures: dict[str, float], base: dict[str, float]) -> dict[str, float]:
+    return {key: figures[key] / max(base[key], 1.0) for key in KEPT}
+
+
+def table(cuts: list[list[TraceJob]], load: float, *, is_drawn: bool, harder: bool) -> dict[str, Any]:
+    played = [trace.at_load(jobs, SchedulingWorld().shape.gpus, load) for jobs in cuts]
+    names = ("ours",) if is_drawn else ("ours", "oracle")
+    rows = [compared(jobs, seed, oracle=not is_drawn) for seed, jobs in enumerate(played)]
+    row: dict[str, Any] = {
+        name: {key: interval([one[name][key] for one in rows]) for key in KEPT} for name in names
+    }
+    if not is_drawn:
+        gains = {name: 1.0 - row[name]["mean_jct_s"]["mean"] for name in names}
+        row["gap_closed"] = gains["ours"] / gains["oracle"] if gains["oracle"] > 0.01 else None
+    row["covered"] = {q: interval([one["covered"][q] for one in rows]) for q in ("0.5", "0.9")}
+    for case, changed in HARDER.items() if harder else ():
+        found = [compared(changed(jobs, seed), seed, oracle=False)["ours"] for seed, jobs in enumerate(played)]
+        row[case] = {key: interval([one[key] for one in found]) for key in KEPT}
+    return row
+
+
+def summary(loads: dict[str, Any]) -> dict[str, Any]:
+    """Over the loads: the mean of the mean completion time, and the worst cut of each figure."""
+    ours = [row["ours"] for row in loads.values()]
+    return {
+        "mean_jct_s": round(float(np.mean([row["mean_jct_s"]["mean"] for row in ours])), 4),
+        "worst": {key: max(row[key]["worst"] for row in ours) for key in KEPT},
+        "gap_closed": [row.get("gap_closed") for row in loads.values()],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument(
+        "--only", nargs="+", default=[], help="only these traces, merged into the results there are"
+    )
+    given = parser.parse_args()
+    root = os.environ.get("NIGHTSHIFT_DATA")
+    files = {path.stem: path for path in sorted(Path(root).glob("**/muri/trace?.csv"))} if root else {}
+    names = given.only or [*files, *shapes.NAMES]
+    kept = (
+        json.loads((RESULTS / f"{NAME}.json").read_text())["results"]
+        if given.only and (RESULTS / f"{NAME}.json").exists()
+        else {}
+    )
+    if kept and kept["rule_sha256"] != rule_sha256():
+        parser.error(f"--only: {NAME}.json is of another rule; run all of it")
+    results = kept | {"rule_sha256": rule_sha256(), "rule_sources": list(SOURCES), "patience": PATIENCE}
+    for name in names:
+        if name not in files and name not in shapes.NAMES:
+            parser.error(f"--only: {', '.join([*files, *shapes.NAMES])} are there")
+        is_drawn = name in shapes.NAMES
+        cuts = (
+            [shapes.drawn(name, 500, seed) for seed in range(SEEDS)]
+            if is_drawn
+            else parts(trace.read(files[name]), SEEDS)
+        )
+        loads = {
+            str(load): table(cuts, load, is_drawn=is_drawn, harder=name == "pai" and load == 0.9)
+            for load in LOADS["drawn" if is_drawn else "muri"]
+        }
+        results[name] = {"jobs": len(cuts[0]), "loads": loads, "summary": summary(loads)}
+        print(name, json.dumps(results[name]["summary"]), flush=True)
+        write(NAME, results)
+
+
+if __name__ == "__main__":
+    main()

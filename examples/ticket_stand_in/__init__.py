@@ -1,0 +1,1 @@
+"""Ticket systems that refuse what the real ones refuse."""

@@ -1,0 +1,1 @@
+"""Which prefixes stay in a serving engine's KV cache: rules, a learned policy, its shield, and SGLang's hook."""

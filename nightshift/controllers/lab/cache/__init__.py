@@ -1,0 +1,1 @@
+"""Eviction policies of prefix caches, trained and judged on published traces of requests."""

@@ -1,0 +1,108 @@
+"""`nightshift status`: one screen, from the daemon's own answer."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from nightshift.agent.__main__ import app
+from nightshift.agent.console.server import Server
+from nightshift.agent.console.sessions import Doorkeeper, TokenAccount
+from nightshift.agent.console.settings import Settings
+from nightshift.agent.console.sign_in import operator_token
+from nightshift.agent.console.site import DaemonHealth
+from nightshift.agent.setup.console import build_console
+from nightshift.collectors.base import Permanent, Temporary
+from nightshift.collectors.frame import Reason, SourceStatus
+from nightshift.collectors.subject import Subject, SubjectKind
+from nightshift.collectors.tick import Tick
+from tests.agent.tenants import Cluster, token_of
+
+DCGM, KERNEL_LOG = (Subject(SubjectKind.SOURCE, name) for name in ("dcgm", "kernel log"))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path)
+    yield made
+    made.store.close()
+
+
+@pytest.fixture
+def ask(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CliRunner]:
+    answers = [
+        SourceStatus(DCGM, 5.0, True, samples=812),
+        SourceStatus(KERNEL_LOG, 5.0, False, Reason.UNREACHABLE, "connection refused"),
+    ]
+    cluster.parts.history.add(Tick(5.0, {}, (), sources=tuple(answers)))
+    server = Server(build_console(cluster.parts, Settings(host="0.0.0.0")), "127.0.0.1", 0)
+    server.start()
+    (tmp_path / "token").write_text(token_of("wide-viewer@example.org"))
+    monkeypatch.setenv("NIGHTSHIFT_API", server.url)
+    monkeypatch.setenv("NIGHTSHIFT_TOKEN_FILE", str(tmp_path / "token"))
+    yield CliRunner()
+    server.stop()
+
+
+def test_the_screen_says_what_does_not_work_first(ask: CliRunner) -> None:
+    shown = ask.invoke(app, ["status"])
+    assert shown.exit_code == 1
+    told = shown.stdout.splitlines()
+    assert told[1] == "Does not work: walrus is away"
+    assert "Sources: 1 of 2 work" in told
+    assert told.index("  ✕ kernel log: unreachable (connection refused)") < told.index("  ✓ dcgm: 812 samples")
+    found = json.loads(ask.invoke(app, ["status", "--json"]).stdout)
+    listed = json.loads(ask.invoke(app, ["incidents", "--json"]).stdout)
+    assert sum(found["open"].values()) == len(listed) > 0
+    assert found["waiting"] == [row["id"] for row in listed if row["state"] == "awaiting_approval"]
+
+
+def test_a_team_is_refused_what_is_the_clusters(
+    ask: CliRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text(token_of("red-approver@example.org"))
+    refused = ask.invoke(app, ["status"])
+    assert isinstance(refused.exception, Permanent)
+    assert "walrus" not in str(refused.exception) + refused.output
+
+
+def test_beside_the_daemon_no_address_and_no_token_are_needed(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NIGHTSHIFT_API", raising=False)
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    keeper = Doorkeeper(b"k" * 32, {operator_token(state, None): TokenAccount("root@example.org")}, 3600.0,
+                        cluster.store.database)  # fmt: skip
+    parts = replace(cluster.parts, doorkeeper=keeper, health=lambda: DaemonHealth(True, True))
+    server = Server(build_console(parts, Settings(host="0.0.0.0")), "127.0.0.1", 0)
+    server.start()
+    (tmp_path / "n.yaml").write_text(f"state_dir: {state}\nconsole:\n  port: {server.port}\n  host: 0.0.0.0\n")
+    shown = CliRunner().invoke(app, ["status", "--config", str(tmp_path / "n.yaml")])
+    server.stop()
+    assert shown.exit_code == 0, (shown.output, shown.exception)
+    assert "Works." in shown.stdout
+
+
+def test_a_daemon_that_does_not_run_is_said_with_its_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NIGHTSHIFT_API", raising=False)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "n.yaml").write_text(f"state_dir: {tmp_path}\nconsole:\n  port: {port}\n")
+    away = CliRunner().invoke(app, ["status", "--config", str(tmp_path / "n.yaml")])
+    assert isinstance(away.exception, Temporary)
+    assert str(port) in str(away.exception)
+
+
+@pytest.mark.parametrize("words", [["-h"], ["status", "-h"], ["kernels", "probe", "-h"]])
+def test_short_help_is_help(words: list[str]) -> None:
+    assert "Usage:" in CliRunner().invoke(app, words).stdout
