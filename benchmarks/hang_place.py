@@ -318,6 +318,7 @@ def main() -> None:
         cases = [(3, "not_called", "pickle"), (1, "other_operation", "pickle"), (2, "died", "pickle"),
                  (0, "not_called", "json"), (1, "subgroup", "pickle")]  # fmt: skip
         figures["real_gloo"] = [real(*case) for case in cases]
+        figures["real_right"] = float(np.mean([case["right"] for case in figures["real_gloo"]]))
     write("hang_place", figures)
 
 

@@ -52,6 +52,42 @@ TABLES = (
         "On the API server of the tests, whose own work is part of the wall figures.",
     ),
     Table(
+        "Goodput: GPU-seconds in the right account, 30 drawn clusters of six hours (our own making)",
+        "goodput",
+        "python -m benchmarks.goodput --clusters 30 --first 3000",
+        (
+            Row("largest imbalance of an hour", "largest_imbalance", number(" %", 100.0, 6), "≤ 0.1 %"),
+            Row("injected downtime: right account and cause", "right_injected", percent, "≥ 98 %"),
+            Row("the same, worst cluster", "worst_cluster_injected", percent),
+            Row("all GPU time: right account and cause", "right_all", percent),
+        ),
+        "Findings are drawn, too: they come 60 to 400 s late and name the right fault.",
+    ),
+    Table(
+        "Goodput on Alibaba's GPU cluster of 2023, six hours, pods with an even md5",
+        "goodput_replayed",
+        "NIGHTSHIFT_DATA=… python -m benchmarks.goodput_replayed --openb FOLDER",
+        (
+            Row("GPUs", "openb_even/gpus", _COUNT),
+            Row("imbalance, of wall time × GPUs", "openb_even/imbalance", number(" %", 100.0, 6), "≤ 0.1 %"),
+            Row("GPU time of whole-GPU pods, off by", "openb_even/whole_gpu_pods_off", number(" %", 100.0, 3)),
+            Row("GPU-seconds of jobs without steps in steps", "openb_even/in_steps", _COUNT, "0"),
+            Row("waiting time found, of the trace's", "openb_even/queued_over_truth", percent),
+        ),
+        "The trace does not say where pods ran: first fit.",
+    ),
+    Table(
+        "Where a job hangs, from dumps of 8 to 1,024 ranks",
+        "hang_place",
+        "python -m benchmarks.hang_place --real",
+        (
+            Row("made dumps: right rank", "made_right", percent, "≥ 95 %"),
+            Row("longest, 1,024 ranks, from bytes to words", "largest_s", number(" s", 1.0, 1), "≤ 10 s"),
+            Row("dumps by torch's own recorder over gloo, 4 ranks: right", "real_right", percent),
+        ),
+        "Made dumps are our own making; six kinds of faults.",
+    ),
+    Table(
         "The leader is killed with an action in its hands",
         "failover",
         "python -m benchmarks.failover --url postgresql://…",
