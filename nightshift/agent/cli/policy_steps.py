@@ -48,7 +48,7 @@ def ship(
     if kind not in INTERFACES:
         raise Permanent(f"no policies of kind {kind!r} can be shipped; there are {', '.join(INTERFACES)}")
     # an engine asks a policy of kind cache, so the daemon's configuration says nothing of it
-    keys: Sequence[Path] = key or getattr(getattr(load(config), kind, None), "policy_keys", ())
+    keys: Sequence[Path] = key if key else getattr(getattr(load(config), kind, None), "policy_keys", ())
     with _opened(config) as (policies, _, who):
         if not (allowed := may(who, Permission.STAND)):
             raise Permanent(allowed.reason)
