@@ -90,7 +90,7 @@ def main() -> None:
         about["unbounded"] = hit_rate(requests, blocks, LeastRecent(), after)
         for share in SHARES:
             row = about[f"{share:g}"] = {}
-            measured = partial(hit_rate, requests, max(1, int(share * blocks)), after=after)
+            measured = partial(hit_rate, requests, max(1, int(share * blocks)), warm_up=after)
             judged = networks if share == WHOLE else networks[:1]
             for rule, make in rules(requests).items():
                 if share == WHOLE or not rule.startswith("Belady"):

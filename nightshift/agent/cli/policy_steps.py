@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -48,8 +48,7 @@ def ship(
     if kind not in INTERFACES:
         raise Permanent(f"no policies of kind {kind!r} can be shipped; there are {', '.join(INTERFACES)}")
     # an engine asks a policy of kind cache, so the daemon's configuration says nothing of it
-    configured: tuple[Path, ...] = getattr(getattr(load(config), kind, None), "policy_keys", ())
-    keys = tuple(key or configured)
+    keys: Sequence[Path] = key if key else getattr(getattr(load(config), kind, None), "policy_keys", ())
     with _opened(config) as (policies, _, who):
         if not (allowed := may(who, Permission.STAND)):
             raise Permanent(allowed.reason)

@@ -30,7 +30,7 @@ WINDOW = 100
 def replay(
     store: Store,
     receipts: Receipts,
-    standing: PolicyStanding,
+    policy: PolicyStanding,
     keys: Sequence[Path],
     data: Sequence[Path],
     capacity: int,
@@ -38,16 +38,16 @@ def replay(
 ) -> int:
     """Keeps a receipt of each window; the same requests again add none. Returns how many there were."""
     file = stood_up(store, INTERFACE, keys)
-    if file is None or file.sha256 != standing.manifest_sha256:
-        raise Permanent(f"{standing.policy}: its file is not in the store, or no --key signed it")
-    found = [each for path in data for each in _windows(read(path), file.network, standing, capacity, now_s)]
+    if file is None or file.sha256 != policy.manifest_sha256:
+        raise Permanent(f"{policy.policy}: its file is not in the store, or no --key signed it")
+    found = [each for path in data for each in _windows(read(path), file.network, policy, capacity, now_s)]
     receipts.keep_all([(decision, 0.0, False) for decision, _ in found])
     receipts.settle_all([outcome for _, outcome in found])
     return len(found)
 
 
 def _windows(
-    requests: Sequence[CacheRequest], network: Network, standing: PolicyStanding, capacity: int, now_s: float
+    requests: Sequence[CacheRequest], network: Network, policy: PolicyStanding, capacity: int, now_s: float
 ) -> Iterator[tuple[ControlDecision, ReceiptOutcome]]:
     rule, shielded = LeastRecent(), Shielded(capacity, Learned(network), Learned(network))
     trees = PrefixTree(capacity, rule), PrefixTree(capacity, shielded)
@@ -64,12 +64,12 @@ def _windows(
             clips = (Clip("behind_lru", "policy", "lru", "LRU was ahead of the policy in this window"),)
         seen = {"requests": len(window), "blocks": blocks, "capacity": capacity}
         decision = ControlDecision(
-            id="", kind=INTERFACE.kind, at_s=now_s, mode=standing.mode, unit="cache", job=f"window/{name}",
-            policy=standing.policy, fallback="", seen=seen,
+            id="", kind=INTERFACE.kind, at_s=now_s, mode=policy.mode, unit="cache", job=f"window/{name}",
+            policy=policy.policy, fallback="", seen=seen,
             proposed={"hit_rate": mine}, propensity=1.0, clips=clips, executed={"hit_rate": theirs},
             executed_propensity=1.0, baseline={"hit_rate": theirs}, baseline_policy="LRU",
             prediction={"slowdown_executed": 1.0}, why="replayed", arm="baseline",
         )  # fmt: skip
         # the name is of what was asked, so that a window counts once however often it is replayed
-        decision = replace(decision, id=fingerprint([standing.manifest_sha256, standing.since_s, name])[:16])
+        decision = replace(decision, id=fingerprint([policy.manifest_sha256, policy.since_s, name])[:16])
         yield decision, ReceiptOutcome(decision.id, mine - theirs, 1.0)

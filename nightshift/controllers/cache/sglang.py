@@ -2,8 +2,8 @@
 
 SGLang asks a strategy for the priority of every leaf when it needs room (`srt/mem_cache/radix_cache.py`,
 `RadixCache.evict`); the lowest leaves first. `register` adds ours to the strategies that
-`--radix-eviction-policy` knows, and is the one place that imports SGLang. A serving host needs NumPy and
-cryptography.
+`--radix-eviction-policy` knows, and is the one place that imports SGLang. A serving host needs NumPy,
+cryptography and structlog.
 
 In shadow, the default, the answer is LRU's; two trees without KV data (`cache.shield`) count what LRU and the
 policy would have had. With `act` the policy answers while it is ahead. A strategy must never stop the engine: what
@@ -13,7 +13,6 @@ fails here falls back to LRU for good, and the log says why.
 from __future__ import annotations
 
 import json
-import logging
 import time
 import zlib
 from bisect import bisect_right
@@ -21,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from nightshift.collectors.base import Permanent
@@ -67,13 +67,13 @@ class EvictionStrategy:
     ) -> None:
         """`capacity_tokens`: SGLang's `max_total_num_tokens`. `policy`, `keys`: a signed file, and who may have
         signed it; none: the one that ships. `record`: requests are added to this file, in Mooncake's format."""
-        self._log = logging.getLogger("nightshift.cache")
+        self._log = structlog.get_logger("cache")
         found = read(Path(policy), INTERFACE, trusted_keys(map(Path, keys))) if policy else shipped()
         self._network, self._memory, self._act = found.network, BlockMemory(), act
         self.duel = Duel.between(max(1, capacity_tokens // BLOCK_TOKENS), Learned(found.network))
         self._record = open(record, "a", encoding="utf-8", buffering=1) if record else None  # noqa: SIM115  kept
         self._failed, self._reported_s = "", 0.0
-        self._log.info("eviction policy loaded name=%s sha256=%s act=%s", found.name, found.sha256[:12], act)
+        self._log.info("policy loaded", policy=found.name, sha256=found.sha256[:12], act=act)
 
     def get_priority(self, node: RadixNode) -> float:
         """LRU's in shadow; with `act`, the hit density, while the policy is ahead of LRU."""
@@ -83,7 +83,7 @@ class EvictionStrategy:
             table = self._noticed(node)
         except Exception as error:  # noqa: BLE001  the engine serves on, whatever is wrong here
             self._failed = f"{type(error).__name__}: {error}"
-            self._log.exception("eviction policy failed: LRU evicts from now on")
+            self._log.exception("policy failed")
             return node.last_access_time
         # It may turn between two calls of one eviction: that one mixes both orders, and no later one.
         return _worth(table, time.monotonic() - node.last_access_time) if self.acts else node.last_access_time
@@ -122,8 +122,8 @@ class EvictionStrategy:
             return
         self._reported_s, duel = at_s, self.duel
         self._log.info(
-            "eviction compared requests=%d blocks=%d lru_hits=%d policy_hits=%d acts=%s",
-            duel.requests, duel.blocks, duel.baseline_hits, duel.policy_hits, self.acts,
+            "evictions compared", requests=duel.requests, blocks=duel.blocks, lru_hits=duel.baseline_hits,
+            policy_hits=duel.policy_hits, acts=self.acts,
         )  # fmt: skip
 
 

@@ -18,16 +18,15 @@ def distinct(requests: Sequence[CacheRequest]) -> int:
 
 
 def hit_rate(
-    requests: Sequence[CacheRequest], capacity: int, policy: EvictionPolicy, after: int = 0, *, full: bool = True
+    requests: Sequence[CacheRequest], capacity: int, policy: EvictionPolicy, warm_up: int = 0, *, full: bool = True
 ) -> float:
-    """Share of the blocks that were there with all blocks before them, over the requests from `after` on; the ones
-    before warm the cache. `full`: blocks that are not full are not stored, as in vLLM and SGLang; they count as
-    missed."""
+    """Share of the blocks that were there with all blocks before them, over the requests after the
+    first `warm_up`. `full`: blocks that are not full are not stored, as in vLLM and SGLang; they are missed."""
     tree = PrefixTree(capacity, policy)
     hits = total = 0
     for number, request in enumerate(requests):
         held = tree.request(request.blocks[: request.full] if full else request.blocks, request.at_s)
-        if number >= after:
+        if number >= warm_up:
             hits, total = hits + held, total + len(request.blocks)
     return hits / total if total else float("nan")
 
