@@ -107,6 +107,13 @@ def test_another_size_in_its_place_is_named() -> None:
     assert (found.kind, found.ranks) == (HangKind.OTHER_CALL, (1,))
 
 
+def test_operations_that_are_never_marked_completed_hide_nothing() -> None:
+    """Gloo leaves every operation as scheduled; only the one that a rank is missing from holds the others."""
+    found = locate(read_trace(dump(r, 5 if r == 3 else 6, 1), r) for r in range(4))
+    assert found is not None
+    assert (found.kind, found.ranks, found.number) == (HangKind.NOT_CALLED, (3,), 6)
+
+
 def test_a_rank_without_a_dump_does_not_answer() -> None:
     found = locate(read_trace(dump(r, 6, 6), r) for r in (0, 1, 3))
     assert found is not None

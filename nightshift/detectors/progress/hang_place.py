@@ -120,10 +120,17 @@ class _Job:
                 if group in self.members:
                     self.enqueued[group][trace.rank] = max(self.enqueued[group].get(trace.rank, -1), number)
 
-    def blocked(self, rank: int) -> CollectiveEntry | None:
-        """The oldest operation of a rank that has not completed."""
+    def wait_of(self, rank: int) -> tuple[CollectiveEntry, HangKind, set[int]] | None:
+        """The oldest pending operation of a rank in which it waits for others, how they differ, and who they are.
+        Gloo marks no operation as completed: one that all of its members are in is passed over."""
         pending = [entry for entry in self.traces[rank].entries if entry.state != COMPLETED]
-        return min(pending, key=lambda entry: (entry.created_ns, entry.number), default=None)
+        for entry in sorted(pending, key=lambda entry: (entry.created_ns, entry.number)):
+            found = self.waits_for(rank, entry)
+            if found is not None and rank in found[1] and found[0] is not HangKind.OTHER_CALL:
+                return None  # it is one of those that are waited for
+            if found is not None and found[1] - {rank}:
+                return entry, found[0], found[1] - {rank}
+        return None
 
     def waits_for(self, rank: int, entry: CollectiveEntry) -> tuple[HangKind, set[int]] | None:
         """Whom a rank waits for in an operation, and how they differ."""
@@ -205,10 +212,8 @@ def _by_traces(traces: Sequence[RankTrace]) -> HangPlace | None:
     job = _Job(traces)
     waits: dict[int, tuple[CollectiveEntry, HangKind, set[int]]] = {}
     for rank in job.traces:
-        entry = job.blocked(rank)
-        found = job.waits_for(rank, entry) if entry is not None else None
-        if entry is not None and found is not None and found[1] - {rank}:
-            waits[rank] = (entry, found[0], found[1] - {rank})
+        if (wait := job.wait_of(rank)) is not None:
+            waits[rank] = wait
     if not waits:
         return None
     return _named(job, waits, _roots(waits))
