@@ -95,14 +95,14 @@ def chart(report: GoodputReport) -> Markup:
     return waterfall("Where GPU time went", bars)
 
 
-def estimate(found: Estimate, show: Callable[[float], str]) -> str:
+def estimate(figure: Estimate, show: Callable[[float], str]) -> str:
     """A figure with its interval: `12 min (9 min to 15 min, n = 14)`."""
-    if math.isnan(found.value):
-        return units.UNKNOWN if math.isnan(found.low) else f"more than {show(found.low)}"
-    count = f"n = {found.n}" if found.n else ""
-    if math.isnan(found.low):
-        return f"{show(found.value)} ({count})" if count else show(found.value)
-    return f"{show(found.value)} ({show(found.low)} to {show(found.high)}{f', {count}' if count else ''})"
+    if math.isnan(figure.value):
+        return units.UNKNOWN if math.isnan(figure.low) else f"more than {show(figure.low)}"
+    count = f"n = {figure.n}" if figure.n else ""
+    if math.isnan(figure.low):
+        return f"{show(figure.value)} ({count})" if count else show(figure.value)
+    return f"{show(figure.value)} ({show(figure.low)} to {show(figure.high)}{f', {count}' if count else ''})"
 
 
 def share(value: float) -> str:

@@ -70,14 +70,14 @@ ACCOUNTS: dict[Account, AccountRow] = {
     Account.UNEXPLAINED: AccountRow(
         _N.NO_STEP, "Between steps for a reason that no signal tells (evaluation, exit)"
     ),
-    Account.UNHEALTHY: AccountRow(_N.NOT_HELD, "A fault stands on the GPU or its node"),
+    Account.UNHEALTHY: AccountRow(_N.NOT_HELD, "The GPU or its node has a fault"),
     Account.IN_REPAIR: AccountRow(_N.NOT_HELD, "Cordoned, reset, rebooted or returned to the vendor for a fault"),
     Account.MAINTENANCE: AccountRow(
         _N.NOT_HELD, "In a maintenance window, or cordoned by a person without a fault"
     ),
     Account.UNOBSERVED: AccountRow(_N.NOT_HELD, "No telemetry: neither free nor healthy as far as is known"),
     Account.FREE: AccountRow(_N.NOT_HELD, "No job holds it"),
-    Account.QUEUED: AccountRow(_N.WAITING, "GPUs that pending jobs ask for × time"),
+    Account.QUEUED: AccountRow(_N.WAITING, "GPUs that pending jobs request × time"),
     Account.PREEMPTED: AccountRow(_N.WAITING, "GPUs that preempted jobs wait to get back × time"),
 }
 SURVIVED = frozenset(a for a, row in ACCOUNTS.items() if row.nest is Nest.SURVIVED)
