@@ -69,8 +69,8 @@ TABLES = (
         "NIGHTSHIFT_DATA=… python -m benchmarks.goodput_replayed --openb FOLDER",
         (
             Row("GPUs", "results/openb_even/gpus", _COUNT),
-            Row("imbalance, of wall time × GPUs", "results/openb_even/imbalance", number(" %", 100.0, 6), "≤ 0.1 %"),
-            Row("GPU time of whole-GPU pods, off by", "results/openb_even/whole_gpu_pods_off", number(" %", 100.0, 3)),
+            Row("imbalance, of all GPU time", "results/openb_even/imbalance", number(" %", 100.0, 6), "≤ 0.1 %"),
+            Row("whole-GPU pods, off by", "results/openb_even/whole_gpu_pods_off", number(" %", 100.0, 3)),
             Row("GPU-seconds of jobs without steps in steps", "results/openb_even/in_steps", _COUNT, "0"),
             Row("waiting time found, of the trace's", "results/openb_even/queued_over_truth", percent),
         ),

@@ -253,7 +253,7 @@ def _one_a_job(holds: Iterable[Hold]) -> list[Hold]:
 
 
 def grouped(
-    holders: Holdings,
+    holdings: Holdings,
     marks: Mapping[str, Sequence[Mark]],
     node_marks: Mapping[str, Sequence[Mark]],
     window: tuple[float, float],
@@ -261,8 +261,8 @@ def grouped(
     """GPUs about which everything in the window is alike, together: most of a node's are."""
     start_s, end_s = window
     counts: dict[tuple[str, tuple[tuple[float, float], ...], tuple[Hold, ...], tuple[Mark, ...]], int] = {}
-    for gpu, places in holders.node_of.items():
-        holds = tuple(hold for hold in holders.holds.get(gpu, ()) if hold.end_s > start_s and hold.start_s < end_s)
+    for gpu, places in holdings.node_of.items():
+        holds = tuple(hold for hold in holdings.holds.get(gpu, ()) if hold.end_s > start_s and hold.start_s < end_s)
         for since_s, until_s, node in places:
             if until_s <= start_s or since_s >= end_s:
                 continue

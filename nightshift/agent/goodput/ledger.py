@@ -128,14 +128,14 @@ class GoodputLedger:
             self.signals.forget(now_s - OPEN_S - HOUR_S)
         self._hour = hour
 
-    def job_times(self, holders: Holdings, evidence: Evidence, since_s: float) -> dict[str, JobTime]:
+    def job_times(self, holdings: Holdings, evidence: Evidence, since_s: float) -> dict[str, JobTime]:
         """What each job that held GPUs after a time did."""
         times: dict[str, JobTime] = {}
         exits: dict[str, set[float]] = defaultdict(set)
         for gpu, ends in self.signals.exits.items():
-            for hold in holders.holds.get(gpu, ()):
+            for hold in holdings.holds.get(gpu, ()):
                 exits[hold.job].update(end_s for end_s in ends if hold.start_s < end_s < hold.end_s)
-        for job, spans in holders.of_job(since_s).items():
+        for job, spans in holdings.of_job(since_s).items():
             notes = self.signals.jobs.get(job)
             stretches, pauses = notes.track.timeline() if notes is not None else ([], [])
             begins = [*(start_s for start_s, _ in spans), *exits[job]]
@@ -173,7 +173,7 @@ class GoodputLedger:
         for book in books:
             booked = sum(book.sums.values())
             if abs(booked - book.wall_gpu_s) > 1e-6 * max(book.wall_gpu_s, 1.0):
-                self._log.error("goodput balance failed", booked=booked, wall=book.wall_gpu_s, start=book.start_s)
+                self._log.error("goodput imbalance found", booked=booked, wall=book.wall_gpu_s, start=book.start_s)
 
     def _utilise(self, held: Holdings, now_s: float) -> None:
         """MFU of the jobs that state it, or their FLOPs."""

@@ -122,9 +122,10 @@ class _Job:
 
     def wait_of(self, rank: int) -> tuple[CollectiveEntry, HangKind, set[int]] | None:
         """The oldest pending operation of a rank in which it waits for others, how they differ, and who they are.
-        Gloo marks no operation as completed: one that all of its members are in is passed over."""
-        pending = [entry for entry in self.traces[rank].entries if entry.state != COMPLETED]
-        for entry in sorted(pending, key=lambda entry: (entry.created_ns, entry.number)):
+        Gloo marks no operation as completed: there, one that all of its members are in is passed over."""
+        entries = self.traces[rank].entries
+        pending = sorted((e for e in entries if e.state != COMPLETED), key=lambda e: (e.created_ns, e.number))
+        for entry in pending[:1] if len(pending) < len(entries) else pending:
             found = self.waits_for(rank, entry)
             if found is not None and rank in found[1] and found[0] is not HangKind.OTHER_CALL:
                 return None  # it is one of those that are waited for
