@@ -10,7 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from nightshift.agent.correlation.kinship import BEFORE_CRASH_S, STAGE, FindingPlaces, first_cause, kin_of
+from nightshift.agent.correlation.kinship import (
+    BEFORE_CRASH_S,
+    STAGE,
+    FindingPlaces,
+    Kin,
+    first_cause,
+    kin_of,
+)
 from nightshift.agent.correlation.silent_faults import open_findings
 from nightshift.agent.rca.rules import REMAP_FAILED, codes_of, fault_of, recovery_of
 from nightshift.agent.store.incident import Cause, Incident, findings_of
@@ -41,7 +48,7 @@ def at_issue(incident: Incident) -> list[Finding]:
 def _failed_since_we_acted(incident: Incident, found: Iterable[Finding], open_: Iterable[Finding]) -> set[Subject]:
     """Machines that no finding named when the action that was carried out began, with an open fault of their own.
 
-    Stage 0 alone: hardware and throttling follow from no other fault and from no action of ours. A hang or a lost
+    The first stages alone: hardware and throttling follow from no other fault and from no action of ours. A hang or a lost
     source may still be the first cause's effect or the action's own, and waits for the confirmation.
     """
     intended_s, begun_s = math.inf, math.inf
@@ -53,7 +60,7 @@ def _failed_since_we_acted(incident: Incident, found: Iterable[Finding], open_: 
         elif step.cause == Cause.RELAPSED:
             begun_s = math.inf  # the fault is back: what was done the last time has no bearing on this one
     earlier = {finding.subject for finding in found if finding.since.t_s <= begun_s}
-    return {f.subject for f in open_ if STAGE[kin_of(f)] == 0 and f.subject not in earlier}
+    return {f.subject for f in open_ if STAGE[kin_of(f)] <= STAGE[Kin.HOST] and f.subject not in earlier}
 
 
 def _is_of_a_machine(finding: Finding) -> bool:
