@@ -45,6 +45,7 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
+@pytest.mark.full
 def test_the_documented_path_from_training_to_active_and_back(said, tmp_path: Path) -> None:
     trace, policy, key, public = (str(tmp_path / n) for n in ("t.jsonl", "p.json", "signing.key", "signing.pub"))
     requests(Path(trace))

@@ -252,6 +252,7 @@ def test_a_kill_at_any_write_neither_loses_a_page_nor_pages_what_is_repaired(
 WAYS = st.lists(st.sampled_from([*Cause, None]), max_size=12)
 
 
+@pytest.mark.full
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(way=WAYS, step_s=st.floats(0.0, 200.0))
 def test_whatever_happens_an_open_incident_that_no_automatic_repair_holds_is_paged_within_its_bound(
