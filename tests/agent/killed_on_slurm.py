@@ -3,6 +3,7 @@ arrow of the incident, or before or after its n-th command that changes somethin
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -139,9 +140,12 @@ def drive(url: str, folder: str, access: dict[str, Any], name: str, job: int, ki
     go_through(world, Scenario(scenario.causes, {**slow, **scenario.events}), lifecycle)
 
 
+_PASSES = itertools.count()
+
+
 def _slowly(world: World, incident: Any) -> None:
-    """Slurm's own time passes, too."""
-    time.sleep(0.1)
+    """Slurm's own time passes, too; more of it where a node takes long to come back."""
+    time.sleep(0.1 if next(_PASSES) < 30 else 0.5)
     _pass(6)(world, incident)
 
 

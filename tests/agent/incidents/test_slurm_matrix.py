@@ -38,15 +38,17 @@ class SlurmCell(Cell):
     """One mitigation on one Slurm."""
 
     lab: SlurmLab
+    rounds: int = 0
 
     def controllers(self) -> None:
-        """What machines do meanwhile; and Slurm is given a moment."""
+        """What machines do meanwhile; Slurm is given a moment, a longer one where a node is slow to come back."""
         if self.kind is A.REBOOT_NODE:
             with contextlib.suppress(
                 AssertionError
             ):  # the controller may be away: no machine is asked for anything
                 self.lab.reboot_if_asked()
-        time.sleep(0.1)
+        self.rounds += 1
+        time.sleep(0.1 if self.rounds < 30 else 1.0)
 
 
 def scene(lab: SlurmLab, kind: ActionKind) -> tuple[Subject, tuple[str, ...], Callable[[], bool]]:

@@ -33,7 +33,7 @@ from nightshift.agent.store.incident_store import Conflict
 from nightshift.agent.store.tenancy import namespaces_of
 from nightshift.detectors.alarms.lanes import Lane, widest
 
-# TicketText systems count calls by the hour: each ticket is asked once in this time, and so many in one comparison.
+# Ticket systems count calls by the hour: each ticket is asked once in this time, and so many in one comparison.
 _ASK_S = 120.0
 _ASKED_AT_ONCE = 10
 # Statuses that are about one ticket: its fields, its workflow, a rule of its record.
