@@ -43,6 +43,7 @@ def test_a_drill_that_no_one_answers_pages_escalates_and_ends_by_itself(tmp_path
             until(pagers.pages, "a page")
             (page,) = pagers.pages()
             incident = page.split("/")[2]
+            until(lambda: any(chat.workspace.channels.values()), "a card")
             # the pager has called a person: the chat reminds, and mentions no second one
             until(lambda: "no decision yet" in json.dumps(chat.workspace.thread(*_card(chat))), "a reminder")
             assert called(chat.workspace, incident) == []
