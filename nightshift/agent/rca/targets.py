@@ -48,8 +48,8 @@ def at_issue(incident: Incident) -> list[Finding]:
 def _failed_since_we_acted(incident: Incident, found: Iterable[Finding], open_: Iterable[Finding]) -> set[Subject]:
     """Machines that no finding named when the action that was carried out began, with an open fault of their own.
 
-    The first stages alone: hardware and throttling follow from no other fault and from no action of ours. A hang or a lost
-    source may still be the first cause's effect or the action's own, and waits for the confirmation.
+    The first stages alone: hardware and throttling follow from no other fault and from no action of ours. A hang or
+    a lost source may still be the first cause's effect or the action's own, and waits for the confirmation.
     """
     intended_s, begun_s = math.inf, math.inf
     for step in incident.history:
