@@ -36,7 +36,7 @@ WHOLE = 0.03
 
 
 def agents(folder: Path, every: int = 12, hours: float = 1.0) -> list[CacheRequest]:
-    """Sessions whose beginnings are drawn. Eight blocks of 64 tokens make one of 512."""
+    """Sessions; when each begins is drawn. Eight blocks of 64 tokens make one of 512."""
     random, found = np.random.default_rng(0), []
     for number, path in enumerate(sorted(folder.glob("trace_*.json"))[::every]):
         begins = random.uniform(0.0, hours * 3600.0)

@@ -431,7 +431,7 @@ class Gang:
         return cause
 
     def _stall(self) -> str:
-        """One step that waits for its data; then it goes on."""
+        """One step that waits for its data."""
         begin_s, took_s = self.t_s, self.c.uniform(200, 900)
         self.t_s += took_s
         cause = str(Fault.DATA_STALL)

@@ -108,7 +108,7 @@ def needed_bytes(path: Path) -> int:
             given, by_name = arguments_of(model, module.get_inputs())
             with Meter() as meter:  # type: ignore[no-untyped-call]
                 model(*given, **by_name)
-    except (Exception, SystemExit):  # noqa: BLE001  whatever a task's file raises is told when it is loaded
+    except (Exception, SystemExit):  # noqa: BLE001  loading the task reports what its file raises
         return WHOLE
     held = [*given, *by_name.values(), *model.parameters(), *model.buffers()]
     inputs = sum(x.nbytes for x in held if isinstance(x, torch.Tensor))
@@ -479,7 +479,7 @@ def work_harness(given: argparse.Namespace) -> None:
             torch.cuda.empty_cache()
             row = {"compiled": told.compiled, "correct": told.correctness, "ms": told.runtime,
                    "eager_ms": told.ref_runtime, "said": str(told.metadata)[:400]}  # fmt: skip
-        except Exception as error:  # noqa: BLE001  a harness of somebody else's
+        except Exception as error:  # noqa: BLE001  the harness is another project's
             row = {"correct": False, "said": f"{type(error).__name__}: {error}"[:400]}
         tell(row)
 

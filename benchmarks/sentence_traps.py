@@ -3,7 +3,7 @@
 `python -m benchmarks.sentence_traps` writes `results/sentence_traps.json`. The evidence's lines are those that
 drivers, NCCL, Kubernetes and file systems write. All sentences are of our making. A trap's quote is in the
 evidence, byte for byte, and shares a word with the sentence; the sentence says another thing. The kinds under
-`BEYOND_RULES` are about meaning alone: how many of them pass is told, and no rule is expected to stop them.
+`BEYOND_RULES` are about meaning alone: the result counts those that pass, and no rule is expected to stop them.
 """
 
 from __future__ import annotations

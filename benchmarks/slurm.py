@@ -1,5 +1,5 @@
-"""Actions on a real Slurm of four nodes: faults between us and slurmctld × mitigations, kills, Xid 48, whose drain,
-a person at the same moment, Slurm as sites set it up, 10,000 nodes, and the answers of later releases.
+"""Actions on a real Slurm of four nodes: faults between us and slurmctld × mitigations, kills, Xid 48, drains of
+other owners, a person at the same moment, Slurm as sites set it up, 10,000 nodes, and answers of later releases.
 
     python -m benchmarks.slurm [--only PART] [--again] [--answers FOLDER]
 

@@ -3,8 +3,8 @@
 Per system (stand-ins that refuse what Jira Cloud, Jira Data Center, ServiceNow and a webhook's receiver refuse, our
 own) and per way of a ticket (opened; updated; closed; opened again) every write of the ledger is an arrow, killed
 before and after, and every request is one, killed before the system works on it, after it, and, with the request
-still on its way, after its client is dead. Then a new process goes on. Counted: tickets that are lost (none stands
-for the incident, or it says or is something else) and twice (two stand). The webhook's receiver honours
+still on its way, after its client is dead. Then a new process continues. Counted: tickets that are lost (the
+incident has none, or one with other contents) and twice (the incident has two). The webhook's receiver honours
 `Idempotency-Key`; a receiver that does not gets a second request.
 """
 
@@ -82,7 +82,7 @@ def run(system: str, folder: str, url: str, wall_s: float, place: str, dies: boo
 
 
 class Executioner:
-    """Kills the process whose request arrives: before it is worked on, after, or after the client's death."""
+    """Kills the process that sends a request: before the system works on it, after, or after the client's death."""
 
     def __init__(self) -> None:
         self.pid, self.moment, self.number, self._seen = 0, "", 0, 0
@@ -101,7 +101,7 @@ class Executioner:
             # the request dies with its client: it is not worked on
             raise ConnectionAbortedError
         if self.moment == "late":
-            time.sleep(0.05)  # worked on once nobody waits for it
+            time.sleep(0.05)  # the system works on it when its client no longer waits
 
 
 def case(system: str, way: str, place: tuple[str, str]) -> dict[str, Any] | None:

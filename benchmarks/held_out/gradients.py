@@ -1,4 +1,4 @@
-"""A rank whose own gradients leave its peers': local norms of small runs that are trained here.
+"""Local gradient norms of small runs that are trained here: is a rank named when its norms differ from its peers'?
 
 No public set has gradient norms by rank, so these are of our own making: a small language model over the bytes of
 Python's standard library, data-parallel in one process. Each rank has a batch of its own, its norm is taken before

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from examples.answering import AnsweringHandler
 from examples.pager_stand_in.services import GENIE_KEY, REST_TOKEN, Answer, Opsgenie, PagerDuty
 from examples.slack_stand_in.server import Fault
 
@@ -94,7 +95,7 @@ class StandIn:
         return self.opsgenie.get(alias)
 
     def _handler(stand_in) -> type[BaseHTTPRequestHandler]:
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(AnsweringHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
@@ -129,14 +130,6 @@ class StandIn:
 
             def _send(self, status: int, answer: dict[str, Any], headers: dict[str, str] | None = None) -> None:
                 body = json.dumps(answer).encode()
-                self.send_response(status)
-                for name, value in ({"Content-Type": "application/json"} | (headers or {})).items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
+                self.send_all(status, body, headers)
 
         return Handler

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
+from examples.answering import AnsweringHandler
 from examples.slack_stand_in.page import page
 from examples.slack_stand_in.workspace import TEAM, Answer, Workspace
 
@@ -278,7 +279,7 @@ class StandIn:
         return self.workspace.call(method, arguments, self.url)
 
     def _handler(stand_in) -> type[BaseHTTPRequestHandler]:
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(AnsweringHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
@@ -291,26 +292,26 @@ class StandIn:
                 place = urllib.parse.urlsplit(self.path)
                 parts = place.path.strip("/").split("/")
                 if stand_in.shown is not None and parts == [""]:
-                    self._send(200, page(stand_in.workspace, *stand_in.shown[:2]).encode(), _HTML)
+                    self.send_all(200, page(stand_in.workspace, *stand_in.shown[:2]).encode(), _HTML)
                     return
                 if stand_in.shown is not None and parts[0] == "press" and len(parts) == 4 and self._is_ours():
                     stand_in.press(*parts[1:])
-                    self._send(303, b"", {"Location": "/"})
+                    self.send_all(303, b"", {"Location": "/"})
                     return
                 if parts[0] == "file" and parts[1:] and parts[1] in stand_in.workspace.uploads:
-                    self._send(200, stand_in.workspace.uploads[parts[1]].content, {"Content-Type": "image/png"})
+                    self.send_all(200, stand_in.workspace.uploads[parts[1]].content, {"Content-Type": "image/png"})
                     return
                 if parts[0] == "upload":
                     stand_in.workspace.uploads[parts[1]].content = body
-                    self._send(200, b"OK")
+                    self.send_all(200, b"OK")
                 elif parts[0] == "respond":
                     said = json.loads(body) | {"user": parts[1], "channel": parts[2]}
                     stand_in.workspace.whispers.append(said)
-                    self._send(200, b"ok")
+                    self.send_all(200, b"ok")
                 elif parts[0] == "api":
                     self._api(parts[1], place.query, body)
                 else:
-                    self._send(404, b"")
+                    self.send_all(404, b"")
 
             def _is_ours(self) -> bool:
                 """Whether a form of the page itself was sent, by what browsers say (W3C Fetch Metadata)."""
@@ -320,10 +321,10 @@ class StandIn:
                 faults = stand_in.faults[method]
                 fault = faults.popleft() if faults else None
                 if fault is not None and fault.kind == "limited":
-                    self._send(429, b'{"ok":false,"error":"ratelimited"}', {"Retry-After": f"{fault.seconds:g}"})
+                    self.send_all(429, b'{"ok":false,"error":"ratelimited"}', {"Retry-After": f"{fault.seconds:g}"})
                     return
                 if fault is not None and fault.kind == "broken":
-                    self._send(503, b"upstream connect error")
+                    self.send_all(503, b"upstream connect error")
                     return
                 if fault is not None and fault.kind == "lost_request":
                     self.close_connection = True
@@ -331,10 +332,10 @@ class StandIn:
                 token = self.headers.get("Authorization", "").removeprefix("Bearer ")
                 error = stand_in.revoked.get(token, fault.error if fault is not None else "")
                 if error:
-                    self._send(200, json.dumps({"ok": False, "error": error}).encode())
+                    self.send_all(200, json.dumps({"ok": False, "error": error}).encode())
                     return
                 if not token.startswith("x"):
-                    self._send(200, b'{"ok":false,"error":"not_authed"}')
+                    self.send_all(200, b'{"ok":false,"error":"not_authed"}')
                     return
                 if body and "json" in self.headers.get("Content-Type", ""):
                     arguments = json.loads(body)
@@ -346,17 +347,6 @@ class StandIn:
                 if fault is not None and fault.kind == "lost_answer":
                     self.close_connection = True
                     return
-                self._send(200, json.dumps(answer).encode())
-
-            def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-                self.send_response(status)
-                for name, value in ({"Content-Type": "application/json"} | (headers or {})).items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
+                self.send_all(200, json.dumps(answer).encode())
 
         return Handler

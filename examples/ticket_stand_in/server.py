@@ -11,6 +11,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from examples.answering import AnsweringHandler
 from examples.ticket_stand_in.systems import JiraStandIn, ServiceNowStandIn, WebhookStandIn
 
 System = JiraStandIn | ServiceNowStandIn | WebhookStandIn
@@ -42,7 +43,7 @@ class StandIn:
         self._http.server_close()
 
     def _handler(stand_in) -> type[BaseHTTPRequestHandler]:
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(AnsweringHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
@@ -78,21 +79,8 @@ class StandIn:
                 self._send(status, answer)
 
             def _send(self, status: int, answer: Any, headers: dict[str, str] | None = None) -> None:
-                body = (
-                    b""
-                    if answer is None
-                    else answer.encode()
-                    if isinstance(answer, str)
-                    else json.dumps(answer).encode()
-                )
-                self.send_response(status)
-                for name, value in ({"Content-Type": "application/json"} | (headers or {})).items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
+                text = answer if isinstance(answer, str) else json.dumps(answer)
+                body = b"" if answer is None else text.encode()
+                self.send_all(status, body, headers)
 
         return Handler

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from nightshift.collectors.frame import SeriesIndex
-from nightshift.collectors.subject import Subject
+from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.detectors.base import SnapshotError
 
 Rows = slice | NDArray[np.int64]
@@ -155,3 +155,26 @@ class SeriesTable:
         self._seen_s = seen_s.astype(float)
         self.arrays = loaded
         self._index = None
+
+
+def saved_tables(tables: Mapping[SubjectKind, SeriesTable]) -> tuple[dict[str, list[str]], dict[str, NDArray[Any]]]:
+    """(subjects by kind, arrays by kind and column) of a detector with a table for each kind of subject."""
+    subjects: dict[str, list[str]] = {}
+    arrays: dict[str, NDArray[Any]] = {}
+    for kind, table in tables.items():
+        subjects[kind.value], columns = table.saved()
+        arrays |= {f"{kind.value}.{name}": array for name, array in columns.items()}
+    return subjects, arrays
+
+
+def load_tables(
+    tables: Mapping[SubjectKind, SeriesTable],
+    subjects: Mapping[str, Sequence[str]],
+    arrays: Mapping[str, NDArray[Any]],
+) -> None:
+    """Takes back `saved_tables`. A kind that the snapshot lacks was not watched then, and starts empty."""
+    for kind, table in tables.items():
+        if kind.value in subjects:
+            prefix = f"{kind.value}."
+            own = {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
+            table.load(subjects[kind.value], own)

@@ -203,7 +203,8 @@ class Api:
         return Me(name=person.name, role=str(person.role), can=can, namespaces=spaces)
 
     def status(self, request: Request) -> dict[str, Any]:
-        """Whether the daemon works, what each source answered last, what is open by severity, and what waits."""
+        """Whether the daemon works, what each source answered last, what is open by severity (of the newest
+        thousand), and what waits."""
         window = self._site.of_cluster(request)
         health, halt = self._parts.health(), self._parts.gate.halted()
         rows = window.incidents([s for s in _NAMED if s is not IncidentState.RESOLVED], limit=MOST_COUNTED)

@@ -52,7 +52,7 @@ class Evidence:
 
 
 def stood_faults(connection: Connection, since_s: float) -> list[StoodFault]:
-    """Findings that stood after a time. One whose incident a person closed ended with it."""
+    """Findings that were open after a time. Where a person closed the incident, its findings ended with it."""
     query = (
         sa.select(
             findings.c.incident, findings.c.fault, findings.c.subject, findings.c.state, findings.c.since_s,

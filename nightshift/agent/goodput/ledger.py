@@ -195,29 +195,13 @@ class GoodputLedger:
     def _write(self, connection: Connection, book: Books) -> None:
         """Replaces the rows of an hour."""
         hour = int(book.start_s // HOUR_S)
+        waiting = [(Entry(a, job), spent) for (at, job, a), spent in self.signals.waiting.items() if at == hour]
         rows = [
-            {
-                "start_s": hour * HOUR_S,
-                "span_s": HOUR_S,
-                "team": team_of(entry.job),
-                "gpu_s": spent,
-                **entry._asdict(),
-            }
-            for entry, spent in book.sums.items()
+            {"start_s": hour * HOUR_S, "span_s": HOUR_S, "team": team_of(entry.job), "gpu_s": spent}
+            | entry._asdict()
+            for entry, spent in (*book.sums.items(), *waiting)
             if spent > 0
         ]
-        for (at, job, account), spent in self.signals.waiting.items():
-            if at == hour and spent > 0:
-                entry = Entry(account, job)
-                rows.append(
-                    {
-                        "start_s": hour * HOUR_S,
-                        "span_s": HOUR_S,
-                        "team": team_of(job),
-                        "gpu_s": spent,
-                        **entry._asdict(),
-                    }
-                )
         connection.execute(sa.delete(goodput).where(goodput.c.start_s == hour * HOUR_S, goodput.c.span_s == HOUR_S))
         if rows:
             connection.execute(sa.insert(goodput), rows)

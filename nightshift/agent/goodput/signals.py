@@ -249,9 +249,6 @@ class Signals:
                 waits[job.name] = count
         return waits
 
-    def place_marks(self, gpu: str) -> list[Mark]:
-        return list(self.marks.get(gpu, ()))
-
     def open_marks(self, now_s: float) -> dict[str, list[Mark]]:
         """GPU → what it is since some time and still."""
         found: dict[str, list[Mark]] = {}

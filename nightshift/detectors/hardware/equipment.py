@@ -20,7 +20,7 @@ from nightshift.collectors.subject import CABLE, PEER, Inventory, Subject, Subje
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, SnapshotError, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
-from nightshift.detectors.series_table import Column, SeriesTable
+from nightshift.detectors.series_table import Column, SeriesTable, load_tables, saved_tables
 from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 1
@@ -274,22 +274,16 @@ class Equipment:
         return self._episodes.again(fault, subject, at_s)
 
     def snapshot(self) -> bytes:
-        meta: dict[str, Any] = {"subjects": {}, "episodes": self._episodes.saved()}
-        meta["switches"] = {str(switch): bad_s for switch, bad_s in self._bad_s.items()}
-        arrays: dict[str, NDArray[Any]] = {}
-        for kind, table in self._tables.items():
-            meta["subjects"][kind.value], columns = table.saved()
-            arrays |= {f"{kind.value}.{name}": array for name, array in columns.items()}
+        subjects, arrays = saved_tables(self._tables)
+        switches = {str(switch): bad_s for switch, bad_s in self._bad_s.items()}
+        meta = {"subjects": subjects, "episodes": self._episodes.saved(), "switches": switches}
         return pack(self.name, VERSION, meta, arrays)
 
     def restore(self, state: bytes) -> None:
         _, meta, arrays = unpack(state, self.name, (VERSION,))
         tables, episodes = self._fresh(), Episodes(self.name)
         try:
-            for kind, table in tables.items():
-                prefix = f"{kind.value}."
-                own = {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
-                table.load(meta["subjects"][kind.value], own)
+            load_tables(tables, meta["subjects"], arrays)
             episodes.load(meta["episodes"])
             bad_s = {Subject.parse(name): float(at_s) for name, at_s in meta["switches"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:

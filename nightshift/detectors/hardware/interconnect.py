@@ -27,7 +27,7 @@ from nightshift.collectors.tick import Tick
 from nightshift.detectors.base import Fault, Finding, RateBasis, SeriesExhibit, Severity, SnapshotError, StatedRate
 from nightshift.detectors.episodes import Alarm, Episodes
 from nightshift.detectors.hardware.equipment import end_facts, end_words
-from nightshift.detectors.series_table import Column, SeriesTable
+from nightshift.detectors.series_table import Column, SeriesTable, load_tables, saved_tables
 from nightshift.detectors.snapshot import pack, unpack
 
 VERSION = 1
@@ -348,23 +348,15 @@ class Interconnect:
         return self._episodes.again(fault, subject, at_s)
 
     def snapshot(self) -> bytes:
-        meta: dict[str, Any] = {"subjects": {}, "episodes": self._episodes.saved()}
-        arrays: dict[str, NDArray[Any]] = {}
-        for kind, table in self._tables.items():
-            meta["subjects"][kind.value], columns = table.saved()
-            arrays |= {f"{kind.value}.{name}": array for name, array in columns.items()}
+        subjects, arrays = saved_tables(self._tables)
+        meta = {"subjects": subjects, "episodes": self._episodes.saved()}
         return pack(self.name, VERSION, meta, arrays)
 
     def restore(self, state: bytes) -> None:
         _, meta, arrays = unpack(state, self.name, (VERSION,))
         tables, episodes = self._fresh(), Episodes(self.name)
         try:
-            for kind, table in tables.items():
-                if kind.value not in meta["subjects"]:
-                    continue  # a state from before this kind was watched
-                prefix = f"{kind.value}."
-                own = {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
-                table.load(meta["subjects"][kind.value], own)
+            load_tables(tables, meta["subjects"], arrays)
             episodes.load(meta["episodes"])
         except (KeyError, TypeError, ValueError) as error:
             raise SnapshotError(f"{self.name}: {error!r}") from error
