@@ -114,7 +114,7 @@ class Remote:
         try:
             return self._client.request(method, self._base + path, headers=self._headers, **arguments)
         except HTTPError as error:
-            raise Temporary(f"NIGHTSHIFT_API: {self._base} does not answer ({type(error).__name__})") from error
+            raise Temporary(f"{self._base} does not answer ({type(error).__name__})") from error
 
     def _json(self, answer: httpx.Response) -> Any:
         try:

@@ -22,8 +22,15 @@ MOST_SOURCES = 12
 def status(config: Config = None, as_json: AsJson = False) -> None:
     """Show whether Nightshift works, what is open and what waits for you. Exit code 1: it does not work."""
     from nightshift.agent.cli.remote import remote
+    from nightshift.collectors.base import Temporary
 
-    found = (remote() or _beside(config)).status_json()
+    there = remote()
+    try:
+        found = (there or _beside(config)).status_json()
+    except Temporary as error:
+        if there is not None:
+            raise
+        raise Temporary(f"no daemon with this configuration answers on this machine: {error}") from error
     if as_json:
         print_json(found)
     else:

@@ -101,6 +101,7 @@ def test_a_daemon_that_does_not_run_is_said_with_its_address(
     away = CliRunner().invoke(app, ["status", "--config", str(tmp_path / "n.yaml")])
     assert isinstance(away.exception, Temporary)
     assert str(port) in str(away.exception)
+    assert str(away.exception).startswith("no daemon")
 
 
 @pytest.mark.parametrize("words", [["-h"], ["status", "-h"], ["kernels", "probe", "-h"]])
