@@ -153,7 +153,7 @@ def xid48(lab: SlurmLab, _: Figures) -> Iterator[Figures]:
     yield {"nodes": len(lab.names), "most_s": most_s, "rounds": rounds}
 
 
-def whose(lab: SlurmLab, _: Figures) -> Iterator[Figures]:
+def own_drains(lab: SlurmLab, _: Figures) -> Iterator[Figures]:
     """Resume only of our own: of each way in which a drain can stand, whether undo lifted it."""
     each = {}
     for name, case in WHOSE.items():
@@ -294,7 +294,7 @@ def answers(folder: Path) -> Figures:
     return {"releases": releases, "files": files, "entries": entries, "wrong": wrong}
 
 
-PARTS = {"xid48": xid48, "whose": whose, "races": races, "large": large, "sites": sites}
+PARTS = {"xid48": xid48, "own_drains": own_drains, "races": races, "large": large, "sites": sites}
 PARTS |= {"matrix": matrix, "kills": kills, "lasting": lasting}
 ALONE = ("large", "sites")
 """Parts with clusters of their own."""
