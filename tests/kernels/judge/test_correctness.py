@@ -413,6 +413,20 @@ def test_rows_of_nearly_one_value_are_pooled_over_values() -> None:
     assert min(allowed) > 0.8 * max(own)
 
 
+@pytest.mark.parametrize(("times", "right"), [(2.5, True), (6.0, False)])
+def test_a_row_of_a_few_live_elements_has_the_luck_of_a_few(times: float, right: bool) -> None:
+    """All but four elements of a row are masked: its root mean square is of four errors, not of 1,482."""
+    truth = torch.rand(64, 1482, generator=torch.Generator().manual_seed(3), dtype=torch.float64) + 1.0
+    truth[3, 4:] = 0.0
+    error = truth * 2.0**-22 * (torch.arange(1482) % 2 * 2 - 1)
+    eager = (truth + error).float()
+    got = eager.clone()
+    got[3] = (truth[3] + times * error[3]).float()
+    want = Expected((truth,), (eager,), (allowance([(eager, truth)]),), None, False, True, False)
+    reason = compare(want, (got,)).reason
+    assert reason is (None if right else Reason.worst_row)
+
+
 def test_an_allowance_pools_over_draws() -> None:
     """One lucky draw of a single element must not set the bar for the next candidate."""
     truth = torch.tensor([100.0], dtype=torch.float64)

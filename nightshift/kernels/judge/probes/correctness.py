@@ -259,6 +259,11 @@ def _luck(count: int) -> float:
     return 1.0 + (ELEMENT_FACTOR - 1.0) / math.sqrt(max(1, count))
 
 
+def _luck_of_rows(most: int, carriers: torch.Tensor) -> torch.Tensor:
+    """As `_luck`, of so many elements at most as carry the row: twelve of 1,482 where the others are masked."""
+    return 1.0 + (ELEMENT_FACTOR - 1.0) / carriers.clamp(min=1.0, max=max(1, most)).sqrt()
+
+
 def _accuracy(
     got: torch.Tensor,
     truth: torch.Tensor,
@@ -279,7 +284,7 @@ def _accuracy(
     pooled = torch.full_like(beside, allowed.row)
     if columns >= SHORT_ROW:
         pooled = torch.minimum(pooled, mine.row_scales * allowed.row_relative)
-    row_limits = factor * _luck(min(count, columns)) * torch.maximum(beside, pooled)
+    row_limits = factor * _luck_of_rows(min(count, columns), mine.row_carriers) * torch.maximum(beside, pooled)
     high, row = (mine.rows / positive(row_limits)).max(dim=0)
     row_ratio = float(high)
     eager_ulp = max(allowed.ulp, own.worst_ulp)

@@ -53,7 +53,8 @@ def parts(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
 @dataclass(frozen=True)
 class Errors:
     """Root mean squares of the error: total, the part of it that all elements share, per row; the same of the
-    floor; the worst element, in ULP and per row as it is; and each row's largest true value."""
+    floor; the worst element, in ULP and per row as it is; each row's largest true value, and how many elements
+    carry its size: three times (Σ truth²)² / Σ truth⁴, which is all of them where they are normal."""
 
     rmse: float
     shared: float
@@ -63,6 +64,7 @@ class Errors:
     row_scales: torch.Tensor
     row_worst: torch.Tensor
     row_tops: torch.Tensor
+    row_carriers: torch.Tensor
     worst_ulp: float
 
     @property
@@ -86,7 +88,7 @@ def errors_together(
     device, count = truth.device, len(results)
     rows: list[list[torch.Tensor]] = [[] for _ in results]
     peaks: list[list[torch.Tensor]] = [[] for _ in results]
-    floors, scales, tops = [], [], []
+    floors, scales, tops, carriers = [], [], [], []
     # for each result: sums of error, truth, truth², truth · error, error², floor² and of elements; the worst
     sums = torch.zeros(count, 7, dtype=torch.float64, device=device)
     worst = torch.zeros(count, dtype=torch.float64, device=device)
@@ -101,6 +103,8 @@ def errors_together(
         floors.append((floor.sum(dim=1) / weight).sqrt() * FLOOR_ULP)
         scales.append((square.sum(dim=1) / weight).sqrt())
         tops.append(true.abs().amax(dim=1) if true.shape[1] else weight * 0.0)
+        share = (true / positive(tops[-1])[:, None]).square()
+        carriers.append(3.0 * share.sum(dim=1).square() / positive(share.square().sum(dim=1)))
         of_all = true.sum(), square.sum(), floor.sum(), mask.sum().double()
         for at, values in enumerate(chunks[:count]):
             error = torch.where(mask, values - true, 0.0)
@@ -114,7 +118,7 @@ def errors_together(
                 worst[at] = torch.maximum(worst[at], (size / unit).max())
     told = torch.cat([sums, worst[:, None]], dim=1).tolist()
     empty = torch.zeros(0, dtype=torch.float64, device=device)
-    of_rows = [torch.cat(found) if found else empty for found in (floors, scales, tops)]
+    of_rows = [torch.cat(found) if found else empty for found in (floors, scales, tops, carriers)]
     return [
         _errors(told[at], [torch.cat(found[at]) if found[at] else empty for found in (rows, peaks)], of_rows)
         for at in range(count)
@@ -128,7 +132,8 @@ def _errors(told: Sequence[float], own: Sequence[torch.Tensor], shared: Sequence
     rmse = (total / count) ** 0.5
     fit = min(_shared(*(value / count for value in sums)), rmse)
     floor_rmse = FLOOR_ULP * (floor / count) ** 0.5
-    return Errors(rmse, fit, floor_rmse, own[0], shared[0], shared[1], own[1], shared[2], worst_ulp)
+    (rows, worst), (floors, scales, tops, carriers) = own, shared
+    return Errors(rmse, fit, floor_rmse, rows, floors, scales, worst, tops, carriers, worst_ulp)
 
 
 def _shared(error: float, truth: float, square: float, product: float) -> float:
