@@ -42,7 +42,16 @@ from nightshift.collectors.frame import Frame, Instant, SeriesIndex, StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.alarms.budget import Budget, BudgetSettings
-from nightshift.detectors.alarms.lanes import PAGE_COST, REACT_S, Lane, Reach, can_wait, lane_of, lost_share, widest
+from nightshift.detectors.alarms.lanes import (
+    PAGE_COST,
+    REACT_S,
+    Lane,
+    WaitingGpus,
+    can_wait,
+    lane_of,
+    lost_share,
+    widest,
+)
 from nightshift.detectors.alarms.populations import (
     NEAR_FACTS,
     Population,
@@ -350,7 +359,7 @@ def _moments(first: Finding, lives: Sequence[Sequence[Said]], rng: np.random.Gen
 def _count_fault(counts: Counter[str], kind: FaultKind, seen: Sequence[Finding], fleet: Fleet, mad: str) -> None:
     """Counts the last lane of a true fault: a proven one, one that cost a page, or another by strength. One that
     would cost a page and was never measured where it is may only be a ticket."""
-    fault, reach = seen[-1], Reach(fleet.inventory, seen[0].at.t_s)
+    fault, reach = seen[-1], WaitingGpus(fleet.inventory, seen[0].at.t_s)
     paged, gpus = lane_of(fault) is Lane.PAGE, reach.gpus(fault.subject)
     strength = next(name for top, name in STRENGTHS if seen[0].score <= top)
     above = fleet.inventory.ancestors(fault.subject, fault.at.t_s)

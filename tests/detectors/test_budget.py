@@ -16,7 +16,17 @@ from nightshift.collectors.frame import Frame, Instant, SeriesIndex, StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.alarms.budget import DAY_S, Budget, BudgetSettings, words
-from nightshift.detectors.alarms.lanes import LANES, Haste, Lane, Proof, Reach, haste_of, lane_of, proof_of, widest
+from nightshift.detectors.alarms.lanes import (
+    LANES,
+    Haste,
+    Lane,
+    Proof,
+    WaitingGpus,
+    haste_of,
+    lane_of,
+    proof_of,
+    widest,
+)
 from nightshift.detectors.alarms.populations import Population, PopulationRate, Unit
 from nightshift.detectors.alarms.tail import Tail, fit
 from nightshift.detectors.base import CERTAIN, Fault, Finding, RateBasis, Severity, SnapshotError, State, StatedRate
@@ -287,7 +297,7 @@ def test_what_waits_for_a_fault_is_the_whole_job_of_whatever_is_at_fault() -> No
     told_of = Subject(SubjectKind.JOB, "ml/log")
     for rank in range(16):
         known.observe(Subject(SubjectKind.RANK, f"ml/log#{rank}"), told_of, 0.0)
-    reach = Reach(known, 1.0)
+    reach = WaitingGpus(known, 1.0)
     gpu = Subject(SubjectKind.GPU, "GPU-3")
     assert [reach.gpus(s) for s in (gpu, node, spare, told_of)] == [64, 64, 1, 16]
     assert reach.gpus(Subject(SubjectKind.NODE, "never seen")) == 0

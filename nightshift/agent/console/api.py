@@ -74,7 +74,7 @@ class Note(_Body):
     note: str = Field("", max_length=2000)
 
 
-class Judge(Note):
+class Judgement(Note):
     """Whether the diagnosis was right, and what it was if not."""
 
     right: bool
@@ -331,7 +331,7 @@ class Api:
         gate = self._parts.gate
         return _told(gate.close(incident_id, self._writer(request), body.note, not_a_fault=body.not_a_fault))
 
-    def judge(self, request: Request, incident_id: IncidentId, body: Judge) -> JSONResponse:
+    def judge(self, request: Request, incident_id: IncidentId, body: Judgement) -> JSONResponse:
         """Says whether the diagnosis was right."""
         gate = self._parts.gate
         return _told(gate.judge(incident_id, self._writer(request), right=body.right, note=body.note))

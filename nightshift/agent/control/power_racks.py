@@ -11,7 +11,7 @@ from nightshift.agent.control.power_absence import AbsentNodes
 from nightshift.agent.control.power_windows import GpuWindow, GpuWindows
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.power import shield
-from nightshift.controllers.power.breaker import Breaker
+from nightshift.controllers.power.breaker import RackBreaker
 from nightshift.controllers.power.settings import PowerSettings
 
 
@@ -31,7 +31,7 @@ class Racks:
         self._settings, self._gone = settings, gone
         self.silent: frozenset[str] = frozenset()
         """Nodes whose draw was not read at the last look."""
-        self._breakers = dict.fromkeys(settings.racks, Breaker())
+        self._breakers = dict.fromkeys(settings.racks, RackBreaker())
         self._before: dict[str, tuple[float, float]] = {}
         self._log = structlog.get_logger("power")
         self.of_node = {node: name for name, rack in settings.racks.items() for node in rack.nodes}

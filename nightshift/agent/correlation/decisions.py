@@ -26,7 +26,7 @@ STORM_FAULTS = 4
 STORM_CLUSTER = 8
 
 
-class Verdict(StrEnum):
+class AlarmVerdict(StrEnum):
     """What is known of an incident's alarms."""
 
     OPEN = "open"
@@ -50,7 +50,7 @@ class KnownIncident:
     resolved_s: float | None = None
     acted_s: float | None = None
     begun: tuple[Commitment, ...] = ()
-    verdict: Verdict = Verdict.OPEN
+    verdict: AlarmVerdict = AlarmVerdict.OPEN
 
     @property
     def resolved(self) -> bool:

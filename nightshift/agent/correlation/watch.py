@@ -16,7 +16,7 @@ import structlog
 
 from nightshift.agent.correlation.collection import Collection
 from nightshift.agent.correlation.correlate import CorrelationDecision, DecisionVerb, KnownIncident, correlate
-from nightshift.agent.correlation.decisions import RELAPSE_S, Verdict
+from nightshift.agent.correlation.decisions import RELAPSE_S, AlarmVerdict
 from nightshift.agent.correlation.detection import Detected, Detection
 from nightshift.agent.correlation.outside_reports import with_alerts
 from nightshift.agent.metrics import Metrics
@@ -104,16 +104,16 @@ def known_of(incident: Incident, acts: Iterable[Commitment] = ()) -> KnownIncide
 _ATTENDED = frozenset({Cause.ACKNOWLEDGED, Cause.REJECTED, Cause.CLOSED_BY_PERSON})
 
 
-def verdict_of(history: Sequence[HistoryStep]) -> Verdict:
+def verdict_of(history: Sequence[HistoryStep]) -> AlarmVerdict:
     """What an incident's history says of its alarms. Silence of people says nothing."""
     causes = [step.cause for step in history]
     if Cause.NOT_A_FAULT in causes:
-        return Verdict.FALSE
+        return AlarmVerdict.FALSE
     if any(step.after is IncidentState.ACTING for step in history):
-        return Verdict.TRUE
+        return AlarmVerdict.TRUE
     moves = [cause for cause in causes if cause not in REMARKS]
     over = moves[-1:] == [Cause.CLEARED_BY_ITSELF]
-    return Verdict.WENT_ON if over and _ATTENDED.isdisjoint(causes) else Verdict.OPEN
+    return AlarmVerdict.WENT_ON if over and _ATTENDED.isdisjoint(causes) else AlarmVerdict.OPEN
 
 
 def _stamp(summary: IncidentSummary) -> tuple[object, ...]:
@@ -263,10 +263,10 @@ class Watch:
         budget = self.detection.budget
         for known in self._known.read(at_s):
             episodes = [finding.episode for finding in known.findings]
-            if known.verdict is Verdict.TRUE:
+            if known.verdict is AlarmVerdict.TRUE:
                 budget.confirm(episodes)
-            elif known.verdict is Verdict.FALSE or (
-                known.verdict is Verdict.WENT_ON and not any(map(budget.is_fact, known.findings))
+            elif known.verdict is AlarmVerdict.FALSE or (
+                known.verdict is AlarmVerdict.WENT_ON and not any(map(budget.is_fact, known.findings))
             ):
                 budget.refute(episodes)
 

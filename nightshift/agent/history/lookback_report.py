@@ -8,10 +8,10 @@ from typing import Any
 from nightshift.agent.history.lookback import LEAD_S, LookbackReport, PastSighting, Warned
 from nightshift.agent.store.records import plain
 from nightshift.agent.units import duration, full_time
-from nightshift.collectors.prometheus.range import Reading
+from nightshift.collectors.prometheus.range import RangeCost
 
 
-def as_text(report: LookbackReport, reading: Reading) -> str:
+def as_text(report: LookbackReport, reading: RangeCost) -> str:
     """Everything on a page or two."""
     days = (report.end_s - report.start_s) / 86400.0
     cost = f"{reading.queries} queries, {reading.samples:,} samples, {reading.busy_s:.0f} s of the server's time"
@@ -109,7 +109,7 @@ def _warned(w: Warned, unseen: bool) -> str:
     return head + f"{w.first.cause.fault} told {when}"
 
 
-def as_json_values(report: LookbackReport, reading: Reading) -> dict[str, Any]:
+def as_json_values(report: LookbackReport, reading: RangeCost) -> dict[str, Any]:
     """Plain JSON values; NaN becomes null."""
     return {
         "start_s": report.start_s,

@@ -46,7 +46,7 @@ UNKNOWN_SERIES = 4096
 
 
 @dataclass
-class Reading:
+class RangeCost:
     """What reading the past cost and did not get. series: most series at once per metric; 0 = nobody exports it; a
     metric of which that could not be read is not in it."""
 
@@ -122,7 +122,7 @@ class RangeReader:
         )
         self._source = source_subject("prometheus", settings.url)
         self._labels = GpuLabels(settings.workload, timer)
-        self.reading = Reading()
+        self.reading = RangeCost()
 
     def close(self) -> None:
         self._fetcher.close()

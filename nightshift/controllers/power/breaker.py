@@ -21,14 +21,14 @@ REST_S = 600.0
 
 
 @dataclass(frozen=True)
-class Breaker:
+class RackBreaker:
     """Of one rack. `tripped_s`: the last moment at which it was over."""
 
     over_since_s: float = math.inf
     read_s: float = -math.inf
     tripped_s: float = -math.inf
 
-    def look(self, draw_mw: float, budget_mw: int, now_s: float) -> Breaker:
+    def look(self, draw_mw: float, budget_mw: int, now_s: float) -> RackBreaker:
         """After one reading of the rack's whole draw (GPUs and hosts; NaN: not read). Times after `now_s` are of
         before the clock was set back: they count as now."""
         tripped_s = min(self.tripped_s, now_s)
@@ -38,7 +38,7 @@ class Breaker:
             return replace(self, read_s=read_s, tripped_s=now_s if blind else tripped_s)
         over_since_s = min(self.over_since_s, now_s) if draw_mw > budget_mw else math.inf
         trips = draw_mw > budget_mw * (1.0 + TRIP_SHARE) or now_s - over_since_s >= SLOW_S
-        return Breaker(over_since_s, now_s, now_s if trips else tripped_s)
+        return RackBreaker(over_since_s, now_s, now_s if trips else tripped_s)
 
     def open(self, now_s: float) -> bool:
         """Whether the rack's GPUs have to be at their fallback."""

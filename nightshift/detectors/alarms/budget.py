@@ -43,7 +43,7 @@ from nightshift.detectors.alarms.lanes import (
     REDO_S,
     Lane,
     Proof,
-    Reach,
+    WaitingGpus,
     can_wait,
     haste_of,
     in_lane,
@@ -264,7 +264,7 @@ class Budget:
     def weigh(self, findings: Sequence[Finding], tick: Tick, inventory: Inventory) -> list[Finding]:
         """The same findings in the same order, each with its price and its lane."""
         self._watch(tick)
-        shares, reach = self.shares(), Reach(inventory, tick.at_s)
+        shares, reach = self.shares(), WaitingGpus(inventory, tick.at_s)
         return [self._one(finding, shares, reach, tick.at_s, inventory) for finding in findings]
 
     def confirm(self, episodes: Iterable[str]) -> None:
@@ -445,7 +445,7 @@ class Budget:
         return stated.per_1000_series_days * wrong
 
     def _one(
-        self, finding: Finding, shares: Mapping[str, float], reach: Reach, at_s: float, inventory: Inventory
+        self, finding: Finding, shares: Mapping[str, float], reach: WaitingGpus, at_s: float, inventory: Inventory
     ) -> Finding:
         stated = self.stated.get(finding.detector)
         if stated is None:

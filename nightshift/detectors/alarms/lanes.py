@@ -124,7 +124,7 @@ def can_wait(finding: Finding) -> bool:
     return math.isfinite(eta_s) and not REACT_S <= eta_s <= REDO_S
 
 
-class Reach:
+class WaitingGpus:
     """GPUs that wait for a fault, at one time. Of a job all wait, since its ranks step together."""
 
     _HOLDERS = (SubjectKind.JOB, SubjectKind.SERVER, SubjectKind.POD)

@@ -20,7 +20,7 @@ from nightshift.collectors.training.kineto_trace import Trace, TraceError
 from nightshift.kernels.profile.advice import StepWaits, advice, waits_of
 from nightshift.kernels.profile.cost import cost
 from nightshift.kernels.profile.match import segments
-from nightshift.kernels.profile.operators import Operators, Unit, operators_of
+from nightshift.kernels.profile.operators import OperatorCall, Operators, operators_of
 from nightshift.kernels.profile.pattern import BIASED, ProblemMatch, dims
 from nightshift.kernels.profile.roofline import Peaks, peaks_of
 
@@ -160,7 +160,7 @@ def _check(trace: Trace, on_gpu: bool) -> None:
 
 def rank(operators: Operators, peaks: Peaks) -> list[Hotspot]:
     """All operations of a trace by what a better kernel of theirs would gain."""
-    groups: dict[tuple[Any, ...], list[tuple[tuple[Unit, ...], ProblemMatch | None]]] = defaultdict(list)
+    groups: dict[tuple[Any, ...], list[tuple[tuple[OperatorCall, ...], ProblemMatch | None]]] = defaultdict(list)
     for units, match in segments(operators.units, operators.parameters):
         if match is not None:
             key: tuple[Any, ...] = (
@@ -182,7 +182,7 @@ def rank(operators: Operators, peaks: Peaks) -> list[Hotspot]:
 
 def _hotspot(
     key: tuple[Any, ...],
-    calls: Sequence[tuple[tuple[Unit, ...], ProblemMatch | None]],
+    calls: Sequence[tuple[tuple[OperatorCall, ...], ProblemMatch | None]],
     operation_s: float,
     steps: int,
     devices: int,

@@ -19,7 +19,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nightshift.kernels.profile.operators import Unit
+from nightshift.kernels.profile.operators import OperatorCall
 from nightshift.kernels.profile.pattern import (
     BIASED,
     DTYPES,
@@ -43,13 +43,13 @@ _FUSED = re.compile(rf"triton_poi_fused_({_PART}(?:_{_PART})*)_\d+")
 UNKNOWN_FORM = "which form of GELU was not recorded; taken as the exact one"
 
 
-def gelu_form(unit: Unit) -> str:
+def gelu_form(unit: OperatorCall) -> str:
     """tanh or none, as torch calls them; empty where the trace does not say."""
     found = _FORM.search(unit.kernel)
     return {"1": "tanh", "2": "none"}.get(found[1], "") if found else ""
 
 
-def _linear_act(units: Sequence[Unit]) -> ProblemMatch | None:
+def _linear_act(units: Sequence[OperatorCall]) -> ProblemMatch | None:
     up, act = units[:2]
     *_, down = (unit for unit in units if unit.base != "mul")
     fused = _FUSED.fullmatch(act.base)
@@ -73,7 +73,7 @@ def _linear_act(units: Sequence[Unit]) -> ProblemMatch | None:
 _Layer = tuple[tuple[int, ...], tuple[int, int], str, bool]
 
 
-def _comes_back(down: Unit, up: _Layer) -> bool:
+def _comes_back(down: OperatorCall, up: _Layer) -> bool:
     """Whether a linear layer takes as many rows of what another made back to where that began."""
     second, (x, (n, k), kind, _) = _layer(down), up
     if second is None or second[0][-1:] != (n,) or second[1] != (k, n) or second[2] != kind:
@@ -81,7 +81,7 @@ def _comes_back(down: Unit, up: _Layer) -> bool:
     return math.prod(second[0]) == math.prod(x[:-1]) * n
 
 
-def _layer(unit: Unit) -> _Layer | None:
+def _layer(unit: OperatorCall) -> _Layer | None:
     """(sizes of x, (n, k), dtype, whether a bias is added) of an `nn.Linear`; None where it is none, or is cast."""
     x_at = int(unit.base == "addmm")
     x, w = dims(unit, x_at), dims(unit, x_at + 1)
@@ -108,20 +108,20 @@ _INT8 = "1"
 """c10::ScalarType::Char, as an operator's dtype argument is recorded."""
 
 
-def concrete(unit: Unit, position: int) -> str:
+def concrete(unit: OperatorCall, position: int) -> str:
     """An argument that is no tensor, as text; empty where it was not recorded."""
     told = unit.signature.concrete
     return told[position] if position < len(told) else ""
 
 
-def over_last(unit: Unit) -> bool:
+def over_last(unit: OperatorCall) -> bool:
     """Whether a reduction is over the last dimension only."""
     rank = len(dims(unit, 0))
     return concrete(unit, 1) in ("[-1]", "-1", f"[{rank - 1}]", str(rank - 1))
 
 
 def _stencil(size: int) -> Bind:
-    def bind(units: Sequence[Unit]) -> ProblemMatch | None:
+    def bind(units: Sequence[OperatorCall]) -> ProblemMatch | None:
         """x padded by zeros, then Σ weight[a, b] · (x shifted by a, b)."""
         x, kind = dims(units[0], 0), dtype(units[0], 0)
         if len(x) < 2 or kind != "float32" or concrete(units[0], 1) != str([size // 2] * 4):
@@ -142,7 +142,7 @@ def _planes(size: int, x: tuple[int, ...], kind: str, how: str) -> ProblemMatch:
     return ProblemMatch(f"stencil_{size}x{size}", sizes, kind, how)
 
 
-def _convolution(units: Sequence[Unit]) -> ProblemMatch | None:
+def _convolution(units: Sequence[OperatorCall]) -> ProblemMatch | None:
     """A convolution of single planes with one square filter is a stencil; of channels it is none of ours."""
     unit = units[0]
     x, weight = dims(unit, 0), dims(unit, 1)
@@ -157,7 +157,7 @@ def _convolution(units: Sequence[Unit]) -> ProblemMatch | None:
     return _planes(size, (x[0], x[2], x[3]), "float32", layout(unit, 0))
 
 
-def _particles(units: Sequence[Unit]) -> ProblemMatch | None:
+def _particles(units: Sequence[OperatorCall]) -> ProblemMatch | None:
     """Distances of m particles to k landmarks, Gaussian log likelihoods, normalised by their log-sum-exp."""
     first = units[0]
     if first.base == "cdist":
@@ -175,7 +175,7 @@ def _particles(units: Sequence[Unit]) -> ProblemMatch | None:
     return ProblemMatch("particle_weights", {"m": place[0], "k": landmark[0]}, "float32", layout(first, 0))
 
 
-def _quantise(units: Sequence[Unit]) -> ProblemMatch | None:
+def _quantise(units: Sequence[OperatorCall]) -> ProblemMatch | None:
     """Codes of 8 bits and a scale for each row, from the row's largest magnitude."""
     magnitude = next(unit for unit in units if unit.base == "abs")
     reduction = next(unit for unit in units if unit.base in ("amax", "max"))
@@ -189,7 +189,7 @@ def _quantise(units: Sequence[Unit]) -> ProblemMatch | None:
     return ProblemMatch("quantise", rows_of(x), kind, layout(first, 0))
 
 
-def _dequantise(units: Sequence[Unit]) -> ProblemMatch | None:
+def _dequantise(units: Sequence[OperatorCall]) -> ProblemMatch | None:
     """Codes of 8 bits times their row's scale."""
     code, product = units[0], units[-1]
     position = next((p for p in range(2) if dims(product, p)[-1:] == (1,)), None)
@@ -210,7 +210,7 @@ def _rotated(x: tuple[int, ...], table: tuple[int, ...], columns: int) -> str:
     return "bhsd" if table[-2:] == (x[2], columns) and math.prod(table) == x[2] * columns else ""
 
 
-def _interleaved(units: Sequence[Unit]) -> ProblemMatch | None:
+def _interleaved(units: Sequence[OperatorCall]) -> ProblemMatch | None:
     """(even · cos − odd · sin, even · sin + odd · cos), laid side by side again."""
     first, last = units[0], units[-1]
     half, table, kind = dims(first, 0), dims(first, 1), dtype(first, 0)
@@ -260,7 +260,7 @@ WRITTEN_OUT: tuple[Pattern, ...] = (
 """The longest first. Of operators that other families begin with too, the binding function takes only its own."""
 
 
-def _rmsnorm(units: Sequence[Unit]) -> ProblemMatch | None:
+def _rmsnorm(units: Sequence[OperatorCall]) -> ProblemMatch | None:
     """pow or x·x, mean, (+ eps), rsqrt, · x, · weight. With `to` first the input is of fewer bits than the sum."""
     power = next(u for u in units if u.base in ("pow", "mul", "square"))
     weighted = units[-1]
@@ -277,7 +277,7 @@ def _rmsnorm(units: Sequence[Unit]) -> ProblemMatch | None:
     return ProblemMatch("rmsnorm", rows_of(sizes), kind, layout(power, 0)) if kind else None
 
 
-def _rmsnorm_residual(units: Sequence[Unit]) -> ProblemMatch | None:
+def _rmsnorm_residual(units: Sequence[OperatorCall]) -> ProblemMatch | None:
     add, rest = units[0], units[1:]
     found = _native_rmsnorm(rest) if "rms_norm" in rest[0].base else _rmsnorm(rest)
     if found is None or dims(add, 0) != dims(add, 1) or rows_of(dims(add, 0) or (0, 0)) != found.sizes:
@@ -287,16 +287,16 @@ def _rmsnorm_residual(units: Sequence[Unit]) -> ProblemMatch | None:
     return ProblemMatch("rmsnorm_residual", found.sizes, found.dtype, found.layout)
 
 
-def _native_rmsnorm(units: Sequence[Unit]) -> ProblemMatch | None:
+def _native_rmsnorm(units: Sequence[OperatorCall]) -> ProblemMatch | None:
     return rowwise("rmsnorm", units[0])
 
 
-def _layernorm(units: Sequence[Unit]) -> ProblemMatch | None:
+def _layernorm(units: Sequence[OperatorCall]) -> ProblemMatch | None:
     unit = units[0]
     return rowwise("layernorm", unit) if dims(unit, 2) and dims(unit, 3) else None
 
 
-def _softmax(units: Sequence[Unit]) -> ProblemMatch | None:
+def _softmax(units: Sequence[OperatorCall]) -> ProblemMatch | None:
     unit = units[0]
     concrete = unit.signature.concrete
     axis = concrete[1] if len(concrete) > 1 else ""
@@ -304,7 +304,7 @@ def _softmax(units: Sequence[Unit]) -> ProblemMatch | None:
     return rowwise("softmax", unit) if axis in ("-1", str(rank - 1), "") else None
 
 
-def _cross_entropy(units: Sequence[Unit]) -> ProblemMatch | None:
+def _cross_entropy(units: Sequence[OperatorCall]) -> ProblemMatch | None:
     """A cast of the logits to float before it is taken along: a kernel reads the narrow ones as well."""
     loss = next(u for u in units if u.base in ("cross_entropy_loss", "log_softmax", "_log_softmax"))
     found = rowwise("cross_entropy", loss, last="v")
@@ -321,7 +321,7 @@ def _cross_entropy(units: Sequence[Unit]) -> ProblemMatch | None:
     return found
 
 
-def _attention(units: Sequence[Unit]) -> ProblemMatch | None:
+def _attention(units: Sequence[OperatorCall]) -> ProblemMatch | None:
     unit = units[0]
     q, k, v = (dims(unit, position) for position in range(3))
     concrete = unit.signature.concrete
@@ -337,7 +337,7 @@ def _attention(units: Sequence[Unit]) -> ProblemMatch | None:
     return ProblemMatch("flash_attention", sizes, kind, layout(unit, 0))
 
 
-def _linear(units: Sequence[Unit]) -> ProblemMatch | None:
+def _linear(units: Sequence[OperatorCall]) -> ProblemMatch | None:
     """x (…, k) · weight (n, k)ᵀ, plus a bias. Under autocast the recorded inputs may be wider than what is
     multiplied."""
     unit = units[0]
@@ -355,7 +355,7 @@ def _linear(units: Sequence[Unit]) -> ProblemMatch | None:
     return ProblemMatch(name, sizes, kind, layout(unit, 0), "; ".join(notes))
 
 
-def _matmul(units: Sequence[Unit]) -> ProblemMatch | None:
+def _matmul(units: Sequence[OperatorCall]) -> ProblemMatch | None:
     unit = units[0]
     shift = 1 if unit.base == "addmm" else 0
     a, b = dims(unit, shift), dims(unit, shift + 1)
@@ -372,7 +372,7 @@ def _matmul(units: Sequence[Unit]) -> ProblemMatch | None:
 
 
 def _gated(problem: str) -> Bind:
-    def bind(units: Sequence[Unit]) -> ProblemMatch | None:
+    def bind(units: Sequence[OperatorCall]) -> ProblemMatch | None:
         act, product = units[0], units[-1]
         if not dims(act, 0) or dims(product, 0) != dims(product, 1) or dims(product, 0) != dims(act, 0):
             return None
@@ -381,7 +381,7 @@ def _gated(problem: str) -> Bind:
     return bind
 
 
-def _geglu(units: Sequence[Unit]) -> ProblemMatch | None:
+def _geglu(units: Sequence[OperatorCall]) -> ProblemMatch | None:
     """Of the tanh form alone: the exact one's kernel is a gelu, and a product."""
     # the profiler records no strings, and gelu's `approximate` is one
     form = gelu_form(units[0])
@@ -389,13 +389,13 @@ def _geglu(units: Sequence[Unit]) -> ProblemMatch | None:
     return replace(found, note=_TANH_TAKEN) if found is not None and not form else found
 
 
-def _gelu(units: Sequence[Unit]) -> ProblemMatch | None:
+def _gelu(units: Sequence[OperatorCall]) -> ProblemMatch | None:
     form = gelu_form(units[0])
     found = rowwise("gelu", units[0]) if form != "tanh" else None
     return replace(found, note=UNKNOWN_FORM) if found is not None and not form else found
 
 
-def _gates_last(units: Sequence[Unit]) -> list[Unit]:
+def _gates_last(units: Sequence[OperatorCall]) -> list[OperatorCall]:
     """act(gate(x)) * up(x) with its products first: as it is called, up's stands between the gate's operators."""
     made = list(units)
     for at in range(len(made) - 2):
@@ -406,7 +406,7 @@ def _gates_last(units: Sequence[Unit]) -> list[Unit]:
     return made
 
 
-def _fused_mlp(units: Sequence[Unit]) -> ProblemMatch | None:
+def _fused_mlp(units: Sequence[OperatorCall]) -> ProblemMatch | None:
     linears = [unit for unit in units if unit.base == "linear"]
     first, second, last = (dims(unit, 1) for unit in linears)
     x = dims(linears[0], 0)
@@ -416,7 +416,7 @@ def _fused_mlp(units: Sequence[Unit]) -> ProblemMatch | None:
     return ProblemMatch("fused_mlp", sizes, dtype(linears[0], 0), layout(linears[0], 0))
 
 
-def _dropout_add(units: Sequence[Unit]) -> ProblemMatch | None:
+def _dropout_add(units: Sequence[OperatorCall]) -> ProblemMatch | None:
     drop, add = units
     if dims(drop, 0) != dims(add, 0) or dims(add, 0) != dims(add, 1):
         return None
@@ -428,7 +428,7 @@ def _dropout_add(units: Sequence[Unit]) -> ProblemMatch | None:
     )
 
 
-def _embedding(units: Sequence[Unit]) -> ProblemMatch | None:
+def _embedding(units: Sequence[OperatorCall]) -> ProblemMatch | None:
     unit = units[0]
     table, index = dims(unit, 0), dims(unit, 1)
     # a look-up is no kernel of ours: only its gradient is worth one
@@ -439,7 +439,7 @@ def _embedding(units: Sequence[Unit]) -> ProblemMatch | None:
 
 
 def _reduce(problem: str) -> Bind:
-    def bind(units: Sequence[Unit]) -> ProblemMatch | None:
+    def bind(units: Sequence[OperatorCall]) -> ProblemMatch | None:
         unit = units[0]
         concrete = unit.signature.concrete
         axis = concrete[1] if len(concrete) > 1 else ""
@@ -450,7 +450,7 @@ def _reduce(problem: str) -> Bind:
     return bind
 
 
-def _rotary_half(units: Sequence[Unit]) -> ProblemMatch | None:
+def _rotary_half(units: Sequence[OperatorCall]) -> ProblemMatch | None:
     """q·cos + rotated(q)·sin, then the same of k."""
     first, second = (next(u for u in part if u.base == "mul") for part in (units, units[len(units) // 2 :]))
     q, k, kind = dims(first, 0), dims(second, 0), dtype(first, 0)
@@ -510,10 +510,12 @@ LONGEST = max(len(pattern.names) + len(pattern.ahead) for pattern in (*UNTRAINED
 _TANH_TAKEN = "which form of GELU was not recorded; taken as the tanh one"
 
 
-def segments(units: Sequence[Unit], parameters: int = 0) -> list[tuple[tuple[Unit, ...], ProblemMatch | None]]:
+def segments(
+    units: Sequence[OperatorCall], parameters: int = 0
+) -> list[tuple[tuple[OperatorCall, ...], ProblemMatch | None]]:
     """The units in groups: those of a problem together, each other one alone. `parameters`: elements that an
     optimiser step works on."""
-    made: list[tuple[tuple[Unit, ...], ProblemMatch | None]] = []
+    made: list[tuple[tuple[OperatorCall, ...], ProblemMatch | None]] = []
     units = _gates_last(units)
     # what a kernel for inference fuses is kept for a gradient in training
     trained = parameters > 0 or any(unit.backward_s > 0 for unit in units)

@@ -26,7 +26,7 @@ EMPTY = Signature((), (), (), ())
 
 
 @dataclass(frozen=True)
-class Unit:
+class OperatorCall:
     """One call of an operator. Times: seconds of the critical path in this call, copies that it made included."""
 
     name: str
@@ -54,7 +54,7 @@ class Operators:
     the GPU is behind its launches and works for longer, as long as that. devices: GPUs; 0: none, and seconds are
     the operators' own on the CPU."""
 
-    units: tuple[Unit, ...]
+    units: tuple[OperatorCall, ...]
     steps: int
     wall_s: float
     compute_s: float
@@ -207,7 +207,7 @@ def _innermost(trace: Trace, forest: _Forest, by_track: Mapping[int, Ints], laun
 
 def _units(
     trace: Trace, found: Activities, forest: _Forest, own: Floats, longest: Mapping[int, tuple[float, str]]
-) -> tuple[list[Unit], int]:
+) -> tuple[list[OperatorCall], int]:
     """(units, elements of all gradients accumulated in one step)."""
     events, names = trace.events, trace.names
     total = own.copy()
@@ -229,7 +229,7 @@ def _units(
             loose.append(row)
     begins = np.array([step.begin_ns for step in found.steps])
     ends = np.array([step.end_ns for step in found.steps])
-    units: list[Unit] = []
+    units: list[OperatorCall] = []
     for row in sorted(loose, key=lambda r: (int(events.track[r]), int(events.begin_ns[r]))):
         at_ns, track = int(events.begin_ns[row]), int(events.track[row])
         step = int(np.searchsorted(begins, at_ns, side="right")) - 1
@@ -239,7 +239,7 @@ def _units(
         name = names[events.name[row]].removeprefix(_BACKWARD)
         kind, kernel = (told.get(row, (0.0, ""))[1] for told in (computed, kernels))
         units.append(
-            Unit(name, signature, float(total[row]), float(backward[row]), step, track, at_ns, kind, kernel)
+            OperatorCall(name, signature, float(total[row]), float(backward[row]), step, track, at_ns, kind, kernel)
         )
     units = _merged(units, _optimiser_windows(trace))
     units.sort(key=lambda unit: (unit.step, unit.track, unit.begin_ns))
@@ -282,18 +282,18 @@ def _accumulated(trace: Trace, forest: _Forest) -> int:
     return count
 
 
-def _merged(units: Sequence[Unit], optimiser: Sequence[tuple[str, int, int, int]]) -> list[Unit]:
+def _merged(units: Sequence[OperatorCall], optimiser: Sequence[tuple[str, int, int, int]]) -> list[OperatorCall]:
     """The units, those within an optimiser's step as one: which of its operators a kernel replaces depends on the
     optimiser's implementation, and ours replaces the whole step."""
-    found: list[Unit] = []
-    merged: dict[tuple[str, int, int], Unit] = {}
+    found: list[OperatorCall] = []
+    merged: dict[tuple[str, int, int], OperatorCall] = {}
     for unit in units:
         label = next((w[0] for w in optimiser if w[1] == unit.track and w[2] <= unit.begin_ns < w[3]), "")
         if not label:
             found.append(unit)
             continue
         key = (label, unit.step, unit.track)
-        before = merged.get(key, Unit(label, EMPTY, 0.0, 0.0, unit.step, unit.track, unit.begin_ns))
+        before = merged.get(key, OperatorCall(label, EMPTY, 0.0, 0.0, unit.step, unit.track, unit.begin_ns))
         merged[key] = replace(before, forward_s=before.forward_s + unit.forward_s)
     return [*found, *merged.values()]
 

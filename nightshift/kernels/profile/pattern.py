@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nightshift.kernels.profile.operators import Unit
+from nightshift.kernels.profile.operators import OperatorCall
 
 DTYPES = {
     "float": "float32",
@@ -37,7 +37,7 @@ class ProblemMatch:
     note: str = ""
 
 
-Bind = Callable[[Sequence[Unit]], ProblemMatch | None]
+Bind = Callable[[Sequence[OperatorCall]], ProblemMatch | None]
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class Pattern:
     bind: Bind
     ahead: tuple[str, ...] = ()
 
-    def match(self, units: Sequence[Unit]) -> tuple[int, ProblemMatch] | None:
+    def match(self, units: Sequence[OperatorCall]) -> tuple[int, ProblemMatch] | None:
         """(how many units it takes, what they are) at the beginning of `units`; None where it does not fit."""
-        seen: list[Unit] = []
+        seen: list[OperatorCall] = []
         at = taken = 0
         for number, name in enumerate((*self.names, *self.ahead)):
             optional = name.endswith("?")
@@ -70,26 +70,26 @@ def _is_one_of(base: str, wanted: str) -> bool:
     return any(base.startswith(name[:-1]) if name.endswith("*") else base == name for name in wanted.split("|"))
 
 
-def dims(unit: Unit, position: int) -> tuple[int, ...]:
+def dims(unit: OperatorCall, position: int) -> tuple[int, ...]:
     """Sizes of an argument; empty where it is no tensor or was not recorded."""
     listed = unit.signature.dims
     value: Any = listed[position] if position < len(listed) else ()
     return value if isinstance(value, tuple) and all(isinstance(size, int) and size >= 0 for size in value) else ()
 
 
-def strides(unit: Unit, position: int) -> tuple[int, ...]:
+def strides(unit: OperatorCall, position: int) -> tuple[int, ...]:
     """How far apart an argument's elements lie; empty where it is no tensor or was not recorded."""
     listed = unit.signature.strides
     value: Any = listed[position] if position < len(listed) else ()
     return value if isinstance(value, tuple) and all(isinstance(one, int) for one in value) else ()
 
 
-def dtype(unit: Unit, position: int) -> str:
+def dtype(unit: OperatorCall, position: int) -> str:
     listed = unit.signature.dtypes
     return DTYPES.get(listed[position], "") if position < len(listed) else ""
 
 
-def layout(unit: Unit, position: int) -> str:
+def layout(unit: OperatorCall, position: int) -> str:
     """contiguous, padded (rows further apart than they are long) or transposed, as `kernels.judge.probes.inputs`
     says."""
     sizes, apart = dims(unit, position), strides(unit, position)
@@ -105,13 +105,13 @@ def layout(unit: Unit, position: int) -> str:
     return "padded" if apart[-1] == 1 else "transposed"
 
 
-def turned(unit: Unit, position: int) -> bool:
+def turned(unit: OperatorCall, position: int) -> bool:
     """Whether an argument is a matrix whose columns lie one after the other."""
     sizes = dims(unit, position)
     return len(sizes) == 2 and min(sizes) > 1 and strides(unit, position) == (1, sizes[0])
 
 
-def side_by_side(unit: Unit, position: int) -> str:
+def side_by_side(unit: OperatorCall, position: int) -> str:
     """How (b, h, s, d) lies of which a projection made (b, s, h, d): contiguous, or sliced, positions further apart
     than their heads are long (`kernels.judge.probes.layouts.place`); empty where it lies otherwise, or heads are
     first."""
@@ -128,7 +128,7 @@ def rows_of(sizes: tuple[int, ...]) -> dict[str, int]:
     return {"m": math.prod(sizes[:-1]), "n": sizes[-1]}
 
 
-def rowwise(problem: str, unit: Unit, position: int = 0, last: str = "n") -> ProblemMatch | None:
+def rowwise(problem: str, unit: OperatorCall, position: int = 0, last: str = "n") -> ProblemMatch | None:
     sizes, kind = dims(unit, position), dtype(unit, position)
     if len(sizes) < 2 or not kind:
         return None

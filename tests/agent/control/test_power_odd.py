@@ -22,7 +22,7 @@ from nightshift.collectors.subject import SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.actuators.power_nodes import NodeStatus, PowerNodes, Settings
 from nightshift.controllers.power import shield
-from nightshift.controllers.power.breaker import REST_S, Breaker
+from nightshift.controllers.power.breaker import REST_S, RackBreaker
 from nightshift.controllers.power.limits import LOCKOUT_S, Gpu, Rack
 from nightshift.controllers.power.settings import PowerSettings
 from tests.agent.control.test_power_loop import EASY, World, world
@@ -34,11 +34,11 @@ GPU = Gpu("G0", "n0", "r", "team/job", 200_000, 700_000, 700_000, 400_000, 400_0
 
 def test_a_rack_that_is_not_read_trips_in_time_after_the_clock_was_set_back() -> None:
     """An hour back, and the telemetry is gone: blind for a minute is blind, whatever the clock said before."""
-    seen = Breaker().look(5e6, 6_000_000, HOUR_S)
+    seen = RackBreaker().look(5e6, 6_000_000, HOUR_S)
     for second in range(0, 70, 10):
         seen = seen.look(math.nan, 6_000_000, 100.0 + second)
     assert seen.open(160.0)
-    over = Breaker().look(9e6, 6_000_000, HOUR_S).look(5e6, 6_000_000, 100.0)
+    over = RackBreaker().look(9e6, 6_000_000, HOUR_S).look(5e6, 6_000_000, 100.0)
     assert over.open(100.0 + REST_S - 1.0)
     assert not over.open(100.0 + REST_S), "what tripped it is not in the future"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nightshift.agent.correlation.correlate import DecisionVerb, KnownIncident, correlate
-from nightshift.agent.correlation.decisions import Verdict
+from nightshift.agent.correlation.decisions import AlarmVerdict
 from nightshift.agent.correlation.detection import Detection
 from nightshift.agent.correlation.watch import verdict_of
 from nightshift.agent.metrics import Metrics
@@ -109,16 +109,16 @@ def test_a_storm_of_weak_alarms_pages_unless_its_detector_is_noisy_or_unmeasured
 @pytest.mark.parametrize(
     ("causes", "verdict"),
     [
-        (["opened"], Verdict.OPEN),
-        (["opened", Cause.CLEARED_BY_ITSELF], Verdict.WENT_ON),
-        (["opened", Cause.CLEARED_BY_ITSELF, Cause.RELAPSED], Verdict.OPEN),
-        (["opened", Cause.ACKNOWLEDGED, Cause.CLEARED_BY_ITSELF], Verdict.OPEN),
-        (["opened", Cause.CLOSED_BY_PERSON], Verdict.OPEN),
-        (["opened", Cause.NOT_A_FAULT], Verdict.FALSE),
-        (["opened", Cause.APPROVED, Cause.INTENT_STORED, Cause.CONFIRMED], Verdict.TRUE),
+        (["opened"], AlarmVerdict.OPEN),
+        (["opened", Cause.CLEARED_BY_ITSELF], AlarmVerdict.WENT_ON),
+        (["opened", Cause.CLEARED_BY_ITSELF, Cause.RELAPSED], AlarmVerdict.OPEN),
+        (["opened", Cause.ACKNOWLEDGED, Cause.CLEARED_BY_ITSELF], AlarmVerdict.OPEN),
+        (["opened", Cause.CLOSED_BY_PERSON], AlarmVerdict.OPEN),
+        (["opened", Cause.NOT_A_FAULT], AlarmVerdict.FALSE),
+        (["opened", Cause.APPROVED, Cause.INTENT_STORED, Cause.CONFIRMED], AlarmVerdict.TRUE),
     ],
 )
-def test_only_a_person_or_how_it_ended_makes_an_alarm_false(causes: list[str], verdict: Verdict) -> None:
+def test_only_a_person_or_how_it_ended_makes_an_alarm_false(causes: list[str], verdict: AlarmVerdict) -> None:
     """An open page that nobody answers has no verdict, and neither has one that a person took on."""
     state = {Cause.INTENT_STORED: IncidentState.ACTING}
     steps = [HistoryStep(0.0, None, state.get(c, IncidentState.OPEN), c, "x") for c in causes]  # type: ignore[call-overload]

@@ -26,7 +26,7 @@ from nightshift.agent.history.lookback_signals import LOGS, NEEDS, blind_signals
 from nightshift.collectors.frame import Frame, Instant, SeriesIndex
 from nightshift.collectors.http import SourceError
 from nightshift.collectors.prometheus.live import PrometheusCollector
-from nightshift.collectors.prometheus.range import RangeReader, Reading
+from nightshift.collectors.prometheus.range import RangeCost, RangeReader
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
 from nightshift.detectors.alarms.budget import BudgetSettings
@@ -151,7 +151,9 @@ def test_a_server_that_goes_away_leaves_gaps_that_are_told_and_no_health(
     reader.close()
     assert all(not tick.frames for tick in ticks)
     assert len(reader.reading.failed) > 10
-    text = as_text(report([], [], False, (start_s, start_s + 600.0), 0, BudgetSettings(), [], ["x"] * 3), Reading())
+    text = as_text(
+        report([], [], False, (start_s, start_s + 600.0), 0, BudgetSettings(), [], ["x"] * 3), RangeCost()
+    )
     assert "NOT READ (3 queries failed)" in text
 
 

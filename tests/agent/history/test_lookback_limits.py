@@ -19,7 +19,7 @@ from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Instant
 from nightshift.collectors.http import SourceError
 from nightshift.collectors.prometheus.live import PrometheusCollector
-from nightshift.collectors.prometheus.range import RangeReader, Reading
+from nightshift.collectors.prometheus.range import RangeCost, RangeReader
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.detectors.alarms.budget import BudgetSettings
 from nightshift.detectors.base import Fault, Finding, Severity, State
@@ -168,7 +168,7 @@ def test_an_incident_is_told_by_what_was_wrong_and_what_is_blind_by_lines_to_pas
     ((_, (told,)),) = memory.incidents()
     assert (told.summary, told.state) == ("Xid 79", State.CLEAR)
     blind = blind_signals({need: 0 for needs in NEEDS.values() for need in needs}, False)
-    text = as_text(report([], [], False, (0.0, 1.0), 0, BudgetSettings(), blind, []), Reading())
+    text = as_text(report([], [], False, (0.0, 1.0), 0, BudgetSettings(), blind, []), RangeCost())
     assert text.count("counters file") == 1
     assert "    DCGM_FI_DEV_XID_ERRORS, gauge, " in text
 
@@ -178,15 +178,15 @@ def test_nothing_to_look_at_is_said_first_and_gives_no_rate() -> None:
     day = 86400.0
     event = OwnEvent("cordoned", "n1", 3 * day)
     nothing = report([], [event], True, (0.0, 7 * day), 0, BudgetSettings(), [], [], 0, 0.0, [])
-    text = as_text(nothing, Reading())
+    text = as_text(nothing, RangeCost())
     assert "NO GPU WAS SEEN" in text
     assert "over no time at all" in text
     assert "no telemetry was read in the day before" in text
     assert "MISSED" not in text
-    plain = as_json_values(nothing, Reading())
+    plain = as_json_values(nothing, RangeCost())
     assert plain["false_pages_per_week"] is None
     assert (plain["missed"], plain["unseen"], plain["read_days"]) == (0, 1, 0.0)
     half = report([], [event], None, (0.0, 7 * day), 8, BudgetSettings(), [], [], 0, 3.5 * day, [2.5 * day])
     assert half.missed == (event,)
-    assert "3.5 of 7 days only" in as_text(half, Reading())
-    assert "the queries failed" in as_text(half, Reading())
+    assert "3.5 of 7 days only" in as_text(half, RangeCost())
+    assert "the queries failed" in as_text(half, RangeCost())

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nightshift.controllers.power.breaker import Breaker
+from nightshift.controllers.power.breaker import RackBreaker
 from nightshift.controllers.power.limits import LOCKOUT_S
 from nightshift.controllers.power.shield import (
     PATIENCE,
@@ -312,11 +312,11 @@ def test_an_overdrawn_rack_lowers_those_that_it_can() -> None:
 
 def test_the_breaker_trips_by_itself_on_draw_alone() -> None:
     """At once when far over, after a while when just over, and when the draw is not read."""
-    assert Breaker().look(1_030_000, 1_000_000, 0.0).open(1.0)
-    slow = Breaker().look(1_005_000, 1_000_000, 0.0)
+    assert RackBreaker().look(1_030_000, 1_000_000, 0.0).open(1.0)
+    slow = RackBreaker().look(1_005_000, 1_000_000, 0.0)
     assert not slow.open(0.0)
     assert slow.look(1_005_000, 1_000_000, 10.0).open(10.0)
-    blind = Breaker().look(900_000, 1_000_000, 0.0).look(math.nan, 1_000_000, 30.0)
+    blind = RackBreaker().look(900_000, 1_000_000, 0.0).look(math.nan, 1_000_000, 30.0)
     assert not blind.open(30.0)
     tripped = blind.look(math.nan, 1_000_000, 60.0)
     assert tripped.open(60.0)
@@ -326,7 +326,7 @@ def test_the_breaker_trips_by_itself_on_draw_alone() -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True) | st.floats(0, 2e6), max_size=20))
 def test_a_breaker_is_never_closed_while_the_draw_is_far_over(draws: list[float]) -> None:
-    breaker = Breaker()
+    breaker = RackBreaker()
     for turn, draw in enumerate(draws):
         breaker = breaker.look(draw, 1_000_000, float(turn))
         if math.isfinite(draw) and draw > 1_020_000:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from nightshift.collectors.training.kineto_trace import Signature
 from nightshift.kernels.profile.hotspots import profile
 from nightshift.kernels.profile.match import UNKNOWN_FORM, segments
-from nightshift.kernels.profile.operators import Unit
+from nightshift.kernels.profile.operators import OperatorCall
 from tests.kernels.profile.traces import GELU, X, traced
 from tests.kernels.profile.traces import unit as _unit
 
@@ -107,7 +107,7 @@ def test_what_a_compiler_hides_is_not_guessed(tmp_path: Path) -> None:
     assert not any(h.problem for h in found.hotspots)
 
 
-def _product(name: str, *tensors: tuple[int, ...], turned: int = 1) -> Unit:
+def _product(name: str, *tensors: tuple[int, ...], turned: int = 1) -> OperatorCall:
     """A product as a compiled region calls it: with the linear layer's weight turned, and where it goes to."""
     unit = _unit(name, *tensors)
     at = 1 + (name == "addmm")
@@ -116,12 +116,12 @@ def _product(name: str, *tensors: tuple[int, ...], turned: int = 1) -> Unit:
     return replace(unit, signature=replace(unit.signature, strides=tuple(strides)))
 
 
-def _kernel(name: str) -> Unit:
+def _kernel(name: str) -> OperatorCall:
     return replace(_unit("x"), name=name, signature=Signature((), (), (), ()))
 
 
 UP, DOWN = ((128, 64), (64, 256)), ((64,), (128, 256), (256, 64))
-BENT: list[tuple[list[Unit], str]] = [
+BENT: list[tuple[list[OperatorCall], str]] = [
     ([_product("mm", *UP), _kernel("triton_poi_fused_addmm_gelu_0"), _product("addmm", *DOWN)], "linear_gelu"),
     (
         [_product("mm", *UP), _kernel("triton_poi_fused_addmm_relu_view_3"), _product("mm", *DOWN[1:])],
@@ -137,7 +137,7 @@ BENT: list[tuple[list[Unit], str]] = [
 
 
 @pytest.mark.parametrize(("units", "problem"), BENT)
-def test_a_compiled_regions_kernel_says_what_is_behind_a_product(units: list[Unit], problem: str) -> None:
+def test_a_compiled_regions_kernel_says_what_is_behind_a_product(units: list[OperatorCall], problem: str) -> None:
     """The bias may be the product's or the kernel's; with other operators in it, or another weight, it is none."""
     (taken, found), *_ = segments(units)
     if not problem:

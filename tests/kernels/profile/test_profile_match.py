@@ -19,12 +19,12 @@ from nightshift.kernels.problem import Case
 from nightshift.kernels.profile.cost import cost
 from nightshift.kernels.profile.hotspots import profile_of
 from nightshift.kernels.profile.match import PATTERNS, segments
-from nightshift.kernels.profile.operators import Unit
+from nightshift.kernels.profile.operators import OperatorCall
 from nightshift.kernels.profile.pattern import BIASED, ProblemMatch
 from tests.kernels.profile.traces import GELU, ROW, W, X, traced
 from tests.kernels.profile.traces import unit as _unit
 
-SEQUENCES: dict[str, list[Unit]] = {
+SEQUENCES: dict[str, list[OperatorCall]] = {
     "rmsnorm": [
         _unit("to", X), _unit("pow", X, (), kind="float"), _unit("mean", X, kind="float"),
         _unit("add", ROW, (), kind="float"), _unit("rsqrt", ROW, kind="float"),
@@ -48,7 +48,7 @@ SEQUENCES: dict[str, list[Unit]] = {
     "linear": [_unit("linear", X, (256, 64), ())],
     "matmul": [_unit("mm", (128, 64), (64, 256))],
     "linear_weight_gradient": [
-        Unit("aten::mm", Signature(((256, 128), (128, 64)), ((1, 256), (64, 1)), ("float",) * 2, ("",) * 2),
+        OperatorCall("aten::mm", Signature(((256, 128), (128, 64)), ((1, 256), (64, 1)), ("float",) * 2, ("",) * 2),
              1e-4, 0.0, 0, 0, 0)
     ],
     "swiglu": [_unit("silu", X), _unit("mul", X, X)],
@@ -95,10 +95,10 @@ def test_each_familys_operators_are_recognised_with_sizes_that_its_problem_takes
         [_unit("gelu", X, kernel=GELU.format(1))],
         [_unit("layer_norm", X, (), (), ())],
         [_unit("sum", X, (), concrete=("", "[0]"))],
-        [Unit("aten::linear", Signature((), (), (), ()), 1.0, 0.0, 0, 0, 0)],
+        [OperatorCall("aten::linear", Signature((), (), (), ()), 1.0, 0.0, 0, 0, 0)],
     ],
 )
-def test_what_only_looks_like_a_family_is_left_alone(units: list[Unit]) -> None:
+def test_what_only_looks_like_a_family_is_left_alone(units: list[OperatorCall]) -> None:
     assert all(found is None for _, found in segments(units))
 
 
@@ -114,7 +114,7 @@ def test_a_product_s_operands_are_known_by_how_they_lie_and_a_bias_is_noted() ->
             *((1, s[0]) if turn == "T" else (s[1], 1) for s, turn in zip((left, right), turns, strict=True)),
         )
         told = Signature(sizes, strides, ("float",) * len(sizes), ("",) * len(sizes))
-        ((_, found),) = segments([Unit(f"aten::{name}", told, 1e-4, 0.0, 0, 0, 0)])
+        ((_, found),) = segments([OperatorCall(f"aten::{name}", told, 1e-4, 0.0, 0, 0, 0)])
         return found and (found.problem, dict(found.sizes), BIASED in found.note)
 
     sizes = {"m": 8, "n": 16, "k": 24}

@@ -11,7 +11,7 @@ from torch.profiler import profile as torch_profile
 
 from nightshift.collectors.training.kineto_trace import Signature
 from nightshift.kernels.profile.hotspots import Profile, profile
-from nightshift.kernels.profile.operators import Unit
+from nightshift.kernels.profile.operators import OperatorCall
 
 
 def unit(
@@ -20,11 +20,13 @@ def unit(
     kind: str = "c10::BFloat16",
     concrete: tuple[str, ...] = (),
     kernel: str = "",
-) -> Unit:
+) -> OperatorCall:
     strides = tuple(tuple(math.prod(d[i + 1 :]) for i in range(len(d))) for d in tensors)
     names = tuple(kind if d else "Scalar" for d in tensors)
     told = concrete + ("",) * (len(tensors) - len(concrete))
-    return Unit(f"aten::{name}", Signature(tensors, strides, names, told), 1e-4, 0.0, 0, 0, 0, kernel=kernel)
+    return OperatorCall(
+        f"aten::{name}", Signature(tensors, strides, names, told), 1e-4, 0.0, 0, 0, 0, kernel=kernel
+    )
 
 
 GELU = (
