@@ -224,16 +224,7 @@ class ClusterFaults:
             said = "The API server, or Slurm's controller, does not answer"
             self._hold_ends(tick.at_s)
             return self._episodes.report(lambda fault, s: self._episodes.no_data(fault, s, tick.at_s, said))
-        groups: dict[tuple[str, str], list[_Wrong]] = {}
-        candidates = self._candidates(tick.at_s)
-        failing = {w.node: w.group for w in candidates if w.trouble.name in ("pressure", "not_ready")}
-        for wrong in candidates:
-            # a node that evicts its pods is one fault: that of the node
-            of_node = failing.get(wrong.node) if wrong.trouble.name == "evicted" else None
-            key = wrong.group if of_node is None or self._is_open(wrong) else of_node
-            groups.setdefault(key, []).append(wrong)
-        # what names a group comes first in it
-        groups = {k: sorted(found, key=partial(_is_of_another, k)) for k, found in groups.items()}
+        groups = self._groups(self._candidates(tick.at_s))
         ripe = {key: found for key, found in groups.items() if self._is_ripe(key, found, tick.at_s)}
         self._places = {key: place for key, place in self._places.items() if key in groups}
         self._away_s = {n: (a, b) for n, (a, b) in self._away_s.items() if tick.at_s < b + SETTLE_S}
@@ -250,6 +241,17 @@ class ClusterFaults:
             done = self._episodes.clear(fault, place, tick.at_s, "The cluster's manager reports no fault there now")
             findings += [done] if done else []
         return findings
+
+    def _groups(self, candidates: Sequence[_Wrong]) -> dict[tuple[str, str], list[_Wrong]]:
+        """What may be of one cause; what names a group comes first in it."""
+        groups: dict[tuple[str, str], list[_Wrong]] = {}
+        failing = {w.node: w.group for w in candidates if w.trouble.name in ("pressure", "not_ready")}
+        for wrong in candidates:
+            # a node that evicts its pods is one fault: that of the node
+            of_node = failing.get(wrong.node) if wrong.trouble.name == "evicted" else None
+            key = wrong.group if of_node is None or self._is_open(wrong) else of_node
+            groups.setdefault(key, []).append(wrong)
+        return {k: sorted(found, key=partial(_is_of_another, k)) for k, found in groups.items()}
 
     def _hold_ends(self, at_s: float) -> None:
         """What ended is told for its whole time once the API server answers again: silence ends nothing."""

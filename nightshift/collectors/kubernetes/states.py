@@ -159,21 +159,25 @@ def of_node(obj: Object, gpu_resource: str) -> tuple[Trouble, ...]:
     for label in (*_UPGRADES, _MIG_STATE):
         if str(labels.get(label, "")).endswith("failed"):
             found.append(Trouble("condition", label, f"{label} is {labels[label]}"))
-    for condition in status.get("conditions") or []:
-        kind, said, since_s = str(condition.get("type")), str(condition.get("status")), _time(condition)
-        why = f"{condition.get('reason') or ''}: {condition.get('message') or ''}".strip(": ")
-        if kind == "Ready" and said != "True":
-            found.append(Trouble("not_ready", said, f"Ready is {said}: {why}", since_s))
-        elif kind in _PRESSURE and said == "True":
-            found.append(Trouble("pressure", kind, f"{kind} is {said}: {why}", since_s))
-        elif kind in _STANDARD or kind in _NO_PROBLEM or _HEALTHY.search(str(condition.get("reason") or "")):
-            continue
-        elif said == ("False" if kind.endswith(("Ready", "Healthy")) else "True"):
-            found.append(Trouble("condition", kind, f"{kind} is {said}: {why}", since_s))
+    found += filter(None, map(_of_condition, status.get("conditions") or []))
     if offered < capacity:
         words = f"{offered} of {capacity} {gpu_resource} can be allocated"
         found.append(Trouble("gpus_missing" if offered else "gpus_gone", f"{offered} of {capacity}", words))
     return tuple(found)
+
+
+def _of_condition(condition: Object) -> Trouble | None:
+    kind, said, since_s = str(condition.get("type")), str(condition.get("status")), _time(condition)
+    why = f"{condition.get('reason') or ''}: {condition.get('message') or ''}".strip(": ")
+    if kind == "Ready" and said != "True":
+        return Trouble("not_ready", said, f"Ready is {said}: {why}", since_s)
+    if kind in _PRESSURE and said == "True":
+        return Trouble("pressure", kind, f"{kind} is {said}: {why}", since_s)
+    if kind in _STANDARD or kind in _NO_PROBLEM or _HEALTHY.search(str(condition.get("reason") or "")):
+        return None
+    if said == ("False" if kind.endswith(("Ready", "Healthy")) else "True"):
+        return Trouble("condition", kind, f"{kind} is {said}: {why}", since_s)
+    return None
 
 
 def _planned(meta: Object, spec: Object, status: Object) -> Iterator[Trouble]:

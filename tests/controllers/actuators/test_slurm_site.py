@@ -241,7 +241,7 @@ SITES: Mapping[str, tuple[Callable[[], Seen], Callable[[Seen], bool]]] = {
     "health check": (lambda: qualified("health_check"), right_programs),
 }
 """Each with what is right in it."""
-NEEDS = {"backup controller": "/usr/bin/unshare", "slurmdbd and roles": "/usr/sbin/slurmdbd"}
+NEEDS = {"backup controller": "/usr/bin/unshare", "slurmdbd and roles": "/usr/sbin/mariadbd"}
 
 
 @pytest.mark.full

@@ -115,10 +115,8 @@ class _Region:
         name, value = operator_name(node), node.meta.get("val")
         if not isinstance(value, torch.Tensor) or node.target._schema.is_mutable:
             raise RefusedError(f"{node.name} is not one tensor")
-        given = [n for n in node.all_input_nodes if n in self.inside]
         if name == "mm":
-            right = self._of_rows(node.args[1]) if _is_transpose(node.args[0]) else node.args[1] not in self.inside
-            fine = right and (node is self.product or self._wide(given[0]) or _is_transpose(given[0]))
+            fine = self._is_product_by_rows(node)
         elif name == "permute":
             # only as the left side of a weight's gradient
             fine = _is_transpose(node) and all(operator_name(u) == "mm" and u.args[0] is node for u in node.users)
@@ -135,6 +133,15 @@ class _Region:
             )
         if not fine:
             raise RefusedError(f"{node.name} may not treat each row by itself")
+
+    def _is_product_by_rows(self, node: Any) -> bool:
+        left, right = node.args
+        if not (self._of_rows(right) if _is_transpose(left) else right not in self.inside):
+            return False
+        if node is self.product:
+            return True
+        given = next(n for n in node.all_input_nodes if n in self.inside)
+        return self._wide(given) or _is_transpose(given)
 
     def _of_rows(self, node: Any, most: int = 2) -> bool:
         """Whether its first dimension, or the first two of three, are the rows."""
