@@ -281,7 +281,7 @@ class SlurmLab:
         data = self.home / "db"
         data.mkdir()
         shutil.chown(data, "mysql")
-        options = ("--no-defaults", "--user=mysql", f"--datadir={data}")
+        options = ("--no-defaults", "--user=mysql", f"--datadir={data}", f"--tmpdir={data}")
         self.call("mariadb-install-db", *options, "--auth-root-authentication-method=normal", "--skip-test-db")
         sockets = (f"--socket={data}/sock", f"--port={self._storage}", "--bind-address=127.0.0.1")
         self._spawn("mariadbd", "/usr/sbin/mariadbd", *options, *sockets, f"--pid-file={data}/pid")
