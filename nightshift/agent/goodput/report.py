@@ -7,7 +7,8 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
@@ -283,6 +284,40 @@ def figures_of(sums: Sums) -> tuple[dict[tuple[str, str], float], dict[str, floa
         key = (str(entry.account), entry.cause if entry.cause in _FAULTS else "")
         found[key] = found.get(key, 0.0) + spent
     return found, {"without": ettr(sums, False).value, "with": ettr(sums, True).value}
+
+
+def as_json(report: GoodputReport, by: str, limit: int = 20) -> dict[str, Any]:
+    """The report as JSON values: GPU-seconds, seconds, ratios; null: not known. An estimate is value, low, high,
+    n."""
+    response = {f.name: _plain(getattr(report.response, f.name)) for f in fields(report.response)}
+    return {
+        "start_s": report.start_s, "end_s": report.end_s, "wall_gpu_s": report.wall_gpu_s, "price": report.price,
+        "accounts": [
+            {"account": str(a), "nest": str(ACCOUNTS[a].nest), "gpu_s": spent, "cost": _number(report.money(spent))}
+            for a, spent in report.amounts.items()
+        ],
+        "unattributed": _number(report.unattributed),
+        "ettr": _plain(report.ettr), "ettr_with_queueing": _plain(report.ettr_with_queueing),
+        "response": response,
+        "faults": [
+            {"cause": f.cause, "count": f.count, "lost_gpu_s": f.lost_gpu_s}
+            | {"mtbf_s": _plain(f.mtbf_s), "mttr_s": _plain(f.mttr_s)}
+            for f in report.faults
+        ],
+        "by": by,
+        "rows": [
+            {"name": name, "lost_gpu_s": lost(amounts), "gpu_s": {str(a): spent for a, spent in amounts.items()}}
+            for name, amounts in report.by(by, limit)
+        ],
+    }  # fmt: skip
+
+
+def _plain(figure: Estimate) -> dict[str, float | int | None]:
+    return {"value": _number(figure.value), "low": _number(figure.low), "high": _number(figure.high), "n": figure.n}
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def as_csv(report: GoodputReport) -> str:
