@@ -25,6 +25,7 @@ from nightshift.agent.cli import (
     kernels,
     policy,
     policy_steps,
+    preflight,
     recordings,
     retention,
     serve,
@@ -74,6 +75,7 @@ app = _filled(
     recordings.replay,
     recordings.record,
     configuration.doctor,
+    preflight.preflight,
 )
 for _name, _commands in (
     ("config", _group("Check the configuration file.", configuration.check)),

@@ -20,10 +20,10 @@ REPEATS = 9
 PART_S = 60.0
 
 
-def links(ids: Sequence[str]) -> dict[str, float]:
+def links(ids: Sequence[str], device: str = "cuda", size: int = SIZE) -> dict[str, float]:
     """peer_bytes_per_s (the slowest of neighbours) and all_reduce_bytes_per_s; empty with one GPU alone."""
     if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        return _asked([dict(os.environ)])
+        return _asked([dict(os.environ)], device, size)
     if len(ids) < 2:
         return {}
     with socket.socket() as free:
@@ -36,11 +36,12 @@ def links(ids: Sequence[str]) -> dict[str, float]:
         "MASTER_PORT": str(port),
     }
     ranks = [{"RANK": str(n), "LOCAL_RANK": str(n), "WORLD_SIZE": str(len(ids))} for n in range(len(ids))]
-    return _asked([base | rank for rank in ranks])
+    return _asked([base | rank for rank in ranks], device, size)
 
 
-def _asked(environments: list[dict[str, str]]) -> dict[str, float]:
-    command = [sys.executable, "-c", "from nightshift.kernels.preflight.links import rank_program; rank_program()"]
+def _asked(environments: list[dict[str, str]], device: str, size: int) -> dict[str, float]:
+    program = f"from nightshift.kernels.preflight.links import rank_program; rank_program({device!r}, {size})"
+    command = [sys.executable, "-c", program]
     began = [subprocess.Popen(command, stdout=subprocess.PIPE, env=env, text=True) for env in environments]
     until_s = time.monotonic() + PART_S
     said = []

@@ -75,18 +75,7 @@ class ResultFolder:
 
     def of(self, serial: str) -> list[Result]:
         """A GPU's results, oldest first; lines that no trusted key signed, or of another GPU, do not count."""
-        found = []
-        with suppress(FileNotFoundError):
-            for line in self._file(serial).read_text(encoding="utf-8").splitlines():
-                with suppress(SealError, ValueError, KeyError, TypeError):
-                    payload, _ = open_envelope(json.loads(line), PAYLOAD, self.keys)
-                    result = _result(json.loads(payload))
-                    if result.serial == serial:
-                        found.append(result)
-        return sorted(found, key=lambda result: result.at_s)
-
-    def serials(self) -> list[str]:
-        return sorted(path.name.removesuffix(_ENDING) for path in self.path.glob(f"*{_ENDING}"))
+        return [result for result in self._read(self._file(serial)) if result.serial == serial]
 
     def passes(self) -> list[Pass]:
         """Every pass of every GPU in the folder, oldest first."""
@@ -95,10 +84,19 @@ class ResultFolder:
                 r.serial, str(r.record["facts"].get("model", "")), str(r.record["software"]), r.level,
                 _number(r.record["clock_mhz"]), _number(r.record["temperature_c"]), r.record["figures"],
             )
-            for serial in self.serials()
-            for r in self.of(serial)
+            for path in sorted(self.path.glob(f"*{_ENDING}"))
+            for r in self._read(path)
             if r.state is State.PASSED
         ]  # fmt: skip
+
+    def _read(self, path: Path) -> list[Result]:
+        found = []
+        with suppress(FileNotFoundError):
+            for line in path.read_text(encoding="utf-8").splitlines():
+                with suppress(SealError, ValueError, KeyError, TypeError):
+                    payload, _ = open_envelope(json.loads(line), PAYLOAD, self.keys)
+                    found.append(_result(json.loads(payload)))
+        return sorted(found, key=lambda result: result.at_s)
 
     def missing(self, serials: Iterable[str], now_s: float) -> list[str]:
         """Those of these GPUs that have no pass which counts now. What came after a pass and refused ends it."""
