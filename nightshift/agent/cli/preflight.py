@@ -13,7 +13,7 @@ import typer
 from nightshift.agent.cli.terminal import AsJson, print_json
 
 if TYPE_CHECKING:
-    from nightshift.kernels.preflight.results import Result, ResultFolder
+    from nightshift.kernels.preflight.results import PreflightResult, ResultFolder
 
 FOLDER = Path("/var/lib/nightshift/preflight")
 HOUR_S = 3600.0
@@ -62,7 +62,7 @@ def preflight(
         raise typer.Exit(1)
 
 
-def _tested(folder: ResultFolder, long: bool, again: bool) -> list[Result]:
+def _tested(folder: ResultFolder, long: bool, again: bool) -> list[PreflightResult]:
     """The node's newest results; tests run only where a pass no longer counts, or on request."""
     import socket
 
@@ -86,14 +86,14 @@ def _hunt(folder: ResultFolder, budget_s: float) -> None:
     from nightshift.kernels.preflight.hunt import hunt
     from nightshift.kernels.preflight.node import NvmlSensors, uuids
 
-    def told(result: Result) -> None:
+    def told(result: PreflightResult) -> None:
         typer.echo(line(result))
         _report([result])
 
     hunt([NvmlSensors(uuid) for uuid in uuids()], folder, budget_s, told)
 
 
-def _report(results: list[Result]) -> None:
+def _report(results: list[PreflightResult]) -> None:
     """Opens a case on a refused GPU, where the environment names a console."""
     from nightshift.agent.cli.remote import remote
     from nightshift.collectors.base import Permanent, Temporary
@@ -108,7 +108,7 @@ def _report(results: list[Result]) -> None:
             print(f"case not opened: {error}", file=sys.stderr)
 
 
-def line(result: Result) -> str:
+def line(result: PreflightResult) -> str:
     """One GPU in one line: `n1 1654…: passed quick, counts until 2026-11-28 14:00:00 UTC`."""
     from nightshift.agent.units import full_time
 

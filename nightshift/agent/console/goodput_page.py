@@ -16,7 +16,7 @@ from nightshift.agent.console.site import Site
 from nightshift.agent.goodput.accounts import ACCOUNTS, SURVIVED, Account, Nest
 from nightshift.agent.goodput.ledger import BY
 from nightshift.agent.goodput.records import Utilisation
-from nightshift.agent.goodput.report import HOUR_S, Estimate, GoodputReport, as_csv, lost, make
+from nightshift.agent.goodput.report import HOUR_S, GoodputEstimate, GoodputReport, as_csv, lost, make
 from nightshift.agent.presentation.waterfall_chart import Bar, waterfall
 from nightshift.agent.store.tables import goodput
 
@@ -95,7 +95,7 @@ def chart(report: GoodputReport) -> Markup:
     return waterfall("Where GPU time went", bars)
 
 
-def estimate(figure: Estimate, show: Callable[[float], str]) -> str:
+def estimate(figure: GoodputEstimate, show: Callable[[float], str]) -> str:
     """A figure with its interval: `12 min (9 min to 15 min, n = 14)`."""
     if math.isnan(figure.value):
         return units.UNKNOWN if math.isnan(figure.low) else f"more than {show(figure.low)}"

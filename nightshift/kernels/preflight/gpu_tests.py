@@ -21,6 +21,8 @@ from nightshift.kernels.preflight.product_sweep import product_sweep
 SETTLED_C, SETTLED_S = 1.0, 5.0
 """A GPU is warm once its temperature rises by less than this in so long."""
 MOST_WRONG = 64
+BURST = 10
+"""Copies to one reading of memory's speed."""
 
 
 class Sensors(Protocol):
@@ -35,7 +37,7 @@ class Sensors(Protocol):
     def clock_mhz(self) -> float: ...
 
 
-class Level(NamedTuple):
+class TestLevel(NamedTuple):
     """How much is tested. `products`: at least so many in 16 bits, `sweep_s` at most; `memory`: share of what is
     free; `valid_s`: how long a pass counts."""
 
@@ -49,13 +51,13 @@ class Level(NamedTuple):
     valid_s: float
 
 
-QUICK = Level("quick", 4.7e15, 40.0, 2.0, 0.9, 2, 7, 24 * 3600.0)
+QUICK = TestLevel("quick", 4.7e15, 40.0, 2.0, 0.9, 2, 7, 24 * 3600.0)
 """4.7·10¹⁵ products: one flip in 10¹⁵ is met with 99 %."""
-LONG = Level("long", 2e17, 600.0, 60.0, 0.97, 12, 25, 30 * 24 * 3600.0)
+LONG = TestLevel("long", 2e17, 600.0, 60.0, 0.97, 12, 25, 30 * 24 * 3600.0)
 LEVELS = {level.name: level for level in (QUICK, LONG)}
 
 
-class Launch(NamedTuple):
+class SweepLaunch(NamedTuple):
     """One launch of the sweep: what a made fault may go by."""
 
     products: float
@@ -116,6 +118,7 @@ class Figure(NamedTuple):
 
 FIGURES: dict[str, Figure] = {
     "product_cycles": Figure("cycles", 1, 0.015, "Matrix products, cycles of the median SM"),
+    "product_wall": Figure("ratio", 1, 0.015, "Matrix products, wall time over time on the SMs"),
     "slowest_sm": Figure("ratio", 1, 0.03, "Matrix products, slowest SM over the median"),
     "vector_cycles": Figure("cycles", 1, 0.02, "float32 products, cycles of the median SM"),
     "memory_bytes_per_s": Figure("B/s", -1, 0.02, "GPU memory, copy"),
@@ -142,7 +145,11 @@ class GpuTests:
     """The tests of one GPU, each on its own. `flips`: faults that are made, for benchmarks and tests."""
 
     def __init__(
-        self, device: str, sensors: Sensors, level: Level, flips: Callable[[Launch], Flip | None] | None = None
+        self,
+        device: str,
+        sensors: Sensors,
+        level: TestLevel,
+        flips: Callable[[SweepLaunch], Flip | None] | None = None,
     ) -> None:
         self.device, self.sensors, self.level, self._flips = torch.device(device), sensors, level, flips
         self.on_gpu = self.device.type == "cuda"
@@ -222,23 +229,27 @@ class GpuTests:
     def _launch(
         self, dtype: torch.dtype, tile: Tile, data: Operands, turn: int, products: float, heat: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        programs = self.sms * tile.to_sm
         flip = None
         if self._flips is not None:
-            flip = self._flips(Launch(products, programs, tile.repeats, tile.side, self.sms, heat))
-        made = flip or Flip(0, False, 0, 0, 0.0)
-        wrong, sm, _ = self._outputs(programs)
-        product_sweep[(programs,)](
-            data.a, data.b, data.expected, wrong, sm, self._cycles, tile.repeats, turn, len(data.a), tile.side,
-            tile.side, tile.depth, made.place, made.after, made.element, made.by, M=tile.side, N=tile.side,
-            K=tile.depth, ON_GPU=self.on_gpu, FLIP=flip is not None, FLIP_BY_SM=made.by_sm, num_warps=8,
-        )  # fmt: skip
-        return wrong, sm
+            flip = self._flips(
+                SweepLaunch(products, self.sms * tile.to_sm, tile.repeats, tile.side, self.sms, heat)
+            )
+        counts = self._counts(tile)
+        self._run(tile, data, turn, counts, flip)
+        return counts.wrong, counts.sm
 
-    def _outputs(self, programs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        self._cycles = torch.zeros(programs, dtype=torch.int64, device=self.device)
-        made = [torch.empty(programs, dtype=torch.int32, device=self.device) for _ in range(2)]
-        return made[0], made[1], self._cycles
+    def _counts(self, tile: Tile) -> Counts:
+        programs = self.sms * tile.to_sm
+        made = [torch.zeros(programs, dtype=kind, device=self.device) for kind in (torch.int32, torch.int64) * 2]
+        return Counts(made[0], made[2], made[1], made[3])
+
+    def _run(self, tile: Tile, data: Operands, turn: int, counts: Counts, flip: Flip | None = None) -> None:
+        made, side = flip or Flip(0, False, 0, 0, 0.0), tile.side
+        product_sweep[(len(counts.wrong),)](
+            *data, *counts, tile.repeats, turn, len(data.a), side, side, tile.depth, made.place, made.after,
+            made.element, made.by, M=side, N=side, K=tile.depth, ON_GPU=self.on_gpu, FLIP=flip is not None,
+            FLIP_BY_SM=made.by_sm, num_warps=8,
+        )  # fmt: skip
 
     def _read(self, name: str, turn: int, wrong: torch.Tensor, sm: torch.Tensor, heat: float) -> bool:
         """Takes a launch's counts in; whether nearly everything was wrong at once: that is the test's fault."""
@@ -264,35 +275,34 @@ class GpuTests:
         return late or len(mine) >= MOST_WRONG
 
     def product_speed(self) -> None:
-        """Cycles that a product's tile takes on each SM: the median over launches. Warm from the sweep before."""
+        """Cycles of a tile on each SM, and wall time over the time on the SMs: what else runs on the GPU shows in
+        the one or in the other. Neither moves with the clock. Warm from the sweep before."""
         for dtype, name in ((self.main, "product_cycles"), (torch.float32, "vector_cycles")):
             tile = self.tile(dtype)
             data = operands(dtype, tile, self.device)
+            series = [self._counts(tile) for _ in range(3 * self.level.repeats)]
+            self._run(tile, data, 0, series[0])
+            wall_s = self.timed(partial(self._run_all, tile, data, series))
             per = []
-            for turn in range(self.level.repeats):
-                wrong, sm = self._launch_plain(dtype, tile, data, turn)
-                cycles, places = self._cycles.to(torch.float64) / tile.repeats, sm.tolist()
-                self._read(f"products {str(dtype)[6:]}", -1, wrong, sm, self.sensors.temperature_c())
+            for counts in series:
+                heat_c = self.sensors.temperature_c()
+                self._read(f"products {str(dtype)[6:]}", -1, counts.wrong, counts.sm, heat_c)
                 by: dict[int, list[float]] = {}
-                for place, value in zip(places, cycles.tolist(), strict=True):
-                    by.setdefault(place, []).append(value)
+                for place, value in zip(counts.sm.tolist(), counts.cycles.tolist(), strict=True):
+                    by.setdefault(place, []).append(value / tile.repeats)
                 per.append({place: sum(values) / len(values) for place, values in by.items()})
             middle = [_median(list(launch.values())) for launch in per]
-            self.run.figures[name] = _median(middle)
+            self.run.figures[name] = sum(middle) / len(middle)
             if name == "product_cycles":
-                ratios = [
-                    max(launch.values()) / mid if mid else 1.0 for launch, mid in zip(per, middle, strict=True)
-                ]
+                pairs = zip(per, middle, strict=True)
+                ratios = [max(launch.values()) / mid if mid else 1.0 for launch, mid in pairs]
                 self.run.figures["slowest_sm"] = _median(ratios)
+                on_sms_s = sum(float(counts.nanoseconds.max()) for counts in series) / 1e9
+                self.run.figures["product_wall"] = wall_s / on_sms_s if on_sms_s else 1.0
 
-    def _launch_plain(
-        self, dtype: torch.dtype, tile: Tile, data: Operands, turn: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        flips, self._flips = self._flips, None
-        try:
-            return self._launch(dtype, tile, data, turn, 0.0, 0.0)
-        finally:
-            self._flips = flips
+    def _run_all(self, tile: Tile, data: Operands, series: list[Counts]) -> None:
+        for turn, counts in enumerate(series):
+            self._run(tile, data, turn, counts)
 
     # Memory -------------------------------------------------------------------------------------------------
 
@@ -340,8 +350,7 @@ class GpuTests:
     def memory_speed(self) -> None:
         size = 1 << 30 if self.on_gpu else 1 << 16
         source, to = (torch.empty(size, dtype=torch.uint8, device=self.device).zero_() for _ in range(2))
-        taken = [self.timed(lambda: to.copy_(source)) for _ in range(3 * self.level.repeats)]
-        self.run.figures["memory_bytes_per_s"] = 2 * size / _median(taken)
+        self.run.figures["memory_bytes_per_s"] = 2 * size / self._usual_s(lambda: to.copy_(source), BURST)
 
     def host_link(self) -> None:
         if not self.on_gpu:
@@ -350,9 +359,14 @@ class GpuTests:
         host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
         there = torch.empty(size, dtype=torch.uint8, device=self.device)
         for name, to, of in (("to_gpu_bytes_per_s", there, host), ("to_host_bytes_per_s", host, there)):
-            copy = partial(to.copy_, of, non_blocking=True)
-            copy()
-            self.run.figures[name] = size / _median([self.timed(copy) for _ in range(self.level.repeats)])
+            self.run.figures[name] = size / self._usual_s(partial(to.copy_, of, non_blocking=True), 1)
+
+    def _usual_s(self, work: Callable[[], Any], burst: int) -> float:
+        """Seconds of one piece of work: the lower quartile over bursts. A hiccup of the host lengthens a few, and
+        a fault all."""
+        work()
+        taken = [self.timed(lambda: [work() for _ in range(burst)]) for _ in range(2 * self.level.repeats)]
+        return sorted(taken)[len(taken) // 4] / burst
 
     def timed(self, work: Callable[[], Any]) -> float:
         """Seconds of work on the GPU, by its own events."""
@@ -366,6 +380,15 @@ class GpuTests:
         end.record()
         end.synchronize()
         return float(begin.elapsed_time(end)) / 1e3
+
+
+class Counts(NamedTuple):
+    """What a launch says of each of its programs."""
+
+    wrong: torch.Tensor
+    sm: torch.Tensor
+    cycles: torch.Tensor
+    nanoseconds: torch.Tensor
 
 
 class Operands(NamedTuple):

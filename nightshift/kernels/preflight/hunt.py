@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from nightshift.kernels.preflight.gpu_tests import GpuTests, Level, Sensors
+from nightshift.kernels.preflight.gpu_tests import GpuTests, Sensors, TestLevel
 from nightshift.kernels.preflight.node import software
-from nightshift.kernels.preflight.results import Result, ResultFolder
-from nightshift.kernels.preflight.verdict import State, judged
+from nightshift.kernels.preflight.results import PreflightResult, ResultFolder
+from nightshift.kernels.preflight.verdict import PreflightState, judged
 
 SLICE_S, REST_S, DAY_S = 0.5, 5.0, 86_400.0
-HUNT = Level("hunt", 0.0, SLICE_S, SLICE_S, 0.0, 1, 1, DAY_S)
+HUNT = TestLevel("hunt", 0.0, SLICE_S, SLICE_S, 0.0, 1, 1, DAY_S)
 
 
 class Idle(Sensors, Protocol):
@@ -27,7 +27,7 @@ class Idle(Sensors, Protocol):
     def others(self) -> int: ...
 
 
-class Budget:
+class HuntBudget:
     """GPU-seconds of a day (UTC), spent and allowed."""
 
     def __init__(self, path: Path, day_s: float) -> None:
@@ -50,16 +50,16 @@ def hunt(
     gpus: Sequence[Idle],
     folder: ResultFolder,
     budget_s: float,
-    told: Callable[[Result], None],
+    told: Callable[[PreflightResult], None],
     device: Callable[[int], str] = lambda n: f"cuda:{n}",
     now_s: Callable[[], float] = time.time,
     rest: Callable[[float], None] = time.sleep,
     turns: int = 1 << 62,
-    tests: Callable[[str, Sensors, Level], GpuTests] = GpuTests,
+    tests: Callable[[str, Sensors, TestLevel], GpuTests] = GpuTests,
 ) -> None:
     """Sweeps idle GPUs in turn until it is stopped, or for so many turns. The first error of a GPU is told, and
     ends its part."""
-    budget, out = Budget(folder.path / "hunt.json", budget_s), set()
+    budget, out = HuntBudget(folder.path / "hunt.json", budget_s), set()
     for turn in range(turns):
         number = turn % len(gpus)
         sensors = gpus[number]
@@ -73,9 +73,9 @@ def hunt(
 
 
 def _slice(
-    sensors: Sensors, folder: ResultFolder, budget: Budget, device: str, now_s: Callable[[], float],
-    tests: Callable[[str, Sensors, Level], GpuTests],
-) -> Result | None:  # fmt: skip
+    sensors: Sensors, folder: ResultFolder, budget: HuntBudget, device: str, now_s: Callable[[], float],
+    tests: Callable[[str, Sensors, TestLevel], GpuTests],
+) -> PreflightResult | None:  # fmt: skip
     began_s = time.monotonic()
     made = tests(device, sensors, HUNT)
     try:
@@ -87,6 +87,6 @@ def _slice(
     facts: Mapping[str, str] = sensors.facts()
     used = software(facts.get("driver", ""))
     verdict = judged(made.run, used, [])
-    if verdict.state is not State.REFUSED:
+    if verdict.state is not PreflightState.REFUSED:
         return None
     return folder.add(facts.get("node", ""), made.run, verdict, used, now_s(), 0.0)

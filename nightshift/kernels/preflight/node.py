@@ -18,9 +18,9 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from nightshift.kernels.preflight.gpu_tests import LEVELS, GpuRun, Level, Wrong
-from nightshift.kernels.preflight.results import Result, ResultFolder
-from nightshift.kernels.preflight.verdict import GpuVerdict, State, judged
+from nightshift.kernels.preflight.gpu_tests import LEVELS, GpuRun, TestLevel, Wrong
+from nightshift.kernels.preflight.results import PreflightResult, ResultFolder
+from nightshift.kernels.preflight.verdict import GpuVerdict, PreflightState, judged
 
 CHIP_ERRORS = (
     "uncorrectable ECC error",
@@ -121,7 +121,7 @@ def run_of(told: Mapping[str, Any]) -> GpuRun:
     return GpuRun(**known)
 
 
-def gpu_runs(ids: Sequence[str], level: Level) -> list[GpuRun]:
+def gpu_runs(ids: Sequence[str], level: TestLevel) -> list[GpuRun]:
     """Tests every GPU at once, each in its own process; one that does not answer in time is ended."""
     command = "import sys; from nightshift.kernels.preflight.node import gpu_program; gpu_program(*sys.argv[1:])"
     until_s = time.monotonic() + level.sweep_s + 2 * level.other_s + SPARE_S + 2.0 * level.patterns
@@ -192,7 +192,9 @@ def network(root: Path = Path("/sys/class")) -> dict[str, float]:
     return {"network_bits_per_s": total} if total else {}
 
 
-def preflight(node: str, folder: ResultFolder, level: Level, ids: Sequence[str], now_s: float) -> list[Result]:
+def preflight(
+    node: str, folder: ResultFolder, level: TestLevel, ids: Sequence[str], now_s: float
+) -> list[PreflightResult]:
     """Tests the node's GPUs and what joins them, and keeps a signed result of each."""
     from nightshift.kernels.preflight.links import links
 
@@ -218,5 +220,5 @@ def broken_is_silent() -> Iterator[None]:
         print(f"links not tested: {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def refused(results: Sequence[Result]) -> list[Result]:
-    return [result for result in results if result.state is State.REFUSED]
+def refused(results: Sequence[PreflightResult]) -> list[PreflightResult]:
+    return [result for result in results if result.state is PreflightState.REFUSED]

@@ -17,7 +17,7 @@ differs from `repeats` times the known product. This file is what the kernel jud
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import smid
+from triton.language.extra.cuda import globaltimer, smid
 
 
 @triton.jit
@@ -27,9 +27,9 @@ def _clock():
 
 @triton.jit(do_not_specialize=["repeats", "offset", "flip_place", "flip_after", "flip_element", "flip_by"])
 def product_sweep(
-    a, b, expected, wrong, sm, cycles, repeats, offset, patterns, m, n, k, flip_place, flip_after, flip_element,
-    flip_by, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, ON_GPU: tl.constexpr, FLIP: tl.constexpr,
-    FLIP_BY_SM: tl.constexpr,
+    a, b, expected, wrong, sm, cycles, nanoseconds, repeats, offset, patterns, m, n, k, flip_place, flip_after,
+    flip_element, flip_by, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, ON_GPU: tl.constexpr,
+    FLIP: tl.constexpr, FLIP_BY_SM: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     pattern = ((program + offset) % patterns).to(tl.int64)
@@ -41,9 +41,10 @@ def product_sweep(
         b + pattern * k * n + r[:, None] * n + j[None, :], mask=(r[:, None] < k) & (j[None, :] < n), other=0.0
     )
     total = tl.zeros((M, N), tl.float32)
-    place, began = program, tl.full((), 0, tl.int64)
+    place, began, began_ns = program, tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
     if ON_GPU:
         place = smid()
+        began_ns = globaltimer()
         began = _clock()
     if FLIP:  # a fault for benchmarks and tests, in a build of its own
         for _ in range(flip_after):
@@ -57,6 +58,7 @@ def product_sweep(
             total = tl.dot(x, y, total, input_precision="ieee")
     if ON_GPU:
         tl.store(cycles + program, _clock() - began)
+        tl.store(nanoseconds + program, globaltimer() - began_ns)
     inside = (i[:, None] < m) & (j[None, :] < n)
     known = tl.load(expected + pattern * m * n + i[:, None] * n + j[None, :], mask=inside, other=0.0)
     differs = (total != known * repeats) & inside
@@ -73,7 +75,7 @@ def entry(a, b, expected):
         cycles = torch.empty((s,), dtype=torch.int64, device=a.device)
         sides = [max(16, triton.next_power_of_2(size)) for size in (m, n, k)]
         product_sweep[(s,)](
-            a, b, expected, wrong, sm, cycles, 1, 0, s, m, n, k, 0, 0, 0, 0.0, *sides, ON_GPU=a.is_cuda, FLIP=False,
-            FLIP_BY_SM=False, num_warps=8,
+            a, b, expected, wrong, sm, cycles, cycles, 1, 0, s, m, n, k, 0, 0, 0, 0.0, *sides, ON_GPU=a.is_cuda,
+            FLIP=False, FLIP_BY_SM=False, num_warps=8,
         )  # fmt: skip
     return wrong

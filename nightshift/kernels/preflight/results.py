@@ -21,27 +21,27 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from nightshift.collectors.seal import SealError, Signer, canonical_json, open_envelope, trusted_keys
 from nightshift.kernels.preflight.gpu_tests import GpuRun, Wrong
-from nightshift.kernels.preflight.verdict import GpuVerdict, Pass, State
+from nightshift.kernels.preflight.verdict import EarlierPass, GpuVerdict, PreflightState
 
 PAYLOAD = "application/vnd.nightshift.preflight+json"
 _KEY, _PUBLIC, _ENDING = "preflight.key", "preflight.pub", ".jsonl"
 
 
 @dataclass(frozen=True)
-class Result:
+class PreflightResult:
     """What is known of one GPU from one run. Times: Unix s."""
 
     serial: str
     node: str
     level: str
-    state: State
+    state: PreflightState
     at_s: float
     expires_s: float
     record: Mapping[str, Any]
 
     def counts(self, now_s: float) -> bool:
         """Whether it lets work start now."""
-        return self.state is State.PASSED and self.at_s <= now_s < self.expires_s
+        return self.state is PreflightState.PASSED and self.at_s <= now_s < self.expires_s
 
 
 class ResultFolder:
@@ -56,9 +56,9 @@ class ResultFolder:
 
     def add(
         self, node: str, run: GpuRun, verdict: GpuVerdict, software: str, at_s: float, valid_s: float
-    ) -> Result:
+    ) -> PreflightResult:
         """Signs a run's result and keeps it. Only a pass has a time in which it counts."""
-        expires_s = at_s + valid_s if verdict.state is State.PASSED else at_s
+        expires_s = at_s + valid_s if verdict.state is PreflightState.PASSED else at_s
         record = {
             "serial": run.facts["serial"], "node": node, "level": run.level, "state": str(verdict.state),
             "at_s": at_s, "expires_s": expires_s, "software": software, "facts": dict(run.facts),
@@ -73,23 +73,23 @@ class ResultFolder:
             file.write(json.dumps(envelope) + "\n")
         return _result(record)
 
-    def of(self, serial: str) -> list[Result]:
+    def of(self, serial: str) -> list[PreflightResult]:
         """A GPU's results, oldest first; lines that no trusted key signed, or of another GPU, do not count."""
         return [result for result in self._read(self._file(serial)) if result.serial == serial]
 
-    def passes(self) -> list[Pass]:
+    def passes(self) -> list[EarlierPass]:
         """Every pass of every GPU in the folder, oldest first."""
         return [
-            Pass(
+            EarlierPass(
                 r.serial, str(r.record["facts"].get("model", "")), str(r.record["software"]), r.level,
                 _number(r.record["clock_mhz"]), _number(r.record["temperature_c"]), r.record["figures"],
             )
             for path in sorted(self.path.glob(f"*{_ENDING}"))
             for r in self._read(path)
-            if r.state is State.PASSED
+            if r.state is PreflightState.PASSED
         ]  # fmt: skip
 
-    def _read(self, path: Path) -> list[Result]:
+    def _read(self, path: Path) -> list[PreflightResult]:
         found = []
         with suppress(FileNotFoundError):
             for line in path.read_text(encoding="utf-8").splitlines():
@@ -106,8 +106,8 @@ class ResultFolder:
         return self.path / f"{re.sub(r'[^A-Za-z0-9._-]', '_', serial)}{_ENDING}"
 
 
-def _stands(results: Sequence[Result], now_s: float) -> bool:
-    told = [result for result in results if result.state is not State.BROKEN]
+def _stands(results: Sequence[PreflightResult], now_s: float) -> bool:
+    told = [result for result in results if result.state is not PreflightState.BROKEN]
     return bool(told) and told[-1].counts(now_s)
 
 
@@ -124,9 +124,9 @@ def _own_key(folder: Path) -> Signer:
     return signer
 
 
-def _result(record: Mapping[str, Any]) -> Result:
-    return Result(
-        str(record["serial"]), str(record["node"]), str(record["level"]), State(record["state"]),
+def _result(record: Mapping[str, Any]) -> PreflightResult:
+    return PreflightResult(
+        str(record["serial"]), str(record["node"]), str(record["level"]), PreflightState(record["state"]),
         float(record["at_s"]), float(record["expires_s"]), record,
     )  # fmt: skip
 

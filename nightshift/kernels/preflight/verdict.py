@@ -29,7 +29,7 @@ BLIND = 0.04
 """A limit that is further away than this cannot show a slow-down of four percent: the result says so."""
 
 
-class State(StrEnum):
+class PreflightState(StrEnum):
     PASSED = "passed"
     REFUSED = "refused"
     BROKEN = "broken"
@@ -37,7 +37,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class FigureLimit:
     """What a figure is compared with. `change`: how much worse is refused (ratio); `of`: whose passes, how many."""
 
     usual: float
@@ -48,13 +48,13 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class FigureReading:
     """A figure beside its limit. `worse`: by how much (ratio; negative: better)."""
 
     name: str
     value: float
     worse: float
-    limit: Limit | None
+    limit: FigureLimit | None
 
     @property
     def refused(self) -> bool:
@@ -62,7 +62,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class EarlierPass:
     """One earlier pass of a GPU."""
 
     serial: str
@@ -78,16 +78,16 @@ class Pass:
 class GpuVerdict:
     """`reasons`: why it is refused or broken. `chance`: the stated rate of false refusals of a run."""
 
-    state: State
+    state: PreflightState
     reasons: tuple[str, ...]
-    readings: tuple[Reading, ...]
+    readings: tuple[FigureReading, ...]
     chance: float
 
 
-def judged(run: GpuRun, software: str, passes: Sequence[Pass]) -> GpuVerdict:
+def judged(run: GpuRun, software: str, passes: Sequence[EarlierPass]) -> GpuVerdict:
     """The verdict on one GPU's run, with earlier passes of the whole fleet at hand."""
     if run.suspect:
-        return GpuVerdict(State.BROKEN, (f"the test itself is wrong: {run.suspect}",), (), 0.0)
+        return GpuVerdict(PreflightState.BROKEN, (f"the test itself is wrong: {run.suspect}",), (), 0.0)
     readings = tuple(
         _reading(name, value, limit(name, run, software, passes))
         for name, value in run.figures.items()
@@ -96,10 +96,12 @@ def judged(run: GpuRun, software: str, passes: Sequence[Pass]) -> GpuVerdict:
     reasons = [_bits(run)] if run.wrong else []
     reasons += [_slow(reading) for reading in readings if reading.refused]
     chance = sum(reading.limit.chance for reading in readings if reading.limit is not None)
-    return GpuVerdict(State.REFUSED if reasons else State.PASSED, tuple(reasons), readings, chance)
+    return GpuVerdict(
+        PreflightState.REFUSED if reasons else PreflightState.PASSED, tuple(reasons), readings, chance
+    )
 
 
-def limit(name: str, run: GpuRun, software: str, passes: Sequence[Pass]) -> Limit | None:
+def limit(name: str, run: GpuRun, software: str, passes: Sequence[EarlierPass]) -> FigureLimit | None:
     """What a figure of this run is held to; None where nothing is known to compare with."""
     serial, model = run.facts.get("serial", ""), run.facts.get("model", "")
     same = (software, run.level)
@@ -127,20 +129,20 @@ def _bin(clock_mhz: float, temperature_c: float) -> tuple[int, int]:
     return (round(clock_mhz / CLOCK_MHZ), round(temperature_c / HEAT_C)) if known else (-1, -1)
 
 
-def _limit(values: Sequence[float], floor: float, of: str) -> Limit:
+def _limit(values: Sequence[float], floor: float, of: str) -> FigureLimit:
     from scipy.stats import t as student  # slow to load
 
     logs = np.log(np.asarray(values, dtype=float))
     n, spread = len(logs), float(np.std(logs, ddof=1)) * math.sqrt(1 + 1 / len(logs))
     change = max(floor, math.expm1(float(student.isf(CHANCE, n - 1)) * spread))
     chance = float(student.sf(math.log1p(change) / spread, n - 1)) if spread > 0 else 0.0
-    return Limit(float(math.exp(np.median(logs))), change, of, n, chance)
+    return FigureLimit(float(math.exp(np.median(logs))), change, of, n, chance)
 
 
-def _reading(name: str, value: float, found: Limit | None) -> Reading:
+def _reading(name: str, value: float, found: FigureLimit | None) -> FigureReading:
     usual = math.nan if found is None else found.usual
     worse = value / usual - 1.0 if FIGURES[name].sign > 0 else usual / value - 1.0
-    return Reading(name, value, worse, found)
+    return FigureReading(name, value, worse, found)
 
 
 def _bits(run: GpuRun) -> str:
@@ -155,7 +157,7 @@ def _bits(run: GpuRun) -> str:
     return text
 
 
-def _slow(reading: Reading) -> str:
+def _slow(reading: FigureReading) -> str:
     figure, found = FIGURES[reading.name], reading.limit
     assert found is not None
     return (
@@ -164,6 +166,6 @@ def _slow(reading: Reading) -> str:
     )
 
 
-def blind(readings: Iterable[Reading]) -> list[str]:
+def blind(readings: Iterable[FigureReading]) -> list[str]:
     """Figures that could not have shown a slow-down of four percent, or were not judged at all."""
     return [r.name for r in readings if r.limit is None or r.limit.change > max(BLIND, FIGURES[r.name].least)]

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from nightshift.kernels.preflight.gpu_tests import GpuRun, Wrong
-from nightshift.kernels.preflight.hunt import SLICE_S, Budget, hunt
+from nightshift.kernels.preflight.hunt import SLICE_S, HuntBudget, hunt
 from nightshift.kernels.preflight.results import ResultFolder
-from nightshift.kernels.preflight.verdict import State
+from nightshift.kernels.preflight.verdict import PreflightState
 
 
 class Gpu:
@@ -54,16 +54,16 @@ def test_busy_gpus_are_left_alone_and_an_error_is_told_once(tmp_path: Path) -> N
     folder = ResultFolder(tmp_path)
     told = hunted(folder, [Gpu("a"), Gpu("b", busy=True), Gpu("bad")], 100.0, 12)
     assert Sweeps.swept == ["a", "bad", "a", "a", "a"]
-    assert [(r.serial, r.state) for r in told] == [("bad", State.REFUSED)]
+    assert [(r.serial, r.state) for r in told] == [("bad", PreflightState.REFUSED)]
     assert folder.missing(["bad"], 1e9) == ["bad"]
 
 
 def test_the_budget_of_a_day_outlives_a_restart_and_ends(tmp_path: Path) -> None:
     folder = ResultFolder(tmp_path)
-    Budget(tmp_path / "hunt.json", 10.0).spend(1e9, 9.9)
+    HuntBudget(tmp_path / "hunt.json", 10.0).spend(1e9, 9.9)
     hunted(folder, [Gpu("a")], 10.0, 5)
     assert Sweeps.swept == []
-    assert Budget(tmp_path / "hunt.json", 10.0).left_s(1e9 + 86_400.0) == 10.0
+    assert HuntBudget(tmp_path / "hunt.json", 10.0).left_s(1e9 + 86_400.0) == 10.0
     (tmp_path / "hunt.json").write_text("{")
     hunted(folder, [Gpu("a")], SLICE_S, 2)
     assert Sweeps.swept[0] == "a"

@@ -14,7 +14,7 @@ import pytest
 from nightshift.kernels.preflight.gpu_tests import QUICK
 from nightshift.kernels.preflight.links import links
 from nightshift.kernels.preflight.node import disk, gpu_runs, network
-from nightshift.kernels.preflight.verdict import State, judged
+from nightshift.kernels.preflight.verdict import PreflightState, judged
 
 PROGRAM = """
 import json
@@ -59,7 +59,7 @@ def found() -> Any:
 def test_a_good_chip_passes(found: Any) -> None:
     wrong, suspect, covered, figures = found["good"]
     assert (wrong, suspect, covered) == (0, "", 4)
-    assert figures == ["memory_bytes_per_s", "product_cycles", "slowest_sm", "vector_cycles"]
+    assert figures == ["memory_bytes_per_s", "product_cycles", "product_wall", "slowest_sm", "vector_cycles"]
 
 
 def test_one_flipped_product_is_seen_and_placed(found: Any) -> None:
@@ -78,7 +78,7 @@ def test_nearly_everything_wrong_at_once_is_the_tests_fault(found: Any) -> None:
 @pytest.mark.full
 def test_a_gpu_that_cannot_be_tested_is_broken_and_not_refused() -> None:
     run = gpu_runs(["GPU-0"], QUICK._replace(sweep_s=20.0))[0]
-    assert judged(run, "v", []).state is State.BROKEN
+    assert judged(run, "v", []).state is PreflightState.BROKEN
 
 
 @pytest.mark.full
