@@ -96,8 +96,8 @@ TABLES = (
             Row("ETTR, middle of the grid", "results/middle/ettr", percent),
             Row("ETTR of the assumed baseline: a timeout and a person", "results/middle_baseline/ettr", percent),
         ),
-        "A simulation: no daemon runs in it. Durations are from our committed results. Spreads, the preflight of 5 s "
-        "and the baseline are assumed.",
+        "A simulation: no daemon runs in it. Durations are from our committed results. Spreads, the preflight of "
+        "5 s and the baseline are assumed.",
     ),
     Table(
         "Goodput on Alibaba's GPU cluster of 2023, six hours, pods with an even md5",

@@ -60,7 +60,7 @@ def goodput(
         print_rich(screen(found))
 
 
-def screen(found: dict[str, Any]) -> RenderableType:
+def screen(report: dict[str, Any]) -> RenderableType:
     """A report's JSON values for a terminal."""
     from rich.console import Group
     from rich.table import Table
@@ -68,7 +68,7 @@ def screen(found: dict[str, Any]) -> RenderableType:
 
     from nightshift.agent.units import gpu_hours, sentence
 
-    wall = found["wall_gpu_s"]
+    wall = report["wall_gpu_s"]
     if not wall:
         return Text("Nothing was booked in this time. The first hour appears five minutes after the daemon starts.")
 
@@ -76,41 +76,41 @@ def screen(found: dict[str, Any]) -> RenderableType:
         return f"{gpu_hours(gpu_s / 3600.0)} ({100 * gpu_s / wall:.1f} %)"
 
     facts = Table("", "", box=None, show_header=False)
-    for words, value in _ratios(found):
+    for words, value in _ratios(report):
         facts.add_row(words, value)
-    heads = ["Account", "GPU time", *(["Cost"] if found["price"] is not None else [])]
+    heads = ["Account", "GPU time", *(["Cost"] if report["price"] is not None else [])]
     accounts = Table(*heads, box=None)
-    for row in found["accounts"]:
+    for row in report["accounts"]:
         if row["gpu_s"]:
-            cost = [f"{row['cost']:,.0f}"] if found["price"] is not None else []
+            cost = [f"{row['cost']:,.0f}"] if report["price"] is not None else []
             accounts.add_row(sentence(row["account"]), time(row["gpu_s"]), *cost)
     faults = Table("Cause", "Incidents", "GPU time lost", "Mean time between", "Mean time to repair", box=None)
-    for row in found["faults"]:
+    for row in report["faults"]:
         between, repair = _span(row["mtbf_s"]), _span(row["mttr_s"])
         faults.add_row(sentence(row["cause"]), str(row["count"]), time(row["lost_gpu_s"]), between, repair)
-    losses = Table(sentence(found["by"]), "Lost", "Largest accounts", box=None)
-    for row in found["rows"]:
+    losses = Table(sentence(report["by"]), "Lost", "Largest accounts", box=None)
+    for row in report["rows"]:
         most = sorted(row["gpu_s"].items(), key=lambda item: -item[1])[:3]
         words = ", ".join(f"{sentence(account)} {gpu_hours(spent / 3600.0)}" for account, spent in most)
         losses.add_row(row["name"], gpu_hours(row["lost_gpu_s"] / 3600.0), words)
-    tables = [accounts, faults, losses] if found["faults"] else [accounts, losses]
+    tables = [accounts, faults, losses] if report["faults"] else [accounts, losses]
     return Group(facts, *[part for table in tables for part in (Text(""), table)])
 
 
-def _ratios(found: dict[str, Any]) -> list[tuple[str, str]]:
+def _ratios(report: dict[str, Any]) -> list[tuple[str, str]]:
     from nightshift.agent.units import duration, gpu_hours
 
-    response = found["response"]
+    response = report["response"]
     rows = [
-        ("Wall time × GPUs", gpu_hours(found["wall_gpu_s"] / 3600.0)),
-        ("ETTR without queueing", _share(found["ettr"])),
-        ("ETTR with queueing", _share(found["ettr_with_queueing"])),
-        ("Unattributed inside steps", _percent(found["unattributed"])),
+        ("Wall time × GPUs", gpu_hours(report["wall_gpu_s"] / 3600.0)),
+        ("ETTR without queueing", _share(report["ettr"])),
+        ("ETTR with queueing", _share(report["ettr_with_queueing"])),
+        ("Unattributed inside steps", _percent(report["unattributed"])),
         ("Onset to detection", _span(response["detected_s"])),
         ("Onset to our action", _span(response["acted_s"])),
         ("Sooner with Nightshift", _span(response["saved_s"])),
     ]
-    span = duration(found["end_s"] - found["start_s"])
+    span = duration(report["end_s"] - report["start_s"])
     return [("Time", span), *rows]
 
 

@@ -28,7 +28,7 @@ def preflight(
     trust: Annotated[
         list[Path] | None, typer.Option(help="Public key of another node that shares the folder")
     ] = None,
-    again: Annotated[bool, typer.Option(help="Test even where the last pass still counts")] = False,
+    force: Annotated[bool, typer.Option(help="Test even where the last pass still counts")] = False,
     hunt: Annotated[
         float, typer.Option(min=0, help="Hunt silent corruption on idle GPUs: GPU-seconds a day")
     ] = 0.0,
@@ -51,7 +51,7 @@ def preflight(
     if hunt:
         _hunt(kept, hunt)
         return
-    results = _tested(kept, long, again)
+    results = _tested(kept, long, force)
     if as_json:
         print_json([result.record for result in results])
     else:
@@ -62,7 +62,7 @@ def preflight(
         raise typer.Exit(1)
 
 
-def _tested(folder: ResultFolder, long: bool, again: bool) -> list[PreflightResult]:
+def _tested(folder: ResultFolder, long: bool, force: bool) -> list[PreflightResult]:
     """The node's newest results; tests run only where a pass no longer counts, or on request."""
     import socket
 
@@ -77,7 +77,7 @@ def _tested(folder: ResultFolder, long: bool, again: bool) -> list[PreflightResu
     except (ImportError, pynvml.NVMLError) as error:
         typer.echo(f"preflight did not run: {type(error).__name__}: {error}", err=True)
         return []
-    if not again and not long and not folder.missing(serials, now_s):
+    if not force and not long and not folder.missing(serials, now_s):
         return [folder.of(serial)[-1] for serial in serials]
     return preflight(socket.gethostname(), folder, level, ids, now_s)
 

@@ -50,10 +50,10 @@ def hunt(
     gpus: Sequence[Idle],
     folder: ResultFolder,
     budget_s: float,
-    told: Callable[[PreflightResult], None],
+    report: Callable[[PreflightResult], None],
     device: Callable[[int], str] = lambda n: f"cuda:{n}",
     now_s: Callable[[], float] = time.time,
-    rest: Callable[[float], None] = time.sleep,
+    sleep: Callable[[float], None] = time.sleep,
     turns: int = 1 << 62,
     tests: Callable[[str, Sensors, TestLevel], GpuTests] = GpuTests,
 ) -> None:
@@ -64,12 +64,12 @@ def hunt(
         number = turn % len(gpus)
         sensors = gpus[number]
         if number in out or budget.left_s(now_s()) < SLICE_S or sensors.others():
-            rest(REST_S / len(gpus))
+            sleep(REST_S / len(gpus))
             continue
         result = _slice(sensors, folder, budget, device(number), now_s, tests)
         if result is not None:
             out.add(number)
-            told(result)
+            report(result)
 
 
 def _slice(

@@ -109,14 +109,14 @@ def gpu_program(uuid: str, level: str) -> None:
     print(json.dumps({"run": asdict(run)}))
 
 
-def run_of(told: Mapping[str, Any]) -> GpuRun:
+def run_of(values: Mapping[str, Any]) -> GpuRun:
     """A run from its JSON values."""
-    known = {f.name: told[f.name] for f in fields(GpuRun)}
+    known = {f.name: values[f.name] for f in fields(GpuRun)}
     known["wrong"] = [
         Wrong(
             w["check"], w["count"], {int(k): v for k, v in w["places"].items()}, w["temperature_c"], w["moment_s"]
         )
-        for w in told["wrong"]
+        for w in values["wrong"]
     ]
     return GpuRun(**known)
 

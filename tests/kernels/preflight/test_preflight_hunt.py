@@ -46,7 +46,7 @@ class Sweeps:
 
 def hunted(folder: ResultFolder, gpus: list[Gpu], budget_s: float, turns: int) -> list[Any]:
     Sweeps.swept, told = [], []
-    hunt(gpus, folder, budget_s, told.append, now_s=lambda: 1e9, rest=lambda s: None, turns=turns, tests=Sweeps)  # type: ignore[arg-type]
+    hunt(gpus, folder, budget_s, told.append, now_s=lambda: 1e9, sleep=lambda s: None, turns=turns, tests=Sweeps)  # type: ignore[arg-type]
     return told
 
 
