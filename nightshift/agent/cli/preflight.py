@@ -66,17 +66,17 @@ def _tested(folder: ResultFolder, long: bool, force: bool) -> list[PreflightResu
     """The node's newest results; tests run only where a pass no longer counts, or on request."""
     import socket
 
-    import pynvml
+    from nightshift.collectors.base import Temporary
 
     try:
         from nightshift.kernels.preflight.gpu_tests import LONG, QUICK
-        from nightshift.kernels.preflight.node import NvmlSensors, preflight, uuids
+        from nightshift.kernels.preflight.node import preflight, present
 
-        ids, level, now_s = uuids(), LONG if long else QUICK, time.time()
-        serials = [NvmlSensors(uuid).facts()["serial"] for uuid in ids]
-    except (ImportError, pynvml.NVMLError) as error:
+        known, level, now_s = present(), LONG if long else QUICK, time.time()
+    except (ImportError, Temporary) as error:
         typer.echo(f"preflight did not run: {type(error).__name__}: {error}", err=True)
         return []
+    ids, serials = list(known), list(known.values())
     if not force and not long and not folder.missing(serials, now_s):
         return [folder.of(serial)[-1] for serial in serials]
     return preflight(socket.gethostname(), folder, level, ids, now_s)

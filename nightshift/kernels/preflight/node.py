@@ -18,6 +18,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from nightshift.collectors.base import Temporary
 from nightshift.kernels.preflight.gpu_tests import LEVELS, GpuRun, TestLevel, Wrong
 from nightshift.kernels.preflight.results import PreflightResult, ResultFolder
 from nightshift.kernels.preflight.verdict import GpuVerdict, PreflightState, judged
@@ -82,6 +83,16 @@ def uuids() -> list[str]:
             else [uuid for uuid in every if uuid.startswith(word)]
         )
     return chosen
+
+
+def present() -> dict[str, str]:
+    """The GPUs of this node: UUID → serial number. Raises Temporary where the driver does not answer."""
+    import pynvml
+
+    try:
+        return {uuid: NvmlSensors(uuid).facts()["serial"] for uuid in uuids()}
+    except pynvml.NVMLError as error:
+        raise Temporary(f"NVML: {error}") from error
 
 
 def software(driver: str) -> str:
