@@ -28,6 +28,7 @@ from nightshift.agent.construct import build_actuators, build_collectors, build_
 from nightshift.agent.correlation.collection import Collection
 from nightshift.agent.correlation.detection import Detection
 from nightshift.agent.correlation.watch import Look, Watch
+from nightshift.agent.goodput.booking import GoodputBooking
 from nightshift.agent.goodput.ledger import GoodputLedger
 from nightshift.agent.goodput.report import figures_of
 from nightshift.agent.incidents.lemons import Lemons
@@ -119,7 +120,8 @@ class App:
             own=self._findings_of_ours,
         )
         kernel_gate = KernelGate(self.gate, self.store, self.clock)
-        self.goodput = GoodputLedger(self.store, self.inventory, lambda: self.settings.guard.maintenance)
+        ledger = GoodputLedger(self.store, self.inventory, lambda: self.settings.guard.maintenance)
+        self.goodput = GoodputBooking(ledger)
         self.returns = Returns(self.store.database, self.inventory, self.history)
         self.kernels = KernelWatch(settings.kernels, kernel_gate, self.inventory, self.clock, settings.cluster)
         self.searches = KernelRunner(
@@ -223,8 +225,9 @@ class App:
         return [*self.practice.breaker.findings(now_s), *self.lemons.findings(now_s)]
 
     def settle(self, timeout_s: float = 30.0) -> bool:
-        """Waits until every incident has come as far as it can at the clock's present time."""
-        return self.lifecycle.wait_idle(timeout_s)
+        """Waits until every incident has come as far as it can at the clock's present time, and until looks are
+        booked."""
+        return self.lifecycle.wait_idle(timeout_s) and self.goodput.wait(timeout_s)
 
     def run(self, between_looks: Callable[[], None] = lambda: None) -> None:
         """Looks every `tick_s` until `shut_down`; a look that fails is counted, and the next one is made."""
@@ -264,10 +267,11 @@ class App:
         # Asked before the lead is given back: after that another replica may write the same states.
         led = self._led_term is not None and self.lifecycle.leads
         self.lifecycle.close()
+        self.goodput.close()
         if led:
             try:
                 self.watch.keep()
-                self.goodput.keep()
+                self.goodput.ledger.keep()
             except (Temporary, Permanent) as error:
                 self._log.error("state write failed", error=str(error))
         self.collection.close()
@@ -357,7 +361,7 @@ class App:
             self.metrics.observe_incidents(incident.state for incident in self.store.open_incidents())
             with self.store.database.read() as connection:
                 self.metrics.observe_returns(days_out(cases(connection), self.clock.now_s()))
-            self.metrics.observe_goodput(*figures_of(self.goodput.recent))
+            self.metrics.observe_goodput(*figures_of(self.goodput.ledger.recent))
             self.metrics.halted.set(self.gate.halted().halted)
         return self.metrics.page()
 
@@ -391,7 +395,7 @@ class App:
             waiting=self.detection.waiting,
             lookup=lambda incident, window: self.practice.advisor_of(incident).lookup(incident, window),
             rollouts=self.practice.rollouts,
-            utilisation=lambda: self.goodput.utilisation,
+            utilisation=lambda: self.goodput.ledger.utilisation,
             gpu_hour_price=lambda: self.settings.economy.gpu_hour_price,
         )
         site = build_console(parts, console)

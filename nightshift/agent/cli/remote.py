@@ -37,6 +37,10 @@ class Remote:
         found: dict[str, Any] = self._get("/status", {})
         return found
 
+    def goodput_json(self, days: int, by: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._get("/goodput", {"days": str(days), "by": by})
+        return found
+
     def incidents_json(self, everything: bool, limit: int) -> list[dict[str, Any]]:
         """Summaries, newest first."""
         found: list[dict[str, Any]] = []

@@ -25,6 +25,7 @@ from nightshift.agent.approvals.kernel_gate import KernelGate, not_promotable
 from nightshift.agent.approvals.kernel_search import fleet_view
 from nightshift.agent.approvals.policy import Person
 from nightshift.agent.approvals.questions import Questions
+from nightshift.agent.console.goodput_page import By, Days, report_seen
 from nightshift.agent.console.site import Site, Visitor
 from nightshift.agent.correlation.outside_reports import (
     ALERT,
@@ -33,6 +34,7 @@ from nightshift.agent.correlation.outside_reports import (
     opened_by,
     subject_named,
 )
+from nightshift.agent.goodput.report import as_json as goodput_json
 from nightshift.agent.presentation.incident_text import incident_json
 from nightshift.agent.rca.question import asked_json
 from nightshift.agent.rca.summary import as_shown
@@ -175,6 +177,7 @@ class Api:
             ("/audit", self.audit),
             ("/kernels", self.kernels),
             ("/halt", self.halted),
+            ("/goodput", self.goodput),
         ):
             own.get(path, responses=_ERRORS)(call)
         own.post("/investigate", responses=_ERRORS)(self.investigate)
@@ -201,6 +204,11 @@ class Api:
         can = [str(verb) for verb in Permission if may(person, verb)]
         spaces = sorted({name for grant in person.grants for name in grant.namespaces})
         return Me(name=person.name, role=str(person.role), can=can, namespaces=spaces)
+
+    def goodput(self, request: Request, days: Days = 7, by: By = "job") -> dict[str, Any]:
+        """Where the GPU time of the last days went; of the caller's own jobs alone where they see no more."""
+        report, whole = report_seen(self._site, request, days)
+        return {"whole": whole, **goodput_json(report, by)}
 
     def status(self, request: Request) -> dict[str, Any]:
         """Whether the daemon works, what each source answered last, what is open by severity (of the newest

@@ -16,11 +16,12 @@ from nightshift.agent.console.site import Site
 from nightshift.agent.goodput.accounts import ACCOUNTS, SURVIVED, Account, Nest
 from nightshift.agent.goodput.ledger import BY
 from nightshift.agent.goodput.records import Utilisation
-from nightshift.agent.goodput.report import HOUR_S, Estimate, GoodputReport, as_csv, lost, make
+from nightshift.agent.goodput.report import HOUR_S, GoodputEstimate, GoodputReport, as_csv, lost, make
 from nightshift.agent.presentation.waterfall_chart import Bar, waterfall
 from nightshift.agent.store.tables import goodput
 
 Days = Annotated[int, Query(ge=1, le=366)]
+By = Literal["job", "team", "node", "cause", "incident"]
 _NEST_WORDS = {Nest.NOT_HELD: "Held by jobs", Nest.NO_STEP: "In steps", Nest.REPEATED: "In surviving steps"}
 """The total that is left once a nest is taken off."""
 
@@ -35,11 +36,9 @@ class GoodputPage:
         app.get("/goodput", response_model=None)(self.page)
         app.get("/goodput.csv", response_model=None)(self.file)
 
-    def page(
-        self, request: Request, days: Days = 7, by: Literal["job", "team", "node", "cause", "incident"] = "job"
-    ) -> Response:
+    def page(self, request: Request, days: Days = 7, by: By = "job") -> Response:
         """The last days' accounts; a team sees those of its own jobs."""
-        report, whole = self._report(request, days)
+        report, whole = report_seen(self._site, request, days)
         utilisation: Mapping[str, Utilisation] = self._site.parts.utilisation()
         rows = report.by(by)
         return self._site.page(
@@ -53,19 +52,20 @@ class GoodputPage:
 
     def file(self, request: Request, days: Days = 7) -> Response:
         """Every entry as CSV."""
-        report, _ = self._report(request, days)
+        report, _ = report_seen(self._site, request, days)
         headers = {"Content-Disposition": f'attachment; filename="goodput-{days}d.csv"'}
         return Response(as_csv(report), media_type="text/csv; charset=utf-8", headers=headers)
 
-    def _report(self, request: Request, days: int) -> tuple[GoodputReport, bool]:
-        """The report as far as the visitor may see it, and whether that is the whole cluster."""
-        window, parts = self._site.window(request), self._site.parts
-        now_s = parts.clock.now_s()
-        with parts.store.database.read() as connection:
-            teams = [team for (team,) in connection.execute(sa.select(goodput.c.team).distinct())]
-            mine = window.own(teams)
-            report = make(connection, now_s - days * 86_400.0, now_s, parts.gpu_hour_price(), mine)
-        return report, mine is None
+
+def report_seen(site: Site, request: Request, days: int) -> tuple[GoodputReport, bool]:
+    """The report of the last days as far as the visitor may see it, and whether that is the whole cluster."""
+    window, parts = site.window(request), site.parts
+    now_s = parts.clock.now_s()
+    with parts.store.database.read() as connection:
+        teams = [team for (team,) in connection.execute(sa.select(goodput.c.team).distinct())]
+        mine = window.own(teams)
+        report = make(connection, now_s - days * 86_400.0, now_s, parts.gpu_hour_price(), mine)
+    return report, mine is None
 
 
 def in_steps(amounts: Mapping[Account, float]) -> float:
@@ -95,7 +95,7 @@ def chart(report: GoodputReport) -> Markup:
     return waterfall("Where GPU time went", bars)
 
 
-def estimate(figure: Estimate, show: Callable[[float], str]) -> str:
+def estimate(figure: GoodputEstimate, show: Callable[[float], str]) -> str:
     """A figure with its interval: `12 min (9 min to 15 min, n = 14)`."""
     if math.isnan(figure.value):
         return units.UNKNOWN if math.isnan(figure.low) else f"more than {show(figure.low)}"

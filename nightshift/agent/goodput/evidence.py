@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from nightshift.agent.goodput.accounts import UNFIT, Account
 from nightshift.agent.goodput.job_time import JobFault
-from nightshift.agent.goodput.settle import GpuGroup, Hold, Mark, PlaceState
+from nightshift.agent.goodput.settle import GpuGroup, GpuHold, PlaceMark, PlaceState
 from nightshift.agent.incidents.returns import cases
 from nightshift.agent.store.archive import name_of
 from nightshift.agent.store.incident import IncidentState
@@ -43,12 +43,12 @@ class StoodFault:
 
 
 @dataclass
-class Evidence:
+class GoodputEvidence:
     """By name: faults of jobs, marks of GPUs and of nodes."""
 
     job_faults: dict[str, list[JobFault]] = field(default_factory=lambda: defaultdict(list))
-    gpu_marks: dict[str, list[Mark]] = field(default_factory=lambda: defaultdict(list))
-    node_marks: dict[str, list[Mark]] = field(default_factory=lambda: defaultdict(list))
+    gpu_marks: dict[str, list[PlaceMark]] = field(default_factory=lambda: defaultdict(list))
+    node_marks: dict[str, list[PlaceMark]] = field(default_factory=lambda: defaultdict(list))
 
 
 def stood_faults(connection: Connection, since_s: float) -> list[StoodFault]:
@@ -74,9 +74,9 @@ def stood_faults(connection: Connection, since_s: float) -> list[StoodFault]:
     return found
 
 
-def gather(connection: Connection, inventory: Inventory, since_s: float) -> Evidence:
+def gather(connection: Connection, inventory: Inventory, since_s: float) -> GoodputEvidence:
     """Everything that the store says of a time on."""
-    found = Evidence()
+    found = GoodputEvidence()
     for fault in stood_faults(connection, since_s):
         _place(found, fault, inventory)
     acts = [item for item in commitments(connection) if (item.released_s or item.ended_s or math.inf) > since_s]
@@ -88,18 +88,18 @@ def gather(connection: Connection, inventory: Inventory, since_s: float) -> Evid
     for case in cases(connection):
         end_s = math.inf if case.back_s is None else case.back_s
         if end_s > since_s:
-            mark = Mark(case.out_s, end_s, PlaceState.REPAIR, case.fault, name_of(case.incident))
+            mark = PlaceMark(case.out_s, end_s, PlaceState.REPAIR, case.fault, name_of(case.incident))
             found.gpu_marks[case.gpu].append(mark)
     return found
 
 
-def _place(found: Evidence, fault: StoodFault, inventory: Inventory) -> None:
+def _place(found: GoodputEvidence, fault: StoodFault, inventory: Inventory) -> None:
     subject = _carrier(fault.subject)
     for job in _jobs(subject, inventory, fault.start_s, fault.end_s):
         of = JobFault.of(fault.fault, fault.start_s, fault.end_s, fault.cause, fault.incident)
         found.job_faults[job].append(of)
     if fault.subject.kind in _HARDWARE and fault.fault in UNFIT:
-        mark = Mark(fault.start_s, fault.end_s, PlaceState.FAULT, fault.cause, fault.incident)
+        mark = PlaceMark(fault.start_s, fault.end_s, PlaceState.FAULT, fault.cause, fault.incident)
         marks = found.node_marks if subject.kind is _K.NODE else found.gpu_marks
         marks[subject.name].append(mark)
 
@@ -125,14 +125,14 @@ def _jobs(subject: Subject, inventory: Inventory, start_s: float, end_s: float) 
     return {job.name for job in found if job is not None}
 
 
-def _act(found: Evidence, item: Commitment, inventory: Inventory, causes: Mapping[int, str]) -> None:
+def _act(found: GoodputEvidence, item: Commitment, inventory: Inventory, causes: Mapping[int, str]) -> None:
     """What our own actions take: a repair of a place, and the stop of a job."""
     action, traits, number = item.action, traits_of(item.action.kind), _number(item)
     name, cause = ("", "") if number is None else (name_of(number), causes.get(number, ""))
     end_s = item.ended_s if item.ended_s is not None else math.inf
     if traits.cordons or traits.rung is not None:
         until_s = _given_back_s(item, inventory) if traits.cordons else end_s
-        mark = Mark(item.begun_s, until_s, PlaceState.REPAIR, cause, name)
+        mark = PlaceMark(item.begun_s, until_s, PlaceState.REPAIR, cause, name)
         at_gpu = action.target.kind is _K.GPU and not traits.cordons
         if at_gpu:
             found.gpu_marks[action.target.name].append(mark)
@@ -170,7 +170,7 @@ class Holdings:
     """Who held which GPU, as the inventory has it."""
 
     node_of: dict[str, list[tuple[float, float, str]]] = field(default_factory=lambda: defaultdict(list))
-    holds: dict[str, list[Hold]] = field(default_factory=lambda: defaultdict(list))
+    holds: dict[str, list[GpuHold]] = field(default_factory=lambda: defaultdict(list))
 
     def of_job(self, start_s: float) -> dict[str, list[tuple[float, float]]]:
         """Job → when it held any GPU after a time, each of its holds."""
@@ -214,11 +214,11 @@ def holdings(inventory: Inventory, now_s: float) -> Holdings:
 
 def _hold(
     m: Membership, jobs: Mapping[Subject, Sequence[Membership]], now_s: float, share: float = math.nan
-) -> Hold:
+) -> GpuHold:
     end_s = min(m.until_s, now_s)
     over = [j for j in jobs.get(m.parent, ()) if j.since_s < end_s and j.until_s > m.since_s]
     job = max(over, key=lambda j: min(j.until_s, end_s) - max(j.since_s, m.since_s)).parent if over else m.parent
-    return Hold(m.since_s, end_s, job.name, share)
+    return GpuHold(m.since_s, end_s, job.name, share)
 
 
 def _of_instances(
@@ -227,7 +227,7 @@ def _of_instances(
     jobs: Mapping[Subject, Sequence[Membership]],
     inventory: Inventory,
     now_s: float,
-) -> Iterator[Hold]:
+) -> Iterator[GpuHold]:
     """Holds of a GPU's MIG instances: of a profile such as `3g.40gb` three sevenths; of an unknown one an equal
     part."""
     for instance in instances:
@@ -237,15 +237,15 @@ def _of_instances(
             yield _hold(m, jobs, now_s, share)
 
 
-def _one_a_job(holds: Iterable[Hold]) -> list[Hold]:
+def _one_a_job(holds: Iterable[GpuHold]) -> list[GpuHold]:
     """Two pods of one job on one GPU are one holder, not two that take turns."""
-    found: list[Hold] = []
+    found: list[GpuHold] = []
     last: dict[str, int] = {}
     for hold in sorted(holds, key=lambda hold: hold.start_s):
         place = last.get(hold.job)
         if place is not None and hold.start_s < found[place].end_s:
             before = found[place]
-            found[place] = Hold(before.start_s, max(before.end_s, hold.end_s), hold.job, hold.share)
+            found[place] = GpuHold(before.start_s, max(before.end_s, hold.end_s), hold.job, hold.share)
             continue
         last[hold.job] = len(found)
         found.append(hold)
@@ -254,13 +254,13 @@ def _one_a_job(holds: Iterable[Hold]) -> list[Hold]:
 
 def grouped(
     holdings: Holdings,
-    marks: Mapping[str, Sequence[Mark]],
-    node_marks: Mapping[str, Sequence[Mark]],
+    marks: Mapping[str, Sequence[PlaceMark]],
+    node_marks: Mapping[str, Sequence[PlaceMark]],
     window: tuple[float, float],
 ) -> list[GpuGroup]:
     """GPUs about which everything in the window is alike, together: most of a node's are."""
     start_s, end_s = window
-    counts: dict[tuple[str, tuple[tuple[float, float], ...], tuple[Hold, ...], tuple[Mark, ...]], int] = {}
+    counts: dict[tuple[str, tuple[tuple[float, float], ...], tuple[GpuHold, ...], tuple[PlaceMark, ...]], int] = {}
     for gpu, places in holdings.node_of.items():
         holds = tuple(hold for hold in holdings.holds.get(gpu, ()) if hold.end_s > start_s and hold.start_s < end_s)
         for since_s, until_s, node in places:

@@ -8,7 +8,7 @@ from statistics import median
 
 from nightshift.agent.goodput.accounts import SLOWS, STOPS, Account
 from nightshift.agent.goodput.settle import JobTime, Segment
-from nightshift.agent.goodput.steps import Pause, Stretch
+from nightshift.agent.goodput.steps import Pause, StepStretch
 from nightshift.detectors.base import Fault
 
 # A fault may be seen so long before the steps stop, and be why (s).
@@ -51,7 +51,7 @@ class JobMark:
 class JobSignals:
     """All that is known of one job. `held`: when it held GPUs; `begins`: when it got GPUs or was started."""
 
-    stretches: Sequence[Stretch]
+    stretches: Sequence[StepStretch]
     pauses: Sequence[Pause]
     held: Sequence[tuple[float, float]]
     begins: Sequence[float]
@@ -98,7 +98,7 @@ def _steps(signals: JobSignals) -> Iterator[Segment]:
         yield Segment(stretch.start_s, stretch.end_s, shown, by.cause if by else "", by.incident if by else "")
 
 
-def _parts(stretch: Stretch) -> dict[Account, float]:
+def _parts(stretch: StepStretch) -> dict[Account, float]:
     parts = {
         Account.PRODUCTIVE: stretch.compute_s / stretch.length_s,
         Account.DATA_WAIT: stretch.data_s / stretch.length_s,

@@ -16,10 +16,10 @@ import structlog
 from sqlalchemy import Connection
 
 from nightshift.agent.goodput.accounts import Account
-from nightshift.agent.goodput.evidence import Evidence, Holdings, gather, grouped, holdings
+from nightshift.agent.goodput.evidence import GoodputEvidence, Holdings, gather, grouped, holdings
 from nightshift.agent.goodput.job_time import JobSignals, job_time
 from nightshift.agent.goodput.records import Utilisation, judged, peak_flops
-from nightshift.agent.goodput.settle import Entry, JobTime, Mark, PlaceState, Sums, settle
+from nightshift.agent.goodput.settle import JobTime, LedgerEntry, PlaceMark, PlaceState, Sums, settle
 from nightshift.agent.goodput.signals import HOUR_S, Signals
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.store.tables import goodput
@@ -128,7 +128,7 @@ class GoodputLedger:
             self.signals.forget(now_s - OPEN_S - HOUR_S)
         self._hour = hour
 
-    def job_times(self, holdings: Holdings, evidence: Evidence, since_s: float) -> dict[str, JobTime]:
+    def job_times(self, holdings: Holdings, evidence: GoodputEvidence, since_s: float) -> dict[str, JobTime]:
         """What each job that held GPUs after a time did."""
         times: dict[str, JobTime] = {}
         exits: dict[str, set[float]] = defaultdict(set)
@@ -147,24 +147,27 @@ class GoodputLedger:
             times[job] = job_time(JobSignals(stretches, pauses, spans, begins, faults, marks, line_s), steps)
         return times
 
-    def _gpu_marks(self, found: Evidence, now_s: float) -> dict[str, list[Mark]]:
-        marks: dict[str, list[Mark]] = defaultdict(list)
+    def _gpu_marks(self, found: GoodputEvidence, now_s: float) -> dict[str, list[PlaceMark]]:
+        marks: dict[str, list[PlaceMark]] = defaultdict(list)
         for part in (self.signals.marks, self.signals.open_marks(now_s), found.gpu_marks):
             for gpu, items in part.items():
                 marks[gpu] += items
         return marks
 
-    def _node_marks(self, found: Evidence, start_s: float, end_s: float) -> dict[str, list[Mark]]:
-        marks: dict[str, list[Mark]] = defaultdict(list, {n: list(items) for n, items in found.node_marks.items()})
+    def _node_marks(self, found: GoodputEvidence, start_s: float, end_s: float) -> dict[str, list[PlaceMark]]:
+        marks: dict[str, list[PlaceMark]] = defaultdict(
+            list, {n: list(items) for n, items in found.node_marks.items()}
+        )
         for node, spans in self.signals.cordons.items():
-            marks[node] += [Mark(*span, PlaceState.MAINTENANCE, "cordoned") for span in spans]
+            marks[node] += [PlaceMark(*span, PlaceState.MAINTENANCE, "cordoned") for span in spans]
         windows = self._windows()
         nodes = self._inventory.subjects(SubjectKind.NODE, end_s) if windows else []
         for window in windows:
             for subject in nodes:
                 if window.covers(str(s) for s in self._inventory.ancestors(subject, end_s)):
                     marks[subject.name] += [
-                        Mark(*span, PlaceState.MAINTENANCE, "window") for span in _spans(window, start_s, end_s)
+                        PlaceMark(*span, PlaceState.MAINTENANCE, "window")
+                        for span in _spans(window, start_s, end_s)
                     ]
         return marks
 
@@ -195,7 +198,9 @@ class GoodputLedger:
     def _write(self, connection: Connection, book: Books) -> None:
         """Replaces the rows of an hour."""
         hour = int(book.start_s // HOUR_S)
-        waiting = [(Entry(a, job), spent) for (at, job, a), spent in self.signals.waiting.items() if at == hour]
+        waiting = [
+            (LedgerEntry(a, job), spent) for (at, job, a), spent in self.signals.waiting.items() if at == hour
+        ]
         rows = [
             {"start_s": hour * HOUR_S, "span_s": HOUR_S, "team": team_of(entry.job), "gpu_s": spent}
             | entry._asdict()
@@ -249,12 +254,12 @@ def totals(connection: Connection, start_s: float, end_s: float, namespaces: Ite
     if namespaces is not None:
         query = query.where(goodput.c.team.in_(sorted(namespaces)))
     return {
-        Entry(Account(row.account), row.job, row.node, row.cause, row.incident): row.spent
+        LedgerEntry(Account(row.account), row.job, row.node, row.cause, row.incident): row.spent
         for row in connection.execute(query)
     }
 
 
-def summed(sums: Sums, key: Callable[[Entry], str]) -> dict[str, dict[Account, float]]:
+def summed(sums: Sums, key: Callable[[LedgerEntry], str]) -> dict[str, dict[Account, float]]:
     """By a key of the entries: account → GPU-seconds."""
     found: dict[str, dict[Account, float]] = {}
     for entry, spent in sums.items():
@@ -263,7 +268,7 @@ def summed(sums: Sums, key: Callable[[Entry], str]) -> dict[str, dict[Account, f
     return found
 
 
-BY: Mapping[str, Callable[[Entry], str]] = {
+BY: Mapping[str, Callable[[LedgerEntry], str]] = {
     "job": lambda entry: entry.job,
     "team": lambda entry: team_of(entry.job),
     "node": lambda entry: entry.node,

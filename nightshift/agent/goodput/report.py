@@ -7,7 +7,8 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
@@ -27,7 +28,7 @@ _MOST_INCIDENTS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class GoodputEstimate:
     """A figure and its 90 % interval, or its bounds; NaN: not known. `n`: of how many."""
 
     value: float
@@ -36,18 +37,18 @@ class Estimate:
     n: int = 0
 
 
-NOT_KNOWN_YET = Estimate(math.nan, math.nan, math.nan)
+NOT_KNOWN_YET = GoodputEstimate(math.nan, math.nan, math.nan)
 
 
-def ettr(sums: Sums, queueing: bool) -> Estimate:
+def ettr(sums: Sums, queueing: bool) -> GoodputEstimate:
     """Effective training time ratio: time in surviving steps over held time, of jobs that report steps; with the
     time that they waited where `queueing`. Bounds: everything that is not known was lost, or was useful.
 
-    >>> from nightshift.agent.goodput.settle import Entry
-    >>> sums = {Entry(Account.UNATTRIBUTED, "a"): 80.0, Entry(Account.HUNG, "a"): 10.0,
-    ...         Entry(Account.UNEXPLAINED, "a"): 10.0, Entry(Account.QUEUED, "a"): 25.0}
+    >>> from nightshift.agent.goodput.settle import LedgerEntry
+    >>> sums = {LedgerEntry(Account.UNATTRIBUTED, "a"): 80.0, LedgerEntry(Account.HUNG, "a"): 10.0,
+    ...         LedgerEntry(Account.UNEXPLAINED, "a"): 10.0, LedgerEntry(Account.QUEUED, "a"): 25.0}
     >>> ettr(sums, False)
-    Estimate(value=0.8, low=0.8, high=0.9, n=1)
+    GoodputEstimate(value=0.8, low=0.8, high=0.9, n=1)
     >>> ettr(sums, True).value
     0.64
     """
@@ -63,7 +64,9 @@ def ettr(sums: Sums, queueing: bool) -> Estimate:
     told = held - amounts.get(Account.NO_STEPS, 0.0) + waited
     if told <= 0 or not jobs:
         return NOT_KNOWN_YET
-    return Estimate(survived / told, survived / (held + waited), (survived + unknown) / (held + waited), len(jobs))
+    return GoodputEstimate(
+        survived / told, survived / (held + waited), (survived + unknown) / (held + waited), len(jobs)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +88,8 @@ class FaultLine:
     cause: str
     count: int
     lost_gpu_s: float
-    mtbf_s: Estimate
-    mttr_s: Estimate
+    mtbf_s: GoodputEstimate
+    mttr_s: GoodputEstimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +97,11 @@ class Response:
     """Medians over incidents (s). `alone`: from onset to the end where nothing of ours acted: the team's own way.
     `saved_s`: how much sooner one is over where we acted."""
 
-    detected_s: Estimate
-    acted_s: Estimate
-    over_s: Estimate
-    alone_s: Estimate
-    saved_s: Estimate
+    detected_s: GoodputEstimate
+    acted_s: GoodputEstimate
+    over_s: GoodputEstimate
+    alone_s: GoodputEstimate
+    saved_s: GoodputEstimate
 
 
 @dataclass(frozen=True)
@@ -108,8 +111,8 @@ class GoodputReport:
     start_s: float
     end_s: float
     sums: Sums
-    ettr: Estimate
-    ettr_with_queueing: Estimate
+    ettr: GoodputEstimate
+    ettr_with_queueing: GoodputEstimate
     faults: tuple[FaultLine, ...]
     response: Response
     price: float | None = None
@@ -216,7 +219,7 @@ def fault_lines(times: Sequence[IncidentTimes], sums: Sums, span_s: float) -> tu
     return tuple(sorted(lines, key=lambda line: (-line.lost_gpu_s, -line.count, line.cause)))
 
 
-def mtbf(count: int, span_s: float) -> Estimate:
+def mtbf(count: int, span_s: float) -> GoodputEstimate:
     """Mean time between `count` faults of a time; of none the lower bound alone is known.
 
     >>> round(mtbf(10, 100.0).value), round(mtbf(10, 100.0).low, 1), round(mtbf(10, 100.0).high, 1)
@@ -227,22 +230,22 @@ def mtbf(count: int, span_s: float) -> Estimate:
     tail = (1 - _CONFIDENCE) / 2
     low = span_s / float(gammaincinv(count + 1, 1 - tail))
     if count == 0:
-        return Estimate(math.nan, low, math.nan, 0)
-    return Estimate(span_s / count, low, span_s / float(gammaincinv(count, tail)), count)
+        return GoodputEstimate(math.nan, low, math.nan, 0)
+    return GoodputEstimate(span_s / count, low, span_s / float(gammaincinv(count, tail)), count)
 
 
-def bootstrap(values: Sequence[float], of: Callable[..., object]) -> Estimate:
+def bootstrap(values: Sequence[float], of: Callable[..., object]) -> GoodputEstimate:
     """A statistic of values with a bootstrap interval; of one value alone no interval is known."""
     if not values:
         return NOT_KNOWN_YET
     sample = np.asarray(values, dtype=float)
     value = float(of(sample))  # type: ignore[arg-type]
     if len(sample) < 3:
-        return Estimate(value, math.nan, math.nan, len(sample))
+        return GoodputEstimate(value, math.nan, math.nan, len(sample))
     rng = np.random.default_rng(0)
     drawn = np.asarray(of(rng.choice(sample, (_DRAWS, len(sample))), axis=1))
     low, high = np.quantile(drawn, [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2])
-    return Estimate(value, float(low), float(high), len(sample))
+    return GoodputEstimate(value, float(low), float(high), len(sample))
 
 
 def response(times: Sequence[IncidentTimes]) -> Response:
@@ -261,7 +264,7 @@ def response(times: Sequence[IncidentTimes]) -> Response:
     )
 
 
-def _difference(before: Sequence[float], after: Sequence[float]) -> Estimate:
+def _difference(before: Sequence[float], after: Sequence[float]) -> GoodputEstimate:
     """How much less the median of `after` is, with a bootstrap interval; three of each are needed."""
     if min(len(before), len(after)) < 3:
         return NOT_KNOWN_YET
@@ -269,7 +272,7 @@ def _difference(before: Sequence[float], after: Sequence[float]) -> Estimate:
     drawn = [np.median(rng.choice(np.asarray(values), (_DRAWS, len(values))), axis=1) for values in (before, after)]
     low, high = np.quantile(drawn[0] - drawn[1], [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2])
     value = float(np.median(before) - np.median(after))
-    return Estimate(value, float(low), float(high), len(before) + len(after))
+    return GoodputEstimate(value, float(low), float(high), len(before) + len(after))
 
 
 _FAULTS = frozenset(str(fault) for fault in Fault)
@@ -283,6 +286,40 @@ def figures_of(sums: Sums) -> tuple[dict[tuple[str, str], float], dict[str, floa
         key = (str(entry.account), entry.cause if entry.cause in _FAULTS else "")
         found[key] = found.get(key, 0.0) + spent
     return found, {"without": ettr(sums, False).value, "with": ettr(sums, True).value}
+
+
+def as_json(report: GoodputReport, by: str, limit: int = 20) -> dict[str, Any]:
+    """The report as JSON values: GPU-seconds, seconds, ratios; null: not known. An estimate is value, low, high,
+    n."""
+    response = {f.name: _plain(getattr(report.response, f.name)) for f in fields(report.response)}
+    return {
+        "start_s": report.start_s, "end_s": report.end_s, "wall_gpu_s": report.wall_gpu_s, "price": report.price,
+        "accounts": [
+            {"account": str(a), "nest": str(ACCOUNTS[a].nest), "gpu_s": spent, "cost": _number(report.money(spent))}
+            for a, spent in report.amounts.items()
+        ],
+        "unattributed": _number(report.unattributed),
+        "ettr": _plain(report.ettr), "ettr_with_queueing": _plain(report.ettr_with_queueing),
+        "response": response,
+        "faults": [
+            {"cause": f.cause, "count": f.count, "lost_gpu_s": f.lost_gpu_s}
+            | {"mtbf_s": _plain(f.mtbf_s), "mttr_s": _plain(f.mttr_s)}
+            for f in report.faults
+        ],
+        "by": by,
+        "rows": [
+            {"name": name, "lost_gpu_s": lost(amounts), "gpu_s": {str(a): spent for a, spent in amounts.items()}}
+            for name, amounts in report.by(by, limit)
+        ],
+    }  # fmt: skip
+
+
+def _plain(figure: GoodputEstimate) -> dict[str, float | int | None]:
+    return {"value": _number(figure.value), "low": _number(figure.low), "high": _number(figure.high), "n": figure.n}
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def as_csv(report: GoodputReport) -> str:

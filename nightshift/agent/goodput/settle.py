@@ -17,7 +17,7 @@ from typing import NamedTuple
 from nightshift.agent.goodput.accounts import Account
 
 
-class Entry(NamedTuple):
+class LedgerEntry(NamedTuple):
     """What GPU-seconds are summed by. Empty: none, or not known."""
 
     account: Account
@@ -38,7 +38,7 @@ class PlaceState(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class PlaceMark:
     """A GPU is in a state from `start_s` to `end_s` (Unix s)."""
 
     start_s: float
@@ -49,7 +49,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class GpuHold:
     """A job holds a share of a GPU. `share` NaN: an equal part of what no other takes for sure."""
 
     start_s: float
@@ -65,8 +65,8 @@ class GpuGroup:
     count: int
     node: str
     present: tuple[tuple[float, float], ...]
-    holds: tuple[Hold, ...] = ()
-    marks: tuple[Mark, ...] = ()
+    holds: tuple[GpuHold, ...] = ()
+    marks: tuple[PlaceMark, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class JobTime:
         return self.segments[first : bisect.bisect_left(self.starts, end_s)]
 
 
-Sums = dict[Entry, float]
+Sums = dict[LedgerEntry, float]
 _UNKNOWN_JOB = JobTime()
 
 
@@ -123,7 +123,7 @@ def settle(groups: Iterable[GpuGroup], jobs: Mapping[str, JobTime], start_s: flo
     """GPU-seconds of [start_s, end_s) by entry.
 
     >>> step = Segment(10.0, 60.0, ((Account.UNATTRIBUTED, 1.0),))
-    >>> group = GpuGroup(8, "n1", ((0.0, 100.0),), (Hold(0.0, 60.0, "ml/a"),))
+    >>> group = GpuGroup(8, "n1", ((0.0, 100.0),), (GpuHold(0.0, 60.0, "ml/a"),))
     >>> for entry, spent in settle([group], {"ml/a": JobTime((step,), True)}, 0.0, 100.0).items():
     ...     print(entry.account, entry.job, spent)
     unexplained ml/a 80.0
@@ -159,7 +159,7 @@ def _pieces(
         yield from itertools.pairwise([begin_s, *inner, finish_s])
 
 
-def _divide(group: GpuGroup, jobs: Mapping[str, JobTime], at_s: float) -> Iterator[tuple[Entry, float]]:
+def _divide(group: GpuGroup, jobs: Mapping[str, JobTime], at_s: float) -> Iterator[tuple[LedgerEntry, float]]:
     """(entry, share) of one GPU at a moment; the shares are 1 together."""
     marks = {m.state: m for m in reversed(group.marks) if m.start_s <= at_s < m.end_s}
     holds = [hold for hold in group.holds if hold.start_s <= at_s < hold.end_s]
@@ -172,7 +172,7 @@ def _divide(group: GpuGroup, jobs: Mapping[str, JobTime], at_s: float) -> Iterat
         yield _not_held(group.node, marks), left
 
 
-def _shares(holds: Sequence[Hold]) -> list[tuple[Hold, float]]:
+def _shares(holds: Sequence[GpuHold]) -> list[tuple[GpuHold, float]]:
     """Each holder's share: what is stated (a MIG instance), then equal parts of the rest for those who take turns.
     More than the whole is scaled to it."""
     stated = [(hold, hold.share) for hold in holds if hold.share == hold.share]
@@ -183,29 +183,29 @@ def _shares(holds: Sequence[Hold]) -> list[tuple[Hold, float]]:
     return stated + [(hold, (1.0 - taken) / len(turns)) for hold in turns]
 
 
-Marks = Mapping[PlaceState, Mark]
+Marks = Mapping[PlaceState, PlaceMark]
 
 
-def _held(job: str, node: str, time: JobTime, marks: Marks, at_s: float) -> Iterator[tuple[Entry, float]]:
+def _held(job: str, node: str, time: JobTime, marks: Marks, at_s: float) -> Iterator[tuple[LedgerEntry, float]]:
     segment = time.at(at_s)
     if segment is not None and segment.in_step:
         for account, share in segment.parts:
             cause = (segment.cause, segment.incident) if account in _CAUSED else ("", "")
-            yield Entry(account, job, node, *cause), share
+            yield LedgerEntry(account, job, node, *cause), share
         return
     repair, fault = marks.get(PlaceState.REPAIR), marks.get(PlaceState.FAULT)
     if repair is not None:
-        yield Entry(Account.IN_REPAIR, job, node, repair.cause, repair.incident), 1.0
+        yield LedgerEntry(Account.IN_REPAIR, job, node, repair.cause, repair.incident), 1.0
     elif segment is not None and segment.parts[0][0] is not Account.UNEXPLAINED:
-        yield Entry(segment.parts[0][0], job, node, segment.cause, segment.incident), 1.0
+        yield LedgerEntry(segment.parts[0][0], job, node, segment.cause, segment.incident), 1.0
     elif fault is not None:
-        yield Entry(Account.HUNG, job, node, fault.cause, fault.incident), 1.0
+        yield LedgerEntry(Account.HUNG, job, node, fault.cause, fault.incident), 1.0
     elif PlaceState.IDLE in marks:
-        yield Entry(Account.IDLE_HELD, job, node), 1.0
+        yield LedgerEntry(Account.IDLE_HELD, job, node), 1.0
     elif PlaceState.UNOBSERVED in marks:
-        yield Entry(Account.UNOBSERVED, job, node), 1.0
+        yield LedgerEntry(Account.UNOBSERVED, job, node), 1.0
     else:
-        yield Entry(Account.UNEXPLAINED if time.steps else Account.NO_STEPS, job, node), 1.0
+        yield LedgerEntry(Account.UNEXPLAINED if time.steps else Account.NO_STEPS, job, node), 1.0
 
 
 _CAUSED = frozenset({Account.DATA_WAIT, Account.STRAGGLING, Account.RECOMPUTED})
@@ -217,8 +217,8 @@ _ACCOUNT_OF = {
 }
 
 
-def _not_held(node: str, marks: Marks) -> Entry:
+def _not_held(node: str, marks: Marks) -> LedgerEntry:
     for state, account in _ACCOUNT_OF.items():
         if (mark := marks.get(state)) is not None:
-            return Entry(account, "", node, mark.cause, mark.incident)
-    return Entry(Account.FREE, "", node)
+            return LedgerEntry(account, "", node, mark.cause, mark.incident)
+    return LedgerEntry(Account.FREE, "", node)

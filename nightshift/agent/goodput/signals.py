@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from nightshift.agent.goodput.accounts import Account
 from nightshift.agent.goodput.job_time import JobMark
 from nightshift.agent.goodput.records import MarkEdge, ProcessBegins, StatedFlops, StepBegins, read_mfu, read_record
-from nightshift.agent.goodput.settle import Mark, PlaceState
+from nightshift.agent.goodput.settle import PlaceMark, PlaceState
 from nightshift.agent.goodput.steps import SETTLE_S, StepPoint, StepTrack
 from nightshift.collectors.frame import Floats, Frame, LogRecord, SeriesIndex, StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
@@ -98,7 +98,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.jobs: dict[str, JobNotes] = {}
-        self.marks: dict[str, list[Mark]] = defaultdict(list)
+        self.marks: dict[str, list[PlaceMark]] = defaultdict(list)
         """GPU → when it was idle or not observed, closed intervals."""
         self.waiting: dict[tuple[int, str, Account], float] = defaultdict(float)
         """(hour, job, queued or preempted) → GPU-seconds."""
@@ -184,14 +184,14 @@ class Signals:
         states.rows(frame.index, at_s)
         seen = np.isfinite(frame.values).any(axis=1)
         for row in np.flatnonzero(seen & (at_s - states.seen_s > UNOBSERVED_S)).tolist():
-            gone = Mark(float(states.seen_s[row]), at_s, PlaceState.UNOBSERVED)
+            gone = PlaceMark(float(states.seen_s[row]), at_s, PlaceState.UNOBSERVED)
             self.marks[states.subjects[row].name].append(gone)
         states.seen_s[seen] = at_s
         util = frame.column("gpu_utilization_percent")
         with np.errstate(invalid="ignore"):
             idle, busy = seen & (util < IDLE_PERCENT), seen & (util >= IDLE_PERCENT)
         for row in np.flatnonzero(busy & (at_s - states.idle_s >= IDLE_S)).tolist():
-            rest = Mark(float(states.idle_s[row]), at_s, PlaceState.IDLE)
+            rest = PlaceMark(float(states.idle_s[row]), at_s, PlaceState.IDLE)
             self.marks[states.subjects[row].name].append(rest)
         states.idle_s[busy] = np.nan
         states.idle_s[idle & np.isnan(states.idle_s)] = at_s
@@ -249,15 +249,15 @@ class Signals:
                 waits[job.name] = count
         return waits
 
-    def open_marks(self, now_s: float) -> dict[str, list[Mark]]:
+    def open_marks(self, now_s: float) -> dict[str, list[PlaceMark]]:
         """GPU → what it is since some time and still."""
-        found: dict[str, list[Mark]] = {}
+        found: dict[str, list[PlaceMark]] = {}
         states = self._states
         for row in np.flatnonzero(now_s - states.seen_s > UNOBSERVED_S).tolist():
-            lost = Mark(float(states.seen_s[row]), math.inf, PlaceState.UNOBSERVED)
+            lost = PlaceMark(float(states.seen_s[row]), math.inf, PlaceState.UNOBSERVED)
             found.setdefault(states.subjects[row].name, []).append(lost)
         for row in np.flatnonzero(now_s - states.idle_s >= IDLE_S).tolist():
-            rest = Mark(float(states.idle_s[row]), math.inf, PlaceState.IDLE)
+            rest = PlaceMark(float(states.idle_s[row]), math.inf, PlaceState.IDLE)
             found.setdefault(states.subjects[row].name, []).append(rest)
         return found
 
@@ -330,7 +330,7 @@ class Signals:
         made = cls()
         made.jobs = {job: _notes(saved) for job, saved in value["jobs"].items()}
         for gpu, marks in value["marks"].items():
-            made.marks[gpu] = [Mark(a, b, PlaceState(state)) for a, b, state in marks]
+            made.marks[gpu] = [PlaceMark(a, b, PlaceState(state)) for a, b, state in marks]
         made.exits = defaultdict(list, value["exits"])
         for node, spans in value["cordons"].items():
             made.cordons[node] = [(a, math.inf if b is None else b) for a, b in spans]

@@ -46,7 +46,7 @@ class StepPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class StepStretch:
     """Steps without a pause between. `measured_s` is the part whose split was measured: into `data_s`, `comm_s`,
     `compute_s`."""
 
@@ -63,7 +63,7 @@ class Stretch:
     def length_s(self) -> float:
         return self.end_s - self.start_s
 
-    def part(self, start_s: float, end_s: float) -> Stretch:
+    def part(self, start_s: float, end_s: float) -> StepStretch:
         """The stretch between two times within it, in proportion."""
         share = (end_s - start_s) / self.length_s if self.length_s > 0 else 0.0
         scaled = {name: getattr(self, name) * share for name in _ADDED}
@@ -112,7 +112,7 @@ class StepTrack:
     stride: int = 0
     recent_s: list[float] = field(default_factory=list)
     """Times of a step of late, without pauses."""
-    stretches: list[Stretch] = field(default_factory=list)
+    stretches: list[StepStretch] = field(default_factory=list)
     pauses: list[Pause] = field(default_factory=list)
     late: int = 0
     """Points dropped: older than what was folded already."""
@@ -158,7 +158,7 @@ class StepTrack:
             self._step(point, self.points[place + 1] if place + 1 < len(self.points) else None)
         del self.points[:count]
 
-    def timeline(self) -> tuple[list[Stretch], list[Pause]]:
+    def timeline(self) -> tuple[list[StepStretch], list[Pause]]:
         """Everything as known now; what is not folded yet stays open."""
         ahead = StepTrack(**{f.name: getattr(self, f.name) for f in fields(self)})
         ahead.points, ahead.recent_s = list(self.points), list(self.recent_s)
@@ -261,9 +261,9 @@ class StepTrack:
         ):
             if end_s > begin_s:
                 amounts = {name: value * share * count for name, value in split.items()}
-                self._join(Stretch(begin_s, end_s, count * share, is_again, **amounts))
+                self._join(StepStretch(begin_s, end_s, count * share, is_again, **amounts))
 
-    def _join(self, new: Stretch) -> None:
+    def _join(self, new: StepStretch) -> None:
         for piece in _cells(new):
             last = self.stretches[-1] if self.stretches else None
             alike = (
@@ -295,7 +295,7 @@ class StepTrack:
         made.lead_s = -math.inf if saved["lead_s"] is None else float(saved["lead_s"])
         made.anchor = None if saved["anchor"] is None else _point(saved["anchor"])
         made.points = [_point(row) for row in saved["points"]]
-        made.stretches = [Stretch(*row) for row in saved["stretches"]]
+        made.stretches = [StepStretch(*row) for row in saved["stretches"]]
         made.pauses = [Pause(*row) for row in saved["pauses"]]
         return made
 
@@ -322,7 +322,7 @@ def _split(point: StepPoint, per_s: float) -> dict[str, float]:
     return split
 
 
-def _cells(stretch: Stretch) -> Iterator[Stretch]:
+def _cells(stretch: StepStretch) -> Iterator[StepStretch]:
     """A stretch cut at the grid; nearly always one piece."""
     start_s = stretch.start_s
     while (cut_s := (start_s // GRID_S + 1) * GRID_S) < stretch.end_s:
@@ -331,7 +331,7 @@ def _cells(stretch: Stretch) -> Iterator[Stretch]:
     yield stretch.part(start_s, stretch.end_s)
 
 
-def _row(item: StepPoint | Stretch | Pause) -> list[Any]:
+def _row(item: StepPoint | StepStretch | Pause) -> list[Any]:
     values = [getattr(item, f.name) for f in fields(item)]
     return [None if isinstance(value, float) and math.isnan(value) else value for value in values]
 

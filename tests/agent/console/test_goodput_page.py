@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,15 +12,19 @@ from pathlib import Path
 import httpx
 import pytest
 import sqlalchemy as sa
+from typer.testing import CliRunner
 
+from nightshift.agent.__main__ import app as cli
 from nightshift.agent.approvals.people import Directory, Owner
 from nightshift.agent.approvals.people import Settings as PeopleSettings
+from nightshift.agent.cli.remote import Remote
 from nightshift.agent.console.server import Server
 from nightshift.agent.console.sessions import Doorkeeper, TokenAccount
 from nightshift.agent.console.settings import Settings
 from nightshift.agent.goodput.accounts import Account
 from nightshift.agent.goodput.records import judged
 from nightshift.agent.setup.console import build_console
+from nightshift.agent.store.process_clock import tell_time
 from nightshift.agent.store.tables import goodput
 from tests.agent.story import NOW_S, TOKEN, Story
 
@@ -72,6 +77,30 @@ def test_the_page_shows_the_waterfall_and_both_ettr(web: httpx.Client) -> None:
     )  # 50 of 65 that report steps; of 85 held
     assert 'href="/incidents/INC-1"' in web.get("/goodput?by=incident").text
     assert web.get("/goodput?by=x").status_code == 422
+
+
+def test_the_api_and_the_command_line_tell_the_same(
+    web: httpx.Client, story: Story, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = Remote(str(web.base_url), TOKEN, web)
+    found = remote.goodput_json(7, "cause")
+    assert found["whole"]
+    assert found["ettr"]["value"] == pytest.approx(50 / 65)
+    assert {row["name"] for row in found["rows"]} == {"xid"}
+    assert found["unattributed"] == 1.0
+    tell_time(story.store, NOW_S)
+    monkeypatch.setenv("NIGHTSHIFT_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("NIGHTSHIFT_STORE__URL", str(story.store.database.engine.url))
+    run = CliRunner().invoke
+    shown = run(cli, ["goodput"], catch_exceptions=False).output
+    for words in ("ETTR without queueing", "76.9 % (58.8 % to 82.4 %, n = 1)", "ml/llm", "100.0 %"):
+        assert words in shown
+    told = json.loads(run(cli, ["goodput", "--json", "--by", "team"]).output)
+    assert sum(row["gpu_s"] for row in told["accounts"]) == pytest.approx(sum(row[-1] for row in ROWS))
+    run(cli, ["goodput", "--csv", str(tmp_path / "g.csv")])
+    assert sum(float(row["gpu_seconds"]) for row in csv.DictReader((tmp_path / "g.csv").open())) == pytest.approx(
+        sum(row[-1] for row in ROWS)
+    )
 
 
 def test_csv_has_every_entry_and_no_formula(web: httpx.Client) -> None:

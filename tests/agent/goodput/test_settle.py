@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from nightshift.agent.goodput.accounts import Account
 from nightshift.agent.goodput.settle import (
-    Entry,
     GpuGroup,
-    Hold,
+    GpuHold,
     JobTime,
-    Mark,
+    LedgerEntry,
+    PlaceMark,
     PlaceState,
     Segment,
     settle,
@@ -18,9 +18,9 @@ from nightshift.agent.goodput.settle import (
 
 TIME = st.floats(-50.0, 250.0)
 SPAN = st.tuples(TIME, TIME).map(lambda pair: (min(pair), max(pair)))
-MARK = st.builds(lambda span, state: Mark(*span, state), SPAN, st.sampled_from(PlaceState))
+MARK = st.builds(lambda span, state: PlaceMark(*span, state), SPAN, st.sampled_from(PlaceState))
 SHARE = st.sampled_from([float("nan"), 1 / 7, 3 / 7, 1.0])
-HOLD = st.builds(lambda span, job, share: Hold(*span, job, share), SPAN, st.sampled_from("abc"), SHARE)
+HOLD = st.builds(lambda span, job, share: GpuHold(*span, job, share), SPAN, st.sampled_from("abc"), SHARE)
 GROUP = st.builds(
     GpuGroup,
     st.integers(1, 8),
@@ -67,12 +67,12 @@ def test_two_halves_are_the_whole(group: GpuGroup, time: JobTime, cut_s: float) 
         assert sum(half.get(entry, 0.0) for half in halves) == pytest.approx(whole.get(entry, 0.0), abs=1e-6)
 
 
-def one(group: GpuGroup, jobs: dict[str, JobTime] | None = None) -> dict[Entry, float]:
+def one(group: GpuGroup, jobs: dict[str, JobTime] | None = None) -> dict[LedgerEntry, float]:
     return settle([group], jobs or {}, 0.0, 70.0)
 
 
 def test_mig_instances_take_their_sevenths_and_leave_the_rest_free() -> None:
-    holds = (Hold(0.0, 70.0, "a", 3 / 7), Hold(0.0, 70.0, "b", 1 / 7))
+    holds = (GpuHold(0.0, 70.0, "a", 3 / 7), GpuHold(0.0, 70.0, "b", 1 / 7))
     sums = one(GpuGroup(1, "n", ((0.0, 70.0),), holds))
     assert {(e.account, e.job): round(v, 6) for e, v in sums.items()} == {
         (Account.NO_STEPS, "a"): 30.0,
@@ -82,19 +82,19 @@ def test_mig_instances_take_their_sevenths_and_leave_the_rest_free() -> None:
 
 
 def test_time_slices_are_shared_equally_while_they_overlap() -> None:
-    holds = (Hold(0.0, 70.0, "a"), Hold(35.0, 70.0, "b"))
+    holds = (GpuHold(0.0, 70.0, "a"), GpuHold(35.0, 70.0, "b"))
     sums = one(GpuGroup(1, "n", ((0.0, 70.0),), holds))
     assert {e.job: v for e, v in sums.items()} == {"a": 52.5, "b": 17.5}
 
 
 def test_a_job_without_steps_is_never_productive_and_idle_is_seen() -> None:
-    marks = (Mark(20.0, 50.0, PlaceState.IDLE),)
-    sums = one(GpuGroup(1, "n", ((0.0, 70.0),), (Hold(0.0, 70.0, "a"),), marks))
+    marks = (PlaceMark(20.0, 50.0, PlaceState.IDLE),)
+    sums = one(GpuGroup(1, "n", ((0.0, 70.0),), (GpuHold(0.0, 70.0, "a"),), marks))
     assert {e.account: v for e, v in sums.items()} == {Account.NO_STEPS: 40.0, Account.IDLE_HELD: 30.0}
 
 
 def test_a_fault_on_a_gpu_that_still_steps_costs_nothing() -> None:
-    marks = (Mark(0.0, 70.0, PlaceState.FAULT, "xid"),)
+    marks = (PlaceMark(0.0, 70.0, PlaceState.FAULT, "xid"),)
     time = JobTime((Segment(0.0, 70.0, ((Account.UNATTRIBUTED, 1.0),)),), True)
-    sums = one(GpuGroup(1, "n", ((0.0, 70.0),), (Hold(0.0, 70.0, "a"),), marks), {"a": time})
+    sums = one(GpuGroup(1, "n", ((0.0, 70.0),), (GpuHold(0.0, 70.0, "a"),), marks), {"a": time})
     assert [e.account for e in sums] == [Account.UNATTRIBUTED]

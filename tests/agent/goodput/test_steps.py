@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightshift.agent.goodput.steps import StepPoint, StepTrack, Stretch
+from nightshift.agent.goodput.steps import StepPoint, StepStretch, StepTrack
 
 
 def regular(first: int, count: int, start_s: float = 0.0, step_s: float = 10.0, run: str = "a") -> list[StepPoint]:
@@ -21,7 +21,7 @@ def taken(points: list[StepPoint]) -> StepTrack:
     return track
 
 
-def seconds(stretches: list[Stretch], again: bool) -> float:
+def seconds(stretches: list[StepStretch], again: bool) -> float:
     return sum(s.length_s for s in stretches if s.again is again)
 
 

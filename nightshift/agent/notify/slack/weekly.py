@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from nightshift.agent.goodput.accounts import ACCOUNTS, HELD, SURVIVED, WAITING, Account
-from nightshift.agent.goodput.report import HOUR_S, Estimate, GoodputReport, make
+from nightshift.agent.goodput.report import HOUR_S, GoodputEstimate, GoodputReport, make
 from nightshift.agent.notify.ledger import Delivery, DeliveryLedger
 from nightshift.agent.notify.slack.blocks import Block, ChatMessage, fallback, line, link, paragraph, text
 from nightshift.agent.notify.slack.settings import Settings
@@ -92,7 +92,7 @@ def _cost(report: GoodputReport, gpu_s: float) -> str:
     return "" if report.price is None else f", {report.money(gpu_s):,.0f} at {report.price:g} a GPU-hour"
 
 
-def _ratio(found: Estimate) -> str:
+def _ratio(found: GoodputEstimate) -> str:
     return f"{_percent(found.value)} ({_percent(found.low)} to {_percent(found.high)}, {found.n} jobs)"
 
 
