@@ -85,9 +85,12 @@ def checkpoints_after_a_hang() -> dict[str, list[str]]:
     return said
 
 
-def recorded(phase: str, slow_share: float, wait_s: float, seed: int) -> tuple[list[str], float | None, float]:
+def recorded(
+    phase: str, slow_share: float, wait_s: float, seed: int, of_all: bool = False
+) -> tuple[list[str], float | None, float]:
     """(ranks named, after how many seconds of data, share of the speed that the job lost) of a phase played
-    REPEATS times at STRETCH of its speed; in a share of the steps rank 1's loader takes `wait_s` longer."""
+    REPEATS times at STRETCH of its speed; in a share of the steps rank 1's loader takes `wait_s` longer, or, with
+    `of_all`, the loader of a rank that is drawn for each step."""
     table = pd.read_csv(RECORDING)
     table = table[table.phase == phase].sort_values(["step", "rank"])
     draw, job = np.random.default_rng(seed), Subject(SubjectKind.JOB, JOB_NAME)
@@ -100,6 +103,7 @@ def recorded(phase: str, slow_share: float, wait_s: float, seed: int) -> tuple[l
     took = np.diff(steps[0].ts_s.to_numpy(float)[:count], prepend=steps[0].ts_s.iloc[0] - 0.05)
     whole = np.tile(np.maximum(took, 1e-3), REPEATS) * STRETCH
     slow = draw.random(len(whole)) < slow_share
+    late = draw.integers(0, len(ranks), len(whole)) if of_all else np.ones(len(whole), dtype=int)
     times = np.cumsum(whole + STRETCH * wait_s * slow)
     named: list[str] = []
     first_s = None
@@ -107,7 +111,7 @@ def recorded(phase: str, slow_share: float, wait_s: float, seed: int) -> tuple[l
         new = np.flatnonzero((times > at_s - TICK_S) & (times <= at_s))
         series = []
         for r, rows in steps.items():
-            data_s = rows.data_s.to_numpy(float)[new % count] + (wait_s * slow[new] if r == 1 else 0.0)
+            data_s = rows.data_s.to_numpy(float)[new % count] + wait_s * (slow[new] & (late[new] == r))
             columns = {"compute_s": rows.compute_s.to_numpy(float)[new % count], "data_s": data_s}
             series.append(StepSeries(ranks[r], "run", new, times[new], columns, "bench"))
         for finding in detector.update(Tick(float(at_s), steps=tuple(series) if len(new) else ()), known):
@@ -119,9 +123,9 @@ def recorded(phase: str, slow_share: float, wait_s: float, seed: int) -> tuple[l
 
 def loaders() -> dict[str, Any]:
     """An intermittent loader on the recorded healthy phase, by how often and how long it is slow; and the benign
-    phases as they are."""
+    phases as they are, and with waits that fall on any rank."""
     found: dict[str, Any] = {}
-    for share, wait_s in ((0.135, 0.15), (0.135, 0.08), (0.25, 0.08), (0.08, 0.3)):
+    for share, wait_s in ((0.135, 0.15), (0.135, 0.08), (0.25, 0.08), (0.08, 0.3), (0.08, 0.15)):
         said = [recorded("healthy", share, wait_s, seed) for seed in SEEDS]
         right = [seconds for names, seconds, _ in said if names == [f"{JOB_NAME}#1"] and seconds is not None]
         found[f"{share:g} of steps, {wait_s:g} s"] = {
@@ -132,6 +136,10 @@ def loaders() -> dict[str, Any]:
         }
     for phase in ("healthy", "varlen_benign", "eval_rank0_benign"):
         found[phase] = {"named": recorded(phase, 0.0, 0.0, 0)[0]}
+        slow = [recorded(phase, share, 0.15, seed, of_all=True)[0] for seed in SEEDS for share in (0.08, 0.135)]
+        found[f"{phase}, a shared store slow for any rank"] = {
+            "named": sorted({name for row in slow for name in row})
+        }
     return found
 
 

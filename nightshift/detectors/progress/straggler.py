@@ -110,7 +110,8 @@ VERSION = 1
 RING = 128
 SIGNALS = ("compute_s", "data_s")
 COUNTED = ("alone", "alone_s", "watched", "watched_s")
-"""Of each rank: steps in which the job waits for it and the time of that (s); all steps and their own time (s)."""
+"""Of each rank, of late: steps in which the job waits for it and the time of that (s); all steps and their own time
+(s). `who` holds the two numbers of steps over a longer time."""
 CAPPED, PEERS_ASKED = 0.97, 16
 """A power limit under this share of its peers' (of that many at most) is a cap."""
 STAGE = "pipeline_stage"
@@ -136,8 +137,10 @@ WAITED = 0.05
 SELDOM = 0.05
 # How likely chance may give one rank so many of the steps in which one rank is alone: far apart from all looks.
 CHANCE = 1e-4
-# Such steps are counted over so long: fast steps fill the ring in seconds, slow ones need minutes for enough.
+# What they cost is counted over so long: fast steps fill the ring in seconds, slow ones need minutes for enough.
 FADE_S = 150.0
+# ... and which rank they fall on over so long: of two ranks, it takes fifteen such steps to tell.
+WHO_S = 600.0
 # Jobs are judged this often: all pairs of a job's ranks are too much work for every look.
 EVERY_S = 30.0
 # No step for this long says nothing of speed; hangs are another detector's.
@@ -192,6 +195,7 @@ class Straggler:
         columns |= {"step": Column(np.int64, -1, (RING,)), "last_s": Column(np.float64, -np.inf)}
         columns |= {"suspect_s": Column(np.float64, np.inf), "news": Column(np.bool_, 0)}
         columns |= {"counted_step": Column(np.int64, -1), "counted": Column(np.float64, 0.0, (len(COUNTED),))}
+        columns |= {"who": Column(np.float64, 0.0, (2,))}
         self._table = SeriesTable(columns, FORGET_S)
         self._judged_s = -np.inf
         self._limits: dict[Subject, tuple[float, float]] = {}
@@ -330,7 +334,9 @@ class Straggler:
             # a power limit slows compute, never a loader
             if slow and name == "compute_s":
                 slow = not self._held_back(subject, ranks, gpus, at_s, inventory)
-            table["suspect_s"][slot] = min(float(table["suspect_s"][slot]), at_s) if slow else np.inf
+            # seldom steps take minutes to tell their rank: the wait counts from where half of that is there
+            suspected = slow or e.chance is not None
+            table["suspect_s"][slot] = min(float(table["suspect_s"][slot]), at_s) if suspected else np.inf
             found: Finding | None = None
             if slow and at_s - float(table["suspect_s"][slot]) >= PERSIST_S:
                 found = self._episodes.fire(self._alarm(subject, name, e, typical_s, at_s, inventory), at_s)
@@ -379,7 +385,6 @@ class Straggler:
             counted_step = -1  # a run that begins again counts its steps anew
         seen = np.isfinite(data_s)
         columns = np.flatnonzero((seen.sum(axis=0) >= max(2, 0.5 * ranks)) & (newest > counted_step))
-        keep = np.exp(-EVERY_S / FADE_S)
         if len(columns):
             ordered = np.sort(np.where(seen, data_s, -np.inf)[:, columns], axis=0)
             longer_s = ordered[-1] - ordered[-2]
@@ -389,16 +394,18 @@ class Straggler:
             news[:, 0] = np.bincount(who[alone], minlength=ranks)
             news[:, 1] = np.bincount(who[alone], weights=longer_s[alone], minlength=ranks)
             news[:, 2], news[:, 3] = len(columns), own_s[:, columns].max(axis=0).sum()
-            table["counted"][slots] = keep * table["counted"][slots] + news
+            table["counted"][slots] = np.exp(-EVERY_S / FADE_S) * table["counted"][slots] + news
+            table["who"][slots] = np.exp(-EVERY_S / WHO_S) * table["who"][slots] + news[:, [0, 2]]
             table["counted_step"][slots] = int(newest[columns].max())
         from scipy.special import bdtrc  # slow to load, and every command loads this module
 
-        steps, lost_s, watched, watched_s = table["counted"][slots].T
+        lately, lost_s, _, watched_s = table["counted"][slots].T
+        steps, watched = table["who"][slots].T
         total = round(float(steps.sum()))
         found = {}
         for row in np.flatnonzero((lost_s > 0.5 * WAITED * watched_s) & (watched >= STEPS)).tolist():
             chance = min(ranks * float(bdtrc(round(float(steps[row])) - 1, total, 1.0 / ranks)), 1.0)
-            excess_s = float(lost_s[row] / max(steps[row], 1e-9))
+            excess_s = float(lost_s[row] / max(lately[row], 1e-9))
             often, share = float(steps[row] / watched[row]), float(lost_s[row] / watched_s[row])
             found[row] = Excess(1.0 + excess_s / max(typical_s, 1e-9), often, excess_s, share, ranks - 1, chance)
         return found
