@@ -173,4 +173,137 @@ FIRST = Batch(
     ),
 )  # fmt: skip
 
-BATCHES: Mapping[str, Batch] = {"first": FIRST}
+ECC = "NVRM: Xid (PCI:0000:c1:00): 48, pid=90211, name=python, An uncorrectable double bit error (DBE) has been detected on GPU in the framebuffer at partition 4, subpartition 1."
+REMAP = "NVRM: Xid (PCI:0000:c1:00): 63, pid=90211, name=python, Row Remapper: New row (0x0000000000012345) marked for remapping, reset gpu to activate."
+SXID = "nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 20034, Fatal, Link 44 LTSSM Fault Up"
+FABRIC = "nvidia-fabricmanager.service: Main process exited, code=exited, status=1/FAILURE"
+LUSTRE = "LustreError: 11-0: scratch-OST0007-osc-ffff: operation ost_read to node 10.0.8.17@o2ib failed: rc = -107"
+LOST = "Lustre: scratch-OST0007-osc-ffff: Connection to scratch-OST0007 (at 10.0.8.17@o2ib) was lost; in progress operations using this service will wait for recovery to complete"
+RESTORED = "Lustre: scratch-OST0007-osc-ffff: Connection restored to 10.0.8.17@o2ib (at 10.0.8.17@o2ib)"
+LOCKUP = "watchdog: BUG: soft lockup - CPU#12 stuck for 23s! [kworker/12:1:3311]"
+HUNG = "INFO: task python3:58112 blocked for more than 120 seconds."
+MCE = "mce: [Hardware Error]: Machine check events logged"
+EDAC = "EDAC skx MC2: HANDLING MCE MEMORY ERROR: CPU 24: Machine Check Event: 0x0 Bank 17: 9c00004000010090, 1 UE memory read error on CPU_SrcID#1_MC#0_Chan#1_DIMM#0"
+HEAT = "CPU12: Package temperature above threshold, cpu clock throttled (total events = 231)"
+POWER = (
+    "mlx5_core 0000:19:00.0: mlx5_pcie_event:301:(pid 4171): Detected insufficient power on the PCIe slot (27W)."
+)
+ILLEGAL = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+STORE = "torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while trying to connect to (gpu-m01, 29500)."
+SOCKET = "gpu-m02:771:940 [3] NCCL WARN socketProgress: Connection closed by remote peer gpu-m03<48122>"
+ENGINE = "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause."
+ACTOR = "ray.exceptions.RayActorError: The actor died unexpectedly before finishing this task. The actor is dead because its node has died."
+HEADER = "safetensors_rust.SafetensorError: Error while deserializing header: incomplete metadata, file not fully covered"
+SPACE = "OSError: [Errno 28] No space left on device: '/ckpt/step-2500/model.pt'"
+KEY = "KeyError: 'attention_mask'"
+EXIT = "[E] torch.distributed.elastic.multiprocessing.api: failed (exitcode: -9) local_rank: 5 (pid: 66120) of binary: /usr/bin/python3"
+NOT_READY = "Kubelet stopped posting node status."
+SANDBOX = 'Failed to create pod sandbox: rpc error: code = Unknown desc = failed to get sandbox runtime: no runtime for "nvidia" is configured'
+EVICTED = "The node was low on resource: ephemeral-storage. Container main was using 212Gi, request is 100Gi, has larger consumption of ephemeral-storage."
+PENDING = 'persistentvolumeclaim "data-ssd" not found'
+CONDITION = '"reason":"NodeStatusUnknown"'
+SLOW = "rank 6 needs 1.41 s a step, its peers 1.08 s, since step 2310"
+
+SECOND = Batch(
+    evidence=(
+        log("E1", "gpu-m01", "kernel events of gpu-m01", (0, ECC), (1, REMAP), (10, SXID), (11, FABRIC), (40, LUSTRE), (41, LOST),
+            (101, RESTORED), (130, LOCKUP), (150, HUNG)),
+        log("E2", "gpu-m02", "kernel events of gpu-m02", (20, MCE), (21, EDAC), (60, HEAT), (70, POWER)),
+        log("E3", "ml/gpt", "log of ml/gpt", (200, ILLEGAL), (210, STORE), (220, SOCKET), (230, ENGINE), (240, ACTOR), (250, HEADER),
+            (260, SPACE), (270, KEY), (280, EXIT)),
+        log("E4", "pod:ml/gpt-5", "what Kubernetes says of ml/gpt-5", (300, NOT_READY), (310, SANDBOX), (320, EVICTED), (330, PENDING)),
+        facts("E5", FACTS, "gpu-m04", "what Kubernetes says of gpu-m04", {"driver": "570.86.15", "ready": "Unknown", "reason": "NodeStatusUnknown"}),
+        facts("E6", FACTS, "who held what", "topology", {"above": {
+            "gpu:GPU-0c1": ["job:ml/gpt", "node:gpu-m01", "pod:ml/gpt-0"], "pod:ml/gpt-3": ["job:ml/gpt", "node:gpu-m02"],
+            "pod:ml/gpt-4": ["job:ml/gpt", "node:gpu-m03"], "pod:ml/gpt-5": ["job:ml/gpt", "node:gpu-m04"],
+            "rank:ml/gpt#5": ["job:ml/gpt", "node:gpu-m02"], "rank:ml/gpt#6": ["job:ml/gpt", "node:gpu-m03"]}}),
+        facts("E7", FACTS, "findings", "what the detectors said", {"summary": SLOW}),
+    ),
+    context="GPU memory error · GPU 0000:c1:00 of node gpu-m01",
+    right=(
+        ("GPU 0000:c1:00 on gpu-m01 hit an uncorrectable double-bit ECC error in its framebuffer (Xid 48), so its memory can no longer be trusted.", "E1", ECC),
+        ("The memory fault sits in partition 4, subpartition 1 of that GPU.", "E1", ECC),
+        ("The driver has set aside one row for remapping; the remapping only takes effect once the GPU is reset.", "E1", REMAP),
+        ("A GPU reset is still pending: the new row is marked but not active yet.", "E1", REMAP),
+        ("NVSwitch 3 reported a fatal fault on link 44 (SXid 20034).", "E1", SXID),
+        ("The fabric manager service quit with exit status 1.", "E1", FABRIC),
+        ("Reads from Lustre target scratch-OST0007 fail with rc -107, i.e. the client is not connected.", "E1", LUSTRE),
+        ("gpu-m01 lost its connection to the Lustre server 10.0.8.17 at 01:00:41, and I/O to it blocks until recovery.", "E1", LOST),
+        ("The Lustre connection was restored at 01:01:41.", "E1", RESTORED),
+        ("CPU 12 has been stuck in the kernel for 23 seconds in a kworker.", "E1", LOCKUP),
+        ("python3 (58112) has hung in the kernel for over two minutes.", "E1", HUNG),
+        ("The process did not make progress for more than 120 s, probably waiting on storage.", "E1", HUNG),
+        ("The CPU on gpu-m02 logged machine check events, which indicates a hardware fault.", "E2", MCE),
+        ("A DIMM on channel 1 of gpu-m02's second socket returned an uncorrected read error.", "E2", EDAC),
+        ("Host memory is failing: one uncorrectable error was reported for DIMM 0.", "E2", EDAC),
+        ("The processor package ran too hot and was throttled; this has happened 231 times.", "E2", HEAT),
+        ("The PCIe slot of the NIC at 0000:19:00.0 supplies too little power (27 W).", "E2", POWER),
+        ("A CUDA kernel touched memory it should not have, which is usually a bug in the program.", "E3", ILLEGAL),
+        ("The program made an illegal memory access on the GPU.", "E3", ILLEGAL),
+        ("After 10 minutes the worker gave up connecting to the rendezvous store on gpu-m01:29500.", "E3", STORE),
+        ("The rank could not reach gpu-m01 on port 29500.", "E3", STORE),
+        ("gpu-m03 closed its NCCL connection to gpu-m02, so the trouble likely began on gpu-m03.", "E3", SOCKET),
+        ("The peer on gpu-m03 went away while gpu-m02 was talking to it.", "E3", SOCKET),
+        ("vLLM's engine core died.", "E3", ENGINE),
+        ("A Ray actor was lost because the node it ran on died.", "E3", ACTOR),
+        ("The safetensors file is incomplete: its header does not cover the whole file.", "E3", HEADER),
+        ("The checkpoint appears to be truncated.", "E3", HEADER),
+        ("The checkpoint of step 2500 could not be written since the disk is full.", "E3", SPACE),
+        ("Writing model.pt failed with ENOSPC (errno 28).", "E3", SPACE),
+        ("The training script crashed on a missing key, 'attention_mask'.", "E3", KEY),
+        ("Local rank 5 was killed with SIGKILL (exit code -9), possibly by the OOM killer.", "E3", EXIT),
+        ("The process with pid 66120 ended with exit code -9.", "E3", EXIT),
+        ("The kubelet no longer reports the node's status.", "E4", NOT_READY),
+        ("The pod cannot start, as no container runtime named nvidia is configured on its node.", "E4", SANDBOX),
+        ("ml/gpt-5 was evicted: it used 212 GiB of ephemeral storage, more than twice the 100 GiB it requested.", "E4", EVICTED),
+        ("The node ran low on ephemeral storage.", "E4", EVICTED),
+        ("The claim data-ssd that the pod refers to does not exist.", "E4", PENDING),
+        ("Kubernetes does not know the state of gpu-m04 any more.", "E5", CONDITION),
+        ("Rank 6 is about 30 % slower than its peers (1.41 s against 1.08 s per step).", "E7", SLOW),
+        ("The slowdown of rank 6 began at step 2310.", "E7", SLOW),
+    ),
+    wrong=(
+        ("The double-bit error was corrected by ECC.", "E1", ECC),
+        ("The memory error is on gpu-m02.", "E1", ECC),
+        ("The framebuffer error was caused by a driver upgrade.", "E1", ECC),
+        ("The GPU has already been reset and the row is remapped.", "E1", REMAP),
+        ("Row remapping failed.", "E1", REMAP),
+        ("The NVSwitch fault on link 44 is non-fatal.", "E1", SXID),
+        ("Link 4 of the NVSwitch failed.", "E1", SXID),
+        ("Fabric manager was stopped by an operator.", "E1", FABRIC),
+        ("Fabric manager is running again.", "E1", FABRIC),
+        ("The Lustre read was retried and then succeeded.", "E1", LUSTRE),
+        ("The Lustre server's disk is full.", "E1", LUSTRE),
+        ("The connection to the Lustre server was lost for good.", "E1", RESTORED),
+        ("The connection loss stopped no operation.", "E1", LOST),
+        ("CPU 23 was stuck for 12 seconds.", "E1", LOCKUP),
+        ("The soft lockup resolved itself after 23 seconds.", "E1", LOCKUP),
+        ("python3 was killed after 120 seconds.", "E1", HUNG),
+        ("The machine check was a software error.", "E2", MCE),
+        ("The DIMM error was correctable.", "E2", EDAC),
+        ("All DIMMs of gpu-m02 are healthy.", "E2", EDAC),
+        ("The CPU temperature is back below its threshold.", "E2", HEAT),
+        ("The GPU is throttled because of its temperature.", "E2", HEAT),
+        ("The power supply of the node has failed.", "E2", POWER),
+        ("The illegal access was caused by faulty GPU memory.", "E3", ILLEGAL),
+        ("The client connected to the store after 600 seconds.", "E3", STORE),
+        ("The rendezvous store on gpu-m02 is not reachable.", "E3", STORE),
+        ("gpu-m02 closed the connection to gpu-m03.", "E3", SOCKET),
+        ("The NCCL connection to gpu-m03 is intact.", "E3", SOCKET),
+        ("The engine core ran out of GPU memory.", "E3", ENGINE),
+        ("The actor finished its task before it died.", "E3", ACTOR),
+        ("The actor was killed by the OOM killer.", "E3", ACTOR),
+        ("The checkpoint file loads without problems.", "E3", HEADER),
+        ("The checkpoint of step 2500 was written completely.", "E3", SPACE),
+        ("The write failed because of missing permissions.", "E3", SPACE),
+        ("Every rank crashed on the missing key.", "E3", KEY),
+        ("Local rank 5 exited cleanly.", "E3", EXIT),
+        ("Local rank 9 was killed.", "E3", EXIT),
+        ("The kubelet stopped because the disk was full.", "E4", NOT_READY),
+        ("The pod was evicted because the node was out of memory.", "E4", EVICTED),
+        ("The claim data-ssd is bound.", "E4", PENDING),
+        ("Rank 6 is faster than its peers.", "E7", SLOW),
+    ),
+)  # fmt: skip
+
+BATCHES: Mapping[str, Batch] = {"first": FIRST, "second": SECOND}
