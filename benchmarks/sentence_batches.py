@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nightshift.agent.rca.grounding import Ungrounded
+from nightshift.agent.rca.sentences import quote_under
 from nightshift.agent.store.diagnosis import FACTS, LOG, SERIES, Evidence
 
 T_S = 1_767_229_200.0
@@ -37,6 +39,17 @@ class Batch:
     context: str
     right: Sequence[tuple[str, str, str]]
     wrong: Sequence[tuple[str, str, str]]
+    at_first: Mapping[str, int]
+    """What the rules showed at the first try: `right` and `wrong` by the rules as they were when it was written,
+    `earlier_right` and `earlier_wrong` by those of decision 062."""
+
+    def refusal(self, sentence: str, name: str, quote: str) -> str:
+        """Why a sentence is not shown; empty where it is."""
+        try:
+            quote_under(sentence, quote, name, self.evidence, self.context)
+        except Ungrounded as reason:
+            return str(reason)
+        return ""
 
 
 XID = "NVRM: Xid (PCI:0000:1b:00): 119, pid=2112, name=python3, Timeout after 45s of waiting for RPC response from GPU0 GSP! Expected function 76 (GSP_RM_CONTROL)."
@@ -171,6 +184,7 @@ FIRST = Batch(
         ("The container runtime of gpu-n15 is down.", "E5", RUNTIME),
         ("GPU memory of ml/llama-2 shrank by 1.2 GiB an hour.", "E7", LEAK),
     ),
+    at_first={"right": 25, "wrong": 17, "earlier_right": 25, "earlier_wrong": 17},
 )  # fmt: skip
 
 ECC = "NVRM: Xid (PCI:0000:c1:00): 48, pid=90211, name=python, An uncorrectable double bit error (DBE) has been detected on GPU in the framebuffer at partition 4, subpartition 1."
@@ -304,6 +318,7 @@ SECOND = Batch(
         ("The claim data-ssd is bound.", "E4", PENDING),
         ("Rank 6 is faster than its peers.", "E7", SLOW),
     ),
+    at_first={"right": 27, "wrong": 11, "earlier_right": 30, "earlier_wrong": 26},
 )  # fmt: skip
 
 BATCHES: Mapping[str, Batch] = {"first": FIRST, "second": SECOND}

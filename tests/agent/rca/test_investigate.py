@@ -168,7 +168,7 @@ def test_a_sentence_is_labelled_and_quoted_and_a_dissent_is_said_and_changes_not
 @pytest.mark.parametrize(
     ("sentence", "why"),
     [
-        (COOLING, "its quote has no word of it"),
+        (COOLING, "its quote is of another matter"),
         ({**DRIVER, "text": ""}, "it has no quote"),
         ({**DRIVER, "text": "NVRM: Xid (PCI:0000:ff:00): 79, made up"}, "its quote is in no item"),
         ({**DRIVER, "sentence": "The driver logged Xid 4711."}, "'4711' is not in its quote"),
