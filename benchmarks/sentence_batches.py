@@ -321,4 +321,125 @@ SECOND = Batch(
     at_first={"right": 27, "wrong": 11, "earlier_right": 30, "earlier_wrong": 26},
 )  # fmt: skip
 
-BATCHES: Mapping[str, Batch] = {"first": FIRST, "second": SECOND}
+OFF = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+CRASH_LOG = "NVRM: A GPU crash dump has been created. If possible, please run nvidia-bug-report.sh as root to collect this data before the NVIDIA kernel module is unloaded."
+MMU = "NVRM: Xid (PCI:0000:5e:00): 31, pid=31337, name=python, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f2a_10000000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_READ"
+VERSION = "NVRM: API mismatch: the client has the version 550.90.07, but NVRM: this kernel module has the version 550.54.15."
+RAID = "md/raid1:md0: Disk failure on nvme0n1p2, disabling device."
+XFS = "XFS (dm-3): Corruption of in-memory data detected. Shutting down filesystem"
+READONLY = "EXT4-fs (sdb1): Remounting filesystem read-only"
+NFS_SLOW = "nfs: server 10.3.0.9 not responding, timed out"
+DMAR = "DMAR: [DMA Write] Request device [5e:00.0] PASID ffffffff fault addr 7c220000 [fault reason 05] PTE Write access is not set"
+CORRECTABLE = "EDAC MC1: 3 CE memory read error on CPU_SrcID#0_MC#1_Chan#0_DIMM#1"
+IB_DOWN = "mlx5_core 0000:c3:00.0 ibp195s0: Port module event: module 0, Cable unplugged"
+IB_UP = "mlx5_core 0000:c3:00.0 ibp195s0: Port module event: module 0, Cable plugged"
+ABORT = "[rank4]: RuntimeError: NCCL communicator was aborted on rank 4. Original reason for failure was: [Rank 4] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=880, OpType=ALLGATHER, Timeout(ms)=1800000) ran for 1800944 milliseconds before timing out."
+UNHEALTHY = "iteration 8120/ 50000 | consumed samples: 4157440 | elapsed time per iteration (ms): 1032.8 | lm loss: 9.874321E+00 | loss scale: 1.0 | grad norm: 812.334 | number of skipped iterations: 0 | number of nan iterations: 0 |"
+SCALE = "Gradient overflow. Skipping step, loss scaler 0 reducing loss scale to 1.0"
+SIGTERM = "WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 5150 closing signal SIGTERM"
+SEGV = "exitcode  : -11 (pid: 5151)"
+CKPT_OK = "successfully saved checkpoint at iteration 8000 to /ckpt"
+VLLM_KV = "ValueError: To serve at least one request with the models's max seq len (131072), 16.00 GiB KV cache is needed, which is larger than the available KV cache memory (11.24 GiB)."
+HUB = "huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url"
+IMPORT = "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory"
+BACKOFF = "Back-off restarting failed container trainer in pod bert-2"
+OOM_K8S = '"reason":"OOMKilled","exit_code":137'
+PLUGIN = "Allocate failed due to requested number of devices unavailable for nvidia.com/gpu. Requested: 8, Available: 7, which is unexpected"
+TAINT = '"taints":"node.kubernetes.io/disk-pressure"'
+POWER_CAP = '"clocks_event_reasons":"hw_thermal_slowdown"'
+ROSE = "gpu_memory_used_bytes of pod:ml/bert-1 [bytes] rose from 2.1e+10 to 7.9e+10 in 14400 s; least 2.09e+10, most 7.91e+10, 400 points"
+QUIET = "gpu_power_watts of gpu:GPU-05e [watts] fell from 640 to 88 in 300 s; least 84, most 655, 60 points"
+
+THIRD = Batch(
+    evidence=(
+        log("E1", "gpu-k07", "kernel events of gpu-k07", (0, OFF), (1, CRASH_LOG), (5, MMU), (6, DMAR), (20, RAID), (21, XFS), (22, READONLY),
+            (30, NFS_SLOW), (40, VERSION)),
+        log("E2", "gpu-k08", "kernel events of gpu-k08", (50, CORRECTABLE), (60, IB_DOWN), (75, IB_UP)),
+        log("E3", "ml/bert", "log of ml/bert", (90, UNHEALTHY), (91, SCALE), (100, ABORT), (101, SIGTERM), (102, SEGV), (103, CKPT_OK),
+            (110, VLLM_KV), (111, HUB), (112, IMPORT)),
+        log("E4", "pod:ml/bert-2", "what Kubernetes says of ml/bert-2", (120, BACKOFF), (130, PLUGIN)),
+        facts("E5", FACTS, "pod:ml/bert-1", "how ml/bert-1 ended", {"reason": "OOMKilled", "exit_code": 137, "memory_limit": "64Gi"}),
+        facts("E6", FACTS, "gpu-k09", "what Kubernetes says of gpu-k09", {"taints": "node.kubernetes.io/disk-pressure", "clocks_event_reasons": "hw_thermal_slowdown"}),
+        facts("E7", FACTS, "who held what", "topology", {"above": {
+            "gpu:GPU-05e": ["job:ml/bert", "node:gpu-k07", "pod:ml/bert-0"], "pod:ml/bert-1": ["job:ml/bert", "node:gpu-k08"],
+            "pod:ml/bert-2": ["job:ml/bert", "node:gpu-k09"], "rank:ml/bert#4": ["job:ml/bert", "node:gpu-k08"]}}),
+        facts("E8", SERIES, "gpu_memory_used_bytes{pod:ml/bert-1}", "GPU memory of ml/bert-1", {"summary": ROSE}),
+        facts("E9", SERIES, "gpu_power_watts{gpu:GPU-05e}", "power of GPU-05e", {"summary": QUIET}),
+    ),
+    context="GPU lost · GPU 0000:3b:00 of node gpu-k07",
+    right=(
+        ("One GPU on gpu-k07 (0000:3b:00) dropped off the PCIe bus at 01:00:00.", "E1", OFF),
+        ("The driver can no longer talk to that GPU, so anything running on it is lost.", "E1", OFF),
+        ("This is Xid 79, typically a hardware, power or PCIe link problem rather than a software bug.", "E1", OFF),
+        ("The driver has written a crash dump of the GPU.", "E1", CRASH_LOG),
+        ("Process 31337 (python) caused an MMU fault by reading an unmapped address on the GPU at 0000:5e:00.", "E1", MMU),
+        ("Xid 31 usually means a bug in the application's CUDA code.", "E1", MMU),
+        ("User-space libraries are at 550.90.07 while the kernel module is still 550.54.15.", "E1", VERSION),
+        ("The two driver versions do not match; probably the driver was upgraded without a reboot.", "E1", VERSION),
+        ("A disk of the mirror md0, nvme0n1p2, failed and was disabled.", "E1", RAID),
+        ("XFS found corrupt in-memory data on dm-3 and shut the file system down.", "E1", XFS),
+        ("sdb1 is read-only now.", "E1", READONLY),
+        ("The NFS server at 10.3.0.9 is unreachable.", "E1", NFS_SLOW),
+        ("The IOMMU blocked a DMA write by device 5e:00.0.", "E1", DMAR),
+        ("gpu-k08 logged three corrected memory errors on one DIMM, which are not yet a reason to act.", "E2", CORRECTABLE),
+        ("Someone or something pulled the cable of ibp195s0 on gpu-k08 at 01:01:00.", "E2", IB_DOWN),
+        ("The cable was back 15 seconds later, at 01:01:15.", "E2", IB_UP),
+        ("Rank 4 timed out in an all-gather after 30 minutes, and NCCL aborted its communicator.", "E3", ABORT),
+        ("At iteration 8120 the loss is 9.87 with a gradient norm of 812, which suggests that training is diverging.", "E3", UNHEALTHY),
+        ("The loss scaler is down to 1.0 because of gradient overflows.", "E3", SCALE),
+        ("The launcher then terminated process 5150 with SIGTERM.", "E3", SIGTERM),
+        ("Process 5151 segfaulted (signal 11).", "E3", SEGV),
+        ("The last good checkpoint is iteration 8000.", "E3", CKPT_OK),
+        ("vLLM cannot start: its KV cache needs 16 GiB but only 11.24 GiB are available.", "E3", VLLM_KV),
+        ("About 5 GiB of memory is missing for the KV cache at a sequence length of 131072.", "E3", VLLM_KV),
+        ("The Hugging Face hub rate-limited the download (HTTP 429).", "E3", HUB),
+        ("The CUDA runtime library libcudart.so.12 is missing in the image.", "E3", IMPORT),
+        ("Container trainer of bert-2 keeps failing and is restarted with back-off.", "E4", BACKOFF),
+        ("The pod asked for 8 GPUs, but the device plugin offers only 7.", "E4", PLUGIN),
+        ("ml/bert-1 was OOM-killed at its memory limit of 64 GiB (exit code 137).", "E5", OOM_K8S),
+        ("gpu-k09 is under disk pressure.", "E6", TAINT),
+        ("The clocks of gpu-k09 are held down by a thermal slowdown.", "E6", POWER_CAP),
+        ("GPU memory of ml/bert-1 climbed from 21 GB to 79 GB within four hours.", "E8", ROSE),
+        ("The steady growth looks like a leak.", "E8", ROSE),
+        ("The power draw of GPU-05e dropped from 640 W to 88 W, so it has been idle since.", "E9", QUIET),
+    ),
+    wrong=(
+        ("The GPU at 0000:5e:00 fell off the bus.", "E1", OFF),
+        ("The GPU fell off the bus because python leaked memory.", "E1", OFF),
+        ("The GPU was brought back on the bus by the driver.", "E1", OFF),
+        ("The crash dump shows that the power supply failed.", "E1", CRASH_LOG),
+        ("Process 31337 wrote to an address that it may not write.", "E1", MMU),
+        ("The MMU fault was caused by bad HBM.", "E1", MMU),
+        ("The kernel module is newer than the libraries: 550.90.07.", "E1", VERSION),
+        ("The client and the kernel module have the same version.", "E1", VERSION),
+        ("Both disks of md0 have failed.", "E1", RAID),
+        ("The array md0 has been rebuilt.", "E1", RAID),
+        ("XFS repaired the corrupt data.", "E1", XFS),
+        ("The file system on dm-3 is still mounted and usable.", "E1", XFS),
+        ("An administrator remounted sdb1 read-only.", "E1", READONLY),
+        ("The NFS server rebooted.", "E1", NFS_SLOW),
+        ("The DMA write of 5e:00.0 went through.", "E1", DMAR),
+        ("The memory error of gpu-k08 is uncorrectable.", "E2", CORRECTABLE),
+        ("gpu-k07's memory had three corrected errors.", "E2", CORRECTABLE),
+        ("The cable of ibp195s0 was unplugged after it had been plugged.", "E2", IB_DOWN),
+        ("The cable is plugged in.", "E2", IB_DOWN),
+        ("Rank 4 finished its all-gather in 30 minutes.", "E3", ABORT),
+        ("Rank 4 waited for rank 2, which had crashed.", "E3", ABORT),
+        ("There were nan iterations at step 8120.", "E3", UNHEALTHY),
+        ("The training is stable at a loss of 9.87.", "E3", UNHEALTHY),
+        ("The step was taken in spite of the overflow.", "E3", SCALE),
+        ("Process 5150 ignored SIGTERM.", "E3", SIGTERM),
+        ("Process 5151 was killed by the OOM killer.", "E3", SEGV),
+        ("The checkpoint of iteration 8000 is damaged.", "E3", CKPT_OK),
+        ("16 GiB of KV cache are available.", "E3", VLLM_KV),
+        ("The download finished after 429 requests.", "E3", HUB),
+        ("The library is present but has the wrong version.", "E3", IMPORT),
+        ("The pod asked for 7 GPUs and 8 are available.", "E4", PLUGIN),
+        ("ml/bert-1 ended normally with exit code 137.", "E5", OOM_K8S),
+        ("GPU memory of ml/bert-1 fell from 79 GB to 21 GB.", "E8", ROSE),
+        ("GPU-05e drew 640 W at the end.", "E9", QUIET),
+    ),
+    at_first={},
+)  # fmt: skip
+
+BATCHES: Mapping[str, Batch] = {"first": FIRST, "second": SECOND, "third": THIRD}
