@@ -439,7 +439,7 @@ THIRD = Batch(
         ("GPU memory of ml/bert-1 fell from 79 GB to 21 GB.", "E8", ROSE),
         ("GPU-05e drew 640 W at the end.", "E9", QUIET),
     ),
-    at_first={},
+    at_first={"right": 21, "wrong": 15, "earlier_right": 23, "earlier_wrong": 24},
 )  # fmt: skip
 
 BATCHES: Mapping[str, Batch] = {"first": FIRST, "second": SECOND, "third": THIRD}

@@ -17,10 +17,11 @@ Words decide this, so a sentence that is true may fall; it is returned to the mo
 # ruff: noqa: E501 -- patterns are as long as they are
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 from nightshift.agent.rca.grounding import (
     MAX_QUOTE_CHARS,
@@ -39,7 +40,7 @@ CLOSE, ABOUT = 0.05, 0.12
 """A quantity in another unit may be rounded by this share; one that is said to be "about" so much, by the other."""
 REACH = 5
 """A denial counts for so many words after it."""
-NEAR_WORDS = 3
+NEAR_WORDS = 4
 """A number counts what stands within so many words of it."""
 _STEM = 4
 """Letters by which two words are held to be one: "failed" and "failure", "links" and "link"."""
@@ -155,18 +156,32 @@ def _line_of(text: str, item: Evidence, context: str) -> _Line:
 
 
 def _check(sentence: str, line: _Line, evidence: Sequence[Evidence]) -> None:
-    said = _said(sentence)
-    _check_matter(sentence, said, line)
-    _check_numbers(sentence, line, _places_in(evidence))
-    _check_index(sentence, line)
-    _check_borrowed(sentence, line, evidence)
-    _check_roles(sentence, line.text)
-    _check_place(sentence, line, evidence)
-    _check_order(sentence, line)
+    """Raises Ungrounded with each reason: a model gets them once, and should mend all."""
+    said, reasons = _said(sentence), []
+    checks: tuple[Callable[[], None], ...] = (
+        partial(_check_matter, sentence, said, line),
+        partial(_check_numbers, sentence, line, _places_in(evidence)),
+        partial(_check_index, sentence, line),
+        partial(_check_borrowed, sentence, line, evidence),
+        partial(_check_roles, sentence, line.text),
+        partial(_check_place, sentence, line, evidence),
+        partial(_check_order, sentence, line),
+        partial(_check_sides, sentence, said, line),
+        partial(_check_trouble, said, line, evidence),
+        partial(_check_parts, sentence, line),
+    )
+    for check in checks:
+        try:
+            check()
+        except Ungrounded as reason:
+            reasons.append(str(reason))
+    if reasons:
+        raise Ungrounded(", and ".join(reasons[:3]))
+
+
+def _check_sides(sentence: str, said: _Said, line: _Line) -> None:
     if turned := _turned(said, line.said) or _denied_alone(sentence, said, line):
         raise Ungrounded(turned)
-    _check_trouble(said, line, evidence)
-    _check_parts(sentence, line)
 
 
 def turns_round(sentence: str, quoted: str) -> str:
@@ -186,7 +201,7 @@ _UNITS: Mapping[str, tuple[float, str]] = {
 }  # fmt: skip
 _UNIT_NAMES = (
     r"milliseconds?|microseconds?|seconds?|secs?|minutes?|mins?|hours?|hrs?|days?|percent|%"
-    r"|[kmgt]i?b(?:ytes?)?|[kmgt]i|bytes?|us|ms|s|m|h|d|mw|kw|w|mhz|ghz"
+    r"|watts?|[kmgt]i?b(?:ytes?)?|[kmgt]i|bytes?|us|ms|s|m|h|d|mw|kw|w|mhz|ghz"
 )
 _QUANTITY = re.compile(rf"(?i)(?<![\w.])(\d+(?:\.\d+)?)[ -]?({_UNIT_NAMES})(?![\w/])")
 _KEYED = re.compile(rf"(?i)[(_]({_UNIT_NAMES})\)?[\"']?\s*[=:]\s*(\d+(?:\.\d+)?)")
@@ -200,7 +215,7 @@ _SPELLED = {
         re.findall(r"\w+", "zero one two three four five six seven eight nine ten eleven twelve")
     )
 } | {"fifteen": 15, "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "ninety": 90, "hundred": 100}
-_SPELLED_WORD = re.compile(rf"(?i)\b({'|'.join(set(_SPELLED) - {'one', 'zero'})})\b(?!-)")
+_SPELLED_WORD = re.compile(rf"(?i)(?<!the )(?<!these )\b({'|'.join(set(_SPELLED) - {'one', 'zero'})})\b(?!-)")
 _ONE_UNIT = re.compile(r"(?i)\b(within|after|for|in|by) (?:an?|one) (second|minute|hour|day)\b")
 
 
@@ -222,6 +237,10 @@ def _check_numbers(sentence: str, line: _Line, places: Iterable[str]) -> None:
         value, base, unit = _quantity(found[1], found[2])
         close = ABOUT if _ROUGHLY.search(rest[: found.start()]) else CLOSE
         alike = any(one == unit and abs(other - base) <= close * max(other, base) for other, one in quantities)
+        if unit == "B" and not alike:
+            # a "GB" may be of 1,000 or of 1,024
+            decimal = base * (1000 / 1024) ** round(math.log(base / value, 1024)) if value else 0.0
+            alike = any(one == "B" and abs(other - decimal) <= close * other for other, one in quantities)
         alike |= unit == "1" and _is_ratio(base, line.text)
         if not alike and not _is_among(found[1], value, numbers, close if close == ABOUT else 0.0):
             raise Ungrounded(f"{found.group()!r} is not in its quote")
@@ -266,6 +285,7 @@ def _quantity(number: str, unit: str) -> tuple[float, float, str]:
         if name.startswith(long):
             name = short
     name = "min" if name == "m" else name[:2] if name.endswith(("byte", "bytes")) else name
+    name = "w" if name.startswith("watt") else name
     factor, base = _UNITS[f"{name[0]}b" if name in ("ki", "mi", "gi", "ti") else name]
     return float(number), float(number) * factor, base
 
@@ -273,7 +293,11 @@ def _quantity(number: str, unit: str) -> tuple[float, float, str]:
 def _quantities(text: str) -> list[tuple[float, str]]:
     pairs = [(match[1], match[2]) for match in _QUANTITY.finditer(text)]
     pairs += [(match[2], match[1]) for match in _KEYED.finditer(text)]
-    return [_quantity(number, unit)[1:] for number, unit in pairs]
+    if unit := re.search(r"\[(bytes|watts|seconds|percent)\]", text):
+        pairs += [(number, unit[1]) for number in re.findall(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?", text)]
+    amounts = [_quantity(number, unit)[1:] for number, unit in pairs]
+    apart = [(abs(one - other), unit) for one, unit in amounts[:8] for other, same in amounts[:8] if unit == same]
+    return amounts + [(amount, unit) for amount, unit in apart if amount > 0]
 
 
 def _is_ratio(share: float, text: str) -> bool:
@@ -287,7 +311,9 @@ def _is_among(written: str, value: float, numbers: Iterable[float], about: float
     """Whether a number is one of these, rounded as it is written."""
     decimals = len(written.partition(".")[2]) if re.fullmatch(r"\d+\.\d+", written) else 0
     return any(
-        other == value or (decimals and round(other, decimals) == value) or abs(other - value) <= about * abs(other)
+        other == value
+        or ((decimals or (other != int(other) and other > 10)) and round(other, decimals) == value)
+        or abs(other - value) <= about * abs(other)
         for other in numbers
     )
 
@@ -350,8 +376,13 @@ def _check_roles(sentence: str, line: str) -> None:
     for number, words in _counted(line, 2 * NEAR_WORDS + 2):
         for word in words:
             shown.setdefault(word, set()).add(number)
+    # "Available: 7" says it of 7 alone
+    for key in re.finditer(r"([A-Za-z]{4,})\W{0,2}[:=]\s*(\d+(?:\.\d+)?)(?![\w:/-])", line):
+        shown[key[1][:_STEM].lower()] = {float(key[2])}
     everywhere = {number for numbers in shown.values() for number in numbers}
-    for number, words in _counted(_spelled_out(sentence), NEAR_WORDS):
+    for number, words in (
+        one for part in _CLAUSE.split(_spelled_out(sentence)) for one in _counted(part, NEAR_WORDS)
+    ):
         known = [word for word in words if word in shown]
         if known and number in everywhere and not any(number in shown[word] for word in known):
             raise Ungrounded(f"in its quote {number:g} does not go with '{known[0]}…'")
@@ -422,11 +453,11 @@ def _check_place(sentence: str, line: _Line, evidence: Sequence[Evidence]) -> No
 
 _ORDER = re.compile(
     r"(?i)\b(?:before|after(?! (?:\w+ ){0,2}\d| (?:an?|ten|some) )|afterwards|preced\w+|prior to|earlier|later"
-    r"|follow(?:s|ed|ing)|then|first|subsequent\w*)\b"
+    r"|follow(?:s|ed|ing)|(?<=[,;] )then|(?<=and )then|first|subsequent\w*)\b"
 )
 _UNIVERSAL = re.compile(
     r"(?i)\b(?:all(?![-_]|reduce|gather| the time)|every\w*|each(?! other)|(?<!read-)only(?! (?:\w+ ){0,3}(?:once|when|if|after))|none|nothing|nobody|always"
-    r"|entire\w*|whole|completely|most(?! likely| probabl)|majority|nowhere)\b"
+    r"|entire\w*|whole|completely|most(?! likely| probabl)|majority|nowhere|both)\b"
 )
 
 
@@ -460,7 +491,7 @@ def _is_before(word: str) -> bool:
     return word.lower().startswith(("before", "prior", "then"))
 
 
-_WHOLE = re.compile(r"(?i)\b(?:all|every\w*|each|whole|entire\w*|completely|fully|always)\b")
+_WHOLE = re.compile(r"(?i)\b(?:both|all|every\w*|each|whole|entire\w*|completely|fully|always)\b")
 
 
 def _has(text: str, word: str) -> bool:
@@ -483,7 +514,8 @@ STATES: Mapping[str, tuple[str, str]] = {
             r"ok|okay|fine|good|healthy|normal(?:ly)?|harmless|benign|resolved|recover(?:s|ed)|restored|resum(?:es|ed)"
             r"|succe(?:eds?|eded|ss|ssful|ssfully)|pass(?:es|ed)|work(?:s|ed|ing)|stable|cleanly|gracefully|as planned"
             r"|on its own|voluntarily|unrelated|irrelevant|hardly matters|(?:a )?coincidence|red herring|is back"
-            r"|came back|comes back|contained"
+            r"|(?:came|comes|brought|went) back|contained|rebuilt|repair(?:s|ed)?|fixed|healed|cured|usable|unaffected|unharmed"
+            r"|went through|in spite of|despite|safe(?:ly)?"
         ),
         (
             r"fail\w*|errors?|fault\w*|problems?|trouble|bad|broken|breaks?|broke|for good|lost|los(?:es|ing)|loss of|unhealthy"
@@ -501,20 +533,20 @@ STATES: Mapping[str, tuple[str, str]] = {
         ),
     ),
     "presence": (
-        r"present|exists?|bound|mounted|pulled|attached|saved|written|(?<!un)available|visible|(?:stay(?:s|ed)|still|remain\w*) on",
+        r"present|exists?|bound|attached|(?:was|were|been) (?:\w+ )?(?:saved|written)|(?<!un)available|visible|(?:stay(?:s|ed)|still|remain\w*) on",
         (
             r"unavailable|key ?error|no such|f(?:a|e)ll(?:s|en)? off|off the (?:\w+ )?bus|gone|vanish\w*|disappear\w*|missing|not ?found|absent|dropped off"
-            r"|no longer (?:sees?|visible|on|present)|lost from|GPU_IS_LOST"
+            r"|(?:no longer|cannot|can ?not) (?:sees?|visible|on|present|talk|reach|communicate)|lost from|GPU_IS_LOST"
         ),
     ),
     "link": (
         r"up|online|connected",
-        r"down|offline|disconnected|carrier|no link|lost (?:its |the )?link|dropped (?:its |the )?link|unplugged",
+        r"(?<!held )(?<!kept )down(?! to)|offline|disconnected|carrier|no link|lost (?:its |the )?link|dropped (?:its |the )?link|unplugged",
     ),
     "life": (
         r"alive|surviv\w+|runs? (?:since|again|on)|(?:is|are|keeps?) (?:still )?running",
         (
-            r"kill\w*|died|dies|dead|crash\w*|abort\w*|terminat\w*|exit\w*|(?:was|were|is) ended|cancel\w*|seg(?:ment)?\w* ?fault\w*"
+            r"kill\w*|OOM-?kill\w*|died|dies|dead|crash\w*|abort\w*|terminat\w*|exit\w*|(?:was|were|is) ended|cancel\w*|seg(?:ment)?\w* ?fault\w*"
             r"|panic\w*|oops|SIG[A-Z]{3,}|shut ?down|evict\w*"
         ),
     ),
@@ -537,7 +569,7 @@ STATES: Mapping[str, tuple[str, str]] = {
         r"corrupt\w*|damag\w*|defect\w*|faulty|worn|degraded|malformed|truncated|incomplete|inconsisten\w*",
     ),
     "valid": (
-        r"valid|match(?:es|ed)?|compatible",
+        r"valid|match(?:es|ed)?|compatible|same|equal|identical",
         r"invalid|illegal|mismatch\w*|out[ -]of[ -]bounds|unsupported|incompatible|different versions?",
     ),
     "heat": (r"cool|cold", r"overheat\w*|too hot|throttl\w*|thermal\w*"),
@@ -550,11 +582,14 @@ STATES: Mapping[str, tuple[str, str]] = {
     "pace": (r"fast\w*", r"slow(?:er|s|ly| ?down)?|lag\w*|(?:is|falls|fell|are) behind|straggl\w*"),
     "ready": (r"ready", r"not ?ready|unready"),
     "trend": (
-        r"r[io]s(?:e|es|en|ing)|gr[eo]w(?:s|n|ing)?|increas\w+|climb\w*|jumped",
-        r"f[ae]ll(?:s|ing)?(?! off)|shr[aiu]nk\w*|decreas\w+|sank|sink\w*|declin\w*",
+        r"r[io]s(?:e|es|en|ing)|gr[eo]w(?:s|n|ing|th)?|increas\w+|climb\w*|jumped",
+        r"f[ae]ll(?:s|ing)?(?! off)|shr[aiu]nk\w*|decreas\w+|sank|sink\w*|declin\w*|drop(?:s|ped) (?:to|by|from)",
     ),
+    "access": (r"reads?|reading", r"writes?|writing|wrote"),
 }
-"""The kinds of state that lines of a GPU cluster tell of: words for well and for ill. Of `trend`, up and down."""
+"""The kinds of state that lines of a GPU cluster tell of: words for well and for ill. Those of `NEUTRAL` are
+neither."""
+NEUTRAL = frozenset({"trend", "access"})
 ADMITS: Mapping[str, frozenset[str]] = {
     "presence": frozenset({"answer", "link"}), "link": frozenset({"presence", "answer"}), "room": frozenset({"life"}),
     "corrected": frozenset({"intact", "fatal"}), "valid": frozenset({"intact", "presence"}), "intact": frozenset({"valid"}),
@@ -610,7 +645,7 @@ class _Said:
 
     @property
     def signs(self) -> set[int]:
-        return {state.pole for state in self.states if state.kind != "trend"}
+        return {state.pole for state in self.states if state.kind not in NEUTRAL}
 
     @property
     def kinds(self) -> set[str]:
@@ -651,6 +686,7 @@ def _states_of(clause: str, may_be: bool) -> Iterator[_State]:
         turned |= {one[0] for one in near if one[3] == near[0][3]}
         if not near or _CANNOT.match(clause, denial.start()):
             yield _State(_TROUBLE, -1, True, may_be)
+    turned -= {start for start, _, kind, _ in taken if kind == "access"}
     for start, _, kind, pole in taken:
         yield _State(kind, -pole if start in turned else pole, start in turned, may_be)
 
@@ -667,17 +703,22 @@ def _turned(said: _Said, shown: _Said) -> str:
             return f"of {state.kind!r} it says the opposite of its quote"
     if said.signs == {-1} and shown.signs == {1}:
         return "it says that it is ill, its quote says well"
-    if 1 in shown.signs:
-        return ""
-    if any(state.pole == 1 and state.kind != "trend" and not state.denied for state in said.states):
-        return "its quote shows nothing well"
-    if 1 in said.signs and not ill:
+    for state in said.states:
+        if state.pole != 1 or state.kind in NEUTRAL or state.denied:
+            continue
+        # "0 nan iterations" bears that the loss is finite, and not that training is stable
+        plain = {one.kind for one in shown.states if one.pole == 1 and not one.denied} - NEUTRAL
+        if (state.kind, 1) not in shown.poles and not (plain if state.kind == _TROUBLE else _TROUBLE in plain):
+            return f"its quote shows nothing well of {state.kind!r}"
+    if 1 in said.signs and not ill and 1 not in shown.signs:
         return "it says that there is no trouble, its quote does not"
     return ""
 
 
 def _denied_alone(sentence: str, said: _Said, line: _Line) -> str:
     """A word that one of them denies and the other says plainly, where nothing else says that it is ill."""
+    if turned := _by_prefix(sentence, line.text):
+        return f"{turned!r} is the opposite of what its quote says"
     for text, states, other, where in (
         (sentence, said, line.text, "in its quote"), (line.text, line.said, sentence, "in it"),
     ):  # fmt: skip
@@ -685,6 +726,21 @@ def _denied_alone(sentence: str, said: _Said, line: _Line) -> str:
             continue
         if turned := sorted(_denied(other) & _stems(text)):
             return f"'{turned[0]}…' is denied {where} alone"
+    return ""
+
+
+_WITH_PREFIX = re.compile(r"\b(un|non|dis|mis|in|im)-?([a-z]{5,})\b")
+
+
+def _by_prefix(sentence: str, line: str) -> str:
+    """The word of a sentence that a line has with "un", "dis" or "in" before it alone, or the reverse."""
+    for one, other in ((sentence.lower(), line.lower()), (line.lower(), sentence.lower())):
+        if _DENIES.search(one) or _DENIES.search(other):
+            continue
+        for match in _WITH_PREFIX.finditer(one):
+            bare = rf"(?<![a-z-]){match[2]}\b"
+            if re.search(bare, other) and match.group() not in other and not re.search(bare, one):
+                return match.group()
     return ""
 
 
@@ -704,12 +760,14 @@ def _denied(text: str) -> set[str]:
 def _check_trouble(said: _Said, line: _Line, evidence: Sequence[Evidence]) -> None:
     """Raises Ungrounded for a kind of trouble that the line does not tell of, and is not worded as a possibility."""
     firm = [state for state in line.all_said.states if not state.may_be and state.kind != _TROUBLE]
-    kinds = {state.kind for state in firm if state.pole == -1 or state.kind == "trend"}
+    kinds = {state.kind for state in firm if state.pole == -1 or state.kind in NEUTRAL}
     borne = kinds | {other for kind in kinds for other in ADMITS.get(kind, ())}
     for state in said.states:
         if state.kind == _TROUBLE or state.denied or state.may_be or state.kind in borne:
             continue
-        if state.kind != "trend" and (state.pole == 1 or (not kinds and state.kind not in _SHARP)):
+        if state.kind == "access":
+            continue
+        if state.kind not in NEUTRAL and (state.pole == 1 or (not kinds and state.kind not in _SHARP)):
             continue
         # that work ended is the effect of most faults, and told elsewhere
         if state.kind == "life" and said.kinds & borne and ("life", -1) in _told_in(evidence):
@@ -806,9 +864,39 @@ def _check_parts(sentence: str, line: _Line) -> None:
             form = r"(?:ed|ing)|(?:was|were|been|is|after) {0}|{0} (?:done|complete|succe)" if done else ""
             if not re.search(rf"(?i)(?<![a-z]){deed[1]}\w*{form.format(deed[1])}", own):
                 raise Ungrounded(f"its quote does not say {deed.group()!r}")
+        for event in _EVENTS.finditer(whole):
+            denied = any(len(whole[d.end() : event.start()].split()) < REACH for d in _DENIES.finditer(whole))
+            if not denied and not _is_told(event, whole, own):
+                raise Ungrounded(f"its quote does not say {event.group()!r}; word it as a possibility")
         for reason in (*_REASON.finditer(whole), *_MAKES.finditer(whole)):
             if not _is_reason(reason[1], line, own):
                 raise Ungrounded(f"its quote does not bear the reason {reason[1][:60]!r}; word it as a possibility")
+
+
+_EVENTS = re.compile(
+    r"(?i)\b(?:[a-z]{3,}ed|brought|sent|gave|built|rebuilt|sold|bought|chose|drove|fought|forgot|hid|shot|spoke|stole|swore"
+    r"|taught|thought|threw|understood|won|ignores?|wrote)\b"
+)
+_REPORTS = re.compile(
+    r"(?i)^(?:need|seed|speed|feed|indeed|exceed|report|log|logg|show|caus|ask|request|us|call|nam|tri|retri|detect|observ|notic|record"
+    r"|happen|occurr|start|began|appear|remain|stay|turn|reach|return|receiv|expect|need|want|want|measur|allow|involv|affect"
+    r"|attempt|rais|hit|mark|list|configur|creat|load|issu|hand|suppos|relat|bas|link|embed|shar|combin|distribut|limit|requir"
+    r"|contain|includ|belong|refus|mean|plac|own|bound|seem|launch|enter|continu|result|install|stopp|end|wait|elaps|block|trust|handl|process|train|schedul|fill|look)ed$"
+)
+"""Verbs that report, and tell of nothing new."""
+
+
+def _is_told(event: re.Match[str], clause: str, own: str) -> bool:
+    """Whether a line tells of an event: by its word, or by a state that the word is of."""
+    word = event.group().lower()
+    stem = word.removesuffix("ed")[:_STEM] if len(word) > 5 else word[:_STEM]
+    if _REPORTS.match(word) or _has_stem(own, stem):
+        return True
+    return any(
+        state.start() <= event.start() < state.end()
+        for _, _, words in _STATE_WORDS
+        for state in words.finditer(clause)
+    )
 
 
 def _is_reason(reason: str, line: _Line, own: str) -> bool:
