@@ -717,8 +717,8 @@ def _turned(said: _Said, shown: _Said) -> str:
 
 def _denied_alone(sentence: str, said: _Said, line: _Line) -> str:
     """A word that one of them denies and the other says plainly, where nothing else says that it is ill."""
-    if turned := _by_prefix(sentence, line.text):
-        return f"{turned!r} is the opposite of what its quote says"
+    if opposite := _by_prefix(sentence, line.text):
+        return f"{opposite!r} is the opposite of what its quote says"
     for text, states, other, where in (
         (sentence, said, line.text, "in its quote"), (line.text, line.said, sentence, "in it"),
     ):  # fmt: skip
