@@ -11,11 +11,10 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from string import Template
 from typing import Any
 
 from benchmarks.field.__main__ import Drawn
-from benchmarks.rca_evals.answers import GOOD, bad, good
+from benchmarks.rca_evals.answers import bad, good
 from benchmarks.rca_evals.cases import Case, deciding_lines, place_words
 from nightshift.agent.rca.investigate import CONCLUDE
 from tests.agent.scripted_model import Scripted, calls, says, scripted
@@ -42,8 +41,8 @@ class Reader:
     @property
     def answer(self) -> str:
         place = place_words(self._case, self.drawn)
-        if self.which == "good" and self._again:
-            return Template(GOOD[self._case.cause][(self._case.number + 1) % 3]).substitute(place=place)
+        if self.which == "good":
+            return good(self._case, place, self._again)
         return READERS[self.which](self._case, place)
 
     def become(self, which: str) -> None:
@@ -73,7 +72,9 @@ class Reader:
     def _weight(self, line: str) -> float:
         """How well a line bears the answer: the deciding one first, then by common words."""
         wanted = deciding_lines(self._case, self.drawn)
-        return 10.0 * any((line and line in text) or text in line for text in wanted if text) + self._shared(line)
+        return 10.0 * any(
+            (len(line) > 8 and line in text) or text in line for text in wanted if text
+        ) + self._shared(line)
 
     def _shared(self, line: str) -> float:
         words = {word[:4] for word in re.findall(r"[a-z]{3,}", self.answer.lower())}

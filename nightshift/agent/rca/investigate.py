@@ -127,6 +127,7 @@ class _Sentence(BaseModel):
 
 # In prose that came as one text, a quote stands between quotation marks; a full stop in it ends no sentence.
 _IN_MARKS = re.compile(r"[\"“`]([^\"“”`\n]{6,})[\"”`]")
+_NEXT_SENTENCE = re.compile(r"(?<=[a-z0-9)][.!?])\s+(?=[A-Z])")
 _SENTENCE = re.compile(r"(?:[\"“`][^\"“”`\n]*[\"”`]|[.;!?](?=\S)|[^.;!?])+[.;!?]*")
 
 
@@ -171,6 +172,13 @@ class _Conclusion(Concluding):
         if not isinstance(given, list):
             return given
         return [_with_its_quote(part) if isinstance(part, str) else part for part in given]
+
+
+def _one_by_one(hypothesis: Sequence[_Sentence]) -> Iterator[_Sentence]:
+    """Each sentence by itself: two that came under one quote stand or fall apart."""
+    for given in hypothesis:
+        for part in _NEXT_SENTENCE.split(given.sentence[: 8 * MAX_PROSE]):
+            yield given.model_copy(update={"sentence": part})
 
 
 def _with_its_quote(sentence: str) -> dict[str, str]:
@@ -553,7 +561,7 @@ class Investigator:
     ) -> Iterator[tuple[_Sentence, QuotedSentence | None, str]]:
         """Each sentence of the hypothesis as the model gave it, as it may be shown, and why it may not be."""
         room, claims = MAX_PROSE, [claim if not why else None for _, claim, why in self.judged(concluded, items)]
-        for given in concluded.hypothesis[: 2 * MAX_SENTENCES]:
+        for given in _one_by_one(concluded.hypothesis[: 2 * MAX_SENTENCES]):
             text = " ".join(self.redact(given.sentence[: 8 * MAX_PROSE]).split())
             if not text:
                 continue

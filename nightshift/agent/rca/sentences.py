@@ -82,7 +82,7 @@ def quote_of_claim(sentence: str, claim: Claim, evidence: Sequence[Evidence], co
     proven = f"{sentence_of(claim, evidence)}{', first' if claim.predicate is Predicate.PRECEDED else ''}"
     text = ". ".join([proven, *(line.text for line in lines)])
     about, times = " ".join(line.about for line in lines), tuple(t for line in lines for t in line.times)
-    _check(sentence, _Line(text, text, about, times, context), evidence)
+    _check(sentence, _Line(text, text, about, times, context, text), evidence)
     return quotes[0]
 
 
@@ -126,6 +126,8 @@ class _Line:
     about: str
     times: tuple[str, ...]
     context: str
+    matter: str
+    """What it is of: a line of a log alone, of anything else its title as well."""
 
     @property
     def ours(self) -> str:
@@ -152,14 +154,16 @@ def _line_of(text: str, item: Evidence, context: str) -> _Line:
         about += " " + " ".join(sorted({when.clock for when, _ in lines} - {item.id}))
     elif item.media_type == FACTS:
         line = body[max(0, at - NEAR_CHARS) : at + len(text) + NEAR_CHARS]
-    return _Line(line or text, line if item.media_type == LOG and line else text, about, tuple(times), context)
+    in_log = item.media_type == LOG and bool(line)
+    matter = line if in_log else f"{text} {item.title}"
+    return _Line(line or text, line if in_log else text, about, tuple(times), context, matter)
 
 
 def _check(sentence: str, line: _Line, evidence: Sequence[Evidence]) -> None:
     """Raises Ungrounded with each reason: a model gets them once, and should mend all."""
     said, reasons = _said(sentence), []
     checks: tuple[Callable[[], None], ...] = (
-        partial(_check_matter, sentence, said, line),
+        partial(_check_matter, sentence, said, line, _places_in(evidence)),
         partial(_check_numbers, sentence, line, _places_in(evidence)),
         partial(_check_index, sentence, line),
         partial(_check_borrowed, sentence, line, evidence),
@@ -267,7 +271,7 @@ def _is_named(word: str, words: set[str], compact: str) -> bool:
 
 def _is_part(name: str, text: str) -> bool:
     """Whether a name is the beginning of a longer one: "scratch-OST0007" of "scratch-OST0007-osc"."""
-    return len(name) > 5 and re.search(rf"(?<![\w-]){re.escape(name)}(?!\w)", text) is not None
+    return len(name) > 3 and re.search(rf"(?<![\w-]){re.escape(name)}(?![a-z0-9])", text) is not None
 
 
 def _quantity(number: str, unit: str) -> tuple[float, float, str]:
@@ -762,12 +766,13 @@ def _check_trouble(said: _Said, line: _Line, evidence: Sequence[Evidence]) -> No
     firm = [state for state in line.all_said.states if not state.may_be and state.kind != _TROUBLE]
     kinds = {state.kind for state in firm if state.pole == -1 or state.kind in NEUTRAL}
     borne = kinds | {other for kind in kinds for other in ADMITS.get(kind, ())}
+    tells = bool(kinds - NEUTRAL)
     for state in said.states:
         if state.kind == _TROUBLE or state.denied or state.may_be or state.kind in borne:
             continue
         if state.kind == "access":
             continue
-        if state.kind not in NEUTRAL and (state.pole == 1 or (not kinds and state.kind not in _SHARP)):
+        if state.kind not in NEUTRAL and (state.pole == 1 or (not tells and state.kind not in _SHARP)):
             continue
         # that work ended is the effect of most faults, and told elsewhere
         if state.kind == "life" and said.kinds & borne and ("life", -1) in _told_in(evidence):
@@ -923,11 +928,17 @@ def _has_stem(text: str, stem: str) -> bool:
 # The matter ---------------------------------------------------------------------------------------------------
 
 
-def _check_matter(sentence: str, said: _Said, line: _Line) -> None:
-    text = f"{line.text} {line.about}"
-    if _stems(sentence) & _stems(text) or said.kinds & line.said.kinds:
+def _check_matter(sentence: str, said: _Said, line: _Line, places: Mapping[str, str]) -> None:
+    """Raises Ungrounded where a line has no word, state or part of a sentence. Names of places are no words."""
+    names = sorted(places, key=len, reverse=True)
+    bare = re.compile("|".join(map(re.escape, names)), re.IGNORECASE) if names else re.compile("(?!)")
+    own, shown = (bare.sub(" ", text) for text in (sentence, line.matter))
+    # both tell of trouble: which parts and kinds it may name is checked apart
+    if any(map(str.isalpha, _stems(own) & _stems(_in_words(shown)))) or -1 in said.signs & line.said.signs:
         return
-    if not _parts(sentence) & _parts(_in_words(text)):
+    if said.kinds & line.said.kinds:
+        return
+    if not _parts(own) & _parts(_in_words(shown)):
         raise Ungrounded("its quote is of another matter: no word or state of it; advice belongs into `checks`")
 
 
