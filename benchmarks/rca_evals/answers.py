@@ -509,10 +509,10 @@ HELD_OUT_AT_FIRST = 70
 
 
 OWN: Mapping[str, str] = {
-    "leptonai/gpud#46": "The program on $place ran an illegal instruction on the GPU, likely from its own bug.",
+    "leptonai/gpud#46": "The program on $place ran an illegal instruction on the GPU, probably its own bug.",
     "k3s-io/k3s#7746": "The container of $place crashed with exit code 137; it is probably in a crash loop.",
-    "nic_firmware#46000023": "The device's health on $place is compromised: the firmware of its mlx5 network adapter"
-    " likely hangs or failed.",
+    "nic_firmware#46000023": "The device's health on $place is compromised: the firmware of its mlx5 network"
+    " adapter likely hangs or failed.",
     "pcie_hotplug#46000017": "The PCIe slot of the device on $place lost its link.",
 }
 

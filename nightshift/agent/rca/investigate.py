@@ -127,6 +127,7 @@ class _Sentence(BaseModel):
 
 # In prose that came as one text, a quote stands between quotation marks; a full stop in it ends no sentence.
 _IN_MARKS = re.compile(r"[\"“`]([^\"“”`\n]{6,})[\"”`]")
+_DECIDES = re.compile(r"(?i)\bapprov\w+|\bclick\w*|\b(?:reject|confirm)\w* (?:the|this|that) plan")
 _NEXT_SENTENCE = re.compile(r"(?<=[a-z0-9)][.!?])\s+(?=[A-Z])")
 _SENTENCE = re.compile(r"(?:[\"“`][^\"“”`\n]*[\"”`]|[.;!?](?=\S)|[^.;!?])+[.;!?]*")
 
@@ -575,6 +576,8 @@ class Investigator:
                     quote = quote_under(text, given.text, given.evidence_id, items, known)
                 if followable(text):
                     raise Ungrounded("it holds an address or a command")
+                if addresses_a_reader(text) or _DECIDES.search(text):
+                    raise Ungrounded("it speaks of the decision, which is a person's; `contest` a plan")
                 if len(text) > room:
                     raise Ungrounded(f"the hypothesis is longer than {MAX_PROSE} characters")
             except Ungrounded as reason:

@@ -82,7 +82,7 @@ def quote_of_claim(sentence: str, claim: Claim, evidence: Sequence[Evidence], co
     proven = f"{sentence_of(claim, evidence)}{', first' if claim.predicate is Predicate.PRECEDED else ''}"
     text = ". ".join([proven, *(line.text for line in lines)])
     about, times = " ".join(line.about for line in lines), tuple(t for line in lines for t in line.times)
-    _check(sentence, _Line(text, text, about, times, context, text), evidence)
+    _check(sentence, _Line(text, text, about, times, context, text, text), evidence)
     return quotes[0]
 
 
@@ -128,6 +128,8 @@ class _Line:
     context: str
     matter: str
     """What it is of: a line of a log alone, of anything else its title as well."""
+    near: str
+    """The line with those next to it: a stack or a summary has several."""
 
     @property
     def ours(self) -> str:
@@ -156,7 +158,15 @@ def _line_of(text: str, item: Evidence, context: str) -> _Line:
         line = body[max(0, at - NEAR_CHARS) : at + len(text) + NEAR_CHARS]
     in_log = item.media_type == LOG and bool(line)
     matter = line if in_log else f"{text} {item.title}"
-    return _Line(line or text, line if in_log else text, about, tuple(times), context, matter)
+    around = _beside(text, body) if in_log else line
+    return _Line(line or text, line if in_log else text, about, tuple(times), context, matter, around)
+
+
+def _beside(text: str, body: str) -> str:
+    """The lines of a log in which a text is, with two before and one after."""
+    lines = [line.partition("\t")[2] for line in body.split("\n")]
+    chosen = {at + step for at, line in enumerate(lines) if text in line for step in (-2, -1, 0, 1)}
+    return " ".join(line for at, line in enumerate(lines) if at in chosen)
 
 
 def _check(sentence: str, line: _Line, evidence: Sequence[Evidence]) -> None:
@@ -223,8 +233,14 @@ _SPELLED_WORD = re.compile(rf"(?i)(?<!the )(?<!these )\b({'|'.join(set(_SPELLED)
 _ONE_UNIT = re.compile(r"(?i)\b(within|after|for|in|by) (?:an?|one) (second|minute|hour|day)\b")
 
 
+# "two versions" compares; "two GPUs" counts
+_TWO = re.compile(
+    r"(?i)\btwo\b(?! (?:\w+ )?(?:gpus|nodes|ranks|links|pods|disks|errors|times|jobs|ports|days|hours|minutes|seconds)\b)"
+)
+
+
 def _spelled_out(text: str) -> str:
-    text = _ONE_UNIT.sub(r"\1 1 \2", text)
+    text = _TWO.sub("both", _ONE_UNIT.sub(r"\1 1 \2", text))
     return _SPELLED_WORD.sub(lambda word: str(_SPELLED[word.group().lower()]), text)
 
 
@@ -340,7 +356,7 @@ def _numbers(text: str) -> set[float]:
 
 _NUMBERED = re.compile(
     r"(?i)(rank|gpu|cpu|link|port|dimm|channel|partition|worker|pid|step|iteration|job|xid|signal|code|errno|bank|queue)"
-    r"(?:s|ed)?[\s_#:=(]{0,3}-?(\d+)(?![\w.]*\d|:)"
+    r"(?:s|ed)?[\s_#:=(]{0,12}-?(\d+)(?![\w.]*\d|:)"
 )
 
 
@@ -354,7 +370,7 @@ def _check_index(sentence: str, line: _Line) -> None:
             raise Ungrounded(f"its quote is of {match[1]} {sorted(known)[0]}, not of {match[2]}")
 
 
-_IDENTIFIER = re.compile(r"\b(?:\w+_\w+|[A-Z]{6,}|[a-z]+[A-Z]\w+|[A-Za-z]+(?:-[A-Za-z]+)+)\b")
+_IDENTIFIER = re.compile(r"\b(?:\w+_\w+|(?!NVIDIA)[A-Z]{6,}|[a-z]+[A-Z]\w+|[A-Za-z]+(?:-[A-Za-z]+)+)\b")
 
 
 def _check_borrowed(sentence: str, line: _Line, evidence: Sequence[Evidence]) -> None:
@@ -468,7 +484,8 @@ _UNIVERSAL = re.compile(
 def _check_order(sentence: str, line: _Line) -> None:
     for word in _ORDER.finditer(sentence):
         sides = _CLAUSE.split(sentence[: word.start()])[-1], _CLAUSE.split(sentence[word.end() :])[0]
-        if not _has(line.text, word.group()) and not all(_bears(line, side) for side in sides):
+        hedged = _MAY.search(f"{sides[0]} {sides[1]}") is not None
+        if not hedged and not _has(line.near, word.group()) and not all(_bears(line, side) for side in sides):
             reason = "an order in time, which is for a `preceded` claim"
             raise Ungrounded(f"{word.group()!r} is not in its quote: it says {reason}")
         shown = re.search(r"(?i)\b(before|after)\b", line.text)
@@ -539,13 +556,13 @@ STATES: Mapping[str, tuple[str, str]] = {
     "presence": (
         r"present|exists?|bound|attached|(?:was|were|been) (?:\w+ )?(?:saved|written)|(?<!un)available|visible|(?:stay(?:s|ed)|still|remain\w*) on",
         (
-            r"unavailable|key ?error|no such|f(?:a|e)ll(?:s|en)? off|off the (?:\w+ )?bus|gone|vanish\w*|disappear\w*|missing|not ?found|absent|dropped off"
+            r"unavailable|key ?error|no such|f(?:a|e)ll(?:s|en)? off|off the (?:\w+ )?bus|gone(?! (?:silent|quiet|wrong|up|down))|vanish\w*|disappear\w*|missing|not ?found|absent|dropped off"
             r"|(?:no longer|cannot|can ?not) (?:sees?|visible|on|present|talk|reach|communicate)|lost from|GPU_IS_LOST"
         ),
     ),
     "link": (
         r"up|online|connected",
-        r"(?<!held )(?<!kept )down(?! to)|offline|disconnected|carrier|no link|lost (?:its |the )?link|dropped (?:its |the )?link|unplugged",
+        r"closed|(?<!held )(?<!kept )down(?! to)|offline|disconnected|carrier|no link|lost (?:its |the )?link|dropped (?:its |the )?link|unplugged",
     ),
     "life": (
         r"alive|surviv\w+|runs? (?:since|again|on)|(?:is|are|keeps?) (?:still )?running",
@@ -573,7 +590,7 @@ STATES: Mapping[str, tuple[str, str]] = {
         r"corrupt\w*|damag\w*|defect\w*|faulty|worn|degraded|malformed|truncated|incomplete|inconsisten\w*",
     ),
     "valid": (
-        r"valid|match(?:es|ed)?|compatible|same|equal|identical",
+        r"valid|match(?:es|ed)?|compatible|same versions?|equal|identical",
         r"invalid|illegal|mismatch\w*|out[ -]of[ -]bounds|unsupported|incompatible|different versions?",
     ),
     "heat": (r"cool|cold", r"overheat\w*|too hot|throttl\w*|thermal\w*"),
@@ -814,7 +831,7 @@ PARTS: Mapping[str, tuple[str, str]] = {
     "firmware": (r"firmware|gsp|vbios|bios", r"k?gsp\w*|booter|fsp\w*|rpc\w*"),
     "code": (r"bugs?|typo|exceptions?|traceback|asserts?", r"\w*error|assert\w*|\w+\.py|mmu|illegal"),
     "software": (r"software", r"python\w*|traceback|\w+\.py|exceptions?|cuda error|version"),
-    "person": (r"operators?|administrators?|admins?|users?(?!-)|somebody|attackers?|owner", ""),
+    "person": (r"operators?|administrators?|admins?|users?(?![ -]space|-)|somebody|attackers?|owner", ""),
     "image": (r"images?|registry", r"pull\w*"),
     "scheduler": (r"scheduler|slurm|preempt\w*", r"slurm\w*|schedul\w*|taint\w*"),
     "processor": (r"cpus?|processors?", r"mce\w*|machine check|core|lock ?up"),
@@ -839,7 +856,7 @@ _PART_WORDS = [
 ]
 _GPU = re.compile(r"(?i)gpu|nvrm|nvidia|cuda|nccl|nvswitch")
 _DEEDS = re.compile(
-    r"(?i)\b(reset|reboot|restart|remount|reload|replac|drain|cordon|upgrad|updat|reinstall|reconfigur|power.?cycl|migrat"
+    r"(?i)\b(reset|reboot|restart|remount|reload|replac|drain|cordon|upgrad|updat(?=ed|ing)|reinstall|reconfigur|power.?cycl|migrat"
     r"|reseat|roll(?:ed)? ?back)\w*"
 )
 _REASON = re.compile(
@@ -851,7 +868,7 @@ _MAKES = re.compile(r"(?i)^([^.,;:]{3,90}?)\s+(?:made|took|brought|triggered|for
 
 def _check_parts(sentence: str, line: _Line) -> None:
     """Raises Ungrounded for a part, a reason or a deed that the line does not name, and is worded as certain."""
-    own = _in_words(line.ours)
+    own = _in_words(f"{line.ours} {line.near}")
     if (
         re.search(r"(?i)(?<!from a )(?<!not a )\bgpus?\b(?!-)", sentence)
         and re.search(r"(?i)\bcpu", line.text)
@@ -886,7 +903,7 @@ _REPORTS = re.compile(
     r"(?i)^(?:need|seed|speed|feed|indeed|exceed|report|log|logg|show|caus|ask|request|us|call|nam|tri|retri|detect|observ|notic|record"
     r"|happen|occurr|start|began|appear|remain|stay|turn|reach|return|receiv|expect|need|want|want|measur|allow|involv|affect"
     r"|attempt|rais|hit|mark|list|configur|creat|load|issu|hand|suppos|relat|bas|link|embed|shar|combin|distribut|limit|requir"
-    r"|contain|includ|belong|refus|mean|plac|own|bound|seem|launch|enter|continu|result|install|stopp|end|wait|elaps|block|trust|handl|process|train|schedul|fill|look)ed$"
+    r"|contain|comput|includ|belong|refus|mean|plac|own|bound|seem|launch|enter|continu|result|install|stopp|end|wait|elaps|block|trust|handl|process|train|schedul|fill|look)ed$"
 )
 """Verbs that report, and tell of nothing new."""
 
@@ -928,11 +945,19 @@ def _has_stem(text: str, stem: str) -> bool:
 # The matter ---------------------------------------------------------------------------------------------------
 
 
+_ADVICE = re.compile(
+    r"(?i)\bshould(?! have)\b|\bneeds? (?:to|an?)\b|^(?:check|inspect|verify|reseat|drain|replace|compare)\b"
+)
+"""What to do next asserts nothing."""
+
+
 def _check_matter(sentence: str, said: _Said, line: _Line, places: Mapping[str, str]) -> None:
     """Raises Ungrounded where a line has no word, state or part of a sentence. Names of places are no words."""
     names = sorted(places, key=len, reverse=True)
     bare = re.compile("|".join(map(re.escape, names)), re.IGNORECASE) if names else re.compile("(?!)")
-    own, shown = (bare.sub(" ", text) for text in (sentence, line.matter))
+    own, shown = (bare.sub(" ", text) for text in (sentence, f"{line.matter} {line.near}"))
+    if _ADVICE.search(sentence) and re.search(r"(?i)gpu|node|job|pod|rank", sentence):
+        return
     # both tell of trouble: which parts and kinds it may name is checked apart
     if any(map(str.isalpha, _stems(own) & _stems(_in_words(shown)))) or -1 in said.signs & line.said.signs:
         return
