@@ -442,4 +442,82 @@ THIRD = Batch(
     at_first={"right": 21, "wrong": 15, "earlier_right": 23, "earlier_wrong": 24},
 )  # fmt: skip
 
-BATCHES: Mapping[str, Batch] = {"first": FIRST, "second": SECOND, "third": THIRD}
+CONTAIN = "NVRM: Xid (PCI:0000:87:00): 94, pid=70211, name=python3, Contained: SM (0x1). RST: No, D-RST: No"
+NVLINK = "NVRM: Xid (PCI:0000:87:00): 74, pid=70211, name=python3, NVLink: fatal error detected on link 9(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)"
+RLIMIT = "nvidia-smi: Unable to determine the device handle for GPU3: 0000:87:00.0: Unknown Error"
+THROTTLED = "mce: CPU44: Package temperature above threshold, cpu clock throttled (total events = 18)"
+NORMAL = "mce: CPU44: Package temperature/speed normal"
+IO = "blk_update_request: I/O error, dev sdc, sector 7814037160 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 0"
+CEPH = "ceph: mds0 hung"
+SOCKET_IB = "NCCL WARN NET/IB : Got completion from peer 10.2.1.14<48211> with status=12 opcode=0 len=0 vendor err 129 (Recv)"
+ABORTED = "[rank11]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2251, unhandled cuda error, NCCL version 2.21.5"
+ASSERT = "../aten/src/ATen/native/cuda/Indexing.cu:1290: indexSelectLargeIndex: block: [411,0,0], thread: [64,0,0] Assertion `srcIndex < srcSelectDimSize` failed."
+TIMES = "step 900: forward 0.41 s, backward 0.83 s, data 2.65 s, total 3.9 s"
+PREEMPT = "slurmstepd: error: *** STEP 5512.0 ON gpu-q02 CANCELLED AT 2026-01-01T01:05:10 DUE TO PREEMPTION ***"
+UNSCHED = "node gpu-q03: spec.unschedulable set to true by ann@example.com"
+QUOTA = 'pods "eval-7" is forbidden: exceeded quota: gpu-quota, requested: requests.nvidia.com/gpu=4, used: requests.nvidia.com/gpu=28, limited: requests.nvidia.com/gpu=30'
+MEMLOW = "The node was low on resource: memory. Threshold quantity: 1Gi, available: 612Mi."
+FINE = "Successfully pulled image registry.local/train:9 in 12.4s"
+
+FOURTH = Batch(
+    evidence=(
+        log("E1", "gpu-q01", "kernel events of gpu-q01", (0, CONTAIN), (2, NVLINK), (9, RLIMIT), (30, THROTTLED), (95, NORMAL), (120, IO), (130, CEPH)),
+        log("E2", "ml/moe", "log of ml/moe", (140, SOCKET_IB), (141, ABORTED), (150, ASSERT), (160, TIMES), (170, PREEMPT)),
+        log("E3", "pod:ml/moe-3", "what Kubernetes says of ml/moe-3", (200, UNSCHED), (210, QUOTA), (220, MEMLOW), (230, FINE)),
+        facts("E4", FACTS, "who held what", "topology", {"above": {
+            "gpu:GPU-087": ["job:ml/moe", "node:gpu-q01", "pod:ml/moe-1"], "pod:ml/moe-2": ["job:ml/moe", "node:gpu-q02"],
+            "pod:ml/moe-3": ["job:ml/moe", "node:gpu-q03"], "rank:ml/moe#11": ["job:ml/moe", "node:gpu-q02"]}}),
+    ),
+    context="NVLink error · GPU 0000:87:00 of node gpu-q01",
+    right=(
+        ("The GPU at 0000:87:00 on gpu-q01 raised a contained error (Xid 94), so only the process that hit it is affected.", "E1", CONTAIN),
+        ("The error was contained to python3 (pid 70211).", "E1", CONTAIN),
+        ("NVLink 9 of that GPU reported a fatal error (Xid 74).", "E1", NVLINK),
+        ("The fault is on link 9, which could be the NVLink bridge, the switch or the GPU itself.", "E1", NVLINK),
+        ("nvidia-smi can no longer open GPU3.", "E1", RLIMIT),
+        ("CPU 44 overheated and was throttled; it is the 18th such event.", "E1", THROTTLED),
+        ("The CPU's temperature is back to normal since 01:01:35.", "E1", NORMAL),
+        ("Disk sdc returned an I/O error on a read at sector 7814037160, so it may be failing.", "E1", IO),
+        ("The Ceph metadata server mds0 hangs.", "E1", CEPH),
+        ("NCCL's InfiniBand transport got an error completion (status 12) from 10.2.1.14.", "E2", SOCKET_IB),
+        ("Status 12 usually means that retries were exhausted because the peer did not answer.", "E2", SOCKET_IB),
+        ("Rank 11 aborted with an unhandled CUDA error inside NCCL 2.21.5.", "E2", ABORTED),
+        ("An index was out of range in an embedding lookup, typically a token id beyond the vocabulary.", "E2", ASSERT),
+        ("The assertion in Indexing.cu shows a bug in the input data or the model, not a broken GPU.", "E2", ASSERT),
+        ("At step 900 loading data took 2.65 of 3.9 seconds: the job is input-bound.", "E2", TIMES),
+        ("About two thirds of each step are spent waiting for data.", "E2", TIMES),
+        ("Slurm preempted step 5512.0 on gpu-q02 at 01:05:10.", "E2", PREEMPT),
+        ("ann@example.com cordoned gpu-q03, so no new pods are placed there.", "E3", UNSCHED),
+        ("eval-7 was rejected because the namespace's GPU quota is used up: 28 of 30 are taken and it wants 4.", "E3", QUOTA),
+        ("The node had only 612 MiB of memory left, below its eviction threshold of 1 GiB.", "E3", MEMLOW),
+        ("The image was pulled without problems in 12.4 seconds.", "E3", FINE),
+        ("Someone should check the NVLink connection of GPU 0000:87:00 before it gets new work.", "E1", NVLINK),
+    ),
+    wrong=(
+        ("The error of Xid 94 spread to other processes.", "E1", CONTAIN),
+        ("The GPU needs no attention, the error was harmless.", "E1", CONTAIN),
+        ("Link 10 of the NVLink failed.", "E1", NVLINK),
+        ("The NVLink error was corrected by a retry.", "E1", NVLINK),
+        ("GPU3 answers nvidia-smi.", "E1", RLIMIT),
+        ("GPU3 was removed from the chassis.", "E1", RLIMIT),
+        ("CPU 44 was throttled because a fan broke.", "E1", THROTTLED),
+        ("CPU 44 still overheats.", "E1", NORMAL),
+        ("Disk sdc failed on a write.", "E1", IO),
+        ("Disk sdd has an I/O error.", "E1", IO),
+        ("The metadata server responds again.", "E1", CEPH),
+        ("The peer 10.2.1.14 rebooted.", "E2", SOCKET_IB),
+        ("Rank 12 aborted with a CUDA error.", "E2", ABORTED),
+        ("NCCL handled the CUDA error.", "E2", ABORTED),
+        ("The index check passed.", "E2", ASSERT),
+        ("The backward pass takes most of the step.", "E2", TIMES),
+        ("Loading data took 0.83 s.", "E2", TIMES),
+        ("The step was cancelled because its time was up.", "E2", PREEMPT),
+        ("gpu-q03 accepts pods again.", "E3", UNSCHED),
+        ("The quota allows four more GPUs.", "E3", QUOTA),
+        ("The node ran out of disk space.", "E3", MEMLOW),
+        ("The image could not be pulled.", "E3", FINE),
+    ),
+    at_first={},
+)  # fmt: skip
+
+BATCHES: Mapping[str, Batch] = {"first": FIRST, "second": SECOND, "third": THIRD, "fourth": FOURTH}
