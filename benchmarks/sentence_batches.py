@@ -517,7 +517,7 @@ FOURTH = Batch(
         ("The node ran out of disk space.", "E3", MEMLOW),
         ("The image could not be pulled.", "E3", FINE),
     ),
-    at_first={},
+    at_first={"right": 16, "wrong": 5, "earlier_right": 14, "earlier_wrong": 10},
 )  # fmt: skip
 
 BATCHES: Mapping[str, Batch] = {"first": FIRST, "second": SECOND, "third": THIRD, "fourth": FOURTH}

@@ -240,6 +240,7 @@ _TWO = re.compile(
 
 
 def _spelled_out(text: str) -> str:
+    text = re.sub(r"\b(\d+)(?:st|nd|rd|th)\b", r"\1", text)
     text = _TWO.sub("both", _ONE_UNIT.sub(r"\1 1 \2", text))
     return _SPELLED_WORD.sub(lambda word: str(_SPELLED[word.group().lower()]), text)
 
@@ -266,6 +267,9 @@ def _check_numbers(sentence: str, line: _Line, places: Iterable[str]) -> None:
             raise Ungrounded(f"{found.group()!r} is not in its quote")
     rest, compact = _QUANTITY.sub(" ", rest), ours.lower()
     words, before = {*_names(ours), *places}, ""
+    for disk in re.findall(r"\b(?:sd|vd|xvd|hd)[a-z]\b", sentence):
+        if not _has(line.ours, disk):
+            raise Ungrounded(f"{disk!r} is not in its quote")
     for match in _NAMED.finditer(rest):
         word = match.group().lower().strip(".:/-#@")
         about = ABOUT if _ROUGHLY.search(rest[: match.start()]) else 0.0
@@ -574,7 +578,7 @@ STATES: Mapping[str, tuple[str, str]] = {
     "room": (
         r"enough|sufficient(?:ly)?|plenty|ample|much (?:space|memory|room)|fits?",
         (
-            r"out of (?:\w+ ){0,2}(?:memory|space)|OOM\w*|no (?:\w+ )?(?:space|room|memory)|full|exhaust\w*|insufficient|ENOSPC"
+            r"low on|below its|out of (?:\w+ ){0,2}(?:memory|space)|OOM\w*|no (?:\w+ )?(?:space|room|memory)|full|exhaust\w*|insufficient|ENOSPC"
             r"|too (?:small|large|big|few|little|much)|(?:ran|run|runs|running) out|exceed\w*|used up|not enough|short(?:age)? of"
             r"|limit (?:was |is )?(?:reached|hit)|(?:reached|hit) (?:its|the) (?:\w+ )?limit|time limit|does not fit"
             r"|(?:up )?its wall ?(?:time|clock)"
@@ -595,7 +599,7 @@ STATES: Mapping[str, tuple[str, str]] = {
     ),
     "heat": (r"cool|cold", r"overheat\w*|too hot|throttl\w*|thermal\w*"),
     "allowed": (
-        r"allowed|permitted|granted|accepted|admitted",
+        r"allow(?:s|ed)?|permit(?:s|ted)?|granted|accept(?:s|ed)?|admitted",
         r"denied|forbidden|unauthori[sz]ed|refus(?:es|ed)|reject\w*|permission\w*|blocked by",
     ),
     "corrected": (r"corrected|correctable|ce", r"uncorrect\w*|ue|unrecoverable|double-?bit"),
@@ -745,7 +749,7 @@ def _denied_alone(sentence: str, said: _Said, line: _Line) -> str:
     ):  # fmt: skip
         if -1 in states.signs or _DENIES.search(text):
             continue
-        if turned := sorted(_denied(other) & _stems(text)):
+        if turned := sorted(filter(str.isalpha, _denied(other) & _stems(text))):
             return f"'{turned[0]}…' is denied {where} alone"
     return ""
 
@@ -883,6 +887,8 @@ def _check_parts(sentence: str, line: _Line) -> None:
                 raise Ungrounded(f"its quote does not name {part.group()!r} ({name}); word it as a possibility")
         for deed in _DEEDS.finditer(whole):
             done = re.search(r"(?i)\b(?:has|have|had|was|were|already)(?: \w+){0,3} $", whole[: deed.start()])
+            if deed[1].lower() == "cordon" and "unschedul" in own:
+                continue
             form = r"(?:ed|ing)|(?:was|were|been|is|after) {0}|{0} (?:done|complete|succe)" if done else ""
             if not re.search(rf"(?i)(?<![a-z]){deed[1]}\w*{form.format(deed[1])}", own):
                 raise Ungrounded(f"its quote does not say {deed.group()!r}")
@@ -897,7 +903,7 @@ def _check_parts(sentence: str, line: _Line) -> None:
 
 _EVENTS = re.compile(
     r"(?i)\b(?:[a-z]{3,}ed|brought|sent|gave|built|rebuilt|sold|bought|chose|drove|fought|forgot|hid|shot|spoke|stole|swore"
-    r"|taught|thought|threw|understood|won|ignores?|wrote)\b"
+    r"|taught|thought|threw|understood|won|ignores?|spreads?|wrote)\b"
 )
 _REPORTS = re.compile(
     r"(?i)^(?:need|seed|speed|feed|indeed|exceed|report|log|logg|show|caus|ask|request|us|call|nam|tri|retri|detect|observ|notic|record"
