@@ -178,7 +178,8 @@ class _Conclusion(Concluding):
 def _one_by_one(hypothesis: Sequence[_Sentence]) -> Iterator[_Sentence]:
     """Each sentence by itself: two that came under one quote stand or fall apart."""
     for given in hypothesis:
-        for part in _NEXT_SENTENCE.split(given.sentence[: 8 * MAX_PROSE]):
+        whole = given.sentence
+        for part in dict.fromkeys(_NEXT_SENTENCE.split(whole) if len(whole) <= MAX_PROSE else [whole]):
             yield given.model_copy(update={"sentence": part})
 
 
@@ -576,7 +577,7 @@ class Investigator:
                     quote = quote_under(text, given.text, given.evidence_id, items, known)
                 if followable(text):
                     raise Ungrounded("it holds an address or a command")
-                if addresses_a_reader(text) or _DECIDES.search(text):
+                if _DECIDES.search(text):
                     raise Ungrounded("it speaks of the decision, which is a person's; `contest` a plan")
                 if len(text) > room:
                     raise Ungrounded(f"the hypothesis is longer than {MAX_PROSE} characters")

@@ -799,7 +799,7 @@ def _check_trouble(said: _Said, line: _Line, evidence: Sequence[Evidence]) -> No
         if state.kind == "life" and said.kinds & borne and ("life", -1) in _told_in(evidence):
             continue
         raise Ungrounded(
-            f"its quote tells of no {state.kind!r} trouble; quote a line that does, or word it as a possibility"
+            f"its quote reports no {state.kind!r} trouble; quote a line that does, or word it as a possibility"
         )
 
 

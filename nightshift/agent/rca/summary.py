@@ -97,7 +97,7 @@ def summarise(incident: Incident, now_s: float) -> list[SummaryLine]:
             lines.append(SummaryLine("Check next", "; ".join(incident.reading.checks)))
     lines += _plan(incident, now_s)
     if (contest := contest_of(incident)) is not None:
-        said = f"by the language model: {contest.reason} The approver must confirm"
+        said = f"by the language model: {contest.reason.rstrip('.')}. The approver must confirm"
         lines.append(SummaryLine("Contested", said, (("its quote", contest.quote.text),)))
     if diagnosis is not None:
         unsure = [*diagnosis.caveats[:MAX_CAVEATS]]
