@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.report import write
+from benchmarks.sentence_batches import BATCHES, Batch
 from nightshift.agent.rca.grounding import Ungrounded
 from nightshift.agent.rca.sentences import quote_under
 from nightshift.agent.store.diagnosis import FACTS, LOG, SERIES, Evidence
@@ -220,6 +221,21 @@ def _refused(rows: Sequence[tuple[str, str, str]]) -> dict[str, str]:
     return {row[0]: reason for row in rows if (reason := refusal(*row))}
 
 
+def _batch(batch: Batch) -> dict[str, Any]:
+    """What the rules show of a batch now, and what they did at the first try."""
+    withheld = {row[0]: reason for row in batch.right if (reason := batch.refusal(*row))}
+    shown = [row[0] for row in batch.wrong if not batch.refusal(*row)]
+    return {
+        "right": len(batch.right),
+        "right_shown": len(batch.right) - len(withheld),
+        "right_withheld": withheld,
+        "wrong": len(batch.wrong),
+        "wrong_shown": len(shown),
+        "wrong_passed": shown,
+        "at_first": dict(batch.at_first),
+    }
+
+
 def main() -> None:
     traps, after, beyond = _passed(TRAPS), _passed(TRAPS_AFTER), _passed(BEYOND_RULES)
     result = {
@@ -239,6 +255,7 @@ def main() -> None:
         "honest_refused": _refused(HONEST),
         "honest_after_the_rules": len(HONEST_AFTER),
         "honest_after_the_rules_refused": _refused(HONEST_AFTER),
+        "batches": {name: _batch(batch) for name, batch in BATCHES.items()},
     }
     write("sentence_traps", result)
 

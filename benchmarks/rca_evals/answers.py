@@ -508,9 +508,20 @@ HELD_OUT_AT_FIRST = 70
 """Of them, read rightly before the scorer learned from its misses: 50 of 52, then 20 of 24."""
 
 
-def good(case: Case, place: str) -> str:
-    texts = GOOD[case.cause]
-    return Template(texts[case.number % len(texts)]).substitute(place=place)
+OWN: Mapping[str, str] = {
+    "leptonai/gpud#46": "The program on $place ran an illegal instruction on the GPU, probably its own bug.",
+    "k3s-io/k3s#7746": "The container of $place crashed with exit code 137; it is probably in a crash loop.",
+    "nic_firmware#46000023": "The device's health on $place is compromised: the firmware of its mlx5 network"
+    " adapter likely hangs or failed.",
+    "pcie_hotplug#46000017": "The PCIe slot of the device on $place lost its link.",
+}
+
+
+def good(case: Case, place: str, again: int = 0) -> str:
+    """The right answer, by the case's number; the next one `again`. Where a case's lines say less than the answers
+    of its family, it has its own."""
+    texts = (OWN[case.name],) if case.name in OWN else GOOD[case.cause]
+    return Template(texts[(case.number + again) % len(texts)]).substitute(place=place)
 
 
 def bad(case: Case, place: str) -> str:

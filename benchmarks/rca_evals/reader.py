@@ -1,7 +1,8 @@
 """A scripted reader behind a local endpoint: gives the answers of `answers`, in the form that the product asks for.
 
-It is no language model. The good reader quotes the line that decides. The bad one gives no quote, a made-up one, a
-number that no evidence holds, a true quote of another matter, or claims that do not hold, by turns.
+It is no language model. The good reader quotes the line that decides; a sentence that comes back it words as
+another hand wrote it. The bad one gives no quote, a made-up one, a number that no evidence holds, a true quote of
+another matter, or claims that do not hold, by turns.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ class Reader:
     """One case's reader; `which` of the two may be changed while it serves."""
 
     def __init__(self, case: Case) -> None:
-        self._case, self.which = case, "good"
+        self._case, self.which, self._again = case, "good", 0
         self.drawn = Drawn(1, case.name)
+        self._heard: Any = ""
 
     def take(self, drawn: Drawn) -> None:
         """The values of the play, by which the reader names the place."""
@@ -38,10 +40,13 @@ class Reader:
 
     @property
     def answer(self) -> str:
-        return READERS[self.which](self._case, place_words(self._case, self.drawn))
+        place = place_words(self._case, self.drawn)
+        if self.which == "good":
+            return good(self._case, place, self._again)
+        return READERS[self.which](self._case, place)
 
     def become(self, which: str) -> None:
-        self.which = which
+        self.which, self._again = which, 0
 
     def __call__(self, _: Scripted, body: dict[str, Any]) -> Any:
         if CONCLUDE not in json.dumps(body.get("tools", ())):
@@ -49,20 +54,27 @@ class Reader:
             return says(self.answer)
         lines = list(_lines(body["messages"][1]["content"]))
         last = len(body["messages"]) > 2
+        self._again, self._heard = int(last), body["messages"][-1]
         sentences = [self._good(lines, last)] if self.which == "good" else self._bad(lines)
         claims = [] if self.which == "good" or last else _FALSE
         return calls(("conclude", {"cause": "unknown", "claims": claims, "hypothesis": sentences}))
 
     def _good(self, lines: list[tuple[str, str]], last: bool) -> dict[str, str]:
-        """The line that decides; where that was returned, the one that has most of its words."""
-        weight = self._shared if last else self._weight
+        """The line that decides. Where that was returned, the reader says it in other words; it takes another line
+        only if it was told that this one is of another matter."""
+        returned = json.dumps(self._heard)
+        weight = (
+            self._shared if last and ("another matter" in returned or "in no item" in returned) else self._weight
+        )
         name, quote = max(lines, key=lambda line: weight(line[1]), default=("", ""))
         return {"sentence": self.answer, "evidence_id": name, "text": quote[:400]}
 
     def _weight(self, line: str) -> float:
         """How well a line bears the answer: the deciding one first, then by common words."""
         wanted = deciding_lines(self._case, self.drawn)
-        return 10.0 * any((line and line in text) or text in line for text in wanted if text) + self._shared(line)
+        return 10.0 * any(
+            (len(line) > 8 and line in text) or text in line for text in wanted if text
+        ) + self._shared(line)
 
     def _shared(self, line: str) -> float:
         words = {word[:4] for word in re.findall(r"[a-z]{3,}", self.answer.lower())}

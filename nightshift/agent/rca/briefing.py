@@ -15,14 +15,13 @@ from __future__ import annotations
 import json
 import math
 import re
-import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from nightshift.agent.rca.bundle import Bundle, as_it_is
-from nightshift.agent.rca.grounding import Ungrounded, dated_lines, series_of
+from nightshift.agent.rca.grounding import Ungrounded, dated_lines
 from nightshift.agent.rca.joblogs import follows_only, grave, mask_of
 from nightshift.agent.store.diagnosis import LOG, SERIES, Diagnosis, Evidence
 from nightshift.collectors.history import History
@@ -234,16 +233,8 @@ def _cut(text: str) -> str:
 
 
 def _numbers(item: Evidence) -> str:
-    """A series in one line: its name, level before and after, extremes, and the newest value."""
+    """A series in one line, as it stands in it."""
     try:
-        pairs, body = series_of(item), json.loads(item.content)
-    except Ungrounded:
+        return str(json.loads(item.content)["summary"])
+    except (KeyError, ValueError):
         return "no values"
-    values = [value for _, value in pairs]
-    tenth = max(1, len(values) // 10)
-    before, after = statistics.median(values[:tenth]), statistics.median(values[-tenth:])
-    span_s = pairs[-1][0] - pairs[0][0]
-    return (
-        f"{body['metric']} of {body['subject']} [{body['unit']}]: {before:.6g} to {after:.6g} in {span_s:.0f} s"
-        f" from {pairs[0][0]:.0f}; least {min(values):.6g}, most {max(values):.6g}, {len(values)} points"
-    )

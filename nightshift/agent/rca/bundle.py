@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from nightshift.agent.rca.grounding import MAD_TO_SIGMA
 from nightshift.agent.store.diagnosis import FACTS, LOG, SERIES, Evidence
 from nightshift.collectors.frame import LogRecord
 from nightshift.collectors.seal import canonical_json
@@ -170,6 +171,7 @@ class EvidenceLedger:
             # nine digits: what a float32 counter holds, without the noise of its conversion
             "values": [float(f"{v:.9g}") for v in values],
             "reference": reference,
+            "summary": summary_of(str(subject), metric, unit, t_s, values),
         }
         content = canonical_json(self._clean(_finite(body)))
         span = (float(t_s[0]), float(t_s[-1]))
@@ -215,3 +217,27 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def summary_of(subject: str, metric: str, unit: str, t_s: Any, values: Any) -> str:
+    """A series in one line: its name, which way it went beyond its noise, extremes and the number of points."""
+    known = np.isfinite(np.asarray(values, dtype=float))
+    if not known.any():
+        return "no values"
+    times, numbers = np.asarray(t_s, dtype=float)[known], np.asarray(values, dtype=float)[known]
+    tenth = max(1, len(numbers) // 10)
+    before, after = float(np.median(numbers[:tenth])), float(np.median(numbers[-tenth:]))
+    # of what each value differs from the one before: a trend is no noise
+    steps = np.diff(numbers) if len(numbers) > 1 else np.zeros(1)
+    noise = MAD_TO_SIGMA * float(np.median(np.abs(steps - np.median(steps))))
+    went = (
+        "rose"
+        if after - before > 3 * noise
+        else "fell"
+        if before - after > 3 * noise
+        else "stayed, within its noise,"
+    )
+    return (
+        f"{metric} of {subject} [{unit}] {went} from {before:.6g} to {after:.6g} in {times[-1] - times[0]:.0f} s"
+        f"; least {numbers.min():.6g}, most {numbers.max():.6g}, {len(numbers)} points"
+    )

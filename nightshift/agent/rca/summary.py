@@ -61,7 +61,15 @@ def sentence_of(stored: StoredFinding) -> str:
 
 
 def headline_of(incident: Incident) -> str:
-    """An incident in one sentence; where none of its findings is observed now, with the time of the last data."""
+    """An incident in one sentence: the rules', or a model's where they name no cause. Where none of its findings is
+    observed now, with the time of the last data."""
+    diagnosis = as_shown(incident).diagnosis
+    if diagnosis is not None and (said := _model_sentences(incident, diagnosis)):
+        return f"{said[0].rstrip('.')} (the model's word, not proven)"
+    return _rules_headline(incident)
+
+
+def _rules_headline(incident: Incident) -> str:
     what = incident.diagnosis.headline if incident.diagnosis else incident.title
     states = {stored.state: stored.changed_s for stored in sorted(incident.findings, key=lambda s: s.changed_s)}
     silent = State.NO_DATA in states and State.FIRING not in states
@@ -89,7 +97,7 @@ def summarise(incident: Incident, now_s: float) -> list[SummaryLine]:
             lines.append(SummaryLine("Check next", "; ".join(incident.reading.checks)))
     lines += _plan(incident, now_s)
     if (contest := contest_of(incident)) is not None:
-        said = f"by the language model: {contest.reason} The approver must confirm"
+        said = f"by the language model: {contest.reason.rstrip('.')}. The approver must confirm"
         lines.append(SummaryLine("Contested", said, (("its quote", contest.quote.text),)))
     if diagnosis is not None:
         unsure = [*diagnosis.caveats[:MAX_CAVEATS]]
@@ -107,14 +115,14 @@ _NO_CAUSE = frozenset({Fault.ANOMALY, Fault.SOURCE_LOST})
 def in_short(incident: Incident, now_s: float) -> str:
     """One paragraph for a person at 3 a.m.: what, where, since when, why, what next. Where the rules know no cause,
     what a model reads of it stands first, as a model's word."""
-    what, _, where = headline_of(incident).partition(" · ")
+    what, _, where = _rules_headline(incident).partition(" · ")
     since_s = min((s.finding.since.t_s for s in incident.findings), default=incident.opened_s)
     lasted = duration(max(0.0, (now_s if incident.is_open else incident.updated_s) - since_s))
     when = f"since {clock_time(since_s)} UTC ({lasted} ago)" if incident.is_open else f"lasted {lasted}"
     parts = [f"{what}{f' on {where}' if where else ''}, {when}."]
     diagnosis = as_shown(incident).diagnosis
     if diagnosis is not None:
-        if model := _model_first(incident, diagnosis):
+        if model := " ".join(_model_sentences(incident, diagnosis)):
             parts.insert(0, f"The rules name no cause. The language model suggests, not proven: {model}")
         job = diagnosis.facts.get("job")
         if job and str(job) not in parts[0]:
@@ -123,13 +131,13 @@ def in_short(incident: Incident, now_s: float) -> str:
     return " ".join([*parts, f"Next: {_next(incident, now_s)}."])
 
 
-def _model_first(incident: Incident, diagnosis: Diagnosis) -> str:
+def _model_sentences(incident: Incident, diagnosis: Diagnosis) -> list[str]:
     """What a model reads of an incident of which the rules name no cause."""
     if incident.reading is None or not (
         diagnosis.cause in _NO_CAUSE or diagnosis.confidence is Confidence.UNKNOWN or not diagnosis.claims
     ):
-        return ""
-    return " ".join(sentence.text for sentence in quoted_sentences(incident.reading))
+        return []
+    return [sentence.text for sentence in quoted_sentences(incident.reading)]
 
 
 def _because(diagnosis: Diagnosis) -> list[str]:
@@ -137,8 +145,9 @@ def _because(diagnosis: Diagnosis) -> list[str]:
     reason."""
     if not diagnosis.claims:
         return ["The cause is unknown."]
-    first = diagnosis.claims[0]
-    own = [claim for claim in diagnosis.claims if set(claim.evidence_ids) & set(first.evidence_ids)]
+    claims = _in_order(diagnosis.claims)
+    first = claims[0]
+    own = [claim for claim in claims if set(claim.evidence_ids) & set(first.evidence_ids)]
     chosen = next((claim for claim in own if claim.quotes), first)
     quote = plain(chosen.quotes[0].text, MAX_QUOTE) if chosen.quotes else ""
     if quote and not followable(chosen.quotes[0].text):

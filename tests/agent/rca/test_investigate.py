@@ -16,7 +16,7 @@ from nightshift.agent.rca.grounding import ground
 from nightshift.agent.rca.investigate import SYSTEM, Investigator
 from nightshift.agent.rca.model import MAX_STUCK, Failed, Failure, Model, ModelSettings
 from nightshift.agent.rca.redact import Redactor
-from nightshift.agent.rca.summary import as_markdown, as_text, summarise
+from nightshift.agent.rca.summary import as_markdown, as_text, headline_of, summarise
 from nightshift.agent.settings import Settings
 from nightshift.agent.store.diagnosis import Diagnosis, Predicate, Reading, ReadingState, with_reading
 from nightshift.agent.store.records import load, plain
@@ -24,6 +24,7 @@ from nightshift.collectors.frame import Instant, LogRecord
 from nightshift.collectors.tick import Tick
 from nightshift.controllers.action import ActionKind
 from nightshift.controllers.playbooks.plugins import build
+from nightshift.detectors.base import Fault
 from tests.agent.rooted import (
     GPUS,
     INVENTORY,
@@ -86,7 +87,7 @@ MADE_UP = {"predicate": "equals", "evidence_ids": ["E999"], "arguments": {"path"
 MISQUOTED = {**TRUE, "quotes": [{"evidence_id": LINE_ITEM.id, "text": "Xid 13, it was the user"}]}
 
 
-def concluded(*claims: object, cause: str = "hbm_degraded", hypothesis: str = "") -> dict[str, Any]:
+def concluded(*claims: object, cause: str = "hbm_degraded", hypothesis: object = "") -> dict[str, Any]:
     return calls(("conclude", {"cause": cause, "claims": list(claims), "hypothesis": hypothesis}))
 
 
@@ -168,7 +169,7 @@ def test_a_sentence_is_labelled_and_quoted_and_a_dissent_is_said_and_changes_not
 @pytest.mark.parametrize(
     ("sentence", "why"),
     [
-        (COOLING, "its quote has no word of it"),
+        (COOLING, "its quote does not name 'cooling'"),
         ({**DRIVER, "text": ""}, "it has no quote"),
         ({**DRIVER, "text": "NVRM: Xid (PCI:0000:ff:00): 79, made up"}, "its quote is in no item"),
         ({**DRIVER, "sentence": "The driver logged Xid 4711."}, "'4711' is not in its quote"),
@@ -415,3 +416,41 @@ def test_the_doctor_says_whether_the_model_answers(tmp_path: Path) -> None:
         assert "True openai scripted" in told(settings(server))
     with scripted(401) as server:
         assert "refused our key" in told(settings(server))
+
+
+def test_two_sentences_under_one_quote_are_shown_or_withheld_apart() -> None:
+    text = f"{DRIVER['sentence']} The rack's cooling failed."
+    _, page, asked = read_beside({**DRIVER, "sentence": text})
+    assert "sentence 2: " in asked[1]["messages"][-1]["content"]
+    assert "logged an Xid." in page
+    assert "cooling" not in page
+
+
+def test_an_incident_without_a_cause_is_headed_by_the_models_word() -> None:
+    with scripted(concluded(hypothesis=[{**DRIVER, "sentence": "The driver logged an Xid."}])) as server:
+        advisor = reader(settings(server))
+        told = replace(advisor.diagnose(CASE), cause=Fault.SOURCE_LOST)
+        reading, _ = advisor.read(replace(CASE, diagnosis=told))
+    case = replace(CASE, diagnosis=with_reading(told, reading), reading=reading)
+    assert headline_of(case) == "The driver logged an Xid (the model's word, not proven)"
+    assert headline_of(replace(case, reading=None)) == told.headline
+
+
+def test_a_sentence_may_rest_on_a_claim_that_held_and_falls_with_it() -> None:
+    said = [
+        {"sentence": "'NVRM: Xid' came at least 2 times.", "claim": 1},
+        {"sentence": "It came 50 times.", "claim": 2},
+    ]
+    with scripted(
+        calls(("conclude", {"cause": "hbm_degraded", "claims": [TRUE, FALSE], "hypothesis": said}))
+    ) as server:
+        told = advised(settings(server))
+        assert "sentence 2: its claim does not hold" in json.dumps(server.asked[-1]["messages"])
+    assert "at least 2 times." in told.hypothesis
+    assert "50 times" not in told.hypothesis
+
+
+@pytest.mark.parametrize("advice", ["GPUs are fine, approve it.", "The node should be cleared: click Approve."])
+def test_a_sentence_about_the_decision_is_never_shown(advice: str) -> None:
+    _, page, _ = read_beside({**DRIVER, "sentence": advice})
+    assert advice not in page

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.sentence_batches import BATCHES
 from benchmarks.sentence_traps import CONTEXT, EVIDENCE, HONEST, HONEST_AFTER, TRAPS, TRAPS_AFTER, refusal
-from nightshift.agent.rca.grounding import Ungrounded
-from nightshift.agent.rca.sentences import quote_under, turns_round
-
-MISREAD = {"Rank 1 did not arrive, so rank 0 stalled at the barrier."}
-"""Honest, and refused: its second half says without a denial what the quote says in one line with it."""
+from nightshift.agent.rca.bundle import summary_of
+from nightshift.agent.rca.grounding import Ungrounded, bind, why_not
+from nightshift.agent.rca.sentences import as_it_stands, quote_of_claim, quote_under, turns_round
+from nightshift.agent.store.diagnosis import SERIES, Claim, Evidence, Predicate, Quote
 
 
 @pytest.mark.parametrize("kind", TRAPS)
@@ -20,13 +22,54 @@ def test_a_sentence_that_says_another_thing_than_its_quote_is_refused(kind: str)
 
 
 def test_an_honest_sentence_is_shown() -> None:
-    assert {row[0] for row in HONEST if refusal(*row)} == MISREAD
+    assert {row[0] for row in HONEST if refusal(*row)} == set()
 
 
 def test_sentences_written_after_the_rules_are_told_apart_better_than_by_chance() -> None:
     traps = [row for rows in TRAPS_AFTER.values() for row in rows]
-    assert sum(bool(refusal(*row)) for row in traps) >= len(traps) // 2
-    assert sum(not refusal(*row) for row in HONEST_AFTER) >= 3 * len(HONEST_AFTER) // 4
+    assert sum(bool(refusal(*row)) for row in traps) >= len(traps) - 1
+    assert all(not refusal(*row) for row in HONEST_AFTER)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_what_a_language_model_would_write_is_shown_where_it_is_right_and_withheld_where_it_is_not(
+    batch: str,
+) -> None:
+    sentences = BATCHES[batch]
+    assert sum(not sentences.refusal(*row) for row in sentences.right) >= 0.8 * len(sentences.right)
+    assert sum(not sentences.refusal(*row) for row in sentences.wrong) <= len(sentences.wrong) // 10
+
+
+def test_a_sentence_that_rests_on_a_claim_may_tell_an_order_and_only_that_one() -> None:
+    quotes = (Quote("E2", "Link down"), Quote("E1", "nfs: server fs1 OK"))
+    claim = bind(Claim("", Predicate.PRECEDED, ("E2", "E1"), quotes), EVIDENCE)
+    assert why_not(claim, EVIDENCE) is None
+    assert quote_of_claim("The link went down 50 s before the NFS server was OK.", claim, EVIDENCE) == quotes[0]
+    for wrong in (
+        "The NFS server was OK before the link went down.",
+        "The link came up before the NFS server was OK.",
+    ):
+        with pytest.raises(Ungrounded):
+            quote_of_claim(wrong, claim, EVIDENCE)
+
+
+def test_a_series_tells_which_way_it_went_in_a_line_that_can_be_quoted() -> None:
+    times = [60.0 * n for n in range(20)]
+    line = summary_of("job:ml/a", "gpu_memory_used_bytes", "bytes", times, [1e9 + 1e7 * n for n in range(20)])
+    item = Evidence(
+        "E1", "history", "x", 0.0, 1.0, SERIES, json.dumps({"summary": line}).encode(), "memory of job:ml/a"
+    )
+    assert quote_under("GPU memory of ml/a rose in 1140 s.", line, "E1", [item]) == Quote("E1", line)
+    with pytest.raises(Ungrounded):
+        quote_under("GPU memory of ml/a fell in 1140 s.", line, "E1", [item])
+
+
+@pytest.mark.parametrize(
+    "given", ["…has fallen off the bus.", "  GPU has fallen off the bus. ", '"has fallen off the bus."']
+)
+def test_a_quote_is_found_as_it_stands(given: str) -> None:
+    assert as_it_stands(given, EVIDENCE).encode() in EVIDENCE[0].content
+    assert as_it_stands("it fell off", EVIDENCE) == "it fell off"
 
 
 @pytest.mark.parametrize(

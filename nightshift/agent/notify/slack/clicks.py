@@ -53,7 +53,7 @@ _MOST_WAITING = 500
 # Of their own: a dialog's trigger is good for 3 s, and clicks before it may wait for a slow store.
 _MODALS = 2
 _MOST_WAIT_S = 10.0
-# A further question needs no mention for so long, and at most so often: people also write to each other there.
+# A question in an incident's own thread needs no mention; so many of one person are answered in half an hour.
 _DIALOGUE_S, _MOST_REPLIES = 1800.0, 10
 _AGAIN = "Click Reject again, or use the console or `nightshift reject`."
 _USAGE = (
@@ -179,8 +179,8 @@ class Desk:
         self._say(click.what, click.tell, message)
 
     def _reply(self, click: Click) -> None:
-        """Answers a reply of one who asked in this incident's thread lately. To others it stays silent, also about
-        why: what people write to each other is not for us."""
+        """Answers a question in an incident's own thread, to whoever may read the incident. To others it stays
+        silent, also about why: what people write to each other is not for us."""
         ts, _, text = click.value.partition("\n")
         row = self._ledger.card_of(click.channel, ts)
         if row is None or row.incident is None:
@@ -189,7 +189,7 @@ class Desk:
         try:
             person = self._p.directory.person(self._p.members.name_of(click.user, click.workspace), "slack")
             asked = [q for q in self._questions.of(name) if q.by == person.identity and q.at_s >= after_s]
-            if not 0 < len(asked) < _MOST_REPLIES:
+            if len(asked) >= _MOST_REPLIES:
                 return
             message = self._ask(name, row, text, person)
         except (NotAMember, Temporary, Permanent) as refusal:

@@ -212,7 +212,7 @@ class Slack:
             tell(said(_BUSY))
 
     def _on_reply(self, body: dict[str, Any]) -> None:
-        """What somebody writes in a thread without naming us: a further question, or words for people."""
+        """What a person writes in a thread without naming us: a question, or words for people."""
         event = body["event"]
         text, thread = str(event.get("text", "")), str(event.get("thread_ts", ""))
         # a bot, an edit, a message outside threads, ours, one with a mention: that is another event, or for others

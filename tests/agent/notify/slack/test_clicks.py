@@ -397,11 +397,11 @@ def test_nobody_of_another_workspace_and_no_bot_asks(chat: Chat, to: str) -> Non
     assert Questions(chat.store.database, chat.clock).of(name) == []
 
 
-def test_a_further_question_in_the_thread_needs_no_mention(chat: Chat, to: str) -> None:
+def test_a_question_in_an_incidents_own_thread_needs_no_mention(chat: Chat, to: str) -> None:
     name, ts = _shown(chat)
     questions = Questions(chat.store.database, chat.clock)
-    chat.stand_in.mention(VIC, CHANNEL, ts, "did the switch fail?", to=to)
-    until(lambda: len(questions.of(name)) == 1, "asked by mention")
+    chat.stand_in.reply(VIC, CHANNEL, ts, "did the switch fail?", to=to)
+    until(lambda: len(questions.of(name)) == 1, "asked by a reply")
     for words, more in (
         ("a bot asks?", {"bot_id": "B1"}),
         ("an edit?", {"subtype": "message_changed"}),
@@ -410,7 +410,7 @@ def test_a_further_question_in_the_thread_needs_no_mention(chat: Chat, to: str) 
     ):
         chat.stand_in.reply(VIC, CHANNEL, ts, words, to=to, **more)
     chat.stand_in.reply("U0BOT", CHANNEL, ts, "our own words?", to=to)
-    chat.stand_in.reply(ANN, CHANNEL, ts, "has somebody looked?", to=to)
+    chat.stand_in.reply("U9", CHANNEL, ts, "from a stranger?", to=to)
     chat.stand_in.reply(VIC, CHANNEL, "1.1", "another thread?", to=to)
     chat.stand_in.reply(VIC, CHANNEL, ts, "another workspace?", to=to, workspace="T9")
     whispers = len(chat.whispers())
@@ -418,11 +418,8 @@ def test_a_further_question_in_the_thread_needs_no_mention(chat: Chat, to: str) 
     chat.stand_in.deliver_again(to=to)
     until(lambda: len(chat.whispers()) > whispers, "heard")
     assert [asked.text for asked in questions.of(name)] == ["did the switch fail?", "and which port?"]
-    chat.clock.advance(2000.0)
-    chat.stand_in.reply(VIC, CHANNEL, ts, "much later?", to=to)
-    chat.stand_in.mention(VIC, CHANNEL, ts, "now by name?", to=to)
-    until(lambda: len(questions.of(name)) == 3, "the dialogue was over")
-    assert questions.of(name)[-1].text == "now by name?"
+    chat.stand_in.reply(ANN, CHANNEL, ts, "and since when?", to=to)
+    until(lambda: len(questions.of(name)) == 3, "another person asks")
 
 
 def test_a_diagnosis_is_judged_by_a_button(chat: Chat, to: str) -> None:

@@ -1,0 +1,523 @@
+"""Sentences as a language model writes them over real lines: right ones and wrong ones, in batches.
+
+Each batch was committed before the rules of `nightshift.agent.rca.sentences` were run on it; what they did at the
+first try stands in `results/sentence_traps.json`. All are written by hand; no language model was asked. The lines
+are those of drivers, NCCL, PyTorch, Slurm and Kubernetes, from public reports. A wrong sentence has a true quote.
+"""
+
+# ruff: noqa: E501 -- lines of logs are as long as they are
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nightshift.agent.rca.grounding import Ungrounded
+from nightshift.agent.rca.sentences import quote_under
+from nightshift.agent.store.diagnosis import FACTS, LOG, SERIES, Evidence
+
+T_S = 1_767_229_200.0
+"""01:00:00 UTC, the time of the first line."""
+
+
+def log(name: str, query: str, title: str, *lines: tuple[float, str]) -> Evidence:
+    content = "\n".join(f"{T_S + at:.3f}\t{text}" for at, text in lines).encode()
+    return Evidence(name, f"log of {query}", query, T_S, T_S + 600, LOG, content, title)
+
+
+def facts(name: str, media_type: str, query: str, title: str, value: Any) -> Evidence:
+    content = json.dumps(value, separators=(",", ":")).encode()
+    return Evidence(name, "inventory", query, T_S, T_S + 600, media_type, content, title)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`right` and `wrong` are (sentence, evidence id, quote); `context` is what the rules say of the incident."""
+
+    evidence: tuple[Evidence, ...]
+    context: str
+    right: Sequence[tuple[str, str, str]]
+    wrong: Sequence[tuple[str, str, str]]
+    at_first: Mapping[str, int]
+    """What the rules showed at the first try: `right` and `wrong` by the rules as they were when it was written,
+    `earlier_right` and `earlier_wrong` by those of decision 062."""
+
+    def refusal(self, sentence: str, name: str, quote: str) -> str:
+        """Why a sentence is not shown; empty where it is."""
+        try:
+            quote_under(sentence, quote, name, self.evidence, self.context)
+        except Ungrounded as reason:
+            return str(reason)
+        return ""
+
+
+XID = "NVRM: Xid (PCI:0000:1b:00): 119, pid=2112, name=python3, Timeout after 45s of waiting for RPC response from GPU0 GSP! Expected function 76 (GSP_RM_CONTROL)."
+HEARTBEAT = "NVRM: GPU0 _kgspIsHeartbeatTimedOut: Heartbeat timed out, diff 6070 timeout 5200"
+BOOTER = "NVRM: GPU0 kgspExecuteBooterUnloadIfNeeded: failed to execute Booter Unload: 0x62"
+AER = "pcieport 0000:00:01.2: AER: Uncorrectable (Non-Fatal) error received from 0000:1b:00.0"
+RECOVERY = "pcieport 0000:62:00.0: AER: device recovery failed"
+NVME = "nvme nvme1: I/O 342 QID 7 timeout, aborting"
+EXT4 = "EXT4-fs error (device nvme1n1p1): ext4_find_entry:1455: inode #2: comm kubelet: reading directory lblock 0"
+OOM_KILL = "Memory cgroup out of memory: Killed process 48213 (python3) total-vm:91234560kB, anon-rss:62914560kB, file-rss:0kB, UID:1000 oom_score_adj:985"
+FLAP, CARRIER = "mlx5_core 0000:9a:00.0 ens2f0np0: Link down", "mlx5_core 0000:9a:00.0 ens2f0np0: Link up"
+CUDA_OOM = "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.91 GiB. GPU 1 has a total capacity of 79.10 GiB of which 1.02 GiB is free."
+QP = "gpu-n15:2201:2330 [0] NCCL WARN Call to ibv_modify_qp failed with 110 Connection timed out"
+WATCHDOG_0 = "[rank0]:[E1125 ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=15021, OpType=ALLREDUCE, NumelIn=58720256, NumelOut=58720256, Timeout(ms)=600000) ran for 600011 milliseconds before timing out."
+WATCHDOG_1 = "[rank1]:[E1125 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=15020, OpType=REDUCE_SCATTER, NumelIn=58720256, NumelOut=58720256, Timeout(ms)=600000) ran for 600011 milliseconds before timing out."
+NAN = "iteration 46100/ 100000 | elapsed time per iteration (ms): 912.4 | learning rate: 1.500000E-04 | global batch size: 512 | lm loss: NaN | grad norm: nan | number of skipped iterations: 0 | number of nan iterations: 1 |"
+LIMIT = "slurmstepd: error: *** JOB 88123 ON gpu-n14 CANCELLED AT 2026-01-01T01:08:00 DUE TO TIME LIMIT ***"
+LOADER = "RuntimeError: DataLoader worker (pid 7194) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit."
+PULL = 'Failed to pull image "registry.example.com/ml/trainer:1": not found'
+SCHEDULE = (
+    "0/12 nodes are available: 3 Insufficient nvidia.com/gpu, 9 node(s) had untolerated taint {maintenance: true}."
+)
+MOUNT = 'MountVolume.SetUp failed for volume "data" : rpc error: code = DeadlineExceeded desc = context deadline exceeded'
+PROBE = "Liveness probe failed: HTTP probe failed with statuscode: 503"
+RUNTIME = '"message":"container runtime is down"'
+DRIVER = '"driver":"550.54.15"'
+LEAK = "GPU memory of pod ml/llama-2 grew 1.2 GiB an hour for 5 h; full in 7 h"
+
+FIRST = Batch(
+    evidence=(
+        log("E1", "gpu-n14", "kernel events of gpu-n14", (0, HEARTBEAT), (1, XID), (2, BOOTER), (60, AER), (61, RECOVERY),
+            (120, NVME), (121, EXT4), (200, OOM_KILL)),
+        log("E2", "gpu-n15", "kernel events of gpu-n15", (30, FLAP), (34, CARRIER)),
+        log("E3", "ml/llama", "log of ml/llama", (250, CUDA_OOM), (300, QP), (400, WATCHDOG_0), (401, WATCHDOG_1), (402, NAN),
+            (480, LIMIT), (490, LOADER)),
+        log("E4", "pod:ml/llama-2", "what Kubernetes says of ml/llama-2", (500, PULL), (510, SCHEDULE), (520, MOUNT), (530, PROBE)),
+        facts("E5", FACTS, "gpu-n14", "what Kubernetes says of gpu-n14",
+              {"driver": "550.54.15", "message": "container runtime is down", "ready": "False"}),
+        facts("E6", FACTS, "who held what", "topology", {"above": {
+            "gpu:GPU-0014": ["job:ml/llama", "node:gpu-n14", "pod:ml/llama-0"],
+            "gpu:GPU-0015": ["job:ml/llama", "node:gpu-n15", "pod:ml/llama-1"],
+            "pod:ml/llama-2": ["job:ml/llama", "node:gpu-n16"],
+            "rank:ml/llama#0": ["job:ml/llama", "node:gpu-n14", "pod:ml/llama-0"],
+            "rank:ml/llama#1": ["job:ml/llama", "node:gpu-n15", "pod:ml/llama-1"]}}),
+        facts("E7", FACTS, "findings", "what the detectors said", {"summary": LEAK}),
+        facts("E8", SERIES, "gpu_temperature_celsius{gpu:GPU-0014}", "gpu_temperature_celsius of GPU-0014",
+              {"metric": "gpu_temperature_celsius", "subject": "gpu:GPU-0014", "t_s": [T_S, T_S + 60, T_S + 120],
+               "unit": "celsius", "values": [61, 62, 88]}),
+    ),
+    context="GPU firmware hangs · GPU 0000:1b:00 of node gpu-n14",
+    right=(
+        ("GPU 0 on gpu-n14 (PCI 0000:1b:00) stopped responding: the driver waited 45 seconds for its GSP firmware and got no reply (Xid 119).", "E1", XID),
+        ("The GPU's GSP firmware appears to have hung; python3 (pid 2112) was the process that noticed it.", "E1", XID),
+        ("Since 01:00:01 UTC the firmware no longer answers RPCs from the driver.", "E1", XID),
+        ("The GSP heartbeat was lost: 6070 elapsed against a limit of 5200.", "E1", HEARTBEAT),
+        ("A plain reset will probably not succeed, because unloading the booter failed with status 0x62.", "E1", BOOTER),
+        ("The driver was unable to execute Booter Unload on GPU0.", "E1", BOOTER),
+        ("An uncorrectable but non-fatal PCIe error came from the GPU at 0000:1b:00.0.", "E1", AER),
+        ("PCIe error recovery did not work for the device under port 0000:62:00.0.", "E1", RECOVERY),
+        ("The NVMe drive nvme1 is not completing its I/O; request 342 on queue 7 was aborted after a timeout.", "E1", NVME),
+        ("Kubelet could not read a directory on nvme1n1p1, which points to a damaged or failing disk.", "E1", EXT4),
+        ("The kernel OOM-killed python3 (process 48213) because the cgroup's memory limit was reached.", "E1", OOM_KILL),
+        ("At the time it was killed, the process held about 60 GiB of resident memory.", "E1", OOM_KILL),
+        ("Interface ens2f0np0 on gpu-n15 dropped its link at 01:00:30.", "E2", FLAP),
+        ("The port came back at 01:00:34, so this looks like a flapping link.", "E2", CARRIER),
+        ("The network adapter at 0000:9a:00.0 lost carrier, most likely a cable or transceiver problem.", "E2", FLAP),
+        ("Rank 1 ran out of GPU memory: it asked for 3.91 GiB when only 1.02 GiB of 79.1 GiB was free.", "E3", CUDA_OOM),
+        ("This is an application problem (the model does not fit), not a hardware fault.", "E3", CUDA_OOM),
+        ("The allocation of almost 4 GiB on GPU 1 failed.", "E3", CUDA_OOM),
+        ("On gpu-n15, NCCL could not set up its InfiniBand queue pair; the connection timed out (error 110).", "E3", QP),
+        ("NCCL's connection to its peer was never established on gpu-n15.", "E3", QP),
+        ("Rank 0 was stuck in an all-reduce for ten minutes until the NCCL watchdog gave up.", "E3", WATCHDOG_0),
+        ("Rank 0 waited in ALLREDUCE number 15021, while its timeout is 10 min.", "E3", WATCHDOG_0),
+        ("Rank 1 was still in reduce-scatter 15020 when it timed out.", "E3", WATCHDOG_1),
+        ("The loss and the gradient norm became NaN at iteration 46100.", "E3", NAN),
+        ("Training went numerically unstable: the loss is not a number.", "E3", NAN),
+        ("Slurm cancelled job 88123 at 01:08 since it had used up its time limit.", "E3", LIMIT),
+        ("The job was ended by the scheduler and did not crash.", "E3", LIMIT),
+        ("A DataLoader worker died with a bus error, likely because /dev/shm is too small.", "E3", LOADER),
+        ("The worker processes of the data loader probably exhausted the shared memory.", "E3", LOADER),
+        ("The image ml/trainer:1 does not exist in the registry, so pod ml/llama-2 cannot start.", "E4", PULL),
+        ("The pod is stuck because its image could not be pulled.", "E4", PULL),
+        ("None of the 12 nodes can take the pod: 3 have too few GPUs and 9 carry a maintenance taint.", "E4", SCHEDULE),
+        ("Scheduling fails for lack of free GPUs and because of taints.", "E4", SCHEDULE),
+        ("The volume data could not be mounted in time.", "E4", MOUNT),
+        ("The storage backend did not respond before the deadline when volume data was to be mounted.", "E4", MOUNT),
+        ("The container is unhealthy: its liveness probe receives HTTP 503.", "E4", PROBE),
+        ("gpu-n14 is not ready; Kubernetes reports that its container runtime is down.", "E5", RUNTIME),
+        ("The node runs NVIDIA driver 550.54.15.", "E5", DRIVER),
+        ("GPU memory in ml/llama-2 keeps growing by about 1.2 GiB per hour, the pattern of a leak.", "E7", LEAK),
+        ("At this pace the GPU will run out of memory in roughly seven hours.", "E7", LEAK),
+    ),
+    wrong=(
+        ("The GSP firmware answered the RPC after 45 seconds.", "E1", XID),
+        ("GPU 0 on gpu-n15 stopped responding to RPCs.", "E1", XID),
+        ("The GPU fell off the bus after 45 seconds of waiting.", "E1", XID),
+        ("The timeout was caused by a bug in python3.", "E1", XID),
+        ("The heartbeat of the GSP is within its timeout.", "E1", HEARTBEAT),
+        ("Unloading the booter worked, a reset will therefore be enough.", "E1", BOOTER),
+        ("The PCIe error was corrected by the hardware.", "E1", AER),
+        ("A fatal PCIe error took the GPU down.", "E1", AER),
+        ("The device recovered after the AER event.", "E1", RECOVERY),
+        ("nvme1 is in good condition and its I/O was merely slow for 342 ms.", "E1", NVME),
+        ("The file system was remounted read-only.", "E1", EXT4),
+        ("The host as a whole ran out of memory.", "E1", OOM_KILL),
+        ("The kernel killed process 2112 because it was out of memory.", "E1", OOM_KILL),
+        ("python3 exited on its own after it had freed its memory.", "E1", OOM_KILL),
+        ("The switch port of ens2f0np0 was shut down by an administrator.", "E2", FLAP),
+        ("The link of ens2f0np0 stays down until now.", "E2", CARRIER),
+        ("The link of gpu-n14 went down at 01:00:30.", "E2", FLAP),
+        ("Rank 0 ran out of GPU memory.", "E3", CUDA_OOM),
+        ("Rank 1 had 3.91 GiB free when the allocation failed.", "E3", CUDA_OOM),
+        ("GPU 1 has a defective memory cell.", "E3", CUDA_OOM),
+        ("All ranks ran out of GPU memory.", "E3", CUDA_OOM),
+        ("The queue pair was modified successfully on gpu-n15.", "E3", QP),
+        ("NCCL failed since the firewall blocks port 110.", "E3", QP),
+        ("Rank 0 was in REDUCE_SCATTER when it timed out.", "E3", WATCHDOG_0),
+        ("Rank 1 hung first and made rank 0 wait.", "E3", WATCHDOG_1),
+        ("Rank 0's all-reduce finished just before the timeout.", "E3", WATCHDOG_0),
+        ("The all-reduce took 600 minutes.", "E3", WATCHDOG_0),
+        ("The loss is finite, and no iteration was nan.", "E3", NAN),
+        ("The learning rate was too high, which made the loss NaN.", "E3", NAN),
+        ("Iterations were skipped, so the NaN was contained.", "E3", NAN),
+        ("The job was cancelled by its user.", "E3", LIMIT),
+        ("The job finished before its time limit.", "E3", LIMIT),
+        ("The DataLoader worker was killed by the OOM killer.", "E3", LOADER),
+        ("The shared memory of the DataLoader was large enough.", "E3", LOADER),
+        ("The registry refused the credentials for the image.", "E4", PULL),
+        ("Nine nodes have too few GPUs.", "E4", SCHEDULE),
+        ("The volume data was mounted after a short delay.", "E4", MOUNT),
+        ("The liveness probe succeeded with status 503.", "E4", PROBE),
+        ("The container runtime of gpu-n15 is down.", "E5", RUNTIME),
+        ("GPU memory of ml/llama-2 shrank by 1.2 GiB an hour.", "E7", LEAK),
+    ),
+    at_first={"right": 25, "wrong": 17, "earlier_right": 25, "earlier_wrong": 17},
+)  # fmt: skip
+
+ECC = "NVRM: Xid (PCI:0000:c1:00): 48, pid=90211, name=python, An uncorrectable double bit error (DBE) has been detected on GPU in the framebuffer at partition 4, subpartition 1."
+REMAP = "NVRM: Xid (PCI:0000:c1:00): 63, pid=90211, name=python, Row Remapper: New row (0x0000000000012345) marked for remapping, reset gpu to activate."
+SXID = "nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 20034, Fatal, Link 44 LTSSM Fault Up"
+FABRIC = "nvidia-fabricmanager.service: Main process exited, code=exited, status=1/FAILURE"
+LUSTRE = "LustreError: 11-0: scratch-OST0007-osc-ffff: operation ost_read to node 10.0.8.17@o2ib failed: rc = -107"
+LOST = "Lustre: scratch-OST0007-osc-ffff: Connection to scratch-OST0007 (at 10.0.8.17@o2ib) was lost; in progress operations using this service will wait for recovery to complete"
+RESTORED = "Lustre: scratch-OST0007-osc-ffff: Connection restored to 10.0.8.17@o2ib (at 10.0.8.17@o2ib)"
+LOCKUP = "watchdog: BUG: soft lockup - CPU#12 stuck for 23s! [kworker/12:1:3311]"
+HUNG = "INFO: task python3:58112 blocked for more than 120 seconds."
+MCE = "mce: [Hardware Error]: Machine check events logged"
+EDAC = "EDAC skx MC2: HANDLING MCE MEMORY ERROR: CPU 24: Machine Check Event: 0x0 Bank 17: 9c00004000010090, 1 UE memory read error on CPU_SrcID#1_MC#0_Chan#1_DIMM#0"
+HEAT = "CPU12: Package temperature above threshold, cpu clock throttled (total events = 231)"
+POWER = (
+    "mlx5_core 0000:19:00.0: mlx5_pcie_event:301:(pid 4171): Detected insufficient power on the PCIe slot (27W)."
+)
+ILLEGAL = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+STORE = "torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while trying to connect to (gpu-m01, 29500)."
+SOCKET = "gpu-m02:771:940 [3] NCCL WARN socketProgress: Connection closed by remote peer gpu-m03<48122>"
+ENGINE = "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause."
+ACTOR = "ray.exceptions.RayActorError: The actor died unexpectedly before finishing this task. The actor is dead because its node has died."
+HEADER = "safetensors_rust.SafetensorError: Error while deserializing header: incomplete metadata, file not fully covered"
+SPACE = "OSError: [Errno 28] No space left on device: '/ckpt/step-2500/model.pt'"
+KEY = "KeyError: 'attention_mask'"
+EXIT = "[E] torch.distributed.elastic.multiprocessing.api: failed (exitcode: -9) local_rank: 5 (pid: 66120) of binary: /usr/bin/python3"
+NOT_READY = "Kubelet stopped posting node status."
+SANDBOX = 'Failed to create pod sandbox: rpc error: code = Unknown desc = failed to get sandbox runtime: no runtime for "nvidia" is configured'
+EVICTED = "The node was low on resource: ephemeral-storage. Container main was using 212Gi, request is 100Gi, has larger consumption of ephemeral-storage."
+PENDING = 'persistentvolumeclaim "data-ssd" not found'
+CONDITION = '"reason":"NodeStatusUnknown"'
+SLOW = "rank 6 needs 1.41 s a step, its peers 1.08 s, since step 2310"
+
+SECOND = Batch(
+    evidence=(
+        log("E1", "gpu-m01", "kernel events of gpu-m01", (0, ECC), (1, REMAP), (10, SXID), (11, FABRIC), (40, LUSTRE), (41, LOST),
+            (101, RESTORED), (130, LOCKUP), (150, HUNG)),
+        log("E2", "gpu-m02", "kernel events of gpu-m02", (20, MCE), (21, EDAC), (60, HEAT), (70, POWER)),
+        log("E3", "ml/gpt", "log of ml/gpt", (200, ILLEGAL), (210, STORE), (220, SOCKET), (230, ENGINE), (240, ACTOR), (250, HEADER),
+            (260, SPACE), (270, KEY), (280, EXIT)),
+        log("E4", "pod:ml/gpt-5", "what Kubernetes says of ml/gpt-5", (300, NOT_READY), (310, SANDBOX), (320, EVICTED), (330, PENDING)),
+        facts("E5", FACTS, "gpu-m04", "what Kubernetes says of gpu-m04", {"driver": "570.86.15", "ready": "Unknown", "reason": "NodeStatusUnknown"}),
+        facts("E6", FACTS, "who held what", "topology", {"above": {
+            "gpu:GPU-0c1": ["job:ml/gpt", "node:gpu-m01", "pod:ml/gpt-0"], "pod:ml/gpt-3": ["job:ml/gpt", "node:gpu-m02"],
+            "pod:ml/gpt-4": ["job:ml/gpt", "node:gpu-m03"], "pod:ml/gpt-5": ["job:ml/gpt", "node:gpu-m04"],
+            "rank:ml/gpt#5": ["job:ml/gpt", "node:gpu-m02"], "rank:ml/gpt#6": ["job:ml/gpt", "node:gpu-m03"]}}),
+        facts("E7", FACTS, "findings", "what the detectors said", {"summary": SLOW}),
+    ),
+    context="GPU memory error · GPU 0000:c1:00 of node gpu-m01",
+    right=(
+        ("GPU 0000:c1:00 on gpu-m01 hit an uncorrectable double-bit ECC error in its framebuffer (Xid 48), so its memory can no longer be trusted.", "E1", ECC),
+        ("The memory fault sits in partition 4, subpartition 1 of that GPU.", "E1", ECC),
+        ("The driver has set aside one row for remapping; the remapping only takes effect once the GPU is reset.", "E1", REMAP),
+        ("A GPU reset is still pending: the new row is marked but not active yet.", "E1", REMAP),
+        ("NVSwitch 3 reported a fatal fault on link 44 (SXid 20034).", "E1", SXID),
+        ("The fabric manager service quit with exit status 1.", "E1", FABRIC),
+        ("Reads from Lustre target scratch-OST0007 fail with rc -107, i.e. the client is not connected.", "E1", LUSTRE),
+        ("gpu-m01 lost its connection to the Lustre server 10.0.8.17 at 01:00:41, and I/O to it blocks until recovery.", "E1", LOST),
+        ("The Lustre connection was restored at 01:01:41.", "E1", RESTORED),
+        ("CPU 12 has been stuck in the kernel for 23 seconds in a kworker.", "E1", LOCKUP),
+        ("python3 (58112) has hung in the kernel for over two minutes.", "E1", HUNG),
+        ("The process did not make progress for more than 120 s, probably waiting on storage.", "E1", HUNG),
+        ("The CPU on gpu-m02 logged machine check events, which indicates a hardware fault.", "E2", MCE),
+        ("A DIMM on channel 1 of gpu-m02's second socket returned an uncorrected read error.", "E2", EDAC),
+        ("Host memory is failing: one uncorrectable error was reported for DIMM 0.", "E2", EDAC),
+        ("The processor package ran too hot and was throttled; this has happened 231 times.", "E2", HEAT),
+        ("The PCIe slot of the NIC at 0000:19:00.0 supplies too little power (27 W).", "E2", POWER),
+        ("A CUDA kernel touched memory it should not have, which is usually a bug in the program.", "E3", ILLEGAL),
+        ("The program made an illegal memory access on the GPU.", "E3", ILLEGAL),
+        ("After 10 minutes the worker gave up connecting to the rendezvous store on gpu-m01:29500.", "E3", STORE),
+        ("The rank could not reach gpu-m01 on port 29500.", "E3", STORE),
+        ("gpu-m03 closed its NCCL connection to gpu-m02, so the trouble likely began on gpu-m03.", "E3", SOCKET),
+        ("The peer on gpu-m03 went away while gpu-m02 was talking to it.", "E3", SOCKET),
+        ("vLLM's engine core died.", "E3", ENGINE),
+        ("A Ray actor was lost because the node it ran on died.", "E3", ACTOR),
+        ("The safetensors file is incomplete: its header does not cover the whole file.", "E3", HEADER),
+        ("The checkpoint appears to be truncated.", "E3", HEADER),
+        ("The checkpoint of step 2500 could not be written since the disk is full.", "E3", SPACE),
+        ("Writing model.pt failed with ENOSPC (errno 28).", "E3", SPACE),
+        ("The training script crashed on a missing key, 'attention_mask'.", "E3", KEY),
+        ("Local rank 5 was killed with SIGKILL (exit code -9), possibly by the OOM killer.", "E3", EXIT),
+        ("The process with pid 66120 ended with exit code -9.", "E3", EXIT),
+        ("The kubelet no longer reports the node's status.", "E4", NOT_READY),
+        ("The pod cannot start, as no container runtime named nvidia is configured on its node.", "E4", SANDBOX),
+        ("ml/gpt-5 was evicted: it used 212 GiB of ephemeral storage, more than twice the 100 GiB it requested.", "E4", EVICTED),
+        ("The node ran low on ephemeral storage.", "E4", EVICTED),
+        ("The claim data-ssd that the pod refers to does not exist.", "E4", PENDING),
+        ("Kubernetes does not know the state of gpu-m04 any more.", "E5", CONDITION),
+        ("Rank 6 is about 30 % slower than its peers (1.41 s against 1.08 s per step).", "E7", SLOW),
+        ("The slowdown of rank 6 began at step 2310.", "E7", SLOW),
+    ),
+    wrong=(
+        ("The double-bit error was corrected by ECC.", "E1", ECC),
+        ("The memory error is on gpu-m02.", "E1", ECC),
+        ("The framebuffer error was caused by a driver upgrade.", "E1", ECC),
+        ("The GPU has already been reset and the row is remapped.", "E1", REMAP),
+        ("Row remapping failed.", "E1", REMAP),
+        ("The NVSwitch fault on link 44 is non-fatal.", "E1", SXID),
+        ("Link 4 of the NVSwitch failed.", "E1", SXID),
+        ("Fabric manager was stopped by an operator.", "E1", FABRIC),
+        ("Fabric manager is running again.", "E1", FABRIC),
+        ("The Lustre read was retried and then succeeded.", "E1", LUSTRE),
+        ("The Lustre server's disk is full.", "E1", LUSTRE),
+        ("The connection to the Lustre server was lost for good.", "E1", RESTORED),
+        ("The connection loss stopped no operation.", "E1", LOST),
+        ("CPU 23 was stuck for 12 seconds.", "E1", LOCKUP),
+        ("The soft lockup resolved itself after 23 seconds.", "E1", LOCKUP),
+        ("python3 was killed after 120 seconds.", "E1", HUNG),
+        ("The machine check was a software error.", "E2", MCE),
+        ("The DIMM error was correctable.", "E2", EDAC),
+        ("All DIMMs of gpu-m02 are healthy.", "E2", EDAC),
+        ("The CPU temperature is back below its threshold.", "E2", HEAT),
+        ("The GPU is throttled because of its temperature.", "E2", HEAT),
+        ("The power supply of the node has failed.", "E2", POWER),
+        ("The illegal access was caused by faulty GPU memory.", "E3", ILLEGAL),
+        ("The client connected to the store after 600 seconds.", "E3", STORE),
+        ("The rendezvous store on gpu-m02 is not reachable.", "E3", STORE),
+        ("gpu-m02 closed the connection to gpu-m03.", "E3", SOCKET),
+        ("The NCCL connection to gpu-m03 is intact.", "E3", SOCKET),
+        ("The engine core ran out of GPU memory.", "E3", ENGINE),
+        ("The actor finished its task before it died.", "E3", ACTOR),
+        ("The actor was killed by the OOM killer.", "E3", ACTOR),
+        ("The checkpoint file loads without problems.", "E3", HEADER),
+        ("The checkpoint of step 2500 was written completely.", "E3", SPACE),
+        ("The write failed because of missing permissions.", "E3", SPACE),
+        ("Every rank crashed on the missing key.", "E3", KEY),
+        ("Local rank 5 exited cleanly.", "E3", EXIT),
+        ("Local rank 9 was killed.", "E3", EXIT),
+        ("The kubelet stopped because the disk was full.", "E4", NOT_READY),
+        ("The pod was evicted because the node was out of memory.", "E4", EVICTED),
+        ("The claim data-ssd is bound.", "E4", PENDING),
+        ("Rank 6 is faster than its peers.", "E7", SLOW),
+    ),
+    at_first={"right": 27, "wrong": 11, "earlier_right": 30, "earlier_wrong": 26},
+)  # fmt: skip
+
+OFF = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+CRASH_LOG = "NVRM: A GPU crash dump has been created. If possible, please run nvidia-bug-report.sh as root to collect this data before the NVIDIA kernel module is unloaded."
+MMU = "NVRM: Xid (PCI:0000:5e:00): 31, pid=31337, name=python, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f2a_10000000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_READ"
+VERSION = "NVRM: API mismatch: the client has the version 550.90.07, but NVRM: this kernel module has the version 550.54.15."
+RAID = "md/raid1:md0: Disk failure on nvme0n1p2, disabling device."
+XFS = "XFS (dm-3): Corruption of in-memory data detected. Shutting down filesystem"
+READONLY = "EXT4-fs (sdb1): Remounting filesystem read-only"
+NFS_SLOW = "nfs: server 10.3.0.9 not responding, timed out"
+DMAR = "DMAR: [DMA Write] Request device [5e:00.0] PASID ffffffff fault addr 7c220000 [fault reason 05] PTE Write access is not set"
+CORRECTABLE = "EDAC MC1: 3 CE memory read error on CPU_SrcID#0_MC#1_Chan#0_DIMM#1"
+IB_DOWN = "mlx5_core 0000:c3:00.0 ibp195s0: Port module event: module 0, Cable unplugged"
+IB_UP = "mlx5_core 0000:c3:00.0 ibp195s0: Port module event: module 0, Cable plugged"
+ABORT = "[rank4]: RuntimeError: NCCL communicator was aborted on rank 4. Original reason for failure was: [Rank 4] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=880, OpType=ALLGATHER, Timeout(ms)=1800000) ran for 1800944 milliseconds before timing out."
+UNHEALTHY = "iteration 8120/ 50000 | consumed samples: 4157440 | elapsed time per iteration (ms): 1032.8 | lm loss: 9.874321E+00 | loss scale: 1.0 | grad norm: 812.334 | number of skipped iterations: 0 | number of nan iterations: 0 |"
+SCALE = "Gradient overflow. Skipping step, loss scaler 0 reducing loss scale to 1.0"
+SIGTERM = "WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 5150 closing signal SIGTERM"
+SEGV = "exitcode  : -11 (pid: 5151)"
+CKPT_OK = "successfully saved checkpoint at iteration 8000 to /ckpt"
+VLLM_KV = "ValueError: To serve at least one request with the models's max seq len (131072), 16.00 GiB KV cache is needed, which is larger than the available KV cache memory (11.24 GiB)."
+HUB = "huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url"
+IMPORT = "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory"
+BACKOFF = "Back-off restarting failed container trainer in pod bert-2"
+OOM_K8S = '"reason":"OOMKilled","exit_code":137'
+PLUGIN = "Allocate failed due to requested number of devices unavailable for nvidia.com/gpu. Requested: 8, Available: 7, which is unexpected"
+TAINT = '"taints":"node.kubernetes.io/disk-pressure"'
+POWER_CAP = '"clocks_event_reasons":"hw_thermal_slowdown"'
+ROSE = "gpu_memory_used_bytes of pod:ml/bert-1 [bytes] rose from 2.1e+10 to 7.9e+10 in 14400 s; least 2.09e+10, most 7.91e+10, 400 points"
+QUIET = "gpu_power_watts of gpu:GPU-05e [watts] fell from 640 to 88 in 300 s; least 84, most 655, 60 points"
+
+THIRD = Batch(
+    evidence=(
+        log("E1", "gpu-k07", "kernel events of gpu-k07", (0, OFF), (1, CRASH_LOG), (5, MMU), (6, DMAR), (20, RAID), (21, XFS), (22, READONLY),
+            (30, NFS_SLOW), (40, VERSION)),
+        log("E2", "gpu-k08", "kernel events of gpu-k08", (50, CORRECTABLE), (60, IB_DOWN), (75, IB_UP)),
+        log("E3", "ml/bert", "log of ml/bert", (90, UNHEALTHY), (91, SCALE), (100, ABORT), (101, SIGTERM), (102, SEGV), (103, CKPT_OK),
+            (110, VLLM_KV), (111, HUB), (112, IMPORT)),
+        log("E4", "pod:ml/bert-2", "what Kubernetes says of ml/bert-2", (120, BACKOFF), (130, PLUGIN)),
+        facts("E5", FACTS, "pod:ml/bert-1", "how ml/bert-1 ended", {"reason": "OOMKilled", "exit_code": 137, "memory_limit": "64Gi"}),
+        facts("E6", FACTS, "gpu-k09", "what Kubernetes says of gpu-k09", {"taints": "node.kubernetes.io/disk-pressure", "clocks_event_reasons": "hw_thermal_slowdown"}),
+        facts("E7", FACTS, "who held what", "topology", {"above": {
+            "gpu:GPU-05e": ["job:ml/bert", "node:gpu-k07", "pod:ml/bert-0"], "pod:ml/bert-1": ["job:ml/bert", "node:gpu-k08"],
+            "pod:ml/bert-2": ["job:ml/bert", "node:gpu-k09"], "rank:ml/bert#4": ["job:ml/bert", "node:gpu-k08"]}}),
+        facts("E8", SERIES, "gpu_memory_used_bytes{pod:ml/bert-1}", "GPU memory of ml/bert-1", {"summary": ROSE}),
+        facts("E9", SERIES, "gpu_power_watts{gpu:GPU-05e}", "power of GPU-05e", {"summary": QUIET}),
+    ),
+    context="GPU lost · GPU 0000:3b:00 of node gpu-k07",
+    right=(
+        ("One GPU on gpu-k07 (0000:3b:00) dropped off the PCIe bus at 01:00:00.", "E1", OFF),
+        ("The driver can no longer talk to that GPU, so anything running on it is lost.", "E1", OFF),
+        ("This is Xid 79, typically a hardware, power or PCIe link problem rather than a software bug.", "E1", OFF),
+        ("The driver has written a crash dump of the GPU.", "E1", CRASH_LOG),
+        ("Process 31337 (python) caused an MMU fault by reading an unmapped address on the GPU at 0000:5e:00.", "E1", MMU),
+        ("Xid 31 usually means a bug in the application's CUDA code.", "E1", MMU),
+        ("User-space libraries are at 550.90.07 while the kernel module is still 550.54.15.", "E1", VERSION),
+        ("The two driver versions do not match; probably the driver was upgraded without a reboot.", "E1", VERSION),
+        ("A disk of the mirror md0, nvme0n1p2, failed and was disabled.", "E1", RAID),
+        ("XFS found corrupt in-memory data on dm-3 and shut the file system down.", "E1", XFS),
+        ("sdb1 is read-only now.", "E1", READONLY),
+        ("The NFS server at 10.3.0.9 is unreachable.", "E1", NFS_SLOW),
+        ("The IOMMU blocked a DMA write by device 5e:00.0.", "E1", DMAR),
+        ("gpu-k08 logged three corrected memory errors on one DIMM, which are not yet a reason to act.", "E2", CORRECTABLE),
+        ("Someone or something pulled the cable of ibp195s0 on gpu-k08 at 01:01:00.", "E2", IB_DOWN),
+        ("The cable was back 15 seconds later, at 01:01:15.", "E2", IB_UP),
+        ("Rank 4 timed out in an all-gather after 30 minutes, and NCCL aborted its communicator.", "E3", ABORT),
+        ("At iteration 8120 the loss is 9.87 with a gradient norm of 812, which suggests that training is diverging.", "E3", UNHEALTHY),
+        ("The loss scaler is down to 1.0 because of gradient overflows.", "E3", SCALE),
+        ("The launcher then terminated process 5150 with SIGTERM.", "E3", SIGTERM),
+        ("Process 5151 segfaulted (signal 11).", "E3", SEGV),
+        ("The last good checkpoint is iteration 8000.", "E3", CKPT_OK),
+        ("vLLM cannot start: its KV cache needs 16 GiB but only 11.24 GiB are available.", "E3", VLLM_KV),
+        ("About 5 GiB of memory is missing for the KV cache at a sequence length of 131072.", "E3", VLLM_KV),
+        ("The Hugging Face hub rate-limited the download (HTTP 429).", "E3", HUB),
+        ("The CUDA runtime library libcudart.so.12 is missing in the image.", "E3", IMPORT),
+        ("Container trainer of bert-2 keeps failing and is restarted with back-off.", "E4", BACKOFF),
+        ("The pod asked for 8 GPUs, but the device plugin offers only 7.", "E4", PLUGIN),
+        ("ml/bert-1 was OOM-killed at its memory limit of 64 GiB (exit code 137).", "E5", OOM_K8S),
+        ("gpu-k09 is under disk pressure.", "E6", TAINT),
+        ("The clocks of gpu-k09 are held down by a thermal slowdown.", "E6", POWER_CAP),
+        ("GPU memory of ml/bert-1 climbed from 21 GB to 79 GB within four hours.", "E8", ROSE),
+        ("The steady growth looks like a leak.", "E8", ROSE),
+        ("The power draw of GPU-05e dropped from 640 W to 88 W, so it has been idle since.", "E9", QUIET),
+    ),
+    wrong=(
+        ("The GPU at 0000:5e:00 fell off the bus.", "E1", OFF),
+        ("The GPU fell off the bus because python leaked memory.", "E1", OFF),
+        ("The GPU was brought back on the bus by the driver.", "E1", OFF),
+        ("The crash dump shows that the power supply failed.", "E1", CRASH_LOG),
+        ("Process 31337 wrote to an address that it may not write.", "E1", MMU),
+        ("The MMU fault was caused by bad HBM.", "E1", MMU),
+        ("The kernel module is newer than the libraries: 550.90.07.", "E1", VERSION),
+        ("The client and the kernel module have the same version.", "E1", VERSION),
+        ("Both disks of md0 have failed.", "E1", RAID),
+        ("The array md0 has been rebuilt.", "E1", RAID),
+        ("XFS repaired the corrupt data.", "E1", XFS),
+        ("The file system on dm-3 is still mounted and usable.", "E1", XFS),
+        ("An administrator remounted sdb1 read-only.", "E1", READONLY),
+        ("The NFS server rebooted.", "E1", NFS_SLOW),
+        ("The DMA write of 5e:00.0 went through.", "E1", DMAR),
+        ("The memory error of gpu-k08 is uncorrectable.", "E2", CORRECTABLE),
+        ("gpu-k07's memory had three corrected errors.", "E2", CORRECTABLE),
+        ("The cable of ibp195s0 was unplugged after it had been plugged.", "E2", IB_DOWN),
+        ("The cable is plugged in.", "E2", IB_DOWN),
+        ("Rank 4 finished its all-gather in 30 minutes.", "E3", ABORT),
+        ("Rank 4 waited for rank 2, which had crashed.", "E3", ABORT),
+        ("There were nan iterations at step 8120.", "E3", UNHEALTHY),
+        ("The training is stable at a loss of 9.87.", "E3", UNHEALTHY),
+        ("The step was taken in spite of the overflow.", "E3", SCALE),
+        ("Process 5150 ignored SIGTERM.", "E3", SIGTERM),
+        ("Process 5151 was killed by the OOM killer.", "E3", SEGV),
+        ("The checkpoint of iteration 8000 is damaged.", "E3", CKPT_OK),
+        ("16 GiB of KV cache are available.", "E3", VLLM_KV),
+        ("The download finished after 429 requests.", "E3", HUB),
+        ("The library is present but has the wrong version.", "E3", IMPORT),
+        ("The pod asked for 7 GPUs and 8 are available.", "E4", PLUGIN),
+        ("ml/bert-1 ended normally with exit code 137.", "E5", OOM_K8S),
+        ("GPU memory of ml/bert-1 fell from 79 GB to 21 GB.", "E8", ROSE),
+        ("GPU-05e drew 640 W at the end.", "E9", QUIET),
+    ),
+    at_first={"right": 21, "wrong": 15, "earlier_right": 23, "earlier_wrong": 24},
+)  # fmt: skip
+
+CONTAIN = "NVRM: Xid (PCI:0000:87:00): 94, pid=70211, name=python3, Contained: SM (0x1). RST: No, D-RST: No"
+NVLINK = "NVRM: Xid (PCI:0000:87:00): 74, pid=70211, name=python3, NVLink: fatal error detected on link 9(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)"
+RLIMIT = "nvidia-smi: Unable to determine the device handle for GPU3: 0000:87:00.0: Unknown Error"
+THROTTLED = "mce: CPU44: Package temperature above threshold, cpu clock throttled (total events = 18)"
+NORMAL = "mce: CPU44: Package temperature/speed normal"
+IO = "blk_update_request: I/O error, dev sdc, sector 7814037160 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 0"
+CEPH = "ceph: mds0 hung"
+SOCKET_IB = "NCCL WARN NET/IB : Got completion from peer 10.2.1.14<48211> with status=12 opcode=0 len=0 vendor err 129 (Recv)"
+ABORTED = "[rank11]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2251, unhandled cuda error, NCCL version 2.21.5"
+ASSERT = "../aten/src/ATen/native/cuda/Indexing.cu:1290: indexSelectLargeIndex: block: [411,0,0], thread: [64,0,0] Assertion `srcIndex < srcSelectDimSize` failed."
+TIMES = "step 900: forward 0.41 s, backward 0.83 s, data 2.65 s, total 3.9 s"
+PREEMPT = "slurmstepd: error: *** STEP 5512.0 ON gpu-q02 CANCELLED AT 2026-01-01T01:05:10 DUE TO PREEMPTION ***"
+UNSCHED = "node gpu-q03: spec.unschedulable set to true by ann@example.com"
+QUOTA = 'pods "eval-7" is forbidden: exceeded quota: gpu-quota, requested: requests.nvidia.com/gpu=4, used: requests.nvidia.com/gpu=28, limited: requests.nvidia.com/gpu=30'
+MEMLOW = "The node was low on resource: memory. Threshold quantity: 1Gi, available: 612Mi."
+FINE = "Successfully pulled image registry.local/train:9 in 12.4s"
+
+FOURTH = Batch(
+    evidence=(
+        log("E1", "gpu-q01", "kernel events of gpu-q01", (0, CONTAIN), (2, NVLINK), (9, RLIMIT), (30, THROTTLED), (95, NORMAL), (120, IO), (130, CEPH)),
+        log("E2", "ml/moe", "log of ml/moe", (140, SOCKET_IB), (141, ABORTED), (150, ASSERT), (160, TIMES), (170, PREEMPT)),
+        log("E3", "pod:ml/moe-3", "what Kubernetes says of ml/moe-3", (200, UNSCHED), (210, QUOTA), (220, MEMLOW), (230, FINE)),
+        facts("E4", FACTS, "who held what", "topology", {"above": {
+            "gpu:GPU-087": ["job:ml/moe", "node:gpu-q01", "pod:ml/moe-1"], "pod:ml/moe-2": ["job:ml/moe", "node:gpu-q02"],
+            "pod:ml/moe-3": ["job:ml/moe", "node:gpu-q03"], "rank:ml/moe#11": ["job:ml/moe", "node:gpu-q02"]}}),
+    ),
+    context="NVLink error · GPU 0000:87:00 of node gpu-q01",
+    right=(
+        ("The GPU at 0000:87:00 on gpu-q01 raised a contained error (Xid 94), so only the process that hit it is affected.", "E1", CONTAIN),
+        ("The error was contained to python3 (pid 70211).", "E1", CONTAIN),
+        ("NVLink 9 of that GPU reported a fatal error (Xid 74).", "E1", NVLINK),
+        ("The fault is on link 9, which could be the NVLink bridge, the switch or the GPU itself.", "E1", NVLINK),
+        ("nvidia-smi can no longer open GPU3.", "E1", RLIMIT),
+        ("CPU 44 overheated and was throttled; it is the 18th such event.", "E1", THROTTLED),
+        ("The CPU's temperature is back to normal since 01:01:35.", "E1", NORMAL),
+        ("Disk sdc returned an I/O error on a read at sector 7814037160, so it may be failing.", "E1", IO),
+        ("The Ceph metadata server mds0 hangs.", "E1", CEPH),
+        ("NCCL's InfiniBand transport got an error completion (status 12) from 10.2.1.14.", "E2", SOCKET_IB),
+        ("Status 12 usually means that retries were exhausted because the peer did not answer.", "E2", SOCKET_IB),
+        ("Rank 11 aborted with an unhandled CUDA error inside NCCL 2.21.5.", "E2", ABORTED),
+        ("An index was out of range in an embedding lookup, typically a token id beyond the vocabulary.", "E2", ASSERT),
+        ("The assertion in Indexing.cu shows a bug in the input data or the model, not a broken GPU.", "E2", ASSERT),
+        ("At step 900 loading data took 2.65 of 3.9 seconds: the job is input-bound.", "E2", TIMES),
+        ("About two thirds of each step are spent waiting for data.", "E2", TIMES),
+        ("Slurm preempted step 5512.0 on gpu-q02 at 01:05:10.", "E2", PREEMPT),
+        ("ann@example.com cordoned gpu-q03, so no new pods are placed there.", "E3", UNSCHED),
+        ("eval-7 was rejected because the namespace's GPU quota is used up: 28 of 30 are taken and it wants 4.", "E3", QUOTA),
+        ("The node had only 612 MiB of memory left, below its eviction threshold of 1 GiB.", "E3", MEMLOW),
+        ("The image was pulled without problems in 12.4 seconds.", "E3", FINE),
+        ("Someone should check the NVLink connection of GPU 0000:87:00 before it gets new work.", "E1", NVLINK),
+    ),
+    wrong=(
+        ("The error of Xid 94 spread to other processes.", "E1", CONTAIN),
+        ("The GPU needs no attention, the error was harmless.", "E1", CONTAIN),
+        ("Link 10 of the NVLink failed.", "E1", NVLINK),
+        ("The NVLink error was corrected by a retry.", "E1", NVLINK),
+        ("GPU3 answers nvidia-smi.", "E1", RLIMIT),
+        ("GPU3 was removed from the chassis.", "E1", RLIMIT),
+        ("CPU 44 was throttled because a fan broke.", "E1", THROTTLED),
+        ("CPU 44 still overheats.", "E1", NORMAL),
+        ("Disk sdc failed on a write.", "E1", IO),
+        ("Disk sdd has an I/O error.", "E1", IO),
+        ("The metadata server responds again.", "E1", CEPH),
+        ("The peer 10.2.1.14 rebooted.", "E2", SOCKET_IB),
+        ("Rank 12 aborted with a CUDA error.", "E2", ABORTED),
+        ("NCCL handled the CUDA error.", "E2", ABORTED),
+        ("The index check passed.", "E2", ASSERT),
+        ("The backward pass takes most of the step.", "E2", TIMES),
+        ("Loading data took 0.83 s.", "E2", TIMES),
+        ("The step was cancelled because its time was up.", "E2", PREEMPT),
+        ("gpu-q03 accepts pods again.", "E3", UNSCHED),
+        ("The quota allows four more GPUs.", "E3", QUOTA),
+        ("The node ran out of disk space.", "E3", MEMLOW),
+        ("The image could not be pulled.", "E3", FINE),
+    ),
+    at_first={"right": 16, "wrong": 5, "earlier_right": 14, "earlier_wrong": 10},
+)  # fmt: skip
+
+BATCHES: Mapping[str, Batch] = {"first": FIRST, "second": SECOND, "third": THIRD, "fourth": FOURTH}
