@@ -18,6 +18,7 @@ import numpy as np
 from nightshift.collectors.frame import Frame, StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
+from nightshift.controllers.actuators.kube_queue_follow import unnumbered
 from nightshift.detectors.hardware.throttle import POWER_CAP, REASONS
 
 _COLUMNS = {
@@ -55,6 +56,7 @@ class GpuWindow:
     clock_low_mhz: float = math.nan
     clock_high_mhz: float = math.nan
     throttled: bool = False  # at any reading, by heat, a power brake or the power limit
+    workload: str = ""  # the same for the next run of the same workload; empty where its pod is not known
 
 
 @dataclass(slots=True)
@@ -164,7 +166,8 @@ class GpuWindows:
         with self._lock:
             now = list(self._gpus.items())
         for subject, sums in now:
-            node, job = self._inventory.nearest(subject, (SubjectKind.NODE, SubjectKind.JOB), at_s)
+            kinds = (SubjectKind.NODE, SubjectKind.JOB, SubjectKind.POD)
+            node, job, pod = self._inventory.nearest(subject, kinds, at_s)
             means = [
                 total / count if count else math.nan for total, count in zip(sums.sums, sums.counts, strict=True)
             ]
@@ -181,9 +184,19 @@ class GpuWindows:
                     clock_low_mhz=min(sums.clock_mhz, default=math.nan),
                     clock_high_mhz=max(sums.clock_mhz, default=math.nan),
                     throttled=bool(sums.reasons & _THROTTLED),
+                    workload=self._workload(subject, job, pod),
                 )
             )
         return gpus
+
+    def _workload(self, gpu: Subject, job: Subject | None, pod: Subject | None) -> str:
+        """What the next run of the same workload has in common with this one: name but for its number, image,
+        batch, GPUs of a pod and their model."""
+        if job is None or pod is None:
+            return ""
+        facts = self._inventory.facts(pod)
+        of_pod = (facts.get(name, "") for name in ("image", "batch", "gpus"))
+        return "|".join((unnumbered(job.name), *of_pod, self._inventory.fact(gpu, "model") or ""))
 
     def restart(self, uuids: Iterable[str], at_s: float) -> None:
         """Their limits change in the middle of a window: it counts from now, for them and their jobs."""
