@@ -69,8 +69,7 @@ def rows(curves: Sequence[Curve], budget: float, seeds: int, bank: Bank) -> dict
     found["second"] = again(2, many)
     cards = [another_card(curve, random) for curve in many]
     found["another_card"] = again(3, cards, pace * np.exp(random.normal(0.0, PACE, len(many))))
-    order = np.roll(np.arange(len(curves)), 1)
-    others = [curves[k] for k in order] * seeds
+    others = [*curves[-1:], *curves[:-1]] * seeds
     former.lowest = lowest_levels(others)
     found["renamed"] = again(4, others)
     found["first_four_hours"] = scored(ledger(many, Descent(bank, care), budget, 5, HOURS_4, pace=pace))

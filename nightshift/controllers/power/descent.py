@@ -3,7 +3,7 @@
 Every window: believe (`belief.outlook`), then
   - up, where the present level is no longer believed within the budget;
   - down towards the level of least energy, a bounded step, only over levels whose slowdown is within the budget at
-    `sure_down` standard deviations, and within one point more at `surer` of one who expects a cliff anywhere: however
+    `sure_down` deviations, and within one point more at `surer` of one who expects a cliff anywhere: however
     smooth the curve was so far, it may break off right below, and one window a level tells little of it; from the
     reference at most `leap` levels, those beyond the first only where they are within the budget at `leap_sure`;
   - to the reference for one window, where what is missing is a better reference;

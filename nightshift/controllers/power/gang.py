@@ -14,6 +14,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -166,8 +167,9 @@ def _together(gangs: Sequence[Gang]) -> descent.Jobs:
         each = [getattr(gang.jobs, name) for gang in gangs]
         return LevelWindows(*(np.concatenate([getattr(w, f.name) for w in each]) for f in fields(LevelWindows)))
 
-    plain = {name: np.concatenate([getattr(gang.jobs, name) for gang in gangs]) for name in _REMEMBERED}
-    return descent.Jobs(**{name: joined(name) for name in _SUMS}, **plain)
+    parts: dict[str, Any] = {name: joined(name) for name in _SUMS}
+    parts |= {name: np.concatenate([getattr(gang.jobs, name) for gang in gangs]) for name in _REMEMBERED}
+    return descent.Jobs(**parts)
 
 
 def look(windows: Sequence[tuple[Gang, float, float]], bank: Bank, care: descent.DescentCare) -> list[Outlook]:

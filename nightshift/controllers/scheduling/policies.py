@@ -151,6 +151,7 @@ class ShortWorkFirst:
 
     looks: int = 256
     """Of the order so many are tried, so that a decision's cost is bounded."""
+    patience: float = PATIENCE
 
     def __call__(self, state: QueueState) -> None:
         backfill(state, self.order(state)[: self.looks])
@@ -169,7 +170,7 @@ class ShortWorkFirst:
 
     def due(self, state: QueueState) -> set[int]:
         """Who is passed over no more."""
-        patience_s = PATIENCE * state.long_wait_s()
+        patience_s = self.patience * state.long_wait_s()
         return {job for job in state.queue if state.waited_s(job) >= patience_s}
 
 
@@ -201,8 +202,8 @@ class Steering:
     share: bool = True
     looks: int = 256
     margin: float = 3.0
-    from_pressure: float = 3.0
-    bold_pressure: float = 4.0
+    from_pressure: float = 0.6
+    bold_pressure: float = 0.6
     held: tuple[int, B1] | None = field(default=None, init=False)
     """A late job and the nodes held for it; kept between decisions, since nodes chosen anew are never empty."""
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from nightshift.collectors.base import Permanent
 from nightshift.controllers.drift import ranges
-from nightshift.controllers.lab.learnable import environment_sha256, exported, normaliser
+from nightshift.controllers.lab.learnable import environment_sha256, exported, normaliser, rollout_report
 from nightshift.controllers.lab.power.simulate import Controller, PowerScore, ledgers
 from nightshift.controllers.lab.power.sweeps import read_sweeps
 from nightshift.controllers.policy_file import Interface, Normaliser, PolicyFile
@@ -363,7 +363,6 @@ class PowerLearnable:
     ) -> PolicyFile:
         import torch
         from stable_baselines3 import PPO
-        from stable_baselines3.common.callbacks import BaseCallback
 
         from nightshift.controllers.lab.power.environment import PowerEnv
 
@@ -373,13 +372,6 @@ class PowerLearnable:
         bank = Bank.make(TRAIN_BANK)
         scale = _normaliser(PowerEnv(JOBS, seed + 1, bank=bank))
         env = PowerEnv(JOBS, seed, bank=bank, normaliser=scale)
-
-        class Progress(BaseCallback):
-            def _on_step(self) -> bool:
-                return True
-
-            def _on_rollout_end(self) -> None:
-                say(f"{self.num_timesteps}/{total} steps, price {env.price:.2f}, over {env.over_rate:.4f}")
 
         model = PPO(
             "MlpPolicy",
@@ -395,7 +387,12 @@ class PowerLearnable:
             seed=seed,
             device="cpu",
         )
-        model.learn(total, callback=Progress())
+        model.learn(
+            total,
+            callback=rollout_report(
+                lambda: say(f"{model.num_timesteps}/{total} steps, price {env.price:.2f}, over {env.over_rate:.4f}")
+            ),
+        )
         training = {
             "algorithm": "PPO",
             "environment_sha256": environment_sha256(SOURCES),
