@@ -355,7 +355,10 @@ class Beliefs:
             level >= 0
             and not on_clock
             and all(
-                w.steady and abs(w.limit_w * 1000.0 - ordered_mw.get(w.uuid, w.limit_w * 1000.0)) < 1000.0
+                # heat slows it, not its limit: such a window says nothing of a level
+                w.steady
+                and not w.hot
+                and abs(w.limit_w * 1000.0 - ordered_mw.get(w.uuid, w.limit_w * 1000.0)) < 1000.0
                 for w in members
             )
         )
@@ -392,7 +395,7 @@ def _observed(
         dram_active=mean([w.dram_active for w in members]),
         sm_active=mean([w.sm_active for w in members]),
         temperature_c=mean([w.temperature_c for w in members]),
-        throttled=False,
+        throttled=any(w.hot for w in members),
         slack=care.budget - slowdown,
         rack_room=scarcest.room,
         rack_slope=scarcest.slope,
