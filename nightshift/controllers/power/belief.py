@@ -141,6 +141,10 @@ class LevelWindows:
         count = np.where(sum_of_shared > 0, past.count, 0.0)
         return LevelWindows(self.count + count, self.speed + count * speed * unit, self.draw + count * draw)
 
+    def times(self, share: Floats) -> LevelWindows:
+        """Each job's windows, counting for this share of a window [n]."""
+        return LevelWindows(*(array * share[:, None] for array in (self.count, self.speed, self.draw)))
+
     def faded(self, share: float, most: float) -> LevelWindows:
         """As evidence of the next run: each level's windows count for this share, and for so many at most."""
         speed, draw = self.means()

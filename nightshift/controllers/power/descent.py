@@ -30,6 +30,8 @@ Bools = NDArray[np.bool_]
 J = np.arange(N)[None]
 MOST = 50.0
 """Windows that a level of the run before counts for at most."""
+HALF = 80.0
+"""Windows of a run after which the runs before count for half: they are for its start."""
 CARD = 0.01
 """By how much the draws of two cards of one model differ at one limit (share)."""
 
@@ -40,8 +42,9 @@ class DescentCare:
 
     budget: float = 0.05
     sure: float = 1.6  # and more for a larger budget (`sure_down`), which has room for it
-    surer: float = 2.3
+    surer: float = 2.5
     step: int = 6
+    up: int = 3  # levels of a step up
     leap: int = 6  # levels of the first step down from the reference, where they are safe at `leap_sure`
     leap_sure: float = 2.5
     first: int = 4  # windows at the reference before anything else
@@ -63,8 +66,8 @@ class DescentCare:
 
     @property
     def sure_to_stay(self) -> float:
-        """The same of the present level: with less, up."""
-        return self.sure_down - 0.1
+        """The same of the present level: with less, up. Less than for going down, or noise moves it to and fro."""
+        return self.sure_down - 0.5
 
 
 @dataclass(eq=False)
@@ -96,8 +99,9 @@ class Jobs:
 
     @property
     def known(self) -> LevelWindows:
-        """All windows that are believed: this run's, and what the runs before say of its levels."""
-        return self.windows.with_past(self.past)
+        """All windows that are believed: this run's, and what the runs before say of its levels, less and less as
+        this one runs."""
+        return self.windows.with_past(self.past.times(0.5 ** (self.looks / HALF)))
 
     def forget(self, rows: Ints) -> None:
         """Everything that was learned of these jobs, as after a change of phase."""
@@ -211,7 +215,7 @@ def choose(jobs: Jobs, belief: Outlook, level: Ints, care: DescentCare) -> Ints:
     new = np.where(down, np.maximum.reduce([target, low, home - stride]), home)
     new = np.where(down, np.minimum(new, home), new)
     new = np.where(up, np.minimum(target, home + care.step), new)
-    new = np.where(here, new, np.minimum(home + care.step, TOP))
+    new = np.where(here, new, np.minimum(home + care.up, TOP))
     costly = belief.slowdown[local, home] > 0.3 * care.budget
     each = 1.0 / at_home + 1.0 / np.where(references > 0, references, 1.0)
     unsure = np.sqrt(care.noise.draw**2 * each + belief.slowdown_sd[local, home] ** 2)

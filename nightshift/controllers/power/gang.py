@@ -226,7 +226,7 @@ def _answers(asked: Sequence[tuple[Gang, Outlook]], care: descent.DescentCare) -
     jobs = _together([gang for gang, _ in asked])
     seen = Outlook(*(np.concatenate([getattr(one, f.name) for _, one in asked]) for f in fields(Outlook)))
     low, keep = descent.reachable(seen, jobs, care)
-    floor = np.where(keep, np.minimum(low, jobs.home), np.minimum(jobs.home + care.step, TOP))
+    floor = np.where(keep, np.minimum(low, jobs.home), np.minimum(jobs.home + care.up, TOP))
     odd = (jobs.windows.count != 0).any(1) & ~np.isfinite(seen.gain).all(1)
     level = descent.choose(jobs, seen, np.array([gang.level for gang, _ in asked]), care)
     rows = zip(
