@@ -2,7 +2,8 @@
 
 The commands of docs/how-to/learned-policies.md for the KV cache, each as a process of its own on this CPU: keygen,
 train, evaluate, ship, shadow, promote, approve, promote, undo. CONVERSATION: `conversation_trace.jsonl` of
-kvcache-ai/Mooncake (FAST'25). The store is what a daemon that ran once leaves behind. Seconds are wall time.
+kvcache-ai/Mooncake (FAST'25). The store is what a daemon that ran once leaves behind. Seconds: wall time, and CPU
+time, which other work on the machine does not change.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class CommandLine:
     """`nightshift` in a folder, and how long each command took."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self.took_s = folder, dict[str, float]()
+        self._folder, self.took_s = folder, dict[str, dict[str, float]]()
         url = f"sqlite:///{folder}/s.sqlite"
         Store(url, WallClock()).close()
         (folder / "nightshift.yaml").write_text(json.dumps({"sources": [], "store": {"url": url}}))
@@ -38,13 +39,18 @@ class CommandLine:
         """What a command says. Raises RuntimeError where it ends otherwise."""
         stored = words[1] not in ("train", "evaluate", "keygen")
         own = ["--config", "nightshift.yaml"] if stored else []
-        began_s = time.monotonic()
+        began_s, before = time.monotonic(), os.times()
         done = subprocess.run(
             [sys.executable, "-m", "nightshift.agent", *words, *own],
             cwd=self._folder, capture_output=True, text=True, env={**os.environ, "USER": "ann"}, check=False,
         )  # fmt: skip
         name = " ".join(words[1:2] if words[1] == "keygen" else words[1:3])
-        self.took_s[f"{len(self.took_s) + 1} {name}"] = round(time.monotonic() - began_s, 1)
+        after = os.times()
+        cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
+        self.took_s[f"{len(self.took_s) + 1} {name}"] = {
+            "wall": round(time.monotonic() - began_s, 1),
+            "cpu": round(cpu_s, 1),
+        }
         if done.returncode != code:
             raise RuntimeError(f"{words}: exit code {done.returncode}: {done.stdout}{done.stderr}")
         return done.stdout
@@ -63,7 +69,7 @@ def walk(trace: str, folder: Path) -> dict[str, Any]:
     said("policy", "undo", "cache", "--reason", "timed")
     return {
         "took_s": said.took_s,
-        "all_s": round(sum(said.took_s.values()), 1),
+        "all_s": {kind: round(sum(took[kind] for took in said.took_s.values()), 1) for kind in ("wall", "cpu")},
         "promoted": active.strip(),
         "shadow": shadow.splitlines(),
     }
