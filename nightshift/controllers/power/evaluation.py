@@ -25,8 +25,9 @@ SHIPPED = Path(__file__).parent / "descent_evaluation.json"
 SHIPPED_KEY = "0" * 64
 """The public half of the key that signed the file; the private half was not kept."""
 LEAST_WORKLOADS = 60
-LIMITS = {"over": 0.005, "clearly": 0.001, "beyond": 0.0}
-"""Shares of windows over a slowdown budget, over by a quarter of a point, and by one point."""
+LIMITS = {"over": 0.005, "clearly": 0.001, "beyond": 0.0005}
+"""Shares of windows over a slowdown budget, over by a quarter of a point, and by one point. The last is not nought: a
+curve may break off below the lowest level that was tried, and the next window takes it back."""
 
 
 def shipped(rule_sha256: str, path: Path = SHIPPED, key: str = SHIPPED_KEY) -> PromotionEvidence | None:
@@ -52,7 +53,7 @@ def _evidence(body: Mapping[str, Any]) -> PromotionEvidence:
     ]
     for name, limit in LIMITS.items():
         worst = max(row[name] for row in rows)
-        checks.append(_check(name, worst, limit, f"{name} the slowdown budget in {worst:.3%} of windows"))
+        checks.append(_check(name, worst, limit, f"{name} the slowdown budget: {worst:.3%} of windows"))
     return PromotionEvidence(
         Mode.ACTIVE, math.nan, 0, workloads, workloads * body["windows"], tuple(checks), "held-out workloads"
     )

@@ -90,7 +90,7 @@ def written(folder: Path, rows: dict[str, Any], rule: str = "ab") -> tuple[Path,
     return path, signer.public.public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
 
 
-@pytest.mark.parametrize("worse", [{}, {"over": 0.006}, {"clearly": 0.002}, {"beyond": 0.0001}, {"curves": 9}])
+@pytest.mark.parametrize("worse", [{}, {"over": 0.006}, {"clearly": 0.002}, {"beyond": 0.001}, {"curves": 9}])
 def test_an_evaluation_counts_where_each_figure_holds(tmp_path: Path, worse: dict[str, Any]) -> None:
     found = evaluation.shipped("ab", *written(tmp_path, {**ROW, **worse}))
     assert found is not None
