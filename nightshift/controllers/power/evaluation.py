@@ -22,12 +22,14 @@ from nightshift.controllers.promotion import PromotionCheck, PromotionEvidence
 
 PAYLOAD_TYPE = "application/vnd.nightshift.evaluation+json"
 SHIPPED = Path(__file__).parent / "descent_evaluation.json"
-SHIPPED_KEY = "0" * 64
+SHIPPED_KEY = "285408b116e8db3b9d6e9c98c86cf88b37525d3547bba7ef4dc6ef9ad9163815"
 """The public half of the key that signed the file; the private half was not kept."""
 LEAST_WORKLOADS = 60
 LIMITS = {"over": 0.005, "clearly": 0.001, "beyond": 0.0005}
 """Shares of windows over a slowdown budget, over by a quarter of a point, and by one point. The last is not nought: a
 curve may break off below the lowest level that was tried, and the next window takes it back."""
+BUDGET = "5%"
+"""The slowdown budget by default, at which the limits hold. Other budgets are shown beside it."""
 
 
 def shipped(rule_sha256: str, path: Path = SHIPPED, key: str = SHIPPED_KEY) -> PromotionEvidence | None:
@@ -44,16 +46,19 @@ def shipped(rule_sha256: str, path: Path = SHIPPED, key: str = SHIPPED_KEY) -> P
 
 def _evidence(body: Mapping[str, Any]) -> PromotionEvidence:
     """From the rows of each set of sweeps and budget. A figure that is missing raises KeyError."""
-    rows = [row for budgets in body["held_out"].values() for row in budgets.values()]
-    workloads = sum(next(iter(budgets.values()))["curves"] for budgets in body["held_out"].values())
-    least = min(row["node_saved_95"][0] for row in rows)
+    held_out = body["held_out"]
+    workloads = sum(budgets[BUDGET]["curves"] for budgets in held_out.values())
+    least = min(row["node_saved_95"][0] for budgets in held_out.values() for row in budgets.values())
     checks = [
         _check("workloads", -workloads, -LEAST_WORKLOADS, f"{workloads} of {LEAST_WORKLOADS} measured workloads"),
         _check("gain", -least, 0.0, f"node energy saved per work: at least {least:.4f} in each set"),
     ]
     for name, limit in LIMITS.items():
-        worst = max(row[name] for row in rows)
-        checks.append(_check(name, worst, limit, f"{name} the slowdown budget: {worst:.3%} of windows"))
+        worst: dict[str, float] = {}
+        for budget, row in (pair for budgets in held_out.values() for pair in budgets.items()):
+            worst[budget] = max(worst.get(budget, 0.0), row[name])
+        words = ", ".join(f"{share:.3%} of windows at {budget}" for budget, share in sorted(worst.items()))
+        checks.append(_check(name, worst[BUDGET], limit, f"{name} the slowdown budget: {words}"))
     return PromotionEvidence(
         Mode.ACTIVE, math.nan, 0, workloads, workloads * body["windows"], tuple(checks), "held-out workloads"
     )
