@@ -26,7 +26,7 @@ SHIPPED_KEY = "285408b116e8db3b9d6e9c98c86cf88b37525d3547bba7ef4dc6ef9ad9163815"
 """The public half of the key that signed the file; the private half was not kept."""
 LEAST_WORKLOADS = 60
 LIMITS = {"over": 0.005, "clearly": 0.001, "beyond": 0.0005}
-"""Shares of windows over a slowdown budget, over by a quarter of a point, and by one point. The last is not nought: a
+"""Shares of windows over a slowdown budget, by a quarter of a point, and by one point. The last is not nought: a
 curve may break off below the lowest level that was tried, and the next window takes it back."""
 BUDGET = "5%"
 """The slowdown budget by default, at which the limits hold. Other budgets are shown beside it."""
