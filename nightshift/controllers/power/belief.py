@@ -145,10 +145,10 @@ class LevelWindows:
         """Each job's windows, counting for this share of a window [n]."""
         return LevelWindows(*(array * share[:, None] for array in (self.count, self.speed, self.draw)))
 
-    def faded(self, share: float, most: float) -> LevelWindows:
+    def faded(self, share: float, limit: float) -> LevelWindows:
         """As evidence of the next run: each level's windows count for this share, and for so many at most."""
         speed, draw = self.means()
-        count = np.minimum(share * self.count, most)
+        count = np.minimum(share * self.count, limit)
         return LevelWindows(count, count * speed, count * draw)
 
 
