@@ -202,8 +202,8 @@ class Steering:
     share: bool = True
     looks: int = 256
     margin: float = 3.0
-    from_pressure: float = 0.6
-    bold_pressure: float = 0.6
+    from_pressure: float = 3.0
+    bold_pressure: float = 4.0
     held: tuple[int, B1] | None = field(default=None, init=False)
     """A late job and the nodes held for it; kept between decisions, since nodes chosen anew are never empty."""
 
