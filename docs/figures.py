@@ -11,7 +11,7 @@ import figures_detect
 import figures_fleet
 import figures_kernels
 import figures_people
-from figures_power import CLOCKS, POWER, RACK, START
+from figures_power import CLOCKS, MEMORY, POWER, RACK, START
 
 TABLES = (
     *figures_detect.TABLES,
@@ -20,6 +20,7 @@ TABLES = (
     *figures_kernels.TABLES,
     *figures_control.TABLES,
     POWER,
+    MEMORY,
     CLOCKS,
     START,
     RACK,

@@ -137,8 +137,9 @@ class PolicyStanding:
 
     @property
     def next(self) -> Mode | None:
-        """The mode above; None where it is active."""
-        if self.mode is Mode.SHADOW and CRITERIA.get(self.kind, Criteria()).paired:
+        """The mode above; None where it is active. A rule with a signed held-out evaluation needs no trial."""
+        is_evaluated = self.evidence is not None and self.evidence.to is Mode.ACTIVE
+        if self.mode is Mode.SHADOW and (is_evaluated or CRITERIA.get(self.kind, Criteria()).paired):
             return Mode.ACTIVE
         place = STEPS.index(self.mode)
         return STEPS[place + 1] if place + 1 < len(STEPS) else None

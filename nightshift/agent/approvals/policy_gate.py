@@ -145,6 +145,21 @@ class PolicyGate:
             self._write(connection, made, NIGHTSHIFT, "policy_looked_at", {"evidence": plain(evidence)})
         return evidence
 
+    def stand_in(self, kind: str, evaluation: PromotionEvidence, by: str = NIGHTSHIFT) -> PolicyStanding:
+        """Takes a rule's signed held-out evaluation in place of its shadow: its next step is the evaluation's.
+        Changes nothing where the evaluation does not hold or counts already, nor after a step down: if Nightshift
+        took it, for good; if a person took it, until a person (`by`) wants it back."""
+        standing, now_s = self.standing(kind), self.clock.now_s()
+        mine = standing.evidence
+        counts = mine is not None and mine.to is evaluation.to and now_s - mine.at_s < VALID_S
+        refused = bool(standing.demotion) and NIGHTSHIFT in (by, standing.history[-1].by)
+        if standing.mode is not Mode.SHADOW or counts or refused or not evaluation.ready:
+            return standing
+        with self.store.database.write() as connection:
+            made = replace(self._same(connection, standing), evidence=replace(evaluation, at_s=now_s))
+            self._write(connection, made, by, "policy_looked_at", {"evidence": plain(made.evidence)})
+        return made
+
     def propose(self, kind: str, by: str = NIGHTSHIFT) -> KernelProposal:
         """Puts the next step before people. Raises Permanent where the statistics do not carry it."""
         standing = self.standing(kind)

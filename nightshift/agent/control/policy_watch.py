@@ -19,7 +19,14 @@ from nightshift.controllers.cache.features import INTERFACE as CACHE
 from nightshift.controllers.decision import Mode, Trust
 from nightshift.controllers.outcome import Joiner, JoinSettings, ReceiptOutcome, Sample, Stretch
 from nightshift.controllers.power.features import INTERFACE
-from nightshift.controllers.promotion import STEPS, PolicyHealth, PolicyStanding, is_look_due, trust_of
+from nightshift.controllers.promotion import (
+    STEPS,
+    PolicyHealth,
+    PolicyStanding,
+    PromotionEvidence,
+    is_look_due,
+    trust_of,
+)
 
 INTERFACES = {each.kind: each for each in (INTERFACE, CACHE)}
 """Kinds that can be shipped: the daemon asks power's, a serving engine the cache's. A learned order of the queue is
@@ -73,14 +80,25 @@ class PolicyWatch:
     def __post_init__(self) -> None:
         self._joiners: dict[str, Joiner] = {}
         self._asked: dict[str, tuple[str, JoinSettings]] = {}  # kind → sha256 of what this daemon asks
+        self._evaluations: dict[str, PromotionEvidence] = {}
         self._mutex = threading.Lock()
         self._next_s = -float("inf")
         self._worth_s: dict[str, float] = {}
         self._log = structlog.get_logger("policies")
 
-    def begin(self, kind: str, policy: str, sha256: str, join: JoinSettings | None = None) -> PolicyStanding:
-        """Stands what the daemon will ask up. What is open stays open: this replica may only stand by."""
+    def begin(
+        self,
+        kind: str,
+        policy: str,
+        sha256: str,
+        join: JoinSettings | None = None,
+        evaluation: PromotionEvidence | None = None,
+    ) -> PolicyStanding:
+        """Stands what the daemon will ask up. What is open stays open: this replica may only stand by.
+        `evaluation`: of a rule that acts, what stands in for its shadow."""
         standing = self.gate.stand(kind, policy, sha256)
+        if evaluation is not None:
+            self._evaluations[kind] = evaluation
         self._asked[kind] = sha256, join or JoinSettings()
         self._told(standing)
         return standing
@@ -162,6 +180,8 @@ class PolicyWatch:
         if made is not None:
             self._log.info("policy promoted", policy=made.policy, mode=str(made.mode))
             standing = made
+        if kind in self._evaluations and self._asked[kind][0] == standing.manifest_sha256:
+            standing = self.gate.stand_in(kind, self._evaluations[kind])
         self._told(standing)
         jobs = self.receipts.jobs(kind, standing.policy, standing.mode, standing.since_s)
         self.counters.jobs(kind, jobs)

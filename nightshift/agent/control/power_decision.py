@@ -198,6 +198,8 @@ def load(settings: PowerSettings) -> PolicyFile | None:
 
 _KEPT_S = 3600.0
 """For which a gang's belief outlives the last sight of its job."""
+_WORKLOADS = 1000
+"""Of so many, those that ended last, is remembered what they cost at each level."""
 
 
 def power_range(settings: PowerSettings, window: GpuWindow, status: Mapping[str, NodeStatus]) -> tuple[int, int]:
@@ -264,6 +266,9 @@ class Beliefs:
         self._seen_s: dict[str, float] = {}
         self.care = descent.DescentCare()
         self.gangs: dict[str, Gang] = {}
+        self.workloads: dict[str, Gang] = {}
+        """Of workloads that ran before, by `GpuWindow.workload`; who ended last is last."""
+        self._workload_of: dict[str, str] = {}
 
     def forget(self, now_s: float) -> None:
         """Gangs whose job was not seen for long."""
@@ -283,6 +288,7 @@ class Beliefs:
         """The gangs after this window, what is believed of each, and what a policy sees. `speeds`: of a job, work
         per second and its age; `racks`: those that its GPUs stand in. A window teaches where its limit was read as
         ordered, and the same all along; not while the gang's clock is what is moved."""
+        self._remember(gangs)
         views = {
             job: self._view(job, members, statuses, ordered_mw, now_s, job in on_clock)
             for job, members in gangs.items()
@@ -300,6 +306,24 @@ class Beliefs:
             care, members, speed_s = cares[self._budget(job)], gangs[job], speeds.get(job, unknown)
             found[job] = (view.gang, seen, _observed(job, view, seen, care, members, speed_s, racks[job]), care)
         return found
+
+    def _remember(self, present: Mapping[str, list[GpuWindow]]) -> None:
+        """Keeps of jobs that are gone what the next run of their workload can start from."""
+        for job in self._workload_of.keys() - present.keys():
+            key, gang = self._workload_of.pop(job), self.gangs.get(job)
+            if gang is not None and gang.memorable:
+                self.workloads.pop(key, None)
+                self.workloads[key] = gang
+        while len(self.workloads) > _WORKLOADS:
+            del self.workloads[next(iter(self.workloads))]
+        self._workload_of = {job: members[0].workload for job, members in present.items() if members[0].workload}
+
+    def _begun(self, members: list[GpuWindow], lowest: int) -> Gang:
+        """Of a job that is new here; the next run of a workload that ran before on GPUs of this kind."""
+        former = self.workloads.get(members[0].workload)
+        if former is None or int(former.jobs.lowest[0]) != lowest:
+            return Gang.start(lowest)
+        return former.again(self.care)
 
     def _budget(self, job: str) -> float:
         return self._settings.slowdown_of.get(job.partition("/")[0], self._settings.shield.slowdown)
@@ -326,12 +350,15 @@ class Beliefs:
         gang = self.gangs.get(job)
         # another lowest level is another kind of GPU: nothing that was learned holds there
         if gang is None or int(gang.jobs.lowest[0]) != lowest:
-            gang = self.gangs[job] = Gang.start(lowest)
+            gang = self.gangs[job] = self._begun(members, lowest)
         steady = (
             level >= 0
             and not on_clock
             and all(
-                w.steady and abs(w.limit_w * 1000.0 - ordered_mw.get(w.uuid, w.limit_w * 1000.0)) < 1000.0
+                # heat slows it, not its limit: such a window says nothing of a level
+                w.steady
+                and not w.hot
+                and abs(w.limit_w * 1000.0 - ordered_mw.get(w.uuid, w.limit_w * 1000.0)) < 1000.0
                 for w in members
             )
         )
@@ -368,7 +395,7 @@ def _observed(
         dram_active=mean([w.dram_active for w in members]),
         sm_active=mean([w.sm_active for w in members]),
         temperature_c=mean([w.temperature_c for w in members]),
-        throttled=False,
+        throttled=any(w.hot for w in members),
         slack=care.budget - slowdown,
         rack_room=scarcest.room,
         rack_slope=scarcest.slope,

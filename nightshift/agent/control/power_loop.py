@@ -321,7 +321,7 @@ class PowerState:
     """What power control keeps in the daemon's store from turn to turn, for the daemon that leads next.
 
     `released`: GPUs and nodes that people gave back, and when that was taken up (Unix s). `gone`: of
-    `power_absence.AbsentNodes`."""
+    `power_absence.AbsentNodes`. `workloads`: those that ran before."""
 
     memory: LimitMemory = field(default_factory=LimitMemory)
     gangs: dict[str, Gang] = field(default_factory=dict)
@@ -329,6 +329,7 @@ class PowerState:
     gone: Mapping[str, Any] = field(default_factory=dict)
     clocks: ClockMemory = field(default_factory=ClockMemory)
     on_clock: dict[str, Gang] = field(default_factory=dict)
+    workloads: dict[str, Gang] = field(default_factory=dict)
 
     @classmethod
     def read(cls, raw: bytes) -> PowerState:
@@ -342,14 +343,18 @@ class PowerState:
             k: frozenset(v) if isinstance(v, list) else v for k, v in body.get("clocks", {}).items()
         }
         on_clock = {job: Gang.from_json(text) for job, text in body.get("on_clock", {}).items()}
+        workloads = {key: Gang.from_json(text) for key, text in body.get("workloads", {}).items()}
         gone = dict(body.get("gone", {}))
-        return cls(LimitMemory(**sets), gangs, released, gone, ClockMemory(**clocks), on_clock)
+        return cls(LimitMemory(**sets), gangs, released, gone, ClockMemory(**clocks), on_clock, workloads)
 
     def write(self) -> bytes:
         gangs = {job: gang.to_json() for job, gang in self.gangs.items()}
         body = {"memory": plain(self.memory), "gangs": gangs, "released": self.released, "gone": self.gone}
-        on_clock = {job: gang.to_json() for job, gang in self.on_clock.items()}
-        return json.dumps({**body, "clocks": plain(self.clocks), "on_clock": on_clock}).encode()
+        more = {
+            name: {key: gang.to_json() for key, gang in gangs.items()}
+            for name, gangs in (("on_clock", self.on_clock), ("workloads", self.workloads))
+        }
+        return json.dumps({**body, "clocks": plain(self.clocks), **more}).encode()
 
 
 _WAITING = 4
@@ -692,7 +697,9 @@ class PowerLoop:
 
     def _keep_state(self) -> None:
         gangs, gone, clocks = self._beliefs.gangs, self._gone.to_json(), self._clocks
-        kept = PowerState(self._memory, gangs, self._released, gone, clocks.memory, clocks.gangs)
+        kept = PowerState(
+            self._memory, gangs, self._released, gone, clocks.memory, clocks.gangs, self._beliefs.workloads
+        )
         self._around.store(kept.write())
 
     def _take_over(self) -> None:
@@ -707,4 +714,5 @@ class PowerLoop:
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 self._log.warning("power state read failed", error=str(error))
         self._memory, self._beliefs.gangs, self._released = kept.memory, kept.gangs, kept.released
+        self._beliefs.workloads = kept.workloads
         self._clocks.memory, self._clocks.gangs = kept.clocks, kept.on_clock

@@ -18,6 +18,7 @@ import numpy as np
 from nightshift.collectors.frame import Frame, StepSeries
 from nightshift.collectors.subject import Inventory, Subject, SubjectKind
 from nightshift.collectors.tick import Tick
+from nightshift.controllers.actuators.kube_queue_follow import unnumbered
 from nightshift.detectors.hardware.throttle import POWER_CAP, REASONS
 
 _COLUMNS = {
@@ -30,7 +31,9 @@ _COLUMNS = {
 }
 
 
-_THROTTLED = POWER_CAP | sum(REASONS)
+_DRAW = list(_COLUMNS).index("draw_w")
+_HOT = sum(REASONS)
+_THROTTLED = POWER_CAP | _HOT
 """Bits of the throttle reasons."""
 
 
@@ -55,6 +58,8 @@ class GpuWindow:
     clock_low_mhz: float = math.nan
     clock_high_mhz: float = math.nan
     throttled: bool = False  # at any reading, by heat, a power brake or the power limit
+    hot: bool = False  # at any reading, by heat or a power brake
+    workload: str = ""  # the same for the next run of the same workload; empty where its pod is not known
 
 
 @dataclass(slots=True)
@@ -100,7 +105,8 @@ class GpuWindows:
             for row, gpu in enumerate(frame.index.subjects):
                 sums = self._gpus[gpu]
                 for place, value in enumerate(values[row]):
-                    if 0.0 <= value < math.inf:
+                    # no GPU that is on draws nothing: a meter that reads 0 is broken
+                    if 0.0 <= value < math.inf and (value or place != _DRAW):
                         sums.sums[place] += value
                         sums.counts[place] += 1
                 if math.isfinite(columns["limit_w"][row]) and math.isfinite(read_s[row]):
@@ -109,7 +115,8 @@ class GpuWindows:
                 if math.isfinite(columns["clock_mhz"][row]) and math.isfinite(clock_s[row]):
                     sums.clock_mhz.append(float(columns["clock_mhz"][row]))
                     sums.clock_read_s = float(clock_s[row])
-                    sums.reasons |= int(reasons[row]) if math.isfinite(reasons[row]) else 0
+                if math.isfinite(reasons[row]):
+                    sums.reasons |= int(reasons[row])
         for series in tick.steps:
             self._take_steps(series)
 
@@ -125,7 +132,7 @@ class GpuWindows:
         if frame is None:
             return found
         draws = frame.column("gpu_power_w") * 1000.0
-        draws = np.where(draws >= 0.0, draws, np.nan)  # no GPU draws less than nothing
+        draws = np.where(draws > 0.0, draws, np.nan)  # no GPU that is on draws nothing, or less
         for row, gpu in enumerate(frame.index.subjects):
             node = self._inventory.above(gpu, SubjectKind.NODE, tick.at_s)
             if node is not None:
@@ -164,7 +171,8 @@ class GpuWindows:
         with self._lock:
             now = list(self._gpus.items())
         for subject, sums in now:
-            node, job = self._inventory.nearest(subject, (SubjectKind.NODE, SubjectKind.JOB), at_s)
+            kinds = (SubjectKind.NODE, SubjectKind.JOB, SubjectKind.POD)
+            node, job, pod = self._inventory.nearest(subject, kinds, at_s)
             means = [
                 total / count if count else math.nan for total, count in zip(sums.sums, sums.counts, strict=True)
             ]
@@ -181,9 +189,20 @@ class GpuWindows:
                     clock_low_mhz=min(sums.clock_mhz, default=math.nan),
                     clock_high_mhz=max(sums.clock_mhz, default=math.nan),
                     throttled=bool(sums.reasons & _THROTTLED),
+                    hot=bool(sums.reasons & _HOT),
+                    workload=self._workload(subject, job, pod),
                 )
             )
         return gpus
+
+    def _workload(self, gpu: Subject, job: Subject | None, pod: Subject | None) -> str:
+        """What the next run of the same workload has in common with this one: name but for its number, image,
+        batch, GPUs of a pod and their model."""
+        if job is None or pod is None:
+            return ""
+        facts = self._inventory.facts(pod)
+        of_pod = (facts.get(name, "") for name in ("image", "batch", "gpus"))
+        return "|".join((unnumbered(job.name), *of_pod, self._inventory.fact(gpu, "model") or ""))
 
     def restart(self, uuids: Iterable[str], at_s: float) -> None:
         """Their limits change in the middle of a window: it counts from now, for them and their jobs."""

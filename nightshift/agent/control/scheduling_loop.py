@@ -134,8 +134,8 @@ class SchedulingLoop:
         halted = self.around.halted()
         # halted is a shadow: the baseline is executed, so gates open, and nothing is held
         self._trust = Trust() if halted else self.around.trusts()(epoch_of(now_s), True, now_s)
-        evicts = self.doors.evicts if self.doors is not None else lambda _namespace, _queue: True
-        snapshot = self.view.snapshot(now_s, self.around.ill(), self.loads.of, evicts)
+        asked = {} if self.doors is None else {"evicts": self.doors.evicts, "shares": self.doors.shares}
+        snapshot = self.view.snapshot(now_s, self.around.ill(), self.loads.of, **asked)
         receipts = self.controller.turn(snapshot)
         controller = self.controller
         told = self.epochs.turn(snapshot, self._trust, controller.durations, controller.differed)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+import structlog
+
 from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.clock import Clock
 from nightshift.agent.control.policy_watch import PolicyWatch
@@ -16,10 +18,13 @@ from nightshift.agent.settings import Settings
 from nightshift.agent.setup.policies import stood_up
 from nightshift.agent.store import audit
 from nightshift.agent.store.incident_store import Store
+from nightshift.collectors.base import Permanent
 from nightshift.collectors.kubernetes.node_objects import NodeObjects
 from nightshift.collectors.subject import Inventory, SubjectKind
 from nightshift.controllers.actuators.power_nodes import PowerNodes
+from nightshift.controllers.power.evaluation import shipped
 from nightshift.controllers.power.features import INTERFACE
+from nightshift.controllers.promotion import PromotionEvidence
 
 _STATE, _RELEASED = "power/state", "power/released"
 
@@ -93,5 +98,14 @@ def build_power(
     racked = {node for rack in power.racks.values() for node in rack.nodes}
     nodes = PowerNodes(power.nodes, racked) if power.act else None
     loop = PowerLoop(power, inventory, nodes, around, file=file)
-    watch.begin("power", loop.policy, loop.policy_sha256)
+    watch.begin("power", loop.policy, loop.policy_sha256, evaluation=_evaluation(loop) if power.act else None)
     return loop
+
+
+def _evaluation(loop: PowerLoop) -> PromotionEvidence | None:
+    """What ships in place of the heuristic's shadow; without it, the heuristic takes each step like any policy."""
+    try:
+        return shipped(loop.policy_sha256)
+    except Permanent as error:
+        structlog.get_logger("power").error("rule evaluation refused", why=str(error))
+        return None

@@ -8,6 +8,7 @@ and `watch` on nodes and pods; of jobs of every kind what the cluster has and pe
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -54,6 +55,7 @@ JOB_LABELS = {
     "job-name": "Job",
 }
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+_BATCH = re.compile(r"(?i)batch[a-z_-]*[= ]+[0-9]+")
 VERSIONS = {
     "kernel": "kernelVersion",
     "container_runtime": "containerRuntimeVersion",
@@ -284,6 +286,7 @@ class KubernetesCollector:
             "job_kind": kind[:100],
             "queue": str(labels.get(QUEUE_LABEL, ""))[:200],
             OPT_OUT: _opted_out(meta),
+            **_recipe(spec),
         }
         name = job or owner.get("name")
         # a pod of a ReplicaSet or of a job that is being deleted does not tell the uid of the job to come
@@ -399,6 +402,16 @@ def _rank_of(meta: Object, spec: Object, job: str | None) -> int | None:
     # a `valueFrom` has no value here; what the pod will be given is not known to the API server
     told = (variable.get("value") or "" for variable in variables if variable.get("name") == "RANK")
     return next((int(text) for text in told if text.isdecimal() and len(text) < 7), None)
+
+
+def _recipe(spec: Object) -> dict[str, str]:
+    """What a workload's runs have in common, of the container that is started first: its image, and the batch that
+    its arguments or its environment name."""
+    container: Object = next(iter(spec.get("containers") or []), {})
+    words = [str(word) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
+    words += [f"{each.get('name')}={each.get('value')}" for each in container.get("env") or () if each.get("value")]
+    batch = dict.fromkeys(_BATCH.findall(" ".join(words)))
+    return {"image": str(container.get("image") or "")[:300], "batch": " ".join(batch)[:100]}
 
 
 def _index_of(meta: Object, job: str | None) -> str:

@@ -237,6 +237,12 @@ class KubernetesQueue:
         rules = (cluster_queue.get("spec") or {}).get("preemption") or {}
         return any(rules.get(key, "Never") != "Never" for key in ("withinClusterQueue", "reclaimWithinCohort"))
 
+    def queue_shares(self, namespace: str, queue: str) -> bool:
+        """Whether a LocalQueue carries `nightshift.dev/share: "true"`."""
+        local = self._kube.find(f"{self._kueue}/namespaces/{namespace}/localqueues/{queue}")
+        meta = {} if local is None else local["metadata"]
+        return "true" in ((meta.get(each) or {}).get("nightshift.dev/share") for each in ("labels", "annotations"))
+
     def read_back(self, gate: GangGate) -> Steer:
         """What stands on the object now: a hold and its end, or open."""
         item = self._kube.find(gate.path)

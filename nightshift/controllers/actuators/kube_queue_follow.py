@@ -40,6 +40,9 @@ from nightshift.controllers.scheduling.steer import Steer, SteerVerb
 
 _NUMBER = re.compile(r"([-_.][0-9]+|[-_.][a-z0-9]{5}|[0-9]+)+$")
 EVICTS_S = 300.0
+SHARE, SHARES = "nightshift.dev/share", ("host", "guest")
+"""Label or annotation by which an owner allows another job beside this one (`host`), and this one also to be the
+guest, which may be stopped and started again (`guest`)."""
 _GFD = "nvidia.com/gpu"
 
 
@@ -75,6 +78,8 @@ class _Part:
     started_s: float = math.nan
     workload: str = ""
     waits: bool = True
+    share: str = ""
+    """`SHARE` of the object, one of `SHARES` where its owner opted in."""
 
 
 @dataclass
@@ -136,10 +141,11 @@ class QueueView:
         ill: Mapping[str, int] | None = None,
         loads: Callable[[str], Load] = lambda _job: UNKNOWN,
         evicts: Callable[[str, str], bool] = lambda _namespace, _queue: True,
+        shares: Callable[[str, str], bool] = lambda _namespace, queue: not queue,
     ) -> Snapshot:
         """`ill`: GPUs of a node that detectors call degraded, -1 for all of them; `loads`: what a job
-        (NAMESPACE/NAME) does to its GPUs; `evicts`: whether a LocalQueue's (namespace, name) priorities evict.
-        Raises StaleView."""
+        (NAMESPACE/NAME) does to its GPUs; `evicts`: whether a LocalQueue's (namespace, name) priorities evict;
+        `shares`: whether its administrator opted in to sharing. Raises StaleView."""
         self._fresh()
         self._take()
         names = sorted(self._nodes, key=lambda name: (self._nodes[name].rack, name))
@@ -153,7 +159,10 @@ class QueueView:
         return Snapshot(
             now_s,
             shape,
-            self._jobs(place, loads, evicts),
+            [
+                replace(job, share=job.share if job.share and shares(job.user, job.kueue_queue) else "")
+                for job in self._jobs(place, loads, evicts)
+            ],
             _closed(nodes, shape.per_node, sick),
             slope_w,
             tuple(names),
@@ -209,6 +218,8 @@ class QueueView:
             opted_in=not any(part.opted_out for part in parts),
             workload=_first([part.workload for part in parts]),
             placeable={gate.kind for gate in gates} == {"pod"},
+            share=min((part.share for part in parts), key=("", *SHARES).index),
+            kueue_queue=_first([part.queue for part in parts]),
         )
 
     def _all(self) -> list[_Part]:
@@ -277,6 +288,7 @@ class QueueView:
             pod_gate(item),
             str(spec.get("nodeName") or ""),
             made_s({"metadata": {"creationTimestamp": started}}) if started else math.nan,
+            share=_shared_as(meta),
         )
 
 
@@ -370,6 +382,11 @@ def _is_trouble(taint: Object) -> bool:
     return str(taint.get("key", "")).startswith(("node.kubernetes.io/", "nightshift.dev/"))
 
 
+def _shared_as(meta: Object) -> str:
+    said = (meta.get("annotations") or {}).get(SHARE) or (meta.get("labels") or {}).get(SHARE)
+    return said if said in SHARES else ""
+
+
 def _opted_out(meta: Object) -> bool:
     return "true" in ((meta.get("labels") or {}).get(OPT_OUT), (meta.get("annotations") or {}).get(OPT_OUT))
 
@@ -381,18 +398,28 @@ class GangDoors:
 
     queue: KubernetesQueue
     view: QueueView
-    _evicts: dict[tuple[str, str], tuple[float, bool]] = field(default_factory=dict)
+    _asked: dict[tuple[str, str, str], tuple[float, bool]] = field(default_factory=dict)
 
     def evicts(self, namespace: str, queue: str) -> bool:
-        """Whether a higher priority evicts in this LocalQueue, asked anew every `EVICTS_S`; not known is yes."""
-        now_s = self.view.timer()
-        known = self._evicts.get((namespace, queue))
+        """Whether a higher priority evicts in this LocalQueue; not known is yes."""
+        return self._of_queue("evicts", self.queue.queue_evicts, namespace, queue, unknown=True)
+
+    def shares(self, namespace: str, queue: str) -> bool:
+        """Whether this LocalQueue's administrator opted in to two jobs on a GPU; not known is no. Jobs without a
+        queue have none to ask: the node's administrator set its GPUs up to be shared."""
+        return not queue or self._of_queue("shares", self.queue.queue_shares, namespace, queue, unknown=False)
+
+    def _of_queue(
+        self, name: str, ask: Callable[[str, str], bool], namespace: str, queue: str, *, unknown: bool
+    ) -> bool:
+        """Asked anew every `EVICTS_S`."""
+        now_s, key = self.view.timer(), (name, namespace, queue)
+        known = self._asked.get(key)
         if known is None or now_s - known[0] > EVICTS_S:
             try:
-                found = self.queue.queue_evicts(namespace, queue)
+                known = self._asked[key] = (now_s, ask(namespace, queue))
             except (Temporary, Permanent):
-                return True
-            known = self._evicts[namespace, queue] = (now_s, found)
+                return unknown
         return known[1]
 
     def release_overdue(self) -> Sequence[object]:

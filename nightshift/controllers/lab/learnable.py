@@ -8,7 +8,7 @@ training shares stands here too: the hash of its environment, the normaliser, an
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -68,6 +68,20 @@ def environment_sha256(sources: Sequence[str], folder: Path = CONTROLLERS) -> st
     for name in sources:
         state.update((folder / name).read_bytes())
     return state.hexdigest()
+
+
+def rollout_report(say: Callable[[], None]) -> Any:
+    """A callback of stable-baselines3 that calls `say` after each rollout."""
+    from stable_baselines3.common.callbacks import BaseCallback
+
+    class RolloutReport(BaseCallback):
+        def _on_step(self) -> bool:
+            return True
+
+        def _on_rollout_end(self) -> None:
+            say()
+
+    return RolloutReport()
 
 
 def normaliser(features: NDArray[Any], *, robust: bool = False, clip: float = 5.0) -> Normaliser:

@@ -97,7 +97,8 @@ class Noise:
 
 @dataclass(eq=False)
 class LevelWindows:
-    """Counts and sums of windows of n jobs per level, each [n, n_levels]; since the last change of phase."""
+    """Counts and sums of windows of n jobs per level, each [n, n_levels]; since the last change of phase. A count
+    that is remembered from another run may be below one."""
 
     count: Floats
     speed: Floats
@@ -119,6 +120,36 @@ class LevelWindows:
     def forget(self, rows: Ints) -> None:
         for array in (self.count, self.speed, self.draw):
             array[rows] = 0.0
+
+    def means(self) -> tuple[Floats, Floats]:
+        """(speed, draw) per level, each [n, n_levels]; nought where there is no window. Counts may be below one."""
+        least = np.where(self.count > 0, self.count, 1.0)
+        return self.speed / least, self.draw / least
+
+    def with_past(self, past: LevelWindows) -> LevelWindows:
+        """These windows and those of the same workload's run before, in these windows' unit of speed.
+
+        A run has a unit of its own (another image or card steps at another pace): it is what makes the levels seen
+        in both runs agree. So the past says what each level costs against another, and nothing of this run's pace.
+        Of a job without a level in common it says nothing.
+        """
+        speed, draw = past.means()
+        shared = np.where(past.count > 0, self.count, 0.0)
+        sum_of_shared = shared.sum(1, keepdims=True)
+        ratio = np.log(np.where(shared > 0, self.means()[0], 1.0)) - np.log(np.where(shared > 0, speed, 1.0))
+        unit = np.exp((shared * ratio).sum(1, keepdims=True) / np.maximum(sum_of_shared, 1.0))
+        count = np.where(sum_of_shared > 0, past.count, 0.0)
+        return LevelWindows(self.count + count, self.speed + count * speed * unit, self.draw + count * draw)
+
+    def times(self, share: Floats) -> LevelWindows:
+        """Each job's windows, counting for this share of a window [n]."""
+        return LevelWindows(*(array * share[:, None] for array in (self.count, self.speed, self.draw)))
+
+    def faded(self, share: float, limit: float) -> LevelWindows:
+        """As evidence of the next run: each level's windows count for this share, and for so many at most."""
+        speed, draw = self.means()
+        count = np.minimum(share * self.count, limit)
+        return LevelWindows(count, count * speed, count * draw)
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +242,9 @@ def _outlook(
 ) -> Outlook:
     n, q, r = len(rows), model.q, model.r
     count = windows.count[rows]
-    has, least = count > 0, np.maximum(count, 1.0)
+    has = count > 0
+    # a remembered level may count for less than one window: its sums are as small
+    least = np.where(has, count, 1.0)
     draw = windows.draw[rows] / least
     log = np.where(has, np.log(np.where(has, windows.speed[rows] / least, 1.0)), 0.0)
     log = np.where(has, log - log.max(1, keepdims=True, where=has, initial=-np.inf), 0.0)
@@ -267,7 +300,7 @@ def _weights(model: _Mixture, square: Floats, line: Floats, count: Floats, draw:
     log += line.astype(np.float32) @ model.line
     has = count > 0
     seen = np.maximum(has.sum(1, keepdims=True), 1)
-    weigh = 2.0 / seen / (noise.draw**2 / np.maximum(count, 1.0) + noise.model_draw**2)
+    weigh = 2.0 / seen / (noise.draw**2 / np.where(has, count, 1.0) + noise.model_draw**2)
     weigh = np.where(has, weigh, 0.0).astype(np.float32)
     log_draw = np.log(np.where(has, np.maximum(draw, 1e-3), 1.0)).astype(np.float32)
     log -= 0.5 * (weigh @ (model.log_draw**2).T) - (weigh * log_draw) @ model.log_draw.T

@@ -57,4 +57,4 @@ def careful(care: descent.DescentCare) -> descent.DescentCare:
     these curves bend less than those of limits, so a level a little over the budget hides for longer: with the
     limits' deviations 0.6 % of windows were over on 275 curves of other seeds, with these 0.3 %. They have no
     cliffs, so the first step may be a longer one."""
-    return replace(care, idle=0.0, sure=care.sure + 0.5, stay_sure=care.stay_sure + 0.5, leap=6)
+    return replace(care, idle=0.0, sure=care.sure + 0.5, surer=3.0, step=3, first=6, reference=1.0)

@@ -78,7 +78,7 @@ def apply(jobs: Jobs, action: Ints, low: Ints | None, keep: np.ndarray, care: De
     step = np.array([*STEPS, 0])[action]
     home = np.clip(jobs.home + step, jobs.lowest, TOP)
     if low is not None:
-        home = np.where(keep, np.maximum(home, np.minimum(low, jobs.home)), np.minimum(jobs.home + care.step, TOP))
+        home = np.where(keep, np.maximum(home, np.minimum(low, jobs.home)), np.minimum(jobs.home + care.up, TOP))
     ready = jobs.windows.count[:, TOP] >= care.first
     jobs.home = np.where(ready, home, TOP)
     return np.asarray(np.where((action == PROBE) | ~ready, TOP, jobs.home))

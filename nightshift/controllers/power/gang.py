@@ -9,10 +9,12 @@ Gangs are kept one by one and judged all at once (`look`, `answers`): what a bel
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -81,6 +83,15 @@ class Gang:
         other.jobs.looks[0] = int(mine.count[0, TOP])
         return other
 
+    @property
+    def memorable(self) -> bool:
+        """Whether the next run of its workload can start from what was learned of this one."""
+        return self.lever == POWER and int(self.jobs.home[0]) < TOP
+
+    def again(self, care: descent.DescentCare) -> Gang:
+        """The next run of its workload."""
+        return Gang(self.jobs.again(care))
+
     def unbound(self, care: descent.DescentCare) -> bool:
         """Whether its power limit was seen to save nothing, at a reference that is known."""
         count = float(self.jobs.windows.count[0, TOP])
@@ -90,14 +101,12 @@ class Gang:
         return bool(self.jobs.given_up[0]) or drawn <= care.idle * float(LEVELS[int(self.jobs.lowest[0])])
 
     def to_json(self) -> str:
-        w = self.jobs.windows
-        seen = np.flatnonzero(w.count[0])
-        sums = (array[0, seen].tolist() for array in (w.count, w.speed, w.draw))
-        rows = list(zip(seen.tolist(), *sums, strict=True))
         j = self.jobs
         return json.dumps(
             {
-                "windows": rows,
+                "windows": _rows(j.windows),
+                "past": _rows(j.past),
+                "last": int(j.last[0]),
                 "home": int(j.home[0]),
                 "lowest": int(j.lowest[0]),
                 "looks": int(j.looks[0]),
@@ -114,12 +123,9 @@ class Gang:
         try:
             body = json.loads(text)
             gang = cls.start(int(body["lowest"]))
-            for level, *sums in body["windows"]:
-                w = gang.jobs.windows
-                for array, value in zip((w.count, w.speed, w.draw), sums, strict=True):
-                    if not math.isfinite(value) or value < 0 or not 0 <= level < N:
-                        raise ValueError(f"level {level}: {value}")
-                    array[0, level] = value
+            _fill(gang.jobs.windows, body["windows"])
+            _fill(gang.jobs.past, body.get("past", ()))
+            gang.jobs.last[0] = int(body.get("last", TOP)) % N
             gang.jobs.home[0], gang.jobs.looks[0] = int(body["home"]) % N, int(body["looks"])
             gang.jobs.given_up[0] = bool(body["given_up"])
             gang.level, gang.lever = int(body["level"]) % N, str(body["lever"])
@@ -129,21 +135,41 @@ class Gang:
         return gang
 
 
+def _rows(windows: LevelWindows) -> list[tuple[float, ...]]:
+    """(level, count, speed, draw) of each level with windows of a gang."""
+    seen = np.flatnonzero(windows.count[0])
+    sums = (array[0, seen].tolist() for array in (windows.count, windows.speed, windows.draw))
+    return list(zip(seen.tolist(), *sums, strict=True))
+
+
+def _fill(windows: LevelWindows, rows: Sequence[Sequence[float]]) -> None:
+    """Raises ValueError where a row is not of `_rows`."""
+    for level, *sums in rows:
+        for array, value in zip((windows.count, windows.speed, windows.draw), sums, strict=True):
+            if not math.isfinite(value) or value < 0 or not 0 <= level < N:
+                raise ValueError(f"level {level}: {value}")
+            array[0, int(level)] = value
+
+
 def level_of(share: float) -> int:
     """The nearest level at or above a share."""
     return min(int(LEVELS.searchsorted(share - 1e-6)), TOP)
 
 
-_REMEMBERED = ("home", "lowest", "looks", "given_up", "strange")
+_SUMS = ("windows", "past")
+_REMEMBERED = ("home", "lowest", "looks", "given_up", "strange", "last")
 
 
 def _together(gangs: Sequence[Gang]) -> descent.Jobs:
     """A copy of what is remembered of some gangs, a row each."""
-    windows = [gang.jobs.windows for gang in gangs]
-    return descent.Jobs(
-        LevelWindows(*(np.concatenate([getattr(w, f.name) for w in windows]) for f in fields(LevelWindows))),
-        *(np.concatenate([getattr(gang.jobs, name) for gang in gangs]) for name in _REMEMBERED),
-    )
+
+    def joined(name: str) -> LevelWindows:
+        each = [getattr(gang.jobs, name) for gang in gangs]
+        return LevelWindows(*(np.concatenate([getattr(w, f.name) for w in each]) for f in fields(LevelWindows)))
+
+    parts: dict[str, Any] = {name: joined(name) for name in _SUMS}
+    parts |= {name: np.concatenate([getattr(gang.jobs, name) for gang in gangs]) for name in _REMEMBERED}
+    return descent.Jobs(**parts)
 
 
 def look(windows: Sequence[tuple[Gang, float, float]], bank: Bank, care: descent.DescentCare) -> list[Outlook]:
@@ -162,9 +188,8 @@ def look(windows: Sequence[tuple[Gang, float, float]], bank: Bank, care: descent
             return [found for one in windows for found in look([one], bank, care)]
         return [Outlook(*np.full((len(fields(Outlook)), 1, N), np.nan))]
     for row, gang in enumerate(gangs):
-        mine = gang.jobs.windows
-        for field in fields(LevelWindows):
-            getattr(mine, field.name)[0] = getattr(jobs.windows, field.name)[row]
+        for sums, field in itertools.product(_SUMS, fields(LevelWindows)):
+            getattr(getattr(gang.jobs, sums), field.name)[0] = getattr(getattr(jobs, sums), field.name)[row]
         for name in _REMEMBERED:
             getattr(gang.jobs, name)[0] = getattr(jobs, name)[row]
         if jobs.looks[row] <= 1:  # begun anew
@@ -200,8 +225,8 @@ def answers(gangs: Sequence[tuple[Gang, Outlook]], care: descent.DescentCare) ->
 def _answers(asked: Sequence[tuple[Gang, Outlook]], care: descent.DescentCare) -> list[GangAnswer]:
     jobs = _together([gang for gang, _ in asked])
     seen = Outlook(*(np.concatenate([getattr(one, f.name) for _, one in asked]) for f in fields(Outlook)))
-    low, keep = descent.reachable(seen, jobs.home, jobs.lowest, care)
-    floor = np.where(keep, np.minimum(low, jobs.home), np.minimum(jobs.home + care.step, TOP))
+    low, keep = descent.reachable(seen, jobs, care)
+    floor = np.where(keep, np.minimum(low, jobs.home), np.minimum(jobs.home + care.up, TOP))
     odd = (jobs.windows.count != 0).any(1) & ~np.isfinite(seen.gain).all(1)
     level = descent.choose(jobs, seen, np.array([gang.level for gang, _ in asked]), care)
     rows = zip(
@@ -273,7 +298,7 @@ class NetworkPolicy:
 
     def propose(self, observation: GangSeen, rng: np.random.Generator) -> PolicyProposal[int]:
         gang, seen = self.gang, self.seen
-        low, _ = descent.reachable(seen, gang.jobs.home, gang.jobs.lowest, self.care)
+        low, _ = descent.reachable(seen, gang.jobs, self.care)
         found = features(gang.jobs, seen, low, self.care)
         if not np.isfinite(found).all():
             raise ValueError("a feature is no number: no window at the reference yet")

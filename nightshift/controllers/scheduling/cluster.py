@@ -220,10 +220,8 @@ class Cluster:
         # tried. Of several nodes only the best ones are, else the tries would be every choice of them
         best = np.argsort(total, kind="stable")[: need + 7]
         best = best[np.isfinite(total[best])]
-        tries = [best[k : k + 1] for k in range(len(best))] if need == 1 else [best[:need]]
+        tries = [best[k : k + 1] for k in range(len(best))] if need == 1 else [best[:need]] * (len(best) >= need)
         for nodes in tries:
-            if len(nodes) < need:
-                return None
             flat = (nodes[:, None] * self.shape.per_node + order[nodes][:, :per_node]).ravel()[:gpus]
             seats = self._seats[flat]
             met = np.unique(seats.max(1))
@@ -233,11 +231,7 @@ class Cluster:
                 return Seat(flat, 1.0, 0.0)
             gain = gpus / float(mine_slower[met].max()) - float(loss[met].sum())
             if gain >= rules.least_gain * gpus:
-                typical, there = experience.shift(own, kinds[people[met]], upper=False), theirs[met]
-                slower = float(model.slowdown(mine, there, typical).max())
-                typical = experience.shift(kinds[people[met]], own, upper=False)
-                lost = 1.0 - 1.0 / model.slowdown(there, mine, typical)
-                return Seat(flat, slower, float(lost.sum()), float((lost * look.width[met]).sum()))
+                return _typical(flat, mine, theirs[met], own, kinds[people[met]], look.width[met], experience)
         return None
 
     def _singles(self) -> _Look:
@@ -253,3 +247,10 @@ class Cluster:
         index[free] = len(people) + 1
         width = np.asarray([len(self.held[int(job)]) for job in people], np.int64)
         return _Look(people, width, index, (one | free).sum(1))
+
+
+def _typical(gpus: I8, mine: F8, theirs: F8, own: int, kinds: I8, width: I8, experience: Experience) -> Seat:
+    """A seat beside these, with what it typically costs. `own`, `kinds`: of the job and of its neighbours."""
+    slower = experience.model.slowdown(mine, theirs, experience.shift(own, kinds, upper=False))
+    lost = 1.0 - 1.0 / experience.model.slowdown(theirs, mine, experience.shift(kinds, own, upper=False))
+    return Seat(gpus, float(slower.max()), float(lost.sum()), float((lost * width).sum()))

@@ -51,6 +51,10 @@ class JobSeen:
     workload: str = ""
     placeable: bool = False
     """Its gate is a pod's scheduling gate, so nodes can be preferred before it comes off."""
+    share: str = ""
+    """What its owner and its queue's administrator opted in to: `host`, another job beside it; `guest`, also to be
+    that job, which may be stopped and started again; empty: neither."""
+    kueue_queue: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,12 +249,15 @@ class SchedulingController:
 
     def _share(self, snapshot: Snapshot, jobs: Sequence[JobSeen], state: QueueState) -> None:
         """Seats who does not fit alone beside a job that it does not slow much, on nodes that share GPUs anyway."""
-        # only on nodes that give a GPU to several pods: elsewhere the device plugin would not place them so
+        # only on nodes that give a GPU to several pods: elsewhere the device plugin would not place them so; and
+        # not where somebody runs who did not opt in
         elsewhere = np.ones(snapshot.shape.nodes, bool)
         elsewhere[sorted(snapshot.shares - snapshot.sick)] = False
+        elsewhere[sorted({node for job in jobs if not job.share for node in job.nodes})] = True
         worth = Worth(state)
         for number in list(state.queue):
-            seat = state.seat(number, elsewhere) if jobs[number].placeable else None
+            may = jobs[number].placeable and jobs[number].share == "guest"
+            seat = state.seat(number, elsewhere) if may else None
             if seat is not None and worth.sharing(number, seat):
                 self._shared.add(jobs[number].name)
                 self._said(snapshot, jobs, state, number, seat)

@@ -26,7 +26,7 @@ from nightshift.collectors.base import Permanent
 
 F8 = NDArray[np.float64]
 I8 = NDArray[np.int64]
-MEMORY_SHARE = 0.9
+MEMORY_SHARE = 0.8
 """Of a card's memory two jobs may fill together, by their highest known use."""
 QUANTILE = 0.9
 KINDS = ("language", "vision", "input_bound", "simulation")

@@ -151,6 +151,7 @@ class ShortWorkFirst:
 
     looks: int = 256
     """Of the order so many are tried, so that a decision's cost is bounded."""
+    patience: float = PATIENCE
 
     def __call__(self, state: QueueState) -> None:
         backfill(state, self.order(state)[: self.looks])
@@ -169,7 +170,7 @@ class ShortWorkFirst:
 
     def due(self, state: QueueState) -> set[int]:
         """Who is passed over no more."""
-        patience_s = PATIENCE * state.long_wait_s()
+        patience_s = self.patience * state.long_wait_s()
         return {job for job in state.queue if state.waited_s(job) >= patience_s}
 
 

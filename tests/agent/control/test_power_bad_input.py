@@ -159,7 +159,7 @@ def test_a_node_agent_that_says_done_and_does_nothing_is_locked_out(agent: NodeA
     assert daemon.limits() == before, "an honest answer later does not undo it"
 
 
-@pytest.mark.parametrize("what", ["speed", "draw", "limit", "negative", "infinite", "nothing"])
+@pytest.mark.parametrize("what", ["speed", "draw", "zero", "limit", "negative", "infinite", "nothing"])
 def test_state_that_is_missing_or_no_number_lets_the_fallback_control(agent: NodeAgent, what: str) -> None:
     """The receipt says so and is plain JSON; no limit goes down on it, but for the breaker, which sends a rack
     whose draw is not known to its nodes' fallback."""
@@ -170,8 +170,8 @@ def test_state_that_is_missing_or_no_number_lets_the_fallback_control(agent: Nod
             draw[:] = math.nan
         if what in ("limit", "nothing"):
             limit[:] = math.nan
-        if what in ("negative", "infinite"):
-            draw[:] = -1.0 if what == "negative" else math.inf
+        if what in ("zero", "negative", "infinite"):
+            draw[:] = {"zero": 0.0, "negative": -1.0, "infinite": math.inf}[what]
         gone = what in ("speed", "nothing")
         return np.column_stack([draw, limit]), np.full(2, math.nan) if gone else times
 

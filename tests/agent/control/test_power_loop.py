@@ -7,7 +7,7 @@ import json
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from nightshift.agent.approvals.policy_gate import PolicyGate
 from nightshift.agent.clock import SteppedClock
 from nightshift.agent.control.power_decision import load
 from nightshift.agent.control.power_interfaces import Around
-from nightshift.agent.control.power_loop import PowerLoop
+from nightshift.agent.control.power_loop import PowerLoop, PowerState
 from nightshift.agent.settings import Settings
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Frame, SeriesIndex, StepSeries
@@ -83,6 +83,8 @@ class World:
     next_s: float = 1000.0
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(5))
     blind: bool = False
+    hot: bool = False
+    """Its GPUs are slowed by heat, and say so."""
 
     def run(self, windows: int, curve: Curve = EASY) -> None:
         for _ in range(windows):
@@ -100,11 +102,11 @@ class World:
         draw = np.array([float(curve.draw(w)) for w in limits]) * (1 + 0.01 * self.rng.normal(size=8))
         values = np.column_stack([draw, np.full(8, math.nan) if self.blind else limits])
         index = SeriesIndex(SubjectKind.GPU, tuple(gpus))
-        at = np.full((1, 2), self.now_s)
-        frame = Frame(
-            self.now_s, index, ("gpu_power_w", "gpu_power_limit_w"), values, at, np.zeros(8, dtype=np.int64)
-        )
-        pace_s = 0.5 * float(1.0 + curve.slowdown(limits.min()))
+        names = ("gpu_power_w", "gpu_power_limit_w", "gpu_throttle_reasons")
+        values = np.column_stack([values, np.full(8, 0x40 if self.hot else 0)])
+        at = np.full((1, 3), self.now_s)
+        frame = Frame(self.now_s, index, names, values, at, np.zeros(8, dtype=np.int64))
+        pace_s = 0.5 * float(1.0 + curve.slowdown(limits.min())) * (1.5 if self.hot else 1.0)
         found = []
         while self.next_s < self.now_s:
             found.append(self.next_s)
@@ -340,3 +342,42 @@ def test_a_daemon_with_power_control_shadows_and_stands_its_policy_up(tmp_path: 
     finally:
         app.stop()
     assert app.metrics.registry.get_sample_value("nightshift_power_decisions_total", {"outcome": "failed"}) is None
+
+
+def test_a_card_throttled_by_heat_teaches_nothing_and_is_not_blamed_on_its_limit() -> None:
+    w = world()
+    w.run(30)
+    gang, lowest = w.loop._beliefs.gangs[JOB], min(w.cluster.limit.values())
+    taken = gang.jobs.windows.count.sum()
+    w.hot = True
+    w.run(6)
+    assert gang.jobs.windows.count.sum() == taken
+    assert w.kept[-1][0].seen["throttled"] is True
+    w.hot = False
+    reached = []
+    for _ in range(8):  # one of them may be a look at the reference
+        w.run(1)
+        reached.append(min(w.cluster.limit.values()))
+    assert gang.jobs.windows.count.sum() > taken, "it continues as before"
+    assert not w.loop._memory.locked_until_s
+    assert min(reached) <= lowest + 7_000
+
+
+def test_the_next_run_of_a_workload_starts_from_its_last_one_over_a_restart() -> None:
+    state: list[bytes] = []
+    w = world(store=state.append)
+    w.run(40)
+    gang = w.loop._beliefs.gangs[JOB]
+    assert gang.memorable
+    beliefs = w.loop._beliefs
+    beliefs._remember({})  # its job is gone
+    (key,) = beliefs.workloads
+    assert key.startswith("team-a/train|")
+    w.loop._keep_state()
+    again = PowerState.read(state[-1])
+    assert list(again.workloads) == [key]
+    window = replace(w.loop._windows.peek(w.now_s)[0], job="team-a/train-2", workload=key)
+    begun = beliefs._begun([window], int(gang.jobs.lowest[0]))
+    assert int(begun.jobs.last[0]) == int(gang.jobs.home[0])
+    assert begun.jobs.past.count.sum() > 0
+    assert not beliefs._begun([window], int(gang.jobs.lowest[0]) + 1).jobs.past.count.any(), "another kind of GPU"

@@ -246,18 +246,28 @@ def test_a_pod_prefers_the_node_of_our_order_and_keeps_off_one_with_an_incident(
     assert kept[-1].mismatch == ""
 
 
-@pytest.mark.parametrize("strategy", ["time-slicing", "none"])
+@pytest.mark.parametrize(
+    ("strategy", "host", "guest"),
+    [
+        ("time-slicing", "host", "guest"),
+        ("none", "host", "guest"),
+        ("time-slicing", "host", "host"),
+        ("time-slicing", "", "guest"),
+    ],
+)
 def test_on_a_node_that_shares_its_gpus_a_job_starts_beside_one_that_it_does_not_slow_much(
-    cluster: Cluster, resource: str, strategy: str
+    cluster: Cluster, resource: str, strategy: str, host: str, guest: str
 ) -> None:
-    """And on one that does not, it waits: its neighbour stays a suggestion to people."""
+    """And on one that does not, or where an owner did not opt in, it waits: its neighbour stays a suggestion."""
     shared, other = gpu_node(cluster, resource, 8), gpu_node(cluster, resource, 4)
     labels = {"nvidia.com/gpu.sharing-strategy": strategy, "nvidia.com/gpu.replicas": "2"}
     cluster.core.patch_node(shared, {"metadata": {"labels": labels}})
     count = 4 if strategy == "time-slicing" else 8
-    pod(cluster, "mild", resource, count, gated=False, nodeName=shared)
+    may = (strategy, host, guest) == ("time-slicing", "host", "guest")
+    as_host, as_guest = ({"annotations": {"nightshift.dev/share": said}} if said else {} for said in (host, guest))
+    pod(cluster, "mild", resource, count, gated=False, nodeName=shared, metadata=as_host)
     pod(cluster, "unlike", resource, 4, gated=False, nodeName=other)
-    pod(cluster, "next-2", resource, count)
+    pod(cluster, "next-2", resource, count, metadata=as_guest)
     light, heavy = np.asarray([0.45, 0.04, 0.04, 0.2]), np.asarray([1.0, 0.9, 0.9, 0.9])
     with loop_on(cluster, resource) as (loop, kept):
         means = loop.loads._means
@@ -269,9 +279,9 @@ def test_on_a_node_that_shares_its_gpus_a_job_starts_beside_one_that_it_does_not
         assert loop.controller.failures == {}
     (receipt,) = [each for each in kept if each.job.endswith("/next-2")][-1:]
     assert f"{cluster.namespace}/mild on {shared}" in receipt.seen["beside"]
-    assert receipt.seen["shares"] == (count == 4)
-    assert (CONTROLLER not in gates(cluster, "next-2")) == (count == 4)
-    assert preferred(cluster, "next-2") == ([("In", [host_of(cluster, shared)])] if count == 4 else [])
+    assert receipt.seen["shares"] == may
+    assert (CONTROLLER not in gates(cluster, "next-2")) == may
+    assert preferred(cluster, "next-2") == ([("In", [host_of(cluster, shared)])] if may else [])
 
 
 def test_whoever_people_put_first_goes_first_and_who_opted_out_goes_at_once(

@@ -203,7 +203,7 @@ def test_constants_are_chosen_without_the_group_that_they_are_judged_on() -> Non
     """Of two settings, the reckless one is never taken, since it breaks the budget on the others; a group that is
     all there is cannot be left out."""
     curves = CURVES[:12]
-    cares = (descent.DescentCare(), descent.DescentCare(sure=-3.0, surer=-3.0, stay_sure=-3.0))
+    cares = (descent.DescentCare(), descent.DescentCare(sure=-3.5, surer=-3.0))
     found = left_out(curves, {"gpu": ["a"] * 6 + ["b"] * 6}, cares, BANK, (1, 2), 60)
     assert [row["left out"] for row in found] == ["gpu", "gpu"]
     assert all(c["sure"] == cares[0].sure for row in found for c in row["constants"].values())

@@ -243,7 +243,7 @@ def test_sharing_stops_while_more_wait_than_would_without_it() -> None:
 
 def test_nobody_shares_where_little_is_to_be_won_and_sharing_is_bolder_where_much_is() -> None:
     simulation = Simulation(JOBS, SchedulingWorld(), twin=True)
-    state, policy = simulation.state, policies.Steering()
+    state, policy = simulation.state, policies.Steering(from_pressure=3.0, bold_pressure=4.0)
     assert state.twin is not None
     state.done_s[0] = 1000.0
     for waited_s, pays, care in ((2900.0, False, policies.CAREFULLY), (3100.0, True, policies.CAREFULLY),

@@ -76,7 +76,7 @@ class PowerEnv(VecEnv):
         speed = (1.0 + self.noise * self.rng.normal(size=n)) / t
         drawn = p * (1.0 + self.noise * self.rng.normal(size=n))
         seen = descent.look(self.jobs, self.level, speed, drawn, self.bank, self.care)
-        self.low, self.keep = descent.reachable(seen, self.jobs.home, self.jobs.lowest, self.care)
+        self.low, self.keep = descent.reachable(seen, self.jobs, self.care)
         found = features(self.jobs, seen, self.low, self.care)
         # a feature is NaN until its first reference; a network has no number for that
         found = np.nan_to_num(found, nan=0.0, posinf=10.0, neginf=-10.0)

@@ -21,6 +21,8 @@ from nightshift.controllers.power.curves import LEVELS, Curve, Floats, on_levels
 WINDOW_S = 30.0
 HOST_SHARE = 0.3
 """Of a node's draw at the highest limit that is not the GPU's."""
+CLEARLY = 0.0025
+"""Slowdown beyond the budget from which a window is over by more than a hair's breadth."""
 
 
 class Controller(Protocol):
@@ -42,8 +44,9 @@ class EnergyLedger:
 
     `saved`, `oracle`, `node_saved`: energy per work. `over`: job-windows beyond the budget, of which `exploring`
     were the first at a level lower than any before, and `changed` came after a change of phase and before the
-    controller was back at the reference; in the rest it had settled too low. `beyond`: beyond the budget and one
-    point more.
+    controller was back at the reference; in the rest it had settled too low. `clearly`: beyond the budget and a
+    quarter of a point more; `beyond`: and one point more. `excess`: slowdown beyond the budget, the mean over all
+    windows.
     """
 
     saved: Floats
@@ -52,7 +55,9 @@ class EnergyLedger:
     over: Floats
     exploring: Floats
     changed: Floats
+    clearly: Floats
     beyond: Floats
+    excess: Floats
     switches: Floats  # changes of the limit per job and hour
 
     def of(self, rows: Sequence[int] | None = None) -> PowerScore:
@@ -76,7 +81,9 @@ class PowerScore:
     over: float
     exploring: float
     changed: float
+    clearly: float
     beyond: float
+    excess: float
     switches: float
 
     @property
@@ -109,18 +116,19 @@ def ledger(
     windows: int = 240,
     noise: float = 0.01,
     phases: Sequence[tuple[int, Sequence[Curve]]] = (),
+    pace: Floats | None = None,
 ) -> EnergyLedger:
     """`phases`: (window, curves of all jobs from then on). The oracle is of the first phase's curves, or the mean
-    over the phases weighted by their windows."""
+    over the phases weighted by their windows. `pace` [n]: work per second at the highest limit; none: drawn."""
     rng = np.random.default_rng(seed)
     n = len(curves)
     rows = np.arange(n)
     schedule = {0: list(curves), **{at: list(later) for at, later in phases}}
     # as in a cluster, where a job's speed is in steps of its own: no controller may rely on its size
-    scale = rng.uniform(0.5, 200.0, n)
+    scale = rng.uniform(0.5, 200.0, n) if pace is None else pace
     level = controller.start(lowest_levels(curves), budget, rng)
     energy, work, free, host, oracle = (np.zeros(n) for _ in range(5))
-    over, exploring, changed, beyond, switches = (np.zeros(n) for _ in range(5))
+    over, exploring, changed, clearly, beyond, excess, switches = (np.zeros(n) for _ in range(7))
     lowest_seen, stale = np.full(n, N), np.zeros(n, dtype=bool)
     time, draw = on_levels(curves)
     best = np.zeros(n)
@@ -142,7 +150,9 @@ def ledger(
         over += slow
         changed += slow & stale
         exploring += slow & ~stale & (level < lowest_seen)
+        clearly += t - 1.0 > budget + CLEARLY + 1e-9
         beyond += t - 1.0 > budget + 0.01 + 1e-9
+        excess += np.maximum(t - 1.0 - budget, 0.0)
         lowest_seen = np.minimum(lowest_seen, level)
         seen = scale / t * (1.0 + noise * rng.normal(size=n))
         drawn = p * (1.0 + noise * rng.normal(size=n))
@@ -156,7 +166,9 @@ def ledger(
         over / windows,
         exploring / windows,
         changed / windows,
+        clearly / windows,
         beyond / windows,
+        excess / windows,
         switches / (windows * WINDOW_S / 3600.0),
     )
 

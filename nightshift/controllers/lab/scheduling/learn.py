@@ -17,7 +17,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from scipy import stats
 
-from nightshift.controllers.lab.learnable import environment_sha256, exported, normaliser
+from nightshift.controllers.lab.learnable import environment_sha256, exported, normaliser, rollout_report
 from nightshift.controllers.lab.scheduling import trace
 from nightshift.controllers.lab.scheduling.simulate import SchedulingWorld, Simulation
 from nightshift.controllers.policy_file import Interface, Network, Normaliser, PolicyFile
@@ -214,7 +214,6 @@ class SchedulingLearnable:
         import torch
         from gymnasium.wrappers import TransformObservation
         from sb3_contrib import MaskablePPO
-        from stable_baselines3.common.callbacks import BaseCallback
 
         total = steps or STEPS
         # sums over threads come in any order: the same seed would not give the same policy
@@ -224,13 +223,6 @@ class SchedulingLearnable:
         env = TransformObservation(
             raw, lambda o: scale(np.asarray(o, float)).astype(np.float32), raw.observation_space
         )
-
-        class Progress(BaseCallback):
-            def _on_step(self) -> bool:
-                return True
-
-            def _on_rollout_end(self) -> None:
-                say(f"{self.num_timesteps}/{total} steps")
 
         model = MaskablePPO(
             "MlpPolicy",
@@ -244,7 +236,7 @@ class SchedulingLearnable:
             seed=seed,
             device="cpu",
         )
-        model.learn(total, callback=Progress())
+        model.learn(total, callback=rollout_report(lambda: say(f"{model.num_timesteps}/{total} steps")))
         training = {
             "algorithm": "MaskablePPO",
             "environment_sha256": environment_sha256(SOURCES),
