@@ -22,7 +22,7 @@ from nightshift.agent.presentation.line_chart import Chart
 from nightshift.agent.presentation.plan_diff import DiffLine, against, effect
 from nightshift.agent.rca.question import as_checked, spoken
 from nightshift.agent.rca.summary import as_shown, headline_of, in_short, reading_quotes, what_became
-from nightshift.agent.store.diagnosis import Evidence
+from nightshift.agent.store.diagnosis import CHANGED, CHANGED_S, Evidence
 from nightshift.agent.store.incident import CLOSABLE, Incident, contest_of, half_done, taken_on
 from nightshift.agent.store.records import dump
 from nightshift.collectors.seal import sha256_hex
@@ -74,7 +74,11 @@ class Pages:
         shown = incident_view.charts(incident, self._parts.history, now_s)
         cited: list[tuple[Evidence, Chart | None, str]] = []
         others: list[tuple[Evidence, Chart | None, str]] = []
+        changed: set[str] = set()
+        changed_s = None
         if incident.diagnosis is not None:
+            changed = set(str(incident.diagnosis.facts.get(CHANGED, "")).split("\n"))
+            changed_s = incident.diagnosis.facts.get(CHANGED_S)
             ids = {id_ for claim in incident.diagnosis.claims for id_ in claim.evidence_ids}
             for item in incident.diagnosis.evidence:
                 chart = incident_view.evidence_chart(item, onset_s)
@@ -86,6 +90,8 @@ class Pages:
             incident=incident,
             headline=headline_of(incident),
             in_short=in_short(incident, now_s),
+            changed=changed,
+            changed_s=changed_s,
             model_quotes=[quote for _, quote in reading_quotes(incident)],
             taken=taken_on(incident.history),
             contest=contest_of(incident),
@@ -223,9 +229,12 @@ class Pages:
 
 
 def _how_far(incident: Incident, questions: Sequence[Question]) -> str:
-    """How far a language model is with an incident and its questions, as a short word that changes with it."""
+    """How far a language model is with an incident and its questions, and when its diagnosis was renewed, as a short
+    word that changes with them."""
     parts = [*([incident.reading] if incident.reading is not None else []), *(asked.answer for asked in questions)]
-    return sha256_hex("".join(map(dump, parts)).encode())[:12] if parts else ""
+    renewed_s = incident.diagnosis.facts.get(CHANGED_S, "") if incident.diagnosis is not None else ""
+    told = f"{renewed_s}{''.join(map(dump, parts))}"
+    return sha256_hex(told.encode())[:12] if told else ""
 
 
 def _text(content: bytes) -> str:

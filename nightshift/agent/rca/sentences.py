@@ -16,10 +16,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from nightshift.agent.rca.figures import Ungrounded
 from nightshift.agent.rca.grounding import (
     MAX_QUOTE_CHARS,
     MIN_QUOTE_CHARS,
-    Ungrounded,
     clock_of,
     dated_lines,
     has_words,

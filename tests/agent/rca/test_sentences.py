@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.sentence_traps import CONTEXT, EVIDENCE, HONEST, HONEST_AFTER, TRAPS, TRAPS_AFTER, refusal
-from nightshift.agent.rca.grounding import Ungrounded
+from nightshift.agent.rca.figures import Ungrounded
 from nightshift.agent.rca.sentences import quote_under, turns_round
 
 MISREAD = {"Rank 1 did not arrive, so rank 0 stalled at the barrier."}
