@@ -126,7 +126,7 @@ TABLES = (
             Row("actions × faults that last: with a person, or done", "results/lasting", _passed, "every cell"),
             Row("SIGKILL at each arrow and command: nothing twice", "results/kills", _passed, "every place"),
             Row("Xid 48: drained after the approval, longest of 3", "results/xid48/most_s", number(" s"), "≤ 10 s"),
-            Row("drains told apart as ours or another's", "results/whose", _passed, "all"),
+            Row("drains told apart as ours or another's", "results/own_drains", _passed, "all"),
             Row("sites: failover, roles, power saving, programs: right", "results/sites", _passed, "all"),
             Row("a person drains within 120 ms of our drain: lost", "results/races/drain", _lost),
             Row("… within 120 ms of our undo: lost", "results/races/undo", _lost),

@@ -51,8 +51,26 @@ MODEL_BESIDE = Table(
     ),
 )  # fmt: skip
 
+SENTENCES = Table(
+    "Numbers in sentences, evaluated again from their evidence",
+    "sentence_figures",
+    "python -m benchmarks.sentence_figures",
+    (
+        Row("incidents, and numbers in their sentences", "results", lambda r: f"{r['incidents']}, {r['numbers']}"),
+        Row("numbers of claims that the evidence contradicts", "results/claims_contradicted", number("", 1, 0), "0"),
+        Row("numbers of claims that no evidence proves", "results/claims_unproven", number("", 1, 0), "0"),
+        Row("numbers of summaries that their finding does not keep", "results/summaries_unproven",
+            number("", 1, 0), "0"),
+        Row("wrong numbers planted in claims, and found", "results",
+            lambda r: f"{r['planted_found']} of {r['planted']}", "all"),
+    ),
+    "The checker shares no code with the product. A summary's number counts as kept if a fact, a time or a shown value "
+    "of its finding is that number.",
+)  # fmt: skip
+
 TABLES = (
     RCA_EVALS,
+    SENTENCES,
     MODEL_BESIDE,
     Table(
         "People in Slack",

@@ -209,7 +209,7 @@ def _since(incident: Incident) -> tuple[str, str]:
     last = incident.history[-1] if incident.history else None
     if last is None:
         return sentence(incident.state), ""
-    return f"{sentence(last.after)}, {clock_time(last.at_s)}", f"{sentence(last.cause)} by {last.by}"
+    return f"{sentence(last.after)}, {clock_time(last.at_s)}", sentence(last.cause)
 
 
 def _holder(incident: Incident) -> tuple[str, str]:
