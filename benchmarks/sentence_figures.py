@@ -387,12 +387,16 @@ def main() -> None:
     write(
         "sentence_figures",
         {
-            "commit": commit(), "seed": args.seed, "draws": args.draws, "reports": args.reports,
-            "demo_seeds": list(DEMO_SEEDS),
+            "commit": commit(), "seed": args.seed, "part": args.only or "all",
             "incidents": total["incidents"],
             "numbers": sum(v for k, v in total.items() if k.startswith(("claims_", "summaries_"))),
             "planted": total["planted"], "planted_found": total["planted_found"],
-            **{f"{part}_{kind}": total[f"{part}_{kind}"] for part in ("claims", "summaries") for kind in kept},
+            # a part that read no summaries says nothing of them
+            **{
+                f"{part}_{kind}": total[f"{part}_{kind}"] if any(k.startswith(part) for k in total) else None
+                for part in ("claims", "summaries")
+                for kind in kept
+            },
             "by_source": {name: dict(sorted(counts.items())) for name, counts in sorted(by.items())},
             "wrong": dict(wrong.most_common(SHOWN)),
         },

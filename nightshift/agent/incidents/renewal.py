@@ -32,19 +32,19 @@ def called_for(diagnosis: Diagnosis) -> tuple[object, ...]:
     return diagnosis.cause, diagnosis.facts.get("recovery_action"), diagnosis.facts.get("subject")
 
 
-def renewed(before: Diagnosis, now: Diagnosis, at_s: float) -> Diagnosis | None:
+def renewed(present: Diagnosis, successor: Diagnosis, at_s: float) -> Diagnosis | None:
     """The later diagnosis with its changed sentences marked; None where it says nothing new, or knows less."""
-    old = {claim.sentence for claim in before.claims}
-    new = [claim.sentence for claim in now.claims if claim.sentence not in old]
-    same = called_for(now) == called_for(before)
-    if not new and same and now.confidence is before.confidence and now.headline == before.headline:
+    old = {claim.sentence for claim in present.claims}
+    new = [claim.sentence for claim in successor.claims if claim.sentence not in old]
+    same = called_for(successor) == called_for(present)
+    alike = successor.confidence is present.confidence and successor.headline == present.headline
+    if not new and same and alike:
         return None
     # after a restart the history is short: what was proven then is still true
-    if same and (_LEVELS.index(now.confidence), len(now.claims)) < (_LEVELS.index(before.confidence), 1):
+    vaguer = _LEVELS.index(successor.confidence) < _LEVELS.index(present.confidence)
+    if same and (vaguer or len(successor.claims) < len(present.claims)):
         return None
-    if same and len(now.claims) < len(before.claims):
-        return None
-    return replace(now, facts={**now.facts, CHANGED: "\n".join(new), CHANGED_S: at_s})
+    return replace(successor, facts={**successor.facts, CHANGED: "\n".join(new), CHANGED_S: at_s})
 
 
 class Renewals:
