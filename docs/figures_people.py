@@ -65,7 +65,7 @@ SENTENCES = Table(
             lambda r: f"{r['planted_found']} of {r['planted']}", "all"),
     ),
     "The checker shares no code with the product. Part `drawn`: faults, noise, gaps, windows and clocks are drawn, "
-    "and the rules diagnose them. The demo and the recordings are other parts of this benchmark, not run to their end.",
+    "and the rules diagnose them. The demo and the recordings are other parts of it, not run to their end.",
 )  # fmt: skip
 
 TABLES = (
