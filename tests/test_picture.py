@@ -27,4 +27,4 @@ def test_the_readmes_picture_is_of_todays_console() -> None:
     with docs.console() as (url, path), Image.open(docs.PICTURE) as picture:
         assert picture.size == (1280, 800)
         assert docs.fingerprint(url, path) == docs.fingerprint(url, path)
-        assert picture.text[docs.SHOWS] == docs.fingerprint(url, path), "run `python docs/picture.py`"
+        assert picture.info[docs.SHOWS] == docs.fingerprint(url, path), "run `python docs/picture.py`"

@@ -85,7 +85,7 @@ class MemoryLeak:
     ...     return {g: {"gpu_memory_used_bytes": b, "gpu_memory_free_bytes": 80e9 - b} for g, b in used.items()}
     >>> show(MemoryLeak(), [tick(START_S + 5 * n, rows(n)) for n in range(160)])
     260 s: firing gpu_memory_leak gpu:GPU-0
-        GPU memory climbs +26.82 GiB/h for 3 min; the job's 7 other ranks +0.00 GiB/h; limit in 1.3 h
+        GPU memory climbs: 1.34 GiB in 3 min, by now +26.82 GiB/h; the job's 7 other ranks +0.00 GiB; limit in 1.3 h
     """
 
     plugin: ClassVar[str] = "memory_leak"
