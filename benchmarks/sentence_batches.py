@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nightshift.agent.rca.grounding import Ungrounded
+from nightshift.agent.rca.figures import Ungrounded
 from nightshift.agent.rca.sentences import quote_under
 from nightshift.agent.store.diagnosis import FACTS, LOG, SERIES, Evidence
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.report import write
 from benchmarks.sentence_batches import BATCHES, Batch
-from nightshift.agent.rca.grounding import Ungrounded
+from nightshift.agent.rca.figures import Ungrounded
 from nightshift.agent.rca.sentences import quote_under
 from nightshift.agent.store.diagnosis import FACTS, LOG, SERIES, Evidence
 from nightshift.version import commit

@@ -96,8 +96,8 @@ TABLES = (
             Row("good runs refused", "results/good/refused", _COUNT, "0"),
             Row("one quick test of one GPU", "results/quick/took_s", number(" s", 1.0, 1), "≤ 90 s"),
         ),
-        "Faults that show only when warm were not reached in this run. Ten good runs say little of a rate; the stated "
-        "chance of a refusal is 1 in 100,000 for each run.",
+        "Faults that show only when warm were not reached in this run. Ten good runs say little of a rate; the "
+        "stated chance of a refusal is 1 in 100,000 for each run.",
     ),
     Table(
         "ETTR of one training over 9,600 GPUs on Llama 3's failure mix, simulated",

@@ -21,7 +21,7 @@ from benchmarks.incidents.world import World
 from examples.demo.serving import CADVISOR, DCGM, KERNEL_LOG
 from nightshift.agent.correlation.correlate import DecisionVerb, KnownIncident, correlate
 from nightshift.agent.incidents.advisor import Advisor
-from nightshift.agent.incidents.stages import called_for
+from nightshift.agent.incidents.renewal import called_for
 from nightshift.agent.rca.grounding import ground
 from nightshift.agent.rca.investigate import Investigator
 from nightshift.agent.rca.model import Model, ModelSettings

@@ -48,6 +48,7 @@ from nightshift.agent.setup.power import build_power
 from nightshift.agent.setup.practice import Practice
 from nightshift.agent.setup.scheduling import build_scheduling
 from nightshift.agent.store.election import build as build_election
+from nightshift.agent.store.incident import TEST_TITLE
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.store.process_clock import tell_time
 from nightshift.collectors.base import Permanent, Temporary
@@ -216,6 +217,7 @@ class App:
             self.keeping.turn(now_s)
             self.returns.turn(now_s)
             self.practice.rollouts.turn(now_s)
+            self.practice.end_forgotten_drills(now_s)
         if look.decisions:
             self.lifecycle.wake()
             self.doors.wake()
@@ -358,7 +360,8 @@ class App:
 
     def metrics_page(self) -> bytes:
         with suppress(Temporary, Permanent):  # the page says the rest while the store is away
-            self.metrics.observe_incidents(incident.state for incident in self.store.open_incidents())
+            real = (row for row in self.store.open_incidents() if not row.title.startswith(TEST_TITLE))
+            self.metrics.observe_incidents(row.state for row in real)
             with self.store.database.read() as connection:
                 self.metrics.observe_returns(days_out(cases(connection), self.clock.now_s()))
             self.metrics.observe_goodput(*figures_of(self.goodput.ledger.recent))

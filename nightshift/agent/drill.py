@@ -15,10 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
+from nightshift.agent.approvals.gate import Gate
+from nightshift.agent.approvals.policy import Person, Role
 from nightshift.agent.construct import build_detectors
 from nightshift.agent.incidents.advisor import Advisor
 from nightshift.agent.settings import DetectorEntries
+from nightshift.agent.store.incident import TEST_TITLE as TITLE
 from nightshift.agent.store.incident import Incident
+from nightshift.agent.store.incident_store import Store
 from nightshift.collectors.base import Permanent
 from nightshift.collectors.frame import Frame, Instant, LogRecord, SeriesIndex, SourceStatus
 from nightshift.collectors.history import History
@@ -65,6 +69,32 @@ class DrillScene:
     history: History
     inventory: Inventory
     findings: tuple[Finding, ...]
+
+
+FORGOTTEN_S = 3600.0
+"""A drill that no one decides, and of which no command waits, ends by itself after so long."""
+
+
+def end_forgotten(store: Store, gate: Gate, now_s: float) -> int:
+    """Ends the drills that are open for too long; returns how many."""
+    ended = 0
+    for row in store.open_incidents():
+        if not row.title.startswith(TITLE) or now_s - row.opened_s < FORGOTTEN_S:
+            continue
+        incident = store.incident(row.id)
+        if not is_drill(incident):
+            continue
+        end_findings(store, incident)
+        by = Person(MARK, frozenset({Role.ADMIN}), "daemon")
+        ended += gate.close(row.id, by, "no decision: the drill is over").changed
+    return ended
+
+
+def end_findings(store: Store, incident: Incident) -> None:
+    """Clears what a drill made up: nothing real ever does."""
+    for stored_finding in incident.findings:
+        if stored_finding.state is State.FIRING:
+            store.update_finding(incident.id, replace(stored_finding.finding, state=State.CLEAR))
 
 
 def is_drill(incident: Incident) -> bool:

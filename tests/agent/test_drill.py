@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from dataclasses import replace
@@ -15,7 +16,8 @@ from typer.testing import CliRunner
 from nightshift.agent.__main__ import app as command_line
 from nightshift.agent.app import App
 from nightshift.agent.approvals.policy import Person, Role
-from nightshift.agent.drill import FACT, MARK, SCRIPTS, is_drill, is_drills, stage
+from nightshift.agent.approvals.scoreboard import Scoreboard
+from nightshift.agent.drill import FACT, FORGOTTEN_S, MARK, SCRIPTS, end_forgotten, is_drill, is_drills, stage
 from nightshift.agent.rca.summary import headline_of
 from nightshift.agent.settings import load
 from nightshift.agent.store.incident import IncidentState
@@ -91,6 +93,24 @@ def test_a_drill_is_diagnosed_decided_and_closed_on_a_simulated_actuator(daemon:
     assert fleet.cluster.effects() == []
     assert len(app.practice.drills.actuator.cluster.effects()) == (decision == "approve")
     assert app.practice._begun() == []
+
+
+def test_a_drill_that_everyone_forgot_ends_by_itself_and_no_figure_counts_it(daemon: Any) -> None:
+    """Its command was killed, and no one decides."""
+    app, _ = daemon
+    now_s = app.clock.now_s()
+    told = stage("ecc", float(round(now_s)))
+    incident = app.store.open_incident("TEST: drill ecc", told.findings, note="a drill")
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not app.store.incidents([IncidentState.AWAITING_APPROVAL]):
+        time.sleep(0.05)
+    assert end_forgotten(app.store, app.gate, now_s + FORGOTTEN_S - 60.0) == 0
+    counted = re.findall(rb'^nightshift_incidents\{state="(\w+)"\} (\S+)', app.metrics_page(), re.M)
+    assert counted
+    assert {float(count) for _, count in counted} == {0.0}
+    assert Scoreboard(app.store.database, app.settings.autonomy).ratings(now_s + 60.0) == []
+    assert end_forgotten(app.store, app.gate, now_s + FORGOTTEN_S + 60.0) == 1
+    assert app.store.incident(incident).state is IncidentState.RESOLVED
 
 
 def test_a_real_incident_is_never_sent_to_the_drill_s_cluster(daemon: Any) -> None:

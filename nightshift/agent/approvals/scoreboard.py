@@ -25,9 +25,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nightshift.agent.approvals.manual_fixes import noted
 from nightshift.agent.store.database import Database
-from nightshift.agent.store.incident import Cause
+from nightshift.agent.store.incident import TEST_TITLE, Cause
 from nightshift.agent.store.records import load
-from nightshift.agent.store.tables import plans, steps
+from nightshift.agent.store.tables import incidents, plans, steps
 from nightshift.collectors.subject import SubjectKind
 from nightshift.controllers.action import Action, ActionKind
 
@@ -153,7 +153,9 @@ class Scoreboard:
     def _scores(self, now_s: float) -> dict[tuple[str, str], ApprovalScore]:
         since_s = now_s - WINDOW_S
         with self._database.read() as connection:
-            made = connection.execute(sa.select(plans).where(plans.c.at_s >= since_s)).all()
+            real = sa.select(plans).join(incidents, incidents.c.number == plans.c.incident)
+            real = real.where(plans.c.at_s >= since_s, ~incidents.c.title.startswith(TEST_TITLE))
+            made = connection.execute(real).all()
             numbers = sorted({row.incident for row in made})
             moves: dict[int, list[Any]] = defaultdict(list)
             hands: dict[tuple[int, int], str] = {}

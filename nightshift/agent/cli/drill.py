@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from nightshift.agent.cli.terminal import Config, operator, stored
-
-if TYPE_CHECKING:
-    from nightshift.agent.store.incident import Incident
-    from nightshift.agent.store.incident_store import Store
 
 POLL_S = 0.3
 _ASLEEP_S = 20.0
@@ -25,14 +20,17 @@ def drill(
 ) -> None:
     """Open a TEST incident, wait for a decision in Slack, the console or here, then act on a simulated cluster.
     Nothing real is touched."""
-    from nightshift.agent.drill import stage
+    from nightshift.agent.drill import end_findings, stage
+    from nightshift.agent.store.incident import TEST_TITLE
     from nightshift.agent.store.incident import IncidentState as S
 
     with stored(config) as (store, gate, now_s):
         # Whole seconds: the daemon makes the same scene from the time that the findings carry.
         told = stage(name, float(round(now_s)))
         by = operator().identity
-        incident_id = store.open_incident(f"TEST: drill {name}", told.findings, by=by, note="a drill, not a fault")
+        incident_id = store.open_incident(
+            f"{TEST_TITLE}drill {name}", told.findings, by=by, note="a drill, not a fault"
+        )
         typer.echo(f"{incident_id} is open: a TEST. Approve or reject it in Slack, in the console, or by")
         typer.echo(f"  nightshift approve {incident_id}")
         began_s, told_steps, cleared = time.monotonic(), 0, False
@@ -46,7 +44,7 @@ def drill(
                     typer.echo("Drill finished. The actions are recorded in the audit log only.")
                     return
                 if incident.state in (S.CONFIRMING, S.MONITORING, S.ESCALATED) and not cleared:
-                    _clear(store, incident)  # the made-up fault ends with the action, or with the refusal
+                    end_findings(store, incident)  # the made-up fault ends with the action, or with the refusal
                     cleared = True
                 waited_s = time.monotonic() - began_s
                 if incident.state is S.OPEN and waited_s > _ASLEEP_S:
@@ -59,14 +57,6 @@ def drill(
                 time.sleep(POLL_S)
         # An interrupted drill would stay open: nothing real ever clears its findings, and an Xid outlasts silence.
         finally:
-            _clear(store, store.incident(incident_id))
+            end_findings(store, store.incident(incident_id))
             if not cleared:
                 gate.close(incident_id, operator(), "no decision: the drill is over")
-
-
-def _clear(store: Store, incident: Incident) -> None:
-    from nightshift.detectors.base import State
-
-    for stored_finding in incident.findings:
-        if stored_finding.state is State.FIRING:
-            store.update_finding(incident.id, replace(stored_finding.finding, state=State.CLEAR))

@@ -21,9 +21,11 @@ from nightshift.agent.presentation import incident_view
 from nightshift.agent.presentation.line_chart import Chart
 from nightshift.agent.presentation.plan_diff import DiffLine, against, effect
 from nightshift.agent.rca.question import as_checked, spoken
+from nightshift.agent.rca.report import post_mortem
 from nightshift.agent.rca.summary import as_shown, headline_of, in_short, reading_quotes, what_became
-from nightshift.agent.store.diagnosis import Evidence
-from nightshift.agent.store.incident import CLOSABLE, Incident, contest_of, half_done, taken_on
+from nightshift.agent.store.diagnosis import CHANGED, CHANGED_S, Evidence
+from nightshift.agent.store.incident import CLOSABLE, Incident, contest_of, half_done
+from nightshift.agent.store.incident_store import number_of
 from nightshift.agent.store.records import dump
 from nightshift.collectors.seal import sha256_hex
 from nightshift.collectors.subject import Subject, SubjectKind
@@ -45,6 +47,7 @@ class Pages:
         for path, page in (
             ("/incidents/{incident_id}", self.incident),
             ("/incidents/{incident_id}/evidence/{evidence_id}", self.evidence),
+            ("/incidents/{incident_id}/post-mortem.md", self.post_mortem),
             ("/gpus/{uuid}", self.gpu),
             ("/kernels", self.kernels),
             ("/waiting", self.waiting),
@@ -74,7 +77,11 @@ class Pages:
         shown = incident_view.charts(incident, self._parts.history, now_s)
         cited: list[tuple[Evidence, Chart | None, str]] = []
         others: list[tuple[Evidence, Chart | None, str]] = []
+        changed: set[str] = set()
+        changed_s = None
         if incident.diagnosis is not None:
+            changed = set(str(incident.diagnosis.facts.get(CHANGED, "")).split("\n"))
+            changed_s = incident.diagnosis.facts.get(CHANGED_S)
             ids = {id_ for claim in incident.diagnosis.claims for id_ in claim.evidence_ids}
             for item in incident.diagnosis.evidence:
                 chart = incident_view.evidence_chart(item, onset_s)
@@ -86,12 +93,14 @@ class Pages:
             incident=incident,
             headline=headline_of(incident),
             in_short=in_short(incident, now_s),
+            changed=changed,
+            changed_s=changed_s,
             model_quotes=[quote for _, quote in reading_quotes(incident)],
-            taken=taken_on(incident.history),
             contest=contest_of(incident),
             read=read_so_far,
             suppressed=self._site.suppressed(window, [incident]).get(incident.id, ""),
             onset_s=onset_s,
+            glance=incident_view.at_a_glance(incident, self._parts.gpu_hour_price()),
             charts=shown,
             cited=cited,
             others=others,
@@ -141,6 +150,15 @@ class Pages:
                 headers = {"Content-Disposition": f'attachment; filename="{quote(incident_id)}-{quote(item.id)}"'}
                 return Response(item.content, media_type="application/octet-stream", headers=headers)
         raise HTTPException(404, f"{incident_id} has no evidence {evidence_id}")
+
+    def post_mortem(self, request: Request, incident_id: str) -> Response:
+        """A draft of the post-mortem as Markdown, with timeline and evidence; it names what the audit log names."""
+        self._site.of_cluster(request)
+        incident = self._site.window(request).incident(incident_id)
+        records = self._parts.store.audit.records(incident=number_of(incident.id))
+        text = post_mortem(incident, records, self._parts.clock.now_s())
+        headers = {"Content-Disposition": f'attachment; filename="{quote(incident.id)}-post-mortem.md"'}
+        return Response(text.encode(), media_type="text/markdown; charset=utf-8", headers=headers)
 
     def gpu(self, request: Request, uuid: str) -> Response:
         """The last hour of one GPU's signals and its incidents."""
@@ -223,9 +241,12 @@ class Pages:
 
 
 def _how_far(incident: Incident, questions: Sequence[Question]) -> str:
-    """How far a language model is with an incident and its questions, as a short word that changes with it."""
+    """How far a language model is with an incident and its questions, and when its diagnosis was renewed, as a
+    short word that changes with them."""
     parts = [*([incident.reading] if incident.reading is not None else []), *(asked.answer for asked in questions)]
-    return sha256_hex("".join(map(dump, parts)).encode())[:12] if parts else ""
+    renewed_s = incident.diagnosis.facts.get(CHANGED_S, "") if incident.diagnosis is not None else ""
+    told = f"{renewed_s}{''.join(map(dump, parts))}"
+    return sha256_hex(told.encode())[:12] if told else ""
 
 
 def _text(content: bytes) -> str:

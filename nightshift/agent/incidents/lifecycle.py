@@ -30,6 +30,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from nightshift import spans
 from nightshift.agent.correlation.silent_faults import unrepaired
 from nightshift.agent.incidents.node_return import may_be_proposed, stays
+from nightshift.agent.incidents.renewal import Renewals
 from nightshift.agent.incidents.stages import (
     ACTS_ON_THE_WORLD,
     RETRY_MAX_S,
@@ -215,6 +216,7 @@ class Lifecycle:
         self._poll_s = poll_s
         self._leadership = Leadership(parts.store.database, replica, lease_s=lease_s, election=election)
         self._stages = Stages(parts, lambda: self._leadership.leads, replica)
+        self._renewals = Renewals(parts.store, parts.clock, parts.diagnose)
         self._new_queue = new_queue or partial(StageQueue, parts.store.database, replica, WORKERS, poll_s=poll_s)
         self._queue: Queue | None = None
         self._on_its_way: dict[int, float] = {}
@@ -346,6 +348,7 @@ class Lifecycle:
         with self._mutex:
             if self._queue is None or not self._leadership.leads:
                 return None
+            self._renewals.turn()
             due = self._due(now_s)
             # asked only where a row would act: it is one more query at each poll
             if any(_acts(row) for row in due) and self._parts.gate.halted().halted:

@@ -32,6 +32,7 @@ from nightshift.agent.clock import Clock
 from nightshift.agent.correlation.silent_faults import is_unrepaired, open_findings
 from nightshift.agent.incidents.breaker import Breaker
 from nightshift.agent.incidents.node_return import LOOK_AGAIN_S, GivingBack, stays
+from nightshift.agent.incidents.renewal import called_for
 from nightshift.agent.incidents.vendor_evidence import VendorEvidence
 from nightshift.agent.store.diagnosis import Diagnosis
 from nightshift.agent.store.incident import Cause, Incident, IncidentState, half_done, world_says
@@ -665,11 +666,6 @@ class Stages:
 def quiet_since_s(incident: Incident) -> float | None:
     """Since when a confirming incident is quiet: all clear, and counted from after the action. None: it is not."""
     return None if incident.clear_since_s is None else max(incident.clear_since_s, incident.entered_s)
-
-
-def called_for(diagnosis: Diagnosis) -> tuple[object, ...]:
-    """What of a diagnosis decides which repair fits, and where."""
-    return diagnosis.cause, diagnosis.facts.get("recovery_action"), diagnosis.facts.get("subject")
 
 
 def _span(verb: str, action: Action) -> AbstractContextManager[spans.Span]:

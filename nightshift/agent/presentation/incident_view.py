@@ -12,7 +12,7 @@ import orjson
 from nightshift.agent.presentation.line_chart import Chart
 from nightshift.agent.rca.summary import sentence_of
 from nightshift.agent.store.diagnosis import FACTS, SERIES, Evidence
-from nightshift.agent.store.incident import Incident, IncidentState, entered_s
+from nightshift.agent.store.incident import Incident, IncidentState, entered_s, taken_on
 from nightshift.agent.units import clock_time, duration, gpu_hours, sentence
 from nightshift.collectors.history import History
 from nightshift.collectors.subject import Subject
@@ -138,6 +138,86 @@ def plan(incident: Incident, now_s: float) -> PlanView | None:
         left_s <= 0,
         incident.state is IncidentState.AWAITING_APPROVAL,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class GlanceRow:
+    """A question of the night and its answer, in a few words."""
+
+    question: str
+    answer: str
+    detail: str = ""
+
+
+def at_a_glance(incident: Incident, price: float | None) -> list[GlanceRow]:
+    """What a person asks first at night: what is broken, how sure, its cost by the hour, what is proposed, what
+    happened since, who has it. `price`: of a GPU-hour, where it is configured."""
+    return [
+        GlanceRow("Broken", *_broken(incident)),
+        GlanceRow("How sure", *_sure(incident)),
+        GlanceRow("Cost by the hour", *_hourly(incident, price)),
+        GlanceRow("Proposed", *_proposed(incident)),
+        GlanceRow("Since then", *_since(incident)),
+        GlanceRow("Who has it", *_holder(incident)),
+    ]
+
+
+def _broken(incident: Incident) -> tuple[str, str]:
+    diagnosis = incident.diagnosis
+    if diagnosis is None:
+        return incident.title, "diagnosis running"
+    places = [str(diagnosis.facts[name]) for name in ("job", "node", "gpu") if name in diagnosis.facts]
+    return sentence(diagnosis.cause), " · ".join(places[:2]) or incident.subjects[0].name
+
+
+def _sure(incident: Incident) -> tuple[str, str]:
+    diagnosis = incident.diagnosis
+    if diagnosis is None:
+        return "not diagnosed yet", ""
+    right = diagnosis.facts.get("confidence_right")
+    measured = f"right in {100 * right:.0f} % of benchmark incidents" if isinstance(right, float) else ""
+    return f"{diagnosis.confidence}, {len(diagnosis.claims)} claims proven", measured
+
+
+def _hourly(incident: Incident, price: float | None) -> tuple[str, str]:
+    """What a stopped or damaged job of so many GPUs loses in an hour, at most."""
+    facts = incident.diagnosis.facts if incident.diagnosis is not None else {}
+    gpus = float(facts.get("job_gpus", 0.0)) or float("gpu" in facts)
+    if not incident.is_open:
+        return "none, it is over", ""
+    if not gpus:
+        waiting = (
+            incident.action.blast_radius.cost_of_waiting_gpu_hours if incident.action is not None else math.nan
+        )
+        known = math.isfinite(waiting)
+        return "unknown", f"waiting costs {gpu_hours(waiting)}" if known else "no job is known here"
+    money = f", {gpus * price:,.0f} by the price of a GPU-hour" if price is not None else ""
+    return f"up to {gpu_hours(gpus)}", f"{gpus:.0f} GPU{'' if gpus == 1 else 's'}{money}"
+
+
+def _proposed(incident: Incident) -> tuple[str, str]:
+    action = incident.action
+    if action is None:
+        return "no action", incident.plan_reason.partition(" (")[0]
+    radius = action.blast_radius
+    named = (("job", radius.jobs), ("pod", radius.pods), ("node", radius.nodes), ("GPU", radius.gpus))
+    touched = [f"{len(names)} {word}{'' if len(names) == 1 else 's'}" for word, names in named if names]
+    return f"{sentence(action.kind)} {action.target.name}", f"touches {', '.join(touched)}" if touched else ""
+
+
+def _since(incident: Incident) -> tuple[str, str]:
+    last = incident.history[-1] if incident.history else None
+    if last is None:
+        return sentence(incident.state), ""
+    return f"{sentence(last.after)}, {clock_time(last.at_s)}", sentence(last.cause)
+
+
+def _holder(incident: Incident) -> tuple[str, str]:
+    taken = taken_on(incident.history)
+    if taken is not None:
+        return taken.by, f"since {clock_time(taken.at_s)}"
+    waits = incident.state is IncidentState.AWAITING_APPROVAL
+    return "no one yet", "the plan waits for approval" if waits else ""
 
 
 _CANNOT = ("cannot be undone", "taken back")  # the latter in plans of earlier versions

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nightshift.agent.rca.bundle import Bundle, as_it_is
-from nightshift.agent.rca.grounding import Ungrounded, dated_lines
+from nightshift.agent.rca.figures import Ungrounded
+from nightshift.agent.rca.grounding import dated_lines
 from nightshift.agent.rca.joblogs import follows_only, grave, mask_of
 from nightshift.agent.store.diagnosis import LOG, SERIES, Diagnosis, Evidence
 from nightshift.collectors.history import History

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from nightshift.agent.rca.bundle import Bundle
-from nightshift.agent.rca.grounding import Ungrounded, series_of
-from nightshift.agent.store.diagnosis import Claim, Evidence, Predicate, Quote
+from nightshift.agent.rca.figures import Figure, Sentence, Ungrounded, figure_of, series_of
+from nightshift.agent.store.diagnosis import FIGURES, Claim, Evidence, Predicate, Quote
+from nightshift.agent.units import clock_time
 from nightshift.collectors.subject import Subject, SubjectKind
 from nightshift.detectors.base import Finding
-
-GIB = float(2**30)
-_P = Predicate
 
 
 @dataclass(frozen=True)
@@ -80,6 +78,16 @@ class DiagnosisCase:
     def said(self, finding: Finding | None = None) -> Evidence | None:
         return self.bundle.one("finding", (finding or self.cause).episode)
 
+    def figure(self, name: str, form: str | Callable[[float], str], finding: Finding | None = None) -> Figure:
+        """A figure of a finding's own facts; `form` is a format, or writes the value. Empty where it is unknown."""
+        item = self.said(finding)
+        return Figure("", "") if item is None else figure_of(item, f"facts.{name}", form)
+
+    def moment(self, name: str) -> Figure:
+        """When the first cause began (`since_s`), or was last evaluated (`at_s`)."""
+        item = self.said()
+        return Figure("", "") if item is None else figure_of(item, name, clock_time)
+
     def fact(self, name: str, finding: Finding | None = None) -> float:
         value = (finding or self.cause).facts.get(name, math.nan)
         return float(value) if isinstance(value, int | float) and math.isfinite(float(value)) else math.nan
@@ -90,7 +98,7 @@ Drafts = Iterator[Claim | None]
 
 def claim(
     predicate: Predicate,
-    sentence: str,
+    sentence: str | Sentence,
     *items: Evidence | None,
     quotes: tuple[Quote, ...] = (),
     **arguments: object,
@@ -99,41 +107,35 @@ def claim(
     if any(item is None for item in items):
         return None
     plain = {k: v if isinstance(v, str) else float(v) for k, v in arguments.items()}  # type: ignore[arg-type]
-    return Claim(sentence, predicate, tuple(i.id for i in items if i is not None), quotes, plain)
+    said = sentence if isinstance(sentence, Sentence) else Sentence(sentence)
+    plain[FIGURES] = said.lines
+    return Claim(said.text, predicate, tuple(i.id for i in items if i is not None), quotes, plain)
 
 
-def equals(case: DiagnosisCase, name: str, sentence: str, finding: Finding | None = None) -> Claim | None:
+def equals(
+    case: DiagnosisCase, name: str, sentence: str | Sentence, finding: Finding | None = None
+) -> Claim | None:
     """That a figure is what its detector says; None where it says none, whatever the sentence made of that."""
     finding = finding or case.cause
     value = finding.facts.get(name)
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return None
-    return claim(_P.EQUALS, sentence, case.said(finding), path=f"facts.{name}", value=value)
+    return claim(Predicate.EQUALS, sentence, case.said(finding), path=f"facts.{name}", value=value)
 
 
-def rise(case: DiagnosisCase, tag: str, about: str, split_s: float, least: float, sentence: str) -> Claim | None:
-    """A rise in the first such series that reaches to both sides of the split."""
+def stretch(case: DiagnosisCase, tag: str, about: str, split_s: float) -> tuple[Evidence, float] | None:
+    """The first such series that reaches to both sides of the split, and the time of its last value up to that."""
     for item in case.bundle.of(tag, about):
         try:
             times = [t for t, _ in series_of(item)]
         except Ungrounded:
             continue
         if times[0] <= split_s < times[-1]:
-            return claim(_P.ROSE, sentence, item, split_s=split_s, at_least=least)
+            return item, max(t for t in times if t <= split_s)
         # an exhibit begins at the onset as its detector sees it: then its first value is the "before"
         if times[0] < times[-1] and tag == "exhibit":
-            return claim(_P.ROSE, sentence, item, split_s=times[0], at_least=least)
+            return item, times[0]
     return None
-
-
-def span(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def size(value: float) -> str:
-    return f"{value / GIB:.2f} GiB" if abs(value) >= GIB / 10 else f"{value / 2**20:.0f} MiB"
 
 
 def sides(item: Evidence, split_s: float) -> tuple[list[float], list[float]]:

@@ -151,6 +151,11 @@ def _away(values: Floats) -> NDArray[np.bool_]:
     return away
 
 
+def is_consequence(finding: Finding, cause: Finding) -> bool:
+    """Whether a finding is more than the cause itself in another detector's words."""
+    return not (kin_of(finding) is kin_of(cause) and finding.subject == cause.subject)
+
+
 _K = SubjectKind
 CHANGES_BEFORE_S = 86_400.0
 ALERTS = "alertmanager"
@@ -198,7 +203,7 @@ class _Gatherer:
         ordered = _most_telling(self.findings, cause)
         # a third of the room: a storm's thousand findings must leave place for logs and topology
         for finding in ordered[: ledger.limits.max_items // 3]:
-            self._say(finding)
+            self._say(finding, cause)
         ledger.left_out += max(0, len(ordered) - ledger.limits.max_items // 3)
         self._signals(cause)
         if kin_of(cause) is Kin.OOM and cause.subject.kind is _K.NODE:
@@ -222,9 +227,13 @@ class _Gatherer:
     def _kind(self, kind: SubjectKind) -> list[Subject]:
         return sorted(s for s in self._places if s.kind is kind)
 
-    def _say(self, finding: Finding) -> None:
+    def _say(self, finding: Finding, cause: Finding) -> None:
         """What the detector said, and each exhibit that it showed."""
+        alike = [f for f in self.findings if f.fault is finding.fault and f is not finding]
         said = {
+            "at_s": finding.at.t_s,
+            "apart_s": abs(finding.since.t_s - cause.since.t_s),
+            "alike": float(sum(is_consequence(f, cause) for f in alike)),
             "detector": finding.detector,
             "fault": finding.fault.value,
             "subject": str(finding.subject),

@@ -1,8 +1,9 @@
 """Says again whether a claim is true, from the evidence's bytes alone: what does not hold is dropped and counted.
 
 A true quote proves nothing about the conclusion drawn from it, so each claim is a predicate that is evaluated here,
-whoever made it. A claim holds only if its evidence still hashes to what it hashed to when the claim was made, its
-quotes stand in that evidence byte for byte, and its predicate is true of it.
+whoever made it. Each number of a rule's sentence is evaluated, too (`agent.rca.figures`). A claim holds
+only if its evidence still hashes to what it hashed to when the claim was made, its quotes stand in that evidence
+byte for byte, and its predicate is true of it.
 
     rose, fell    series: the median of the last values differs from that before `split_s` by `at_least` [unit]
                   and by more than three robust standard deviations of the values before: noise also rises
@@ -29,9 +30,28 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
 
-from nightshift.agent.store.diagnosis import FACTS, LOG, SERIES, Claim, Diagnosis, Evidence, Predicate, Quote
+from nightshift.agent.rca.figures import (
+    TAIL,
+    Ungrounded,
+    at_path,
+    both_sides,
+    facts_of,
+    median,
+    series_of,
+    unproven,
+)
+from nightshift.agent.store.diagnosis import (
+    FACTS,
+    FIGURES,
+    LOG,
+    SERIES,
+    Claim,
+    Diagnosis,
+    Evidence,
+    Predicate,
+    Quote,
+)
 from nightshift.collectors.frame import Instant, Order
 
 MIN_QUOTE_CHARS = 3
@@ -39,10 +59,6 @@ MAX_QUOTE_CHARS = 500
 MAX_PATTERN_WORDS = 6
 # From the median absolute deviation to the standard deviation of normal noise (Rousseeuw & Croux 1993).
 MAD_TO_SIGMA = 1.4826
-
-
-class Ungrounded(Exception):
-    """Why a claim does not hold; said to people, never raised out of this module."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +106,9 @@ def why_not(claim: Claim, evidence: Sequence[Evidence]) -> str | None:
         _check_shape(claim, by_id)
         items = [by_id[name] for name in claim.evidence_ids]
         _EVALUATE[claim.predicate](claim, items)
+        # what was stored before numbers had lines has none to check
+        if FIGURES in claim.arguments and (wrong := unproven(claim, items)):
+            raise Ungrounded("; ".join(wrong))
     except Ungrounded as reason:
         return str(reason)
     return None
@@ -150,29 +169,6 @@ def _text(claim: Claim, name: str) -> str:
     return value
 
 
-def _json(item: Evidence) -> Any:
-    try:
-        return json.loads(item.content)
-    except ValueError:
-        raise Ungrounded(f"{item.id} is not JSON") from None
-
-
-def series_of(item: Evidence) -> list[tuple[float, float]]:
-    """(t_s, value) pairs of a series, missing values left out. Raises Ungrounded where it is not one."""
-    if item.media_type != SERIES:
-        raise Ungrounded(f"{item.id} is not a series")
-    read = _json(item)
-    try:
-        pairs = [
-            (float(t), float(v)) for t, v in zip(read["t_s"], read["values"], strict=True) if None not in (t, v)
-        ]
-    except (KeyError, TypeError, ValueError):
-        raise Ungrounded(f"{item.id} is not a series") from None
-    if not pairs:
-        raise Ungrounded(f"{item.id} holds no values")
-    return pairs
-
-
 def lines_of(item: Evidence) -> list[tuple[float, str]]:
     """(t_s, text) of each line of a log item; a line without a readable time has NaN."""
     return [(at.t_s, text) for at, text in dated_lines(item)]
@@ -196,22 +192,10 @@ def dated_lines(item: Evidence) -> list[tuple[Instant, str]]:
     return found
 
 
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-
-
 def _change(claim: Claim, item: Evidence) -> float:
-    pairs, split_s = series_of(item), _number(claim, "split_s")
-    before = [value for t_s, value in pairs if t_s <= split_s]
-    after = [value for t_s, value in pairs if t_s > split_s]
-    if not before or not after:
-        raise Ungrounded(f"{item.id} does not reach to both sides of {split_s}")
-    # the newest: what rose and came back has not risen
-    tail = after[-max(1, min(5, len(after))) :]
-    usual = _median(before)
-    change, noise = _median(tail) - usual, MAD_TO_SIGMA * _median([abs(value - usual) for value in before])
+    before, after = both_sides(item, _number(claim, "split_s"))
+    usual = median(before)
+    change, noise = median(after[-TAIL:]) - usual, MAD_TO_SIGMA * median([abs(value - usual) for value in before])
     if abs(change) <= 3.0 * noise:
         raise Ungrounded(f"{item.id} changed by {change:g}, which its noise of {noise:g} does also")
     return change
@@ -285,7 +269,8 @@ def _co_located(claim: Claim, items: list[Evidence]) -> None:
     if place.startswith("cluster:"):
         raise Ungrounded("everything is in the cluster")
     for item in items:
-        above = _json(item).get("above") if item.media_type == FACTS and isinstance(_json(item), dict) else None
+        facts = facts_of(item) if item.media_type == FACTS else None
+        above = facts.get("above") if isinstance(facts, dict) else None
         if not isinstance(above, dict):
             raise Ungrounded(f"{item.id} holds no relations")
         for subject in (one, other):
@@ -308,7 +293,7 @@ def _absent(claim: Claim, items: list[Evidence]) -> None:
 def _check_sources(logs: Sequence[Evidence], states: Sequence[Evidence]) -> None:
     """A log in which nothing stands proves nothing unless its own source was seen to be well all along."""
     for item in states:
-        state = _json(item)
+        state = facts_of(item)
         if not isinstance(state, dict) or state.get("ok") is not True:
             raise Ungrounded(f"{item.id}: no proof that the source was healthy")
     # the health of another node's log says nothing of this one
@@ -347,11 +332,7 @@ def _equals(claim: Claim, items: list[Evidence]) -> None:
     if not facts:
         raise Ungrounded("it cites no facts")
     for item in facts:
-        found = _json(item)
-        for key in _text(claim, "path").split("."):
-            if not isinstance(found, dict) or key not in found:
-                raise Ungrounded(f"{item.id} has no {claim.arguments['path']}")
-            found = found[key]
+        found = at_path(item, _text(claim, "path"))
         # True == 1 to Python: a claim of the number would hold on a flag
         if isinstance(found, bool) or not isinstance(found, int | float | str):
             raise Ungrounded(f"{item.id}: {claim.arguments['path']} is not a value")

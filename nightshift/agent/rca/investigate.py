@@ -21,10 +21,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from nightshift import spans
 from nightshift.agent.rca.briefing import ROOM_TOKENS, Brief, brief, first_room
 from nightshift.agent.rca.bundle import as_it_is
+from nightshift.agent.rca.figures import Ungrounded
 from nightshift.agent.rca.grounding import (
     MAX_QUOTE_CHARS,
     MIN_QUOTE_CHARS,
-    Ungrounded,
     bind,
     ground,
     sentence_of,

@@ -17,10 +17,10 @@ from typing import Any
 from pydantic import Field
 
 from nightshift.agent.approvals.questions import Question
+from nightshift.agent.rca.figures import Ungrounded
 from nightshift.agent.rca.grounding import (
     MAX_QUOTE_CHARS,
     MIN_QUOTE_CHARS,
-    Ungrounded,
     dated_lines,
     sentence_of,
     why_not,

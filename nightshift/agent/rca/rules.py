@@ -49,12 +49,25 @@ from nightshift.agent.rca.case import (
     claim,
     equals,
     few,
-    rise,
     short,
     sides,
+    stretch,
+    units_of,
+)
+from nightshift.agent.rca.evidence import is_consequence
+from nightshift.agent.rca.figures import (
+    TAIL,
+    Figure,
+    bytes_of,
+    figure_of,
+    lasting,
+    median,
+    moment,
+    percent,
+    reading,
+    say,
     size,
     span,
-    units_of,
 )
 from nightshift.agent.rca.grounding import MAX_QUOTE_CHARS, bind, ground, lines_of
 from nightshift.agent.store.diagnosis import LOG, Claim, Confidence, Diagnosis, Evidence, Predicate, Quote
@@ -75,47 +88,63 @@ from nightshift.detectors.hardware.xid_catalogue import (
 
 
 def _leak(case: DiagnosisCase) -> Drafts:
-    grown, pace = case.fact("growth_bytes"), case.fact("slope_bytes_per_h")
+    grown = case.fact("growth_bytes")
     gpu = case.cause.fault is Fault.GPU_MEMORY_LEAK
     what, metric = (
         ("GPU memory", "gpu_memory_used_bytes") if gpu else ("Anonymous memory", "container_memory_anonymous_bytes")
     )
     if math.isfinite(grown):
-        lasted = span(case.cause.at.t_s - case.cause.since.t_s)
-        sentence = f"{what} rose by {size(grown)} in {lasted}"
-        if math.isfinite(pace):
-            sentence += f", {size(pace)}/h, and does not come back"
-        yield rise(case, "exhibit", case.cause.episode, case.cause.since.t_s, 0.5 * grown, sentence)
-        since = clock_time(case.cause.since.t_s)
-        sentence = f"the signal itself shows it: at least {size(0.4 * grown)} more than before {since}"
-        yield rise(case, "signal", metric, case.cause.since.t_s, 0.4 * grown, sentence)
-    peers, others = case.fact("peer_growth_bytes"), case.fact("peers")
-    if math.isfinite(peers) and math.isfinite(others):
-        rest = f"{others:.0f} other ranks" if others > 1 else "other rank"
-        sentence = f"the job's {rest} grew by {size(peers)}{' (median)' if others > 1 else ''} in the same time"
-        yield equals(case, "peer_growth_bytes", sentence)
-    yield equals(case, "eta_s", f"at this pace its limit is reached in {span(case.fact('eta_s'))}")
+        if (window := stretch(case, "exhibit", case.cause.episode, case.cause.since.t_s)) is not None:
+            yield _growth(window, what, 0.5 * grown)
+        if (window := stretch(case, "signal", metric, case.cause.since.t_s)) is not None:
+            item, at_s = window
+            more = bytes_of(item, "change", at_s)
+            sentence = say("the signal itself shows it: ", more, " more than before ", moment(item, at_s))
+            yield claim(_P.ROSE, sentence, item, split_s=at_s, at_least=0.4 * grown)
+    if math.isfinite(case.fact("peer_growth_bytes")) and math.isfinite(case.fact("peers")):
+        several = case.fact("peers") > 1
+        ranks = (case.figure("peers", "{:.0f}"), " other ranks") if several else ("other rank",)
+        own, rest = case.figure("growth_bytes", size), case.figure("peer_growth_bytes", size)
+        yield equals(
+            case,
+            "peer_growth_bytes",
+            say(
+                "while it grew by ", own, ", the job's ", *ranks, " grew by ", rest, " (median)" if several else ""
+            ),
+        )
+    pace, left = case.figure("slope_bytes_per_h", lambda v: f"{size(v)}/h"), case.figure("eta_s", span)
+    yield equals(
+        case, "eta_s", say("as of ", case.moment("at_s"), ", at ", pace, " its limit is reached in ", left)
+    )
+
+
+def _growth(window: tuple[Evidence, float], what: str, least: float) -> Claim | None:
+    """How much it grew, from when on, and how fast: all of one stretch of one series."""
+    item, at_s = window
+    more, pace = bytes_of(item, "growth", at_s), bytes_of(item, "pace", at_s, "/h")
+    since = " since ", moment(item, at_s), " (", lasting(item, at_s), ")"
+    sentence = say(f"{what} rose by ", more, *since, ", ", pace, ", and does not come back")
+    return claim(_P.ROSE, sentence, item, split_s=at_s, at_least=least)
 
 
 def _loss(case: DiagnosisCase) -> Drafts:
     onset_s, episode = case.cause.since.t_s, case.cause.episode
-    base, level, step = (case.fact(name) for name in ("baseline_loss", "loss", "onset_step"))
-    if math.isfinite(base) and math.isfinite(level) and level > base:
-        where = f"step {step:.0f} ({clock_time(onset_s)})" if math.isfinite(step) else clock_time(onset_s)
-        sentence = f"loss {base:.3g} → {level:.3g} since {where}, with no recovery"
+    base, level = case.fact("baseline_loss"), case.fact("loss")
+    window = stretch(case, "signal", "loss", onset_s) or stretch(case, "exhibit", episode, onset_s)
+    if math.isfinite(base) and math.isfinite(level) and level > base and window is not None:
+        item, at_s = window
+        sentence = say("loss ", *_ends(item, at_s, " → "), " since ", moment(item, at_s), ", with no recovery")
         # below the half: grounding compares medians, which lag behind the newest value
-        least = 0.4 * (level - base)
-        yield rise(case, "signal", "loss", onset_s, least, sentence) or rise(
-            case, "exhibit", episode, onset_s, least, sentence
-        )
-    count = case.fact("nonfinite_steps")
-    yield equals(case, "nonfinite_steps", f"the loss was not a number in {count:.0f} steps")
+        yield claim(_P.ROSE, sentence, item, split_s=at_s, at_least=0.4 * (level - base))
+    yield equals(case, "onset_step", say("it began at step ", case.figure("onset_step", "{:.0f}")))
+    count = case.figure("nonfinite_steps", "{:.0f}")
+    yield equals(case, "nonfinite_steps", say("the loss was not a number in ", count, " steps"))
     for item in case.bundle.of("signal", "grad_norm"):
         before, after = sides(item, onset_s)
         if before and after:
-            usual, top = sorted(before)[len(before) // 2], sorted(after[-5:])[len(after[-5:]) // 2]
-            if top > 2 * usual > 0:
-                sentence = f"the gradient norm rose from {usual:.3g} to {top:.3g}"
+            usual = median(before)
+            if median(after[-TAIL:]) > 2 * usual > 0:
+                sentence = say("the gradient norm rose from ", *_ends(item, onset_s, " to "))
                 yield claim(_P.ROSE, sentence, item, split_s=onset_s, at_least=usual)
     yield from _departure(case)
     codes = case.fact("hardware_events")
@@ -124,49 +153,69 @@ def _loss(case: DiagnosisCase) -> Drafts:
         yield equals(case, "silent_corruption", f"hardware events on the run's GPUs before it: {said}")
 
 
+def _ends(item: Evidence, at_s: float, between: str, form: str = "{:.3g}") -> tuple[str | Figure, ...]:
+    """What a series was before a moment, and what it is now."""
+    return reading(item, "first", at_s, form), between, reading(item, "last", at_s, form)
+
+
 def _departure(case: DiagnosisCase) -> Drafts:
     """The rank that ran away alone before the damage reached the others."""
     item = case.bundle.one("departure")
     if item is None:
         return
     told = json.loads(item.content)
-    rank, lead = str(told["rank"]), int(told["lead_steps"])
-    value = "not a number" if told["value"] is None else f"{told['value']:.3g}"
-    sentence = (
-        f"{told['signal']} of rank {rank.rpartition('#')[2]} left its {int(told['ranks']) - 1} peers at step"
-        f" {int(told['step'])} ({value} against {told['peers_median']:.3g}), {lead} steps before any other"
+    rank = str(told["rank"])
+    value = "not a number" if told["value"] is None else figure_of(item, "value", "{:.3g}")
+    sentence = say(
+        f"{told['signal']} of rank {rank.rpartition('#')[2]} left the others of ",
+        *(figure_of(item, "ranks"), " ranks at step ", figure_of(item, "step"), " (", value, " against "),
+        *(
+            figure_of(item, "peers_median", "{:.3g}"),
+            "), ",
+            figure_of(item, "lead_steps"),
+            " steps before any other",
+        ),
     )
     yield claim(_P.EQUALS, sentence, item, path="rank", value=rank)
 
 
 def _throttle(case: DiagnosisCase) -> Drafts:
-    lost, clock_mhz, reference = (case.fact(n) for n in ("lost_share", "sm_clock_mhz", "reference_mhz"))
-    since_s = case.cause.since.t_s
+    clock_mhz, reference, at_s = (
+        case.fact("sm_clock_mhz"),
+        case.fact("reference_mhz"),
+        case.cause.since.t_s - _LATE_S,
+    )
     if math.isfinite(reference) and reference > clock_mhz:
-        sentence = f"its clock fell from {reference:.0f} to {clock_mhz:.0f} MHz while it worked"
         # the detector averages for a while: what it calls the onset lies after the drop
         for item in case.bundle.of("signal", "gpu_sm_clock_mhz"):
-            yield claim(_P.FELL, sentence, item, split_s=since_s - _LATE_S, at_least=0.5 * (reference - clock_mhz))
+            if all(sides(item, at_s)):
+                clocks = _ends(item, at_s, " to ", "{:.0f}")
+                sentence = say("its clock fell from ", *clocks, " MHz while it worked")
+                yield claim(_P.FELL, sentence, item, split_s=at_s, at_least=0.5 * (reference - clock_mhz))
     reasons = case.cause.facts.get("reasons", "what the driver does not say")
-    yield equals(case, "lost_share", f"{100 * lost:.0f} % of its clock is lost to {reasons}")
-    yield equals(case, "temperature_c", f"it is at {case.fact('temperature_c'):.0f} °C")
+    yield equals(case, "lost_share", say(case.figure("lost_share", percent), f" of its clock is lost to {reasons}"))
+    yield equals(case, "temperature_c", say("it is at ", case.figure("temperature_c", "{:.0f}"), " °C"))
 
 
 def _link(case: DiagnosisCase) -> Drafts:
-    signal = str(case.cause.facts.get("signal", ""))
+    signal, since_s = str(case.cause.facts.get("signal", "")), case.cause.since.t_s
     rate, level, best = (case.fact(n) for n in ("errors_per_min", "level", "best"))
     for item in case.bundle.of("signal", signal) if signal else ():
-        before, after = sides(item, case.cause.since.t_s)
+        before, after = sides(item, since_s)
         if math.isfinite(rate) and before and after and after[-1] > before[-1]:
             more = after[-1] - before[-1]
-            sentence = f"{signal} counted {more:.0f} more since {clock_time(case.cause.since.t_s)}"
-            yield claim(_P.ROSE, sentence, item, split_s=case.cause.since.t_s, at_least=max(0.3 * more, 0.5))
-        if math.isfinite(best):
-            sentence = f"{signal} fell from {best:g} to {level:g}"
-            yield claim(_P.FELL, sentence, item, split_s=case.cause.since.t_s - 1.0, at_least=0.5 * (best - level))
+            sentence = say(f"{signal} counted ", reading(item, "growth", since_s, "{:.0f}"), " more since it began")
+            yield claim(_P.ROSE, sentence, item, split_s=since_s, at_least=max(0.3 * more, 0.5))
+        if math.isfinite(best) and all(sides(item, since_s - 1.0)):
+            sentence = say(f"{signal} fell from ", *_ends(item, since_s - 1.0, " to ", "{:g}"))
+            yield claim(_P.FELL, sentence, item, split_s=since_s - 1.0, at_least=0.5 * (best - level))
     if math.isfinite(rate):
-        limit = case.fact("limit_per_min")
-        yield equals(case, "errors_per_min", f"{rate:,.0f} errors a minute, where {limit:,.0f} still are healthy")
+        figures = (
+            case.figure("errors_per_min", "{:,.0f}"),
+            " errors a minute, where ",
+            case.figure("limit_per_min", "{:,.0f}"),
+        )
+        yield equals(case, "errors_per_min", say(*figures, " still are healthy"))
     if not math.isfinite(rate) and not math.isfinite(best):
         yield from plain(case)
 
@@ -174,9 +223,11 @@ def _link(case: DiagnosisCase) -> Drafts:
 def _gone(case: DiagnosisCase) -> Drafts:
     before, now = case.fact("gpus_before"), case.fact("gpus_now")
     if math.isfinite(before) and math.isfinite(now):
-        exhibit = case.bundle.one("exhibit", case.cause.episode)
-        sentence = f"its node shows {now:.0f} GPUs, {before:.0f} before; the node itself still runs"
-        yield claim(_P.FELL, sentence, exhibit, split_s=case.cause.since.t_s, at_least=0.5 * max(1.0, before - now))
+        exhibit, at_s = case.bundle.one("exhibit", case.cause.episode), case.cause.since.t_s
+        if exhibit is not None and all(sides(exhibit, at_s)):
+            counts = reading(exhibit, "end", at_s, "{:.0f}"), " GPUs, ", reading(exhibit, "start", at_s, "{:.0f}")
+            sentence = say("its node shows ", *counts, " before; the node itself still runs")
+            yield claim(_P.FELL, sentence, exhibit, split_s=at_s, at_least=0.5 * max(1.0, before - now))
         for node in case.where.nodes[:1]:
             log, state = case.bundle.one("kernel_log", node), case.bundle.one("log_state", node)
             yield claim(_P.ABSENT, f"{node}'s kernel log says nothing of it", log, state, patterns="NVRM: Xid (")
@@ -185,10 +236,10 @@ def _gone(case: DiagnosisCase) -> Drafts:
 
 
 def _straggler(case: DiagnosisCase) -> Drafts:
-    ratio, often = case.fact("ratio"), case.fact("often")
-    yield equals(case, "ratio", f"its own work takes {ratio:.2f} times its peers', step after step")
-    yield equals(case, "often", f"it was the slower one in {100 * often:.0f} % of the steps")
-    if not math.isfinite(ratio):
+    ratio, often = case.figure("ratio", "{:.2f}"), case.figure("often", percent)
+    yield equals(case, "ratio", say("its own work takes ", ratio, " times its peers', step after step"))
+    yield equals(case, "often", say("it was the slower one in ", often, " of the steps"))
+    if not math.isfinite(case.fact("ratio")):
         yield from plain(case)
 
 
@@ -196,17 +247,19 @@ _LATE_S = 120.0
 
 
 def _stall(case: DiagnosisCase) -> Drafts:
-    lost, stalls, longest = (case.fact(n) for n in ("lost_share", "stalls", "longest_stall_s"))
+    stalls, longest = case.fact("stalls"), case.fact("longest_stall_s")
     exhibit = case.bundle.one("exhibit", case.cause.episode)
-    if math.isfinite(stalls) and math.isfinite(longest) and stalls >= 2:
+    if math.isfinite(stalls) and math.isfinite(longest) and stalls >= 2 and exhibit is not None:
         typical = case.fact("typical_step_s")
         level = min(0.3 * longest, 10 * typical) if math.isfinite(typical) else 0.3 * longest
-        sentence = f"{stalls:.0f} steps stalled, the longest for {longest:.1f} s"
+        count, top = reading(exhibit, "count", level, "{:.0f}"), reading(exhibit, "top", level, "{:.1f}")
+        sentence = say(count, " steps stalled, the longest for ", top, " s")
         yield claim(_P.REPEATED, sentence, exhibit, level=level, times=2.0)
-    yield equals(case, "lost_share", f"{100 * lost:.0f} % of the time was lost to it")
-    yield equals(case, "wait_s_per_step", f"every step waited {case.fact('wait_s_per_step'):.2g} s for data")
-    idle = 100 * case.fact("gpu_idle_share")
-    yield equals(case, "gpu_idle_share", f"its GPUs idled {idle:.0f} % of that time: they waited for data")
+    yield equals(case, "lost_share", say(case.figure("lost_share", percent), " of the time was lost to it"))
+    waits = say("every step waited ", case.figure("wait_s_per_step", "{:.2g}"), " s for data")
+    yield equals(case, "wait_s_per_step", waits)
+    idle = case.figure("gpu_idle_share", percent)
+    yield equals(case, "gpu_idle_share", say("its GPUs idled ", idle, " of that time: they waited for data"))
     yield from _storage(case)
 
 
@@ -243,9 +296,9 @@ def _first_line(case: DiagnosisCase, nodes: list[str], words: str) -> tuple[Evid
 
 
 def _hang(case: DiagnosisCase) -> Drafts:
-    silent_s, step = case.fact("silent_s"), case.fact("last_step")
-    after = f" after step {step:.0f}" if math.isfinite(step) else ""
-    yield equals(case, "silent_s", f"no step for {span(silent_s)}{after}")
+    after = (" after step ", case.figure("last_step", "{:.0f}")) if math.isfinite(case.fact("last_step")) else ()
+    at, silent = case.moment("at_s"), case.figure("silent_s", span)
+    yield equals(case, "silent_s", say("no step for ", silent, *after, " as of ", at))
     yield from _place_of_hang(case)
     if case.cause.facts.get("idle_gpus"):
         gpus = str(case.cause.facts["idle_gpus"]).split()
@@ -279,22 +332,28 @@ def _memory(case: DiagnosisCase) -> Drafts:
         item = case.bundle.one("signal", metric)
         if item is None:
             continue
-        before, after = sides(item, since_s - 1.0)
+        at_s = since_s - 1.0
+        before, after = sides(item, at_s)
         if before and after and after[-1] > before[-1]:
-            more = after[-1] - before[0]
-            sentence = f"{what} {before[0]:.0f} → {after[-1]:.0f} since {clock_time(since_s)}"
-            yield claim(_P.ROSE, sentence, item, split_s=since_s - 1.0, at_least=max(0.4 * more, 0.5))
+            least = max(0.4 * (after[-1] - before[0]), 0.5)
+            counts = reading(item, "start", at_s, "{:.0f}"), " → ", reading(item, "end", at_s, "{:.0f}")
+            sentence = say(f"{what} ", *counts, " since ", case.moment("since_s"))
+            yield claim(_P.ROSE, sentence, item, split_s=at_s, at_least=least)
     for finding in case.findings:
-        bins, width_s = case.fact("active_bins", finding), case.fact("bin_s", finding)
-        if bins >= 1 and math.isfinite(width_s):
-            sentence = f"corrected errors in {bins:.0f} windows of {span(width_s)}"
-            yield equals(case, "active_bins", sentence, finding)
-        share, low, high = (case.fact(f"next_error_{name}", finding) for name in ("24h", "low", "high"))
+        bins = case.fact("active_bins", finding)
+        if bins >= 1 and math.isfinite(case.fact("bin_s", finding)):
+            windows = " window of " if bins == 1 else " windows of "
+            count, width = case.figure("active_bins", "{:.0f}", finding), case.figure("bin_s", span, finding)
+            yield equals(case, "active_bins", say("corrected errors in ", count, windows, width), finding)
+        share = case.fact("next_error_24h", finding)
         # said where an uncorrected error was: after corrected ones alone none of the devices had enough to tell
         if case.fact("error_moments_24h", finding) >= 1 and math.isfinite(share):
-            sentence = (
-                f"elsewhere, uncorrected errors repeat within 24 h in {share:.0%} of cases "
-                f"({low:.0%} to {high:.0%} by device)"
+            again, low, high = (
+                case.figure(f"next_error_{name}", percent, finding) for name in ("24h", "low", "high")
+            )
+            sentence = say(
+                *("elsewhere, uncorrected errors repeat within a day in ", again, " of cases (", low, " to "),
+                *(high, " by device)"),
             )
             yield equals(case, "next_error_24h", sentence, finding)
 
@@ -314,22 +373,21 @@ def _crash(case: DiagnosisCase) -> Drafts:
 
 
 def _told_by_kubernetes(case: DiagnosisCase) -> Drafts:
-    count = case.fact("events")
-    if count > 1:
-        yield equals(case, "events", f"{count:.0f} objects show it")
+    if case.fact("events") > 1:
+        yield equals(case, "events", say(case.figure("events", "{:.0f}"), " objects show it"))
     yield equals(case, "meaning", f"Kubernetes reports: {case.cause.facts.get('meaning', case.cause.summary)}")
 
 
 def plain(case: DiagnosisCase) -> Drafts:
-    for name, sentence in (
-        ("silent_s", "no good answer for {:.0f} s"),
-        ("events", "seen {:.0f} times"),
-        ("score", "score {:.3g}"),
+    for name, before, form, after in (
+        ("silent_s", "no good answer for ", "{:.0f} s", ""),
+        ("events", "seen ", "{:.0f}", " times"),
+        ("score", "score ", "{:.3g}", ""),
     ):
         value = case.fact(name)
         # once is what the line itself says
         if math.isfinite(value) and not (name == "events" and value <= 1):
-            yield equals(case, name, sentence.format(value))
+            yield equals(case, name, say(before, case.figure(name, form), after))
             return
     yield claim(_P.EQUALS, case.cause.summary, case.said(), path="fault", value=case.cause.fault.value)
 
@@ -371,10 +429,13 @@ def _rollout(case: DiagnosisCase) -> Drafts:
     item = case.bundle.one("rollout")
     if item is not None:
         told = json.loads(item.content)
-        sentence = (
-            f"it began with the rollout of {told['component']} {told['version']} (from {told['before']});"
-            f" {int(told['failed_changed'])} of {int(told['changed'])} changed nodes failed alike after it,"
-            f" {int(told['failed_others'])} of {int(told['others'])} others"
+        failed, changed, others_failed, others = (
+            figure_of(item, name) for name in ("failed_changed", "changed", "failed_others", "others")
+        )
+        sentence = say(
+            f"it began with the rollout of {told['component']} {told['version']} (from {told['before']}); ",
+            *(failed, " of ", changed, " changed nodes failed alike after it, ", others_failed, " of ", others),
+            " others",
         )
         yield claim(_P.EQUALS, sentence, item, path="version", value=str(told["version"]))
 
@@ -384,9 +445,12 @@ def _learning_rate(case: DiagnosisCase) -> Drafts:
     item = case.bundle.one("learning_rate")
     if kin_of(case.cause) is not Kin.LOSS or item is None:
         return
-    told = json.loads(item.content)
-    at = clock_time(told["at_s"])
-    sentence = f"the learning rate jumped from {told['before']:.3g} to {told['after']:.3g} at {at}"
+    before, after, at = (
+        figure_of(item, "before", "{:.3g}"),
+        figure_of(item, "after", "{:.3g}"),
+        figure_of(item, "at_s", clock_time),
+    )
+    sentence = say("the learning rate jumped from ", before, " to ", after, " at ", at)
     yield claim(_P.EQUALS, sentence, item, path="jumped", value="yes")
     yield claim(_P.EQUALS, "the learning rate followed its schedule", item, path="jumped", value="no")
 
@@ -502,25 +566,26 @@ def _consequences(case: DiagnosisCase) -> Drafts:
     """What else was found, one sentence per fault: the first subject by name, the others by number."""
     by_fault: dict[Fault, list[Finding]] = {}
     for finding in case.findings:
-        # the cause itself in another detector's words is no consequence; Xids are quoted above
-        same = kin_of(finding) is kin_of(case.cause) and finding.subject == case.cause.subject
-        if not same and finding.fault is not Fault.XID:
+        if is_consequence(finding, case.cause) and finding.fault is not Fault.XID:  # Xids are quoted above
             by_fault.setdefault(finding.fault, []).append(finding)
     for found in by_fault.values():
-        first = min(found, key=onset_key)
-        later_s = first.since.t_s - case.cause.since.t_s
-        yield _consequence(case, first, later_s, f" and {len(found) - 1} more" if len(found) > 1 else "")
+        yield _consequence(case, min(found, key=onset_key), len(found) > 1)
 
 
-def _consequence(case: DiagnosisCase, first: Finding, later_s: float, more: str) -> Claim | None:
-    # two clocks may differ by more than the time between: then no order is claimed
-    apart = case.cause.since.order(first.since) is not Order.CONCURRENT
-    when = "at the same time"
+def _consequence(case: DiagnosisCase, first: Finding, several: bool) -> Claim | None:
+    said = case.said(first)
+    if said is None:
+        return None
+    later_s = first.since.t_s - case.cause.since.t_s
+    when: tuple[str | Figure, ...] = ("at the same time",)
     if abs(later_s) >= 1:
-        when = f"{span(abs(later_s))} {'later' if later_s > 0 else 'before'}"
-        when = when if apart else f"{when} (or not: their clocks cannot tell)"
-    sentence = f"{when}: {_words(first.fault)} on {first.subject.kind} {short(first.subject.name)}{more}"
-    return claim(_P.EQUALS, sentence, case.said(first), path="fault", value=first.fault.value)
+        # two clocks may differ by more than the time between: then no order is claimed
+        apart = case.cause.since.order(first.since) is not Order.CONCURRENT
+        doubt = "" if apart else " (or not: their clocks cannot tell)"
+        when = figure_of(said, "apart_s", span), " later" if later_s > 0 else " before", doubt
+    more = (" and ", figure_of(said, "alike"), " more") if several else ()
+    place = f": {_words(first.fault)} on {first.subject.kind} {short(first.subject.name)}"
+    return claim(_P.EQUALS, say(*when, place, *more), said, path="fault", value=first.fault.value)
 
 
 def _words(fault: Fault) -> str:

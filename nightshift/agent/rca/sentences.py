@@ -23,10 +23,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 
+from nightshift.agent.rca.figures import Ungrounded
 from nightshift.agent.rca.grounding import (
     MAX_QUOTE_CHARS,
     MIN_QUOTE_CHARS,
-    Ungrounded,
     clock_of,
     dated_lines,
     has_words,

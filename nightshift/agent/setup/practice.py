@@ -9,7 +9,7 @@ from dataclasses import replace
 from nightshift.agent.approvals.gate import Gate
 from nightshift.agent.approvals.scoreboard import Scoreboard
 from nightshift.agent.clock import Clock
-from nightshift.agent.drill import Drills, is_drill, is_drills
+from nightshift.agent.drill import Drills, end_forgotten, is_drill, is_drills
 from nightshift.agent.incidents.advisor import Advisor, resembling
 from nightshift.agent.incidents.breaker import Breaker
 from nightshift.agent.incidents.node_return import GivingBack
@@ -28,7 +28,7 @@ from nightshift.agent.rca.runbooks import Runbooks
 from nightshift.agent.rca.tool_servers import ToolServers
 from nightshift.agent.settings import Settings
 from nightshift.agent.store.diagnosis import Diagnosis
-from nightshift.agent.store.incident import Incident, IncidentState
+from nightshift.agent.store.incident import TEST_TITLE, Incident, IncidentState
 from nightshift.agent.store.incident_store import Store
 from nightshift.agent.store.intents import commitments
 from nightshift.collectors.base import Permanent
@@ -82,6 +82,7 @@ class Practice:
         self.rollouts = Rollouts(store, inventory)
         self.evidence = VendorEvidence(store, clock, lambda: self.actuators, self._redacted, is_drills)
         # Not made again at a reload: a drill under way goes on in its own cluster.
+        self._drills_s = -60.0
         self.drills = Drills(settings.state_dir / "drill.sqlite", clock.now_s)
         self.heed(settings, actuators)
 
@@ -111,6 +112,14 @@ class Practice:
             servers=ToolServers(settings.llm.tool_servers) if settings.llm.tool_servers else None,
             runbooks=Runbooks(settings.runbooks, settings.state_dir / "runbooks") if settings.runbooks else None,
         )
+
+    def end_forgotten_drills(self, now_s: float) -> None:
+        """Looked for once a minute."""
+        # 0 <=: a clock that was set back must not stop it until it has caught up
+        if 0 <= now_s - self._drills_s < 60.0:
+            return
+        self._drills_s = now_s
+        end_forgotten(self._store, self._gate, now_s)
 
     def parts(self) -> StageParts:
         """What the lifecycle's stages work with; asked each time, so that a reload is heeded."""
@@ -156,7 +165,7 @@ class Practice:
     def _diagnose(self, incident: Incident) -> Diagnosis:
         told = self.advisor_of(incident).diagnose(incident)
         # every channel shows the headline from now on, and no title
-        return replace(told, headline=f"TEST: {told.headline}") if is_drill(incident) else told
+        return replace(told, headline=f"{TEST_TITLE}{told.headline}") if is_drill(incident) else told
 
     def _plan(self, incident: Incident) -> ActionProposal:
         return self.advisor_of(incident).plan(incident)

@@ -94,6 +94,14 @@ class Diagnosis:
     facts: Mapping[str, str | float] = field(default_factory=dict)
 
 
+FIGURES = "figures"
+"""The argument of a claim that says where each number of its sentence comes from: a line per number."""
+
+
+CHANGED, CHANGED_S = "changed", "changed_s"
+"""In a renewed diagnosis's facts: its sentences that are new, one a line, and when it was renewed (Unix s)."""
+
+
 class ReadingState(StrEnum):
     """How far a language model is with a diagnosis."""
 
@@ -240,9 +248,23 @@ def _renamed(claim: Claim, names: Mapping[str, str]) -> Claim:
         evidence_ids=tuple(names[name] for name in claim.evidence_ids),
         quotes=tuple(Quote(names.get(q.evidence_id, q.evidence_id), q.text) for q in claim.quotes),
         evidence_sha256={names[name]: sha for name, sha in claim.evidence_sha256.items() if name in names},
+        arguments={k: _renumbered(v, names) if k == FIGURES else v for k, v in claim.arguments.items()},
+    )
+
+
+def _renumbered(lines: str | float, names: Mapping[str, str]) -> str:
+    """The figures' lines with the evidence's other numbers."""
+    return "\n".join(
+        f"{text}={' '.join(names.get(word, word) for word in how.split(' '))}"
+        for text, _, how in (line.partition("=") for line in str(lines).split("\n") if line)
     )
 
 
 def identity_of(claim: Claim) -> tuple[object, ...]:
     """By what two claims that say the same are equal, whatever their sentences."""
-    return claim.predicate, claim.evidence_ids, claim.quotes, tuple(sorted(claim.arguments.items(), key=str))
+    return (
+        claim.predicate,
+        claim.evidence_ids,
+        claim.quotes,
+        tuple(sorted((item for item in claim.arguments.items() if item[0] != FIGURES), key=str)),
+    )

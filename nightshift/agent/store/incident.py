@@ -12,6 +12,9 @@ from nightshift.collectors.subject import Subject
 from nightshift.controllers.action import Action, ActionKind
 from nightshift.detectors.base import Fault, Finding, Severity, State
 
+TEST_TITLE = "TEST: "
+"""How the title of a drill's incident begins, in every list; no figure of real incidents counts it."""
+
 
 class IncidentState(StrEnum):
     OPEN = "open"

@@ -91,6 +91,17 @@ class ToRead:
     usd: float
 
 
+@dataclass(frozen=True, slots=True)
+class Outdated:
+    """An incident of which more was seen since its diagnosis (its number)."""
+
+    incident: str
+    diagnosis: int
+    opened_s: float
+
+
+_READ_MEANWHILE = (IncidentState.AWAITING_APPROVAL, IncidentState.MONITORING, IncidentState.ESCALATED)
+"""States in which people read a diagnosis and no stage of ours works on it."""
 COUNTED_GAP_S = 300.0
 """Most of the time between a look that was due and the look itself that counts as waiting (s). More is a clock that
 jumped, an emergency stop, or a daemon that was down: nobody waited for the world meanwhile."""
@@ -400,6 +411,45 @@ class Store(Archive):
             mine = incidents.c.number == number_of(incident.id)
             connection.execute(sa.update(incidents).where(mine).values(values))
 
+    def outdated_diagnoses(self, now_s: float, age_s: float, limit: int = 200) -> list[Outdated]:
+        """Open incidents of which a finding still fires that was seen after their diagnosis, which is older than
+        `age_s`; the gravest first. What is being acted on, or is news already, is not among them."""
+        worst_first = sa.case({"critical": 0, "warning": 1}, value=incidents.c.severity, else_=2)
+        fires = (findings.c.incident == incidents.c.number) & (findings.c.state == str(State.FIRING))
+        query = (
+            sa.select(incidents.c.number, incidents.c.diagnosis, incidents.c.opened_s)
+            .join(diagnoses, diagnoses.c.number == incidents.c.diagnosis)
+            .where(
+                incidents.c.state.in_([str(state) for state in _READ_MEANWHILE]),
+                incidents.c.news == 0,
+                diagnoses.c.at_s <= now_s - age_s,
+                sa.exists().where(fires, findings.c.last_seen_s > diagnoses.c.at_s),
+            )
+            .order_by(worst_first, diagnoses.c.at_s)
+            .limit(limit)
+        )
+        with self.database.read() as connection:
+            return [Outdated(name_of(row.number), row.diagnosis, row.opened_s) for row in connection.execute(query)]
+
+    def renew(self, incident: Incident, diagnosis: Diagnosis, *, by: str, news: bool) -> None:
+        """Stores a diagnosis in the place of the present one: version, plan and reading stay. `news`: it calls for
+        another plan. Raises Conflict where the incident has moved or was diagnosed since."""
+        number, now = number_of(incident.id), self._clock.now_s()
+        with self.database.write() as connection:
+            row = row_of(connection, number, lock=True)
+            if row.version != incident.version or IncidentState(row.state) not in _READ_MEANWHILE:
+                raise Conflict(f"{incident.id}: another writer changed it first")
+            mine = diagnoses.c.number == row.diagnosis
+            connection.execute(sa.update(diagnoses).where(mine).values(at_s=now, body=dump(diagnosis)))
+            values = {"title": diagnosis.headline, "updated_s": max(now, row.updated_s + 1e-4)}
+            connection.execute(sa.update(incidents).where(incidents.c.number == number).values(values))
+            if news:
+                mine = (findings.c.incident == number) & (findings.c.state == str(State.FIRING))
+                connection.execute(sa.update(findings).where(mine).values(diagnosed=_OUTDATED))
+                self._refresh(connection, number)
+            body = _audited(diagnosis)
+            audit.append(connection, at_s=now, kind="diagnosis", by=by, incident=number, body=body)
+
     def save_reading(
         self, incident_id: str, diagnosis: int, reading: Reading, tokens: int, usd: float, *, final: bool
     ) -> None:
@@ -484,14 +534,8 @@ class Store(Archive):
         insert = sa.insert(diagnoses).values(incident=number, at_s=now, body=dump(diagnosis))
         stored = connection.execute(insert.returning(diagnoses.c.number)).scalar_one()
         self._cover(connection, incident)
-        facts = {
-            "cause": diagnosis.cause,
-            "headline": diagnosis.headline,
-            "confidence": diagnosis.confidence,
-            "author": diagnosis.author,
-            "evidence": {item.id: item.sha256 for item in diagnosis.evidence},
-        }
-        audit.append(connection, at_s=now, kind="diagnosis", by=by, incident=number, body=facts)
+        body = _audited(diagnosis)
+        audit.append(connection, at_s=now, kind="diagnosis", by=by, incident=number, body=body)
         return {"cause": diagnosis.cause, "title": diagnosis.headline, "diagnosis": stored}
 
     def save_plan(self, incident: Incident, action: Action, reason: str, *, by: str, rule: str = "one") -> None:
@@ -630,6 +674,17 @@ __all__ = [
     "name_of",
     "number_of",
 ]
+
+
+def _audited(diagnosis: Diagnosis) -> dict[str, Any]:
+    """What the audit log keeps of a diagnosis."""
+    return {
+        "cause": diagnosis.cause,
+        "headline": diagnosis.headline,
+        "confidence": diagnosis.confidence,
+        "author": diagnosis.author,
+        "evidence": {item.id: item.sha256 for item in diagnosis.evidence},
+    }
 
 
 def _graver(known: str, finding: Finding) -> dict[str, Any]:

@@ -85,7 +85,7 @@ class MemoryLeak:
     ...     return {g: {"gpu_memory_used_bytes": b, "gpu_memory_free_bytes": 80e9 - b} for g, b in used.items()}
     >>> show(MemoryLeak(), [tick(START_S + 5 * n, rows(n)) for n in range(160)])
     260 s: firing gpu_memory_leak gpu:GPU-0
-        GPU memory climbs +26.82 GiB/h for 3 min; the job's 7 other ranks +0.00 GiB/h; limit in 1.3 h
+        GPU memory climbs: 1.34 GiB in 3 min, by now +26.82 GiB/h; the job's 7 other ranks +0.00 GiB; limit in 1.3 h
     """
 
     plugin: ClassVar[str] = "memory_leak"
@@ -325,6 +325,7 @@ class MemoryLeak:
             **facts,
             "slope_bytes_per_h": 3600.0 * slope,
             "growth_bytes": float(climb.growth_bytes[row]),
+            "lasted_s": float(climb.lasted_s[row]),
             "level_bytes": level,
             "floor_bytes": floor,
         }
@@ -355,7 +356,7 @@ class MemoryLeak:
             subject,
             since_s,
             severity,
-            _summary(signal.fault, slope, float(climb.lasted_s[row]), eta_s, facts),
+            _summary(signal.fault, told),
             score=min(strength, 1e12),
             threshold=self.settings.strength,
             evidence=(exhibit,),
@@ -519,11 +520,13 @@ class MemoryLeak:
         self._signals, self._episodes = signals, episodes
 
 
-def _summary(fault: Fault, slope: float, lasted_s: float, eta_s: float, facts: Mapping[str, float | str]) -> str:
-    """How fast it climbs (bytes/s), how its job's other ranks do, and when the limit is reached."""
+def _summary(fault: Fault, facts: Mapping[str, float | str]) -> str:
+    """How much it climbed in which time and how fast it climbs by now, how its job's other ranks do, and when the
+    limit is reached: each number is a fact of the finding."""
     place = "GPU memory" if fault is Fault.GPU_MEMORY_LEAK else "Anonymous memory"
-    summary = f"{place} climbs {3600 * slope / GIB:+.2f} GiB/h for {lasted_s / 60:.0f} min"
-    if "peer_growth_bytes" in facts:
-        pace = float(facts["peer_growth_bytes"]) / max(lasted_s, 1.0)
-        summary += f"; the job's {int(float(facts['peers']))} other ranks {3600 * pace / GIB:+.2f} GiB/h"
-    return summary if not np.isfinite(eta_s) else f"{summary}; limit in {eta_s / 3600:.1f} h"
+    value = {name: float(number) for name, number in facts.items() if isinstance(number, int | float)}
+    summary = f"{place} climbs: {value['growth_bytes'] / GIB:.2f} GiB in {value['lasted_s'] / 60:.0f} min"
+    summary += f", by now {value['slope_bytes_per_h'] / GIB:+.2f} GiB/h"
+    if "peer_growth_bytes" in value:
+        summary += f"; the job's {value['peers']:.0f} other ranks {value['peer_growth_bytes'] / GIB:+.2f} GiB"
+    return summary if "eta_s" not in value else f"{summary}; limit in {value['eta_s'] / 3600:.1f} h"

@@ -203,7 +203,7 @@ def test_a_screen_reader_hears_what_colours_say(page: Page, url: str, story: Sto
     row = page.get_by_role("link", name=re.compile("INC-2"))
     expect(row).to_have_accessible_name(re.compile("warning .*suppressed ?: maintenance: cooling"))
     page.goto(f"{url}/incidents/INC-1")
-    expect(page.get_by_text("Taken on by Earline (pagerduty)")).to_be_visible()
+    expect(page.locator(".glance").get_by_text("Earline (pagerduty)", exact=True)).to_be_visible()
     assert page.get_by_role("main").count() == 1
     assert page.get_by_role("heading", level=1).count() == 1
     for heading in ("Signals", "Why", "Evidence", "Timeline"):

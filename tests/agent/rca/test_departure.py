@@ -85,5 +85,5 @@ def test_the_suspect_is_in_headline_summary_and_claims_and_moves_the_safe_checkp
     told = diagnose(found, gather(found, trained((2, DAMAGE - 4, DAMAGE, 9.0)), INVENTORY, NOW_S), INVENTORY)
     assert told.headline.endswith("suspect rank 2")
     assert told.facts["suspect_gpu"].startswith("GPU-00000002")  # type: ignore[union-attr]
-    assert any("left its 3 peers at step 146" in claim.sentence for claim in told.claims)
+    assert any("left the others of 4 ranks at step 146" in claim.sentence for claim in told.claims)
     assert "Suspect: rank ml/a#2 on GPU-00000002" in as_text(summarise(incident(*found, diagnosis=told), NOW_S))

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from benchmarks.sentence_batches import BATCHES
 from benchmarks.sentence_traps import CONTEXT, EVIDENCE, HONEST, HONEST_AFTER, TRAPS, TRAPS_AFTER, refusal
 from nightshift.agent.rca.bundle import summary_of
-from nightshift.agent.rca.grounding import Ungrounded, bind, why_not
+from nightshift.agent.rca.figures import Ungrounded
+from nightshift.agent.rca.grounding import bind, why_not
 from nightshift.agent.rca.sentences import as_it_stands, quote_of_claim, quote_under, turns_round
 from nightshift.agent.store.diagnosis import SERIES, Claim, Evidence, Predicate, Quote
 

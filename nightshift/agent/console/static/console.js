@@ -44,6 +44,10 @@
     const cited = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
     for (let at = cited; at; at = at.parentElement) if (at.tagName === "DETAILS") at.open = true;
   };
+  // a renewed diagnosis brings its evidence anew: what was open stays open
+  let open = [];
+  addEventListener("htmx:beforeSwap", () => { open = [...document.querySelectorAll("details[open][id]")].map((item) => item.id); });
+  addEventListener("htmx:afterSettle", () => open.forEach((id) => document.getElementById(id)?.setAttribute("open", "")));
   addEventListener("hashchange", openCited);
   openCited();
 })();

@@ -1,0 +1,117 @@
+"""Every page at the three widths that people use, in both themes: nothing overflows, nothing is unreadable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page
+
+from nightshift.agent.console.server import Server
+from nightshift.agent.console.settings import Settings
+from nightshift.agent.setup.console import build_console
+from tests.agent.story import TOKEN, Story
+
+WIDTHS = ((390, 844), (1280, 800), (1920, 1080))
+PATHS = (
+    *("/", "/incidents", "/waiting", "/goodput", "/policies", "/kernels"),
+    *("/sources", "/audit", "/returns", "/versions"),
+)
+CUT = """[...document.querySelectorAll("main *")].filter((e) =>
+    !e.closest("svg, pre, .hidden, .title, .scroll") && getComputedStyle(e).overflowX !== "visible"
+    && e.scrollWidth > e.clientWidth + 1).map((e) => e.outerHTML.slice(0, 80))"""
+"""Elements of which a part lies outside their box; tables that scroll, and titles with an ellipsis, may."""
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Iterator[Story]:
+    story = Story(tmp_path)
+    yield story
+    story.store.close()
+
+
+@pytest.fixture
+def url(story: Story) -> Iterator[str]:
+    server = Server(build_console(story.parts, Settings()), "127.0.0.1", 0)
+    server.start()
+    yield server.url
+    server.stop()
+
+
+def signed_in(page: Page, url: str) -> None:
+    page.goto(f"{url}/sign-in#token={TOKEN}")
+    page.wait_for_url(f"{url}/")
+
+
+def full_story(story: Story) -> list[str]:
+    """Paths of every page, of a story in which each has something to show."""
+    story.waiting.append((story.finding(), "an alarm as strong as this comes by chance each day, and more"))
+    return [*PATHS, f"/incidents/{story.tell()}", f"/gpus/{story.gpus[4].name}"]
+
+
+def test_the_six_questions_of_a_night_are_answered_on_a_laptop_without_scrolling(
+    page: Page, url: str, story: Story
+) -> None:
+    """What is broken, how sure, its cost by the hour, what is proposed, what happened since, who has it, and the
+    button: all within 1280 by 800."""
+    path = f"/incidents/{story.tell()}"
+    signed_in(page, url)
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.goto(url + path)
+    asked = ("Broken", "How sure", "Cost by the hour", "Proposed", "Since then", "Who has it")
+    assert page.locator(".glance dt").all_text_contents() == list(asked)
+    places = [*page.locator(".glance dd").all(), page.get_by_role("button", name="Approve"), page.locator("h1")]
+    for place in places:
+        box = place.bounding_box()
+        assert box is not None
+        assert box["y"] + box["height"] <= 800, place
+    answers = page.locator(".glance dd b").all_text_contents()
+    assert answers[:1] == ["Host memory leak"]
+    assert answers[3:4] == ["Restart pod sft/sft-12-4"]
+    assert answers[5:] == ["no one yet"]
+
+
+def test_the_reason_of_an_alarm_without_a_page_is_within_its_box_on_a_phone(
+    page: Page, url: str, story: Story
+) -> None:
+    full_story(story)
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{url}/waiting")
+    box = page.get_by_text("an alarm as strong as this").bounding_box()
+    assert box is not None
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 390
+
+
+def test_a_post_mortem_is_one_click_away(page: Page, url: str, story: Story) -> None:
+    incident = story.tell()
+    signed_in(page, url)
+    page.goto(f"{url}/incidents/{incident}")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Post-mortem draft").click()
+    text = Path(download.value.path()).read_text()
+    assert text.startswith("# INC")
+    assert "## Timeline (UTC)" in text
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("theme", ["dark", "light"])
+def test_no_page_overflows_breaks_a_rule_of_axe_or_logs_an_error(
+    page: Page, url: str, story: Story, theme: str
+) -> None:
+    paths, said = full_story(story), list[str]()
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+    signed_in(page, url)
+    for path in [*paths, "/sign-in"]:
+        for width, height in WIDTHS:
+            page.set_viewport_size({"width": width, "height": height})
+            page.goto(url + path)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (path, width)
+            assert page.evaluate(CUT) == [], (path, width)
+            found = Axe().run(page).response["violations"]
+            assert [(v["id"], v["nodes"][0]["html"]) for v in found] == [], (path, width)
+    assert said == []
