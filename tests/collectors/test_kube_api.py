@@ -15,9 +15,8 @@ from typing import Any, cast
 
 import pytest
 import yaml
-from kubernetes import client
-from kubernetes.config import incluster_config
 
+from nightshift.collectors.kubernetes import transport
 from nightshift.collectors.kubernetes.api import AccessSettings, Busy, Expired, KubeApi, Object, Refused
 from nightshift.collectors.kubernetes.follow import Follower
 from tests.kubernetes_api.api import Api, Options
@@ -121,8 +120,7 @@ def test_the_pods_own_token_is_read_again_before_it_ends_and_at_a_401(
         authority.write_bytes(base64.b64decode(config["clusters"][0]["cluster"]["certificate-authority-data"]))
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
-        monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
-        monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(authority))
+        monkeypatch.setattr(transport, "ACCOUNT", tmp_path)
         server.tokens["one"] = server.tokens["two"] = (ADMIN, None)
         token.write_text("one")
         kube = KubeApi.connect(AccessSettings())
@@ -249,7 +247,7 @@ def test_what_a_stranger_streams_is_no_event(cluster: Cluster) -> None:
             return Response()
 
     with pytest.raises(Busy, match="a line is no event"):
-        next(Odd(cluster.api).watch("/api/v1/nodes", "1", quiet_s=1.0, stop=api.Stop()))
+        next(Odd(cluster.transport).watch("/api/v1/nodes", "1", quiet_s=1.0, stop=api.Stop()))
 
 
 def dripping(body: bytes, pause_s: float) -> Iterator[int]:
@@ -280,8 +278,8 @@ def test_an_answer_that_drips_ends_at_the_limit_of_its_call(pause_s: float, limi
     """Each byte comes within the read timeout; all of them would take a hundred seconds."""
     body = b'{"kind": "Node", "a": "' + b"x" * 2_000 + b'"}'
     with contextlib.contextmanager(dripping)(body, pause_s) as port:
-        settings = client.Configuration(host=f"http://127.0.0.1:{port}")
-        kube, began_s = KubeApi(client.ApiClient(settings), timeout_s=limit_s), time.monotonic()
+        kube = KubeApi(transport.Transport(f"http://127.0.0.1:{port}"), timeout_s=limit_s)
+        began_s = time.monotonic()
         if comes:
             assert len(kube.get("/api/v1/nodes/n1")["a"]) == 2_000
             return

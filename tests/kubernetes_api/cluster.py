@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import yaml
 from kubernetes import client, config
 from kubernetes.client.rest import ApiException
 
+from nightshift.collectors.kubernetes.transport import Transport, of_kubeconfig
 from tests.kubernetes_api.server import ApiServer
 
 VARIABLE = "NIGHTSHIFT_TEST_KUBECONFIG"
@@ -64,6 +66,13 @@ class Cluster:
     """Whether kube-controller-manager runs: without it, what it would write is written here."""
     _nodes: list[str] = field(default_factory=list)
     _cleanups: list[tuple[Callable[..., Any], tuple[Any, ...]]] = field(default_factory=list)
+
+    @property
+    def transport(self) -> Transport:
+        """Ours, with the kubeconfig's identity."""
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+            yaml.safe_dump(self.kubeconfig, file)
+            return of_kubeconfig(Path(file.name), None)
 
     @property
     def core(self) -> client.CoreV1Api:

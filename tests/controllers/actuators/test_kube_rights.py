@@ -34,7 +34,7 @@ def identity(cluster: Cluster, rules: list[dict[str, list[str]]]) -> KubernetesA
 
 def test_an_administrator_lacks_nothing(cluster: Cluster) -> None:
     """The whole list is permitted, so doctor says that it works."""
-    assert KubernetesActuator(KubernetesActuatorSettings(), KubeClient(cluster.api)).refused() == []
+    assert KubernetesActuator(KubernetesActuatorSettings(), KubeClient(cluster.transport)).refused() == []
 
 
 def scene(cluster: Cluster, kind: ActionKind) -> tuple[Action, Callable[[], None]]:
@@ -46,7 +46,7 @@ def scene(cluster: Cluster, kind: ActionKind) -> tuple[Action, Callable[[], None
     match kind:
         case ActionKind.UNCORDON:
             action = scene_action(ActionKind.CORDON, target, {}, fact, wanted)
-            Patient(KubernetesActuatorSettings(), KubeClient(cluster.api)).execute(action)
+            Patient(KubernetesActuatorSettings(), KubeClient(cluster.transport)).execute(action)
             cluster_cordoned = Subject(SubjectKind.NODE, node)
             return scene_action(kind, cluster_cordoned, {}, fact, "true"), after
         case ActionKind.TAINT:
