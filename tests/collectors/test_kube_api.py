@@ -286,3 +286,56 @@ def test_an_answer_that_drips_ends_at_the_limit_of_its_call(pause_s: float, limi
         with pytest.raises(Busy, match="comes too slowly"):
             kube.get("/api/v1/nodes/n1")
         assert time.monotonic() - began_s < 50.0
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_list_is_streamed_where_the_server_does_so_and_comes_in_pages_elsewhere(
+    server: ApiServer, tmp_path: Path, streams: bool
+) -> None:
+    """Either way nothing is missed between list and watch; a server without it is asked for a stream once."""
+    server.streams = streams
+    kube = connected(server, tmp_path)
+
+    def node(name: str) -> None:
+        server.api.create(server.api.by_kind["Node"], "", {"metadata": {"name": name}}, Options("test"))
+
+    for number in range(3):
+        node(f"n{number}")
+    follower: Follower[str] = Follower(
+        lambda: kube, "/api/v1/nodes", lambda o: str(o["metadata"]["name"]), time.monotonic
+    )
+    follower.start()
+    try:
+        assert follower.synced.wait(PATIENCE_S)
+        assert sorted(follower.take()) == ["n0", "n1", "n2"]
+        node("n3")
+        eventually(lambda: "n3" in follower.take(), "what comes after the list")
+        follower._stop.called.set()
+    finally:
+        follower.close()
+    listed = [asked for _, asked in server.requests if (asked.verb, asked.resource) == ("list", "nodes")]
+    assert len(listed) == (0 if streams else 1)
+
+
+def test_a_stream_that_breaks_off_before_its_end_is_no_list(server: ApiServer, tmp_path: Path) -> None:
+    """Half of a list would be a cluster with half of its nodes gone."""
+    for number in range(3):
+        body = {"metadata": {"name": f"n{number}"}}
+        server.api.create(server.api.by_kind["Node"], "", body, Options("test"))
+
+    class Torn(KubeApi):
+        def watch(self, path: str, version: str, **how: Any) -> Iterator[Object]:
+            events = super().watch(path, version, **how)
+            return events if version else itertools.islice(events, 2)
+
+    kube = connected(server, tmp_path, Torn)
+    follower: Follower[str] = Follower(
+        lambda: kube, "/api/v1/nodes", lambda o: str(o["metadata"]["name"]), time.monotonic
+    )
+    follower.start()
+    try:
+        assert follower.synced.wait(PATIENCE_S)
+        assert sorted(follower.take()) == ["n0", "n1", "n2"]
+        assert follower.health()[1] is None
+    finally:
+        follower.close()

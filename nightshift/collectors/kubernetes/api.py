@@ -38,6 +38,7 @@ Object = dict[str, Any]
 MAX_EVENT_BYTES = 8 * 2**20
 # An answer that comes more slowly than this, beyond the limit of a call, is given up.
 SLOWEST_BYTES_PER_S = 2**16
+INITIAL_END = "k8s.io/initial-events-end"
 # How long an answer of discovery is used (s): operators are installed rarely.
 DISCOVERY_S = 600.0
 _AGAIN = frozenset({408, 409, 429})
@@ -203,7 +204,9 @@ class KubeApi:
     def watch(
         self, path: str, version: str, *, quiet_s: float, stop: Stop, opened: Callable[[], None] = lambda: None
     ) -> Iterator[Object]:
-        """Events after a resource version, bookmarks among them, until the server ends the stream.
+        """Events after a resource version, bookmarks among them, until the server ends the stream. Without a
+        version the list itself comes first, each object as ADDED, and ends with a bookmark that `ends_list` tells
+        (KEP-3157). A server that streams no lists refuses: a version match was never valid for a watch.
 
         `opened` is called once the server has said yes. Raises Quiet where nothing is heard for `quiet_s`, Expired
         on 410 (which arrives inside the stream), Busy where it breaks off or brings what is no event, and returns
@@ -215,6 +218,8 @@ class KubeApi:
             "resourceVersion": version,
             "timeoutSeconds": "300",
         }
+        if not version:
+            query |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
         answer = self._call("GET", path, query=query, timeout=(self._timeout_s, quiet_s))
         if answer.status != 200:
             raise refusal(answer.status, answer.read(), answer.headers, f"watch of {path}")
@@ -320,6 +325,12 @@ class KubeApi:
         if self._renew is not None:
             with contextlib.suppress(Permanent, OSError, ValueError):
                 self._transport = self._renew()
+
+
+def ends_list(event: Object) -> bool:
+    """Whether an event is the bookmark after which a streamed list is complete."""
+    notes = event["object"]["metadata"].get("annotations") or {}
+    return event.get("type") == "BOOKMARK" and notes.get(INITIAL_END) == "true"
 
 
 class Stop:
