@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.images import PLACE, VARIANTS, Builder, Image, missing, sizes, start
+from benchmarks.images import LIMITS_MB, PLACE, VARIANTS, Builder, Image, missing, sizes, start
 from benchmarks.package_mirror import Mirror, package_mirror
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1500), pytest.mark.xdist_group("images")]
-LIMIT_MB = {"agent_without_models": 350.0, "agent": 450.0}
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +30,13 @@ def mirror() -> Iterator[Mirror]:
         yield made
 
 
-@pytest.mark.parametrize("figure", LIMIT_MB)
+@pytest.mark.parametrize("figure", LIMITS_MB)
 def test_the_agents_image_is_small_and_starts_as_the_chart_starts_it(mirror: Mirror, figure: str) -> None:
     builder, (file, arguments) = Builder(PLACE, mirror), VARIANTS[figure]
     image: Image = builder.build(file, arguments, cached=True)
     assert image.config["User"] == "65532:65532"
     measured = sizes(builder, image)
-    assert measured["mb"] <= LIMIT_MB[figure], measured
+    assert measured["mb"] <= LIMITS_MB[figure], measured
     assert measured["byte_code_files"] == 0
     seen = start(builder, image, file, PLACE)
     assert seen["user"] == 65532
