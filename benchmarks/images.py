@@ -1,9 +1,9 @@
 """The container images, built and started without Docker: `python -m benchmarks.images`.
 
 buildah builds the container files in a chroot, as root. The base is made of Debian packages alone, since no
-registry is asked. Packages come from a mirror, and for the kernel worker through a proxy that intercepts TLS; both
-are signed by an authority that only the build's secret names. Each image is built twice, once without any layer, and is
-started as the chart starts it: as 65532, on a read-only root, with its volumes alone to write to.
+registry is asked. Packages come from a mirror, for the kernel worker through a proxy that intercepts TLS. Both are
+signed by an authority that only the build's secret names. Each image is built twice, once without any layer, and
+is started as the chart starts it: as 65532, on a read-only root, with its volumes alone to write to.
 """
 
 from __future__ import annotations

@@ -350,7 +350,7 @@ def target_of(kind: ActionKind) -> SubjectKind:
     return only
 
 
-def parts(action: Action) -> tuple[Action, ...]:
+def node_steps(action: Action) -> tuple[Action, ...]:
     """The steps of an action that an actuator of single nodes carries out: of a rack's drain, each node's; else the
     action itself. A step's id names the action and the node's place in the plan."""
     if action.kind is not ActionKind.DRAIN_RACK:

@@ -16,7 +16,7 @@ from nightshift.agent.store.incident import Cause, IncidentState
 from nightshift.agent.store.records import dump, load, plain
 from nightshift.agent.store.tables import audit_head, incidents, intents, plans, steps
 from nightshift.collectors.base import Permanent
-from nightshift.controllers.action import Action, ActionKind, ActionOutcome, OutcomeStatus, parts, traits_of
+from nightshift.controllers.action import Action, ActionKind, ActionOutcome, OutcomeStatus, node_steps, traits_of
 from nightshift.controllers.cordon import TAKES_OUT, node_of
 from nightshift.controllers.guard import Commitment, Deed
 
@@ -169,7 +169,7 @@ def standing_cordons(connection: Connection, incident: int) -> list[Action]:
     found = [
         replace(item, action=part)
         for item in commitments(connection, incident=incident)
-        for part in parts(item.action)
+        for part in node_steps(item.action)
     ]
     given_back = {
         (node_of(item.action), item.begun_s)

@@ -1,4 +1,4 @@
-"""A rack's plan on an actuator of single nodes: one step per node (`controllers.action.parts`), begun together.
+"""A rack's plan on an actuator of single nodes: a step per node (`controllers.action.node_steps`), begun together.
 
 Every step is read, carried out and taken back under an id of its own, so a crash between two nodes costs nothing: a
 repeat finds the done ones done. The plan is done once all steps are; it is not done where none began.
@@ -18,7 +18,7 @@ from nightshift.controllers.action import (
     Actuator,
     OutcomeStatus,
     UnderWay,
-    parts,
+    node_steps,
 )
 
 _DONE = frozenset({OutcomeStatus.DONE, OutcomeStatus.ALREADY_DONE})
@@ -42,7 +42,7 @@ class RackActuator:
         return found | {ActionKind.DRAIN_RACK} if ActionKind.DRAIN in found else found
 
     def changed(self, action: Action) -> list[str]:
-        return [sentence for part in parts(action) for sentence in self._inner.changed(part)]
+        return [sentence for part in node_steps(action) for sentence in self._inner.changed(part)]
 
     def execute(self, action: Action) -> ActionOutcome:
         if action.kind is not ActionKind.DRAIN_RACK:
@@ -51,7 +51,7 @@ class RackActuator:
 
     def _executed(self, action: Action) -> Iterator[ActionOutcome]:
         """Each step taken a step further: one that waits, or that is refused, keeps no other from its turn."""
-        for part in parts(action):
+        for part in node_steps(action):
             try:
                 yield self._inner.execute(part)
             except UnderWay as waits:
@@ -62,7 +62,7 @@ class RackActuator:
     def read(self, action: Action) -> ActionOutcome:
         if action.kind is not ActionKind.DRAIN_RACK:
             return self._inner.read(action)
-        found = [self._inner.read(part) for part in parts(action)]
+        found = [self._inner.read(part) for part in node_steps(action)]
         statuses = {outcome.status for outcome in found}
         last_s = max(outcome.at_s for outcome in found)
         if OutcomeStatus.UNKNOWN in statuses:
@@ -75,7 +75,7 @@ class RackActuator:
     def undo(self, action: Action) -> ActionOutcome:
         if action.kind is not ActionKind.DRAIN_RACK:
             return self._inner.undo(action)
-        return self._together(action, [self._inner.undo(part) for part in parts(action)])
+        return self._together(action, [self._inner.undo(part) for part in node_steps(action)])
 
     def _together(self, action: Action, found: list[ActionOutcome]) -> ActionOutcome:
         """The outcome of all steps. Raises UnderWay while one of them runs; what failed is said once all ended."""

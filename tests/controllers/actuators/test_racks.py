@@ -19,7 +19,7 @@ from nightshift.controllers.action import (
     Precondition,
     UnderWay,
     Undo,
-    parts,
+    node_steps,
 )
 from nightshift.controllers.actuators.racks import RackActuator
 from nightshift.controllers.actuators.simulated import Mishap, SimulatedActuator, SimulatedCluster
@@ -70,7 +70,7 @@ def test_each_node_is_drained_once_and_taken_back_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("times", range(1, 5))
 def test_a_reply_that_is_lost_after_some_nodes_costs_nothing(tmp_path: Path, times: int) -> None:
     cluster, actuator = made(tmp_path)
-    for part in parts(PLAN)[:times]:
+    for part in node_steps(PLAN)[:times]:
         actuator._inner.execute(part)
     assert actuator.read(PLAN).status is OutcomeStatus.UNDER_WAY
     cluster.plan_mishap(Mishap.LOST_REPLY, times=times + 1)  # the done ones hear nothing of it
