@@ -253,7 +253,7 @@ KINDS: Mapping[ActionKind, ActionTraits] = {
         repairs=_DEGRADED
         | {_F.XID, _F.GPU_LOST, _F.DRIVER_ERROR, _F.HOST_ERROR, _F.NODE_CONDITION, _F.PART_FAILED, _F.SOURCE_LOST},
         order=0,
-        rights=_EMPTYING,
+        # its steps are drains, and need what those need
         causes=_STOPS_A_JOB,
     ),
     _A.RESET_GPU: ActionTraits(

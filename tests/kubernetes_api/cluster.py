@@ -54,6 +54,13 @@ def refused(error: pytest.ExceptionInfo[ApiException], status: int, *words: str)
         assert word in error.value.body
 
 
+def transport_of(kubeconfig: dict[str, Any]) -> Transport:
+    """Our transport by a kubeconfig."""
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump(kubeconfig, file)
+        return of_kubeconfig(Path(file.name), None)
+
+
 @dataclass
 class Cluster:
     """A cluster with a namespace of its own. `server` is None on a real one: a test that needs it says so."""
@@ -70,9 +77,7 @@ class Cluster:
     @property
     def transport(self) -> Transport:
         """Ours, with the kubeconfig's identity."""
-        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-            yaml.safe_dump(self.kubeconfig, file)
-            return of_kubeconfig(Path(file.name), None)
+        return transport_of(self.kubeconfig)
 
     @property
     def core(self) -> client.CoreV1Api:
